@@ -1,0 +1,172 @@
+#include "bindings/array_view.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <utility>
+
+#include "bindings/array_sources.h"
+#include "core/error.h"
+#include "core/format.h"
+
+namespace samestep {
+
+namespace py = pybind11;
+
+namespace {
+
+// Alignment the loops over elements need; a complex number is two floats.
+std::size_t alignment(DType dtype) { return is_complex(dtype) ? itemsize(dtype) / 2 : itemsize(dtype); }
+
+bool row_major(const ArrayView& view) {
+  std::int64_t step = static_cast<std::int64_t>(itemsize(view.dtype));
+  for (int i = view.n_dims - 1; i >= 0; --i) {
+    if (view.shape[i] == 1) continue;
+    if (view.strides[i] != step) return false;
+    step *= view.shape[i];
+  }
+  return true;
+}
+
+bool overlaps_itself(const ArrayView& view) {
+  if (view.contiguous || view.count == 0) return false;
+  struct Dim {
+    std::int64_t stride, extent;
+  };
+  std::array<Dim, ArrayView::kMaxDims> dims;
+  std::size_t n = 0;
+  for (int i = 0; i < view.n_dims; ++i) {
+    if (view.shape[i] > 1) dims[n++] = {std::abs(view.strides[i]), view.shape[i]};
+  }
+  std::sort(dims.begin(), dims.begin() + static_cast<std::ptrdiff_t>(n),
+            [](const Dim& a, const Dim& b) { return a.stride < b.stride; });
+  std::int64_t reach = static_cast<std::int64_t>(itemsize(view.dtype));  // bytes that the dims so far span
+  for (std::size_t i = 0; i < n; ++i) {
+    if (dims[i].stride < reach) return true;
+    reach += dims[i].stride * (dims[i].extent - 1);
+  }
+  return false;
+}
+
+std::string tuple_text(const std::int64_t* values, int n) {
+  std::string text = "(";
+  for (int i = 0; i < n; ++i) text += str(i ? ", " : "", values[i]);
+  return text + (n == 1 ? ",)" : ")");
+}
+
+bool read_any(PyObject* object, Array& out) {
+  if (sources::read_numpy(object, out)) return true;
+  const sources::TypeFacts facts = sources::facts_of(Py_TYPE(object));
+  if (facts.exchange) return sources::read_exchange(object, facts, out);
+  if (facts.numpy_scalar) return sources::read_numpy_scalar(object, out);
+  if (PyBytes_Check(object) || PyUnicode_Check(object)) return false;
+  return sources::read_buffer(object, out) || sources::read_dlpack(object, facts, out) ||
+         sources::read_cuda_interface(object, out);
+}
+
+std::string not_an_array_text(PyObject* object) {
+  const std::string head =
+      str("expected an array (NumPy, torch, JAX, CuPy, or anything with DLPack or the buffer protocol), got ",
+          sources::type_text(object));
+  const char* cure = "; pass np.asarray(x), or use an object verb such as bcast_object";
+  if (object == Py_None) cure = "";
+  if (PyDict_Check(object)) cure = "; pass one of its values, or the whole to a tree verb such as synchronize";
+  if (PyBytes_Check(object)) cure = "; pass np.frombuffer(x, np.uint8), or use an object verb such as bcast_object";
+  if (PyUnicode_Check(object)) cure = "; use an object verb such as bcast_object";
+  return str(head, cure);
+}
+
+std::string prefixed(const char* what, const std::string& text) { return what ? str(what, ": ", text) : text; }
+
+}  // namespace
+
+ArrayView& ArrayView::operator=(const ArrayView& other) {
+  data = other.data;
+  dtype = other.dtype;
+  n_dims = other.n_dims;
+  count = other.count;
+  std::copy_n(other.shape, other.n_dims, shape);
+  std::copy_n(other.strides, other.n_dims, strides);
+  contiguous = other.contiguous;
+  readonly = other.readonly;
+  device = other.device;
+  return *this;
+}
+
+void Array::own_reference(PyObject* object) noexcept {
+  Py_INCREF(object);
+  own(object, [](void* held) { Py_DECREF(static_cast<PyObject*>(held)); });
+}
+
+Array view_of(PyObject* object, const char* what) {
+  Array array;
+  try {
+    if (read_any(object, array)) return array;
+    const std::string refusal = sources::buffer_refusal(object);
+    if (!refusal.empty()) throw InvalidArgumentError(refusal);
+  } catch (const InvalidArgumentError& error) {
+    throw InvalidArgumentError(prefixed(what, error.what()));
+  }
+  throw py::type_error(prefixed(what, not_an_array_text(object)));
+}
+
+void note_written(PyObject* object) {
+  if (!sources::facts_of(Py_TYPE(object)).torch) return;
+  static PyObject* const increment_version =  // held for the life of the process, as torch is
+      py::object(py::module_::import("torch.autograd.graph").attr("increment_version")).release().ptr();
+  PyObject* done = PyObject_CallOneArg(increment_version, object);
+  if (!done) throw py::error_already_set();
+  Py_DECREF(done);
+}
+
+bool writable(const ArrayView& view) { return !view.readonly && !overlaps_itself(view); }
+
+void require_writable(const ArrayView& view, const char* what) {
+  if (view.readonly) {
+    throw InvalidArgumentError(prefixed(what, "the array is read-only; pass a writable copy such as np.array(x)"));
+  }
+  if (overlaps_itself(view)) {
+    throw InvalidArgumentError(prefixed(
+        what,
+        str("elements share memory (shape ", shape_text(view), ", strides ", tuple_text(view.strides, view.n_dims),
+            " bytes), as after expand or broadcast_to; pass a copy such as x.clone() or np.array(x)")));
+  }
+}
+
+std::string shape_text(const ArrayView& view) { return tuple_text(view.shape, view.n_dims); }
+
+namespace sources {
+
+void measure(ArrayView& view) {
+  view.count = 1;
+  for (int i = 0; i < view.n_dims; ++i) view.count *= view.shape[i];
+  const bool aligned = (reinterpret_cast<std::uintptr_t>(view.data) & (alignment(view.dtype) - 1)) == 0;
+  view.contiguous = view.count == 0 || (aligned && row_major(view));
+}
+
+void require_dims(std::int64_t n_dims) {
+  if (n_dims > ArrayView::kMaxDims) {
+    throw InvalidArgumentError(str("the array has ", n_dims, " dimensions, more than ", ArrayView::kMaxDims,
+                                   "; reshape it, e.g. x.reshape(-1)"));
+  }
+}
+
+std::string type_text(PyObject* object) {
+  const py::handle type(reinterpret_cast<PyObject*>(Py_TYPE(object)));
+  const std::string module = py::str(type.attr("__module__"));
+  const std::string name = py::str(type.attr("__qualname__"));
+  return module == "builtins" ? name : str(module, ".", name);
+}
+
+std::string take_error() {
+  py::error_already_set error;
+  if (!error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError)) throw error;
+  std::string text = py::str(error.value());
+  text.resize(std::min(text.find('\n'), text.size()));
+  while (text.ends_with('.')) text.pop_back();
+  return text;
+}
+
+}  // namespace sources
+
+}  // namespace samestep

@@ -1,0 +1,153 @@
+#include <pybind11/pybind11.h>
+
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/array_view.h"
+#include "core/error.h"
+#include "core/format.h"
+#include "kernels/strided.h"
+
+namespace samestep {
+
+namespace py = pybind11;
+
+namespace {
+
+constexpr std::size_t kReleaseGilAbove = 64 * 1024;  // bytes; below, giving the GIL away costs more than the copy
+
+const char* name(DeviceKind kind) {
+  switch (kind) {
+    case DeviceKind::cpu:
+      return "cpu";
+    case DeviceKind::cuda:
+      return "cuda";
+    case DeviceKind::rocm:
+      return "rocm";
+    case DeviceKind::other:
+      break;
+  }
+  return "other";
+}
+
+py::tuple to_tuple(std::span<const std::int64_t> values) {
+  py::tuple result(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) result[i] = values[i];
+  return result;
+}
+
+std::span<const std::int64_t> shape(const ArrayView& view) {
+  return {view.shape, static_cast<std::size_t>(view.n_dims)};
+}
+std::span<const std::int64_t> strides(const ArrayView& view) {
+  return {view.strides, static_cast<std::size_t>(view.n_dims)};
+}
+
+py::tuple view_info(const py::object& object) {
+  const Array array = view_of(object.ptr());
+  const ArrayView& view = array.view();
+  const std::string_view dtype = samestep::name(view.dtype);
+  return py::make_tuple(py::str(dtype.data(), dtype.size()), to_tuple(shape(view)), to_tuple(strides(view)),
+                        view.nbytes(), view.readonly, view.contiguous, name(view.device.kind), view.device.index,
+                        reinterpret_cast<std::uintptr_t>(view.data));
+}
+
+void require_host(const ArrayView& view) {
+  if (view.device.kind == DeviceKind::cpu) return;
+  throw InvalidArgumentError(str("the array is on a ", name(view.device.kind), " device; copy it to the host first"));
+}
+
+// Views of all items of the list called `list`, or an error that names the first bad one.
+std::vector<Array> view_all(const py::handle& arrays, const char* list, bool to_write) {
+  const auto items = py::reinterpret_steal<py::object>(PySequence_Fast(arrays.ptr(), "arrays must be a sequence"));
+  if (!items) throw py::error_already_set();
+  const auto n = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(items.ptr()));
+  std::vector<Array> views;
+  views.reserve(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto label = [&](const std::exception& error) { return str(list, "[", i, "]: ", error.what()); };
+    try {
+      views.push_back(view_of(PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i))));
+      require_host(views.back().view());
+      if (to_write) require_writable(views.back().view(), nullptr);
+    } catch (const InvalidArgumentError& error) {
+      throw InvalidArgumentError(label(error));
+    } catch (const py::type_error& error) {
+      throw py::type_error(label(error));
+    }
+  }
+  return views;
+}
+
+// The packed side: one run of exactly as many bytes as the arrays hold.
+Array view_run(const py::object& buffer, const char* what, std::span<const Array> arrays) {
+  Array run = view_of(buffer.ptr(), what);
+  std::size_t nbytes = 0;
+  for (const Array& array : arrays) nbytes += array->nbytes();
+  if (!run->contiguous || run->device.kind != DeviceKind::cpu || run->nbytes() != nbytes) {
+    throw InvalidArgumentError(str(what, ": needs ", nbytes, " contiguous bytes of the host for ", arrays.size(),
+                                   " arrays, got ", run->nbytes(), run->contiguous ? "" : " with gaps",
+                                   "; make it with np.empty(", nbytes, ", np.uint8)"));
+  }
+  return run;
+}
+
+// Calls `copy(view, place in the run)` for each array, without the GIL if there is much to copy.
+template <class Copy>
+void copy_each(std::span<const Array> arrays, const Array& run, Copy copy) {
+  std::optional<py::gil_scoped_release> no_gil;
+  if (run->nbytes() > kReleaseGilAbove) no_gil.emplace();
+  char* place = static_cast<char*>(run->data);
+  for (const Array& array : arrays) {
+    const std::size_t nbytes = array->nbytes();
+    if (nbytes > 0) copy(array.view(), place);
+    place += nbytes;
+  }
+}
+
+void pack(const py::object& arrays, const py::object& out) {
+  const std::vector<Array> views = view_all(arrays, "pack: arrays", /*to_write=*/false);
+  const Array run = view_run(out, "pack: out", views);
+  require_writable(run.view(), "pack: out");
+  copy_each(views, run, [](const ArrayView& from, char* to) {
+    if (from.contiguous) {
+      std::memcpy(to, from.data, from.nbytes());
+    } else {
+      kernels::pack(from.data, shape(from), strides(from), itemsize(from.dtype), to);
+    }
+  });
+}
+
+void unpack(const py::object& buffer, const py::object& arrays) {
+  const std::vector<Array> views = view_all(arrays, "unpack: arrays", /*to_write=*/true);
+  const Array run = view_run(buffer, "unpack: buffer", views);
+  copy_each(views, run, [](const ArrayView& to, const char* from) {
+    if (to.contiguous) {
+      std::memcpy(to.data, from, to.nbytes());
+    } else {
+      kernels::unpack(from, to.data, shape(to), strides(to), itemsize(to.dtype));
+    }
+  });
+}
+
+}  // namespace
+
+void bind_arrays(py::module_& m) {
+  m.def("view_info", &view_info, py::arg("x"),
+        "(dtype, shape, strides in bytes, nbytes, readonly, contiguous, device kind, device index, address) of any "
+        "array.");
+  m.def("pack", &pack, py::arg("arrays"), py::arg("out"),
+        "Copy the elements of each array, in row-major order, one array after another into `out`: contiguous host "
+        "memory of exactly as many bytes, which shares none with the arrays.");
+  m.def("unpack", &unpack, py::arg("buffer"), py::arg("arrays"),
+        "The reverse of pack: copy the bytes of `buffer` into the arrays. Nothing is written if any argument is bad.");
+  m.def(
+      "note_written", [](const py::object& x) { note_written(x.ptr()); }, py::arg("x"),
+      "Tell the library of `x` that its memory was written through a view (torch counts versions for autograd).");
+}
+
+}  // namespace samestep

@@ -1,0 +1,87 @@
+#include <pybind11/pybind11.h>
+
+#include "bindings/python_errors.h"
+#include "core/deadline.h"
+#include "core/error.h"
+#include "core/wait_hooks.h"
+
+namespace samestep {
+
+namespace py = pybind11;
+
+namespace {
+
+/// The class of samestep.errors with this name. Looked up when it is needed, so that the extension can be
+/// imported first.
+py::object error_class(const char* name) { return py::module_::import("samestep.errors").attr(name); }
+
+const char* class_name(const Error& error) {
+  if (dynamic_cast<const InvalidArgumentError*>(&error) != nullptr) return "InvalidArgumentError";
+  if (dynamic_cast<const MismatchError*>(&error) != nullptr) return "MismatchError";
+  if (dynamic_cast<const NotInitializedError*>(&error) != nullptr) return "NotInitializedError";
+  if (dynamic_cast<const UnavailableError*>(&error) != nullptr) return "UnavailableError";
+  if (dynamic_cast<const TimeoutError*>(&error) != nullptr) return "TimeoutError";
+  if (dynamic_cast<const PeerLostError*>(&error) != nullptr) return "PeerLostError";
+  return "Error";
+}
+
+void translate(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (const Error& error) {
+    PyErr_SetString(error_class(class_name(error)).ptr(), error.what());
+  }
+}
+
+/// Lets Ctrl-C end a wait. Taking the GIL disturbs other threads, so not at every look.
+void check_signals() {
+  thread_local Clock::time_point next{};
+  const Clock::time_point now = Clock::now();
+  if (now < next) return;
+  next = now + std::chrono::milliseconds(20);
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+void set_warning_callback(py::function callback, double warn_after) {
+  // Never destroyed: a wait may outlive the interpreter's modules.
+  auto* kept = new py::function(std::move(callback));
+  wait_hooks().warn = [kept](const std::string& text) {
+    const py::gil_scoped_acquire gil;
+    (*kept)(text);
+  };
+  wait_hooks().warn_after_s = warn_after;
+}
+
+}  // namespace
+
+void set_python_error(std::exception_ptr pointer) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const py::builtin_exception& error) {
+    error.set_error();
+  } catch (const Error& error) {
+    PyErr_SetString(error_class(class_name(error)).ptr(), error.what());
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+}
+
+PyObject* make_python_error(std::exception_ptr pointer) {
+  set_python_error(pointer);
+  const py::error_already_set error;
+  return error.value().inc_ref().ptr();
+}
+
+void bind_errors(py::module_& m) {
+  py::register_exception_translator(&translate);
+  wait_hooks().interrupt = &check_signals;
+  m.def("set_warning_callback", &set_warning_callback, py::arg("callback"), py::arg("warn_after"),
+        "Call `callback(text)` once for each wait that lasts longer than `warn_after` seconds.");
+}
+
+}  // namespace samestep

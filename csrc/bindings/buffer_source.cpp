@@ -1,0 +1,103 @@
+#include <bit>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "bindings/array_sources.h"
+#include "core/error.h"
+#include "core/format.h"
+
+namespace samestep::sources {
+
+namespace py = pybind11;
+
+namespace {
+
+constexpr int kRequest = PyBUF_RECORDS_RO;  // strides and format; `readonly` then says what the exporter allows
+
+struct ReleaseBuffer {
+  void operator()(Py_buffer* buffer) const {
+    PyBuffer_Release(buffer);
+    delete buffer;
+  }
+};
+using BufferOwner = std::unique_ptr<Py_buffer, ReleaseBuffer>;
+
+// Null, with the Python error pending, if `object` declines.
+BufferOwner export_buffer(PyObject* object) {
+  auto raw = std::make_unique<Py_buffer>();
+  if (PyObject_GetBuffer(object, raw.get(), kRequest) != 0) return nullptr;
+  return BufferOwner(raw.release());
+}
+
+struct Format {
+  std::string_view letters;
+  std::size_t itemsize;
+  DType dtype;
+};
+
+// The size decides between letters of C types: ctypes writes "<l" for an eight-byte long.
+constexpr Format kFormats[] = {
+    {"?", 1, DType::bool_},       {"b", 1, DType::int8},         {"h", 2, DType::int16},
+    {"i", 4, DType::int32},       {"l", 4, DType::int32},        {"l", 8, DType::int64},
+    {"q", 8, DType::int64},       {"n", 8, DType::int64},        {"B", 1, DType::uint8},
+    {"H", 2, DType::uint16},      {"I", 4, DType::uint32},       {"L", 4, DType::uint32},
+    {"L", 8, DType::uint64},      {"Q", 8, DType::uint64},       {"N", 8, DType::uint64},
+    {"e", 2, DType::float16},     {"f", 4, DType::float32},      {"d", 8, DType::float64},
+    {"Zf", 8, DType::complex64},  {"Zd", 16, DType::complex128}, {"F", 8, DType::complex64},
+    {"D", 16, DType::complex128},
+};
+
+std::string_view format_of(const Py_buffer& buffer) { return buffer.format ? buffer.format : "B"; }
+
+// The whole text must match: MLX's "bfloat16" begins like a signed byte.
+std::optional<DType> dtype_of(const Py_buffer& buffer) {
+  constexpr std::string_view kNative = std::endian::native == std::endian::little ? "@=<" : "@=>";
+  std::string_view letters = format_of(buffer);
+  if (!letters.empty() && kNative.find(letters.front()) != std::string_view::npos) letters.remove_prefix(1);
+  for (const Format& format : kFormats) {
+    if (letters == format.letters && static_cast<std::size_t>(buffer.itemsize) == format.itemsize) return format.dtype;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+bool read_buffer(PyObject* object, Array& out) {
+  if (!PyObject_CheckBuffer(object)) return false;
+  BufferOwner buffer = export_buffer(object);
+  if (!buffer) {
+    take_error();
+    return false;
+  }
+  const std::optional<DType> dtype = dtype_of(*buffer);
+  if (!dtype) return false;
+  require_dims(buffer->ndim);
+
+  ArrayView& view = out.mutable_view();
+  view.data = buffer->buf;
+  view.dtype = *dtype;
+  view.n_dims = buffer->ndim;
+  std::int64_t compact = buffer->itemsize;
+  for (int i = buffer->ndim - 1; i >= 0; --i) {
+    view.shape[i] = buffer->shape[i];
+    view.strides[i] = buffer->strides ? buffer->strides[i] : compact;  // ctypes leaves them out, asked for or not
+    compact *= view.shape[i];
+  }
+  view.readonly = buffer->readonly != 0;
+  measure(view);
+  out.own(buffer.release(), [](void* held) { ReleaseBuffer{}(static_cast<Py_buffer*>(held)); });
+  return true;
+}
+
+std::string buffer_refusal(PyObject* object) {
+  if (!PyObject_CheckBuffer(object) || PyBytes_Check(object) || PyUnicode_Check(object)) return {};
+  const BufferOwner buffer = export_buffer(object);
+  const std::string type = type_text(object);
+  if (!buffer) return str(type, " does not give its memory: ", take_error());
+  return str(type, " holds elements of format '", format_of(*buffer), "' and ", buffer->itemsize,
+             " bytes, which cannot be sent; ", kAcceptedTypes, "; convert it with NumPy, or pass ",
+             "memoryview(x).cast('B') to move bytes");
+}
+
+}  // namespace samestep::sources

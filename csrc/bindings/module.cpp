@@ -1,0 +1,22 @@
+#include <pybind11/pybind11.h>
+
+namespace samestep {
+void bind_errors(pybind11::module_& m);
+void bind_arrays(pybind11::module_& m);
+void bind_communicator(pybind11::module_& m);
+void bind_hot_calls(pybind11::module_& m);
+void bind_mpi(pybind11::module_& m);
+void bind_node(pybind11::module_& m);
+void bind_select(pybind11::module_& m);
+}  // namespace samestep
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "The C++ core of samestep. Not public: use the functions of the package.";
+  samestep::bind_errors(m);
+  samestep::bind_arrays(m);
+  samestep::bind_communicator(m);
+  samestep::bind_hot_calls(m);
+  samestep::bind_mpi(m);
+  samestep::bind_node(m);
+  samestep::bind_select(m);
+}

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "bindings/array_view.h"
+#include "communicator/communicator.h"
+
+namespace samestep {
+
+/// An operation together with the arrays it works on: keeps them alive, stages those that are not contiguous,
+/// and brings staged results home at the end.
+///
+/// An operation that failed for the group may still be read or written by the transport; then its arrays
+/// are kept for good.
+class PendingWork {
+ public:
+  PendingWork() = default;
+  PendingWork(const PendingWork&) = delete;
+  PendingWork& operator=(const PendingWork&) = delete;
+  ~PendingWork();
+
+  /// The elements of an array that is only read.
+  ConstBuffer input(const pybind11::handle& array, const char* what);
+  /// The elements of an array that will be written. `copy_in`: the operation also reads them.
+  Buffer output(const pybind11::handle& array, const char* what, bool copy_in);
+  /// As far as ranks must agree on it.
+  Shape shape() const { return shape_; }
+
+  void start(std::shared_ptr<Communicator> communicator, Communicator::WorkPtr work) {
+    communicator_ = std::move(communicator);
+    work_ = std::move(work);
+  }
+
+  /// An operation that was started on an array as it lies.
+  void adopt(std::shared_ptr<Communicator> communicator, Communicator::WorkPtr work, Array array) {
+    start(std::move(communicator), std::move(work));
+    arrays_.push_back(std::move(array));
+  }
+
+  /// See Work. With the GIL held; `wait` gives it away while it waits for long.
+  bool done();
+  /// `ends_group`: the deadline passing ends the group (a blocking call, whose buffers are the caller's).
+  void wait(double timeout, bool ends_group);
+  std::exception_ptr error() const { return work_->error(); }
+  Status status() const { return work_->status(); }
+  bool cancel() { return communicator_->cancel(*work_); }
+
+ private:
+  struct Staged {
+    Array array;
+    std::vector<std::byte> elements;
+    bool written;
+  };
+  void bring_home();
+
+  std::shared_ptr<Communicator> communicator_;
+  Communicator::WorkPtr work_;
+  std::vector<Array> arrays_;
+  std::vector<std::unique_ptr<Staged>> staged_;
+  std::vector<pybind11::object> written_;
+  Shape shape_;
+  bool home_ = false;
+};
+
+/// The shape of a view, for signatures.
+Shape shape_of(const ArrayView& view);
+
+}  // namespace samestep

@@ -1,0 +1,118 @@
+#include "communicator/signature.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/format.h"
+
+namespace samestep {
+namespace {
+
+enum class Elements : std::uint8_t { none, ragged, shaped };  // what an operation moves
+
+struct VerbFacts {
+  std::string_view name;
+  Elements elements = Elements::shaped;
+  bool reduces = false;
+  std::string_view root = {};  // "to" or "from"
+};
+
+constexpr VerbFacts kVerbFacts[] = {
+    {.name = "allreduce", .reduces = true},
+    {.name = "reduce", .reduces = true, .root = "to"},
+    {.name = "bcast", .root = "from"},
+    {.name = "allgather"},
+    {.name = "allgatherv", .elements = Elements::ragged},
+    {.name = "gather", .root = "to"},
+    {.name = "gatherv", .elements = Elements::ragged, .root = "to"},
+    {.name = "scatter", .root = "from"},
+    {.name = "scatterv", .elements = Elements::ragged, .root = "from"},
+    {.name = "reduce_scatter", .reduces = true},
+    {.name = "alltoall"},
+    {.name = "alltoallv", .elements = Elements::ragged},
+    {.name = "barrier", .elements = Elements::none},
+    {.name = "group creation", .elements = Elements::none},
+    {.name = "close", .elements = Elements::none},
+};
+static_assert(std::size(kVerbFacts) == static_cast<std::size_t>(Verb::close) + 1);
+
+const VerbFacts& facts_of(Verb verb) { return kVerbFacts[static_cast<std::size_t>(verb)]; }
+
+// One-to-one in `h ^ word`: signatures that differ in one word never share a digest.
+constexpr std::uint64_t mix(std::uint64_t h, std::uint64_t word) {
+  h = (h ^ word) * 0x9e37'79b9'7f4a'7c15;  // odd: 2^64 divided by the golden ratio
+  return h ^ h >> 32;
+}
+
+std::string extents_text(const Shape& shape) {
+  std::string text = "[";
+  for (int i = 0; i < shape.n_dims; ++i) {
+    text += str(i == 0 ? "" : ", ", shape.extents[static_cast<std::size_t>(i)]);
+  }
+  return text + "]";
+}
+
+// "rank 3", "ranks 0, 2, 5-7".
+std::string ranks_text(const std::vector<std::size_t>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    if (last - i < 2) last = i;  // "1, 2", not "1-2"
+    text += str(i == 0 ? "" : ", ", ranks[i]);
+    if (last > i) text += str("-", ranks[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+std::string_view verb_of(std::string_view description) { return description.substr(0, description.find(" of ")); }
+
+}  // namespace
+
+std::string_view name(Verb verb) { return facts_of(verb).name; }
+
+std::uint64_t Signature::digest() const {
+  std::uint64_t h =
+      mix(0, std::uint64_t{static_cast<std::uint8_t>(verb)} | std::uint64_t{static_cast<std::uint8_t>(dtype)} << 8 |
+                 std::uint64_t{static_cast<std::uint8_t>(op)} << 16 | std::uint64_t{shape.n_dims} << 24 |
+                 std::uint64_t{static_cast<std::uint32_t>(root)} << 32);
+  for (std::size_t i = 0; i < shape.n_dims; ++i) h = mix(h, shape.extents[i]);
+  return mix(h, 0);
+}
+
+std::string Signature::describe() const {
+  const VerbFacts& facts = facts_of(verb);
+  std::string text{facts.name};
+  if (facts.elements != Elements::none) text += str(" of ", name(dtype));
+  if (facts.elements == Elements::shaped) text += extents_text(shape);
+  if (facts.reduces) text += str(" with op ", name(op));
+  if (root >= 0) text += str(" ", facts.root.empty() ? "with" : facts.root, " root ", root);
+  return text;
+}
+
+std::string mismatch_text(const std::string& group, std::uint64_t sequence,
+                          const std::vector<std::string>& description_of_rank) {
+  std::vector<std::pair<std::string, std::vector<std::size_t>>> ranks_of;  // in order of the first rank
+  for (std::size_t rank = 0; rank < description_of_rank.size(); ++rank) {
+    const std::string& description = description_of_rank[rank];
+    auto found = std::ranges::find(ranks_of, description, [](const auto& entry) { return entry.first; });
+    if (found == ranks_of.end()) found = ranks_of.insert(found, {description, {}});
+    found->second.push_back(rank);
+  }
+
+  const auto verb = ranks_of.empty() ? std::string_view{} : verb_of(ranks_of.front().first);
+  const bool one_verb = std::ranges::all_of(ranks_of, [&](const auto& entry) { return verb_of(entry.first) == verb; });
+  const std::string where = str("operation ", sequence, " of group '", group, "'");
+  std::string text = one_verb && !verb.empty() ? str(verb, " (", where, ")") : where;
+  text += ": the ranks do not agree.";
+  const char* separator = " ";
+  for (const auto& [description, ranks] : ranks_of) {
+    text += str(separator, ranks_text(ranks), ": ", description);
+    separator = "; ";
+  }
+  return text +
+         ". All ranks must call the same operations in the same order, with equal shapes, dtypes, ops and roots.";
+}
+
+}  // namespace samestep

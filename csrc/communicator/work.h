@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "core/deadline.h"
+
+namespace samestep {
+
+/// Where a message came from; ranks are those of the group.
+struct Status {
+  int source = -1;
+  int tag = -1;
+  std::uint64_t count = 0;  ///< elements received
+};
+
+/// One operation under way. Made by a Communicator, finished by whoever polls or waits.
+///
+/// The buffers given to the verb must stay alive until `done()` is true, also when `wait` has
+/// thrown TimeoutError: the operation may still be under way.
+class Work {
+ public:
+  virtual ~Work() = default;
+
+  /// Makes progress; true when the operation has ended, well or not. Never blocks, never throws.
+  virtual bool done() = 0;
+
+  /// Blocks until the end, or until `deadline`. Rethrows what went wrong; the deadline passing is a
+  /// TimeoutError that names the operation, its sequence number and the ranks that did and did not
+  /// arrive. May be called again.
+  virtual void wait(const Deadline& deadline) = 0;
+
+  /// What went wrong, or null. Meaningful once `done()`.
+  virtual std::exception_ptr error() const = 0;
+
+  /// For `recv`, once done: who sent the message. Elsewhere all -1.
+  virtual Status status() const { return {}; }
+};
+
+}  // namespace samestep

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace samestep {
+
+/// Base of every error this package throws. One subclass per way a caller can react;
+/// each becomes the Python class of the same name in `samestep.errors`.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// The caller's mistake; retrying cannot help.                        Python: ValueError
+class InvalidArgumentError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Ranks disagree about one operation; every rank of the group throws the same text, and
+/// the group stays usable.                                            Python: ValueError
+class MismatchError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// The group was closed, or never opened.                             Python: RuntimeError
+class NotInitializedError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A backend, library or device cannot be used; says what was looked for and the cure.
+///                                                                    Python: RuntimeError
+class UnavailableError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// The deadline passed; the peers may still be alive.                 Python: TimeoutError
+class TimeoutError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A peer closed or died; the group is unusable.                      Python: ConnectionError
+class PeerLostError : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace samestep

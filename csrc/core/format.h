@@ -1,0 +1,17 @@
+#pragma once
+
+#include <sstream>
+#include <string>
+#include <utility>
+
+namespace samestep {
+
+/// Joins its arguments to one string, as `std::ostream` prints them.
+template <class... Parts>
+std::string str(Parts&&... parts) {
+  std::ostringstream out;
+  (out << ... << std::forward<Parts>(parts));
+  return std::move(out).str();
+}
+
+}  // namespace samestep

@@ -1,0 +1,10 @@
+#include "core/wait_hooks.h"
+
+namespace samestep {
+
+WaitHooks& wait_hooks() {
+  static WaitHooks hooks;
+  return hooks;
+}
+
+}  // namespace samestep

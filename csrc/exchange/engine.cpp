@@ -1,0 +1,261 @@
+#include "exchange/engine.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "core/wait_hooks.h"
+#include "exchange/message_meeting.h"
+#include "exchange/operation.h"
+#include "exchange/tags.h"
+#include "exchange/waiting.h"
+
+namespace samestep {
+namespace {
+
+/// What a rank tells its peers when it leaves a group in which they may still wait for it.
+struct Farewell {
+  std::uint64_t first_missing;
+  std::array<char, 504> text;
+};
+
+std::size_t default_inline_limit(int size) {
+  // Data behind a header goes to every peer, so what is cheap for two ranks is not for twenty.
+  if (size <= 2) return 16 << 10;
+  if (size <= 4) return 8 << 10;
+  return size <= 16 ? 2 << 10 : 512;
+}
+
+std::string list(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) text += str(i ? ", " : "", ranks[i]);
+  return text;
+}
+
+/// The engines of this process that have started something.
+std::vector<std::weak_ptr<Engine>>& engines() {
+  static auto& all = *new std::vector<std::weak_ptr<Engine>>;
+  return all;
+}
+std::mutex& engines_mutex() {
+  static auto& mutex = *new std::mutex;
+  return mutex;
+}
+
+}  // namespace
+
+Engine::Engine(std::unique_ptr<Messenger> messenger, ExchangeOptions options, std::unique_ptr<Meeting> meeting)
+    : messenger_(std::move(messenger)),
+      rank_(messenger_->rank()),
+      size_(messenger_->size()),
+      options_(std::move(options)),
+      inbox_(*messenger_),
+      meeting_(std::move(meeting)) {
+  if (meeting_ == nullptr) {
+    const std::size_t limit = options_.inline_limit ? options_.inline_limit : default_inline_limit(size_);
+    meeting_ = std::make_unique<MessageMeeting>(*messenger_, limit);
+  }
+}
+
+Engine::~Engine() = default;
+
+void Engine::register_once() {
+  if (registered_) return;
+  registered_ = true;
+  const std::lock_guard lock(engines_mutex());
+  std::erase_if(engines(), [](const auto& engine) { return engine.expired(); });
+  engines().push_back(weak_from_this());
+}
+
+void Engine::progress_everywhere() {
+  std::vector<std::shared_ptr<Engine>> all;
+  {
+    const std::lock_guard lock(engines_mutex());
+    for (const auto& engine : engines()) all.push_back(engine.lock());
+  }
+  for (const auto& engine : all) {
+    if (engine == nullptr) continue;
+    const std::unique_lock alone(engine->mutex_, std::try_to_lock);
+    if (alone.owns_lock() && engine->usable()) engine->progress();
+  }
+}
+
+void Engine::require_usable() const {
+  if (closed_) {
+    throw NotInitializedError(str("group '", name(), "' is closed: call samestep.initialize() again to start anew"));
+  }
+  if (broken_) std::rethrow_exception(broken_);
+}
+
+void Engine::start(const std::shared_ptr<Operation>& operation) {
+  const std::lock_guard lock(mutex_);
+  require_usable();
+  register_once();
+  std::uint64_t sequence = 0;
+  if (operation->is_collective()) {
+    sequence = next_sequence_++;
+    collectives_.push_back(operation);
+  } else {
+    ++point_to_point_started_;
+    messages_under_way_.push_back(operation);
+  }
+  operation->begin(sequence);
+  progress();
+  for (const auto& [peer, departed] : departed_) fail_without(peer, departed);
+}
+
+void Engine::adopt(const std::shared_ptr<Collective>& operation) {
+  register_once();
+  operation->begin_announced(next_sequence_++);
+  collectives_.push_back(operation);
+}
+
+void Engine::progress() {
+  const std::lock_guard lock(mutex_);
+  std::exception_ptr transport_failed;
+  const auto step = [&](Operation& operation) {
+    if (operation.finished()) return;
+    try {
+      if (operation.advance()) operation.finish();
+    } catch (const MismatchError&) {
+      operation.fail(std::current_exception());
+    } catch (const std::exception&) {
+      operation.fail(std::current_exception());
+      transport_failed = std::current_exception();
+    }
+  };
+  try {
+    inbox_.look();
+  } catch (const std::exception&) {
+    transport_failed = std::current_exception();
+  }
+  for (const auto& operation : collectives_) step(*operation);
+  for (const auto& operation : messages_under_way_) step(*operation);
+  drop_finished();
+  if (transport_failed) abandon(transport_failed, "its transport failed");
+}
+
+void Engine::drop_finished() {
+  if (!usable() || !departed_.empty()) return;  // what failed may still be read or written by the transport
+  while (!collectives_.empty() && collectives_.front()->finished()) collectives_.pop_front();
+  std::erase_if(messages_under_way_, [](const auto& operation) { return operation->finished(); });
+}
+
+void Engine::wait(Operation& operation, const Deadline& deadline) {
+  Pause pause(options_.oversubscribed);
+  bool warned = false;
+  while (!operation.done()) {
+    if (!pause.step()) continue;
+    wait_hooks().interrupt();
+    progress_everywhere();
+    look_for_farewells();
+    if (operation.finished()) break;
+    if (deadline.passed()) throw TimeoutError(late_text(operation, deadline.timeout()) + ": the deadline has passed");
+    if (!warned && pause.waited().count() > wait_hooks().warn_after_s) {
+      warned = true;
+      wait_hooks().warn(late_text(operation, pause.waited()) + ": still waiting");
+    }
+  }
+  if (operation.error()) std::rethrow_exception(operation.error());
+}
+
+std::string Engine::late_text(Operation& operation, Seconds waited) {
+  const std::lock_guard lock(mutex_);
+  const std::vector<int> late = operation.waits_for();
+  std::vector<int> here;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (std::find(late.begin(), late.end(), rank) == late.end()) here.push_back(rank);
+  }
+  std::string text = str("rank ", rank_, ": ", operation.describe(), " has waited ", waited.count(), " s for ",
+                         late.empty() ? "data from ranks that have arrived" : list(late));
+  if (operation.is_collective() && !late.empty()) text += "; arrived: " + list(here);
+  return text;
+}
+
+void Engine::look_for_farewells() {
+  const std::lock_guard lock(mutex_);
+  if (!usable()) return;
+  const std::vector<Messenger::Loss> losses = messenger_->losses();  // before their last words are looked for
+  Messenger::Envelope from;
+  while (messenger_->probe(tags::kFarewell, from)) {
+    Farewell farewell{};
+    Messenger::Request request = messenger_->receive(&farewell, sizeof farewell, from.source, tags::kFarewell);
+    while (!messenger_->test(request)) {
+    }
+    farewell.text.back() = '\0';
+    const Departed departed{farewell.first_missing,
+                            str("rank ", from.source, " has left group '", name(), "': ", farewell.text.data())};
+    let_go(from.source, departed);
+  }
+  for (const Messenger::Loss& loss : losses) {
+    if (departed_.contains(loss.peer)) continue;
+    const std::string text = str("rank ", loss.peer, " has left group '", name(), "': ", loss.text);
+    let_go(loss.peer, {loss.first_missing, text});
+  }
+}
+
+void Engine::let_go(int peer, const Departed& departed) {
+  progress();  // what it sent before is here too
+  departed_.emplace(peer, departed);
+  fail_without(peer, departed);
+}
+
+void Engine::fail_without(int peer, const Departed& departed) {
+  const auto fail = [&](Operation& operation) {
+    if (operation.finished() || !operation.needs(peer, departed.first_missing)) return;
+    operation.fail(std::make_exception_ptr(PeerLostError(str(operation.describe(), ": ", departed.text))));
+  };
+  for (const auto& operation : collectives_) fail(*operation);
+  for (const auto& operation : messages_under_way_) fail(*operation);
+  drop_finished();
+}
+
+void Engine::abandon(std::exception_ptr error, const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  if (!usable()) return;
+  broken_ = error;
+  Farewell farewell{next_sequence_, {}};
+  for (const auto& operation : collectives_) {
+    if (!operation->finished()) farewell.first_missing = std::min(farewell.first_missing, operation->sequence());
+  }
+  meeting_->leave(farewell.first_missing);
+  std::strncpy(farewell.text.data(), reason.c_str(), farewell.text.size() - 1);
+  auto bytes = std::make_unique<std::vector<std::byte>>(sizeof farewell);
+  std::memcpy(bytes->data(), &farewell, sizeof farewell);
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_ || departed_.contains(peer)) continue;
+    messenger_->send(bytes->data(), bytes->size(), peer, tags::kFarewell);
+  }
+  farewells_.push_back(std::move(bytes));
+  for (const auto& operation : collectives_) operation->fail(error);
+  for (const auto& operation : messages_under_way_) operation->fail(error);
+  meeting_->abandon();
+  inbox_.abandon();
+  keep_for_good();  // sends cannot be given up: what they read must outlive them
+}
+
+void Engine::keep_for_good() {
+  const std::lock_guard lock(mutex_);
+  if (kept_ || (closed_ && !broken_)) return;
+  kept_ = true;
+  static std::mutex guard;
+  static auto& kept = *new std::vector<std::shared_ptr<Engine>>;
+  const std::lock_guard guarded(guard);
+  kept.push_back(shared_from_this());
+}
+
+void Engine::close() {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return;
+  const bool whole = broken_ == nullptr;
+  if (whole) {
+    meeting_->abandon();
+    inbox_.abandon();
+  }
+  closed_ = true;
+  if (whole) messenger_->close();
+}
+
+}  // namespace samestep

@@ -1,0 +1,136 @@
+#pragma once
+
+#include <deque>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/deadline.h"
+#include "exchange/inbox.h"
+#include "exchange/meeting.h"
+#include "exchange/messenger.h"
+#include "exchange/scratch.h"
+
+namespace samestep {
+
+class Collective;
+class Operation;
+
+/// How an ExchangeCommunicator is set up.
+struct ExchangeOptions {
+  std::string name = "world";
+  bool oversubscribed = false;   ///< more ranks than CPUs: give way at once instead of spinning
+  std::size_t inline_limit = 0;  ///< most bytes that travel with a header; 0 = by the number of ranks
+  std::size_t window_piece = 0;  ///< bytes of one rank's part of a window; 0 = default
+};
+
+/// The state that the operations of one group share: the messenger, the order of operations, who has left.
+///
+/// Whoever waits drives all operations; `mutex` is held for each step, never while pausing.
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  /// Ranks meet by messages where `meeting` is null.
+  Engine(std::unique_ptr<Messenger> messenger, ExchangeOptions options, std::unique_ptr<Meeting> meeting = nullptr);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  Messenger& messenger() { return *messenger_; }
+  Meeting& meeting() { return *meeting_; }
+  Inbox& inbox() { return inbox_; }
+  Scratch& scratch() { return scratch_; }
+  const ExchangeOptions& options() const { return options_; }
+  const std::string& name() const { return options_.name; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  /// Numbers the operation, begins it and lets it advance. Throws if the group is closed or broken.
+  void start(const std::shared_ptr<Operation>& operation);
+
+  /// May a collective be done at once, outside the queue? Then the caller announces operation `next_sequence`, and
+  /// ends it by `pass`, or hands it over by `adopt`. With the mutex held.
+  bool idle() const { return usable() && collectives_.empty() && departed_.empty(); }
+  std::uint64_t next_sequence() const { return next_sequence_; }
+  void pass() { ++next_sequence_; }
+  void adopt(const std::shared_ptr<Collective>& operation);
+
+  /// Lets every operation advance one step.
+  void progress();
+  /// The same in all groups of this process that nobody else is in: while a rank waits in one, peers may wait for it
+  /// in another.
+  static void progress_everywhere();
+
+  /// Waits for an operation until `deadline`; see Work::wait.
+  void wait(Operation& operation, const Deadline& deadline);
+
+  /// One slow step of waiting: has a peer said farewell? Operations that need it fail.
+  void look_for_farewells();
+
+  /// This rank gives up: outstanding operations fail with `error`, as does every later verb; peers are
+  /// told `reason`. Nobody is waited for.
+  void abandon(std::exception_ptr error, const std::string& reason);
+
+  /// After a collective end: frees the messenger.
+  void close();
+
+  /// Unless it was closed: keeps all of it, for the transport may still read and write its memory.
+  void keep_for_good();
+
+  void set_oversubscribed(bool oversubscribed) { options_.oversubscribed = oversubscribed; }
+
+  bool usable() const { return broken_ == nullptr && !closed_; }
+  /// Throws what made the group unusable.
+  void require_usable() const;
+
+  std::recursive_mutex& mutex() { return mutex_; }
+  std::uint64_t operations_started() const { return next_sequence_ + point_to_point_started_; }
+  std::uint64_t messages() const { return meeting_->messages_sent() + messages_; }
+  std::uint64_t bytes() const { return meeting_->bytes_sent() + bytes_; }
+  void count_message(std::size_t nbytes) {
+    ++messages_;
+    bytes_ += nbytes;
+  }
+  /// The number that tells the body of this rank's next long message from others.
+  std::uint32_t next_body() { return next_body_++; }
+
+  /// Text of a TimeoutError: the operation, and who arrived.
+  std::string late_text(Operation& operation, Seconds waited);
+
+ private:
+  struct Departed {
+    std::uint64_t first_missing;  // the first operation it takes no part in
+    std::string text;
+  };
+  void let_go(int peer, const Departed& departed);
+  void fail_without(int peer, const Departed& departed);
+  void drop_finished();
+  void register_once();
+
+  std::unique_ptr<Messenger> messenger_;
+  const int rank_;
+  const int size_;
+  ExchangeOptions options_;
+  Inbox inbox_;
+  std::unique_ptr<Meeting> meeting_;
+  Scratch scratch_;
+  std::recursive_mutex mutex_;
+  std::deque<std::shared_ptr<Operation>> collectives_;  // under way, in order of sequence
+  std::vector<std::shared_ptr<Operation>> messages_under_way_;
+  std::uint64_t next_sequence_ = 0;
+  std::uint64_t point_to_point_started_ = 0;
+  std::uint64_t messages_ = 0;
+  std::uint64_t bytes_ = 0;
+  std::uint32_t next_body_ = 0;
+  std::map<int, Departed> departed_;
+  std::vector<std::unique_ptr<std::vector<std::byte>>> farewells_;  // must outlive their sends
+  std::exception_ptr broken_;
+  bool closed_ = false;
+  bool kept_ = false;
+  bool registered_ = false;
+};
+
+}  // namespace samestep

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "communicator/communicator.h"
+
+namespace samestep {
+
+/// Moves tagged byte messages between the ranks of a group: all that a transport has to offer for
+/// ExchangeCommunicator to give it every verb.
+///
+/// Messages with one (sender, tag) arrive in the order they were sent. Nothing blocks but
+/// `subset` and `close`. Not thread-safe: the owner takes turns.
+///
+/// Every call throws Error when the transport reports a failure.
+class Messenger {
+ public:
+  virtual ~Messenger() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual std::string_view engine() const = 0;
+
+  /// A send or receive under way. Falls back to inactive once `test` has seen its end.
+  struct Request {
+    std::uintptr_t bits = 0;
+    bool active = false;
+  };
+
+  struct Envelope {
+    int source = -1;
+    int tag = -1;
+  };
+
+  /// `data` must stay as it is until the request has ended.
+  virtual Request send(const void* data, std::size_t nbytes, int dest, int tag) = 0;
+
+  /// Takes one message of at most `capacity` bytes; `source` may be kAnySource.
+  virtual Request receive(void* data, std::size_t capacity, int source, int tag) = 0;
+
+  /// True once the request has ended (also for an inactive one). `envelope`, if given, tells whom a
+  /// received message came from.
+  virtual bool test(Request& request, Envelope* envelope = nullptr) = 0;
+
+  /// Gives up a receive. True if no message had met it; else test it to its end.
+  virtual bool cancel(Request& request) = 0;
+
+  /// Is there a message with this tag, from anybody, that no receive has met?
+  virtual bool probe(int tag, Envelope& envelope) = 0;
+
+  /// Most bytes of one message.
+  virtual std::size_t max_message() const = 0;
+
+  /// Messenger of the group of `ranks`, in that order. Called by those ranks only, which all know
+  /// that the others are calling it too; so it may block for as long as that takes.
+  virtual std::unique_ptr<Messenger> subset(std::span<const int> ranks) = 0;
+
+  /// A rank that has gone without a word.
+  struct Loss {
+    int peer;
+    std::uint64_t first_missing;  ///< collectives from this one on may have gone on without it
+    std::string text;             ///< how it is known
+  };
+  /// Ranks found lost since the last call, where the transport can tell.
+  virtual std::vector<Loss> losses() { return {}; }
+
+  /// Frees what the group holds; all ranks call it. Without it (`~Messenger`) nothing collective happens.
+  virtual void close() = 0;
+};
+
+}  // namespace samestep

@@ -1,0 +1,35 @@
+#include "exchange/waiting.h"
+
+#include <sched.h>
+
+#include <thread>
+
+namespace samestep {
+namespace {
+
+constexpr unsigned kSpins = 200;        // polls before giving way; a poll of MPI costs 50-100 ns
+constexpr unsigned kPollsPerLook = 16;  // after that, between looks at the clock
+constexpr Seconds kLookEvery{1e-3};
+constexpr Seconds kSleepAfter{20e-3};  // a straggler: stop burning the CPU it may need
+constexpr std::chrono::microseconds kSleep{100};
+
+}  // namespace
+
+bool Pause::step() {
+  ++polls_;
+  if (!oversubscribed_ && polls_ < kSpins) return false;
+  if (waited_ > kSleepAfter) {
+    std::this_thread::sleep_for(kSleep);
+  } else {
+    ::sched_yield();
+  }
+  if (polls_ % kPollsPerLook != 0 && waited_ <= kSleepAfter) return false;
+  const Clock::time_point now = Clock::now();
+  if (started_ == Clock::time_point{}) started_ = last_look_ = now;
+  waited_ = now - started_;
+  if (now - last_look_ < kLookEvery) return false;
+  last_look_ = now;
+  return true;
+}
+
+}  // namespace samestep

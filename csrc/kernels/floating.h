@@ -1,0 +1,39 @@
+#pragma once
+
+#include "kernels/rules.h"
+#include "kernels/tree.h"
+
+/// The operators of floating-point and complex types. Internal to `kernels/`.
+namespace samestep::kernels::SAMESTEP_ISA {
+
+template <class Format>
+void reduce_real(const Job& job) {
+  using Value = typename Format::Value;
+  const auto mean = Multiply<Value>{static_cast<Value>(1.0 / static_cast<double>(job.n_inputs))};
+  switch (job.op) {
+    case ReduceOp::sum:
+      return run(Rule<Format, Plus>{}, job);
+    case ReduceOp::avg:
+      return run(Rule<Format, Plus, Multiply<Value>>{mean}, job);
+    case ReduceOp::premul:
+      return run(PremulRule<Format>{}, job);
+    case ReduceOp::prod:
+      return run(Rule<Format, Times>{}, job);
+    case ReduceOp::min:
+      return run(Rule<Format, Least>{}, job);
+    case ReduceOp::max:
+      return run(Rule<Format, Greatest>{}, job);
+    default:
+      return;
+  }
+}
+
+// All but the product treat real and imaginary part alike.
+template <class Real>
+void reduce_complex(Job job) {
+  if (job.op == ReduceOp::prod) return run(Rule<Single<Complex<Real>>, Times>{}, job);
+  job.count *= 2;
+  reduce_real<Plain<Real>>(job);
+}
+
+}  // namespace samestep::kernels::SAMESTEP_ISA

@@ -1,0 +1,85 @@
+#include "kernels/isa.h"
+
+#include <algorithm>
+#include <atomic>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "core/error.h"
+#include "core/format.h"
+
+namespace samestep::kernels {
+namespace {
+
+struct Isa {
+  std::string_view name;
+  bool (*runs_here)();
+  void (*reduce_floating_job)(DType dtype, const Job& job);
+};
+
+#if defined(__x86_64__)
+bool has_f16c() {  // not every compiler knows it as a name for __builtin_cpu_supports
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & 1U << 29) != 0;
+}
+
+bool has_avx2() { return __builtin_cpu_supports("avx2") && has_f16c(); }
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
+constexpr Isa kIsas[] = {
+    {"portable", [] { return true; }, portable::reduce_floating_job},
+#if defined(__x86_64__)
+    {"avx2", has_avx2, avx2::reduce_floating_job},
+    {"avx512", has_avx512, avx512::reduce_floating_job},
+#endif
+};
+
+constinit std::atomic<const Isa*> in_use = nullptr;
+
+const Isa& isa_in_use() {
+  const Isa* isa = in_use.load(std::memory_order_relaxed);
+  if (isa == nullptr) {
+    for (const Isa& candidate : kIsas) {
+      if (candidate.runs_here()) isa = &candidate;
+    }
+    in_use.store(isa, std::memory_order_relaxed);
+  }
+  return *isa;
+}
+
+}  // namespace
+
+std::vector<std::string_view> supported_isas() {
+  std::vector<std::string_view> names;
+  for (const Isa& isa : kIsas) {
+    if (isa.runs_here()) names.push_back(isa.name);
+  }
+  return names;
+}
+
+std::string_view isa_name() { return isa_in_use().name; }
+
+void select_isa(std::string_view name) {
+  const auto wanted = std::ranges::find(kIsas, name, &Isa::name);
+  if (wanted != std::end(kIsas) && wanted->runs_here()) {
+    in_use.store(wanted, std::memory_order_relaxed);
+    return;
+  }
+  std::string known;
+  for (const std::string_view isa : supported_isas()) known += str(known.empty() ? "" : ", ", isa);
+  throw InvalidArgumentError(str("instruction set '", name, "': this processor runs ", known));
+}
+
+void reduce_with_isa(DType dtype, const Job& job) {
+  if (is_floating(dtype) || is_complex(dtype)) return isa_in_use().reduce_floating_job(dtype, job);
+  portable::reduce_integer_job(dtype, job);
+}
+
+}  // namespace samestep::kernels

@@ -1,0 +1,39 @@
+#include <cstring>
+#include <vector>
+
+#include "kernels/job.h"
+
+namespace samestep::kernels {
+namespace {
+
+constexpr std::size_t kFew = 8;  // inputs for which no memory is allocated
+
+void run_in(std::byte* padded, Input* inputs, const Job& whole, const Tail& tail,
+            void (*run)(const void* rule, const Job& step), const void* rule) {
+  for (std::size_t rank = 0; rank < whole.n_inputs; ++rank) {
+    std::byte* const to = padded + rank * kMaxStepBytes;
+    std::memcpy(to, static_cast<const std::byte*>(whole.inputs[rank].data) + tail.skipped_nbytes, tail.nbytes);
+    std::memset(to + tail.nbytes, 0, tail.step_nbytes - tail.nbytes);
+    inputs[rank] = {to, whole.inputs[rank].factor};
+  }
+  void* const out = padded;
+  run(rule, {whole.op, inputs, whole.n_inputs, &out, 1, tail.step_count});
+  for (std::size_t k = 0; k < whole.n_outs; ++k) {
+    std::memcpy(static_cast<std::byte*>(whole.outs[k]) + tail.skipped_nbytes, out, tail.nbytes);
+  }
+}
+
+}  // namespace
+
+void run_padded(const Job& whole, const Tail& tail, void (*run)(const void* rule, const Job& step), const void* rule) {
+  if (whole.n_inputs <= kFew) {
+    alignas(64) std::byte padded[kFew * kMaxStepBytes];
+    Input inputs[kFew];
+    return run_in(padded, inputs, whole, tail, run, rule);
+  }
+  std::vector<std::byte> padded(whole.n_inputs * kMaxStepBytes);
+  std::vector<Input> inputs(whole.n_inputs);
+  run_in(padded.data(), inputs.data(), whole, tail, run, rule);
+}
+
+}  // namespace samestep::kernels

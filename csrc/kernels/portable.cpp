@@ -1,0 +1,2 @@
+#define SAMESTEP_ISA portable
+#include "kernels/isa_body.h"

@@ -1,0 +1,202 @@
+#include "mpi/mpi_library.h"
+
+#include <array>
+#include <type_traits>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "mpi/mpi_abi.h"
+#include "os/dynamic_library.h"
+
+namespace samestep {
+namespace {
+
+template <class Abi>
+class MpiLibraryOf final : public MpiLibrary {
+  using H = typename Abi::Handle;
+  using AbiStatus = typename Abi::Status;
+
+ public:
+  MpiLibraryOf(const LoadedLibrary& library, const MpiFacts& facts)
+      : byte_(to(facts.byte_type)), errors_return_(to(facts.errors_return)) {
+    facts_ = facts;
+    find(library, "MPI_Isend", isend_);
+    find(library, "MPI_Irecv", irecv_);
+    find(library, "MPI_Test", test_);
+    find(library, "MPI_Cancel", cancel_);
+    find(library, "MPI_Test_cancelled", test_cancelled_);
+    find(library, "MPI_Iprobe", iprobe_);
+    find(library, "MPI_Comm_rank", comm_rank_);
+    find(library, "MPI_Comm_size", comm_size_);
+    find(library, "MPI_Comm_idup", comm_idup_);
+    find(library, "MPI_Comm_group", comm_group_);
+    find(library, "MPI_Group_incl", group_incl_);
+    find(library, "MPI_Group_free", group_free_);
+    find(library, "MPI_Comm_create_group", comm_create_group_);
+    find(library, "MPI_Comm_set_errhandler", comm_set_errhandler_);
+    find(library, "MPI_Comm_free", comm_free_);
+    find(library, "MPI_Finalized", finalized_);
+    find(library, "MPI_Error_string", error_string_);
+    path_ = LoadedLibrary::file_of(reinterpret_cast<const void*>(isend_));
+  }
+
+  const char* interface_name() const override { return Abi::kName; }
+
+  Handle send(Handle comm, const void* data, int nbytes, int dest, int tag) override {
+    H request;
+    check(isend_(data, nbytes, byte_, dest, tag, to(comm), &request), "MPI_Isend");
+    return from(request);
+  }
+
+  Handle receive(Handle comm, void* data, int capacity, int source, int tag) override {
+    H request;
+    check(irecv_(data, capacity, byte_, source, tag, to(comm), &request), "MPI_Irecv");
+    return from(request);
+  }
+
+  bool test(Handle& request, Status& status) override {
+    H handle = to(request);
+    int flag = 0;
+    AbiStatus abi_status;
+    check(test_(&handle, &flag, &abi_status), "MPI_Test");
+    request = from(handle);
+    if (flag != 0) status = {abi_status.source, abi_status.tag};
+    return flag != 0;
+  }
+
+  bool cancel(Handle& request) override {
+    H handle = to(request);
+    int cancelled = 0, flag = 0;
+    AbiStatus abi_status;
+    check(cancel_(&handle), "MPI_Cancel");
+    check(test_(&handle, &flag, &abi_status), "MPI_Test");
+    request = from(handle);
+    if (flag == 0) return false;  // a message is on its way in
+    check(test_cancelled_(&abi_status, &cancelled), "MPI_Test_cancelled");
+    return cancelled != 0;
+  }
+
+  bool probe(Handle comm, int source, int tag, Status& status) override {
+    int flag = 0;
+    AbiStatus abi_status;
+    check(iprobe_(source, tag, to(comm), &flag, &abi_status), "MPI_Iprobe");
+    if (flag != 0) status = {abi_status.source, abi_status.tag};
+    return flag != 0;
+  }
+
+  int rank(Handle comm) override {
+    int rank = -1;
+    check(comm_rank_(to(comm), &rank), "MPI_Comm_rank");
+    return rank;
+  }
+
+  int size(Handle comm) override {
+    int size = 0;
+    check(comm_size_(to(comm), &size), "MPI_Comm_size");
+    return size;
+  }
+
+  Handle duplicate(Handle comm, Handle& new_comm) override {
+    H request;
+    static_assert(sizeof(H) <= sizeof(Handle));
+    check(comm_idup_(to(comm), reinterpret_cast<H*>(&new_comm), &request), "MPI_Comm_idup");
+    return from(request);
+  }
+
+  Handle create_group(Handle comm, const std::vector<int>& ranks, int tag) override {
+    H all, some, made;
+    check(comm_group_(to(comm), &all), "MPI_Comm_group");
+    check(group_incl_(all, static_cast<int>(ranks.size()), ranks.data(), &some), "MPI_Group_incl");
+    check(comm_create_group_(to(comm), some, tag, &made), "MPI_Comm_create_group");
+    group_free_(&some);
+    group_free_(&all);
+    return from(made);
+  }
+
+  void return_errors(Handle comm) override {
+    check(comm_set_errhandler_(to(comm), errors_return_), "MPI_Comm_set_errhandler");
+  }
+
+  void free(Handle comm) override {
+    H handle = to(comm);
+    check(comm_free_(&handle), "MPI_Comm_free");
+  }
+
+  bool finalized() override {
+    int flag = 0;
+    check(finalized_(&flag), "MPI_Finalized");
+    return flag != 0;
+  }
+
+ private:
+  template <class Function>
+  static void find(const LoadedLibrary& library, const char* name, Function& function) {
+    function = reinterpret_cast<Function>(library.find(name));
+    if (function == nullptr) throw UnavailableError(str("the MPI library that mpi4py loads has no ", name));
+  }
+
+  static H to(Handle handle) {
+    if constexpr (std::is_pointer_v<H>) {
+      return reinterpret_cast<H>(handle);
+    } else {
+      return static_cast<H>(handle);  // may have come sign-extended
+    }
+  }
+  static Handle from(H handle) {
+    if constexpr (std::is_pointer_v<H>) {
+      return reinterpret_cast<Handle>(handle);
+    } else {
+      return static_cast<Handle>(static_cast<unsigned>(handle));
+    }
+  }
+
+  void check(int code, const char* call) {
+    if (code == 0) [[likely]]
+      return;
+    std::array<char, 8192> text{};  // the standard ABI's longest; other libraries' are shorter
+    int length = 0;
+    error_string_(code, text.data(), &length);
+    throw Error(str(call, " failed: ", text.data()));
+  }
+
+  H byte_, errors_return_;
+  int (*isend_)(const void*, int, H, int, int, H, H*) = nullptr;
+  int (*irecv_)(void*, int, H, int, int, H, H*) = nullptr;
+  int (*test_)(H*, int*, AbiStatus*) = nullptr;
+  int (*cancel_)(H*) = nullptr;
+  int (*test_cancelled_)(const AbiStatus*, int*) = nullptr;
+  int (*iprobe_)(int, int, H, int*, AbiStatus*) = nullptr;
+  int (*comm_rank_)(H, int*) = nullptr;
+  int (*comm_size_)(H, int*) = nullptr;
+  int (*comm_idup_)(H, H*, H*) = nullptr;
+  int (*comm_group_)(H, H*) = nullptr;
+  int (*group_incl_)(H, int, const int*, H*) = nullptr;
+  int (*group_free_)(H*) = nullptr;
+  int (*comm_create_group_)(H, H, int, H*) = nullptr;
+  int (*comm_set_errhandler_)(H, H) = nullptr;
+  int (*comm_free_)(H*) = nullptr;
+  int (*finalized_)(int*) = nullptr;
+  int (*error_string_)(int, char*, int*) = nullptr;
+};
+
+}  // namespace
+
+std::shared_ptr<MpiLibrary> MpiLibrary::open(const MpiFacts& facts) {
+  const LoadedLibrary library(facts.module_path);
+  const bool has_open_mpi = library.find("ompi_mpi_comm_world") != nullptr;
+  // MPICH 5 answers MPI_Abi_get_version in its own interface too: the size of a handle decides.
+  if (facts.comm_nbytes == sizeof(int) && facts.status_nbytes == sizeof(mpi_abi::Mpich::Status)) {
+    return std::make_shared<MpiLibraryOf<mpi_abi::Mpich>>(library, facts);
+  }
+  if (facts.comm_nbytes == sizeof(void*) && facts.status_nbytes == sizeof(mpi_abi::OpenMpi::Status) && has_open_mpi) {
+    return std::make_shared<MpiLibraryOf<mpi_abi::OpenMpi>>(library, facts);
+  }
+  if (facts.comm_nbytes == sizeof(void*) && facts.status_nbytes == sizeof(mpi_abi::Standard::Status)) {
+    return std::make_shared<MpiLibraryOf<mpi_abi::Standard>>(library, facts);
+  }
+  throw UnavailableError(str("the MPI library that mpi4py loads (", facts.module_path, ") has handles of ",
+                             facts.comm_nbytes, " and statuses of ", facts.status_nbytes,
+                             " bytes: neither Open MPI, MPICH nor the MPI standard ABI"));
+}
+
+}  // namespace samestep

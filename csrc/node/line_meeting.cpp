@@ -1,0 +1,157 @@
+#include "node/line_meeting.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace samestep {
+namespace {
+
+/// Most bytes that every rank reads from every other: more are cheaper reduced once and stored.
+std::size_t limit_for(int size) {
+  constexpr std::size_t kMost = 32 << 10, kTogether = 128 << 10, kLeast = 2 << 10;
+  return std::clamp(kTogether / static_cast<std::size_t>(size), kLeast, kMost);
+}
+
+std::byte* put(std::byte* at, Meeting::Bytes bytes) {
+  if (!bytes.empty()) std::memcpy(at, bytes.data(), bytes.size());
+  return at + bytes.size();
+}
+
+}  // namespace
+
+LineMeeting::LineMeeting(std::shared_ptr<Arena> arena, int rank)
+    : arena_(std::move(arena)),
+      rank_(rank),
+      size_(arena_->size()),
+      limit_(limit_for(size_)),
+      limit_of_parts_(std::min(limit_, Arena::kBlockBytes / static_cast<std::size_t>(size_) - sizeof(Arena::Part))) {}
+
+void LineMeeting::look_who_released() {
+  std::uint64_t least = released_;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_) least = std::min(least, arena_->released(peer).load(std::memory_order_acquire));
+  }
+  released_by_all_ = least;
+}
+
+bool LineMeeting::released_by_all(std::uint64_t sequence) {
+  if (released_by_all_ <= sequence) look_who_released();
+  return sequence < released_by_all_;
+}
+
+bool LineMeeting::has_room(std::uint64_t sequence) {
+  if (sequence != announced_) return false;
+  const auto fits = [&] {
+    return sequence < released_by_all_ + Arena::kSlots && users_[n_blocks_ % Arena::kBlocks] <= released_by_all_;
+  };
+  if (fits()) return true;
+  look_who_released();
+  return fits();
+}
+
+std::byte* LineMeeting::take_block(std::uint64_t sequence) {
+  users_[n_blocks_ % Arena::kBlocks] = sequence + 1;
+  return arena_->block(rank_, n_blocks_++);
+}
+
+void LineMeeting::publish(std::uint64_t sequence, std::uint64_t digest, std::size_t nbytes, Arena::Where where) {
+  Arena::Line& line = arena_->line(sequence, rank_);
+  line.digest = digest;
+  line.nbytes = static_cast<std::uint32_t>(nbytes);
+  line.where = where;
+  line.number.store(sequence + 1, std::memory_order_release);
+  announced_ = sequence + 1;
+  count(1, nbytes);
+}
+
+void LineMeeting::announce(std::uint64_t sequence, std::uint64_t digest, Bytes data, Bytes prefix) {
+  Arena::Line& line = arena_->line(sequence, rank_);
+  const std::size_t nbytes = prefix.size() + data.size();
+  if (nbytes <= line.bytes.size()) {
+    put(put(line.bytes.data(), prefix), data);
+    publish(sequence, digest, nbytes, Arena::Where::line);
+    return;
+  }
+  const std::uint64_t number = n_blocks_;
+  put(put(take_block(sequence), prefix), data);
+  std::memcpy(line.bytes.data(), &number, sizeof number);
+  publish(sequence, digest, nbytes, Arena::Where::block);
+}
+
+void LineMeeting::announce_parts(std::uint64_t sequence, std::uint64_t digest, std::span<const Bytes> parts,
+                                 Bytes prefix) {
+  const std::uint64_t number = n_blocks_;
+  std::byte* const block = take_block(sequence);
+  auto* const table = reinterpret_cast<Arena::Part*>(block);
+  std::byte* at = block + parts.size() * sizeof(Arena::Part);
+  std::size_t total = 0;
+  for (std::size_t peer = 0; peer < parts.size(); ++peer) {
+    if (static_cast<int>(peer) == rank_) continue;
+    const std::size_t nbytes = prefix.size() + parts[peer].size();
+    table[peer] = {static_cast<std::uint32_t>(at - block), static_cast<std::uint32_t>(nbytes)};
+    at = put(put(at, prefix), parts[peer]);
+    total += nbytes;
+  }
+  std::memcpy(arena_->line(sequence, rank_).bytes.data(), &number, sizeof number);
+  publish(sequence, digest, total, Arena::Where::parts);
+}
+
+bool LineMeeting::complete(std::uint64_t sequence) {
+  if (sequence != released_) return false;
+  for (; scanned_ < size_; ++scanned_) {
+    const int peer = rank_ + scanned_ < size_ ? rank_ + scanned_ : rank_ + scanned_ - size_;
+    if (arena_->line(sequence, peer).number.load(std::memory_order_acquire) != sequence + 1) return false;
+  }
+  return true;
+}
+
+Meeting::Header LineMeeting::header(std::uint64_t sequence, int peer) const {
+  const Arena::Line& line = arena_->line(sequence, peer);
+  const auto number = line.number.load(std::memory_order_relaxed) - 1;
+  return {line.digest, static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(data(sequence, peer).size())};
+}
+
+Meeting::Bytes LineMeeting::data(std::uint64_t sequence, int peer) const {
+  const Arena::Line& line = arena_->line(sequence, peer);
+  if (line.where == Arena::Where::line) return {line.bytes.data(), line.nbytes};
+  std::uint64_t number;
+  std::memcpy(&number, line.bytes.data(), sizeof number);
+  const std::byte* const block = arena_->block(peer, number);
+  if (line.where == Arena::Where::block) return {block, line.nbytes};
+  Arena::Part part;
+  std::memcpy(&part, block + static_cast<std::size_t>(rank_) * sizeof part, sizeof part);
+  return {block + part.offset, part.nbytes};
+}
+
+void LineMeeting::release(std::uint64_t sequence) {
+  released_ = sequence + 1;
+  scanned_ = 1;
+  arena_->released(rank_).store(released_, std::memory_order_release);
+}
+
+void LineMeeting::leave(std::uint64_t first_missing) {
+  arena_->left(rank_).store(first_missing + 1, std::memory_order_release);
+  arena_->n_left().fetch_add(1, std::memory_order_release);
+}
+
+bool LineMeeting::all_here(std::uint64_t sequence) const {
+  if (arena_->n_left().load(std::memory_order_acquire) == 0) return true;
+  for (int peer = 0; peer < size_; ++peer) {
+    const std::uint64_t left = arena_->left(peer).load(std::memory_order_acquire);
+    if (left != 0 && sequence + 1 >= left) return false;
+  }
+  return true;
+}
+
+std::vector<int> LineMeeting::missing(std::uint64_t sequence) {
+  std::vector<int> ranks;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_ || sequence < released_) continue;
+    const bool has_slot = sequence < released_ + Arena::kSlots;
+    const auto number = arena_->line(sequence, peer).number.load(std::memory_order_acquire);
+    if (!has_slot || number != sequence + 1) ranks.push_back(peer);
+  }
+  return ranks;
+}
+
+}  // namespace samestep

@@ -1,0 +1,272 @@
+#include "node/mailbox.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "communicator/communicator.h"
+#include "core/error.h"
+#include "core/format.h"
+
+namespace samestep {
+namespace {
+
+constexpr std::size_t kAlign = 64;
+constexpr std::size_t aligned(std::size_t nbytes) { return (nbytes + kAlign - 1) / kAlign * kAlign; }
+
+}  // namespace
+
+Mailbox::Mailbox(std::shared_ptr<Arena> arena, std::shared_ptr<Host> host, std::vector<int> members, int rank)
+    : arena_(std::move(arena)),
+      host_(std::move(host)),
+      members_(std::move(members)),
+      rank_(rank),
+      outgoing_(members_.size()),
+      reported_(members_.size()) {}
+
+Mailbox::~Mailbox() = default;
+
+Mailbox::Record* Mailbox::new_record() {
+  auto record = std::make_unique<Record>();
+  Record* const key = record.get();
+  records_.emplace(key, std::move(record));
+  return key;
+}
+
+void Mailbox::drop(Record* record) { records_.erase(record); }
+
+// ---- what goes out
+
+bool Mailbox::write(int dest, const Frame& frame, const std::byte* bytes) {
+  Arena::Ring& ring = arena_->ring(rank_, dest);
+  const std::size_t room = arena_->ring_nbytes();
+  std::uint64_t written = ring.written.value.load(std::memory_order_relaxed);
+  const std::uint64_t read = ring.read.value.load(std::memory_order_acquire);
+  const std::size_t at = written % room;
+  const std::size_t fill = at + frame.nbytes > room ? room - at : 0;
+  if (written + fill + frame.nbytes - read > room) return false;
+  if (fill != 0) {
+    const Frame rest{static_cast<std::uint32_t>(fill), Kind::fill, 0, 0, 0, 0};
+    std::memcpy(ring.bytes() + at, &rest, sizeof rest);
+    written += fill;
+  }
+  std::byte* const place = ring.bytes() + written % room;
+  std::memcpy(place, &frame, sizeof frame);
+  const bool carries = frame.kind == Kind::message || frame.kind == Kind::piece;
+  if (carries && frame.length != 0) std::memcpy(place + sizeof frame, bytes, frame.length);
+  ring.written.value.store(written + frame.nbytes, std::memory_order_release);
+  return true;
+}
+
+void Mailbox::post(int dest, const Outgoing& outgoing) {
+  auto& queue = outgoing_[static_cast<std::size_t>(dest)];
+  if (queue.empty() && write(dest, outgoing.frame, outgoing.bytes)) {
+    if (outgoing.record != nullptr) outgoing.record->ended = true;
+    return;
+  }
+  queue.push_back(outgoing);
+}
+
+void Mailbox::flush(int dest) {
+  auto& queue = outgoing_[static_cast<std::size_t>(dest)];
+  while (!queue.empty() && write(dest, queue.front().frame, queue.front().bytes)) {
+    if (queue.front().record != nullptr) queue.front().record->ended = true;
+    queue.pop_front();
+  }
+}
+
+Messenger::Request Mailbox::send(const void* data, std::size_t nbytes, int dest, int tag) {
+  const auto* bytes = static_cast<const std::byte*>(data);
+  Record* const record = new_record();
+  record->from = bytes;
+  record->nbytes = nbytes;
+  record->peer = dest;
+  const Request request{reinterpret_cast<std::uintptr_t>(record), true};
+  if (dest == rank_) {
+    arrive({rank_, tag, nbytes, {}, 0, 0}, bytes);
+    record->ended = true;
+  } else if (nbytes <= longest_message()) {
+    const auto total = static_cast<std::uint32_t>(aligned(sizeof(Frame) + nbytes));
+    post(dest, {{total, Kind::message, tag, 0, nbytes, 0}, bytes, record});
+  } else {
+    const std::uint32_t id = next_id_++;
+    offered_.emplace(id, record);
+    post(dest, {{kAlign, Kind::offer, tag, id, nbytes, host_->place_of(data, nbytes)}, nullptr, nullptr});
+  }
+  return request;
+}
+
+void Mailbox::send_pieces(Record& record, std::uint32_t id) {
+  for (std::size_t at = 0; at < record.nbytes;) {
+    const std::size_t length = std::min(longest_message(), record.nbytes - at);
+    const auto total = static_cast<std::uint32_t>(aligned(sizeof(Frame) + length));
+    const bool last = at + length == record.nbytes;
+    post(record.peer, {{total, Kind::piece, 0, id, length, 0}, record.from + at, last ? &record : nullptr});
+    at += length;
+  }
+}
+
+// ---- what comes in
+
+bool Mailbox::matches(const Record& record, const Arrived& arrived) {
+  return record.tag == arrived.tag && (record.peer == kAnySource || record.peer == arrived.source);
+}
+
+void Mailbox::arrive(Arrived arrived, const std::byte* bytes) {
+  const auto met = std::find_if(posted_.begin(), posted_.end(), [&](Record* r) { return matches(*r, arrived); });
+  if (met != posted_.end()) {
+    Record& record = **met;
+    posted_.erase(met);
+    deliver(record, arrived, bytes);
+    return;
+  }
+  if (arrived.address == 0) arrived.bytes.assign(bytes, bytes + arrived.length);
+  arrived_.push_back(std::move(arrived));
+}
+
+void Mailbox::deliver(Record& record, const Arrived& arrived, const std::byte* bytes) {
+  if (arrived.length > record.nbytes) {
+    throw Error(str("a message of ", arrived.length, " bytes from rank ", arrived.source, " meets a receive of ",
+                    record.nbytes));
+  }
+  record.envelope = {arrived.source, arrived.tag};
+  record.nbytes = arrived.length;
+  if (arrived.address == 0) {
+    if (arrived.length != 0) std::memcpy(record.into, bytes, arrived.length);
+    record.ended = true;
+    return;
+  }
+  const int peer = members_[static_cast<std::size_t>(arrived.source)];
+  if (const std::byte* here = host_->at(peer, arrived.address, arrived.length); here != nullptr) {
+    std::memcpy(record.into, here, arrived.length);
+  } else if (!host_->reaches_memory()) {
+    in_pieces_.emplace(std::pair(arrived.source, arrived.id), &record);
+    post(arrived.source, {{kAlign, Kind::wanted, 0, arrived.id, 0, 0}, nullptr, nullptr});
+    return;
+  } else if (!host_->pull(peer, record.into, arrived.address, arrived.length)) {
+    throw PeerLostError(str("rank ", arrived.source, " of this host can no longer be read: its process has ended"));
+  }
+  post(arrived.source, {{kAlign, Kind::taken, 0, arrived.id, 0, 0}, nullptr, nullptr});
+  record.ended = true;
+}
+
+void Mailbox::take_frame(int source, const Frame& frame, const std::byte* bytes) {
+  switch (frame.kind) {
+    case Kind::fill:
+      return;
+    case Kind::message:
+      return arrive({source, frame.tag, frame.length, {}, 0, 0}, bytes);
+    case Kind::offer:
+      return arrive({source, frame.tag, frame.length, {}, frame.id, frame.address}, nullptr);
+    case Kind::taken:
+    case Kind::wanted: {
+      Record& record = *offered_.at(frame.id);
+      offered_.erase(frame.id);
+      if (frame.kind == Kind::wanted) return send_pieces(record, frame.id);
+      record.ended = true;
+      return;
+    }
+    case Kind::piece: {
+      const auto found = in_pieces_.find({source, frame.id});
+      Record& record = *found->second;
+      std::memcpy(record.into + record.moved, bytes, frame.length);
+      record.moved += frame.length;
+      if (record.moved != record.nbytes) return;
+      record.ended = true;
+      in_pieces_.erase(found);
+    }
+  }
+}
+
+void Mailbox::read(int source) {
+  Arena::Ring& ring = arena_->ring(source, rank_);
+  std::uint64_t read = ring.read.value.load(std::memory_order_relaxed);
+  while (read != ring.written.value.load(std::memory_order_acquire)) {
+    const std::byte* const place = ring.bytes() + read % arena_->ring_nbytes();
+    Frame frame;
+    std::memcpy(&frame, place, sizeof frame);
+    read += frame.nbytes;
+    try {
+      take_frame(source, frame, place + sizeof frame);
+    } catch (...) {  // one message is lost, not the ring
+      ring.read.value.store(read, std::memory_order_release);
+      throw;
+    }
+    ring.read.value.store(read, std::memory_order_release);
+  }
+}
+
+void Mailbox::advance() {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank_) continue;
+    read(peer);
+    flush(peer);
+  }
+}
+
+Messenger::Request Mailbox::receive(void* data, std::size_t capacity, int source, int tag) {
+  Record* const record = new_record();
+  record->receives = true;
+  record->peer = source;
+  record->tag = tag;
+  record->into = static_cast<std::byte*>(data);
+  record->nbytes = capacity;
+  const auto met =
+      std::find_if(arrived_.begin(), arrived_.end(), [&](const Arrived& a) { return matches(*record, a); });
+  if (met == arrived_.end()) {
+    posted_.push_back(record);
+  } else {
+    const Arrived arrived = std::move(*met);
+    arrived_.erase(met);
+    deliver(*record, arrived, arrived.bytes.data());
+  }
+  return {reinterpret_cast<std::uintptr_t>(record), true};
+}
+
+// ---- requests
+
+bool Mailbox::test(Request& request, Envelope* envelope) {
+  if (!request.active) return true;
+  auto* const record = reinterpret_cast<Record*>(request.bits);
+  if (!record->ended) advance();
+  if (!record->ended) return false;
+  if (envelope != nullptr) *envelope = record->envelope;
+  request.active = false;
+  drop(record);
+  return true;
+}
+
+bool Mailbox::cancel(Request& request) {
+  if (!request.active) return false;
+  auto* const record = reinterpret_cast<Record*>(request.bits);
+  if (std::erase(posted_, record) == 0) return false;
+  request.active = false;
+  drop(record);
+  return true;
+}
+
+bool Mailbox::probe(int tag, Envelope& envelope) {
+  advance();
+  for (const Arrived& arrived : arrived_) {
+    if (arrived.tag != tag) continue;
+    envelope = {arrived.source, arrived.tag};
+    return true;
+  }
+  return false;
+}
+
+std::vector<Messenger::Loss> Mailbox::losses() {
+  std::vector<Loss> found;
+  for (std::size_t peer = 0; peer < members_.size(); ++peer) {
+    if (static_cast<int>(peer) == rank_ || reported_[peer] || !host_->ended(members_[peer])) continue;
+    reported_[peer] = true;
+    const int rank = static_cast<int>(peer);
+    found.push_back({rank, arena_->released(rank).load(std::memory_order_acquire), "its process has ended"});
+  }
+  return found;
+}
+
+std::unique_ptr<Messenger> Mailbox::subset(std::span<const int>) {
+  throw Error("a mailbox is made with its group");  // NodeCommunicator makes both
+}
+
+}  // namespace samestep

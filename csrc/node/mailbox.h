@@ -1,0 +1,110 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "exchange/messenger.h"
+#include "node/arena.h"
+#include "node/host.h"
+
+namespace samestep {
+
+/// Messages between the ranks of a group over rings in shared memory, one ring for each ordered pair.
+///
+/// A short message is copied into the ring and out of it. Of a long one only the address travels: the receiver pulls
+/// it through the kernel once it wants it. Where the kernel refuses, the receiver asks for it and it
+/// comes in pieces through the ring.
+class Mailbox final : public Messenger {
+ public:
+  /// `members`: by rank of the group, ranks of the host.
+  Mailbox(std::shared_ptr<Arena> arena, std::shared_ptr<Host> host, std::vector<int> members, int rank);
+  ~Mailbox() override;
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(members_.size()); }
+  std::string_view engine() const override { return "node"; }
+  std::size_t max_message() const override { return SIZE_MAX; }
+
+  Request send(const void* data, std::size_t nbytes, int dest, int tag) override;
+  Request receive(void* data, std::size_t capacity, int source, int tag) override;
+  bool test(Request& request, Envelope* envelope) override;
+  bool cancel(Request& request) override;
+  bool probe(int tag, Envelope& envelope) override;
+  std::unique_ptr<Messenger> subset(std::span<const int> ranks) override;
+  void close() override {}
+  std::vector<Loss> losses() override;
+
+ private:
+  enum class Kind : std::uint32_t {
+    fill,     ///< nothing: the rest of the ring is too short for the next frame
+    message,  ///< with its bytes
+    offer,    ///< of a long message: id and address
+    taken,    ///< the offered message `id` has been pulled
+    wanted,   ///< send the offered message `id` in pieces
+    piece,    ///< of message `id`, the next bytes
+  };
+  struct Frame {
+    std::uint32_t nbytes;  ///< of the frame and what is behind it, a multiple of 64
+    Kind kind;
+    std::int32_t tag;
+    std::uint32_t id;
+    std::uint64_t length;  ///< of the message, or of a piece
+    std::uint64_t address;
+  };
+  struct Record {  // a request
+    bool receives = false;
+    bool ended = false;
+    int peer = -1, tag = -1;
+    const std::byte* from = nullptr;
+    std::byte* into = nullptr;
+    std::size_t nbytes = 0;  // of the message sent, or room for the one received
+    std::size_t moved = 0;
+    Envelope envelope;
+  };
+  struct Arrived {  // a message that no receive has met
+    int source, tag;
+    std::size_t length;
+    std::vector<std::byte> bytes;
+    std::uint32_t id;
+    std::uint64_t address;  // 0: it is in `bytes`
+  };
+  struct Outgoing {
+    Frame frame;
+    const std::byte* bytes;
+    Record* record;  // ends with it, if not null
+  };
+
+  std::size_t longest_message() const { return arena_->ring_nbytes() / 4 - sizeof(Frame); }
+  Record* new_record();
+  void drop(Record* record);
+  void post(int dest, const Outgoing& outgoing);
+  bool write(int dest, const Frame& frame, const std::byte* bytes);
+  void flush(int dest);
+  void advance();
+  void read(int source);
+  void take_frame(int source, const Frame& frame, const std::byte* bytes);
+  void arrive(Arrived arrived, const std::byte* bytes);
+  void deliver(Record& record, const Arrived& arrived, const std::byte* bytes);
+  void send_pieces(Record& record, std::uint32_t id);
+  static bool matches(const Record& record, const Arrived& arrived);
+
+  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<Host> host_;
+  std::vector<int> members_;
+  int rank_;
+  std::unordered_map<Record*, std::unique_ptr<Record>> records_;
+  std::list<Record*> posted_;                                   // receives that no message has met, in order
+  std::list<Arrived> arrived_;                                  // messages that no receive has met, in order
+  std::vector<std::deque<Outgoing>> outgoing_;                  // by rank: what the ring had no room for
+  std::map<std::uint32_t, Record*> offered_;                    // by id
+  std::map<std::pair<int, std::uint32_t>, Record*> in_pieces_;  // by source and id
+  std::uint32_t next_id_ = 0;
+  std::vector<bool> reported_;  // ranks whose end `losses` has told
+};
+
+}  // namespace samestep

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "node/arena.h"
+#include "node/host.h"
+#include "node/line_meeting.h"
+
+namespace samestep {
+
+/// What the operations of one group of ranks of a host have in common. All ranks of the group hold the same numbers.
+struct NodeGroup {
+  std::shared_ptr<Arena> arena;
+  std::shared_ptr<Host> host;
+  std::vector<int> members;  ///< by rank of the group: rank on the host
+  int rank = 0;
+  LineMeeting* meeting = nullptr;
+
+  /// What the arena's shared counters of each slot show once all operations before are over.
+  std::array<std::uint64_t, Arena::kSlots> claimed{};
+  std::array<std::uint64_t, Arena::kSlots> finished{};
+  std::uint64_t stages_used_by = 0;  ///< last operation that used the stages, plus one
+
+  std::vector<std::byte> bounce;  ///< what is pulled from other ranks lies here for a moment
+
+  int member(int of_group) const { return members[static_cast<std::size_t>(of_group)]; }
+};
+
+/// Which way an allreduce takes; the crossings that were measured. All ranks see the same: rank 0 says whether there
+/// are more ranks than CPUs.
+struct Crossings {
+  /// Buffers in memory that all share are reduced in place from this size on.
+  static constexpr std::size_t shared_from(bool oversubscribed) { return oversubscribed ? 8 << 10 : 1 << 10; }
+  /// Private buffers go through the stages up to this size, from there on through the kernel.
+  static constexpr std::size_t staged_to(bool oversubscribed) { return oversubscribed ? 4 << 20 : 512 << 10; }
+  /// What one rank takes at a time.
+  static constexpr std::size_t kChunkBytes = 128 << 10;
+};
+
+}  // namespace samestep

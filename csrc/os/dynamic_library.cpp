@@ -1,0 +1,25 @@
+#include "os/dynamic_library.h"
+
+#include <dlfcn.h>
+
+#include "core/error.h"
+#include "core/format.h"
+
+namespace samestep {
+
+LoadedLibrary::LoadedLibrary(const std::string& path) : handle_(::dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD)) {
+  if (handle_ == nullptr) {
+    const char* why = ::dlerror();
+    throw UnavailableError(str("open the loaded library ", path, ": ", why ? why : "it is not loaded"));
+  }
+  ::dlclose(handle_);  // only the count: whoever loaded it keeps it
+}
+
+void* LoadedLibrary::find(const char* symbol) const { return ::dlsym(handle_, symbol); }
+
+std::string LoadedLibrary::file_of(const void* address) {
+  Dl_info info{};
+  return ::dladdr(address, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
+}
+
+}  // namespace samestep

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <unistd.h>
+
+#include <string_view>
+#include <utility>
+
+namespace samestep {
+
+/// Owner of a file descriptor.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Fd() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+/// Throws UnavailableError with `act`, what errno says and its number.
+[[noreturn]] void throw_errno(std::string_view act);
+
+/// `fd` if it is one, else throws; for calls that return -1.
+Fd checked(int fd, std::string_view act);
+
+}  // namespace samestep

@@ -1,0 +1,55 @@
+#include "os/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <utility>
+
+namespace samestep {
+
+SharedMemory::SharedMemory(Fd fd, std::size_t nbytes) : fd_(std::move(fd)), nbytes_(nbytes) {
+  void* const data = ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
+  if (data == MAP_FAILED) throw_errno("cannot map shared memory");
+  data_ = static_cast<std::byte*>(data);
+  ::madvise(data_, nbytes_, MADV_DONTDUMP);
+}
+
+SharedMemory::SharedMemory(SharedMemory&& other) noexcept { *this = std::move(other); }
+
+SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(data_, other.data_);
+  std::swap(nbytes_, other.nbytes_);
+  return *this;
+}
+
+SharedMemory::~SharedMemory() {
+  if (data_ != nullptr) ::munmap(data_, nbytes_);
+}
+
+SharedMemory SharedMemory::make(const char* name, std::size_t nbytes) {
+  Fd fd = checked(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create");
+  if (::ftruncate(fd.get(), static_cast<off_t>(nbytes)) != 0) throw_errno("cannot size shared memory");
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) throw_errno("cannot seal it");
+  return SharedMemory(std::move(fd), nbytes);
+}
+
+SharedMemory SharedMemory::open(Fd fd) {
+  struct stat facts{};
+  if (::fstat(fd.get(), &facts) != 0) throw_errno("cannot ask for the size of shared memory");
+  return SharedMemory(std::move(fd), static_cast<std::size_t>(facts.st_size));
+}
+
+void populate(void* data, std::size_t nbytes) {
+#ifndef MADV_POPULATE_WRITE
+  constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14
+#endif
+  constexpr std::uintptr_t kPage = 4096;
+  const auto begin = reinterpret_cast<std::uintptr_t>(data) & ~(kPage - 1);
+  const auto end = (reinterpret_cast<std::uintptr_t>(data) + nbytes + kPage - 1) & ~(kPage - 1);
+  ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);
+}
+
+}  // namespace samestep

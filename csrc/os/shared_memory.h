@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstddef>
+
+#include "os/fd.h"
+
+namespace samestep {
+
+/// Memory that several processes map: a memfd, so /dev/shm and its limits play no part and nothing is left behind
+/// however a process ends. Unmapped at destruction.
+class SharedMemory {
+ public:
+  SharedMemory() = default;
+  SharedMemory(SharedMemory&& other) noexcept;
+  SharedMemory& operator=(SharedMemory&& other) noexcept;
+  ~SharedMemory();
+
+  /// New memory, zero, of a size that nobody can change. `name` is seen in /proc/<pid>/maps.
+  static SharedMemory make(const char* name, std::size_t nbytes);
+  /// What another process has made.
+  static SharedMemory open(Fd fd);
+
+  std::byte* data() const { return data_; }
+  std::size_t nbytes() const { return nbytes_; }
+  const Fd& fd() const { return fd_; }
+  /// Once nobody else will be given the memory.
+  void close_fd() { fd_ = Fd(); }
+  explicit operator bool() const { return data_ != nullptr; }
+
+ private:
+  SharedMemory(Fd fd, std::size_t nbytes);
+
+  Fd fd_;
+  std::byte* data_ = nullptr;
+  std::size_t nbytes_ = 0;
+};
+
+/// Makes the pages of a range present for this process now, so that no later access pays for it. Best effort.
+void populate(void* data, std::size_t nbytes);
+
+}  // namespace samestep

@@ -1,0 +1,162 @@
+"""What counts as an array, what may be written, and new arrays of the same library.
+
+No array library but NumPy is imported: an array of another library exists only where that library has
+been imported already.
+"""
+
+from __future__ import annotations
+
+import array as _array
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from samestep import _core
+from samestep.errors import InvalidArgumentError
+
+__all__ = ["ArrayInfo", "finish", "info", "is_array", "new_like", "new_of", "readable"]
+
+_ALIGNMENT = 64  # JAX takes NumPy memory over without a copy only where it is aligned so
+
+
+class ArrayInfo(NamedTuple):
+    """What an array is, whichever library made it."""
+
+    dtype: str
+    """NumPy's name of the element type; "bfloat16" and the float8 types as ml_dtypes names them."""
+    shape: tuple[int, ...]
+    nbytes: int
+    writable: bool
+    contiguous: bool
+    device: str
+    """"cpu", "cuda" or "rocm"."""
+
+
+def is_array(x: Any) -> bool:
+    """Whether `x` is an array: not a Python or NumPy scalar, not bytes or str, not a list.
+
+    Example:
+      >>> is_array(np.zeros(3)), is_array(np.float32(1)), is_array([1.0])
+      (True, False, False)
+    """
+    if isinstance(x, (np.ndarray, _array.array, memoryview, bytearray)):
+        return True
+    if isinstance(x, (np.generic, type)):
+        return False
+    return hasattr(x, "__dlpack__") or hasattr(x, "__cuda_array_interface__")
+
+
+def info(x: Any) -> ArrayInfo:
+    """Describe an array.
+
+    Raises:
+      TypeError: `x` is no array.
+      InvalidArgumentError: its elements cannot be sent (dtype, byte order, layout).
+    """
+    dtype, shape, _, nbytes, readonly, contiguous, device, _, _ = _core.view_info(x)
+    return ArrayInfo(dtype, shape, nbytes, not readonly, contiguous, device)
+
+
+def readable(x: Any, verb: str) -> tuple[Any, bool]:
+    """An array for what a user passes where a value is meant: arrays as they are, numbers as 0-d arrays.
+
+    Returns:
+      The array, and whether `x` was a number, so that the result should be one.
+    """
+    if isinstance(x, (np.generic, bool, int, float, complex)):
+        value = np.array(x)
+        if value.dtype == object:
+            raise InvalidArgumentError(
+                f"{verb}: {x!r} does not fit 64 bits; send it with the ..._object verbs"
+            )
+        return value, True
+    return x, False
+
+
+def _library(x: Any) -> str:
+    return type(x).__module__.partition(".")[0]
+
+
+def is_jax(x: Any) -> bool:
+    """Whether `x` is a JAX array (a tracer counts too)."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(x, jax.Array)
+
+
+def library_of(x: Any) -> str:
+    """Name of the library whose arrays `x` should be answered with: "numpy", "torch" or "jax"."""
+    if is_jax(x):
+        return "jax"
+    torch = sys.modules.get("torch")
+    return "torch" if torch is not None and isinstance(x, torch.Tensor) else "numpy"
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    try:
+        known: np.dtype[Any] = np.dtype(name)
+        return known
+    except TypeError:
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise InvalidArgumentError(
+                f"a NumPy array of {name} needs the package ml_dtypes: pip install ml_dtypes"
+            ) from error
+        added: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return added
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    block = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % _ALIGNMENT
+    return block[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def new_of(library: str, dtype: str, shape: tuple[int, ...]) -> Any:
+    """A new writable host array to receive into. For JAX, NumPy memory that `finish` turns into a JAX array."""
+    if library == "torch":
+        import torch
+
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    numpy_dtype = _numpy_dtype(dtype)
+    return _aligned(shape, numpy_dtype) if library == "jax" else np.empty(shape, numpy_dtype)
+
+
+def new_like(x: Any, shape: tuple[int, ...] | None = None) -> Any:
+    """A new writable array to receive into, with the dtype, library and (unless given) shape of `x`."""
+    known = info(x)
+    return new_of(library_of(x), known.dtype, known.shape if shape is None else shape)
+
+
+def finish(x: Any, received: Any) -> Any:
+    """What was received into `new_like(x)`, as an array of the library and device of `x`."""
+    if not is_jax(x):
+        return received
+    return sys.modules["jax"].device_put(received, x.sharding)
+
+
+def finish_for(library: str, received: Any) -> Any:
+    """What was received into `new_of(library, ...)`, as an array of that library."""
+    if library != "jax":
+        return received
+    import jax
+
+    return jax.device_put(received)
+
+
+def copy(x: Any, out: Any, verb: str) -> None:
+    """Copy the elements of `x` into `out`, whichever libraries and layouts they have.
+
+    Raises:
+      InvalidArgumentError: `out` has another dtype or shape, or cannot be written.
+    """
+    source, target = info(x), info(out)
+    if (source.dtype, source.shape) != (target.dtype, target.shape):
+        raise InvalidArgumentError(
+            f"{verb}: out is {target.dtype}{list(target.shape)} but the input is {source.dtype}{list(source.shape)}"
+        )
+    block = np.empty(source.nbytes, np.uint8)
+    _core.pack([x], block)
+    _core.unpack(block, [out])

@@ -1,0 +1,156 @@
+"""`samestep doctor`: what was found on this machine, which backend is chosen, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from samestep import _core, accelerators, facts
+from samestep.__main__ import package_version
+from samestep.errors import Error
+from samestep.launch import mpi_library, mpirun
+
+_LIBRARIES = ("numpy", "mpi4py", "torch", "jax", "optax", "cupy")
+_VARIABLES = ("SAMESTEP_", "MPI4PY_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE", "OMP_NUM_THREADS")
+_GREEN, _YELLOW, _BOLD, _PLAIN = "\x1b[32m", "\x1b[33m", "\x1b[1m", "\x1b[0m"
+
+Row = tuple[str, str, "bool | None"]
+"""Name, text, and whether that is good; None where neither is better."""
+
+
+def examine() -> dict[str, Any]:
+    """Looks at everything. Never raises; whatever is missing is told in its `detail`, with the cure."""
+    known = facts.gather(probe_mpi=False)
+    library = mpi_library.probe()  # in another process, which a broken library may take down
+    known.mpi_loadable, known.mpi_detail = bool(library.path), library.problem or library.detail
+    started_by = facts.launcher()
+    devices = (accelerators.cuda_devices(), accelerators.hip_devices())
+    return {
+        "samestep": package_version(),
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "libraries": _versions(),
+        "processors": {
+            "usable": len(os.sched_getaffinity(0)),
+            "all": os.cpu_count(),
+            "isa": _core.isa_name(),
+        },
+        "launcher": {
+            "name": started_by.name,
+            "size": started_by.size,
+            "rank": started_by.rank,
+            "variable": started_by.variable,
+        },
+        "mpi": {"usable": known.mpi_loadable, "family": library.family, "detail": library.detail},
+        "mpirun": _mpirun(),
+        "devices": {found.kind: {"count": found.count, "detail": found.detail} for found in devices},
+        "nccl": {"usable": known.nccl_loadable, "detail": known.nccl_detail},
+        "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_VARIABLES)},
+        "choice": _choice(known),
+    }
+
+
+def rows(found: Mapping[str, Any]) -> list[Row]:
+    """What `examine` returned, as lines for people. Pure."""
+    launcher, python, processors = found["launcher"], found["python"], found["processors"]
+    by = f"{launcher['name']}: rank {launcher['rank']} of {launcher['size']} ({launcher['variable']})"
+    choice = found["choice"]
+    named = [choice["backend"], choice["reason"]] if choice["backend"] else [choice["reason"]]
+    return [
+        ("samestep", f"{found['samestep']}, Python {python['version']} ({python['executable']})", None),
+        ("libraries", ", ".join(f"{name} {number}" for name, number in found["libraries"].items()), None),
+        (
+            "processors",
+            f"{processors['usable']} usable of {processors['all']}; reductions use {processors['isa']}",
+            None,
+        ),
+        ("launcher", by if launcher["name"] else "none: this process is alone", None),
+        *((("launch", wrong, False),) if (wrong := _wrong_launcher(found)) else ()),
+        ("MPI", found["mpi"]["detail"], found["mpi"]["usable"]),
+        ("mpirun", found["mpirun"]["detail"], bool(found["mpirun"]["path"])),
+        *(
+            (kind.upper(), had["detail"], bool(had["count"]) or None)
+            for kind, had in found["devices"].items()
+        ),
+        ("NCCL", found["nccl"]["detail"], found["nccl"]["usable"] or None),
+        ("variables", ", ".join(f"{n}={v}" for n, v in found["variables"].items()) or "none set", None),
+        ("choice", ": ".join(named), bool(choice["backend"])),
+    ]
+
+
+def _wrong_launcher(found: Mapping[str, Any]) -> str:
+    """Why the ranks would not meet, where the launcher of one MPI was used with the library of another."""
+    launcher, family = found["launcher"]["name"], found["mpi"]["family"]
+    if launcher not in ("openmpi", "hydra") or family not in ("openmpi", "hydra") or launcher == family:
+        return ""
+    right = found["mpirun"]["path"] or "the mpirun of that library"
+    return (
+        f"the launcher of another MPI ({found['launcher']['variable']}) started this process, so every rank "
+        f"would be alone. Cure: start with `samestep run`, or with {right}"
+    )
+
+
+def render(report: Sequence[Row], *, colour: bool) -> str:
+    """The report as lines: a mark where something is good or missing, the name, the text.
+
+    Example:
+      >>> print(render([("MPI", "Open MPI v5.0.11", True), ("mpirun", "none", False)], colour=False))
+      + MPI         Open MPI v5.0.11
+      - mpirun      none
+    """
+    marks = {True: ("+", _GREEN), False: ("-", _YELLOW), None: (" ", "")}
+    lines = []
+    for name, text, good in report:
+        mark, shade = marks[good]
+        if colour:
+            lines.append(f"{shade}{mark}{_PLAIN} {_BOLD}{name:<11}{_PLAIN} {text}")
+        else:
+            lines.append(f"{mark} {name:<11} {text}")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `samestep doctor`; returns the exit code, 0 whatever was found."""
+    parser = argparse.ArgumentParser(
+        prog="samestep doctor", description="Shows what was found here, which backend is chosen, and why."
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+    flags = parser.parse_args(argv)
+    found = examine()
+    print(json.dumps(found, indent=2) if flags.json else render(rows(found), colour=_wants_colour()))
+    return 0
+
+
+def _mpirun() -> dict[str, str]:
+    try:
+        path, family = mpirun.find()
+    except mpirun.LaunchError as error:
+        return {"path": "", "family": "", "detail": str(error)}
+    return {"path": path, "family": family, "detail": path}
+
+
+def _choice(known: _core.Facts) -> dict[str, str]:
+    try:
+        choice = _core.choose(known)
+    except Error as error:
+        return {"backend": "", "reason": str(error)}
+    return {"backend": choice.backend, "reason": choice.reason}
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _wants_colour() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,132 @@
+"""The functions of FluxMPI.jl under their names; each is one line over `samestep`.
+
+    from samestep import fluxmpi as FluxMPI
+
+    FluxMPI.Init()
+    params = FluxMPI.synchronize(params, root_rank=0)
+    opt = FluxMPI.DistributedOptimizer(opt)  # sums, so divide the loss by total_workers()
+    FluxMPI.fluxmpi_println("ready")
+
+Julia's `!` falls away. Arrays are written in place where they can be, and returned in any case.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from samestep import data, gradients, optimizer, printing, synchronization, world
+from samestep.backend import Backend
+from samestep.reduce_ops import ReduceOp
+from samestep.work import Work
+
+__all__ = [
+    "DistributedDataContainer",
+    "DistributedOptimizer",
+    "Iallreduce",
+    "Ibcast",
+    "Init",
+    "Initialized",
+    "allreduce",
+    "allreduce_gradients",
+    "bcast",
+    "disable_cudampi_support",
+    "fluxmpi_print",
+    "fluxmpi_println",
+    "local_rank",
+    "reduce",
+    "synchronize",
+    "total_workers",
+]
+
+
+def Init(*, gpu_devices: Sequence[int] | None = None, verbose: bool = False) -> None:
+    """Start; a second call does nothing. `gpu_devices`: a GPU for each rank of a host, by default in turn."""
+    if not Initialized():
+        world.initialize(cuda_devices=gpu_devices)
+    if verbose:
+        fluxmpi_println("initialized")
+
+
+def Initialized() -> bool:
+    """Whether `Init` has been called."""
+    return world.initialized()
+
+
+def _world() -> Backend:
+    return world.get_distributed_backend()
+
+
+def local_rank() -> int:
+    """This process's number among all, from 0. (The number within its host is `Backend.local_rank`.)"""
+    return _world().rank
+
+
+def total_workers() -> int:
+    """How many processes there are."""
+    return _world().size
+
+
+def synchronize(tree: Any, *, root_rank: int = 0) -> Any:
+    """Give every rank root's values; see `samestep.synchronize`."""
+    return synchronization.synchronize(_world(), tree, root=root_rank)
+
+
+def allreduce(x: Any, op: Any = "sum") -> Any:
+    """Reduce over all ranks; see `Backend.allreduce`."""
+    return _world().allreduce(x, op)
+
+
+def bcast(x: Any, root_rank: int = 0) -> Any:
+    """Give every rank root's array; see `Backend.bcast`."""
+    return _world().bcast(x, root=root_rank)
+
+
+def reduce(x: Any, op: Any = "sum", root_rank: int = 0) -> Any:
+    """Reduce to root; elsewhere `x` stays as it is. See `Backend.reduce`."""
+    return _world().reduce(x, op, root=root_rank)
+
+
+def Iallreduce(x: Any, op: Any = "sum") -> Work:
+    """`allreduce` without waiting: the result is that of `.wait()`."""
+    return _world().iallreduce(x, op)
+
+
+def Ibcast(x: Any, root_rank: int = 0) -> Work:
+    """`bcast` without waiting: the result is that of `.wait()`."""
+    return _world().ibcast(x, root=root_rank)
+
+
+def allreduce_gradients(grads: Any) -> Any:
+    """The sum of gradients over all ranks; see `samestep.allreduce_gradients`, whose default is the mean."""
+    return gradients.allreduce_gradients(_world(), grads, ReduceOp.SUM)
+
+
+def DistributedOptimizer(opt: Any) -> Any:
+    """`opt` with summed gradients; see `samestep.DistributedOptimizer`, whose default is the mean."""
+    return optimizer.DistributedOptimizer(_world(), opt, op=ReduceOp.SUM)
+
+
+def DistributedDataContainer(items: Any) -> data.DistributedDataContainer:
+    """This rank's part of the data; see `samestep.DistributedDataContainer`."""
+    return data.DistributedDataContainer(_world(), items)
+
+
+def fluxmpi_println(*args: Any) -> None:
+    """Print a line per rank, in order of rank, with the time. Before `Init`: only this process's own."""
+    fluxmpi_print(*args, "\n")
+
+
+def fluxmpi_print(*args: Any) -> None:
+    """As `fluxmpi_println` without ending the line. As in Julia, no spaces are put between arguments."""
+    text = "".join(map(str, args))
+    end = "\n" if text.endswith("\n") else ""
+    if Initialized():
+        printing.write(_world(), text.removesuffix("\n"), end=end)
+    else:
+        sys.stdout.write(f"{printing.now()} {text}")
+
+
+def disable_cudampi_support(*, disable: bool = True) -> None:
+    """Does nothing: MPI is never handed device memory here. In this version arrays of a GPU are refused."""

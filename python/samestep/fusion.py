@@ -1,0 +1,216 @@
+"""Collectives over many arrays in few messages: small ones share a bucket, large ones stay where they lie."""
+
+from __future__ import annotations
+
+import collections
+import sys
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samestep import _core, arrays
+
+if TYPE_CHECKING:
+    from samestep.arrays import ArrayInfo
+    from samestep.backend import Backend
+
+SMALL_NBYTES = 512 << 10  # from here on a copy costs more than a message
+BUCKET_NBYTES = 4 << 20
+_UNDER_WAY = 4  # messages; bounds the memory held by buckets
+
+Timer = Callable[[], float | None]
+_Message = Generator[None, None, None]  # starts the operation, yields, then waits and stores the results
+_pools: weakref.WeakKeyDictionary[Backend, list[np.ndarray]] = weakref.WeakKeyDictionary()
+
+
+def plan_buckets(leaf_nbytes: Sequence[int], bucket_nbytes: int) -> list[range]:
+    """Cut leaves, in the given order, into runs that are moved in one message each.
+
+    Pure and deterministic: every rank computes the same plan from the same shapes, so no rank has to be
+    asked.
+
+    Args:
+      leaf_nbytes: size of each leaf in bytes, each >= 0.
+      bucket_nbytes: most bytes in one bucket, > 0. A larger leaf gets its own bucket.
+
+    Returns:
+      Consecutive index ranges that cover `range(len(leaf_nbytes))`.
+
+    Raises:
+      ValueError: `bucket_nbytes` is not positive.
+
+    Example:
+      >>> plan_buckets([4, 4, 8, 20, 1], bucket_nbytes=8)
+      [range(0, 2), range(2, 3), range(3, 4), range(4, 5)]
+    """
+    if bucket_nbytes <= 0:
+        raise ValueError(f"bucket_nbytes must be positive, got {bucket_nbytes}")
+    buckets, start, filled = [], 0, 0
+    for i, nbytes in enumerate(leaf_nbytes):
+        if i > start and filled + nbytes > bucket_nbytes:
+            buckets.append(range(start, i))
+            start, filled = i, 0
+        filled += nbytes
+    if start < len(leaf_nbytes):
+        buckets.append(range(start, len(leaf_nbytes)))
+    return buckets
+
+
+def plan_messages(infos: Sequence[ArrayInfo], *, mix_dtypes: bool) -> list[list[int]]:
+    """Decide which leaves travel together: lists of leaf indices, one per message.
+
+    Large leaves and those outside host memory go alone. Empty leaves are in no message. Messages are
+    ordered by their last leaf, that is, by when they are complete if leaves become ready one after another.
+
+    Args:
+      infos: the leaves.
+      mix_dtypes: whether one message may carry several dtypes (a broadcast moves bytes, a reduction cannot).
+    """
+    alone: list[list[int]] = []
+    small: dict[str, list[int]] = {}
+    for i, info in enumerate(infos):
+        if info.nbytes >= SMALL_NBYTES or (info.nbytes and info.device != "cpu"):
+            alone.append([i])
+        elif info.nbytes:
+            small.setdefault("" if mix_dtypes else info.dtype, []).append(i)
+    together = [
+        [leaves[j] for j in bucket]
+        for leaves in small.values()
+        for bucket in plan_buckets([infos[i].nbytes for i in leaves], BUCKET_NBYTES)
+    ]
+    return sorted(alone + together, key=lambda message: message[-1])
+
+
+def timer(timeout: float | None) -> Timer:
+    """The seconds left of `timeout` each time it is called; None for None, which leaves it to the backend."""
+    if timeout is None:
+        return lambda: None
+    end = time.monotonic() + timeout
+    return lambda: max(0.0, end - time.monotonic())
+
+
+def allreduce_leaves(
+    backend: Backend,
+    leaves: Sequence[Any],
+    infos: Sequence[ArrayInfo],
+    op: Any,
+    *,
+    timeout: float | None = None,
+) -> list[Any]:
+    """Reduce each array with those in its place on the other ranks, as `Backend.allreduce` would one by one.
+
+    Args:
+      leaves: arrays of the same shapes and dtypes on all ranks, no two of them the same memory.
+      infos: `arrays.info` of each.
+      op: as for `Backend.allreduce`.
+      timeout: seconds for all of it.
+
+    Returns:
+      The same arrays, now holding the results; new ones of the same library for those that cannot be written.
+    """
+    left = timer(timeout)
+    results = list(leaves)
+
+    def alone(i: int) -> _Message:
+        work = backend.iallreduce(leaves[i], op)
+        yield
+        results[i] = work._wait_blocking(left())
+
+    def together(message: list[int]) -> _Message:
+        with_memory = _memory(backend)
+        packed = with_memory[: sum(infos[i].nbytes for i in message)]
+        _core.pack([leaves[i] for i in message], packed)
+        work = backend.iallreduce(_as_dtype(packed, infos[message[0]].dtype), op)
+        yield
+        work._wait_blocking(left())
+        _unpack(packed, message, leaves, infos, results)
+        _pools[backend].append(with_memory)
+
+    messages = plan_messages(infos, mix_dtypes=False)
+    _run(alone(message[0]) if len(message) == 1 else together(message) for message in messages)
+    return results
+
+
+def bcast_leaves(
+    backend: Backend,
+    leaves: Sequence[Any],
+    infos: Sequence[ArrayInfo],
+    root: int,
+    timeout: float | None = None,
+) -> list[Any]:
+    """Give each array the value it has on rank `root`. Arguments and result as for `allreduce_leaves`."""
+    if backend.size == 1:
+        return list(leaves)
+    left = timer(timeout)
+    results = list(leaves)
+
+    def alone(i: int) -> _Message:
+        work = backend.ibcast(leaves[i], root=root)
+        yield
+        received = work._wait_blocking(left())
+        results[i] = leaves[i] if backend.rank == root else received
+
+    def together(message: list[int]) -> _Message:
+        with_memory = _memory(backend)
+        packed = with_memory[: sum(infos[i].nbytes for i in message)]
+        if backend.rank == root:
+            _core.pack([leaves[i] for i in message], packed)
+        work = backend.ibcast(packed, root=root)
+        yield
+        work._wait_blocking(left())
+        if backend.rank != root:
+            _unpack(packed, message, leaves, infos, results)
+        _pools[backend].append(with_memory)
+
+    messages = plan_messages(infos, mix_dtypes=True)
+    _run(alone(message[0]) if len(message) == 1 else together(message) for message in messages)
+    return results
+
+
+def _run(messages: Iterable[_Message]) -> None:
+    under_way: collections.deque[_Message] = collections.deque()
+    for message in messages:
+        next(message)
+        under_way.append(message)
+        if len(under_way) > _UNDER_WAY:
+            next(under_way.popleft(), None)
+    for message in under_way:
+        next(message, None)
+
+
+def _memory(backend: Backend) -> np.ndarray:
+    """One bucket's worth of bytes. Given back after success only: until then it may be in use."""
+    pool = _pools.setdefault(backend, [])
+    return pool.pop() if pool else backend.empty((BUCKET_NBYTES,), "uint8")
+
+
+def _as_dtype(memory: np.ndarray, dtype: str) -> Any:
+    try:
+        return memory.view(np.dtype(dtype))
+    except TypeError:  # NumPy has no bfloat16 of its own; then the leaves come from torch
+        torch = sys.modules["torch"]
+        return torch.from_numpy(memory).view(getattr(torch, dtype))
+
+
+def _unpack(
+    packed: np.ndarray,
+    message: list[int],
+    leaves: Sequence[Any],
+    infos: Sequence[ArrayInfo],
+    results: list[Any],
+) -> None:
+    targets = [leaves[i] if infos[i].writable else arrays.new_like(leaves[i]) for i in message]
+    _core.unpack(packed, targets)
+    mark_written(targets)
+    for i, target in zip(message, targets, strict=True):
+        results[i] = target if infos[i].writable else arrays.finish(leaves[i], target)
+
+
+def mark_written(written: Iterable[Any]) -> None:
+    """Tell torch's autograd which tensors were written behind its back: it can then refuse to use them."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.autograd.graph.increment_version([x for x in written if isinstance(x, torch.Tensor)])

@@ -1,0 +1,48 @@
+"""Which ranks share a host."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Placement", "host_identity", "place"]
+
+
+def host_identity() -> str:
+    """A text that is the same in all processes of one host, and in no others.
+
+    The host's name, boot id and network; containers of one machine with names or networks of their own
+    count as hosts.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    try:
+        network = os.readlink("/proc/self/ns/net")
+    except OSError:
+        network = ""
+    return f"{os.uname().nodename}/{boot}/{network}/{os.environ.get('SAMESTEP_HOST_ID', '')}"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one rank of a group runs. Hosts are numbered in the order of their first rank."""
+
+    local_rank: int
+    local_size: int
+    node_rank: int
+    node_count: int
+
+
+def place(hosts: list[str], rank: int) -> Placement:
+    """Where `rank` runs, given every rank's host.
+
+    Example:
+      >>> place(["a", "b", "a"], 2)
+      Placement(local_rank=1, local_size=2, node_rank=0, node_count=2)
+    """
+    mine = [r for r, host in enumerate(hosts) if host == hosts[rank]]
+    order = list(dict.fromkeys(hosts))
+    return Placement(mine.index(rank), len(mine), order.index(hosts[rank]), len(order))

@@ -1,0 +1,196 @@
+"""The command line of `samestep run`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from samestep.launch.plan import Host, parse_hosts
+
+MPI_IS_THE_DEFAULT = False
+"""Which of `--mpi` and `--native` holds where neither is given."""
+
+_USAGE = "samestep run -n N [flags] script.py [its arguments]"
+_DESCRIPTION = "Starts N ranks of a program, shows what they print, and ends all of them when one fails."
+_EPILOG = """\
+examples:
+  samestep run -n 4 train.py --lr 0.1            four ranks on this host
+  samestep run -n 4 -m package.train             a module, as python -m
+  samestep run -n 4 --no-python ./train          a program that is not Python
+  samestep run --hosts a:2,b:2 --mpi train.py    two ranks on each of two hosts
+
+exit code: that of the first rank that failed, 128 + the signal that killed it, or 0;
+130 after Ctrl-C, 143 after SIGTERM, 124 after --timeout, 2 for a wrong command line.
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run and how.
+
+    Attributes:
+      n_ranks: ranks in all.
+      program: script, module or program, by `kind` ("script", "module", "program").
+      arguments: what follows it, unchanged.
+      hosts: where, in rank order; empty = this host, or what a batch system allotted.
+      mpi: the ranks are started by `mpirun`; else by the launcher itself, on this host.
+      raw: no rank in front of each line.
+      logs: directory for one file per rank and stream, or None.
+      env: variables to add.
+      timeout_s: end the run after this time, or None.
+      master_addr, master_port: for MASTER_ADDR and MASTER_PORT; None = choose.
+    """
+
+    n_ranks: int
+    program: str
+    kind: str = "script"
+    arguments: tuple[str, ...] = ()
+    hosts: tuple[Host, ...] = ()
+    mpi: bool = False
+    raw: bool = False
+    logs: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    timeout_s: float | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+
+    def rank_argv(self, python: str) -> list[str]:
+        """The command of each rank, with `python` as the interpreter."""
+        start = {"script": [python, "-u"], "module": [python, "-u", "-m"], "program": []}[self.kind]
+        return [*start, self.program, *self.arguments]
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Reads what follows `samestep run`. Everything after the program is the program's.
+
+    Raises:
+      SystemExit: with code 2 and a usage line for a wrong command line, with 0 for `--help`.
+
+    Example:
+      >>> parse(["-n", "2", "train.py", "-n", "7"]).arguments
+      ('-n', '7')
+    """
+    parser = _parser()
+    own, rest = _split(list(argv))
+    flags = parser.parse_args(own)
+    if not rest:
+        parser.error("what to run? Give a script, or -m module, or --no-python program")
+    hosts = flags.hosts or ()
+    n_from_hosts = sum(host.n_ranks for host in hosts)
+    n_ranks = flags.n or n_from_hosts
+    if not n_ranks:
+        parser.error("how many ranks? Give -n N, for example -n 4")
+    if hosts and n_ranks != n_from_hosts:
+        parser.error(f"-n {n_ranks} and --hosts, which has room for {n_from_hosts}, must agree; leave -n out")
+    if flags.module and flags.no_python:
+        parser.error("-m and --no-python exclude each other")
+    if flags.mpi and flags.native:
+        parser.error("--mpi and --native exclude each other")
+    return Options(
+        n_ranks=n_ranks,
+        program=rest[0],
+        kind="module" if flags.module else "program" if flags.no_python else "script",
+        arguments=tuple(rest[1:]),
+        hosts=tuple(hosts),
+        mpi=flags.mpi or (MPI_IS_THE_DEFAULT and not flags.native),
+        raw=flags.raw,
+        logs=flags.logs,
+        env=dict(flags.env or ()),
+        timeout_s=flags.timeout,
+        master_addr=flags.master_addr,
+        master_port=flags.master_port,
+    )
+
+
+_WITH_VALUE = ("-n", "--logs", "--hosts", "--env", "--timeout", "--master-addr", "--master-port")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="samestep run",
+        usage=_USAGE,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("-n", type=_whole_number, metavar="N", help="number of ranks")
+    add("-m", "--module", action="store_true", help="the program is a module, run as python -m")
+    add("--no-python", action="store_true", help="run the program itself, not python with it")
+    default = {True: " (the default)", False: ""}
+    mpi = "use the mpirun of the MPI library that mpi4py loads" + default[MPI_IS_THE_DEFAULT]
+    native = "start the ranks without MPI, on this host" + default[not MPI_IS_THE_DEFAULT]
+    add("--mpi", action="store_true", help=mpi)
+    add("--native", action="store_true", help=native)
+    add("--hosts", type=_hosts, metavar="A:2,B:2", help="hosts and ranks on each, in rank order")
+    add(
+        "--env",
+        type=_variable,
+        action="append",
+        metavar="NAME[=VALUE]",
+        help="a variable for all ranks; repeatable",
+    )
+    add("--raw", action="store_true", help="do not put the rank in front of each line")
+    add("--logs", metavar="DIR", help="also write DIR/rank_<r>.out and .err")
+    add("--timeout", type=_seconds, metavar="S", help="end the run after S seconds, exit code 124")
+    add("--master-addr", metavar="HOST", help="MASTER_ADDR of the ranks (default: the first host)")
+    add("--master-port", type=_port, metavar="P", help="MASTER_PORT of the ranks (default: a free port)")
+    return parser
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Our own flags, and the program with its arguments."""
+    i = 0
+    while i < len(argv):
+        word = argv[i]
+        if word == "--":
+            return argv[:i], argv[i + 1 :]
+        if not word.startswith("-"):
+            return argv[:i], argv[i:]
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            argv[i] = name.replace("_", "-") + equals + value
+        i += 2 if argv[i] in _WITH_VALUE else 1
+    return argv, []
+
+
+def _whole_number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return seconds
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"{text!r} is no port, 1 to 65535")
+    return int(text)
+
+
+def _hosts(text: str) -> tuple[Host, ...]:
+    try:
+        return parse_hosts(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} names no variable; write NAME or NAME=VALUE")
+    if not equals and name not in os.environ:
+        raise argparse.ArgumentTypeError(f"{name} is not set here; write {name}=VALUE")
+    return name, value if equals else os.environ[name]

@@ -1,0 +1,58 @@
+"""How an agent learns its rank and finds its launcher."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+BOOTSTRAP = "SAMESTEP_LAUNCH"
+"""Variable that tells agents where their launcher listens: JSON with `host`, `addresses`, `port`, `token`.
+
+Where the launcher starts the agents itself, also with `rank` and `size`.
+"""
+
+_CONNECT_TIMEOUT_S = 10.0
+_RANK_VARIABLES = (  # of Open MPI, of MPICH and its family, of PALS
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("PALS_RANKID", "PALS_SIZE"),
+)
+
+
+def connect(bootstrap: dict[str, Any]) -> socket.socket:
+    """A connection to the launcher, by the first of its addresses that answers.
+
+    Raises:
+      SystemExit: none does; the text names all that were tried.
+    """
+    host = socket.gethostname()
+    addresses = ["127.0.0.1"] if host == bootstrap["host"] else bootstrap["addresses"]
+    tried = []
+    for address in addresses:
+        try:
+            link = socket.create_connection((address, bootstrap["port"]), timeout=_CONNECT_TIMEOUT_S)
+        except OSError as error:
+            tried.append(f"{address}:{bootstrap['port']} ({error})")
+            continue
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return link
+    raise SystemExit(
+        f"samestep: a rank on {host} cannot reach its launcher on {bootstrap['host']} at "
+        f"{', '.join(tried) or 'any address'}. Let the hosts connect to each other, or start the ranks with "
+        "mpirun itself."
+    )
+
+
+def rank_and_size(bootstrap: dict[str, Any]) -> dict[str, int]:
+    """`rank` and `size` of this process, from the launcher, or from `mpirun`. Raises SystemExit if neither says."""
+    if "rank" in bootstrap:
+        return {"rank": bootstrap["rank"], "size": bootstrap["size"]}
+    for rank, size in _RANK_VARIABLES:
+        if rank in os.environ:
+            return {"rank": int(os.environ[rank]), "size": int(os.environ.get(size, "1"))}
+    wanted = ", ".join(rank for rank, _ in _RANK_VARIABLES)
+    raise SystemExit(
+        f"samestep: the mpirun that started this sets none of {wanted}. Start the ranks with it directly."
+    )

@@ -1,0 +1,85 @@
+"""Where agents find their launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import socket
+import struct
+from collections.abc import Iterable
+
+_SIOCGIFADDR = 0x8915
+_PORTS_TO_TRY = 64
+_BATCH_VARIABLES = (
+    "SLURM_JOB_ID",
+    "PBS_NODEFILE",
+    "LSB_JOBID",
+    "PE_HOSTFILE",
+    "COBALT_NODEFILE",
+    "PRTE_DEFAULT_HOSTFILE",
+)
+
+
+def is_this_host(name: str) -> bool:
+    """Whether `name` means this host without asking a name server."""
+    own = socket.gethostname()
+    return name in ("localhost", "127.0.0.1", own, own.partition(".")[0])
+
+
+def may_leave_host(hosts: Iterable[str]) -> bool:
+    """Whether ranks may start on other hosts: `hosts` names one, or a batch system may have allotted some."""
+    names = list(hosts)
+    if names:
+        return not all(map(is_this_host, names))
+    return any(name in os.environ for name in _BATCH_VARIABLES)
+
+
+def listen(*, everywhere: bool) -> tuple[socket.socket, list[str]]:
+    """A listening socket on a free port, of this host alone or of all interfaces, and its addresses."""
+    server = socket.create_server(("" if everywhere else "127.0.0.1", 0), backlog=1024)
+    outside = [address for address in _addresses() if not address.startswith("127.")]
+    return server, outside if everywhere else []
+
+
+def reserve_port() -> socket.socket:
+    """A socket bound to a free TCP port, which keeps it from others but servers that reuse addresses, as most do.
+
+    Outside the range that the kernel chooses from, where that leaves any: else the port may be taken by an
+    outgoing connection while it is reserved for a rank that is yet to start.
+    """
+    for port in [*random.sample(_ports_of_servers(), k=_PORTS_TO_TRY), 0]:
+        holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            holder.bind(("", port))
+            holder.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # after bind: not beside another holder
+        except OSError:
+            holder.close()
+            if port == 0:
+                raise
+            continue
+        return holder
+    raise AssertionError("port 0 was tried last")
+
+
+def _ports_of_servers() -> range:
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+            first = int(file.read().split()[0])
+    except (OSError, ValueError):
+        first = 32768
+    return range(20000, first) if first >= 20000 + _PORTS_TO_TRY else range(1024, 65536)
+
+
+def _addresses() -> list[str]:
+    """The IPv4 addresses of this host's interfaces."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return found

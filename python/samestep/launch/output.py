@@ -1,0 +1,176 @@
+"""What the ranks print, as whole lines on this process's stdout and stderr and in one file per rank."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from samestep.launch.loop import Loop
+
+_AT_ONCE = 4096  # bytes that a pipe which is ready takes without blocking (PIPE_BUF)
+_CLEAR_LINE = b"\r\x1b[K"
+_TAIL_LINES = 20
+_TAIL_LINE_BYTES = 4000
+
+
+class Output:
+    """Writes lines of many ranks so that no line is ever torn and no write blocks the caller.
+
+    On a terminal the newest unfinished line (a progress bar, a question) stands below the finished ones.
+
+    Args:
+      loop: watches stdout and stderr while something waits to be written.
+      raw: leave out the rank in front of each line.
+      logs: files of `open_logs`, or nothing.
+      on_lost: called once with the error when stdout can no longer be written.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        *,
+        raw: bool,
+        logs: dict[tuple[int, int], int],
+        on_lost: Callable[[OSError], None],
+    ) -> None:
+        self._loop = loop
+        self._raw = raw
+        self._logs = logs
+        self._on_lost = on_lost
+        self._waiting: deque[tuple[int, memoryview]] = deque()
+        self._tails: dict[int, deque[bytes]] = {}
+        self._lost: set[int] = set()
+        self._unfinished: tuple[int, int, bytes] | None = None  # rank, descriptor, what the terminal shows
+        self.live = [fd for fd in (1, 2) if os.isatty(fd)]
+        self.n_waiting = 0
+
+    def lines(self, rank: int, fd: int, data: bytes) -> None:
+        """Whole lines that `rank` wrote to its descriptor `fd` (1 or 2)."""
+        if self._logs:
+            self._log(rank, fd, data)
+        if fd == 2:
+            tail = self._tails.setdefault(rank, deque(maxlen=_TAIL_LINES))
+            tail.extend(_visible(line)[:_TAIL_LINE_BYTES] for line in data[:-1].split(b"\n"))
+        if fd in self.live and b"\r" in data:
+            data = b"".join(_visible(line) + b"\n" for line in data[:-1].split(b"\n"))
+        if not self._raw:
+            prefix = b"[%d] " % rank
+            data = prefix + data[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
+        if self._unfinished and self._unfinished[:2] == (rank, fd):
+            self._hide_unfinished(forget=True)
+        self._put(fd, data)
+
+    def unfinished(self, rank: int, fd: int, text: bytes) -> None:
+        """What `rank` has written of a line so far; shown on a terminal only."""
+        if not text and (self._unfinished is None or self._unfinished[:2] != (rank, fd)):
+            return
+        self._hide_unfinished(forget=True)
+        if text:
+            shown = (b"" if self._raw else b"[%d] " % rank) + _visible(text)
+            columns = shutil.get_terminal_size().columns
+            self._unfinished = (rank, fd, shown.decode(errors="replace")[: columns - 1].encode())
+            self._push(fd, self._unfinished[2])
+
+    def plain(self, fd: int, data: bytes) -> None:
+        """Whole lines of nobody's: the launcher's own or mpirun's."""
+        self._put(fd, data)
+
+    def tail(self, rank: int) -> list[bytes]:
+        """The last 20 lines that `rank` wrote to stderr, as shown."""
+        prefix = b"" if self._raw else b"[%d] " % rank
+        return [prefix + line for line in self._tails.get(rank, ())]
+
+    def flush(self, seconds: float | None) -> None:
+        """Waits until all is written, at most `seconds`; the rest is dropped."""
+        self._hide_unfinished(forget=True)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        with selectors.PollSelector() as selector:
+            while self._waiting:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                fd = self._waiting[0][0]
+                selector.register(fd, selectors.EVENT_WRITE)
+                ready = selector.select(left)
+                selector.unregister(fd)
+                if ready:
+                    self._write(fd)
+        self._waiting.clear()
+
+    def watch(self) -> None:
+        """Goes on writing when the first waiting bytes can be written."""
+        for fd in (1, 2):
+            first = bool(self._waiting) and self._waiting[0][0] == fd
+            self._loop.writing(fd, partial(self._write, fd) if first else None)
+
+    def _put(self, fd: int, data: bytes) -> None:
+        shown = self._unfinished
+        if shown and fd in self.live:
+            self._hide_unfinished(forget=False)
+        self._push(fd, data)
+        if shown and fd in self.live and self._unfinished:
+            self._push(shown[1], shown[2])
+
+    def _hide_unfinished(self, *, forget: bool) -> None:
+        if self._unfinished:
+            self._push(self._unfinished[1], _CLEAR_LINE)
+        if forget:
+            self._unfinished = None
+
+    def _push(self, fd: int, data: bytes) -> None:
+        if fd not in self._lost:
+            self._waiting.append((fd, memoryview(data)))
+            self.n_waiting += len(data)
+
+    def _write(self, fd: int) -> None:
+        _, data = self._waiting[0]
+        try:
+            n_written = os.write(fd, data[:_AT_ONCE])
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(fd, error)
+            return
+        self.n_waiting -= n_written
+        if n_written == len(data):
+            self._waiting.popleft()
+        else:
+            self._waiting[0] = (fd, data[n_written:])
+
+    def _lose(self, fd: int, error: OSError) -> None:
+        self._lost.add(fd)
+        self._waiting = deque(item for item in self._waiting if item[0] != fd)
+        self.n_waiting = sum(len(data) for _, data in self._waiting)
+        if fd == 1:
+            self._on_lost(error)
+
+    def _log(self, rank: int, fd: int, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._logs[rank, fd], view) :]
+        except OSError as error:
+            self._logs = {}
+            why = os.strerror(error.errno or 0)
+            self.plain(2, f"samestep: the files of --logs end here: {why}\n".encode())
+
+
+def open_logs(directory: str, n_ranks: int) -> dict[tuple[int, int], int]:
+    """Creates `directory` and in it, empty, rank_<r>.out and .err; returns them by (rank, 1 or 2)."""
+    os.makedirs(directory, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    return {
+        (rank, fd): os.open(os.path.join(directory, f"rank_{rank}.{name}"), flags, 0o666)
+        for rank in range(n_ranks)
+        for fd, name in ((1, "out"), (2, "err"))
+    }
+
+
+def _visible(line: bytes) -> bytes:
+    """What a terminal shows of a line that returned the carriage: the last thing written over the others."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]

@@ -1,0 +1,103 @@
+"""Which rank runs where, and what its environment says. Pure: no host is asked, nothing is started."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_FOR_OTHER_HOSTS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+_PREFIXES_FOR_OTHER_HOSTS = ("SAMESTEP_", "NCCL_", "OMP_")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host and the number of ranks on it."""
+
+    name: str
+    n_ranks: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is: its number among the ranks of its host, their number, and the host's number."""
+
+    rank: int
+    n_ranks: int
+    local_rank: int
+    local_size: int
+    node_rank: int
+    host: str
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Reads "a:2,b:1"; a host without a number gets one rank.
+
+    Raises:
+      ValueError: a name is empty or occurs twice, or a number is no whole number above 0.
+
+    Example:
+      >>> parse_hosts("a:2,b")
+      (Host(name='a', n_ranks=2), Host(name='b', n_ranks=1))
+    """
+    hosts: list[Host] = []
+    for part in text.split(","):
+        name, colon, count = part.strip().partition(":")
+        if not name:
+            raise ValueError(f"an empty host name in {text!r}; write it as a:2,b:2")
+        if colon and not (count.isascii() and count.isdigit() and int(count) > 0):
+            raise ValueError(f"{part.strip()!r} asks for {count!r} ranks, which is no whole number above 0")
+        if name in (host.name for host in hosts):
+            raise ValueError(f"host {name} occurs twice in {text!r}")
+        hosts.append(Host(name, int(count) if colon else 1))
+    return tuple(hosts)
+
+
+def places(host_of_rank: Sequence[str]) -> list[Place]:
+    """The places of ranks whose hosts are known, in rank order; hosts are numbered by their lowest rank.
+
+    Example:
+      >>> [(p.node_rank, p.local_rank, p.local_size) for p in places(["a", "a", "b"])]
+      [(0, 0, 2), (0, 1, 2), (1, 0, 1)]
+    """
+    n_ranks = len(host_of_rank)
+    local_size = Counter(host_of_rank)
+    node_rank = {host: node for node, host in enumerate(local_size)}
+    seen: Counter[str] = Counter()
+    found = []
+    for rank, host in enumerate(host_of_rank):
+        found.append(Place(rank, n_ranks, seen[host], local_size[host], node_rank[host], host))
+        seen[host] += 1
+    return found
+
+
+def environment(
+    place: Place, *, master_addr: str, master_port: int, secret: str, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables that a rank gets on top of those it inherits, by the names that torchrun made common.
+
+    One thread per rank for OpenMP where several ranks share a host and `inherited` does not say otherwise. The
+    secret lets ranks of this job in where they meet, and nobody else; `inherited` may have one already.
+    """
+    variables = {
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port),
+        "WORLD_SIZE": str(place.n_ranks),
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_size),
+        "GROUP_RANK": str(place.node_rank),
+        "SAMESTEP_SECRET": inherited.get("SAMESTEP_SECRET", secret),
+    }
+    if place.local_size > 1 and "OMP_NUM_THREADS" not in inherited:
+        variables["OMP_NUM_THREADS"] = "1"
+    return variables
+
+
+def for_other_hosts(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of `env` that ranks on other hosts need to find the same programs and settings."""
+    return {
+        name: value
+        for name, value in env.items()
+        if name in _FOR_OTHER_HOSTS or name.startswith(_PREFIXES_FOR_OTHER_HOSTS)
+    }

@@ -1,0 +1,64 @@
+"""`samestep run`: from the command line to the exit code."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Sequence
+
+from samestep.launch.arguments import Options, parse
+from samestep.launch.mpirun import LaunchError
+from samestep.launch.network import may_leave_host
+from samestep.launch.supervisor import Supervisor
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs what follows `samestep run` on the command line; returns the exit code."""
+    _open_standard_descriptors()
+    options = parse(argv)
+    if why := _why_not(options):
+        return _refuse(why)
+    _allow_descriptors(3 * options.n_ranks + 100)
+    try:
+        supervisor = Supervisor(options)
+    except LaunchError as error:
+        return _refuse(str(error))
+    except OSError as error:
+        return _refuse(f"{error.strerror}: {error.filename}" if error.filename else str(error))
+    return supervisor.run()
+
+
+def _why_not(options: Options) -> str:
+    """What every rank would say, where none can find its program; else ""."""
+    program = options.program
+    if options.hosts and not options.mpi and may_leave_host(host.name for host in options.hosts):
+        return "ranks on other hosts are started by MPI in this version: add --mpi"
+    if options.mpi and may_leave_host(host.name for host in options.hosts):
+        return ""
+    if options.kind == "script" and not os.path.exists(program):
+        return f"there is no file {program} in {os.getcwd()}; a module needs -m, a program --no-python"
+    if options.kind == "program" and shutil.which(program) is None:
+        return f"there is no program {program} in PATH, or it may not be executed"
+    return ""
+
+
+def _refuse(why: str) -> int:
+    print(f"samestep run: {why}", file=sys.stderr)
+    return 2
+
+
+def _allow_descriptors(wanted: int) -> None:
+    """A connection and two log files per rank may be more than the soft limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def _open_standard_descriptors() -> None:
+    """So that no socket of ours becomes somebody's standard output, where the caller has closed it."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        continue
+    os.close(fd)

@@ -1,0 +1,264 @@
+"""The launcher's main loop: starts the ranks, by `mpirun` or itself, shows what they print, and ends them all.
+
+One thread, one loop. Agents (see `agent.py`) report over TCP; which rank's fault a failure was is decided in
+`ending.py`, which rank gets which environment in `plan.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from samestep.launch import frames, network, plan, processes
+from samestep.launch.arguments import Options
+from samestep.launch.ending import Ending, others, ranks_text, root_cause
+from samestep.launch.job import Job
+from samestep.launch.loop import Loop
+from samestep.launch.output import Output, open_logs
+from samestep.launch.programs import programs
+from samestep.launch.ranks import Ranks
+
+_MOST_WAITING = 8 << 20  # bytes not yet written, above which the ranks have to wait
+_GIVE_UP_S = 3.0  # after SIGKILL, on an agent that does not answer
+_JOB_GRACE_S = 2.0  # for `mpirun` or an agent to end by itself after its last rank
+_LATE_S = 30.0
+_CAUSE_S = 1.0  # for the rank whose failure another one noticed to end by itself, with its own exit code
+
+
+@dataclass(frozen=True)
+class _End:
+    """Why the run ends before its ranks do, how they are made to; the exit code, or None for the root's."""
+
+    why: str
+    signals: tuple[tuple[float, int], ...]
+    exit_code: int | None = None
+
+
+_AFTER_FAILURE = _End("", ((0.0, signal.SIGTERM), (3.0, signal.SIGKILL)))
+_AFTER_SIGNAL = {
+    signal.SIGINT: _End("SIGINT", ((0.0, signal.SIGINT), (2.0, signal.SIGTERM), (4.0, signal.SIGKILL)), 130),
+    signal.SIGTERM: _End("SIGTERM", ((0.0, signal.SIGTERM), (2.0, signal.SIGKILL)), 143),
+    signal.SIGHUP: _End("SIGHUP", ((0.0, signal.SIGTERM), (2.0, signal.SIGKILL)), 129),
+}
+_WITHOUT_JOB = _End("", ((0.3, signal.SIGTERM), (1.3, signal.SIGKILL)))  # 0.3 s for ranks ended by mpirun
+
+
+class Supervisor:
+    """One run, from its start to the exit code.
+
+    Raises:
+      LaunchError: there is no `mpirun`; OSError: the log directory cannot be made. Nothing was started then.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._loop = Loop()
+        self._started = False
+        self._leaving = False
+        self._left_first: Ending | None = None  # what should have stayed until its ranks are gone
+        self._waits_for_cause = False
+        self._end: _End | None = None
+        self._running_at_end: list[int] = []
+
+        logs = open_logs(options.logs, options.n_ranks) if options.logs else {}
+        self._output = Output(self._loop, raw=options.raw, logs=logs, on_lost=self._on_output_lost)
+        hosts = [host.name for host in options.hosts]
+        server, addresses = network.listen(everywhere=options.mpi and network.may_leave_host(hosts))
+        where = {"host": socket.gethostname(), "addresses": addresses, "token": secrets.token_hex(16)}
+        where["port"] = server.getsockname()[1]
+        self._programs = programs(options, where)
+        self._ranks = Ranks(self._loop, server, str(where["token"]), options.n_ranks, self._output)
+
+    def run(self) -> int:
+        """Runs to the end, when no process of the run is left, and returns the exit code.
+
+        Takes this process over: its signals, and every process below it, which is ended with the run.
+        """
+        processes.adopt_orphans()
+        ends = [signum for signum in _AFTER_SIGNAL if signal.getsignal(signum) != signal.SIG_IGN]  # nohup
+        # SIGCONT: this may be the foreground now, and read the terminal.
+        self._loop.on_signals([signal.SIGCHLD, signal.SIGCONT, *ends], self._on_signals)
+        self._job = Job(self._programs, self._loop, self._output)
+        self._loop.after(_LATE_S, self._tell_who_is_late)
+        if self._options.timeout_s is not None:
+            why = f"--timeout {self._options.timeout_s:g} s"
+            end = _End(why, _AFTER_SIGNAL[signal.SIGTERM].signals, 124)
+            self._loop.after(self._options.timeout_s, lambda: self._begin_end(end))
+        while self._job.running or any(not rank.all_gone for rank in self._ranks):
+            self._choose_what_to_watch()
+            self._loop.turn()
+            self._advance()
+        left = self._sweep()
+        code = self._report(left)
+        self._output.flush(None if self._end is None or self._end.exit_code is None else 1.0)
+        return code
+
+    # --- what happens next
+
+    def _advance(self) -> None:
+        if not self._started and self._ranks.complete and self._end is None:
+            self._start_ranks()
+        failed = [rank.ending for rank in self._ranks if rank.ending and rank.ending.failed]
+        if failed and not all(ending.is_consequence for ending in failed):
+            self._begin_end(_AFTER_FAILURE)
+        elif failed and not self._waits_for_cause:
+            self._waits_for_cause = True
+            self._loop.after(_CAUSE_S, lambda: self._begin_end(_AFTER_FAILURE))
+        if self._end is None and not self._leaving and (self._left_first or self._ranks.problem):
+            self._begin_end(_WITHOUT_JOB)
+        if not self._leaving and self._all_gone():
+            self._let_go()
+
+    def _all_gone(self) -> bool:
+        """No rank is left, and none will come."""
+        settled = self._started or self._end is not None
+        return settled and all(rank.all_gone for rank in self._ranks)
+
+    def _start_ranks(self) -> None:
+        self._started = True
+        options = self._options
+        places = plan.places([rank.host for rank in self._ranks])
+        address = options.master_addr or self._address_of_first_host()
+        port = options.master_port or self._reserved_port()
+        secret = secrets.token_hex(16)
+        start = {"argv": options.rank_argv(sys.executable), "cwd": os.getcwd(), "live": self._output.live}
+        for rank, place in zip(self._ranks, places, strict=True):
+            env = plan.for_other_hosts(os.environ) if rank.host else {}
+            env |= plan.environment(
+                place, master_addr=address, master_port=port, secret=secret, inherited=os.environ
+            )
+            rank.send(frames.START, {**start, "env": env | options.env, "stdin": rank.number == 0})
+
+    def _reserved_port(self) -> int:
+        self._port_holder = network.reserve_port()  # until the run ends
+        return int(self._port_holder.getsockname()[1])
+
+    def _address_of_first_host(self) -> str:
+        if not any(rank.host for rank in self._ranks):
+            return "127.0.0.1"
+        first = self._options.hosts[0].name if self._options.hosts else next(iter(self._ranks)).host
+        return socket.gethostname() if not first or network.is_this_host(first) else first
+
+    def _begin_end(self, end: _End) -> None:
+        """Starts to end all ranks; a second wish to end, while this goes on, makes it SIGKILL at once."""
+        if self._end is not None:
+            if end.why.startswith("SIG"):
+                self._signal_ranks(signal.SIGKILL)
+            return
+        self._end = end
+        self._running_at_end = [rank.number for rank in self._ranks if rank.ending is None]
+        for delay, signum in end.signals:
+            self._loop.after(delay, partial(self._signal_ranks, signum))
+        self._loop.after(end.signals[-1][0] + _GIVE_UP_S, self._give_up)
+        if not self._started:
+            self._let_go()
+            self._job.signal(signal.SIGTERM)
+
+    def _signal_ranks(self, signum: int) -> None:
+        for rank in self._ranks:
+            if not rank.all_gone:
+                rank.send(frames.SIGNAL, int(signum))
+
+    def _give_up(self) -> None:
+        for rank in self._ranks:
+            self._ranks.give_up(rank)
+
+    def _let_go(self) -> None:
+        """Lets the agents leave, after which they and `mpirun` end by themselves or are made to."""
+        self._leaving = True
+        self._ranks.close()
+        self._job.quiet = self._started or self._end is not _WITHOUT_JOB
+        for rank in self._ranks:
+            rank.send(frames.LEAVE)
+            rank.all_gone = True
+        self._loop.after(_JOB_GRACE_S, lambda: self._job.signal(signal.SIGTERM))
+        self._loop.after(2 * _JOB_GRACE_S, lambda: self._job.signal(signal.SIGKILL))
+
+    def _sweep(self) -> list[int]:
+        """Ends what is still below this process; returns what cannot be ended."""
+        me = os.getpid()
+        begin = time.monotonic()
+        while left := processes.descendants(me):
+            waited = time.monotonic() - begin
+            if waited > _GIVE_UP_S:
+                return left
+            if waited > 0.5:  # agents need a moment to leave
+                processes.send_signal(left, signal.SIGKILL)
+            time.sleep(0.01)
+            list(processes.reap())
+        return []
+
+    # --- what is said about it
+
+    def _tell_who_is_late(self) -> None:
+        if not self._started and self._end is None:
+            missing = sorted(set(range(self._options.n_ranks)) - set(self._ranks.by_number))
+            advice = "; does ssh to every host work without a password?" if self._options.hosts else ""
+            late = f"{ranks_text(missing)} did not start within {_LATE_S:.0f} s"
+            self._say(f"{late}; still waiting for {self._programs[0].argv[0]}{advice}")
+
+    def _report(self, left: Sequence[int]) -> int:
+        if left:
+            self._say(f"these processes cannot be ended: {', '.join(map(str, left))}")
+        if self._end is not None and self._end.exit_code is not None:
+            if self._end.why:
+                self._say(f"{self._end.why}: {ranks_text(self._running_at_end)} still running, ended")
+            return self._end.exit_code
+        endings = [rank.ending for rank in self._ranks if rank.ending is not None]
+        if self._left_first is not None:
+            endings.append(self._left_first)
+        root = root_cause(endings)
+        if root is None and self._end is None:
+            return 0
+        if root is None or self._ranks.problem:
+            self._say(self._ranks.problem or f"{self._programs[0].name} ended before its ranks did")
+            return 1
+        self._say(f"root cause: {root}")
+        for rank in self._ranks:
+            if rank.ending is root:
+                self._output.plain(2, b"".join(line + b"\n" for line in self._output.tail(rank.number)))
+        if root is self._left_first and self._started and root.exit_code < 128:
+            self._say("mpirun ended the ranks by itself, as it does when one calls MPI_Abort")
+        for line in others(endings, root):
+            self._say(line)
+        return root.exit_code
+
+    def _say(self, text: str) -> None:
+        self._output.plain(2, f"samestep: {text}\n".encode())
+
+    def _on_output_lost(self, error: OSError) -> None:
+        if isinstance(error, BrokenPipeError):  # whoever read our output has read enough
+            self._begin_end(_End("", _AFTER_SIGNAL[signal.SIGTERM].signals, 128 + signal.SIGPIPE))
+        else:
+            self._say(f"cannot write to standard output: {error.strerror}")
+            self._begin_end(_End("", _AFTER_SIGNAL[signal.SIGTERM].signals, 1))
+
+    # --- signals and descriptors
+
+    def _on_signals(self, signums: bytes) -> None:
+        for signum in signums:
+            if signum in _AFTER_SIGNAL:
+                self._begin_end(_AFTER_SIGNAL[signal.Signals(signum)])
+        for pid, status in processes.reap():
+            ended = self._job.on_ended(pid, status)
+            # An agent that has reported is missed when its connection breaks.
+            if (
+                ended
+                and ended[0].rank not in self._ranks.by_number
+                and not self._leaving
+                and self._end is None
+            ):
+                self._left_first = ended[1]
+
+    def _choose_what_to_watch(self) -> None:
+        self._output.watch()
+        self._ranks.pause(self._output.n_waiting > _MOST_WAITING and self._end is None)
+        if self._started:
+            self._ranks.input.watch()

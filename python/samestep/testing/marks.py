@@ -1,0 +1,93 @@
+"""`@pytest.mark.ranks(...)`: what it accepts, and the worlds a test therefore runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+
+MARKER_HELP = (
+    "ranks(*sizes, dies=(), fresh=False, timeout=None, backends=None): run the test once per size, on that "
+    "many ranks at once; dies: ranks that the test kills; fresh: interpreters of its own; timeout: seconds; "
+    "backends: names to use instead of the ini option samestep_backends"
+)
+
+ONE_RANK_BACKENDS = frozenset({"self"})
+
+
+class World(NamedTuple):
+    """Where one test item runs: how many ranks, and the backend of its `group` (None: it asks for none)."""
+
+    size: int
+    backend: str | None
+
+    def __str__(self) -> str:
+        return f"{self.backend}-{self.size}" if self.backend else f"ranks-{self.size}"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A checked `ranks` mark."""
+
+    sizes: tuple[int, ...]
+    dies: frozenset[int] = frozenset()
+    fresh: bool = False
+    timeout: float | None = None
+    backends: tuple[str, ...] | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether the test gets a launch of its own, which no other test uses before or after it."""
+        return self.fresh or bool(self.dies)
+
+    def worlds(self, backends: Sequence[str], *, with_group: bool) -> list[World]:
+        """The worlds to run in: every size on every backend that can have it, or every size once.
+
+        Args:
+          backends: names to use where the mark names none; `self` has one rank only.
+          with_group: whether the test asks for the fixture `group`.
+
+        Example:
+          >>> Ranks((1, 2)).worlds(["self", "mpi"], with_group=True)
+          [World(size=1, backend='self'), World(size=1, backend='mpi'), World(size=2, backend='mpi')]
+          >>> Ranks((1, 2)).worlds(["self", "mpi"], with_group=False)
+          [World(size=1, backend=None), World(size=2, backend=None)]
+        """
+        if not with_group:
+            return [World(size, None) for size in self.sizes]
+        names = self.backends or backends
+        worlds = [World(size, name) for size in self.sizes for name in names]
+        return [w for w in worlds if w.size == 1 or w.backend not in ONE_RANK_BACKENDS]
+
+
+def parse(
+    *sizes: Any, dies: Any = (), fresh: bool = False, timeout: Any = None, backends: Any = None
+) -> Ranks:
+    """Check the arguments of the mark.
+
+    Raises:
+      ValueError: naming the argument and what was given.
+
+    Example:
+      >>> parse(2, 3, dies={1}).alone
+      True
+    """
+    if not sizes or not all(type(n) is int and n >= 1 for n in sizes):
+        raise ValueError(f"ranks: sizes must be positive integers, as in ranks(2, 3), got {sizes!r}")
+    if len(set(sizes)) != len(sizes):
+        raise ValueError(f"ranks: sizes must differ, got {sizes!r}")
+    dying = frozenset(dies)
+    if not all(type(r) is int and 0 <= r < min(sizes) for r in dying):
+        raise ValueError(f"ranks: dies must be ranks in [0, {min(sizes)}), got {dies!r}")
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"ranks: timeout must be a positive number of seconds, got {timeout!r}")
+    names = None if backends is None else tuple(backends)
+    return Ranks(tuple(sizes), dying, fresh, timeout, names)
+
+
+def of(node: pytest.Item | Any) -> Ranks | None:
+    """The checked `ranks` mark nearest to `node`, or None without one."""
+    mark = node.get_closest_marker("ranks")
+    return None if mark is None else parse(*mark.args, **mark.kwargs)

@@ -1,0 +1,62 @@
+"""Settings of the plugin, in pytest.ini or pyproject.toml, and the places where its parts meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from samestep.testing.summary import Tally
+    from samestep.testing.world import WorldHolder
+
+HOLDER: pytest.StashKey[WorldHolder] = pytest.StashKey()
+TALLY: pytest.StashKey[Tally] = pytest.StashKey()
+
+EXPECTED_INI = "samestep_ranks_expected"
+TIMEOUT_INI = "samestep_ranks_timeout"
+BACKENDS_INI = "samestep_backends"
+
+
+def add(parser: pytest.Parser) -> None:
+    """Register the ini options."""
+    expected_help = "size:count ...; the run fails if fewer tests than count ran on size ranks"
+    parser.addini(EXPECTED_INI, expected_help, "args", [])
+    parser.addini(
+        TIMEOUT_INI, "seconds a test with the mark `ranks` may take; the mark can say else", default="60"
+    )
+    parser.addini(BACKENDS_INI, "backends that the fixture `group` stands for", "args", ["self", "mpi"])
+
+
+def default_timeout(config: pytest.Config) -> float:
+    """Seconds a test may take whose mark says nothing."""
+    text = config.getini(TIMEOUT_INI)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise pytest.UsageError(f"{TIMEOUT_INI} must be a positive number of seconds, got {text!r}")
+    return seconds
+
+
+def backend_names(config: pytest.Config) -> Sequence[str]:
+    """Names of the backends that `group` stands for."""
+    names: list[str] = config.getini(BACKENDS_INI)
+    return names
+
+
+def expected(config: pytest.Config) -> dict[int, int]:
+    """Number of tests promised for each number of ranks.
+
+    Raises:
+      pytest.UsageError: an entry is not `size:count`.
+    """
+    promised = {}
+    for entry in config.getini(EXPECTED_INI):
+        size, _, count = entry.partition(":")
+        if not (size.isdigit() and count.isdigit()):
+            raise pytest.UsageError(f"{EXPECTED_INI}: entries are size:count, as in 2:40, got {entry!r}")
+        promised[int(size)] = int(count)
+    return promised

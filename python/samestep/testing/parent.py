@@ -1,0 +1,235 @@
+"""Plain `pytest`: the process the user started collects, starts the ranks, and speaks for them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samestep.testing import marks, reports, wire
+from samestep.testing.launch import Launch, LaunchError
+from samestep.testing.options import TALLY, default_timeout
+from samestep.testing.order import world_of
+
+CRASH = "Fatal Python error"  # faulthandler's first words
+GRACE_S = 10.0  # for the other ranks to end by themselves once one has failed
+LEFT_OUT = ("no:terminal", "no:cacheprovider", "no:faulthandler", "no:junitxml")
+
+
+class ParentPlugin:
+    """Runs marked items on ranks, one launch per file and rank count; leaves the others to pytest."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._folder = Path(tempfile.mkdtemp(prefix="samestep-"))
+        self._launch: Launch | None = None
+        self._hopeless: dict[tuple[Path, int], str] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Run a marked item on ranks and log what they report."""
+        mark = marks.of(item)
+        if mark is None:
+            self._end()
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in self._run(item, nextitem, mark):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        _tear_down_here(item, nextitem)
+        return True
+
+    def pytest_sessionfinish(self) -> None:
+        """End the last launch in the normal way."""
+        self._end()
+
+    def pytest_unconfigure(self) -> None:
+        """Leave nothing behind, whatever happened."""
+        if self._launch is not None:
+            self._launch.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _run(
+        self, item: pytest.Item, nextitem: pytest.Item | None, mark: marks.Ranks
+    ) -> list[pytest.TestReport]:
+        try:
+            launch = self._launch_for(item, mark)
+        except LaunchError as error:
+            self._hopeless[item.path, world_of(item).size] = str(error)
+            return [reports.failure(item, str(error), when="setup")]
+        stays = nextitem is not None and not mark.alone and self._fits(nextitem, marks.of(nextitem))
+        next_id = nextitem.nodeid if nextitem is not None and stays else None
+        timeout = mark.timeout or default_timeout(self._config)
+        launch.tell(wire.Run(item.nodeid, next_id, timeout))
+        run = _OneTest(item, launch, mark, timeout, self._config)
+        run.follow()
+        if not run.usable:
+            launch.kill()
+            self._launch = None
+        elif not stays and (problem := self._end()):
+            text = f"after the last test of this launch {problem}"
+            run.by_rank[0].append(reports.failure(item, text, when="teardown"))
+        self._config.stash[TALLY].count(world_of(item), run.by_rank, run.place)
+        return reports.merge(run.by_rank)
+
+    def _fits(self, item: pytest.Item, mark: marks.Ranks | None) -> bool:
+        """Whether `item` can run in the interpreters that are there."""
+        if mark is None or mark.alone or self._launch is None:
+            return False
+        return self._launch.path == item.path and self._launch.size == world_of(item).size
+
+    def _launch_for(self, item: pytest.Item, mark: marks.Ranks) -> Launch:
+        if self._launch is not None and self._fits(item, mark):
+            return self._launch
+        self._end()
+        size, tally = world_of(item).size, self._config.stash[TALLY]
+        if (item.path, size) in self._hopeless:
+            raise LaunchError(self._hopeless[item.path, size])
+        folder = self._folder / str(tally.n_launches)
+        folder.mkdir()
+        tally.n_launches += 1
+        self._launch = Launch(
+            size,
+            item.path,
+            options=_options_of_ranks(self._config),
+            folder=folder,
+            tolerant=bool(mark.dies),
+        )
+        return self._launch
+
+    def _end(self) -> str:
+        """End the ranks in the normal way; what went wrong, or an empty string."""
+        launch, self._launch = self._launch, None
+        return launch.quit() if launch is not None else ""
+
+
+class _OneTest:
+    """Follows the ranks through one test until all have ended it, died, or run out of time."""
+
+    def __init__(
+        self, item: pytest.Item, launch: Launch, mark: marks.Ranks, timeout: float, config: pytest.Config
+    ) -> None:
+        self._item = item
+        self._launch = launch
+        self._mark = mark
+        self._timeout = timeout
+        self._config = config
+        self._deadline = time.monotonic() + timeout
+        self._pending = dict(launch.connections)
+        self._failed_first: int | None = None
+        self._dead: list[int] = []
+        self.by_rank: dict[int, list[pytest.TestReport]] = {rank: [] for rank in launch.connections}
+        self.usable = not mark.dies
+        self.place = ""
+
+    def follow(self) -> None:
+        """Listen until the test has ended on every rank, one way or another."""
+        while self._pending and (left := self._deadline - time.monotonic()) > 0:
+            for end in wait(list(self._pending.values()), left):
+                self._hear(next(rank for rank, c in self._pending.items() if c is end))
+        if self._pending:
+            self._give_up_on(self._launch.dump(self._pending))
+        self._tell_of_the_dead()
+        for rank in self._mark.dies:
+            if self.by_rank[rank] and not any(r.failed for r in self.by_rank[rank]):
+                self._add(rank, f"rank {rank} was to die, as dies={set(self._mark.dies)} says, but lives")
+
+    def _hear(self, rank: int) -> None:
+        connection: Connection = self._pending[rank]
+        try:
+            message = connection.recv()
+        except (EOFError, OSError):
+            self._has_died(rank)
+            return
+        if isinstance(message, wire.Report):
+            report = self._config.hook.pytest_report_from_serializable(config=self._config, data=message.data)
+            self.by_rank[rank].append(report)
+            if report.failed:
+                self._expect_the_end(rank)
+        elif isinstance(message, wire.Done):
+            del self._pending[rank]
+            self.place = self.place or message.place
+
+    def _has_died(self, rank: int) -> None:
+        del self._pending[rank]
+        self._launch.forget(rank)
+        self.usable = False
+        if rank in self._mark.dies:
+            self.by_rank[rank].clear()
+            return
+        self._dead.append(rank)
+        self._expect_the_end(rank)
+
+    def _tell_of_the_dead(self) -> None:
+        """A launcher ends all ranks when one dies: the one that crashed, or else the first, is the cause."""
+        logs = {rank: self._launch.printed(rank) for rank in self._dead}
+        crashed = [rank for rank in self._dead if CRASH in logs[rank]]
+        cause = next(iter(crashed or self._dead), None)
+        for rank in self._dead:
+            launcher = self._launch.epitaph() if rank == cause else ""
+            consequence = rank != cause or self._failed_first not in self._dead
+            text = f"rank {rank} died during the test{logs[rank]}{launcher}"
+            self._add(rank, text, consequence=consequence)
+
+    def _give_up_on(self, tracebacks: Mapping[int, str]) -> None:
+        self.usable = False
+        for rank, text in tracebacks.items():
+            if self._failed_first is None:
+                why = f"rank {rank} had not ended the test after {self._timeout:g} s"
+            else:
+                why = f"rank {rank} was still at it {GRACE_S:g} s after rank {self._failed_first} had failed"
+            self._add(rank, f"{why}. It was here:\n{text}", consequence=self._failed_first is not None)
+
+    def _add(self, rank: int, text: str, *, consequence: bool = False) -> None:
+        self.by_rank[rank].append(reports.failure(self._item, text, consequence=consequence))
+        self.usable = False
+
+    def _expect_the_end(self, rank: int) -> None:
+        """`rank` has failed: the others get little more time."""
+        self.usable = False
+        if self._failed_first is None:
+            self._failed_first = rank
+            self._deadline = min(self._deadline, time.monotonic() + GRACE_S)
+
+
+def _options_of_ranks(config: pytest.Config) -> dict[str, Any]:
+    """The user's options, without those that report, select or repeat: that is done here."""
+    options = {name: value for name, value in vars(config.option).items() if _is_plain(value)}
+    options.pop("file_or_dir", None)
+    return options | {
+        "plugins": [*config.option.plugins, *LEFT_OUT],
+        "rootdir": str(config.rootpath),
+        "inifilename": None if config.inipath is None else str(config.inipath),
+        "capture": "sys",  # what libraries print past Python goes to the rank's log, also when it crashes
+        "keyword": "",
+        "markexpr": "",
+        "deselect": None,
+        "maxfail": 0,
+        "usepdb": False,
+        "trace": False,
+        "stepwise": False,
+        "xmlpath": None,
+    }
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(_is_plain(k) and _is_plain(v) for k, v in value.items())
+    return value is None or isinstance(value, (bool, int, float, str, bytes))
+
+
+def _tear_down_here(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Tear down what unmarked tests before `item` have set up in this process and nobody needs any more."""
+    state = item.session._setupstate
+    call = pytest.CallInfo.from_call(lambda: state.teardown_exact(nextitem), when="teardown")
+    if call.excinfo is not None:
+        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+        item.ihook.pytest_runtest_logreport(report=report)

@@ -1,0 +1,103 @@
+"""The hooks and fixtures that pytest loads; see the package `samestep.testing` for what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from _pytest.terminal import TerminalReporter
+
+from samestep.testing import marks, options, order, summary, wire
+
+if TYPE_CHECKING:
+    from samestep.backend import Backend
+
+_TOGETHER = "samestep-together"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the ini options."""
+    options.add(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Only rank 0 of an mpirun writes a report file; decided before the plugin that writes it looks."""
+    world = wire.launcher_world()
+    if world is not None and world[0] != 0:
+        config.option.xmlpath = None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Find out what this process is: the parent of ranks, a rank of an mpirun, or a rank of a parent."""
+    config.addinivalue_line("markers", marks.MARKER_HELP)
+    config.stash[options.TALLY] = summary.Tally()
+    if config.pluginmanager.has_plugin("samestep-rank") or config.getoption("help", False):
+        return
+    options.expected(config)
+    world = wire.launcher_world()
+    if world is None:
+        from samestep.testing.parent import ParentPlugin
+
+        config.pluginmanager.register(ParentPlugin(config), "samestep-parent")
+    else:
+        from samestep.testing.together import TogetherPlugin
+
+        config.pluginmanager.register(TogetherPlugin(config, world[1]), _TOGETHER)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make one item of a marked test for each world."""
+    order.parametrise(metafunc)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bring together what can share a launch."""
+    order.sort(items)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run that ran fewer tests than were promised."""
+    fine = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if fine and _shortages(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+    """Say what ran on how many ranks."""
+    summary.write(terminalreporter, config.stash[options.TALLY], _shortages(config))
+
+
+def _shortages(config: pytest.Config) -> list[str]:
+    if config.pluginmanager.has_plugin("samestep-rank"):
+        return []
+    world = wire.launcher_world()
+    return summary.shortages(config, config.stash[options.TALLY], world[1] if world else None)
+
+
+@pytest.fixture(name=order.WORLD)
+def _world(request: pytest.FixtureRequest) -> marks.World:
+    if not hasattr(request, "param"):
+        name = request.node.name
+        pytest.fail(f"{name} runs on no rank: give it a mark like @pytest.mark.ranks(1, 2)", pytrace=False)
+    world: marks.World = request.param
+    return world
+
+
+@pytest.fixture
+def ranks(_samestep_world: marks.World) -> int:
+    """Number of ranks that run this test together."""
+    return _samestep_world.size
+
+
+@pytest.fixture
+def group(_samestep_world: marks.World, request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """The world of all ranks that run this test: an `ss.Backend` on each backend in turn.
+
+    It is kept from test to test. A test may close it; one that only wants to break a group takes
+    `group.split(0)`.
+    """
+    yield request.config.stash[options.HOLDER].get(_samestep_world.backend or "")

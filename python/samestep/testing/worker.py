@@ -1,0 +1,122 @@
+"""One rank of a test file: `python -m samestep.testing.worker SOCKET FOLDER`, started by the parent pytest.
+
+Collects the file as the parent did, then runs the tests it is told to, in the order it is told.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NoReturn
+
+import pytest
+
+from samestep.testing import wire
+from samestep.testing.options import HOLDER, default_timeout
+
+if TYPE_CHECKING:
+    from samestep.testing.world import WorldHolder
+
+SELF_DESTRUCT_S = 20.0  # after a test's own deadline: the parent is gone or stuck, so end without its help
+
+
+class RankPlugin:
+    """Replaces pytest's loop over the items by the parent's orders."""
+
+    def __init__(self, parent: Connection, log: IO[str], config: pytest.Config) -> None:
+        self._parent = parent
+        self._log = log
+        self._config = config
+        self._items: dict[str, pytest.Item] = {}
+        self._problem = ""
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep the text of a file that cannot be collected."""
+        if report.failed:
+            self._problem = report.longreprtext
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run what the parent says until it says no more."""
+        self._items = {item.nodeid: item for item in session.items}
+        self._parent.send(wire.Ready(self._problem))
+        while (order := self._next_order()) is not None:
+            self._run(order)
+        return True
+
+    def _next_order(self) -> wire.Run | None:
+        try:
+            order: wire.Run | None = self._parent.recv()
+        except (EOFError, OSError):
+            _leave("the pytest process has gone")
+        return order
+
+    def _run(self, order: wire.Run) -> None:
+        item = self._items.get(order.nodeid)
+        if item is None:
+            _leave(f"this rank did not collect {order.nodeid}; has it {len(self._items)} other tests?")
+        faulthandler.dump_traceback_later(order.timeout + SELF_DESTRUCT_S, exit=True, file=self._log)
+        next_item = self._items.get(order.next_id) if order.next_id else None
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=next_item)
+        faulthandler.cancel_dump_traceback_later()
+        self._parent.send(wire.Done(self._config.stash[HOLDER].place))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Send each phase as it ends; a failure is told to the peers at once."""
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        self._parent.send(wire.Report(data))
+        if report.failed:
+            self._config.stash[HOLDER].give_up(f"{report.nodeid} failed on this rank")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """Finalise the world while all ranks are here."""
+        self._config.stash[HOLDER].close()
+
+
+def _leave(reason: str) -> NoReturn:
+    print(f"samestep.testing: {reason}", file=sys.__stderr__, flush=True)
+    os._exit(1)
+
+
+def _redirect(path: Path) -> IO[str]:
+    """Send what this process and its libraries print, and tracebacks of crashes, to `path`."""
+    log = path.open("w", encoding="utf-8", buffering=1)
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    return log
+
+
+def main(socket_path: str, folder: str) -> int:
+    """Run one rank until the parent says it is enough."""
+    rank, _ = wire.launcher_world() or (0, 1)
+    log = _redirect(Path(folder) / f"rank_{rank}.log")
+    faulthandler.enable(log, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, log, all_threads=True)
+    parent = wire.connect(socket_path)
+    parent.send(wire.Hello(rank, os.getpid()))
+    setup: wire.Setup = parent.recv()
+    options = setup.options | {"basetemp": str(Path(folder) / f"tmp_{rank}")}
+    config = pytest.Config.fromdictargs(options, [setup.path])
+    plugin = RankPlugin(parent, log, config)
+    config.pluginmanager.register(plugin, "samestep-rank")
+    config.stash[HOLDER] = _holder(config)
+    try:
+        return int(config.hook.pytest_cmdline_main(config=config))
+    finally:
+        config._ensure_unconfigure()
+
+
+def _holder(config: pytest.Config) -> WorldHolder:
+    from samestep.testing.world import WorldHolder
+
+    return WorldHolder(default_timeout(config) / 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

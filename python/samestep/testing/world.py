@@ -1,0 +1,114 @@
+"""The world a rank offers to its tests: one backend at a time, made again when a test has ended it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from samestep import world
+from samestep.backend import Backend, MPIBackend, NativeBackend
+
+
+class WorldHolder:
+    """Keeps the world between tests, since initialising costs more than most tests."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._name: str | None = None
+        self._backend: Backend | None = None
+        self.place = ""
+
+    def get(self, name: str) -> Backend:
+        """The world on backend `name`; collective when the last one was another or has been closed."""
+        if self._backend is None or self._name != name or self._backend.closed:
+            self.close()
+            self._backend = _opening(name)(self._timeout)
+            self._name = name
+            self.place = _place(self._backend)
+        return self._backend
+
+    def give_up(self, reason: str) -> None:
+        """Tell the peers that this rank has failed, so that they need not wait for a deadline."""
+        if self._backend is not None and not self._backend.closed:
+            self._backend._abandon(reason)
+
+    def close(self) -> None:
+        """Finalise whatever world exists, ours or one a test made."""
+        self._name = self._backend = None
+        if world.initialized():
+            world.finalize()
+        while _places:
+            with contextlib.suppress(OSError):
+                _places.pop().rmdir()
+
+
+def _alone(timeout: float) -> Backend:
+    return world.initialize(NativeBackend, timeout=timeout)
+
+
+def _mpi(timeout: float) -> Backend:
+    return world.initialize(MPIBackend, timeout=timeout)
+
+
+def _mpi_alone(timeout: float) -> Backend:
+    """All through MPI, shared memory or not."""
+    before = os.environ.get("SAMESTEP_MPI_ENGINE")
+    os.environ["SAMESTEP_MPI_ENGINE"] = "direct"
+    try:
+        return _mpi(timeout)
+    finally:
+        del os.environ["SAMESTEP_MPI_ENGINE"]
+        if before is not None:
+            os.environ["SAMESTEP_MPI_ENGINE"] = before
+
+
+def _native(timeout: float) -> Backend:
+    """Without MPI, but for the ranks' agreement on a place to meet."""
+    from mpi4py import MPI
+
+    ranks = MPI.COMM_WORLD
+    if ranks.Get_size() == 1:
+        return _alone(timeout)
+    place = ranks.bcast(tempfile.mkdtemp(prefix="samestep-") if ranks.Get_rank() == 0 else None)
+    method = f"file://{place}/meeting"
+    try:
+        return world.initialize(
+            NativeBackend,
+            init_method=method,
+            rank=ranks.Get_rank(),
+            world_size=ranks.Get_size(),
+            timeout=timeout,
+        )
+    finally:
+        if ranks.Get_rank() == 0:
+            _places.append(Path(place))
+
+
+_places: list[Path] = []  # of meetings; their files go with the worlds
+_OPENINGS: dict[str, Callable[[float], Backend]] = {
+    "self": _alone,
+    "mpi": _mpi,
+    "direct": _mpi_alone,
+    "native": _native,
+}
+
+
+def _opening(name: str) -> Callable[[float], Backend]:
+    if name not in _OPENINGS:
+        raise ValueError(f"samestep_backends: unknown backend {name!r}; known: {', '.join(_OPENINGS)}")
+    return _OPENINGS[name]
+
+
+def _place(backend: Backend) -> str:
+    """Where this world is, for the summary: "Open MPI 5.0.11, one host"; empty without an MPI library."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is None:
+        return ""
+    name, version = mpi.get_vendor()
+    hosts = "one host" if backend.node_count == 1 else f"{backend.node_count} hosts"
+    return f"{name} {'.'.join(map(str, version))}, {hosts}"

@@ -1,0 +1,122 @@
+"""Operations under way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from samestep import _core
+from samestep.errors import InvalidArgumentError
+
+__all__ = ["Status", "Work", "seconds"]
+
+
+def seconds(timeout: float) -> float:
+    """A timeout that a user gave to a blocking call, checked before anything is started.
+
+    Raises:
+      InvalidArgumentError: it is no number > 0.
+    """
+    try:
+        value = float(timeout)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not value > 0:
+        raise InvalidArgumentError(f"timeout must be a number of seconds > 0, got {timeout!r}")
+    return value
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a received message came from."""
+
+    source: int
+    """Rank of the sender, in the group it was received on."""
+    tag: int
+    count: int
+    """Elements received."""
+
+
+class Work:
+    """An operation under way: what every `i...` verb returns.
+
+    Any number may be outstanding, and they may be waited for in any order. Waiting for one lets all
+    advance. A `Work` that is dropped is waited for; it can also be awaited in a coroutine.
+
+    Example:
+      >>> import numpy as np, samestep as ss
+      >>> backend = ss.initialize()
+      >>> work = backend.iallreduce(np.ones(3))
+      >>> work.wait()
+      array([1., 1., 1.])
+      >>> work.done(), work.exception()
+      (True, None)
+    """
+
+    __slots__ = ("_finish", "_has_result", "_inner", "_result", "_timeout")
+
+    def __init__(self, inner: _core.Work, timeout: float, finish: Callable[[], Any] | None = None) -> None:
+        self._inner = inner
+        self._timeout = timeout
+        self._finish = finish
+        self._has_result = False
+        self._result: Any = None
+
+    def done(self) -> bool:
+        """Make progress; True once the operation has ended, well or not. Never blocks."""
+        return self._inner.done()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Block until the operation has ended, and return what the blocking verb returns.
+
+        Args:
+          timeout: seconds to wait at most. Running out of it breaks nothing: `wait` may be called again.
+            None: the group's timeout, which ends the group where it runs out.
+
+        Raises:
+          TimeoutError: the time is over; says who has arrived and who has not.
+          Error: what went wrong in the operation, each time it is asked.
+        """
+        self._inner.wait(self._timeout if timeout is None else float(timeout), timeout is None)
+        return self._take()
+
+    def exception(self) -> BaseException | None:
+        """What went wrong, or None; also None while the operation is under way."""
+        return self._inner.exception() if self._inner.done() else None
+
+    def _take(self) -> Any:
+        if not self._has_result:
+            self._result = self._finish() if self._finish is not None else None
+            self._has_result = True
+            self._finish = None
+        return self._result
+
+    def _wait_blocking(self, timeout: float | None) -> Any:
+        self._inner.wait(self._timeout if timeout is None else float(timeout), True)
+        return self._take()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        import asyncio  # costs more to import than the rest of the package
+
+        pause = 0.0
+        while not self.done():
+            yield from asyncio.sleep(pause).__await__()
+            pause = min(pause + 1e-4, 5e-3)
+        return self.wait(0.0)
+
+    def __del__(self) -> None:
+        inner = getattr(self, "_inner", None)  # __init__ may have failed
+        if inner is None or inner.done():
+            return
+        try:
+            inner.wait(self._timeout, True)
+        except Exception as error:
+            import logging
+
+            logging.getLogger("samestep").warning("an operation dropped without wait() failed: %s", error)
+
+    def __repr__(self) -> str:
+        state = "under way" if not self.done() else "failed" if self.exception() else "done"
+        return f"<samestep.Work: {state}>"

@@ -1,0 +1,339 @@
+"""Start and end: the one world of the process."""
+
+from __future__ import annotations
+
+import atexit
+import enum
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from samestep import _core, facts, hosts, uncaught
+from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend, _warn
+from samestep.errors import InvalidArgumentError, NotInitializedError, UnavailableError
+from samestep.objects import exchange_objects
+
+__all__ = [
+    "Missing",
+    "finalize",
+    "get_distributed_backend",
+    "initialize",
+    "initialized",
+    "missing",
+]
+
+DEFAULT_TIMEOUT = 600.0  # seconds
+DEFAULT_WARN_AFTER = 30.0  # seconds
+
+_CLASSES: dict[str, type[Backend]] = {"mpi": MPIBackend, "nccl": NCCLBackend, "native": NativeBackend}
+
+
+class Missing(enum.Enum):
+    """The type of `missing`."""
+
+    missing = "missing"
+
+    def __repr__(self) -> str:
+        return "samestep.missing"
+
+
+missing = Missing.missing
+"""For `cuda_devices=` and `amdgpu_devices=`: do not touch that kind of device."""
+
+_Devices = Sequence[int] | Missing | None
+
+_world: Backend | None = None
+_arguments: dict[str, Any] = {}
+_at_exit_registered = False
+
+
+def initialize(
+    backend: type[Backend] | str | None = None,
+    *,
+    cuda_devices: _Devices = None,
+    amdgpu_devices: _Devices = None,
+    init_method: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    timeout: float | None = None,
+    shared_arrays: bool = False,
+) -> Backend:
+    """Join the other ranks of the job, and return the backend that reaches them.
+
+    Collective: every rank of the job calls it. A second call with the same arguments returns the same object.
+
+    Args:
+      backend: `MPIBackend`, `NCCLBackend` or `NativeBackend` (the class), or its name ("mpi", "nccl", "native").
+        None: choose by how the process was started. Under an MPI launcher MPI, wrapped by NCCL where every
+        rank has a GPU; alone, a world of one rank. `samestep doctor` shows the choice and why.
+      cuda_devices: which CUDA device each rank uses. None: round robin over the visible devices by local
+        rank (nothing without one); a list: the device for each local rank; `missing`: none is touched.
+      amdgpu_devices: the same for AMD devices.
+      init_method: how ranks meet; None or "mpi://" with MPI. With `NativeBackend` "env://", "tcp://host:port" of
+        rank 0, or "file:///path"; None: "env://" where a launcher started several ranks.
+      rank: checked against the launcher's; with one of these URLs it says who this rank is.
+      world_size: the same.
+      timeout: seconds that any operation may take, > 0. None: `SAMESTEP_TIMEOUT`, else 600.
+      shared_arrays: let NumPy place its arrays in memory shared by the ranks of a host. A matter of speed only,
+        and without effect in this version: `Backend.empty` makes such arrays.
+
+    Raises:
+      InvalidArgumentError: wrong values, or other arguments than in an earlier call.
+      UnavailableError: the backend or a device cannot be used, or the job was started by the launcher of
+        another MPI; says what was looked for and the cure.
+      TypeError: an instance was passed for the class.
+
+    Example:
+      >>> import samestep as ss
+      >>> backend = ss.initialize()
+      >>> backend.rank, backend.size
+      (0, 1)
+    """
+    global _world, _arguments  # noqa: PLW0603
+    requested = _name_of(backend)
+    arguments = {
+        "cuda_devices": _device_request(cuda_devices),
+        "amdgpu_devices": _device_request(amdgpu_devices),
+        "init_method": init_method,
+        "rank": rank,
+        "world_size": world_size,
+        "timeout": timeout,
+        "shared_arrays": shared_arrays,
+    }
+    if _world is not None and not _world.closed:
+        return _same_world(_world, requested, arguments)
+    _world = _open(requested, arguments)
+    _arguments = arguments
+    return _world
+
+
+def _name_of(backend: type[Backend] | str | None) -> str:
+    if backend is None:
+        return ""
+    if isinstance(backend, Backend):
+        raise TypeError(
+            f"initialize takes the class, not an instance: samestep.initialize(samestep.{type(backend).__name__})"
+        )
+    if isinstance(backend, type) and issubclass(backend, Backend) and backend.kind:
+        return backend.kind
+    if isinstance(backend, str):
+        if backend.lower() in _CLASSES:
+            return backend.lower()
+        raise InvalidArgumentError(
+            f"initialize: there is no backend {backend!r}; there are {', '.join(map(repr, _CLASSES))}"
+        )
+    raise TypeError(f"initialize: backend must be one of the classes or their names, got {backend!r}")
+
+
+def _device_request(devices: _Devices) -> list[int] | str | None:
+    if devices is None:
+        return None
+    if devices is missing:
+        return "missing"
+    if isinstance(devices, str):
+        raise InvalidArgumentError(
+            f"devices must be None, samestep.missing or a list of ints, got {devices!r}"
+        )
+    return [int(d) for d in devices]
+
+
+def _same_world(world: Backend, requested: str, arguments: dict[str, Any]) -> Backend:
+    differing = [f"{k} was {_arguments[k]!r}, now {v!r}" for k, v in arguments.items() if _arguments[k] != v]
+    if requested and requested != world.kind:
+        differing.insert(0, f"backend was {world.kind!r}, now {requested!r}")
+    if differing:
+        raise InvalidArgumentError(
+            f"initialize has been called with other arguments ({'; '.join(differing)}); "
+            "call samestep.finalize() on all ranks before starting anew"
+        )
+    return world
+
+
+def _open(requested: str, arguments: dict[str, Any]) -> Backend:
+    timeout = _seconds("timeout", arguments["timeout"], "SAMESTEP_TIMEOUT", DEFAULT_TIMEOUT)
+    warn_after = _seconds("warning", None, "SAMESTEP_WARN_AFTER", DEFAULT_WARN_AFTER)
+    _core.set_warning_callback(_warn, warn_after)
+    if isa := os.environ.get("SAMESTEP_ISA"):
+        _core.select_isa(isa)
+    known = facts.gather(
+        probe_mpi=requested == "mpi" or facts.launcher().name in facts.MPI_LAUNCHERS,
+        cuda=arguments["cuda_devices"] != "missing",
+        hip=arguments["amdgpu_devices"] != "missing",
+    )
+    choice = _core.choose(known, requested)
+    if choice.host == "mpi":
+        comm, leave = _open_mpi(known, arguments, timeout), _nothing
+    else:
+        from samestep.rendezvous import native_world
+
+        how = {name: arguments[name] for name in ("rank", "world_size")}
+        comm, leave = native_world.open_world(arguments["init_method"], **how, timeout=timeout)
+    try:
+        world = _world_over(comm, choice, known, arguments, timeout, leave)
+    except BaseException:
+        leave()
+        raise
+    uncaught.install()
+    _register_at_exit()
+    return world
+
+
+def _nothing() -> None:
+    pass
+
+
+def _world_over(  # noqa: PLR0917 - as they were found, one after the other
+    comm: _core.Communicator,
+    choice: _core.Choice,
+    known: _core.Facts,
+    arguments: dict[str, Any],
+    timeout: float,
+    at_end: Callable[[], None],
+) -> Backend:
+    if choice.backend == "nccl":
+        raise UnavailableError(
+            "NCCLBackend: device arrays are not carried by this version; use samestep.MPIBackend with host arrays "
+            f"({known.nccl_detail}; {known.device_detail})"
+        )
+    table = exchange_objects(comm, (hosts.host_identity(), sorted(os.sched_getaffinity(0))), timeout)
+    everywhere = [host for host, _ in table]
+    mine = [cpus for host, cpus in table if host == everywhere[comm.rank]]
+    usable = min(len(set().union(*mine)), max(_core.usable_cpus(), len(mine[0])))
+    placement = hosts.place(everywhere, comm.rank)
+    device = _assign(known, arguments, placement)
+    beneath = None
+    if _wants_node_engine(choice.host, placement):
+        comm, beneath = _open_node(comm, timeout), comm
+    comm.set_oversubscribed(len(mine) > usable)
+    return _CLASSES[choice.backend](
+        comm, timeout=timeout, device=device, world_hosts=everywhere, at_end=at_end, beneath=beneath
+    )
+
+
+def _seconds(what: str, given: float | None, variable: str, default: float) -> float:
+    text: Any = given if given is not None else os.environ.get(variable, default)
+    try:
+        seconds = float(text)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not seconds > 0:
+        source = what if given is not None else variable
+        raise InvalidArgumentError(f"initialize: {source} must be a number of seconds > 0, got {text!r}")
+    return seconds
+
+
+def _open_mpi(known: _core.Facts, arguments: dict[str, Any], timeout: float) -> _core.Communicator:
+    from samestep.rendezvous import mpi_world
+
+    method = arguments["init_method"]
+    if method is not None and not method.startswith("mpi://"):
+        raise InvalidArgumentError(
+            f"initialize: init_method {method!r} is not for MPI, whose launcher brings the ranks together; leave it out"
+        )
+    loaded = mpi_world.load()
+    _core.check_launch(known, _core.World(size=loaded.size, library=loaded.description))
+    _check_claim("world_size", arguments["world_size"], loaded.size)
+    if loaded.size == 1:
+        comm = _core.make_self_communicator("world")
+    else:
+        comm = mpi_world.open_world(loaded, oversubscribed=True, timeout=timeout)
+    _check_claim("rank", arguments["rank"], comm.rank)
+    return comm
+
+
+def _wants_node_engine(host_backend: str, placement: hosts.Placement) -> bool:
+    """Whether the ranks talk through shared memory although MPI has brought them together."""
+    engine = os.environ.get("SAMESTEP_MPI_ENGINE", "auto")
+    if engine not in ("auto", "node", "direct"):
+        raise InvalidArgumentError(f"SAMESTEP_MPI_ENGINE must be auto, node or direct, got {engine!r}")
+    if host_backend != "mpi" or placement.local_size == 1:
+        return False
+    if engine == "node" and placement.node_count > 1:
+        raise UnavailableError(
+            f"SAMESTEP_MPI_ENGINE=node needs all ranks on one host, but there are {placement.node_count}; "
+            "leave it out, or set it to direct"
+        )
+    return engine != "direct" and placement.node_count == 1
+
+
+def _open_node(beneath: _core.Communicator, timeout: float) -> _core.Communicator:
+    def exchange(mine: bytes) -> list[bytes]:
+        return exchange_objects(beneath, mine, timeout)
+
+    return _core.open_node_world("world", beneath.rank, beneath.size, exchange, timeout)
+
+
+def _check_claim(what: str, claimed: int | None, actual: int) -> None:
+    if claimed is not None and claimed != actual:
+        raise InvalidArgumentError(
+            f"initialize: {what}={claimed} was given but the launcher made it {actual}; leave {what} out"
+        )
+
+
+def _assign(known: _core.Facts, arguments: dict[str, Any], at: hosts.Placement) -> int | None:
+    cuda = _core.assign_device(
+        "cuda", arguments["cuda_devices"], at.local_rank, at.local_size, known.devices, known.device_detail
+    )
+    amdgpu = _core.assign_device(
+        "amdgpu", arguments["amdgpu_devices"], at.local_rank, at.local_size, 0, known.device_detail
+    )
+    return cuda if cuda is not None else amdgpu
+
+
+def _register_at_exit() -> None:
+    global _at_exit_registered  # noqa: PLW0603
+    if not _at_exit_registered:
+        _at_exit_registered = True
+        atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    """A net for programs that do not call finalize(): peers that still wait for this rank are told."""
+    if _world is None or _world.closed:
+        return
+    error = uncaught.last_uncaught()
+    ended = "its process ended without samestep.finalize()"
+    _world._abandon(ended if error is None else f"its process ended with {type(error).__name__}: {error}")
+    if error is not None and _world.size > 1:
+        # MPI_Finalize waits for all ranks. One that never learns of this error must not hold us for ever.
+        late = f"not all ranks have ended {_world.timeout:g} s later"
+        why = f"samestep: rank {_world.rank} ended with an error, and {late}"
+        _core.exit_later(_world.timeout, 1, why)
+
+
+def initialized(backend: type[Backend] | str | None = None) -> bool:
+    """Whether there is a world, of this backend if one is named.
+
+    Example:
+      >>> import samestep as ss
+      >>> backend = ss.initialize()
+      >>> ss.initialized(), ss.initialized("nccl")
+      (True, False)
+    """
+    requested = _name_of(backend)
+    return _world is not None and not _world.closed and requested in ("", _world.kind)
+
+
+def get_distributed_backend(backend: type[Backend] | str | None = None) -> Backend:
+    """The world's backend: the same object that `initialize` returned, every time.
+
+    Raises:
+      NotInitializedError: there is no world, or it is of another backend.
+    """
+    requested = _name_of(backend)
+    if _world is not None and not _world.closed and requested in ("", _world.kind):
+        return _world
+    argument = f"samestep.{_CLASSES[requested].__name__}" if requested else ""
+    call = f"samestep.initialize({argument})"
+    if _world is not None and not _world.closed:
+        raise NotInitializedError(f"the world's backend is {_world.kind!r}; {call} has not been called")
+    raise NotInitializedError(f"there is no backend: call {call} first")
+
+
+def finalize() -> None:
+    """End the world. Collective, idempotent; `initialize` may follow."""
+    global _world
+    world, _world = _world, None
+    if world is not None:
+        world.close()

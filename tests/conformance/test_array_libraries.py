@@ -1,0 +1,194 @@
+"""Arrays of other libraries: torch, JAX, and what has no library."""
+
+import array
+
+import numpy as np
+import pytest
+import samestep as ss
+from reference import assert_same, dtype, reduced, values
+
+pytestmark = pytest.mark.ranks(1, 2)
+
+
+def inputs_of(group, shape, name="float32"):
+    return [values(rank, shape, name) for rank in range(group.size)]
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture
+def jax():
+    return pytest.importorskip("jax")
+
+
+TORCH_DTYPES = [
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+]
+
+
+def test_torch_in_place_and_returned(group, torch):
+    for name in TORCH_DTYPES:
+        inputs = inputs_of(group, (3, 5), name)
+        x = torch.from_numpy(inputs[group.rank].copy())
+        assert group.allreduce(x) is x
+        assert_same(x.numpy(), reduced(inputs, "sum"), name)
+
+
+def test_torch_bfloat16(group, torch):
+    inputs = inputs_of(group, 37, "bfloat16")
+    x = torch.from_numpy(inputs[group.rank].view("int16").copy()).view(torch.bfloat16)
+    assert group.allreduce(x) is x
+    assert_same(x.view(torch.int16).numpy().view(dtype("bfloat16")), reduced(inputs, "sum"))
+
+
+def test_torch_gives_torch(group, torch):
+    n, rank = group.size, group.rank
+    blocks = inputs_of(group, (n, 3))
+    x = torch.from_numpy(blocks[rank].copy())
+    for got, expected in [
+        (group.allgather(x), np.stack(blocks)),
+        (group.alltoall(x), np.stack([b[rank] for b in blocks])),
+        (group.reduce_scatter(x), reduced(blocks, "sum")[rank]),
+        (group.allgatherv(x), np.concatenate(blocks)),
+        (group.scatter(x if rank == 0 else None), blocks[0][rank]),
+        (group.bcast(x.clone(), root=n - 1), blocks[n - 1]),
+    ]:
+        assert isinstance(got, torch.Tensor)
+        assert_same(got.numpy(), expected)
+    got = group.gather(x)
+    assert got is None if rank else isinstance(got, torch.Tensor)
+
+
+def test_torch_strided_and_0d(group, torch):
+    inputs = inputs_of(group, (4, 6))
+    x = torch.from_numpy(inputs[group.rank].copy())
+    group.allreduce(x.t()[1:, ::2])
+    expected = inputs[group.rank].copy()
+    expected[::2, 1:] = reduced([a[::2, 1:] for a in inputs], "sum")
+    assert_same(x.numpy(), expected)
+    y = torch.tensor(group.rank + 1.0)
+    assert group.allreduce(y) is y
+    assert y.item() == group.size * (group.size + 1) / 2
+
+
+def test_torch_parameters_and_gradients(group, torch):
+    model = torch.nn.Linear(3, 2)
+    with torch.no_grad():
+        model.weight.fill_(group.rank + 1.0)
+    model(torch.ones(1, 3)).sum().backward()
+    group.allreduce(model.weight.grad, "avg")
+    assert_same(model.weight.grad.numpy(), np.ones((2, 3), "float32"))
+    group.bcast(model.weight.data, root=group.size - 1)
+    assert (model.weight == group.size).all()
+
+
+def test_torch_conjugate_and_negative_views_are_resolved_or_refused(group, torch):
+    for view in (lambda t: t.conj(), lambda t: t.conj().imag):
+        x = torch.full((3,), 1 + 2j)
+        try:
+            got = group.allgather(view(x))
+        except ss.InvalidArgumentError:
+            assert group.allreduce(1) == group.size
+            continue
+        assert torch.equal(got, torch.stack([view(x).resolve_conj().resolve_neg()] * group.size))
+
+
+def test_torch_sparse_tensors_are_refused(group, torch):
+    with pytest.raises((TypeError, ss.InvalidArgumentError), match=r"(?i)sparse|layout|strided"):
+        group.allreduce(torch.eye(3).to_sparse())
+    assert group.allreduce(1) == group.size
+
+
+def test_jax_arrays_are_left_and_new_ones_returned(group, jax):
+    for name in ["bool", "int32", "uint8", "float16", "bfloat16", "float32", "complex64"]:
+        inputs = inputs_of(group, (3, 5), name)
+        x = jax.numpy.asarray(inputs[group.rank])
+        got = group.allreduce(x)
+        assert isinstance(got, jax.Array)
+        assert got is not x
+        assert_same(np.asarray(got), reduced(inputs, "sum"), name)
+        assert_same(np.asarray(x), inputs[group.rank], "the input")
+
+
+def test_jax_gives_jax(group, jax):
+    n, rank = group.size, group.rank
+    blocks = inputs_of(group, (n, 3))
+    x = jax.numpy.asarray(blocks[rank])
+    for got, expected in [
+        (group.bcast(x, root=n - 1), blocks[n - 1]),
+        (group.allgather(x), np.stack(blocks)),
+        (group.alltoall(x), np.stack([b[rank] for b in blocks])),
+        (group.reduce_scatter(x), reduced(blocks, "sum")[rank]),
+        (group.allgatherv(x), np.concatenate(blocks)),
+        (group.scatter(x if rank == 0 else None), blocks[0][rank]),
+    ]:
+        assert isinstance(got, jax.Array)
+        assert_same(np.asarray(got), expected)
+
+
+def test_jax_arrays_cannot_be_received_into(group, jax):
+    x = jax.numpy.zeros(3)
+    with pytest.raises(ss.InvalidArgumentError, match=r"read-only|writ|immutable"):
+        group.recv(x, 0)
+    with pytest.raises(ss.InvalidArgumentError, match=r"read-only|writ|immutable"):
+        group.allreduce(np.zeros(3, "float32"), out=x)
+
+
+def test_jax_tracers_are_refused_with_a_cure(group, jax):
+    with pytest.raises((TypeError, ss.InvalidArgumentError)) as caught:
+        jax.jit(group.allreduce)(jax.numpy.zeros(3))
+    assert "jit" in str(caught.value) or "trace" in str(caught.value).lower()
+    assert group.allreduce(1) == group.size
+
+
+def test_ranks_may_use_different_libraries(group, torch, jax):
+    inputs = inputs_of(group, 9)
+    mine = inputs[group.rank].copy()
+    x = torch.from_numpy(mine) if group.rank == 0 else jax.numpy.asarray(mine)
+    assert_same(np.asarray(group.allreduce(x)), reduced(inputs, "sum"))
+
+
+def test_buffers_without_a_library(group):
+    n = group.size
+    x = array.array("d", [group.rank + 1.0, 2.0])
+    assert group.allreduce(x) is x
+    assert list(x) == [n * (n + 1) / 2, 2.0 * n]
+    y = bytearray([group.rank, 7])
+    assert group.bcast(y, root=n - 1) is y
+    assert list(y) == [n - 1, 7]
+    z = memoryview(array.array("i", [1, 2, 3]))
+    group.allreduce(z)
+    assert z.tolist() == [n, 2 * n, 3 * n]
+
+
+class OnlyDLPack:
+    """An array of an unknown library."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __dlpack__(self, **options):
+        return self.inner.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.inner.__dlpack_device__()
+
+
+def test_anything_with_dlpack(group):
+    inputs = inputs_of(group, (2, 3))
+    inner = inputs[group.rank].copy()
+    x = OnlyDLPack(inner)
+    group.allreduce(x)
+    assert_same(inner, reduced(inputs, "sum"))

@@ -1,0 +1,93 @@
+"""Python objects of any kind and size."""
+
+import pickle
+
+import numpy as np
+import pytest
+import samestep as ss
+
+pytestmark = pytest.mark.ranks(1, 2, 3)
+
+OBJECTS = [None, 0, "text", b"", [], {"a": (1, 2.5)}, {"nested": [{"x": None}]}, 10**100]
+SIZES = [0, 1, 7, 55, 56, 57, 1000, 4096, 8192, 65_536, 1_200_000, 5_000_001]
+
+
+def big(rank, size):
+    return {"rank": rank, "bytes": bytes([rank]) * size}
+
+
+@pytest.mark.parametrize("obj", OBJECTS, ids=lambda o: type(o).__name__)
+def test_kinds(group, obj):
+    root = group.size - 1
+    assert group.bcast_object(obj if group.rank == root else "other", root=root) == obj
+    assert group.allgather_object((group.rank, obj)) == [(rank, obj) for rank in range(group.size)]
+    got = group.gather_object((group.rank, obj), root=root)
+    assert got == ([(rank, obj) for rank in range(group.size)] if group.rank == root else None)
+    given = [(rank, obj) for rank in range(group.size)] if group.rank == root else None
+    assert group.scatter_object(given, root=root) == (group.rank, obj)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes(group, size):
+    n, rank = group.size, group.rank
+    assert group.bcast_object(big(9, size) if rank == 0 else None) == big(9, size)
+    assert group.allgather_object(big(rank, size)) == [big(r, size) for r in range(n)]
+    right, left = (rank + 1) % n, (rank - 1) % n
+    work = group.isend_object(big(rank, size), right, 4)
+    assert group.recv_object(left, 4) == big(left, size)
+    work.wait()
+
+
+def test_sizes_that_differ_between_ranks(group):
+    n, rank = group.size, group.rank
+    expected = [big(r, 1_000_000 * r) for r in range(n)]
+    assert group.allgather_object(expected[rank]) == expected
+    assert group.gather_object(expected[rank]) == (expected if rank == 0 else None)
+    assert group.scatter_object(expected if rank == 0 else None) == expected[rank]
+
+
+def test_root_gets_the_very_object_back(group):
+    obj = {"a": 1}
+    got = group.bcast_object(obj)
+    assert got == obj
+    assert group.rank != 0 or got is obj
+
+
+def test_arrays_and_classes_of_samestep_travel(group):
+    got = group.bcast_object({"x": np.arange(5), "op": ss.AVG} if group.rank == 0 else None)
+    assert got["op"] is ss.AVG
+    np.testing.assert_array_equal(got["x"], np.arange(5))
+
+
+def test_non_blocking(group):
+    n, rank = group.size, group.rank
+    a = group.ibcast_object([rank] if rank == 0 else None)
+    b = group.iallgather_object(rank * 10)
+    c = group.igather_object(rank, root=n - 1)
+    d = group.iscatter_object(list("abcd"[:n]) if rank == 0 else None)
+    assert d.wait() == "abcd"[rank]
+    assert c.wait() == (list(range(n)) if rank == n - 1 else None)
+    assert b.wait() == [10 * r for r in range(n)]
+    assert a.wait() == [0]
+
+
+def test_messages_from_anyone(group):
+    works = [group.isend_object(("hello", group.rank), 0, tag=6)]
+    if group.rank == 0:
+        got = sorted(group.recv_object(tag=6) for _ in range(group.size))
+        assert got == [("hello", rank) for rank in range(group.size)]
+    for work in works:
+        work.wait()
+
+
+def test_an_object_that_cannot_be_pickled_harms_nobody(group):
+    with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
+        group.allgather_object(lambda: None)
+    assert group.allgather_object(group.rank) == list(range(group.size))
+
+
+def test_a_list_of_the_wrong_length_raises_on_every_rank(group):
+    given = list(range(group.size + 1)) if group.rank == 0 else None
+    with pytest.raises(ss.InvalidArgumentError, match=f"{group.size}"):
+        group.scatter_object(given)
+    assert group.allgather_object(1) == [1] * group.size

@@ -1,0 +1,37 @@
+"""Containers and samplers over a real group."""
+
+import numpy as np
+import pytest
+import samestep as ss
+
+pytestmark = pytest.mark.ranks(1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("n_items", [0, 1, 2, 3, 10, 64])
+def test_every_item_is_in_one_part(group, n_items):
+    data = np.arange(n_items, dtype="f8") ** 2
+    part = ss.DistributedDataContainer(group, data)
+    lengths = group.allgather_object(len(part))
+    assert sum(lengths) == n_items
+    assert max(lengths) - min(lengths) <= 1
+    total = group.allreduce(np.array(sum(part, 0.0)), "sum")
+    np.testing.assert_allclose(total, data.sum())
+
+
+@pytest.mark.parametrize("mode", ["exact", "pad", "drop"])
+def test_all_ranks_draw_the_same_order(group, mode):
+    sampler = ss.DistributedSampler(group, 11, seed=5, mode=mode)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        orders = group.allgather_object(sampler.order().tolist())
+        assert all(order == orders[0] for order in orders)
+        seen = [i for share in group.allgather_object(list(sampler)) for i in share]
+        if mode == "exact":
+            assert sorted(seen) == list(range(11))
+
+
+def test_a_mean_over_uneven_parts_equals_that_of_one_process(group):
+    data = np.arange(11.0)
+    part = ss.DistributedDataContainer(group, data)[:]
+    total = group.allreduce_tree({"sum": part.sum(), "n": len(part)}, "sum")
+    np.testing.assert_allclose(total["sum"] / total["n"], data.mean())

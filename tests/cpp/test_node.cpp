@@ -1,0 +1,256 @@
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <numeric>
+#include <string>
+#include <thread>
+
+#include "core/error.h"
+#include "local_network.h"
+#include "node/node_communicator.h"
+#include "thread_host.h"
+
+using namespace samestep;
+
+namespace {
+
+using Floats = std::vector<float>;
+
+Deadline soon() { return Deadline::after(Seconds(60)); }
+
+/// A host of `size` threads; each joins once.
+struct Town {
+  Town(int n_ranks, Reach how) : size(n_ranks), reach(how), house(std::make_shared<ThreadHost::House>()) {}
+  std::shared_ptr<Communicator> join(int rank) {
+    host = std::make_shared<ThreadHost>(house, rank, size, reach);
+    return join(host);
+  }
+  std::shared_ptr<Communicator> join(std::shared_ptr<ThreadHost> as) {
+    std::vector<int> members(static_cast<std::size_t>(size));
+    std::iota(members.begin(), members.end(), 0);
+    ExchangeOptions options;
+    options.oversubscribed = true;
+    return NodeCommunicator::open(std::move(as), members, options, soon());
+  }
+  int size;
+  Reach reach;
+  std::shared_ptr<ThreadHost::House> house;
+  static thread_local std::shared_ptr<ThreadHost> host;
+};
+thread_local std::shared_ptr<ThreadHost> Town::host;
+
+Buffer buffer(Floats& values) { return {values.data(), values.size(), DType::float32}; }
+Shape shape(const Floats& values) { return Shape::flat(values.size()); }
+
+float element(int rank, std::size_t i) { return static_cast<float>(i % 17) + static_cast<float>(rank); }
+Floats contribution(int rank, std::size_t count) {
+  Floats values(count);
+  for (std::size_t i = 0; i < count; ++i) values[i] = element(rank, i);
+  return values;
+}
+Floats sum(int size, std::size_t count) {
+  Floats values(count);
+  for (int rank = 0; rank < size; ++rank) {
+    for (std::size_t i = 0; i < count; ++i) values[i] += element(rank, i);
+  }
+  return values;
+}
+
+// Every way through: in the line, behind it, staged in one and in several windows, dealt out, claimed.
+constexpr std::size_t kLong = 20'003;  // longer ones take time under the sanitizers: on three ranks only
+constexpr std::size_t kCounts[] = {0, 1, 2, 5, 26, 27, 300, 3000, 20'003, 100'003, 270'001};
+
+}  // namespace
+
+TEST_CASE("node: reductions and broadcasts by every way, in place, every root") {
+  for (const Reach reach : {Reach::none, Reach::kernel, Reach::shared}) {
+    for (const int size : {1, 2, 3, 4}) {
+      Town town(size, reach);
+      as_threads(size, [&](int rank) {
+        const auto group = town.join(rank);
+        for (const std::size_t count : kCounts) {
+          if (count > kLong && size != 3) continue;
+          Floats all = contribution(rank, count);
+          group->all_reduce(buffer(all), buffer(all), {}, shape(all))->wait(soon());
+          REQUIRE(all == sum(size, count));
+          Floats now = contribution(rank, count), into(count);
+          if (const auto work = group->all_reduce_now(buffer(now), buffer(into), {}, shape(now))) work->wait(soon());
+          REQUIRE(into == sum(size, count));
+          REQUIRE(now == contribution(rank, count));
+          for (int root = count > kLong ? size - 1 : 0; root < size; ++root) {
+            Floats one = contribution(rank, count);
+            group->reduce(buffer(one), buffer(one), {}, root, shape(one))->wait(soon());
+            REQUIRE(one == (rank == root ? sum(size, count) : contribution(rank, count)));
+            Floats sent = contribution(rank, count);
+            group->broadcast(buffer(sent), root, shape(sent))->wait(soon());
+            REQUIRE(sent == contribution(root, count));
+          }
+        }
+        group->close(soon());
+      });
+    }
+  }
+}
+
+TEST_CASE("node: reduce_scatter, allgather and alltoall by every way") {
+  for (const Reach reach : {Reach::none, Reach::kernel, Reach::shared}) {
+    for (const int size : {1, 2, 3, 4}) {
+      Town town(size, reach);
+      as_threads(size, [&](int rank) {
+        const auto group = town.join(rank);
+        const auto n = static_cast<std::size_t>(size), r = static_cast<std::size_t>(rank);
+        for (const std::size_t count : kCounts) {
+          if (count > kLong && size != 3) continue;
+          Floats blocks = contribution(rank, n * count), mine(count);
+          group->reduce_scatter(buffer(blocks), buffer(mine), {}, shape(mine))->wait(soon());
+          const Floats total = sum(size, n * count);
+          REQUIRE(std::equal(mine.begin(), mine.end(), total.begin() + static_cast<std::ptrdiff_t>(r * count)));
+
+          Floats sent = contribution(rank, count), everyone(n * count);
+          group->all_gather(buffer(sent), buffer(everyone), shape(sent))->wait(soon());
+          Floats swapped(n * count);
+          group->all_to_all(buffer(blocks), buffer(swapped), shape(blocks))->wait(soon());
+          Floats all_parts(n * count), all_blocks(n * count);
+          for (std::size_t peer = 0; peer < n; ++peer) {
+            for (std::size_t i = 0; i < count; ++i) {
+              all_parts[peer * count + i] = element(static_cast<int>(peer), i);
+              all_blocks[peer * count + i] = element(static_cast<int>(peer), r * count + i);
+            }
+          }
+          REQUIRE(everyone == all_parts);
+          REQUIRE(swapped == all_blocks);
+        }
+        group->close(soon());
+      });
+    }
+  }
+}
+
+TEST_CASE("node: each rank's factor counts in every way") {
+  for (const Reach reach : {Reach::none, Reach::kernel, Reach::shared}) {
+    const int size = 3;
+    Town town(size, reach);
+    as_threads(size, [&](int rank) {
+      const auto group = town.join(rank);
+      for (const std::size_t count : {std::size_t{1}, std::size_t{300}, std::size_t{100'003}, std::size_t{400'007}}) {
+        Floats values(count, 1.0F);
+        const Reduction reduction{ReduceOp::premul, static_cast<double>(1 << rank)};
+        group->all_reduce(buffer(values), buffer(values), reduction, shape(values))->wait(soon());
+        REQUIRE(values == Floats(count, 7.0F));
+      }
+      group->close(soon());
+    });
+  }
+}
+
+TEST_CASE("node: more operations under way than there are slots, finished in any order") {
+  for (const Reach reach : {Reach::none, Reach::kernel, Reach::shared}) {
+    const int size = 3;
+    Town town(size, reach);
+    as_threads(size, [&](int rank) {
+      const auto group = town.join(rank);
+      constexpr std::size_t kMany = 40;
+      std::vector<Floats> values;
+      std::vector<Communicator::WorkPtr> works;
+      for (std::size_t i = 0; i < kMany; ++i) values.push_back(contribution(rank, 1 + 1997 * (i * i % 40)));
+      for (Floats& v : values) works.push_back(group->all_reduce(buffer(v), buffer(v), {}, shape(v)));
+      for (std::size_t i = kMany; i-- > 0;) {
+        const std::size_t at = (i * 7) % kMany;
+        works[at]->wait(soon());
+        REQUIRE(values[at] == sum(size, values[at].size()));
+      }
+      group->close(soon());
+    });
+  }
+}
+
+TEST_CASE("node: a difference raises the same text on every rank, and the group goes on") {
+  const int size = 3;
+  for (const std::size_t count : {std::size_t{3}, std::size_t{2000}}) {
+    Town town(size, Reach::kernel);
+    std::vector<std::string> texts(size);
+    as_threads(size, [&](int rank) {
+      const auto group = town.join(rank);
+      Floats odd(rank == 1 ? count + 1 : count);
+      try {
+        if (const auto work = group->all_reduce_now(buffer(odd), buffer(odd), {}, shape(odd))) work->wait(soon());
+      } catch (const MismatchError& error) {
+        texts[static_cast<std::size_t>(rank)] = error.what();
+      }
+      Floats all = contribution(rank, 2000);
+      group->all_reduce(buffer(all), buffer(all), {}, shape(all))->wait(soon());
+      REQUIRE(all == sum(size, 2000));
+      group->close(soon());
+    });
+    CHECK(texts[0].find("float32[" + std::to_string(count + 1) + "]") != std::string::npos);
+    CHECK(texts[0] == texts[1]);
+    CHECK(texts[1] == texts[2]);
+  }
+}
+
+TEST_CASE("node: a rank that has died is named by all others; what it took part in ends well") {
+  const int size = 3;
+  Town town(size, Reach::none);
+  as_threads(size, [&](int rank) {
+    const auto group = town.join(rank);
+    Floats all = contribution(rank, 3);
+    group->all_reduce(buffer(all), buffer(all), {}, shape(all))->wait(soon());
+    REQUIRE(all == sum(size, 3));
+    if (rank == 2) return Town::host->die();
+    try {
+      group->barrier()->wait(soon());
+      FAIL("rank 2 is dead");
+    } catch (const PeerLostError& error) {
+      CHECK(std::string(error.what()).find("rank 2 has left group 'world'") != std::string::npos);
+    }
+    CHECK_THROWS_AS(group->barrier()->wait(soon()), PeerLostError);
+  });
+}
+
+TEST_CASE("node: point to point: order, any source, any tag, long bodies in both ways, differing counts") {
+  for (const Reach reach : {Reach::none, Reach::kernel}) {
+    const int size = 3;
+    Town town(size, reach);
+    as_threads(size, [&](int rank) {
+      const auto group = town.join(rank);
+      for (const std::size_t count : {std::size_t{0}, std::size_t{3}, std::size_t{5000}, std::size_t{200'000}}) {
+        if (rank != 0) {
+          Floats values = contribution(rank, count);
+          group->send(buffer(values), 0, rank)->wait(soon());
+          group->send(buffer(values), 0, 7)->wait(soon());
+        } else {
+          for (int source = size - 1; source > 0; --source) {
+            Floats values(count);
+            const auto work = group->recv(buffer(values), source, kAnyTag);
+            work->wait(soon());
+            REQUIRE(work->status().tag == source);
+            REQUIRE(values == contribution(source, count));
+          }
+          for (int i = 1; i < size; ++i) {
+            Floats values(count + 1);
+            const auto work = group->recv(buffer(values), kAnySource, 7);
+            REQUIRE_THROWS_AS(work->wait(soon()), MismatchError);
+          }
+        }
+        group->barrier()->wait(soon());
+      }
+      group->close(soon());
+    });
+  }
+}
+
+TEST_CASE("node: groups of some ranks, in another order, beside each other") {
+  const int size = 4;
+  Town town(size, Reach::kernel);
+  as_threads(size, [&](int rank) {
+    const auto group = town.join(rank);
+    const auto half = group->split(rank % 2, -rank, soon());
+    REQUIRE(half->size() == 2);
+    REQUIRE(half->rank() == (rank < 2 ? 1 : 0));
+    Floats values(5000, static_cast<float>(rank));
+    half->all_reduce(buffer(values), buffer(values), {}, shape(values))->wait(soon());
+    REQUIRE(values == Floats(5000, rank % 2 == 0 ? 2.0F : 4.0F));
+    half->close(soon());
+    group->close(soon());
+  });
+}

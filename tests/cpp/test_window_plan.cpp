@@ -1,0 +1,60 @@
+#include <doctest/doctest.h>
+
+#include <vector>
+
+#include "exchange/window_plan.h"
+
+using samestep::Chunk;
+using samestep::WindowPlan;
+
+namespace {
+
+constexpr std::size_t kCounts[] = {0, 1, 2, 5, 15, 16, 17, 1000, 4096, 100'003};
+constexpr std::size_t kPieces[] = {1, 7, 16, 64, 1000, 1 << 20};
+
+}  // namespace
+
+TEST_CASE("chunks of all windows and owners cover a buffer exactly once") {
+  for (int n_ranks = 1; n_ranks <= 9; ++n_ranks) {
+    for (const std::size_t count : kCounts) {
+      for (const std::size_t piece : kPieces) {
+        const WindowPlan plan = WindowPlan::of_buffer(n_ranks, count, piece);
+        std::vector<int> covered(count);
+        for (std::size_t window = 0; window < plan.windows(); ++window) {
+          for (int owner = 0; owner < n_ranks; ++owner) {
+            const Chunk chunk = plan.chunk(window, owner);
+            REQUIRE(chunk.in_offset == chunk.out_offset);
+            REQUIRE(chunk.count <= plan.longest());
+            for (std::size_t i = 0; i < chunk.count; ++i) ++covered[chunk.in_offset + i];
+          }
+        }
+        for (const int times : covered) REQUIRE(times == 1);
+      }
+    }
+  }
+}
+
+TEST_CASE("chunks of blocks lie in the owner's block and land at the same place of its result") {
+  for (int n_ranks = 1; n_ranks <= 5; ++n_ranks) {
+    for (const std::size_t block : kCounts) {
+      const WindowPlan plan = WindowPlan::of_blocks(n_ranks, block, 64);
+      for (int owner = 0; owner < n_ranks; ++owner) {
+        std::size_t next = 0;
+        for (std::size_t window = 0; window < plan.windows(); ++window) {
+          const Chunk chunk = plan.chunk(window, owner);
+          REQUIRE(chunk.out_offset == next);
+          REQUIRE(chunk.in_offset == static_cast<std::size_t>(owner) * block + next);
+          REQUIRE(chunk.count <= plan.longest());
+          next += chunk.count;
+        }
+        REQUIRE(next == block);
+      }
+    }
+  }
+}
+
+TEST_CASE("no chunk is much longer than the piece that was asked for") {
+  const WindowPlan plan = WindowPlan::of_buffer(4, 1'000'003, 4096);
+  CHECK(plan.longest() <= 4096 + 16);
+  CHECK(plan.windows() >= 1'000'003 / (4 * 4096));
+}

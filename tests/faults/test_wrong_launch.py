@@ -1,0 +1,39 @@
+"""Started by a launcher that this MPI library does not know: caught at initialize, with the cure."""
+
+import re
+
+import jobs
+import pytest
+
+SCRIPT = """
+    import samestep as ss
+    try:
+        ss.initialize({backend})
+    except ss.UnavailableError as error:
+        print("refused:", error)
+"""
+
+
+@pytest.mark.parametrize("backend", ["", "'mpi'", "'native'"])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"},
+        {"PMI_SIZE": "4", "PMI_RANK": "2"},
+    ],
+    ids=["Open MPI", "MPICH"],
+)
+def test_the_launcher_says_four_and_the_world_is_one(tmp_path, variables, backend):
+    if "PMI_SIZE" in variables and backend != "'native'":
+        pytest.importorskip("mpi4py")
+    ended = jobs.run(0, SCRIPT.format(backend=backend), tmp_path, **variables)
+    assert re.search(r"^refused:", ended.text, re.M), ended.text  # mpi4py may warn before
+    assert "4" in ended.text
+    assert "mpirun" in ended.text
+    assert re.search(r"\b(1|one)\b", ended.text)
+
+
+def test_native_under_a_launcher_of_several(tmp_path):
+    ended = jobs.run(2, SCRIPT.format(backend="'native'"), tmp_path)
+    assert ended.text.count("refused:") == 2, ended.text
+    assert "2" in ended.text

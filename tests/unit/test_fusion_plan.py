@@ -1,0 +1,73 @@
+"""The plans: every leaf in exactly one message, none too full, the same on every rank."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from samestep.arrays import ArrayInfo
+from samestep.fusion import BUCKET_NBYTES, SMALL_NBYTES, plan_buckets, plan_messages
+
+sizes = st.lists(st.integers(0, 50), max_size=40)
+
+
+@given(sizes, st.integers(1, 60))
+def test_buckets_cover_all_leaves_in_order(leaf_nbytes, bucket_nbytes):
+    buckets = plan_buckets(leaf_nbytes, bucket_nbytes)
+    assert [i for bucket in buckets for i in bucket] == list(range(len(leaf_nbytes)))
+    assert all(len(bucket) > 0 for bucket in buckets)
+
+
+@given(sizes, st.integers(1, 60))
+def test_only_a_single_leaf_may_exceed_the_bucket(leaf_nbytes, bucket_nbytes):
+    for bucket in plan_buckets(leaf_nbytes, bucket_nbytes):
+        assert len(bucket) == 1 or sum(leaf_nbytes[i] for i in bucket) <= bucket_nbytes
+
+
+@given(sizes, st.integers(1, 60))
+def test_no_bucket_could_have_taken_the_next_leaf(leaf_nbytes, bucket_nbytes):
+    for bucket in plan_buckets(leaf_nbytes, bucket_nbytes)[:-1]:
+        assert sum(leaf_nbytes[i] for i in bucket) + leaf_nbytes[bucket.stop] > bucket_nbytes
+
+
+@pytest.mark.parametrize("bucket_nbytes", [0, -1])
+def test_a_bucket_must_hold_something(bucket_nbytes):
+    with pytest.raises(ValueError, match="must be positive"):
+        plan_buckets([1], bucket_nbytes)
+
+
+leaves = st.lists(
+    st.tuples(
+        st.sampled_from(["float32", "float64", "int8"]),
+        st.sampled_from([0, 1, 100, SMALL_NBYTES - 1, SMALL_NBYTES, 3 * BUCKET_NBYTES]),
+        st.sampled_from(["cpu", "cpu", "cpu", "cuda"]),
+    ).map(lambda leaf: ArrayInfo(leaf[0], (leaf[1],), leaf[1], True, True, leaf[2])),
+    max_size=60,
+)
+
+
+@given(leaves, st.booleans())
+def test_each_leaf_with_elements_is_in_one_message(infos, mix_dtypes):
+    messages = plan_messages(infos, mix_dtypes=mix_dtypes)
+    assert sorted(i for message in messages for i in message) == [
+        i for i, info in enumerate(infos) if info.nbytes
+    ]
+
+
+@given(leaves, st.booleans())
+def test_what_travels_together_is_small_on_the_host_and_of_one_dtype(infos, mix_dtypes):
+    for message in plan_messages(infos, mix_dtypes=mix_dtypes):
+        if len(message) > 1:
+            members = [infos[i] for i in message]
+            assert all(info.nbytes < SMALL_NBYTES and info.device == "cpu" for info in members)
+            assert sum(info.nbytes for info in members) <= BUCKET_NBYTES
+            assert mix_dtypes or len({info.dtype for info in members}) == 1
+
+
+@given(leaves, st.booleans())
+def test_messages_are_ordered_by_when_they_are_complete(infos, mix_dtypes):
+    last = [message[-1] for message in plan_messages(infos, mix_dtypes=mix_dtypes)]
+    assert last == sorted(last)
+
+
+def test_a_tree_of_200_leaves_of_10_kB_is_one_message():
+    infos = [ArrayInfo("float32", (2500,), 10_000, True, True, "cpu")] * 200
+    assert len(plan_messages(infos, mix_dtypes=False)) == 1

@@ -1,0 +1,30 @@
+"""What `import samestep` does not do."""
+
+import subprocess
+import sys
+
+HEAVY = {"torch", "jax", "cupy", "mpi4py", "optax", "ml_dtypes", "pytest", "multiprocessing", "asyncio"}
+
+
+def modules_after(code):
+    program = f"import sys\n{code}\nprint(*sys.modules)"
+    return set(subprocess.check_output([sys.executable, "-c", program], text=True).split())
+
+
+def test_importing_samestep_imports_no_framework():
+    found = modules_after("import samestep") - modules_after("import numpy")
+    assert not found & HEAVY
+
+
+def test_a_world_of_one_needs_no_mpi():
+    found = modules_after("import samestep as ss\nbackend = ss.initialize('native')\nbackend.allreduce(1)")
+    assert "mpi4py.MPI" not in found  # whose import starts MPI
+    assert "torch" not in found
+
+
+def test_every_public_name_exists():
+    import samestep as ss
+
+    assert sorted(set(ss.__all__)) == sorted(ss.__all__)
+    for name in ss.__all__:
+        assert hasattr(ss, name), name

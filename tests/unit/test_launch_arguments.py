@@ -1,0 +1,87 @@
+"""The command line of `samestep run`."""
+
+import pytest
+from samestep.launch.arguments import parse
+from samestep.launch.plan import Host
+
+
+def test_everything_after_the_program_is_the_programs():
+    rest = ("-n", "7", "--", "--raw", "x y", "", "--env", "A=B", "-m")
+    options = parse(["-n", "2", "train.py", *rest])
+    assert (options.n_ranks, options.program, options.arguments) == (2, "train.py", rest)
+    assert not options.raw and not options.env
+
+
+@pytest.mark.parametrize(
+    ("words", "argv"),
+    [
+        (["train.py", "1"], ["py", "-u", "train.py", "1"]),
+        (["-m", "pkg.train", "1"], ["py", "-u", "-m", "pkg.train", "1"]),
+        (["--module", "pkg.train"], ["py", "-u", "-m", "pkg.train"]),
+        (["--no-python", "./train", "-x"], ["./train", "-x"]),
+        (["--no_python", "./train"], ["./train"]),
+        (["--", "-odd-name.py"], ["py", "-u", "-odd-name.py"]),
+    ],
+)
+def test_command_of_each_rank(words, argv):
+    assert parse(["-n", "1", *words]).rank_argv("py") == argv
+
+
+@pytest.mark.parametrize("words", [["-n", "3"], ["-n3"]])
+def test_forms_of_the_number(words):
+    assert parse([*words, "x"]).n_ranks == 3
+
+
+def test_hosts_tell_the_number():
+    options = parse(["--hosts", "a:2,b", "--mpi", "x"])
+    assert options.n_ranks == 3
+    assert options.hosts == (Host("a", 2), Host("b", 1))
+    assert parse(["--hosts=a:2,b:1", "-n", "3", "x"]).n_ranks == 3
+
+
+def test_values(monkeypatch):
+    monkeypatch.setenv("FROM_HERE", "here")
+    variables = ["--env", "FROM_HERE", "--env", "A=b=c", "--env", "E="]
+    options = parse(
+        ["-n", "1", *variables, "--timeout=2.5", "--logs", "d", "--master_port", "80", "--raw", "x"]
+    )
+    assert options.env == {"FROM_HERE": "here", "A": "b=c", "E": ""}
+    assert (options.timeout_s, options.logs, options.master_port, options.raw) == (2.5, "d", 80, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "what to run"),
+        (["-n", "2"], "what to run"),
+        (["train.py"], "how many ranks"),
+        (["-n", "0", "x"], "'0' is no whole number above 0"),
+        (["-n", "-2", "x"], "-n"),
+        (["-n", "two", "x"], "'two'"),
+        (["-n", "4", "--hosts", "a:2", "x"], "-n 4 and --hosts, which has room for 2, must agree"),
+        (["--hosts", "a:0", "x"], "'0' ranks"),
+        (["--hosts", "a,,b", "x"], "empty host name"),
+        (["--hosts", "a:1,a:1", "x"], "occurs twice"),
+        (["-n", "1", "-m", "--no-python", "x"], "exclude each other"),
+        (["-n", "1", "--timeout", "0", "x"], "no number of seconds above 0"),
+        (["-n", "1", "--timeout", "inf", "x"], "no number of seconds above 0"),
+        (["-n", "1", "--env", "=1", "x"], "names no variable"),
+        (["-n", "1", "--env", "SURELY_NOT_SET", "x"], "SURELY_NOT_SET=VALUE"),
+        (["-n", "1", "--master-port", "70000", "x"], "no port"),
+        (["-n", "1", "--frobnicate", "x"], "--frobnicate"),
+    ],
+)
+def test_wrong_command_lines_say_what_is_wrong(words, told, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(words)
+    assert ended.value.code == 2
+    told_all = capsys.readouterr().err
+    assert told_all.startswith("usage: samestep run") and told in told_all
+
+
+def test_help_names_every_exit_code(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert all(code in text for code in ("130", "143", "124", "128"))

@@ -1,0 +1,72 @@
+"""What the launcher starts itself, and the port that it keeps for the ranks."""
+
+import json
+import socket
+
+import pytest
+from samestep.launch import arguments, network, run
+from samestep.launch.bootstrap import BOOTSTRAP, rank_and_size
+from samestep.launch.programs import programs
+
+
+def test_one_agent_per_rank_without_mpi(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "7")
+    monkeypatch.setenv("SLURM_PROCID", "7")
+    found = programs(arguments.parse(["--native", "-n", "2", "x"]), {"port": 1})
+    assert [(p.name, p.rank) for p in found] == [("agent of rank 0", 0), ("agent of rank 1", 1)]
+    for rank, program in enumerate(found):
+        assert not {"OMPI_COMM_WORLD_RANK", "SLURM_PROCID"} & set(program.env)
+        bootstrap = json.loads(program.env[BOOTSTRAP])
+        assert bootstrap == {"port": 1, "rank": rank, "size": 2}
+        assert rank_and_size(bootstrap) == {"rank": rank, "size": 2}
+
+
+def test_the_way_to_start(monkeypatch, capsys):
+    for default in (True, False):
+        monkeypatch.setattr(arguments, "MPI_IS_THE_DEFAULT", default)
+        assert arguments.parse(["-n", "1", "x"]).mpi is default
+        assert arguments.parse(["--mpi", "-n", "1", "x"]).mpi
+        assert not arguments.parse(["--native", "-n", "1", "x"]).mpi
+    with pytest.raises(SystemExit):
+        arguments.parse(["--native", "--mpi", "-n", "1", "x"])
+    assert "--mpi and --native exclude each other" in capsys.readouterr().err
+
+
+def test_other_hosts_need_mpi():
+    refused = run._why_not(arguments.parse(["--native", "--hosts", "localhost:1,far-away:1", "/bin/sh"]))
+    assert refused == "ranks on other hosts are started by MPI in this version: add --mpi"
+    assert not run._why_not(arguments.parse(["--native", "--hosts", "localhost:2", "/bin/sh"]))
+
+
+def test_a_reserved_port_is_for_servers_that_reuse_addresses_only():
+    with network.reserve_port() as holder:
+        port = holder.getsockname()[1]
+        server, other = socket.create_server(("127.0.0.1", port)), socket.socket()
+        with server, other, pytest.raises(OSError, match="in use"):
+            other.bind(("", port))
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("", port))
+
+
+def test_reserved_ports_differ():
+    holders = [network.reserve_port() for _ in range(50)]
+    assert len({holder.getsockname()[1] for holder in holders}) == 50
+    for holder in holders:
+        holder.close()
+
+
+def test_without_ports_of_servers_any_is_taken(monkeypatch):
+    monkeypatch.setattr(network, "_ports_of_servers", lambda: [22] * network._PORTS_TO_TRY)
+    blocked = []
+    bind = socket.socket.bind
+
+    def refusing(self, address):
+        if address[1] == 22:
+            blocked.append(address)
+            raise OSError(98, "Address already in use")
+        bind(self, address)
+
+    monkeypatch.setattr(socket.socket, "bind", refusing)
+    with network.reserve_port() as holder:
+        assert holder.getsockname()[1] > 0
+    assert len(blocked) == network._PORTS_TO_TRY

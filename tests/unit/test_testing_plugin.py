@@ -1,0 +1,303 @@
+"""The pytest plugin itself, on small test files of every kind of ending."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from samestep.launch import mpirun
+from samestep.testing import marks, summary
+from samestep.testing.marks import World
+
+TWO_RANKS = """
+    import os, signal, time
+    import pytest
+
+    @pytest.mark.ranks(2)
+    def test_good(group):
+        assert group.allreduce(1) == 2
+"""
+
+
+def run(pytester, body, *arguments, n=0):
+    """(exit code, output) of pytest on a file with this body; under mpirun if n is not 0."""
+    pytester.makepyfile(test_it=body)
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    extra = {}
+    if n:
+        argv, extra = mpirun.command(n, argv)
+    env = os.environ | extra | {"COLUMNS": "160"}
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ended = subprocess.run(argv, env=env, cwd=pytester.path, timeout=300, check=False, **out)
+    return ended.returncode, ended.stdout
+
+
+# ---- with plain pytest
+
+
+def test_the_summary_says_what_ran_where(pytester):
+    code, text = run(
+        pytester,
+        """
+        import pytest
+
+        @pytest.mark.ranks(1, 2)
+        def test_sum(group):
+            assert group.allreduce(1) == group.size
+
+        @pytest.mark.ranks(2)
+        def test_size(ranks):
+            assert ranks == 2
+
+        def test_alone():
+            pass
+        """,
+    )
+    assert code == 0, text
+    assert "4 tests: 2 on 1 rank (1 mpi, 1 self), 2 on 2 (1 mpi, 1 no group); " in text
+    assert ", one host; 2 launches" in text
+    assert "5 passed" in text
+
+
+def test_the_rank_that_fails_first_speaks_first_and_the_next_test_has_fresh_ranks(pytester):
+    body = """
+    @pytest.mark.ranks(2)
+    def test_bad(group):
+        print("printed by", group.rank)
+        assert group.rank == 0, "the cause"
+        group.barrier()
+
+    @pytest.mark.ranks(2)
+    def test_next(group):
+        assert group.allreduce(1) == 2
+    """
+    code, text = run(pytester, TWO_RANKS + body)
+    assert code == 1
+    assert "rank 1 of 2 failed first" in text
+    assert re.search(r"\[1\] E +AssertionError: the cause", text)
+    assert "printed by 1" in text
+    assert text.index("the cause") < text.index("[0] ")
+    assert "1 failed, 2 passed" in text
+    assert "2 launches" in text
+
+
+def test_a_rank_that_hangs_shows_where_and_is_killed(pytester):
+    body = """
+    def sleep_for_ever():
+        time.sleep(1000)
+
+    @pytest.mark.ranks(2, timeout=2)
+    def test_hangs(group):
+        if group.rank == 1:
+            sleep_for_ever()
+    """
+    code, text = run(pytester, TWO_RANKS + body)
+    assert code == 1
+    assert "rank 1 had not ended the test after 2 s" in text
+    assert re.search(r"\[1\] .*in sleep_for_ever", text)
+    assert "1 failed, 1 passed" in text
+
+
+def test_a_rank_that_crashes_is_a_failure_with_what_it_printed(pytester):
+    body = """
+    @pytest.mark.ranks(2)
+    def test_crashes(group):
+        if group.rank == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        group.barrier()
+    """
+    code, text = run(pytester, TWO_RANKS + body)
+    assert code == 1
+    assert "rank 1 died during the test" in text
+    assert "Fatal Python error: Segmentation fault" in text
+    assert re.search(r"\[1\] .*in test_crashes", text)
+    assert "1 failed, 1 passed" in text
+
+
+def test_ranks_that_are_to_die(pytester):
+    body = """
+    @pytest.mark.ranks(2, dies={1})
+    def test_dies(group):
+        if group.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @pytest.mark.ranks(2, dies={1})
+    def test_lives(group):
+        pass
+    """
+    code, text = run(pytester, TWO_RANKS + body)
+    assert code == 1
+    assert "rank 1 was to die" in text
+    assert "1 failed, 2 passed" in text
+
+
+def test_ranks_that_end_badly_after_the_last_test(pytester):
+    body = """
+    @pytest.mark.ranks(2)
+    def test_last(group):
+        import atexit
+        if group.rank == 1:
+            atexit.register(os._exit, 3)
+    """
+    code, text = run(pytester, TWO_RANKS + body)
+    assert code == 1
+    assert "after the last test of this launch the ranks ended with exit code 3" in text
+    assert re.search("2 passed,.* 1 error", text)
+
+
+def test_a_file_that_the_ranks_cannot_collect(pytester):
+    body = """
+    if "PMIX_RANK" in os.environ or "PMI_RANK" in os.environ:
+        raise ImportError("not in a rank")
+    """
+    code, text = run(pytester, TWO_RANKS + body)
+    assert code == 1
+    assert "could not collect" in text
+    assert "ImportError: not in a rank" in text
+
+
+def test_to_skip_is_a_decision_of_all_ranks(pytester):
+    body = """
+    @pytest.mark.ranks(2)
+    def test_one_skips(group):
+        if group.rank == 1:
+            pytest.skip("not me")
+
+    @pytest.mark.ranks(2)
+    def test_all_skip(group):
+        pytest.skip("nobody")
+
+    @pytest.mark.ranks(2)
+    @pytest.mark.xfail(strict=True)
+    def test_expected(group):
+        assert group.rank > 5
+    """
+    code, text = run(pytester, TWO_RANKS + body, "-rs")
+    assert code == 1
+    assert "skipped on ranks [1] but not on [0]: Skipped: not me" in text
+    assert "1 failed, 1 passed, 1 skipped, 1 xfailed" in text
+
+
+def test_promises(pytester):
+    pytester.makeini("[pytest]\nsamestep_ranks_expected = 2:1 3:4")
+    code, text = run(pytester, TWO_RANKS)
+    assert code == 1
+    assert "promises 4 tests on 3 ranks, but 0 ran" in text
+    assert "promises 1 tests" not in text
+    code, _ = run(pytester, TWO_RANKS, "-k", "good")
+    assert code == 0, "a narrowed run promises nothing"
+
+
+def test_a_test_without_the_mark_is_told_to_have_one(pytester):
+    code, text = run(pytester, "def test_it(group): pass")
+    assert code == 1
+    assert "@pytest.mark.ranks" in text
+
+
+def test_fixtures_live_in_the_ranks(pytester):
+    code, text = run(
+        pytester,
+        """
+        import os
+        import pytest
+
+        @pytest.fixture(scope="module")
+        def process():
+            return os.getpid()
+
+        @pytest.mark.ranks(2)
+        @pytest.mark.parametrize("i", [0, 1])
+        def test_same_process(process, tmp_path, group, i):
+            assert process == os.getpid()
+            pids = group.allgather_object((process, str(tmp_path)))
+            assert len({pid for pid, _ in pids}) == len({path for _, path in pids}) == 2
+
+        def test_in_the_parent(process):
+            assert process == os.getpid()
+        """,
+    )
+    assert code == 0, text
+    assert "; 1 launch\n" in text
+
+
+# ---- under mpirun
+
+
+def test_the_same_file_under_mpirun(pytester):
+    body = """
+    @pytest.mark.ranks(1, 3)
+    def test_elsewhere(group):
+        pass
+
+    def test_alone():
+        pass
+
+    @pytest.mark.ranks(2, dies={1})
+    def test_dies(group):
+        pass
+    """
+    code, text = run(pytester, TWO_RANKS + body, n=2)
+    assert code == 0, text
+    assert "1 test: 1 on 2 ranks (mpi); " in text
+    assert "not run here: 1 for one process alone, 3 for other numbers of ranks, 1 that need" in text
+    assert text.count("1 passed, 5 deselected") == 1, "only rank 0 prints"
+
+
+def test_failures_under_mpirun(pytester):
+    body = """
+    @pytest.mark.ranks(2)
+    def test_bad(group):
+        assert group.rank == 0, "the cause"
+        group.barrier()
+
+    @pytest.mark.ranks(2)
+    def test_next(group):
+        assert group.allreduce(1) == 2
+
+    @pytest.mark.ranks(2, timeout=2)
+    def test_hangs(group):
+        if group.rank == 1:
+            time.sleep(1000)
+    """
+    code, text = run(pytester, TWO_RANKS + body, n=2)
+    assert code != 0
+    assert "rank 1 of 2 failed first" in text
+    assert re.search(r"\[1\] E +AssertionError: the cause", text)
+    assert re.search(r"rank 0 waited .* for ranks \[1\] to end .*test_hangs", text)
+    assert "2 failed, 2 passed" in text
+
+
+# ---- parts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "named"),
+    [
+        ((), {}, "sizes"),
+        ((0,), {}, "sizes"),
+        (("2",), {}, "sizes"),
+        ((2, 2), {}, "differ"),
+        ((2,), {"dies": {2}}, "dies"),
+        ((2,), {"timeout": 0}, "timeout"),
+    ],
+    ids=str,
+)
+def test_marks_that_are_wrong(arguments, options, named):
+    with pytest.raises(ValueError, match=named):
+        marks.parse(*arguments, **options)
+
+
+def test_one_rank_has_all_backends_and_more_have_those_that_can():
+    worlds = marks.parse(1, 3).worlds(["self", "mpi"], with_group=True)
+    assert worlds == [World(1, "self"), World(1, "mpi"), World(3, "mpi")]
+    assert marks.parse(1, backends=["mpi"]).worlds(["self"], with_group=True) == [World(1, "mpi")]
+
+
+def test_the_words_of_the_summary():
+    tally = summary.Tally()
+    assert tally.lines() == []
+    tally.ran.update({World(2, "mpi"): 40, World(3, "mpi"): 2})
+    tally.places.add("Open MPI 5, one host")
+    tally.n_launches = 9
+    assert tally.lines() == ["42 tests: 40 on 2 ranks (mpi), 2 on 3 (mpi); Open MPI 5, one host; 9 launches"]

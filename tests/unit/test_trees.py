@@ -1,0 +1,143 @@
+"""A tree taken apart and put together is the same tree, whatever it is made of."""
+
+import collections
+import copy
+import dataclasses
+import pickle
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from samestep import trees
+
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    weight: object
+    label: str = "x"
+    doubled: object = dataclasses.field(init=False, default=None)
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    a: object
+    b: object
+
+
+class TaggedList(list):
+    tag = "none"
+
+
+keys = st.one_of(st.integers(-20, 20), st.text(max_size=3), st.tuples(st.integers(0, 3)))
+leaves = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=3))
+tree_strategy = st.recursive(
+    leaves,
+    lambda children: st.one_of(
+        st.lists(children, max_size=4),
+        st.lists(children, max_size=4).map(tuple),
+        st.dictionaries(keys, children, max_size=4),
+        st.dictionaries(keys, children, max_size=4).map(collections.OrderedDict),
+        st.lists(children, max_size=3).map(lambda v: collections.deque(v, maxlen=7)),
+        st.tuples(children, children).map(lambda p: Pair(*p)),
+        st.tuples(children, children).map(lambda p: Slotted(*p)),
+        children.map(Frozen),
+    ),
+    max_leaves=20,
+)
+
+
+def types_of(tree):
+    """The containers of a tree, leaf values left out."""
+    if dataclasses.is_dataclass(tree):
+        return type(tree), [types_of(getattr(tree, f.name)) for f in dataclasses.fields(tree)]
+    if isinstance(tree, dict):
+        return type(tree), [(key, types_of(value)) for key, value in tree.items()]
+    if isinstance(tree, (list, tuple, collections.deque)):
+        return type(tree), [types_of(value) for value in tree]
+    return "leaf"
+
+
+@given(tree_strategy)
+def test_rebuilding_from_the_same_leaves_gives_an_equal_tree(tree):
+    flat = trees.flatten(tree)
+    again = flat.rebuild(flat.leaves)
+    assert again == tree
+    assert types_of(again) == types_of(tree)
+    assert len(flat.names) == len(flat.leaves) == len(set(flat.names))
+
+
+@given(tree_strategy)
+def test_the_original_is_left_as_it_was(tree):
+    before = copy.deepcopy(tree)
+    flat = trees.flatten(tree)
+    flat.rebuild([f"new {i}" for i in range(len(flat.leaves))])
+    assert tree == before
+
+
+@given(tree_strategy)
+def test_new_leaves_land_where_the_names_say(tree):
+    flat = trees.flatten(tree)
+    new = trees.flatten(flat.rebuild(range(len(flat.leaves))))
+    assert new.names == flat.names
+    assert new.leaves == list(range(len(flat.leaves)))
+
+
+@given(st.dictionaries(keys, leaves, min_size=1), st.randoms())
+def test_the_order_of_insertion_into_a_dict_does_not_matter(mapping, random):
+    items = list(mapping.items())
+    random.shuffle(items)
+    assert trees.flatten(dict(items)).names == trees.flatten(mapping).names
+
+
+@given(tree_strategy)
+def test_names_written_behind_the_tree_lead_to_the_leaf(tree):
+    for name, leaf in zip(*trees.flatten(tree)[:2], strict=True):
+        found = eval("tree" + name, {"tree": tree})
+        assert found is leaf or found == leaf
+
+
+@pytest.mark.parametrize(
+    ("tree", "names"),
+    [
+        (3.0, [""]),
+        (None, [""]),
+        ({}, []),
+        ([], []),
+        ({"b": 1, "a": {"c": 2}}, ["['a']['c']", "['b']"]),
+        (collections.OrderedDict(b=1, a=2), ["['b']", "['a']"]),
+        ({1: "i", "1": "s"}, ["[1]", "['1']"]),
+        (Pair(1, [2, (3,)]), [".left", ".right[0]", ".right[1][0]"]),
+        (Frozen(1), [".weight", ".label", ".doubled"]),
+    ],
+)
+def test_names(tree, names):
+    assert trees.flatten(tree).names == names
+
+
+def test_none_is_a_leaf():
+    assert trees.flatten([None, 1]).leaves == [None, 1]
+
+
+def test_a_default_dict_keeps_its_factory_and_a_list_its_attributes():
+    mapping = collections.defaultdict(list, a=1)
+    assert trees.flatten(mapping).rebuild([2])["missing"] == []
+    tagged = TaggedList([1])
+    tagged.tag = "kept"
+    assert trees.flatten(tagged).rebuild([2]).tag == "kept"
+
+
+def test_strings_bytes_arrays_and_classes_are_leaves():
+    tree = ["text", b"bytes", np.ones(2), np.float32(1), Frozen, len]
+    assert all(a is b for a, b in zip(trees.flatten(tree).leaves, tree, strict=True))
+
+
+def test_a_rebuilt_tree_can_be_pickled():
+    flat = trees.flatten({"pair": Pair(1, 2)})
+    assert pickle.loads(pickle.dumps(flat.rebuild([3, 4]))) == {"pair": Pair(3, 4)}
