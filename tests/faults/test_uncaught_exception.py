@@ -112,7 +112,7 @@ def test_a_clean_end(tmp_path, mpi_by, finalize):
         SAMESTEP_WARN_AFTER="5",
     )
     assert ended.code == 0, ended.text
-    assert ended.text.split() == ["end"] * 3
+    assert "".join(ended.text.split()) == "end" * 3  # a launcher may join lines of several ranks
     assert ended.seconds < SOON
 
 
