@@ -158,7 +158,13 @@ void bind_work(py::module_& m) {
       .def_readonly("count", &Status::count);
   py::class_<PendingWork>(m, "Work", "One operation under way, with the arrays it works on.")
       .def("done", &PendingWork::done)
-      .def("wait", &PendingWork::wait, "timeout"_a, "ends_group"_a)
+      .def(
+          "wait",
+          [](PendingWork& self, double timeout, bool ends_group) {
+            using AtDeadline = PendingWork::AtDeadline;
+            self.wait(timeout, ends_group ? AtDeadline::abandon : AtDeadline::goes_on);
+          },
+          "timeout"_a, "ends_group"_a)
       .def("exception",
            [](const PendingWork& self) {
              return self.error() ? py::reinterpret_steal<py::object>(make_python_error(self.error())) : py::none();

@@ -4,10 +4,11 @@
 #include <pybind11/pybind11.h>
 
 #include <array>
-#include <cstring>
 #include <memory>
+#include <string>
+#include <utility>
 
-#include "bindings/array_view.h"
+#include "bindings/hot_views.h"
 #include "bindings/pending_work.h"
 #include "bindings/python_errors.h"
 #include "communicator/communicator.h"
@@ -18,9 +19,6 @@ namespace samestep {
 namespace py = pybind11;
 
 namespace {
-
-constexpr std::size_t kKeepGilBelow = 64 << 10;
-constexpr int kPollsOfHotCall = 400;
 
 /// Objects that stand for an operator, compared by address: the enum's members and interned names.
 struct KnownOp {
@@ -44,81 +42,167 @@ void register_op(py::object object, int op) {
   known_ops[n_known_ops++] = {kept, static_cast<ReduceOp>(op)};
 }
 
-void wait_blocking(Communicator& communicator, Work& work, std::size_t nbytes, double timeout) {
-  const int polls = nbytes < kKeepGilBelow ? kPollsOfHotCall : 0;
-  for (int i = 0; i < polls; ++i) {
-    if (!work.done()) continue;
-    if (work.error()) std::rethrow_exception(work.error());
-    return;
-  }
-  const py::gil_scoped_release no_gil;
-  try {
-    work.wait(Deadline::after(Seconds(timeout)));
-  } catch (const TimeoutError& error) {
-    if (!work.done()) communicator.abandon(std::current_exception(), error.what());
-    throw;
-  }
-}
-
-/// What a bound call knows.
+/// A verb as a callable that is bound to a communicator.
 struct HotCall {
+  Verb verb;
   std::shared_ptr<Communicator> communicator;
   double timeout;
-  const ReduceOp* default_op;
   py::object general;  // takes the calls that are not for the fast path
 };
 
-/// The fast path of allreduce(x, op): in place on host memory as it lies. Null without a Python error where it is not
-/// for this call.
-PyObject* try_all_reduce(const HotCall& call, PyObject* x, const ReduceOp& op) {
-  Array array;
-  try {
-    array = view_of(x);
-  } catch (const std::exception&) {
-    return nullptr;  // the general path says what is wrong with it
-  }
-  const ArrayView& view = array.view();
-  if (!view.contiguous || view.readonly || view.device.kind != DeviceKind::cpu) return nullptr;
-  const Buffer buffer = view.buffer();
-  const Communicator::WorkPtr work = call.communicator->all_reduce_now(buffer, buffer, {op, 1.0}, shape_of(view));
-  if (work != nullptr) {
-    PendingWork pending;
-    pending.adopt(call.communicator, work, std::move(array));
-    wait_blocking(*call.communicator, *work, buffer.nbytes(), call.timeout);
-  }
-  note_written(x);
-  Py_INCREF(x);
-  return x;
+/// What a caller gave, as far as the fast path knows it.
+struct Arguments {
+  PyObject* x = nullptr;
+  PyObject* out = nullptr;
+  ReduceOp op = ReduceOp::sum;
+  int root = 0;
+};
+
+struct Names {
+  PyObject* op = PyUnicode_InternFromString("op");
+  PyObject* out = PyUnicode_InternFromString("out");
+  PyObject* root = PyUnicode_InternFromString("root");
+};
+const Names& names() {
+  static const Names all;
+  return all;
 }
 
-PyObject* all_reduce(PyObject* self, PyObject* const* args, Py_ssize_t n_args, PyObject* keywords) {
-  const auto& call = *static_cast<const HotCall*>(PyCapsule_GetPointer(self, nullptr));
-  if (keywords == nullptr && (n_args == 1 || n_args == 2)) {
-    const ReduceOp* const op = n_args == 1 ? call.default_op : find_op(args[1]);
-    if (op != nullptr) {
-      try {
-        if (PyObject* const result = try_all_reduce(call, args[0], *op)) return result;
-      } catch (...) {
-        set_python_error(std::current_exception());
-        return nullptr;
-      }
+bool takes_op(Verb verb) { return verb == Verb::all_reduce || verb == Verb::reduce || verb == Verb::reduce_scatter; }
+bool takes_root(Verb verb) { return verb == Verb::reduce || verb == Verb::broadcast; }
+
+bool parse_op(PyObject* object, Arguments& to) {
+  const ReduceOp* const op = find_op(object);
+  if (op != nullptr) to.op = *op;
+  return op != nullptr;
+}
+
+/// False where something is not for the fast path; whether it is right is left to the general one.
+bool parse(Verb verb, PyObject* const* args, Py_ssize_t n_args, PyObject* keywords, Arguments& to) {
+  const bool has_op = takes_op(verb);
+  if (n_args > (verb == Verb::barrier ? 0 : 1 + has_op) || (n_args == 0 && verb != Verb::barrier)) return false;
+  if (n_args > 0) to.x = args[0];
+  if (n_args > 1 && !parse_op(args[1], to)) return false;
+  const Py_ssize_t n_keywords = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
+  for (Py_ssize_t i = 0; i < n_keywords; ++i) {
+    PyObject* const name = PyTuple_GET_ITEM(keywords, i);
+    PyObject* const value = args[n_args + i];
+    if (name == names().out && verb != Verb::broadcast && verb != Verb::barrier) {
+      to.out = value == Py_None ? nullptr : value;
+    } else if (name == names().op && has_op && n_args < 2) {
+      if (!parse_op(value, to)) return false;
+    } else if (name == names().root && takes_root(verb)) {
+      if (!parse_small(value, to.root)) return false;
+    } else {
+      return false;
     }
   }
-  return PyObject_Vectorcall(call.general.ptr(), args, static_cast<std::size_t>(n_args), keywords);
+  return true;
 }
 
-PyMethodDef all_reduce_definition = {
-    "allreduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&all_reduce)), METH_FASTCALL | METH_KEYWORDS,
-    "allreduce($self, /, x, op='sum', *, out=None, timeout=None)\n--\n\nReduce over all ranks; see Backend.allreduce."};
+/// The arrays of a call as they lie, and the call itself.
+struct Viewed {
+  Array in, out;
+  Call call;
+  PyObject* written = nullptr;
+};
+
+/// False where the general path has to look.
+bool look_at(const HotCall& hot, const Arguments& given, Viewed& to) {
+  Call& call = to.call;
+  call.verb = hot.verb;
+  if (hot.verb == Verb::barrier) return true;
+  if (takes_root(hot.verb)) call.root = given.root;
+  call.reduction = {given.op, 1.0};
+  const bool at_root = hot.communicator->rank() == given.root;
+  const bool keeps_shape = hot.verb == Verb::all_reduce || takes_root(hot.verb);
+  if (given.out == nullptr && !keeps_shape) return false;  // a new array is to be made
+  const bool writes = hot.verb == Verb::broadcast ? !at_root : hot.verb != Verb::reduce || at_root;
+  const bool in_place = given.out == nullptr || given.out == given.x;
+  const ArrayView* const x = view_as_it_lies(given.x, writes && in_place, to.in);
+  if (x == nullptr || (in_place && !keeps_shape)) return false;
+  const Buffer buffer = x->buffer();
+  call.in = buffer;
+  call.shape = shape_of(*x);
+  if (in_place) {
+    call.out = buffer;
+    if (writes) to.written = given.x;
+    return true;
+  }
+  if (!writes) return false;
+  const ArrayView* const out = view_as_it_lies(given.out, true, to.out);
+  if (out == nullptr) return false;
+  call.out = out->buffer();
+  to.written = given.out;
+  if (hot.verb == Verb::reduce_scatter) {
+    call.shape = shape_of(*out);
+    return x->n_dims > 0 && x->shape[0] == hot.communicator->size();
+  }
+  return hot.verb != Verb::all_to_all || (x->n_dims > 0 && x->shape[0] % hot.communicator->size() == 0);
+}
+
+/// The fast path: host memory as it lies. Null without a Python error where it is not for this call.
+PyObject* try_hot(const HotCall& hot, const Arguments& given) {
+  Viewed viewed;
+  if (!look_at(hot, given, viewed)) return nullptr;
+  if (const Communicator::WorkPtr work = hot.communicator->now(viewed.call)) {
+    PendingWork pending;
+    pending.start(hot.communicator, work);
+    pending.keep(std::move(viewed.in));
+    pending.keep(std::move(viewed.out));
+    pending.wait(hot.timeout, PendingWork::AtDeadline::abandon, polls_for(viewed.call.out.nbytes()));
+  }
+  if (viewed.written != nullptr) note_written(viewed.written);
+  PyObject* const result = given.out != nullptr ? given.out : given.x != nullptr ? given.x : Py_None;
+  Py_INCREF(result);
+  return result;
+}
+
+PyObject* call_hot(PyObject* self, PyObject* const* args, Py_ssize_t n_args, PyObject* keywords) {
+  const auto& hot = *static_cast<const HotCall*>(PyCapsule_GetPointer(self, nullptr));
+  Arguments given;
+  if (parse(hot.verb, args, n_args, keywords, given)) {
+    try {
+      if (PyObject* const result = try_hot(hot, given)) return result;
+    } catch (...) {
+      set_python_error(std::current_exception());
+      return nullptr;
+    }
+  }
+  return PyObject_Vectorcall(hot.general.ptr(), args, static_cast<std::size_t>(n_args), keywords);
+}
+
+#define SAMESTEP_HOT(name, signature)                                                                      \
+  {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call_hot)), METH_FASTCALL | METH_KEYWORDS, \
+   name signature "\n--\n\nSee Backend." name "."}
+
+struct Definition {
+  Verb verb;
+  PyMethodDef method;
+};
+Definition definitions[] = {
+    {Verb::all_reduce, SAMESTEP_HOT("allreduce", "($self, /, x, op='sum', *, out=None, timeout=None)")},
+    {Verb::reduce, SAMESTEP_HOT("reduce", "($self, /, x, op='sum', *, root=0, out=None, timeout=None)")},
+    {Verb::reduce_scatter, SAMESTEP_HOT("reduce_scatter", "($self, /, x, op='sum', *, out=None, timeout=None)")},
+    {Verb::broadcast, SAMESTEP_HOT("bcast", "($self, /, x, *, root=0, out=None, timeout=None)")},
+    {Verb::all_gather, SAMESTEP_HOT("allgather", "($self, /, x, *, out=None, timeout=None)")},
+    {Verb::all_to_all, SAMESTEP_HOT("alltoall", "($self, /, x, *, out=None, timeout=None)")},
+    {Verb::barrier, SAMESTEP_HOT("barrier", "($self, /, *, timeout=None)")},
+};
+
+#undef SAMESTEP_HOT
 
 /// A callable bound to a communicator.
-py::object bound(std::shared_ptr<Communicator> communicator, double timeout, const py::object& default_op,
-                 py::object general, PyMethodDef& definition) {
-  auto call = std::make_unique<HotCall>(
-      HotCall{std::move(communicator), timeout, find_op(default_op.ptr()), std::move(general)});
-  if (call->default_op == nullptr) throw py::value_error("the default operator is not registered");
-  const py::capsule self(call.release(), [](void* pointer) { delete static_cast<HotCall*>(pointer); });
-  return py::reinterpret_steal<py::object>(PyCFunction_NewEx(&definition, self.ptr(), nullptr));
+py::object hot_call(const std::string& verb, std::shared_ptr<Communicator> communicator, double timeout,
+                    py::object general) {
+  for (Definition& definition : definitions) {
+    if (verb != definition.method.ml_name) continue;
+    auto hot =
+        std::make_unique<HotCall>(HotCall{definition.verb, std::move(communicator), timeout, std::move(general)});
+    const py::capsule self(hot.release(), [](void* pointer) { delete static_cast<HotCall*>(pointer); });
+    return py::reinterpret_steal<py::object>(PyCFunction_NewEx(&definition.method, self.ptr(), nullptr));
+  }
+  throw py::value_error("no hot call: " + verb);
 }
 
 }  // namespace
@@ -126,14 +210,12 @@ py::object bound(std::shared_ptr<Communicator> communicator, double timeout, con
 void bind_hot_calls(py::module_& m) {
   m.def("register_op", &register_op, py::arg("object"), py::arg("op"),
         "Let this very object stand for an operator in hot calls.");
-  m.def(
-      "hot_all_reduce",
-      [](std::shared_ptr<Communicator> communicator, double timeout, const py::object& default_op, py::object general) {
-        return bound(std::move(communicator), timeout, default_op, std::move(general), all_reduce_definition);
-      },
-      py::arg("communicator"), py::arg("timeout"), py::arg("default_op"), py::arg("general"),
-      "allreduce(x, op='sum', *, out=None, timeout=None) of a communicator; `general` takes what is not the common "
-      "case.");
+  py::list verbs;
+  for (const Definition& definition : definitions) verbs.append(definition.method.ml_name);
+  m.attr("HOT_VERBS") = py::tuple(verbs);
+  m.def("hot_call", &hot_call, py::arg("verb"), py::arg("communicator"), py::arg("timeout"), py::arg("general"),
+        "A verb of a communicator, by its public name and with its signature; `general` takes what is not the common "
+        "case.");
 }
 
 }  // namespace samestep

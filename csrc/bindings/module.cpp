@@ -5,6 +5,7 @@ void bind_errors(pybind11::module_& m);
 void bind_arrays(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
 void bind_hot_calls(pybind11::module_& m);
+void bind_hot_messages(pybind11::module_& m);
 void bind_mpi(pybind11::module_& m);
 void bind_node(pybind11::module_& m);
 void bind_select(pybind11::module_& m);
@@ -16,6 +17,7 @@ PYBIND11_MODULE(_core, m) {
   samestep::bind_arrays(m);
   samestep::bind_communicator(m);
   samestep::bind_hot_calls(m);
+  samestep::bind_hot_messages(m);
   samestep::bind_mpi(m);
   samestep::bind_node(m);
   samestep::bind_select(m);

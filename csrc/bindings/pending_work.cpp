@@ -11,8 +11,6 @@ namespace py = pybind11;
 
 namespace {
 
-constexpr int kPollsWithGil = 64;  // short operations end sooner than the GIL changes hands
-
 std::span<const std::int64_t> extents(const ArrayView& view) {
   return {view.shape, static_cast<std::size_t>(view.n_dims)};
 }
@@ -86,8 +84,8 @@ bool PendingWork::done() {
   return true;
 }
 
-void PendingWork::wait(double timeout, bool ends_group) {
-  for (int i = 0; i < kPollsWithGil; ++i) {
+void PendingWork::wait(double timeout, AtDeadline at_deadline, int polls_with_gil) {
+  for (int i = 0; i < polls_with_gil; ++i) {
     if (!work_->done()) continue;
     bring_home();
     if (work_->error()) std::rethrow_exception(work_->error());
@@ -98,7 +96,9 @@ void PendingWork::wait(double timeout, bool ends_group) {
     try {
       work_->wait(Deadline::after(Seconds(timeout)));
     } catch (const TimeoutError& error) {
-      if (ends_group && !work_->done()) communicator_->abandon(std::current_exception(), error.what());
+      if (work_->done()) throw;
+      if (at_deadline == AtDeadline::abandon) communicator_->abandon(std::current_exception(), error.what());
+      if (at_deadline == AtDeadline::cancel) cancel();
       throw;
     }
   }

@@ -35,16 +35,19 @@ class PendingWork {
     work_ = std::move(work);
   }
 
-  /// An operation that was started on an array as it lies.
-  void adopt(std::shared_ptr<Communicator> communicator, Communicator::WorkPtr work, Array array) {
-    start(std::move(communicator), std::move(work));
-    arrays_.push_back(std::move(array));
-  }
+  /// Keeps an array that the operation works on as it lies.
+  void keep(Array array) { arrays_.push_back(std::move(array)); }
 
-  /// See Work. With the GIL held; `wait` gives it away while it waits for long.
+  /// What becomes of an operation whose deadline passes.
+  enum class AtDeadline : std::uint8_t {
+    goes_on,
+    abandon,  ///< the group ends: a blocking call, whose buffers are the caller's
+    cancel,   ///< it is taken back: a receive
+  };
+
+  /// See Work. With the GIL held; `wait` gives it away after so many polls.
   bool done();
-  /// `ends_group`: the deadline passing ends the group (a blocking call, whose buffers are the caller's).
-  void wait(double timeout, bool ends_group);
+  void wait(double timeout, AtDeadline at_deadline, int polls_with_gil = 64);
   std::exception_ptr error() const { return work_->error(); }
   Status status() const { return work_->status(); }
   bool cancel() { return communicator_->cancel(*work_); }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "communicator/call.h"
 #include "communicator/signature.h"
 #include "communicator/work.h"
 #include "core/buffer.h"
@@ -52,11 +53,6 @@ class Communicator {
   /// `out` on every rank = the reduction over all ranks' `in`. in.count == out.count.
   virtual WorkPtr all_reduce(ConstBuffer in, Buffer out, const Reduction& reduction, const Shape& shape) = 0;
 
-  /// all_reduce for callers that wait at once: null if it is done already, else the Work to wait for.
-  virtual WorkPtr all_reduce_now(ConstBuffer in, Buffer out, const Reduction& reduction, const Shape& shape) {
-    return all_reduce(in, out, reduction, shape);
-  }
-
   /// As all_reduce, but only root's `out` is written; elsewhere `out` is ignored.
   virtual WorkPtr reduce(ConstBuffer in, Buffer out, const Reduction& reduction, int root, const Shape& shape) = 0;
 
@@ -92,6 +88,11 @@ class Communicator {
   /// Done once every rank has entered.
   virtual WorkPtr barrier() = 0;
 
+  /// One of the verbs that Call can describe.
+  WorkPtr begin(const Call& call);
+  /// The same for callers that wait at once: null if it is done already, else the Work to wait for.
+  virtual WorkPtr now(const Call& call) { return begin(call); }
+
   /// Done once `in` may be reused. 0 <= dest < size, 0 <= tag < 2^31.
   virtual WorkPtr send(ConstBuffer in, int dest, int tag) = 0;
 
@@ -100,6 +101,14 @@ class Communicator {
   /// consumed. `Work::status` says who sent it. A recv that is waited for in vain can be given up by
   /// `cancel`.
   virtual WorkPtr recv(Buffer out, int source, int tag) = 0;
+
+  /// The same for callers that wait at once: null if it is done already, `status` then says who sent the message;
+  /// else the Work to wait for.
+  virtual WorkPtr send_now(ConstBuffer in, int dest, int tag) { return send(in, dest, tag); }
+  virtual WorkPtr recv_now(Buffer out, int source, int tag, Status& status) {
+    (void)status;
+    return recv(out, source, tag);
+  }
 
   /// Gives up a recv that no message has met yet. False if it was too late; then wait for it.
   virtual bool cancel(Work& recv) = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "core/error.h"
 #include "core/format.h"
@@ -101,15 +102,13 @@ void Engine::start(const std::shared_ptr<Operation>& operation) {
     ++point_to_point_started_;
     messages_under_way_.push_back(operation);
   }
-  operation->begin(sequence);
+  if (operation->is_collective() && std::exchange(next_is_announced_, false)) {
+    static_cast<Collective&>(*operation).begin_announced(sequence);
+  } else {
+    operation->begin(sequence);
+  }
   progress();
   for (const auto& [peer, departed] : departed_) fail_without(peer, departed);
-}
-
-void Engine::adopt(const std::shared_ptr<Collective>& operation) {
-  register_once();
-  operation->begin_announced(next_sequence_++);
-  collectives_.push_back(operation);
 }
 
 void Engine::progress() {

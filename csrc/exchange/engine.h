@@ -52,11 +52,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void start(const std::shared_ptr<Operation>& operation);
 
   /// May a collective be done at once, outside the queue? Then the caller announces operation `next_sequence`, and
-  /// ends it by `pass`, or hands it over by `adopt`. With the mutex held.
+  /// ends it by `pass`; or says that it is announced, and starts the operation. With the mutex held.
   bool idle() const { return usable() && collectives_.empty() && departed_.empty(); }
   std::uint64_t next_sequence() const { return next_sequence_; }
   void pass() { ++next_sequence_; }
-  void adopt(const std::shared_ptr<Collective>& operation);
+  /// May messages be sent, or sent and received, at once?
+  bool sends_at_once() const { return usable() && departed_.empty(); }
+  bool receives_at_once() const { return idle() && messages_under_way_.empty() && inbox_.idle(); }
+  void pass_message() { ++point_to_point_started_; }
+  void next_is_announced() { next_is_announced_ = true; }
 
   /// Lets every operation advance one step.
   void progress();
@@ -131,6 +135,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool closed_ = false;
   bool kept_ = false;
   bool registered_ = false;
+  bool next_is_announced_ = false;
 };
 
 }  // namespace samestep

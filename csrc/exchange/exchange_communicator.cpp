@@ -38,35 +38,24 @@ Communicator::WorkPtr ExchangeCommunicator::reduction(const Signature& signature
 
 Communicator::WorkPtr ExchangeCommunicator::all_reduce(ConstBuffer in, Buffer out, const Reduction& reduction,
                                                        const Shape& shape) {
-  checks::on_host("allreduce", in);
-  checks::on_host("allreduce", out);
-  checks::same_dtype("allreduce", in, out);
-  checks::has_count("allreduce", "out", out, in.count);
-  require_reducible(in.dtype, reduction);
-  return this->reduction({Verb::all_reduce, in.dtype, reduction.op, -1, shape}, in, out, reduction, in.nbytes());
+  const Call call{Verb::all_reduce, in, out, reduction, -1, shape};
+  checks::arguments(call, rank(), size());
+  return this->reduction(call.signature(), in, out, reduction, in.nbytes());
 }
 
 Communicator::WorkPtr ExchangeCommunicator::reduce(ConstBuffer in, Buffer out, const Reduction& reduction, int root,
                                                    const Shape& shape) {
-  checks::on_host("reduce", in);
-  checks::root_in_group("reduce", root, size());
-  require_reducible(in.dtype, reduction);
-  if (rank() == root) {
-    checks::on_host("reduce", out);
-    checks::same_dtype("reduce", in, out);
-    checks::has_count("reduce", "out", out, in.count);
-  } else {
-    out = {nullptr, in.count, in.dtype};
-  }
-  return this->reduction({Verb::reduce, in.dtype, reduction.op, root, shape}, in, out, reduction, in.nbytes());
+  const Call call{Verb::reduce, in, out, reduction, root, shape};
+  checks::arguments(call, rank(), size());
+  if (rank() != root) out = {nullptr, in.count, in.dtype};
+  return this->reduction(call.signature(), in, out, reduction, in.nbytes());
 }
 
 Communicator::WorkPtr ExchangeCommunicator::broadcast(Buffer buffer, int root, const Shape& shape) {
-  checks::on_host("bcast", buffer);
-  checks::root_in_group("bcast", root, size());
-  const Signature signature{Verb::broadcast, buffer.dtype, ReduceOp::sum, root, shape};
-  if (buffer.nbytes() > Movement::short_nbytes(*engine_)) return long_broadcast(signature, buffer);
-  return send_to_all(signature, buffer);
+  const Call call{Verb::broadcast, {}, buffer, {}, root, shape};
+  checks::arguments(call, rank(), size());
+  if (buffer.nbytes() > Movement::short_nbytes(*engine_)) return long_broadcast(call.signature(), buffer);
+  return send_to_all(call.signature(), buffer);
 }
 
 Communicator::WorkPtr ExchangeCommunicator::long_broadcast(const Signature& signature, Buffer buffer) {
@@ -85,15 +74,13 @@ Communicator::WorkPtr ExchangeCommunicator::send_to_all(const Signature& signatu
 }
 
 Communicator::WorkPtr ExchangeCommunicator::all_gather(ConstBuffer in, Buffer out, const Shape& shape) {
-  checks::on_host("allgather", in);
-  checks::on_host("allgather", out);
-  checks::same_dtype("allgather", in, out);
-  checks::has_count("allgather", "out", out, in.count * static_cast<std::uint64_t>(size()));
+  const Call call{Verb::all_gather, in, out, {}, -1, shape};
+  checks::arguments(call, rank(), size());
   std::vector<Movement::Route> routes = this->routes();
   for (std::size_t i = 0; i < routes.size(); ++i) {
     routes[i] = {bytes(in.data), in.nbytes(), bytes(out.data) + i * in.nbytes(), in.nbytes()};
   }
-  return movement(Signature{Verb::all_gather, in.dtype, ReduceOp::sum, -1, shape}, std::move(routes));
+  return movement(call.signature(), std::move(routes));
 }
 
 Communicator::WorkPtr ExchangeCommunicator::all_gather_v(ConstBuffer in, Buffer out,
@@ -190,29 +177,20 @@ Communicator::WorkPtr ExchangeCommunicator::scatter_v(ConstBuffer in, std::span<
 
 Communicator::WorkPtr ExchangeCommunicator::reduce_scatter(ConstBuffer in, Buffer out, const Reduction& reduction,
                                                            const Shape& shape) {
-  checks::on_host("reduce_scatter", in);
-  checks::on_host("reduce_scatter", out);
-  checks::same_dtype("reduce_scatter", in, out);
-  checks::has_count("reduce_scatter", "the input", in, out.count * static_cast<std::uint64_t>(size()));
-  require_reducible(in.dtype, reduction);
-  return this->reduction({Verb::reduce_scatter, in.dtype, reduction.op, -1, shape}, in, out, reduction, out.nbytes());
+  const Call call{Verb::reduce_scatter, in, out, reduction, -1, shape};
+  checks::arguments(call, rank(), size());
+  return this->reduction(call.signature(), in, out, reduction, out.nbytes());
 }
 
 Communicator::WorkPtr ExchangeCommunicator::all_to_all(ConstBuffer in, Buffer out, const Shape& shape) {
-  checks::on_host("alltoall", in);
-  checks::on_host("alltoall", out);
-  checks::same_dtype("alltoall", in, out);
-  checks::has_count("alltoall", "out", out, in.count);
-  if (in.count % static_cast<std::uint64_t>(size()) != 0) {
-    throw InvalidArgumentError(
-        str("alltoall: ", in.count, " elements are no whole number of blocks for ", size(), " ranks"));
-  }
+  const Call call{Verb::all_to_all, in, out, {}, -1, shape};
+  checks::arguments(call, rank(), size());
   const std::size_t block = in.nbytes() / static_cast<std::size_t>(size());
   std::vector<Movement::Route> routes = this->routes();
   for (std::size_t i = 0; i < routes.size(); ++i) {
     routes[i] = {bytes(in.data) + i * block, block, bytes(out.data) + i * block, block};
   }
-  return movement(Signature{Verb::all_to_all, in.dtype, ReduceOp::sum, -1, shape}, std::move(routes));
+  return movement(call.signature(), std::move(routes));
 }
 
 Communicator::WorkPtr ExchangeCommunicator::all_to_all_v(ConstBuffer in, std::span<const std::uint64_t> send_counts,

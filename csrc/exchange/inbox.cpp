@@ -4,29 +4,36 @@
 #include <cstring>
 
 #include "communicator/communicator.h"
+#include "core/dtype.h"
 #include "exchange/tags.h"
 
 namespace samestep {
 
-MessageHeader Inbox::header_of(const Message& message) {
+MessageHeader Inbox::header_of(Bytes message) {
   MessageHeader header;
-  std::memcpy(&header, message.bytes.data(), sizeof header);
+  std::memcpy(&header, message.data(), sizeof header);
   return header;
 }
 
-void Inbox::hand_over(const Message& message, Taker& taker) {
-  taker.take(message.source, header_of(message), std::span(message.bytes).subspan(sizeof(MessageHeader)));
+Inbox::Bytes Inbox::received() const {
+  const MessageHeader header = header_of(room_);
+  const std::size_t nbytes = header.body == kInlineBody ? header.count * itemsize(static_cast<DType>(header.dtype)) : 0;
+  return Bytes(room_).first(sizeof header + nbytes);
+}
+
+void Inbox::hand_over(int source, Bytes message, Taker& taker) {
+  taker.take(source, header_of(message), message.subspan(sizeof(MessageHeader)));
 }
 
 void Inbox::post() {
   if (request_.active || unmet_.empty()) return;
-  room_.resize(sizeof(MessageHeader) + kInlineMessage);
+  room_.resize(messenger_.short_message());
   request_ = messenger_.receive(room_.data(), room_.size(), kAnySource, tags::kUserMessage);
 }
 
 void Inbox::expect(Taker& taker) {
   const auto found = std::find_if(kept_.begin(), kept_.end(), [&](const Message& message) {
-    return taker.wants(message.source, header_of(message).tag);
+    return taker.wants(message.source, header_of(message.bytes).tag);
   });
   if (found == kept_.end()) {
     unmet_.push_back(&taker);
@@ -35,7 +42,7 @@ void Inbox::expect(Taker& taker) {
   }
   const Message message = std::move(*found);
   kept_.erase(found);
-  hand_over(message, taker);
+  hand_over(message.source, message.bytes, taker);
 }
 
 bool Inbox::withdraw(Taker& taker) { return std::erase(unmet_, &taker) != 0; }
@@ -45,17 +52,17 @@ void Inbox::look() {
     post();
     Messenger::Envelope from;
     if (!messenger_.test(request_, &from)) return;
-    Message message{from.source, std::move(room_)};
+    const Bytes message = received();
     const auto found = std::find_if(unmet_.begin(), unmet_.end(), [&](const Taker* taker) {
-      return taker->wants(message.source, header_of(message).tag);
+      return taker->wants(from.source, header_of(message).tag);
     });
     if (found == unmet_.end()) {
-      kept_.push_back(std::move(message));
+      kept_.push_back({from.source, {message.begin(), message.end()}});
       continue;
     }
     Taker& taker = **found;
     unmet_.erase(found);
-    hand_over(message, taker);
+    hand_over(from.source, message, taker);
   }
 }
 

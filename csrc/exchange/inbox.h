@@ -20,7 +20,7 @@ struct MessageHeader {
 inline constexpr std::uint32_t kInlineBody = 0xffffffffu;
 
 /// Most bytes of elements that travel with their header.
-inline constexpr std::size_t kInlineMessage = 4 << 10;
+inline std::size_t most_inline(const Messenger& messenger) { return messenger.short_message() - sizeof(MessageHeader); }
 
 /// Users' messages to this rank, matched with their receives here and not by the transport, so that every
 /// tag of the contract serves, whatever the transport's largest one is.
@@ -40,6 +40,9 @@ class Inbox {
 
   explicit Inbox(Messenger& messenger) : messenger_(messenger) {}
 
+  /// Nobody waits for a message and none is kept: the next one is still with the transport.
+  bool idle() const { return unmet_.empty() && kept_.empty() && !request_.active; }
+
   /// `taker` is given the first message that it wants: one that is kept, at once, or the next one to come.
   void expect(Taker& taker);
 
@@ -58,8 +61,11 @@ class Inbox {
     std::vector<std::byte> bytes;
   };
 
-  static MessageHeader header_of(const Message& message);
-  static void hand_over(const Message& message, Taker& taker);
+  using Bytes = std::span<const std::byte>;
+  static MessageHeader header_of(Bytes message);
+  static void hand_over(int source, Bytes message, Taker& taker);
+  /// What the transport has put into `room_`: a header and what travels with it.
+  Bytes received() const;
   void post();
 
   Messenger& messenger_;

@@ -57,6 +57,9 @@ class Messenger {
   /// Most bytes of one message.
   virtual std::size_t max_message() const = 0;
 
+  /// Most bytes for which a copy costs less than a message of their own.
+  virtual std::size_t short_message() const { return 4 << 10; }
+
   /// Messenger of the group of `ranks`, in that order. Called by those ranks only, which all know
   /// that the others are calling it too; so it may block for as long as that takes.
   virtual std::unique_ptr<Messenger> subset(std::span<const int> ranks) = 0;

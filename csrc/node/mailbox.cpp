@@ -36,7 +36,7 @@ void Mailbox::drop(Record* record) { records_.erase(record); }
 
 // ---- what goes out
 
-bool Mailbox::write(int dest, const Frame& frame, const std::byte* bytes) {
+bool Mailbox::write(int dest, const Frame& frame, Bytes bytes, Bytes more) {
   Arena::Ring& ring = arena_->ring(rank_, dest);
   const std::size_t room = arena_->ring_nbytes();
   std::uint64_t written = ring.written.value.load(std::memory_order_relaxed);
@@ -51,8 +51,8 @@ bool Mailbox::write(int dest, const Frame& frame, const std::byte* bytes) {
   }
   std::byte* const place = ring.bytes() + written % room;
   std::memcpy(place, &frame, sizeof frame);
-  const bool carries = frame.kind == Kind::message || frame.kind == Kind::piece;
-  if (carries && frame.length != 0) std::memcpy(place + sizeof frame, bytes, frame.length);
+  if (!bytes.empty()) std::memcpy(place + sizeof frame, bytes.data(), bytes.size());
+  if (!more.empty()) std::memcpy(place + sizeof frame + bytes.size(), more.data(), more.size());
   ring.written.value.store(written + frame.nbytes, std::memory_order_release);
   return true;
 }
@@ -86,13 +86,20 @@ Messenger::Request Mailbox::send(const void* data, std::size_t nbytes, int dest,
     record->ended = true;
   } else if (nbytes <= longest_message()) {
     const auto total = static_cast<std::uint32_t>(aligned(sizeof(Frame) + nbytes));
-    post(dest, {{total, Kind::message, tag, 0, nbytes, 0}, bytes, record});
+    post(dest, {{total, Kind::message, tag, 0, nbytes, 0}, {bytes, nbytes}, record});
   } else {
     const std::uint32_t id = next_id_++;
     offered_.emplace(id, record);
-    post(dest, {{kAlign, Kind::offer, tag, id, nbytes, host_->place_of(data, nbytes)}, nullptr, nullptr});
+    post(dest, {{kAlign, Kind::offer, tag, id, nbytes, host_->place_of(data, nbytes)}, {}, nullptr});
   }
   return request;
+}
+
+bool Mailbox::send_at_once(Bytes head, Bytes body, int dest, int tag) {
+  const std::size_t nbytes = head.size() + body.size();
+  if (dest == rank_ || nbytes > longest_message() || !outgoing_[static_cast<std::size_t>(dest)].empty()) return false;
+  const auto total = static_cast<std::uint32_t>(aligned(sizeof(Frame) + nbytes));
+  return write(dest, {total, Kind::message, tag, 0, nbytes, 0}, head, body);
 }
 
 void Mailbox::send_pieces(Record& record, std::uint32_t id) {
@@ -100,7 +107,7 @@ void Mailbox::send_pieces(Record& record, std::uint32_t id) {
     const std::size_t length = std::min(longest_message(), record.nbytes - at);
     const auto total = static_cast<std::uint32_t>(aligned(sizeof(Frame) + length));
     const bool last = at + length == record.nbytes;
-    post(record.peer, {{total, Kind::piece, 0, id, length, 0}, record.from + at, last ? &record : nullptr});
+    post(record.peer, {{total, Kind::piece, 0, id, length, 0}, {record.from + at, length}, last ? &record : nullptr});
     at += length;
   }
 }
@@ -140,12 +147,12 @@ void Mailbox::deliver(Record& record, const Arrived& arrived, const std::byte* b
     std::memcpy(record.into, here, arrived.length);
   } else if (!host_->reaches_memory()) {
     in_pieces_.emplace(std::pair(arrived.source, arrived.id), &record);
-    post(arrived.source, {{kAlign, Kind::wanted, 0, arrived.id, 0, 0}, nullptr, nullptr});
+    post(arrived.source, {{kAlign, Kind::wanted, 0, arrived.id, 0, 0}, {}, nullptr});
     return;
   } else if (!host_->pull(peer, record.into, arrived.address, arrived.length)) {
     throw PeerLostError(str("rank ", arrived.source, " of this host can no longer be read: its process has ended"));
   }
-  post(arrived.source, {{kAlign, Kind::taken, 0, arrived.id, 0, 0}, nullptr, nullptr});
+  post(arrived.source, {{kAlign, Kind::taken, 0, arrived.id, 0, 0}, {}, nullptr});
   record.ended = true;
 }
 
@@ -193,6 +200,30 @@ void Mailbox::read(int source) {
     }
     ring.read.value.store(read, std::memory_order_release);
   }
+}
+
+Mailbox::Bytes Mailbox::peek(int source, int tag) {
+  if (source == rank_ || !arrived_.empty()) return {};
+  Arena::Ring& ring = arena_->ring(source, rank_);
+  const std::uint64_t read = ring.read.value.load(std::memory_order_relaxed);
+  if (read == ring.written.value.load(std::memory_order_acquire)) return {};
+  const std::byte* const place = ring.bytes() + read % arena_->ring_nbytes();
+  Frame frame;
+  std::memcpy(&frame, place, sizeof frame);
+  if (frame.kind == Kind::fill) {
+    skip(source);
+    return peek(source, tag);
+  }
+  if (frame.kind != Kind::message || frame.tag != tag) return {};
+  return {place + sizeof frame, frame.length};
+}
+
+void Mailbox::skip(int source) {
+  Arena::Ring& ring = arena_->ring(source, rank_);
+  const std::uint64_t read = ring.read.value.load(std::memory_order_relaxed);
+  Frame frame;
+  std::memcpy(&frame, ring.bytes() + read % arena_->ring_nbytes(), sizeof frame);
+  ring.read.value.store(read + frame.nbytes, std::memory_order_release);
 }
 
 void Mailbox::advance() {

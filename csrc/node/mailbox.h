@@ -5,6 +5,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -29,6 +30,15 @@ class Mailbox final : public Messenger {
   int size() const override { return static_cast<int>(members_.size()); }
   std::string_view engine() const override { return "node"; }
   std::size_t max_message() const override { return SIZE_MAX; }
+  std::size_t short_message() const override { return longest_message(); }
+
+  using Bytes = std::span<const std::byte>;
+  /// Sends a message of `head` and `body` if it is short and there is room for it now.
+  bool send_at_once(Bytes head, Bytes body, int dest, int tag);
+  /// The bytes of the next message from `source` if it is a short one with `tag`, and no other came before; empty
+  /// otherwise. They are valid until `skip`.
+  Bytes peek(int source, int tag);
+  void skip(int source);
 
   Request send(const void* data, std::size_t nbytes, int dest, int tag) override;
   Request receive(void* data, std::size_t capacity, int source, int tag) override;
@@ -75,7 +85,7 @@ class Mailbox final : public Messenger {
   };
   struct Outgoing {
     Frame frame;
-    const std::byte* bytes;
+    Bytes bytes;
     Record* record;  // ends with it, if not null
   };
 
@@ -83,7 +93,7 @@ class Mailbox final : public Messenger {
   Record* new_record();
   void drop(Record* record);
   void post(int dest, const Outgoing& outgoing);
-  bool write(int dest, const Frame& frame, const std::byte* bytes);
+  bool write(int dest, const Frame& frame, Bytes bytes, Bytes more = {});
   void flush(int dest);
   void advance();
   void read(int source);

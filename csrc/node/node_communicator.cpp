@@ -1,20 +1,23 @@
 #include "node/node_communicator.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "communicator/checks.h"
 #include "exchange/short_reduction.h"
+#include "exchange/tags.h"
 #include "exchange/waiting.h"
 #include "node/line_meeting.h"
 #include "node/mailbox.h"
 #include "node/node_reduction.h"
+#include "node/short_call.h"
 
 namespace samestep {
 namespace {
 
-/// From this size on ranks announce where their buffers are, see NodeReduction.
-constexpr std::size_t kPostedFrom = 1 << 10;
-constexpr unsigned kPollsAtOnce = 400;
+/// Polls before a call that waits at once becomes an operation in the queue, which costs a microsecond: with a CPU for
+/// each rank some 20 us, else as often as giving way is cheap.
+unsigned polls_at_once(const Engine& engine) { return engine.options().oversubscribed ? 200 : 4000; }
 
 }  // namespace
 
@@ -30,6 +33,7 @@ std::shared_ptr<NodeCommunicator> NodeCommunicator::open(std::shared_ptr<Host> h
   auto meeting = std::make_unique<LineMeeting>(group->arena, group->rank);
   group->meeting = meeting.get();
   auto mailbox = std::make_unique<Mailbox>(group->arena, group->host, group->members, group->rank);
+  group->mailbox = mailbox.get();
   auto engine = std::make_shared<Engine>(std::move(mailbox), std::move(options), std::move(meeting));
   return std::make_shared<NodeCommunicator>(std::move(engine), std::move(group));
 }
@@ -50,7 +54,7 @@ std::shared_ptr<std::byte> NodeCommunicator::allocate_shared(std::size_t nbytes)
 
 Communicator::WorkPtr NodeCommunicator::reduction(const Signature& signature, ConstBuffer in, Buffer out,
                                                   const Reduction& reduction, std::size_t nbytes) {
-  if (in.nbytes() < kPostedFrom && ShortReduction::fits(shared_engine(), signature.verb, nbytes)) {
+  if (in.nbytes() < Crossings::kPostedFrom && ShortReduction::fits(shared_engine(), signature.verb, nbytes)) {
     return start<ShortReduction>(signature, in, out, reduction);
   }
   return start<NodeReduction>(signature, group_, in, out, reduction);
@@ -60,55 +64,83 @@ Communicator::WorkPtr NodeCommunicator::long_broadcast(const Signature& signatur
   return send_to_all(signature, buffer);
 }
 
-Communicator::WorkPtr NodeCommunicator::all_reduce_now(ConstBuffer in, Buffer out, const Reduction& reduction,
-                                                       const Shape& shape) {
+Communicator::WorkPtr NodeCommunicator::now(const Call& call) {
   Engine& engine = shared_engine();
   const std::lock_guard lock(engine.mutex());
   const std::uint64_t sequence = engine.next_sequence();
-  const bool is_short = in.nbytes() < kPostedFrom;
-  if (in.nbytes() + sizeof(NodeReduction::Posted) > engine.meeting().limit() || !engine.idle() ||
-      !engine.meeting().has_room(sequence) || in.count == 0 || size() == 1) {
-    return all_reduce(in, out, reduction, shape);
-  }
-  checks::on_host("allreduce", in);
-  checks::same_dtype("allreduce", in, out);
-  checks::has_count("allreduce", "out", out, in.count);
-  require_reducible(in.dtype, reduction);
-  if (reduction.op == ReduceOp::premul) return all_reduce(in, out, reduction, shape);
-
-  const Signature signature{Verb::all_reduce, in.dtype, reduction.op, -1, shape};
-  const std::uint64_t digest = signature.digest();
   Meeting& meeting = engine.meeting();
-  if (is_short) {
-    meeting.announce(sequence, digest, {static_cast<const std::byte*>(in.data), in.nbytes()});
-  } else {
-    NodeReduction::announce_all_reduce(engine, *group_, sequence, digest, in, out, reduction);
+  if (size() == 1 || !engine.idle() || !meeting.has_room(sequence) || !short_call::fits(engine, call)) {
+    return begin(call);
   }
+  checks::arguments(call, rank(), size());
+  const std::uint64_t digest = call.signature().digest();
+  short_call::announce(engine, *group_, sequence, digest, call);
   bool complete = false;
+  const unsigned polls = polls_at_once(engine);
   Pause pause(engine.options().oversubscribed);
-  for (unsigned i = 0; i < kPollsAtOnce && !(complete = meeting.complete(sequence)); ++i) pause.step();
+  for (unsigned i = 0; i < polls && !(complete = meeting.complete(sequence)); ++i) pause.step();
   bool done = complete;
   for (int peer = 0; peer < size() && done; ++peer) {
     done = peer == rank() || meeting.header(sequence, peer).digest == digest;
   }
-  if (done && is_short) {
-    ShortReduction::reduce_all(meeting, sequence, rank(), size(), in, out, reduction);
-  } else if (done) {
-    done = NodeReduction::reduce_announced(engine, sequence, in, out, reduction.op);
-  }
-  if (done) {
+  if (done && short_call::finish(engine, sequence, call)) {
     meeting.release(sequence);
     engine.pass();
     return nullptr;
   }
-  std::shared_ptr<Collective> operation;
-  if (is_short) {
-    operation = start_later<ShortReduction>(signature, in, out, reduction);
-  } else {
-    operation = start_later<NodeReduction>(signature, group_, in, out, reduction);
+  engine.next_is_announced();
+  return begin(call);
+}
+
+Communicator::WorkPtr NodeCommunicator::send_now(ConstBuffer in, int dest, int tag) {
+  Engine& engine = shared_engine();
+  const std::lock_guard lock(engine.mutex());
+  if (engine.sends_at_once() && in.device.kind == DeviceKind::cpu && tag >= 0 && dest >= 0 && dest < size()) {
+    const MessageHeader header{in.count, static_cast<std::uint32_t>(in.dtype), kInlineBody, tag};
+    const Mailbox::Bytes head(reinterpret_cast<const std::byte*>(&header), sizeof header);
+    if (group_->mailbox->send_at_once(head, {static_cast<const std::byte*>(in.data), in.nbytes()}, dest,
+                                      tags::kUserMessage)) {
+      engine.count_message(in.nbytes());
+      engine.pass_message();
+      return nullptr;
+    }
   }
-  engine.adopt(operation);
-  return operation;
+  return send(in, dest, tag);
+}
+
+NodeCommunicator::Met NodeCommunicator::take_message(Buffer out, int source, int tag, Status& status) {
+  const Mailbox::Bytes message = group_->mailbox->peek(source, tags::kUserMessage);
+  if (message.empty()) return Met::none;
+  MessageHeader header;
+  std::memcpy(&header, message.data(), sizeof header);
+  const bool wanted = (tag == kAnyTag || tag == header.tag) && header.body == kInlineBody &&
+                      header.count == out.count && static_cast<DType>(header.dtype) == out.dtype;
+  if (!wanted) return Met::other;
+  if (out.count != 0) std::memcpy(out.data, message.data() + sizeof header, out.nbytes());
+  group_->mailbox->skip(source);
+  status = {source, header.tag, header.count};
+  return Met::taken;
+}
+
+Communicator::WorkPtr NodeCommunicator::recv_now(Buffer out, int source, int tag, Status& status) {
+  Engine& engine = shared_engine();
+  const std::lock_guard lock(engine.mutex());
+  const bool any = source == kAnySource;
+  if (!engine.receives_at_once() || out.device.kind != DeviceKind::cpu || (!any && (source < 0 || source >= size()))) {
+    return recv(out, source, tag);
+  }
+  Pause pause(engine.options().oversubscribed);
+  Met met = Met::none;
+  const unsigned polls = polls_at_once(engine);
+  for (unsigned i = 0; i < polls && met == Met::none; ++i) {
+    for (int peer = any ? 0 : source; peer < (any ? size() : source + 1) && met == Met::none; ++peer) {
+      met = take_message(out, peer, tag, status);
+    }
+    if (met == Met::none) pause.step();
+  }
+  if (met != Met::taken) return recv(out, source, tag);
+  engine.pass_message();
+  return nullptr;
 }
 
 }  // namespace samestep

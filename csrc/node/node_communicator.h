@@ -22,7 +22,9 @@ class NodeCommunicator final : public ExchangeCommunicator {
   NodeCommunicator(std::shared_ptr<Engine> engine, std::shared_ptr<NodeGroup> group)
       : ExchangeCommunicator(std::move(engine)), group_(std::move(group)) {}
 
-  WorkPtr all_reduce_now(ConstBuffer in, Buffer out, const Reduction& reduction, const Shape& shape) override;
+  WorkPtr now(const Call& call) override;
+  WorkPtr send_now(ConstBuffer in, int dest, int tag) override;
+  WorkPtr recv_now(Buffer out, int source, int tag, Status& status) override;
   std::shared_ptr<std::byte> allocate_shared(std::size_t nbytes) override;
 
  protected:
@@ -36,6 +38,10 @@ class NodeCommunicator final : public ExchangeCommunicator {
                                            const Deadline& deadline) override;
 
  private:
+  enum class Met : std::uint8_t { none, taken, other };
+  /// Takes the next message from `source` if it is the one that is wanted and lies in the ring.
+  Met take_message(Buffer out, int source, int tag, Status& status);
+
   std::shared_ptr<NodeGroup> group_;
 };
 

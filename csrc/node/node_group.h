@@ -9,6 +9,7 @@
 #include "node/arena.h"
 #include "node/host.h"
 #include "node/line_meeting.h"
+#include "node/mailbox.h"
 
 namespace samestep {
 
@@ -19,6 +20,7 @@ struct NodeGroup {
   std::vector<int> members;  ///< by rank of the group: rank on the host
   int rank = 0;
   LineMeeting* meeting = nullptr;
+  Mailbox* mailbox = nullptr;
 
   /// What the arena's shared counters of each slot show once all operations before are over.
   std::array<std::uint64_t, Arena::kSlots> claimed{};
@@ -33,8 +35,8 @@ struct NodeGroup {
 /// Which way an allreduce takes; the crossings that were measured. All ranks see the same: rank 0 says whether there
 /// are more ranks than CPUs.
 struct Crossings {
-  /// Buffers in memory that all share are reduced in place from this size on.
-  static constexpr std::size_t shared_from(bool oversubscribed) { return oversubscribed ? 8 << 10 : 1 << 10; }
+  /// From this size on ranks announce where their buffers are: those in memory that all share are reduced in place.
+  static constexpr std::size_t kPostedFrom = 8 << 10;
   /// Private buffers go through the stages up to this size, from there on through the kernel.
   static constexpr std::size_t staged_to(bool oversubscribed) { return oversubscribed ? 4 << 20 : 512 << 10; }
   /// What one rank takes at a time.

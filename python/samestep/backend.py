@@ -14,7 +14,7 @@ from samestep import _core, arrays, hosts
 from samestep.errors import PeerLostError
 from samestep.objects import MessageVerbs
 from samestep.reduce_ops import AVG
-from samestep.work import seconds
+from samestep.work import Status, seconds
 
 __all__ = ["Backend", "MPIBackend", "NCCLBackend", "NativeBackend"]
 
@@ -47,9 +47,12 @@ class Backend(MessageVerbs):
         self._device = device
         self._hosts = world_hosts  # by rank of this group
         self._placement = hosts.place(world_hosts, comm.rank)
-        # The call of every step: as a method of Python it would cost as much again.
-        general = functools.partial(type(self).allreduce, weakref.proxy(self))
-        self.allreduce = _core.hot_all_reduce(comm, timeout, "sum", general)  # type: ignore[method-assign]
+        for verb in _core.HOT_VERBS:  # as methods of Python the calls of every step would cost as much again
+            general = functools.partial(getattr(type(self), verb), weakref.proxy(self))
+            setattr(self, verb, _core.hot_call(verb, comm, timeout, general))
+        for verb in ("send", "recv", "sendrecv"):
+            general = functools.partial(getattr(type(self), verb), weakref.proxy(self))
+            setattr(self, verb, _core.hot_message(verb, comm, timeout, Status, general))
         self._children: list[Backend] = []
         self._node: Backend | None = None
         self._cross: Backend | None = None

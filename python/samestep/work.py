@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from samestep import _core
 from samestep.errors import InvalidArgumentError
@@ -28,14 +27,14 @@ def seconds(timeout: float) -> float:
     return value
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(NamedTuple):
     """Where a received message came from."""
 
     source: int
     """Rank of the sender, in the group it was received on."""
     tag: int
-    count: int
+    """The tag it was sent with."""
+    count: int  # type: ignore[assignment]  # hides the method of tuples
     """Elements received."""
 
 

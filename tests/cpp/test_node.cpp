@@ -57,6 +57,11 @@ Floats sum(int size, std::size_t count) {
 }
 
 // Every way through: in the line, behind it, staged in one and in several windows, dealt out, claimed.
+/// The verb, waited for at once.
+void run_now(Communicator& group, const Call& call) {
+  if (const auto work = group.now(call)) work->wait(soon());
+}
+
 constexpr std::size_t kLong = 20'003;  // longer ones take time under the sanitizers: on three ranks only
 constexpr std::size_t kCounts[] = {0, 1, 2, 5, 26, 27, 300, 3000, 20'003, 100'003, 270'001};
 
@@ -74,7 +79,7 @@ TEST_CASE("node: reductions and broadcasts by every way, in place, every root") 
           group->all_reduce(buffer(all), buffer(all), {}, shape(all))->wait(soon());
           REQUIRE(all == sum(size, count));
           Floats now = contribution(rank, count), into(count);
-          if (const auto work = group->all_reduce_now(buffer(now), buffer(into), {}, shape(now))) work->wait(soon());
+          run_now(*group, {Verb::all_reduce, buffer(now), buffer(into), {}, -1, shape(now)});
           REQUIRE(into == sum(size, count));
           REQUIRE(now == contribution(rank, count));
           for (int root = count > kLong ? size - 1 : 0; root < size; ++root) {
@@ -89,6 +94,58 @@ TEST_CASE("node: reductions and broadcasts by every way, in place, every root") 
         group->close(soon());
       });
     }
+  }
+}
+
+TEST_CASE("node: verbs done at once agree with those started, also where ranks choose differently") {
+  for (const int size : {1, 2, 3, 4}) {
+    Town town(size, Reach::kernel);
+    as_threads(size, [&](int rank) {
+      const auto group = town.join(rank);
+      const auto n = static_cast<std::size_t>(size), r = static_cast<std::size_t>(rank);
+      int turn = 0;
+      const auto run = [&](const Call& call) {
+        if ((rank + turn++) % 2 == 0) return run_now(*group, call);
+        group->begin(call)->wait(soon());
+      };
+      const auto block = [](const Floats& from, std::size_t i, std::size_t count) {
+        return Floats(from.begin() + static_cast<std::ptrdiff_t>(i * count),
+                      from.begin() + static_cast<std::ptrdiff_t>((i + 1) * count));
+      };
+      for (const std::size_t count : kCounts) {
+        if (count > kLong) continue;
+        for (int again = 0; again < 3; ++again) {
+          run({Verb::barrier});
+          for (int root = 0; root < size; ++root) {
+            Floats one = contribution(rank, count);
+            run({Verb::reduce, buffer(one), buffer(one), {}, root, shape(one)});
+            REQUIRE(one == (rank == root ? sum(size, count) : contribution(rank, count)));
+            Floats sent = contribution(rank, count);
+            run({Verb::broadcast, {}, buffer(sent), {}, root, shape(sent)});
+            REQUIRE(sent == contribution(root, count));
+          }
+          Floats all = contribution(rank, count);
+          run({Verb::all_reduce, buffer(all), buffer(all), {}, -1, shape(all)});
+          REQUIRE(all == sum(size, count));
+          Floats blocks = contribution(rank, n * count), mine(count), swapped(n * count), everyone(n * count);
+          run({Verb::reduce_scatter, buffer(blocks), buffer(mine), {}, -1, shape(mine)});
+          REQUIRE(mine == block(sum(size, n * count), r, count));
+          run({Verb::all_to_all, buffer(blocks), buffer(swapped), {}, -1, shape(blocks)});
+          run({Verb::all_gather, buffer(mine), buffer(everyone), {}, -1, shape(mine)});
+          REQUIRE(everyone == sum(size, n * count));
+          for (std::size_t i = 0; i < n; ++i) {
+            REQUIRE(block(swapped, i, count) == block(contribution(static_cast<int>(i), n * count), r, count));
+          }
+        }
+      }
+      Floats odd = contribution(rank, static_cast<std::size_t>(2 + (rank == size - 1)));
+      if (size > 1) {
+        REQUIRE_THROWS_AS(run_now(*group, {Verb::broadcast, {}, buffer(odd), {}, 0, shape(odd)}), MismatchError);
+        REQUIRE_THROWS_AS(run_now(*group, {Verb::broadcast, {}, buffer(odd), {}, size, shape(odd)}),
+                          InvalidArgumentError);
+      }
+      group->close(soon());
+    });
   }
 }
 
@@ -173,7 +230,8 @@ TEST_CASE("node: a difference raises the same text on every rank, and the group 
       const auto group = town.join(rank);
       Floats odd(rank == 1 ? count + 1 : count);
       try {
-        if (const auto work = group->all_reduce_now(buffer(odd), buffer(odd), {}, shape(odd))) work->wait(soon());
+        if (const auto work = group->now({Verb::all_reduce, buffer(odd), buffer(odd), {}, -1, shape(odd)}))
+          work->wait(soon());
       } catch (const MismatchError& error) {
         texts[static_cast<std::size_t>(rank)] = error.what();
       }
