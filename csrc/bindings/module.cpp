@@ -6,6 +6,7 @@ void bind_arrays(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
 void bind_hot_calls(pybind11::module_& m);
 void bind_hot_messages(pybind11::module_& m);
+void bind_plain_tree(pybind11::module_& m);
 void bind_mpi(pybind11::module_& m);
 void bind_node(pybind11::module_& m);
 void bind_select(pybind11::module_& m);
@@ -18,6 +19,7 @@ PYBIND11_MODULE(_core, m) {
   samestep::bind_communicator(m);
   samestep::bind_hot_calls(m);
   samestep::bind_hot_messages(m);
+  samestep::bind_plain_tree(m);
   samestep::bind_mpi(m);
   samestep::bind_node(m);
   samestep::bind_select(m);

@@ -127,6 +127,19 @@ class Communicator {
     return nullptr;
   }
 
+  /// Do all ranks see memory of `allocate_shared`, each from where it is? The same answer on all.
+  virtual bool shares_memory() const { return false; }
+  /// The number by which other ranks know a place in such memory, 0 if it is none; and the place of rank `peer` that is
+  /// meant by a number.
+  virtual std::uint64_t place_of(const void* data, std::size_t nbytes) const {
+    (void)data, (void)nbytes;
+    return 0;
+  }
+  virtual const std::byte* at(int peer, std::uint64_t place, std::size_t nbytes) {
+    (void)peer, (void)place, (void)nbytes;
+    return nullptr;
+  }
+
   /// Lets outstanding operations advance. Never blocks.
   virtual void progress() = 0;
 

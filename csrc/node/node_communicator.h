@@ -26,6 +26,14 @@ class NodeCommunicator final : public ExchangeCommunicator {
   WorkPtr send_now(ConstBuffer in, int dest, int tag) override;
   WorkPtr recv_now(Buffer out, int source, int tag, Status& status) override;
   std::shared_ptr<std::byte> allocate_shared(std::size_t nbytes) override;
+  bool shares_memory() const override { return true; }
+  std::uint64_t place_of(const void* data, std::size_t nbytes) const override {
+    const std::uint64_t place = group_->host->place_of(data, nbytes);
+    return (place & Host::kShared) != 0 ? place : 0;
+  }
+  const std::byte* at(int peer, std::uint64_t place, std::size_t nbytes) override {
+    return group_->host->at(group_->member(peer), place, nbytes);
+  }
 
  protected:
   WorkPtr reduction(const Signature& signature, ConstBuffer in, Buffer out, const Reduction& reduction,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import numbers
+import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 ABSENT = "None"
 NUMBER = "a number"
 OBJECT = "neither array nor number"
+
+_ALL_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Description(NamedTuple):
@@ -108,20 +111,54 @@ def is_number(leaf: Any) -> bool:
     return isinstance(leaf, numbers.Number)
 
 
+def same_everywhere(backend: Backend, digest: int, timeout: float | None) -> bool:
+    """Whether all ranks give the same 64 bits. Collective."""
+    both = np.array([digest, digest ^ _ALL_BITS], np.uint64)
+    if timeout is None:  # the call without keywords is the fast one
+        backend.allreduce(both, "max")
+    else:
+        backend.allreduce(both, "max", timeout=timeout)
+    largest, complement_of_smallest = both.tolist()
+    return bool(largest ^ complement_of_smallest == _ALL_BITS)
+
+
+def plain(
+    backend: Backend, tree: Any, act: str, timeout: float | None
+) -> tuple[_core.PlainTree | None, bool]:
+    """The short way for trees that are plain and the same on all ranks. Collective where it is tried.
+
+    Returns:
+      The tree if all ranks can go that way; and whether the ranks have been compared, so that they differ.
+    """
+    found = _core.plain_tree(tree) if backend.size > 1 else None
+    if found is None:
+        return None, False
+    if same_everywhere(backend, found.digest ^ zlib.crc32(act.encode()), timeout):
+        return found, True
+    return None, True
+
+
 def everyones(
-    backend: Backend, mine: Description, timeout: Callable[[], float | None]
+    backend: Backend, mine: Description, timeout: Callable[[], float | None], *, compared: bool = False
 ) -> list[Description] | None:
-    """None if all ranks give the same description; otherwise everybody's, in order of rank. Collective."""
+    """None if all ranks give the same description; otherwise everybody's, in order of rank. Collective.
+
+    Args:
+      backend: the group.
+      mine: what this rank holds.
+      timeout: seconds left.
+      compared: this rank has given the digest of a plain tree, which differed from what others gave.
+    """
     if backend.size == 1:
         return None
+    if compared:
+        return list(backend.allgather_object(mine, timeout=timeout()))
     shared = [f"{i} is {place}" for i, place in enumerate(mine.places) if i != place]
     text = "\0".join([mine.act, *mine.names, *mine.whats, *shared])
     digest = int.from_bytes(
         hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little"
     )
-    both = np.array([digest, digest ^ 0xFFFF_FFFF_FFFF_FFFF], np.uint64)
-    largest, complement_of_smallest = backend.allreduce(both, "max", timeout=timeout())
-    if largest == ~complement_of_smallest:
+    if same_everywhere(backend, digest, timeout()):
         return None
     return list(backend.allgather_object(mine, timeout=timeout()))
 

@@ -23,6 +23,7 @@ _UNDER_WAY = 4  # messages; bounds the memory held by buckets
 
 Timer = Callable[[], float | None]
 _Message = Generator[None, None, None]  # starts the operation, yields, then waits and stores the results
+_fused: weakref.WeakKeyDictionary[Backend, _core.Fused] = weakref.WeakKeyDictionary()
 _pools: weakref.WeakKeyDictionary[Backend, list[np.ndarray]] = weakref.WeakKeyDictionary()
 
 
@@ -82,6 +83,13 @@ def plan_messages(infos: Sequence[ArrayInfo], *, mix_dtypes: bool) -> list[list[
         for bucket in plan_buckets([infos[i].nbytes for i in leaves], BUCKET_NBYTES)
     ]
     return sorted(alone + together, key=lambda message: message[-1])
+
+
+def fused(backend: Backend) -> _core.Fused:
+    """Collectives over plain trees, with their memory, of this group."""
+    if backend not in _fused:
+        _fused[backend] = _core.Fused(backend._comm)
+    return _fused[backend]
 
 
 def timer(timeout: float | None) -> Timer:

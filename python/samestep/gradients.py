@@ -10,7 +10,7 @@ import numpy as np
 
 from samestep import agreement, arrays, traced, trees
 from samestep.errors import InvalidArgumentError
-from samestep.fusion import Timer, allreduce_leaves, timer
+from samestep.fusion import Timer, allreduce_leaves, fused, timer
 from samestep.reduce_ops import Premul, ReduceOp, resolve
 
 if TYPE_CHECKING:
@@ -71,7 +71,11 @@ def allreduce_tree(
       >>> backend.allreduce_tree([np.ones(2), 3.0], "sum")
       [array([1., 1.]), 3.0]
     """
-    op_name(op)
+    left = timer(timeout)
+    plain, compared = agreement.plain(backend, tree, _act(op), left())
+    if plain is not None:
+        fused(backend).all_reduce(plain, *resolve(op), backend._seconds(left()))
+        return plain.copy()
     flat = trees.flatten(tree)
     if traced.is_traced(flat.leaves):
         return flat.rebuild(_reduce_traced(backend, flat, op))
@@ -80,7 +84,11 @@ def allreduce_tree(
             f"allreduce of a tree in group {backend.name}: {type(tree).__name__} is no tree of arrays; "
             "pass a dict, list, tuple or dataclass of arrays (a generator must become a list)"
         )
-    return flat.rebuild(_reduce(backend, flat.names, flat.leaves, op, timer(timeout)))
+    return flat.rebuild(_reduce(backend, flat.names, flat.leaves, op, left, compared=compared))
+
+
+def _act(op: Any) -> str:
+    return f"allreduce of a tree (op={op_name(op)})"
 
 
 def op_name(op: Any) -> str:
@@ -93,7 +101,15 @@ def op_name(op: Any) -> str:
     return "PREMUL" if isinstance(op, Premul) else ReduceOp(code).name
 
 
-def _reduce(backend: Backend, names: list[str], leaves: Sequence[Any], op: Any, left: Timer) -> list[Any]:
+def _reduce(
+    backend: Backend,
+    names: list[str],
+    leaves: Sequence[Any],
+    op: Any,
+    left: Timer,
+    *,
+    compared: bool = False,
+) -> list[Any]:
     values = list(leaves)
     numbers = [i for i, leaf in enumerate(leaves) if _is_reducible_number(leaf)]
     for i in numbers:
@@ -102,9 +118,8 @@ def _reduce(backend: Backend, names: list[str], leaves: Sequence[Any], op: Any, 
     for i, info in enumerate(infos):
         if info is not None and not info.writable:
             places[i] = i  # reduced into a new array, so it may well stand in two places
-    act = f"allreduce of a tree (op={op_name(op)})"
-    mine = agreement.Description(act, names, whats, places)
-    everyone = agreement.everyones(backend, mine, left)
+    mine = agreement.Description(_act(op), names, whats, places)
+    everyone = agreement.everyones(backend, mine, left, compared=compared)
     if everyone is not None:
         agreement.check_same(backend.name, everyone, absent_is_fine=True)
         infos = _fill_in_zeros(backend, values, infos, left)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from samestep import agreement, trees
 from samestep.errors import InvalidArgumentError
-from samestep.fusion import Timer, bcast_leaves, timer
+from samestep.fusion import Timer, bcast_leaves, fused, timer
 
 if TYPE_CHECKING:
     from samestep.arrays import ArrayInfo
@@ -24,7 +24,7 @@ def synchronize(
     Arrays that can be written are written in place; the others (JAX, read-only NumPy) are replaced. Python
     and NumPy numbers become root's. None stays None. Leaves that are one array stay one array. A torch
     module or optimizer is written in place and returned itself. Small leaves share messages: 200 leaves of
-    10 kB cost two.
+    10 kB cost eight operations at most.
 
     Args:
       backend: the group.
@@ -57,10 +57,15 @@ def synchronize(
     if objects not in ("keep", "pickle"):
         raise InvalidArgumentError(f"synchronize: objects must be 'keep' or 'pickle', got {objects!r}")
     left = timer(timeout)
+    act = f"synchronize(root={root}, objects={objects!r})"
+    plain, compared = agreement.plain(backend, tree, act, left())
+    if plain is not None:
+        fused(backend).broadcast(plain, root, backend._seconds(left()))
+        return plain.copy()
     flat = trees.flatten(tree)
     whats, infos, places = agreement.look_at(flat.names, flat.leaves)
-    act = f"synchronize(root={root}, objects={objects!r})"
-    everyone = agreement.everyones(backend, agreement.Description(act, flat.names, whats, places), left)
+    mine = agreement.Description(act, flat.names, whats, places)
+    everyone = agreement.everyones(backend, mine, left, compared=compared)
     if everyone is not None:
         places = _common_places(backend, everyone, infos, root=root, left=left)
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <thread>
 
+#include "communicator/fused.h"
 #include "core/error.h"
 #include "local_network.h"
 #include "node/node_communicator.h"
@@ -56,12 +57,12 @@ Floats sum(int size, std::size_t count) {
   return values;
 }
 
-// Every way through: in the line, behind it, staged in one and in several windows, dealt out, claimed.
 /// The verb, waited for at once.
 void run_now(Communicator& group, const Call& call) {
   if (const auto work = group.now(call)) work->wait(soon());
 }
 
+// Every way through: in the line, behind it, staged in one and in several windows, dealt out, claimed.
 constexpr std::size_t kLong = 20'003;  // longer ones take time under the sanitizers: on three ranks only
 constexpr std::size_t kCounts[] = {0, 1, 2, 5, 26, 27, 300, 3000, 20'003, 100'003, 270'001};
 
@@ -146,6 +147,36 @@ TEST_CASE("node: verbs done at once agree with those started, also where ranks c
       }
       group->close(soon());
     });
+  }
+}
+
+TEST_CASE("node: many buffers fused, packed and where they lie, again and again") {
+  constexpr std::size_t kLengths[] = {0, 1, 70'001, 5, 140'000, 33'000, 0};  // short, across pieces, and a large one
+  for (const Reach reach : {Reach::kernel, Reach::shared}) {
+    for (const int size : {1, 2, 3}) {
+      Town town(size, reach);
+      as_threads(size, [&](int rank) {
+        const auto group = town.join(rank);
+        Fused fused(group);
+        for (int root = 0; root < size; ++root) {
+          std::vector<Floats> sent, summed;
+          std::vector<Buffer> to_send, to_sum;
+          for (const std::size_t length : kLengths) {
+            sent.push_back(contribution(rank, length));
+            summed.push_back(contribution(rank, length));
+          }
+          for (Floats& values : sent) to_send.push_back(buffer(values));
+          for (Floats& values : summed) to_sum.push_back(buffer(values));
+          fused.broadcast(to_send, root, soon());
+          fused.all_reduce(to_sum, {}, soon());
+          for (std::size_t i = 0; i < std::size(kLengths); ++i) {
+            REQUIRE(sent[i] == contribution(root, kLengths[i]));
+            REQUIRE(summed[i] == sum(size, kLengths[i]));
+          }
+        }
+        group->close(soon());
+      });
+    }
   }
 }
 

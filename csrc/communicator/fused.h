@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "communicator/communicator.h"
+
+namespace samestep {
+
+/// Collectives over many buffers in few messages, for callers that wait: small buffers are packed behind one another,
+/// large ones stay where they lie. Buffers are the same in number, counts and dtypes on all ranks; whoever calls has
+/// made sure of it. All are contiguous host memory, no two of them overlap.
+class Fused {
+ public:
+  explicit Fused(std::shared_ptr<Communicator> communicator) : communicator_(std::move(communicator)) {}
+
+  /// Every buffer on every rank = root's. Where ranks share memory they unpack from root's pieces.
+  void broadcast(std::span<const Buffer> buffers, int root, const Deadline& deadline);
+
+  /// Every buffer on every rank = the reduction over all ranks.
+  void all_reduce(std::span<const Buffer> buffers, const Reduction& reduction, const Deadline& deadline);
+
+ private:
+  static constexpr std::size_t kLarge = 512 << 10;           // from here on a copy costs more than a message
+  static constexpr std::size_t kFirstPiece = 64 << 10;       // of a broadcast; each is twice as long as the last, up to:
+  static constexpr std::size_t kBroadcastPiece = 512 << 10;
+  static constexpr std::size_t kReducePiece = 1 << 20;
+
+  void broadcast_packed(std::span<const Buffer> buffers, int root, const Deadline& deadline);
+  void all_reduce_packed(std::span<const Buffer> buffers, const Reduction& reduction, const Deadline& deadline);
+  std::byte* memory();
+  void run(const Call& call, const Deadline& deadline);
+
+  std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<std::byte> memory_;  // kReducePiece bytes
+};
+
+}  // namespace samestep
