@@ -8,6 +8,7 @@
 #include "bindings/array_sources.h"
 #include "bindings/hot_views.h"
 #include "communicator/fused.h"
+#include "core/error.h"
 
 namespace samestep {
 
@@ -61,6 +62,22 @@ py::object copy_of(PyObject* node) {
   return py::reinterpret_borrow<py::object>(node);
 }
 
+/// After a failure other ranks may still write into the leaves: they are kept for good.
+template <class Action>
+void run_on(const py::object& object, Action action) {
+  const auto& tree = object.cast<const PlainTree&>();
+  try {
+    const py::gil_scoped_release no_gil;
+    action(tree.leaves());
+  } catch (const InvalidArgumentError&) {  // nothing has begun
+    throw;
+  } catch (...) {
+    object.inc_ref();
+    throw;
+  }
+  tree.note_written();
+}
+
 }  // namespace
 
 std::unique_ptr<PlainTree> PlainTree::of(const py::object& tree) {
@@ -88,6 +105,12 @@ bool PlainTree::visit_dict(PyObject* node, int depth) {
   std::vector<std::pair<std::string_view, PyObject*>> items;
   items.reserve(static_cast<std::size_t>(PyDict_GET_SIZE(node)));
   PyObject *key = nullptr, *value = nullptr;
+  for (Py_ssize_t at = 0; PyDict_Next(node, &at, &key, &value) != 0;) {  // a step has pushed them out of the cache
+    for (const auto* object : {key, value}) {
+      __builtin_prefetch(object);
+      __builtin_prefetch(reinterpret_cast<const char*>(object) + 64);
+    }
+  }
   for (Py_ssize_t at = 0; PyDict_Next(node, &at, &key, &value) != 0;) {
     Py_ssize_t nbytes = 0;
     const char* const text = PyUnicode_CheckExact(key) ? PyUnicode_AsUTF8AndSize(key, &nbytes) : nullptr;
@@ -150,23 +173,15 @@ void bind_plain_tree(py::module_& m) {
       .def(py::init<std::shared_ptr<Communicator>>(), "communicator"_a)
       .def(
           "broadcast",
-          [](Fused& self, const PlainTree& tree, int root, double timeout) {
-            {
-              const py::gil_scoped_release no_gil;
-              self.broadcast(tree.leaves(), root, Deadline::after(Seconds(timeout)));
-            }
-            tree.note_written();
+          [](Fused& self, const py::object& tree, int root, double timeout) {
+            run_on(tree, [&](auto& leaves) { self.broadcast(leaves, root, Deadline::after(Seconds(timeout))); });
           },
           "tree"_a, "root"_a, "timeout"_a)
       .def(
           "all_reduce",
-          [](Fused& self, const PlainTree& tree, int op, double factor, double timeout) {
-            {
-              const py::gil_scoped_release no_gil;
-              const Reduction reduction{static_cast<ReduceOp>(op), factor};
-              self.all_reduce(tree.leaves(), reduction, Deadline::after(Seconds(timeout)));
-            }
-            tree.note_written();
+          [](Fused& self, const py::object& tree, int op, double factor, double timeout) {
+            const Reduction reduction{static_cast<ReduceOp>(op), factor};
+            run_on(tree, [&](auto& leaves) { self.all_reduce(leaves, reduction, Deadline::after(Seconds(timeout))); });
           },
           "tree"_a, "op"_a, "factor"_a, "timeout"_a);
 }

@@ -13,6 +13,7 @@
 #include "communicator/work.h"
 #include "core/buffer.h"
 #include "core/deadline.h"
+#include "core/piece.h"
 #include "core/reduce_op.h"
 
 namespace samestep {
@@ -127,18 +128,16 @@ class Communicator {
     return nullptr;
   }
 
-  /// Do all ranks see memory of `allocate_shared`, each from where it is? The same answer on all.
-  virtual bool shares_memory() const { return false; }
-  /// The number by which other ranks know a place in such memory, 0 if it is none; and the place of rank `peer` that is
-  /// meant by a number.
+  /// May every rank read and write every other rank's memory by itself? The same answer on all. Where it is true:
+  virtual bool reaches_memory() const { return false; }
+  /// the number by which other ranks know a place in this rank's memory,
   virtual std::uint64_t place_of(const void* data, std::size_t nbytes) const {
     (void)data, (void)nbytes;
     return 0;
   }
-  virtual const std::byte* at(int peer, std::uint64_t place, std::size_t nbytes) {
-    (void)peer, (void)place, (void)nbytes;
-    return nullptr;
-  }
+  /// and copies between pieces of this rank's memory and `peer`'s, whose places are `theirs`. Throws PeerLostError.
+  virtual void pull(int peer, std::span<const Piece> pieces) { (void)peer, (void)pieces; }
+  virtual void push(int peer, std::span<const Piece> pieces) { (void)peer, (void)pieces; }
 
   /// Lets outstanding operations advance. Never blocks.
   virtual void progress() = 0;

@@ -53,11 +53,26 @@ std::size_t total_nbytes(std::span<const Buffer> buffers) {
   return total;
 }
 
+/// Of the buffers as one run, bytes `begin` to `end`, with their places on another rank.
+std::vector<Piece> pieces_of(std::span<const Buffer> buffers, std::span<const std::uint64_t> theirs, std::size_t begin,
+                             std::size_t end) {
+  std::vector<Piece> pieces;
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    const std::size_t first = std::max(begin, at), last = std::min(end, at + buffers[i].nbytes());
+    if (first < last)
+      pieces.push_back(
+          {static_cast<std::byte*>(buffers[i].data) + (first - at), theirs[i] + (first - at), last - first});
+    at += buffers[i].nbytes();
+  }
+  return pieces;
+}
+
 }  // namespace
 
 std::byte* Fused::memory() {
-  if (memory_ == nullptr) memory_ = communicator_->allocate_shared(kReducePiece);
-  if (memory_ == nullptr) memory_ = {new std::byte[kReducePiece], [](std::byte* block) { delete[] block; }};
+  if (memory_ == nullptr) memory_ = communicator_->allocate_shared(kPacked);
+  if (memory_ == nullptr) memory_ = {new std::byte[kPacked], [](std::byte* block) { delete[] block; }};
   return memory_.get();
 }
 
@@ -81,32 +96,75 @@ void Fused::broadcast(std::span<const Buffer> buffers, int root, const Deadline&
       run({Verb::broadcast, {}, buffer, {}, root, Shape::flat(buffer.count)}, deadline);
     }
   }
-  broadcast_packed(small, root, deadline);
+  if (!communicator_->reaches_memory() || communicator_->size() == 1 || small.empty()) {
+    broadcast_packed(small, root, deadline);
+  } else if (communicator_->size() == 2) {
+    broadcast_directly(small, root, deadline);
+  } else {
+    broadcast_in_turns(small, root, deadline);
+  }
+}
+
+void Fused::broadcast_directly(std::span<const Buffer> buffers, int root, const Deadline& deadline) {
+  const auto size = static_cast<std::size_t>(communicator_->size()), n = buffers.size();
+  std::vector<std::uint64_t> places(n), everyones(n * size);
+  for (std::size_t i = 0; i < n; ++i) places[i] = communicator_->place_of(buffers[i].data, buffers[i].nbytes());
+  run({Verb::all_gather,
+       {places.data(), n, DType::uint64},
+       {everyones.data(), n * size, DType::uint64},
+       {},
+       -1,
+       Shape::flat(n)},
+      deadline);
+  // Of each receiver's bytes root copies one part in `size`, so that all ranks have as much to do.
+  const std::size_t total = total_nbytes(buffers), cut = total - total / size;
+  const bool at_root = communicator_->rank() == root;
+  for (int peer = 0; peer < communicator_->size(); ++peer) {
+    if (peer == communicator_->rank() || (!at_root && peer != root)) continue;
+    const std::span theirs(everyones.data() + static_cast<std::size_t>(peer) * n, n);
+    if (at_root) {
+      communicator_->push(peer, pieces_of(buffers, theirs, cut, total));
+    } else {
+      communicator_->pull(peer, pieces_of(buffers, theirs, 0, cut));
+    }
+  }
+  run({Verb::barrier}, deadline);
+}
+
+void Fused::broadcast_in_turns(std::span<const Buffer> buffers, int root, const Deadline& deadline) {
+  const std::size_t total = total_nbytes(buffers);
+  const bool at_root = communicator_->rank() == root;
+  std::vector<std::uint64_t> places(buffers.size());
+  Run packed(buffers);
+  std::size_t turn = 0, longest = kFirstTurn;
+  for (std::size_t at = 0; at < total; ++turn) {
+    const std::size_t nbytes = std::min(longest, total - at);
+    // Root fills the one half while the others empty the other: all have met since they were done with it.
+    std::byte* const half = memory() + turn % 2 * kLongestTurn;
+    if (at_root) packed.pack(half, nbytes);
+    std::uint64_t place = at_root ? communicator_->place_of(half, nbytes) : 0;
+    run({Verb::broadcast, {}, {&place, 1, DType::uint64}, {}, root, Shape::flat(1)}, deadline);
+    if (!at_root) {
+      std::uint64_t next = place - at;  // where the first buffer would begin
+      for (std::size_t i = 0; i < buffers.size(); next += buffers[i++].nbytes()) places[i] = next;
+      communicator_->pull(root, pieces_of(buffers, places, at, at + nbytes));
+    }
+    at += nbytes;
+    longest = std::min(2 * longest, kLongestTurn);
+  }
+  run({Verb::barrier}, deadline);  // nobody looks into root's memory any more
 }
 
 void Fused::broadcast_packed(std::span<const Buffer> buffers, int root, const Deadline& deadline) {
   const std::size_t total = total_nbytes(buffers);
-  const bool at_root = communicator_->rank() == root;
-  const bool shares = communicator_->shares_memory();
-  std::size_t longest = shares ? kFirstPiece : kReducePiece;
-  Run run_of(buffers);
-  std::size_t turn = 0;
-  for (std::size_t at = 0; at < total; ++turn) {
-    const std::size_t nbytes = std::min(longest, total - at);
-    // Root fills the one half while the others empty the other: all have met since they were done with it.
-    std::byte* const piece = memory() + (shares ? turn % 2 * kBroadcastPiece : 0);
-    if (at_root) run_of.pack(piece, nbytes);
-    std::uint64_t place = shares && at_root ? communicator_->place_of(piece, nbytes) : 0;
-    if (shares) run({Verb::broadcast, {}, {&place, 1, DType::uint64}, {}, root, Shape::flat(1)}, deadline);
-    const std::byte* from = piece;
-    if (place == 0) {  // ranks cannot look into root's piece
-      run({Verb::broadcast, {}, {piece, nbytes, DType::uint8}, {}, root, Shape::flat(nbytes)}, deadline);
-    } else if (!at_root) {
-      from = communicator_->at(root, place, nbytes);
-    }
-    if (!at_root) run_of.unpack(from, nbytes);
+  Run out(buffers), in(buffers);
+  for (std::size_t at = 0; at < total;) {
+    const std::size_t nbytes = std::min(kPacked, total - at);
+    const Buffer piece{memory(), nbytes, DType::uint8};
+    if (communicator_->rank() == root) out.pack(memory(), nbytes);
+    run({Verb::broadcast, {}, piece, {}, root, Shape::flat(nbytes)}, deadline);
+    if (communicator_->rank() != root) in.unpack(memory(), nbytes);
     at += nbytes;
-    if (shares) longest = std::min(2 * longest, kBroadcastPiece);
   }
 }
 
@@ -131,7 +189,7 @@ void Fused::all_reduce(std::span<const Buffer> buffers, const Reduction& reducti
 
 void Fused::all_reduce_packed(std::span<const Buffer> buffers, const Reduction& reduction, const Deadline& deadline) {
   const std::size_t total = total_nbytes(buffers), size = itemsize(buffers[0].dtype);
-  const std::size_t longest = kReducePiece / size * size;
+  const std::size_t longest = kPacked / size * size;
   Run out(buffers), in(buffers);
   for (std::size_t at = 0; at < total;) {
     const std::size_t nbytes = std::min(longest, total - at);

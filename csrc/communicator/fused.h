@@ -16,25 +16,30 @@ class Fused {
  public:
   explicit Fused(std::shared_ptr<Communicator> communicator) : communicator_(std::move(communicator)) {}
 
-  /// Every buffer on every rank = root's. Where ranks share memory they unpack from root's pieces.
+  /// Every buffer on every rank = root's.
   void broadcast(std::span<const Buffer> buffers, int root, const Deadline& deadline);
 
   /// Every buffer on every rank = the reduction over all ranks.
   void all_reduce(std::span<const Buffer> buffers, const Reduction& reduction, const Deadline& deadline);
 
  private:
-  static constexpr std::size_t kLarge = 512 << 10;           // from here on a copy costs more than a message
-  static constexpr std::size_t kFirstPiece = 64 << 10;       // of a broadcast; each is twice as long as the last, up to:
-  static constexpr std::size_t kBroadcastPiece = 512 << 10;
-  static constexpr std::size_t kReducePiece = 1 << 20;
+  static constexpr std::size_t kLarge = 512 << 10;     // from here on a copy costs more than a message
+  static constexpr std::size_t kFirstTurn = 64 << 10;  // each turn of a broadcast is twice as long as the last, up to:
+  static constexpr std::size_t kLongestTurn = 512 << 10;
+  static constexpr std::size_t kPacked = 1 << 20;  // most bytes in one message of small buffers
 
+  /// Nothing is packed: receivers copy from where root's buffers lie, and root copies its share to where theirs are.
+  void broadcast_directly(std::span<const Buffer> buffers, int root, const Deadline& deadline);
+  /// Root packs, and the others copy from there while it packs the next part. Once packed costs less than the kernel's
+  /// help in every receiver.
+  void broadcast_in_turns(std::span<const Buffer> buffers, int root, const Deadline& deadline);
   void broadcast_packed(std::span<const Buffer> buffers, int root, const Deadline& deadline);
   void all_reduce_packed(std::span<const Buffer> buffers, const Reduction& reduction, const Deadline& deadline);
   std::byte* memory();
   void run(const Call& call, const Deadline& deadline);
 
   std::shared_ptr<Communicator> communicator_;
-  std::shared_ptr<std::byte> memory_;  // kReducePiece bytes
+  std::shared_ptr<std::byte> memory_;  // kPacked bytes
 };
 
 }  // namespace samestep

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "core/deadline.h"
+#include "core/piece.h"
 
 namespace samestep {
 
@@ -41,8 +42,16 @@ class Host {
   /// May every rank read and write every other rank's memory through the kernel? The same answer on all ranks.
   virtual bool reaches_memory() const = 0;
   /// Copies between this rank's memory and `peer`'s. False if the kernel refuses.
-  virtual bool pull(int peer, void* to, std::uint64_t from, std::size_t nbytes) = 0;
-  virtual bool push(int peer, std::uint64_t to, const void* from, std::size_t nbytes) = 0;
+  virtual bool pull(int peer, std::span<const Piece> pieces) = 0;
+  virtual bool push(int peer, std::span<const Piece> pieces) = 0;
+  bool pull(int peer, void* to, std::uint64_t from, std::size_t nbytes) {
+    const Piece piece{static_cast<std::byte*>(to), from, nbytes};
+    return nbytes == 0 || pull(peer, {&piece, 1});
+  }
+  bool push(int peer, std::uint64_t to, const void* from, std::size_t nbytes) {
+    const Piece piece{static_cast<std::byte*>(const_cast<void*>(from)), to, nbytes};
+    return nbytes == 0 || push(peer, {&piece, 1});
+  }
 };
 
 }  // namespace samestep

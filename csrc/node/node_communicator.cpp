@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "communicator/checks.h"
+#include "core/error.h"
+#include "core/format.h"
 #include "exchange/short_reduction.h"
 #include "exchange/tags.h"
 #include "exchange/waiting.h"
@@ -90,6 +92,22 @@ Communicator::WorkPtr NodeCommunicator::now(const Call& call) {
   }
   engine.next_is_announced();
   return begin(call);
+}
+
+void NodeCommunicator::copy(int peer, std::span<const Piece> pieces, bool outgoing) {
+  Host& host = *group_->host;
+  const int member = group_->member(peer);
+  std::vector<Piece> through_kernel;
+  for (const Piece& piece : pieces) {
+    std::byte* const there = host.at(member, piece.theirs, piece.nbytes);
+    if (there == nullptr) {
+      through_kernel.push_back(piece);
+    } else {
+      std::memcpy(outgoing ? there : piece.mine, outgoing ? piece.mine : there, piece.nbytes);
+    }
+  }
+  const bool moved = outgoing ? host.push(member, through_kernel) : host.pull(member, through_kernel);
+  if (!moved) throw PeerLostError(str("the memory of rank ", peer, " can no longer be reached: its process has ended"));
 }
 
 Communicator::WorkPtr NodeCommunicator::send_now(ConstBuffer in, int dest, int tag) {

@@ -26,14 +26,12 @@ class NodeCommunicator final : public ExchangeCommunicator {
   WorkPtr send_now(ConstBuffer in, int dest, int tag) override;
   WorkPtr recv_now(Buffer out, int source, int tag, Status& status) override;
   std::shared_ptr<std::byte> allocate_shared(std::size_t nbytes) override;
-  bool shares_memory() const override { return true; }
+  bool reaches_memory() const override { return group_->host->reaches_memory(); }
   std::uint64_t place_of(const void* data, std::size_t nbytes) const override {
-    const std::uint64_t place = group_->host->place_of(data, nbytes);
-    return (place & Host::kShared) != 0 ? place : 0;
+    return group_->host->place_of(data, nbytes);
   }
-  const std::byte* at(int peer, std::uint64_t place, std::size_t nbytes) override {
-    return group_->host->at(group_->member(peer), place, nbytes);
-  }
+  void pull(int peer, std::span<const Piece> pieces) override { copy(peer, pieces, false); }
+  void push(int peer, std::span<const Piece> pieces) override { copy(peer, pieces, true); }
 
  protected:
   WorkPtr reduction(const Signature& signature, ConstBuffer in, Buffer out, const Reduction& reduction,
@@ -46,6 +44,8 @@ class NodeCommunicator final : public ExchangeCommunicator {
                                            const Deadline& deadline) override;
 
  private:
+  void copy(int peer, std::span<const Piece> pieces, bool outgoing);
+
   enum class Met : std::uint8_t { none, taken, other };
   /// Takes the next message from `source` if it is the one that is wanted and lies in the ring.
   Met take_message(Buffer out, int source, int tag, Status& status);

@@ -79,11 +79,13 @@ class ProcessHost final : public Host {
   void free(void* data) override { heap_.free(data); }
   bool ended(int peer) const override;
   bool reaches_memory() const override { return reaches_memory_; }
-  bool pull(int peer, void* to, std::uint64_t from, std::size_t nbytes) override {
-    return pull_memory(of(peer).pid, to, from, nbytes);
+  using Host::pull;
+  using Host::push;
+  bool pull(int peer, std::span<const Piece> pieces) override {
+    return pull_memory(of(peer).pid, pieces);
   }
-  bool push(int peer, std::uint64_t to, const void* from, std::size_t nbytes) override {
-    return push_memory(of(peer).pid, to, from, nbytes);
+  bool push(int peer, std::span<const Piece> pieces) override {
+    return push_memory(of(peer).pid, pieces);
   }
 
  private:

@@ -65,12 +65,16 @@ class ThreadHost final : public Host {
     house_->dead[static_cast<std::size_t>(rank_)] = true;
   }
   bool reaches_memory() const override { return reach_ != Reach::none; }
-  bool pull(int, void* to, std::uint64_t from, std::size_t nbytes) override {
-    std::memcpy(to, reinterpret_cast<const void*>(from), nbytes);
+  using Host::pull;
+  using Host::push;
+  bool pull(int, std::span<const Piece> pieces) override {
+    for (const Piece& piece : pieces) {
+      std::memcpy(piece.mine, reinterpret_cast<const void*>(piece.theirs), piece.nbytes);
+    }
     return true;
   }
-  bool push(int, std::uint64_t to, const void* from, std::size_t nbytes) override {
-    std::memcpy(reinterpret_cast<void*>(to), from, nbytes);
+  bool push(int, std::span<const Piece> pieces) override {
+    for (const Piece& piece : pieces) std::memcpy(reinterpret_cast<void*>(piece.theirs), piece.mine, piece.nbytes);
     return true;
   }
 
