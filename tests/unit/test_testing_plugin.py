@@ -1,12 +1,9 @@
 """The pytest plugin itself, on small test files of every kind of ending."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
-from samestep.launch import mpirun
+from plugin_runs import run
 from samestep.testing import marks, summary
 from samestep.testing.marks import World
 
@@ -18,19 +15,6 @@ TWO_RANKS = """
     def test_good(group):
         assert group.allreduce(1) == 2
 """
-
-
-def run(pytester, body, *arguments, n=0):
-    """(exit code, output) of pytest on a file with this body; under mpirun if n is not 0."""
-    pytester.makepyfile(test_it=body)
-    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    extra = {}
-    if n:
-        argv, extra = mpirun.command(n, argv)
-    env = os.environ | extra | {"COLUMNS": "160"}
-    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    ended = subprocess.run(argv, env=env, cwd=pytester.path, timeout=300, check=False, **out)
-    return ended.returncode, ended.stdout
 
 
 # ---- with plain pytest
