@@ -106,17 +106,17 @@ def main(socket_path: str, folder: str) -> int:
     config = pytest.Config.fromdictargs(options, setup.paths)
     plugin = RankPlugin(parent, log, config)
     config.pluginmanager.register(plugin, "samestep-rank")
-    config.stash[HOLDER] = _holder(config)
+    config.stash[HOLDER] = _holder(config, Path(folder))
     try:
         return int(config.hook.pytest_cmdline_main(config=config))
     finally:
         config._ensure_unconfigure()
 
 
-def _holder(config: pytest.Config) -> WorldHolder:
+def _holder(config: pytest.Config, folder: Path) -> WorldHolder:
     from samestep.testing.world import WorldHolder
 
-    return WorldHolder(default_timeout(config) / 2)
+    return WorldHolder(default_timeout(config) / 2, folder)
 
 
 if __name__ == "__main__":
