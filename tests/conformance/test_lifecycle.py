@@ -1,5 +1,6 @@
 """Start and end: initialize, the one world, finalize, and again; MPI by us or by the application."""
 
+import contextlib
 import os
 import time
 
@@ -7,8 +8,22 @@ import numpy as np
 import pytest
 import samestep as ss
 from reference import assert_same
+from samestep.launch import network
 
-BACKENDS = {"self": ss.NativeBackend, "mpi": ss.MPIBackend}
+
+@pytest.fixture
+def group(group, monkeypatch):
+    """The world; a native one is made as by `samestep run`: the environment says where its ranks meet."""
+    if group.kind != "native" or group.size == 1:
+        yield group
+        return
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(network.reserve_port()).getsockname()[1] if group.rank == 0 else None
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(group.bcast_object(port)))
+        ss.finalize()
+        yield ss.initialize(type(group), timeout=group.timeout)
+        ss.finalize()
 
 
 @pytest.mark.ranks(1, 2)

@@ -1,6 +1,8 @@
 """Runs `samestep run` on small scripts, and looks for processes that it left behind."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -123,3 +125,10 @@ class Run:
         for pid in self.left():
             os.kill(pid, signal.SIGKILL)
         self.process.wait()
+
+
+def told(run):
+    """What each rank printed as JSON on one line."""
+    assert run.wait() == 0, run.err
+    lines = [re.fullmatch(r"\[(\d+)\] (.*)", line).groups() for line in run.out.splitlines()]
+    return {int(rank): json.loads(text) for rank, text in lines}

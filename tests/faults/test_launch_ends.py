@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import WAYS, Run, until
+from launching import until
 
 PREAMBLE = """
 import os, signal, sys, time
@@ -23,28 +23,13 @@ IGNORE = "for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_
 DEAF = IGNORE + "wait()"
 
 
-@pytest.fixture(params=WAYS)
-def way(request):
-    return request.param
-
-
 only_mpi = pytest.mark.parametrize("way", ["--mpi"], indirect=True)
 
 
 @pytest.fixture
-def start(tmp_path, way):
-    """Starts a run whose script begins with PREAMBLE; what is left of it afterwards is an error."""
-    runs = []
-
-    def begin(script="wait()", *words, **options):
-        runs.append(Run(tmp_path, way, PREAMBLE + script, *words, **options))
-        return runs[-1]
-
-    yield begin
-    left = [run.left() for run in runs]
-    for run in runs:
-        run.end()
-    assert left == [[] for _ in runs]
+def start(begin, way):
+    """Starts a run whose script begins with PREAMBLE."""
+    return lambda script="wait()", *words, **options: begin(way, PREAMBLE + script, *words, **options)
 
 
 def root(run):

@@ -3,45 +3,23 @@
 import array
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 import termios
 from collections import Counter
 
 import pytest
-from launching import PATIENCE_S, WAYS, Run, on_terminal, until
-
-
-@pytest.fixture(params=WAYS)
-def way(request):
-    return request.param
+from launching import PATIENCE_S, on_terminal, told, until
 
 
 @pytest.fixture
-def start(tmp_path, way):
-    """Starts a run; whatever is left of it afterwards is an error."""
-    runs = []
-
-    def begin(script, *words, **options):
-        runs.append(Run(tmp_path, way, script, *words, **options))
-        return runs[-1]
-
-    yield begin
-    left = [run.left() for run in runs]
-    for run in runs:
-        run.end()
-    assert left == [[] for _ in runs]
-
-
-def told(run):
-    """What each rank printed as JSON on one line."""
-    assert run.wait() == 0, run.err
-    lines = [re.fullmatch(r"\[(\d+)\] (.*)", line).groups() for line in run.out.splitlines()]
-    return {int(rank): json.loads(text) for rank, text in lines}
+def start(begin, way):
+    """Starts a run."""
+    return functools.partial(begin, way)
 
 
 def test_environment(start, monkeypatch):

@@ -1,10 +1,9 @@
 """Ranks that `samestep run` started meet, as processes."""
 
-import json
 import re
 
 import pytest
-from launching import WAYS, Run
+from launching import told
 from samestep import _core
 from samestep.launch import network
 
@@ -21,31 +20,10 @@ needs_native = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=WAYS)
-def way(request):
-    return request.param
-
-
 @pytest.fixture
-def start(tmp_path):
-    """Starts a run; whatever is left of it afterwards is an error."""
-    runs = []
-
-    def begin(script, way="--native", *words, **options):
-        runs.append(Run(tmp_path, way, MEET + script, *words, **options))
-        return runs[-1]
-
-    yield begin
-    left = [run.left() for run in runs]
-    for run in runs:
-        run.end()
-    assert left == [[] for _ in runs]
-
-
-def told(run):
-    assert run.wait() == 0, run.err
-    lines = [re.fullmatch(r"\[(\d+)\] (.*)", line).groups() for line in run.out.splitlines()]
-    return {int(rank): json.loads(text) for rank, text in lines}
+def start(begin):
+    """Starts a run whose script begins with MEET."""
+    return lambda script, way="--native", *words, **options: begin(way, MEET + script, *words, **options)
 
 
 def test_ranks_meet_with_a_secret_that_nobody_chose(start, way):

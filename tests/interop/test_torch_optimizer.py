@@ -14,7 +14,8 @@ from samestep.optimizer import no_sync
 torch = pytest.importorskip("torch")
 nn, functional = torch.nn, torch.nn.functional
 
-pytestmark = pytest.mark.ranks(1, 2, 3, timeout=120)
+BACKENDS = ["self", "mpi"]  # the same law on all: what differs between them is for tests/conformance
+pytestmark = pytest.mark.ranks(1, 2, 3, timeout=120, backends=BACKENDS)
 
 N_SAMPLES = 12  # a multiple of all numbers of ranks, so that the mean of means is the mean
 
@@ -517,7 +518,7 @@ def test_autograd_notices_that_leaves_were_written(group, verb):
             product.backward()
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2, 3, backends=BACKENDS)
 def test_other_parameters_raise_everywhere(group):
     net = nn.Linear(2 + (group.rank == 1), 1)
     text = r"DistributedOptimizer\(SGD, op=AVG\).*\['params'\]\[0\] is float32 \(1, 2\).* on rank"

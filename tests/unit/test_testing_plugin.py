@@ -1,12 +1,9 @@
 """The pytest plugin itself, on small test files of every kind of ending."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
-from samestep.launch import mpirun
+from plugin_runs import run
 from samestep.testing import marks, summary
 from samestep.testing.marks import World
 
@@ -18,19 +15,6 @@ TWO_RANKS = """
     def test_good(group):
         assert group.allreduce(1) == 2
 """
-
-
-def run(pytester, body, *arguments, n=0):
-    """(exit code, output) of pytest on a file with this body; under mpirun if n is not 0."""
-    pytester.makepyfile(test_it=body)
-    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    extra = {}
-    if n:
-        argv, extra = mpirun.command(n, argv)
-    env = os.environ | extra | {"COLUMNS": "160"}
-    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    ended = subprocess.run(argv, env=env, cwd=pytester.path, timeout=300, check=False, **out)
-    return ended.returncode, ended.stdout
 
 
 # ---- with plain pytest
@@ -146,17 +130,6 @@ def test_ranks_that_end_badly_after_the_last_test(pytester):
     assert re.search("2 passed,.* 1 error", text)
 
 
-def test_a_file_that_the_ranks_cannot_collect(pytester):
-    body = """
-    if "PMIX_RANK" in os.environ or "PMI_RANK" in os.environ:
-        raise ImportError("not in a rank")
-    """
-    code, text = run(pytester, TWO_RANKS + body)
-    assert code == 1
-    assert "could not collect" in text
-    assert "ImportError: not in a rank" in text
-
-
 def test_to_skip_is_a_decision_of_all_ranks(pytester):
     body = """
     @pytest.mark.ranks(2)
@@ -180,12 +153,19 @@ def test_to_skip_is_a_decision_of_all_ranks(pytester):
 
 
 def test_promises(pytester):
-    pytester.makeini("[pytest]\nsamestep_ranks_expected = 2:1 3:4")
-    code, text = run(pytester, TWO_RANKS)
+    body = """
+    import pytest
+
+    @pytest.mark.ranks(1)
+    def test_good(ranks):
+        pass
+    """
+    pytester.makeini("[pytest]\nsamestep_ranks_expected = 1:1 3:4")
+    code, text = run(pytester, body)
     assert code == 1
     assert "promises 4 tests on 3 ranks, but 0 ran" in text
     assert "promises 1 tests" not in text
-    code, _ = run(pytester, TWO_RANKS, "-k", "good")
+    code, _ = run(pytester, body, "-k", "good")
     assert code == 0, "a narrowed run promises nothing"
 
 

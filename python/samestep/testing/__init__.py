@@ -13,10 +13,10 @@ def test_sum(group):                              # the world of these ranks, an
     assert group.allreduce(x)[0] == group.size * (group.size + 1) / 2
 ```
 
-`pytest` starts the ranks: fresh interpreters, once for each file and number of ranks, by the mpirun that
-belongs to the MPI library mpi4py loads; one rank needs no mpirun. `mpirun -n 2 pytest` runs the same files
-on the ranks it has: tests for other numbers of ranks are deselected and counted, rank 0 prints, the exit
-codes agree.
+`pytest` starts the ranks: fresh interpreters, once for each number of ranks, by the mpirun that belongs to
+the MPI library mpi4py loads; one rank needs no mpirun. All files share them, as they share the process of a
+plain pytest; tests without the mark run first. `mpirun -n 2 pytest` runs the same files on the ranks it
+has: tests for other numbers of ranks are deselected and counted, rank 0 prints, the exit codes agree.
 
 **The mark**: `@pytest.mark.ranks(*sizes, dies=(), fresh=False, timeout=None, backends=None)`
 
@@ -33,7 +33,7 @@ codes agree.
   test to test; a test that breaks a group on purpose breaks a `group.split(0)`.
 - `ranks`: the number of ranks, for tests that initialise by themselves.
 
-Other fixtures work as ever, in each rank; those of module scope live as long as the launch. `tmp_path` is a
+Other fixtures work as ever, in each rank; those of session scope live as long as the launch. `tmp_path` is a
 different folder on each rank. With hypothesis, set `derandomize=True`, or each rank draws its own examples.
 
 **When a test fails** on any rank it has failed. The rank that failed first speaks first, each line with its

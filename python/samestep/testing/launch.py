@@ -1,4 +1,4 @@
-"""Fresh interpreters for the tests of one file, and how they are told, watched and ended."""
+"""Fresh interpreters for the tests of some files, and how they are told, watched and ended."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from samestep.testing import wire
 
-START_S = 120.0  # every rank must have collected its file by then; importing frameworks is slow on few cores
+START_S = 120.0  # every rank must have collected its files by then; importing frameworks is slow on few cores
 QUIT_S = 30.0  # a normal end
 TERM_S = 3.0  # between SIGTERM and SIGKILL
 DUMP_S = 2.0  # for a rank to write where it is
@@ -32,24 +32,28 @@ class LaunchError(Exception):
 
 
 class Launch:
-    """`size` interpreters, ready to run the tests of the file at `path` one after the other.
+    """`size` interpreters, ready to run the tests of the files at `paths` one after the other.
 
     Args:
       size: number of ranks; one rank needs no launcher.
-      path: the test file.
+      paths: the test files.
       options: options of pytest in the ranks.
       folder: an empty folder for the socket, the logs and temporary files.
       tolerant: ask the launcher to let the others live when a rank dies.
 
+    Attributes:
+      problems: what a rank says of each file it could not collect, by the part of a node id before "::".
+
     Raises:
-      LaunchError: a rank did not start, or could not collect the file.
+      LaunchError: a rank did not start.
     """
 
     def __init__(
-        self, size: int, path: Path, *, options: dict[str, Any], folder: Path, tolerant: bool
+        self, size: int, paths: Sequence[Path], *, options: dict[str, Any], folder: Path, tolerant: bool
     ) -> None:
         self.size = size
-        self.path = path
+        self.paths = list(paths)
+        self.problems: dict[str, str] = {}
         self.folder = folder
         self.connections: dict[int, Connection] = {}
         self._pids: dict[int, int] = {}
@@ -86,11 +90,15 @@ class Launch:
         if set(self.connections) != set(range(self.size)):
             raise LaunchError(f"of {self.size} ranks these came: {sorted(self.connections)}")
         for connection in self.connections.values():
-            connection.send(wire.Setup(options, str(self.path)))
+            connection.send(wire.Setup(options, [str(path) for path in self.paths]))
         for rank, connection in self.connections.items():
-            ready = self._receive(connection, deadline)
-            if ready.problem:
-                raise LaunchError(f"rank {rank} could not collect {self.path}:\n{ready.problem}")
+            for file, problem in self._receive(connection, deadline).problems.items():
+                self.problems.setdefault(file, f"rank {rank} could not collect {file}:\n{problem}")
+
+    def problem(self, nodeid: str) -> str:
+        """Why the file of test `nodeid`, or a folder it lies in, could not be collected; may be empty."""
+        path = Path(nodeid.partition("::")[0])
+        return next((text for p in (path, *path.parents) if (text := self.problems.get(str(p)))), "")
 
     def _receive(self, connection: Connection, deadline: float) -> Any:
         self._until(deadline, lambda: connection.poll(POLL_S), "answered")

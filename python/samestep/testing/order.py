@@ -27,7 +27,10 @@ def world_of(item: pytest.Item) -> marks.World:
 
 
 def sort(items: list[pytest.Item]) -> None:
-    """Bring the items of each file into order of world, else as they were; items of their own launch last."""
+    """Bring together what shares a launch; items of a launch of their own follow those of their rank count.
+
+    Unmarked items come first. Files, and the items of a file on one backend, keep the order they had.
+    """
     first_seen: dict[object, int] = {}
     for item in items:
         first_seen.setdefault(item.path, len(first_seen))
@@ -35,8 +38,8 @@ def sort(items: list[pytest.Item]) -> None:
     def key(item: pytest.Item) -> tuple[object, ...]:
         mark = marks.of(item)
         if mark is None:
-            return (first_seen[item.path], 0, False, "")
+            return (0, False, first_seen[item.path], "")
         world = world_of(item)
-        return (first_seen[item.path], world.size, mark.alone, world.backend or "")
+        return (world.size, mark.alone, first_seen[item.path], world.backend or "")
 
     items.sort(key=key)

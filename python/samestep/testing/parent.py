@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 import time
@@ -23,13 +24,14 @@ LEFT_OUT = ("no:terminal", "no:cacheprovider", "no:faulthandler", "no:junitxml")
 
 
 class ParentPlugin:
-    """Runs marked items on ranks, one launch per file and rank count; leaves the others to pytest."""
+    """Runs marked items on ranks, one launch per rank count where it can; leaves the others to pytest."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._folder = Path(tempfile.mkdtemp(prefix="samestep-"))
         self._launch: Launch | None = None
         self._hopeless: dict[tuple[Path, int], str] = {}
+        self._one_by_one: set[int] = set()  # rank counts whose files have to be kept apart
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
@@ -61,10 +63,21 @@ class ParentPlugin:
         try:
             launch = self._launch_for(item, mark)
         except LaunchError as error:
-            self._hopeless[item.path, world_of(item).size] = str(error)
             return [reports.failure(item, str(error), when="setup")]
         stays = nextitem is not None and not mark.alone and self._fits(nextitem, marks.of(nextitem))
         next_id = nextitem.nodeid if nextitem is not None and stays else None
+        by_rank = self._follow(item, next_id, mark, launch)
+        if not stays and (problem := self._end()):
+            text = f"after the last test of this launch {problem}"
+            by_rank[0].append(reports.failure(item, text, when="teardown"))
+        return reports.merge(by_rank)
+
+    def _follow(
+        self, item: pytest.Item, next_id: str | None, mark: marks.Ranks, launch: Launch
+    ) -> dict[int, list[pytest.TestReport]]:
+        """What each rank reports of `item`; a launch that is no longer usable afterwards is ended."""
+        if problem := launch.problem(item.nodeid):
+            return {0: [reports.failure(item, problem, when="setup")]}
         timeout = mark.timeout or default_timeout(self._config)
         launch.tell(wire.Run(item.nodeid, next_id, timeout))
         run = _OneTest(item, launch, mark, timeout, self._config)
@@ -72,36 +85,50 @@ class ParentPlugin:
         if not run.usable:
             launch.kill()
             self._launch = None
-        elif not stays and (problem := self._end()):
-            text = f"after the last test of this launch {problem}"
-            run.by_rank[0].append(reports.failure(item, text, when="teardown"))
         self._config.stash[TALLY].count(world_of(item), run.by_rank, run.place)
-        return reports.merge(run.by_rank)
+        return run.by_rank
 
     def _fits(self, item: pytest.Item, mark: marks.Ranks | None) -> bool:
         """Whether `item` can run in the interpreters that are there."""
         if mark is None or mark.alone or self._launch is None:
             return False
-        return self._launch.path == item.path and self._launch.size == world_of(item).size
+        return item.path in self._launch.paths and self._launch.size == world_of(item).size
 
     def _launch_for(self, item: pytest.Item, mark: marks.Ranks) -> Launch:
         if self._launch is not None and self._fits(item, mark):
             return self._launch
         self._end()
-        size, tally = world_of(item).size, self._config.stash[TALLY]
+        size = world_of(item).size
         if (item.path, size) in self._hopeless:
             raise LaunchError(self._hopeless[item.path, size])
+        paths = self._paths_for(item, mark)
+        try:
+            self._launch = self._begin(size, paths, tolerant=bool(mark.dies))
+        except LaunchError as error:
+            if len(paths) == 1:
+                self._hopeless[item.path, size] = str(error)
+                raise
+            self._one_by_one.add(size)  # any of these files may be what ends the ranks
+            return self._launch_for(item, mark)
+        return self._launch
+
+    def _paths_for(self, item: pytest.Item, mark: marks.Ranks) -> list[Path]:
+        """The files that a launch for `item` serves: those of all items from here on that can share it."""
+        size = world_of(item).size
+        if mark.alone or size in self._one_by_one:
+            return [item.path]
+        from_here = itertools.dropwhile(lambda other: other is not item, item.session.items)
+        marked = [(other, found) for other in from_here if (found := marks.of(other))]
+        shared = [other.path for other, found in marked if not found.alone and world_of(other).size == size]
+        return list(dict.fromkeys([item.path, *shared]))
+
+    def _begin(self, size: int, paths: list[Path], *, tolerant: bool) -> Launch:
+        tally = self._config.stash[TALLY]
         folder = self._folder / str(tally.n_launches)
         folder.mkdir()
         tally.n_launches += 1
-        self._launch = Launch(
-            size,
-            item.path,
-            options=_options_of_ranks(self._config),
-            folder=folder,
-            tolerant=bool(mark.dies),
-        )
-        return self._launch
+        options = _options_of_ranks(self._config)
+        return Launch(size, paths, options=options, folder=folder, tolerant=tolerant)
 
     def _end(self) -> str:
         """End the ranks in the normal way; what went wrong, or an empty string."""

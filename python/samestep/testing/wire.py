@@ -23,16 +23,16 @@ class Hello(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """parent -> rank: how to configure pytest in the rank."""
+    """parent -> rank: how to configure pytest in the rank, and the files to collect."""
 
     options: dict[str, Any]
-    path: str
+    paths: list[str]
 
 
 class Ready(NamedTuple):
-    """rank -> parent: collected. `problem` is the text of a collection error, or empty."""
+    """rank -> parent: collected. `problems`: for each file with a collection error, its text."""
 
-    problem: str
+    problems: dict[str, str]
 
 
 class Run(NamedTuple):

@@ -1,6 +1,6 @@
-"""One rank of a test file: `python -m samestep.testing.worker SOCKET FOLDER`, started by the parent pytest.
+"""One rank: `python -m samestep.testing.worker SOCKET FOLDER`, started by the parent pytest.
 
-Collects the file as the parent did, then runs the tests it is told to, in the order it is told.
+Collects the files it is told as the parent did, then runs the tests it is told to, in the order it is told.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ class RankPlugin:
         self._log = log
         self._config = config
         self._items: dict[str, pytest.Item] = {}
-        self._problem = ""
+        self._problems: dict[str, str] = {}
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep the text of a file that cannot be collected."""
         if report.failed:
-            self._problem = report.longreprtext
+            self._problems[report.nodeid.partition("::")[0]] = report.longreprtext
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run what the parent says until it says no more."""
         self._items = {item.nodeid: item for item in session.items}
-        self._parent.send(wire.Ready(self._problem))
+        self._parent.send(wire.Ready(self._problems))
+        session.testsfailed = 0  # files that cannot be collected: the parent tells of them
         while (order := self._next_order()) is not None:
             self._run(order)
         return True
@@ -102,20 +103,20 @@ def main(socket_path: str, folder: str) -> int:
     parent.send(wire.Hello(rank, os.getpid()))
     setup: wire.Setup = parent.recv()
     options = setup.options | {"basetemp": str(Path(folder) / f"tmp_{rank}")}
-    config = pytest.Config.fromdictargs(options, [setup.path])
+    config = pytest.Config.fromdictargs(options, setup.paths)
     plugin = RankPlugin(parent, log, config)
     config.pluginmanager.register(plugin, "samestep-rank")
-    config.stash[HOLDER] = _holder(config)
+    config.stash[HOLDER] = _holder(config, Path(folder))
     try:
         return int(config.hook.pytest_cmdline_main(config=config))
     finally:
         config._ensure_unconfigure()
 
 
-def _holder(config: pytest.Config) -> WorldHolder:
+def _holder(config: pytest.Config, folder: Path) -> WorldHolder:
     from samestep.testing.world import WorldHolder
 
-    return WorldHolder(default_timeout(config) / 2)
+    return WorldHolder(default_timeout(config) / 2, folder)
 
 
 if __name__ == "__main__":

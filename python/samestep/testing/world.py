@@ -17,8 +17,9 @@ from samestep.backend import Backend, MPIBackend, NativeBackend
 class WorldHolder:
     """Keeps the world between tests, since initialising costs more than most tests."""
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, folder: Path | None = None) -> None:
         self._timeout = timeout
+        self._folder = folder or Path(tempfile.gettempdir())  # for files by which ranks meet
         self._name: str | None = None
         self._backend: Backend | None = None
         self.place = ""
@@ -27,7 +28,7 @@ class WorldHolder:
         """The world on backend `name`; collective when the last one was another or has been closed."""
         if self._backend is None or self._name != name or self._backend.closed:
             self.close()
-            self._backend = _opening(name)(self._timeout)
+            self._backend = _opening(name)(self._timeout, self._folder)
             self._name = name
             self.place = _place(self._backend)
         return self._backend
@@ -47,34 +48,34 @@ class WorldHolder:
                 _places.pop().rmdir()
 
 
-def _alone(timeout: float) -> Backend:
+def _alone(timeout: float, _: Path) -> Backend:
     return world.initialize(NativeBackend, timeout=timeout)
 
 
-def _mpi(timeout: float) -> Backend:
+def _mpi(timeout: float, _: Path) -> Backend:
     return world.initialize(MPIBackend, timeout=timeout)
 
 
-def _mpi_alone(timeout: float) -> Backend:
+def _mpi_alone(timeout: float, folder: Path) -> Backend:
     """All through MPI, shared memory or not."""
     before = os.environ.get("SAMESTEP_MPI_ENGINE")
     os.environ["SAMESTEP_MPI_ENGINE"] = "direct"
     try:
-        return _mpi(timeout)
+        return _mpi(timeout, folder)
     finally:
         del os.environ["SAMESTEP_MPI_ENGINE"]
         if before is not None:
             os.environ["SAMESTEP_MPI_ENGINE"] = before
 
 
-def _native(timeout: float) -> Backend:
+def _native(timeout: float, folder: Path) -> Backend:
     """Without MPI, but for the ranks' agreement on a place to meet."""
     from mpi4py import MPI
 
     ranks = MPI.COMM_WORLD
     if ranks.Get_size() == 1:
-        return _alone(timeout)
-    place = ranks.bcast(tempfile.mkdtemp(prefix="samestep-") if ranks.Get_rank() == 0 else None)
+        return _alone(timeout, folder)
+    place = ranks.bcast(tempfile.mkdtemp(prefix="samestep-", dir=folder) if ranks.Get_rank() == 0 else None)
     method = f"file://{place}/meeting"
     try:
         return world.initialize(
@@ -90,7 +91,7 @@ def _native(timeout: float) -> Backend:
 
 
 _places: list[Path] = []  # of meetings; their files go with the worlds
-_OPENINGS: dict[str, Callable[[float], Backend]] = {
+_OPENINGS: dict[str, Callable[[float, Path], Backend]] = {
     "self": _alone,
     "mpi": _mpi,
     "direct": _mpi_alone,
@@ -98,7 +99,7 @@ _OPENINGS: dict[str, Callable[[float], Backend]] = {
 }
 
 
-def _opening(name: str) -> Callable[[float], Backend]:
+def _opening(name: str) -> Callable[[float, Path], Backend]:
     if name not in _OPENINGS:
         raise ValueError(f"samestep_backends: unknown backend {name!r}; known: {', '.join(_OPENINGS)}")
     return _OPENINGS[name]

@@ -1,0 +1,25 @@
+"""Runs pytest, with the plugin, on small test files."""
+
+import os
+import subprocess
+import sys
+
+from samestep.launch import mpirun
+
+
+def run(pytester, body, *arguments, n=0):
+    """(exit code, output) of pytest on a file with this body; under mpirun if n is not 0."""
+    pytester.makepyfile(test_it=body)
+    return run_all(pytester, *arguments, n=n)
+
+
+def run_all(pytester, *arguments, n=0):
+    """(exit code, output) of pytest on the files that are there."""
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    extra = {}
+    if n:
+        argv, extra = mpirun.command(n, argv)
+    env = os.environ | extra | {"COLUMNS": "160"}
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ended = subprocess.run(argv, env=env, cwd=pytester.path, timeout=300, check=False, **out)
+    return ended.returncode, ended.stdout
