@@ -31,10 +31,10 @@ import schedule
 from contenders import CONTENDERS, NEEDS, Contender
 from harness import Settings
 from problems import DTYPES, VERBS
-from progress import DEFAULT_TERMINAL, Progress
 from ranks import Ranks
 from results import KIB, MIB, Point, Result
 from samestep import facts
+from samestep.bench.progress import DEFAULT_TERMINAL, Progress
 from samestep.launch import run
 
 IMPORT = "import"

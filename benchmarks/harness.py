@@ -72,10 +72,11 @@ class _Lane:
 
     def typical(self, calls: int) -> tuple[float, float]:
         """Nanoseconds of one call where `calls` are made in a row, and of all that is done around those."""
-        self._iterate(calls)
+        start, end = self._iterate(calls)
+        probes = 1 if self._ranks.agree(end - start > _BURST_NS) else _PROBES
         begin = time.perf_counter_ns()
-        took = [end - start for start, end in (self._iterate(calls) for _ in range(_PROBES))]
-        whole = (time.perf_counter_ns() - begin) / _PROBES
+        took = [end - start for start, end in (self._iterate(calls) for _ in range(probes))]
+        whole = (time.perf_counter_ns() - begin) / probes
         in_calls = float(np.median(took))
         return self._ranks.agree((in_calls / calls, max(whole - in_calls, 1)))
 
@@ -154,6 +155,7 @@ def measure(
         left_out=len(rounds) - len(kept),
         others=sum(rounds[i].others for i in kept) / len(kept),
         disturbed=rounds[kept[0]].disturbed,
+        seconds=time.monotonic() - begin,
     )
     return Measured(point, refused)
 

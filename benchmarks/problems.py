@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         self._samples = []
+        self.answers = cache(self.answers)  # big ones take long, and each contender is compared with them
         for answer in self.answers():
             where = np.unique(np.linspace(0, answer.size - 1, min(answer.size, _SAMPLES)).astype(np.int64))
             self._samples.append((where, answer.reshape(-1)[where]))

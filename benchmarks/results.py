@@ -75,6 +75,7 @@ class Point:
       left_out: how many were made besides and left out, because other processes disturbed them.
       others: cores that other processes used during the rounds kept, on average.
       disturbed: no round was undisturbed, so that all were kept; the figures should not be quoted.
+      seconds: that all of it took.
     """
 
     cell: Cell
@@ -83,6 +84,7 @@ class Point:
     left_out: int
     others: float
     disturbed: bool
+    seconds: float
 
 
 @dataclass(frozen=True)

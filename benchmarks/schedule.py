@@ -11,7 +11,7 @@ from results import KIB, MIB, Cell
 BACK_TO_BACK = 4 * KIB
 """Up to here also back to back; one call is then shorter than the way out of a barrier."""
 
-_HEAVY = 16 * MIB  # bytes that take about as long to prepare and verify as a small cell is measured
+_HEAVY = 64 * MIB  # bytes of all ranks' arrays that take about as long as a small cell is measured
 
 
 @dataclass(frozen=True)
@@ -117,4 +117,4 @@ def share(seconds: float, left: Sequence[Cell], ranks: int) -> float:
 
 def _weight(cell: Cell, ranks: int) -> float:
     arrays = {"allgather": 1 + ranks, "alltoall": 2, "sendrecv": 2}.get(cell.verb, 1)
-    return 1 + ranks * arrays * cell.nbytes / (2 * _HEAVY)
+    return 1 + ranks * arrays * cell.nbytes / _HEAVY

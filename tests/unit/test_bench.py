@@ -1,12 +1,11 @@
 """`samestep bench`, and the data that the programs in `benchmarks` measure with."""
 
 import importlib
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from samestep.bench import allreduce
+from samestep.bench import VERBS, ranks
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -19,14 +18,60 @@ def module(monkeypatch):
     return importlib.import_module
 
 
-@pytest.mark.ranks(1, 2)
-def test_table_has_a_line_for_each_size(group, monkeypatch):
-    monkeypatch.setattr(allreduce, "_SIZES", ((8, "8 B"), (1024, "1 KiB")))
-    monkeypatch.setattr(allreduce, "_BURST", 1e-4)
-    title, heads, *lines = allreduce.rows(group)
-    assert f"{group.size} rank(s), engine {group.engine}" in title
-    assert ("mpi4py" in heads) == (group.engine == "mpi")
-    assert [re.split(r" {2,}", line.strip())[0] for line in lines] == ["8 B", "1 KiB"]
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("nbytes", [8, 1024])
+def test_every_call_of_the_table_is_timed(group, monkeypatch, verb, nbytes):
+    monkeypatch.setattr(ranks, "_BURST", 1e-4)
+    times = ranks.measure(group, ranks.calls(group, verb, nbytes))
+    assert list(times) == ["samestep", "shared"] + ["mpi4py"] * ranks.has_mpi4py(group)
+    assert all(0 < seconds < 10 for seconds in times.values())
+    assert f"{verb} of float32, {group.size} rank(s)" in ranks.title(group, verb)
+
+
+@pytest.mark.ranks(2)
+def test_mpi4py_stands_beside_wherever_there_is_mpi(group):
+    assert ranks.has_mpi4py(group) == (group.kind == "mpi")
+
+
+def test_a_line_has_times_speed_and_ratios():
+    times = {"samestep": 2e-6, "shared": 1e-6, "mpi4py": 4e-6}
+    assert ranks.row(1024, times).split() == ["1", "KiB", "2.00", "1.00", "4.00", "1.02", "2.00", "4.00"]
+    assert ranks.head(times).split() == [
+        "size",
+        *times,
+        "GB/s",
+        "mpi4py/samestep",
+        "mpi4py/shared",
+    ]
+    assert ranks.row(8, {"samestep": 1e-6, "shared": 2e-6}).split() == ["8", "B", "1.00", "2.00", "0.01"]
+
+
+@pytest.mark.parametrize(
+    ("faster", "where"),
+    [
+        ([], "nowhere"),
+        ([8, 16, 32, 64], "at every size"),
+        ([8], "at 8 B"),
+        ([16, 32, 64], "from 16 B to 64 B"),
+        ([8, 32, 64], "at 8 B, from 32 B to 64 B"),
+    ],
+)
+def test_crossings_are_the_runs_of_sizes_at_which_one_is_faster(faster, where):
+    times = {nbytes: {"a": 1.0 if nbytes in faster else 2.0, "b": 2.0} for nbytes in (8, 16, 32, 64)}
+    assert ranks.faster_where(times, "a", "b") == where
+
+
+def test_times_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    from samestep.bench.plot import draw
+
+    draw(
+        {8: {"samestep": 1e-6, "shared": 1e-6}, 64: {"samestep": 2e-6, "shared": 1e-6}},
+        "t",
+        tmp_path / "a.svg",
+    )
+    assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
 def do(verb, sent):
@@ -53,8 +98,8 @@ def test_right_results_pass_and_a_wrong_element_is_found(module, verb, nbytes, s
     if dtype == "bfloat16":
         pytest.importorskip("ml_dtypes")
     problems = module("problems")
-    ranks = [problems.build(verb, nbytes, rank, size, dtype) for rank in range(size)]
-    for problem, right in zip(ranks, do(verb, [problem.fresh[0] for problem in ranks]), strict=True):
+    everyone = [problems.build(verb, nbytes, rank, size, dtype) for rank in range(size)]
+    for problem, right in zip(everyone, do(verb, [problem.fresh[0] for problem in everyone]), strict=True):
         buffers = problem.buffers(np.empty)
         problem.rewrite(buffers)
         if size > 1 and not (verb == "bcast" and problem.rank == 0):
