@@ -142,12 +142,12 @@ def _points(
     refused: dict[str, str] = {}
     if cells:
         _say(ranks, render.header(names))
-    begin = time.monotonic()
+    begin, least = time.monotonic(), flags.preset.seconds / max(len(cells), 1) / 3  # the last are not starved
     for done, cell in enumerate(cells):
         spent = time.monotonic() - begin
         left = flags.preset.seconds - spent
         progress.update(done, len(cells), max(left, spent / (done + 1) * (len(cells) - done) / 4), str(cell))
-        seconds = ranks.agree(schedule.share(left, cells[done:], ranks.size))
+        seconds = ranks.agree(max(schedule.share(left, cells[done:], ranks.size), least))
         found = harness.measure(ranks, contenders, cell, settings, seconds)
         points.append(found.point)
         progress.clear()

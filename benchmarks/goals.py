@@ -90,7 +90,7 @@ class Verdict:
         found = "-" if self.found is None else f"{self.found:.3g}"
         sign = ">=" if self.at_least else "<="
         note = "  DISTURBED" if self.disturbed else ""
-        return f"{mark:<13}{self.name:<58}{found:>8} {self.unit:<3} {sign} {self.goal:g}{note}"
+        return f"{mark:<13}{self.name:<68}{found:>8} {self.unit:<3} {sign} {self.goal:g}{note}"
 
 
 def judge(result: Result) -> list[Verdict]:

@@ -8,11 +8,20 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("samestep", "numpy", "mpi4py", "torch")
+
+_THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
+_SETTINGS = ("OMPI_MCA_", "MPIR_CVAR_", "UCX_", "FI_", "GLOO_")
+_OUR_SETTINGS = {"SAMESTEP_MPI_ENGINE", "SAMESTEP_ISA", "SAMESTEP_MPI_PIECE", "SAMESTEP_WINDOW_PIECE"}
+_BY_LAUNCHERS = {
+    *(f"OMPI_MCA_{name}" for name in ("cpu_type", "initial_wdir", "PREFIXES", "num_procs")),
+    "OMPI_MCA_rmaps_base_oversubscribe",
+}
 
 TICK = 1 / os.sysconf("SC_CLK_TCK")
 """Seconds: the kernel counts what cores do in these."""
@@ -28,6 +37,7 @@ def facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: number for name in _PACKAGES if (number := _version(name))},
         "mpi": _mpi(),
+        "settings": settings(os.environ),
         "commit": _commit(),
         "utc": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
         "load_before": round(os.getloadavg()[0], 2),
@@ -41,6 +51,20 @@ def line(found: dict[str, Any], ranks: int) -> str:
         f"{ranks} ranks on {found['usable_cores']} cores of {found['processor']}; "
         f"Python {found['python']}, {names}; {found['mpi']['name']} {found['mpi']['version']}"
     )
+
+
+def settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables by which a contender was tuned; what launchers set for themselves is not among them. Pure.
+
+    Example:
+      >>> settings({"OMPI_MCA_smsc": "^cma", "OMPI_MCA_num_procs": "2", "SAMESTEP_SECRET": "x", "HOME": "/"})
+      {'OMPI_MCA_smsc': '^cma'}
+    """
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name in _OUR_SETTINGS or (name.startswith(_SETTINGS) and name not in _BY_LAUNCHERS)
+    }
 
 
 def clock(cpus: set[int]) -> tuple[float, float, float, float]:
@@ -87,7 +111,8 @@ def _mpi() -> dict[str, str]:
     from mpi4py import MPI
 
     name, number = MPI.get_vendor()
-    return {"name": name, "version": ".".join(map(str, number))}
+    levels = {getattr(MPI, f"THREAD_{word.upper()}"): word for word in _THREAD_LEVELS}
+    return {"name": name, "version": ".".join(map(str, number)), "threads": levels[MPI.Query_thread()]}
 
 
 def _commit() -> str:

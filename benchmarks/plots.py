@@ -100,7 +100,8 @@ def relative_times(result: Result, other: Result | None, path: Path) -> None:
     cores = result.machine["usable_cores"]
     figure.suptitle(
         f"{result.ranks} ranks on {cores} cores, float32, against mpi4py on {result.mpi}\n"
-        "up to 4 KiB calls back to back, above (white) single calls; bars: from the best to the worst round",
+        "up to 4 KiB calls back to back, above (white) single calls; bars: from the best to the worst round"
+        + ("; hollow: disturbed" if any(point.disturbed for point in result.points) else ""),
         fontsize=9,
     )
     figure.savefig(path, dpi=140, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -150,10 +151,15 @@ def _draw(axes: Any, found: Curve, label: str, style: dict[str, Any]) -> None:
 
 
 def _bars(axes: Any, points: Sequence[Point], verb: str, name: str) -> None:
+    """From the best to the worst round; a hollow mark where others disturbed every round."""
     for point in _of(points, verb):
         found = spread(point, name, "mpi4py")
         if found:
             low, high = (min(max(1 / ratio, _LOW), _HIGH) for ratio in reversed(found))
-            axes.plot(
-                [point.cell.nbytes] * 2, [low, high], color=_STYLES[name]["color"], alpha=0.5, linewidth=2.5
-            )
+            colour, x = _STYLES[name]["color"], point.cell.nbytes
+            axes.plot([x, x], [low, high], color=colour, alpha=0.5, linewidth=2.5)
+            if point.disturbed:
+                here = min(max(1 / (times_faster(point, name, "mpi4py") or 1), _LOW), _HIGH)
+                axes.plot(
+                    x, here, marker=_STYLES[name]["marker"], markersize=4, color=colour, mfc="white", zorder=3
+                )

@@ -80,7 +80,8 @@ def _facts(runs: Sequence[Result]) -> str:
         )
         text += "other processes disturbed them"
         text += f", **{noisy} cells without an undisturbed round**." if noisy else "."
-        rows.append(f"{text}\n  `{run.command}`")
+        tuned = "".join(f" {name}={value}" for name, value in run.machine["settings"].items())
+        rows.append(f"{text}\n  `{tuned.strip()}{' ' if tuned else ''}{run.command}`")
     return "\n".join(rows)
 
 

@@ -1,6 +1,7 @@
 """What the programs in `benchmarks` decide: which rounds count, what is stored, goals, the page."""
 
 import dataclasses
+import doctest
 import importlib
 import re
 from pathlib import Path
@@ -43,12 +44,22 @@ def result(results, points, *, mpi="Open MPI", ranks=2, **changes):
         "system": "Linux",
         "python": "3.11",
         "versions": {"numpy": "2.0"},
-        "mpi": {"name": mpi, "version": "5.0"},
+        "mpi": {"name": mpi, "version": "5.0", "threads": "multiple"},
+        "settings": {},
         "commit": "abc",
         "utc": "2026-01-01 00:00:00",
     }
     facts = {"command": "python benchmarks/collectives.py -n 2", "settings": {}, "contenders": list(NAMES)}
     return results.Result(machine=machine, ranks=ranks, points=points, **facts | changes)
+
+
+@pytest.mark.parametrize(
+    "name", ["collectives", "disturbance", "machine", "problems", "report", "results", "schedule"]
+)
+def test_examples_in_docstrings_run(module, name):
+    found = doctest.testmod(module(name))
+    assert found.attempted
+    assert not found.failed
 
 
 # ---- disturbed rounds
@@ -326,6 +337,14 @@ def test_report_writes_page_and_figures(module, results, tmp_path):
     assert b"<svg" in first
     report.main([str(tmp_path / "a.json"), "--page", str(page)])
     assert (tmp_path / report.FIGURES / "2-ranks.svg").read_bytes() == first  # no date, no random names
+
+
+def test_tuned_rivals_and_nothing_secret_are_named(module, results):
+    found = module("machine").settings({"UCX_TLS": "shm", "SAMESTEP_SECRET": "s", "OMPI_MCA_num_procs": "2"})
+    assert found == {"UCX_TLS": "shm"}
+    made = result(results, [point(results, {"mpi4py": 1.0})])
+    made.machine["settings"] = found
+    assert "`UCX_TLS=shm python benchmarks/collectives.py -n 2`" in module("report").render([made])
 
 
 def test_the_command_that_is_recorded_works_elsewhere(module):
