@@ -16,6 +16,7 @@ import os
 import shlex
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ import results
 import schedule
 from contenders import CONTENDERS, NEEDS, Contender
 from harness import Settings
+from mpi4py import MPI
 from problems import DTYPES, VERBS
 from ranks import Ranks
 from results import KIB, MIB, Point, Result
@@ -43,7 +45,12 @@ IMPORT = "import"
 def main() -> int:
     """Starts the ranks, or is one of them; returns the exit code."""
     if facts.launcher().name:
-        return _as_rank()
+        try:
+            return _as_rank()
+        except Exception:  # at its end a rank would wait for the others, and they wait for it
+            traceback.print_exc()
+            sys.stderr.flush()
+            MPI.COMM_WORLD.Abort(1)
     flags = _arguments()
     words = ["-n", str(flags.n), "--mpi", "--raw", __file__, *sys.argv[1:]]
     if sys.stderr.isatty():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -122,8 +123,20 @@ class Result:
 
 
 def save(result: Result, path: Path) -> None:
-    """Writes one run as JSON."""
-    path.write_text(json.dumps({"schema": SCHEMA, **asdict(result)}, indent=1) + "\n")
+    """Writes one run as JSON: a line for each point, numbers with five digits."""
+    points = ",\n  ".join(json.dumps(_rounded(asdict(point))) for point in result.points)
+    facts = _rounded(asdict(dataclasses.replace(result, points=[])))
+    del facts["points"]
+    head = json.dumps({"schema": SCHEMA, **facts}, indent=1).removesuffix("\n}")
+    path.write_text(f'{head},\n "points": [\n  {points}\n ]\n}}\n')
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {name: _rounded(found) for name, found in value.items()}
+    return [_rounded(found) for found in value] if isinstance(value, list) else value
 
 
 def load(path: Path) -> Result:
