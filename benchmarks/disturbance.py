@@ -75,3 +75,9 @@ def kept(rounds: Sequence[Use]) -> list[int]:
     """
     quiet = [i for i, use in enumerate(rounds) if not use.disturbed]
     return quiet or list(range(len(rounds)))
+
+
+def together(rounds: Sequence[Use]) -> Use:
+    """Rounds as one, in which the kernel's ticks hide less. Pure."""
+    fields = ("wall", "idle", "own", "stolen")
+    return Use(cores=rounds[0].cores, **{name: sum(getattr(use, name) for use in rounds) for name in fields})

@@ -148,13 +148,15 @@ def measure(
     finally:
         gc.enable()
     kept = disturbance.kept(rounds)
+    quietest = [rounds[i] for i in kept]
+    use = disturbance.together(quietest)
     point = Point(
         cell=cell,
         summaries={lane.name: lane.summary(kept) for lane in lanes},
         rounds=len(kept),
         left_out=len(rounds) - len(kept),
-        others=sum(rounds[i].others for i in kept) / len(kept),
-        disturbed=rounds[kept[0]].disturbed,
+        others=use.others,
+        disturbed=use.disturbed or quietest[0].disturbed,
         seconds=time.monotonic() - begin,
     )
     return Measured(point, refused)

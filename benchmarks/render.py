@@ -32,7 +32,7 @@ def _half(point: Point) -> str:
 def note(point: Point) -> str:
     """What other processes did to it; "" for nothing."""
     if point.disturbed:
-        return f"  DISTURBED: others used {point.others:.2f} cores in every round"
+        return f"  DISTURBED: others used {point.others:.2f} cores"
     made = point.rounds + point.left_out
     return f"  {point.left_out} of {made} rounds disturbed, left out" if point.left_out else ""
 
@@ -43,7 +43,7 @@ def summary(points: Sequence[Point]) -> str:
     noisy = sum(point.disturbed for point in points)
     return (
         f"{len(points)} cells; {out} of {made} rounds left out as other processes disturbed them; "
-        f"{noisy} cells without an undisturbed round"
+        f"{noisy} cells DISTURBED"
     )
 
 

@@ -79,7 +79,7 @@ def _facts(runs: Sequence[Result]) -> str:
             f"{run.machine['utc']} UTC, commit {run.machine['commit']}. {out} of {made} rounds left out as "
         )
         text += "other processes disturbed them"
-        text += f", **{noisy} cells without an undisturbed round**." if noisy else "."
+        text += f", **{noisy} cells disturbed all the time**." if noisy else "."
         tuned = "".join(f" {name}={value}" for name, value in run.machine["settings"].items())
         rows.append(f"{text}\n  `{tuned.strip()}{' ' if tuned else ''}{run.command}`")
     return "\n".join(rows)

@@ -75,7 +75,8 @@ class Point:
       rounds: how many rounds the figures come from.
       left_out: how many were made besides and left out, because other processes disturbed them.
       others: cores that other processes used during the rounds kept, on average.
-      disturbed: no round was undisturbed, so that all were kept; the figures should not be quoted.
+      disturbed: no round was undisturbed, so that all were kept, or those kept are disturbed taken together; the
+        figures should not be quoted.
       seconds: that all of it took.
     """
 

@@ -98,6 +98,15 @@ def test_undisturbed_rounds_are_kept_and_all_if_there_are_none(module):
     assert kept([noisy, noisy]) == [0, 1]
 
 
+def test_short_rounds_taken_together_show_what_ticks_hide_in_each(module):
+    disturbance, tick = module("disturbance"), module("machine").TICK
+    short = use(module, wall=2 * tick, own=3 * tick)  # one core of two, for two ticks
+    assert not short.disturbed
+    whole = disturbance.together([short] * 10)
+    assert whole.disturbed
+    assert (whole.wall, whole.others) == (pytest.approx(20 * tick), pytest.approx(0.5))
+
+
 def test_idle_and_stolen_time_are_those_of_the_cores_asked_for(module):
     stat = "cpu 9 9 9 9 9 9 9 9 0 0\ncpu0 1 1 1 200 30 1 1 4 0 0\ncpu1 1 1 1 500 1 1 1 7 0 0\nintr 5\n"
     machine = module("machine")
@@ -286,7 +295,7 @@ def test_disturbed_cells_are_marked_and_rounds_left_out_are_counted(module, resu
     text = module("report").render([result(results, points)])
     assert "| 1 MiB † |" in text
     assert "3 of 7 rounds left out" in text
-    assert "**1 cells without an undisturbed round**" in text
+    assert "**1 cells disturbed all the time**" in text
 
 
 def test_a_result_twice_is_refused(module, results):
