@@ -57,4 +57,4 @@ def _times(found: Summary | None) -> str:
 
 def _ratio(point: Point, name: str, rival: str) -> str:
     found = times_faster(point, name, rival)
-    return "-" if found is None else f"{found:.2f}x"
+    return "-" if found is None else f"{found:.3g}x"
