@@ -1,163 +1,232 @@
-"""Collectives from Python: mpi4py and samestep side by side, in one set of processes.
+"""Collectives from Python: samestep beside mpi4py, gloo and what the memory allows, in one set of processes.
 
-    samestep run -n 2 --mpi benchmarks/collectives.py --quick
-    samestep run -n 2 --mpi benchmarks/collectives.py --json out.json --plot out.png
-    samestep run -n 2 --mpi benchmarks/collectives.py --quick --require
+    python benchmarks/collectives.py -n 2                                    # --quick: 2-3 minutes
+    python benchmarks/collectives.py -n 4 --full --json out.json --plot out.svg
+    mpiexec -n 4 python benchmarks/collectives.py --verbs allreduce --sizes 8,1MiB
 
-All ranks on one host. The method is in README.md beside this file.
+All ranks on one host; outside of a launcher it starts them by `samestep run --mpi`. The method is in
+README.md beside this file.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
+import shlex
 import sys
+import time
+import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import goals
+import harness
 import import_time
 import machine
 import render
-from contenders import CONTENDERS, Contender
-from harness import Point, Ranks, Settings, measure
-from problems import DTYPE, VERBS, WITHOUT_SIZES
+import results
+import schedule
+from contenders import CONTENDERS, NEEDS, Contender
+from harness import Settings
+from mpi4py import MPI
+from problems import DTYPES, VERBS
+from ranks import Ranks
+from results import KIB, MIB, Point, Result
+from samestep import facts
+from samestep.bench.progress import DEFAULT_TERMINAL, Progress
+from samestep.launch import run
 
-KIB, MIB = 1 << 10, 1 << 20
-SIZES = (8, 64, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
-QUICK_SIZES = (8, KIB, 64 * KIB, MIB)
-BACK_TO_BACK = 4 * KIB  # up to here also in bursts; one call is then shorter than the way out of a barrier
 IMPORT = "import"
 
 
-def plan(
-    verbs: Sequence[str], sizes: Sequence[int], *, quick: bool, require: bool
-) -> list[tuple[str, int, str]]:
-    """What to measure, as (verb, nbytes, mode) without repetition, in the order of `verbs`. Pure.
-
-    Example:
-      >>> plan(["barrier"], [8], quick=True, require=False)
-      [('barrier', 0, 'b2b')]
-    """
-    points: dict[tuple[str, int, str], None] = {}
-    for verb in verbs:
-        for nbytes in (WITHOUT_SIZES[verb],) if verb in WITHOUT_SIZES else sizes:
-            small = nbytes <= BACK_TO_BACK
-            if not (small and quick):
-                points[verb, nbytes, "single"] = None
-            if small:
-                points[verb, nbytes, "b2b"] = None
-        if require:
-            points.update(dict.fromkeys((g.verb, g.nbytes, g.mode) for g in goals.GOALS if g.verb == verb))
-    if require:
-        points.update(dict.fromkeys((g.verb, g.nbytes, g.mode) for g in goals.GOALS))
-    return list(points)
-
-
 def main() -> int:
+    """Starts the ranks, or is one of them; returns the exit code."""
+    if facts.launcher().name:
+        try:
+            return _as_rank()
+        except Exception:  # at its end a rank would wait for the others, and they wait for it
+            traceback.print_exc()
+            sys.stderr.flush()
+            MPI.COMM_WORLD.Abort(1)
+    flags = _arguments()
+    words = ["-n", str(flags.n), "--mpi", "--raw", __file__, *sys.argv[1:]]
+    if sys.stderr.isatty():
+        words += ["--terminal", os.ttyname(sys.stderr.fileno())]
+    return run.main(words)
+
+
+def _as_rank() -> int:
     """Measures, prints the table, writes what was asked for; returns the exit code."""
     ranks = Ranks()
     with _silent(ranks.rank != 0):
-        flags = _arguments(ranks.size)
-    facts = ranks.alone(machine.facts)
-    contenders = [CONTENDERS[name]() for name in flags.contenders]
-    _say(ranks, machine.line(facts, ranks.size))
-    points = _points(ranks, contenders, flags)
-    imported = _import(ranks, flags) if IMPORT in flags.verbs or flags.require else None
+        flags = _arguments()
+    contenders, absent = _contenders(ranks, flags.contenders)
+    found_here = ranks.alone(machine.facts)
+    _say(ranks, machine.line(found_here, ranks.size))
+    for name, why in absent.items():
+        _say(ranks, f"left out: {name}: {why}")
+    points, refused = _points(ranks, contenders, flags)
+    imported = _import(ranks, flags) if IMPORT in flags.verbs else None
     for contender in contenders:
         contender.close()
-    verdicts = goals.judge(points, imported) if flags.require and imported else []
-    for verdict in verdicts:
-        _say(ranks, str(verdict))
-    if ranks.rank != 0:
-        return 0
+    result = Result(
+        machine=found_here,
+        ranks=ranks.size,
+        command=_command(sys.argv, ranks.size),
+        settings={"rounds": flags.preset.rounds, "seconds": flags.preset.seconds, "burst": flags.burst},
+        contenders=[contender.name for contender in contenders],
+        points=points,
+        absent=absent | refused,
+        import_ms=asdict(imported) if imported else None,
+    )
+    return _finish(result, flags) if ranks.rank == 0 else 0
+
+
+def _command(argv: Sequence[str], ranks: int) -> str:
+    """What makes such a result anywhere: without the files written here. Pure.
+
+    Example:
+      >>> _command(["/tree/benchmarks/collectives.py", "-n", "2", "--full", "--json", "x.json"], 2)
+      'python benchmarks/collectives.py -n 2 --full'
+    """
+    words, kept = iter(argv[1:]), []
+    for word in words:
+        if word in ("-n", "--json", "--plot", "--terminal"):
+            next(words, None)
+        else:
+            kept.append(word)
+    return shlex.join(["python", "benchmarks/collectives.py", "-n", str(ranks), *kept])
+
+
+def _finish(result: Result, flags: argparse.Namespace) -> int:
+    print(render.summary(result.points))
     if flags.json:
-        report = {
-            "schema": 1,
-            "machine": facts,
-            "ranks": ranks.size,
-            "dtype": DTYPE.name,
-            "settings": asdict(_settings(flags)),
-            "contenders": flags.contenders,
-            "points": [asdict(point) for point in points],
-            "import_ms": asdict(imported) if imported else None,
-            "goals": [{**asdict(verdict), "reached": verdict.reached} for verdict in verdicts],
-        }
-        flags.json.write_text(json.dumps(report, indent=1) + "\n")
+        results.save(result, flags.json)
     if flags.plot:
-        render.plot(points, flags.contenders, machine.line(facts, ranks.size), flags.plot)
-    missed = [verdict.name for verdict in verdicts if not verdict.reached]
-    if missed:
-        print(f"goals missed: {', '.join(missed)}", file=sys.stderr)
-    return int(bool(missed))
+        import plots
+
+        plots.relative_times(result, None, flags.plot)
+    if not flags.require:
+        return 0
+    print("\n".join(goals.table(result)))
+    return int(bool(goals.missed(result)))
 
 
-def _settings(flags: argparse.Namespace) -> Settings:
-    return Settings(flags.rounds, flags.block, flags.burst)
+def _contenders(ranks: Ranks, names: Sequence[str]) -> tuple[list[Contender], dict[str, str]]:
+    """Those that can be made on every rank, and why others cannot."""
+    made, absent = [], {}
+    for name in names:
+        why = ""
+        try:
+            contender = CONTENDERS[name]()
+        except ImportError as error:
+            if name not in NEEDS:
+                raise
+            why = f"{NEEDS[name]} is not installed ({error})"
+        if why := ranks.first_of(why):
+            absent[name] = why
+        else:
+            made.append(contender)
+    if not made:
+        raise SystemExit(f"nobody to measure: {absent}")
+    return made, absent
 
 
-def _points(ranks: Ranks, contenders: Sequence[Contender], flags: argparse.Namespace) -> list[Point]:
+def _points(
+    ranks: Ranks, contenders: Sequence[Contender], flags: argparse.Namespace
+) -> tuple[list[Point], dict[str, str]]:
+    """Measures all cells; what was found, and what contenders refused to do."""
     verbs = [verb for verb in flags.verbs if verb != IMPORT]
-    _say(ranks, render.header(flags.contenders))
-    points = []
-    for verb, nbytes, mode in plan(verbs, flags.sizes, quick=flags.quick, require=flags.require):
-        once = partial(
-            measure, ranks, contenders, verb=verb, nbytes=nbytes, mode=mode, settings=_settings(flags)
-        )
-        is_goal = any((goal.verb, goal.nbytes, goal.mode) == (verb, nbytes, mode) for goal in goals.GOALS)
-        points.append(goals.undisturbed(once) if flags.require and is_goal else once())
-        _say(ranks, render.row(points[-1], flags.contenders))
-    return points
+    cells = schedule.cells(flags.preset, verbs=verbs, dtypes=flags.dtypes, sizes=flags.sizes)
+    cells = [cell for cell in cells if any(contender.has(cell) for contender in contenders)]
+    names = [contender.name for contender in contenders]
+    settings = Settings(flags.preset.rounds, flags.burst)
+    progress = Progress(flags.terminal or DEFAULT_TERMINAL, shown=ranks.rank == 0)
+    points: list[Point] = []
+    refused: dict[str, str] = {}
+    if cells:
+        _say(ranks, render.header(names))
+    begin, least = time.monotonic(), flags.preset.seconds / max(len(cells), 1) / 3  # the last are not starved
+    for done, cell in enumerate(cells):
+        spent = time.monotonic() - begin
+        left = flags.preset.seconds - spent
+        progress.update(done, len(cells), max(left, spent / (done + 1) * (len(cells) - done) / 4), str(cell))
+        seconds = ranks.agree(max(schedule.share(left, cells[done:], ranks.size), least))
+        found = harness.measure(ranks, contenders, cell, settings, seconds)
+        points.append(found.point)
+        progress.clear()
+        _say(ranks, render.row(found.point, names))
+        for name, why in found.refused.items():
+            what = f"{name}, {cell.verb} {cell.dtype}"
+            if what not in refused:
+                _say(ranks, f"left out: {what}: {why}")
+            refused[what] = why
+    return points, refused
 
 
 def _import(ranks: Ranks, flags: argparse.Namespace) -> import_time.ImportTime:
-    once = partial(import_time.measure, 7 if flags.quick else 15)
-    found = ranks.alone(partial(goals.undisturbed, once) if flags.require else once)
+    found = ranks.alone(lambda: import_time.measure(flags.preset.import_pairs))
     _say(ranks, str(found))
     return found
 
 
-def _arguments(size: int) -> argparse.Namespace:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").strip(), formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="fewer sizes, shorter blocks: under a minute")
+    add("-n", type=_positive, default=2, metavar="N", help="ranks to start (%(default)s)")
+    add(
+        "--terminal", help=argparse.SUPPRESS
+    )  # for the progress bar; set by the process that starts the ranks
+    preset = parser.add_mutually_exclusive_group()
+    preset.add_argument("--quick", action="store_true", help="2-3 minutes (the default)")
+    preset.add_argument(
+        "--full", action="store_true", help="all sizes and types, as in the tables of the pages"
+    )
     add("--verbs", type=_words((*VERBS, IMPORT)), default=[*VERBS, IMPORT], metavar="A,B", help=_list(VERBS))
-    add("--sizes", type=_sizes, metavar="8,64KiB", help="bytes of the array each rank passes in")
+    add("--sizes", type=_sizes, default=(), metavar="8,64KiB", help="bytes of the array each rank passes in")
+    add("--dtypes", type=_words(DTYPES), default=(), metavar="A,B", help=f"of allreduce: {_list(DTYPES)}")
     add(
         "--contenders",
         type=_words(CONTENDERS),
-        default=["mpi4py", "samestep", "shared"],
+        default=[*CONTENDERS],
         metavar="A,B",
-        help=_list(CONTENDERS),
+        help=f"{_list(CONTENDERS)}; ratios are to the first",
     )
-    add("--rounds", type=_positive, help="turns of each contender at each point (quick 2, else 4)")
-    add("--block", type=float, help="seconds of a turn (quick 0.1, else 0.2)")
+    add("--rounds", type=_positive, help="turns of each contender in each cell (quick 3, full 6)")
+    add("--seconds", type=_positive, help="for all cells together, about (quick 120, full 215)")
     add("--burst", type=_positive, default=1000, help="most calls in a row back to back (%(default)s)")
     add("--json", type=_writable, metavar="FILE", help="write all figures and the facts of the machine")
-    add("--plot", type=_writable, metavar="FILE", help="write a figure of times and ratios; needs matplotlib")
-    add("--require", action="store_true", help="measure and check the goals; exit with 1 if one is missed")
+    add("--plot", type=_writable, metavar="FILE", help="write a figure of relative times; needs matplotlib")
+    add("--require", action="store_true", help="print the goals (goals.py); exit with 1 if one is missed")
     flags = parser.parse_args()
-    flags.sizes = flags.sizes or (QUICK_SIZES if flags.quick else SIZES)
-    flags.rounds = flags.rounds or (2 if flags.quick else 4)
-    flags.block = flags.block or (0.1 if flags.quick else 0.2)
-    if flags.require and (size != goals.RANKS or flags.contenders[:2] != ["mpi4py", "samestep"]):
-        parser.error(
-            f"--require: the goals are for mpi4py and samestep on {goals.RANKS} ranks, not for "
-            f"{', '.join(flags.contenders)} on {size}"
-        )
+    chosen = schedule.FULL if flags.full else schedule.QUICK
+    flags.preset = replace(
+        chosen, rounds=flags.rounds or chosen.rounds, seconds=flags.seconds or chosen.seconds
+    )
+    _check_packages(parser, flags)
+    return flags
+
+
+def _check_packages(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> None:
+    """Before minutes of measuring, not after them."""
     if flags.plot:
         try:
             import matplotlib  # noqa: F401
         except ImportError:
             parser.error("--plot needs matplotlib: pip install matplotlib")
-    return flags
+    if "bfloat16" in (flags.dtypes or flags.preset.dtypes):
+        try:
+            import ml_dtypes  # noqa: F401
+        except ImportError:
+            if flags.dtypes:
+                parser.error("bfloat16 arrays of NumPy need ml_dtypes: pip install ml_dtypes")
+            print("left out: bfloat16: ml_dtypes is not installed", flush=True)
+            flags.dtypes = [dtype for dtype in flags.preset.dtypes if dtype != "bfloat16"]
 
 
 def _words(known: Sequence[str] | dict[str, Any]) -> Any:
@@ -191,10 +260,8 @@ def _sizes(text: str) -> list[int]:
             if number.endswith(suffix):
                 number, factor = number[: -len(suffix)], scale
                 break
-        if not number.isdecimal() or int(number) * factor < DTYPE.itemsize:
-            raise argparse.ArgumentTypeError(
-                f"{word!r}: sizes are like 8, 64KiB, 1MiB, at least {DTYPE.itemsize}"
-            )
+        if not number.isdecimal() or int(number) * factor < 4:
+            raise argparse.ArgumentTypeError(f"{word!r}: sizes are like 8, 64KiB, 1MiB, at least 4")
         sizes.append(int(number) * factor)
     return sizes
 

@@ -10,7 +10,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 
 import machine
@@ -50,15 +49,15 @@ def measure(pairs: int = 15) -> ImportTime:
     once("samestep")
     once("numpy")
     cpus = os.sched_getaffinity(0)
-    start, busy, own = time.monotonic(), machine.busy_seconds(cpus), machine.own_seconds()
+    start = machine.clock(cpus)
     times = [(once("numpy"), once("samestep")) for _ in range(pairs)]
-    others = machine.busy_seconds(cpus) - busy - (machine.own_seconds() - own)
+    wall, idle, stolen, own = (now - then for now, then in zip(machine.clock(cpus), start, strict=True))
     return ImportTime(
         statistics.median(numpy for numpy, _ in times),
         statistics.median(ours for _, ours in times),
         statistics.median(ours - numpy for numpy, ours in times),
         pairs,
-        max(0.0, others / (time.monotonic() - start)),
+        max(0.0, wall * len(cpus) - idle - own, stolen) / wall,
     )
 
 

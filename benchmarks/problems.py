@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-Allocate = Callable[[tuple[int, ...]], Array]
+Allocate = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
 
-DTYPE = np.dtype(np.float32)
+FLOAT32 = "float32"
+DTYPES = (FLOAT32, "float16", "bfloat16")
 VERBS = (
     "allreduce",
     "bcast",
@@ -29,19 +31,31 @@ LEAVES = 200
 """Arrays in the tree of `synchronize`, all of one size."""
 
 _LEAVES = {"barrier": 0, "synchronize": LEAVES}
-_PERIOD = 251  # a prime: blocks that are swapped or shifted differ
 _SAMPLES = 64
 
 
-def pattern(rank: int, shape: tuple[int, ...], shift: int = 0) -> Array:
-    """Small integers that differ by position and rank: sums are exact in any order up to 2**17 ranks.
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """One of `DTYPES` as NumPy knows it. bfloat16 needs ml_dtypes."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    import ml_dtypes
+
+    kind: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return kind
+
+
+def pattern(rank: int, shape: tuple[int, ...], shift: int = 0, dtype: str = FLOAT32) -> Array:
+    """Small integers that differ by position and rank.
+
+    Sums are exact in any order: in float32 up to 2**17 ranks, in bfloat16 up to 8.
 
     Example:
       >>> pattern(0, (3,)).tolist(), pattern(1, (3,)).tolist()
       ([-125.0, -124.0, -123.0], [-108.0, -107.0, -106.0])
     """
-    positions = np.arange(np.prod(shape, dtype=np.int64)).reshape(shape)
-    return ((positions + 17 * rank + shift) % _PERIOD - _PERIOD // 2).astype(DTYPE)
+    period = 251 if dtype == FLOAT32 else 61  # primes: blocks that are swapped or shifted differ
+    one = (np.arange(period) + 17 * rank + shift) % period - period // 2
+    return np.resize(one.astype(numpy_dtype(dtype)), shape)
 
 
 @dataclass
@@ -66,14 +80,21 @@ class Buffers:
         """The array to receive into; None for a barrier."""
         return self.results[0] if self.results else None
 
+    def map(self, change: Callable[[Array], Any]) -> Buffers:
+        """The same, each array as `change` makes of it."""
+        sent = [change(array) for array in self.sent]
+        results = sent if self.results is self.sent else [change(array) for array in self.results]
+        return Buffers(sent, results)
+
 
 @dataclass
 class Problem:
     """One verb at one size, as one rank sees it.
 
     Attributes:
-      verb: one of `VERBS`.
+      verb: one of `VERBS`, or "increment".
       nbytes: bytes of the array each rank passes in; rounded up to what the verb can divide.
+      dtype: of the elements.
       rank, size: who we are.
       fresh: what the arrays that are passed in hold before each call.
       answers: computes what the results hold after one call.
@@ -83,6 +104,7 @@ class Problem:
 
     verb: str
     nbytes: int
+    dtype: np.dtype[Any]
     rank: int
     size: int
     fresh: list[Array]
@@ -93,14 +115,15 @@ class Problem:
 
     def __post_init__(self) -> None:
         self._samples = []
+        self.answers = cache(self.answers)  # big ones take long, and each contender is compared with them
         for answer in self.answers():
             where = np.unique(np.linspace(0, answer.size - 1, min(answer.size, _SAMPLES)).astype(np.int64))
             self._samples.append((where, answer.reshape(-1)[where]))
 
     def buffers(self, allocate: Allocate) -> Buffers:
         """New arrays for one contender, from its own allocator."""
-        sent = [allocate(values.shape) for values in self.fresh]
-        results = sent if self.out_shape is None else [allocate(self.out_shape)]
+        sent = [allocate(values.shape, self.dtype) for values in self.fresh]
+        results = sent if self.out_shape is None else [allocate(self.out_shape, self.dtype)]
         return Buffers(sent, results)
 
     def rewrite(self, buffers: Buffers) -> None:
@@ -129,11 +152,12 @@ class Problem:
         if self.grows and calls > 1:
             with np.errstate(over="ignore", invalid="ignore"):
                 grown = answer.astype(np.float64) * np.float64(self.size) ** (calls - 1)
-                answer = np.where(answer == 0, 0, grown).astype(DTYPE)
+                answer = np.where(answer == 0, 0, grown).astype(self.dtype)
         if np.array_equal(found, answer):
             return ""
         # Powers of three and other odd numbers of ranks are rounded on the way up.
-        near = np.isclose(found, answer, rtol=1e-3 if self.grows and calls > 1 else 0)
+        tolerance = 4 * float(_epsilon(self.dtype)) * min(calls, 100) if self.grows and calls > 1 else 0
+        near = np.isclose(found.astype(np.float32), answer.astype(np.float32), rtol=tolerance, atol=0)
         if near.all():
             return ""
         first = int(np.argmin(near))
@@ -144,43 +168,53 @@ class Problem:
         )
 
 
-def build(verb: str, nbytes: int, rank: int, size: int) -> Problem:
+def _epsilon(dtype: np.dtype[Any]) -> float:
+    return {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype.name]
+
+
+def build(verb: str, nbytes: int, rank: int, size: int, dtype: str = FLOAT32) -> Problem:
     """The problem of one rank.
 
     Args:
-      verb: one of `VERBS`.
-      nbytes: bytes of the array each rank passes in, >= 4 where the verb has data.
+      verb: one of `VERBS`, or "increment": one is added to each element in place.
+      nbytes: bytes of the array each rank passes in, at least one element where the verb has data.
       rank, size: who we are.
+      dtype: one of `DTYPES`.
 
     Example:
       >>> problem = build("allreduce", 8, rank=0, size=2)
       >>> problem.fresh[0].tolist(), problem.answers()[0].tolist()
       ([-125.0, -124.0], [-233.0, -231.0])
     """
+    kind = numpy_dtype(dtype)
     if verb in _LEAVES:
-        shape, shifts = (nbytes // DTYPE.itemsize // LEAVES,), range(_LEAVES[verb])
-        mine = [pattern(rank, shape, shift) for shift in shifts]
+        shape, shifts = (nbytes // kind.itemsize // LEAVES,), range(_LEAVES[verb])
+        mine = [pattern(rank, shape, shift, dtype) for shift in shifts]
         sent = sum(leaf.nbytes for leaf in mine)
-        return Problem(verb, sent, rank, size, mine, lambda: [pattern(0, shape, shift) for shift in shifts])
+        return Problem(
+            verb, sent, kind, rank, size, mine, lambda: [pattern(0, shape, shift, dtype) for shift in shifts]
+        )
 
-    count, every = -(-nbytes // DTYPE.itemsize), range(size)
+    count, every = -(-nbytes // kind.itemsize), range(size)
     flat, blocks = (count,), (size, -(-count // size))
+    of = partial(pattern, dtype=dtype)
     table: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None, Callable[[], Array]]] = {
-        "allreduce": (flat, None, lambda: _total(flat, size)),
-        "bcast": (flat, None, lambda: pattern(0, flat)),
-        "allgather": (flat, (size, count), lambda: np.stack([pattern(r, flat) for r in every])),
-        "reduce_scatter": (blocks, blocks[1:], lambda: _total(blocks, size)[rank]),
-        "alltoall": (blocks, blocks, lambda: np.stack([pattern(r, blocks)[rank] for r in every])),
-        "sendrecv": (flat, flat, lambda: pattern((rank - 1) % size, flat)),
+        "allreduce": (flat, None, lambda: _total(of, flat, size)),
+        "increment": (flat, None, lambda: of(rank, flat) + kind.type(1)),
+        "bcast": (flat, None, lambda: of(0, flat)),
+        "allgather": (flat, (size, count), lambda: np.stack([of(r, flat) for r in every])),
+        "reduce_scatter": (blocks, blocks[1:], lambda: _total(of, blocks, size)[rank]),
+        "alltoall": (blocks, blocks, lambda: np.stack([of(r, blocks)[rank] for r in every])),
+        "sendrecv": (flat, flat, lambda: of((rank - 1) % size, flat)),
     }
     sent_shape, out_shape, answer = table[verb]
-    own = pattern(rank, sent_shape)
+    own = of(rank, sent_shape)
     grows = verb == "allreduce"
-    return Problem(verb, own.nbytes, rank, size, [own], lambda: [answer()], out_shape, grows)
+    return Problem(verb, own.nbytes, kind, rank, size, [own], lambda: [answer()], out_shape, grows)
 
 
-def _total(shape: tuple[int, ...], size: int) -> Array:
-    summed = pattern(0, shape)
+def _total(of: Callable[[int, tuple[int, ...]], Array], shape: tuple[int, ...], size: int) -> Array:
+    summed = of(0, shape)
     for rank in range(1, size):
-        summed += pattern(rank, shape)
+        summed += of(rank, shape)
     return summed

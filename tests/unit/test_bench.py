@@ -1,12 +1,11 @@
 """`samestep bench`, and the data that the programs in `benchmarks` measure with."""
 
 import importlib
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from samestep.bench import allreduce
+from samestep.bench import VERBS, ranks
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -19,14 +18,60 @@ def module(monkeypatch):
     return importlib.import_module
 
 
-@pytest.mark.ranks(1, 2)
-def test_table_has_a_line_for_each_size(group, monkeypatch):
-    monkeypatch.setattr(allreduce, "_SIZES", ((8, "8 B"), (1024, "1 KiB")))
-    monkeypatch.setattr(allreduce, "_BURST", 1e-4)
-    title, heads, *lines = allreduce.rows(group)
-    assert f"{group.size} rank(s), engine {group.engine}" in title
-    assert ("mpi4py" in heads) == (group.engine == "mpi")
-    assert [re.split(r" {2,}", line.strip())[0] for line in lines] == ["8 B", "1 KiB"]
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("nbytes", [8, 1024])
+def test_every_call_of_the_table_is_timed(group, monkeypatch, verb, nbytes):
+    monkeypatch.setattr(ranks, "_BURST", 1e-4)
+    times = ranks.measure(group, ranks.calls(group, verb, nbytes))
+    assert list(times) == ["samestep", "shared"] + ["mpi4py"] * ranks.has_mpi4py(group)
+    assert all(0 < seconds < 10 for seconds in times.values())
+    assert f"{verb} of float32, {group.size} rank(s)" in ranks.title(group, verb)
+
+
+@pytest.mark.ranks(2)
+def test_mpi4py_stands_beside_wherever_there_is_mpi(group):
+    assert ranks.has_mpi4py(group) == (group.kind == "mpi")
+
+
+def test_a_line_has_times_speed_and_ratios():
+    times = {"samestep": 2e-6, "shared": 1e-6, "mpi4py": 4e-6}
+    assert ranks.row(1024, times).split() == ["1", "KiB", "2.00", "1.00", "4.00", "1.02", "2.00", "4.00"]
+    assert ranks.head(times).split() == [
+        "size",
+        *times,
+        "GB/s",
+        "mpi4py/samestep",
+        "mpi4py/shared",
+    ]
+    assert ranks.row(8, {"samestep": 1e-6, "shared": 2e-6}).split() == ["8", "B", "1.00", "2.00", "0.01"]
+
+
+@pytest.mark.parametrize(
+    ("faster", "where"),
+    [
+        ([], "nowhere"),
+        ([8, 16, 32, 64], "at every size"),
+        ([8], "at 8 B"),
+        ([16, 32, 64], "from 16 B to 64 B"),
+        ([8, 32, 64], "at 8 B, from 32 B to 64 B"),
+    ],
+)
+def test_crossings_are_the_runs_of_sizes_at_which_one_is_faster(faster, where):
+    times = {nbytes: {"a": 1.0 if nbytes in faster else 2.0, "b": 2.0} for nbytes in (8, 16, 32, 64)}
+    assert ranks.faster_where(times, "a", "b") == where
+
+
+def test_times_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    from samestep.bench.plot import draw
+
+    draw(
+        {8: {"samestep": 1e-6, "shared": 1e-6}, 64: {"samestep": 2e-6, "shared": 1e-6}},
+        "t",
+        tmp_path / "a.svg",
+    )
+    assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
 def do(verb, sent):
@@ -34,6 +79,7 @@ def do(verb, sent):
     size = len(sent)
     return {
         "allreduce": lambda: [sum(sent)] * size,
+        "increment": lambda: [x + x.dtype.type(1) for x in sent],
         "bcast": lambda: [sent[0]] * size,
         "allgather": lambda: [np.stack(sent)] * size,
         "reduce_scatter": lambda: list(sum(sent)),
@@ -42,16 +88,19 @@ def do(verb, sent):
     }[verb]()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("nbytes", [4, 8, 4096])
 @pytest.mark.parametrize(
-    "verb", ["allreduce", "bcast", "allgather", "reduce_scatter", "alltoall", "sendrecv"]
+    "verb", ["allreduce", "increment", "bcast", "allgather", "reduce_scatter", "alltoall", "sendrecv"]
 )
-def test_right_results_pass_and_a_wrong_element_is_found(module, verb, nbytes, size):
+def test_right_results_pass_and_a_wrong_element_is_found(module, verb, nbytes, size, dtype):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
     problems = module("problems")
-    ranks = [problems.build(verb, nbytes, rank, size) for rank in range(size)]
-    for problem, right in zip(ranks, do(verb, [problem.fresh[0] for problem in ranks]), strict=True):
-        buffers = problem.buffers(lambda shape: np.empty(shape, problems.DTYPE))
+    everyone = [problems.build(verb, nbytes, rank, size, dtype) for rank in range(size)]
+    for problem, right in zip(everyone, do(verb, [problem.fresh[0] for problem in everyone]), strict=True):
+        buffers = problem.buffers(np.empty)
         problem.rewrite(buffers)
         if size > 1 and not (verb == "bcast" and problem.rank == 0):
             assert problem.check(buffers, 1)  # nothing has been done yet
@@ -66,7 +115,7 @@ def test_right_results_pass_and_a_wrong_element_is_found(module, verb, nbytes, s
 def test_repeated_sums_in_place_are_checked_until_they_overflow(module, size, calls):
     problems = module("problems")
     problem = problems.build("allreduce", 4096, 0, size)
-    buffers = problem.buffers(lambda shape: np.empty(shape, problems.DTYPE))
+    buffers = problem.buffers(np.empty)
     buffers.x[...] = problem.answers()[0]
     with np.errstate(over="ignore"):
         for _ in range(calls - 1):
@@ -74,19 +123,3 @@ def test_repeated_sums_in_place_are_checked_until_they_overflow(module, size, ca
     assert problem.check_all(buffers, calls) == ""
     buffers.x[5] = 0
     assert "element 5 is 0.0" in problem.check_all(buffers, calls)
-
-
-def test_every_goal_is_measured_with_require(module):
-    collectives, goals = module("collectives"), module("goals")
-    points = collectives.plan(["barrier"], [64], quick=True, require=True)
-    assert {(goal.verb, goal.nbytes, goal.mode) for goal in goals.GOALS} <= set(points)
-    assert len(points) == len(set(points))
-
-
-def test_disturbed_measurements_are_repeated(module):
-    goals, import_time = module("goals"), module("import_time")
-    cores = iter([0.5, 0.3, 0.4, 0.0])
-    made = goals.undisturbed(lambda: import_time.ImportTime(1.0, 2.0, 1.0, 1, next(cores)))
-    assert made.others == 0.3
-    assert next(cores) == 0.0  # three attempts, not four
-    assert goals.undisturbed(lambda: import_time.ImportTime(1.0, 2.0, 1.0, 1, 0.05)).others == 0.05

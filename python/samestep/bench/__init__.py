@@ -1,11 +1,22 @@
-"""`samestep bench`: how long an allreduce takes on this machine, with mpi4py's beside it."""
+"""`samestep bench`: how long a collective takes on this machine, with mpi4py's beside it."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 
 from samestep import facts
+
+VERBS = ("allreduce", "bcast", "allgather", "reduce_scatter", "alltoall")
+_DESCRIPTION = """\
+Times a collective on float32 arrays, many calls in a row, in about a minute: on ordinary NumPy arrays
+(samestep), on arrays of backend.empty (shared), and with mpi4py on ordinary ones where an MPI library is
+there. Also under another launcher: mpirun -n 2 samestep bench. Close other programs first: a busy core
+doubles the times of whoever waits."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -13,17 +24,11 @@ def main(argv: Sequence[str]) -> int:
 
     Outside of a launcher it starts the ranks itself, by `samestep run`; as a rank it measures.
     """
-    parser = argparse.ArgumentParser(
-        prog="samestep bench",
-        description="Times allreduce of NumPy arrays, in place, many calls in a row; a minute at most. Also "
-        "under another launcher: mpirun -n 2 samestep bench.",
-    )
-    parser.add_argument("-n", type=int, default=2, metavar="N", help="ranks to start (%(default)s)")
-    flags = parser.parse_args(argv)
+    flags = _arguments(argv)
     if facts.launcher().name:
-        from samestep.bench import allreduce
+        from samestep.bench import ranks
 
-        return allreduce.main()
+        return ranks.main(flags.verb, flags.plot, flags.terminal)
     from samestep.launch import mpirun, run
 
     try:
@@ -31,4 +36,24 @@ def main(argv: Sequence[str]) -> int:
         way = "--mpi"  # mpi4py's times beside ours
     except mpirun.LaunchError:
         way = "--native"
-    return run.main([way, "-n", str(flags.n), "--raw", "-m", "samestep", "bench"])
+    words = [way, "-n", str(flags.n), "--raw", "-m", "samestep", "bench", *argv]
+    if sys.stderr.isatty():
+        words += ["--terminal", os.ttyname(sys.stderr.fileno())]
+    return run.main(words)
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="samestep bench", description=_DESCRIPTION)
+    parser.add_argument("-n", type=int, default=2, metavar="N", help="ranks to start (%(default)s)")
+    parser.add_argument("--verb", choices=VERBS, default=VERBS[0], help="what to time (%(default)s)")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the times over size; needs matplotlib"
+    )
+    # Where the progress bar goes; set by the process that starts the ranks, which have no terminal.
+    parser.add_argument("--terminal", help=argparse.SUPPRESS)
+    flags = parser.parse_args(argv)
+    if flags.plot and not find_spec("matplotlib"):
+        parser.error("--plot needs matplotlib: pip install matplotlib")
+    if flags.plot and not flags.plot.parent.is_dir():
+        parser.error(f"there is no folder {flags.plot.parent}")
+    return flags

@@ -1,0 +1,233 @@
+"""What each rank of `samestep bench` does."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from samestep import _core
+from samestep.backend import Backend
+from samestep.bench.progress import DEFAULT_TERMINAL, Progress
+from samestep.world import finalize, initialize
+
+KIB, MIB = 1 << 10, 1 << 20
+_SIZES = (8, KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
+_BURST = 0.02  # seconds of calls in a row
+_ROUNDS = 7
+_USUAL = 30.0  # seconds, of all of it on a quiet machine
+_BUSY = 0.5  # load before the start from which the machine is called busy
+
+Call = Callable[[], object]
+Times = Mapping[int, Mapping[str, float]]
+
+
+def main(verb: str, plot: Path | None, terminal: str | None) -> int:
+    """Measures on all ranks; rank 0 prints. Returns the exit code."""
+    busy = os.getloadavg()[0]
+    backend = initialize()
+    first = backend.rank == 0
+    progress = Progress(terminal or DEFAULT_TERMINAL, shown=first)
+    begin, times = time.monotonic(), {}
+    if first:
+        print(title(backend, verb))
+        if busy > _BUSY:
+            print(f"other programs are running (load {busy:.1f}): times are longer than they need be")
+    for done, nbytes in enumerate(_SIZES):
+        left = (time.monotonic() - begin) / done * (len(_SIZES) - done) if done else _USUAL
+        progress.update(done, len(_SIZES), left, size(nbytes))
+        times[nbytes] = measure(backend, calls(backend, verb, nbytes))
+        progress.clear()
+        if first:
+            print(
+                *([head(times[nbytes])] if not done else []), row(nbytes, times[nbytes]), sep="\n", flush=True
+            )
+    finalize()
+    if first:
+        print("\n".join(findings(times)))
+        if plot:
+            from samestep.bench.plot import draw
+
+            draw(times, title(backend, verb), plot)
+    return 0
+
+
+def title(backend: Backend, verb: str) -> str:
+    """What the table is about."""
+    return (
+        f"{verb} of float32, {backend.size} rank(s) on {_core.usable_cpus()} core(s), engine {backend.engine}: "
+        f"us per call, median of {_ROUNDS} runs, slowest rank"
+    )
+
+
+def head(times: Mapping[str, float]) -> str:
+    """The names of the columns."""
+    ratios = "".join(f"  mpi4py/{name}" for name in times if "mpi4py" in times and name != "mpi4py")
+    return f"{'size':>8}" + "".join(f"{name:>12}" for name in times) + f"{'GB/s':>8}" + ratios
+
+
+def row(nbytes: int, times: Mapping[str, float]) -> str:
+    """One line: microseconds, bytes of one rank per second for the fastest of ours, times faster than mpi4py."""
+    ours = [name for name in times if name != "mpi4py"]
+    columns = "".join(f"{seconds * 1e6:>12.2f}" for seconds in times.values())
+    speed = nbytes / min(times[name] for name in ours) / 1e9
+    ratios = "".join(
+        f"{times['mpi4py'] / times[name]:>{len(name) + 9}.2f}" for name in ours if "mpi4py" in times
+    )
+    return f"{size(nbytes):>8}{columns}{speed:>8.2f}{ratios}"
+
+
+def findings(times: Times) -> list[str]:
+    """Where one column overtakes another, in words. Pure.
+
+    Example:
+      >>> findings({8: {"samestep": 1.0, "shared": 1.0}, 64: {"samestep": 3.0, "shared": 2.0}})
+      ['shared is faster than samestep at 64 B']
+    """
+    names = list(next(iter(times.values())))
+    pairs = [("shared", "samestep"), ("samestep", "mpi4py"), ("shared", "mpi4py")]
+    return [
+        f"{ours} is faster than {theirs} {faster_where(times, ours, theirs)}"
+        for ours, theirs in pairs
+        if ours in names and theirs in names
+    ]
+
+
+def faster_where(times: Times, ours: str, theirs: str) -> str:
+    """The runs of sizes at which `ours` takes less time. Pure.
+
+    Example:
+      >>> t = {8: {"a": 1, "b": 2}, 16: {"a": 1, "b": 2}, 32: {"a": 3, "b": 2}, 64: {"a": 1, "b": 2}}
+      >>> faster_where(t, "a", "b"), faster_where(t, "b", "a")
+      ('from 8 B to 16 B, at 64 B', 'at 32 B')
+    """
+    runs: list[list[int]] = []
+    before = False
+    for nbytes in sorted(times):
+        now = times[nbytes][ours] < times[nbytes][theirs]
+        if now and before:
+            runs[-1].append(nbytes)
+        elif now:
+            runs.append([nbytes])
+        before = now
+    if not runs:
+        return "nowhere"
+    if len(runs[0]) == len(times):
+        return "at every size"
+    return ", ".join(_run(sizes) for sizes in runs)
+
+
+def _run(sizes: Sequence[int]) -> str:
+    return f"at {size(sizes[0])}" if len(sizes) == 1 else f"from {size(sizes[0])} to {size(sizes[-1])}"
+
+
+def size(nbytes: int) -> str:
+    """Bytes for people."""
+    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
+        if nbytes % unit == 0:
+            return f"{nbytes // unit} {name}"
+    return f"{nbytes} B"
+
+
+def measure(backend: Backend, contenders: Mapping[str, Call]) -> dict[str, float]:
+    """Seconds of one call for each contender, which take turns. Collective.
+
+    Args:
+      backend: the group.
+      contenders: by name, a call that all ranks make together.
+    """
+
+    def burst(call: Call, count: int) -> float:
+        backend.barrier()
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        return float(backend.allreduce((time.perf_counter() - start) / count, "max"))
+
+    counts = {}
+    for name, call in contenders.items():
+        counts[name] = max(3, int(_BURST / min(burst(call, 3) for _ in range(3))))
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(_ROUNDS):
+        for name, call in contenders.items():
+            times[name].append(burst(call, counts[name]))
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+
+def calls(backend: Backend, verb: str, nbytes: int) -> dict[str, Call]:
+    """Contender -> the verb on `nbytes` that each rank passes in. Collective."""
+
+    def ordinary(shape: tuple[int, ...]) -> np.ndarray:
+        return np.zeros(shape, np.float32)
+
+    def shared(shape: tuple[int, ...]) -> np.ndarray:
+        array = backend.empty(shape, np.float32)
+        array[...] = 0
+        return array
+
+    made = {
+        "samestep": _ours(backend, verb, nbytes, ordinary),
+        "shared": _ours(backend, verb, nbytes, shared),
+    }
+    if has_mpi4py(backend):
+        made["mpi4py"] = _mpi4py(backend, verb, nbytes, ordinary)
+    return made
+
+
+def has_mpi4py(backend: Backend) -> bool:
+    """Whether mpi4py's world is the same group of ranks."""
+    if backend.kind != "mpi":
+        return False
+    from mpi4py import MPI
+
+    return bool(MPI.COMM_WORLD.size == backend.size)
+
+
+def _arrays(
+    backend: Backend, verb: str, nbytes: int, make: Callable[[tuple[int, ...]], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """What is passed in, and what is received into; the same where the verb works in place."""
+    count, n = nbytes // 4, backend.size
+    block = -(-count // n)
+    shapes = {
+        "allgather": ((count,), (n, count)),
+        "reduce_scatter": ((n, block), (block,)),
+        "alltoall": ((n, block), (n, block)),
+    }
+    if verb not in shapes:
+        x = make((count,))
+        return x, x
+    given, received = shapes[verb]
+    return make(given), make(received)
+
+
+def _ours(backend: Backend, verb: str, nbytes: int, make: Callable[[tuple[int, ...]], np.ndarray]) -> Call:
+    x, out = _arrays(backend, verb, nbytes, make)
+    table: dict[str, Call] = {
+        "allreduce": partial(backend.allreduce, x),
+        "bcast": partial(backend.bcast, x, root=0),
+        "allgather": partial(backend.allgather, x, out=out),
+        "reduce_scatter": partial(backend.reduce_scatter, x, out=out),
+        "alltoall": partial(backend.alltoall, x, out=out),
+    }
+    return table[verb]
+
+
+def _mpi4py(backend: Backend, verb: str, nbytes: int, make: Callable[[tuple[int, ...]], np.ndarray]) -> Call:
+    from mpi4py import MPI
+
+    x, out = _arrays(backend, verb, nbytes, make)
+    comm, in_place = MPI.COMM_WORLD, MPI.IN_PLACE
+    table: dict[str, Call] = {
+        "allreduce": partial(comm.Allreduce, in_place, x),
+        "bcast": partial(comm.Bcast, x, root=0),
+        "allgather": partial(comm.Allgather, x, out),
+        "reduce_scatter": partial(comm.Reduce_scatter_block, x, out),
+        "alltoall": partial(comm.Alltoall, x, out),
+    }
+    return table[verb]
