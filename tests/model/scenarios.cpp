@@ -225,7 +225,7 @@ std::vector<std::function<Scenario()>> scenarios() {
       [] { return bounded(2, queued("dealt-3", 3, Reach::shared, {6000})); },
       [] { return bounded(1, queued("kernel-2", 2, Reach::kernel, {kClaimed * 9})); },
       [] { return bounded(2, queued("staged-2", 2, Reach::none, {kStaged})); },
-      [] { return bounded(2, queued("staged-twice-2", 2, Reach::none, {40'000, 10'000})); },
+      [] { return bounded(2, queued("staged-twice-2", 2, Reach::none, {30'000, 9'000})); },
       [] { return bounded(0, queued("staged-3", 3, Reach::none, {kStaged})); },
       [] { return gathered("gathered-2", 2, Reach::shared, 10'000); },
       [] { return bounded(1, gathered("gathered-3", 3, Reach::kernel, 10'000)); },
