@@ -219,7 +219,7 @@ void Engine::abandon(std::exception_ptr error, const std::string& reason) {
   for (const auto& operation : collectives_) {
     if (!operation->finished()) farewell.first_missing = std::min(farewell.first_missing, operation->sequence());
   }
-  meeting_->leave(farewell.first_missing);
+  meeting_->leave(farewell.first_missing, reason);
   std::strncpy(farewell.text.data(), reason.c_str(), farewell.text.size() - 1);
   auto bytes = std::make_unique<std::vector<std::byte>>(sizeof farewell);
   std::memcpy(bytes->data(), &farewell, sizeof farewell);

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace samestep {
@@ -53,7 +54,7 @@ class Meeting {
   virtual void abandon() = 0;
 
   /// This rank takes no part in operations from `first_missing` on, although it may have announced some.
-  virtual void leave(std::uint64_t first_missing) { (void)first_missing; }
+  virtual void leave(std::uint64_t first_missing, const std::string& reason) { (void)first_missing, (void)reason; }
 
   std::uint64_t messages_sent() const { return messages_sent_; }
   std::uint64_t bytes_sent() const { return bytes_sent_; }

@@ -11,7 +11,7 @@ constexpr std::size_t whole_pages(std::size_t nbytes) { return (nbytes + kPage -
 
 /// Where the parts of an arena begin.
 struct Layout {
-  std::size_t lines, steps, claimed, finished, released, rings, blocks, stages, end;
+  std::size_t lines, steps, claimed, finished, released, last_words, rings, blocks, stages, end;
 
   explicit Layout(std::size_t size) {
     std::size_t at = 0;
@@ -25,6 +25,7 @@ struct Layout {
     claimed = take((Arena::kSlots + 1) * sizeof(Arena::Word));
     finished = take(Arena::kSlots * sizeof(Arena::Word));
     released = take(2 * size * sizeof(Arena::Word));
+    last_words = take(size * Arena::kLastWords);
     rings = take(size * size * (sizeof(Arena::Ring) + Arena::ring_nbytes(static_cast<int>(size))));
     blocks = take(size * Arena::kBlocks * Arena::kBlockBytes);
     stages = take(size * Arena::kStages * Arena::kStageBytes);
@@ -50,6 +51,7 @@ Arena::Arena(std::shared_ptr<std::byte> memory, int size)
   claimed_ = reinterpret_cast<Word*>(base + layout.claimed);
   finished_ = reinterpret_cast<Word*>(base + layout.finished);
   released_ = reinterpret_cast<Word*>(base + layout.released);
+  last_words_ = reinterpret_cast<char*>(base + layout.last_words);
   rings_ = base + layout.rings;
   blocks_ = base + layout.blocks;
   stages_ = base + layout.stages;

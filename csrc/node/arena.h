@@ -21,6 +21,7 @@ class Arena {
   static constexpr std::uint64_t kStages = 3;  ///< of the pipeline through scratch memory
   static constexpr std::size_t kStageBytes = 256 << 10;
   static constexpr std::size_t kLineBytes = 128;  ///< two cache lines: the prefetcher takes them in pairs
+  static constexpr std::size_t kLastWords = 512;
 
   enum class Where : std::uint32_t { line, block, parts };
 
@@ -70,6 +71,8 @@ class Arena {
 
   /// The first operation that a rank which has left takes no part in, plus one; 0 while it is here.
   std::atomic<std::uint64_t>& left(int rank) { return released_[2 * index(rank) + 1].value; }
+  /// Why it has left: a text of less than kLastWords bytes, written before `left`.
+  char* last_words(int rank) { return last_words_ + index(rank) * kLastWords; }
   /// How many ranks have left; any rank adds to it.
   std::atomic<std::uint64_t>& n_left() { return claimed_[kSlots].value; }
 
@@ -96,6 +99,7 @@ class Arena {
   Word* claimed_;
   Word* finished_;
   Word* released_;
+  char* last_words_;
   std::byte* rings_;
   std::byte* blocks_;
   std::byte* stages_;

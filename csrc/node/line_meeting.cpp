@@ -129,7 +129,8 @@ void LineMeeting::release(std::uint64_t sequence) {
   arena_->released(rank_).store(released_, std::memory_order_release);
 }
 
-void LineMeeting::leave(std::uint64_t first_missing) {
+void LineMeeting::leave(std::uint64_t first_missing, const std::string& reason) {
+  std::memcpy(arena_->last_words(rank_), reason.data(), std::min(reason.size(), Arena::kLastWords - 1));
   arena_->left(rank_).store(first_missing + 1, std::memory_order_release);
   arena_->n_left().fetch_add(1, std::memory_order_release);
 }

@@ -26,7 +26,7 @@ class LineMeeting final : public Meeting {
   void release(std::uint64_t sequence) override;
   std::vector<int> missing(std::uint64_t sequence) override;
   void abandon() override {}
-  void leave(std::uint64_t first_missing) override;
+  void leave(std::uint64_t first_missing, const std::string& reason) override;
 
   /// Do all ranks still take part in this operation?
   bool all_here(std::uint64_t sequence) const;

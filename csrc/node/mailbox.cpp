@@ -287,11 +287,20 @@ bool Mailbox::probe(int tag, Envelope& envelope) {
 
 std::vector<Messenger::Loss> Mailbox::losses() {
   std::vector<Loss> found;
+  const bool some_left = arena_->n_left().load(std::memory_order_acquire) != 0;
   for (std::size_t peer = 0; peer < members_.size(); ++peer) {
-    if (static_cast<int>(peer) == rank_ || reported_[peer] || !host_->ended(members_[peer])) continue;
-    reported_[peer] = true;
     const int rank = static_cast<int>(peer);
-    found.push_back({rank, arena_->released(rank).load(std::memory_order_acquire), "its process has ended"});
+    if (rank == rank_ || reported_[peer]) continue;
+    // Its farewell may never come: a rank that has given up does not write what its ring has no room for.
+    const std::uint64_t left = some_left ? arena_->left(rank).load(std::memory_order_acquire) : 0;
+    if (left != 0) {
+      found.push_back({rank, left - 1, arena_->last_words(rank)});
+    } else if (host_->ended(members_[peer])) {
+      found.push_back({rank, arena_->released(rank).load(std::memory_order_acquire), "its process has ended"});
+    } else {
+      continue;
+    }
+    reported_[peer] = true;
   }
   return found;
 }

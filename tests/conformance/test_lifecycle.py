@@ -1,8 +1,10 @@
 """Start and end: initialize, the one world, finalize, and again; MPI by us or by the application."""
 
 import contextlib
+import gc
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,6 +80,27 @@ def test_again_and_again(group):
         part = group.split(0)
         assert part.allreduce(1) == group.size
         assert group.allreduce(group.rank) == sum(range(group.size))
+
+
+def held():
+    gc.collect()
+    shared = sum("memfd" in line for line in Path("/proc/self/maps").read_text().splitlines())
+    return len(os.listdir("/proc/self/fd")), shared, len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.ranks(2, backends=["mpi"])
+def test_a_thousand_worlds_over_mpi_leave_nothing_behind(group):
+    seen = []
+    del group
+    for i in range(1000):
+        ss.finalize()
+        if i % 250 == 249:
+            seen.append(held())
+        world = ss.initialize("mpi")
+        assert world.allreduce(np.full(1000, 1.0))[0] == 2
+        assert world.split(0).allreduce(1) == 2
+        del world
+    assert seen[1:] == [seen[0]] * 3
 
 
 @pytest.mark.ranks(1, 2)

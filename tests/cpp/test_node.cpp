@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <latch>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -293,6 +294,28 @@ TEST_CASE("node: a rank that has died is named by all others; what it took part 
       CHECK(std::string(error.what()).find("rank 2 has left group 'world'") != std::string::npos);
     }
     CHECK_THROWS_AS(group->barrier()->wait(soon()), PeerLostError);
+  });
+}
+
+TEST_CASE("node: a rank that gives up behind messages that nobody takes is named, with its reason") {
+  Town town(2, Reach::none);
+  std::latch given_up(1);
+  as_threads(2, [&](int rank) {
+    const auto group = town.join(rank);
+    Floats values(1000);
+    if (rank == 1) {
+      for (int i = 0; i < 30; ++i) group->send(buffer(values), 0, 5);  // more than its ring holds
+      group->abandon(std::make_exception_ptr(TimeoutError("too late")), "its patience ended");
+      given_up.count_down();
+      return;
+    }
+    given_up.wait();
+    try {
+      group->barrier()->wait(Deadline::after(Seconds(20)));
+      FAIL("rank 1 has given up");
+    } catch (const PeerLostError& error) {
+      CHECK(std::string(error.what()).find("rank 1 has left group 'world': its patience ended") != std::string::npos);
+    }
   });
 }
 

@@ -157,30 +157,104 @@ except ss.TimeoutError as error:
     assert 2 <= found["seconds"] < 10
 
 
-def test_coming_and_going_leaves_nothing_behind(ranks):
+def test_a_thousand_worlds_leave_nothing_behind(ranks, tmp_path):
     script = """
 import gc
 def held():
     gc.collect()
-    maps = sum("samestep" in line for line in open("/proc/self/maps"))
-    return len(os.listdir("/proc/self/fd")), maps, len(os.listdir("/proc/self/task"))
+    shared = sum("memfd" in line for line in open("/proc/self/maps"))
+    return len(os.listdir("/proc/self/fd")), shared, len(os.listdir("/proc/self/task"))
 
-seen = []
-for i in range(60):
+def resident_kb():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
+
+seen, resident = [], []
+for i in range(1000):
     with start() as world:
         shared = world.zeros(100_000)
         world.allreduce(shared)
         assert world.split(0).allreduce(np.full(5, 1.0))[0] == size
         del shared
     del world
-    if i % 20 == 19:
+    ss.finalize()
+    if i % 200 == 199:
         seen.append(held())
-tell(seen=seen)
+        resident.append(resident_kb())
+tell(seen=seen, grown_kb=resident[-1] - resident[0])
 """
-    before = sorted(os.listdir("/dev/shm"))
     job = ranks(script, 2)
     for rank in range(2):
-        first, *others = job.line(rank)["seen"]
+        found = job.line(rank)
+        first, *others = found["seen"]
         assert others == [first] * len(others)
+        assert first[1] == 0
+        assert found["grown_kb"] < 4096  # a world left behind holds more than 2 MB
         assert job.processes[rank].wait(PATIENCE_S) == 0
-    assert sorted(os.listdir("/dev/shm")) == before
+    assert not [name for name in os.listdir("/dev/shm") if "samestep" in name]
+    assert os.listdir(tmp_path) == ["program.py"]
+
+
+def test_a_rank_killed_at_any_moment_is_named_by_all_others(ranks):
+    n_trials = 20
+    script = f"""
+import random
+
+def mixed(world, shared, seed):
+    choice = random.Random(seed)  # the same on all ranks
+    private = [np.ones(n) for n in (1, 300, 20_000, 200_000)]
+    acts = [lambda a=a: world.allreduce(a) for a in private]
+    acts += [
+        lambda: world.allreduce(shared),
+        lambda: world.bcast(private[3], root=choice.randrange(3)),
+        lambda: world.allgather(private[2]),
+        lambda: world.reduce_scatter(private[3][:30_000].reshape(3, -1)),
+        lambda: world.alltoall(private[2][:3000].reshape(3, -1)),
+        lambda: world.barrier(),
+        lambda: [work.wait() for work in [world.iallreduce(a) for a in private]],
+        lambda: world.sendrecv(private[2], (world.rank + 1) % 3, private[2].copy(), (world.rank - 1) % 3),
+    ]
+    while True:
+        choice.choice(acts)()
+
+def trial(me, seed, begun):
+    world = ss.initialize("native", init_method=f"file://{{place}}/trial{{seed}}", rank=me, world_size=3, timeout=20.0)
+    shared = world.zeros(300_000)
+    world.barrier()
+    os.write(begun, b"b")
+    try:
+        mixed(world, shared, seed)
+    except ss.PeerLostError as error:
+        tell(seed=seed, rank=me, text=str(error), at=time.time())
+    ss.finalize()
+
+for seed in range({n_trials}):
+    choice = random.Random(1000 + seed)
+    victim, begun = choice.randrange(3), os.pipe()
+    pids = []
+    for me in range(3):
+        pid = os.fork()
+        if pid == 0:
+            trial(me, seed, begun[1])
+            os._exit(0)
+        pids.append(pid)
+    for _ in range(3):
+        os.read(begun[0], 1)
+    time.sleep(choice.uniform(0, 0.05))  # the moment; nobody waits for it
+    killed_at = time.time()
+    os.kill(pids[victim], signal.SIGKILL)
+    ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    tell(seed=seed, victim=victim, killed_at=killed_at, ends=ends)
+    if sorted(ends) != [-signal.SIGKILL, 0, 0]:
+        break
+"""
+    job = ranks(script, 1)
+    for seed in range(n_trials):
+        survivors = [job.line(0) for _ in range(2)]
+        trial = job.line(0)
+        victim = trial["victim"]
+        assert trial["ends"] == [-signal.SIGKILL if rank == victim else 0 for rank in range(3)], trial
+        assert {found["rank"] for found in survivors} == {0, 1, 2} - {victim}
+        for found in survivors:
+            assert found["seed"] == seed
+            assert f"rank {victim} has left group 'world'" in found["text"]
+            assert found["at"] - trial["killed_at"] < 2
