@@ -160,6 +160,28 @@ MUTANTS = [
         "mailed-ring-bounded",
     ),
     Mutant(
+        "a message that is taken at once is given back before it is copied",
+        MAILBOX,
+        [
+            (
+                "  return {place + sizeof frame, frame.length};",
+                "  skip(source);\n  return {place + sizeof frame, frame.length};",
+            )
+        ],
+        "mailed-now-ring-bounded",
+    ),
+    Mutant(
+        "a short call is released before its data is copied",
+        "csrc/node/node_communicator.cpp",
+        [
+            (
+                "if (done && short_call::finish(engine, sequence, call)) {\n    meeting.release(sequence);",
+                "if (done) meeting.release(sequence);\n  if (done && short_call::finish(engine, sequence, call)) {",
+            )
+        ],
+        "moved-now-2",
+    ),
+    Mutant(
         "a message is written without release",
         MAILBOX,
         [(WRITTEN + RELEASE, WRITTEN + RELAXED)],

@@ -142,6 +142,47 @@ Scenario mailed(std::string name, Reach reach, std::size_t count, int n, bool bo
   });
 }
 
+/// The same at once: each message is waited for before the next.
+Scenario mailed_now(std::string name, std::size_t count, int n, bool both) {
+  return in_town(std::move(name), 2, Reach::none, [=](Town& town, int rank) {
+    Communicator& group = town.group(rank);
+    const Floats buffer = town.buffer(rank, count);
+    Status status;
+    for (int i = 0; i < n; ++i) {
+      if (rank == 0 || both) {
+        fill(buffer, static_cast<float>(10 * i + rank));
+        if (const auto work = group.send_now(as_buffer(buffer), 1 - rank, 5)) town.wait(rank, work);
+        fill(buffer, -1);  // it is the caller's again
+      }
+      if (rank == 1 || both) {
+        if (const auto work = group.recv_now(as_buffer(buffer), 1 - rank, 5, status)) town.wait(rank, work);
+        expect(buffer, static_cast<float>(10 * i + 1 - rank), 1);
+      }
+    }
+  });
+}
+
+/// Short collectives of several kinds, at once, root and all others in turn.
+Scenario moved_now(std::string name, int size, std::size_t count, int n) {
+  return in_town(std::move(name), size, Reach::none, [=](Town& town, int rank) {
+    const auto run = [&](const Call& call) {
+      if (const auto work = town.group(rank).now(call)) town.wait(rank, work);
+    };
+    const Floats mine = town.buffer(rank, count), all = town.buffer(rank, count * static_cast<std::size_t>(size));
+    for (int i = 0; i < n; ++i) {
+      const int root = i % size;
+      fill(mine, static_cast<float>(10 * i + rank));
+      run({Verb::all_gather, as_buffer(mine), as_buffer(all), {}, -1, shape_of(mine)});
+      run({Verb::broadcast, {}, as_buffer(mine), {}, root, shape_of(mine)});
+      expect(mine, static_cast<float>(10 * i + root), 1);
+      for (int peer = 0; peer < size; ++peer) {
+        expect(all.subspan(static_cast<std::size_t>(peer) * count, count), static_cast<float>(10 * i + peer), 1);
+      }
+      run({Verb::barrier});
+    }
+  });
+}
+
 // ---- a rank goes
 
 Act an_all_reduce(std::size_t count) {
@@ -233,6 +274,10 @@ std::vector<std::function<Scenario()>> scenarios() {
       [] { return mailed("mailed-both-ways", Reach::none, kMessage, 2, true); },
       [] { return bounded(3, mailed("mailed-offer", Reach::kernel, 6000, 1, true)); },
       [] { return bounded(3, mailed("mailed-pieces", Reach::none, 26'000, 1, false)); },
+      [] { return bounded(2, mailed_now("mailed-now-ring", kMessage, kManyMessages, false)); },
+      [] { return mailed_now("mailed-now-both-ways", kMessage, 2, true); },
+      [] { return moved_now("moved-now-2", 2, 3, 2); },
+      [] { return bounded(1, moved_now("moved-now-3", 3, 300, 2)); },
       [] { return killed("killed-line-2", 2, Reach::none, an_all_reduce(3)); },
       [] { return bounded(2, killed("killed-claimed-2", 2, Reach::shared, an_all_reduce(kClaimed))); },
       [] { return bounded(2, killed("killed-staged-2", 2, Reach::none, an_all_reduce(20'000))); },

@@ -38,14 +38,18 @@ class WatchedHost final : public Host {
     return explorer().is_dead(peer);
   }
   bool reaches_memory() const override { return reach_ != Reach::none; }
-  bool pull(int peer, void* to, std::uint64_t from, std::size_t nbytes) override {
+  using Host::pull;
+  using Host::push;
+  bool pull(int peer, std::span<const Piece> pieces) override {
     if (explorer().is_dead(peer)) return false;
-    std::memcpy(to, reinterpret_cast<const void*>(from), nbytes);
+    for (const Piece& piece : pieces) {
+      std::memcpy(piece.mine, reinterpret_cast<const void*>(piece.theirs), piece.nbytes);
+    }
     return true;
   }
-  bool push(int peer, std::uint64_t to, const void* from, std::size_t nbytes) override {
+  bool push(int peer, std::span<const Piece> pieces) override {
     if (explorer().is_dead(peer)) return false;
-    std::memcpy(reinterpret_cast<void*>(to), from, nbytes);
+    for (const Piece& piece : pieces) std::memcpy(reinterpret_cast<void*>(piece.theirs), piece.mine, piece.nbytes);
     return true;
   }
 
