@@ -24,6 +24,8 @@ class NodeCommunicator final : public ExchangeCommunicator {
 
   WorkPtr all_reduce_now(ConstBuffer in, Buffer out, const Reduction& reduction, const Shape& shape) override;
   std::shared_ptr<std::byte> allocate_shared(std::size_t nbytes) override;
+  /// Where `allocate_shared` gets its memory from. Null where there is none.
+  std::shared_ptr<SharedHeap> heap() const { return group_->host->heap(); }
 
  protected:
   WorkPtr reduction(const Signature& signature, ConstBuffer in, Buffer out, const Reduction& reduction,

@@ -271,6 +271,18 @@ class Backend(MessageVerbs):
         finally:
             self._at_end()
 
+    def _call_at_end(self, end: Callable[[], None]) -> None:
+        """Calls `end` once the group has ended, before what was to be called then."""
+        then = self._at_end
+
+        def both() -> None:
+            try:
+                end()
+            finally:
+                then()
+
+        self._at_end = both
+
     def _close(self, comm: _core.Communicator, timeout: float) -> None:
         try:
             comm.close(timeout)
