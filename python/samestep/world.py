@@ -116,11 +116,10 @@ def _share_arrays(world: Backend) -> None:
     from samestep import shared_arrays
 
     try:
-        end = shared_arrays.begin(world._comm)
-    except BaseException:
-        finalize()
+        world._call_at_end(shared_arrays.begin(world._comm))
+    except BaseException as error:  # the others may not have it
+        world._abandon(f"it ended with {type(error).__name__}: {error}")
         raise
-    world._call_at_end(end)
 
 
 def _name_of(backend: type[Backend] | str | None) -> str:

@@ -112,6 +112,26 @@ TEST_CASE("shared heap: memory that nobody uses goes back to the system, and wha
   CHECK(heap.usage().segments == 1);
 }
 
+TEST_CASE("shared heap: a part with a block in it is not given back, whoever needs memory") {
+  SharedHeap heap;
+  heap.set_bounds(kMiB, kMiB);
+  constexpr std::size_t kSmall = 4096, kInPart = SharedHeap::kPart / kSmall;
+  std::vector<void*> blocks;
+  while (void* const data = heap.allocate(kSmall).data) {
+    std::memset(data, 9, kSmall);
+    blocks.push_back(data);
+  }
+  REQUIRE(blocks.size() == kMiB / kSmall);
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    if (i % kInPart != 5) heap.free(blocks[i]);
+  }
+  CHECK(heap.allocate(kMiB / 2).data == nullptr);
+  CHECK(heap.usage().present == kMiB);
+  for (std::size_t i = 5; i < blocks.size(); i += kInPart) CHECK(holds(blocks[i], kSmall, 9));
+  for (std::size_t i = 5; i < blocks.size() / 2; i += kInPart) heap.free(blocks[i]);
+  CHECK(heap.allocate(kMiB / 4).data != nullptr);
+}
+
 TEST_CASE("shared heap: thousands of blocks, from several threads, freed by others") {
   SharedHeap heap;
   constexpr int kThreads = 4, kBlocks = 500;
@@ -169,6 +189,7 @@ TEST_CASE("shared heap: a child's writes are its own, and what it sees is not us
   int status = -1;
   REQUIRE(::waitpid(child, &status, 0) == child);
   CHECK(status == 0);
+  CHECK(holds(data, kMiB, 1));
   CHECK(heap.usage().blocks.held == 0);
   CHECK(heap.allocate(kMiB).data == data);
 }
