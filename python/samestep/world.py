@@ -46,7 +46,6 @@ _Devices = Sequence[int] | Missing | None
 _world: Backend | None = None
 _arguments: dict[str, Any] = {}
 _at_exit_registered = False
-_pid = 0  # of the process that is a rank; one forked from it is none
 
 
 def initialize(
@@ -296,8 +295,7 @@ def _assign(known: _core.Facts, arguments: dict[str, Any], at: hosts.Placement) 
 
 
 def _register_at_exit() -> None:
-    global _at_exit_registered, _pid  # noqa: PLW0603
-    _pid = os.getpid()
+    global _at_exit_registered  # noqa: PLW0603
     if not _at_exit_registered:
         _at_exit_registered = True
         atexit.register(_at_exit)
@@ -305,7 +303,7 @@ def _register_at_exit() -> None:
 
 def _at_exit() -> None:
     """A net for programs that do not call finalize(): peers that still wait for this rank are told."""
-    if _world is None or _world.closed or os.getpid() != _pid:
+    if _world is None or _world.closed or _world._is_forked:
         return
     error = uncaught.last_uncaught()
     ended = "its process ended without samestep.finalize()"

@@ -253,12 +253,23 @@ def test_multiprocessing(world):
 
 
 def test_a_child_that_ends_like_a_program_is_no_lost_rank(world):
-    def child():
+    def falls_off_the_end():
         samestep.world._at_exit()
         return True
 
-    assert in_child(child)()
-    assert world.allreduce(1) == world.size
+    def leaves_the_context():
+        with world:
+            raise SystemExit
+
+    def finalizes():
+        ss.finalize()
+        return True
+
+    assert in_child(falls_off_the_end)()
+    assert not in_child(leaves_the_context)()
+    assert in_child(finalizes)()
+    world.barrier()
+    assert_same(world.allreduce(np.ones(MIB)), np.full(MIB, float(world.size)))
 
 
 def test_at_the_limit_arrays_are_ordinary(group, tmp_path, monkeypatch):
