@@ -61,9 +61,9 @@ def reductions(backend: ss.Backend, n_rounds: int) -> list[tuple[str, list[float
 
 
 def allocations(backend: ss.Backend, n_rounds: int) -> list[tuple[str, list[float]]]:
-    """Arrays made and dropped, and those of an expression."""
+    """Arrays made and dropped, those of an expression, and one that is read."""
     rows = []
-    for nbytes in (4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB):
+    for nbytes in (64 * KIB, MIB, 16 * MIB, 64 * MIB):
         count = nbytes // 4
         x = ORDINARY.run(np.ones, count, "f4")
         y = np.ones(count, "f4")
@@ -71,6 +71,7 @@ def allocations(backend: ss.Backend, n_rounds: int) -> list[tuple[str, list[floa
             "np.empty": (lambda count=count: np.empty(count, "f4"),) * 2,
             "np.zeros": (lambda count=count: np.zeros(count, "f4"),) * 2,
             "a * b + a": (lambda x=x: x * x + x, lambda y=y: y * y + y),
+            "a.sum()": (x.sum, y.sum),
         }
         for what, (ordinary, shared) in pairs.items():
             calls = {"ordinary": lambda call=ordinary: ORDINARY.run(call), "hook": lambda call=shared: call()}

@@ -4,6 +4,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 
 #include "core/error.h"
@@ -115,7 +116,7 @@ bool SharedHeap::grow(std::size_t nbytes) {
   const std::size_t length = rounded_up(std::max({nbytes, kShortestSegment, mapped_ / 4}), kPart);
   if (nbytes > limit_ || length > kOffsetMask) return false;
   try {
-    Segment made{SharedMemory::make("samestep-heap", length), std::vector<bool>(length / kPart), {}};
+    Segment made{SharedMemory::make("samestep-heap", length), std::vector<char>(length / kPart), {}};
     const auto begin = reinterpret_cast<std::uintptr_t>(made.memory.data());
     segments_.push_back(std::move(made));
     lowest_ = std::min(lowest_.load(), begin);
@@ -131,16 +132,17 @@ bool SharedHeap::grow(std::size_t nbytes) {
 bool SharedHeap::make_present(std::uint64_t place, std::size_t nbytes, bool& was_absent) {
   Segment& segment = segments_[segment_in(place)];
   const std::size_t first = offset_in(place) / kPart, last = (offset_in(place) + nbytes - 1) / kPart;
+  was_absent = false;
+  if (std::memchr(&segment.present[first], 0, last + 1 - first) == nullptr) return true;
   const auto begin = segment.present.begin() + static_cast<std::ptrdiff_t>(first);
   const auto end = segment.present.begin() + static_cast<std::ptrdiff_t>(last) + 1;
-  const std::size_t absent = static_cast<std::size_t>(std::count(begin, end, false)) * kPart;
+  const std::size_t absent = static_cast<std::size_t>(std::count(begin, end, 0)) * kPart;
   was_absent = absent == (last + 1 - first) * kPart;
-  if (absent == 0) return true;
   if (needed() > limit_ || absent > limit_) return false;
   if (present_ > limit_ - absent) trim(limit_ - absent);
   if (present_ > limit_ - absent) return false;
-  for (auto part = std::find(begin, end, false); part != end; part = std::find(part, end, false)) {
-    const auto next = std::find(part, end, true);
+  for (auto part = std::find(begin, end, 0); part != end; part = std::find(part, end, 0)) {
+    const auto next = std::find(part, end, 1);
     const auto from = static_cast<std::size_t>(part - segment.present.begin()) * kPart;
     const auto length = static_cast<std::size_t>(next - part) * kPart;
     if (!populate(segment.memory.data() + from, length)) {
@@ -148,7 +150,7 @@ bool SharedHeap::make_present(std::uint64_t place, std::size_t nbytes, bool& was
       return false;
     }
     present_ += length;
-    std::fill(part, next, true);
+    std::fill(part, next, 1);
     part = next;
   }
   return true;
@@ -168,10 +170,10 @@ void SharedHeap::trim(std::size_t to) {
     const std::size_t first = rounded_up(offset, kPart) / kPart, end = (offset + range.nbytes) / kPart;
     if (first >= end) continue;
     const auto parts = segment.present.begin() + static_cast<std::ptrdiff_t>(first);
-    const auto n_present = std::count(parts, parts + static_cast<std::ptrdiff_t>(end - first), true);
+    const auto n_present = std::count(parts, parts + static_cast<std::ptrdiff_t>(end - first), 1);
     if (n_present == 0) continue;
     if (!segment.memory.release(first * kPart, (end - first) * kPart)) break;
-    std::fill_n(parts, end - first, false);
+    std::fill_n(parts, end - first, 0);
     present_ -= static_cast<std::size_t>(n_present) * kPart;
   }
   // What could not be given back is not to be tried again at every call.

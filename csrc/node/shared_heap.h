@@ -66,7 +66,7 @@ class SharedHeap final : private ForkListener {
  private:
   struct Segment {
     SharedMemory memory;
-    std::vector<bool> present;      // by part
+    std::vector<char> present;      // by part, 0 or 1: bytes are looked through faster than bits
     std::optional<bool> announced;  // with success?
   };
   /// A child that lives as long as the other end of this pipe is open.

@@ -203,11 +203,6 @@ class Backend(MessageVerbs):
         shaped: np.ndarray[Any, Any] = memory.view(kind).reshape(shape)
         return shaped
 
-    @property
-    def _shares_memory(self) -> bool:
-        """Whether `empty` makes arrays on which operations need no copies."""
-        return _core.shared_usage(self._comm) is not None
-
     def zeros(self, shape: int | tuple[int, ...], dtype: Any = np.float64) -> np.ndarray[Any, Any]:
         """As `empty`, all elements zero."""
         array = self.empty(shape, dtype)

@@ -135,18 +135,15 @@ class Averager:
         """Cut the parameters, last first, into buckets. The last has a tail of flags, one per parameter."""
         slots = list(reversed(self._slots.values()))
         messages = plan_messages([slot.info for slot in slots], mix_dtypes=False)
-        fused = [message for message in messages if len(message) > 1]
-        messages = [message for message in messages if message not in fused[-1:]] + (fused[-1:] or [[]])
-        # A copy into memory that the ranks share costs less than a reduction of memory that they do not.
-        shares = self._backend._shares_memory
+        flat = [message for message in messages if len(message) > 1]
+        messages = [message for message in messages if message not in flat[-1:]] + (flat[-1:] or [[]])
         for message in messages:
             members = [slots[i] for i in message]
             last = len(self._buckets) + 1 == len(messages)
             for slot in members:
                 slot.view = None
             n_flags = sum(map(len, messages)) if last else 0
-            flat = last or len(members) > 1 or (shares and members[0].device.type == "cpu")
-            memory = flat_memory(self._backend, members, n_flags) if flat else None
+            memory = flat_memory(self._backend, members, n_flags) if last or len(members) > 1 else None
             self._buckets.append(Bucket(members, memory))
         self._bucket_of = {slot: bucket for bucket in self._buckets for slot in bucket.slots}
 
