@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "bindings/numpy_memory.h"
 #include "node/node_communicator.h"
 #include "node/process_host.h"
 
@@ -40,6 +41,28 @@ std::shared_ptr<Communicator> open_node_world(const std::string& name, int rank,
   return NodeCommunicator::open(meet_processes(rank, size, call, deadline), members, options, deadline);
 }
 
+std::shared_ptr<SharedHeap> heap_of(Communicator& communicator) {
+  const auto* const node = dynamic_cast<const NodeCommunicator*>(&communicator);
+  return node != nullptr ? node->heap() : nullptr;
+}
+
+py::object share_numpy(Communicator& communicator, std::size_t limit, std::size_t keep) {
+  const std::shared_ptr<SharedHeap> heap = heap_of(communicator);
+  if (heap == nullptr) return py::none();
+  heap->set_bounds(limit, keep);
+  return py::cast(NumpyMemory(heap));
+}
+
+py::object shared_usage(Communicator& communicator) {
+  const std::shared_ptr<SharedHeap> heap = heap_of(communicator);
+  return heap != nullptr ? py::cast(heap->usage()) : py::none();
+}
+
+bool is_shared(Communicator& communicator, std::uintptr_t address, std::size_t nbytes) {
+  const std::shared_ptr<SharedHeap> heap = heap_of(communicator);
+  return heap != nullptr && heap->find(reinterpret_cast<const void*>(address), nbytes).has_value();
+}
+
 }  // namespace
 
 void bind_node(py::module_& m) {
@@ -57,6 +80,21 @@ void bind_node(py::module_& m) {
       },
       "communicator"_a, "nbytes"_a,
       "Memory on which operations of this group need no copies; None where there is none.");
+  py::class_<NumpyMemory>(m, "NumpyMemory", "What gives NumPy its memory while shared_arrays is on.")
+      .def("remove", &NumpyMemory::remove, "NumPy's memory is as before. Arrays that live keep theirs.");
+  m.def("share_numpy", &share_numpy, "communicator"_a, "limit"_a, "keep"_a,
+        "NumPy takes its memory from the group's heap, of at most `limit` bytes, of which at most `keep` bytes wait "
+        "unused; None where there is no heap. For the current context.");
+  using Usage = SharedHeap::Usage;
+  py::class_<Usage>(m, "SharedUsage", "Memory that a rank shares with others, in bytes.")
+      .def_property_readonly("blocks", [](const Usage& u) { return u.blocks.blocks; })
+      .def_property_readonly("used", [](const Usage& u) { return u.blocks.used; })
+      .def_property_readonly("held", [](const Usage& u) { return u.blocks.held; })
+      .def_readonly("present", &Usage::present)
+      .def_readonly("segments", &Usage::segments);
+  m.def("shared_usage", &shared_usage, "communicator"_a, "None where there is no heap.");
+  m.def("is_shared", &is_shared, "communicator"_a, "address"_a, "nbytes"_a,
+        "Whether the others can reach this memory of this process.");
   m.def("open_node_world", &open_node_world, "name"_a, "rank"_a, "size"_a, "exchange"_a, "timeout"_a,
         "The group of all ranks, which run on one host. `exchange` gathers bytes from all. Collective.");
 }

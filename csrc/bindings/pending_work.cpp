@@ -85,7 +85,8 @@ bool PendingWork::done() {
 }
 
 void PendingWork::wait(double timeout, AtDeadline at_deadline, int polls_with_gil) {
-  for (int i = 0; i < polls_with_gil; ++i) {
+  const int polls = communicator_->oversubscribed() ? 1 : polls_with_gil;  // there each poll keeps others from coming
+  for (int i = 0; i < polls; ++i) {
     if (!work_->done()) continue;
     bring_home();
     if (work_->error()) std::rethrow_exception(work_->error());

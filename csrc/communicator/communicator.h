@@ -152,6 +152,7 @@ class Communicator {
 
   /// More ranks than CPUs on this host: waiting ranks then give way at once. Groups made later inherit it.
   virtual void set_oversubscribed(bool oversubscribed) = 0;
+  virtual bool oversubscribed() const = 0;
 
   /// Operations started and messages handed to the transport so far; for tests and tracing.
   struct Counters {

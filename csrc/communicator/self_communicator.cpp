@@ -209,6 +209,7 @@ class SelfCommunicator final : public Communicator {
     broken_ = std::move(error);
   }
   void set_oversubscribed(bool) override {}
+  bool oversubscribed() const override { return false; }
   Counters counters() const override { return {operations_, 0, 0}; }
 
  private:

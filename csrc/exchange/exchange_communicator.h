@@ -50,6 +50,7 @@ class ExchangeCommunicator : public Communicator {
     engine_->abandon(std::move(error), reason);
   }
   void set_oversubscribed(bool oversubscribed) override { engine_->set_oversubscribed(oversubscribed); }
+  bool oversubscribed() const override { return engine_->options().oversubscribed; }
   Counters counters() const override;
 
  protected:

@@ -10,6 +10,8 @@
 
 namespace samestep {
 
+class SharedHeap;
+
 /// What a rank can do with the other ranks of its host, beyond the memory they share. Ranks are those of the
 /// whole host.
 class Host {
@@ -26,15 +28,13 @@ class Host {
 
   /// Where memory of this rank lies, as other ranks understand it: a place in memory that all share, or an address
   /// in this process.
-  virtual std::uint64_t place_of(const void* data, std::size_t nbytes) const = 0;
+  virtual std::uint64_t place_of(const void* data, std::size_t nbytes) = 0;
   /// The memory at a place of `peer`'s, as this process sees it. Null for an address in that process.
   virtual std::byte* at(int peer, std::uint64_t place, std::size_t nbytes) = 0;
   static constexpr std::uint64_t kShared = std::uint64_t{1} << 63;  ///< the bit of a place in shared memory
 
-  /// Memory of this rank that all ranks of the host can reach, at least `nbytes` long and at a multiple of 64. Null
-  /// where there is none to be had.
-  virtual void* allocate(std::size_t nbytes) = 0;
-  virtual void free(void* data) = 0;
+  /// Memory of this rank that all ranks of the host can reach. It may outlive the host. Null where there is none.
+  virtual std::shared_ptr<SharedHeap> heap() = 0;
 
   /// Has the process of this rank ended?
   virtual bool ended(int peer) const = 0;

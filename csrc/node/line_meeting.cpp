@@ -8,7 +8,7 @@ namespace {
 
 /// Most bytes that every rank reads from every other: more are cheaper reduced once and stored.
 std::size_t limit_for(int size) {
-  constexpr std::size_t kMost = 32 << 10, kTogether = 128 << 10, kLeast = 2 << 10;
+  constexpr std::size_t kForPlaces = 64, kMost = (64 << 10) + kForPlaces, kTogether = 128 << 10, kLeast = 2 << 10;
   return std::clamp(kTogether / static_cast<std::size_t>(size), kLeast, kMost);
 }
 

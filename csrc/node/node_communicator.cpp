@@ -12,6 +12,7 @@
 #include "node/line_meeting.h"
 #include "node/mailbox.h"
 #include "node/node_reduction.h"
+#include "node/shared_heap.h"
 #include "node/short_call.h"
 
 namespace samestep {
@@ -48,10 +49,10 @@ std::shared_ptr<Communicator> NodeCommunicator::make_child(std::span<const int> 
 }
 
 std::shared_ptr<std::byte> NodeCommunicator::allocate_shared(std::size_t nbytes) {
-  const std::shared_ptr<Host> host = group_->host;
-  auto* const data = static_cast<std::byte*>(host->allocate(nbytes));
+  const std::shared_ptr<SharedHeap> from = heap();
+  auto* const data = from ? static_cast<std::byte*>(from->allocate(nbytes).data) : nullptr;
   if (data == nullptr) return nullptr;
-  return {data, [host](std::byte* block) { host->free(block); }};
+  return {data, [from](std::byte* block) { from->free(block); }};
 }
 
 Communicator::WorkPtr NodeCommunicator::reduction(const Signature& signature, ConstBuffer in, Buffer out,

@@ -32,6 +32,8 @@ class NodeCommunicator final : public ExchangeCommunicator {
   }
   void pull(int peer, std::span<const Piece> pieces) override { copy(peer, pieces, false); }
   void push(int peer, std::span<const Piece> pieces) override { copy(peer, pieces, true); }
+  /// Where `allocate_shared` gets its memory from. Null where there is none.
+  std::shared_ptr<SharedHeap> heap() const { return group_->host->heap(); }
 
  protected:
   WorkPtr reduction(const Signature& signature, ConstBuffer in, Buffer out, const Reduction& reduction,

@@ -35,10 +35,12 @@ struct NodeGroup {
 /// Which way an allreduce takes; the crossings that were measured. All ranks see the same: rank 0 says whether there
 /// are more ranks than CPUs.
 struct Crossings {
-  /// From this size on ranks announce where their buffers are: those in memory that all share are reduced in place.
+  /// From this size on ranks announce where their buffers are,
   static constexpr std::size_t kPostedFrom = 8 << 10;
+  /// and those in memory that all share are reduced in place.
+  static constexpr std::size_t shared_from(bool oversubscribed) { return oversubscribed ? 20 << 10 : kPostedFrom; }
   /// Private buffers go through the stages up to this size, from there on through the kernel.
-  static constexpr std::size_t staged_to(bool oversubscribed) { return oversubscribed ? 4 << 20 : 512 << 10; }
+  static constexpr std::size_t staged_to(bool oversubscribed) { return oversubscribed ? 1 << 20 : 0; }
   /// What one rank takes at a time.
   static constexpr std::size_t kChunkBytes = 128 << 10;
 };

@@ -42,7 +42,7 @@ void announce_reduction(Engine& engine, const NodeGroup& group, std::uint64_t se
                                0, oversubscribed};
   const bool shared = (posted.in & posted.out & Host::kShared) != 0;
   const bool few = in.nbytes() + sizeof posted <= engine.meeting().limit();
-  posted.with_elements = few && !shared;
+  posted.with_elements = few && !(shared && in.nbytes() >= Crossings::shared_from(oversubscribed));
   const Meeting::Bytes prefix(reinterpret_cast<const std::byte*>(&posted), sizeof posted);
   const Meeting::Bytes data(bytes(in.data), posted.with_elements ? in.nbytes() : 0);
   engine.meeting().announce(sequence, digest, data, prefix);

@@ -63,20 +63,16 @@ constexpr int kOffsetBits = 40;
 class ProcessHost final : public Host {
  public:
   ProcessHost(int rank, int size)
-      : rank_(rank),
-        probe_(static_cast<std::uint64_t>(rank)),
-        peers_(static_cast<std::size_t>(size)),
-        heap_([this](std::uint32_t number, const SharedMemory& segment) { give_segment(number, segment); }) {}
+      : rank_(rank), probe_(static_cast<std::uint64_t>(rank)), peers_(static_cast<std::size_t>(size)) {}
 
   void meet(const Exchange& exchange, const Deadline& deadline);
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(peers_.size()); }
   std::shared_ptr<std::byte> share(std::span<const int> members, std::size_t nbytes, const Deadline& deadline) override;
-  std::uint64_t place_of(const void* data, std::size_t nbytes) const override;
+  std::uint64_t place_of(const void* data, std::size_t nbytes) override;
   std::byte* at(int peer, std::uint64_t place, std::size_t nbytes) override;
-  void* allocate(std::size_t nbytes) override { return heap_.allocate(nbytes); }
-  void free(void* data) override { heap_.free(data); }
+  std::shared_ptr<SharedHeap> heap() override { return heap_; }
   bool ended(int peer) const override;
   bool reaches_memory() const override { return reaches_memory_; }
   using Host::pull;
@@ -91,7 +87,8 @@ class ProcessHost final : public Host {
  private:
   struct Segment {
     SharedMemory memory;
-    std::vector<bool> seen;  // parts whose pages this process has
+    std::vector<bool> seen;                  // parts whose pages this process has
+    std::size_t seen_from = 0, seen_to = 0;  // the range looked at last
   };
   struct Peer {
     UnixSocket socket;
@@ -106,15 +103,16 @@ class ProcessHost final : public Host {
   void connect(int peer, const Introduction& to);
   bool accept(UnixListener& listener, const Token& token, const Deadline& deadline);
   bool can_reach(const std::vector<Introduction>& all);
-  void give_segment(std::uint32_t number, const SharedMemory& segment);
+  bool give_segment(std::uint32_t number, const SharedMemory& segment);
   void take_gift(int peer, const Deadline& deadline);
+  static void see(Segment& segment, std::size_t offset, std::size_t nbytes);
 
   int rank_;
   volatile std::uint64_t probe_;
   std::vector<Peer> peers_;
   bool reaches_memory_ = false;
   std::recursive_mutex mutex_;
-  SharedHeap heap_;
+  std::shared_ptr<SharedHeap> heap_ = std::make_shared<SharedHeap>();
 };
 
 void ProcessHost::connect(int peer, const Introduction& to) {
@@ -183,16 +181,18 @@ bool ProcessHost::ended(int peer) const {
 
 // ---- memory
 
-void ProcessHost::give_segment(std::uint32_t number, const SharedMemory& segment) {
-  const std::lock_guard lock(mutex_);
+bool ProcessHost::give_segment(std::uint32_t number, const SharedMemory& segment) {
   const Gift gift{Gift::Kind::segment, number};
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank_) continue;
     try {
       of(peer).socket.send(&gift, sizeof gift, &segment.fd());
     } catch (const PeerLostError&) {  // whoever waits for it learns of it
+    } catch (const UnavailableError&) {
+      return false;
     }
   }
+  return true;
 }
 
 void ProcessHost::take_gift(int peer, const Deadline& deadline) {
@@ -210,7 +210,9 @@ void ProcessHost::take_gift(int peer, const Deadline& deadline) {
   if (gift.kind == Gift::Kind::arena) {
     of(peer).arenas.push_back(std::move(memory));
   } else {
-    of(peer).segments.push_back({std::move(memory), {}});
+    std::vector<Segment>& segments = of(peer).segments;
+    segments.resize(std::max<std::size_t>(segments.size(), gift.number + 1));
+    segments[gift.number].memory = std::move(memory);
   }
 }
 
@@ -234,9 +236,10 @@ std::shared_ptr<std::byte> ProcessHost::share(std::span<const int> members, std:
   return {kept, kept->data()};
 }
 
-std::uint64_t ProcessHost::place_of(const void* data, std::size_t nbytes) const {
-  const auto spot = heap_.find(data, nbytes);
-  if (!spot) return reinterpret_cast<std::uintptr_t>(data);
+std::uint64_t ProcessHost::place_of(const void* data, std::size_t nbytes) {
+  const auto spot = heap_->find(data, nbytes);
+  const auto give = [&](const SharedMemory& segment) { return give_segment(spot->segment, segment); };
+  if (!spot || !heap_->announce(spot->segment, give)) return reinterpret_cast<std::uintptr_t>(data);
   return kShared | (static_cast<std::uint64_t>(spot->segment) << kOffsetBits) | spot->offset;
 }
 
@@ -247,16 +250,24 @@ std::byte* ProcessHost::at(int peer, std::uint64_t place, std::size_t nbytes) {
   const std::lock_guard lock(mutex_);
   std::vector<Segment>& segments = of(peer).segments;
   // It was sent before the place was told, so it is here.
-  while (segments.size() <= number) take_gift(peer, Deadline::after(Seconds(10)));
+  while (segments.size() <= number || !segments[number].memory) take_gift(peer, Deadline::after(Seconds(10)));
   Segment& segment = segments[number];
-  constexpr std::size_t kPart = 1 << 20;
-  segment.seen.resize(segment.memory.nbytes() / kPart + 1);
-  for (std::size_t part = offset / kPart; part <= (offset + nbytes - (nbytes != 0)) / kPart; ++part) {
-    if (segment.seen[part]) continue;
-    segment.seen[part] = true;
-    populate(segment.memory.data() + part * kPart, std::min(kPart, segment.memory.nbytes() - part * kPart));
-  }
+  if (offset < segment.seen_from || offset + nbytes > segment.seen_to) see(segment, offset, nbytes);
   return segment.memory.data() + offset;
+}
+
+void ProcessHost::see(Segment& segment, std::size_t offset, std::size_t nbytes) {
+  // Parts like those of the heap: all of their pages are present already, so none is made for nothing.
+  constexpr std::size_t kPart = SharedHeap::kPart;
+  segment.seen.resize(segment.memory.nbytes() / kPart);
+  const std::size_t end = (offset + nbytes + kPart - 1) / kPart;
+  for (std::size_t part = offset / kPart; part < end; ++part) {
+    const std::size_t first = part;
+    while (part < end && !segment.seen[part]) segment.seen[part++] = true;
+    if (part != first) populate(segment.memory.data() + first * kPart, (part - first) * kPart);
+  }
+  segment.seen_from = offset;
+  segment.seen_to = offset + nbytes;
 }
 
 }  // namespace

@@ -1,76 +1,226 @@
 #include "node/shared_heap.h"
 
+#include <fcntl.h>
+#include <poll.h>
+
 #include <algorithm>
-#include <bit>
+#include <cstring>
+#include <new>
 
 #include "core/error.h"
 
 namespace samestep {
 namespace {
 
-constexpr std::size_t kPage = 4096;
-constexpr std::size_t kSegment = std::size_t{64} << 20;
+constexpr std::size_t kShortestSegment = std::size_t{64} << 20;
+constexpr std::uint64_t kOffsetMask = (std::uint64_t{1} << BlockPool::kOffsetBits) - 1;
+
+std::uint32_t segment_in(std::uint64_t place) { return static_cast<std::uint32_t>(place >> BlockPool::kOffsetBits); }
+std::size_t offset_in(std::uint64_t place) { return place & kOffsetMask; }
+std::size_t rounded_up(std::size_t nbytes, std::size_t to) { return (nbytes + to - 1) / to * to; }
 
 }  // namespace
 
-/// Eight sizes for each doubling, whole pages: at most an eighth is wasted.
-std::size_t SharedHeap::class_of(std::size_t nbytes) {
-  nbytes = std::max(nbytes, kPage);
-  const std::size_t grain = std::max(kPage, std::bit_floor(nbytes) / 8);
-  return (nbytes + grain - 1) / grain * grain;
-}
+SharedHeap::SharedHeap() { listen(); }
 
-void* SharedHeap::cut(std::size_t nbytes) {
-  auto segment = std::find_if(segments_.begin(), segments_.end(),
-                              [nbytes](const Segment& s) { return s.memory.nbytes() - s.used >= nbytes; });
-  if (segment == segments_.end()) {
-    Segment made{SharedMemory::make("samestep-heap", std::max(kSegment, nbytes)), 0};
-    announce_(static_cast<std::uint32_t>(segments_.size()), made.memory);
-    made.memory.close_fd();
-    segments_.push_back(std::move(made));
-    segment = segments_.end() - 1;
-  }
-  std::byte* const block = segment->memory.data() + segment->used;
-  segment->used += nbytes;
-  populate(block, nbytes);
-  return block;
-}
+SharedHeap::~SharedHeap() { stop_listening(); }
 
-void* SharedHeap::allocate(std::size_t nbytes) {
-  const std::size_t size = class_of(nbytes);
+SharedHeap::Block SharedHeap::allocate(std::size_t nbytes) {
   const std::lock_guard lock(mutex_);
-  void* block = nullptr;
-  if (auto& blocks = free_[size]; !blocks.empty()) {
-    block = blocks.back();
-    blocks.pop_back();
-  } else {
-    try {
-      block = cut(size);
-    } catch (const UnavailableError&) {
-      return nullptr;
-    }
+  if (is_child_ || nbytes > BlockPool::kMostBytes) return {};
+  try {
+    const std::optional<std::uint64_t> place = take(nbytes);
+    if (!place) return {};
+    Block block{at(*place), false};
+    if (make_present(*place, BlockPool::size_for(nbytes), block.is_zero)) return block;
+    pool_.give(*place);
+  } catch (const std::bad_alloc&) {  // then the caller takes other memory
   }
-  in_use_.emplace(block, size);
-  return block;
+  return {};
 }
 
-void SharedHeap::free(void* data) {
+bool SharedHeap::free(void* data) {
+  if (!may_own(data)) return false;
   const std::lock_guard lock(mutex_);
-  const auto found = in_use_.find(data);
-  if (found == in_use_.end()) return;
-  free_[found->second].push_back(data);
-  in_use_.erase(found);
+  const auto place = place_of(data);
+  if (!place) return false;
+  if (is_child_) return true;
+  if (!pool_.give(*place)) return false;
+  if (spare() > trim_from_) trim(needed() + keep_ / 2);
+  return true;
+}
+
+std::size_t SharedHeap::size_of(const void* data) const {
+  if (!may_own(data)) return 0;
+  const std::lock_guard lock(mutex_);
+  const auto place = place_of(data);
+  return place ? pool_.size_at(*place) : 0;
 }
 
 std::optional<SharedHeap::Spot> SharedHeap::find(const void* data, std::size_t nbytes) const {
+  if (!may_own(data)) return std::nullopt;
   const std::lock_guard lock(mutex_);
-  const auto* bytes = static_cast<const std::byte*>(data);
-  for (std::size_t i = 0; i < segments_.size(); ++i) {
-    const SharedMemory& memory = segments_[i].memory;
-    if (bytes < memory.data() || bytes + nbytes > memory.data() + memory.nbytes()) continue;
-    return Spot{static_cast<std::uint32_t>(i), static_cast<std::uint64_t>(bytes - memory.data())};
+  const auto place = place_of(data);
+  if (!place) return std::nullopt;
+  const Spot spot{segment_in(*place), offset_in(*place)};
+  if (spot.offset + nbytes > segments_[spot.segment].memory.nbytes()) return std::nullopt;
+  return spot;
+}
+
+void SharedHeap::set_bounds(std::size_t limit, std::size_t keep) {
+  const std::lock_guard lock(mutex_);
+  limit_ = limit;
+  keep_ = trim_from_ = keep;
+  if (spare() > keep_) trim(needed() + keep_);
+}
+
+SharedHeap::Usage SharedHeap::usage() {
+  const std::lock_guard lock(mutex_);
+  look_after_children();
+  return {pool_.usage(), present_, segments_.size()};
+}
+
+// ---- addresses
+
+bool SharedHeap::may_own(const void* data) const {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  return address >= lowest_.load(std::memory_order_relaxed) && address < highest_.load(std::memory_order_relaxed);
+}
+
+std::optional<std::uint64_t> SharedHeap::place_of(const void* data) const {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  for (std::uint64_t i = 0; i < segments_.size(); ++i) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(segments_[i].memory.data());
+    if (address >= begin && address - begin < segments_[i].memory.nbytes()) {
+      return i << BlockPool::kOffsetBits | (address - begin);
+    }
   }
   return std::nullopt;
+}
+
+std::byte* SharedHeap::at(std::uint64_t place) const {
+  return segments_[segment_in(place)].memory.data() + offset_in(place);
+}
+
+// ---- memory of the system
+
+std::optional<std::uint64_t> SharedHeap::take(std::size_t nbytes) {
+  if (const auto place = pool_.take(nbytes)) return place;
+  look_after_children();
+  if (const auto place = pool_.take(nbytes)) return place;
+  return grow(BlockPool::size_for(nbytes)) ? pool_.take(nbytes) : std::nullopt;
+}
+
+bool SharedHeap::grow(std::size_t nbytes) {
+  // Segments get longer, so that there are never many. What is not present costs nothing.
+  const std::size_t length = rounded_up(std::max({nbytes, kShortestSegment, mapped_ / 4}), kPart);
+  if (nbytes > limit_ || length > kOffsetMask) return false;
+  try {
+    Segment made{SharedMemory::make("samestep-heap", length), std::vector<char>(length / kPart), {}};
+    const auto begin = reinterpret_cast<std::uintptr_t>(made.memory.data());
+    segments_.push_back(std::move(made));
+    lowest_ = std::min(lowest_.load(), begin);
+    highest_ = std::max(highest_.load(), begin + length);
+  } catch (const UnavailableError&) {
+    return false;
+  }
+  mapped_ += length;
+  pool_.add(static_cast<std::uint64_t>(segments_.size() - 1) << BlockPool::kOffsetBits, length);
+  return true;
+}
+
+bool SharedHeap::make_present(std::uint64_t place, std::size_t nbytes, bool& was_absent) {
+  Segment& segment = segments_[segment_in(place)];
+  const std::size_t first = offset_in(place) / kPart, last = (offset_in(place) + nbytes - 1) / kPart;
+  was_absent = false;
+  if (std::memchr(&segment.present[first], 0, last + 1 - first) == nullptr) return true;
+  const auto begin = segment.present.begin() + static_cast<std::ptrdiff_t>(first);
+  const auto end = segment.present.begin() + static_cast<std::ptrdiff_t>(last) + 1;
+  const std::size_t absent = static_cast<std::size_t>(std::count(begin, end, 0)) * kPart;
+  was_absent = absent == (last + 1 - first) * kPart;
+  if (needed() > limit_ || absent > limit_) return false;
+  if (present_ > limit_ - absent) trim(limit_ - absent);
+  if (present_ > limit_ - absent) return false;
+  for (auto part = std::find(begin, end, 0); part != end; part = std::find(part, end, 0)) {
+    const auto next = std::find(part, end, 1);
+    const auto from = static_cast<std::size_t>(part - segment.present.begin()) * kPart;
+    const auto length = static_cast<std::size_t>(next - part) * kPart;
+    if (!populate(segment.memory.data() + from, length)) {
+      segment.memory.release(from, length);
+      return false;
+    }
+    present_ += length;
+    std::fill(part, next, 1);
+    part = next;
+  }
+  return true;
+}
+
+std::size_t SharedHeap::needed() const { return pool_.usage().used + pool_.usage().held; }
+
+/// Bytes present that are in no block, roughly: parts on the edge of a block count too.
+std::size_t SharedHeap::spare() const { return present_ > needed() ? present_ - needed() : 0; }
+
+/// Gives back what is in no block until so many bytes are present, if that can be.
+void SharedHeap::trim(std::size_t to) {
+  for (const BlockPool::Range& range : pool_.free_ranges()) {
+    if (present_ <= to) break;
+    Segment& segment = segments_[segment_in(range.place)];
+    const std::size_t offset = offset_in(range.place);
+    const std::size_t first = rounded_up(offset, kPart) / kPart, end = (offset + range.nbytes) / kPart;
+    if (first >= end) continue;
+    const auto parts = segment.present.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto n_present = std::count(parts, parts + static_cast<std::ptrdiff_t>(end - first), 1);
+    if (n_present == 0) continue;
+    if (!segment.memory.release(first * kPart, (end - first) * kPart)) break;
+    std::fill_n(parts, end - first, 0);
+    present_ -= static_cast<std::size_t>(n_present) * kPart;
+  }
+  // What could not be given back is not to be tried again at every call.
+  trim_from_ = std::max(keep_, spare() + keep_ / 2);
+}
+
+// ---- children
+
+void SharedHeap::look_after_children() {
+  if (children_.empty()) return;
+  std::erase_if(children_, [](const Child& child) {
+    pollfd entry{child.alive.get(), 0, 0};  // POLLHUP once the other end is closed
+    return child.alive && ::poll(&entry, 1, 0) > 0;
+  });
+  std::vector<std::uint32_t> living;
+  for (const Child& child : children_) living.push_back(child.number);
+  pool_.set_children(living);
+}
+
+void SharedHeap::before_fork() noexcept {
+  mutex_.lock();
+  if (is_child_ || pool_.usage().blocks == 0) return;
+  look_after_children();
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) == 0) lifeline_ = {Fd(ends[0]), Fd(ends[1])};
+}
+
+void SharedHeap::after_fork_in_parent() noexcept {
+  if (!is_child_ && pool_.usage().blocks != 0) {
+    // Without a pipe the child counts as living for ever.
+    children_.push_back({pool_.note_fork(), std::move(lifeline_.first)});
+    lifeline_ = {};
+  }
+  mutex_.unlock();
+}
+
+void SharedHeap::after_fork_in_child() noexcept {
+  if (!is_child_) {
+    is_child_ = true;
+    for (Segment& segment : segments_) {
+      segment.memory.make_private();
+      segment.memory.close_fd();
+    }
+    for (Child& child : children_) child.alive = Fd();
+    lifeline_.first = Fd();  // the other end stays open as long as the child lives
+  }
+  mutex_.unlock();
 }
 
 }  // namespace samestep

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <utility>
 
@@ -42,14 +43,32 @@ SharedMemory SharedMemory::open(Fd fd) {
   return SharedMemory(std::move(fd), static_cast<std::size_t>(facts.st_size));
 }
 
-void populate(void* data, std::size_t nbytes) {
+bool SharedMemory::release(std::size_t offset, std::size_t nbytes) const {
+  constexpr int kMode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+  return ::fallocate(fd_.get(), kMode, static_cast<off_t>(offset), static_cast<off_t>(nbytes)) == 0;
+}
+
+void SharedMemory::make_private() noexcept {
+  constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
+  if (::mmap(data_, nbytes_, PROT_READ | PROT_WRITE, kFlags, fd_.get(), 0) == MAP_FAILED) {
+    ::mprotect(data_, nbytes_, PROT_READ);
+  }
+}
+
+bool populate(void* data, std::size_t nbytes) {
 #ifndef MADV_POPULATE_WRITE
   constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14
 #endif
   constexpr std::uintptr_t kPage = 4096;
   const auto begin = reinterpret_cast<std::uintptr_t>(data) & ~(kPage - 1);
   const auto end = (reinterpret_cast<std::uintptr_t>(data) + nbytes + kPage - 1) & ~(kPage - 1);
-  ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);
+  if (::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE) == 0) return true;
+  if (errno != EINVAL) return false;
+  // An older kernel. Other processes may be writing, so a page is touched by an addition of nothing.
+  for (std::uintptr_t page = begin; page < end; page += kPage) {
+    __atomic_fetch_add(reinterpret_cast<unsigned char*>(page), 0, __ATOMIC_RELAXED);
+  }
+  return true;
 }
 
 }  // namespace samestep

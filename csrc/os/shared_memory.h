@@ -23,8 +23,14 @@ class SharedMemory {
   std::byte* data() const { return data_; }
   std::size_t nbytes() const { return nbytes_; }
   const Fd& fd() const { return fd_; }
-  /// Once nobody else will be given the memory.
+  /// Once nobody else will be given the memory, and no page of it will be given back.
   void close_fd() { fd_ = Fd(); }
+
+  /// Gives pages back to the system; they are zero afterwards, for everybody. False if the system does not take them.
+  bool release(std::size_t offset, std::size_t nbytes) const;
+  /// From now on what this process writes stays its own; other processes' writes to pages that it has not written are
+  /// still seen. For a child after fork, so nothing is thrown: where it fails the memory becomes read-only.
+  void make_private() noexcept;
   explicit operator bool() const { return data_ != nullptr; }
 
  private:
@@ -35,7 +41,8 @@ class SharedMemory {
   std::size_t nbytes_ = 0;
 };
 
-/// Makes the pages of a range present for this process now, so that no later access pays for it. Best effort.
-void populate(void* data, std::size_t nbytes);
+/// Makes the pages of a range present for this process now, so that no later access pays for it. False if the system
+/// has no memory for them.
+bool populate(void* data, std::size_t nbytes);
 
 }  // namespace samestep

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -41,6 +42,7 @@ class Backend(MessageVerbs):
         beneath: _core.Communicator | None = None,
     ) -> None:
         self._comm = comm
+        self._pid = os.getpid()
         self._at_end = at_end
         self._beneath = beneath  # what brought the ranks together, if not `comm`
         self._timeout = timeout
@@ -265,6 +267,8 @@ class Backend(MessageVerbs):
         if self._closed:
             return
         self._closed = True
+        if self._is_forked:
+            return
         for child in reversed(self._children):
             child.close(timeout=timeout)
         try:
@@ -273,6 +277,23 @@ class Backend(MessageVerbs):
                     self._close(comm, self._seconds(timeout))
         finally:
             self._at_end()
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this process was forked from the rank: what it does is nothing to the others."""
+        return os.getpid() != self._pid
+
+    def _call_at_end(self, end: Callable[[], None]) -> None:
+        """Calls `end` once the group has ended, before what was to be called then."""
+        then = self._at_end
+
+        def both() -> None:
+            try:
+                end()
+            finally:
+                then()
+
+        self._at_end = both
 
     def _close(self, comm: _core.Communicator, timeout: float) -> None:
         try:
@@ -283,6 +304,8 @@ class Backend(MessageVerbs):
 
     def _abandon(self, reason: str) -> None:
         """This process leaves without the others: those who wait for it are told."""
+        if self._is_forked:
+            return
         for child in self._children:
             child._abandon(reason)
         if not self._closed:

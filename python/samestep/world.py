@@ -75,8 +75,9 @@ def initialize(
       rank: checked against the launcher's; with one of these URLs it says who this rank is.
       world_size: the same.
       timeout: seconds that any operation may take, > 0. None: `SAMESTEP_TIMEOUT`, else 600.
-      shared_arrays: let NumPy place its arrays in memory shared by the ranks of a host. A matter of speed only,
-        and without effect in this version: `Backend.empty` makes such arrays.
+      shared_arrays: let NumPy place its arrays of 64 KiB and more in memory shared by the ranks of the host, until
+        `finalize()`. A matter of speed only. In effect for this thread (contexts of Python copied from this one
+        too); none for a world of one rank, of several hosts, or under `SAMESTEP_MPI_ENGINE=direct`.
 
     Raises:
       InvalidArgumentError: wrong values, or other arguments than in an earlier call.
@@ -105,7 +106,19 @@ def initialize(
         return _same_world(_world, requested, arguments)
     _world = _open(requested, arguments)
     _arguments = arguments
+    if shared_arrays:
+        _share_arrays(_world)
     return _world
+
+
+def _share_arrays(world: Backend) -> None:
+    from samestep import shared_arrays
+
+    try:
+        world._call_at_end(shared_arrays.begin(world._comm))
+    except BaseException as error:  # the others may not have it
+        world._abandon(f"it ended with {type(error).__name__}: {error}")
+        raise
 
 
 def _name_of(backend: type[Backend] | str | None) -> str:
@@ -290,7 +303,7 @@ def _register_at_exit() -> None:
 
 def _at_exit() -> None:
     """A net for programs that do not call finalize(): peers that still wait for this rank are told."""
-    if _world is None or _world.closed:
+    if _world is None or _world.closed or _world._is_forked:
         return
     error = uncaught.last_uncaught()
     ended = "its process ended without samestep.finalize()"

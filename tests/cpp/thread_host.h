@@ -47,14 +47,13 @@ class ThreadHost final : public Host {
     return made[mine];
   }
 
-  std::uint64_t place_of(const void* data, std::size_t) const override {
+  std::uint64_t place_of(const void* data, std::size_t) override {
     return reinterpret_cast<std::uintptr_t>(data) | (reach_ == Reach::shared ? kShared : 0);
   }
   std::byte* at(int, std::uint64_t place, std::size_t) override {
     return (place & kShared) == 0 ? nullptr : reinterpret_cast<std::byte*>(place & ~kShared);
   }
-  void* allocate(std::size_t) override { return nullptr; }
-  void free(void*) override {}
+  std::shared_ptr<SharedHeap> heap() override { return nullptr; }
 
   bool ended(int peer) const override {
     const std::lock_guard lock(house_->mutex);

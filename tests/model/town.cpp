@@ -29,8 +29,7 @@ class WatchedHost final : public Host {
   std::byte* at(int, std::uint64_t place, std::size_t) override {
     return (place & kShared) == 0 ? nullptr : reinterpret_cast<std::byte*>(place & ~kShared);
   }
-  void* allocate(std::size_t) override { return nullptr; }
-  void free(void*) override {}
+  std::shared_ptr<SharedHeap> heap() override { return nullptr; }
   bool ended(int peer) const override {
     const std::size_t word = explorer().end_of(peer);
     explorer().before(Explorer::Kind::load, word, std::memory_order_acquire);
