@@ -6,6 +6,7 @@
 #include "communicator/communicator.h"
 #include "core/error.h"
 #include "core/format.h"
+#include "kernels/stream.h"
 
 namespace samestep {
 namespace {
@@ -144,7 +145,11 @@ void Mailbox::deliver(Record& record, const Arrived& arrived, const std::byte* b
   }
   const int peer = members_[static_cast<std::size_t>(arrived.source)];
   if (const std::byte* here = host_->at(peer, arrived.address, arrived.length); here != nullptr) {
-    std::memcpy(record.into, here, arrived.length);
+    if (arrived.length < kernels::kPastCachesFrom) {
+      std::memcpy(record.into, here, arrived.length);
+    } else {
+      kernels::copy_past_caches(record.into, here, arrived.length);
+    }
   } else if (!host_->reaches_memory()) {
     in_pieces_.emplace(std::pair(arrived.source, arrived.id), &record);
     post(arrived.source, {{kAlign, Kind::wanted, 0, arrived.id, 0, 0}, {}, nullptr});

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "exchange/tags.h"
+#include "kernels/stream.h"
 
 namespace samestep {
 namespace {
@@ -134,8 +135,13 @@ void NodeMovement::copy_chunk(const Copy& copy, std::size_t chunk) {
   const std::size_t begin = chunk * Crossings::kChunkBytes;
   const std::size_t nbytes = std::min(Crossings::kChunkBytes, copy.nbytes - begin);
   if (std::byte* const there = host.at(member, copy.theirs, copy.nbytes); there != nullptr) {
-    std::memcpy(copy.outgoing ? there + begin : copy.mine + begin, copy.outgoing ? copy.mine + begin : there + begin,
-                nbytes);
+    std::byte* const to = copy.outgoing ? there + begin : copy.mine + begin;
+    const std::byte* const from = copy.outgoing ? copy.mine + begin : there + begin;
+    if (copy.nbytes < kernels::kPastCachesFrom) {
+      std::memcpy(to, from, nbytes);
+    } else {
+      kernels::copy_past_caches(to, from, nbytes);
+    }
     return;
   }
   const bool moved = copy.outgoing ? host.push(member, copy.theirs + begin, copy.mine + begin, nbytes)

@@ -77,12 +77,8 @@ class ProcessHost final : public Host {
   bool reaches_memory() const override { return reaches_memory_; }
   using Host::pull;
   using Host::push;
-  bool pull(int peer, std::span<const Piece> pieces) override {
-    return pull_memory(of(peer).pid, pieces);
-  }
-  bool push(int peer, std::span<const Piece> pieces) override {
-    return push_memory(of(peer).pid, pieces);
-  }
+  bool pull(int peer, std::span<const Piece> pieces) override { return pull_memory(of(peer).pid, pieces); }
+  bool push(int peer, std::span<const Piece> pieces) override { return push_memory(of(peer).pid, pieces); }
 
  private:
   struct Segment {

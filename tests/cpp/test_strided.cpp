@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/stream.h"
 #include "kernels/strided.h"
 
 namespace samestep {
@@ -96,6 +97,23 @@ std::vector<Array> arrays(std::size_t itemsize) {
   list.push_back(permuted({3, 37, 5}, {1, 0, 2}, itemsize));
   list.push_back(permuted({3, 4, 5, 6}, {2, 0, 3, 1}, itemsize));
   return list;
+}
+
+TEST_CASE("stream: a copy past the caches is a copy, wherever it begins and ends") {
+  std::vector<unsigned char> from(400), to(400);
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i * 7 + 1);
+  for (std::size_t begin = 0; begin < 20; ++begin) {
+    for (const std::size_t skew : {0, 1, 8, 15}) {
+      for (const std::size_t nbytes : {0, 1, 15, 16, 17, 31, 64, 65, 300}) {
+        std::fill(to.begin(), to.end(), static_cast<unsigned char>(0));
+        kernels::copy_past_caches(to.data() + begin, from.data() + skew, nbytes);
+        std::vector<unsigned char> want(400);
+        std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(skew), nbytes,
+                    want.begin() + static_cast<std::ptrdiff_t>(begin));
+        REQUIRE(to == want);
+      }
+    }
+  }
 }
 
 TEST_CASE("pack: elements in row-major order, for every kind of stride") {
