@@ -8,7 +8,7 @@ namespace samestep::kernels {
 /// `to` are not read. The buffers do not overlap.
 void copy_past_caches(void* to, const void* from, std::size_t nbytes);
 
-/// Copies of fewer bytes are better left to the caches.
-inline constexpr std::size_t kPastCachesFrom = 32 << 20;
+/// Copies a part of `whole` bytes, past the caches if they are more than fit in there.
+void copy_part(void* to, const void* from, std::size_t nbytes, std::size_t whole);
 
 }  // namespace samestep::kernels

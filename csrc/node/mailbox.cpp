@@ -145,11 +145,7 @@ void Mailbox::deliver(Record& record, const Arrived& arrived, const std::byte* b
   }
   const int peer = members_[static_cast<std::size_t>(arrived.source)];
   if (const std::byte* here = host_->at(peer, arrived.address, arrived.length); here != nullptr) {
-    if (arrived.length < kernels::kPastCachesFrom) {
-      std::memcpy(record.into, here, arrived.length);
-    } else {
-      kernels::copy_past_caches(record.into, here, arrived.length);
-    }
+    kernels::copy_part(record.into, here, arrived.length, arrived.length);
   } else if (!host_->reaches_memory()) {
     in_pieces_.emplace(std::pair(arrived.source, arrived.id), &record);
     post(arrived.source, {{kAlign, Kind::wanted, 0, arrived.id, 0, 0}, {}, nullptr});

@@ -72,7 +72,7 @@ void NodeMovement::start_work() {
 
 void NodeMovement::meet_peer(int peer, const Route& route) {
   if (peer == engine().rank()) {
-    if (route.in_nbytes != 0 && route.in != route.out) std::memmove(route.in, route.out, route.in_nbytes);
+    if (route.in != route.out) kernels::copy_part(route.in, route.out, route.in_nbytes, route.in_nbytes);
     return;
   }
   Meeting::Bytes data = engine().meeting().data(sequence_, peer);
@@ -137,12 +137,7 @@ void NodeMovement::copy_chunk(const Copy& copy, std::size_t chunk) {
   if (std::byte* const there = host.at(member, copy.theirs, copy.nbytes); there != nullptr) {
     std::byte* const to = copy.outgoing ? there + begin : copy.mine + begin;
     const std::byte* const from = copy.outgoing ? copy.mine + begin : there + begin;
-    if (copy.nbytes < kernels::kPastCachesFrom) {
-      std::memcpy(to, from, nbytes);
-    } else {
-      kernels::copy_past_caches(to, from, nbytes);
-    }
-    return;
+    return kernels::copy_part(to, from, nbytes, copy.nbytes);
   }
   const bool moved = copy.outgoing ? host.push(member, copy.theirs + begin, copy.mine + begin, nbytes)
                                    : host.pull(member, copy.mine + begin, copy.theirs + begin, nbytes);
