@@ -179,7 +179,7 @@ MUTANTS = [
                 "if (done) meeting.release(sequence);\n  if (done && short_call::finish(engine, sequence, call)) {",
             )
         ],
-        "moved-now-2",
+        "moved-ahead-2-bounded",
     ),
     Mutant(
         "a message is written without release",

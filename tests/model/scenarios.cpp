@@ -183,6 +183,28 @@ Scenario moved_now(std::string name, int size, std::size_t count, int n) {
   });
 }
 
+/// Rank 0 begins all its gathers before it waits for the first; the others do each at once.
+Scenario moved_ahead(std::string name, int size, std::size_t count, std::size_t n) {
+  return in_town(std::move(name), size, Reach::none, [=](Town& town, int rank) {
+    std::vector<Communicator::WorkPtr> works;
+    std::vector<Floats> gathered;
+    for (std::size_t i = 0; i < n; ++i) {
+      const Floats mine = town.buffer(rank, count);
+      gathered.push_back(town.buffer(rank, count * static_cast<std::size_t>(size)));
+      fill(mine, static_cast<float>(10 * i + static_cast<std::size_t>(rank)));
+      const Call call{Verb::all_gather, as_buffer(mine), as_buffer(gathered.back()), {}, -1, shape_of(mine)};
+      works.push_back(rank == 0 ? town.group(rank).begin(call) : town.group(rank).now(call));
+      if (rank != 0 && works.back() != nullptr) town.wait(rank, works.back());
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+      if (works[i] != nullptr) town.wait(rank, works[i]);
+      for (std::size_t peer = 0; peer < static_cast<std::size_t>(size); ++peer) {
+        expect(gathered[i].subspan(peer * count, count), static_cast<float>(10 * i + peer), 1);
+      }
+    }
+  });
+}
+
 // ---- a rank goes
 
 Act an_all_reduce(std::size_t count) {
@@ -266,7 +288,7 @@ std::vector<std::function<Scenario()>> scenarios() {
       [] { return bounded(2, queued("dealt-3", 3, Reach::shared, {6000})); },
       [] { return bounded(1, queued("kernel-2", 2, Reach::kernel, {kClaimed * 9})); },
       [] { return bounded(2, queued("staged-2", 2, Reach::none, {kStaged})); },
-      [] { return bounded(2, queued("staged-twice-2", 2, Reach::none, {30'000, 9'000})); },
+      [] { return bounded(2, queued("staged-twice-2", 2, Reach::none, {30'000, 20'000})); },
       [] { return bounded(0, queued("staged-3", 3, Reach::none, {kStaged})); },
       [] { return gathered("gathered-2", 2, Reach::shared, 10'000); },
       [] { return bounded(1, gathered("gathered-3", 3, Reach::kernel, 10'000)); },
@@ -276,7 +298,8 @@ std::vector<std::function<Scenario()>> scenarios() {
       [] { return bounded(3, mailed("mailed-pieces", Reach::none, 26'000, 1, false)); },
       [] { return bounded(2, mailed_now("mailed-now-ring", kMessage, kManyMessages, false)); },
       [] { return mailed_now("mailed-now-both-ways", kMessage, 2, true); },
-      [] { return moved_now("moved-now-2", 2, 3, 2); },
+      [] { return moved_now("moved-now-2", 2, 300, 4); },
+      [] { return bounded(2, moved_ahead("moved-ahead-2", 2, 300, 6)); },
       [] { return bounded(1, moved_now("moved-now-3", 3, 300, 2)); },
       [] { return killed("killed-line-2", 2, Reach::none, an_all_reduce(3)); },
       [] { return bounded(2, killed("killed-claimed-2", 2, Reach::shared, an_all_reduce(kClaimed))); },

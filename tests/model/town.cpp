@@ -23,7 +23,7 @@ class WatchedHost final : public Host {
   std::shared_ptr<std::byte> share(std::span<const int>, std::size_t, const Deadline&) override {
     return {std::shared_ptr<void>(), explorer().memory().base()};
   }
-  std::uint64_t place_of(const void* data, std::size_t) const override {
+  std::uint64_t place_of(const void* data, std::size_t) override {
     return reinterpret_cast<std::uintptr_t>(data) | (reach_ == Reach::shared ? kShared : 0);
   }
   std::byte* at(int, std::uint64_t place, std::size_t) override {
@@ -73,6 +73,7 @@ void Town::set_up() {
     auto meeting = std::make_unique<LineMeeting>(group->arena, rank);
     group->meeting = meeting.get();
     auto mailbox = std::make_unique<Mailbox>(group->arena, group->host, group->members, rank);
+    group->mailbox = mailbox.get();
     ExchangeOptions options;
     options.oversubscribed = true;  // it pauses from the first poll on
     auto engine = std::make_shared<Engine>(std::move(mailbox), options, std::move(meeting));
