@@ -135,9 +135,10 @@ class Communicator {
     (void)data, (void)nbytes;
     return 0;
   }
-  /// and copies between pieces of this rank's memory and `peer`'s, whose places are `theirs`. Throws PeerLostError.
-  virtual void pull(int peer, std::span<const Piece> pieces) { (void)peer, (void)pieces; }
-  virtual void push(int peer, std::span<const Piece> pieces) { (void)peer, (void)pieces; }
+  /// and copies between pieces of this rank's memory and `peer`'s, whose places are `theirs`. False if `peer` has gone;
+  /// the next collective tells why.
+  virtual bool pull(int peer, std::span<const Piece> pieces) { return (void)peer, pieces.empty(); }
+  virtual bool push(int peer, std::span<const Piece> pieces) { return (void)peer, pieces.empty(); }
 
   /// Lets outstanding operations advance. Never blocks.
   virtual void progress() = 0;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/format.h"
 
 namespace samestep {
 namespace {
@@ -87,6 +88,11 @@ void Fused::run(const Call& call, const Deadline& deadline) {
   }
 }
 
+void Fused::meet_without(int peer, const Deadline& deadline) {
+  run({Verb::barrier}, deadline);  // throws: it names who left first
+  throw PeerLostError(str("the memory of rank ", peer, " of group '", communicator_->name(), "' cannot be reached"));
+}
+
 void Fused::broadcast(std::span<const Buffer> buffers, int root, const Deadline& deadline) {
   std::vector<Buffer> small;
   for (const Buffer& buffer : buffers) {
@@ -122,11 +128,9 @@ void Fused::broadcast_directly(std::span<const Buffer> buffers, int root, const 
   for (int peer = 0; peer < communicator_->size(); ++peer) {
     if (peer == communicator_->rank() || (!at_root && peer != root)) continue;
     const std::span theirs(everyones.data() + static_cast<std::size_t>(peer) * n, n);
-    if (at_root) {
-      communicator_->push(peer, pieces_of(buffers, theirs, cut, total));
-    } else {
-      communicator_->pull(peer, pieces_of(buffers, theirs, 0, cut));
-    }
+    const bool copied = at_root ? communicator_->push(peer, pieces_of(buffers, theirs, cut, total))
+                                : communicator_->pull(peer, pieces_of(buffers, theirs, 0, cut));
+    if (!copied) meet_without(peer, deadline);
   }
   run({Verb::barrier}, deadline);
 }
@@ -147,7 +151,7 @@ void Fused::broadcast_in_turns(std::span<const Buffer> buffers, int root, const 
     if (!at_root) {
       std::uint64_t next = place - at;  // where the first buffer would begin
       for (std::size_t i = 0; i < buffers.size(); next += buffers[i++].nbytes()) places[i] = next;
-      communicator_->pull(root, pieces_of(buffers, places, at, at + nbytes));
+      if (!communicator_->pull(root, pieces_of(buffers, places, at, at + nbytes))) meet_without(root, deadline);
     }
     at += nbytes;
     longest = std::min(2 * longest, kLongestTurn);

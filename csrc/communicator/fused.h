@@ -35,6 +35,7 @@ class Fused {
   void broadcast_in_turns(std::span<const Buffer> buffers, int root, const Deadline& deadline);
   void broadcast_packed(std::span<const Buffer> buffers, int root, const Deadline& deadline);
   void all_reduce_packed(std::span<const Buffer> buffers, const Reduction& reduction, const Deadline& deadline);
+  [[noreturn]] void meet_without(int peer, const Deadline& deadline);
   std::byte* memory();
   void run(const Call& call, const Deadline& deadline);
 

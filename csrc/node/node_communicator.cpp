@@ -95,7 +95,7 @@ Communicator::WorkPtr NodeCommunicator::now(const Call& call) {
   return begin(call);
 }
 
-void NodeCommunicator::copy(int peer, std::span<const Piece> pieces, bool outgoing) {
+bool NodeCommunicator::copy(int peer, std::span<const Piece> pieces, bool outgoing) {
   Host& host = *group_->host;
   const int member = group_->member(peer);
   std::vector<Piece> through_kernel;
@@ -107,8 +107,7 @@ void NodeCommunicator::copy(int peer, std::span<const Piece> pieces, bool outgoi
       std::memcpy(outgoing ? there : piece.mine, outgoing ? piece.mine : there, piece.nbytes);
     }
   }
-  const bool moved = outgoing ? host.push(member, through_kernel) : host.pull(member, through_kernel);
-  if (!moved) throw PeerLostError(str("the memory of rank ", peer, " can no longer be reached: its process has ended"));
+  return outgoing ? host.push(member, through_kernel) : host.pull(member, through_kernel);
 }
 
 Communicator::WorkPtr NodeCommunicator::send_now(ConstBuffer in, int dest, int tag) {

@@ -30,8 +30,8 @@ class NodeCommunicator final : public ExchangeCommunicator {
   std::uint64_t place_of(const void* data, std::size_t nbytes) const override {
     return group_->host->place_of(data, nbytes);
   }
-  void pull(int peer, std::span<const Piece> pieces) override { copy(peer, pieces, false); }
-  void push(int peer, std::span<const Piece> pieces) override { copy(peer, pieces, true); }
+  bool pull(int peer, std::span<const Piece> pieces) override { return copy(peer, pieces, false); }
+  bool push(int peer, std::span<const Piece> pieces) override { return copy(peer, pieces, true); }
   /// Where `allocate_shared` gets its memory from. Null where there is none.
   std::shared_ptr<SharedHeap> heap() const { return group_->host->heap(); }
 
@@ -46,7 +46,7 @@ class NodeCommunicator final : public ExchangeCommunicator {
                                            const Deadline& deadline) override;
 
  private:
-  void copy(int peer, std::span<const Piece> pieces, bool outgoing);
+  bool copy(int peer, std::span<const Piece> pieces, bool outgoing);
 
   enum class Met : std::uint8_t { none, taken, other };
   /// Takes the next message from `source` if it is the one that is wanted and lies in the ring.

@@ -32,6 +32,10 @@ struct NodeGroup {
   int member(int of_group) const { return members[static_cast<std::size_t>(of_group)]; }
 };
 
+/// A rank's memory cannot be reached any more. It may have gone because of another one: the operation that meets this
+/// waits until ends and farewells tell who left first.
+struct Unreachable {};
+
 /// Which way an allreduce takes; the crossings that were measured. All ranks see the same: rank 0 says whether there
 /// are more ranks than CPUs.
 struct Crossings {

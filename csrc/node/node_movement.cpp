@@ -141,13 +141,11 @@ void NodeMovement::copy_chunk(const Copy& copy, std::size_t chunk) {
   }
   const bool moved = copy.outgoing ? host.push(member, copy.theirs + begin, copy.mine + begin, nbytes)
                                    : host.pull(member, copy.mine + begin, copy.theirs + begin, nbytes);
-  if (!moved) {
-    throw PeerLostError(
-        str(describe(), ": the memory of rank ", copy.peer, " can no longer be reached: its process has ended"));
-  }
+  if (!moved) throw Unreachable();
 }
 
 bool NodeMovement::work_on_copies() {
+  if (stuck_) return false;
   for (int i = 0; i < kChunksAtOnce;) {
     if (at_ == copies_.size()) return true;
     const Copy& copy = copies_[at_];
@@ -157,7 +155,12 @@ bool NodeMovement::work_on_copies() {
       chunk_ = 0;
       continue;
     }
-    copy_chunk(copy, chunk);
+    try {
+      copy_chunk(copy, chunk);
+    } catch (const Unreachable&) {
+      stuck_ = true;
+      return false;
+    }
     ++chunk_;
     ++i;
   }

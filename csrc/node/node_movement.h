@@ -65,6 +65,7 @@ class NodeMovement final : public Movement {
   std::size_t at_ = 0;     // of copies_
   std::size_t chunk_ = 0;  // of that copy
   bool mine_are_done_ = false;
+  bool stuck_ = false;  // for good, see Unreachable
 };
 
 }  // namespace samestep

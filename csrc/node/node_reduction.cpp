@@ -151,7 +151,12 @@ bool NodeReduction::work() {
   if (!group_->meeting->all_here(sequence_)) return false;
   switch (way_) {
     case Way::direct:
-      return work_direct();
+      try {
+        return !stuck_ && work_direct();
+      } catch (const Unreachable&) {
+        stuck_ = true;
+        return false;
+      }
     case Way::staged:
       return work_staged();
     case Way::together: {
@@ -219,10 +224,6 @@ void NodeReduction::reduce_chunk(std::size_t block, std::size_t first, std::size
   Host& host = *group_->host;
   std::vector<std::byte>& bounce = group_->bounce;
   if (bounce.size() < (size + 1) * nbytes) bounce.resize((size + 1) * nbytes);
-  const auto lost = [&](int rank) {
-    throw PeerLostError(
-        str(describe(), ": the memory of rank ", rank, " can no longer be reached: its process has ended"));
-  };
 
   std::vector<kernels::Input> inputs(size);
   for (int rank = 0; rank < size_; ++rank) {
@@ -235,7 +236,7 @@ void NodeReduction::reduce_chunk(std::size_t block, std::size_t first, std::size
       input.data = here + in_offset;
     } else {
       std::byte* const place = bounce.data() + static_cast<std::size_t>(rank) * nbytes;
-      if (!host.pull(group_->member(rank), place, posted.in + in_offset, nbytes)) lost(rank);
+      if (!host.pull(group_->member(rank), place, posted.in + in_offset, nbytes)) throw Unreachable();
       input.data = place;
     }
   }
@@ -259,7 +260,7 @@ void NodeReduction::reduce_chunk(std::size_t block, std::size_t first, std::size
   kernels::reduce_into(in_.dtype, reduction_.op, inputs, here, count);
   for (const int rank : through_kernel) {
     const std::uint64_t to = posted_[static_cast<std::size_t>(rank)].out + out_offset;
-    if (!host.push(group_->member(rank), to, here[0], nbytes)) lost(rank);
+    if (!host.push(group_->member(rank), to, here[0], nbytes)) throw Unreachable();
   }
 }
 

@@ -85,6 +85,7 @@ class NodeReduction final : public Collective {
   std::size_t chunks_per_block_ = 0;
   std::uint64_t n_chunks_ = 0;
   bool claims_ = false;  // chunks are claimed, not dealt out
+  bool stuck_ = false;   // for good, see Unreachable
   bool out_of_chunks_ = false;
   std::size_t next_dealt_ = 0;
 

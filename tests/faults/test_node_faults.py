@@ -25,7 +25,7 @@ def start(n=None, timeout=30.0, suffix=""):
     )
 
 def tell(**what):
-    print(json.dumps(what), flush=True)
+    os.write(1, (json.dumps(what) + "\\n").encode())  # at once: several processes write to one pipe
 
 """
 
@@ -54,6 +54,7 @@ class Ranks:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 text=True,
+                start_new_session=True,  # its children end with it
             )
             for rank in range(n)
         ]
@@ -66,8 +67,7 @@ class Ranks:
     def end(self):
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGCONT)
-            process.kill()
+                os.killpg(process.pid, signal.SIGKILL)  # what is stopped dies of it, too
             process.communicate()
 
 
