@@ -33,7 +33,7 @@ from contenders import CONTENDERS, NEEDS, Contender
 from harness import Settings
 from mpi4py import MPI
 from problems import DTYPES, VERBS
-from ranks import Ranks
+from processes import Ranks
 from results import KIB, MIB, Point, Result
 from samestep import facts
 from samestep.bench.progress import DEFAULT_TERMINAL, Progress

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import machine
-from ranks import Ranks
+from processes import Ranks
 
 DISTURBED = 0.1
 """Cores that others may use during a round before it counts as disturbed."""

@@ -13,7 +13,7 @@ import numpy as np
 from contenders import Contender
 from disturbance import Use, Watch
 from problems import FLOAT32, Array, Buffers, Problem, build, numpy_dtype
-from ranks import Ranks
+from processes import Ranks
 from results import AS_FLOAT32, Cell, Point, Summary
 
 _BURST_NS = 50_000_000  # about the longest run of calls without a barrier

@@ -20,6 +20,8 @@ MIB = 1 << 20
 pytestmark = [
     pytest.mark.ranks(2, 3, backends=["mpi", "native"]),
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+    # JAX, loaded by other tests of this launch, warns of any fork; these children use none of its locks.
+    pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning"),
 ]
 
 
