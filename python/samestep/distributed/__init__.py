@@ -28,6 +28,12 @@ from samestep.distributed.groups import (
     new_group,
 )
 from samestep.distributed.messages import irecv, isend, recv, send
+from samestep.distributed.multigpu import (
+    all_gather_multigpu,
+    all_reduce_multigpu,
+    broadcast_multigpu,
+    reduce_multigpu,
+)
 from samestep.distributed.names import (
     Backend,
     ReduceOp,
@@ -60,9 +66,12 @@ __all__ = [
     "Store",
     "TCPStore",
     "all_gather",
+    "all_gather_multigpu",
     "all_reduce",
+    "all_reduce_multigpu",
     "barrier",
     "broadcast",
+    "broadcast_multigpu",
     "destroy_process_group",
     "gather",
     "get_backend",
@@ -81,6 +90,7 @@ __all__ = [
     "new_group",
     "recv",
     "reduce",
+    "reduce_multigpu",
     "reduce_op",
     "register_rendezvous_handler",
     "scatter",

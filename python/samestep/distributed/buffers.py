@@ -16,7 +16,7 @@ import numpy as np
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
 
-__all__ = ["Place", "described", "in_place", "joined", "listed", "new_run", "read", "spread"]
+__all__ = ["Place", "count", "described", "fill", "in_place", "joined", "listed", "new_run", "read", "spread"]
 
 
 class Place(NamedTuple):
@@ -142,3 +142,13 @@ def spread(run: Any, tensors: Any, infos: list[arrays.ArrayInfo]) -> None:
             _core.note_written(target)
         else:
             tensors[i] = arrays.finish(tensors[i], target)
+
+
+def fill(run: Any, tensors: Any, infos: list[arrays.ArrayInfo], *, only: int | None = None) -> None:
+    """Write the same run into each array, or into one; entries that cannot be written are replaced."""
+    for i, known in enumerate(infos):
+        if only in (None, i):
+            one = [tensors[i]]
+            spread(run, one, [known])
+            if not known.writable:
+                tensors[i] = one[0]
