@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -36,7 +36,7 @@ class Request(Work):
       >>> dist.destroy_process_group()
     """
 
-    __slots__ = ("_all", "_failure")
+    __slots__ = ("_all", "_failure", "_given_up")
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class Request(Work):
         super().__init__(inner[-1], timeout, finish)
         self._all = inner
         self._failure: Exception | None = None
+        self._given_up = False
 
     def is_completed(self) -> bool:
         """Make progress; True once the operation has ended, well or not, and its buffers hold the result."""
@@ -95,6 +96,16 @@ class Request(Work):
     def _wait_blocking(self, timeout: float | None) -> Any:
         return self.wait(timeout)
 
+    def _give_up(self) -> None:
+        """The group ends now: nobody waits for this any more."""
+        self._given_up = True
+        for work in self._all:
+            work.cancel()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_given_up", True):  # __init__ may have failed
+            super().__del__()
+
 
 _outstanding: weakref.WeakKeyDictionary[Backend, list[Request]] = weakref.WeakKeyDictionary()
 _at_exit_registered = False
@@ -121,20 +132,28 @@ def _kept(of: Backend, request: Request) -> Request:
     return request
 
 
-def drain(of: Backend, seconds: float = _DRAIN_S) -> None:
-    """Carries out what was dropped in a group, as far as that is possible within `seconds`."""
-    deadline = time.monotonic() + seconds
-    for request in _outstanding.pop(of, []):
+def drain(groups: Iterable[Backend], *, receives: bool = True) -> None:
+    """Carries out what was dropped in these groups, as far as that is possible in a short time; gives up the rest.
+
+    Args:
+      groups: which are about to end.
+      receives: wait for messages, too.
+    """
+    deadline = time.monotonic() + _DRAIN_S
+    for request in [request for of in groups for request in _outstanding.pop(of, [])]:
         left = deadline - time.monotonic()
         try:
-            if not request.done() and left > 0:
+            if not request.done() and left > 0 and (receives or not request._inner.cancel()):
                 request.wait(left)
         except Error:  # whoever dropped it does not want to know
-            continue
+            pass
+        if not request.done():
+            request._give_up()
 
 
 def _at_exit() -> None:
     if uncaught.last_uncaught() is None:
-        for of in list(_outstanding):
-            if not of.closed:
-                drain(of)
+        drain([of for of in _outstanding if not of.closed], receives=False)
+    for kept in list(_outstanding.values()):
+        for request in kept:
+            request._give_up()

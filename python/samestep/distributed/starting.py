@@ -127,8 +127,7 @@ def destroy_process_group(group: Any = None) -> None:
     assert of is not None
     with contextlib.suppress(Error):  # a rank that is dead or gone holds nobody up
         of.barrier()
-        for member in (*reversed(of._children), of):
-            requests.drain(member)
+    requests.drain([*of._children, of])
     with contextlib.suppress(Error):
         if of is world.get_distributed_backend():
             world.finalize()
