@@ -65,7 +65,7 @@ print(rank, x[0])
     assert sorted(ended.out.splitlines()) == ["0 2.0", "1 2.0"]
 
 
-@pytest.mark.ranks(2, 3, dies={1})
+@pytest.mark.ranks(2, 3, dies={1}, backends=["native"])
 def test_a_peer_that_dies_is_named_to_all_and_a_new_world_may_follow(group):
     part = dist.new_group()
     request = None if group.rank == 1 else dist.irecv(np.empty(1), 1)

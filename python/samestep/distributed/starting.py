@@ -22,6 +22,7 @@ __all__ = ["destroy_process_group", "init_process_group"]
 
 DEFAULT_TIMEOUT = 1800.0  # seconds
 _UNSAID = -1
+_LEAVING_S = 1.0
 
 _worlds_met_at: weakref.WeakKeyDictionary[Store, int] = weakref.WeakKeyDictionary()
 
@@ -125,14 +126,28 @@ def destroy_process_group(group: Any = None) -> None:
         return
     of = groups.resolve(group)
     assert of is not None
-    with contextlib.suppress(Error):  # a rank that is dead or gone holds nobody up
+    the_world = world.get_distributed_backend()
+    failure: Error | None = None
+    try:
         of.barrier()
+    except Error as error:  # a rank that is dead or gone holds nobody up
+        failure = error
     requests.drain([*of._children, of])
     with contextlib.suppress(Error):
-        if of is world.get_distributed_backend():
+        if failure is not None:
+            _leave(of, f"its group had ended: {failure}")
+        if of is the_world:
             world.finalize()
         else:
             of.close()
-            of_world = groups.the_world()
-            if of in of_world._children:
-                of_world._children.remove(of)
+    if of in the_world._children:
+        the_world._children.remove(of)
+
+
+def _leave(of: samestep_backend.Backend, why: str) -> None:
+    """Ends a broken group on this rank alone; what brought its ranks together may not know that it is broken."""
+    of._abandon(why)
+    for member in (*of._children, of):
+        for comm in (member._comm, member._beneath):
+            if comm is not None:
+                comm.close(_LEAVING_S)
