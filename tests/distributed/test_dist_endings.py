@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import samestep as ss
 import samestep.distributed as dist
-from jobs import launch
+from jobs import Job, launch
 
 BEGIN = """
 import numpy as np, samestep.distributed as dist
@@ -16,18 +16,26 @@ rank = dist.get_rank()
 """
 
 
+@pytest.mark.parametrize("way", ["--native", "--mpi"])
 @pytest.mark.parametrize("count", [1, 3_000_000])
-def test_pending_sends_are_delivered_by_a_process_that_ends(tmp_path, count):
+def test_pending_sends_are_delivered_by_a_process_that_ends(tmp_path, count, way):
     script = f"""
+import atexit
+from pathlib import Path
 x = np.full({count}, 7.0)
 if rank == 0:
     dist.isend(x, 1)
+    atexit.register(Path("ends").touch)  # called before what was registered earlier
 else:
+    while not Path("ends").exists():
+        pass
     got = np.empty({count})
     dist.recv(got, 0)
     print(got.sum())
 """
-    ended = launch(tmp_path, BEGIN + script, "--nproc_per_node=2")
+    script = BEGIN.replace("gloo", {"--native": "gloo", "--mpi": "mpi"}[way]) + script
+    run = ["-m", "samestep", "run", way, "--raw", "-n", "2", "train.py"]
+    ended = Job(tmp_path, *run, script=script, env={"SAMESTEP_MPI_ENGINE": "direct"}).wait()
     assert (ended.code, ended.err, ended.left) == (0, "", [])
     assert ended.out == f"{7.0 * count}\n"
 
@@ -65,7 +73,7 @@ print(rank, x[0])
     assert sorted(ended.out.splitlines()) == ["0 2.0", "1 2.0"]
 
 
-@pytest.mark.ranks(2, 3, dies={1}, backends=["native"])
+@pytest.mark.ranks(2, 3, dies={1}, backends=["native", "mpi"])
 def test_a_peer_that_dies_is_named_to_all_and_a_new_world_may_follow(group):
     part = dist.new_group()
     request = None if group.rank == 1 else dist.irecv(np.empty(1), 1)

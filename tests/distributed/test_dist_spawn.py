@@ -147,8 +147,11 @@ def one_after_the_other(i, event):
 
 def test_the_first_failure_in_time_is_the_one():
     event = multiprocessing.get_context("spawn").Event()
+    context = mp.spawn(one_after_the_other, args=(event,), nprocs=3, join=False)
+    for pid in context.pids():
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     with pytest.raises(mp.ProcessRaisedException, match="Telling: the first") as caught:
-        mp.spawn(one_after_the_other, args=(event,), nprocs=3)
+        context.join()
     assert caught.value.error_index == 1
 
 
