@@ -18,19 +18,27 @@ rank = dist.get_rank()
 
 @pytest.mark.parametrize("way", ["--native", "--mpi"])
 @pytest.mark.parametrize("count", [1, 3_000_000])
-def test_pending_sends_are_delivered_by_a_process_that_ends(tmp_path, count, way):
+@pytest.mark.parametrize(
+    ("begin", "get"),
+    [
+        ("dist.isend(x, 1)", "dist.recv(got, 0)"),
+        ("dist.broadcast(x, 0, async_op=True)", "dist.broadcast(got, 0)"),
+    ],
+    ids=["send", "broadcast"],
+)
+def test_what_is_under_way_is_delivered_by_a_process_that_ends(tmp_path, count, way, begin, get):
     script = f"""
 import atexit
 from pathlib import Path
 x = np.full({count}, 7.0)
 if rank == 0:
-    dist.isend(x, 1)
+    {begin}
     atexit.register(Path("ends").touch)  # called before what was registered earlier
 else:
     while not Path("ends").exists():
         pass
     got = np.empty({count})
-    dist.recv(got, 0)
+    {get}
     print(got.sum())
 """
     script = BEGIN.replace("gloo", {"--native": "gloo", "--mpi": "mpi"}[way]) + script

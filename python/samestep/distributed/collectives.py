@@ -48,8 +48,11 @@ def broadcast(
     of = groups.resolve(group)
     if of is None:
         return None
-    known = buffers.described(tensor, "broadcast")
     root = groups.rank_in(of, "broadcast", "src", src, group_src)
+    if not async_op and (plain := buffers.plain(tensor)) is not None:
+        of.bcast(plain, root=root)
+        return None
+    known = buffers.described(tensor, "broadcast")
     if of.rank == root:
         run = buffers.read(tensor, known)
         finish = None if known.writable else lambda: tensor
@@ -78,6 +81,9 @@ def all_reduce(tensor: Any, op: Any = ReduceOp.SUM, group: Any = WORLD, async_op
     """
     of = groups.resolve(group)
     if of is None:
+        return None
+    if not async_op and (plain := buffers.plain(tensor)) is not None:
+        of.allreduce(plain, op)
         return None
     known = buffers.described(tensor, "all_reduce")
     code, factor = resolve(op)
