@@ -170,3 +170,23 @@ def test_a_group_that_was_destroyed(group):
     with pytest.raises(ss.NotInitializedError, match="has been destroyed"):
         dist.barrier(part)
     dist.barrier()
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_a_group_on_another_backend(group):
+    if dist.get_backend() != "mpi":
+        with pytest.raises(ss.UnavailableError, match="'mpi' is not carried where the world's is 'native'"):
+            dist.new_group(backend="mpi")
+        return
+    for ranks in ([0], None):
+        part = dist.new_group(ranks, backend="gloo")
+        if part is OUTSIDE:
+            continue
+        assert dist.get_backend(part) == "gloo"
+        assert isinstance(part, ss.NativeBackend)
+        assert part.size == 1 or part.engine == "node"
+        x = contribution(group.rank, 1009)
+        dist.all_reduce(x, group=part)
+        assert_same(x, np.asarray(sum(contribution(r, 1009) for r in range(part.size)), "f4"))
+        dist.destroy_process_group(part)
+    dist.barrier()

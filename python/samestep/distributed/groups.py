@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Final
 
-from samestep import world
+from samestep import _core, world
 from samestep.agreement import by_rank
 from samestep.backend import Backend as Group
+from samestep.backend import NativeBackend
 from samestep.distributed.names import KINDS, Backend
 from samestep.errors import InvalidArgumentError, MismatchError, NotInitializedError, UnavailableError
+from samestep.objects import exchange_objects
 from samestep.rendezvous.store import seconds_of
 
 __all__ = [
@@ -181,7 +183,7 @@ def new_group(
     Args:
       ranks: global ranks, in any order; the group's own ranks follow the sorted list. None: all.
       timeout: of operations in the group, a timedelta or seconds. None: the world's.
-      backend: None, or the world's; another one is not carried by this version.
+      backend: None: the world's. In a world on "mpi" it may be "gloo" for ranks of one host.
 
     Returns:
       A handle for `group=`, which is the group's `samestep.Backend`; `GroupMember.NON_GROUP_MEMBER` on ranks
@@ -190,7 +192,7 @@ def new_group(
     Raises:
       MismatchError: the ranks gave different lists (on every rank).
       InvalidArgumentError: a rank occurs twice or is outside the world.
-      UnavailableError: another backend than the world's.
+      UnavailableError: the group cannot have this backend (on every rank).
 
     Example:
       >>> import samestep.distributed as dist
@@ -208,23 +210,46 @@ def new_group(
     if any(other != lists[0] for other in lists):
         told = by_rank([str(given) if kind == of.kind else f"{given} on {kind}" for given, kind in lists])
         raise MismatchError(f"new_group: the ranks gave different lists: {told}")
-    if kind != of.kind:
-        raise UnavailableError(
-            f"new_group: the world's backend is {get_backend()!r}, and groups on {backend!r} "
-            "are not carried by this version; leave backend out"
-        )
     for rank in chosen:
         if not 0 <= rank < of.size or chosen.count(rank) > 1:
             what = "is outside the world" if not 0 <= rank < of.size else "occurs twice in a group"
             raise InvalidArgumentError(f"new_group: rank {rank} {what} of {of.size} ranks: {chosen}")
     if not chosen:
         raise InvalidArgumentError("new_group: a group needs at least one rank, got an empty list")
+    everyone = sorted(chosen)
+    where = [of._hosts[rank] for rank in everyone]
+    if kind != of.kind and (why := _why_not_on(kind, of.kind, where)):
+        raise UnavailableError(f"new_group: {why}; leave backend out")
     if of.rank not in chosen:
         return GroupMember.NON_GROUP_MEMBER
-    everyone = sorted(chosen)
     comm = of._comm.group(everyone, seconds)
-    made = of._child(comm, [of._hosts[rank] for rank in everyone], timeout=seconds)
+    made = of._child(comm, where, timeout=seconds) if kind == of.kind else _native(of, comm, where, seconds)
     _members[made] = everyone
+    return made
+
+
+def _why_not_on(kind: str, world_kind: str, where: list[str]) -> str:
+    """Why a group on another backend than the world's is not to be had; "" if it is."""
+    if (kind, world_kind) != ("native", "mpi"):
+        return (
+            f"a group on backend {kind!r} is not carried where the world's is {world_kind!r}, by this version"
+        )
+    n = len(set(where))
+    return f"its ranks are on {n} hosts, and 'gloo' carries one in this version" if n > 1 else ""
+
+
+def _native(of: Group, comm: _core.Communicator, where: list[str], seconds: float) -> Group:
+    """The members of `comm`, which are on one host, without MPI."""
+    beneath = None
+    if comm.engine == "mpi" and comm.size > 1:
+        beneath = comm
+
+        def exchange(mine: bytes) -> list[bytes]:
+            return exchange_objects(beneath, mine, seconds)
+
+        comm = _core.open_node_world(comm.name, comm.rank, comm.size, exchange, seconds)
+    made = NativeBackend(comm, timeout=seconds, device=of.device, world_hosts=where, beneath=beneath)
+    of._children.append(made)
     return made
 
 
