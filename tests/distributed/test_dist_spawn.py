@@ -192,13 +192,13 @@ def test_wrong_arguments_start_nothing():
 
 
 SCRIPT = """
-    import signal, time
+    import os, signal, time
     import samestep.multiprocessing as mp
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are deaf to it
 
     def stay(i):
-        print("here", flush=True)
+        os.write(1, b"here\\n")  # at once: lines of two processes must not mix
         time.sleep(1000)
 
     if __name__ == "__main__":
