@@ -176,7 +176,7 @@ def check_same(
     """
     acts = [description.act for description in everyone]
     if len(set(acts)) > 1:
-        raise MismatchError(f"group {group}: {_by_rank(acts)}; all ranks must make the same call")
+        raise MismatchError(f"group {group}: {by_rank(acts)}; all ranks must make the same call")
     leaves = [
         {
             name: what if place == i or not places else f"the array {description.names[place]} again"
@@ -188,15 +188,15 @@ def check_same(
         whats = [mine.get(name, "missing") for mine in leaves]
         if len(set(whats) - {ABSENT} if absent_is_fine else set(whats)) > 1:
             raise MismatchError(
-                f"{acts[0]} in group {group}: leaf {name or 'at the top'} is {_by_rank(whats)}; "
+                f"{acts[0]} in group {group}: leaf {name or 'at the top'} is {by_rank(whats)}; "
                 "all ranks must pass trees of the same structure, shapes and dtypes"
             )
     orders = [", ".join(description.names) for description in everyone]
     if len(set(orders)) > 1:
-        raise MismatchError(f"{acts[0]} in group {group}: the leaves are ordered {_by_rank(orders)}")
+        raise MismatchError(f"{acts[0]} in group {group}: the leaves are ordered {by_rank(orders)}")
 
 
-def _by_rank(texts: Sequence[str]) -> str:
+def by_rank(texts: Sequence[str]) -> str:
     """`a on ranks 0, 2 and b on rank 1`"""
     ranks: dict[str, list[str]] = {}
     for rank, text in enumerate(texts):

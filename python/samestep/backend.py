@@ -182,8 +182,12 @@ class Backend(MessageVerbs):
             return node, cross
         return self._node, self._cross  # type: ignore[return-value]
 
-    def _child(self: _Self, comm: _core.Communicator, world_hosts: list[str]) -> _Self:
-        child = type(self)(comm, timeout=self._timeout, device=self._device, world_hosts=world_hosts)
+    def _child(
+        self: _Self, comm: _core.Communicator, world_hosts: list[str], *, timeout: float | None = None
+    ) -> _Self:
+        child = type(self)(
+            comm, timeout=timeout or self._timeout, device=self._device, world_hosts=world_hosts
+        )
         self._children.append(child)
         return child
 

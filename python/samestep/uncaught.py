@@ -43,6 +43,12 @@ def install() -> None:
     sys.excepthook = hook
 
 
+def remember(error: BaseException) -> None:
+    """Notes the exception that is about to end this process, where it does not pass `sys.excepthook`."""
+    global _last  # noqa: PLW0603
+    _last = error
+
+
 def last_uncaught() -> BaseException | None:
     """The exception that is ending this process, or None."""
     return _last

@@ -58,3 +58,15 @@ def test_the_quick_start_of_fluxmpi_learns(tmp_path: Path) -> None:
         losses = [float(loss) for loss in re.findall(rf"\[{rank} / 2\] Epoch \d+: Loss (\S+)", printed)]
         assert len(losses) == 100
         assert losses[-1] < 0.1 * losses[0]
+
+
+def test_a_script_of_2019_starts_its_ranks_itself(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "spawn_2019.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout == "slope 2.00, intercept -1.00\nbitwise equal on all ranks: True\n", done.stderr

@@ -17,7 +17,7 @@ import samestep
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PACKAGE = Path(samestep.__file__).parent
-PUBLIC = ["samestep", "samestep.fluxmpi"]
+PUBLIC = ["samestep", "samestep.fluxmpi", "samestep.distributed", "samestep.multiprocessing"]
 SAME_AS = {"total_workers": "size"}  # functions named otherwise than the member of Backend they return
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 

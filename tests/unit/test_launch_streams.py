@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from samestep.launch import frames
+from samestep.launch.arguments import Options
 from samestep.launch.lines import LONGEST_LINE, Lines
 from samestep.launch.loop import Loop
 from samestep.launch.output import Output, open_logs
@@ -110,7 +111,7 @@ def test_tail_keeps_the_last_20_lines_of_stderr(screen):
 
 
 def test_logs_hold_what_was_written_without_prefix(screen, tmp_path):
-    logs = open_logs(str(tmp_path / "new" / "dir"), 2)
+    logs = open_logs(str(tmp_path / "new" / "dir"), Options(2, "train.py").log_files())
     output = screen(logs=logs)
     output.lines(1, 2, b"e\rE\n")
     output.lines(0, 1, b"o\n")

@@ -39,9 +39,13 @@ class Options:
       mpi: the ranks are started by `mpirun`; else by the launcher itself, on this host.
       raw: no rank in front of each line.
       logs: directory for one file per rank and stream, or None.
+      log_names: what the files are called there, with `{rank}`, `{node}` and `{local_rank}`, for stdout and stderr.
+      shown: which of stdout (1) and stderr (2) are passed on, too.
       env: variables to add.
       timeout_s: end the run after this time, or None.
       master_addr, master_port: for MASTER_ADDR and MASTER_PORT; None = choose.
+      n_nodes, node_rank: how many runs like this make the job, one on each node, and which of them this is.
+      rank_argument: first argument of each rank, with `{local_rank}`; "" = none.
     """
 
     n_ranks: int
@@ -52,15 +56,34 @@ class Options:
     mpi: bool = False
     raw: bool = False
     logs: str | None = None
+    log_names: tuple[str, str] = ("rank_{rank}.out", "rank_{rank}.err")
+    shown: tuple[int, ...] = (1, 2)
     env: dict[str, str] = field(default_factory=dict)
     timeout_s: float | None = None
     master_addr: str | None = None
     master_port: int | None = None
+    n_nodes: int = 1
+    node_rank: int = 0
+    rank_argument: str = ""
 
-    def rank_argv(self, python: str) -> list[str]:
-        """The command of each rank, with `python` as the interpreter."""
+    @property
+    def first_rank(self) -> int:
+        """The number of this run's first rank in the whole job."""
+        return self.node_rank * self.n_ranks
+
+    def rank_argv(self, python: str, local_rank: int = 0) -> list[str]:
+        """The command of a rank, with `python` as the interpreter."""
         start = {"script": [python, "-u"], "module": [python, "-u", "-m"], "program": []}[self.kind]
-        return [*start, self.program, *self.arguments]
+        own = [self.rank_argument.format(local_rank=local_rank)] if self.rank_argument else []
+        return [*start, self.program, *own, *self.arguments]
+
+    def log_files(self) -> dict[tuple[int, int], str]:
+        """Name of the file in `logs` for each (rank of this run, 1 or 2)."""
+        return {
+            (rank, fd): name.format(rank=rank, node=self.node_rank, local_rank=rank)
+            for rank in range(self.n_ranks)
+            for fd, name in zip((1, 2), self.log_names, strict=True)
+        }
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -74,7 +97,7 @@ def parse(argv: Sequence[str]) -> Options:
       ('-n', '7')
     """
     parser = _parser()
-    own, rest = _split(list(argv))
+    own, rest = split(list(argv), _WITH_VALUE)
     flags = parser.parse_args(own)
     if not rest:
         parser.error("what to run? Give a script, or -m module, or --no-python program")
@@ -118,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-n", type=_whole_number, metavar="N", help="number of ranks")
+    add("-n", type=whole_number, metavar="N", help="number of ranks")
     add("-m", "--module", action="store_true", help="the program is a module, run as python -m")
     add("--no-python", action="store_true", help="run the program itself, not python with it")
     default = {True: " (the default)", False: ""}
@@ -138,12 +161,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--logs", metavar="DIR", help="also write DIR/rank_<r>.out and .err")
     add("--timeout", type=_seconds, metavar="S", help="end the run after S seconds, exit code 124")
     add("--master-addr", metavar="HOST", help="MASTER_ADDR of the ranks (default: the first host)")
-    add("--master-port", type=_port, metavar="P", help="MASTER_PORT of the ranks (default: a free port)")
+    add("--master-port", type=port, metavar="P", help="MASTER_PORT of the ranks (default: a free port)")
     return parser
 
 
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Our own flags, and the program with its arguments."""
+def split(argv: list[str], with_value: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own flags, with dashes for underscores, and the program with its arguments.
+
+    Args:
+      argv: the command line.
+      with_value: those of our flags whose value may be the next word.
+    """
     i = 0
     while i < len(argv):
         word = argv[i]
@@ -154,11 +182,12 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
         if word.startswith("--"):
             name, equals, value = word.partition("=")
             argv[i] = name.replace("_", "-") + equals + value
-        i += 2 if argv[i] in _WITH_VALUE else 1
+        i += 2 if argv[i] in with_value else 1
     return argv, []
 
 
-def _whole_number(text: str) -> int:
+def whole_number(text: str) -> int:
+    """For argparse: a number above 0."""
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
     return int(text)
@@ -174,7 +203,8 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _port(text: str) -> int:
+def port(text: str) -> int:
+    """For argparse: a port number."""
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
         raise argparse.ArgumentTypeError(f"{text!r} is no port, 1 to 65535")
     return int(text)

@@ -7,7 +7,7 @@ import selectors
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from samestep.launch.loop import Loop
@@ -27,6 +27,7 @@ class Output:
       loop: watches stdout and stderr while something waits to be written.
       raw: leave out the rank in front of each line.
       logs: files of `open_logs`, or nothing.
+      shown: which of the ranks' descriptors 1 and 2 are shown at all.
       on_lost: called once with the error when stdout can no longer be written.
     """
 
@@ -37,16 +38,18 @@ class Output:
         raw: bool,
         logs: dict[tuple[int, int], int],
         on_lost: Callable[[OSError], None],
+        shown: Collection[int] = (1, 2),
     ) -> None:
         self._loop = loop
         self._raw = raw
         self._logs = logs
         self._on_lost = on_lost
+        self._shown = shown
         self._waiting: deque[tuple[int, memoryview]] = deque()
         self._tails: dict[int, deque[bytes]] = {}
         self._lost: set[int] = set()
         self._unfinished: tuple[int, int, bytes] | None = None  # rank, descriptor, what the terminal shows
-        self.live = [fd for fd in (1, 2) if os.isatty(fd)]
+        self.live = [fd for fd in shown if os.isatty(fd)]
         self.n_waiting = 0
 
     def lines(self, rank: int, fd: int, data: bytes) -> None:
@@ -56,6 +59,8 @@ class Output:
         if fd == 2:
             tail = self._tails.setdefault(rank, deque(maxlen=_TAIL_LINES))
             tail.extend(_visible(line)[:_TAIL_LINE_BYTES] for line in data[:-1].split(b"\n"))
+        if fd not in self._shown:
+            return
         if fd in self.live and b"\r" in data:
             data = b"".join(_visible(line) + b"\n" for line in data[:-1].split(b"\n"))
         if not self._raw:
@@ -160,15 +165,11 @@ class Output:
             self.plain(2, f"samestep: the files of --logs end here: {why}\n".encode())
 
 
-def open_logs(directory: str, n_ranks: int) -> dict[tuple[int, int], int]:
-    """Creates `directory` and in it, empty, rank_<r>.out and .err; returns them by (rank, 1 or 2)."""
+def open_logs(directory: str, names: Mapping[tuple[int, int], str]) -> dict[tuple[int, int], int]:
+    """Creates `directory` and in it, empty, the named files; returns them by the same keys (rank, 1 or 2)."""
     os.makedirs(directory, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    return {
-        (rank, fd): os.open(os.path.join(directory, f"rank_{rank}.{name}"), flags, 0o666)
-        for rank in range(n_ranks)
-        for fd, name in ((1, "out"), (2, "err"))
-    }
+    return {key: os.open(os.path.join(directory, name), flags, 0o666) for key, name in names.items()}
 
 
 def _visible(line: bytes) -> bytes:

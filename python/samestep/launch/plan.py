@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _FOR_OTHER_HOSTS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _PREFIXES_FOR_OTHER_HOSTS = ("SAMESTEP_", "NCCL_", "OMP_")
@@ -71,13 +71,28 @@ def places(host_of_rank: Sequence[str]) -> list[Place]:
     return found
 
 
+def on_node(here: Sequence[Place], node_rank: int, n_nodes: int) -> list[Place]:
+    """The same places as part of a job of `n_nodes` runs with as many ranks each, of which this is one.
+
+    Example:
+      >>> [(p.rank, p.n_ranks, p.local_rank, p.node_rank) for p in on_node(places(["a", "a"]), 1, 3)]
+      [(2, 6, 0, 1), (3, 6, 1, 1)]
+    """
+    n = len(here)
+    return [
+        replace(place, rank=node_rank * n + place.rank, n_ranks=n_nodes * n, node_rank=node_rank)
+        for place in here
+    ]
+
+
 def environment(
     place: Place, *, master_addr: str, master_port: int, secret: str, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables that a rank gets on top of those it inherits, by the names that torchrun made common.
 
     One thread per rank for OpenMP where several ranks share a host and `inherited` does not say otherwise. The
-    secret lets ranks of this job in where they meet, and nobody else; `inherited` may have one already.
+    secret lets ranks of this job in where they meet, and nobody else; `inherited` may have one already, and "" is
+    none.
     """
     variables = {
         "MASTER_ADDR": master_addr,
@@ -87,8 +102,9 @@ def environment(
         "LOCAL_RANK": str(place.local_rank),
         "LOCAL_WORLD_SIZE": str(place.local_size),
         "GROUP_RANK": str(place.node_rank),
-        "SAMESTEP_SECRET": inherited.get("SAMESTEP_SECRET", secret),
     }
+    if secret := inherited.get("SAMESTEP_SECRET", secret):
+        variables["SAMESTEP_SECRET"] = secret
     if place.local_size > 1 and "OMP_NUM_THREADS" not in inherited:
         variables["OMP_NUM_THREADS"] = "1"
     return variables

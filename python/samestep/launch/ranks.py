@@ -26,6 +26,7 @@ class Rank:
     """One rank as the launcher knows it.
 
     Attributes:
+      name: with its number in the whole job.
       host: "" if it is the launcher's.
       link: connection to its agent; None once that is gone.
       pid: 0 until it has started.
@@ -35,6 +36,7 @@ class Rank:
     """
 
     number: int
+    name: str
     host: str
     link: socket.socket | None
     decoder: frames.Decoder = field(default_factory=lambda: frames.Decoder(most=2 * LONGEST_LINE))
@@ -62,9 +64,19 @@ class Ranks:
       token: what an agent has to know. Who does not is disconnected without an answer.
       n_ranks: how many are expected.
       output: gets what ranks print.
+      first_rank: number of the first in the whole job.
     """
 
-    def __init__(self, loop: Loop, server: socket.socket, token: str, n_ranks: int, output: Output) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        server: socket.socket,
+        token: str,
+        n_ranks: int,
+        output: Output,
+        *,
+        first_rank: int = 0,
+    ) -> None:
         self.by_number: dict[int, Rank] = {}
         self.problem = ""
         self._strangers: set[socket.socket] = set()
@@ -74,6 +86,7 @@ class Ranks:
         self._token = token
         self._n_ranks = n_ranks
         self._output = output
+        self._first_rank = first_rank
         server.setblocking(False)
         loop.reading(server.fileno(), self._accept)
 
@@ -98,7 +111,7 @@ class Ranks:
             rank.link.close()
             rank.link = None
         if not rank.all_gone and rank.ending is None:
-            rank.ending = Ending(f"rank {rank.number}", rank.pid, None, time.time(), host=rank.host)
+            rank.ending = Ending(rank.name, rank.pid, None, time.time(), host=rank.host)
         rank.all_gone = True
 
     def close(self) -> None:
@@ -145,7 +158,9 @@ class Ranks:
             self.problem = f"mpirun started rank {rank} of {size} on {host}; {self._n_ranks} were asked for"
             link.close()
             return
-        self.by_number[rank] = Rank(rank, "" if host == socket.gethostname() else host, link)
+        self.by_number[rank] = Rank(
+            rank, f"rank {self._first_rank + rank}", "" if host == socket.gethostname() else host, link
+        )
 
     def _on_agent(self, rank: Rank) -> None:
         assert rank.link is not None
@@ -173,7 +188,7 @@ class Ranks:
             how = json.loads(payload)
             how["signals"] = tuple(how["signals"])
             how["ended_by"] = "mpirun" if rank.cut_off else "the launcher"
-            rank.ending = Ending(f"rank {rank.number}", rank.pid, host=rank.host, **how)
+            rank.ending = Ending(rank.name, rank.pid, host=rank.host, **how)
         elif kind == frames.DONE:
             rank.all_gone = True
 

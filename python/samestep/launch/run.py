@@ -6,7 +6,7 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from samestep.launch.arguments import Options, parse
 from samestep.launch.mpirun import LaunchError
@@ -16,17 +16,27 @@ from samestep.launch.supervisor import Supervisor
 
 def main(argv: Sequence[str]) -> int:
     """Runs what follows `samestep run` on the command line; returns the exit code."""
+    return start(lambda: parse(argv), "samestep run")
+
+
+def start(parsed: Callable[[], Options], command: str) -> int:
+    """Runs what a command line asks for; returns the exit code.
+
+    Args:
+      parsed: reads the command line.
+      command: its name, for messages.
+    """
     _open_standard_descriptors()
-    options = parse(argv)
+    options = parsed()
     if why := _why_not(options):
-        return _refuse(why)
+        return _refuse(command, why)
     _allow_descriptors(3 * options.n_ranks + 100)
     try:
         supervisor = Supervisor(options)
     except LaunchError as error:
-        return _refuse(str(error))
+        return _refuse(command, str(error))
     except OSError as error:
-        return _refuse(f"{error.strerror}: {error.filename}" if error.filename else str(error))
+        return _refuse(command, f"{error.strerror}: {error.filename}" if error.filename else str(error))
     return supervisor.run()
 
 
@@ -44,8 +54,8 @@ def _why_not(options: Options) -> str:
     return ""
 
 
-def _refuse(why: str) -> int:
-    print(f"samestep run: {why}", file=sys.stderr)
+def _refuse(command: str, why: str) -> int:
+    print(f"{command}: {why}", file=sys.stderr)
     return 2
 
 

@@ -67,14 +67,23 @@ class Supervisor:
         self._end: _End | None = None
         self._running_at_end: list[int] = []
 
-        logs = open_logs(options.logs, options.n_ranks) if options.logs else {}
-        self._output = Output(self._loop, raw=options.raw, logs=logs, on_lost=self._on_output_lost)
+        logs = open_logs(options.logs, options.log_files()) if options.logs else {}
+        self._output = Output(
+            self._loop, raw=options.raw, logs=logs, on_lost=self._on_output_lost, shown=options.shown
+        )
         hosts = [host.name for host in options.hosts]
         server, addresses = network.listen(everywhere=options.mpi and network.may_leave_host(hosts))
         where = {"host": socket.gethostname(), "addresses": addresses, "token": secrets.token_hex(16)}
         where["port"] = server.getsockname()[1]
         self._programs = programs(options, where)
-        self._ranks = Ranks(self._loop, server, str(where["token"]), options.n_ranks, self._output)
+        self._ranks = Ranks(
+            self._loop,
+            server,
+            str(where["token"]),
+            options.n_ranks,
+            self._output,
+            first_rank=options.first_rank,
+        )
 
     def run(self) -> int:
         """Runs to the end, when no process of the run is left, and returns the exit code.
@@ -124,16 +133,18 @@ class Supervisor:
     def _start_ranks(self) -> None:
         self._started = True
         options = self._options
-        places = plan.places([rank.host for rank in self._ranks])
+        here = plan.places([rank.host for rank in self._ranks])
+        places = plan.on_node(here, options.node_rank, options.n_nodes) if options.n_nodes > 1 else here
         address = options.master_addr or self._address_of_first_host()
         port = options.master_port or self._reserved_port()
-        secret = secrets.token_hex(16)
-        start = {"argv": options.rank_argv(sys.executable), "cwd": os.getcwd(), "live": self._output.live}
+        secret = secrets.token_hex(16) if options.n_nodes == 1 else ""  # which the other runs would not know
+        start = {"cwd": os.getcwd(), "live": self._output.live}
         for rank, place in zip(self._ranks, places, strict=True):
             env = plan.for_other_hosts(os.environ) if rank.host else {}
             env |= plan.environment(
                 place, master_addr=address, master_port=port, secret=secret, inherited=os.environ
             )
+            start["argv"] = options.rank_argv(sys.executable, place.local_rank)
             rank.send(frames.START, {**start, "env": env | options.env, "stdin": rank.number == 0})
 
     def _reserved_port(self) -> int:
@@ -153,7 +164,8 @@ class Supervisor:
                 self._signal_ranks(signal.SIGKILL)
             return
         self._end = end
-        self._running_at_end = [rank.number for rank in self._ranks if rank.ending is None]
+        first = self._options.first_rank
+        self._running_at_end = [first + rank.number for rank in self._ranks if rank.ending is None]
         for delay, signum in end.signals:
             self._loop.after(delay, partial(self._signal_ranks, signum))
         self._loop.after(end.signals[-1][0] + _GIVE_UP_S, self._give_up)
@@ -199,7 +211,9 @@ class Supervisor:
 
     def _tell_who_is_late(self) -> None:
         if not self._started and self._end is None:
+            first = self._options.first_rank
             missing = sorted(set(range(self._options.n_ranks)) - set(self._ranks.by_number))
+            missing = [first + number for number in missing]
             advice = "; does ssh to every host work without a password?" if self._options.hosts else ""
             late = f"{ranks_text(missing)} did not start within {_LATE_S:.0f} s"
             self._say(f"{late}; still waiting for {self._programs[0].argv[0]}{advice}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,11 +11,12 @@ from samestep.errors import InvalidArgumentError
 from samestep.rendezvous.store import Store
 from samestep.rendezvous.url import SCHEMES, with_query
 
-__all__ = ["open_store", "register_rendezvous_handler"]
+__all__ = ["open_store", "register_rendezvous_handler", "url_of_store"]
 
 Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 
 _handlers: dict[str, Handler] = {}
+_numbers = itertools.count()
 
 
 def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
@@ -49,3 +52,14 @@ def open_store(url: str, rank: int | None, world_size: int | None) -> tuple[Stor
         return None
     store, rank, world_size = next(iter(handler(with_query(url, rank, world_size))))
     return store, rank, world_size
+
+
+@contextlib.contextmanager
+def url_of_store(store: Store, rank: int, world_size: int) -> Iterator[str]:
+    """A URL that means a store which is open already; of no use after the block."""
+    scheme = f"samestep-store-{next(_numbers)}"
+    _handlers[scheme] = lambda url: iter([(store, rank, world_size)])
+    try:
+        yield f"{scheme}://"
+    finally:
+        del _handlers[scheme]

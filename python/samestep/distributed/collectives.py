@@ -1,0 +1,240 @@
+"""Collectives under torch's names, on arrays of any library.
+
+Rules for all of them. A rank that is not in `group` gets None at once. `async_op=True` gives a `Request`. Results
+are written into the given arrays and None is returned; where an array cannot be written (JAX, read-only NumPy) the
+new array is returned, and in a list the entry is replaced. Ranks that disagree in function, element count, dtype,
+op or root all raise MismatchError, and the group stays usable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from samestep.distributed import buffers, groups
+from samestep.distributed.groups import WORLD
+from samestep.distributed.names import ReduceOp
+from samestep.distributed.requests import started
+from samestep.errors import InvalidArgumentError
+from samestep.reduce_ops import resolve
+
+__all__ = ["all_gather", "all_reduce", "barrier", "broadcast", "gather", "reduce", "scatter"]
+
+
+def broadcast(
+    tensor: Any,
+    src: int | None = None,
+    group: Any = WORLD,
+    async_op: bool = False,
+    *,
+    group_src: int | None = None,
+) -> Any:
+    """Give every rank of the group the elements of rank `src`.
+
+    Args:
+      tensor: array; its shape may differ between ranks where the element count is the same.
+      src: global rank that sends.
+      group: `group.WORLD` or what `new_group` returned.
+      async_op: return a `Request` at once.
+      group_src: instead of `src`, the rank within the group.
+
+    Example:
+      >>> import numpy as np, samestep.distributed as dist
+      >>> dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+      >>> x = np.arange(3)
+      >>> dist.broadcast(x, src=0)
+      >>> dist.destroy_process_group()
+    """
+    of = groups.resolve(group)
+    if of is None:
+        return None
+    root = groups.rank_in(of, "broadcast", "src", src, group_src)
+    if not async_op and (plain := buffers.plain(tensor)) is not None:
+        of.bcast(plain, root=root)
+        return None
+    known = buffers.described(tensor, "broadcast")
+    if of.rank == root:
+        run = buffers.read(tensor, known)
+        finish = None if known.writable else lambda: tensor
+    else:
+        run, finish = buffers.in_place(tensor, known, filled=False)
+    return started(of, of._comm.broadcast(run, root), finish, async_op)
+
+
+def all_reduce(tensor: Any, op: Any = ReduceOp.SUM, group: Any = WORLD, async_op: bool = False) -> Any:
+    """Reduce over all ranks of the group; every rank gets the result, the same bits everywhere.
+
+    Args:
+      tensor: array; its shape may differ between ranks where the element count is the same.
+      op: a `ReduceOp`, or whatever `samestep.ReduceOp` allows.
+      group: `group.WORLD` or what `new_group` returned.
+      async_op: return a `Request` at once.
+
+    Example:
+      >>> import numpy as np, samestep.distributed as dist
+      >>> dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+      >>> gradients = np.ones(3)
+      >>> dist.all_reduce(gradients)
+      >>> gradients / dist.get_world_size()
+      array([1., 1., 1.])
+      >>> dist.destroy_process_group()
+    """
+    of = groups.resolve(group)
+    if of is None:
+        return None
+    if not async_op and (plain := buffers.plain(tensor)) is not None:
+        of.allreduce(plain, op)
+        return None
+    known = buffers.described(tensor, "all_reduce")
+    code, factor = resolve(op)
+    run, finish = buffers.in_place(tensor, known)
+    return started(of, of._comm.all_reduce(run, None, code, factor), finish, async_op)
+
+
+def reduce(
+    tensor: Any,
+    dst: int | None = None,
+    op: Any = ReduceOp.SUM,
+    group: Any = WORLD,
+    async_op: bool = False,
+    *,
+    group_dst: int | None = None,
+) -> Any:
+    """Reduce over all ranks of the group; rank `dst` gets the result. All other arrays keep their elements.
+
+    Args:
+      tensor: array; its shape may differ between ranks where the element count is the same.
+      dst: global rank that gets the result.
+      op: a `ReduceOp`, or whatever `samestep.ReduceOp` allows.
+      group: `group.WORLD` or what `new_group` returned.
+      async_op: return a `Request` at once.
+      group_dst: instead of `dst`, the rank within the group.
+    """
+    of = groups.resolve(group)
+    if of is None:
+        return None
+    known = buffers.described(tensor, "reduce")
+    root = groups.rank_in(of, "reduce", "dst", dst, group_dst)
+    code, factor = resolve(op)
+    if of.rank == root:
+        run, finish = buffers.in_place(tensor, known)
+    else:
+        run = buffers.read(tensor, known)
+        finish = None if known.writable else lambda: tensor
+    return started(of, of._comm.reduce(run, None, code, factor, root), finish, async_op)
+
+
+def all_gather(tensor_list: Sequence[Any], tensor: Any, group: Any = WORLD, async_op: bool = False) -> Any:
+    """Every rank of the group gets all ranks' arrays: `tensor_list[i]` becomes that of group rank i.
+
+    Args:
+      tensor_list: one array for each rank of the group, with the dtype and count of `tensor`.
+      tensor: this rank's array.
+      group: `group.WORLD` or what `new_group` returned.
+      async_op: return a `Request` at once.
+
+    Raises:
+      InvalidArgumentError: names the list, and the entry that does not fit.
+    """
+    of = groups.resolve(group)
+    if of is None:
+        return None
+    known = buffers.described(tensor, "all_gather")
+    infos = buffers.listed(tensor_list, of.size, known, "all_gather", "tensor_list", written=True)
+    run = buffers.new_run(tensor, known, of.size)
+    work = of._comm.all_gather(buffers.read(tensor, known), run)
+    return started(of, work, lambda: buffers.spread(run, tensor_list, infos), async_op)
+
+
+def gather(
+    tensor: Any,
+    gather_list: Sequence[Any] | None = None,
+    dst: int | None = None,
+    group: Any = WORLD,
+    async_op: bool = False,
+    *,
+    group_dst: int | None = None,
+) -> Any:
+    """Rank `dst` gets all ranks' arrays: `gather_list[i]` becomes that of group rank i.
+
+    Args:
+      tensor: this rank's array.
+      gather_list: at `dst` one array for each rank of the group; None or [] elsewhere.
+      dst: global rank that receives; 0 where neither it nor `group_dst` is given.
+      group: `group.WORLD` or what `new_group` returned.
+      async_op: return a `Request` at once.
+      group_dst: instead of `dst`, the rank within the group.
+
+    Raises:
+      InvalidArgumentError: a list elsewhere, none at `dst`, or one that does not fit.
+    """
+    of = groups.resolve(group)
+    if of is None:
+        return None
+    known = buffers.described(tensor, "gather")
+    root = _root(of, "gather", "dst", dst, group_dst)
+    _check_whose_list(of, root, gather_list, "gather", "gather_list")
+    sent = buffers.read(tensor, known)
+    if of.rank != root:
+        return started(of, of._comm.gather(sent, None, root), None, async_op)
+    assert gather_list is not None
+    infos = buffers.listed(gather_list, of.size, known, "gather", "gather_list", written=True)
+    run = buffers.new_run(tensor, known, of.size)
+    finish = lambda: buffers.spread(run, gather_list, infos)  # noqa: E731
+    return started(of, of._comm.gather(sent, run, root), finish, async_op)
+
+
+def scatter(
+    tensor: Any,
+    scatter_list: Sequence[Any] | None = None,
+    src: int | None = None,
+    group: Any = WORLD,
+    async_op: bool = False,
+    *,
+    group_src: int | None = None,
+) -> Any:
+    """Group rank i gets `scatter_list[i]` of rank `src`.
+
+    Args:
+      tensor: array to receive into.
+      scatter_list: at `src` one array for each rank of the group; None or [] elsewhere.
+      src: global rank that sends; 0 where neither it nor `group_src` is given.
+      group: `group.WORLD` or what `new_group` returned.
+      async_op: return a `Request` at once.
+      group_src: instead of `src`, the rank within the group.
+
+    Raises:
+      InvalidArgumentError: a list elsewhere, none at `src`, or one that does not fit.
+    """
+    of = groups.resolve(group)
+    if of is None:
+        return None
+    known = buffers.described(tensor, "scatter")
+    root = _root(of, "scatter", "src", src, group_src)
+    _check_whose_list(of, root, scatter_list, "scatter", "scatter_list")
+    sent = None
+    if of.rank == root:
+        buffers.listed(scatter_list, of.size, known, "scatter", "scatter_list", written=False)
+        sent = buffers.joined(scatter_list, known)
+    run, finish = buffers.in_place(tensor, known, filled=False)
+    return started(of, of._comm.scatter(sent, run, root), finish, async_op)
+
+
+def barrier(group: Any = WORLD, async_op: bool = False) -> Any:
+    """Return once every rank of the group has called it."""
+    of = groups.resolve(group)
+    return None if of is None else started(of, of._comm.barrier(), None, async_op)
+
+
+def _root(of: Any, verb: str, name: str, rank: Any, group_rank: Any) -> int:
+    return groups.rank_in(of, verb, name, 0 if rank is None and group_rank is None else rank, group_rank)
+
+
+def _check_whose_list(of: Any, root: int, tensors: Any, verb: str, name: str) -> None:
+    """Raises InvalidArgumentError where a list is given elsewhere than at the root, or none there."""
+    absent = tensors is None or (isinstance(tensors, (list, tuple)) and not tensors)
+    role = f"rank {groups.members(of)[root]}"
+    if of.rank == root and absent:
+        raise InvalidArgumentError(f"{verb}: {name} is missing on {role}, which needs {of.size} arrays")
+    if of.rank != root and not absent:
+        raise InvalidArgumentError(f"{verb}: {name} is for {role} only; give None or [] elsewhere")

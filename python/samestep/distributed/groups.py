@@ -1,0 +1,259 @@
+"""Groups as torch.distributed has them: handles, their members' global ranks, who belongs and who does not."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, Final
+
+from samestep import _core, world
+from samestep.agreement import by_rank
+from samestep.backend import Backend as Group
+from samestep.backend import NativeBackend
+from samestep.distributed.names import KINDS, Backend
+from samestep.errors import InvalidArgumentError, MismatchError, NotInitializedError, UnavailableError
+from samestep.objects import exchange_objects
+from samestep.rendezvous.store import seconds_of
+
+__all__ = [
+    "GroupMember",
+    "get_backend",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "is_initialized",
+    "new_group",
+]
+
+
+class _Handle:
+    """A group that is no `samestep.Backend`: the world whichever it is, or a group this rank is not in."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def __reduce__(self) -> str:
+        return f"GroupMember.{self._name}"
+
+
+WORLD: Final = _Handle("WORLD")
+
+
+class group:
+    """`group.WORLD` stands for all ranks, and is the default of every function."""
+
+    WORLD = WORLD
+
+
+class GroupMember:
+    """What `new_group` returns to ranks that are not in the group: `GroupMember.NON_GROUP_MEMBER`."""
+
+    WORLD = WORLD
+    NON_GROUP_MEMBER = _Handle("NON_GROUP_MEMBER")
+
+
+_members: weakref.WeakKeyDictionary[Group, list[int]] = weakref.WeakKeyDictionary()
+
+
+def is_initialized() -> bool:
+    """Whether there is a world, by `init_process_group` or by `samestep.initialize`."""
+    return world.initialized()
+
+
+def the_world() -> Group:
+    """The world's backend. Raises NotInitializedError before `init_process_group`."""
+    if not world.initialized():
+        raise NotInitializedError(
+            "there is no process group: call samestep.distributed.init_process_group(backend) first"
+        )
+    return world.get_distributed_backend()
+
+
+def resolve(handle: Any) -> Group | None:
+    """The backend behind a `group=` argument; None where this rank is not in the group.
+
+    Raises:
+      TypeError: `handle` is no group.
+      NotInitializedError: there is no world, or the group has been destroyed.
+    """
+    if handle is GroupMember.NON_GROUP_MEMBER:
+        return None
+    if handle is WORLD or handle is None:
+        return the_world()
+    if not isinstance(handle, Group):
+        raise TypeError(f"group must be group.WORLD or what new_group returned, got {type(handle).__name__}")
+    if handle.closed:
+        raise NotInitializedError(
+            f"group {handle.name!r} has been destroyed; a world comes from init_process_group, a group from new_group"
+        )
+    if handle not in _members and handle is not the_world():
+        raise TypeError(f"group {handle.name!r} was not made by new_group; call its own methods")
+    return handle
+
+
+def members(of: Group) -> list[int]:
+    """Global ranks of a group, by group rank."""
+    known = _members.get(of)
+    return list(range(of.size)) if known is None else known
+
+
+def rank_in(of: Group, verb: str, name: str, rank: Any, group_rank: Any) -> int:
+    """The rank within a group that is meant by `name=` (global) or `group_<name>=` (of the group).
+
+    Raises:
+      TypeError: neither is given, or one that is no int.
+      InvalidArgumentError: both are given, or the rank is not in the group.
+    """
+    if rank is not None and group_rank is not None:
+        raise InvalidArgumentError(
+            f"{verb}: {name}={rank} (a global rank) and group_{name}={group_rank} were given; give one"
+        )
+    if rank is None and group_rank is None:
+        raise TypeError(f"{verb}: {name}= (a global rank) or group_{name}= is missing")
+    everyone = members(of)
+    if group_rank is not None:
+        place = whole_number(group_rank, verb, f"group_{name}")
+        if not 0 <= place < len(everyone):
+            raise InvalidArgumentError(
+                f"{verb}: group_{name} {place} is outside the group, which has {len(everyone)} members: {everyone}"
+            )
+        return place
+    number = whole_number(rank, verb, name)
+    if number not in everyone:
+        raise InvalidArgumentError(
+            f"{verb}: {name} {number} is not in the group, whose members are {everyone}"
+        )
+    return everyone.index(number)
+
+
+def whole_number(value: Any, verb: str, name: str) -> int:
+    """`value` as an int. Raises TypeError, naming the parameter, where it is none."""
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{verb}: {name} must be an int, got {type(value).__name__}")
+
+
+def get_rank(group: Any = WORLD) -> int:
+    """This process's rank in the group; -1 where it is not in it.
+
+    Example:
+      >>> import samestep.distributed as dist
+      >>> dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+      >>> dist.get_rank(), dist.get_world_size(), dist.get_backend()
+      (0, 1, 'gloo')
+      >>> dist.destroy_process_group()
+    """
+    of = resolve(group)
+    return -1 if of is None else of.rank
+
+
+def get_world_size(group: Any = WORLD) -> int:
+    """How many ranks the group has; -1 where this process is not in it."""
+    of = resolve(group)
+    return -1 if of is None else of.size
+
+
+def get_backend(group: Any = WORLD) -> str:
+    """ "gloo", "mpi" or "nccl".
+
+    Raises:
+      InvalidArgumentError: this process is not in the group.
+    """
+    of = resolve(group)
+    if of is None:
+        raise InvalidArgumentError("get_backend: this process is not in the group")
+    return next(name for name, kind in KINDS.items() if kind == of.kind)
+
+
+def new_group(
+    ranks: Iterable[int] | None = None,
+    timeout: timedelta | float | None = None,
+    backend: str | None = None,
+) -> Any:
+    """A group of some of the ranks. Collective over the world: all ranks call it with the same list.
+
+    Args:
+      ranks: global ranks, in any order; the group's own ranks follow the sorted list. None: all.
+      timeout: of operations in the group, a timedelta or seconds. None: the world's.
+      backend: None: the world's. In a world on "mpi" it may be "gloo" for ranks of one host.
+
+    Returns:
+      A handle for `group=`, which is the group's `samestep.Backend`; `GroupMember.NON_GROUP_MEMBER` on ranks
+      that are not in the list.
+
+    Raises:
+      MismatchError: the ranks gave different lists (on every rank).
+      InvalidArgumentError: a rank occurs twice or is outside the world.
+      UnavailableError: the group cannot have this backend (on every rank).
+
+    Example:
+      >>> import samestep.distributed as dist
+      >>> dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+      >>> pair = dist.new_group([0])
+      >>> dist.get_rank(pair), dist.get_rank(dist.GroupMember.NON_GROUP_MEMBER)
+      (0, -1)
+      >>> dist.destroy_process_group()
+    """
+    of = the_world()
+    chosen = list(range(of.size)) if ranks is None else _listed(ranks)
+    seconds = of.timeout if timeout is None else seconds_of(timeout)
+    kind = of.kind if backend is None else KINDS[Backend(backend)]
+    lists = of.allgather_object((sorted(chosen), kind))
+    if any(other != lists[0] for other in lists):
+        told = by_rank([str(given) if kind == of.kind else f"{given} on {kind}" for given, kind in lists])
+        raise MismatchError(f"new_group: the ranks gave different lists: {told}")
+    for rank in chosen:
+        if not 0 <= rank < of.size or chosen.count(rank) > 1:
+            what = "is outside the world" if not 0 <= rank < of.size else "occurs twice in a group"
+            raise InvalidArgumentError(f"new_group: rank {rank} {what} of {of.size} ranks: {chosen}")
+    if not chosen:
+        raise InvalidArgumentError("new_group: a group needs at least one rank, got an empty list")
+    everyone = sorted(chosen)
+    where = [of._hosts[rank] for rank in everyone]
+    if kind != of.kind and (why := _why_not_on(kind, of.kind, where)):
+        raise UnavailableError(f"new_group: {why}; leave backend out")
+    if of.rank not in chosen:
+        return GroupMember.NON_GROUP_MEMBER
+    comm = of._comm.group(everyone, seconds)
+    made = of._child(comm, where, timeout=seconds) if kind == of.kind else _native(of, comm, where, seconds)
+    _members[made] = everyone
+    return made
+
+
+def _why_not_on(kind: str, world_kind: str, where: list[str]) -> str:
+    """Why a group on another backend than the world's is not to be had; "" if it is."""
+    if (kind, world_kind) != ("native", "mpi"):
+        return (
+            f"a group on backend {kind!r} is not carried where the world's is {world_kind!r}, by this version"
+        )
+    n = len(set(where))
+    return f"its ranks are on {n} hosts, and 'gloo' carries one in this version" if n > 1 else ""
+
+
+def _native(of: Group, comm: _core.Communicator, where: list[str], seconds: float) -> Group:
+    """The members of `comm`, which are on one host, without MPI."""
+    beneath = None
+    if comm.engine == "mpi" and comm.size > 1:
+        beneath = comm
+
+        def exchange(mine: bytes) -> list[bytes]:
+            return exchange_objects(beneath, mine, seconds)
+
+        comm = _core.open_node_world(comm.name, comm.rank, comm.size, exchange, seconds)
+    made = NativeBackend(comm, timeout=seconds, device=of.device, world_hosts=where, beneath=beneath)
+    of._children.append(made)
+    return made
+
+
+def _listed(ranks: Any) -> list[int]:
+    if isinstance(ranks, (str, bytes)) or not isinstance(ranks, Iterable):
+        raise TypeError(f"new_group: ranks must be a list of ints, got {type(ranks).__name__}")
+    return [whole_number(rank, "new_group", "ranks") for rank in ranks]

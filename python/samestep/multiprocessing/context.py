@@ -1,0 +1,148 @@
+"""The parent's side of processes that `spawn` has started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import signal
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from samestep.launch.ending import Ending, describe, root_cause
+from samestep.multiprocessing.failures import (
+    ProcessException,
+    ProcessExitedException,
+    ProcessRaisedException,
+)
+
+__all__ = ["ProcessContext"]
+
+_GRACE_S = 3.0  # between SIGTERM and SIGKILL
+_CAUSE_S = 1.0  # for the process whose failure another one has noticed to fail visibly
+
+
+class ProcessContext:
+    """Processes that `spawn(..., join=False)` has started. Not to be constructed."""
+
+    def __init__(self, started: Sequence[tuple[SpawnProcess, Connection]]) -> None:
+        self._processes = [process for process, _ in started]
+        self._pids = [process.pid or 0 for process in self._processes]
+        self._reports = {i: report for i, (_, report) in enumerate(started)}
+        self._errors: dict[int, dict[str, Any]] = {}
+        self._endings: dict[int, Ending] = {}
+        self._signalled_at: float | None = None
+        self._signals: tuple[int, ...] = ()
+        self._noticed_at = math.inf
+        self._failure: ProcessException | None = None
+
+    def pids(self) -> list[int]:
+        """Process ids, by index."""
+        return list(self._pids)
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """Wait for all processes. Where one fails, the others are ended.
+
+        Args:
+          timeout: seconds to wait at most; None: until all have ended.
+          grace_period: seconds between SIGTERM and SIGKILL to the others; None: 3.
+
+        Returns:
+          Whether all have ended; False where the time was over first.
+
+        Raises:
+          ProcessRaisedException: the function of the first process to fail has raised.
+          ProcessExitedException: the first process to fail has exited or was killed.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        try:
+            while self._failure is None and len(self._endings) < len(self._processes):
+                left = deadline - time.monotonic()
+                self._wait(min(left, self._noticed_at + _CAUSE_S - time.monotonic()))
+                if self._has_failed():
+                    self._end(_GRACE_S if grace_period is None else grace_period)
+                    self._failure = self._first_failure()
+                elif left <= 0:
+                    return len(self._endings) == len(self._processes)
+        except KeyboardInterrupt:
+            self._end(_GRACE_S)
+            raise
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def _wait(self, seconds: float) -> None:
+        """Waits until a process has ended or told of an exception, and notes what happened."""
+        running = {process.sentinel: i for i, process in enumerate(self._processes) if i not in self._endings}
+        watched: list[Any] = [*running, *self._reports.values()]
+        ready = wait(watched, None if math.isinf(seconds) else max(0.0, seconds))
+        for i in [i for i, report in self._reports.items() if report in ready]:
+            self._read(i)
+        for i in [i for sentinel, i in running.items() if sentinel in ready]:
+            if i in self._reports:
+                self._read(i)
+            self._note_end(i)
+
+    def _read(self, i: int) -> None:
+        report = self._reports.pop(i)
+        with report, contextlib.suppress(EOFError, OSError):
+            self._errors[i] = json.loads(report.recv_bytes())
+
+    def _note_end(self, i: int) -> None:
+        process = self._processes[i]
+        process.join()
+        self._endings[i] = self._ending(i, process.exitcode)
+        process.close()
+
+    def _ending(self, i: int, status: int | None) -> Ending:
+        signalled_at, signals = self._signalled_at, self._signals
+        error = self._errors.get(i)
+        return Ending(f"process {i}", self._pids[i], status, time.time(), signalled_at, signals, error)
+
+    def _failed(self) -> dict[int, Ending]:
+        """Processes that have failed by themselves; one that has raised may not have ended yet."""
+        raised = {i: self._ending(i, 1) for i in self._errors if i not in self._endings}
+        return {i: ending for i, ending in {**self._endings, **raised}.items() if ending.failed}
+
+    def _has_failed(self) -> bool:
+        """Whether it is time to end all: one has failed, and not only because of another one."""
+        failed = self._failed()
+        if not failed:
+            return False
+        self._noticed_at = min(self._noticed_at, time.monotonic())
+        causes = [ending for ending in failed.values() if not ending.is_consequence]
+        return bool(causes) or time.monotonic() >= self._noticed_at + _CAUSE_S
+
+    def _end(self, grace: float) -> None:
+        """Ends all processes that still run; returns when none is left."""
+        self._signalled_at = time.time()
+        self._send(signal.SIGTERM)
+        deadline = time.monotonic() + grace
+        while len(self._endings) < len(self._processes):
+            left = deadline - time.monotonic()
+            if left <= 0 and signal.SIGKILL not in self._signals:
+                self._send(signal.SIGKILL)
+            self._wait(left if left > 0 else math.inf)
+
+    def _send(self, signum: int) -> None:
+        self._signals += (int(signum),)
+        for i, process in enumerate(self._processes):
+            if i not in self._endings:
+                process.kill() if signum == signal.SIGKILL else process.terminate()
+
+    def _first_failure(self) -> ProcessException:
+        failed = self._failed()
+        root = root_cause(list(failed.values()))
+        assert root is not None
+        index = next(i for i, ending in failed.items() if ending is root)
+        if root.error is not None:
+            text = f"\n\n-- Process {index} terminated with the following error:\n{root.error['text']}"
+            return ProcessRaisedException(text, index, root.pid)
+        status = int(root.status or 0)
+        how = describe(status)
+        name = how.removeprefix("signal ") if status < 0 else None
+        text = f"process {index} terminated with {how}"
+        return ProcessExitedException(text, index, root.pid, status, name)

@@ -1,0 +1,117 @@
+"""`spawn`: the same function in several fresh interpreters."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from multiprocessing import popen_spawn_posix
+from multiprocessing.context import set_spawning_popen
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from samestep.errors import InvalidArgumentError
+from samestep.multiprocessing import child
+from samestep.multiprocessing.context import ProcessContext
+
+__all__ = ["spawn"]
+
+
+def spawn(  # noqa: PLR0917 - positions that scripts rely on
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> ProcessContext | None:
+    """Call `fn(i, *args)` in `nprocs` fresh interpreters, i = 0, 1, ...
+
+    Where one fails, the others are ended, and the first to fail, in time, is the one that is reported; one that
+    only lost a peer or waited in vain is not, as long as another one failed. Processes end with their parent.
+    They get no variables of a launcher: `fn` passes `rank=i` to `init_process_group`.
+
+    Args:
+      fn: a function at the top level of a module.
+      args: what it gets after the index.
+      nprocs: how many processes, at least 1.
+      join: wait for all of them.
+      daemon: whether they are daemons, as `multiprocessing` has it.
+      start_method: "spawn".
+
+    Returns:
+      None once all have ended well; with `join=False` a `ProcessContext` at once.
+
+    Raises:
+      InvalidArgumentError: a wrong number or start method, or `fn` and `args` that cannot be pickled; nothing has
+        been started.
+      ProcessRaisedException, ProcessExitedException: as `ProcessContext.join`.
+
+    Example:
+      >>> import samestep.multiprocessing as mp
+      >>> mp.spawn(print, nprocs=0)
+      Traceback (most recent call last):
+      ...
+      samestep.InvalidArgumentError: spawn: nprocs must be at least 1, got 0
+    """
+    if isinstance(nprocs, bool) or not isinstance(nprocs, int):
+        raise TypeError(f"spawn: nprocs must be an int, got {type(nprocs).__name__}")
+    if nprocs < 1:
+        raise InvalidArgumentError(f"spawn: nprocs must be at least 1, got {nprocs}")
+    if start_method != "spawn":
+        raise InvalidArgumentError(f"spawn: start_method must be 'spawn', got {start_method!r}")
+    _check_pickles(fn, args)
+    context = _start(fn, tuple(args), nprocs, daemon=daemon)
+    if not join:
+        return context
+    context.join()
+    return None
+
+
+def _start(fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, *, daemon: bool) -> ProcessContext:
+    fresh = multiprocessing.get_context("spawn")
+    started: list[Any] = []
+    try:
+        for i in range(nprocs):
+            ours, theirs = fresh.Pipe(duplex=False)
+            process = fresh.Process(target=child.run, args=(fn, i, args, theirs, os.getpid()), daemon=daemon)
+            try:
+                process.start()
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+            started.append((process, ours))
+    except BaseException:
+        ProcessContext(started)._end(0.0)
+        raise
+    return ProcessContext(started)
+
+
+class _Rehearsal:
+    """Stands for a process that is being started, so that locks and queues can be pickled."""
+
+    DupFd = popen_spawn_posix._DupFd
+
+    def duplicate_for_child(self, fd: int) -> int:
+        return fd
+
+
+def _check_pickles(fn: Any, args: Any) -> None:
+    if not callable(fn):
+        raise TypeError(f"spawn: fn must be a function, got {type(fn).__name__}")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"spawn: args must be a tuple, got {type(args).__name__}")
+    rehearsal: Any = _Rehearsal()
+    set_spawning_popen(rehearsal)
+    try:
+        for name, value in (("fn", fn), ("args", tuple(args))):
+            try:
+                ForkingPickler.dumps(value)
+            except Exception as error:
+                raise InvalidArgumentError(
+                    f"spawn: {name} cannot be pickled, which is how it gets to the new processes: {error}"
+                ) from error
+    finally:
+        set_spawning_popen(None)
