@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import samestep as ss
 import samestep.distributed as dist
-from jobs import Job, launch
+from dist_jobs import Job, launch
 
 BEGIN = """
 import numpy as np, samestep.distributed as dist

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from jobs import Job, launch
+from dist_jobs import Job, launch
 from samestep.distributed.launch import parse
 from samestep.launch import network
 

@@ -13,7 +13,7 @@ import pytest
 import samestep as ss
 import samestep.distributed as dist
 import samestep.multiprocessing as mp
-from jobs import Job
+from dist_jobs import Job
 from samestep.launch import network
 
 FOR_EVER = 1000.0
