@@ -3,11 +3,12 @@
 import gc
 import multiprocessing
 import os
+import threading
 from pathlib import Path
 
 import pytest
 import samestep as ss
-from samestep.rendezvous import FileStore
+from samestep.rendezvous import FileStore, file_store
 
 
 @pytest.fixture
@@ -96,6 +97,33 @@ def test_a_removed_store_goes_on_and_its_name_is_free(path):
     first.close()
     assert os.path.exists(path)
     new.close()
+    assert not os.path.exists(path)
+
+
+def test_two_who_remove_at_once_spare_the_next_store(path, monkeypatch):
+    first, second = FileStore(path), FileStore(path)
+    next_stores = []
+
+    def go_on():
+        second.remove()
+        next_stores.append(FileStore(path))
+
+    other = threading.Thread(target=go_on)
+    look = file_store._is_at
+
+    def look_and_be_overtaken(fd, file_name):
+        found = look(fd, file_name)
+        if threading.current_thread() is threading.main_thread() and not other.ident:
+            other.start()
+            other.join(0.3)  # as far as it gets
+        return found
+
+    monkeypatch.setattr(file_store, "_is_at", look_and_be_overtaken)
+    first.remove()
+    other.join()
+    assert os.path.exists(path)
+    for store in (first, second, *next_stores):
+        store.close()
     assert not os.path.exists(path)
 
 

@@ -70,9 +70,9 @@ class FileStore(Store):
 
     def remove(self) -> None:
         """Removes the file now, so that its name is free; those who have it open go on with it."""
-        if self._leave.alive and _is_at(self._fd, self._file_name):
-            with contextlib.suppress(OSError):
-                os.unlink(self._file_name)
+        if self._leave.alive:
+            with self._mutex:
+                _unlink(self._fd, self._file_name)
 
     def _apply(self, operation: str, *arguments: Any) -> Any:
         with self._locked():
@@ -165,8 +165,17 @@ def _write(fd: int, data: bytes, at: int) -> None:
 
 def _leave(fd: int, file_name: str, pid: int) -> None:
     if pid == os.getpid():  # a fork shares the locks
-        turn = file_locks.exclusive(fd, file_locks.TURN, _LONGEST_TURN_S, file_name)
-        with contextlib.suppress(OSError), turn:  # also a turn that does not come
-            if file_locks.is_free(fd, file_locks.ALIVE) and _is_at(fd, file_name):
-                os.unlink(file_name)
+        _unlink(fd, file_name, when_alone=True)
     os.close(fd)
+
+
+def _unlink(fd: int, file_name: str, *, when_alone: bool = False) -> None:
+    """Frees the name of an open file, unless it is already the name of another one.
+
+    Only in turn: between a look and the unlinking without it, somebody else who leaves may free the name and give it
+    to the next store, which would be unlinked then.
+    """
+    turn = file_locks.exclusive(fd, file_locks.TURN, _LONGEST_TURN_S, file_name)
+    with contextlib.suppress(OSError), turn:  # also a turn that does not come
+        if _is_at(fd, file_name) and (not when_alone or file_locks.is_free(fd, file_locks.ALIVE)):
+            os.unlink(file_name)
