@@ -154,6 +154,9 @@ class SharedBlock:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 def allocate_shared(communicator: Communicator, nbytes: int) -> SharedBlock | None: ...
+def open_tcp_world(
+    name: str, rank: int, peers: Sequence[tuple[int, str]], window_piece: int
+) -> Communicator: ...
 def open_node_world(
     name: str,
     rank: int,
