@@ -2,7 +2,7 @@
 
 import pytest
 import samestep as ss
-from samestep.rendezvous.native_world import check_interfaces
+from samestep.rendezvous.interfaces import check_names
 from samestep.rendezvous.url import Method, parse, with_query
 
 MASTER = {"MASTER_ADDR": "m", "MASTER_PORT": "29500"}
@@ -91,8 +91,8 @@ def test_arguments_reach_a_handler_in_the_query():
 
 @pytest.mark.parametrize("variable", ["SAMESTEP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"])
 def test_interfaces_exist(variable):
-    check_interfaces({variable: "lo"})
+    check_names({variable: "lo"})
     with pytest.raises(
         ss.InvalidArgumentError, match=rf"{variable} names the interface 'nic9', but there are .*lo"
     ):
-        check_interfaces({variable: "lo,nic9"})
+        check_names({variable: "lo,nic9"})
