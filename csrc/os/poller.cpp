@@ -1,5 +1,6 @@
 #include "os/poller.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -27,6 +28,11 @@ std::span<const Poller::Event> Poller::poll(std::span<Event> room) {
                                          hung_up};
   }
   return room.first(static_cast<std::size_t>(std::max(n, 0)));
+}
+
+void wait_until_ready(int fd, bool to_write, std::chrono::milliseconds most) {
+  pollfd entry{fd, static_cast<short>(to_write ? POLLIN | POLLOUT : POLLIN), 0};
+  ::poll(&entry, 1, static_cast<int>(most.count()));
 }
 
 }  // namespace samestep

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <span>
 
@@ -19,9 +20,14 @@ class Poller {
   void add(int fd, std::size_t number);
   /// What has changed since the last call, as far as there is room for it. Does not wait.
   std::span<const Event> poll(std::span<Event> room);
+  /// Ready to be read when there is an event.
+  int fd() const { return fd_.get(); }
 
  private:
   Fd fd_;
 };
+
+/// Sleeps until the descriptor can be read, or also written, for `most` at most.
+void wait_until_ready(int fd, bool to_write, std::chrono::milliseconds most);
 
 }  // namespace samestep

@@ -28,9 +28,8 @@ void Connection::ready(bool readable, bool writable, bool hung_up) {
 }
 
 void Connection::advance(Receiver& receiver) {
-  for (int i = 0; i < kMostReads && readable_ && !lost_; ++i) {
-    if (!read(receiver)) break;
-  }
+  reads_on_ = readable_;
+  for (int i = 0; i < kMostReads && reads_on_ && !lost_; ++i) reads_on_ = read(receiver);
   if (!lost_ && writable_ && !all_sent()) flush();
 }
 

@@ -43,6 +43,9 @@ class Connection {
   /// Ends it if the peer's host has been silent for long.
   void listen_for_silence();
 
+  /// Something could be moved without news from the poller.
+  bool has_work() const { return !lost_ && (hung_up_ || reads_on_ || (writable_ && !all_sent())); }
+  int fd() const { return socket_.fd(); }
   bool all_sent() const { return outgoing_.empty() && offered_.empty(); }
   /// The memory of this group is neither read nor written any more. A message that is half sent ends the connection.
   void forget(std::uint64_t group);
@@ -81,6 +84,7 @@ class Connection {
   TcpSocket socket_;
   std::string where_;
   bool readable_ = true, writable_ = true, hung_up_ = false;
+  bool reads_on_ = false;  // it was interrupted in reading
   bool lost_ = false;
   std::string reason_;
 

@@ -13,6 +13,7 @@ namespace {
 
 constexpr Seconds kListenEvery{0.25};
 constexpr Seconds kLinger{2};
+constexpr std::chrono::milliseconds kRest{1};
 constexpr std::size_t kPolledFrom = 2;  // connections; one alone is simply tried
 
 }  // namespace
@@ -70,6 +71,22 @@ void Mesh::note_losses() {
     for (auto& [number, group] : groups_) group.matching.forget_incomplete(peer);
     std::erase_if(groups_, [this](const auto& entry) { return entry.second.is_closed && all_gone(entry.second); });
   }
+}
+
+void Mesh::rest() {
+  int fd = poller_.fd();
+  bool to_write = false;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Connection& connection : connections_) {
+      if (connection.has_work()) return;
+    }
+    if (connections_.size() < kPolledFrom && !connections_.empty()) {  // its events are not taken from the poller
+      fd = connections_[0].fd();
+      to_write = !connections_[0].all_sent();
+    }
+  }
+  wait_until_ready(fd, to_write, kRest);
 }
 
 // ---- what comes in

@@ -39,6 +39,9 @@ class Mesh final : Connection::Receiver {
   bool cancel(Group group, Record* record);
   bool probe(Group group, int tag, Messenger::Envelope& from);
 
+  /// Sleeps until there is something to move, for a millisecond at most.
+  void rest();
+
   /// Why the connection to a peer has ended; empty where it has not, or the peer had closed the group before.
   std::string loss(Group group, int peer);
 

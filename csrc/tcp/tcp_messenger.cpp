@@ -67,6 +67,11 @@ class TcpMessenger final : public Messenger {
     return std::make_unique<TcpMessenger>(mesh_, group, std::move(members));
   }
 
+  bool rest() override {
+    mesh_->rest();
+    return true;
+  }
+
   std::vector<Loss> losses() override {
     std::vector<Loss> found;
     for (int peer = 0; peer < size(); ++peer) {
