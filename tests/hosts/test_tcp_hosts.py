@@ -147,8 +147,7 @@ def test_a_cut_cable_is_found_on_both_sides(lab, begin, cut):
         check_survivor(job, 2, {0, 1}, since)
 
 
-def test_a_stopped_rank_is_late_and_not_lost(begin):
-    script = """
+STOPPED = """
 world = ss.initialize("native", timeout=100)
 big = np.ones(4_000_000)
 world.allreduce(big)
@@ -160,23 +159,17 @@ try:
 except ss.TimeoutError as error:
     tell(text=str(error))
 """
-    job = begin(script, [1, 1])
-    os.kill(job.lines()[1]["pid"], signal.SIGSTOP)
-    assert "for rank 1" in job.line(0)["text"]
-
-
-def test_a_rank_that_is_busy_for_long_is_not_lost_although_its_buffers_are_full(begin):
-    script = """
+BUSY = """
 world = ss.initialize("native", timeout=100)
 chunk = np.ones(40_000)
 world.barrier()
 if world.rank == 0:
     works = [world.isend(chunk, 1) for _ in range(300)]
-    tell(begun=True)
+tell(pid=os.getpid())
+if world.rank == 0:
     for work in works:
         work.wait()
 else:
-    tell(begun=True)
     os.kill(os.getpid(), signal.SIGSTOP)
     for _ in range(300):
         world.recv(chunk, 0)
@@ -184,8 +177,12 @@ world.barrier()
 ss.finalize()
 tell(ended=True)
 """
-    job = begin(script, [1, 1])
-    job.lines()
-    signal.sigtimedwait([], 12)  # longer than a silent host is given
-    os.kill(job.processes[1].pid, signal.SIGCONT)
-    assert job.lines() == [{"ended": True}] * 2
+
+
+def test_ranks_that_do_nothing_for_longer_than_a_silent_host_may_are_not_lost(begin):
+    stopped, busy = begin(STOPPED, [1, 1]), begin(BUSY, [1, 1])
+    pids = [[found["pid"] for found in job.lines()] for job in (stopped, busy)]
+    os.kill(pids[0][1], signal.SIGSTOP)
+    assert "for rank 1" in stopped.line(0)["text"]  # at its deadline of 12 s
+    os.kill(pids[1][1], signal.SIGCONT)  # its buffers are full
+    assert busy.lines() == [{"ended": True}] * 2
