@@ -7,9 +7,10 @@
 namespace samestep {
 namespace {
 
-constexpr unsigned kSpins = 4000;             // polls before giving way; one costs 5 ns, or 100 where it is one of MPI
-constexpr unsigned kSpinsOversubscribed = 8;  // with a yield, before a rest that the next message ends
-constexpr unsigned kPollsPerLook = 16;        // after that, between looks at the clock
+constexpr unsigned kSpins = 4000;           // polls before giving way; one costs 5 ns, or 100 where it is one of MPI
+constexpr unsigned kSpinsBeforeRest = 200;  // polls of sockets, some 80 us: as long as a network may take
+constexpr unsigned kYieldsBeforeRest = 8;
+constexpr unsigned kPollsPerLook = 16;  // after that, between looks at the clock
 constexpr Seconds kLookEvery{1e-3};
 constexpr Seconds kSleepAfter{20e-3};  // a straggler: stop burning the CPU it may need
 constexpr std::chrono::microseconds kSleep{100};
@@ -18,8 +19,8 @@ constexpr std::chrono::microseconds kSleep{100};
 
 bool Pause::step() {
   ++polls_;
-  if (!oversubscribed_ && polls_ < kSpins) return false;
   if (!rest()) {
+    if (!oversubscribed_ && polls_ < kSpins) return false;
     if (waited_ > kSleepAfter) {
       std::this_thread::sleep_for(kSleep);
     } else {
@@ -36,7 +37,7 @@ bool Pause::step() {
 }
 
 bool Pause::rest() {
-  if (!rest_ || (oversubscribed_ && polls_ < kSpinsOversubscribed)) return false;
+  if (!rest_ || polls_ < (oversubscribed_ ? kYieldsBeforeRest : kSpinsBeforeRest)) return false;
   if (rest_()) return true;
   rest_ = {};
   return false;
