@@ -1,4 +1,4 @@
-"""Ranks of one host that die, stop, or come and go, without a launcher that would end the others."""
+"""Ranks that die, stop, or come and go, without a launcher that ends the others: through shared memory and over TCP."""
 
 import contextlib
 import json
@@ -43,10 +43,11 @@ ACTS = {
 class Ranks:
     """Processes that meet through a file; what each prints is one JSON object a line."""
 
-    def __init__(self, folder, script, n):
+    def __init__(self, folder, script, n, engine):
         program = folder / "program.py"
         program.write_text(PRELUDE + script)
         environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+        environment["SAMESTEP_NATIVE_ENGINE"] = engine
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-u", str(program), str(rank), str(n), str(folder)],
@@ -71,12 +72,12 @@ class Ranks:
             process.communicate()
 
 
-@pytest.fixture
-def ranks(tmp_path):
+@pytest.fixture(params=["node", "tcp"])
+def ranks(tmp_path, request):
     made = []
 
     def begin(script, n):
-        made.append(Ranks(tmp_path, script, n))
+        made.append(Ranks(tmp_path, script, n, request.param))
         return made[-1]
 
     yield begin
@@ -157,6 +158,11 @@ except ss.TimeoutError as error:
     assert 2 <= found["seconds"] < 10
 
 
+def in_shared_memory():
+    others = ("sem.", "torch_")  # other programs come and go meanwhile
+    return sorted(name for name in os.listdir("/dev/shm") if not name.startswith(others))
+
+
 def test_coming_and_going_leaves_nothing_behind(ranks):
     script = """
 import gc
@@ -177,10 +183,10 @@ for i in range(60):
         seen.append(held())
 tell(seen=seen)
 """
-    before = sorted(os.listdir("/dev/shm"))
+    before = in_shared_memory()
     job = ranks(script, 2)
     for rank in range(2):
         first, *others = job.line(rank)["seen"]
         assert others == [first] * len(others)
         assert job.processes[rank].wait(PATIENCE_S) == 0
-    assert sorted(os.listdir("/dev/shm")) == before
+    assert in_shared_memory() == before
