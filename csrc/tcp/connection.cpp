@@ -127,18 +127,18 @@ void Connection::sent(std::size_t nbytes) {
 void Connection::forget(std::uint64_t group) {
   if (frame_.group == group) place_ = {};
   std::erase_if(offered_, [group](const Offered& o) { return o.group == group; });
-  if (outgoing_.empty()) return;
-  const Outgoing& first = outgoing_.front();
-  if (first.frame.group == group && sent_ > 0 && !first.bytes.empty()) {
-    end("this rank has left in the middle of a message");
-    return;
-  }
-  for (Outgoing& out : outgoing_) {  // not erased, for frames are numbered
+  for (std::size_t i = 0; i < outgoing_.size(); ++i) {  // none is erased, for frames are numbered
+    Outgoing& out = outgoing_[i];
     if (out.frame.group != group || out.bytes.empty()) continue;
-    out.frame.kind = Frame::Kind::leave;
-    out.frame.nbytes = 0;
-    out.bytes = {};
     out.record = nullptr;
+    if (i == 0 && sent_ > 0) {
+      half_sent_.assign(out.bytes.begin(), out.bytes.end());
+      out.bytes = half_sent_;
+    } else {
+      out.frame.kind = Frame::Kind::leave;
+      out.frame.nbytes = 0;
+      out.bytes = {};
+    }
   }
 }
 

@@ -47,7 +47,7 @@ class Connection {
   bool has_work() const { return !lost_ && (hung_up_ || reads_on_ || (writable_ && !all_sent())); }
   int fd() const { return socket_.fd(); }
   bool all_sent() const { return outgoing_.empty() && offered_.empty(); }
-  /// The memory of this group is neither read nor written any more. A message that is half sent ends the connection.
+  /// The memory of this group is neither read nor written any more.
   void forget(std::uint64_t group);
   /// The rest of the frame under way goes nowhere.
   void forget_place(const Record* record);
@@ -90,7 +90,8 @@ class Connection {
 
   std::deque<Outgoing> outgoing_;
   std::deque<Offered> offered_;
-  std::size_t sent_ = 0;  // bytes of the first of `outgoing_`
+  std::size_t sent_ = 0;              // bytes of the first of `outgoing_`
+  std::vector<std::byte> half_sent_;  // a copy of its bytes, where its group has been closed
   std::uint32_t next_out_ = kFirstSequence;
 
   std::vector<std::byte> stage_;  // read ahead: short frames, and the beginnings of long ones

@@ -62,6 +62,11 @@ void Matching::forget_incomplete(int source) {
   arrived_.remove_if([source](const Arrived& a) { return a.source == source && (!a.complete || a.offered); });
 }
 
+void Matching::forget_all() {
+  for (Queue& posted : posted_) posted.clear();
+  arrived_.clear();
+}
+
 void Matching::leave_behind(const Record* receive) {
   for (Arrived& arrived : arrived_) {
     if (arrived.taker == receive) arrived.taker = &nobody_;

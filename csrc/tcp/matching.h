@@ -58,6 +58,8 @@ class Matching {
   void erase(const Arrived* arrived);
   /// Nobody is to get what has not come in full from a source that is lost.
   void forget_incomplete(int source);
+  /// Nothing is posted or kept any more; records stay.
+  void forget_all();
   /// The receive wants its message no more.
   void leave_behind(const Record* receive);
 

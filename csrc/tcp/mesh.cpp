@@ -69,7 +69,7 @@ void Mesh::note_losses() {
     const int peer = connections_[i].peer();
     incoming_[static_cast<std::size_t>(peer)].clear();
     for (auto& [number, group] : groups_) group.matching.forget_incomplete(peer);
-    std::erase_if(groups_, [this](const auto& entry) { return entry.second.is_closed && all_gone(entry.second); });
+    erase_gone();
   }
 }
 
@@ -131,11 +131,9 @@ void Mesh::take(int peer, const Frame& frame, const Connection::Place& place) {
       return;
     case Frame::Kind::piece:
       return take_piece(peer, frame);
-    case Frame::Kind::leave: {
-      GroupState& group = state(frame.group);
-      group.left[static_cast<std::size_t>(peer)] = true;
-      if (group.is_closed && all_gone(group)) groups_.erase(frame.group);
-    }
+    case Frame::Kind::leave:
+      state(frame.group).left[static_cast<std::size_t>(peer)] = true;
+      erase_gone();
   }
 }
 
@@ -311,17 +309,22 @@ std::string Mesh::loss(Group group, int peer) {
 
 void Mesh::close(Group group) {
   const std::lock_guard lock(mutex_);
-  const GroupState& closing = state(group);
+  GroupState& closing = state(group);
+  if (!closing.is_open) return;
   for (const int peer : closing.members) {
     if (peer != rank_) to(peer).send({group, 0, 0, Frame::Kind::leave, 0, 0});
   }
   if (n_open_ == 1) linger(closing);
-  end(group);
+  end(group, closing);
 }
 
 void Mesh::drop(Group group) {
   const std::lock_guard lock(mutex_);
-  end(group);
+  GroupState& dropped = state(group);
+  end(group, dropped);
+  dropped.matching = Matching(0);
+  dropped.is_dropped = true;
+  erase_gone();
 }
 
 bool Mesh::has_gone(const GroupState& group, int peer) {
@@ -341,10 +344,8 @@ void Mesh::linger(const GroupState& group) {
   }
 }
 
-void Mesh::end(Group group) {
-  const auto found = groups_.find(group);
-  if (found == groups_.end() || !found->second.is_open) return;
-  GroupState& ending = found->second;
+void Mesh::end(Group group, GroupState& ending) {
+  if (!ending.is_open) return;
   for (Connection& connection : connections_) connection.forget(group);
   std::erase_if(offered_, [group](const auto& entry) { return entry.second.group == group; });
   for (auto& from_peer : incoming_) {
@@ -352,13 +353,15 @@ void Mesh::end(Group group) {
       if (incoming.group == group) incoming.record = nullptr;
     }
   }
+  ending.matching.forget_all();
   ending.is_open = false;
   ending.is_closed = true;
-  ending.matching = Matching(0);
-  if (all_gone(ending)) groups_.erase(found);
   if (--n_open_ > 0) return;
   for (Connection& connection : connections_) connection.end("all groups are closed here");
-  groups_.clear();
+}
+
+void Mesh::erase_gone() {
+  std::erase_if(groups_, [this](const auto& entry) { return entry.second.is_dropped && all_gone(entry.second); });
 }
 
 }  // namespace samestep::tcp

@@ -29,7 +29,7 @@ class Mesh final : Connection::Receiver {
   int size() const { return static_cast<int>(peers_.size()); }
 
   using Group = std::uint64_t;
-  /// Until `close` or `drop`. Messages of the group may have come before.
+  /// Until `drop`. Messages of the group may have come before.
   void open(Group group, std::vector<int> members);
   Record* send(Group group, Bytes bytes, int dest, int tag);
   Record* receive(Group group, void* data, std::size_t room, int source, int tag);
@@ -46,9 +46,9 @@ class Mesh final : Connection::Receiver {
   std::string loss(Group group, int peer);
 
   /// Tells the members that this rank has closed the group. Where it is the last one, waits a little for them to do the
-  /// same and closes the connections.
+  /// same and closes the connections. From then on no memory of the group is touched, and nothing of it ends any more.
   void close(Group group);
-  /// From now on no memory of the group is touched.
+  /// Closes the group if need be, without a word, and forgets its requests.
   void drop(Group group);
 
  private:
@@ -59,6 +59,7 @@ class Mesh final : Connection::Receiver {
     std::vector<bool> left;  // ranks that have closed it
     bool is_open = false;    // here
     bool is_closed = false;
+    bool is_dropped = false;
   };
   struct Offer {
     Record* record;
@@ -86,7 +87,8 @@ class Mesh final : Connection::Receiver {
   void linger(const GroupState& group);
   bool has_gone(const GroupState& group, int peer);
   bool all_gone(const GroupState& group);
-  void end(Group group);
+  void end(Group group, GroupState& ending);
+  void erase_gone();
 
   const int rank_;
   std::vector<std::string> peers_;

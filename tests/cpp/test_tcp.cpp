@@ -325,6 +325,35 @@ TEST_CASE("tcp: a peer that has closed the group is not lost to it") {
   });
 }
 
+TEST_CASE("tcp: what is under way when a group is closed never ends, and touches no memory") {
+  with_messengers(2, [](Messenger& me) {
+    const std::vector<int> both{0, 1};
+    const auto group = me.subset(both);
+    const int peer = 1 - me.rank();
+    auto sent = std::make_unique<Message>(tcp::kLongestUnasked), got = std::make_unique<Message>(100);
+    Messenger::Request send;
+    for (int i = 0; i < 100; ++i)
+      send = group->send(sent->data(), sent->size(), peer, 1);  // more than the kernel takes
+    group->send(sent->data(), sent->size(), peer, 1);
+    auto offered = std::make_unique<Message>(5 * tcp::kPiece);
+    group->send(offered->data(), offered->size(), peer, 1);
+    Messenger::Request receive = group->receive(got->data(), got->size(), peer, 2);
+    group->close();
+    sent.reset();
+    got.reset();
+    offered.reset();
+    for (int i = 0; i < 100; ++i) {
+      CHECK(!group->test(send));
+      CHECK(!group->test(receive));
+    }
+    CHECK(group->cancel(receive));
+    Message word(8), answer(8);
+    Messenger::Request out = me.send(word.data(), 8, peer, 3), in = me.receive(answer.data(), 8, peer, 3);
+    finish(me, in);
+    finish(me, out);
+  });
+}
+
 TEST_CASE("tcp: bytes that no rank sends end the connection, not the process") {
   auto [ours, theirs] = connected_pair();
   std::vector<TcpPeer> peers(2);
