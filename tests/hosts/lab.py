@@ -96,13 +96,24 @@ def _hold(name):
     return holder
 
 
-class Job:
-    """The ranks of a program, spread over hosts as torchrun starts them: `n_each` on each, in order."""
+def _of_torchrun(rank, n_ranks):
+    return {"RANK": str(rank), "WORLD_SIZE": str(n_ranks)}
 
-    def __init__(self, lab, folder, script, n_each, *, number=0, master="10.78.0.1", **environment):
+
+def _of_srun(rank, n_ranks):
+    return {"SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(n_ranks)}
+
+
+class Job:
+    """The ranks of a program, spread over hosts as torchrun or srun starts them: `n_each` on each, in order."""
+
+    def __init__(
+        self, lab, folder, script, n_each, *, number=0, master="10.78.0.1", under_slurm=False, **environment
+    ):
         program = folder / f"program{number}.py"
         program.write_text(PRELUDE + script)
         n_ranks = sum(n_each)
+        names = _of_srun if under_slurm else _of_torchrun
         self.hosts = [f"node{i}" for i, n in enumerate(n_each) for _ in range(n)]
         self.processes = [
             lab.start(
@@ -110,9 +121,7 @@ class Job:
                 program,
                 MASTER_ADDR=master,
                 MASTER_PORT=str(FIRST_PORT + number),
-                RANK=str(rank),
-                WORLD_SIZE=str(n_ranks),
-                LOCAL_RANK=str(self.hosts[:rank].count(host)),
+                **names(rank, n_ranks),
                 **environment,
             )
             for rank, host in enumerate(self.hosts)

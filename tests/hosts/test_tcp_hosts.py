@@ -75,6 +75,16 @@ ss.finalize()
     assert job.lines() == [{"total": 3.0, "engine": "tcp"}] * 2
 
 
+def test_ranks_started_by_srun(begin):
+    script = """
+world = ss.initialize("native", init_method="env://", timeout=60)
+tell(total=world.allreduce(np.full(3, world.rank + 1.0))[0], local=world.local_rank)
+ss.finalize()
+"""
+    job = begin(script, [2, 1], under_slurm=True)
+    assert job.lines() == [{"total": 6.0, "local": 0}, {"total": 6.0, "local": 1}, {"total": 6.0, "local": 0}]
+
+
 def test_a_wrong_interface_name_lists_the_others(begin):
     script = """
 try:
