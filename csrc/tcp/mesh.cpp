@@ -346,7 +346,10 @@ void Mesh::linger(const GroupState& group) {
 
 void Mesh::end(Group group, GroupState& ending) {
   if (!ending.is_open) return;
-  for (Connection& connection : connections_) connection.forget(group);
+  --n_open_;
+  for (Connection& connection : connections_) {
+    n_open_ > 0 ? connection.forget(group) : connection.end("all groups are closed here");
+  }
   std::erase_if(offered_, [group](const auto& entry) { return entry.second.group == group; });
   for (auto& from_peer : incoming_) {
     for (auto& [id, incoming] : from_peer) {
@@ -356,8 +359,6 @@ void Mesh::end(Group group, GroupState& ending) {
   ending.matching.forget_all();
   ending.is_open = false;
   ending.is_closed = true;
-  if (--n_open_ > 0) return;
-  for (Connection& connection : connections_) connection.end("all groups are closed here");
 }
 
 void Mesh::erase_gone() {
