@@ -97,6 +97,18 @@ except ValueError as error:
         assert "eth0" in found["text"]
 
 
+def test_an_interface_that_leads_nowhere_is_told_on_all_ranks(begin):
+    script = """
+try:
+    ss.initialize("native", timeout=60)
+except ss.UnavailableError as error:
+    tell(text=str(error))
+"""
+    for found in begin(script, [1, 1], SAMESTEP_SOCKET_IFNAME="lo").lines():
+        assert "rank 1 cannot connect to rank 0 at node0 (127.0.0.1:" in found["text"]
+        assert "Connection refused; SAMESTEP_SOCKET_IFNAME names" in found["text"]
+
+
 ACTS = {
     "waiting": "world.barrier()",
     "in the middle of an allreduce": "[world.allreduce(big) for _ in range(100_000)]",
