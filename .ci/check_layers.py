@@ -13,8 +13,9 @@ ALLOWED = {
     "exchange": {"core", "kernels", "communicator"},
     "node": {"core", "os", "kernels", "communicator", "exchange"},
     "mpi": {"core", "os", "communicator", "exchange"},
+    "tcp": {"core", "os", "communicator", "exchange"},
     "select": {"core"},
-    "bindings": {"core", "os", "kernels", "communicator", "exchange", "node", "mpi", "select"},
+    "bindings": {"core", "os", "kernels", "communicator", "exchange", "node", "mpi", "tcp", "select"},
 }
 PREPROCESSOR_HOMES = {"os", "kernels"}
 

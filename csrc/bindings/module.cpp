@@ -9,6 +9,7 @@ void bind_hot_messages(pybind11::module_& m);
 void bind_plain_tree(pybind11::module_& m);
 void bind_mpi(pybind11::module_& m);
 void bind_node(pybind11::module_& m);
+void bind_tcp(pybind11::module_& m);
 void bind_select(pybind11::module_& m);
 }  // namespace samestep
 
@@ -22,5 +23,6 @@ PYBIND11_MODULE(_core, m) {
   samestep::bind_plain_tree(m);
   samestep::bind_mpi(m);
   samestep::bind_node(m);
+  samestep::bind_tcp(m);
   samestep::bind_select(m);
 }

@@ -143,7 +143,7 @@ void Engine::drop_finished() {
 }
 
 void Engine::wait(Operation& operation, const Deadline& deadline) {
-  Pause pause(options_.oversubscribed);
+  Pause pause(options_.oversubscribed, [this] { return messenger_->rest(); });
   bool warned = false;
   while (!operation.done()) {
     if (!pause.step()) continue;

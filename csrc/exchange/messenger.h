@@ -64,6 +64,10 @@ class Messenger {
   /// that the others are calling it too; so it may block for as long as that takes.
   virtual std::unique_ptr<Messenger> subset(std::span<const int> ranks) = 0;
 
+  /// Sleeps until something may have come or gone, for a millisecond at most. May be called without taking turns.
+  /// False where the transport has nothing that wakes.
+  virtual bool rest() { return false; }
+
   /// A rank that has gone without a word.
   struct Loss {
     int peer;

@@ -7,7 +7,9 @@
 namespace samestep {
 namespace {
 
-constexpr unsigned kSpins = 4000;       // polls before giving way; one costs 5 ns, or 100 where it is one of MPI
+constexpr unsigned kSpins = 4000;           // polls before giving way; one costs 5 ns, or 100 where it is one of MPI
+constexpr unsigned kSpinsBeforeRest = 200;  // polls of sockets, some 80 us: as long as a network may take
+constexpr unsigned kYieldsBeforeRest = 8;
 constexpr unsigned kPollsPerLook = 16;  // after that, between looks at the clock
 constexpr Seconds kLookEvery{1e-3};
 constexpr Seconds kSleepAfter{20e-3};  // a straggler: stop burning the CPU it may need
@@ -17,19 +19,28 @@ constexpr std::chrono::microseconds kSleep{100};
 
 bool Pause::step() {
   ++polls_;
-  if (!oversubscribed_ && polls_ < kSpins) return false;
-  if (waited_ > kSleepAfter) {
-    std::this_thread::sleep_for(kSleep);
-  } else {
-    ::sched_yield();
+  if (!rest()) {
+    if (!oversubscribed_ && polls_ < kSpins) return false;
+    if (waited_ > kSleepAfter) {
+      std::this_thread::sleep_for(kSleep);
+    } else {
+      ::sched_yield();
+    }
+    if (polls_ % kPollsPerLook != 0 && waited_ <= kSleepAfter) return false;
   }
-  if (polls_ % kPollsPerLook != 0 && waited_ <= kSleepAfter) return false;
   const Clock::time_point now = Clock::now();
   if (started_ == Clock::time_point{}) started_ = last_look_ = now;
   waited_ = now - started_;
   if (now - last_look_ < kLookEvery) return false;
   last_look_ = now;
   return true;
+}
+
+bool Pause::rest() {
+  if (!rest_ || polls_ < (oversubscribed_ ? kYieldsBeforeRest : kSpinsBeforeRest)) return false;
+  if (rest_()) return true;
+  rest_ = {};
+  return false;
 }
 
 }  // namespace samestep

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+
 #include "core/deadline.h"
 
 namespace samestep {
@@ -7,7 +9,10 @@ namespace samestep {
 /// Paces a loop that polls: spins first, then gives the CPU to others, then sleeps for short times.
 class Pause {
  public:
-  explicit Pause(bool oversubscribed) : oversubscribed_(oversubscribed) {}
+  /// Sleeps until something may have come, at most for about a millisecond; false where it cannot.
+  using Rest = std::function<bool()>;
+
+  explicit Pause(bool oversubscribed, Rest rest = {}) : oversubscribed_(oversubscribed), rest_(std::move(rest)) {}
 
   /// To be called after each poll in vain. True about every millisecond: time to look at the clock,
   /// the peers and the user.
@@ -17,7 +22,10 @@ class Pause {
   Seconds waited() const { return waited_; }
 
  private:
+  bool rest();
+
   bool oversubscribed_;
+  Rest rest_;
   unsigned polls_ = 0;
   Clock::time_point started_{};
   Clock::time_point last_look_{};

@@ -104,7 +104,7 @@ class Backend(MessageVerbs):
 
     @property
     def engine(self) -> str:
-        """What carries host arrays: "self" for a group of one, "node" (shared memory of one host), "mpi"."""
+        """What carries host arrays: "self" for a group of one, "node" (shared memory of one host), "mpi", "tcp"."""
         return self._comm.engine
 
     def counters(self) -> _core.Counters:
@@ -341,7 +341,10 @@ class MPIBackend(Backend):
 
 
 class NativeBackend(Backend):
-    """Ranks with nothing installed but this package. In this version: those of one host."""
+    """Ranks with nothing installed but this package: of one host through shared memory, of several over TCP.
+
+    Started by `samestep run`, torchrun or any other means that sets the same variables. See `samestep.initialize`.
+    """
 
     kind = "native"
 

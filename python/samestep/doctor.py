@@ -49,6 +49,7 @@ def examine() -> dict[str, Any]:
         "mpi": {"usable": known.mpi_loadable, "family": library.family, "detail": library.detail},
         "mpirun": _mpirun(),
         "devices": {found.kind: {"count": found.count, "detail": found.detail} for found in devices},
+        "network": _network(),
         "nccl": {"usable": known.nccl_loadable, "detail": known.nccl_detail},
         "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_VARIABLES)},
         "choice": _choice(known),
@@ -77,6 +78,7 @@ def rows(found: Mapping[str, Any]) -> list[Row]:
             (kind.upper(), had["detail"], bool(had["count"]) or None)
             for kind, had in found["devices"].items()
         ),
+        ("network", found["network"]["detail"], bool(found["network"]["address"])),
         ("NCCL", found["nccl"]["detail"], found["nccl"]["usable"] or None),
         ("variables", ", ".join(f"{n}={v}" for n, v in found["variables"].items()) or "none set", None),
         ("choice", ": ".join(named), bool(choice["backend"])),
@@ -132,6 +134,23 @@ def _mpirun() -> dict[str, str]:
     except mpirun.LaunchError as error:
         return {"path": "", "family": "", "detail": str(error)}
     return {"path": path, "family": family, "detail": path}
+
+
+def _network() -> dict[str, str]:
+    """Where this process would listen as a rank of several hosts, without MPI."""
+    from samestep.rendezvous import interfaces
+
+    master = os.environ.get("MASTER_ADDR", "")
+    try:
+        address = interfaces.own_address(master, os.environ, several_hosts=True)
+    except Error as error:
+        return {"address": "", "detail": str(error)}
+    if not address:
+        return {"address": "", "detail": "no address that another host could reach"}
+    variable, names = interfaces.check_names(os.environ)
+    toward = f"on the way to MASTER_ADDR={master}" if master else "on the way out"
+    why = f"{variable}={','.join(names)}" if names else toward
+    return {"address": address, "detail": f"NativeBackend listens at {address} between hosts ({why})"}
 
 
 def _choice(known: _core.Facts) -> dict[str, str]:

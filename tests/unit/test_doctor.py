@@ -36,6 +36,14 @@ def test_json_is_for_programs():
     assert set(found["devices"]) == {"cuda", "hip"}
 
 
+def test_it_tells_the_address_between_hosts():
+    found = json.loads(run("--json", MASTER_ADDR="127.0.0.1", SAMESTEP_SOCKET_IFNAME="lo"))
+    assert found["network"]["address"] == "127.0.0.1"
+    assert "- network     SAMESTEP_SOCKET_IFNAME names the interface 'nic9'" in run(
+        SAMESTEP_SOCKET_IFNAME="nic9"
+    )
+
+
 def test_under_a_launcher_it_says_which():
     if not json.loads(run("--json"))["mpi"]["usable"]:
         pytest.skip("no MPI here")

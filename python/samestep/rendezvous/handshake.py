@@ -15,13 +15,14 @@ import hashlib
 import hmac
 import os
 
-__all__ = ["ANSWER_NBYTES", "MAGIC", "Greeting", "check_answer", "hello", "job_secret"]
+__all__ = ["ANSWER_NBYTES", "CLIENT_NBYTES", "MAGIC", "Greeting", "check_answer", "hello", "job_secret"]
 
 MAGIC = b"samestep store 1"
 _NONCE_NBYTES = 16
 _PROOF_NBYTES = 32
 _HELLO_NBYTES = len(MAGIC) + _NONCE_NBYTES
 ANSWER_NBYTES = _HELLO_NBYTES + _PROOF_NBYTES
+CLIENT_NBYTES = _HELLO_NBYTES + _PROOF_NBYTES  # that a client sends in all
 
 
 def job_secret() -> bytes:

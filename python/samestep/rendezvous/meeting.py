@@ -80,6 +80,19 @@ class Meeting:
         self._forget(number - 1)
         return [bytes(value, "latin-1") for value in values]
 
+    @property
+    def master(self) -> str:
+        """Name or address of rank 0's host, as this rank was told; empty where they did not meet at one."""
+        return str(getattr(self._store, "host", ""))
+
+    def complain(self, text: str) -> None:
+        """Tells the other ranks, for `complaint`, that this one cannot go on."""
+        self._room.compare_set("complaint", b"", text)
+
+    def complaint(self) -> str:
+        """What a rank has complained of; empty if nothing."""
+        return self._room.compare_set("complaint", b"", b"").decode()
+
     def close(self) -> None:
         """Leaves; collective in that nobody may exchange any more. Idempotent."""
         if self._closed:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from samestep import _core, facts, hosts
-from samestep.errors import InvalidArgumentError, UnavailableError
+from samestep.errors import InvalidArgumentError, MismatchError, UnavailableError
+from samestep.rendezvous import interfaces, links
 from samestep.rendezvous.meeting import Meeting, meet
 
-__all__ = ["check_interfaces", "open_world"]
+__all__ = ["open_world"]
 
 
 def open_world(
@@ -29,9 +30,9 @@ def open_world(
 
     Raises:
       InvalidArgumentError, MismatchError, TimeoutError, UnavailableError: as `meet`.
-      UnavailableError: the ranks are on several hosts, or the launcher says no place to meet.
+      UnavailableError: ranks cannot reach each other, or the launcher says no place to meet.
     """
-    check_interfaces(os.environ)
+    interfaces.check_names(os.environ)
     started_by = facts.launcher()
     if method is None:
         _check_claims(started_by, rank, world_size)
@@ -54,15 +55,37 @@ def _nothing() -> None:
 def _communicator(meeting: Meeting, timeout: float) -> _core.Communicator:
     if meeting.size == 1:
         return _core.make_self_communicator("world")
-    where = [host.decode() for host in meeting.exchange(hosts.host_identity().encode())]
-    names = list(dict.fromkeys(where))
-    if len(names) > 1:
+    mine = json.dumps([hosts.host_identity(), os.environ.get("SAMESTEP_NATIVE_ENGINE", "auto")])
+    table = [json.loads(entry) for entry in meeting.exchange(mine.encode())]
+    everywhere = [host for host, _ in table]
+    if _engine([engine for _, engine in table], len(set(everywhere))) == "node":
+        return _core.open_node_world("world", meeting.rank, meeting.size, meeting.exchange, timeout)
+    names = [host.partition("/")[0] for host in everywhere]
+    address = interfaces.own_address(meeting.master, os.environ, several_hosts=len(set(everywhere)) > 1)
+    found = links.connect_all(meeting, address, names, timeout)
+    peers = [(-1 if link is None else link.detach(), where) for link, where in found]
+    piece = int(os.environ.get("SAMESTEP_WINDOW_PIECE", "0"))
+    return _core.open_tcp_world("world", meeting.rank, peers, piece)
+
+
+def _engine(wanted: list[str], n_hosts: int) -> str:
+    """What carries the bytes, given what each rank's environment says. Pure; the same on all ranks."""
+    for rank, engine in enumerate(wanted):
+        if engine not in ("auto", "node", "tcp"):
+            raise InvalidArgumentError(
+                f"SAMESTEP_NATIVE_ENGINE must be auto, node or tcp, got {engine!r} on rank {rank}"
+            )
+        if engine != wanted[0]:
+            raise MismatchError(
+                f"SAMESTEP_NATIVE_ENGINE is {wanted[0]} on rank 0 but {engine} on rank {rank}"
+            )
+    if wanted[0] == "node" and n_hosts > 1:
         raise UnavailableError(
-            f"the {meeting.size} ranks are on {len(names)} hosts ({', '.join(n.partition('/')[0] for n in names)}), "
-            "and NativeBackend carries one host in this version: MPI carries several; start with "
-            "`samestep run --hosts a:2,b:2 --mpi script.py` or mpirun"
+            f"SAMESTEP_NATIVE_ENGINE=node needs all ranks on one host, but there are {n_hosts}; leave it out"
         )
-    return _core.open_node_world("world", meeting.rank, meeting.size, meeting.exchange, timeout)
+    if wanted[0] == "auto":
+        return "node" if n_hosts == 1 else "tcp"
+    return wanted[0]
 
 
 def _check_claims(started_by: facts.Launcher, rank: int | None, world_size: int | None) -> None:
@@ -93,20 +116,3 @@ def _no_place(started_by: facts.Launcher) -> str:
         f"and MASTER_PORT are not set. Start with `samestep run -n {n} script.py`; or set both, to a free port of rank "
         f"0's host; or use samestep.MPIBackend, for which `mpirun -n {n} python script.py` is one way to start"
     )
-
-
-def check_interfaces(env: Mapping[str, str]) -> None:
-    """Checks that the network interfaces that the user names exist.
-
-    Raises:
-      InvalidArgumentError: names the one that does not, and those that do.
-    """
-    for variable in ("SAMESTEP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        if env.get(variable):
-            existing = [name for _, name in socket.if_nameindex()]
-            for name in env[variable].split(","):
-                if name.strip() not in existing:
-                    raise InvalidArgumentError(
-                        f"{variable} names the interface {name.strip()!r}, but there are {', '.join(existing)}"
-                    )
-            return

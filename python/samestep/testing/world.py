@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,16 +56,22 @@ def _mpi(timeout: float, _: Path) -> Backend:
     return world.initialize(MPIBackend, timeout=timeout)
 
 
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
 def _mpi_alone(timeout: float, folder: Path) -> Backend:
     """All through MPI, shared memory or not."""
-    before = os.environ.get("SAMESTEP_MPI_ENGINE")
-    os.environ["SAMESTEP_MPI_ENGINE"] = "direct"
-    try:
+    with _variable("SAMESTEP_MPI_ENGINE", "direct"):
         return _mpi(timeout, folder)
-    finally:
-        del os.environ["SAMESTEP_MPI_ENGINE"]
-        if before is not None:
-            os.environ["SAMESTEP_MPI_ENGINE"] = before
 
 
 def _native(timeout: float, folder: Path) -> Backend:
@@ -90,12 +96,19 @@ def _native(timeout: float, folder: Path) -> Backend:
             _places.append(Path(place))
 
 
+def _tcp(timeout: float, folder: Path) -> Backend:
+    """Without MPI, as between hosts."""
+    with _variable("SAMESTEP_NATIVE_ENGINE", "tcp"):
+        return _native(timeout, folder)
+
+
 _places: list[Path] = []  # of meetings; their files go with the worlds
 _OPENINGS: dict[str, Callable[[float, Path], Backend]] = {
     "self": _alone,
     "mpi": _mpi,
     "direct": _mpi_alone,
     "native": _native,
+    "tcp": _tcp,
 }
 
 

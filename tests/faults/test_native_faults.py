@@ -1,4 +1,4 @@
-"""Ranks of one host that die, stop, or come and go, without a launcher that would end the others."""
+"""Ranks that die, stop, or come and go, without a launcher that ends the others: through shared memory and over TCP."""
 
 import contextlib
 import json
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 PATIENCE_S = 60.0
@@ -43,10 +44,11 @@ ACTS = {
 class Ranks:
     """Processes that meet through a file; what each prints is one JSON object a line."""
 
-    def __init__(self, folder, script, n):
+    def __init__(self, folder, script, n, engine):
         program = folder / "program.py"
         program.write_text(PRELUDE + script)
         environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+        environment["SAMESTEP_NATIVE_ENGINE"] = engine
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-u", str(program), str(rank), str(n), str(folder)],
@@ -71,12 +73,12 @@ class Ranks:
             process.communicate()
 
 
-@pytest.fixture
-def ranks(tmp_path):
+@pytest.fixture(params=["node", "tcp"])
+def ranks(tmp_path, request):
     made = []
 
     def begin(script, n):
-        made.append(Ranks(tmp_path, script, n))
+        made.append(Ranks(tmp_path, script, n, request.param))
         return made[-1]
 
     yield begin
@@ -157,6 +159,7 @@ except ss.TimeoutError as error:
     assert 2 <= found["seconds"] < 10
 
 
+@pytest.mark.parametrize("ranks", ["node"], indirect=True)
 def test_a_thousand_worlds_leave_nothing_behind(ranks, tmp_path):
     script = """
 import gc
@@ -194,6 +197,7 @@ tell(seen=seen, grown_kb=resident[-1] - resident[0])
     assert os.listdir(tmp_path) == ["program.py"]
 
 
+@pytest.mark.parametrize("ranks", ["node"], indirect=True)
 def test_a_rank_killed_at_any_moment_is_named_by_all_others(ranks):
     n_trials = 20
     script = f"""

@@ -1,0 +1,28 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "tcp/tcp_messenger.h"
+
+namespace samestep {
+
+namespace py = pybind11;
+using py::operator""_a;
+
+void bind_tcp(py::module_& m) {
+  m.def(
+      "open_tcp_world",
+      [](const std::string& name, int rank, const std::vector<std::pair<int, std::string>>& peers,
+         std::size_t window_piece) {
+        ExchangeOptions options;
+        options.name = name;
+        options.oversubscribed = true;  // until it is known
+        options.window_piece = window_piece;
+        std::vector<TcpPeer> ends;
+        for (const auto& [fd, where] : peers) ends.push_back({Fd(fd), where});
+        return open_tcp_world(rank, std::move(ends), options);
+      },
+      "name"_a, "rank"_a, "peers"_a, "window_piece"_a,
+      "The group of all ranks. `peers`: by rank, a connected socket, which is owned from now on, and where it leads.");
+}
+
+}  // namespace samestep

@@ -1,0 +1,48 @@
+#include "os/after_fork.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <mutex>
+#include <vector>
+
+namespace samestep {
+namespace {
+
+std::mutex& guard() {
+  static auto& mutex = *new std::mutex;
+  return mutex;
+}
+std::vector<int>& connections() {
+  static auto& all = *new std::vector<int>;
+  return all;
+}
+
+void before() { guard().lock(); }
+void in_parent() { guard().unlock(); }
+void in_child() {
+  const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  for (const int fd : connections()) {
+    if (nothing >= 0) ::dup3(nothing, fd, O_CLOEXEC);  // not closed: another file could get the number
+  }
+  if (nothing >= 0) ::close(nothing);
+  connections().clear();
+  guard().unlock();
+}
+
+}  // namespace
+
+void close_in_forks(int fd) {
+  static const int registered = ::pthread_atfork(before, in_parent, in_child);
+  (void)registered;
+  const std::lock_guard lock(guard());
+  connections().push_back(fd);
+}
+
+void forget_in_forks(int fd) {
+  const std::lock_guard lock(guard());
+  std::erase(connections(), fd);
+}
+
+}  // namespace samestep

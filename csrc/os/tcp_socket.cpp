@@ -1,0 +1,70 @@
+#include "os/tcp_socket.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "os/after_fork.h"
+
+namespace samestep {
+namespace {
+
+void set(int fd, int level, int option, int value) {
+  if (::setsockopt(fd, level, option, &value, sizeof value) != 0) throw_errno("cannot set an option of a connection");
+}
+
+TcpSocket::Outcome outcome(ssize_t got, bool reads) {
+  using Kind = TcpSocket::Outcome::Kind;
+  if (got > 0) return {Kind::moved, static_cast<std::size_t>(got)};
+  if (got == 0)
+    return reads ? TcpSocket::Outcome{Kind::ended, 0, "closed by the other side"} : TcpSocket::Outcome{Kind::later};
+  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return {Kind::later};
+  return {Kind::ended, 0, std::strerror(errno)};
+}
+
+}  // namespace
+
+TcpSocket::TcpSocket(Fd fd) : fd_(std::move(fd)) {
+  const int flags = ::fcntl(fd_.get(), F_GETFL);
+  if (flags < 0 || ::fcntl(fd_.get(), F_SETFL, flags | O_NONBLOCK) != 0) throw_errno("cannot use a connection");
+  // No SO_SNDBUF and SO_RCVBUF: they would end the kernel's own tuning, which goes further than it lets us.
+  set(fd_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+  set(fd_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(fd_.get(), IPPROTO_TCP, TCP_KEEPIDLE, 4);
+  set(fd_.get(), IPPROTO_TCP, TCP_KEEPINTVL, 1);
+  set(fd_.get(), IPPROTO_TCP, TCP_KEEPCNT, 4);
+  close_in_forks(fd_.get());
+}
+
+TcpSocket::Outcome TcpSocket::read(std::span<const iovec> parts) {
+  return outcome(::readv(fd_.get(), parts.data(), static_cast<int>(parts.size())), /*reads=*/true);
+}
+
+TcpSocket::Outcome TcpSocket::write(std::span<const iovec> parts) {
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(parts.data());
+  message.msg_iovlen = parts.size();
+  return outcome(::sendmsg(fd_.get(), &message, MSG_NOSIGNAL), /*reads=*/false);
+}
+
+bool TcpSocket::silent(Seconds patience) const {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (::getsockopt(fd_.get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
+  if (Seconds(info.tcpi_last_ack_recv * 1e-3) < patience) return false;
+  // Not TCP_USER_TIMEOUT: it also ends connections to a process that is merely busy, once its buffers are full, for it
+  // does not count the answers of its host. Such a host is asked ever more rarely: one question may be on its way.
+  return (info.tcpi_unacked > 0 && info.tcpi_retransmits > 1) || info.tcpi_probes > 1;
+}
+
+void TcpSocket::close() {
+  if (!fd_) return;
+  forget_in_forks(fd_.get());
+  fd_ = Fd();
+}
+
+}  // namespace samestep

@@ -1,0 +1,368 @@
+#include "tcp/mesh.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "exchange/waiting.h"
+
+namespace samestep::tcp {
+namespace {
+
+constexpr Seconds kListenEvery{0.25};
+constexpr Seconds kLinger{2};
+constexpr std::chrono::milliseconds kRest{1};
+constexpr std::size_t kPolledFrom = 2;  // connections; one alone is simply tried
+
+}  // namespace
+
+Mesh::Mesh(int rank, std::vector<Peer> peers) : rank_(rank), index_(peers.size()), incoming_(peers.size()) {
+  for (std::size_t peer = 0; peer < peers.size(); ++peer) {
+    peers_.push_back(peers[peer].where);
+    if (static_cast<int>(peer) == rank_) continue;
+    TcpSocket socket(std::move(peers[peer].fd));
+    index_[peer] = connections_.size();
+    poller_.add(socket.fd(), connections_.size());
+    connections_.emplace_back(static_cast<int>(peer), std::move(socket), peers[peer].where);
+  }
+  noted_.resize(connections_.size());
+}
+
+Mesh::GroupState& Mesh::state(Group group) { return groups_.try_emplace(group, size()).first->second; }
+
+void Mesh::open(Group group, std::vector<int> members) {
+  const std::lock_guard lock(mutex_);
+  GroupState& opening = state(group);
+  opening.members = std::move(members);
+  opening.is_open = true;
+  ++n_open_;
+}
+
+// ---- progress
+
+void Mesh::advance() {
+  if (connections_.size() < kPolledFrom) {
+    for (Connection& connection : connections_) {
+      connection.ready(true, !connection.all_sent(), false);
+      connection.advance(*this);
+    }
+  } else {
+    advance_all();
+  }
+  note_losses();
+}
+
+void Mesh::advance_all() {
+  std::array<Poller::Event, 64> room;
+  for (const Poller::Event& event : poller_.poll(room)) {
+    connections_[event.number].ready(event.readable, event.writable, event.hung_up);
+  }
+  for (Connection& connection : connections_) connection.advance(*this);
+}
+
+void Mesh::note_losses() {
+  for (std::size_t i = 0; i < connections_.size(); ++i) {
+    if (!connections_[i].lost() || noted_[i]) continue;
+    noted_[i] = true;
+    const int peer = connections_[i].peer();
+    incoming_[static_cast<std::size_t>(peer)].clear();
+    for (auto& [number, group] : groups_) group.matching.forget_incomplete(peer);
+    erase_gone();
+  }
+}
+
+void Mesh::rest() {
+  int fd = poller_.fd();
+  bool to_write = false;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Connection& connection : connections_) {
+      if (connection.has_work()) return;
+    }
+    if (connections_.size() < kPolledFrom && !connections_.empty()) {  // its events are not taken from the poller
+      fd = connections_[0].fd();
+      to_write = !connections_[0].all_sent();
+    }
+  }
+  wait_until_ready(fd, to_write, kRest);
+}
+
+// ---- what comes in
+
+Connection::Place Mesh::place_for(int peer, const Frame& frame) {
+  if (frame.kind == Frame::Kind::piece) {
+    auto& incoming = incoming_[static_cast<std::size_t>(peer)];
+    const auto found = incoming.find(frame.id);
+    if (found == incoming.end() || found->second.record == nullptr) return {};
+    Record* const record = found->second.record;
+    return {record->into + record->moved, record, nullptr};
+  }
+  if (frame.kind != Frame::Kind::message) return {};
+  GroupState& group = state(frame.group);
+  if (group.is_closed) return {};
+  if (Record* const record = group.matching.meet(peer, frame.tag); record != nullptr) {
+    record->met = {peer, frame.tag};
+    if (frame.nbytes > record->nbytes) {
+      record->too_long = frame.nbytes;
+      return {nullptr, record, nullptr};
+    }
+    record->nbytes = frame.nbytes;
+    return {record->into, record, nullptr};
+  }
+  Arrived& kept =
+      group.matching.keep({peer, frame.tag, frame.nbytes, std::make_unique_for_overwrite<std::byte[]>(frame.nbytes)});
+  return {kept.bytes.get(), nullptr, &kept};
+}
+
+void Mesh::take(int peer, const Frame& frame, const Connection::Place& place) {
+  switch (frame.kind) {
+    case Frame::Kind::message:
+      return take_message(frame, place);
+    case Frame::Kind::offer:
+      return take_offer(peer, frame);
+    case Frame::Kind::wanted:
+      if (const auto found = offered_.find(frame.id); found != offered_.end()) {
+        Record* const record = found->second.record;
+        offered_.erase(found);
+        to(peer).send_offered(record, frame.group, frame.id);
+      }
+      return;
+    case Frame::Kind::piece:
+      return take_piece(peer, frame);
+    case Frame::Kind::leave:
+      state(frame.group).left[static_cast<std::size_t>(peer)] = true;
+      erase_gone();
+  }
+}
+
+void Mesh::take_message(const Frame& frame, const Connection::Place& place) {
+  if (place.record != nullptr) place.record->ended = true;
+  if (place.kept == nullptr) return;
+  place.kept->complete = true;
+  Record* const taker = place.kept->taker;
+  if (taker == nullptr) return;
+  if (taker->into != nullptr && frame.nbytes > 0) std::memcpy(taker->into, place.kept->bytes.get(), frame.nbytes);
+  taker->ended = true;
+  state(frame.group).matching.erase(place.kept);
+}
+
+void Mesh::take_offer(int peer, const Frame& frame) {
+  GroupState& group = state(frame.group);
+  if (group.is_closed) return;
+  if (Record* const record = group.matching.meet(peer, frame.tag); record != nullptr) {
+    want(frame, peer, *record);
+  } else {
+    group.matching.keep({peer, frame.tag, frame.nbytes, nullptr, frame.id, /*offered=*/true});
+  }
+}
+
+void Mesh::want(const Frame& offer, int source, Record& record) {
+  record.met = {source, offer.tag};
+  const bool fits = offer.nbytes <= record.nbytes;
+  if (fits) {
+    record.nbytes = offer.nbytes;
+  } else {
+    record.too_long = offer.nbytes;
+    record.ended = true;
+  }
+  incoming_[static_cast<std::size_t>(source)].emplace(offer.id,
+                                                      Incoming{fits ? &record : nullptr, offer.group, offer.nbytes});
+  to(source).send({offer.group, 0, 0, Frame::Kind::wanted, 0, offer.id});
+}
+
+void Mesh::take_piece(int peer, const Frame& frame) {
+  auto& incoming = incoming_[static_cast<std::size_t>(peer)];
+  const auto found = incoming.find(frame.id);
+  if (found == incoming.end()) return;
+  Record* const record = found->second.record;
+  if (record != nullptr) record->moved += frame.nbytes;
+  found->second.left -= std::min<std::size_t>(found->second.left, frame.nbytes);
+  if (found->second.left > 0) return;
+  if (record != nullptr) record->ended = true;
+  incoming.erase(found);
+}
+
+// ---- requests
+
+void Mesh::send_to_self(Group group, Bytes bytes, int tag) {
+  Matching& matching = state(group).matching;
+  Record* const receive = matching.meet(rank_, tag);
+  std::byte* into = nullptr;
+  if (receive == nullptr) {
+    Arrived& kept = matching.keep(
+        {rank_, tag, bytes.size(), std::make_unique_for_overwrite<std::byte[]>(bytes.size()), 0, false, true});
+    into = kept.bytes.get();
+  } else {
+    receive->met = {rank_, tag};
+    receive->ended = true;
+    const bool fits = bytes.size() <= receive->nbytes;
+    (fits ? receive->nbytes : receive->too_long) = bytes.size();
+    if (fits) into = receive->into;
+  }
+  if (into != nullptr && !bytes.empty()) std::memcpy(into, bytes.data(), bytes.size());
+}
+
+Record* Mesh::send(Group group, Bytes bytes, int dest, int tag) {
+  const std::lock_guard lock(mutex_);
+  Record* const record = state(group).matching.new_record();
+  record->from = bytes.data();
+  record->nbytes = bytes.size();
+  record->peer = dest;
+  if (dest == rank_) {
+    send_to_self(group, bytes, tag);
+    record->ended = true;
+  } else if (bytes.size() <= kLongestUnasked) {
+    to(dest).send({group, bytes.size(), 0, Frame::Kind::message, tag, 0}, bytes, record);
+  } else {
+    const std::uint32_t id = next_id_++;
+    offered_.emplace(id, Offer{record, group});
+    to(dest).send({group, bytes.size(), 0, Frame::Kind::offer, tag, id});
+  }
+  return record;
+}
+
+Record* Mesh::receive(Group group, void* data, std::size_t room, int source, int tag) {
+  const std::lock_guard lock(mutex_);
+  Matching& matching = state(group).matching;
+  Record* const record = matching.new_record();
+  record->into = static_cast<std::byte*>(data);
+  record->nbytes = room;
+  record->peer = source;
+  record->tag = tag;
+  Arrived* const arrived = matching.find(*record);
+  if (arrived == nullptr) {
+    matching.post(record);
+    return record;
+  }
+  if (arrived->offered) {
+    want({group, arrived->nbytes, 0, Frame::Kind::offer, tag, arrived->id}, arrived->source, *record);
+    matching.erase(arrived);
+    return record;
+  }
+  record->met = {arrived->source, tag};
+  const bool fits = arrived->nbytes <= room;
+  (fits ? record->nbytes : record->too_long) = arrived->nbytes;
+  if (!fits) record->into = nullptr;
+  if (!arrived->complete) {
+    arrived->taker = record;
+    return record;
+  }
+  if (fits && arrived->nbytes > 0) std::memcpy(data, arrived->bytes.get(), arrived->nbytes);
+  record->ended = true;
+  matching.erase(arrived);
+  return record;
+}
+
+bool Mesh::test(Group group, Record* record, Messenger::Envelope& met) {
+  const std::lock_guard lock(mutex_);
+  if (!record->ended) advance();
+  if (!record->ended) return false;
+  met = record->met;
+  const Record ended = *record;
+  state(group).matching.drop(record);
+  if (ended.too_long > 0) {
+    throw Error(str("a message of ", ended.too_long, " bytes from ", peers_[static_cast<std::size_t>(met.source)],
+                    " meets a receive of ", ended.nbytes));
+  }
+  return true;
+}
+
+bool Mesh::cancel(Group group, Record* record) {
+  const std::lock_guard lock(mutex_);
+  if (record->ended) return false;
+  Matching& matching = state(group).matching;
+  if (!matching.withdraw(record) && record->met.source >= 0) {
+    // In the middle of its message, whose rest is thrown away.
+    to(record->met.source).forget_place(record);
+    for (auto& [id, incoming] : incoming_[static_cast<std::size_t>(record->met.source)]) {
+      if (incoming.record == record) incoming.record = nullptr;
+    }
+    matching.leave_behind(record);
+  }
+  matching.drop(record);
+  return true;
+}
+
+bool Mesh::probe(Group group, int tag, Messenger::Envelope& from) {
+  const std::lock_guard lock(mutex_);
+  advance();
+  const Arrived* const found = state(group).matching.find_complete(tag);
+  if (found == nullptr) return false;
+  from = {found->source, tag};
+  return true;
+}
+
+std::string Mesh::loss(Group group, int peer) {
+  const std::lock_guard lock(mutex_);
+  if (const Clock::time_point now = Clock::now(); now - last_listened_ > kListenEvery) {
+    last_listened_ = now;
+    for (Connection& connection : connections_) connection.listen_for_silence();
+    advance();
+  }
+  if (peer == rank_ || !to(peer).lost() || state(group).left[static_cast<std::size_t>(peer)]) return {};
+  return to(peer).reason();
+}
+
+// ---- the end
+
+void Mesh::close(Group group) {
+  const std::lock_guard lock(mutex_);
+  GroupState& closing = state(group);
+  if (!closing.is_open) return;
+  for (const int peer : closing.members) {
+    if (peer != rank_) to(peer).send({group, 0, 0, Frame::Kind::leave, 0, 0});
+  }
+  if (n_open_ == 1) linger(closing);
+  end(group, closing);
+}
+
+void Mesh::drop(Group group) {
+  const std::lock_guard lock(mutex_);
+  GroupState& dropped = state(group);
+  end(group, dropped);
+  dropped.matching = Matching(0);
+  dropped.is_dropped = true;
+  erase_gone();
+}
+
+bool Mesh::has_gone(const GroupState& group, int peer) {
+  return peer == rank_ || group.left[static_cast<std::size_t>(peer)] || to(peer).lost();
+}
+
+bool Mesh::all_gone(const GroupState& group) {
+  return std::all_of(group.members.begin(), group.members.end(), [&](int peer) { return has_gone(group, peer); });
+}
+
+void Mesh::linger(const GroupState& group) {
+  const Deadline deadline = Deadline::after(kLinger);
+  const auto all_sent = [](const Connection& connection) { return connection.lost() || connection.all_sent(); };
+  Pause pause(/*oversubscribed=*/true);
+  for (advance(); !all_gone(group) || !std::all_of(connections_.begin(), connections_.end(), all_sent); advance()) {
+    if (pause.step() && deadline.passed()) return;
+  }
+}
+
+void Mesh::end(Group group, GroupState& ending) {
+  if (!ending.is_open) return;
+  --n_open_;
+  for (Connection& connection : connections_) {
+    n_open_ > 0 ? connection.forget(group) : connection.end("all groups are closed here");
+  }
+  std::erase_if(offered_, [group](const auto& entry) { return entry.second.group == group; });
+  for (auto& from_peer : incoming_) {
+    for (auto& [id, incoming] : from_peer) {
+      if (incoming.group == group) incoming.record = nullptr;
+    }
+  }
+  ending.matching.forget_all();
+  ending.is_open = false;
+  ending.is_closed = true;
+}
+
+void Mesh::erase_gone() {
+  std::erase_if(groups_, [this](const auto& entry) { return entry.second.is_dropped && all_gone(entry.second); });
+}
+
+}  // namespace samestep::tcp

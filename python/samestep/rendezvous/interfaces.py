@@ -1,0 +1,108 @@
+"""The address by which the other ranks reach this one."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+from samestep.errors import InvalidArgumentError, UnavailableError
+
+__all__ = ["addresses", "check_names", "own_address"]
+
+_VARIABLES = ("SAMESTEP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+_SIOCGIFADDR = 0x8915
+_ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # of documentation: nothing is sent there, only the route is asked
+
+
+def check_names(env: Mapping[str, str]) -> tuple[str, list[str]]:
+    """The variable by which the user names network interfaces, and the names; empty where there are none.
+
+    Raises:
+      InvalidArgumentError: names the one that does not exist, and those that do.
+    """
+    for variable in _VARIABLES:
+        if env.get(variable):
+            existing = [name for _, name in socket.if_nameindex()]
+            names = [name.strip() for name in env[variable].split(",")]
+            for name in names:
+                if name not in existing:
+                    raise InvalidArgumentError(
+                        f"{variable} names the interface {name!r}, but there are {', '.join(existing)}"
+                    )
+            return variable, names
+    return "", []
+
+
+def own_address(master: str, env: Mapping[str, str], *, several_hosts: bool) -> str:
+    """Where this rank shall listen.
+
+    Args:
+      master: name or address of rank 0's host; empty if not known.
+      env: the interfaces that `SAMESTEP_SOCKET_IFNAME`, else `GLOO_SOCKET_IFNAME`, names are taken before the
+        one that leads to the master.
+      several_hosts: ranks of other hosts have to reach it.
+
+    Raises:
+      InvalidArgumentError: an interface that does not exist, or all that are named have no address.
+      UnavailableError: there is no route to the master.
+
+    Example:
+      >>> own_address("127.0.0.1", {}, several_hosts=False)
+      '127.0.0.1'
+    """
+    variable, names = check_names(env)
+    found = [address for name in names for address in addresses(name)]
+    if names and not found:
+        raise InvalidArgumentError(f"{variable} names {', '.join(names)}: no address there")
+    if found:
+        version = 6 if ":" in master else 4
+        return min(found, key=lambda address: ipaddress.ip_address(address).version != version)
+    address = _source_toward(master) if master else ("" if several_hosts else "127.0.0.1")
+    if several_hosts and (not address or ipaddress.ip_address(address).is_loopback):
+        # The name of a host often means an address that only the host itself can reach.
+        return _outward() or address
+    if not address:
+        raise UnavailableError(
+            f"there is no route to {master}, the host of rank 0; MASTER_ADDR, or the URL, must name it, or "
+            "SAMESTEP_SOCKET_IFNAME the interface to use"
+        )
+    return address
+
+
+def addresses(interface: str) -> list[str]:
+    """IPv4 and IPv6 addresses of an interface, without those that are good for one cable only."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        found.append(socket.inet_ntoa(answer[20:24]))
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, _, _, scope, _, name = line.split()
+            if name == interface and scope != "20":
+                found.append(str(ipaddress.IPv6Address(bytes.fromhex(digits))))
+    return found
+
+
+def _source_toward(host: str) -> str:
+    """This host's address on the way to another; empty without a way."""
+    with contextlib.suppress(OSError):
+        for family, kind, number, _, where in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, number) as probe:
+                probe.connect(where)
+                return str(probe.getsockname()[0])
+    return ""
+
+
+def _outward() -> str:
+    """An address of this host that others can reach, if there is one."""
+    routed = [_source_toward(elsewhere) for elsewhere in _ELSEWHERE]
+    everything = [address for _, name in socket.if_nameindex() for address in addresses(name)]
+    for address in [*routed, *everything]:
+        if address and not ipaddress.ip_address(address).is_loopback:
+            return address
+    return ""

@@ -1,0 +1,27 @@
+"""For tests on several hosts."""
+
+import lab as labs
+import pytest
+
+
+@pytest.fixture
+def lab():
+    if reason := labs.missing():
+        pytest.skip(reason)
+    made = labs.Lab(2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def begin(lab, tmp_path):
+    """Starts a job over the hosts of the lab."""
+    jobs = []
+
+    def start(script, n_each, **options):
+        jobs.append(labs.Job(lab, tmp_path, script, n_each, number=len(jobs), **options))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.end()

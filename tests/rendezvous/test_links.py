@@ -1,0 +1,175 @@
+"""Connections between all ranks, which are threads here."""
+
+import json
+import logging
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import samestep as ss
+from samestep.rendezvous import handshake, interfaces, links
+
+PATIENCE_S = 60.0
+LOOPBACK = {4: "127.0.0.1", 6: "::1"}
+
+
+class Room:
+    """Where threads exchange what they say, and complain."""
+
+    def __init__(self, size, between=lambda said: None):
+        self.size = size
+        self.said = [b""] * size
+        self.complaints = [""]
+        self.barrier = threading.Barrier(size, action=lambda: between(self.said))
+
+    def meeting(self, rank):
+        room = self
+
+        class Meeting:
+            size = room.size
+
+            def __init__(self):
+                self.rank = rank
+
+            def exchange(self, mine):
+                room.said[rank] = mine
+                room.barrier.wait(PATIENCE_S)
+                return list(room.said)
+
+            def complain(self, text):
+                room.complaints[0] = text
+
+            def complaint(self):
+                return room.complaints[0]
+
+        return Meeting()
+
+
+def connect(room, rank, address="127.0.0.1", timeout=PATIENCE_S):
+    return links.connect_all(room.meeting(rank), address, [f"host{r}" for r in range(room.size)], timeout)
+
+
+def check_and_close(made):
+    for rank, row in enumerate(made):
+        assert [link is None for link, _ in row] == [r == rank for r in range(len(made))]
+        for other, (link, where) in enumerate(row):
+            assert where.startswith(f"host{other} (")
+            if link is not None:
+                link.setblocking(True)
+                link.sendall(bytes([rank]))
+    for row in made:
+        for other, (link, _) in enumerate(row):
+            if link is not None:
+                assert link.recv(100) == bytes([other])
+    for row in made:
+        for link, _ in row:
+            if link is not None:
+                link.close()
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_each_link_leads_to_its_rank(version):
+    if version == 6 and "::1" not in interfaces.addresses("lo"):
+        pytest.skip("the loopback interface has no IPv6 address")
+    room = Room(5)
+    with ThreadPoolExecutor(5) as pool:
+        made = list(pool.map(lambda rank: connect(room, rank, LOOPBACK[version]), range(5)))
+    check_and_close(made)
+
+
+def place_of_rank_0(said):
+    return tuple(json.loads(said[0])[:2])
+
+
+def impostor(place, secret):
+    """One that speaks the language and knows another secret."""
+    link = socket.create_connection(place, timeout=PATIENCE_S)
+    hello, nonce = handshake.hello()
+    link.sendall(hello)
+
+    def go_on():
+        answer = b""
+        while len(answer) < handshake.ANSWER_NBYTES:
+            answer += link.recv(handshake.ANSWER_NBYTES - len(answer))
+        assert handshake.check_answer(answer, nonce, secret) is None
+        link.sendall(bytes(32) + bytes([0, 0, 0, 1]))
+        assert link.recv(1) == b""  # it is shown the door
+
+    return link, go_on
+
+
+def test_strangers_are_dropped_and_the_job_goes_on(caplog):
+    strangers, acts = [], []
+
+    def come(said):
+        place = place_of_rank_0(said)
+        for words in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 1000, b""):
+            strangers.append(socket.create_connection(place, timeout=PATIENCE_S))
+            strangers[-1].sendall(words)
+        gone = socket.create_connection(place, timeout=PATIENCE_S)
+        gone.close()
+        link, go_on = impostor(place, b"another secret")
+        strangers.append(link)
+        acts.append(threading.Thread(target=go_on))
+        acts[-1].start()
+
+    room = Room(3, come)
+    with caplog.at_level(logging.WARNING, "samestep"), ThreadPoolExecutor(3) as pool:
+        first, second = (pool.submit(connect, room, rank) for rank in (0, 1))
+        # Rank 2 says what it has to say, and connects when the impostor has been sent away.
+        meeting = room.meeting(2)
+        exchange = meeting.exchange
+
+        def exchange_and_wait(mine):
+            said = exchange(mine)
+            acts[0].join(PATIENCE_S)
+            return said
+
+        meeting.exchange = exchange_and_wait
+        third = links.connect_all(meeting, "127.0.0.1", ["host0", "host1", "host2"], PATIENCE_S)
+        made = [first.result(PATIENCE_S), second.result(PATIENCE_S), third]
+    check_and_close(made)
+    assert not acts[0].is_alive()
+    said = [record.message for record in caplog.records]
+    assert any("stranger at the port of rank 0" in text and "not a client" in text for text in said)
+    assert any("does not know the secret" in text for text in said)
+    for link in strangers:
+        link.close()
+
+
+def test_a_rank_that_cannot_be_reached_is_named_on_all():
+    def lie(said):
+        host, _ = place_of_rank_0(said)
+        with socket.create_server((host, 0)) as closed:
+            port = closed.getsockname()[1]
+        said[0] = said[0].replace(str(place_of_rank_0(said)[1]).encode(), str(port).encode())
+
+    room = Room(2, lie)
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = [pool.submit(connect, room, rank) for rank in range(2)]
+        for outcome in outcomes:
+            with pytest.raises(ss.UnavailableError, match=r"rank 1 cannot connect to rank 0 at host0 \(127"):
+                outcome.result(PATIENCE_S)
+
+
+def test_a_rank_that_does_not_connect_is_named_at_the_deadline():
+    room = Room(2)
+
+    def silent_rank_1():
+        room.meeting(1).exchange(b'["127.0.0.1", 1, ""]')
+
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(connect, room, 0, timeout=0.2)
+        pool.submit(silent_rank_1).result(PATIENCE_S)
+        with pytest.raises(ss.TimeoutError, match=r"rank 0 at host0 .* no connection with rank 1 at host1"):
+            waiting.result(PATIENCE_S)
+
+
+def test_the_address_follows_the_route_and_the_named_interface():
+    assert interfaces.own_address("localhost", {}, several_hosts=False) in LOOPBACK.values()
+    assert interfaces.own_address("", {}, several_hosts=False) == "127.0.0.1"
+    named = {"SAMESTEP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "nic9"}
+    assert interfaces.own_address("127.0.0.1", named, several_hosts=True) == "127.0.0.1"
+    if "::1" in interfaces.addresses("lo"):
+        assert interfaces.own_address("::1", {"GLOO_SOCKET_IFNAME": "lo"}, several_hosts=False) == "::1"
