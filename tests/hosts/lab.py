@@ -16,6 +16,8 @@ def tell(**what):
     print(json.dumps(what), flush=True)
 
 """
+_PROBE = "hostname probe; ip link add name probe type bridge; tc qdisc replace dev probe clsact"
+PATIENCE_S = 60.0
 FIRST_PORT = 29500  # nobody else is in these networks
 
 
@@ -24,7 +26,7 @@ def missing():
     """Why there can be no hosts here; empty if there can."""
     try:
         probe = subprocess.run(
-            ["unshare", "--net", "--uts", "sh", "-ec", "hostname probe; ip link add name probe type bridge"],
+            ["unshare", "--net", "--uts", "sh", "-ec", _PROBE],
             capture_output=True,
             text=True,
             timeout=30,
@@ -60,7 +62,10 @@ class Lab:
 
     def run(self, host, *lines):
         for line in lines:
-            subprocess.run([*self._inside(host), *line.split()], check=True, timeout=30)
+            self.call(host, line.split())
+
+    def call(self, host, argv):
+        subprocess.run([*self._inside(host), *argv], check=True, timeout=30)
 
     def drop(self, number):
         """The host's packets vanish both ways, without a word."""
@@ -69,6 +74,14 @@ class Lab:
     def unplug(self, number):
         """The host's card goes down."""
         self.run(f"node{number}", "ip link set eth0 down")
+
+    def lose(self, number, percent):
+        """So many of the host's packets vanish, each way: a filter throws the dice, for netem may not be there."""
+        dice = f"4,32 0 0 4294963256,53 1 0 {percent * 42949672},6 0 0 2,6 0 0 4294967295"
+        self.run("switch", f"tc qdisc replace dev card{number} clsact")
+        for way in ("ingress", "egress"):
+            words = f"tc filter replace dev card{number} {way} prio 1 handle 1 bpf da bytecode".split()
+            self.call("switch", [*words, dice])
 
     def start(self, host, program, **environment):
         """Starts a program in a host; what it prints is one JSON object a line."""
@@ -105,27 +118,40 @@ def _of_srun(rank, n_ranks):
 
 
 class Job:
-    """The ranks of a program, spread over hosts as torchrun or srun starts them: `n_each` on each, in order."""
+    """The ranks of a program, spread over hosts as torchrun or srun starts them: `n_each` on each, in order.
+
+    `first`: number of the first host. `late`: ranks that `join` starts.
+    """
 
     def __init__(
-        self, lab, folder, script, n_each, *, number=0, master="10.78.0.1", under_slurm=False, **environment
+        self,
+        lab,
+        folder,
+        script,
+        n_each,
+        *,
+        number=0,
+        first=0,
+        master="",
+        late=(),
+        under_slurm=False,
+        **environment,
     ):
-        program = folder / f"program{number}.py"
-        program.write_text(PRELUDE + script)
-        n_ranks = sum(n_each)
-        names = _of_srun if under_slurm else _of_torchrun
-        self.hosts = [f"node{i}" for i, n in enumerate(n_each) for _ in range(n)]
-        self.processes = [
-            lab.start(
-                host,
-                program,
-                MASTER_ADDR=master,
-                MASTER_PORT=str(FIRST_PORT + number),
-                **names(rank, n_ranks),
-                **environment,
-            )
-            for rank, host in enumerate(self.hosts)
-        ]
+        self._lab = lab
+        self._program = folder / f"program{number}.py"
+        self._program.write_text(PRELUDE + script)
+        self._names = _of_srun if under_slurm else _of_torchrun
+        place = {"MASTER_ADDR": master or f"10.78.0.{first + 1}", "MASTER_PORT": str(FIRST_PORT + number)}
+        self._environment = {**place, **environment}
+        self.hosts = [f"node{first + i}" for i, n in enumerate(n_each) for _ in range(n)]
+        self.processes = {}
+        for rank in range(len(self.hosts)):
+            if rank not in late:
+                self.join(rank)
+
+    def join(self, rank):
+        names = self._names(rank, len(self.hosts))
+        self.processes[rank] = self._lab.start(self.hosts[rank], self._program, **names, **self._environment)
 
     def line(self, rank):
         text = self.processes[rank].stdout.readline()
@@ -133,10 +159,14 @@ class Job:
         return json.loads(text)
 
     def lines(self):
-        return [self.line(rank) for rank in range(len(self.processes))]
+        return [self.line(rank) for rank in sorted(self.processes)]
+
+    def wait(self):
+        """The exit codes."""
+        return [self.processes[rank].wait(PATIENCE_S) for rank in sorted(self.processes)]
 
     def end(self):
-        for process in self.processes:
+        for process in self.processes.values():
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             process.communicate()
