@@ -4,9 +4,12 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
+import slurm
 from lab import PATIENCE_S, PRELUDE
 
 TELLS = """
@@ -27,7 +30,9 @@ def run(lab, tmp_path):
     def begin(script, *words, host="node0", arguments=(), **options):
         program = tmp_path / f"program{len(made)}.py"
         program.write_text(PRELUDE + script)
-        command = [sys.executable, "-m", "samestep", "run", "--raw", *words, str(program), *arguments]
+        command = [sys.executable, "-m", "samestep", "run", "--raw", *words]
+        if "-m" not in words:
+            command += [str(program), *arguments]
         made.append(lab.start(host, command, cwd=tmp_path, start_new_session=True, **options))
         return made[-1]
 
@@ -114,6 +119,41 @@ def test_a_host_that_cannot_be_reached_is_named(run):
 def test_no_remote_shell_is_an_error_before_anything_starts(run):
     text = ends(run("", "--hosts=node0:1,node1:1", "--rsh", "rsh-of-nobody"), 2)
     assert "there is no rsh-of-nobody in PATH" in text
+
+
+def test_by_srun(lab, tmp_path):
+    if reason := slurm.missing():
+        pytest.skip(reason)
+    program = tmp_path / "program.py"
+    program.write_text(PRELUDE + TELLS.format(backend=""))
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:
+        cluster = slurm.Slurm(lab, 2, Path(folder))
+        try:
+            words = ["-N", "2", "-n", "3", "--distribution=block"]
+            found = told(ends(cluster.srun(*words, sys.executable, str(program), "word")))
+        finally:
+            cluster.close()
+    assert [f["host"] for f in found] == ["node0", "node0", "node1"]
+    assert [f["place"] for f in found] == [[0, 0], [1, 0], [0, 1]]
+    assert [f["total"] for f in found] == [6.0] * 3
+    assert found[0]["words"] == ["word"]
+
+
+def test_every_rank_tells_where_it_is(run, tmp_path):
+    text = ends(run("", "--hosts=node0:1,node1:2", "-m", "samestep", "doctor", "--run"))
+    header, *rows = text.splitlines()
+    assert header.split()[:2] == ["rank", "host"]
+    found = [dict(zip(header.split(), row.split(), strict=True)) for row in rows]
+    assert [f["host"] for f in found] == ["node0", "node1", "node1"]
+    assert [f["local_rank"] for f in found] == ["0", "0", "1"]
+    assert [(f["address"], f["interface"]) for f in found] == [
+        ("10.78.0.1", "eth0"),
+        ("10.78.0.2", "eth0"),
+        ("10.78.0.2", "eth0"),
+    ]
+    assert {(f["launcher"], f["backend"], f["engine"]) for f in found} == {
+        ("samestep", "NativeBackend", "tcp")
+    }
 
 
 WAITS = """
