@@ -38,7 +38,8 @@ def open_world(
         _check_claims(started_by, rank, world_size)
         if (world_size or started_by.size) == 1:
             return _core.make_self_communicator("world"), _nothing
-        if "MASTER_PORT" not in os.environ and started_by.name in facts.MPI_LAUNCHERS:
+        tells_place = "MASTER_PORT" in os.environ or facts.slurm_meeting() is not None
+        if started_by.name in facts.MPI_LAUNCHERS and not tells_place:
             raise UnavailableError(_no_place(started_by))
     meeting = meet(method or "env://", rank, world_size, timeout)
     try:
