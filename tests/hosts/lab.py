@@ -149,9 +149,9 @@ class Lab:
         environment = options.pop("env", {})
         path = f"{self._folder}:{os.environ['PATH']}"
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **options}
-        return subprocess.Popen(
-            [*self._inside(host), *argv], env={**plain_environment(), "PATH": path, **environment}, **options
-        )
+        there = ["sh", "-c", 'cd "$0" && exec "$@"', str(options.pop("cwd", "/"))]
+        environment = {**plain_environment(), "PATH": path, **environment}
+        return subprocess.Popen([*self._inside(host), *there, *argv], env=environment, **options)
 
     def _serve_ssh(self):
         path = str(self._folder / "socket")
