@@ -40,7 +40,10 @@ class Marks {
 
   /// This rank takes no part in operations from `first_missing` on.
   void leave(std::uint64_t first_missing) {
-    if (words_ != nullptr) words_[place_].left.store(first_missing + 1, std::memory_order_release);
+    if (words_ == nullptr) return;
+    const std::uint64_t before = words_[place_].left.load(std::memory_order_relaxed);
+    if (before != 0 && before <= first_missing + 1) return;
+    words_[place_].left.store(first_missing + 1, std::memory_order_release);
   }
   bool all_here(std::uint64_t sequence) const {
     for (std::size_t i = 0; words_ != nullptr && i < size_; ++i) {

@@ -88,6 +88,7 @@ void LevelWork::stage_if_hidden() {
 }
 
 void LevelWork::announce(std::uint64_t digest) {
+  announced_ = true;
   const Posted posted{reduction_.factor, Neighbours::places_of(*group_, in_, out_)};
   engine().meeting().announce(sequence_, digest, {reinterpret_cast<const std::byte*>(&posted), sizeof posted});
 }
@@ -331,6 +332,8 @@ std::vector<int> LevelWork::awaited() {
 }
 
 void LevelWork::give_up() {
+  // The others may be at work: whoever has not seen why it ends must not touch this rank's buffers any more.
+  if (announced_ && !is_disputed()) marks_.leave(sequence_);
   Collective::give_up();
   for (Open& open : open_) {
     for (Requests& contribution : open.contributions_in) contribution.abandon(engine().messenger());

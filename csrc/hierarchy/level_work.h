@@ -94,6 +94,7 @@ class LevelWork final : public Collective {
   std::size_t block_;  // bytes of room for one host's part of a chunk
   Scratch::Block scratch_;
   std::deque<Open> open_;
+  bool announced_ = false;
   bool stuck_ = false;
   bool told_ = false;
   Requests ends_out_;
