@@ -177,6 +177,13 @@ def is_shared(communicator: Communicator, address: int, nbytes: int) -> bool: ..
 def open_tcp_world(
     name: str, rank: int, peers: Sequence[tuple[int, str]], window_piece: int
 ) -> Communicator: ...
+
+class Host: ...
+
+def meet_host(rank: int, size: int, exchange: Callable[[bytes], list[bytes]], timeout: float) -> Host: ...
+def open_levels(
+    flat: Communicator, hosts: Sequence[int], host: Host | None, timeout: float
+) -> Communicator: ...
 def open_node_world(
     name: str,
     rank: int,

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from samestep import _core, facts, hosts, uncaught
+from samestep import _core, facts, hosts, levels, uncaught
 from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend, _warn
 from samestep.errors import InvalidArgumentError, NotInitializedError, UnavailableError
 from samestep.objects import exchange_objects
@@ -209,15 +209,20 @@ def _world_over(  # noqa: PLR0917 - as they were found, one after the other
             "NCCLBackend: device arrays are not carried by this version; use samestep.MPIBackend with host arrays "
             f"({known.nccl_detail}; {known.device_detail})"
         )
-    table = exchange_objects(comm, (hosts.host_identity(), sorted(os.sched_getaffinity(0))), timeout)
-    everywhere = [host for host, _ in table]
-    mine = [cpus for host, cpus in table if host == everywhere[comm.rank]]
+    mine_of_table = (hosts.host_identity(), sorted(os.sched_getaffinity(0)), levels.wanted(choice.host))
+    table = exchange_objects(comm, mine_of_table, timeout)
+    everywhere = [host for host, _, _ in table]
+    mine = [cpus for host, cpus, _ in table if host == everywhere[comm.rank]]
     usable = min(len(set().union(*mine)), max(_core.usable_cpus(), len(mine[0])))
     placement = hosts.place(everywhere, comm.rank)
     device = _assign(known, arguments, placement)
     beneath = None
-    if _wants_node_engine(choice.host, placement):
-        comm, beneath = _open_node(comm, timeout), comm
+    if comm.size > 1 and comm.engine != "node":
+        engine = levels.choose(choice.host, [asked for _, _, asked in table], everywhere)
+        if engine == "node":
+            comm, beneath = _open_node(comm, timeout), comm
+        elif engine == "hier":
+            comm, beneath = levels.open_levels(comm, everywhere, timeout), comm
     comm.set_oversubscribed(len(mine) > usable)
     return _CLASSES[choice.backend](
         comm, timeout=timeout, device=device, world_hosts=everywhere, at_end=at_end, beneath=beneath
@@ -253,21 +258,6 @@ def _open_mpi(known: _core.Facts, arguments: dict[str, Any], timeout: float) -> 
         comm = mpi_world.open_world(loaded, oversubscribed=True, timeout=timeout)
     _check_claim("rank", arguments["rank"], comm.rank)
     return comm
-
-
-def _wants_node_engine(host_backend: str, placement: hosts.Placement) -> bool:
-    """Whether the ranks talk through shared memory although MPI has brought them together."""
-    engine = os.environ.get("SAMESTEP_MPI_ENGINE", "auto")
-    if engine not in ("auto", "node", "direct"):
-        raise InvalidArgumentError(f"SAMESTEP_MPI_ENGINE must be auto, node or direct, got {engine!r}")
-    if host_backend != "mpi" or placement.local_size == 1:
-        return False
-    if engine == "node" and placement.node_count > 1:
-        raise UnavailableError(
-            f"SAMESTEP_MPI_ENGINE=node needs all ranks on one host, but there are {placement.node_count}; "
-            "leave it out, or set it to direct"
-        )
-    return engine != "direct" and placement.node_count == 1
 
 
 def _open_node(beneath: _core.Communicator, timeout: float) -> _core.Communicator:

@@ -2,7 +2,6 @@
 
 import pytest
 import samestep as ss
-from samestep.rendezvous import native_world
 from samestep.rendezvous.interfaces import check_names
 from samestep.rendezvous.url import Method, parse, with_query
 
@@ -108,24 +107,3 @@ def test_interfaces_exist(variable):
         ss.InvalidArgumentError, match=rf"{variable} names the interface 'nic9', but there are .*lo"
     ):
         check_names({variable: "lo,nic9"})
-
-
-@pytest.mark.parametrize(
-    ("wanted", "n_hosts", "engine"),
-    [("auto", 1, "node"), ("auto", 2, "tcp"), ("tcp", 1, "tcp"), ("tcp", 2, "tcp"), ("node", 1, "node")],
-)
-def test_the_engine_follows_the_hosts_and_the_variable(wanted, n_hosts, engine):
-    assert native_world._engine([wanted] * 3, n_hosts) == engine
-
-
-@pytest.mark.parametrize(
-    ("wanted", "n_hosts", "error", "told"),
-    [
-        (["node", "node"], 2, ss.UnavailableError, "there are 2"),
-        (["fast", "fast"], 1, ss.InvalidArgumentError, "must be auto, node or tcp, got 'fast' on rank 0"),
-        (["auto", "tcp"], 1, ss.MismatchError, "auto on rank 0 but tcp on rank 1"),
-    ],
-)
-def test_a_wrong_engine_is_told(wanted, n_hosts, error, told):
-    with pytest.raises(error, match=told):
-        native_world._engine(wanted, n_hosts)

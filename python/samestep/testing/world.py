@@ -102,6 +102,31 @@ def _tcp(timeout: float, folder: Path) -> Backend:
         return _native(timeout, folder)
 
 
+def _pretended_hosts(rank: int, size: int) -> str:
+    """Which of two hosts a rank says it is on: the second half of the ranks, rounded up, is on the other one."""
+    return str(int(rank >= size // 2))
+
+
+def _hier_native(timeout: float, folder: Path) -> Backend:
+    """Over TCP, at two levels."""
+    with _variable("SAMESTEP_NATIVE_ENGINE", "hier"):
+        return _over_hosts(_native, timeout, folder)
+
+
+def _hier_mpi(timeout: float, folder: Path) -> Backend:
+    """Over MPI, at two levels."""
+    with _variable("SAMESTEP_MPI_ENGINE", "hier"):
+        return _over_hosts(_mpi, timeout, folder)
+
+
+def _over_hosts(opening: Callable[[float, Path], Backend], timeout: float, folder: Path) -> Backend:
+    from mpi4py import MPI
+
+    ranks = MPI.COMM_WORLD
+    with _variable("SAMESTEP_HOST_ID", _pretended_hosts(ranks.Get_rank(), ranks.Get_size())):
+        return opening(timeout, folder)
+
+
 _places: list[Path] = []  # of meetings; their files go with the worlds
 _OPENINGS: dict[str, Callable[[float, Path], Backend]] = {
     "self": _alone,
@@ -109,6 +134,8 @@ _OPENINGS: dict[str, Callable[[float, Path], Backend]] = {
     "direct": _mpi_alone,
     "native": _native,
     "tcp": _tcp,
+    "hier": _hier_native,
+    "hier-mpi": _hier_mpi,
 }
 
 

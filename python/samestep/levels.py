@@ -1,0 +1,92 @@
+"""Ranks of several hosts: what carries their bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from samestep import _core
+from samestep.errors import InvalidArgumentError, MismatchError, UnavailableError
+from samestep.objects import exchange_objects
+
+__all__ = ["VARIABLES", "choose", "open_levels", "wanted"]
+
+VARIABLES = {"mpi": "SAMESTEP_MPI_ENGINE", "native": "SAMESTEP_NATIVE_ENGINE"}
+"""Of each backend, the variable that overrides the choice."""
+
+_FLAT = {"mpi": "direct", "native": "tcp"}
+
+
+def wanted(backend: str) -> str:
+    """What this rank's environment asks for; `choose` says whether it means anything.
+
+    Args:
+      backend: "mpi" or "native".
+    """
+    return os.environ.get(VARIABLES[backend], "auto")
+
+
+def choose(backend: str, asked: Sequence[str], hosts: Sequence[str]) -> str:
+    """What carries the bytes of a world. Pure: the same on all ranks.
+
+    Args:
+      backend: "mpi" or "native".
+      asked: what `wanted` said on each rank.
+      hosts: the host of each rank.
+
+    Returns:
+      "node" (shared memory of one host), "hier" (shared memory within each host, one exchange between them), or
+      "flat" (every rank for itself).
+
+    Raises:
+      InvalidArgumentError: a rank asks for something else.
+      MismatchError: the ranks ask for different things.
+      UnavailableError: "node" is asked for on several hosts.
+
+    Example:
+      >>> choose("mpi", ["auto"] * 4, ["a", "a", "b", "b"])
+      'hier'
+      >>> choose("mpi", ["auto"] * 2, ["a", "b"])  # every rank is alone: one level does it
+      'flat'
+    """
+    variable, engine = VARIABLES[backend], asked[0]
+    known = ("auto", "node", "hier", _FLAT[backend])
+    for rank, other in enumerate(asked):
+        if other not in known:
+            names = f"{', '.join(known[:-1])} or {known[-1]}"
+            raise InvalidArgumentError(f"{variable} must be {names}, got {other!r} on rank {rank}")
+        if other != engine:
+            raise MismatchError(f"{variable} is {engine} on rank 0 but {other} on rank {rank}")
+    n_hosts = len(set(hosts))
+    if engine == _FLAT[backend]:
+        return "flat"
+    if n_hosts == 1:
+        return "node"
+    if engine == "node":
+        raise UnavailableError(
+            f"{variable}=node needs all ranks on one host, but there are {n_hosts}; leave it out, or set it to "
+            f"{_FLAT[backend]}"
+        )
+    return "hier" if engine == "hier" or n_hosts < len(hosts) else "flat"
+
+
+def open_levels(flat: _core.Communicator, hosts: Sequence[str], timeout: float) -> _core.Communicator:
+    """The ranks of `flat` at two levels. Collective.
+
+    Args:
+      flat: a group over messages; it has to stay open beneath.
+      hosts: the host of each rank.
+      timeout: seconds for all to come.
+    """
+    order = list(dict.fromkeys(hosts))
+    numbers = [order.index(host) for host in hosts]
+    mine = flat.split(numbers[flat.rank], 0, timeout)
+    assert mine is not None
+    host = None
+    if mine.size > 1:
+        host = _core.meet_host(
+            mine.rank, mine.size, lambda data: exchange_objects(mine, data, timeout), timeout
+        )
+    levels = _core.open_levels(flat, numbers, host, timeout)
+    mine.close(timeout)
+    return levels
