@@ -165,10 +165,7 @@ def _same_world(world: Backend, requested: str, arguments: dict[str, Any]) -> Ba
 
 def _open(requested: str, arguments: dict[str, Any]) -> Backend:
     timeout = _seconds("timeout", arguments["timeout"], "SAMESTEP_TIMEOUT", DEFAULT_TIMEOUT)
-    warn_after = _seconds("warning", None, "SAMESTEP_WARN_AFTER", DEFAULT_WARN_AFTER)
-    _core.set_warning_callback(_warn, warn_after)
-    if isa := os.environ.get("SAMESTEP_ISA"):
-        _core.select_isa(isa)
+    prepare_core()
     known = facts.gather(
         probe_mpi=requested == "mpi" or facts.launcher().name in facts.MPI_LAUNCHERS,
         cuda=arguments["cuda_devices"] != "missing",
@@ -192,6 +189,18 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
     return world
 
 
+def prepare_core() -> None:
+    """What the environment says about the core as a whole, before a first group is opened.
+
+    Raises:
+      InvalidArgumentError: `SAMESTEP_WARN_AFTER` or `SAMESTEP_ISA` cannot be.
+    """
+    warn_after = _seconds("warning", None, "SAMESTEP_WARN_AFTER", DEFAULT_WARN_AFTER)
+    _core.set_warning_callback(_warn, warn_after)
+    if isa := os.environ.get("SAMESTEP_ISA"):
+        _core.select_isa(isa)
+
+
 def _nothing() -> None:
     pass
 
@@ -212,13 +221,12 @@ def _world_over(  # noqa: PLR0917 - as they were found, one after the other
     table = exchange_objects(comm, (hosts.host_identity(), sorted(os.sched_getaffinity(0))), timeout)
     everywhere = [host for host, _ in table]
     mine = [cpus for host, cpus in table if host == everywhere[comm.rank]]
-    usable = min(len(set().union(*mine)), max(_core.usable_cpus(), len(mine[0])))
     placement = hosts.place(everywhere, comm.rank)
     device = _assign(known, arguments, placement)
     beneath = None
     if _wants_node_engine(choice.host, placement):
         comm, beneath = _open_node(comm, timeout), comm
-    comm.set_oversubscribed(len(mine) > usable)
+    comm.set_oversubscribed(hosts.oversubscribed(mine, _core.usable_cpus()))
     return _CLASSES[choice.backend](
         comm, timeout=timeout, device=device, world_hosts=everywhere, at_end=at_end, beneath=beneath
     )
