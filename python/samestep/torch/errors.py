@@ -42,4 +42,9 @@ def for_torch(error: Exception) -> Exception:
       True
     """
     kind = _ALSO_TORCH.get(type(error))
-    return error if kind is None else kind(str(error)).with_traceback(error.__traceback__)
+    if kind is None:
+        return error
+    text = str(error)
+    if kind is TimeoutError:  # a word that scripts for torch look for, and what to do
+        text += "; the timeout of init_process_group, or new_group, may be too short"
+    return kind(text).with_traceback(error.__traceback__)

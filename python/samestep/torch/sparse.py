@@ -40,16 +40,17 @@ def all_reduce(
     entries, values = mine.indices().T.contiguous(), mine.values().contiguous()
     n_entries = torch.empty(comm.size, dtype=torch.int64)
     comm.all_gather(torch.tensor([len(entries)]), n_entries).wait(timeout, True)
-    total = int(n_entries.sum())
-    all_entries = torch.empty((total, *entries.shape[1:]), dtype=entries.dtype)
-    all_values = torch.empty((total, *values.shape[1:]), dtype=values.dtype)
+    n = int(n_entries.sum())
+    all_entries = torch.empty((n, *entries.shape[1:]), dtype=entries.dtype)
+    all_values = torch.empty((n, *values.shape[1:]), dtype=values.dtype)
     parts = []
     for own, everyones in ((entries, all_entries), (values, all_values)):
         row = own.shape[1:].numel()
-        counts = [n * row for n in n_entries.tolist()]
+        counts = [k * row for k in n_entries.tolist()]
         parts.append(comm.all_gather_v(own.view(-1), everyones.view(-1), counts))
 
     def finish() -> None:
-        tensor.copy_(torch.sparse_coo_tensor(all_entries.T, all_values, tensor.shape).coalesce())
+        total = torch.sparse_coo_tensor(all_entries.T, all_values, tensor.shape, check_invariants=False)
+        tensor.copy_(total.coalesce())
 
     return parts, finish
