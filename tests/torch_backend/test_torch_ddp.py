@@ -8,7 +8,10 @@ import torch_models as models  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-pytestmark = pytest.mark.ranks(2, 3, timeout=120, backends=["native"])
+pytestmark = [
+    pytest.mark.ranks(2, timeout=120, backends=["native"]),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch renames what it calls itself
+]
 
 SMALL_BUCKETS = {"bucket_cap_mb": 0.05}  # several in flight
 
@@ -129,12 +132,19 @@ def hooks():
         return again.then(lambda f: f.value()[0] / 2).then(lambda f: f.value() * 2)
 
     around_allreduce = default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook)
+
+    def bf16(state, bucket):
+        return default_hooks.bf16_compress_hook(state, bucket)
+
+    def bf16_around(state, bucket):
+        return around_allreduce(state, bucket)
+
     return {
         "allreduce": (None, default_hooks.allreduce_hook),
         "fp16": (None, default_hooks.fp16_compress_hook),
         # DistributedDataParallel knows these two by name, and refuses them without a GPU.
-        "bf16": (None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket)),
-        "bf16 around allreduce": (None, lambda state, bucket: around_allreduce(state, bucket)),
+        "bf16": (None, bf16),
+        "bf16 around allreduce": (None, bf16_around),
         "power": (power.PowerSGDState(None, 2, start_powerSGD_iter=2), power.powerSGD_hook),
         "own": (None, own),
     }
@@ -146,7 +156,9 @@ def test_hooks_that_send_gradients_in_other_ways(over, name):
     for backend in ("samestep", "gloo"):
         with over(backend) as dist:
             net = DistributedDataParallel(
-                models.seeded(models.Sometimes, torch.float32), gradient_as_bucket_view=name != "power", **SMALL_BUCKETS
+                models.seeded(models.Sometimes, torch.float32),
+                gradient_as_bucket_view=name != "power",
+                **SMALL_BUCKETS,
             )
             net.register_comm_hook(*hooks()[name])
             x, y = models.batch(dist.get_rank(), dist.get_world_size(), torch.float32)

@@ -26,7 +26,9 @@ def test_every_name_is_either_on_the_list_or_left_out_with_a_reason():
     done = subprocess.run(
         [sys.executable, str(SUITE), "--list"], capture_output=True, text=True, timeout=600, check=False
     )
-    lines = [line for line in SUITE.with_name("torch_suite_names.txt").read_text().splitlines() if line[0] != "#"]
+    lines = [
+        line for line in SUITE.with_name("torch_suite_names.txt").read_text().splitlines() if line[0] != "#"
+    ]
     known = {line[2:].partition(":")[0] for line in lines}
     assert known == set(done.stdout.split())
     assert all(line.partition(": ")[2] for line in lines if line[0] == "-")

@@ -2,13 +2,17 @@
 
 import datetime
 import functools
+import itertools
 
 import pytest
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
-pytestmark = pytest.mark.ranks(1, 3, timeout=60, backends=["self", "native"])
+pytestmark = [
+    pytest.mark.ranks(1, 3, timeout=120, backends=["self", "native"]),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch renames its verbs
+]
 
 COUNTS = [0, 1, 5, 10_007]
 DTYPES = ["float32", "float64", "bfloat16", "float16", "int64", "uint8", "complex64"]
@@ -250,10 +254,10 @@ def test_groups(world):
     rank = world.get_rank()
     for members in ([0, 2], [1], [0, 1, 2], [1, 2]):
         of = world.new_group(members)
-        x = of_rank(rank)
-        world.all_reduce(x, group=of)
-        equal(x, sum(of_rank(r) for r in members) if rank in members else of_rank(rank))
         if rank in members:
+            x = of_rank(rank)
+            world.all_reduce(x, group=of)
+            equal(x, sum(of_rank(r) for r in members))
             y = of_rank(rank)
             world.broadcast(y, members[-1], group=of)
             equal(y, of_rank(members[-1]))
@@ -365,7 +369,7 @@ def test_sampler_gives_each_rank_its_part(world):
     sampler = DistributedSampler(range(12), shuffle=True, seed=4)
     parts = [None] * world.get_world_size()
     world.all_gather_object(parts, list(sampler))
-    assert sorted(sum(parts, [])) == list(range(12))
+    assert sorted(itertools.chain(*parts)) == list(range(12))
 
 
 def test_profiler_sees_the_verbs(world):

@@ -43,7 +43,9 @@ class Language(nn.Module):
 
 def plain():
     """Layers of very different sizes, so that there are several buckets."""
-    return nn.Sequential(nn.Linear(6, 150), nn.Tanh(), nn.Linear(150, 150), nn.BatchNorm1d(150), nn.Linear(150, 3))
+    return nn.Sequential(
+        nn.Linear(6, 150), nn.Tanh(), nn.Linear(150, 150), nn.BatchNorm1d(150), nn.Linear(150, 3)
+    )
 
 
 def seeded(make, dtype=torch.float64):

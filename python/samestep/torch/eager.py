@@ -1,4 +1,4 @@
-"""What this backend does with tensors is seen by nobody: not by autograd, not by a user's mode, not by torch.compile."""
+"""What this backend does with tensors is seen by nobody: autograd, modes, torch.compile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def hide_from_compiler(*owners: Any) -> None:
     frames = torch._C._dynamo.eval_frame
     try:
         skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-    except AttributeError:  # another version: traced functions are slower and may be refused, but are not wrong
+    except (
+        AttributeError
+    ):  # another version: traced functions are slower and may be refused, but are not wrong
         return
     for owner in owners:
         for member in vars(owner).values():

@@ -27,7 +27,7 @@ class MismatchError(errors.MismatchError, dist.DistBackendError):
     __module__ = "samestep.torch.errors"
 
 
-_ALSO_TORCH = {
+_ALSO_TORCH: dict[type[Exception], type[Exception]] = {
     errors.TimeoutError: TimeoutError,
     errors.PeerLostError: PeerLostError,
     errors.MismatchError: MismatchError,

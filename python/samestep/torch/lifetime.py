@@ -68,7 +68,11 @@ class Lifetime:
         error = uncaught.last_uncaught()
         if error is None and os.getpid() == self._pid:
             self._drain(_LEAVING_S)
-        ended = "its process ended" if error is None else f"its process ended with {type(error).__name__}: {error}"
+        ended = (
+            "its process ended"
+            if error is None
+            else f"its process ended with {type(error).__name__}: {error}"
+        )
         self.leave(ended)
 
     def _drain(self, seconds: float) -> None:

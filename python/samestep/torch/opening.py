@@ -40,13 +40,15 @@ def open_group(
     world.prepare_core()
     interfaces.check_names(os.environ)
     meeting = Meeting(TorchStore(store, timeout), rank, size, timeout, owned=False)
-    mine = [hosts.host_identity(), sorted(os.sched_getaffinity(0)), _started_by_mpi()]
+    mine: list[Any] = [hosts.host_identity(), sorted(os.sched_getaffinity(0)), _started_by_mpi()]
     table = [mine] if size == 1 else [json.loads(t) for t in meeting.exchange(json.dumps(mine).encode())]
     everywhere = [host for host, _, _ in table]
     if _carried_by_mpi([by_mpi for _, _, by_mpi in table], everywhere):
-        comm, kind = _mpi_communicator(global_ranks, size, timeout), MPIBackend
+        comm = _mpi_communicator(global_ranks, size, timeout)
+        kind: type[Backend] = MPIBackend
     else:
-        comm, kind = native_world.communicator_over(meeting, timeout, name), NativeBackend
+        comm = native_world.communicator_over(meeting, timeout, name)
+        kind = NativeBackend
     neighbours = [cpus for host, cpus, _ in table if host == everywhere[rank]]
     comm.set_oversubscribed(hosts.oversubscribed(neighbours, _core.usable_cpus()))
     uncaught.install()

@@ -2,325 +2,70 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from samestep import _core
 from samestep.errors import InvalidArgumentError
-from samestep.torch import sparse, tensors, work
-from samestep.torch.eager import aside, hide_from_compiler
+from samestep.torch import eager, tensors, verbs, work
 from samestep.torch.errors import for_torch
 from samestep.torch.lifetime import Lifetime
 from samestep.torch.opening import open_group
-from samestep.torch.work import Received, Work
 
 __all__ = ["ProcessGroup", "create"]
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-_Tensors = list[torch.Tensor]
 
-
-def create(options: Any, backend_options: Any = None) -> ProcessGroup:
-    """What torch calls for `init_process_group("samestep")` and `new_group`. Collective over the members."""
-    if backend_options is not None:
-        raise InvalidArgumentError("the backend 'samestep' takes no pg_options; leave them out")
-    return ProcessGroup(options)
-
-
-def _verb(method: _Method) -> _Method:
-    """A collective: out of sight of autograd and modes, with errors that are torch's, too, and in the profiler."""
-    label = f"samestep:{method.__name__}"
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **options: Any) -> Any:
-        with aside():
-            try:
-                started = method(self, *args, **options)
-            except Exception as error:
-                raise for_torch(error) from None
-        if torch.autograd._profiler_enabled():
-            with torch.profiler.record_function(label):
-                started.wait()
-        return started
-
-    return call  # type: ignore[return-value]
-
-
-class ProcessGroup(dist.ProcessGroup):
-    """Ranks of a torch.distributed group over the engines of samestep, tensors on the host.
-
-    Made by `init_process_group("samestep")` and `new_group`. The methods are those that torch calls; each starts an
-    operation and returns its Work. Their names and arguments are torch's, with the old and the new names.
+def create(options: Any, backend_options: Any = None) -> Any:
+    """What torch calls for `init_process_group("samestep")` and `new_group`. Collective over the members.
 
     Args:
       options: `torch._C._distributed_c10d._DistributedBackendOptions`.
+      backend_options: what the user gave as `pg_options`.
+
+    Raises:
+      InvalidArgumentError: there are `pg_options`.
+      TimeoutError, UnavailableError: as `open_group`.
     """
+    if backend_options is not None:
+        raise InvalidArgumentError("the backend 'samestep' takes no pg_options; leave them out")
+    return (DeviceBackend if _HAS_DEVICE_BACKENDS else ProcessGroup)(options)
 
-    supports_splitting = False
-    supports_coalescing = False
-    supports_time_estimate = False
 
-    def __init__(self, options: Any) -> None:
-        rank, size = options.group_rank, options.group_size
-        super().__init__(rank, size)
-        self._store = options.store
-        self._names = {"name": options.group_id, "desc": "undefined"}
-        self._timeout = float(options.timeout.total_seconds())
-        self._n_collectives = 0
+class _Group(verbs.Verbs):
+    """What both classes below have: the group behind the verbs, its end, and what torch asks it."""
+
+    def _open(self, options: Any) -> None:
         members = list(options.global_ranks_in_group)
         name = f"{options.group_id}, ranks {members}" if members else "world"
+        self._store = options.store
+        self._timeout = float(options.timeout.total_seconds())
+        self._n_collectives = 0
         try:
             self._backend = open_group(
-                options.store, rank, size, self._timeout, name=name, global_ranks=members
+                options.store,
+                options.group_rank,
+                options.group_size,
+                self._timeout,
+                name=name,
+                global_ranks=members,
             )
         except Exception as error:
             raise for_torch(error) from None
         self._comm: _core.Communicator = self._backend._comm
         self._lifetime = Lifetime(self._backend)
 
-    # ---- reductions
-
-    @_verb
-    def allreduce(self, tensors_: _Tensors, opts: Any = None) -> Work:
-        if tensors_[0].layout is not torch.strided:
-            (tensor,) = tensors_
-            parts, finish = sparse.all_reduce(self._comm, tensor, _op(opts), self._seconds(opts))
-            return self._started(parts, tensors_, opts, finish)
-        code, factor = tensors.reduction(_op(opts))
-        return self._started(
-            [self._comm.all_reduce(tensors.memory(t), None, code, factor) for t in tensors_], tensors_, opts
-        )
-
-    allreduce_coalesced = allreduce
-
-    @_verb
-    def reduce(self, tensors_: _Tensors, opts: Any = None) -> Work:
-        code, factor = tensors.reduction(_op(opts))
-        root = _root(opts)
-        parts = [self._comm.reduce(tensors.memory(t), None, code, factor, root) for t in tensors_]
-        return self._started(parts, tensors_, opts)
-
-    @_verb
-    def reduce_scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> Work:
-        code, factor = tensors.reduction(_op(opts))
-        parts: list[_core.Work] = []
-        finishes = []
-        for output, blocks in zip(outputs, inputs, strict=True):
-            self._require_one_each(blocks, "reduce_scatter", "input")
-            everything = tensors.joined(blocks)
-            if tensors.same_count(blocks):
-                parts.append(self._comm.reduce_scatter(everything, tensors.memory(output), code, factor))
-                continue
-            parts.append(self._comm.all_reduce(everything, None, code, factor))
-            start = sum(block.numel() for block in blocks[: self.rank()])
-            mine = everything[start : start + output.numel()]
-            finishes.append(functools.partial(tensors.copy_back, mine, [output]))
-        return self._started(parts, outputs, opts, _all_of(finishes))
-
-    @_verb
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
-        return self._reduce_scatter_singles([output], [input], opts)
-
-    _reduce_scatter_base = reduce_scatter_single
-
-    @_verb
-    def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Work:
-        return self._reduce_scatter_singles(outputs, inputs, opts)
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    def _reduce_scatter_singles(self, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Work:
-        code, factor = tensors.reduction(_op(opts))
-        parts = [
-            self._comm.reduce_scatter(tensors.memory(input), tensors.memory(output), code, factor)
-            for output, input in zip(outputs, inputs, strict=True)
-        ]
-        return self._started(parts, outputs, opts)
-
-    # ---- one to all, all to one
-
-    @_verb
-    def broadcast(self, tensors_: _Tensors, opts: Any = None) -> Work:
-        root = _root(opts)
-        return self._started(
-            [self._comm.broadcast(tensors.memory(t), root) for t in tensors_], tensors_, opts
-        )
-
-    @_verb
-    def gather(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any = None) -> Work:
-        root, (input,) = _root(opts), inputs
-        if self.rank() != root:
-            return self._started([self._comm.gather(tensors.memory(input), None, root)], [], opts)
-        (blocks,) = outputs
-        self._require_one_each(blocks, "gather", "output")
-        everything = tensors.flat(blocks, input.dtype)
-        part = self._comm.gather(tensors.memory(input), tensors.memory(everything), root)
-        return self._started([part], blocks, opts, lambda: tensors.copy_back(everything, blocks))
-
-    @_verb
-    def scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> Work:
-        root, (output,) = _root(opts), outputs
-        everything = None
-        if self.rank() == root:
-            (blocks,) = inputs
-            self._require_one_each(blocks, "scatter", "input")
-            everything = tensors.memory(tensors.joined(blocks))
-        return self._started([self._comm.scatter(everything, tensors.memory(output), root)], outputs, opts)
-
-    # ---- all to all
-
-    @_verb
-    def allgather(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any = None) -> Work:
-        return self._all_gather_lists(outputs, inputs, opts)
-
-    @_verb
-    def allgather_coalesced(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any = None) -> Work:
-        by_input = [list(blocks) for blocks in zip(*outputs, strict=True)]
-        return self._all_gather_lists(by_input, inputs, opts)
-
-    def _all_gather_lists(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any) -> Work:
-        parts, finishes = [], []
-        for blocks, input in zip(outputs, inputs, strict=True):
-            self._require_one_each(blocks, "all_gather", "output")
-            everything = tensors.flat(blocks, input.dtype)
-            mine, into = tensors.memory(input), tensors.memory(everything)
-            if tensors.same_count(blocks):
-                parts.append(self._comm.all_gather(mine, into))
-            else:
-                parts.append(self._comm.all_gather_v(mine, into, [block.numel() for block in blocks]))
-            finishes.append(functools.partial(tensors.copy_back, everything, blocks))
-        return self._started(parts, [t for blocks in outputs for t in blocks], opts, _all_of(finishes))
-
-    @_verb
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
-        part = self._comm.all_gather(tensors.memory(input), tensors.memory(output))
-        return self._started([part], [output], opts)
-
-    _allgather_base = all_gather_single
-
-    @_verb
-    def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Work:
-        parts = [
-            self._comm.all_gather(tensors.memory(input), tensors.memory(output))
-            for output, input in zip(outputs, inputs, strict=True)
-        ]
-        return self._started(parts, outputs, opts)
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-
-    @_verb
-    def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Work:
-        self._require_one_each(outputs, "all_to_all", "output")
-        self._require_one_each(inputs, "all_to_all", "input")
-        everything = tensors.flat(outputs, outputs[0].dtype)
-        part = self._comm.all_to_all_v(
-            tensors.memory(tensors.joined(inputs)),
-            [t.numel() for t in inputs],
-            tensors.memory(everything),
-            [t.numel() for t in outputs],
-        )
-        return self._started([part], outputs, opts, lambda: tensors.copy_back(everything, outputs))
-
-    @_verb
-    def all_to_all_single(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        output_splits: Sequence[int] = (),
-        input_splits: Sequence[int] = (),
-        opts: Any = None,
-    ) -> Work:
-        part = self._comm.all_to_all_v(
-            tensors.memory(input),
-            self._block_counts(input, input_splits, "input"),
-            tensors.memory(output),
-            self._block_counts(output, output_splits, "output"),
-        )
-        return self._started([part], [output], opts)
-
-    alltoall_base = all_to_all_single
-
-    def _block_counts(self, tensor: torch.Tensor, splits: Sequence[int], what: str) -> list[int]:
-        rows = int(tensor.shape[0]) if tensor.dim() else tensor.numel()
-        if not splits:
-            if rows % self.size():
-                raise InvalidArgumentError(
-                    f"all_to_all_single: the {rows} rows of the {what} are no multiple of the {self.size()} ranks; "
-                    f"give {what}_split_sizes"
-                )
-            splits = [rows // self.size()] * self.size()
-        if len(splits) != self.size() or sum(splits) != rows:
-            raise InvalidArgumentError(
-                f"all_to_all_single: {what}_split_sizes {list(splits)} must be {self.size()} numbers that add up to "
-                f"{rows}, the first extent of the {what}"
-            )
-        return [n * (tensor.numel() // rows) if rows else 0 for n in splits]
-
-    @_verb
-    def barrier(self, opts: Any = None) -> Work:
-        return self._started([self._comm.barrier()], [], opts)
-
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that names all ranks which have not come, as every operation of this backend does.
-
-        `torch.distributed.monitored_barrier` asks for gloo by name; call this one on the group:
-        `torch.distributed.group.WORLD.monitored_barrier(timeout)`.
-        """
-        self.barrier().wait(timeout)
-
-    # ---- messages
-
-    @_verb
-    def send(self, tensors_: _Tensors, dst: int, tag: int = 0) -> Work:
-        return self._started([self._comm.send(tensors.memory(t), dst, tag) for t in tensors_], tensors_, None)
-
-    @_verb
-    def recv(self, tensors_: _Tensors, src: int, tag: int = 0) -> Work:
-        parts = [self._comm.recv(tensors.memory(t), src, tag) for t in tensors_]
-        return self._started(parts, tensors_, None, kind=Received)
-
-    @_verb
-    def recv_anysource(self, tensors_: _Tensors, tag: int = 0) -> Work:
-        parts = [self._comm.recv(tensors.memory(t), -1, tag) for t in tensors_]
-        return self._started(parts, tensors_, None, kind=Received)
-
-    # ---- what torch asks a group
-
     def getBackendName(self) -> str:
         return "samestep"
 
     def getRank(self) -> int:
-        return int(self.rank())
+        return self._comm.rank
 
     def getSize(self) -> int:
-        return int(self.size())
-
-    def setGroupName(self, name: str) -> None:
-        self._names["name"] = name
-
-    def getGroupName(self) -> str:
-        return self._names["name"]
-
-    def setGroupDesc(self, desc: str) -> None:
-        self._names["desc"] = desc
-
-    def getGroupDesc(self) -> str:
-        return self._names["desc"]
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
-
-    def _get_backend(self, device: Any) -> ProcessGroup:
-        return self
-
-    def get_group_store(self) -> Any:
-        return self._store
+        return self._comm.size
 
     def _set_sequence_number_for_group(self) -> None:
         pass
@@ -343,51 +88,70 @@ class ProcessGroup(dist.ProcessGroup):
         self._lifetime.leave("it called abort")
 
     def __repr__(self) -> str:
-        return f"<samestep.torch.ProcessGroup {self._comm.name!r}: rank {self.rank()} of {self.size()}>"
-
-    # ---- helpers
-
-    def _started(
-        self,
-        parts: Sequence[_core.Work],
-        result: _Tensors,
-        opts: Any,
-        finish: Callable[[], None] | None = None,
-        kind: type[Work] = Work,
-    ) -> Work:
-        self._n_collectives += kind is Work
-        started = kind(parts, result, self._seconds(opts), finish)
-        self._lifetime.under_way(started)
-        return started
-
-    def _seconds(self, opts: Any) -> float:
-        given = getattr(opts, "timeout", None)
-        return given.total_seconds() if given is not None and given > timedelta(0) else self._timeout
-
-    def _require_one_each(self, blocks: Sequence[Any], verb: str, what: str) -> None:
-        if len(blocks) != self.size():
-            raise InvalidArgumentError(
-                f"{verb}: the list of {what} tensors must have one for each of the {self.size()} ranks, got {len(blocks)}"
-            )
+        place = f"rank {self._comm.rank} of {self._comm.size}"
+        return f"<samestep.torch.{type(self).__name__} {self._comm.name!r}: {place}>"
 
 
-def _op(opts: Any) -> Any:
-    return getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+class ProcessGroup(_Group, dist.ProcessGroup):
+    """Ranks of a torch.distributed group over the engines of samestep, tensors on the host.
+
+    Made by `init_process_group("samestep")` and `new_group`; takes the place of torch's own object.
+    """
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options.group_rank, options.group_size)
+        self._name, self._desc = str(options.group_id), "undefined"
+        self._open(options)
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, desc: str) -> None:
+        self._desc = desc
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: Any) -> ProcessGroup:
+        return self
+
+    def get_group_store(self) -> Any:
+        return self._store
 
 
-def _root(opts: Any) -> int:
-    return int(getattr(opts, "rootRank", 0))
+# A class that torch registers for one kind of device, beside another one for GPUs; from torch 2.14 on.
+_HAS_DEVICE_BACKENDS = "rank" in (c10d.Backend.__init__.__doc__ or "")
 
 
-def _all_of(finishes: list[Callable[[], None]]) -> Callable[[], None] | None:
-    if not finishes:
-        return None
+class DeviceBackend(_Group, c10d.Backend):
+    """The same for a torch that lets Python write its backends: `init_process_group("cpu:samestep,cuda:nccl")`."""
 
-    def finish() -> None:
-        for each in finishes:
-            each()
-
-    return finish
+    def __init__(self, options: Any) -> None:
+        super().__init__(options.group_rank, options.group_size)
+        self._open(options)
 
 
-hide_from_compiler(ProcessGroup, Work, work.Future, work, Lifetime)
+eager.hide_from_compiler(
+    verbs,
+    verbs.Verbs,
+    _Group,
+    ProcessGroup,
+    DeviceBackend,
+    work,
+    work.Work,
+    work.Received,
+    work.Future,
+    Lifetime,
+    tensors,
+)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from samestep.errors import InvalidArgumentError
 from samestep.reduce_ops import AVG, BAND, BOR, BXOR, MAX, MIN, PROD, SUM, premul, resolve
 
-__all__ = ["copy_back", "flat", "joined", "memory", "reduction", "same_count"]
+__all__ = ["copy_back", "flat", "joined", "memory", "reduction", "same_count", "summand"]
 
 _Op = dist.ReduceOp.RedOpType
 _OPS = {
@@ -25,13 +25,18 @@ _OPS = {
     _Op.BXOR: BXOR,
 }
 # What the core cannot name is moved as bytes.
-_NAMED = frozenset(
-    getattr(torch, name)
-    for name in (
-        "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 "
-        "complex128 float8_e4m3fn float8_e5m2"
-    ).split()
-    if hasattr(torch, name)
+_NAMED = (
+    *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32),
+    *(
+        torch.uint64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+    ),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
 )
 
 
@@ -59,7 +64,17 @@ def reduction(op: Any) -> tuple[int, float]:
 
 
 def memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as the core may see it: dense, on the host, apart from autograd, of a type that it knows.
+    """The tensor as the core may move it; one of a type that the core cannot name as its bytes.
+
+    Raises:
+      InvalidArgumentError: as `summand`.
+    """
+    plain = summand(tensor)
+    return plain if plain.dtype in _NAMED else plain.view(torch.uint8)
+
+
+def summand(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as the core may reduce it: dense, on the host, apart from autograd.
 
     Raises:
       InvalidArgumentError: the tensor is on a device, or sparse.
@@ -75,8 +90,6 @@ def memory(tensor: torch.Tensor) -> torch.Tensor:
             "pass x.to_dense()"
         )
     plain = tensor.detach()
-    if plain.dtype not in _NAMED:
-        plain = plain.view(torch.uint8)
     return plain.view(-1) if plain.is_contiguous() else plain
 
 

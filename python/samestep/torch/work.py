@@ -1,9 +1,9 @@
 """Operations under way, as torch.distributed sees them.
 
 Nothing runs beside the caller: an operation is announced where it is started, and carried out by whoever waits.
-`wait` and `is_completed` do that; so does reading a future from Python. A future that autograd's hooks have asked for is
-read from C++, after the backward pass: all of those are completed by a callback at the end of the pass, in the order
-in which they were started, before the one in which DistributedDataParallel reads them.
+`wait` and `is_completed` do that; so does reading a future from Python. A future that autograd's hooks have asked for
+is read from C++, after the backward pass: all of those are completed by a callback at the end of the pass, in the
+order in which they were started, before the one in which DistributedDataParallel reads them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from samestep import _core
 from samestep.errors import Error
-from samestep.torch.errors import for_torch
 from samestep.torch.eager import aside
+from samestep.torch.errors import for_torch
 
 __all__ = ["Future", "Work"]
 
@@ -149,12 +149,11 @@ class Received(Work):
         super()._end()
 
 
-class Future(torch.futures.Future):  # type: ignore[type-arg]
+class Future(torch.futures.Future):
     """The future of a Work. Whoever reads it in Python completes the Work.
 
     Args:
       work: whose result it is.
-      source: for what `then` returned, the future it depends on.
     """
 
     def __init__(self, work: Work) -> None:
