@@ -111,8 +111,8 @@ def _mpi4py() -> Group:
         lambda x: world.Allreduce(MPI.IN_PLACE, x),
         world.Barrier,
         lambda seconds: float(world.allreduce(seconds, MPI.MAX)),
-        lambda x, peer: world.Send(x, peer),
-        lambda x, peer: world.Recv(x, peer),
+        world.Send,
+        world.Recv,
         lambda: None,
     )
 
@@ -223,9 +223,7 @@ def limit(lab: Any, n_hosts: int, rate: str) -> None:
             lab.run(host, f"tc qdisc replace dev {card} root tbf rate {rate} burst 256kb limit 4mb")
 
 
-def start(
-    lab: Any, name: str, layout: tuple[int, int], sizes: Sequence[int], port: int
-) -> dict[str, Any]:
+def start(lab: Any, name: str, layout: tuple[int, int], sizes: Sequence[int], port: int) -> dict[str, Any]:
     """Runs one contender's job and returns what rank 0 found."""
     contender, (hosts, each) = CONTENDERS[name], layout
     worker = [sys.executable, __file__, "--worker", contender.library, "--sizes", ",".join(map(str, sizes))]
@@ -260,8 +258,7 @@ def _mpirun(
     agent = Path(tempfile.gettempdir()) / "samestep-hosts-rsh"  # what mpirun takes for ssh
     cases = "".join(f"node{i}) pid={lab._pid(f'node{i}')};; " for i in range(hosts))
     agent.write_text(
-        f'#!/bin/sh\ncase "$1" in {cases}esac\nshift\n'
-        'exec nsenter --target=$pid --net --uts -- sh -c "$*"\n'
+        f'#!/bin/sh\ncase "$1" in {cases}esac\nshift\nexec nsenter --target=$pid --net --uts -- sh -c "$*"\n'
     )
     agent.chmod(0o755)
     mpirun = shutil.which("mpirun") or sys.exit("hosts.py: there is no mpirun")
@@ -329,7 +326,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 def table(cell: Mapping[str, Any], sizes: Sequence[int]) -> str:
     """The cell as lines of Markdown."""
     heads = "".join(f" {nbytes // MIB} MiB, ms |" for nbytes in sizes)
-    lines = [f"| {cell['rate']}, {cell['layout']} |{heads} sent | 8 bytes, us |", "|---" * (len(sizes) + 3) + "|"]
+    lines = [
+        f"| {cell['rate']}, {cell['layout']} |{heads} sent | 8 bytes, us |",
+        "|---" * (len(sizes) + 3) + "|",
+    ]
     floors = "".join(f" {floor_ms(nbytes, cell['rate']):.1f} |" for nbytes in sizes)
     lines.append(f"| floor of the line |{floors} 1.00 | |")
     for name, found in cell["found"].items():
@@ -345,13 +345,18 @@ def table(cell: Mapping[str, Any], sizes: Sequence[int]) -> str:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     split = {"type": lambda text: text.split(",")}
     parser.add_argument("--rates", default=["1gbit", "10gbit"], **split)
     parser.add_argument("--layouts", default=["2x1", "2x2"], help="hosts x ranks of each", **split)
     parser.add_argument("--contenders", default=list(CONTENDERS), **split)
     parser.add_argument(
-        "--sizes", type=lambda t: [int(n) for n in t.split(",")], default=[MIB, 16 * MIB, 64 * MIB], help="bytes"
+        "--sizes",
+        type=lambda t: [int(n) for n in t.split(",")],
+        default=[MIB, 16 * MIB, 64 * MIB],
+        help="bytes",
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)

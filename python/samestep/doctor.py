@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from samestep import _core, accelerators, facts
+from samestep import _core, accelerators, facts, levels
 from samestep.__main__ import package_version
 from samestep.errors import Error
 from samestep.launch import mpi_library, mpirun
@@ -52,7 +52,8 @@ def examine() -> dict[str, Any]:
         "network": _network(),
         "nccl": {"usable": known.nccl_loadable, "detail": known.nccl_detail},
         "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_VARIABLES)},
-        "choice": _choice(known),
+        "choice": (choice := _choice(known)),
+        "engine": levels.describe(choice["host"]) if choice["host"] else "",
     }
 
 
@@ -82,6 +83,7 @@ def rows(found: Mapping[str, Any]) -> list[Row]:
         ("NCCL", found["nccl"]["detail"], found["nccl"]["usable"] or None),
         ("variables", ", ".join(f"{n}={v}" for n, v in found["variables"].items()) or "none set", None),
         ("choice", ": ".join(named), bool(choice["backend"])),
+        *((("engine", found["engine"], None),) if found["engine"] else ()),
     ]
 
 
@@ -202,8 +204,8 @@ def _choice(known: _core.Facts) -> dict[str, str]:
     try:
         choice = _core.choose(known)
     except Error as error:
-        return {"backend": "", "reason": str(error)}
-    return {"backend": choice.backend, "reason": choice.reason}
+        return {"backend": "", "host": "", "reason": str(error)}
+    return {"backend": choice.backend, "host": choice.host, "reason": choice.reason}
 
 
 def _versions() -> dict[str, str]:

@@ -9,7 +9,7 @@ from samestep import _core
 from samestep.errors import InvalidArgumentError, MismatchError, UnavailableError
 from samestep.objects import exchange_objects
 
-__all__ = ["VARIABLES", "choose", "open_above", "wanted"]
+__all__ = ["VARIABLES", "choose", "describe", "open_above", "wanted"]
 
 VARIABLES = {"mpi": "SAMESTEP_MPI_ENGINE", "native": "SAMESTEP_NATIVE_ENGINE"}
 """Of each backend, the variable that overrides the choice."""
@@ -68,6 +68,21 @@ def choose(backend: str, asked: Sequence[str], hosts: Sequence[str]) -> str:
             f"{_FLAT[backend]}"
         )
     return "hier" if engine == "hier" or n_hosts < len(hosts) else "flat"
+
+
+def describe(backend: str) -> str:
+    """How the ranks of a job would talk, for `samestep doctor`.
+
+    Example:
+      >>> import os
+      >>> _ = os.environ.pop("SAMESTEP_MPI_ENGINE", None)
+      >>> describe("mpi")
+      'auto: node on one host; on several hier if one of them has several ranks, else direct'
+    """
+    variable, engine, flat = VARIABLES[backend], wanted(backend), _FLAT[backend]
+    if engine == "auto":
+        return f"auto: node on one host; on several hier if one of them has several ranks, else {flat}"
+    return f"{engine} ({variable}={engine})"
 
 
 def open_above(

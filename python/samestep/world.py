@@ -77,7 +77,8 @@ def initialize(
       timeout: seconds that any operation may take, > 0. None: `SAMESTEP_TIMEOUT`, else 600.
       shared_arrays: let NumPy place its arrays of 64 KiB and more in memory shared by the ranks of the host, until
         `finalize()`. A matter of speed only. In effect for this thread (contexts of Python copied from this one
-        too); none for a world of one rank, of several hosts, or under `SAMESTEP_MPI_ENGINE=direct`.
+        too); none for a world of one rank, for a rank alone on its host, or under
+        `SAMESTEP_MPI_ENGINE=direct`.
 
     Raises:
       InvalidArgumentError: wrong values, or other arguments than in an earlier call.
@@ -115,7 +116,7 @@ def _share_arrays(world: Backend) -> None:
     from samestep import shared_arrays
 
     try:
-        world._call_at_end(shared_arrays.begin(world._comm))
+        world._call_at_end(shared_arrays.begin(world._comm, world.local_size))
     except BaseException as error:  # the others may not have it
         world._abandon(f"it ended with {type(error).__name__}: {error}")
         raise

@@ -42,7 +42,7 @@ tell(bits=bits.hexdigest() if rank % 2 == 0 else "", engine=engine, place=place)
 def test_all_verbs_give_the_bits_of_one_host(begin):
     two = begin(VERBS, [2, 2])
     found = two.lines()
-    assert [f["engine"] for f in found] == ["tcp"] * 4
+    assert [f["engine"] for f in found] == ["hier"] * 4
     assert [f["place"] for f in found] == [[0, 2, 0, 2], [1, 2, 0, 2], [0, 2, 1, 2], [1, 2, 1, 2]]
     assert two.wait() == [0] * 4
     one = begin(

@@ -102,9 +102,9 @@ def _tcp(timeout: float, folder: Path) -> Backend:
         return _native(timeout, folder)
 
 
-def _pretended_hosts(rank: int, size: int) -> str:
-    """Which of two hosts a rank says it is on: the second half of the ranks, rounded up, is on the other one."""
-    return str(int(rank >= size // 2))
+def _pretended_host(rank: int, size: int) -> str:
+    """Which host a rank says it is on: two on each where that fills hosts, else one, so that sums keep their order."""
+    return str(rank // 2 if size > 2 and size % 2 == 0 else rank)
 
 
 def _hier_native(timeout: float, folder: Path) -> Backend:
@@ -123,7 +123,7 @@ def _over_hosts(opening: Callable[[float, Path], Backend], timeout: float, folde
     from mpi4py import MPI
 
     ranks = MPI.COMM_WORLD
-    with _variable("SAMESTEP_HOST_ID", _pretended_hosts(ranks.Get_rank(), ranks.Get_size())):
+    with _variable("SAMESTEP_HOST_ID", _pretended_host(ranks.Get_rank(), ranks.Get_size())):
         return opening(timeout, folder)
 
 
