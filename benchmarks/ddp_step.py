@@ -45,7 +45,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return sizes
 
 
-def _stepper(group: Any, n_layers: int, width: int, arguments: argparse.Namespace, *, silent: bool = False) -> Any:
+def _stepper(
+    group: Any, n_layers: int, width: int, arguments: argparse.Namespace, *, silent: bool = False
+) -> Any:
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks
     from torch.nn.parallel import DistributedDataParallel
@@ -118,22 +120,30 @@ def page(paths: list[Path]) -> str:
             ratio = exposed["samestep"] / exposed["gloo"]
             figures = [step[NONE], step["samestep"], step["gloo"], exposed["samestep"], exposed["gloo"]]
             lines.append(
-                f"| {found['ranks']} | {millions} M | " + " | ".join(f"{f:.1f}" for f in figures) + f" | {ratio:.2f} |"
+                f"| {found['ranks']} | {millions} M | "
+                + " | ".join(f"{f:.1f}" for f in figures)
+                + f" | {ratio:.2f} |"
             )
     return "\n".join(lines)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-n", type=int, default=2, help="ranks")
-    parser.add_argument("--sizes", type=lambda text: [int(word) for word in text.split(",")], default=[1, 10, 25])
+    parser.add_argument(
+        "--sizes", type=lambda text: [int(word) for word in text.split(",")], default=[1, 10, 25]
+    )
     parser.add_argument("--seconds", type=float, default=30.0, help="for all sizes together")
     parser.add_argument("--rounds", type=int, default=3, help="at least so many of each size")
     parser.add_argument("--steps", type=int, default=2, help="in one turn")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--views", action="store_true", help="gradient_as_bucket_view")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--page", type=Path, nargs="+", metavar="RESULT", help="print tables of these and end")
+    parser.add_argument(
+        "--page", type=Path, nargs="+", metavar="RESULT", help="print tables of these and end"
+    )
     arguments = parser.parse_args()
     if arguments.page:
         print(page(arguments.page))
@@ -146,7 +156,12 @@ def main() -> int:
         import machine
 
         words = " ".join(["python", "benchmarks/ddp_step.py", *sys.argv[1:]])
-        result = {"command": words, "ranks": int(os.environ["WORLD_SIZE"]), "machine": machine.facts(), "sizes": sizes}
+        result = {
+            "command": words,
+            "ranks": int(os.environ["WORLD_SIZE"]),
+            "machine": machine.facts(),
+            "sizes": sizes,
+        }
         if arguments.json:
             arguments.json.parent.mkdir(parents=True, exist_ok=True)
             arguments.json.write_text(json.dumps(result, indent=1) + "\n")
