@@ -49,7 +49,7 @@ def missing():
     """Why there can be no hosts here; empty if there can."""
     try:
         probe = subprocess.run(
-            ["unshare", "--net", "--uts", "--mount", "sh", "-ec", _PROBE],
+            ["setpriv", "unshare", "--net", "--uts", "--mount", "sh", "-ec", _PROBE],
             capture_output=True,
             text=True,
             timeout=30,
@@ -93,7 +93,9 @@ class Lab:
             "exec sleep infinity"
         )
         holder = subprocess.Popen(
-            ["unshare", "--net", "--uts", "--mount", "sh", "-ec", script], stdout=subprocess.PIPE, text=True
+            ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--uts", "--mount", "sh", "-ec", script],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert holder.stdout.readline() == "ready\n"
         return holder
