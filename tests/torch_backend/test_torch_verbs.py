@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
 pytestmark = [
-    pytest.mark.ranks(1, 3, timeout=120, backends=["self", "native"]),
+    pytest.mark.ranks(1, 3, timeout=120, backends=["native"]),
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch renames its verbs
 ]
 
@@ -313,6 +313,7 @@ def test_what_cannot_be_carried_says_what_to_do(world):
 # ---- what is built on the verbs
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_sharded_optimizer(over):
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
