@@ -110,7 +110,8 @@ def _rounds(turns: dict[str, Any], arguments: argparse.Namespace) -> dict[str, A
 def page(paths: list[Path]) -> str:
     """The tables of stored results."""
     lines = [
-        "| ranks | parameters | step alone, ms | samestep, ms | gloo, ms | exposed: samestep, ms | exposed: gloo, ms | share |",
+        "| ranks | parameters | step alone, ms | samestep, ms | gloo, ms "
+        "| exposed: samestep, ms | exposed: gloo, ms | share |",
         "|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for path in paths:

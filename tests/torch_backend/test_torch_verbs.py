@@ -38,8 +38,9 @@ def everyone(world):
     return range(world.get_world_size())
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("count", "dtype"), [*((count, "float32") for count in COUNTS), *((5, dtype) for dtype in DTYPES[1:])]
+)
 def test_all_reduce(world, count, dtype):
     kind = getattr(torch, dtype)
     x = of_rank(world.get_rank(), count, kind)
