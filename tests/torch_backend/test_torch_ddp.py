@@ -1,5 +1,7 @@
 """DistributedDataParallel over samestep ends where it ends over gloo, whatever it is told."""
 
+import gc
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -232,3 +234,28 @@ def test_a_compiled_model(over):
                 opt.step()
             losses.append(loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_buckets_are_moved_to_where_all_ranks_reach_them_and_stay_valid(over, views):
+    from samestep import _core
+    from samestep.torch import placement
+
+    with over("samestep") as dist:
+        before = set(placement._placed)
+        net = DistributedDataParallel(models.seeded(models.plain), gradient_as_bucket_view=views)
+        plainly(dist, net)
+        added = [placed for number, placed in placement._placed.items() if number not in before]
+        comm = dist.group.WORLD._comm
+        assert added
+        assert all(_core.is_shared(comm, p.tensor.data_ptr(), p.tensor.nbytes) for p in added)
+        kept = [p.grad.clone() for p in net.parameters()]
+    del added
+    for p, grad in zip(net.parameters(), kept, strict=True):  # the group has ended, the buckets have not
+        assert torch.equal(p.grad, grad)
+        p.grad += 1
+        assert torch.equal(p.grad, grad + 1)
+    del net, p
+    gc.collect()
+    placement._forget_ended(placement._placed)
+    assert set(placement._placed) <= before

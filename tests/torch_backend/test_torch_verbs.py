@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
 pytestmark = [
-    pytest.mark.ranks(1, 3, timeout=120, backends=["self", "native"]),
+    pytest.mark.ranks(1, 3, timeout=120, backends=["native"]),
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch renames its verbs
 ]
 
@@ -38,8 +38,9 @@ def everyone(world):
     return range(world.get_world_size())
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("count", "dtype"), [*((count, "float32") for count in COUNTS), *((5, dtype) for dtype in DTYPES[1:])]
+)
 def test_all_reduce(world, count, dtype):
     kind = getattr(torch, dtype)
     x = of_rank(world.get_rank(), count, kind)
@@ -313,6 +314,7 @@ def test_what_cannot_be_carried_says_what_to_do(world):
 # ---- what is built on the verbs
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_sharded_optimizer(over):
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel

@@ -15,6 +15,7 @@ from samestep.torch import eager, tensors, verbs, work
 from samestep.torch.errors import for_torch
 from samestep.torch.lifetime import Lifetime
 from samestep.torch.opening import open_group
+from samestep.torch.placement import Placement
 
 __all__ = ["ProcessGroup", "create"]
 
@@ -57,6 +58,7 @@ class _Group(verbs.Verbs):
             raise for_torch(error) from None
         self._comm: _core.Communicator = self._backend._comm
         self._lifetime = Lifetime(self._backend)
+        self._placement = Placement(self._comm)
 
     def getBackendName(self) -> str:
         return "samestep"

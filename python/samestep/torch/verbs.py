@@ -16,6 +16,7 @@ from samestep.torch import sparse, tensors
 from samestep.torch.eager import aside
 from samestep.torch.errors import for_torch
 from samestep.torch.lifetime import Lifetime
+from samestep.torch.placement import Placement
 from samestep.torch.work import Received, Work
 
 __all__ = ["Verbs"]
@@ -52,6 +53,7 @@ class Verbs:
     _comm: _core.Communicator
     _timeout: float
     _lifetime: Lifetime
+    _placement: Placement
     _n_collectives: int
 
     # ---- reductions
@@ -64,7 +66,12 @@ class Verbs:
             return self._started(parts, tensors_, opts, finish)
         code, factor = tensors.reduction(_op(opts))
         return self._started(
-            [self._comm.all_reduce(tensors.summand(t), None, code, factor) for t in tensors_], tensors_, opts
+            [
+                self._comm.all_reduce(self._placement(tensors.summand(t)), None, code, factor)
+                for t in tensors_
+            ],
+            tensors_,
+            opts,
         )
 
     allreduce_coalesced = allreduce
