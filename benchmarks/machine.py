@@ -33,8 +33,8 @@ TICK = 1 / os.sysconf("SC_CLK_TCK")
 """Seconds: the kernel counts what cores do in these."""
 
 
-def facts() -> dict[str, Any]:
-    """What a reader needs to judge the figures, ready for JSON."""
+def facts(*, mpi: bool = True) -> dict[str, Any]:
+    """What a reader needs to judge the figures, ready for JSON. Without `mpi` no MPI is started to be named."""
     return {
         "processor": _first("/proc/cpuinfo", "model name"),
         "usable_cores": len(os.sched_getaffinity(0)),
@@ -42,7 +42,7 @@ def facts() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: number for name in _PACKAGES if (number := _version(name))},
-        "mpi": _mpi(),
+        "mpi": _mpi() if mpi else None,
         "settings": settings(os.environ),
         "commit": _commit(),
         "utc": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),

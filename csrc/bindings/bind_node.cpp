@@ -69,6 +69,12 @@ bool is_shared(Communicator& communicator, std::uintptr_t address, std::size_t n
   return heap != nullptr && heap->find(reinterpret_cast<const void*>(address), nbytes).has_value();
 }
 
+bool show_shared(Communicator& communicator, const SharedBlock& block, std::uintptr_t address) {
+  const std::shared_ptr<SharedHeap> heap = heap_of(communicator);
+  const std::size_t whole_pages = (block.nbytes + BlockPool::kPage - 1) / BlockPool::kPage * BlockPool::kPage;
+  return heap != nullptr && heap->show_at(block.data.get(), whole_pages, reinterpret_cast<void*>(address));
+}
+
 }  // namespace
 
 void bind_node(py::module_& m) {
@@ -109,6 +115,10 @@ void bind_node(py::module_& m) {
       },
       "rank"_a, "size"_a, "exchange"_a, "timeout"_a,
       "The ranks of a host find each other. `exchange` gathers bytes from all of them. Collective.");
+  m.def(
+      "show_shared", &show_shared, "communicator"_a, "block"_a, "address"_a,
+      "Map the pages of a block in place of those at `address`, which the caller owns; whether that was possible. The "
+      "block must live as long as they are used.");
   m.def("open_node_world", &open_node_world, "name"_a, "rank"_a, "size"_a, "exchange"_a, "timeout"_a,
         "The group of all ranks, which run on one host. `exchange` gathers bytes from all. Collective.");
 }

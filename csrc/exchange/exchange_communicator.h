@@ -48,6 +48,7 @@ class ExchangeCommunicator : public Communicator {
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline& deadline) override;
   void progress() override { engine_->progress(); }
   void close(const Deadline& deadline) override;
+  bool usable() const override;
   void abandon(std::exception_ptr error, const std::string& reason) override {
     engine_->abandon(std::move(error), reason);
   }

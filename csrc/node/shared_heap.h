@@ -53,6 +53,10 @@ class SharedHeap final : private ForkListener {
   /// Size of the block in use that begins at `data`, else 0.
   std::size_t size_of(const void* data) const;
 
+  /// Lets the pages at `at` be those of the block that begins at `data`: what is written to one is read in the other.
+  /// The block must outlive that. False if there is no such block, or the system refuses.
+  bool show_at(const void* data, std::size_t nbytes, void* at) const;
+
   /// Where a range lies, if it lies in one segment.
   std::optional<Spot> find(const void* data, std::size_t nbytes) const;
   /// Calls `give(const SharedMemory&) -> bool` the first time it is called for a segment. Returns what that returned.

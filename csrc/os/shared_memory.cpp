@@ -48,6 +48,11 @@ bool SharedMemory::release(std::size_t offset, std::size_t nbytes) const {
   return ::fallocate(fd_.get(), kMode, static_cast<off_t>(offset), static_cast<off_t>(nbytes)) == 0;
 }
 
+bool SharedMemory::map_over(std::size_t offset, std::size_t nbytes, void* at) const {
+  const int flags = MAP_SHARED | MAP_FIXED;
+  return ::mmap(at, nbytes, PROT_READ | PROT_WRITE, flags, fd_.get(), static_cast<off_t>(offset)) != MAP_FAILED;
+}
+
 void SharedMemory::make_private() noexcept {
   constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
   if (::mmap(data_, nbytes_, PROT_READ | PROT_WRITE, kFlags, fd_.get(), 0) == MAP_FAILED) {

@@ -28,6 +28,9 @@ class SharedMemory {
 
   /// Gives pages back to the system; they are zero afterwards, for everybody. False if the system does not take them.
   bool release(std::size_t offset, std::size_t nbytes) const;
+  /// Maps a part of the memory a second time, in place of the pages at `at`. Offset, size and `at` are whole pages.
+  /// False if the system refuses; then the pages at `at` are as they were.
+  bool map_over(std::size_t offset, std::size_t nbytes, void* at) const;
   /// From now on what this process writes stays its own; other processes' writes to pages that it has not written are
   /// still seen. For a child after fork, so nothing is thrown: where it fails the memory becomes read-only.
   void make_private() noexcept;

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Placement", "host_identity", "place"]
+__all__ = ["Placement", "host_identity", "oversubscribed", "place"]
 
 
 def host_identity() -> str:
@@ -46,3 +47,17 @@ def place(hosts: list[str], rank: int) -> Placement:
     mine = [r for r, host in enumerate(hosts) if host == hosts[rank]]
     order = list(dict.fromkeys(hosts))
     return Placement(mine.index(rank), len(mine), order.index(hosts[rank]), len(order))
+
+
+def oversubscribed(affinities: Sequence[Sequence[int]], usable_cpus: int) -> bool:
+    """Whether the ranks of one host are more than the CPUs they may use at once.
+
+    Args:
+      affinities: of each rank of the host, the CPUs it may run on.
+      usable_cpus: what this process may use, affinity and control group taken together.
+
+    Example:
+      >>> oversubscribed([[0, 1], [0, 1]], 2), oversubscribed([[0], [0]], 1), oversubscribed([[0], [1]], 1)
+      (False, True, False)
+    """
+    return len(affinities) > min(len(set().union(*affinities)), max(usable_cpus, len(affinities[0])))

@@ -9,7 +9,7 @@ from samestep import _core
 from samestep.errors import InvalidArgumentError, MismatchError, UnavailableError
 from samestep.objects import exchange_objects
 
-__all__ = ["VARIABLES", "choose", "describe", "open_levels", "wanted"]
+__all__ = ["VARIABLES", "choose", "describe", "open_above", "wanted"]
 
 VARIABLES = {"mpi": "SAMESTEP_MPI_ENGINE", "native": "SAMESTEP_NATIVE_ENGINE"}
 """Of each backend, the variable that overrides the choice."""
@@ -85,14 +85,36 @@ def describe(backend: str) -> str:
     return f"{engine} ({variable}={engine})"
 
 
-def open_levels(flat: _core.Communicator, hosts: Sequence[str], timeout: float) -> _core.Communicator:
-    """The ranks of `flat` at two levels. Collective.
+def open_above(
+    comm: _core.Communicator, backend: str, asked: Sequence[str], hosts: Sequence[str], timeout: float
+) -> tuple[_core.Communicator, _core.Communicator | None]:
+    """The engine that serves the ranks of `comm` best. Collective.
 
     Args:
-      flat: a group over messages; it has to stay open beneath.
-      hosts: the host of each rank.
+      comm: any group.
+      backend, asked, hosts: as in `choose`, which says what can be wrong with them.
       timeout: seconds for all to come.
+
+    Returns:
+      `comm` itself and None, or what was made of it and `comm`, which has to stay open beneath.
     """
+    if comm.size == 1 or comm.engine == "node":
+        return comm, None
+    engine = choose(backend, asked, hosts)
+    if engine == "flat":
+        return comm, None
+    made = _open_node(comm, timeout) if engine == "node" else _open_levels(comm, hosts, timeout)
+    return made, comm
+
+
+def _open_node(flat: _core.Communicator, timeout: float) -> _core.Communicator:
+    def exchange(mine: bytes) -> list[bytes]:
+        return exchange_objects(flat, mine, timeout)
+
+    return _core.open_node_world("world", flat.rank, flat.size, exchange, timeout)
+
+
+def _open_levels(flat: _core.Communicator, hosts: Sequence[str], timeout: float) -> _core.Communicator:
     order = list(dict.fromkeys(hosts))
     numbers = [order.index(host) for host in hosts]
     mine = flat.split(numbers[flat.rank], 0, timeout)

@@ -166,10 +166,7 @@ def _same_world(world: Backend, requested: str, arguments: dict[str, Any]) -> Ba
 
 def _open(requested: str, arguments: dict[str, Any]) -> Backend:
     timeout = _seconds("timeout", arguments["timeout"], "SAMESTEP_TIMEOUT", DEFAULT_TIMEOUT)
-    warn_after = _seconds("warning", None, "SAMESTEP_WARN_AFTER", DEFAULT_WARN_AFTER)
-    _core.set_warning_callback(_warn, warn_after)
-    if isa := os.environ.get("SAMESTEP_ISA"):
-        _core.select_isa(isa)
+    prepare_core()
     known = facts.gather(
         probe_mpi=requested == "mpi" or facts.launcher().name in facts.MPI_LAUNCHERS,
         cuda=arguments["cuda_devices"] != "missing",
@@ -193,6 +190,18 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
     return world
 
 
+def prepare_core() -> None:
+    """What the environment says about the core as a whole, before a first group is opened.
+
+    Raises:
+      InvalidArgumentError: `SAMESTEP_WARN_AFTER` or `SAMESTEP_ISA` cannot be.
+    """
+    warn_after = _seconds("warning", None, "SAMESTEP_WARN_AFTER", DEFAULT_WARN_AFTER)
+    _core.set_warning_callback(_warn, warn_after)
+    if isa := os.environ.get("SAMESTEP_ISA"):
+        _core.select_isa(isa)
+
+
 def _nothing() -> None:
     pass
 
@@ -214,17 +223,12 @@ def _world_over(  # noqa: PLR0917 - as they were found, one after the other
     table = exchange_objects(comm, mine_of_table, timeout)
     everywhere = [host for host, _, _ in table]
     mine = [cpus for host, cpus, _ in table if host == everywhere[comm.rank]]
-    usable = min(len(set().union(*mine)), max(_core.usable_cpus(), len(mine[0])))
     placement = hosts.place(everywhere, comm.rank)
     device = _assign(known, arguments, placement)
-    beneath = None
-    if comm.size > 1 and comm.engine != "node":
-        engine = levels.choose(choice.host, [asked for _, _, asked in table], everywhere)
-        if engine == "node":
-            comm, beneath = _open_node(comm, timeout), comm
-        elif engine == "hier":
-            comm, beneath = levels.open_levels(comm, everywhere, timeout), comm
-    comm.set_oversubscribed(len(mine) > usable)
+    comm, beneath = levels.open_above(
+        comm, choice.host, [asked for _, _, asked in table], everywhere, timeout
+    )
+    comm.set_oversubscribed(hosts.oversubscribed(mine, _core.usable_cpus()))
     return _CLASSES[choice.backend](
         comm, timeout=timeout, device=device, world_hosts=everywhere, at_end=at_end, beneath=beneath
     )
@@ -259,13 +263,6 @@ def _open_mpi(known: _core.Facts, arguments: dict[str, Any], timeout: float) -> 
         comm = mpi_world.open_world(loaded, oversubscribed=True, timeout=timeout)
     _check_claim("rank", arguments["rank"], comm.rank)
     return comm
-
-
-def _open_node(beneath: _core.Communicator, timeout: float) -> _core.Communicator:
-    def exchange(mine: bytes) -> list[bytes]:
-        return exchange_objects(beneath, mine, timeout)
-
-    return _core.open_node_world("world", beneath.rank, beneath.size, exchange, timeout)
 
 
 def _check_claim(what: str, claimed: int | None, actual: int) -> None:

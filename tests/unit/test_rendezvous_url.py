@@ -6,6 +6,14 @@ from samestep.rendezvous.interfaces import check_names
 from samestep.rendezvous.url import Method, parse, with_query
 
 MASTER = {"MASTER_ADDR": "m", "MASTER_PORT": "29500"}
+SLURM = {
+    "SLURM_JOB_ID": str(12001),
+    "SLURM_STEP_ID": "3",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_PROCID": "1",
+    "SLURM_JOB_NODELIST": "n[1-9]",
+    "SLURM_STEP_NODELIST": "n[7,8-9]-ib,m[1-2]",
+}
 TORCHRUN = {**MASTER, "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
 
 
@@ -16,6 +24,9 @@ TORCHRUN = {**MASTER, "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
         ("env://", 1, 2, TORCHRUN, Method("m", 29500, "", 1, 2)),
         ("env://?rank=0", None, None, TORCHRUN, Method("m", 29500, "", 0, 4)),
         ("env://", 0, 2, {"MASTER_PORT": "1"}, Method("", 1, "", 0, 2)),
+        ("env://", None, None, SLURM, Method("n7-ib", 20010, "", 1, 8)),
+        ("env://", None, None, SLURM | {"MASTER_ADDR": "m"}, Method("m", 20010, "", 1, 8)),
+        ("env://", None, None, SLURM | MASTER, Method("m", 29500, "", 1, 8)),
         (
             "env://",
             None,

@@ -11,7 +11,7 @@ from samestep.errors import InvalidArgumentError, UnavailableError
 from samestep.rendezvous import interfaces, links
 from samestep.rendezvous.meeting import Meeting, meet
 
-__all__ = ["open_world"]
+__all__ = ["communicator_over", "open_world"]
 
 
 def open_world(
@@ -38,11 +38,12 @@ def open_world(
         _check_claims(started_by, rank, world_size)
         if (world_size or started_by.size) == 1:
             return _core.make_self_communicator("world"), _nothing
-        if "MASTER_PORT" not in os.environ and started_by.name in facts.MPI_LAUNCHERS:
+        tells_place = "MASTER_PORT" in os.environ or facts.slurm_meeting() is not None
+        if started_by.name in facts.MPI_LAUNCHERS and not tells_place:
             raise UnavailableError(_no_place(started_by))
     meeting = meet(method or "env://", rank, world_size, timeout)
     try:
-        return _communicator(meeting, timeout), meeting.close
+        return communicator_over(meeting, timeout), meeting.close
     except BaseException:
         meeting.close()
         raise
@@ -52,20 +53,30 @@ def _nothing() -> None:
     pass
 
 
-def _communicator(meeting: Meeting, timeout: float) -> _core.Communicator:
+def communicator_over(meeting: Meeting, timeout: float, name: str = "world") -> _core.Communicator:
+    """The communicator of all ranks of a meeting: shared memory on one host, TCP between several. Collective.
+
+    Args:
+      meeting: of the ranks; used until this returns.
+      timeout: seconds for all to reach each other.
+      name: of the group, for messages.
+
+    Raises:
+      InvalidArgumentError, MismatchError, TimeoutError, UnavailableError: as `open_world`.
+    """
     if meeting.size == 1:
-        return _core.make_self_communicator("world")
+        return _core.make_self_communicator(name)
     mine = json.dumps([hosts.host_identity(), levels.wanted("native")])
     table = [json.loads(entry) for entry in meeting.exchange(mine.encode())]
     everywhere = [host for host, _ in table]
     if levels.choose("native", [asked for _, asked in table], everywhere) == "node":
-        return _core.open_node_world("world", meeting.rank, meeting.size, meeting.exchange, timeout)
+        return _core.open_node_world(name, meeting.rank, meeting.size, meeting.exchange, timeout)
     names = [host.partition("/")[0] for host in everywhere]
     address = interfaces.own_address(meeting.master, os.environ, several_hosts=len(set(everywhere)) > 1)
     found = links.connect_all(meeting, address, names, timeout)
     peers = [(-1 if link is None else link.detach(), where) for link, where in found]
     piece = int(os.environ.get("SAMESTEP_WINDOW_PIECE", "0"))
-    return _core.open_tcp_world("world", meeting.rank, peers, piece)
+    return _core.open_tcp_world(name, meeting.rank, peers, piece)
 
 
 def _check_claims(started_by: facts.Launcher, rank: int | None, world_size: int | None) -> None:

@@ -1,0 +1,174 @@
+"""What communication adds to a step of DistributedDataParallel: samestep, gloo, and none, in the same processes.
+
+    python benchmarks/ddp_step.py -n 2 --json benchmarks/results/ddp/2.json
+    python benchmarks/ddp_step.py --page benchmarks/results/ddp/*.json      # the tables, as Markdown
+
+A step is forward, backward and SGD. All models are equal and live in the same processes; the backends take turns,
+rotated from round to round, and so does a model whose hook returns each bucket as it is: what a step takes longer than
+that one is the exposed communication. Before each turn all ranks pass a barrier. A turn lasts from the first rank's
+start to the last one's end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MODELS = {1: (4, 512), 10: (10, 1024), 25: (6, 2048)}  # millions of parameters: layers, width
+NONE = "none"
+WARM_UP = 3
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Step times of this job, by size and contender, in milliseconds; the same on all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("samestep")
+    groups = {"samestep": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    if dist.is_mpi_available():
+        groups["mpi"] = dist.new_group(backend="mpi")
+    sizes = {}
+    for millions in arguments.sizes:
+        turns = {name: _stepper(group, *MODELS[millions], arguments) for name, group in groups.items()}
+        turns[NONE] = _stepper(dist.group.WORLD, *MODELS[millions], arguments, silent=True)
+        sizes[str(millions)] = _rounds(turns, arguments)
+    dist.destroy_process_group()
+    return sizes
+
+
+def _stepper(
+    group: Any, n_layers: int, width: int, arguments: argparse.Namespace, *, silent: bool = False
+) -> Any:
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(width, width) for _ in range(n_layers)]
+    model = DistributedDataParallel(
+        torch.nn.Sequential(*layers), process_group=group, gradient_as_bucket_view=arguments.views
+    )
+    if silent:
+        model.register_comm_hook(None, debugging_hooks.noop_hook)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    x = torch.randn(arguments.batch, width)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def _rounds(turns: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Turns of every contender until the time is over."""
+    import torch
+    import torch.distributed as dist
+
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    order = list(turns)
+    for name in order:
+        for _ in range(WARM_UP):
+            turns[name]()
+    end = time.monotonic() + arguments.seconds / len(arguments.sizes)
+    n_rounds = 0
+    while True:
+        for name in order:
+            dist.barrier()
+            begin = time.perf_counter()
+            for _ in range(arguments.steps):
+                turns[name]()
+            span = torch.tensor([-begin, time.perf_counter()], dtype=torch.float64)  # one clock for the host
+            dist.all_reduce(span, dist.ReduceOp.MAX)
+            times[name].append(span.sum().item() / arguments.steps * 1e3)
+        order = order[1:] + order[:1]
+        n_rounds += 1
+        over = torch.tensor([float(time.monotonic() > end and n_rounds >= arguments.rounds)])
+        dist.broadcast(over, 0)
+        if over.item():
+            break
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    # Within a round the machine was the same for all: differences are taken there.
+    exposed = {
+        name: statistics.median(a - b for a, b in zip(times[name], times[NONE], strict=True))
+        for name in turns
+        if name != NONE
+    }
+    return {"step_ms": medians, "exposed_ms": exposed, "rounds": n_rounds, "rounds_ms": times}
+
+
+def page(paths: list[Path]) -> str:
+    """The tables of stored results."""
+    lines = [
+        "| ranks | parameters | step alone, ms | samestep, ms | gloo, ms "
+        "| exposed: samestep, ms | exposed: gloo, ms | share |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for path in paths:
+        found = json.loads(path.read_text())
+        for millions, cell in found["sizes"].items():
+            step, exposed = cell["step_ms"], cell["exposed_ms"]
+            share = f"{max(0.0, exposed['samestep'] / exposed['gloo']):.0%}"  # below 0: lost in the noise
+            figures = [step[NONE], step["samestep"], step["gloo"], exposed["samestep"], exposed["gloo"]]
+            cells = [f"{figure:.1f}" for figure in figures]
+            lines.append(f"| {found['ranks']} | {millions} M | " + " | ".join(cells) + f" | {share} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-n", type=int, default=2, help="ranks")
+    parser.add_argument(
+        "--sizes", type=lambda text: [int(word) for word in text.split(",")], default=[1, 10, 25]
+    )
+    parser.add_argument("--seconds", type=float, default=30.0, help="for all sizes together")
+    parser.add_argument("--rounds", type=int, default=3, help="at least so many of each size")
+    parser.add_argument("--steps", type=int, default=2, help="in one turn")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--views", action="store_true", help="gradient_as_bucket_view")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--page", type=Path, nargs="+", metavar="RESULT", help="print tables of these and end"
+    )
+    arguments = parser.parse_args()
+    if arguments.page:
+        print(page(arguments.page))
+        return 0
+    if "RANK" not in os.environ:
+        command = [sys.executable, "-m", "samestep", "run", "--raw", "-n", str(arguments.n), *sys.argv]
+        return subprocess.run(command, check=False).returncode
+    sizes = measure(arguments)
+    if os.environ["RANK"] == "0":
+        import machine
+
+        words = " ".join(["python", "benchmarks/ddp_step.py", *sys.argv[1:]])
+        result = {
+            "command": words,
+            "ranks": int(os.environ["WORLD_SIZE"]),
+            "machine": machine.facts(mpi=False),
+            "sizes": sizes,
+        }
+        if arguments.json:
+            arguments.json.parent.mkdir(parents=True, exist_ok=True)
+            arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+        for millions, cell in sizes.items():
+            shown = {name: round(ms, 2) for name, ms in cell["step_ms"].items()}
+            rest = {name: round(ms, 2) for name, ms in cell["exposed_ms"].items()}
+            print(f"{millions} M: step {shown} ms, exposed {rest} ms, {cell['rounds']} rounds")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

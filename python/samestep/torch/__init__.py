@@ -1,0 +1,21 @@
+"""A backend for `torch.distributed`: `init_process_group("samestep")` in a script that is otherwise unchanged.
+
+Installing samestep makes torch know the name; nothing has to be imported. `register` does the same by hand, for a
+torch that was told not to look for backends (`TORCH_DEVICE_BACKEND_AUTOLOAD=0`).
+"""
+
+from _samestep_torch import autoload as _autoload
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Make `torch.distributed` know the backend "samestep". Idempotent; importing torch does it, too.
+
+    Example:
+      >>> import samestep.torch, torch.distributed as dist
+      >>> samestep.torch.register()
+      >>> dist.is_backend_available("samestep")
+      True
+    """
+    _autoload()

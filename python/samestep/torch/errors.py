@@ -1,0 +1,50 @@
+"""Errors that are both samestep's and what scripts for torch.distributed catch."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from samestep import errors
+
+__all__ = ["MismatchError", "PeerLostError", "TimeoutError", "for_torch"]
+
+
+class TimeoutError(errors.TimeoutError, dist.DistBackendError):
+    """A deadline has passed; `samestep.TimeoutError` and `torch.distributed.DistBackendError`."""
+
+    __module__ = "samestep.torch.errors"
+
+
+class PeerLostError(errors.PeerLostError, dist.DistBackendError):
+    """A peer has ended; `samestep.PeerLostError` and `torch.distributed.DistBackendError`."""
+
+    __module__ = "samestep.torch.errors"
+
+
+class MismatchError(errors.MismatchError, dist.DistBackendError):
+    """Ranks disagree; `samestep.MismatchError` and `torch.distributed.DistBackendError`."""
+
+    __module__ = "samestep.torch.errors"
+
+
+_ALSO_TORCH: dict[type[Exception], type[Exception]] = {
+    errors.TimeoutError: TimeoutError,
+    errors.PeerLostError: PeerLostError,
+    errors.MismatchError: MismatchError,
+}
+
+
+def for_torch(error: Exception) -> Exception:
+    """The same error, as a `DistBackendError` too where torch would raise one.
+
+    Example:
+      >>> isinstance(for_torch(errors.PeerLostError("rank 1 has ended")), RuntimeError)
+      True
+    """
+    kind = _ALSO_TORCH.get(type(error))
+    if kind is None:
+        return error
+    text = str(error)
+    if kind is TimeoutError:  # a word that scripts for torch look for, and what to do
+        text += "; the timeout of init_process_group, or new_group, may be too short"
+    return kind(text).with_traceback(error.__traceback__)

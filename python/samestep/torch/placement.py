@@ -1,0 +1,101 @@
+"""Where DistributedDataParallel's buckets lie: in memory that all ranks of the host reach, if that can be had.
+
+Sums over such memory need no copies. torch allocates a bucket where it likes, but moves the storage of a tensor to
+memory of its own choice that other processes can map (what `Tensor.share_memory_` does), and keeps it there, at the
+start of a page. The pages there are then replaced by those of a block of the group's heap.
+
+A bucket is moved when it is first reduced: nobody but torch knows its address by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any, NamedTuple
+
+import torch
+
+from samestep import _core
+
+__all__ = ["Placement"]
+
+_LEAST_NBYTES = 64 << 10
+_SPARE = 4  # times the bucket must fit into /dev/shm, through which it goes, by each rank
+
+
+class _Placed(NamedTuple):
+    weak: Any  # torch's weak reference to the storage, whose address nothing else gets while there is one
+    block: Any
+    tensor: torch.Tensor  # the same elements, at the block's own address
+
+
+_placed: dict[int, _Placed] = {}
+"""By storage. A block is given back when the storage has ended, be it long after the group."""
+
+
+class Placement:
+    """Where one group reduces buckets.
+
+    Args:
+      comm: the group.
+    """
+
+    def __init__(self, comm: _core.Communicator) -> None:
+        self._comm = comm
+        self._seen: dict[int, _Placed] = {}  # storages that stay where they are
+
+    def __call__(self, bucket: torch.Tensor) -> torch.Tensor:
+        """The elements of `bucket` where the group reduces them best; the bucket itself where nothing is better."""
+        if bucket.nbytes < _LEAST_NBYTES or not _called_by_reducer():
+            return bucket
+        storage = bucket.untyped_storage()
+        number = storage._cdata
+        if number not in _placed and number not in self._seen:
+            _forget_ended(_placed)
+            _forget_ended(self._seen)
+            placed = self._place(bucket, storage)
+            if placed is None:
+                self._seen[number] = _Placed(storage._weak_ref(), None, torch.empty(0))
+            else:
+                _placed[number] = placed
+        return _placed[number].tensor if number in _placed else bucket
+
+    def _place(self, bucket: torch.Tensor, storage: Any) -> _Placed | None:
+        alone = storage.nbytes() == bucket.nbytes and bucket.is_contiguous() and not storage.is_shared()
+        if not alone or not _fits_into_shm(bucket.nbytes * self._comm.size):
+            return None
+        block = _core.allocate_shared(self._comm, bucket.nbytes)
+        if block is None:
+            return None
+        twin = torch.frombuffer(block, dtype=bucket.dtype)[: bucket.numel()]
+        twin.copy_(bucket)
+        descriptor, _ = storage._share_fd_cpu_()
+        if not _core.show_shared(self._comm, block, bucket.data_ptr()):
+            return None
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)  # nobody sees the pages that were there any more
+        return _Placed(storage._weak_ref(), block, twin)
+
+
+def _forget_ended(known: dict[int, _Placed]) -> None:
+    for number, placed in list(known.items()):
+        if torch.UntypedStorage._expired(placed.weak):
+            torch.UntypedStorage._free_weak_ref(placed.weak)
+            del known[number]
+
+
+def _called_by_reducer() -> bool:
+    """Whether C++ calls, out of a backward pass: then no function of Python is between that and the verb."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("samestep.torch."):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and frame.f_globals.get("__name__") == "torch.autograd.graph"
+
+
+def _fits_into_shm(nbytes: int) -> bool:
+    try:
+        facts = os.statvfs("/dev/shm")
+    except OSError:
+        return False
+    return facts.f_bavail * facts.f_frsize > _SPARE * nbytes

@@ -1,0 +1,159 @@
+"""The process group that torch.distributed gets for the backend "samestep"."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from samestep import _core
+from samestep.errors import InvalidArgumentError
+from samestep.torch import eager, tensors, verbs, work
+from samestep.torch.errors import for_torch
+from samestep.torch.lifetime import Lifetime
+from samestep.torch.opening import open_group
+from samestep.torch.placement import Placement
+
+__all__ = ["ProcessGroup", "create"]
+
+
+def create(options: Any, backend_options: Any = None) -> Any:
+    """What torch calls for `init_process_group("samestep")` and `new_group`. Collective over the members.
+
+    Args:
+      options: `torch._C._distributed_c10d._DistributedBackendOptions`.
+      backend_options: what the user gave as `pg_options`.
+
+    Raises:
+      InvalidArgumentError: there are `pg_options`.
+      TimeoutError, UnavailableError: as `open_group`.
+    """
+    if backend_options is not None:
+        raise InvalidArgumentError("the backend 'samestep' takes no pg_options; leave them out")
+    return (DeviceBackend if _HAS_DEVICE_BACKENDS else ProcessGroup)(options)
+
+
+class _Group(verbs.Verbs):
+    """What both classes below have: the group behind the verbs, its end, and what torch asks it."""
+
+    def _open(self, options: Any) -> None:
+        members = list(options.global_ranks_in_group)
+        name = f"{options.group_id}, ranks {members}" if members else "world"
+        self._store = options.store
+        self._timeout = float(options.timeout.total_seconds())
+        self._n_collectives = 0
+        try:
+            self._backend = open_group(
+                options.store,
+                options.group_rank,
+                options.group_size,
+                self._timeout,
+                name=name,
+                global_ranks=members,
+            )
+        except Exception as error:
+            raise for_torch(error) from None
+        self._comm: _core.Communicator = self._backend._comm
+        self._lifetime = Lifetime(self._backend)
+        self._placement = Placement(self._comm)
+
+    def getBackendName(self) -> str:
+        return "samestep"
+
+    def getRank(self) -> int:
+        return self._comm.rank
+
+    def getSize(self) -> int:
+        return self._comm.size
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._n_collectives
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Of operations started from now on."""
+        self._timeout = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        """Ends the group, see `Lifetime.end`. Idempotent."""
+        self._lifetime.end()
+
+    def abort(self) -> None:
+        """This rank leaves at once; operations under way fail here, and where others wait for it."""
+        self._lifetime.leave("it called abort")
+
+    def __repr__(self) -> str:
+        place = f"rank {self._comm.rank} of {self._comm.size}"
+        return f"<samestep.torch.{type(self).__name__} {self._comm.name!r}: {place}>"
+
+
+class ProcessGroup(_Group, dist.ProcessGroup):
+    """Ranks of a torch.distributed group over the engines of samestep, tensors on the host.
+
+    Made by `init_process_group("samestep")` and `new_group`; takes the place of torch's own object.
+    """
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options.group_rank, options.group_size)
+        self._name, self._desc = str(options.group_id), "undefined"
+        self._open(options)
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, desc: str) -> None:
+        self._desc = desc
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: Any) -> ProcessGroup:
+        return self
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+
+# A class that torch registers for one kind of device, beside another one for GPUs; from torch 2.14 on.
+_HAS_DEVICE_BACKENDS = "rank" in (c10d.Backend.__init__.__doc__ or "")
+
+
+class DeviceBackend(_Group, c10d.Backend):
+    """The same for a torch that lets Python write its backends: `init_process_group("cpu:samestep,cuda:nccl")`."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options.group_rank, options.group_size)
+        self._open(options)
+
+
+eager.hide_from_compiler(
+    verbs,
+    verbs.Verbs,
+    _Group,
+    ProcessGroup,
+    DeviceBackend,
+    work,
+    work.Work,
+    work.Received,
+    work.Future,
+    Lifetime,
+    tensors,
+)

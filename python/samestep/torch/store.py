@@ -1,0 +1,94 @@
+"""torch's store as a store of samestep, so that ranks meet at it as anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from samestep.errors import PeerLostError
+from samestep.rendezvous.store import Store
+from samestep.rendezvous.table import Path
+
+__all__ = ["TorchStore"]
+
+_SEPARATOR = "/"
+
+
+class TorchStore(Store):
+    """A `torch.distributed.Store` with the operations of samestep's.
+
+    Example:
+      >>> store = TorchStore(dist.HashStore(), timeout=5)
+      >>> store.set("a", b"\\x00\\xff")
+      >>> store.get("a"), store.check(["b"])
+      (b'\\x00\\xff', False)
+    """
+
+    def __init__(self, store: Any, timeout: float) -> None:
+        super().__init__(timeout)
+        self._store = store
+        self.where = _where(store)
+        self.host = str(getattr(_innermost(store), "host", ""))
+
+    def _apply(self, operation: str, *arguments: Any) -> Any:
+        try:
+            return _OPERATIONS[operation](self._store, *arguments)
+        except dist.DistNetworkError as error:
+            raise PeerLostError(f"the store at {self.where} does not answer any more: {error}") from error
+
+    def _await(self, paths: Sequence[Path], seconds: float) -> list[Path]:
+        try:
+            self._store.wait([_key(path) for path in paths], timedelta(seconds=max(0.001, seconds)))
+        except dist.DistNetworkError as error:
+            raise PeerLostError(f"the store at {self.where} does not answer any more: {error}") from error
+        except dist.DistStoreError:  # the time is over
+            return _missing(self._store, paths)
+        return []
+
+
+def _key(path: Path) -> str:
+    return _SEPARATOR.join(path)
+
+
+def _innermost(store: Any) -> Any:
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+def _where(store: Any) -> str:
+    inner = _innermost(store)
+    if hasattr(inner, "host"):
+        return f"{inner.host}:{inner.port}"
+    return str(getattr(inner, "path", f"torch's {type(inner).__name__}"))
+
+
+def _missing(store: Any, paths: Sequence[Path]) -> list[Path]:
+    return [path for path in paths if not store.check([_key(path)])]
+
+
+def _values(store: Any, paths: Sequence[Path]) -> list[str | None]:
+    found = {tuple(path) for path in paths} - {tuple(path) for path in _missing(store, paths)}
+    return [str(store.get(_key(path)), "latin-1") if tuple(path) in found else None for path in paths]
+
+
+def _set(store: Any, path: Path, value: str) -> None:
+    store.set(_key(path), bytes(value, "latin-1"))
+
+
+def _compare_set(store: Any, path: Path, expected: str, desired: str) -> str:
+    now = store.compare_set(_key(path), bytes(expected, "latin-1"), bytes(desired, "latin-1"))
+    return str(now, "latin-1")
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "set": _set,
+    "add": lambda store, path, amount: store.add(_key(path), amount),
+    "compare_set": _compare_set,
+    "delete": lambda store, path: store.delete_key(_key(path)),
+    "values": _values,
+    "missing": _missing,
+}

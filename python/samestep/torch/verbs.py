@@ -1,0 +1,312 @@
+"""The verbs of a process group of torch.distributed, over a communicator of samestep."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from samestep import _core
+from samestep.errors import InvalidArgumentError
+from samestep.torch import sparse, tensors
+from samestep.torch.eager import aside
+from samestep.torch.errors import for_torch
+from samestep.torch.lifetime import Lifetime
+from samestep.torch.placement import Placement
+from samestep.torch.work import Received, Work
+
+__all__ = ["Verbs"]
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_Tensors = list[torch.Tensor]
+
+
+def _verb(method: _Method) -> _Method:
+    """A collective: out of sight of autograd and modes, with errors that are torch's, too, and in the profiler."""
+    label = f"samestep:{method.__name__}"
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        with aside():
+            try:
+                started = method(self, *args, **options)
+            except Exception as error:
+                raise for_torch(error) from None
+        if torch.autograd._profiler_enabled():
+            with torch.profiler.record_function(label):
+                started.wait()
+        return started
+
+    return call  # type: ignore[return-value]
+
+
+class Verbs:
+    """What torch calls on a group: each method starts an operation and returns its Work.
+
+    Names and arguments are torch's, with the old and the new names of a verb; so are the meanings.
+    """
+
+    _comm: _core.Communicator
+    _timeout: float
+    _lifetime: Lifetime
+    _placement: Placement
+    _n_collectives: int
+
+    # ---- reductions
+
+    @_verb
+    def allreduce(self, tensors_: _Tensors, opts: Any = None) -> Work:
+        if tensors_[0].layout is not torch.strided:
+            (tensor,) = tensors_
+            parts, finish = sparse.all_reduce(self._comm, tensor, _op(opts), self._seconds(opts))
+            return self._started(parts, tensors_, opts, finish)
+        code, factor = tensors.reduction(_op(opts))
+        return self._started(
+            [
+                self._comm.all_reduce(self._placement(tensors.summand(t)), None, code, factor)
+                for t in tensors_
+            ],
+            tensors_,
+            opts,
+        )
+
+    allreduce_coalesced = allreduce
+
+    @_verb
+    def reduce(self, tensors_: _Tensors, opts: Any = None) -> Work:
+        code, factor = tensors.reduction(_op(opts))
+        root = _root(opts)
+        parts = [self._comm.reduce(tensors.summand(t), None, code, factor, root) for t in tensors_]
+        return self._started(parts, tensors_, opts)
+
+    @_verb
+    def reduce_scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> Work:
+        code, factor = tensors.reduction(_op(opts))
+        parts: list[_core.Work] = []
+        finishes = []
+        for output, blocks in zip(outputs, inputs, strict=True):
+            self._require_one_each(blocks, "reduce_scatter", "input")
+            everything = tensors.joined(blocks)
+            if tensors.same_count(blocks):
+                parts.append(self._comm.reduce_scatter(everything, tensors.summand(output), code, factor))
+                continue
+            parts.append(self._comm.all_reduce(everything, None, code, factor))
+            start = sum(block.numel() for block in blocks[: self._comm.rank])
+            mine = everything[start : start + output.numel()]
+            finishes.append(functools.partial(tensors.copy_back, mine, [output]))
+        return self._started(parts, outputs, opts, _all_of(finishes))
+
+    @_verb
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        return self._reduce_scatter_singles([output], [input], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    @_verb
+    def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Work:
+        return self._reduce_scatter_singles(outputs, inputs, opts)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scatter_singles(self, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Work:
+        code, factor = tensors.reduction(_op(opts))
+        parts = [
+            self._comm.reduce_scatter(tensors.summand(input), tensors.summand(output), code, factor)
+            for output, input in zip(outputs, inputs, strict=True)
+        ]
+        return self._started(parts, outputs, opts)
+
+    # ---- one to all, all to one
+
+    @_verb
+    def broadcast(self, tensors_: _Tensors, opts: Any = None) -> Work:
+        root = _root(opts)
+        return self._started(
+            [self._comm.broadcast(tensors.memory(t), root) for t in tensors_], tensors_, opts
+        )
+
+    @_verb
+    def gather(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any = None) -> Work:
+        root, (input,) = _root(opts), inputs
+        if self._comm.rank != root:
+            return self._started([self._comm.gather(tensors.memory(input), None, root)], [], opts)
+        (blocks,) = outputs
+        self._require_one_each(blocks, "gather", "output")
+        everything = tensors.flat(blocks, input.dtype)
+        part = self._comm.gather(tensors.memory(input), tensors.memory(everything), root)
+        return self._started([part], blocks, opts, lambda: tensors.copy_back(everything, blocks))
+
+    @_verb
+    def scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> Work:
+        root, (output,) = _root(opts), outputs
+        everything = None
+        if self._comm.rank == root:
+            (blocks,) = inputs
+            self._require_one_each(blocks, "scatter", "input")
+            everything = tensors.memory(tensors.joined(blocks))
+        return self._started([self._comm.scatter(everything, tensors.memory(output), root)], outputs, opts)
+
+    # ---- all to all
+
+    @_verb
+    def allgather(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any = None) -> Work:
+        return self._all_gather_lists(outputs, inputs, opts)
+
+    @_verb
+    def allgather_coalesced(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any = None) -> Work:
+        by_input = [list(blocks) for blocks in zip(*outputs, strict=True)]
+        return self._all_gather_lists(by_input, inputs, opts)
+
+    def _all_gather_lists(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any) -> Work:
+        parts, finishes = [], []
+        for blocks, input in zip(outputs, inputs, strict=True):
+            self._require_one_each(blocks, "all_gather", "output")
+            everything = tensors.flat(blocks, input.dtype)
+            mine, into = tensors.memory(input), tensors.memory(everything)
+            if tensors.same_count(blocks):
+                parts.append(self._comm.all_gather(mine, into))
+            else:
+                parts.append(self._comm.all_gather_v(mine, into, [block.numel() for block in blocks]))
+            finishes.append(functools.partial(tensors.copy_back, everything, blocks))
+        return self._started(parts, [t for blocks in outputs for t in blocks], opts, _all_of(finishes))
+
+    @_verb
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        part = self._comm.all_gather(tensors.memory(input), tensors.memory(output))
+        return self._started([part], [output], opts)
+
+    _allgather_base = all_gather_single
+
+    @_verb
+    def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Work:
+        parts = [
+            self._comm.all_gather(tensors.memory(input), tensors.memory(output))
+            for output, input in zip(outputs, inputs, strict=True)
+        ]
+        return self._started(parts, outputs, opts)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    @_verb
+    def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Work:
+        self._require_one_each(outputs, "all_to_all", "output")
+        self._require_one_each(inputs, "all_to_all", "input")
+        everything = tensors.flat(outputs, outputs[0].dtype)
+        part = self._comm.all_to_all_v(
+            tensors.memory(tensors.joined(inputs)),
+            [t.numel() for t in inputs],
+            tensors.memory(everything),
+            [t.numel() for t in outputs],
+        )
+        return self._started([part], outputs, opts, lambda: tensors.copy_back(everything, outputs))
+
+    @_verb
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int] = (),
+        input_splits: Sequence[int] = (),
+        opts: Any = None,
+    ) -> Work:
+        part = self._comm.all_to_all_v(
+            tensors.memory(input),
+            self._block_counts(input, input_splits, "input"),
+            tensors.memory(output),
+            self._block_counts(output, output_splits, "output"),
+        )
+        return self._started([part], [output], opts)
+
+    alltoall_base = all_to_all_single
+
+    def _block_counts(self, tensor: torch.Tensor, splits: Sequence[int], what: str) -> list[int]:
+        rows = int(tensor.shape[0]) if tensor.dim() else tensor.numel()
+        if not splits:
+            if rows % self._comm.size:
+                raise InvalidArgumentError(
+                    f"all_to_all_single: the {rows} rows of the {what} are no multiple of the {self._comm.size} ranks; "
+                    f"give {what}_split_sizes"
+                )
+            splits = [rows // self._comm.size] * self._comm.size
+        if len(splits) != self._comm.size or sum(splits) != rows:
+            raise InvalidArgumentError(
+                f"all_to_all_single: {what}_split_sizes {list(splits)} must be {self._comm.size} numbers that add "
+                f"up to {rows}, the first extent of the {what}"
+            )
+        return [n * (tensor.numel() // rows) if rows else 0 for n in splits]
+
+    @_verb
+    def barrier(self, opts: Any = None) -> Work:
+        return self._started([self._comm.barrier()], [], opts)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that names all ranks which have not come, as every operation of this backend does.
+
+        `torch.distributed.monitored_barrier` asks for gloo by name; call this one on the group:
+        `torch.distributed.group.WORLD.monitored_barrier(timeout)`.
+        """
+        self.barrier().wait(timeout)
+
+    # ---- messages
+
+    @_verb
+    def send(self, tensors_: _Tensors, dst: int, tag: int = 0) -> Work:
+        return self._started([self._comm.send(tensors.memory(t), dst, tag) for t in tensors_], tensors_, None)
+
+    @_verb
+    def recv(self, tensors_: _Tensors, src: int, tag: int = 0) -> Work:
+        parts = [self._comm.recv(tensors.memory(t), src, tag) for t in tensors_]
+        return self._started(parts, tensors_, None, kind=Received)
+
+    @_verb
+    def recv_anysource(self, tensors_: _Tensors, tag: int = 0) -> Work:
+        parts = [self._comm.recv(tensors.memory(t), -1, tag) for t in tensors_]
+        return self._started(parts, tensors_, None, kind=Received)
+
+    # ---- helpers
+
+    def _started(
+        self,
+        parts: Sequence[_core.Work],
+        result: _Tensors,
+        opts: Any,
+        finish: Callable[[], None] | None = None,
+        kind: type[Work] = Work,
+    ) -> Work:
+        self._n_collectives += kind is Work
+        started = kind(parts, result, self._seconds(opts), finish)
+        self._lifetime.under_way(started)
+        return started
+
+    def _seconds(self, opts: Any) -> float:
+        given = getattr(opts, "timeout", None)
+        return given.total_seconds() if given is not None and given > timedelta(0) else self._timeout
+
+    def _require_one_each(self, blocks: Sequence[Any], verb: str, what: str) -> None:
+        if len(blocks) != self._comm.size:
+            raise InvalidArgumentError(
+                f"{verb}: there must be one {what} tensor for each of the {self._comm.size} ranks, got {len(blocks)}"
+            )
+
+
+def _op(opts: Any) -> Any:
+    return getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+
+
+def _root(opts: Any) -> int:
+    return int(getattr(opts, "rootRank", 0))
+
+
+def _all_of(finishes: Sequence[Callable[[], None]]) -> Callable[[], None] | None:
+    if not finishes:
+        return None
+
+    def finish() -> None:
+        for each in finishes:
+            each()
+
+    return finish

@@ -1,0 +1,242 @@
+"""Operations under way, as torch.distributed sees them.
+
+Nothing runs beside the caller: an operation is announced where it is started, and carried out by whoever waits.
+`wait` and `is_completed` do that; so does reading a future from Python. A future that autograd's hooks have asked for
+is read from C++, after the backward pass: all of those are completed by a callback at the end of the pass, in the
+order in which they were started, before the one in which DistributedDataParallel reads them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from samestep import _core
+from samestep.errors import Error
+from samestep.torch.eager import aside
+from samestep.torch.errors import for_torch
+
+__all__ = ["Future", "Work"]
+
+
+class Work(dist.Work):
+    """One collective or message; several operations of the core where lists of tensors need them.
+
+    Args:
+      parts: the operations of the core, in the order of their start.
+      result: tensors that are the result; `get_future` gives their list.
+      timeout: seconds for all of it, where `wait` says no other.
+      finish: brings the results home once all parts have ended.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[_core.Work],
+        result: list[torch.Tensor],
+        timeout: float,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._parts = parts
+        self._result = result
+        self._timeout = timeout
+        self._finish = finish
+        self._ended = False
+        self._error: Exception | None = None
+        self._future: Future | None = None
+        self._source = -1
+
+    # ---- what torch and its users call
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Blocks until the operation has ended; True, or raises what went wrong.
+
+        Args:
+          timeout: None or 0: the group's, which ends the group where it runs out. Running out of another one
+            breaks nothing.
+        """
+        if not self._ended:
+            own = timeout is not None and timeout > timedelta(0)
+            self._complete(timeout.total_seconds() if own and timeout else self._timeout, ends_group=not own)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Makes progress; whether the operation has ended, well or not."""
+        if not self._ended and all(part.done() for part in self._parts):
+            self._complete(self._timeout, ends_group=True)
+        return self._ended
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self._ended and self._error is None
+
+    def exception(self) -> Exception | None:
+        """What went wrong, or None; also None while it is under way."""
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that are written."""
+        return self._result
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def get_future(self) -> Future:
+        """The future of the list of tensors.
+
+        In a hook of autograd it is complete at the end of the backward pass, or when it is read; elsewhere at once,
+        because C++ could wait for it, where nothing would make it so.
+        """
+        if self._future is None:
+            self._future = Future(self)
+            if self._ended:
+                self._future.settle()
+            elif _in_backward():
+                _complete_after_backward(self)
+            else:
+                self._try_wait()
+        return self._future
+
+    def source_rank(self) -> int:
+        """Of a message that was received: the sender's rank in the group."""
+        return self._source
+
+    _source_rank = source_rank
+
+    # ---- how it ends
+
+    def _complete(self, seconds: float, *, ends_group: bool) -> None:
+        deadline = time.monotonic() + seconds
+        try:
+            for part in self._parts:
+                part.wait(max(0.0, deadline - time.monotonic()), ends_group)
+        except Error as error:
+            if not ends_group and not all(part.done() for part in self._parts):
+                raise for_torch(error) from None
+            self._error = for_torch(error)
+        if self._error is None and self._finish is not None:
+            with aside():
+                self._finish()
+        self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._parts, self._finish = (), None
+        if self._future is not None:
+            self._future.settle()
+
+    def _try_wait(self) -> None:
+        """Completes it; what went wrong is left to those who ask."""
+        if not self._ended:
+            self._complete(self._timeout, ends_group=True)
+
+
+class Received(Work):
+    """A message that is received."""
+
+    def _end(self) -> None:
+        if self._error is None:
+            self._source = self._parts[0].status().source
+        super()._end()
+
+
+class Future(torch.futures.Future):
+    """The future of a Work. Whoever reads it in Python completes the Work.
+
+    Args:
+      work: whose result it is.
+    """
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+
+    def settle(self) -> None:
+        """Called when the Work has ended."""
+        error = self._work.exception()
+        if error is None:
+            self.set_result(self._work.result())
+        else:
+            self.set_exception(error)
+
+    def done(self) -> bool:
+        """Makes progress; whether there is a result or an error."""
+        self._work.is_completed()
+        return bool(super().done())
+
+    def wait(self) -> Any:
+        """The result; raises what went wrong."""
+        self._work._try_wait()
+        return super().wait()
+
+    def value(self) -> Any:
+        """The same."""
+        self._work._try_wait()
+        return super().value()
+
+    def then(self, callback: Callable[[Any], Any]) -> Future:
+        """A future of what `callback(self)` returns."""
+        after = _After(self._work)
+
+        def act(future: Any) -> None:
+            try:
+                result = callback(future)
+            except Exception as error:
+                after.set_exception(error)
+                _failed_after.append(error)
+            else:
+                after.set_result(result)
+
+        self.add_done_callback(act)
+        return after
+
+
+class _After(Future):
+    """What `then` returned: its own callback settles it."""
+
+    def settle(self) -> None:
+        pass
+
+
+# ---- futures that C++ reads after the backward pass
+
+_awaited: deque[Work] = deque()
+_failed_after: deque[Exception] = deque(maxlen=1)  # in callbacks of futures
+_last_pass = -1
+
+
+def _in_backward() -> bool:
+    """Whether a hook of a backward pass is running, and not a callback at its end."""
+    return torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is not None
+
+
+def _complete_after_backward(work: Work) -> None:
+    global _last_pass  # noqa: PLW0603
+    _awaited.append(work)
+    this_pass = torch._C._current_graph_task_id()
+    if _last_pass != this_pass:
+        _last_pass = this_pass
+        torch.autograd.Variable._execution_engine.queue_callback(_complete_awaited)
+
+
+def _complete_awaited() -> None:
+    """Raises an error, if there was one: DistributedDataParallel would take it for a tensor."""
+    _failed_after.clear()
+    error: Exception | None = None
+    while _awaited:
+        work = _awaited.popleft()
+        work._try_wait()
+        error = error or work.exception()
+    if error is not None:
+        raise error
+    if _failed_after:
+        raise _failed_after.pop()

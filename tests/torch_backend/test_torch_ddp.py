@@ -1,0 +1,262 @@
+"""DistributedDataParallel over samestep ends where it ends over gloo, whatever it is told."""
+
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch_models as models  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+pytestmark = [
+    pytest.mark.ranks(2, timeout=120, backends=["native"]),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch renames what it calls itself
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),  # which its optimizers use
+]
+
+SMALL_BUCKETS = {"bucket_cap_mb": 0.05}  # several in flight
+
+
+def trained(dist, make, loop, **options):
+    """The parameters after training, and the last loss; checked to be the same bits on all ranks."""
+    net = DistributedDataParallel(models.seeded(make), **SMALL_BUCKETS, **options)
+    loss = loop(dist, net)
+    everyones = [None] * dist.get_world_size()
+    mine = [p.detach().numpy().tobytes() for p in net.parameters()]
+    dist.all_gather_object(everyones, mine)
+    assert all(other == mine for other in everyones)
+    return [p.detach().clone() for p in net.parameters()], loss
+
+
+def assert_as_gloo(over, make, loop, **options):
+    results = []
+    for backend in ("samestep", "gloo"):
+        with over(backend) as dist:
+            results.append(trained(dist, make, loop, **options))
+    (ours, our_loss), (theirs, their_loss) = results
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    assert our_loss == pytest.approx(their_loss, rel=1e-9)
+
+
+def plainly(dist, net, n_steps=4):
+    opt = torch.optim.SGD(net.parameters(), 0.05, momentum=0.5)
+    x, y = models.batch(dist.get_rank(), dist.get_world_size())
+    for _ in range(n_steps):
+        opt.zero_grad()
+        loss = models.loss_of(net, x, y)
+        loss.backward()
+        opt.step()
+    return loss.item()
+
+
+def with_unused(dist, net):
+    opt = torch.optim.SGD(net.parameters(), 0.05)
+    x, y = models.batch(dist.get_rank(), dist.get_world_size())
+    for step in range(4):
+        opt.zero_grad()
+        loss = models.loss_of(net, x, y, use=(step + dist.get_rank()) % 2 == 0)
+        loss.backward()
+        opt.step()
+    return loss.item()
+
+
+def accumulating(dist, net):
+    opt = torch.optim.SGD(net.parameters(), 0.05)
+    x, y = models.batch(dist.get_rank(), dist.get_world_size())
+    for _ in range(3):
+        opt.zero_grad()
+        with net.no_sync():
+            models.loss_of(net, x[::2], y[::2]).backward()
+        loss = models.loss_of(net, x[1::2], y[1::2])
+        loss.backward()
+        opt.step()
+    return loss.item()
+
+
+def unevenly(dist, net):
+    opt = torch.optim.SGD(net.parameters(), 0.05)
+    x, y = models.batch(dist.get_rank(), dist.get_world_size())
+    with net.join():
+        for _ in range(2 + dist.get_rank()):
+            opt.zero_grad()
+            models.loss_of(net, x, y).backward()
+            opt.step()
+    return 0.0
+
+
+def twice_through(dist, net):
+    """Activation checkpoints inside, so that backward passes are nested."""
+    opt = torch.optim.SGD(net.parameters(), 0.05)
+    x, y = models.batch(dist.get_rank(), dist.get_world_size())
+    x.requires_grad_()
+    for _ in range(3):
+        opt.zero_grad()
+        output = torch.utils.checkpoint.checkpoint(net, x, use_reentrant=False)
+        loss = functional.mse_loss(output, y)
+        loss.backward()
+        opt.step()
+    return loss.item()
+
+
+CASES = {
+    "plain": (models.plain, plainly, {}),
+    "views of buckets": (models.plain, plainly, {"gradient_as_bucket_view": True}),
+    "static graph": (models.plain, plainly, {"static_graph": True}),
+    "unused": (models.Sometimes, with_unused, {"find_unused_parameters": True}),
+    "unused, views": (
+        models.Sometimes,
+        with_unused,
+        {"find_unused_parameters": True, "gradient_as_bucket_view": True},
+    ),
+    "no_sync": (models.Sometimes, accumulating, {}),
+    "join": (models.Sometimes, unevenly, {}),
+    "checkpoints": (models.Sometimes, twice_through, {"static_graph": True}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_ends_where_it_does_over_gloo(over, case):
+    make, loop, options = CASES[case]
+    assert_as_gloo(over, make, loop, **options)
+
+
+def hooks():
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+
+    def own(state, bucket):
+        """Waits inside, and chains two operations."""
+        dist = torch.distributed
+        dist.all_reduce(bucket.buffer(), async_op=True).get_future().wait()
+        again = dist.all_reduce(bucket.buffer() / dist.get_world_size(), async_op=True).get_future()
+        return again.then(lambda f: f.value()[0] / 2).then(lambda f: f.value() * 2)
+
+    around_allreduce = default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook)
+
+    def bf16(state, bucket):
+        return default_hooks.bf16_compress_hook(state, bucket)
+
+    def bf16_around(state, bucket):
+        return around_allreduce(state, bucket)
+
+    return {
+        "allreduce": (None, default_hooks.allreduce_hook),
+        "fp16": (None, default_hooks.fp16_compress_hook),
+        # DistributedDataParallel knows these two by name, and refuses them without a GPU.
+        "bf16": (None, bf16),
+        "bf16 around allreduce": (None, bf16_around),
+        "power": (power.PowerSGDState(None, 2, start_powerSGD_iter=2), power.powerSGD_hook),
+        "own": (None, own),
+    }
+
+
+@pytest.mark.parametrize("name", ["allreduce", "fp16", "bf16", "bf16 around allreduce", "power", "own"])
+def test_hooks_that_send_gradients_in_other_ways(over, name):
+    losses = []
+    for backend in ("samestep", "gloo"):
+        with over(backend) as dist:
+            net = DistributedDataParallel(
+                models.seeded(models.Sometimes, torch.float32),
+                gradient_as_bucket_view=name != "power",
+                **SMALL_BUCKETS,
+            )
+            net.register_comm_hook(*hooks()[name])
+            x, y = models.batch(dist.get_rank(), dist.get_world_size(), torch.float32)
+            opt = torch.optim.SGD(net.parameters(), 0.05)
+            for _ in range(4):
+                opt.zero_grad()
+                loss = models.loss_of(net, x, y)
+                loss.backward()
+                opt.step()
+            losses.append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2 if "16" in name else 1e-5)
+
+
+def test_a_builtin_hook_of_cpp(over):
+    with over("samestep") as dist:
+        net = DistributedDataParallel(models.seeded(models.Sometimes, torch.float32), **SMALL_BUCKETS)
+        net._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+        x = torch.full((2, 6), float(dist.get_rank()))
+        net(x).sum().backward()
+        whole = models.seeded(models.Sometimes, torch.float32)
+        for rank in range(dist.get_world_size()):
+            (whole(torch.full((2, 6), float(rank))).sum() / dist.get_world_size()).backward()
+        for mine, all_of in zip(net.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, all_of.grad)
+
+
+def test_a_language_model_learns_the_same(over):
+    losses = []
+    for backend in ("samestep", "gloo"):
+        with over(backend) as dist:
+            net = DistributedDataParallel(models.seeded(models.Language), **SMALL_BUCKETS)
+            words = models.sentences(dist.get_rank(), dist.get_world_size())
+            opt = torch.optim.AdamW(net.parameters(), 0.03)
+            for _ in range(20):
+                opt.zero_grad()
+                logits = net(words[:, :-1])
+                loss = functional.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten())
+                loss.backward()
+                opt.step()
+            total = loss.detach().clone()
+            dist.all_reduce(total, dist.ReduceOp.AVG)
+            losses.append(total.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    assert losses[0] < 2.0  # guessing costs ln(17) = 2.83
+
+
+def test_an_error_in_a_callback_of_a_future_is_raised_by_backward(over):
+    def hook(state, bucket):
+        return torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda f: 1 / 0)
+
+    with over("samestep"):
+        net = DistributedDataParallel(models.seeded(models.Sometimes))
+        net.register_comm_hook(None, hook)
+        with pytest.raises(ZeroDivisionError):
+            net(torch.ones(2, 6, dtype=torch.float64)).sum().backward()
+
+
+def test_a_compiled_model(over):
+    losses = []
+    for compiled in (False, True):
+        with over("samestep") as dist:
+            net = DistributedDataParallel(models.seeded(models.Sometimes))  # it refuses buckets below 1 MiB
+            torch._dynamo.reset()
+            run = torch.compile(net, backend="aot_eager") if compiled else net
+            x, y = models.batch(dist.get_rank(), dist.get_world_size())
+            opt = torch.optim.SGD(net.parameters(), 0.05)
+            for _ in range(3):
+                opt.zero_grad()
+                loss = models.loss_of(run, x, y)
+                loss.backward()
+                opt.step()
+            losses.append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_buckets_are_moved_to_where_all_ranks_reach_them_and_stay_valid(over, views):
+    from samestep import _core
+    from samestep.torch import placement
+
+    with over("samestep") as dist:
+        before = set(placement._placed)
+        net = DistributedDataParallel(models.seeded(models.plain), gradient_as_bucket_view=views)
+        plainly(dist, net)
+        added = [placed for number, placed in placement._placed.items() if number not in before]
+        comm = dist.group.WORLD._comm
+        assert added
+        assert all(_core.is_shared(comm, p.tensor.data_ptr(), p.tensor.nbytes) for p in added)
+        kept = [p.grad.clone() for p in net.parameters()]
+    del added
+    for p, grad in zip(net.parameters(), kept, strict=True):  # the group has ended, the buckets have not
+        assert torch.equal(p.grad, grad)
+        p.grad += 1
+        assert torch.equal(p.grad, grad + 1)
+    del net, p
+    gc.collect()
+    placement._forget_ended(placement._placed)
+    assert set(placement._placed) <= before

@@ -1,0 +1,34 @@
+"""torch's own tests of its backends pass on this one; a part of them here, all by `torch_suite.py --all`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("expecttest", reason="torch's tests need the package expecttest")
+
+SUITE = Path(__file__).with_name("torch_suite.py")
+
+
+def test_a_part_of_torchs_own_tests():
+    done = subprocess.run(
+        [sys.executable, str(SUITE), "--quick"], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
+
+
+def test_every_name_is_either_on_the_list_or_left_out_with_a_reason():
+    torch_version = pytest.importorskip("torch").__version__
+    if not torch_version.startswith("2.13."):
+        pytest.skip(f"the list is for the tests of torch 2.13, this is {torch_version}")
+    done = subprocess.run(
+        [sys.executable, str(SUITE), "--list"], capture_output=True, text=True, timeout=600, check=False
+    )
+    lines = [
+        line for line in SUITE.with_name("torch_suite_names.txt").read_text().splitlines() if line[0] != "#"
+    ]
+    known = {line[2:].partition(":")[0] for line in lines}
+    assert known == set(done.stdout.split())
+    assert all(line.partition(": ")[2] for line in lines if line[0] == "-")
