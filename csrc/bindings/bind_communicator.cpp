@@ -185,6 +185,7 @@ void bind_communicator(py::module_& m) {
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
       .def_property_readonly("name", &Communicator::name)
+      .def_property_readonly("usable", &Communicator::usable)
       .def_property_readonly("engine", [](const Communicator& self) { return std::string(self.engine()); })
       .def("all_reduce", &all_reduce, "x"_a, "out"_a, "op"_a, "factor"_a)
       .def("reduce", &reduce, "x"_a, "out"_a, "op"_a, "factor"_a, "root"_a)

@@ -23,8 +23,7 @@ struct SharedBlock {
 
 using PythonExchange = std::function<std::vector<py::bytes>(py::bytes)>;
 
-std::shared_ptr<Communicator> open_node_world(const std::string& name, int rank, int size,
-                                              const PythonExchange& exchange, double timeout) {
+std::shared_ptr<Host> meet_host(int rank, int size, const PythonExchange& exchange, const Deadline& deadline) {
   const Exchange call = [&exchange](const std::string& mine) {
     const py::gil_scoped_acquire gil;
     std::vector<std::string> all;
@@ -32,18 +31,25 @@ std::shared_ptr<Communicator> open_node_world(const std::string& name, int rank,
     return all;
   };
   const py::gil_scoped_release no_gil;
+  return meet_processes(rank, size, call, deadline);
+}
+
+std::shared_ptr<Communicator> open_node_world(const std::string& name, int rank, int size,
+                                              const PythonExchange& exchange, double timeout) {
   const Deadline deadline = Deadline::after(Seconds(timeout));
+  std::shared_ptr<Host> host = meet_host(rank, size, exchange, deadline);
+  const py::gil_scoped_release no_gil;
   ExchangeOptions options;
   options.name = name;
   options.oversubscribed = true;  // until it is known
   std::vector<int> members(static_cast<std::size_t>(size));
   std::iota(members.begin(), members.end(), 0);
-  return NodeCommunicator::open(meet_processes(rank, size, call, deadline), members, options, deadline);
+  return NodeCommunicator::open(std::move(host), members, options, deadline);
 }
 
 std::shared_ptr<SharedHeap> heap_of(Communicator& communicator) {
-  const auto* const node = dynamic_cast<const NodeCommunicator*>(&communicator);
-  return node != nullptr ? node->heap() : nullptr;
+  const auto* const exchange = dynamic_cast<const ExchangeCommunicator*>(&communicator);
+  return exchange != nullptr ? exchange->heap() : nullptr;
 }
 
 py::object share_numpy(Communicator& communicator, std::size_t limit, std::size_t keep) {
@@ -101,6 +107,14 @@ void bind_node(py::module_& m) {
   m.def("shared_usage", &shared_usage, "communicator"_a, "None where there is no heap.");
   m.def("is_shared", &is_shared, "communicator"_a, "address"_a, "nbytes"_a,
         "Whether the others can reach this memory of this process.");
+  py::class_<Host, std::shared_ptr<Host>>(m, "Host", "What the ranks of a host can do with each other.");
+  m.def(
+      "meet_host",
+      [](int rank, int size, const PythonExchange& exchange, double timeout) {
+        return meet_host(rank, size, exchange, Deadline::after(Seconds(timeout)));
+      },
+      "rank"_a, "size"_a, "exchange"_a, "timeout"_a,
+      "The ranks of a host find each other. `exchange` gathers bytes from all of them. Collective.");
   m.def(
       "show_shared", &show_shared, "communicator"_a, "block"_a, "address"_a,
       "Map the pages of a block in place of those at `address`, which the caller owns; whether that was possible. The "

@@ -151,6 +151,9 @@ class Communicator {
   /// this rank, now or later, get a PeerLostError with `reason`. Nobody is waited for.
   virtual void abandon(std::exception_ptr error, const std::string& reason) = 0;
 
+  /// Whether operations can still be started: not after `close`, `abandon` or an error that ended the group.
+  virtual bool usable() const { return true; }
+
   /// More ranks than CPUs on this host: waiting ranks then give way at once. Groups made later inherit it.
   virtual void set_oversubscribed(bool oversubscribed) = 0;
   virtual bool oversubscribed() const = 0;

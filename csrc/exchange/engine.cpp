@@ -22,13 +22,6 @@ struct Farewell {
   std::array<char, 504> text;
 };
 
-std::size_t default_inline_limit(int size) {
-  // Data behind a header goes to every peer, so what is cheap for two ranks is not for twenty.
-  if (size <= 2) return 16 << 10;
-  if (size <= 4) return 8 << 10;
-  return size <= 16 ? 2 << 10 : 512;
-}
-
 std::string list(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < ranks.size(); ++i) text += str(i ? ", " : "", ranks[i]);
@@ -55,7 +48,7 @@ Engine::Engine(std::unique_ptr<Messenger> messenger, ExchangeOptions options, st
       inbox_(*messenger_),
       meeting_(std::move(meeting)) {
   if (meeting_ == nullptr) {
-    const std::size_t limit = options_.inline_limit ? options_.inline_limit : default_inline_limit(size_);
+    const std::size_t limit = MessageMeeting::limit_for(options_.inline_limit, size_);
     meeting_ = std::make_unique<MessageMeeting>(*messenger_, limit);
   }
 }

@@ -303,6 +303,11 @@ void ExchangeCommunicator::close(const Deadline& deadline) {
   engine_->close();
 }
 
+bool ExchangeCommunicator::usable() const {
+  const std::lock_guard lock(engine_->mutex());
+  return engine_->usable();
+}
+
 Communicator::Counters ExchangeCommunicator::counters() const {
   const std::lock_guard lock(engine_->mutex());
   return {engine_->operations_started(), engine_->messages(), engine_->bytes()};

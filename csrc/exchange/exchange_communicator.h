@@ -8,6 +8,8 @@
 
 namespace samestep {
 
+class SharedHeap;
+
 /// Every verb over any transport that moves tagged messages (Messenger). Algorithms and numerics are the
 /// package's own, so two transports give the same bits.
 ///
@@ -46,12 +48,22 @@ class ExchangeCommunicator : public Communicator {
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline& deadline) override;
   void progress() override { engine_->progress(); }
   void close(const Deadline& deadline) override;
+  bool usable() const override;
   void abandon(std::exception_ptr error, const std::string& reason) override {
     engine_->abandon(std::move(error), reason);
   }
   void set_oversubscribed(bool oversubscribed) override { engine_->set_oversubscribed(oversubscribed); }
   bool oversubscribed() const override { return engine_->options().oversubscribed; }
   Counters counters() const override;
+
+  /// A messenger of `ranks` beside this group's, and what this group was set up with. Called by those ranks.
+  std::unique_ptr<Messenger> messenger_for(std::span<const int> ranks, ExchangeOptions& options) {
+    const std::lock_guard lock(engine_->mutex());
+    options = engine_->options();
+    return engine_->messenger().subset(ranks);
+  }
+  /// Where `allocate_shared` gets its memory from. Null where there is none.
+  virtual std::shared_ptr<SharedHeap> heap() const { return nullptr; }
 
  protected:
   ExchangeCommunicator(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}

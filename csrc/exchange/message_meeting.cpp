@@ -11,6 +11,14 @@ constexpr std::size_t kDepartures = 4;  // grows when more sends are under way
 
 }  // namespace
 
+std::size_t MessageMeeting::limit_for(std::size_t wanted, int size) {
+  if (wanted != 0) return wanted;
+  // Data behind a header goes to every peer, so what is cheap for two ranks is not for twenty.
+  if (size <= 2) return 16 << 10;
+  if (size <= 4) return 8 << 10;
+  return size <= 16 ? 2 << 10 : 512;
+}
+
 MessageMeeting::MessageMeeting(Messenger& messenger, std::size_t limit)
     : messenger_(messenger), limit_(limit), arrivals_(kSlots * static_cast<std::size_t>(messenger.size())) {
   for (std::size_t i = 0; i < kDepartures; ++i) departures_.push_back(std::make_unique<Departure>());

@@ -10,8 +10,11 @@ namespace samestep {
 
 /// A meeting by messages: one to each other rank. Receives are posted ahead, so a message finds its place when it
 /// arrives.
-class MessageMeeting final : public Meeting {
+class MessageMeeting : public Meeting {
  public:
+  /// Bytes behind a header: `wanted`, or where that is 0 what serves a group of this size.
+  static std::size_t limit_for(std::size_t wanted, int size);
+
   MessageMeeting(Messenger& messenger, std::size_t limit);
 
   std::size_t limit() const override { return limit_; }

@@ -88,6 +88,8 @@ class Collective : public Operation {
   void give_up() override { descriptions_under_way_.abandon(engine().messenger()); }
 
   const Signature& signature() const { return signature_; }
+  /// Announced, and found to differ between ranks: nobody works on it.
+  bool is_disputed() const { return stage_ == Stage::describe; }
 
  private:
   enum class Stage : std::uint8_t { announce, meet, describe, work };

@@ -1,16 +1,22 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
-#include <new>
 #include <vector>
 
 namespace samestep {
 
 /// Blocks of temporary memory, 64-byte aligned, kept for the next operation.
+///
+/// Aligned by hand: before glibc 2.38 an aligned block that was freed is too short for the next one of its size, and
+/// the heap of a process that makes one world after the other grows and grows.
 class Scratch {
+  static constexpr std::size_t kAlignment = 64;
+
   struct Free {
-    void operator()(std::byte* data) const { ::operator delete[](data, std::align_val_t{64}); }
+    std::size_t offset;  // of the block in what was allocated
+    void operator()(std::byte* data) const { delete[] (data - offset); }
   };
 
  public:
@@ -29,7 +35,9 @@ class Scratch {
         return block;
       }
     }
-    return {std::unique_ptr<std::byte[], Free>(new (std::align_val_t{64}) std::byte[nbytes]), nbytes};
+    auto* const memory = new std::byte[nbytes + kAlignment];
+    const std::size_t offset = kAlignment - reinterpret_cast<std::uintptr_t>(memory) % kAlignment;
+    return {std::unique_ptr<std::byte[], Free>(memory + offset, Free{offset}), nbytes};
   }
 
   void give_back(Block block) {

@@ -32,7 +32,7 @@ void reduce_modular(const Job& job) {
 template <class Integer>
 void reduce_ordered(const Job& job) {
   using Sum = typename Wide<Integer>::Value;
-  const auto n_ranks = static_cast<std::int32_t>(job.n_inputs);
+  const auto n_ranks = static_cast<std::int32_t>(job.n_ranks);
   switch (job.op) {
     case ReduceOp::min:
       return run(Rule<Plain<Integer>, Least>{}, job);

@@ -18,6 +18,7 @@ struct Job {
   void* const* outs;
   std::size_t n_outs;
   std::size_t count;
+  std::size_t n_ranks;  // what avg divides by
 };
 
 inline constexpr std::size_t kMaxStepBytes = 256;

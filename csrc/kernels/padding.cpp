@@ -17,7 +17,7 @@ void run_in(std::byte* padded, Input* inputs, const Job& whole, const Tail& tail
     inputs[rank] = {to, whole.inputs[rank].factor};
   }
   void* const out = padded;
-  run(rule, {whole.op, inputs, whole.n_inputs, &out, 1, tail.step_count});
+  run(rule, {whole.op, inputs, whole.n_inputs, &out, 1, tail.step_count, whole.n_ranks});
   for (std::size_t k = 0; k < whole.n_outs; ++k) {
     std::memcpy(static_cast<std::byte*>(whole.outs[k]) + tail.skipped_nbytes, out, tail.nbytes);
   }

@@ -27,11 +27,12 @@ void copy_into(const std::byte* data, std::span<void* const> outs, std::size_t n
 }  // namespace
 
 void reduce_into(DType dtype, ReduceOp op, std::span<const Input> inputs, std::span<void* const> outs,
-                 std::size_t count) {
-  if (inputs.size() == 1 && keeps_one(dtype, op)) {
+                 std::size_t count, std::size_t n_ranks) {
+  if (inputs.size() == 1 && n_ranks <= 1 && keeps_one(dtype, op)) {
     return copy_into(static_cast<const std::byte*>(inputs[0].data), outs, count * itemsize(dtype));
   }
-  reduce_with_isa(dtype, {op, inputs.data(), inputs.size(), outs.data(), outs.size(), count});
+  reduce_with_isa(dtype, {op, inputs.data(), inputs.size(), outs.data(), outs.size(), count,
+                          n_ranks != 0 ? n_ranks : inputs.size()});
 }
 
 }  // namespace samestep::kernels

@@ -32,8 +32,10 @@ struct Input {
 /// The bits of element i do not depend on `count`, on i, on how a buffer is cut into calls, or on the
 /// instruction set of `kernels/isa.h` (a NaN is NaN everywhere; which of them is left open).
 /// `require_reducible` has been called: other combinations write nothing.
+///
+/// `n_ranks`: what avg divides by, where inputs are sums over several ranks already; 0 = inputs.size().
 void reduce_into(DType dtype, ReduceOp op, std::span<const Input> inputs, std::span<void* const> outs,
-                 std::size_t count);
+                 std::size_t count, std::size_t n_ranks = 0);
 
 /// `reduce_into` for one result.
 inline void reduce(DType dtype, ReduceOp op, std::span<const Input> inputs, void* out, std::size_t count) {

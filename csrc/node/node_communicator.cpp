@@ -49,10 +49,7 @@ std::shared_ptr<Communicator> NodeCommunicator::make_child(std::span<const int> 
 }
 
 std::shared_ptr<std::byte> NodeCommunicator::allocate_shared(std::size_t nbytes) {
-  const std::shared_ptr<SharedHeap> from = heap();
-  auto* const data = from ? static_cast<std::byte*>(from->allocate(nbytes).data) : nullptr;
-  if (data == nullptr) return nullptr;
-  return {data, [from](std::byte* block) { from->free(block); }};
+  return samestep::allocate_shared(heap(), nbytes);
 }
 
 Communicator::WorkPtr NodeCommunicator::reduction(const Signature& signature, ConstBuffer in, Buffer out,

@@ -32,8 +32,7 @@ class NodeCommunicator final : public ExchangeCommunicator {
   }
   bool pull(int peer, std::span<const Piece> pieces) override { return copy(peer, pieces, false); }
   bool push(int peer, std::span<const Piece> pieces) override { return copy(peer, pieces, true); }
-  /// Where `allocate_shared` gets its memory from. Null where there is none.
-  std::shared_ptr<SharedHeap> heap() const { return group_->host->heap(); }
+  std::shared_ptr<SharedHeap> heap() const override { return group_->host->heap(); }
 
  protected:
   WorkPtr reduction(const Signature& signature, ConstBuffer in, Buffer out, const Reduction& reduction,

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -107,6 +108,13 @@ class SharedHeap final : private ForkListener {
   std::pair<Fd, Fd> lifeline_;  // of the child that is being made
   bool is_child_ = false;
 };
+
+/// A block that goes back to its heap by itself. Null where there is no heap or no memory.
+inline std::shared_ptr<std::byte> allocate_shared(const std::shared_ptr<SharedHeap>& heap, std::size_t nbytes) {
+  auto* const data = heap ? static_cast<std::byte*>(heap->allocate(nbytes).data) : nullptr;
+  if (data == nullptr) return nullptr;
+  return {data, [heap](std::byte* block) { heap->free(block); }};
+}
 
 template <class Give>
 bool SharedHeap::announce(std::uint32_t segment, Give give) {

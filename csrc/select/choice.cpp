@@ -19,6 +19,7 @@ std::string launcher_text(const Facts& facts) {
       {"openmpi", {"Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE"}},
       {"hydra", {"MPICH's mpiexec", "PMI_SIZE"}},
       {"slurm", {"srun", "SLURM_NTASKS"}},
+      {"srun", {"srun without MPI", "SLURM_NTASKS"}},
       {"samestep", {"samestep run", "WORLD_SIZE"}},
       {"torchrun", {"a torchrun-style launcher", "WORLD_SIZE"}},
   };
@@ -91,7 +92,7 @@ void check_launch(const Facts& facts, const World& world) {
   if (facts.launcher_size <= 1 || world.size == facts.launcher_size) return;
   const int n = facts.launcher_size;
   const std::string started = launcher_text(facts);
-  const bool is_srun = facts.launcher == "slurm";
+  const bool is_srun = facts.launcher == "slurm" || facts.launcher == "srun";
   throw UnavailableError(
       str(started, " started ", n, " ranks, but the world of the loaded MPI library has ", world.size, ": ",
           world.library, ". ",

@@ -7,7 +7,7 @@ namespace samestep {
 
 /// What is known about this process and machine before a backend is chosen. Gathered once, by Python.
 struct Facts {
-  std::string launcher;                ///< "openmpi", "hydra", "slurm", "samestep", "torchrun", or "" = none found
+  std::string launcher;                ///< "openmpi", "hydra", "slurm", "srun", "samestep", "torchrun", or "" = nobody
   int launcher_size = 1;               ///< ranks the launcher says there are
   bool mpi_loadable = false;           ///< mpi4py and an MPI library load
   std::string mpi_detail;              ///< library and version, or why not

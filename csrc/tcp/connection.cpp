@@ -129,8 +129,9 @@ void Connection::forget(std::uint64_t group) {
   std::erase_if(offered_, [group](const Offered& o) { return o.group == group; });
   for (std::size_t i = 0; i < outgoing_.size(); ++i) {  // none is erased, for frames are numbered
     Outgoing& out = outgoing_[i];
-    if (out.frame.group != group || out.bytes.empty()) continue;
+    if (out.frame.group != group) continue;
     out.record = nullptr;
+    if (out.bytes.empty()) continue;
     if (i == 0 && sent_ > 0) {
       half_sent_.assign(out.bytes.begin(), out.bytes.end());
       out.bytes = half_sent_;

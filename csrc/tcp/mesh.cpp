@@ -96,6 +96,7 @@ Connection::Place Mesh::place_for(int peer, const Frame& frame) {
     auto& incoming = incoming_[static_cast<std::size_t>(peer)];
     const auto found = incoming.find(frame.id);
     if (found == incoming.end() || found->second.record == nullptr) return {};
+    if (frame.nbytes > found->second.left) return {};  // no rank sends more than it has offered
     Record* const record = found->second.record;
     return {record->into + record->moved, record, nullptr};
   }

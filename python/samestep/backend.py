@@ -276,11 +276,20 @@ class Backend(MessageVerbs):
         for child in reversed(self._children):
             child.close(timeout=timeout)
         try:
-            for comm in (self._comm, self._beneath):
-                if comm is not None:
-                    self._close(comm, self._seconds(timeout))
+            self._end(self._seconds(timeout))
         finally:
             self._at_end()
+
+    def _end(self, timeout: float) -> None:
+        met = False
+        try:
+            was_usable = self._comm.usable
+            met = self._close(self._comm, timeout) and was_usable
+        finally:
+            if self._beneath is not None:
+                if not met:  # which it does not know: its ranks would wait for each other
+                    self._beneath.abandon(f"{self._comm.name} had ended with an error")
+                self._close(self._beneath, timeout)
 
     @property
     def _is_forked(self) -> bool:
@@ -299,12 +308,15 @@ class Backend(MessageVerbs):
 
         self._at_end = both
 
-    def _close(self, comm: _core.Communicator, timeout: float) -> None:
+    def _close(self, comm: _core.Communicator, timeout: float) -> bool:
+        """Whether all ranks met once more."""
         try:
             comm.close(timeout)
         except PeerLostError as error:  # the others have ended it: there is nobody to wait for
             comm.abandon(str(error))
             comm.close(self._timeout)
+            return False
+        return True
 
     def _abandon(self, reason: str) -> None:
         """This process leaves without the others: those who wait for it are told."""

@@ -1,4 +1,4 @@
-"""`samestep doctor`: what was found on this machine, which backend is chosen, and why."""
+"""`samestep doctor`: what was found on this machine, which backend is chosen, and why; or how a job has started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from samestep import _core, accelerators, facts
+from samestep import _core, accelerators, facts, levels
 from samestep.__main__ import package_version
 from samestep.errors import Error
 from samestep.launch import mpi_library, mpirun
@@ -52,7 +52,8 @@ def examine() -> dict[str, Any]:
         "network": _network(),
         "nccl": {"usable": known.nccl_loadable, "detail": known.nccl_detail},
         "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_VARIABLES)},
-        "choice": _choice(known),
+        "choice": (choice := _choice(known)),
+        "engine": levels.describe(choice["host"]) if choice["host"] else "",
     }
 
 
@@ -82,6 +83,7 @@ def rows(found: Mapping[str, Any]) -> list[Row]:
         ("NCCL", found["nccl"]["detail"], found["nccl"]["usable"] or None),
         ("variables", ", ".join(f"{n}={v}" for n, v in found["variables"].items()) or "none set", None),
         ("choice", ": ".join(named), bool(choice["backend"])),
+        *((("engine", found["engine"], None),) if found["engine"] else ()),
     ]
 
 
@@ -122,10 +124,53 @@ def main(argv: Sequence[str]) -> int:
         prog="samestep doctor", description="Shows what was found here, which backend is chosen, and why."
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+    text = "bring the ranks of the job together and print where each is; start it as the job is started"
+    parser.add_argument("--run", action="store_true", help=text)
     flags = parser.parse_args(argv)
+    if flags.run:
+        return _run(as_json=flags.json)
     found = examine()
     print(json.dumps(found, indent=2) if flags.json else render(rows(found), colour=_wants_colour()))
     return 0
+
+
+def _run(*, as_json: bool) -> int:
+    """Brings the ranks together as `initialize()` does; rank 0 prints a line for each."""
+    from samestep import world
+
+    backend = world.initialize()
+    found = backend.gather_object(
+        {
+            "rank": backend.rank,
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "local_rank": backend.local_rank,
+            "node_rank": backend.node_rank,
+            "launcher": facts.launcher().name,
+            "backend": type(backend).__name__,
+            "engine": backend.engine,
+            "address": _network()["address"],
+            "interface": _network()["interface"],
+        }
+    )
+    if found is not None:
+        print(json.dumps(found, indent=2) if as_json else table(found))
+    world.finalize()
+    return 0
+
+
+def table(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """One line for each rank under the names of what is known of it. Pure.
+
+    Example:
+      >>> print(table([{"rank": 0, "host": "a"}, {"rank": 1, "host": "node1"}]))
+      rank host
+      0    a
+      1    node1
+    """
+    lines = [list(ranks[0]), *([str(value) or "-" for value in rank.values()] for rank in ranks)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(" ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
 def _mpirun() -> dict[str, str]:
@@ -140,25 +185,27 @@ def _network() -> dict[str, str]:
     """Where this process would listen as a rank of several hosts, without MPI."""
     from samestep.rendezvous import interfaces
 
-    master = os.environ.get("MASTER_ADDR", "")
+    master = os.environ.get("MASTER_ADDR") or (facts.slurm_meeting() or ("", 0))[0]
     try:
         address = interfaces.own_address(master, os.environ, several_hosts=True)
     except Error as error:
-        return {"address": "", "detail": str(error)}
+        return {"address": "", "interface": "", "detail": str(error)}
     if not address:
-        return {"address": "", "detail": "no address that another host could reach"}
+        return {"address": "", "interface": "", "detail": "no address that another host could reach"}
     variable, names = interfaces.check_names(os.environ)
-    toward = f"on the way to MASTER_ADDR={master}" if master else "on the way out"
+    toward = f"on the way to {master}, the host of rank 0" if master else "on the way out"
     why = f"{variable}={','.join(names)}" if names else toward
-    return {"address": address, "detail": f"NativeBackend listens at {address} between hosts ({why})"}
+    interface = interfaces.of_address(address)
+    detail = f"NativeBackend listens at {address} of {interface or '?'} between hosts ({why})"
+    return {"address": address, "interface": interface, "detail": detail}
 
 
 def _choice(known: _core.Facts) -> dict[str, str]:
     try:
         choice = _core.choose(known)
     except Error as error:
-        return {"backend": "", "reason": str(error)}
-    return {"backend": choice.backend, "reason": choice.reason}
+        return {"backend": "", "host": "", "reason": str(error)}
+    return {"backend": choice.backend, "host": choice.host, "reason": choice.reason}
 
 
 def _versions() -> dict[str, str]:

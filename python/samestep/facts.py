@@ -6,6 +6,7 @@ Nothing is looked for at import. Starting MPI, and loading what costs time, is l
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from samestep import _core
 
 MPI_LAUNCHERS = ("openmpi", "hydra", "slurm")
+_OF_PMI = ("PMI_", "PMIX_RANK", "PMIX_NAMESPACE")  # by which an MPI library learns its ranks from srun
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class Launcher:
     """Who started this process as one of several ranks, by the variables it set.
 
     Attributes:
-      name: "openmpi", "hydra" (MPICH and its family), "slurm" (srun), "samestep", "torchrun", or "" = nobody.
+      name: "openmpi", "hydra" (MPICH and its family), "slurm" (srun, which speaks to MPI), "srun" (which does not),
+        "samestep", "torchrun", or "" = nobody.
       size, rank: as the launcher says.
       variable: the one that tells the size; "" for nobody.
     """
@@ -46,15 +49,37 @@ def launcher(env: Mapping[str, str] = os.environ) -> Launcher:
     rows = [("openmpi", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", True)]
     # srun speaks PMI as well; hydra alone sets MPI_LOCALNRANKS.
     rows.append(("hydra", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS" in env or "SLURM_STEP_ID" not in env))
-    rows.append(("slurm", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", _is_task_of_srun(env)))
+    of_srun = "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", _is_task_of_srun(env)
+    rows += [("slurm", *of_srun)] if any(name.startswith(_OF_PMI) for name in env) else []
     ours = "SAMESTEP_ERROR_FILE" in env
     rows.append(("samestep" if ours else "torchrun", "WORLD_SIZE", "RANK", True))
+    rows.append(("srun", *of_srun))  # without MPI it may have started torchrun, once on each host
     for name, size, rank, condition in rows:
         if condition and env.get(size, "").isdecimal() and env.get(rank, "").isdecimal():
             return Launcher(name, int(env[size]), int(env[rank]), size)
     return Launcher()
 
 
+def slurm_meeting(env: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
+    """Where the ranks of a step of Slurm may meet: its first host, and a port made of the numbers of job and step.
+
+    None for what is no task of `srun`.
+
+    Example:
+      >>> slurm_meeting({"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "gpu[03-07,9],cpu1"})
+      ('gpu03', 20539)
+    """
+    hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "")
+    if not _is_task_of_srun(env) or not hosts:
+        return None
+    first = re.match(r"(?:[^,[]|\[[^]]*\])*", hosts)
+    host = re.sub(r"\[([^],-]*)[^]]*\]", r"\1", first.group()) if first else hosts
+    job, step = (env.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    number = 7 * int(job if job.isdecimal() else 0) + int(step if step.isdecimal() else 0)
+    return host, _FIRST_PORT + number % _N_PORTS
+
+
+_FIRST_PORT, _N_PORTS = 20000, 12000  # below those that kernels give away
 _SLURM_SPECIAL_STEP = (
     0xFFFFFFF0  # the steps of batch script, interactive shell and the like are numbered from here
 )

@@ -14,8 +14,8 @@ __all__ = ["begin", "default_limit", "usable_memory"]
 _KEPT = 4  # one in so many bytes of the limit may wait unused
 
 
-def begin(comm: _core.Communicator) -> Callable[[], None]:
-    """Arrays that NumPy makes in this context lie in memory shared with the ranks of `comm`.
+def begin(comm: _core.Communicator, n_local: int) -> Callable[[], None]:
+    """Arrays that NumPy makes in this context lie in memory shared with the ranks of `comm` on this host, `n_local`.
 
     Environment: `SAMESTEP_SHARED_LIMIT` is the most memory of this rank, in bytes; beyond it arrays are ordinary.
 
@@ -26,7 +26,7 @@ def begin(comm: _core.Communicator) -> Callable[[], None]:
       InvalidArgumentError: `SAMESTEP_SHARED_LIMIT` is no number of bytes.
       UnavailableError: this NumPy lets nobody else give it memory.
     """
-    limit = _limit(comm.size)
+    limit = _limit(n_local)
     numpy_memory = _core.share_numpy(comm, limit, limit // _KEPT)
     return numpy_memory.remove if numpy_memory is not None else lambda: None
 

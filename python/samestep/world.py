@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from samestep import _core, facts, hosts, uncaught
+from samestep import _core, facts, hosts, levels, uncaught
 from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend, _warn
 from samestep.errors import InvalidArgumentError, NotInitializedError, UnavailableError
 from samestep.objects import exchange_objects
@@ -77,7 +77,8 @@ def initialize(
       timeout: seconds that any operation may take, > 0. None: `SAMESTEP_TIMEOUT`, else 600.
       shared_arrays: let NumPy place its arrays of 64 KiB and more in memory shared by the ranks of the host, until
         `finalize()`. A matter of speed only. In effect for this thread (contexts of Python copied from this one
-        too); none for a world of one rank, of several hosts, or under `SAMESTEP_MPI_ENGINE=direct`.
+        too); none for a world of one rank, for a rank alone on its host, or under
+        `SAMESTEP_MPI_ENGINE=direct`.
 
     Raises:
       InvalidArgumentError: wrong values, or other arguments than in an earlier call.
@@ -115,7 +116,7 @@ def _share_arrays(world: Backend) -> None:
     from samestep import shared_arrays
 
     try:
-        world._call_at_end(shared_arrays.begin(world._comm))
+        world._call_at_end(shared_arrays.begin(world._comm, world.local_size))
     except BaseException as error:  # the others may not have it
         world._abandon(f"it ended with {type(error).__name__}: {error}")
         raise
@@ -218,14 +219,15 @@ def _world_over(  # noqa: PLR0917 - as they were found, one after the other
             "NCCLBackend: device arrays are not carried by this version; use samestep.MPIBackend with host arrays "
             f"({known.nccl_detail}; {known.device_detail})"
         )
-    table = exchange_objects(comm, (hosts.host_identity(), sorted(os.sched_getaffinity(0))), timeout)
-    everywhere = [host for host, _ in table]
-    mine = [cpus for host, cpus in table if host == everywhere[comm.rank]]
+    mine_of_table = (hosts.host_identity(), sorted(os.sched_getaffinity(0)), levels.wanted(choice.host))
+    table = exchange_objects(comm, mine_of_table, timeout)
+    everywhere = [host for host, _, _ in table]
+    mine = [cpus for host, cpus, _ in table if host == everywhere[comm.rank]]
     placement = hosts.place(everywhere, comm.rank)
     device = _assign(known, arguments, placement)
-    beneath = None
-    if _wants_node_engine(choice.host, placement):
-        comm, beneath = _open_node(comm, timeout), comm
+    comm, beneath = levels.open_above(
+        comm, choice.host, [asked for _, _, asked in table], everywhere, timeout
+    )
     comm.set_oversubscribed(hosts.oversubscribed(mine, _core.usable_cpus()))
     return _CLASSES[choice.backend](
         comm, timeout=timeout, device=device, world_hosts=everywhere, at_end=at_end, beneath=beneath
@@ -261,28 +263,6 @@ def _open_mpi(known: _core.Facts, arguments: dict[str, Any], timeout: float) -> 
         comm = mpi_world.open_world(loaded, oversubscribed=True, timeout=timeout)
     _check_claim("rank", arguments["rank"], comm.rank)
     return comm
-
-
-def _wants_node_engine(host_backend: str, placement: hosts.Placement) -> bool:
-    """Whether the ranks talk through shared memory although MPI has brought them together."""
-    engine = os.environ.get("SAMESTEP_MPI_ENGINE", "auto")
-    if engine not in ("auto", "node", "direct"):
-        raise InvalidArgumentError(f"SAMESTEP_MPI_ENGINE must be auto, node or direct, got {engine!r}")
-    if host_backend != "mpi" or placement.local_size == 1:
-        return False
-    if engine == "node" and placement.node_count > 1:
-        raise UnavailableError(
-            f"SAMESTEP_MPI_ENGINE=node needs all ranks on one host, but there are {placement.node_count}; "
-            "leave it out, or set it to direct"
-        )
-    return engine != "direct" and placement.node_count == 1
-
-
-def _open_node(beneath: _core.Communicator, timeout: float) -> _core.Communicator:
-    def exchange(mine: bytes) -> list[bytes]:
-        return exchange_objects(beneath, mine, timeout)
-
-    return _core.open_node_world("world", beneath.rank, beneath.size, exchange, timeout)
 
 
 def _check_claim(what: str, claimed: int | None, actual: int) -> None:

@@ -164,14 +164,18 @@ def test_a_group_as_context(group):
 
 
 @pytest.mark.ranks(1, 2, 3)
-def test_places_on_one_host(group):
-    assert (group.local_rank, group.local_size) == (group.rank, group.size)
-    assert (group.node_rank, group.node_count) == (0, 1)
+def test_places(group):
+    places = group.allgather_object((group.node_rank, group.local_rank))
+    here = [rank for rank, (host, _) in enumerate(places) if host == group.node_rank]
+    lane = [rank for rank, (_, local) in enumerate(places) if local == group.local_rank]
+    assert (group.local_rank, group.local_size) == (here.index(group.rank), len(here))
+    assert {host for host, _ in places} == set(range(group.node_count))
+    assert group.engine == "hier" or group.node_count == 1
     node, cross = group.node, group.cross
-    assert (node.rank, node.size) == (group.rank, group.size)
-    assert (cross.rank, cross.size) == (0, 1)
-    assert node.allreduce(1) == group.size
-    assert cross.allreduce(group.rank) == group.rank
+    assert (node.rank, node.size) == (group.local_rank, group.local_size)
+    assert (cross.rank, cross.size) == (lane.index(group.rank), len(lane))
+    assert node.allreduce(group.rank) == sum(here)
+    assert cross.allreduce(group.rank) == sum(lane)
     assert group.node is node
     assert group.cross is cross
 

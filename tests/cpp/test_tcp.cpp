@@ -354,6 +354,28 @@ TEST_CASE("tcp: what is under way when a group is closed never ends, and touches
   });
 }
 
+TEST_CASE("tcp: an empty message that waits behind others outlives its group") {
+  with_messengers(2, [](Messenger& me) {
+    const std::vector<int> both{0, 1};
+    const int peer = 1 - me.rank();
+    auto group = me.subset(both);
+    const Message body(tcp::kLongestUnasked);
+    for (int i = 0; i < 100; ++i) me.send(body.data(), body.size(), peer, 1);  // more than the kernel takes
+    group->send(nullptr, 0, peer, 2);
+    group->close();
+    group.reset();
+    Message got(body.size());
+    for (int i = 0; i < 100; ++i) {
+      Messenger::Request receive = me.receive(got.data(), got.size(), peer, 1);
+      finish(me, receive);
+    }
+    Message word(8), answer(8);
+    Messenger::Request out = me.send(word.data(), 8, peer, 3), in = me.receive(answer.data(), 8, peer, 3);
+    finish(me, in);
+    finish(me, out);
+  });
+}
+
 TEST_CASE("tcp: bytes that no rank sends end the connection, not the process") {
   auto [ours, theirs] = connected_pair();
   std::vector<TcpPeer> peers(2);

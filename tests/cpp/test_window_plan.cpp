@@ -34,6 +34,33 @@ TEST_CASE("chunks of all windows and owners cover a buffer exactly once") {
   }
 }
 
+TEST_CASE("played by 1 to 64 ranks in turns, owners add up and hand out every element") {
+  for (int n_ranks = 1; n_ranks <= 64; ++n_ranks) {
+    constexpr std::size_t kCount = 2003;
+    const WindowPlan plan = WindowPlan::of_buffer(n_ranks, kCount, 24);
+    const auto n = static_cast<std::size_t>(n_ranks);
+    std::vector<std::vector<long>> buffers(n, std::vector<long>(kCount));
+    for (std::size_t rank = 0; rank < n; ++rank) {
+      for (std::size_t i = 0; i < kCount; ++i) buffers[rank][i] = static_cast<long>(rank * rank + i);
+    }
+    std::vector<long> expected(kCount);
+    for (std::size_t i = 0; i < kCount; ++i) {
+      for (const auto& buffer : buffers) expected[i] += buffer[i];
+    }
+    for (std::size_t window = 0; window < plan.windows(); ++window) {
+      for (int owner = 0; owner < n_ranks; ++owner) {
+        const Chunk chunk = plan.chunk(window, owner);
+        for (std::size_t i = 0; i < chunk.count; ++i) {
+          long sum = 0;
+          for (const auto& buffer : buffers) sum += buffer[chunk.in_offset + i];
+          for (auto& buffer : buffers) buffer[chunk.out_offset + i] = sum;
+        }
+      }
+    }
+    for (const auto& buffer : buffers) REQUIRE(buffer == expected);
+  }
+}
+
 TEST_CASE("chunks of blocks lie in the owner's block and land at the same place of its result") {
   for (int n_ranks = 1; n_ranks <= 5; ++n_ranks) {
     for (const std::size_t block : kCounts) {

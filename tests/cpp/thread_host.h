@@ -9,11 +9,13 @@
 
 #include "core/error.h"
 #include "node/host.h"
+#include "node/shared_heap.h"
 
 namespace samestep {
 
 /// How the ranks of a test reach each other's buffers.
-enum class Reach { none, kernel, shared };
+/// `heap`: only what lies in the ranks' shared heaps.
+enum class Reach { none, kernel, shared, heap };
 
 /// A host whose ranks are threads of one process, for tests: all memory is shared, the host may pretend it is not.
 class ThreadHost final : public Host {
@@ -27,7 +29,9 @@ class ThreadHost final : public Host {
   };
 
   ThreadHost(std::shared_ptr<House> house, int rank, int size, Reach reach)
-      : house_(std::move(house)), rank_(rank), size_(size), reach_(reach) {}
+      : house_(std::move(house)), rank_(rank), size_(size), reach_(reach) {
+    if (reach == Reach::heap) heap_ = std::make_shared<SharedHeap>();
+  }
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -47,13 +51,14 @@ class ThreadHost final : public Host {
     return made[mine];
   }
 
-  std::uint64_t place_of(const void* data, std::size_t) override {
-    return reinterpret_cast<std::uintptr_t>(data) | (reach_ == Reach::shared ? kShared : 0);
+  std::uint64_t place_of(const void* data, std::size_t nbytes) override {
+    const bool shared = reach_ == Reach::shared || (heap_ != nullptr && heap_->find(data, nbytes).has_value());
+    return reinterpret_cast<std::uintptr_t>(data) | (shared ? kShared : 0);
   }
   std::byte* at(int, std::uint64_t place, std::size_t) override {
     return (place & kShared) == 0 ? nullptr : reinterpret_cast<std::byte*>(place & ~kShared);
   }
-  std::shared_ptr<SharedHeap> heap() override { return nullptr; }
+  std::shared_ptr<SharedHeap> heap() override { return heap_; }
 
   bool ended(int peer) const override {
     const std::lock_guard lock(house_->mutex);
@@ -63,7 +68,7 @@ class ThreadHost final : public Host {
     const std::lock_guard lock(house_->mutex);
     house_->dead[static_cast<std::size_t>(rank_)] = true;
   }
-  bool reaches_memory() const override { return reach_ != Reach::none; }
+  bool reaches_memory() const override { return reach_ == Reach::kernel || reach_ == Reach::shared; }
   using Host::pull;
   using Host::push;
   bool pull(int, std::span<const Piece> pieces) override {
@@ -82,6 +87,7 @@ class ThreadHost final : public Host {
   std::map<std::vector<int>, std::size_t> taken_;
   int rank_, size_;
   Reach reach_;
+  std::shared_ptr<SharedHeap> heap_;
 };
 
 }  // namespace samestep

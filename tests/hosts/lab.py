@@ -1,11 +1,21 @@
-"""Hosts on one machine: namespaces with a network and a name of their own, on one switch. Needs root."""
+"""Hosts on one machine: namespaces with a network and a name of their own, on one switch. Needs root.
+
+They know each other's names and reach each other by `ssh`, which is a program of this file. Files are shared.
+"""
 
 import contextlib
 import functools
 import json
 import os
+import select
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
+from pathlib import Path
 
 PRELUDE = """
 import hashlib, json, os, signal, sys, time
@@ -13,10 +23,25 @@ import numpy as np
 import samestep as ss
 
 def tell(**what):
-    print(json.dumps(what), flush=True)
+    os.write(1, (json.dumps(what) + "\\n").encode())  # at once: several ranks may write to one pipe
 
 """
+_PROBE = "hostname probe; ip link add name probe type bridge; tc qdisc replace dev probe clsact"
+PATIENCE_S = 60.0
 FIRST_PORT = 29500  # nobody else is in these networks
+
+# Connects to the lab's thread, which starts the command in the host and sends its exit code.
+_SSH = """#!{python} -IS
+import socket, sys
+words = sys.argv[1:]
+while words[0].startswith("-"):
+    words = words[2 if words[0][1:] in "bceFilmoOpw" else 1:]
+with socket.socket(socket.AF_UNIX) as link:
+    link.connect({path!r})
+    socket.send_fds(link, [b"+"], [0, 1, 2])
+    link.sendall("\\0".join([words[0].rpartition("@")[2], " ".join(words[1:])]).encode() + b"\\n")
+    sys.exit(int(link.makefile().readline() or 255))
+"""
 
 
 @functools.cache
@@ -24,7 +49,7 @@ def missing():
     """Why there can be no hosts here; empty if there can."""
     try:
         probe = subprocess.run(
-            ["unshare", "--net", "--uts", "sh", "-ec", "hostname probe; ip link add name probe type bridge"],
+            ["setpriv", "unshare", "--net", "--uts", "--mount", "sh", "-ec", _PROBE],
             capture_output=True,
             text=True,
             timeout=30,
@@ -35,32 +60,60 @@ def missing():
     return f"needs root, iproute2 and bridges: {probe.stderr.strip()}" if probe.returncode else ""
 
 
+def plain_environment():
+    """Of this process, without what a launcher of its own says about its rank."""
+    of_launchers = ("OMPI_", "PMI", "PRTE", "SLURM_")
+    return {k: v for k, v in os.environ.items() if not k.startswith(of_launchers)}
+
+
 class Lab:
     """Hosts node0 (10.78.0.1, fd78::1), node1 (10.78.0.2, fd78::2), ..."""
 
     def __init__(self, n_hosts):
-        self._holders = {name: _hold(name) for name in ["switch", *(f"node{i}" for i in range(n_hosts))]}
+        self._folder = Path(tempfile.mkdtemp(prefix="lab-", dir="/tmp"))  # short, for a socket
+        names = [f"node{i}" for i in range(n_hosts)]
+        lines = ["127.0.0.1 localhost", *(f"10.78.0.{i + 1} {name}" for i, name in enumerate(names))]
+        (self._folder / "hosts").write_text("".join(line + "\n" for line in lines))
+        self._holders = {name: self._hold(name) for name in ["switch", *names]}
         self.run("switch", "ip link add name bridge type bridge", "ip link set bridge up")
-        for i in range(n_hosts):
-            ends = f"netns {self._pid('switch')} type veth peer name eth0 netns {self._pid(f'node{i}')}"
-            self.run("switch", f"ip link add card{i} {ends}")
-            self.run("switch", f"ip link set card{i} master bridge up")
+        for i, name in enumerate(names):
+            ends = f"netns {self._pid('switch')} type veth peer name eth0 netns {self._pid(name)}"
+            self.run("switch", f"ip link add card{i} {ends}", f"ip link set card{i} master bridge up")
             self.run(
-                f"node{i}",
+                name,
                 f"ip addr add 10.78.0.{i + 1}/24 dev eth0",
                 f"ip addr add fd78::{i + 1}/64 dev eth0 nodad",
                 "ip link set eth0 up",
             )
+        self._serve_ssh()
+
+    def _hold(self, name):
+        script = (
+            f"hostname {name}; mount --bind {self._folder}/hosts /etc/hosts; ip link set lo up; echo ready; "
+            "exec sleep infinity"
+        )
+        holder = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--uts", "--mount", "sh", "-ec", script],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert holder.stdout.readline() == "ready\n"
+        return holder
 
     def _pid(self, host):
         return self._holders[host].pid
 
     def _inside(self, host):
-        return ["nsenter", f"--target={self._pid(host)}", "--net", "--uts", "--"]
+        return ["nsenter", f"--target={self._pid(host)}", "--net", "--uts", "--mount", "--"]
 
     def run(self, host, *lines):
         for line in lines:
-            subprocess.run([*self._inside(host), *line.split()], check=True, timeout=30)
+            self.call(host, line.split())
+
+    def call(self, host, argv):
+        subprocess.run([*self._inside(host), *argv], check=True, timeout=30)
+
+    # --- what happens to networks
 
     def drop(self, number):
         """The host's packets vanish both ways, without a word."""
@@ -70,30 +123,92 @@ class Lab:
         """The host's card goes down."""
         self.run(f"node{number}", "ip link set eth0 down")
 
-    def start(self, host, program, **environment):
-        """Starts a program in a host; what it prints is one JSON object a line."""
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "PRTE"))}
-        return subprocess.Popen(
-            [*self._inside(host), sys.executable, "-u", str(program)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**clean, **environment},
-            text=True,
-        )
+    def power_off(self, number):
+        """The host vanishes with all that came to it by ssh."""
+        self.drop(number)
+        for process in self._commands:
+            if f"--target={self._pid(f'node{number}')}" in process.args:
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def lose(self, number, percent):
+        """So many of the host's packets vanish, each way: a filter throws the dice, for netem may not be there."""
+        dice = f"4,32 0 0 4294963256,53 1 0 {percent * 42949672},6 0 0 2,6 0 0 4294967295"
+        self.run("switch", f"tc qdisc replace dev card{number} clsact")
+        for way in ("ingress", "egress"):
+            words = f"tc filter replace dev card{number} {way} prio 1 handle 1 bpf da bytecode".split()
+            self.call("switch", [*words, dice])
+
+    def limit(self, number, rate):
+        """The host's card sends and receives no faster than `rate`, as in "1gbit"."""
+        words = f"root tbf rate {rate} burst 256kb limit 4mb"
+        self.run("switch", f"tc qdisc replace dev card{number} {words}")
+        self.run(f"node{number}", f"tc qdisc replace dev eth0 {words}")
+
+    # --- programs
+
+    def start(self, host, argv, **options):
+        """Starts a program in a host, where `ssh` leads to the others; what it prints can be read."""
+        environment = options.pop("env", {})
+        path = f"{self._folder}:{os.environ['PATH']}"
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **options}
+        there = ["sh", "-c", 'cd "$0" && exec "$@"', str(options.pop("cwd", "/"))]
+        environment = {**plain_environment(), "PATH": path, **environment}
+        return subprocess.Popen([*self._inside(host), *there, *argv], env=environment, **options)
+
+    def _serve_ssh(self):
+        path = str(self._folder / "socket")
+        program = self._folder / "ssh"
+        program.write_text(_SSH.format(python=sys.executable, path=path))
+        program.chmod(0o755)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen(64)
+        self._commands = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):  # it is closed
+            while True:
+                link, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(link,), daemon=True).start()
+
+    def _serve(self, link):
+        with link, contextlib.suppress(OSError):
+            _, fds, _, _ = socket.recv_fds(link, 1, 3)
+            host, command = link.makefile().readline().rstrip("\n").split("\0")
+            environment = {name: os.environ[name] for name in ("HOME", "USER") if name in os.environ}
+            environment["PATH"] = f"{self._folder}:/usr/local/bin:/usr/bin:/bin"
+            process = subprocess.Popen(
+                [*self._inside(host), "sh", "-c", command],
+                stdin=fds[0],
+                stdout=fds[1],
+                stderr=fds[2],
+                env=environment,
+                cwd="/",
+                start_new_session=True,  # as below a daemon: it goes on when the caller is killed
+            )
+            self._commands.append(process)
+            for fd in fds:
+                os.close(fd)
+            pidfd = os.pidfd_open(process.pid)
+            select.select([pidfd], [], [])
+            os.close(pidfd)
+            link.sendall(b"%d\n" % process.wait())
+
+    def left(self):
+        """Commands that came by ssh and still run."""
+        return [process.args[-1] for process in self._commands if process.poll() is None]
 
     def close(self):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for process in self._commands:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         for holder in self._holders.values():
             holder.kill()
             holder.communicate()
-
-
-def _hold(name):
-    script = f"hostname {name}; ip link set lo up; echo ready; exec sleep infinity"
-    holder = subprocess.Popen(
-        ["unshare", "--net", "--uts", "sh", "-ec", script], stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout.readline() == "ready\n"
-    return holder
+        shutil.rmtree(self._folder)
 
 
 def _of_torchrun(rank, n_ranks):
@@ -105,27 +220,41 @@ def _of_srun(rank, n_ranks):
 
 
 class Job:
-    """The ranks of a program, spread over hosts as torchrun or srun starts them: `n_each` on each, in order."""
+    """The ranks of a program, spread over hosts as torchrun or srun starts them: `n_each` on each, in order.
+
+    Each line they print is one JSON object. `first`: number of the first host. `late`: ranks that `join` starts.
+    """
 
     def __init__(
-        self, lab, folder, script, n_each, *, number=0, master="10.78.0.1", under_slurm=False, **environment
+        self,
+        lab,
+        folder,
+        script,
+        n_each,
+        *,
+        number=0,
+        first=0,
+        master="",
+        late=(),
+        under_slurm=False,
+        **environment,
     ):
-        program = folder / f"program{number}.py"
-        program.write_text(PRELUDE + script)
-        n_ranks = sum(n_each)
-        names = _of_srun if under_slurm else _of_torchrun
-        self.hosts = [f"node{i}" for i, n in enumerate(n_each) for _ in range(n)]
-        self.processes = [
-            lab.start(
-                host,
-                program,
-                MASTER_ADDR=master,
-                MASTER_PORT=str(FIRST_PORT + number),
-                **names(rank, n_ranks),
-                **environment,
-            )
-            for rank, host in enumerate(self.hosts)
-        ]
+        self._lab = lab
+        self._program = folder / f"program{number}.py"
+        self._program.write_text(PRELUDE + script)
+        self._names = _of_srun if under_slurm else _of_torchrun
+        place = {"MASTER_ADDR": master or f"10.78.0.{first + 1}", "MASTER_PORT": str(FIRST_PORT + number)}
+        self._environment = {**place, **environment}
+        self.hosts = [f"node{first + i}" for i, n in enumerate(n_each) for _ in range(n)]
+        self.processes = {}
+        for rank in range(len(self.hosts)):
+            if rank not in late:
+                self.join(rank)
+
+    def join(self, rank):
+        names = self._names(rank, len(self.hosts))
+        argv = [sys.executable, "-u", str(self._program)]
+        self.processes[rank] = self._lab.start(self.hosts[rank], argv, env={**names, **self._environment})
 
     def line(self, rank):
         text = self.processes[rank].stdout.readline()
@@ -133,10 +262,14 @@ class Job:
         return json.loads(text)
 
     def lines(self):
-        return [self.line(rank) for rank in range(len(self.processes))]
+        return [self.line(rank) for rank in sorted(self.processes)]
+
+    def wait(self):
+        """The exit codes."""
+        return [self.processes[rank].wait(PATIENCE_S) for rank in sorted(self.processes)]
 
     def end(self):
-        for process in self.processes:
+        for process in self.processes.values():
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             process.communicate()

@@ -1,14 +1,5 @@
 """NativeBackend over two hosts, which nothing but a network connects."""
 
-import os
-import signal
-import time
-
-import pytest
-
-PATIENCE_S = 60.0
-FOUND_WITHIN_S = 10.0 + 5.0  # and what a busy machine takes
-
 VERBS = """
 world = ss.initialize("native", timeout=60)
 rank, n = world.rank, world.size
@@ -17,7 +8,7 @@ bits = hashlib.sha256()
 def note(result):
     bits.update(np.ascontiguousarray(result).tobytes())
 
-for count in (1, 5, 1000, 100_003, 2_000_003):
+for count in (1, 5, 1000, 100_003, 700_003):
     def mine(seed=0):
         return np.random.default_rng(100 * seed + rank).standard_normal(count).astype("f4")
 
@@ -51,9 +42,9 @@ tell(bits=bits.hexdigest() if rank % 2 == 0 else "", engine=engine, place=place)
 def test_all_verbs_give_the_bits_of_one_host(begin):
     two = begin(VERBS, [2, 2])
     found = two.lines()
-    assert [f["engine"] for f in found] == ["tcp"] * 4
+    assert [f["engine"] for f in found] == ["hier"] * 4
     assert [f["place"] for f in found] == [[0, 2, 0, 2], [1, 2, 0, 2], [0, 2, 1, 2], [1, 2, 1, 2]]
-    assert [p.wait(PATIENCE_S) for p in two.processes] == [0] * 4
+    assert two.wait() == [0] * 4
     one = begin(
         VERBS.replace("world.node.", "world.split(rank // 2).").replace(
             "world.cross.", "world.split(rank % 2)."
@@ -107,104 +98,3 @@ except ss.UnavailableError as error:
     for found in begin(script, [1, 1], SAMESTEP_SOCKET_IFNAME="lo").lines():
         assert "rank 1 cannot connect to rank 0 at node0 (127.0.0.1:" in found["text"]
         assert "Connection refused; SAMESTEP_SOCKET_IFNAME names" in found["text"]
-
-
-ACTS = {
-    "waiting": "world.barrier()",
-    "in the middle of an allreduce": "[world.allreduce(big) for _ in range(100_000)]",
-    "receiving": "world.recv(np.ones(3), (world.rank + 2) % 4)",
-}
-WORK = """
-world = ss.initialize("native", timeout=100)
-big = np.ones(4_000_000)
-world.allreduce(big)
-tell(pid=os.getpid())
-if {sleeps}:
-    time.sleep(1000)
-try:
-    {act}
-except ss.PeerLostError as error:
-    tell(text=str(error), at=time.time())
-ss.finalize()
-tell(ended=True)
-"""
-
-
-def check_survivor(job, rank, lost, since):
-    found = job.line(rank)
-    assert any(f"rank {r} has left group 'world'" in found["text"] for r in lost), found
-    assert any(f"from {job.hosts[r]} (10.78.0." in found["text"] for r in lost) or "its" in found["text"], (
-        found
-    )
-    assert found["at"] - since < FOUND_WITHIN_S
-    assert job.line(rank) == {"ended": True}
-    assert job.processes[rank].wait(PATIENCE_S) == 0
-
-
-@pytest.mark.parametrize("act", ["waiting", "in the middle of an allreduce"])
-def test_a_rank_killed_on_another_host_is_named(begin, act):
-    job = begin(
-        WORK.format(act=ACTS[act], sleeps="world.rank == 3 and 'barrier' in " + repr(ACTS[act])), [2, 2]
-    )
-    pids = [found["pid"] for found in job.lines()]
-    since = time.time()
-    os.kill(pids[3], signal.SIGKILL)
-    for rank in range(3):
-        check_survivor(job, rank, {3}, since)
-
-
-@pytest.mark.parametrize("cut", ["drop", "unplug"])
-def test_a_cut_cable_is_found_on_both_sides(lab, begin, cut):
-    jobs = [
-        begin(WORK.format(act=act, sleeps="'barrier' in " + repr(act) + " and world.rank == 3"), [2, 2])
-        for act in ACTS.values()
-    ]
-    for job in jobs:
-        job.lines()
-    since = time.time()
-    getattr(lab, cut)(1)
-    for job in jobs:
-        check_survivor(job, 0, {2, 3}, since)
-        check_survivor(job, 1, {2, 3}, since)
-        check_survivor(job, 2, {0, 1}, since)
-
-
-STOPPED = """
-world = ss.initialize("native", timeout=100)
-big = np.ones(4_000_000)
-world.allreduce(big)
-tell(pid=os.getpid())
-if world.rank == 1:
-    signal.pause()
-try:
-    world.allreduce(big, timeout=12)
-except ss.TimeoutError as error:
-    tell(text=str(error))
-"""
-BUSY = """
-world = ss.initialize("native", timeout=100)
-chunk = np.ones(40_000)
-world.barrier()
-if world.rank == 0:
-    works = [world.isend(chunk, 1) for _ in range(300)]
-tell(pid=os.getpid())
-if world.rank == 0:
-    for work in works:
-        work.wait()
-else:
-    os.kill(os.getpid(), signal.SIGSTOP)
-    for _ in range(300):
-        world.recv(chunk, 0)
-world.barrier()
-ss.finalize()
-tell(ended=True)
-"""
-
-
-def test_ranks_that_do_nothing_for_longer_than_a_silent_host_may_are_not_lost(begin):
-    stopped, busy = begin(STOPPED, [1, 1]), begin(BUSY, [1, 1])
-    pids = [[found["pid"] for found in job.lines()] for job in (stopped, busy)]
-    os.kill(pids[0][1], signal.SIGSTOP)
-    assert "for rank 1" in stopped.line(0)["text"]  # at its deadline of 12 s
-    os.kill(pids[1][1], signal.SIGCONT)  # its buffers are full
-    assert busy.lines() == [{"ended": True}] * 2

@@ -9,7 +9,8 @@
 
 namespace samestep::kernels {
 
-void reduce_into(DType, ReduceOp, std::span<const Input> inputs, std::span<void* const> outs, std::size_t count) {
+void reduce_into(DType, ReduceOp, std::span<const Input> inputs, std::span<void* const> outs, std::size_t count,
+                 std::size_t) {
   const auto access = [count](const void* data, bool writes) {
     if (model::explorer().memory().holds(data)) model::explorer().plain(data, count * sizeof(float), writes);
   };

@@ -138,6 +138,23 @@ def test_strangers_are_dropped_and_the_job_goes_on(caplog):
         link.close()
 
 
+def test_more_silent_strangers_than_are_waited_for_do_not_keep_a_rank_out(monkeypatch):
+    monkeypatch.setattr(links, "_MOST_GUESTS", 3)
+    strangers = []
+
+    def come(said):
+        strangers.extend(
+            socket.create_connection(place_of_rank_0(said), timeout=PATIENCE_S) for _ in range(8)
+        )
+
+    room = Room(2, come)
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda rank: connect(room, rank), range(2)))
+    check_and_close(made)
+    for link in strangers:
+        link.close()
+
+
 def test_a_rank_that_cannot_be_reached_is_named_on_all():
     def lie(said):
         host, _ = place_of_rank_0(said)

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 pytestmark = [
     pytest.mark.ranks(2, timeout=120, backends=["native"]),
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch renames what it calls itself
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),  # which its optimizers use
 ]
 
 SMALL_BUCKETS = {"bucket_cap_mb": 0.05}  # several in flight

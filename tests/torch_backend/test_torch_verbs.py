@@ -12,6 +12,7 @@ dist = pytest.importorskip("torch.distributed")
 pytestmark = [
     pytest.mark.ranks(1, 3, timeout=120, backends=["native"]),
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch renames its verbs
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),  # which its optimizers use
 ]
 
 COUNTS = [0, 1, 5, 10_007]

@@ -44,6 +44,15 @@ def test_it_tells_the_address_between_hosts():
     )
 
 
+def test_it_tells_how_ranks_talk():
+    text = run(SAMESTEP_NATIVE_ENGINE="auto")
+    assert (
+        "  engine      auto: node on one host; on several hier if one of them has several ranks, else tcp"
+        in text
+    )
+    assert "  engine      tcp (SAMESTEP_NATIVE_ENGINE=tcp)" in run(SAMESTEP_NATIVE_ENGINE="tcp")
+
+
 def test_under_a_launcher_it_says_which():
     if not json.loads(run("--json"))["mpi"]["usable"]:
         pytest.skip("no MPI here")

@@ -21,7 +21,8 @@ TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "
         (OPEN_MPI, Launcher("openmpi", 4, 3, "OMPI_COMM_WORLD_SIZE")),
         (HYDRA, Launcher("hydra", 3, 2, "PMI_SIZE")),
         ({"PMI_SIZE": "3", "PMI_RANK": "2"}, Launcher("hydra", 3, 2, "PMI_SIZE")),
-        (SRUN, Launcher("slurm", 2, 1, "SLURM_STEP_NUM_TASKS")),
+        (SRUN, Launcher("srun", 2, 1, "SLURM_STEP_NUM_TASKS")),
+        (SRUN | {"PMIX_RANK": "1"}, Launcher("slurm", 2, 1, "SLURM_STEP_NUM_TASKS")),
         # srun speaks PMI-2 to its tasks
         (
             SRUN | {"PMI_SIZE": "2", "PMI_RANK": "1", "PMI_FD": "9"},
@@ -39,6 +40,8 @@ TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "
         (TORCHRUN | {"SAMESTEP_ERROR_FILE": "/tmp/x"}, Launcher("samestep", 2, 1, "WORLD_SIZE")),
         # samestep run --mpi sets both
         (TORCHRUN | OPEN_MPI, Launcher("openmpi", 4, 3, "OMPI_COMM_WORLD_SIZE")),
+        # srun has started torchrun on each host
+        (SRUN | TORCHRUN, Launcher("torchrun", 2, 1, "WORLD_SIZE")),
         # one alone, or no number, says nothing
         ({"WORLD_SIZE": "2"}, Launcher()),
         ({"OMPI_COMM_WORLD_SIZE": "two", "OMPI_COMM_WORLD_RANK": "0"}, Launcher()),

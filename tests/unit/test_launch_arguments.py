@@ -39,6 +39,15 @@ def test_hosts_tell_the_number():
     assert parse(["--hosts=a:2,b:1", "-n", "3", "x"]).n_ranks == 3
 
 
+def test_a_run_on_each_of_several_nodes():
+    words = ["-n", "3", "--nnodes=2", "--node_rank", "1", "--master-addr", "a", "x"]
+    options = parse(words)
+    assert (options.n_nodes, options.node_rank, options.first_rank) == (2, 1, 3)
+    assert (options.master_addr, options.master_port) == ("a", 29500)
+    assert parse(["--master-port=3", *words]).master_port == 3
+    assert parse(["-n", "3", "x"]).master_port is None
+
+
 def test_values(monkeypatch):
     monkeypatch.setenv("FROM_HERE", "here")
     variables = ["--env", "FROM_HERE", "--env", "A=b=c", "--env", "E="]
@@ -68,6 +77,11 @@ def test_values(monkeypatch):
         (["-n", "1", "--env", "=1", "x"], "names no variable"),
         (["-n", "1", "--env", "SURELY_NOT_SET", "x"], "SURELY_NOT_SET=VALUE"),
         (["-n", "1", "--master-port", "70000", "x"], "no port"),
+        (["-n", "1", "--nnodes", "2", "x"], "--nnodes needs --master-addr"),
+        (["-n", "1", "--nnodes", "2", "--node-rank", "2", "--master-addr", "a", "x"], "outside the 2 nodes"),
+        (["--hosts", "a,b", "--nnodes", "2", "--master-addr", "a", "x"], "one run that starts them all"),
+        (["--hosts", "a,b", "--rsh", "'", "x"], "no command"),
+        (["--hosts", "a,b", "--rsh", " ", "x"], "an empty command"),
         (["-n", "1", "--frobnicate", "x"], "--frobnicate"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 
 import pytest
 from samestep.launch import arguments, network, run
@@ -13,12 +14,12 @@ def test_one_agent_per_rank_without_mpi(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "7")
     monkeypatch.setenv("SLURM_PROCID", "7")
     found = programs(arguments.parse(["--native", "-n", "2", "x"]), {"port": 1})
-    assert [(p.name, p.rank) for p in found] == [("agent of rank 0", 0), ("agent of rank 1", 1)]
+    assert [(p.name, p.ranks) for p in found] == [("agent of rank 0", (0,)), ("agent of rank 1", (1,))]
     for rank, program in enumerate(found):
         assert not {"OMPI_COMM_WORLD_RANK", "SLURM_PROCID"} & set(program.env)
         bootstrap = json.loads(program.env[BOOTSTRAP])
-        assert bootstrap == {"port": 1, "rank": rank, "size": 2}
-        assert rank_and_size(bootstrap) == {"rank": rank, "size": 2}
+        assert bootstrap == {"port": 1, "ranks": [rank], "size": 2}
+        assert rank_and_size({**bootstrap, "rank": rank}) == {"rank": rank, "size": 2}
 
 
 def test_the_way_to_start(monkeypatch, capsys):
@@ -32,9 +33,24 @@ def test_the_way_to_start(monkeypatch, capsys):
     assert "--mpi and --native exclude each other" in capsys.readouterr().err
 
 
-def test_other_hosts_need_mpi():
-    refused = run._why_not(arguments.parse(["--native", "--hosts", "localhost:1,far-away:1", "/bin/sh"]))
-    assert refused == "ranks on other hosts are started by MPI in this version: add --mpi"
+def test_one_remote_shell_for_the_ranks_of_another_host(monkeypatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/a b")
+    options = arguments.parse(["--hosts", "localhost:1,far:2", "--rsh", "my 'r s h' -q", "x"])
+    here, there = programs(options, {"token": "secret"})
+    assert (here.ranks, here.stdin) == ((0,), b"")
+    assert (there.name, there.ranks) == ("my to far", (1, 2))
+    *way, command = there.argv
+    assert way == ["my", "r s h", "-q", "far"]
+    assert command.startswith(f"exec env 'LD_LIBRARY_PATH=/a b' SAMESTEP_LAUNCH=- {sys.executable} -I -S /")
+    assert "secret" not in command  # everybody can read it
+    assert json.loads(there.stdin) == {"token": "secret", "ranks": [1, 2], "size": 3}
+
+
+def test_a_remote_shell_that_is_not_there_is_told_before_the_start():
+    far = ["--hosts", "localhost:1,far-away:1"]
+    refused = run._why_not(arguments.parse([*far, "--rsh", "rsh-of-nobody", "/bin/sh"]))
+    assert refused.startswith("there is no rsh-of-nobody in PATH")
+    assert not run._why_not(arguments.parse([*far, "--rsh", "sh", "/bin/sh"]))
     assert not run._why_not(arguments.parse(["--native", "--hosts", "localhost:2", "/bin/sh"]))
 
 

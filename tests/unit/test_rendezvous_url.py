@@ -2,11 +2,18 @@
 
 import pytest
 import samestep as ss
-from samestep.rendezvous import native_world
 from samestep.rendezvous.interfaces import check_names
 from samestep.rendezvous.url import Method, parse, with_query
 
 MASTER = {"MASTER_ADDR": "m", "MASTER_PORT": "29500"}
+SLURM = {
+    "SLURM_JOB_ID": str(12001),
+    "SLURM_STEP_ID": "3",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_PROCID": "1",
+    "SLURM_JOB_NODELIST": "n[1-9]",
+    "SLURM_STEP_NODELIST": "n[7,8-9]-ib,m[1-2]",
+}
 TORCHRUN = {**MASTER, "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
 
 
@@ -17,6 +24,9 @@ TORCHRUN = {**MASTER, "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
         ("env://", 1, 2, TORCHRUN, Method("m", 29500, "", 1, 2)),
         ("env://?rank=0", None, None, TORCHRUN, Method("m", 29500, "", 0, 4)),
         ("env://", 0, 2, {"MASTER_PORT": "1"}, Method("", 1, "", 0, 2)),
+        ("env://", None, None, SLURM, Method("n7-ib", 20010, "", 1, 8)),
+        ("env://", None, None, SLURM | {"MASTER_ADDR": "m"}, Method("m", 20010, "", 1, 8)),
+        ("env://", None, None, SLURM | MASTER, Method("m", 29500, "", 1, 8)),
         (
             "env://",
             None,
@@ -97,24 +107,3 @@ def test_interfaces_exist(variable):
         ss.InvalidArgumentError, match=rf"{variable} names the interface 'nic9', but there are .*lo"
     ):
         check_names({variable: "lo,nic9"})
-
-
-@pytest.mark.parametrize(
-    ("wanted", "n_hosts", "engine"),
-    [("auto", 1, "node"), ("auto", 2, "tcp"), ("tcp", 1, "tcp"), ("tcp", 2, "tcp"), ("node", 1, "node")],
-)
-def test_the_engine_follows_the_hosts_and_the_variable(wanted, n_hosts, engine):
-    assert native_world._engine([wanted] * 3, n_hosts) == engine
-
-
-@pytest.mark.parametrize(
-    ("wanted", "n_hosts", "error", "told"),
-    [
-        (["node", "node"], 2, ss.UnavailableError, "there are 2"),
-        (["fast", "fast"], 1, ss.InvalidArgumentError, "must be auto, node or tcp, got 'fast' on rank 0"),
-        (["auto", "tcp"], 1, ss.MismatchError, "auto on rank 0 but tcp on rank 1"),
-    ],
-)
-def test_a_wrong_engine_is_told(wanted, n_hosts, error, told):
-    with pytest.raises(error, match=told):
-        native_world._engine(wanted, n_hosts)

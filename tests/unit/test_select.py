@@ -28,6 +28,7 @@ FOUR = {"launcher": "openmpi", "launcher_size": 4}
         (FOUR | MPI | NCCL | DEVICES, "", "nccl", "mpi"),
         (FOUR | MPI | NCCL | {"devices": 2}, "", "mpi", "mpi"),
         (FOUR | MPI | DEVICES, "", "mpi", "mpi"),
+        (FOUR | MPI | {"launcher": "srun"}, "", "native", "native"),
         (FOUR | MPI | {"launcher": "samestep"}, "", "native", "native"),
         (FOUR | MPI | NCCL | DEVICES | {"launcher": "torchrun"}, "", "native", "native"),
         (MPI, "mpi", "mpi", "mpi"),
@@ -74,7 +75,7 @@ def test_facts_are_read_and_written() -> None:
     assert not facts.mpi_loadable
 
 
-@pytest.mark.parametrize("launcher", ["openmpi", "hydra", "slurm", "samestep", "torchrun"])
+@pytest.mark.parametrize("launcher", ["openmpi", "hydra", "slurm", "srun", "samestep", "torchrun"])
 def test_launcher_and_world_of_different_size(launcher: str) -> None:
     facts = _core.Facts(launcher=launcher, launcher_size=4)
     with pytest.raises(UnavailableError) as caught:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from samestep.launch import run
-from samestep.launch.arguments import Options, port, split, whole_number
+from samestep.launch.arguments import Options, count, port, split, whole_number
 
 __all__ = ["main", "parse"]
 
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--nnodes", type=whole_number, default=1, metavar="N", help="number of nodes (1)")
-    add("--node-rank", type=_rank, default=0, metavar="R", help="number of this node, from 0")
+    add("--node-rank", type=count, default=0, metavar="R", help="number of this node, from 0")
     add("--nproc-per-node", type=whole_number, default=1, metavar="N", help="ranks on this node (1)")
     add("--master-addr", default=_ADDRESS, metavar="HOST", help=f"address of node 0 ({_ADDRESS})")
     add(
@@ -102,12 +102,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-python", action="store_true", help="run the script itself, not python with it")
     add("--logdir", metavar="DIR", help="stdout of each rank to a file there, stderr to another one as well")
     return parser
-
-
-def _rank(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
-    return int(text)
 
 
 def _yes_or_no(text: str) -> bool:

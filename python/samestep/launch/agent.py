@@ -4,6 +4,7 @@ Process tree of a rank, by `mpirun` and without it::
 
     mpirun -> stub -> agent -> rank -> whatever the rank starts
     launcher       -> agent -> rank -> whatever the rank starts
+    ssh    -> stub -> agent -> rank -> whatever the rank starts       (no stub for a host's only rank)
 
 `mpirun` may kill the stub at any time and without warning. The agent, in a session of its own, learns of
 it, passes on what the rank still printed, ends the rank and tells the launcher. A rank dies with its agent,
@@ -23,7 +24,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from samestep.launch import frames, processes
-from samestep.launch.bootstrap import BOOTSTRAP, connect, rank_and_size
+from samestep.launch.bootstrap import BOOTSTRAP, connect, rank_and_size, told
 from samestep.launch.lines import Lines
 from samestep.launch.loop import Loop
 from samestep.launch.rank_process import Feeder, spawn
@@ -213,6 +214,19 @@ class Agent:
                 self._loop.after(_GRACE_S, self._kill)
 
 
+def _one_of(ranks: list[int]) -> int:
+    """The rank that this process is the agent of; one process for each returns, and another waits for them all."""
+    if len(ranks) == 1:
+        return ranks[0]
+    parent = os.getpid()
+    for rank in ranks:
+        if os.fork() == 0:
+            processes.die_with_parent(parent, signal.SIGTERM)
+            return rank
+    codes = [os.waitstatus_to_exitcode(os.wait()[1]) & 0xFF for _ in ranks]
+    os._exit(max(codes))
+
+
 def _split_off() -> None:
     stub = os.getpid()
     agent = os.fork()
@@ -224,9 +238,11 @@ def _split_off() -> None:
 
 
 def main() -> NoReturn:
-    """Under `mpirun` splits into stub and agent; serves."""
-    bootstrap = json.loads(os.environ[BOOTSTRAP])
-    if "rank" not in bootstrap:
+    """Under `mpirun` splits into stub and agent, in a remote shell into an agent for each rank; serves."""
+    bootstrap = told()
+    if "ranks" in bootstrap:
+        bootstrap["rank"] = _one_of(bootstrap["ranks"])
+    else:
         _split_off()
     processes.adopt_orphans()
     hello = {"token": bootstrap["token"], "host": socket.gethostname(), **rank_and_size(bootstrap)}

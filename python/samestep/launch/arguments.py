@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +21,9 @@ examples:
   samestep run -n 4 train.py --lr 0.1            four ranks on this host
   samestep run -n 4 -m package.train             a module, as python -m
   samestep run -n 4 --no-python ./train          a program that is not Python
-  samestep run --hosts a:2,b:2 --mpi train.py    two ranks on each of two hosts
+  samestep run --hosts a:2,b:2 train.py          two ranks on each of two hosts, by ssh
+  samestep run -n 2 --nnodes 2 --node-rank 0 --master-addr a train.py
+                                                 the same, started on each host; 1 on the other
 
 exit code: that of the first rank that failed, 128 + the signal that killed it, or 0;
 130 after Ctrl-C, 143 after SIGTERM, 124 after --timeout, 2 for a wrong command line.
@@ -36,7 +39,8 @@ class Options:
       program: script, module or program, by `kind` ("script", "module", "program").
       arguments: what follows it, unchanged.
       hosts: where, in rank order; empty = this host, or what a batch system allotted.
-      mpi: the ranks are started by `mpirun`; else by the launcher itself, on this host.
+      mpi: the ranks are started by `mpirun`; else by the launcher itself, on other hosts through `rsh`.
+      rsh: the remote shell, called with a host and a command.
       raw: no rank in front of each line.
       logs: directory for one file per rank and stream, or None.
       log_names: what the files are called there, with `{rank}`, `{node}` and `{local_rank}`, for stdout and stderr.
@@ -54,6 +58,7 @@ class Options:
     arguments: tuple[str, ...] = ()
     hosts: tuple[Host, ...] = ()
     mpi: bool = False
+    rsh: tuple[str, ...] = ("ssh",)
     raw: bool = False
     logs: str | None = None
     log_names: tuple[str, str] = ("rank_{rank}.out", "rank_{rank}.err")
@@ -112,6 +117,7 @@ def parse(argv: Sequence[str]) -> Options:
         parser.error("-m and --no-python exclude each other")
     if flags.mpi and flags.native:
         parser.error("--mpi and --native exclude each other")
+    _check_nodes(parser, flags)
     return Options(
         n_ranks=n_ranks,
         program=rest[0],
@@ -119,16 +125,42 @@ def parse(argv: Sequence[str]) -> Options:
         arguments=tuple(rest[1:]),
         hosts=tuple(hosts),
         mpi=flags.mpi or (MPI_IS_THE_DEFAULT and not flags.native),
+        rsh=tuple(flags.rsh),
         raw=flags.raw,
         logs=flags.logs,
         env=dict(flags.env or ()),
         timeout_s=flags.timeout,
         master_addr=flags.master_addr,
-        master_port=flags.master_port,
+        master_port=flags.master_port or (_PORT if flags.nnodes > 1 else None),
+        n_nodes=flags.nnodes,
+        node_rank=flags.node_rank,
     )
 
 
-_WITH_VALUE = ("-n", "--logs", "--hosts", "--env", "--timeout", "--master-addr", "--master-port")
+_PORT = 29500  # of a job of several runs, which could not tell each other of a free one
+_WITH_VALUE = (
+    "-n",
+    "--logs",
+    "--hosts",
+    "--rsh",
+    "--nnodes",
+    "--node-rank",
+    "--env",
+    "--timeout",
+    "--master-addr",
+    "--master-port",
+)
+
+
+def _check_nodes(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> None:
+    if flags.node_rank >= flags.nnodes:
+        parser.error(f"--node-rank {flags.node_rank} is outside the {flags.nnodes} nodes, counted from 0")
+    if flags.nnodes > 1 and (flags.hosts or flags.mpi):
+        parser.error(
+            "--nnodes is for a run on each node, and --hosts and --mpi for one run that starts them all"
+        )
+    if flags.nnodes > 1 and not flags.master_addr:
+        parser.error("--nnodes needs --master-addr, the address of node 0")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -146,10 +178,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-python", action="store_true", help="run the program itself, not python with it")
     default = {True: " (the default)", False: ""}
     mpi = "use the mpirun of the MPI library that mpi4py loads" + default[MPI_IS_THE_DEFAULT]
-    native = "start the ranks without MPI, on this host" + default[not MPI_IS_THE_DEFAULT]
+    native = "start the ranks without MPI" + default[not MPI_IS_THE_DEFAULT]
     add("--mpi", action="store_true", help=mpi)
     add("--native", action="store_true", help=native)
     add("--hosts", type=_hosts, metavar="A:2,B:2", help="hosts and ranks on each, in rank order")
+    rsh = "remote shell for other hosts without MPI (default: ssh)"
+    add("--rsh", type=_words, default=("ssh",), metavar="CMD", help=rsh)
+    add(
+        "--nnodes", type=whole_number, default=1, metavar="N", help="runs that make the job, one on each node"
+    )
+    add("--node-rank", type=count, default=0, metavar="R", help="which of them this is, from 0")
     add(
         "--env",
         type=_variable,
@@ -191,6 +229,23 @@ def whole_number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
     return int(text)
+
+
+def count(text: str) -> int:
+    """For argparse: a number of at least 0."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
+    return int(text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no command: {error}") from None
+    if not words:
+        raise argparse.ArgumentTypeError("an empty command")
+    return words
 
 
 def _seconds(text: str) -> float:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import sys
 from typing import Any
+
+from samestep.launch import network
 
 BOOTSTRAP = "SAMESTEP_LAUNCH"
 """Variable that tells agents where their launcher listens: JSON with `host`, `addresses`, `port`, `token`.
 
-Where the launcher starts the agents itself, also with `rank` and `size`.
+Where no `mpirun` starts the agents, also with `ranks`, for each of which there is to be one, and `size`.
 """
+
+FROM_STDIN = "-"
+"""Its value where the JSON is the first line to read."""
 
 _CONNECT_TIMEOUT_S = 10.0
 _RANK_VARIABLES = (  # of Open MPI, of MPICH and its family, of PALS
@@ -35,14 +42,22 @@ def connect(bootstrap: dict[str, Any]) -> socket.socket:
         except OSError as error:
             tried.append(f"{address}:{bootstrap['port']} ({error})")
             continue
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        network.notice_silence(link)
         return link
     raise SystemExit(
         f"samestep: a rank on {host} cannot reach its launcher on {bootstrap['host']} at "
         f"{', '.join(tried) or 'any address'}. Let the hosts connect to each other, or start the ranks with "
         "mpirun itself."
     )
+
+
+def told() -> dict[str, Any]:
+    """What the launcher says."""
+    text = os.environ[BOOTSTRAP]
+    if text == FROM_STDIN:
+        text = os.environ[BOOTSTRAP] = sys.stdin.readline()
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def rank_and_size(bootstrap: dict[str, Any]) -> dict[str, int]:

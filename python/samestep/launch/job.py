@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,15 +20,16 @@ from samestep.launch.output import Output
 
 @dataclass(frozen=True)
 class Program:
-    """What to start: its name in messages, command line and whole environment, and the rank that it is for.
+    """What to start: its name in messages, command line and whole environment, and the ranks that it is for.
 
-    Without a rank it is for all: its end is the end of the run.
+    Without ranks it is for all: its end is the end of the run. `stdin` is what it reads; short.
     """
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
-    rank: int | None = None
+    ranks: tuple[int, ...] = ()
+    stdin: bytes = b""
 
 
 class Job:
@@ -53,7 +55,7 @@ class Job:
                 process = subprocess.Popen(
                     program.argv,
                     env=program.env,
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE if program.stdin else subprocess.DEVNULL,
                     stdout=pipes[1][1],
                     stderr=pipes[2][1],
                     start_new_session=True,
@@ -62,6 +64,10 @@ class Job:
                 )
                 process.returncode = 0  # the launcher reaps all its children itself
                 self._running[process.pid] = program
+                if process.stdin is not None:
+                    with contextlib.suppress(BrokenPipeError):  # it has ended, and will be missed
+                        process.stdin.write(program.stdin)
+                        process.stdin.close()
         finally:
             for _, writing in pipes.values():
                 os.close(writing)

@@ -22,10 +22,15 @@ _BATCH_VARIABLES = (
 )
 
 
-def is_this_host(name: str) -> bool:
-    """Whether `name` means this host without asking a name server."""
+def is_name_of_this_host(name: str) -> bool:
+    """Whether `name` means this host without asking a name server, and may not mean it on others."""
     own = socket.gethostname()
     return name in ("localhost", "127.0.0.1", own, own.partition(".")[0])
+
+
+def is_this_host(name: str) -> bool:
+    """Whether `name` means this host without asking a name server: a name or an address of it."""
+    return is_name_of_this_host(name) or name in _addresses()
 
 
 def may_leave_host(hosts: Iterable[str]) -> bool:
@@ -34,6 +39,15 @@ def may_leave_host(hosts: Iterable[str]) -> bool:
     if names:
         return not all(map(is_this_host, names))
     return any(name in os.environ for name in _BATCH_VARIABLES)
+
+
+def notice_silence(link: socket.socket) -> None:
+    """Has the kernel end a connection whose other host has been silent for 7 s, before ranks notice it by theirs."""
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, number in (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, option):
+            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), number)
 
 
 def listen(*, everywhere: bool) -> tuple[socket.socket, list[str]]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from samestep.launch import mpirun
+from samestep.launch import mpirun, network
 from samestep.launch.arguments import Options
-from samestep.launch.bootstrap import BOOTSTRAP
+from samestep.launch.bootstrap import BOOTSTRAP, FROM_STDIN
 from samestep.launch.job import Program
 
 
 def programs(options: Options, where: Mapping[str, Any]) -> list[Program]:
-    """One `mpirun` that starts the agents, or the agents.
+    """One `mpirun` that starts the agents; or the agents of this host, and one remote shell for each other host.
 
     Args:
       options: of the run.
@@ -32,13 +33,43 @@ def programs(options: Options, where: Mapping[str, Any]) -> list[Program]:
         argv, extra = mpirun.command(options.n_ranks, agent, hosts=hosts, export=[BOOTSTRAP])
         return [Program("mpirun", argv, env | extra | {BOOTSTRAP: json.dumps(where)})]
     env.pop("SLURM_PROCID", None)  # a shell that srun has started is a task of its own; these ranks are not
-    size = options.n_ranks
-    return [
-        Program(
-            f"agent of rank {rank}",
-            agent,
-            env | {BOOTSTRAP: json.dumps({**where, "rank": rank, "size": size})},
-            rank,
-        )
-        for rank in range(size)
-    ]
+    where = {**where, "size": options.n_ranks}
+    found = []
+    for host, ranks in _ranks_by_host(options):
+        if not host or network.is_this_host(host):
+            found += [
+                Program(
+                    f"agent of rank {rank}",
+                    agent,
+                    env | {BOOTSTRAP: json.dumps({**where, "ranks": [rank]})},
+                    (rank,),
+                )
+                for rank in ranks
+            ]
+        else:
+            line = [*options.rsh, host, _for_shell(agent, env)]
+            told = json.dumps({**where, "ranks": list(ranks)}).encode() + b"\n"
+            found.append(Program(f"{options.rsh[0]} to {host}", line, env, tuple(ranks), stdin=told))
+    return found
+
+
+def _ranks_by_host(options: Options) -> list[tuple[str, range]]:
+    if not options.hosts:
+        return [("", range(options.n_ranks))]
+    found, first = [], 0
+    for host in options.hosts:
+        found.append((host.name, range(first, first + host.n_ranks)))
+        first += host.n_ranks
+    return found
+
+
+def _for_shell(agent: list[str], env: Mapping[str, str]) -> str:
+    """The command that starts all agents of a host: an sshd lets in only so many connections at a time.
+
+    They read from the shell where the launcher is, for everybody can read a command line.
+    """
+    variables = {
+        name: env[name] for name in ("LD_LIBRARY_PATH",) if name in env
+    }  # that Python may need to start
+    words = [f"{name}={value}" for name, value in (variables | {BOOTSTRAP: FROM_STDIN}).items()]
+    return "exec env " + shlex.join([*words, *agent])

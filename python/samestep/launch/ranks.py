@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from samestep.launch import frames
+from samestep.launch import frames, network
 from samestep.launch.ending import Ending
 from samestep.launch.lines import LONGEST_LINE
 from samestep.launch.loop import Loop
@@ -127,11 +127,7 @@ class Ranks:
         except OSError:
             return
         link.settimeout(_SEND_TIMEOUT_S)
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-            if hasattr(socket, option):
-                link.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+        network.notice_silence(link)
         self._strangers.add(link)
         self._loop.reading(link.fileno(), partial(self._on_stranger, link, frames.Decoder(most=1 << 16)))
 

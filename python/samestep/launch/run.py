@@ -43,10 +43,11 @@ def start(parsed: Callable[[], Options], command: str) -> int:
 def _why_not(options: Options) -> str:
     """What every rank would say, where none can find its program; else ""."""
     program = options.program
-    if options.hosts and not options.mpi and may_leave_host(host.name for host in options.hosts):
-        return "ranks on other hosts are started by MPI in this version: add --mpi"
-    if options.mpi and may_leave_host(host.name for host in options.hosts):
-        return ""
+    if may_leave_host(host.name for host in options.hosts):
+        if options.hosts and not options.mpi and shutil.which(options.rsh[0]) is None:
+            return f"there is no {options.rsh[0]} in PATH, to start ranks on other hosts; --rsh names another"
+        if options.hosts or options.mpi:
+            return ""
     if options.kind == "script" and not os.path.exists(program):
         return f"there is no file {program} in {os.getcwd()}; a module needs -m, a program --no-python"
     if options.kind == "program" and shutil.which(program) is None:

@@ -19,7 +19,7 @@ from functools import partial
 from samestep.launch import frames, network, plan, processes
 from samestep.launch.arguments import Options
 from samestep.launch.ending import Ending, others, ranks_text, root_cause
-from samestep.launch.job import Job
+from samestep.launch.job import Job, Program
 from samestep.launch.loop import Loop
 from samestep.launch.output import Output, open_logs
 from samestep.launch.programs import programs
@@ -72,7 +72,8 @@ class Supervisor:
             self._loop, raw=options.raw, logs=logs, on_lost=self._on_output_lost, shown=options.shown
         )
         hosts = [host.name for host in options.hosts]
-        server, addresses = network.listen(everywhere=options.mpi and network.may_leave_host(hosts))
+        leaves = bool(hosts or options.mpi) and network.may_leave_host(hosts)
+        server, addresses = network.listen(everywhere=leaves)
         where = {"host": socket.gethostname(), "addresses": addresses, "token": secrets.token_hex(16)}
         where["port"] = server.getsockname()[1]
         self._programs = programs(options, where)
@@ -155,7 +156,7 @@ class Supervisor:
         if not any(rank.host for rank in self._ranks):
             return "127.0.0.1"
         first = self._options.hosts[0].name if self._options.hosts else next(iter(self._ranks)).host
-        return socket.gethostname() if not first or network.is_this_host(first) else first
+        return socket.gethostname() if not first or network.is_name_of_this_host(first) else first
 
     def _begin_end(self, end: _End) -> None:
         """Starts to end all ranks; a second wish to end, while this goes on, makes it SIGKILL at once."""
@@ -214,9 +215,11 @@ class Supervisor:
             first = self._options.first_rank
             missing = sorted(set(range(self._options.n_ranks)) - set(self._ranks.by_number))
             missing = [first + number for number in missing]
-            advice = "; does ssh to every host work without a password?" if self._options.hosts else ""
+            rsh = self._options.rsh[0]
+            advice = f"; does {rsh} to every host work without a password?" if self._options.hosts else ""
             late = f"{ranks_text(missing)} did not start within {_LATE_S:.0f} s"
-            self._say(f"{late}; still waiting for {self._programs[0].argv[0]}{advice}")
+            awaited = [program for program in self._programs if not self._have_reported(program)]
+            self._say(f"{late}; still waiting for {awaited[0].name}{advice}")
 
     def _report(self, left: Sequence[int]) -> int:
         if left:
@@ -263,13 +266,11 @@ class Supervisor:
         for pid, status in processes.reap():
             ended = self._job.on_ended(pid, status)
             # An agent that has reported is missed when its connection breaks.
-            if (
-                ended
-                and ended[0].rank not in self._ranks.by_number
-                and not self._leaving
-                and self._end is None
-            ):
+            if ended and not self._leaving and self._end is None and not self._have_reported(ended[0]):
                 self._left_first = ended[1]
+
+    def _have_reported(self, program: Program) -> bool:
+        return bool(program.ranks) and all(rank in self._ranks.by_number for rank in program.ranks)
 
     def _choose_what_to_watch(self) -> None:
         self._output.watch()

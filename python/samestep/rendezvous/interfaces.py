@@ -12,7 +12,7 @@ from pathlib import Path
 
 from samestep.errors import InvalidArgumentError, UnavailableError
 
-__all__ = ["addresses", "check_names", "own_address"]
+__all__ = ["addresses", "check_names", "of_address", "own_address"]
 
 _VARIABLES = ("SAMESTEP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _SIOCGIFADDR = 0x8915
@@ -86,6 +86,19 @@ def addresses(interface: str) -> list[str]:
             if name == interface and scope != "20":
                 found.append(str(ipaddress.IPv6Address(bytes.fromhex(digits))))
     return found
+
+
+def of_address(address: str) -> str:
+    """The interface that has an address; empty where none has.
+
+    Example:
+      >>> of_address("127.0.0.1")
+      'lo'
+    """
+    for _, name in socket.if_nameindex():
+        if address in addresses(name):
+            return name
+    return ""
 
 
 def _source_toward(host: str) -> str:

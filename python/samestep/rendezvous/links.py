@@ -221,9 +221,9 @@ class _Gathering:
             link, address = self._listener.accept()
         except OSError:  # it has gone again, or no descriptor is free
             return
-        if sum(isinstance(end, _Guest) for end in self._ends.values()) >= _MOST_GUESTS:
-            link.close()
-            return
+        guests = [other for other, end in self._ends.items() if isinstance(end, _Guest)]
+        if len(guests) >= _MOST_GUESTS:
+            self._drop(guests[0])  # the oldest: a rank proves itself at once, so it is none
         link.setblocking(False)
         self._ends[link] = _Guest(self._secret, address_text(*address[:2]))
         self._selector.register(link, selectors.EVENT_READ)

@@ -6,8 +6,8 @@ import json
 import os
 from collections.abc import Callable
 
-from samestep import _core, facts, hosts
-from samestep.errors import InvalidArgumentError, MismatchError, UnavailableError
+from samestep import _core, facts, hosts, levels
+from samestep.errors import InvalidArgumentError, UnavailableError
 from samestep.rendezvous import interfaces, links
 from samestep.rendezvous.meeting import Meeting, meet
 
@@ -38,7 +38,8 @@ def open_world(
         _check_claims(started_by, rank, world_size)
         if (world_size or started_by.size) == 1:
             return _core.make_self_communicator("world"), _nothing
-        if "MASTER_PORT" not in os.environ and started_by.name in facts.MPI_LAUNCHERS:
+        tells_place = "MASTER_PORT" in os.environ or facts.slurm_meeting() is not None
+        if started_by.name in facts.MPI_LAUNCHERS and not tells_place:
             raise UnavailableError(_no_place(started_by))
     meeting = meet(method or "env://", rank, world_size, timeout)
     try:
@@ -65,10 +66,10 @@ def communicator_over(meeting: Meeting, timeout: float, name: str = "world") -> 
     """
     if meeting.size == 1:
         return _core.make_self_communicator(name)
-    mine = json.dumps([hosts.host_identity(), os.environ.get("SAMESTEP_NATIVE_ENGINE", "auto")])
+    mine = json.dumps([hosts.host_identity(), levels.wanted("native")])
     table = [json.loads(entry) for entry in meeting.exchange(mine.encode())]
     everywhere = [host for host, _ in table]
-    if _engine([engine for _, engine in table], len(set(everywhere))) == "node":
+    if levels.choose("native", [asked for _, asked in table], everywhere) == "node":
         return _core.open_node_world(name, meeting.rank, meeting.size, meeting.exchange, timeout)
     names = [host.partition("/")[0] for host in everywhere]
     address = interfaces.own_address(meeting.master, os.environ, several_hosts=len(set(everywhere)) > 1)
@@ -76,26 +77,6 @@ def communicator_over(meeting: Meeting, timeout: float, name: str = "world") -> 
     peers = [(-1 if link is None else link.detach(), where) for link, where in found]
     piece = int(os.environ.get("SAMESTEP_WINDOW_PIECE", "0"))
     return _core.open_tcp_world(name, meeting.rank, peers, piece)
-
-
-def _engine(wanted: list[str], n_hosts: int) -> str:
-    """What carries the bytes, given what each rank's environment says. Pure; the same on all ranks."""
-    for rank, engine in enumerate(wanted):
-        if engine not in ("auto", "node", "tcp"):
-            raise InvalidArgumentError(
-                f"SAMESTEP_NATIVE_ENGINE must be auto, node or tcp, got {engine!r} on rank {rank}"
-            )
-        if engine != wanted[0]:
-            raise MismatchError(
-                f"SAMESTEP_NATIVE_ENGINE is {wanted[0]} on rank 0 but {engine} on rank {rank}"
-            )
-    if wanted[0] == "node" and n_hosts > 1:
-        raise UnavailableError(
-            f"SAMESTEP_NATIVE_ENGINE=node needs all ranks on one host, but there are {n_hosts}; leave it out"
-        )
-    if wanted[0] == "auto":
-        return "node" if n_hosts == 1 else "tcp"
-    return wanted[0]
 
 
 def _check_claims(started_by: facts.Launcher, rank: int | None, world_size: int | None) -> None:

@@ -2,7 +2,8 @@
 
 | URL | meaning |
 |---|---|
-| `env://` | `MASTER_ADDR`, `MASTER_PORT`, and `WORLD_SIZE`, `RANK` where arguments do not say |
+| `env://` | `MASTER_ADDR`, `MASTER_PORT` (under `srun` the first host and a port of the step, where unset), and \
+`WORLD_SIZE`, `RANK` where arguments do not say |
 | `tcp://host:port` | the address of rank 0 |
 | `file:///path` | a file that all ranks can reach |
 | `mpi://` | the launcher of MPI brings the ranks together; for `MPIBackend` only |
@@ -135,16 +136,17 @@ def _place(
             raise InvalidArgumentError(f"{url!r} must have an absolute path and no host: file:///path")
         return "", 0, parts.path
     if parts.scheme == "env":
-        host = env.get("MASTER_ADDR", "")
+        slurm_host, slurm_port = facts.slurm_meeting(env) or ("", 0)
+        host = env.get("MASTER_ADDR", slurm_host)
         if not host and rank != 0:
             raise InvalidArgumentError(
                 "variable MASTER_ADDR is missing for env://: the address of rank 0's host"
             )
-        if "MASTER_PORT" not in env:
+        if "MASTER_PORT" not in env and not slurm_port:
             raise InvalidArgumentError(
                 "variable MASTER_PORT is missing for env://: a free port of rank 0's host"
             )
-        port = _number("variable MASTER_PORT", env["MASTER_PORT"], url)
+        port = _number("variable MASTER_PORT", env.get("MASTER_PORT", slurm_port), url)
     else:
         host = parts.hostname or ""
         try:

@@ -102,6 +102,31 @@ def _tcp(timeout: float, folder: Path) -> Backend:
         return _native(timeout, folder)
 
 
+def _pretended_host(rank: int, size: int) -> str:
+    """Which host a rank says it is on: two on each where that fills hosts, else one, so that sums keep their order."""
+    return str(rank // 2 if size > 2 and size % 2 == 0 else rank)
+
+
+def _hier_native(timeout: float, folder: Path) -> Backend:
+    """Over TCP, at two levels."""
+    with _variable("SAMESTEP_NATIVE_ENGINE", "hier"):
+        return _over_hosts(_native, timeout, folder)
+
+
+def _hier_mpi(timeout: float, folder: Path) -> Backend:
+    """Over MPI, at two levels."""
+    with _variable("SAMESTEP_MPI_ENGINE", "hier"):
+        return _over_hosts(_mpi, timeout, folder)
+
+
+def _over_hosts(opening: Callable[[float, Path], Backend], timeout: float, folder: Path) -> Backend:
+    from mpi4py import MPI
+
+    ranks = MPI.COMM_WORLD
+    with _variable("SAMESTEP_HOST_ID", _pretended_host(ranks.Get_rank(), ranks.Get_size())):
+        return opening(timeout, folder)
+
+
 _places: list[Path] = []  # of meetings; their files go with the worlds
 _OPENINGS: dict[str, Callable[[float, Path], Backend]] = {
     "self": _alone,
@@ -109,6 +134,8 @@ _OPENINGS: dict[str, Callable[[float, Path], Backend]] = {
     "direct": _mpi_alone,
     "native": _native,
     "tcp": _tcp,
+    "hier": _hier_native,
+    "hier-mpi": _hier_mpi,
 }
 
 

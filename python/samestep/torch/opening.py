@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from samestep import _core, facts, hosts, uncaught, world
+from samestep import _core, facts, hosts, levels, uncaught, world
 from samestep.backend import Backend, MPIBackend, NativeBackend
 from samestep.errors import MismatchError
 from samestep.rendezvous import interfaces, mpi_world, native_world
@@ -40,19 +40,24 @@ def open_group(
     world.prepare_core()
     interfaces.check_names(os.environ)
     meeting = Meeting(TorchStore(store, timeout), rank, size, timeout, owned=False)
-    mine: list[Any] = [hosts.host_identity(), sorted(os.sched_getaffinity(0)), _started_by_mpi()]
+    engines = {backend: levels.wanted(backend) for backend in levels.VARIABLES}
+    mine: list[Any] = [hosts.host_identity(), sorted(os.sched_getaffinity(0)), _started_by_mpi(), engines]
     table = [mine] if size == 1 else [json.loads(t) for t in meeting.exchange(json.dumps(mine).encode())]
-    everywhere = [host for host, _, _ in table]
-    if _carried_by_mpi([by_mpi for _, _, by_mpi in table], everywhere):
+    everywhere = [host for host, _, _, _ in table]
+    if _carried_by_mpi([by_mpi for _, _, by_mpi, _ in table], everywhere):
         comm = _mpi_communicator(global_ranks, size, timeout)
         kind: type[Backend] = MPIBackend
     else:
         comm = native_world.communicator_over(meeting, timeout, name)
         kind = NativeBackend
-    neighbours = [cpus for host, cpus, _ in table if host == everywhere[rank]]
+    backend = "mpi" if kind is MPIBackend else "native"
+    comm, beneath = levels.open_above(
+        comm, backend, [asked[backend] for *_, asked in table], everywhere, timeout
+    )
+    neighbours = [cpus for host, cpus, _, _ in table if host == everywhere[rank]]
     comm.set_oversubscribed(hosts.oversubscribed(neighbours, _core.usable_cpus()))
     uncaught.install()
-    return kind(comm, timeout=timeout, world_hosts=everywhere)
+    return kind(comm, timeout=timeout, world_hosts=everywhere, beneath=beneath)
 
 
 def _started_by_mpi() -> bool:

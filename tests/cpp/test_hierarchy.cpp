@@ -1,0 +1,315 @@
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cmath>
+#include <latch>
+#include <numeric>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "core/error.h"
+#include "hierarchy/level_communicator.h"
+#include "hierarchy/level_plan.h"
+#include "kernels/reduce.h"
+#include "local_network.h"
+#include "thread_host.h"
+
+using namespace samestep;
+
+namespace {
+
+using Floats = std::vector<float>;
+using Hosts = std::vector<int>;  // by rank, the number of its host
+
+Deadline soon() { return Deadline::after(Seconds(60)); }
+
+std::vector<Seat> seats_on(const Hosts& hosts) {
+  std::vector<Seat> seats;
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+    const auto before = std::count(hosts.begin(), hosts.begin() + static_cast<std::ptrdiff_t>(rank), hosts[rank]);
+    seats.push_back({hosts[rank], static_cast<int>(before)});
+  }
+  return seats;
+}
+
+/// Threads as ranks of hosts that only messages connect.
+struct Region {
+  Region(Hosts where, Reach how, std::size_t window_piece = 4096)
+      : hosts(std::move(where)),
+        reach(how),
+        piece(window_piece),
+        network(std::make_shared<LocalNetwork>(static_cast<int>(hosts.size()))) {
+    for (const int host : hosts) houses.try_emplace(host, std::make_shared<ThreadHost::House>());
+  }
+  int size() const { return static_cast<int>(hosts.size()); }
+  std::shared_ptr<Communicator> join(int rank) {
+    const int number = hosts[static_cast<std::size_t>(rank)];
+    const std::vector<Seat> seats = seats_on(hosts);
+    const auto n_here = static_cast<int>(std::count(hosts.begin(), hosts.end(), number));
+    std::shared_ptr<Host> host;
+    if (n_here > 1) {
+      const int place = seats[static_cast<std::size_t>(rank)].on_host;
+      host = std::make_shared<ThreadHost>(houses.at(number), place, n_here, reach);
+    }
+    ExchangeOptions options;
+    options.oversubscribed = true;
+    options.inline_limit = 256;
+    options.window_piece = piece;
+    auto messenger = std::make_unique<LocalMessenger>(network, rank);
+    return LevelCommunicator::open(std::move(messenger), seats, std::move(host), options, soon());
+  }
+  Hosts hosts;
+  Reach reach;
+  std::size_t piece;
+  std::shared_ptr<LocalNetwork> network;
+  std::map<int, std::shared_ptr<ThreadHost::House>> houses;
+};
+
+const Hosts kLayouts[] = {{0, 1}, {0, 0, 1, 1}, {0, 1, 1, 2}, {0, 1, 0, 1}, {0, 0, 0, 1}};
+
+Buffer buffer(Floats& values) { return {values.data(), values.size(), DType::float32}; }
+Shape shape(const Floats& values) { return Shape::flat(values.size()); }
+
+/// Values whose sum depends on the order of the additions.
+Floats contribution(int rank, std::size_t count) {
+  std::mt19937 random(static_cast<unsigned>(rank * 1000) + static_cast<unsigned>(count));
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  Floats values(count);
+  for (float& value : values) value = uniform(random) * std::pow(10.0F, static_cast<float>(random() % 6));
+  return values;
+}
+
+/// By host and then by rank, each in pairwise order; without `hosts` all ranks in pairwise order.
+Floats reduced(int size, std::size_t count, const Hosts& hosts, ReduceOp op = ReduceOp::sum) {
+  std::vector<Floats> inputs, partial;
+  for (int rank = 0; rank < size; ++rank) inputs.push_back(contribution(rank, count));
+  const auto reduce = [&](const std::vector<const Floats*>& terms, ReduceOp by, std::size_t n_ranks) {
+    std::vector<kernels::Input> given;
+    for (const Floats* term : terms) given.push_back({term->data()});
+    Floats result(count);
+    void* const out = result.data();
+    kernels::reduce_into(DType::float32, by, given, {&out, 1}, count, n_ranks);
+    return result;
+  };
+  for (const int host : std::set<int>(hosts.begin(), hosts.end())) {
+    std::vector<const Floats*> here;
+    for (int rank = 0; rank < size; ++rank) {
+      if (hosts[static_cast<std::size_t>(rank)] == host) here.push_back(&inputs[static_cast<std::size_t>(rank)]);
+    }
+    partial.push_back(reduce(here, op == ReduceOp::avg ? ReduceOp::sum : op, 0));
+  }
+  std::vector<const Floats*> terms;
+  for (const Floats& term : hosts.empty() ? inputs : partial) terms.push_back(&term);
+  return reduce(terms, op, static_cast<std::size_t>(size));
+}
+
+constexpr std::size_t kCounts[] = {0, 1, 5, 65, 1000, 4097, 20'003};
+constexpr std::size_t kLong = 5000;  // longer ones take time under the sanitizers: over memory that is reached only
+
+}  // namespace
+
+TEST_CASE("hierarchy: hosts are numbered by their first ranks, and lanes are those of the smallest") {
+  const Seats seats({{7, 0}, {3, 0}, {7, 1}, {3, 1}, {7, 2}});
+  CHECK(seats.n_hosts() == 2);
+  CHECK(seats.host_of(4) == 0);
+  CHECK(seats.host_of(1) == 1);
+  CHECK(seats.place_of(4) == 2);
+  CHECK(seats.lanes() == 2);
+  CHECK(!seats.keeps_order());
+  CHECK(Seats(seats_on({0, 0, 1, 1})).keeps_order());
+  CHECK(Seats(seats_on({0, 1, 2})).keeps_order());
+  CHECK(!Seats(seats_on({0, 1, 0, 1})).keeps_order());        // not consecutive
+  CHECK(!Seats(seats_on({0, 0, 1})).keeps_order());           // not equal
+  CHECK(!Seats(seats_on({0, 0, 0, 1, 1, 1})).keeps_order());  // no power of two
+}
+
+TEST_CASE("hierarchy: a plan covers all elements once, and each host has a handler") {
+  for (const Hosts& hosts : kLayouts) {
+    const Seats seats(seats_on(hosts));
+    const auto n_ranks = hosts.size();
+    for (const Verb verb : {Verb::all_reduce, Verb::reduce, Verb::broadcast, Verb::reduce_scatter, Verb::all_gather}) {
+      const bool blocks = verb == Verb::reduce_scatter || verb == Verb::all_gather;
+      for (const std::size_t count : kCounts) {
+        const LevelPlan plan(seats, verb, 1, count, 300);
+        std::vector<int> covered(count * (blocks ? n_ranks : 1));
+        std::set<int> handlers;
+        for (std::size_t k = 0; k < plan.chunks(); ++k) {
+          const LevelChunk chunk = plan.chunk(k);
+          REQUIRE(chunk.count > 0);
+          REQUIRE(chunk.count <= plan.longest());
+          for (std::size_t i = 0; i < chunk.count; ++i) ++covered[std::max(chunk.in_offset, chunk.out_offset) + i];
+          for (int host = 0; host < seats.n_hosts(); ++host) {
+            REQUIRE(seats.host_of(plan.handler(k, host)) == host);
+            handlers.insert(plan.handler(k, host));
+          }
+        }
+        REQUIRE(std::count(covered.begin(), covered.end(), 1) == static_cast<std::ptrdiff_t>(covered.size()));
+        for (int rank = 0; rank < static_cast<int>(n_ranks); ++rank) {
+          REQUIRE(plan.has_work(rank) == handlers.contains(rank));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("hierarchy: all verbs over pretended hosts, to the bit") {
+  for (const Hosts& hosts : kLayouts) {
+    const bool flat_order = Seats(seats_on(hosts)).keeps_order();
+    for (const Reach reach : {Reach::kernel, Reach::shared, Reach::heap}) {
+      if (reach != Reach::kernel && hosts == kLayouts[0]) continue;  // nobody has a neighbour
+      Region region(hosts, reach);
+      const int size = region.size();
+      as_threads(size, [&](int rank) {
+        const auto group = region.join(rank);
+        for (const std::size_t count : kCounts) {
+          if (count > kLong && reach != Reach::kernel) continue;
+          for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max}) {
+            const Floats expected = reduced(size, count, flat_order ? Hosts{} : hosts, op);
+            Floats all = contribution(rank, count), into(count);
+            group->all_reduce(buffer(all), buffer(into), {op}, shape(all))->wait(soon());
+            REQUIRE(into == expected);
+            REQUIRE(all == contribution(rank, count));
+            group->all_reduce(buffer(all), buffer(all), {op}, shape(all))->wait(soon());
+            REQUIRE(all == expected);
+          }
+          const Floats sum = reduced(size, count, flat_order ? Hosts{} : hosts);
+          for (int root = count > kLong ? size - 1 : 0; root < size; ++root) {
+            Floats one = contribution(rank, count);
+            group->reduce(buffer(one), buffer(one), {}, root, shape(one))->wait(soon());
+            REQUIRE(one == (rank == root ? sum : contribution(rank, count)));
+            Floats sent = contribution(rank, count);
+            group->broadcast(buffer(sent), root, shape(sent))->wait(soon());
+            REQUIRE(sent == contribution(root, count));
+          }
+          const auto n = static_cast<std::size_t>(size), me = static_cast<std::size_t>(rank);
+          Floats everyone(n * count), mine = contribution(rank, count);
+          group->all_gather(buffer(mine), buffer(everyone), shape(mine))->wait(soon());
+          for (int r = 0; r < size; ++r) {
+            const Floats theirs = contribution(r, count);
+            REQUIRE(
+                std::equal(theirs.begin(), theirs.end(), everyone.begin() + r * static_cast<std::ptrdiff_t>(count)));
+          }
+          // Block b of rank r is contribution(r): each rank gets the same sum, in place.
+          Floats blocks;
+          for (int r = 0; r < size; ++r) blocks.insert(blocks.end(), mine.begin(), mine.end());
+          const Buffer own{blocks.data() + me * count, count, DType::float32};
+          group->reduce_scatter(buffer(blocks), own, {}, Shape::flat(count))->wait(soon());
+          REQUIRE(std::equal(sum.begin(), sum.end(), blocks.begin() + static_cast<std::ptrdiff_t>(me * count)));
+        }
+        group->close(soon());
+      });
+    }
+  }
+}
+
+TEST_CASE("hierarchy: factors, integers, half types, bools") {
+  Region region({0, 1, 1, 2}, Reach::kernel);
+  as_threads(region.size(), [&](int rank) {
+    const auto group = region.join(rank);
+    constexpr std::size_t kCount = 5003;
+    std::vector<double> scaled(kCount, 1.0);
+    const Buffer of_scaled{scaled.data(), kCount, DType::float64};
+    group->all_reduce(of_scaled, of_scaled, {ReduceOp::premul, 1.0 + rank}, Shape::flat(kCount))->wait(soon());
+    REQUIRE(scaled == std::vector<double>(kCount, 10.0));
+    std::vector<std::int32_t> whole(kCount, 7 * rank);  // 0 + 7 + 14 + 21 = 42
+    const Buffer of_whole{whole.data(), kCount, DType::int32};
+    group->all_reduce(of_whole, of_whole, {ReduceOp::avg}, Shape::flat(kCount))->wait(soon());
+    REQUIRE(whole == std::vector<std::int32_t>(kCount, 10));
+    std::vector<std::uint16_t> half(kCount,
+                                    rank == 0 ? 0x3f80 : 0x3b80);  // 1 and 2^-8: summed in float32, rounded once
+    const Buffer of_half{half.data(), kCount, DType::bfloat16};
+    group->all_reduce(of_half, of_half, {}, Shape::flat(kCount))->wait(soon());
+    REQUIRE(half == std::vector<std::uint16_t>(kCount, 0x3f82));  // 1 + 3 * 2^-8, halfway, to even
+    std::vector<std::uint8_t> any(kCount, rank == 2 ? 5 : 0);
+    const Buffer of_any{any.data(), kCount, DType::bool_};
+    group->all_reduce(of_any, of_any, {}, Shape::flat(kCount))->wait(soon());
+    REQUIRE(any == std::vector<std::uint8_t>(kCount, 1));
+    group->close(soon());
+  });
+}
+
+TEST_CASE("hierarchy: between hosts each byte goes once") {
+  constexpr std::size_t kCount = 32'768;
+  Region region({0, 0, 1, 1}, Reach::kernel);
+  std::atomic<std::uint64_t> sent = 0;
+  as_threads(region.size(), [&](int rank) {
+    const auto group = region.join(rank);
+    Floats all(kCount);
+    const std::uint64_t before = group->counters().bytes;
+    group->all_reduce(buffer(all), buffer(all), {}, shape(all))->wait(soon());
+    sent += group->counters().bytes - before;
+    group->close(soon());
+  });
+  CHECK(sent >= 2 * 4 * kCount);        // one buffer out of each host,
+  CHECK(sent < 2 * 4 * kCount + 2000);  // and what opens and ends the operation
+}
+
+TEST_CASE("hierarchy: many operations under way, finished in any order") {
+  Region region({0, 1, 1, 2}, Reach::shared, 512);
+  const int size = region.size();
+  as_threads(size, [&](int rank) {
+    const auto group = region.join(rank);
+    constexpr std::size_t kMany = 24;
+    std::vector<Floats> values;
+    std::vector<Communicator::WorkPtr> works;
+    for (std::size_t i = 0; i < kMany; ++i) values.push_back(contribution(rank, 1 + 97 * i));
+    for (Floats& v : values) works.push_back(group->all_reduce(buffer(v), buffer(v), {}, shape(v)));
+    for (std::size_t i = kMany; i-- > 0;) {
+      works[(i * 7) % kMany]->wait(soon());
+      REQUIRE(values[(i * 7) % kMany] == reduced(size, values[(i * 7) % kMany].size(), region.hosts));
+    }
+    group->close(soon());
+  });
+}
+
+TEST_CASE("hierarchy: a difference raises the same text on every rank, and the group goes on") {
+  Region region({0, 0, 1, 1}, Reach::kernel);
+  std::vector<std::string> texts(4);
+  as_threads(region.size(), [&](int rank) {
+    const auto group = region.join(rank);
+    for (const std::size_t count : {std::size_t{3}, std::size_t{5000}}) {
+      Floats odd(count + (rank == 2 ? 1 : 0));
+      try {
+        group->all_reduce(buffer(odd), buffer(odd), {}, shape(odd))->wait(soon());
+      } catch (const MismatchError& error) {
+        texts[static_cast<std::size_t>(rank)] += error.what();
+      }
+      Floats all = contribution(rank, 2000);
+      group->all_reduce(buffer(all), buffer(all), {}, shape(all))->wait(soon());
+      REQUIRE(all == reduced(4, 2000, {}));
+    }
+    group->close(soon());
+  });
+  CHECK(texts[0].find("float32[5001]") != std::string::npos);
+  for (const std::string& text : texts) CHECK(text == texts[0]);
+}
+
+TEST_CASE("hierarchy: a rank that does not come is named, and then nobody touches memory that was given up") {
+  Region region({0, 0, 1, 1}, Reach::kernel);
+  std::atomic<int> gave_up = 0;
+  as_threads(region.size(), [&](int rank) {
+    const auto group = region.join(rank);
+    auto values = std::make_unique<Floats>(5000, 1.0F);
+    if (rank == 3) {
+      while (gave_up != 3) std::this_thread::yield();
+      // The others' announcements are here, and say where memory was that is free by now.
+      CHECK_THROWS_AS(group->all_reduce(buffer(*values), buffer(*values), {}, shape(*values))->wait(soon()),
+                      PeerLostError);
+      return;
+    }
+    const auto work = group->all_reduce(buffer(*values), buffer(*values), {}, shape(*values));
+    try {
+      work->wait(Deadline::after(Seconds(0.05)));
+      FAIL("the deadline should have passed");
+    } catch (const TimeoutError& error) {
+      CHECK(std::string(error.what()).find(" 3") != std::string::npos);
+      group->abandon(std::current_exception(), error.what());
+    } catch (const PeerLostError&) {  // another survivor gave up first
+      group->abandon(std::current_exception(), "a peer gave up");
+    }
+    values = nullptr;
+    ++gave_up;
+  });
+}

@@ -1,0 +1,211 @@
+"""What becomes of ranks whose peers on other hosts die, vanish, stop, come late or never, or are hard to reach.
+
+The scenes play at the same time, each on hosts of its own, for most of them wait for a host that is silent.
+"""
+
+import os
+import signal
+import time
+
+import lab as labs
+import pytest
+from lab import PATIENCE_S
+
+FOUND_WITHIN_S = 10.0 + 5.0  # and what a busy machine takes
+
+WAITS = "world.barrier() if world.rank != world.size - 1 else time.sleep(1000)"
+WORKS = "[world.allreduce(big) for _ in range(1_000_000)]"
+RECEIVES = "world.recv(np.ones(3), (world.rank + world.size // 2) % world.size)"
+LOSES = """
+world = ss.initialize("native", timeout=100)
+big = np.ones(400_000)
+world.allreduce(big)
+tell(pid=os.getpid())
+try:
+    {act}
+except ss.PeerLostError as error:
+    tell(text=str(error), at=time.time())
+ss.finalize()
+tell(ended=True)
+"""
+STOPPED = """
+world = ss.initialize("native", timeout=100)
+big = np.ones(400_000)
+world.allreduce(big)
+tell(pid=os.getpid())
+if world.rank == 1:
+    signal.pause()
+try:
+    world.allreduce(big, timeout=12)
+except ss.TimeoutError as error:
+    tell(text=str(error))
+"""
+BUSY = """
+world = ss.initialize("native", timeout=100)
+chunk = np.ones(40_000)
+world.barrier()
+if world.rank == 0:
+    works = [world.isend(chunk, 1) for _ in range(300)]
+tell(pid=os.getpid())
+if world.rank == 0:
+    for work in works:
+        work.wait()
+else:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    for _ in range(300):
+        world.recv(chunk, 0)
+world.barrier()
+ss.finalize()
+tell(ended=True)
+"""
+POORLY_REACHED = """
+world = ss.initialize("native", timeout=100)
+tell(pid=os.getpid())
+try:
+    for i in range(1, 31):
+        total = world.allreduce(np.arange(i * 1000.0) + world.rank)
+        assert (total == 2 * np.arange(i * 1000.0) + 1).all()
+    tell(right=i)
+except ss.PeerLostError as error:
+    tell(lost=str(error))
+"""
+ALONE = """
+try:
+    ss.initialize("native", timeout=4)
+except ss.TimeoutError as error:
+    tell(text=str(error))
+"""
+LATE = """
+tell(pid=os.getpid())
+world = ss.initialize("native", timeout=100)
+tell(total=world.allreduce(np.full(3, world.rank + 1.0))[0])
+"""
+
+SCENES = {
+    "a silent cable while all wait": (LOSES.format(act=WAITS), [1, 1]),
+    "a silent cable while all work": (LOSES.format(act=WORKS), [2, 2]),
+    "a silent cable while all receive": (LOSES.format(act=RECEIVES), [1, 1]),
+    "a lost carrier while all wait": (LOSES.format(act=WAITS), [2, 2]),
+    "a lost carrier while all work": (LOSES.format(act=WORKS), [1, 1]),
+    "no power while all wait": (LOSES.format(act=WAITS), [1, 1]),
+    "no power while all work": (LOSES.format(act=WORKS), [1, 1]),
+    "a killed rank while all wait": (LOSES.format(act=WAITS), [1, 1]),
+    "a killed rank while all work": (LOSES.format(act=WORKS), [2, 2]),
+    "stopped": (STOPPED, [1, 1]),
+    "busy": (BUSY, [1, 1]),
+    "hard to reach": (POORLY_REACHED, [1, 1]),
+    "alone": (ALONE, [1, 1]),
+    "late": (LATE, [1, 1]),
+}
+LATE_RANKS = {"alone": [1], "late": [1]}
+CUT = [name for name in SCENES if name.startswith(("a silent", "a lost"))]
+DEAD = [name for name in SCENES if name.startswith(("no power", "a killed"))]
+
+
+class Stage:
+    """All scenes, begun."""
+
+    def __init__(self, folder):
+        self.lab = labs.Lab(2 * len(SCENES))
+        self.jobs = {}
+        try:
+            for number, (name, (script, n_each)) in enumerate(SCENES.items()):
+                self.jobs[name] = labs.Job(
+                    self.lab,
+                    folder,
+                    script,
+                    n_each,
+                    number=number,
+                    first=2 * number,
+                    late=LATE_RANKS.get(name, ()),
+                )
+            self.pids = {name: self._pids(name) for name in SCENES if name != "alone"}
+            self.since = time.time()
+            for number, name in enumerate(SCENES):
+                self._strike(name, 2 * number + 1)
+        except BaseException:
+            self.end()
+            raise
+
+    def _pids(self, name):
+        return [found["pid"] for found in self.jobs[name].lines()]
+
+    def _strike(self, name, host):
+        if name.startswith(("a silent", "no power")):
+            self.lab.drop(host)
+        elif name.startswith("a lost"):
+            self.lab.unplug(host)
+        elif name == "hard to reach":
+            self.lab.lose(host, percent=20)
+        elif name == "stopped":
+            os.kill(self.pids[name][1], signal.SIGSTOP)
+        elif name == "late":
+            self.jobs[name].join(1)
+        if name in DEAD:
+            os.kill(self.pids[name][-1], signal.SIGKILL)
+
+    def end(self):
+        for job in self.jobs.values():
+            job.end()
+        self.lab.close()
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    if reason := labs.missing():
+        pytest.skip(reason)
+    made = Stage(tmp_path_factory.mktemp("stage"))
+    yield made
+    made.end()
+
+
+def check_survivor(stage, job, rank, lost):
+    found = job.line(rank)
+    assert any(f"rank {r} has left group 'world'" in found["text"] for r in lost), found
+    assert any(f"from {job.hosts[r]} (10.78.0." in found["text"] for r in lost), found
+    assert found["at"] - stage.since < FOUND_WITHIN_S
+    assert job.line(rank) == {"ended": True}
+    assert job.processes[rank].wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_cut_cable_is_found_on_both_sides(stage, name):
+    job = stage.jobs[name]
+    n = len(job.hosts)
+    here, there = set(range(n // 2)), set(range(n // 2, n))
+    for rank in range(n):
+        if rank == n - 1 and "all wait" in name:
+            continue  # it sleeps
+        check_survivor(stage, job, rank, there if rank in here else here)
+
+
+@pytest.mark.parametrize("name", DEAD)
+def test_a_dead_rank_is_named_with_its_host(stage, name):
+    job = stage.jobs[name]
+    last = len(job.hosts) - 1
+    for rank in range(last):
+        check_survivor(stage, job, rank, {last})
+
+
+def test_ranks_that_do_nothing_for_longer_than_a_host_may_be_silent_are_late_not_lost(stage):
+    stopped, busy = stage.jobs["stopped"], stage.jobs["busy"]
+    assert "for rank 1" in stopped.line(0)["text"]  # at its deadline of 12 s
+    os.kill(stage.pids["busy"][1], signal.SIGCONT)  # its buffers have been full all the time
+    assert busy.lines() == [{"ended": True}] * 2
+
+
+def test_a_fifth_of_the_packets_lost_makes_nothing_wrong(stage):
+    for found in stage.jobs["hard to reach"].lines():
+        assert found.get("right") == 30 or "has left group 'world'" in found["lost"], found
+
+
+def test_a_host_that_never_comes_is_named_with_the_place_to_meet(stage):
+    text = stage.jobs["alone"].line(0)["text"]
+    assert "rank 1 of 2 did not join at" in text
+    assert "10.78.0." in text
+
+
+def test_a_host_that_comes_late_is_waited_for(stage):
+    job = stage.jobs["late"]
+    job.line(1)
+    assert job.lines() == [{"total": 3.0}] * 2

@@ -1,0 +1,86 @@
+"""The formulas of benchmarks/cost_model.py: their limits, and what the engine counts."""
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+if not BENCHMARKS.exists():
+    pytest.skip("the benchmarks are not part of this tree", allow_module_level=True)
+sys.path.insert(0, str(BENCHMARKS))
+import cost_model as cost  # noqa: E402
+
+FREE = cost.Network(latency_s=0, message_s=0, bandwidth=math.inf, copy_s=0, reduce_s=0)
+LONG = 64 * cost.MIB
+
+
+def only(**price):
+    return cost.Network(**{**FREE.__dict__, **price})
+
+
+@pytest.mark.parametrize("name", cost.ALGORITHMS)
+def test_one_rank_costs_nothing_but_its_own_elements(name):
+    load = cost.ALGORITHMS[name](1, LONG)
+    assert (load.rounds, load.messages, load.card_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 64, 4096])
+def test_long_buffers_cross_the_card_once_each_way_and_phase(n):
+    for name in ("direct", "halving", "ring"):
+        assert cost.ALGORITHMS[name](n, LONG).card_bytes == pytest.approx(2 * (n - 1) / n * LONG)
+
+
+def test_steps_that_follow_one_another():
+    assert [cost.direct(n, LONG).rounds for n in (2, 64)] == [3, 3]
+    assert [cost.halving(n, LONG).rounds for n in (2, 3, 64)] == [2, 4, 12]
+    assert [cost.ring(n, LONG).rounds for n in (2, 64)] == [2, 126]
+
+
+def test_each_price_is_paid_for_what_it_is_for():
+    load = cost.Load(rounds=3, messages=5, rank_bytes=7, card_bytes=11, reduced=13)
+    assert cost.seconds(load, FREE) == 0
+    assert cost.seconds(load, only(latency_s=1)) == 3
+    assert cost.seconds(load, only(message_s=1)) == 10
+    assert cost.seconds(load, only(copy_s=1)) == 14
+    assert cost.seconds(load, only(bandwidth=1)) == 11
+    assert cost.seconds(load, only(reduce_s=1)) == 13
+    assert cost.seconds(load, only(message_s=1, processors=2), ranks=3) == 15
+    assert cost.seconds(load, only(message_s=1, bandwidth=1)) == 11  # the longer one
+
+
+def test_levels_send_what_leaves_a_host_once_and_flat_once_for_each_rank():
+    card = only(bandwidth=1)
+    assert cost.levels(card, 2, 8, LONG, "direct") == pytest.approx(LONG)
+    assert cost.flat(card, 2, 8, LONG, "direct") == pytest.approx(8 * LONG)
+    assert cost.flat(card, 1, 8, LONG, "direct") == 0
+
+
+def test_the_choice():
+    slow_start = only(latency_s=1, message_s=1e-9, bandwidth=1e9)
+    assert cost.cheapest(slow_start, 64, 1, 8) == "short"
+    assert cost.cheapest(only(message_s=1, reduce_s=1e-9), 64, 1, LONG) == "halving"
+    assert cost.cheapest(only(latency_s=1, reduce_s=1e-12, bandwidth=1e9), 64, 1, LONG) in ("short", "direct")
+
+
+def test_a_step_hides_what_it_may():
+    network = only(bandwidth=1e9)
+    reduction = cost.levels(network, 8, 8, LONG)
+    assert cost.step(network, 8, 8, LONG, compute_s=1.0) == pytest.approx(1 + reduction)
+    assert cost.step(network, 8, 8, LONG, compute_s=1.0, overlap=0.5) == 1.0
+
+
+@pytest.mark.ranks(2, 3, backends=["tcp"])
+@pytest.mark.parametrize("count", [10, 1000, 10_000, 600_001])
+def test_the_engine_sends_what_the_formulas_say(group, count):
+    group.barrier()
+    before = group.counters()
+    group.allreduce(np.ones(count, "f4"))
+    after = group.counters()
+    load = cost.ALGORITHMS[cost.chosen(group.size, 4 * count)](group.size, 4 * count)
+    assert after.messages - before.messages == load.messages
+    sent = after.bytes - before.bytes
+    grain = 64 * group.size  # parts begin at multiples of 16 elements
+    assert abs(sent - load.rank_bytes) <= 24 * load.messages + 2 * grain * cost.windows(group.size, 4 * count)
