@@ -87,23 +87,23 @@ _HEAD = """\
 
 <!-- Made by `python -m samestep.distributed.support > docs/support.md`. -->
 
-Verbs by backend and by where the arrays lie. Every cell is run by a test, `tests/distributed/test_dist_support.py`, at one, two
-and three ranks, which counts the operations, too. To the right stands what `torch.distributed` of June 2019 could do: ✓, ✘, and
-? where it depended on the MPI it was built with.
+Verbs by backend and by where the arrays lie. Every cell is run by a test, `tests/distributed/test_dist_support.py`, at
+one, two and three ranks, which counts the operations, too. To the right stands what `torch.distributed` of June 2019
+could do: ✓, ✘, and ? where it depended on the MPI it was built with.
 
 {meaning}
 """
 
 _NO_DEVICES = """
-Arrays on devices are not carried by this version: `init_process_group("nccl")` is an `UnavailableError`, which says what is
-missing.
+Arrays on devices are not carried by this version: `init_process_group("nccl")` is an `UnavailableError`, which
+says what is missing.
 """
 
 _BEYOND = """
 ## Beyond those
 
-Methods of [`Backend`](api/operations.md) for what torch had no functions in 2019. `samestep.get_distributed_backend()` is the
-world's, and so is what `new_group` returns to its members.
+Methods of [`Backend`](api/operations.md) for what torch had no functions in 2019. `samestep.get_distributed_backend()` is
+the world's, and what `new_group` returns to members is one.
 """
 
 
@@ -117,9 +117,7 @@ def page() -> str:
     used = {how for cells in (VERBS | BEYOND).values() for how in cells}
     meaning = [f"- **{how}**: {text}." for how, text in NATIVE_MEANS.items() if how in used]
     here = [f"{backend}, {device}" for backend, device in COLUMNS]
-    there = [
-        f"{backend}, {device} in 2019" for backend in ("gloo", "mpi", "nccl") for device in ("CPU", "GPU")
-    ]
+    there = [f"2019: {name}, {device}" for name in ("gloo", "mpi", "nccl") for device in ("CPU", "GPU")]
     first = [[f"`{verb}`", *cells, *IN_2019.get(verb, " " * 6)] for verb, cells in VERBS.items()]
     more = [[f"`{verb}`", *cells] for verb, cells in BEYOND.items()]
     parts = [_HEAD.format(meaning="\n".join(meaning)), _table(["", *here, *there], first)]
