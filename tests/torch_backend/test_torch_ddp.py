@@ -87,6 +87,18 @@ def unevenly(dist, net):
     return 0.0
 
 
+def unevenly_by_the_active(dist, net):
+    """Divides by the ranks that still train, of whose number a Work tells that only C++ holds."""
+    opt = torch.optim.SGD(net.parameters(), 0.05)
+    x, y = models.batch(dist.get_rank(), dist.get_world_size())
+    with net.join(divide_by_initial_world_size=False):
+        for _ in range(2 + dist.get_rank()):
+            opt.zero_grad()
+            models.loss_of(net, x, y).backward()
+            opt.step()
+    return 0.0
+
+
 def twice_through(dist, net):
     """Activation checkpoints inside, so that backward passes are nested."""
     opt = torch.optim.SGD(net.parameters(), 0.05)
@@ -113,6 +125,7 @@ CASES = {
     ),
     "no_sync": (models.Sometimes, accumulating, {}),
     "join": (models.Sometimes, unevenly, {}),
+    "join, active": (models.Sometimes, unevenly_by_the_active, {}),
     "checkpoints": (models.Sometimes, twice_through, {"static_graph": True}),
 }
 

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -14,26 +13,6 @@ torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "ddp_samestep.py"
-GROUP = "torch.backends"
-
-
-@pytest.fixture
-def environment(tmp_path):
-    """For child processes: with the entry points of pyproject.toml, also where the package runs from its tree."""
-    env = {
-        k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    }
-    env["OMP_NUM_THREADS"] = "1"
-    if any(point.name == "samestep" for point in entry_points(group=GROUP)):
-        return env
-    facts = tmp_path / "samestep_in_its_tree-0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: samestep-in-its-tree\nVersion: 0\n")
-    lines = re.findall(rf'entry-points."{GROUP}"\]\n(\w+) = "([^"]+)"', (ROOT / "pyproject.toml").read_text())
-    (facts / "entry_points.txt").write_text(
-        f"[{GROUP}]\n" + "".join(f"{name} = {target}\n" for name, target in lines)
-    )
-    return env | {"PYTHONPATH": os.pathsep.join([str(tmp_path), env.get("PYTHONPATH", "")])}
 
 
 def by_samestep(n, script):

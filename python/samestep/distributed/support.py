@@ -102,8 +102,8 @@ says what is missing.
 _BEYOND = """
 ## Beyond those
 
-Methods of [`Backend`](api/operations.md) for what torch had no functions in 2019. `samestep.get_distributed_backend()` is
-the world's, and what `new_group` returns to members is one.
+Methods of [`Backend`](api/operations.md) for what torch had no functions in 2019. `get_distributed_backend()` is the
+world's, and what `new_group` returns to members is one.
 """
 
 
