@@ -238,6 +238,24 @@ def test_a_language_model_learns_the_same(over):
     assert losses[0] < 2.0  # guessing costs ln(17) = 2.83
 
 
+def test_a_hook_that_lets_the_reducer_send(over):
+    with over("samestep") as dist:
+        net = DistributedDataParallel(models.seeded(models.Sometimes), **SMALL_BUCKETS)
+
+        def hook(state, bucket):
+            net.reducer._run_allreduce_hook(bucket).wait()  # a future of C++
+            done = torch.futures.Future()
+            done.set_result(bucket.buffer() / dist.get_world_size())
+            return done
+
+        net.register_comm_hook(None, hook)
+        ours = losses_of(net, 3, *models.batch(dist.get_rank(), dist.get_world_size()))
+        mean = torch.tensor(ours)
+        dist.all_reduce(mean, dist.ReduceOp.AVG)
+        whole = losses_of(models.seeded(models.Sometimes), 3, *models.batch(0, 1))
+        torch.testing.assert_close(mean, torch.tensor(whole), rtol=1e-5, atol=0)
+
+
 def test_an_error_in_a_callback_of_a_future_is_raised_by_backward(over):
     def hook(state, bucket):
         return torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda f: 1 / 0)
