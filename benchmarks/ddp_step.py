@@ -1,7 +1,7 @@
 """What communication adds to a step of DistributedDataParallel: samestep, gloo, and none, in the same processes.
 
-    python benchmarks/ddp_step.py -n 2 --json benchmarks/results/ddp/2.json
-    python benchmarks/ddp_step.py --page benchmarks/results/ddp/*.json      # the tables, as Markdown
+    python benchmarks/ddp_step.py -n 2                                   # one table
+    python benchmarks/ddp_step.py --results benchmarks/results/ddp  # at 2 and 4 ranks, and table.md; 3 minutes
 
 A step is forward, backward and SGD. All models are equal and live in the same processes; the backends take turns,
 rotated from round to round, and so does a model whose hook returns each bucket as it is: what a step takes longer than
@@ -24,13 +24,20 @@ from typing import Any
 MODELS = {1: (4, 512), 10: (10, 1024), 25: (6, 2048)}  # millions of parameters: layers, width
 NONE = "none"
 WARM_UP = 3
+SLOWEST_S = 120.0  # what a run may take beside its measurements; gloo has been seen to wait for ever
+RANKS = (2, 4)
+
+_kept: list[Any] = []
+"""Models and groups of gloo: where one is freed, Python's lock is held while threads end that may be waiting for it."""
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Step times of this job, by size and contender, in milliseconds; the same on all ranks."""
+    import samestep.torch
     import torch
     import torch.distributed as dist
 
+    samestep.torch.register()  # where it is not installed
     torch.set_num_threads(1)
     dist.init_process_group("samestep")
     groups = {"samestep": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
@@ -40,6 +47,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     for millions in arguments.sizes:
         turns = {name: _stepper(group, *MODELS[millions], arguments) for name, group in groups.items()}
         turns[NONE] = _stepper(dist.group.WORLD, *MODELS[millions], arguments, silent=True)
+        _kept.append((groups, turns))
         sizes[str(millions)] = _rounds(turns, arguments)
     dist.destroy_process_group()
     return sizes
@@ -125,6 +133,44 @@ def page(paths: list[Path]) -> str:
     return "\n".join(lines)
 
 
+def run(arguments: argparse.Namespace, n_ranks: int, words: list[str]) -> int:
+    """The measurement as a job of its own."""
+    limit = str(SLOWEST_S + 2 * arguments.seconds)
+    command = [sys.executable, "-m", "samestep", "run", "--raw", "--timeout", limit, "-n", str(n_ranks)]
+    return subprocess.run([*command, __file__, *words], check=False).returncode
+
+
+def run_all(arguments: argparse.Namespace) -> int:
+    """All numbers of ranks, and the tables."""
+    paths = [arguments.results / f"{n}.json" for n in RANKS]
+    settings = ["--seconds", str(arguments.seconds), "--sizes", ",".join(map(str, arguments.sizes))]
+    for n, path in zip(RANKS, paths, strict=True):
+        code = run(arguments, n, ["-n", str(n), *settings, "--json", str(path)])
+        if code:
+            return code
+    (arguments.results / "table.md").write_text(page(paths) + "\n")
+    return 0
+
+
+def store(arguments: argparse.Namespace, sizes: dict[str, Any]) -> None:
+    import machine
+
+    words = " ".join(["python", "benchmarks/ddp_step.py", *sys.argv[1:]])
+    result = {
+        "command": words,
+        "ranks": int(os.environ["WORLD_SIZE"]),
+        "machine": machine.facts(mpi=False),
+        "sizes": sizes,
+    }
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    for millions, cell in sizes.items():
+        shown = {name: round(ms, 2) for name, ms in cell["step_ms"].items()}
+        rest = {name: round(ms, 2) for name, ms in cell["exposed_ms"].items()}
+        print(f"{millions} M: step {shown} ms, exposed {rest} ms, {cell['rounds']} rounds")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -133,12 +179,13 @@ def main() -> int:
     parser.add_argument(
         "--sizes", type=lambda text: [int(word) for word in text.split(",")], default=[1, 10, 25]
     )
-    parser.add_argument("--seconds", type=float, default=30.0, help="for all sizes together")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for all sizes together")
     parser.add_argument("--rounds", type=int, default=3, help="at least so many of each size")
     parser.add_argument("--steps", type=int, default=2, help="in one turn")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--views", action="store_true", help="gradient_as_bucket_view")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--results", type=Path, help="measure all numbers of ranks into this folder, and end")
     parser.add_argument(
         "--page", type=Path, nargs="+", metavar="RESULT", help="print tables of these and end"
     )
@@ -146,28 +193,15 @@ def main() -> int:
     if arguments.page:
         print(page(arguments.page))
         return 0
+    if arguments.results:
+        return run_all(arguments)
     if "RANK" not in os.environ:
-        command = [sys.executable, "-m", "samestep", "run", "--raw", "-n", str(arguments.n), *sys.argv]
-        return subprocess.run(command, check=False).returncode
+        return run(arguments, arguments.n, sys.argv[1:])
     sizes = measure(arguments)
     if os.environ["RANK"] == "0":
-        import machine
-
-        words = " ".join(["python", "benchmarks/ddp_step.py", *sys.argv[1:]])
-        result = {
-            "command": words,
-            "ranks": int(os.environ["WORLD_SIZE"]),
-            "machine": machine.facts(mpi=False),
-            "sizes": sizes,
-        }
-        if arguments.json:
-            arguments.json.parent.mkdir(parents=True, exist_ok=True)
-            arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-        for millions, cell in sizes.items():
-            shown = {name: round(ms, 2) for name, ms in cell["step_ms"].items()}
-            rest = {name: round(ms, 2) for name, ms in cell["exposed_ms"].items()}
-            print(f"{millions} M: step {shown} ms, exposed {rest} ms, {cell['rounds']} rounds")
-    return 0
+        store(arguments, sizes)
+    sys.stdout.flush()
+    os._exit(0)  # see _kept
 
 
 if __name__ == "__main__":

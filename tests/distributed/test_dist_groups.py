@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import samestep as ss
 import samestep.distributed as dist
+from dist_jobs import Job, launch
 from libraries import assert_same, contribution
+from samestep import facts
 
 OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER
 
@@ -172,21 +174,98 @@ def test_a_group_that_was_destroyed(group):
     dist.barrier()
 
 
+def is_right_on(part, kind):
+    """The group adds up, and knows who it is."""
+    assert dist.get_backend(part) == kind
+    assert isinstance(part, {"gloo": ss.NativeBackend, "mpi": ss.MPIBackend}[kind])
+    x = contribution(part.rank, 1009)
+    dist.all_reduce(x, group=part)
+    assert_same(x, np.asarray(sum(contribution(r, 1009) for r in range(part.size)), "f4"))
+
+
 @pytest.mark.ranks(1, 2, 3)
 def test_a_group_on_another_backend(group):
-    if dist.get_backend() != "mpi":
-        with pytest.raises(ss.UnavailableError, match="'mpi' is not carried where the world's is 'native'"):
+    other = {"mpi": "gloo", "gloo": "mpi"}[dist.get_backend()]
+    if other == "mpi" and group.size > 1 and facts.launcher().name not in facts.MPI_LAUNCHERS:
+        with pytest.raises(ss.UnavailableError, match=r"no launcher of MPI started it.*run --mpi"):
             dist.new_group(backend="mpi")
         return
-    for ranks in ([0], None):
-        part = dist.new_group(ranks, backend="gloo")
-        if part is OUTSIDE:
+    n_children = len(group._children)
+    for ranks in ([0], None, range(1, group.size)):
+        if ranks is not None and not list(ranks):
             continue
-        assert dist.get_backend(part) == "gloo"
-        assert isinstance(part, ss.NativeBackend)
-        assert part.size == 1 or part.engine == "node"
-        x = contribution(group.rank, 1009)
-        dist.all_reduce(x, group=part)
-        assert_same(x, np.asarray(sum(contribution(r, 1009) for r in range(part.size)), "f4"))
-        dist.destroy_process_group(part)
+        part = dist.new_group(ranks, backend=other)
+        if part is not OUTSIDE:
+            is_right_on(part, other)
+            dist.destroy_process_group(part)
+    assert len(group._children) == n_children
     dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_two_groups_on_another_backend_at_once(group):
+    other = {"mpi": "gloo", "gloo": "mpi"}[dist.get_backend()]
+    if other == "mpi" and facts.launcher().name not in facts.MPI_LAUNCHERS:
+        pytest.skip("no launcher of MPI started these ranks")
+    first, second = (dist.new_group(backend=other) for _ in range(2))
+    one, two = np.ones(3), np.full(3, 10.0)
+    requests = [dist.all_reduce(x, group=g, async_op=True) for x, g in ((one, first), (two, second))]
+    for request in reversed(requests):
+        request.wait()
+    assert (one[0], two[0]) == (2, 20)
+    for part in (second, first):
+        dist.destroy_process_group(part)
+
+
+ANY_ENGINE = """
+import os, numpy as np, samestep.distributed as dist
+if "SPREAD" in os.environ:
+    os.environ["SAMESTEP_HOST_ID"] = "AAB"[int(os.environ["RANK"])]
+dist.init_process_group({world!r})
+part = dist.new_group(backend={other!r})
+x = np.arange(1009.0) + dist.get_rank()
+dist.all_reduce(x, group=part)
+assert (x == 3 * np.arange(1009.0) + 3).all()
+rest = dist.new_group([2, 0], backend={other!r})
+if dist.get_rank() != 1:
+    y = np.full(2, dist.get_rank() + 1.0)
+    dist.broadcast(y, 2, group=rest)
+    assert (y == 3).all()
+print(dist.get_backend(), dist.get_backend(part), part.engine)
+{end}
+"""
+
+
+DESTROYED, LEFT = "dist.destroy_process_group()", ""
+ENGINES = {  # the world's backend, the group's, what is said about engines and hosts, and the end
+    "tcp": ("mpi", "gloo", {"SAMESTEP_NATIVE_ENGINE": "tcp"}, LEFT),
+    "mpi": ("gloo", "mpi", {"SAMESTEP_MPI_ENGINE": "direct"}, LEFT),
+    "hier over tcp": ("mpi", "gloo", {"SPREAD": "yes"}, DESTROYED),
+    "hier over mpi": ("gloo", "mpi", {"SPREAD": "yes"}, DESTROYED),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_messages_of_another_backend(tmp_path, engine):
+    """Without shared memory, or only within what are said to be hosts."""
+    pytest.importorskip("mpi4py")
+    world, other, said, end = ENGINES[engine]
+    (tmp_path / "train.py").write_text(ANY_ENGINE.format(world=world, other=other, end=end))
+    ended = Job(tmp_path, "-m", "samestep", "run", "--mpi", "--raw", "-n", 3, "train.py", env=said).wait()
+    assert (ended.code, ended.left) == (0, []), ended.err
+    assert ended.out.splitlines() == [f"{world} {other} {engine.partition(' ')[0]}"] * 3
+    assert not ended.err
+
+
+def test_mpi_has_to_reach_all_ranks_of_the_world(tmp_path):
+    script = """
+    import samestep.distributed as dist
+    dist.init_process_group("gloo")
+    dist.new_group(backend="mpi")
+    """
+    ended = launch(tmp_path, script, "--nproc_per_node=2")
+    assert ended.code == 1
+    assert (
+        "on rank 0: no launcher of MPI started it; start the ranks with `samestep run --mpi -n 2`"
+        in ended.err
+    )

@@ -87,6 +87,18 @@ def unevenly(dist, net):
     return 0.0
 
 
+def unevenly_by_the_active(dist, net):
+    """Divides by the ranks that still train, of whose number a Work tells that only C++ holds."""
+    opt = torch.optim.SGD(net.parameters(), 0.05)
+    x, y = models.batch(dist.get_rank(), dist.get_world_size())
+    with net.join(divide_by_initial_world_size=False):
+        for _ in range(2 + dist.get_rank()):
+            opt.zero_grad()
+            models.loss_of(net, x, y).backward()
+            opt.step()
+    return 0.0
+
+
 def twice_through(dist, net):
     """Activation checkpoints inside, so that backward passes are nested."""
     opt = torch.optim.SGD(net.parameters(), 0.05)
@@ -113,6 +125,7 @@ CASES = {
     ),
     "no_sync": (models.Sometimes, accumulating, {}),
     "join": (models.Sometimes, unevenly, {}),
+    "join, active": (models.Sometimes, unevenly_by_the_active, {}),
     "checkpoints": (models.Sometimes, twice_through, {"static_graph": True}),
 }
 
@@ -223,6 +236,24 @@ def test_a_language_model_learns_the_same(over):
             losses.append(total.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
     assert losses[0] < 2.0  # guessing costs ln(17) = 2.83
+
+
+def test_a_hook_that_lets_the_reducer_send(over):
+    with over("samestep") as dist:
+        net = DistributedDataParallel(models.seeded(models.Sometimes), **SMALL_BUCKETS)
+
+        def hook(state, bucket):
+            net.reducer._run_allreduce_hook(bucket).wait()  # a future of C++
+            done = torch.futures.Future()
+            done.set_result(bucket.buffer() / dist.get_world_size())
+            return done
+
+        net.register_comm_hook(None, hook)
+        ours = losses_of(net, 3, *models.batch(dist.get_rank(), dist.get_world_size()))
+        mean = torch.tensor(ours)
+        dist.all_reduce(mean, dist.ReduceOp.AVG)
+        whole = losses_of(models.seeded(models.Sometimes), 3, *models.batch(0, 1))
+        torch.testing.assert_close(mean, torch.tensor(whole), rtol=1e-5, atol=0)
 
 
 def test_an_error_in_a_callback_of_a_future_is_raised_by_backward(over):

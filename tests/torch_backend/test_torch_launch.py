@@ -1,11 +1,12 @@
 """An unchanged script, under each launcher: torch finds the backend by the package's entry point."""
 
+import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -14,26 +15,6 @@ torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "ddp_samestep.py"
-GROUP = "torch.backends"
-
-
-@pytest.fixture
-def environment(tmp_path):
-    """For child processes: with the entry points of pyproject.toml, also where the package runs from its tree."""
-    env = {
-        k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    }
-    env["OMP_NUM_THREADS"] = "1"
-    if any(point.name == "samestep" for point in entry_points(group=GROUP)):
-        return env
-    facts = tmp_path / "samestep_in_its_tree-0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: samestep-in-its-tree\nVersion: 0\n")
-    lines = re.findall(rf'entry-points."{GROUP}"\]\n(\w+) = "([^"]+)"', (ROOT / "pyproject.toml").read_text())
-    (facts / "entry_points.txt").write_text(
-        f"[{GROUP}]\n" + "".join(f"{name} = {target}\n" for name, target in lines)
-    )
-    return env | {"PYTHONPATH": os.pathsep.join([str(tmp_path), env.get("PYTHONPATH", "")])}
 
 
 def by_samestep(n, script):
@@ -129,24 +110,82 @@ def test_a_rank_that_dies_is_named(group, over):
         assert isinstance(caught.value, dist.DistBackendError)
 
 
+def of_no_launcher(environment):
+    ours = ("OMPI_", "PMI", "PMIX_", "SLURM_", "LOCAL_")
+    return {k: v for k, v in environment.items() if not k.startswith(ours)} | {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+
+
+OPENMPI = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+
+
 @pytest.mark.parametrize(
-    "launcher",
+    ("backend", "launcher", "text"),
     [
-        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
-        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0"},
+        ("samestep", OPENMPI, "started 2 ranks, but the world of the loaded MPI library has 1"),
+        (
+            "samestep",
+            {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0"},
+            "names no hosts",
+        ),
+        ("gloo", OPENMPI, "environment variable RANK expected"),
     ],
-    ids=["mpirun", "srun"],
+    ids=["mpirun of another MPI", "srun without hosts", "gloo as ever"],
 )
-def test_ranks_whose_launcher_does_not_speak_to_this_mpi_do_not_train_alone(environment, launcher):
-    script = "import torch.distributed as dist; dist.init_process_group('samestep')"
-    env = {k: v for k, v in environment.items() if not k.startswith(("OMPI_", "PMI", "PMIX_", "SLURM_"))}
+def test_ranks_that_cannot_meet_do_not_train_alone(environment, backend, launcher, text):
+    script = f"import torch.distributed as dist; dist.init_process_group('{backend}')"
     ended = subprocess.run(
         [sys.executable, "-c", script],
-        env=env | launcher | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
+        env=of_no_launcher(environment) | launcher,
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
     assert ended.returncode != 0
-    assert "started 2 ranks, but the world of the loaded MPI library has 1" in ended.stderr, ended.stderr
+    assert text in ended.stderr, ended.stderr
+
+
+def free_job():
+    """The number of a job of Slurm whose port is free."""
+    from samestep import facts
+
+    for job in range(os.getpid(), os.getpid() + 1000):
+        of = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "localhost"}
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("localhost", facts.slurm_meeting(of)[1]))
+            return of
+    raise AssertionError("no port is free")
+
+
+MET = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("samestep")
+x = torch.ones(3) * (dist.get_rank() + 1)
+dist.all_reduce(x)
+assert (x == 3).all()
+print(*(os.environ[n] for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")))
+dist.destroy_process_group()
+"""
+
+
+def test_tasks_of_srun_meet_at_the_first_host_of_their_step(environment):
+    env = of_no_launcher(environment) | free_job() | {"SLURM_STEP_NUM_TASKS": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", MET],
+            env=env | {"SLURM_PROCID": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        ended = [rank.communicate(timeout=100) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [out for out, _ in ended] == ["0 2 0 2 localhost\n", "1 2 1 2 localhost\n"], ended

@@ -1,4 +1,4 @@
-"""torch's own tests of its backends pass on this one; a part of them here, all by `torch_suite.py --all`."""
+"""torch's own tests of its backends pass on this one, as listed in torch_suite_names.txt."""
 
 import subprocess
 import sys
@@ -12,11 +12,12 @@ pytest.importorskip("expecttest", reason="torch's tests need the package expectt
 SUITE = Path(__file__).with_name("torch_suite.py")
 
 
-def test_a_part_of_torchs_own_tests():
+def test_torchs_own_tests():
     done = subprocess.run(
-        [sys.executable, str(SUITE), "--quick"], capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, str(SUITE), "--all"], capture_output=True, text=True, timeout=900, check=False
     )
-    assert done.returncode == 0, done.stdout[-8000:]
+    wrong = [line for line in done.stdout.splitlines() if line.startswith(("FAIL", "SKIP"))]
+    assert done.returncode == 0, "\n".join(wrong)[-8000:] or done.stderr[-8000:]
 
 
 def test_every_name_is_either_on_the_list_or_left_out_with_a_reason():

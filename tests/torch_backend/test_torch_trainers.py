@@ -1,76 +1,49 @@
 """Libraries that train through torch.distributed: their scripts run over this backend unchanged. Optional."""
 
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-import torch_models as models  # noqa: E402
-
-pytestmark = [
-    pytest.mark.ranks(2, timeout=120, backends=["native"]),
-    pytest.mark.filterwarnings("ignore"),  # of other libraries
-]
+JOB = Path(__file__).with_name("trainer_jobs.py")
 
 
-def test_accelerate(over, monkeypatch):
-    accelerate = pytest.importorskip("accelerate", reason="pip install accelerate")
-    with over("samestep") as dist:
-        for name, value in {"RANK": dist.get_rank(), "LOCAL_RANK": dist.get_rank(), "WORLD_SIZE": 2}.items():
-            monkeypatch.setenv(name, str(value))
-        accelerator = accelerate.Accelerator(cpu=True)
-        net = models.seeded(models.Sometimes)
-        net, opt = accelerator.prepare(net, torch.optim.SGD(net.parameters(), 0.05))
-        x, y = models.batch(dist.get_rank(), dist.get_world_size())
-        for _ in range(3):
-            opt.zero_grad()
-            accelerator.backward(models.loss_of(net, x, y))
-            opt.step()
-        whole = models.seeded(models.Sometimes)
-        opt = torch.optim.SGD(whole.parameters(), 0.05)
-        for _ in range(3):
-            opt.zero_grad()
-            models.loss_of(whole, *models.batch(0, 1)).backward()
-            opt.step()
-        for p, q in zip(net.parameters(), whole.parameters(), strict=True):
-            torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12)
-
-
-def test_lightning(over, monkeypatch, tmp_path):
-    lightning = pytest.importorskip("lightning", reason="pip install lightning")
-    from lightning.pytorch.plugins.environments import LightningEnvironment
-    from lightning.pytorch.strategies import DDPStrategy
-
-    class Net(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = models.seeded(models.Sometimes)
-
-        def training_step(self, batch, _):
-            return models.loss_of(self.net, *batch)
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.net.parameters(), 0.05)
-
-    with over("samestep") as dist:
-        monkeypatch.setenv("LOCAL_RANK", str(dist.get_rank()))  # "started by somebody else"
-        environment = LightningEnvironment()
-        environment.set_world_size(2)
-        environment.set_global_rank(dist.get_rank())
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            devices=2,
-            strategy=DDPStrategy(process_group_backend="samestep", cluster_environment=environment),
-            max_epochs=2,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=str(tmp_path),
-        )
-        data = torch.utils.data.TensorDataset(*models.batch(0, 1))
-        net = Net()
-        trainer.fit(net, torch.utils.data.DataLoader(data, batch_size=3))
-        everyones = [None, None]
-        dist.all_gather_object(everyones, [p.detach().numpy().tobytes() for p in net.parameters()])
-        assert everyones[0] == everyones[1]
-        assert trainer.global_step == 2 * 2
+@pytest.mark.parametrize("trainer", ["lightning", "accelerate"])
+def test_a_language_model_ends_where_it_does_over_gloo(trainer, environment, tmp_path):
+    modules = {"lightning": ("lightning", "pytorch_lightning")}.get(trainer, (trainer,))
+    if not any(map(importlib.util.find_spec, modules)):
+        pytest.skip(f"pip install {modules[-1].replace('_', '-')}")
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "samestep",
+        "run",
+        "--raw",
+        "-n",
+        "2",
+        "--timeout",
+        "200",
+    ]
+    ended = subprocess.run(
+        [*command, str(JOB), trainer],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    told = [line.split() for line in ended.stdout.splitlines() if line.startswith(("samestep ", "gloo "))]
+    assert sorted(name for name, *_ in told) == ["gloo", "gloo", "samestep", "samestep"]
+    for backend in ("samestep", "gloo"):
+        assert len({tuple(line) for line in told if line[0] == backend}) == 1  # all ranks are equal
+    losses = {name: float(loss) for name, loss, *_ in told}
+    assert losses["samestep"] == pytest.approx(losses["gloo"], rel=1e-6)
+    assert losses["samestep"] < 0.9 * float(told[0][2])

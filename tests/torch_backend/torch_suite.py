@@ -2,7 +2,6 @@
 
     python tests/torch_backend/torch_suite.py NAME...   # these tests
     python tests/torch_backend/torch_suite.py --all     # those that must pass, by torch_suite_names.txt
-    python tests/torch_backend/torch_suite.py --quick   # of those, what each run of pytest runs
     python tests/torch_backend/torch_suite.py --list    # prints the names of all tests that torch has
     BACKEND=gloo python ...                             # the same on another backend
 
@@ -12,6 +11,7 @@ for a backend by its name before they run; that question is left out.
 
 import inspect
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,17 +28,19 @@ os.environ["TEMP_DIR"] = TEMPORARY.name
 
 import samestep.torch  # noqa: E402
 import torch  # noqa: E402
-from torch.testing._internal.common_distributed import DistTestCases  # noqa: E402
+from torch.testing._internal import common_distributed  # noqa: E402
 
 samestep.torch.register()
 for feature in ("ddp", "subgroup", "plugin"):
-    DistTestCases.backend_feature.setdefault(feature, set()).add(os.environ["BACKEND"])
+    common_distributed.DistTestCases.backend_feature.setdefault(feature, set()).add(os.environ["BACKEND"])
 
 from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
 
 class Suite(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
     """Ranks are forked from this process, which has imported torch already."""
+
+    on_host = False
 
     def setUp(self):
         super().setUp()
@@ -49,20 +51,66 @@ class Suite(distributed_test.TestDistBackend, distributed_test.DistributedTest._
             "accumulate_gradients_no_sync" in test_name
         ):  # takes its branch for the host by the names of two backends
             distributed_test.BACKEND = "gloo"
+        if self.on_host:
+            put_the_host_in_the_place_of_gpus()
         super().run_test(test_name, parent_pipe)
 
 
+def put_the_host_in_the_place_of_gpus():
+    """In this process, which ends with the test."""
+
+    def place(device):
+        return "cpu" if type(device) is int or str(device).startswith("cuda") else device
+
+    def with_device(function):
+        def call(*args, **named):
+            if "device" in named:
+                named["device"] = place(named["device"])
+            return function(*args, **named)
+
+        return call
+
+    def to(plain):
+        return lambda self, *args, **named: with_device(plain)(self, *map(place, args), **named)
+
+    for name in ("tensor", "ones", "zeros", "empty", "full", "rand", "randn", "randint", "arange"):
+        setattr(torch, name, with_device(getattr(torch, name)))
+    for kind in (torch.Tensor, torch.nn.Module):
+        kind.to = to(kind.to)
+        kind.cuda = lambda self, *args, **named: self
+    for name in ("set_device", "synchronize"):
+        setattr(torch.cuda, name, lambda *args, **named: None)
+    distributed_test.init_multigpu_helper = lambda size, backend: {r: [r] for r in range(size)}
+    ddp = torch.nn.parallel.DistributedDataParallel
+    init = ddp.__init__
+    ddp.__init__ = lambda self, module, device_ids=None, output_device=None, *args, **named: init(
+        self, module, None, None, *args, **named
+    )
+
+
+class Impatient:
+    """The module `time`; where torch's tests wait for their processes in steps of 0.1 s, the steps are shorter."""
+
+    def __getattr__(self, name):
+        return getattr(time, name)
+
+    def sleep(self, seconds):
+        time.sleep(0.005 if seconds == 0.1 else seconds)
+
+
+distributed_test.time = common_distributed.time = Impatient()
 NAMES = unittest.TestLoader().getTestCaseNames(Suite)
 
 
-def run(name):
+def run(name, how="+"):
     """Status, and what there is to say."""
     plain = inspect.unwrap(inspect.getattr_static(Suite, name))
 
     def unasked(self):  # without the marks of the function, too
         plain(self)
 
-    test = type("Suite", (Suite,), {name: unasked})(name)
+    os.environ["WORLD_SIZE"] = "4" if how == "4" else "3"
+    test = type("Suite", (Suite,), {name: unasked, "on_host": how in "h4"})(name)
     result = unittest.TestResult()
     test.run(result)
     if result.skipped:
@@ -71,27 +119,44 @@ def run(name):
     return ("FAIL", wrong[0]) if wrong else ("OK", "")
 
 
-def chosen(words):
-    if words not in (["--all"], ["--quick"]):
-        return words
-    marks = "+" if words == ["--quick"] else "+ "
+def listed():
+    """The names of the list that must pass, and how."""
     lines = Path(__file__).with_name("torch_suite_names.txt").read_text().splitlines()
-    return [line[2:] for line in lines if line[0] in marks]
+    return {line[2:]: line[0] for line in lines if line[0] in "+h4"}
+
+
+def run_each(names):
+    Suite.setUpClass()
+    failed = False
+    for name in names:
+        begin = time.monotonic()
+        status, text = run(name, listed().get(name, os.environ.get("HOW", "+")))
+        failed = failed or status != "OK"
+        why = " | ".join(text.strip().splitlines()[-12:])
+        print(status, name, f"{time.monotonic() - begin:.1f}", why, flush=True)
+    return int(failed)
+
+
+def run_all(n_jobs):
+    """Side by side, each with a part of the names; the output of one after the other."""
+    names, outputs = list(listed()), []
+    for i in range(n_jobs):
+        command = [sys.executable, __file__, *names[i::n_jobs]]
+        output = open(os.path.join(TEMPORARY.name, f"output {i}"), "w+")  # noqa: SIM115
+        outputs.append((subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT), output))
+    codes = []
+    for job, output in outputs:
+        codes.append(job.wait())
+        output.seek(0)
+        print(output.read(), flush=True)
+    return int(any(codes))
 
 
 def main(words):
     if words == ["--list"]:
         print(*NAMES, sep="\n")
         return 0
-    Suite.setUpClass()
-    failed = False
-    for name in chosen(words):
-        begin = time.monotonic()
-        status, text = run(name)
-        failed = failed or status != "OK"
-        why = " | ".join(text.strip().splitlines()[-12:])
-        print(status, name, f"{time.monotonic() - begin:.1f}", why, flush=True)
-    return int(failed)
+    return run_all(os.cpu_count() or 1) if words == ["--all"] else run_each(words)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Final
 
-from samestep import _core, levels, world
+from samestep import world
 from samestep.agreement import by_rank
 from samestep.backend import Backend as Group
-from samestep.backend import NativeBackend
+from samestep.distributed import crossing
 from samestep.distributed.names import KINDS, Backend
 from samestep.errors import InvalidArgumentError, MismatchError, NotInitializedError, UnavailableError
 from samestep.rendezvous.store import seconds_of
@@ -182,7 +182,8 @@ def new_group(
     Args:
       ranks: global ranks, in any order; the group's own ranks follow the sorted list. None: all.
       timeout: of operations in the group, a timedelta or seconds. None: the world's.
-      backend: None: the world's. In a world on "mpi" it may be "gloo" for ranks of one host.
+      backend: None: the world's. It may be "gloo" in a world on "mpi"; and "mpi" in one on "gloo", where a
+        launcher of MPI started all ranks of the world and no others.
 
     Returns:
       A handle for `group=`, which is the group's `samestep.Backend`; `GroupMember.NON_GROUP_MEMBER` on ranks
@@ -216,32 +217,16 @@ def new_group(
     if not chosen:
         raise InvalidArgumentError("new_group: a group needs at least one rank, got an empty list")
     everyone = sorted(chosen)
-    where = [of._hosts[rank] for rank in everyone]
-    if kind != of.kind and (why := _why_not_on(kind, of.kind, where)):
-        raise UnavailableError(f"new_group: {why}; leave backend out")
+    if kind != of.kind and (why := crossing.why_not(of, kind)):
+        raise UnavailableError(f"new_group: {why}; or leave backend out")
     if of.rank not in chosen:
         return GroupMember.NON_GROUP_MEMBER
-    comm = of._comm.group(everyone, seconds)
-    made = of._child(comm, where, timeout=seconds) if kind == of.kind else _native(of, comm, where, seconds)
+    if kind == of.kind:
+        comm = of._comm.group(everyone, seconds)
+        made = of._child(comm, [of._hosts[rank] for rank in everyone], timeout=seconds)
+    else:
+        made = crossing.open_group(of, kind, everyone, seconds)
     _members[made] = everyone
-    return made
-
-
-def _why_not_on(kind: str, world_kind: str, where: list[str]) -> str:
-    """Why a group on another backend than the world's is not to be had; "" if it is."""
-    if (kind, world_kind) != ("native", "mpi"):
-        return (
-            f"a group on backend {kind!r} is not carried where the world's is {world_kind!r}, by this version"
-        )
-    n = len(set(where))
-    return f"its ranks are on {n} hosts, and 'gloo' carries one within a world on 'mpi'" if n > 1 else ""
-
-
-def _native(of: Group, comm: _core.Communicator, where: list[str], seconds: float) -> Group:
-    """The members of `comm`, which are on one host, without MPI."""
-    comm, beneath = levels.open_above(comm, "mpi", ["node"] * comm.size, where, seconds)
-    made = NativeBackend(comm, timeout=seconds, device=of.device, world_hosts=where, beneath=beneath)
-    of._children.append(made)
     return made
 
 

@@ -25,7 +25,7 @@ class LoadedMPI:
     Attributes:
       library: what the core calls.
       version: first line of the library's version text.
-      size: ranks in MPI_COMM_WORLD.
+      rank, size: of this process in MPI_COMM_WORLD.
     """
 
     def __init__(self, mpi: Any) -> None:
@@ -41,6 +41,7 @@ class LoadedMPI:
         facts.any_source = mpi.ANY_SOURCE
         self.library = _core.MpiLibrary.open(facts)
         self.version = mpi.Get_library_version().split("\n")[0].rstrip("\0 ,")
+        self.rank = int(mpi.COMM_WORLD.Get_rank())
         self.size = int(mpi.COMM_WORLD.Get_size())
 
     @property

@@ -23,6 +23,7 @@ __all__ = ["Lifetime"]
 
 _PARTING_S = 5.0  # torch's destroy_process_group is not collective: a rank may never call it
 _LEAVING_S = 1.0
+_FEW, _SMALL = 64, 8  # works, and elements of their results
 
 
 class Lifetime:
@@ -36,6 +37,7 @@ class Lifetime:
         self._backend = backend
         self._pid = os.getpid()
         self._works: deque[Work] = deque()
+        self._recent: deque[Work] = deque(maxlen=_FEW)
         self._over = False
         _open.add(self)
 
@@ -45,6 +47,10 @@ class Lifetime:
         while works and works[0].is_completed():
             works.popleft()
         works.append(work)
+        # DistributedDataParallel.join hands one of these to C++, which waits for it in the backward pass. C++ does not
+        # keep the half of an object that is Python's, and without that it would wait for ever.
+        if sum(tensor.numel() for tensor in work.result()) <= _SMALL:
+            self._recent.append(work)
 
     def end(self) -> None:
         """Completes what is under way and parts from the others, who are waited for 5 s at most. Idempotent."""
@@ -89,6 +95,7 @@ class Lifetime:
             with contextlib.suppress(Exception):
                 work.wait(timedelta(seconds=left))
         self._works.clear()
+        self._recent.clear()
 
     def _abandon(self, reason: str) -> None:
         with contextlib.suppress(Error):

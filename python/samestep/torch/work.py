@@ -8,10 +8,12 @@ order in which they were started, before the one in which DistributedDataParalle
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -100,7 +102,7 @@ class Work(dist.Work):
             self._future = Future(self)
             if self._ended:
                 self._future.settle()
-            elif _in_backward():
+            elif _in_backward() and not _read_at_once(sys._getframe(1)):
                 _complete_after_backward(self)
             else:
                 self._try_wait()
@@ -217,6 +219,14 @@ _last_pass = -1
 def _in_backward() -> bool:
     """Whether a hook of a backward pass is running, and not a callback at its end."""
     return torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is not None
+
+
+def _read_at_once(caller: FrameType) -> bool:
+    """Whether a hook in Python lets the reducer start the operation, as torch's own hooks around optimizers do.
+
+    What the hook then waits for is a future of C++, in which nothing here sees that somebody waits.
+    """
+    return "_run_allreduce_hook" in caller.f_code.co_names
 
 
 def _complete_after_backward(work: Work) -> None:

@@ -1,0 +1,135 @@
+"""What is carried how: verb by backend and device. One table, for the page and for the tests.
+
+    python -m samestep.distributed.support > docs/support.md
+
+Each cell is run by `tests/distributed/test_dist_support.py`, which counts the operations of the engine as well.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+__all__ = ["BEYOND", "COLUMNS", "IN_2019", "NATIVE_MEANS", "VERBS", "Column", "page"]
+
+NATIVE: Final = "native"
+COMPOSED: Final = "composed"
+STAGED: Final = "staged"
+
+NATIVE_MEANS: Final = {
+    NATIVE: "one operation of the backend's engine",
+    COMPOSED: "several of them, or work of the ranks themselves besides",
+    STAGED: "by way of host memory",
+}
+
+
+class Column(NamedTuple):
+    """Where arrays lie, and the backend that carries them from there."""
+
+    backend: str
+    device: str
+
+
+COLUMNS: Final = (
+    Column("gloo", "CPU"),
+    Column("mpi", "CPU"),
+    # Device arrays: Column("nccl", "CUDA"), Column("gloo", "CUDA"), ... and one more word in each line below.
+)
+
+VERBS: Final = {
+    "send": (NATIVE, NATIVE),
+    "recv": (NATIVE, NATIVE),
+    "isend": (NATIVE, NATIVE),
+    "irecv": (NATIVE, NATIVE),
+    "broadcast": (NATIVE, NATIVE),
+    "all_reduce": (NATIVE, NATIVE),
+    "reduce": (NATIVE, NATIVE),
+    "all_gather": (NATIVE, NATIVE),
+    "gather": (NATIVE, NATIVE),
+    "scatter": (NATIVE, NATIVE),
+    "barrier": (NATIVE, NATIVE),
+    "broadcast_multigpu": (COMPOSED, COMPOSED),
+    "all_reduce_multigpu": (COMPOSED, COMPOSED),
+    "reduce_multigpu": (COMPOSED, COMPOSED),
+    "all_gather_multigpu": (COMPOSED, COMPOSED),
+}
+"""Functions of `samestep.distributed`, by column."""
+
+BEYOND: Final = {
+    "reduce_scatter": (NATIVE, NATIVE),
+    "alltoall": (NATIVE, NATIVE),
+    "alltoallv": (COMPOSED, COMPOSED),
+    "allgatherv": (COMPOSED, COMPOSED),
+    "gatherv": (COMPOSED, COMPOSED),
+    "scatterv": (COMPOSED, COMPOSED),
+    "sendrecv": (COMPOSED, COMPOSED),
+    "bcast_object": (COMPOSED, COMPOSED),
+    "allgather_object": (COMPOSED, COMPOSED),
+    "gather_object": (COMPOSED, COMPOSED),
+    "scatter_object": (COMPOSED, COMPOSED),
+}
+"""Methods of `samestep.Backend` that torch had no function for in 2019, by column."""
+
+IN_2019: Final = {
+    "send": "✓✘✓?✘✘",
+    "recv": "✓✘✓?✘✘",
+    "broadcast": "✓✓✓?✘✓",
+    "all_reduce": "✓✓✓?✘✓",
+    "reduce": "✓✘✓?✘✓",
+    "all_gather": "✓✘✓?✘✓",
+    "gather": "✓✘✓?✘✘",
+    "scatter": "✓✘✓?✘✘",
+    "barrier": "✓✘✓?✘✓",
+}
+"""torch.distributed of June 2019: gloo on CPU and GPU, mpi, nccl."""
+
+_HEAD = """\
+# What is carried
+
+<!-- Made by `python -m samestep.distributed.support > docs/support.md`. -->
+
+Verbs by backend and by where the arrays lie. Every cell is run by a test, `tests/distributed/test_dist_support.py`, at
+one, two and three ranks, which counts the operations, too. To the right stands what `torch.distributed` of June 2019
+could do: ✓, ✘, and ? where it depended on the MPI it was built with.
+
+{meaning}
+"""
+
+_NO_DEVICES = """
+Arrays on devices are not carried by this version: `init_process_group("nccl")` is an `UnavailableError`, which
+says what is missing.
+"""
+
+_BEYOND = """
+## Beyond those
+
+Methods of [`Backend`](api/operations.md) for what torch had no functions in 2019. `get_distributed_backend()` is the
+world's, and what `new_group` returns to members is one.
+"""
+
+
+def page() -> str:
+    """The page of the documentation, as Markdown.
+
+    Example:
+      >>> print(page().splitlines()[0])
+      # What is carried
+    """
+    used = {how for cells in (VERBS | BEYOND).values() for how in cells}
+    meaning = [f"- **{how}**: {text}." for how, text in NATIVE_MEANS.items() if how in used]
+    here = [f"{backend}, {device}" for backend, device in COLUMNS]
+    there = [f"2019: {name}, {device}" for name in ("gloo", "mpi", "nccl") for device in ("CPU", "GPU")]
+    first = [[f"`{verb}`", *cells, *IN_2019.get(verb, " " * 6)] for verb, cells in VERBS.items()]
+    more = [[f"`{verb}`", *cells] for verb, cells in BEYOND.items()]
+    parts = [_HEAD.format(meaning="\n".join(meaning)), _table(["", *here, *there], first)]
+    if all(column.device == "CPU" for column in COLUMNS):
+        parts.append(_NO_DEVICES)
+    return "\n".join([*parts, _BEYOND, _table(["", *here], more)]).replace("\n\n\n", "\n\n")
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,93 @@
+"""`init_process_group` under mpirun or srun, which tell ranks who they are, but not where a store is."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from samestep import _core, facts
+from samestep.errors import InvalidArgumentError, UnavailableError
+from samestep.rendezvous import mpi_world
+
+__all__ = ["meet"]
+
+
+def meet(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """A handler of torch for `mpi://`, and for `env://` where a launcher of MPI, or Slurm, has set no `RANK`.
+
+    Rank 0 keeps a store: at a free port, of which it tells over MPI, or where ranks of Slurm meet, see
+    `facts.slurm_meeting`. `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` are
+    set afterwards where they are not, as torchrun does before.
+
+    Yields:
+      The store, this rank, and how many there are.
+
+    Raises:
+      UnavailableError: MPI cannot be loaded, or is not that of the launcher, whose ranks would each be alone; or
+        Slurm does not say on which hosts the ranks are.
+      InvalidArgumentError: the URL says another rank or size.
+    """
+    started_by = facts.launcher()
+    if started_by.name == "srun" and not url.startswith("mpi:"):
+        _check_claims(url, {"rank": started_by.rank, "world_size": started_by.size}, "Slurm")
+        store, rank, size = _at_first_host(started_by, timeout), started_by.rank, started_by.size
+    else:
+        store, rank, size = _over_mpi(url, timeout)
+    told = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": store.host, "MASTER_PORT": store.port}
+    for name, value in (told | _place(dist.PrefixStore("samestep hosts", store), rank, size)).items():
+        os.environ.setdefault(name, str(value))
+    yield store, rank, size
+
+
+def _over_mpi(url: str, timeout: timedelta) -> tuple[dist.TCPStore, int, int]:
+    loaded = mpi_world.load()
+    started = facts.gather(probe_mpi=False, cuda=False, hip=False)
+    _core.check_launch(started, _core.World(size=loaded.size, library=loaded.description))
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    rank, size = loaded.rank, loaded.size
+    _check_claims(url, {"rank": rank, "world_size": size}, "the MPI launcher")
+    everywhere = world.allgather(socket.gethostname())
+    host = "127.0.0.1" if len(set(everywhere)) == 1 else everywhere[0]
+    store = dist.TCPStore(host, 0, size, True, timeout, wait_for_workers=False) if rank == 0 else None
+    port = world.bcast(store.port if store is not None else 0, 0)
+    if store is None:
+        store = dist.TCPStore(host, port, size, False, timeout, wait_for_workers=False)
+    return store, rank, size
+
+
+def _at_first_host(started_by: facts.Launcher, timeout: timedelta) -> dist.TCPStore:
+    place = facts.slurm_meeting() or ("", 0)
+    host = os.environ.get("MASTER_ADDR", place[0])
+    port = int(os.environ.get("MASTER_PORT", place[1]))
+    if not host or not port:
+        raise UnavailableError(
+            f"init_process_group: srun started {started_by.size} ranks, but names no hosts (SLURM_STEP_NODELIST); set "
+            "MASTER_ADDR and MASTER_PORT"
+        )
+    return dist.TCPStore(host, port, started_by.size, started_by.rank == 0, timeout, wait_for_workers=False)
+
+
+def _place(store: Any, rank: int, size: int) -> dict[str, int]:
+    """Where this rank is among those of its host."""
+    store.set(str(rank), socket.gethostname())
+    everywhere = [store.get(str(r)) for r in range(size)]
+    same_host = [r for r, name in enumerate(everywhere) if name == everywhere[rank]]
+    return {"LOCAL_RANK": same_host.index(rank), "LOCAL_WORLD_SIZE": len(same_host)}
+
+
+def _check_claims(url: str, actual: dict[str, int], by: str) -> None:
+    from urllib.parse import parse_qs, urlparse
+
+    for name, values in parse_qs(urlparse(url).query).items():
+        if name in actual and int(values[-1]) != actual[name]:
+            raise InvalidArgumentError(
+                f"init_process_group: {name}={values[-1]} was given but {by} made it {actual[name]}; "
+                f"leave {name} out"
+            )
