@@ -1,18 +1,25 @@
-"""Ranks of two hosts: samestep beside gloo and Open MPI, over a line of a given rate.
+"""Ranks of two hosts: samestep beside gloo, Open MPI and MPICH, over a line of a given rate.
 
-    python benchmarks/hosts.py                                     # as root; 10 minutes
-    python benchmarks/hosts.py --rates 10gbit --layouts 2x2 --rounds 1
+    python benchmarks/hosts.py                    # as root; six minutes; writes benchmarks/results/hosts/*.json
+    python benchmarks/hosts.py --rates 10gbit --layouts 2x2 --rounds 2
+    python benchmarks/hosts.py --render           # benchmarks/results/hosts/two-hosts.md from these
 
-The hosts are network namespaces of this machine, so they share its processors. Contenders take turns, one job each,
-in every round. A call begins with arrays just rewritten, and takes as long as it takes the slowest rank; reported is
-the median of the rounds' medians.
+The hosts are network namespaces of this machine, so they share its processors. The ranks of all contenders are started
+first; then they take turns, in every round, while the others sleep. A call begins with arrays just rewritten, and takes
+as long as it takes the slowest rank; the first of each turn is not counted. Reported is the median of the rounds'
+medians. A contender that does not answer in time is left out of what follows, and the table says so.
+
+MPICH is measured with the interpreter that `--mpich-python`, or MPICH_PYTHON, names: one whose mpi4py loads it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import platform
+import select
 import shutil
 import statistics
 import subprocess
@@ -29,9 +36,13 @@ import numpy as np
 
 MIB = 1 << 20
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks/results/hosts"
+PAGE = RESULTS / "two-hosts.md"
 PORT = 29600  # nobody else is in these networks
-BUDGET_S = 1.5  # of one contender, size and round
-PINGS = 400
+BUDGET_S = 1.0  # of one contender, size and turn
+MOST_CALLS = 20
+PINGS = 200
+START_S, TURN_S = 20.0, 40.0  # after which a contender is given up
 
 
 @dataclass(frozen=True)
@@ -42,23 +53,31 @@ class Contender:
       library: what the worker imports, see `_WORKERS`.
       by_mpirun: started by mpirun, else one by one.
       environment: what is set for it.
+      mpich: it runs under MPICH's interpreter.
     """
 
     library: str
     by_mpirun: bool
     environment: Mapping[str, str] = field(default_factory=dict)
+    mpich: bool = False
 
 
 # Ranks of both hosts share the machine's cores, which Open MPI cannot know: without giving way its ranks take seconds.
 _GIVES_WAY = {"OMPI_MCA_mpi_yield_when_idle": "1"}
+# Between processes of one machine UCX would not use the network, whatever namespaces they are in.
+_ONLY_TCP = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0", "FI_TCP_IFACE": "eth0", "FI_PROVIDER": "tcp"}
 CONTENDERS = {
     "samestep": Contender("native", by_mpirun=False),
     "samestep over MPI": Contender("mpi", by_mpirun=True, environment=_GIVES_WAY),
     "one level": Contender("native", by_mpirun=False, environment={"SAMESTEP_NATIVE_ENGINE": "tcp"}),
     "gloo": Contender("gloo", by_mpirun=False),
     "Open MPI": Contender("mpi4py", by_mpirun=True, environment=_GIVES_WAY),
-    "Open MPI ^han": Contender("mpi4py", by_mpirun=True, environment={**_GIVES_WAY, "OMPI_MCA_coll": "^han"}),
+    "Open MPI without han": Contender(
+        "mpi4py", by_mpirun=True, environment={**_GIVES_WAY, "OMPI_MCA_coll": "^han"}
+    ),
+    "MPICH": Contender("mpi4py", by_mpirun=True, environment=_ONLY_TCP, mpich=True),
 }
+DEFAULT = [name for name in CONTENDERS if name != "one level"]
 
 
 # ---- one rank
@@ -68,6 +87,7 @@ CONTENDERS = {
 class Group:
     """What the measurement needs of a library; `arrays` makes an array of so many float32, by name of the kind."""
 
+    library: str
     rank: int
     size: int
     arrays: Mapping[str, Callable[[int], Any]]
@@ -88,6 +108,7 @@ def _samestep(backend: str) -> Group:
 
     world = ss.initialize(backend, timeout=120)
     return Group(
+        f"samestep {ss.__version__}, {world.engine}",
         world.rank,
         world.size,
         {"": _ordinary, " shared": lambda count: world.empty(count, np.float32)},
@@ -104,7 +125,9 @@ def _mpi4py() -> Group:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
+    library = MPI.Get_library_version().split("\n")[0].rstrip("\0 ,")
     return Group(
+        library.partition(", package")[0],
         world.rank,
         world.size,
         {"": _ordinary},
@@ -130,6 +153,7 @@ def _gloo() -> Group:
         return value.item()
 
     return Group(
+        f"gloo of torch {torch.__version__}",
         dist.get_rank(),
         dist.get_world_size(),
         {"": _ordinary},
@@ -178,8 +202,7 @@ def _allreduce(group: Group, x: Any) -> tuple[float, float]:
         group.allreduce(x)
         return group.slowest(time.perf_counter() - begin)
 
-    once()
-    calls = int(min(40, max(3, BUDGET_S / once())))
+    calls = int(min(MOST_CALLS, max(2, BUDGET_S / once())))
     before = _bytes_sent()
     times = [once() for _ in range(calls)]
     sent = (_bytes_sent() - before) / calls / x.nbytes
@@ -188,19 +211,32 @@ def _allreduce(group: Group, x: Any) -> tuple[float, float]:
     return statistics.median(times), sent
 
 
-def work(library: str, sizes: Sequence[int]) -> None:
-    """What each rank runs; rank 0 prints a line of JSON."""
-    group = _WORKERS[library]()
-    found: dict[str, Any] = {}
+def _turn(group: Group, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"library": group.library}
     if group.rank in {0, group.size - 1}:
+        _half_round_trip(group)
         found["half_round_trip_us"] = _half_round_trip(group) * 1e6
     group.barrier()
-    for kind, make in group.arrays.items():
-        for nbytes in sizes:
-            seconds, sent = _allreduce(group, make(nbytes // 4))
-            found[f"{nbytes}{kind}"] = {"ms": seconds * 1e3, "sent": sent}
-    if group.rank == 0:
-        print(json.dumps(found), flush=True)
+    for name, array in arrays.items():
+        seconds, sent = _allreduce(group, array)
+        found[name] = {"ms": seconds * 1e3, "sent": sent}
+    return found
+
+
+def work(library: str, sizes: Sequence[int], folder: Path, each: int) -> None:
+    """What each rank runs: a turn whenever it is told to, by a pipe of its own; rank 0 answers with a line of JSON.
+
+    It sleeps between turns, so that idle ranks take no processor from those whose turn it is.
+    """
+    group = _WORKERS[library]()
+    arrays = {f"{nbytes}{kind}": make(nbytes // 4) for kind, make in group.arrays.items() for nbytes in sizes}
+    with (folder / "answers").open("w") as answers, (folder / f"orders{group.rank}").open() as orders:
+        if group.rank == 0:
+            print("{}", file=answers, flush=True)
+        for _ in orders:
+            found = _turn(group, arrays)
+            if group.rank == 0:
+                print(json.dumps(found), file=answers, flush=True)
     group.close()
 
 
@@ -216,65 +252,108 @@ def _lab(n_hosts: int) -> Any:
     return lab.Lab(n_hosts)
 
 
-def limit(lab: Any, n_hosts: int, rate: str) -> None:
-    """Both ends of each cable send no faster than this."""
-    for i in range(n_hosts):
-        for host, card in (("switch", f"card{i}"), (f"node{i}", "eth0")):
-            lab.run(host, f"tc qdisc replace dev {card} root tbf rate {rate} burst 256kb limit 4mb")
+class Job:
+    """One contender's ranks, which sleep between their turns."""
 
+    def __init__(
+        self, lab: Any, name: str, layout: tuple[int, int], args: argparse.Namespace, port: int
+    ) -> None:
+        self.name = name
+        self._folder = Path(tempfile.mkdtemp(prefix="hosts-"))
+        hosts, each = layout
+        for pipe in ["answers", *(f"orders{rank}" for rank in range(hosts * each))]:
+            os.mkfifo(self._folder / pipe)
+        # Read and write, so that opening waits for nobody and no end is seen before this program closes it.
+        self._answers = os.open(self._folder / "answers", os.O_RDWR)
+        self._orders = [os.open(self._folder / f"orders{rank}", os.O_RDWR) for rank in range(hosts * each)]
+        self._log = (self._folder / "log").open("w+")
+        self._rest = b""
+        contender = CONTENDERS[name]
+        python = args.mpich_python if contender.mpich else sys.executable
+        worker = [python, str(Path(__file__).resolve()), "--worker", contender.library]
+        worker += [
+            "--sizes",
+            ",".join(map(str, args.sizes)),
+            "--folder",
+            str(self._folder),
+            "--each",
+            str(each),
+        ]
+        options = {"stdout": self._log, "stdin": subprocess.DEVNULL}
+        own = {k: v for k, v in os.environ.items() if k.startswith("OMPI_ALLOW_RUN_AS_ROOT")}
+        environment = {**own, **contender.environment}
+        if contender.by_mpirun:
+            argv = _mpirun(contender, hosts, each, environment, python)
+            self._processes = [lab.start("node0", [*argv, *worker], env=environment, **options)]
+        else:
+            self._processes = []
+            for rank in range(hosts * each):
+                place = {
+                    "RANK": rank,
+                    "WORLD_SIZE": hosts * each,
+                    "LOCAL_RANK": rank % each,
+                    "MASTER_PORT": port,
+                }
+                env = environment | {key: str(value) for key, value in place.items()}
+                env |= {
+                    "MASTER_ADDR": "10.78.0.1",
+                    "LOCAL_WORLD_SIZE": str(each),
+                    "GLOO_SOCKET_IFNAME": "eth0",
+                }
+                self._processes.append(lab.start(f"node{rank // each}", worker, env=env, **options))
+        self._answer(START_S)
 
-def start(lab: Any, name: str, layout: tuple[int, int], sizes: Sequence[int], port: int) -> dict[str, Any]:
-    """Runs one contender's job and returns what rank 0 found."""
-    contender, (hosts, each) = CONTENDERS[name], layout
-    worker = [sys.executable, __file__, "--worker", contender.library, "--sizes", ",".join(map(str, sizes))]
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "PRTE"))}
-    clean |= contender.environment
-    if contender.by_mpirun:
-        jobs = [_mpirun(lab, hosts, each, worker, clean)]
-    else:
-        jobs = []
-        for rank in range(hosts * each):
-            names = {"RANK": rank, "WORLD_SIZE": hosts * each, "LOCAL_RANK": rank % each}
-            place = {"MASTER_ADDR": "10.78.0.1", "MASTER_PORT": port}
-            env = clean | {key: str(value) for key, value in (names | place).items()}
-            env |= {"LOCAL_WORLD_SIZE": str(each), "GLOO_SOCKET_IFNAME": "eth0"}
-            jobs.append(_process([*lab._inside(f"node{rank // each}"), *worker], env))
-    outputs = [job.communicate(timeout=300) for job in jobs]
-    for job, (out, err) in zip(jobs, outputs, strict=True):
-        if job.returncode:
-            raise RuntimeError(f"{name}: {out[-2000:]}{err[-2000:]}")
-    lines = [line for out, _ in outputs for line in out.splitlines() if line.startswith("{")]
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    def turn(self) -> dict[str, Any]:
+        """What rank 0 finds in one turn. Raises RuntimeError with what the ranks printed if it does not come."""
+        for order in self._orders:
+            os.write(order, b"go\n")
+        return self._answer(TURN_S)
 
+    def _answer(self, most_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + most_s
+        while b"\n" not in self._rest:
+            if select.select([self._answers], [], [], 0.2)[0]:
+                self._rest += os.read(self._answers, 1 << 16)
+            elif time.monotonic() > deadline or any(process.poll() for process in self._processes):
+                self._log.seek(0)
+                raise RuntimeError(f"{self.name} gave no answer: {self._log.read()[-2000:]}")
+        line, _, self._rest = self._rest.partition(b"\n")
+        found: dict[str, Any] = json.loads(line)
+        return found
 
-def _process(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def end(self) -> None:
+        """Lets the ranks end; those that do not are killed."""
+        for pipe in [*self._orders, self._answers]:
+            os.close(pipe)
+        deadline = time.monotonic() + 10
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+            process.kill()
+            process.wait()
+        self._log.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _mpirun(
-    lab: Any, hosts: int, each: int, worker: Sequence[str], env: dict[str, str]
-) -> subprocess.Popen[str]:
-    agent = Path(tempfile.gettempdir()) / "samestep-hosts-rsh"  # what mpirun takes for ssh
-    cases = "".join(f"node{i}) pid={lab._pid(f'node{i}')};; " for i in range(hosts))
-    agent.write_text(
-        f'#!/bin/sh\ncase "$1" in {cases}esac\nshift\nexec nsenter --target=$pid --net --uts -- sh -c "$*"\n'
+    contender: Contender, hosts: int, each: int, environment: dict[str, str], python: str
+) -> list[str]:
+    """The launcher's command; adds to `environment` what it needs."""
+    beside = str(Path(python).parent)  # not resolved: an environment's python is a link
+    mpirun = shutil.which("mpirun", path=f"{beside}:{os.environ['PATH']}") or sys.exit(
+        "hosts.py: there is no mpirun"
     )
-    agent.chmod(0o755)
-    mpirun = shutil.which("mpirun") or sys.exit("hosts.py: there is no mpirun")
-    env |= {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_plm_ssh_agent": str(agent),
-        "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
-        "OMPI_MCA_btl_tcp_if_include": "eth0",
-    }
     where = ",".join(f"node{i}:{each}" for i in range(hosts))
-    passed = [
-        word for key in env if key.startswith(("OMPI_MCA", "SAMESTEP", "PYTHONPATH")) for word in ("-x", key)
+    if contender.mpich:
+        return [mpirun, "-hosts", where, "-n", str(hosts * each)]
+    environment |= {"PRTE_MCA_plm_ssh_no_tree_spawn": "1", "OMPI_MCA_btl_tcp_if_include": "eth0"}
+    words = [
+        word
+        for key in [*environment, "PYTHONPATH"]
+        if key.startswith(("OMPI_MCA", "PY"))
+        for word in ("-x", key)
     ]
-    flags = ["--bind-to", "none", "--oversubscribe", "--host", where, "-n", str(hosts * each), *passed]
-    return _process([*lab._inside("node0"), mpirun, *flags, *worker], env)
+    return [mpirun, "--bind-to", "none", "--oversubscribe", "--host", where, "-n", str(hosts * each), *words]
 
 
 def floor_ms(nbytes: int, rate: str) -> float:
@@ -283,64 +362,115 @@ def floor_ms(nbytes: int, rate: str) -> float:
 
 
 def summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Median, least and most of what the rounds found."""
-    joined: dict[str, Any] = {}
+    """Median of what the rounds found, and all of it."""
+    joined: dict[str, Any] = {"library": rounds[0]["library"]}
     for key, first in rounds[0].items():
         if isinstance(first, dict):
             ms = [found[key]["ms"] for found in rounds]
-            joined[key] = {
-                "ms": statistics.median(ms),
-                "rounds_ms": ms,
-                "sent": statistics.median(r[key]["sent"] for r in rounds),
-            }
-        else:
-            joined[key] = statistics.median(found[key] for found in rounds)
+            sent = statistics.median(found[key]["sent"] for found in rounds)
+            joined[key] = {"ms": statistics.median(ms), "rounds_ms": ms, "sent": sent}
+        elif key != "library":
+            each = [found[key] for found in rounds]
+            joined[key], joined[f"rounds_{key}"] = statistics.median(each), each
     return joined
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """All rates and layouts."""
-    cells, port = [], PORT
+def measure(args: argparse.Namespace) -> None:
+    """All rates and layouts; each makes a file."""
+    port = PORT
     for layout in args.layouts:
         hosts, each = map(int, layout.split("x"))
         lab = _lab(hosts)
+        jobs: list[Job] = []
+        absent: dict[str, str] = {}
+
+        def give_up(name: str, error: RuntimeError, absent: dict[str, str] = absent) -> None:
+            absent[name] = str(error)
+            print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
+
         try:
+            for name in args.contenders:
+                port += 1
+                try:
+                    jobs.append(Job(lab, name, (hosts, each), args, port))
+                except RuntimeError as error:
+                    give_up(name, error)
             for rate in args.rates:
-                limit(lab, hosts, rate)
-                found: dict[str, list[dict[str, Any]]] = {name: [] for name in args.contenders}
+                for host in range(hosts):
+                    lab.limit(host, rate)
+                rounds: dict[str, list[dict[str, Any]]] = {job.name: [] for job in jobs}
                 for turn in range(args.rounds):
-                    order = args.contenders if turn % 2 == 0 else args.contenders[::-1]
-                    for name in order:
-                        port += 1
-                        found[name].append(start(lab, name, (hosts, each), args.sizes, port))
-                        print(f"{rate} {layout} round {turn + 1}: {name}", file=sys.stderr, flush=True)
-                cells.append(
-                    {"rate": rate, "layout": layout, "found": {n: summary(r) for n, r in found.items()}}
-                )
-                print(table(cells[-1], args.sizes), flush=True)
+                    for job in list(jobs if turn % 2 == 0 else jobs[::-1]):
+                        try:
+                            rounds[job.name].append(job.turn())
+                        except RuntimeError as error:
+                            give_up(job.name, error)
+                            jobs.remove(job)
+                            job.end()
+                write(args, rate, layout, {name: summary(r) for name, r in rounds.items() if r}, absent)
         finally:
+            for job in jobs:
+                job.end()
             lab.close()
-    return {"command": " ".join(["python", *sys.argv]), "cores": os.cpu_count(), "cells": cells}
 
 
-def table(cell: Mapping[str, Any], sizes: Sequence[int]) -> str:
+def write(
+    args: argparse.Namespace, rate: str, layout: str, found: Mapping[str, Any], absent: Mapping[str, str]
+) -> None:
+    """One file of results, and its table."""
+    cell = {
+        "rate": rate,
+        "layout": layout,
+        "command": " ".join(["python", *sys.argv]),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{os.cpu_count()} cores, {platform.release()}",
+        "rounds": args.rounds,
+        "sizes": args.sizes,
+        "found": dict(found),
+        "absent": sorted(absent),
+    }
+    args.results.mkdir(parents=True, exist_ok=True)
+    (args.results / f"{rate}-{layout}.json").write_text(json.dumps(cell, indent=1) + "\n")
+    print(table(cell), flush=True)
+
+
+def table(cell: Mapping[str, Any]) -> str:
     """The cell as lines of Markdown."""
+    sizes = cell["sizes"]
     heads = "".join(f" {nbytes // MIB} MiB, ms |" for nbytes in sizes)
     lines = [
-        f"| {cell['rate']}, {cell['layout']} |{heads} sent | 8 bytes, us |",
-        "|---" * (len(sizes) + 3) + "|",
+        f"| {cell['rate']}, {cell['layout']} |{heads} of the floor | sent | 8 bytes, us |",
+        "|---" * (len(sizes) + 4) + "|",
     ]
-    floors = "".join(f" {floor_ms(nbytes, cell['rate']):.1f} |" for nbytes in sizes)
-    lines.append(f"| floor of the line |{floors} 1.00 | |")
+    floors = [floor_ms(nbytes, cell["rate"]) for nbytes in sizes]
+    lines.append(f"| floor of the line |{''.join(f' {floor:.1f} |' for floor in floors)} 1.00 | 1.00 | |")
     for name, found in cell["found"].items():
-        kinds = list(dict.fromkeys(key.partition(" ")[2] for key in found if key[0].isdigit()))
+        kinds = dict.fromkeys(key.partition(" ")[2] for key in found if key[0].isdigit())
         for kind in kinds:
             own = [found[f"{nbytes} {kind}".strip()] for nbytes in sizes]
             times = "".join(f" {each['ms']:.1f} |" for each in own)
             label = f"{name}, {kind} arrays" if kind else name
             latency = "" if kind else f"{found['half_round_trip_us']:.1f}"
-            lines.append(f"| {label} |{times} {own[-1]['sent']:.2f} | {latency} |")
+            of_floor = own[-1]["ms"] / floors[-1]
+            lines.append(f"| {label} |{times} {of_floor:.2f} | {own[-1]['sent']:.2f} | {latency} |")
+    lines += [f"| {name} | gave no answer |" for name in cell["absent"] if name not in cell["found"]]
     return "\n".join(lines) + "\n"
+
+
+def render(results: Path) -> str:
+    """The page of all cells in `results`."""
+    cells = [json.loads(file.read_text()) for file in sorted(results.glob("*.json"))]
+    libraries = {found["library"] for cell in cells for found in cell["found"].values()}
+    machines = sorted({f"{cell['machine']}, {cell['date']}, {cell['rounds']} rounds" for cell in cells})
+    return "\n".join(
+        [
+            "Made by `python benchmarks/hosts.py --render` from the JSON beside it, which that program writes.",
+            f"{'; '.join(machines)}. {', '.join(sorted(libraries))}.",
+            '"Of the floor": time of the longest array over that of the line; "sent": by a host, in arrays.',
+            "",
+            *map(table, cells),
+        ]
+    )
 
 
 def main() -> None:
@@ -351,23 +481,33 @@ def main() -> None:
     split = {"type": lambda text: text.split(",")}
     parser.add_argument("--rates", default=["1gbit", "10gbit"], **split)
     parser.add_argument("--layouts", default=["2x1", "2x2"], help="hosts x ranks of each", **split)
-    parser.add_argument("--contenders", default=list(CONTENDERS), **split)
+    parser.add_argument("--contenders", default=DEFAULT, help=", ".join(CONTENDERS), **split)
     parser.add_argument(
         "--sizes",
         type=lambda t: [int(n) for n in t.split(",")],
-        default=[MIB, 16 * MIB, 64 * MIB],
+        default=[MIB, 64 * MIB],
         help="bytes",
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON")
+    parser.add_argument(
+        "--mpich-python", default=os.environ.get("MPICH_PYTHON", ""), help="of MPICH's environment"
+    )
+    parser.add_argument("--render", action="store_true", help="write the page, and measure nothing")
     parser.add_argument("--worker", choices=list(_WORKERS), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--each", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        work(args.worker, args.sizes)
+        work(args.worker, args.sizes, args.folder, args.each)
         return
-    found = measure(args)
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    if args.render:
+        (args.results / PAGE.name).write_text(render(args.results))
+        return
+    if not args.mpich_python:
+        args.contenders = [name for name in args.contenders if not CONTENDERS[name].mpich]
+        print("hosts.py: no --mpich-python, so MPICH is left out", file=sys.stderr)
+    measure(args)
 
 
 if __name__ == "__main__":

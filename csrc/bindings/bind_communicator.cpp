@@ -230,6 +230,7 @@ void bind_communicator(py::module_& m) {
             self.abandon(std::make_exception_ptr(PeerLostError(reason)), reason);
           },
           "reason"_a)
+      .def("set_hosts", &Communicator::set_hosts, "hosts"_a)
       .def("set_oversubscribed", &Communicator::set_oversubscribed, "oversubscribed"_a)
       .def("counters", &Communicator::counters);
   m.def("make_self_communicator", &make_self_communicator, "name"_a);

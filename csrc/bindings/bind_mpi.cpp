@@ -1,4 +1,9 @@
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "mpi/mpi_communicator.h"
 #include "mpi/mpi_library.h"
@@ -36,6 +41,18 @@ void bind_mpi(py::module_& m) {
       },
       "library"_a, "oversubscribed"_a, "max_message"_a, "window_piece"_a, "timeout"_a,
       "The world of MPI_COMM_WORLD on communicators of our own. Collective.");
+  m.def("mpi_has_lost_ranks", &mpi_has_lost_ranks, "Whether a watched rank has died: MPI_Finalize may wait for it.");
+  m.def(
+      "watch_ranks",
+      [](Communicator& world, int listener,
+         const std::vector<std::tuple<std::string, std::uint16_t, std::string>>& places) {
+        std::vector<PeerWatch::Place> all;
+        for (const auto& [address, port, where] : places) all.push_back({address, port, where});
+        watch_ranks(world, std::make_shared<PeerWatch>(Fd(listener), all));
+      },
+      "world"_a, "listener"_a, "places"_a,
+      "Lets a group over MPI know which ranks have died. `listener`: a listening socket, which is owned from now on; "
+      "`places`: by rank, the address and port where each listens, and the same for texts.");
 }
 
 }  // namespace samestep

@@ -155,6 +155,8 @@ class Communicator {
   virtual bool usable() const { return true; }
 
   /// More ranks than CPUs on this host: waiting ranks then give way at once. Groups made later inherit it.
+  /// Where each rank runs, for texts of errors. By rank.
+  virtual void set_hosts(std::vector<std::string> hosts) { (void)hosts; }
   virtual void set_oversubscribed(bool oversubscribed) = 0;
   virtual bool oversubscribed() const = 0;
 

@@ -22,11 +22,9 @@ struct Farewell {
   std::array<char, 504> text;
 };
 
-std::string list(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) text += str(i ? ", " : "", ranks[i]);
-  return text;
-}
+constexpr Seconds kAskAfter{1};  // of waiting: peers that are merely late are not asked after
+constexpr Seconds kAskAgain{0.25};
+constexpr int kMostAskedAfter = 64;  // ranks of a group; in larger ones only those that are waited for
 
 /// The engines of this process that have started something.
 std::vector<std::weak_ptr<Engine>>& engines() {
@@ -135,13 +133,29 @@ void Engine::drop_finished() {
   std::erase_if(messages_under_way_, [](const auto& operation) { return operation->finished(); });
 }
 
+std::string Engine::on_host(int rank) const {
+  const auto i = static_cast<std::size_t>(rank);
+  return i < options_.hosts.size() ? str(" (", options_.hosts[i], ")") : "";
+}
+
+std::string Engine::list(const std::vector<int>& ranks) const {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) text += str(i ? ", " : "", ranks[i], on_host(ranks[i]));
+  return text;
+}
+
 void Engine::wait(Operation& operation, const Deadline& deadline) {
   Pause pause(options_.oversubscribed, [this] { return messenger_->rest(); });
   bool warned = false;
+  Seconds ask_at = kAskAfter;
   while (!operation.done()) {
     if (!pause.step()) continue;
     wait_hooks().interrupt();
     progress_everywhere();
+    if (pause.waited() > ask_at) {
+      ask_at = pause.waited() + kAskAgain;
+      ask_after(operation);
+    }
     look_for_farewells();
     if (operation.finished()) break;
     if (deadline.passed()) throw TimeoutError(late_text(operation, deadline.timeout()) + ": the deadline has passed");
@@ -153,6 +167,18 @@ void Engine::wait(Operation& operation, const Deadline& deadline) {
   if (operation.error()) std::rethrow_exception(operation.error());
 }
 
+void Engine::ask_after(Operation& operation) {
+  const std::lock_guard lock(mutex_);
+  if (!usable() || operation.finished()) return;
+  if (size_ > kMostAskedAfter) {
+    for (const int peer : operation.waits_for()) messenger_->ask_after(peer);
+    return;
+  }
+  for (int peer = 0; peer < size_; ++peer) {  // who is waited for may itself be waiting for the one that has died
+    if (peer != rank_) messenger_->ask_after(peer);
+  }
+}
+
 std::string Engine::late_text(Operation& operation, Seconds waited) {
   const std::lock_guard lock(mutex_);
   const std::vector<int> late = operation.waits_for();
@@ -160,8 +186,8 @@ std::string Engine::late_text(Operation& operation, Seconds waited) {
   for (int rank = 0; rank < size_; ++rank) {
     if (std::find(late.begin(), late.end(), rank) == late.end()) here.push_back(rank);
   }
-  std::string text = str("rank ", rank_, ": ", operation.describe(), " has waited ", waited.count(), " s for ",
-                         late.empty() ? "data from ranks that have arrived" : list(late));
+  std::string text = str("rank ", rank_, on_host(rank_), ": ", operation.describe(), " has waited ", waited.count(),
+                         " s for ", late.empty() ? "data from ranks that have arrived" : list(late));
   if (operation.is_collective() && !late.empty()) text += "; arrived: " + list(here);
   return text;
 }
@@ -177,13 +203,13 @@ void Engine::look_for_farewells() {
     while (!messenger_->test(request)) {
     }
     farewell.text.back() = '\0';
-    const Departed departed{farewell.first_missing,
-                            str("rank ", from.source, " has left group '", name(), "': ", farewell.text.data())};
+    const Departed departed{farewell.first_missing, str("rank ", from.source, on_host(from.source), " has left group '",
+                                                        name(), "': ", farewell.text.data())};
     let_go(from.source, departed);
   }
   for (const Messenger::Loss& loss : losses) {
     if (departed_.contains(loss.peer)) continue;
-    const std::string text = str("rank ", loss.peer, " has left group '", name(), "': ", loss.text);
+    const std::string text = str("rank ", loss.peer, on_host(loss.peer), " has left group '", name(), "': ", loss.text);
     let_go(loss.peer, {loss.first_missing, text});
   }
 }
@@ -213,6 +239,7 @@ void Engine::abandon(std::exception_ptr error, const std::string& reason) {
     if (!operation->finished()) farewell.first_missing = std::min(farewell.first_missing, operation->sequence());
   }
   meeting_->leave(farewell.first_missing, reason);
+  leaving_(farewell.first_missing);
   std::strncpy(farewell.text.data(), reason.c_str(), farewell.text.size() - 1);
   auto bytes = std::make_unique<std::vector<std::byte>>(sizeof farewell);
   std::memcpy(bytes->data(), &farewell, sizeof farewell);

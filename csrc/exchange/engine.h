@@ -23,9 +23,10 @@ class Operation;
 /// How an ExchangeCommunicator is set up.
 struct ExchangeOptions {
   std::string name = "world";
-  bool oversubscribed = false;   ///< more ranks than CPUs: give way at once instead of spinning
-  std::size_t inline_limit = 0;  ///< most bytes that travel with a header; 0 = by the number of ranks
-  std::size_t window_piece = 0;  ///< bytes of one rank's part of a window; 0 = default
+  std::vector<std::string> hosts = {};  ///< by rank, for texts; empty where all ranks share one
+  bool oversubscribed = false;          ///< more ranks than CPUs: give way at once instead of spinning
+  std::size_t inline_limit = 0;         ///< most bytes that travel with a header; 0 = by the number of ranks
+  std::size_t window_piece = 0;         ///< bytes of one rank's part of a window; 0 = default
 };
 
 /// The state that the operations of one group share: the messenger, the order of operations, who has left.
@@ -78,12 +79,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// told `reason`. Nobody is waited for.
   void abandon(std::exception_ptr error, const std::string& reason);
 
+  /// `leaving` is told when this rank gives up: the first collective that it takes no part in.
+  void when_leaving(std::function<void(std::uint64_t)> leaving) { leaving_ = std::move(leaving); }
+
   /// After a collective end: frees the messenger.
   void close();
 
   /// Unless it was closed: keeps all of it, for the transport may still read and write its memory.
   void keep_for_good();
 
+  void set_hosts(std::vector<std::string> hosts) { options_.hosts = std::move(hosts); }
   void set_oversubscribed(bool oversubscribed) { options_.oversubscribed = oversubscribed; }
 
   bool usable() const { return broken_ == nullptr && !closed_; }
@@ -101,7 +106,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// The number that tells the body of this rank's next long message from others.
   std::uint32_t next_body() { return next_body_++; }
 
-  /// Text of a TimeoutError: the operation, and who arrived.
+  /// Text of a TimeoutError: the operation, who arrived, and who did not, on which hosts.
   std::string late_text(Operation& operation, Seconds waited);
 
  private:
@@ -109,6 +114,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::uint64_t first_missing;  // the first operation it takes no part in
     std::string text;
   };
+  std::string list(const std::vector<int>& ranks) const;
+  std::string on_host(int rank) const;
+  void ask_after(Operation& operation);
   void let_go(int peer, const Departed& departed);
   void fail_without(int peer, const Departed& departed);
   void drop_finished();
@@ -131,6 +139,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::uint32_t next_body_ = 0;
   std::map<int, Departed> departed_;
   std::vector<std::unique_ptr<std::vector<std::byte>>> farewells_;  // must outlive their sends
+  std::function<void(std::uint64_t)> leaving_ = [](std::uint64_t) {};
   std::exception_ptr broken_;
   bool closed_ = false;
   bool kept_ = false;

@@ -237,6 +237,10 @@ std::shared_ptr<Communicator> ExchangeCommunicator::make_child(std::span<const i
                                                                const Deadline& deadline) {
   ExchangeOptions options = engine_->options();
   options.name = str(name(), "/", suffix);
+  if (!options.hosts.empty()) {
+    options.hosts.clear();
+    for (const int rank : ranks) options.hosts.push_back(engine_->options().hosts[static_cast<std::size_t>(rank)]);
+  }
   const std::lock_guard lock(engine_->mutex());
   return make_child(ranks, std::move(options), deadline);
 }

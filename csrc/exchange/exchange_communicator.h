@@ -52,16 +52,13 @@ class ExchangeCommunicator : public Communicator {
   void abandon(std::exception_ptr error, const std::string& reason) override {
     engine_->abandon(std::move(error), reason);
   }
+  void set_hosts(std::vector<std::string> hosts) override { engine_->set_hosts(std::move(hosts)); }
   void set_oversubscribed(bool oversubscribed) override { engine_->set_oversubscribed(oversubscribed); }
   bool oversubscribed() const override { return engine_->options().oversubscribed; }
   Counters counters() const override;
 
-  /// A messenger of `ranks` beside this group's, and what this group was set up with. Called by those ranks.
-  std::unique_ptr<Messenger> messenger_for(std::span<const int> ranks, ExchangeOptions& options) {
-    const std::lock_guard lock(engine_->mutex());
-    options = engine_->options();
-    return engine_->messenger().subset(ranks);
-  }
+  /// What the operations of this group share, for one that adds to it.
+  const std::shared_ptr<Engine>& engine_of_group() const { return engine_; }
   /// Where `allocate_shared` gets its memory from. Null where there is none.
   virtual std::shared_ptr<SharedHeap> heap() const { return nullptr; }
 

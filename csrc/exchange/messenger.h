@@ -12,13 +12,16 @@
 
 namespace samestep {
 
+class PeerWatch;
+
 /// Moves tagged byte messages between the ranks of a group: all that a transport has to offer for
 /// ExchangeCommunicator to give it every verb.
 ///
 /// Messages with one (sender, tag) arrive in the order they were sent. Nothing blocks but
 /// `subset` and `close`. Not thread-safe: the owner takes turns.
 ///
-/// Every call throws Error when the transport reports a failure.
+/// Every call throws Error when the transport reports a failure; but where it is about to be known who has died
+/// (`losses`), sends end and receives do not.
 class Messenger {
  public:
   virtual ~Messenger() = default;
@@ -67,6 +70,12 @@ class Messenger {
   /// Sleeps until something may have come or gone, for a millisecond at most. May be called without taking turns.
   /// False where the transport has nothing that wakes.
   virtual bool rest() { return false; }
+
+  /// From now on this says which ranks have died. Where the transport knows by itself it is not needed.
+  virtual void set_watch(std::shared_ptr<PeerWatch> watch) { (void)watch; }
+
+  /// This rank has waited for long: does the peer still live? `losses` tells, in time.
+  virtual void ask_after(int peer) { (void)peer; }
 
   /// A rank that has gone without a word.
   struct Loss {

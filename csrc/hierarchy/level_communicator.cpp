@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 
 #include "communicator/checks.h"
 #include "core/error.h"
-#include "exchange/message_meeting.h"
 #include "exchange/short_reduction.h"
 #include "hierarchy/level_work.h"
 #include "node/node_communicator.h"
@@ -14,17 +12,6 @@
 
 namespace samestep {
 namespace {
-
-/// A meeting that also marks this rank's memory as gone when it leaves.
-class MarkedMeeting final : public MessageMeeting {
- public:
-  MarkedMeeting(Messenger& messenger, std::size_t limit, Marks marks)
-      : MessageMeeting(messenger, limit), marks_(std::move(marks)) {}
-  void leave(std::uint64_t first_missing, const std::string&) override { marks_.leave(first_missing); }
-
- private:
-  Marks marks_;
-};
 
 /// Do the bits of this reduction depend on the order of the terms?
 bool order_matters(DType dtype, ReduceOp op) {
@@ -44,14 +31,19 @@ std::shared_ptr<std::byte> share_marks(const LevelGroup& group, const Deadline& 
 std::shared_ptr<LevelCommunicator> LevelCommunicator::open(std::unique_ptr<Messenger> messenger,
                                                            std::vector<Seat> seats, std::shared_ptr<Host> host,
                                                            ExchangeOptions options, const Deadline& deadline) {
-  auto group = std::make_shared<LevelGroup>(Seats(std::move(seats)), messenger->rank());
+  auto engine = std::make_shared<Engine>(std::move(messenger), std::move(options));
+  return over(std::move(engine), std::move(seats), std::move(host), deadline);
+}
+
+std::shared_ptr<LevelCommunicator> LevelCommunicator::over(std::shared_ptr<Engine> engine, std::vector<Seat> seats,
+                                                           std::shared_ptr<Host> host, const Deadline& deadline) {
+  auto group = std::make_shared<LevelGroup>(Seats(std::move(seats)), engine->rank());
   group->host = std::move(host);
   group->marks = share_marks(*group, deadline);
   const auto place = static_cast<std::size_t>(group->seats.place_of(group->rank));
   Marks marks(group->marks, group->neighbours().size(), place);
-  const std::size_t limit = MessageMeeting::limit_for(options.inline_limit, messenger->size());
-  auto meeting = std::make_unique<MarkedMeeting>(*messenger, limit, std::move(marks));
-  auto engine = std::make_shared<Engine>(std::move(messenger), std::move(options), std::move(meeting));
+  // The others must not touch the memory of a rank that has left.
+  engine->when_leaving([marks](std::uint64_t first_missing) mutable { marks.leave(first_missing); });
   return std::make_shared<LevelCommunicator>(std::move(engine), std::move(group));
 }
 
@@ -105,11 +97,7 @@ std::shared_ptr<Communicator> open_levels(Communicator& flat, const std::vector<
   std::map<int, int> met;
   std::vector<Seat> seats;
   for (const int number : hosts) seats.push_back({number, met[number]++});
-  std::vector<int> everybody(hosts.size());
-  std::iota(everybody.begin(), everybody.end(), 0);
-  ExchangeOptions options;
-  auto messenger = exchange->messenger_for(everybody, options);
-  return LevelCommunicator::open(std::move(messenger), std::move(seats), std::move(host), std::move(options), deadline);
+  return LevelCommunicator::over(exchange->engine_of_group(), std::move(seats), std::move(host), deadline);
 }
 
 }  // namespace samestep

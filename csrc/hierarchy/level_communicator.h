@@ -20,6 +20,9 @@ class LevelCommunicator final : public ExchangeCommunicator {
   static std::shared_ptr<LevelCommunicator> open(std::unique_ptr<Messenger> messenger, std::vector<Seat> seats,
                                                  std::shared_ptr<Host> host, ExchangeOptions options,
                                                  const Deadline& deadline);
+  /// The same on what operations over the messenger alone have in common already.
+  static std::shared_ptr<LevelCommunicator> over(std::shared_ptr<Engine> engine, std::vector<Seat> seats,
+                                                 std::shared_ptr<Host> host, const Deadline& deadline);
 
   LevelCommunicator(std::shared_ptr<Engine> engine, std::shared_ptr<LevelGroup> group)
       : ExchangeCommunicator(std::move(engine)), group_(std::move(group)) {}
@@ -41,6 +44,7 @@ class LevelCommunicator final : public ExchangeCommunicator {
 };
 
 /// The same ranks at two levels. `hosts`: by rank, the number of its host. `host`: as LevelCommunicator::open.
+/// Both are one group from then on: closing one closes the other. No messages are sent.
 ///
 /// Throws InvalidArgumentError if `flat` has no messenger. Collective.
 std::shared_ptr<Communicator> open_levels(Communicator& flat, const std::vector<int>& hosts, std::shared_ptr<Host> host,

@@ -7,6 +7,7 @@
 #include "core/deadline.h"
 #include "exchange/engine.h"
 #include "mpi/mpi_library.h"
+#include "os/peer_watch.h"
 
 namespace samestep {
 
@@ -22,5 +23,12 @@ struct MpiOptions {
 /// Throws TimeoutError if not all ranks call it before the deadline.
 std::shared_ptr<Communicator> open_mpi_world(std::shared_ptr<MpiLibrary> library, const MpiOptions& options,
                                              const Deadline& deadline);
+
+/// Lets the groups of `world`, an MPI world or a group of one, know which ranks have died: MPI does not say. The
+/// watch's numbers are the ranks of `world`. Throws InvalidArgumentError for what is no group over messages.
+void watch_ranks(Communicator& world, std::shared_ptr<PeerWatch> watch);
+
+/// Has a watched rank died in this process's life? MPI_Finalize may wait for it for ever.
+bool mpi_has_lost_ranks();
 
 }  // namespace samestep

@@ -278,7 +278,10 @@ class Backend(MessageVerbs):
         if self._is_forked:
             return
         for child in reversed(self._children):
-            child.close(timeout=timeout)
+            if self._comm.usable:
+                child.close(timeout=timeout)
+            else:  # the rank that ended this group may be one of that
+                child._abandon(f"{self._comm.name} had ended with an error")
         try:
             self._end(self._seconds(timeout))
         finally:

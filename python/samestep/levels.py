@@ -101,6 +101,12 @@ def open_above(
     if comm.size == 1 or comm.engine == "node":
         return comm, None
     engine = choose(backend, asked, hosts)
+    if len(set(hosts)) > 1:
+        comm.set_hosts([host.partition("/")[0] for host in hosts])
+        if backend == "mpi":
+            from samestep.rendezvous import mpi_watch
+
+            mpi_watch.begin(comm, hosts, timeout)
     if engine == "flat":
         return comm, None
     made = _open_node(comm, timeout) if engine == "node" else _open_levels(comm, hosts, timeout)
@@ -117,13 +123,12 @@ def _open_node(flat: _core.Communicator, timeout: float) -> _core.Communicator:
 def _open_levels(flat: _core.Communicator, hosts: Sequence[str], timeout: float) -> _core.Communicator:
     order = list(dict.fromkeys(hosts))
     numbers = [order.index(host) for host in hosts]
-    mine = flat.split(numbers[flat.rank], 0, timeout)
-    assert mine is not None
-    host = None
-    if mine.size > 1:
-        host = _core.meet_host(
-            mine.rank, mine.size, lambda data: exchange_objects(mine, data, timeout), timeout
-        )
-    levels = _core.open_levels(flat, numbers, host, timeout)
-    mine.close(timeout)
-    return levels
+    here = [rank for rank, number in enumerate(numbers) if number == numbers[flat.rank]]
+
+    def exchange(data: bytes) -> list[bytes]:
+        # With all ranks: a group of those here would be made by MPI, which spins without giving way.
+        everything = exchange_objects(flat, data, timeout)
+        return [everything[rank] for rank in here]
+
+    host = _core.meet_host(here.index(flat.rank), len(here), exchange, timeout)
+    return _core.open_levels(flat, numbers, host if len(here) > 1 else None, timeout)

@@ -46,6 +46,7 @@ _Devices = Sequence[int] | Missing | None
 _world: Backend | None = None
 _arguments: dict[str, Any] = {}
 _at_exit_registered = False
+_LOST_S = 5.0  # for MPI to end after a rank has died
 
 
 def initialize(
@@ -291,9 +292,12 @@ def _register_at_exit() -> None:
 
 def _at_exit() -> None:
     """A net for programs that do not call finalize(): peers that still wait for this rank are told."""
+    error = uncaught.last_uncaught()
+    if _core.mpi_has_lost_ranks():
+        why = "samestep: ended without MPI_Finalize, which waits for all ranks, and one has died"
+        _core.exit_later(_LOST_S, 0 if error is None else 1, why)
     if _world is None or _world.closed or _world._is_forked:
         return
-    error = uncaught.last_uncaught()
     ended = "its process ended without samestep.finalize()"
     _world._abandon(ended if error is None else f"its process ended with {type(error).__name__}: {error}")
     if error is not None and _world.size > 1:

@@ -21,7 +21,8 @@ def group(group, monkeypatch):
         return
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(network.reserve_port()).getsockname()[1] if group.rank == 0 else None
-        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        names = group.allgather_object(os.uname().nodename)
+        monkeypatch.setenv("MASTER_ADDR", names[0] if len(set(names)) > 1 else "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(group.bcast_object(port)))
         ss.finalize()
         yield ss.initialize(type(group), timeout=group.timeout)

@@ -161,7 +161,7 @@ def stage(tmp_path_factory):
 
 def check_survivor(stage, job, rank, lost):
     found = job.line(rank)
-    assert any(f"rank {r} has left group 'world'" in found["text"] for r in lost), found
+    assert any(f"rank {r} ({job.hosts[r]}) has left group 'world'" in found["text"] for r in lost), found
     assert any(f"from {job.hosts[r]} (10.78.0." in found["text"] for r in lost), found
     assert found["at"] - stage.since < FOUND_WITHIN_S
     assert job.line(rank) == {"ended": True}
@@ -189,7 +189,9 @@ def test_a_dead_rank_is_named_with_its_host(stage, name):
 
 def test_ranks_that_do_nothing_for_longer_than_a_host_may_be_silent_are_late_not_lost(stage):
     stopped, busy = stage.jobs["stopped"], stage.jobs["busy"]
-    assert "for rank 1" in stopped.line(0)["text"]  # at its deadline of 12 s
+    assert (
+        f"for rank 1 ({stopped.hosts[1]}); arrived: rank 0 (" in stopped.line(0)["text"]
+    )  # at its deadline of 12 s
     os.kill(stage.pids["busy"][1], signal.SIGCONT)  # its buffers have been full all the time
     assert busy.lines() == [{"ended": True}] * 2
 

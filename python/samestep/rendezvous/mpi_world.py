@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ _CURE = (
     "module and `pip install mpi4py`. MPI4PY_LIBMPI=<path of libmpi> chooses a library. "
     "`samestep doctor` shows what was found."
 )
+
+_TOLERANT = "OMPI_MCA_mpi_ft_enable"
+_FABRICS = ("/sys/class/infiniband", "/sys/class/cxi")
 
 
 class LoadedMPI:
@@ -62,7 +67,8 @@ def load() -> LoadedMPI:
     """
     _help_relocated_library()
     try:
-        from mpi4py import MPI
+        with _survives_deaths(os.environ):
+            from mpi4py import MPI
     except ImportError as error:
         raise UnavailableError(f"MPI cannot be used: {error}. {_CURE}") from error
     except RuntimeError as error:  # mpi4py's finder: no library
@@ -82,6 +88,24 @@ def _help_relocated_library() -> None:
     # without mpirun has to set it itself.
     if "OPAL_PREFIX" not in os.environ and (Path(sys.prefix) / "lib" / "libmpi.so.40").exists():
         os.environ["OPAL_PREFIX"] = sys.prefix
+
+
+@contextlib.contextmanager
+def _survives_deaths(env: MutableMapping[str, str]) -> Iterator[None]:
+    """Open MPI, started meanwhile, shall not end this process when the connection to one of another host breaks.
+
+    Where there is another network than TCP it is left alone: what carries that may not know of deaths.
+    """
+    spread = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") != env.get("OMPI_COMM_WORLD_SIZE")
+    fabric = any(os.path.isdir(folder) and os.listdir(folder) for folder in _FABRICS)
+    sets = spread and not fabric and _TOLERANT not in env
+    if sets:
+        env[_TOLERANT] = "1"
+    try:
+        yield
+    finally:
+        if sets:  # it is not for programs that this one starts
+            del env[_TOLERANT]
 
 
 def open_world(loaded: LoadedMPI, *, oversubscribed: bool, timeout: float) -> _core.Communicator:

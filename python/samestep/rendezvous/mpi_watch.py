@@ -1,0 +1,84 @@
+"""Which ranks of an MPI world over several hosts have died: MPI does not say, so their hosts are asked over TCP."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+
+from samestep import _core
+from samestep.errors import Error
+from samestep.objects import exchange_objects
+from samestep.rendezvous import interfaces
+from samestep.rendezvous.tcp_address import address_text
+
+__all__ = ["begin"]
+
+_BACKLOG = 4096  # connections that are never taken
+_REACH_S = 2.0
+
+
+def begin(comm: _core.Communicator, hosts: Sequence[str], timeout: float) -> bool:
+    """Lets `comm` and the groups made of it know which ranks have died. Collective.
+
+    Every rank listens at a port of its own, where nothing is ever said: a rank that has waited for a second connects to
+    the others' ports, which their kernels refuse once the processes have ended. Where hosts cannot reach each other
+    over TCP, as behind a firewall, nobody is watched, and a dead rank is found by the deadline.
+
+    Args:
+      comm: of MPI.
+      hosts: of each rank, as `host_identity` says; more than one.
+      timeout: seconds for all to come.
+
+    Returns:
+      Whether ranks are watched; the same on all.
+    """
+    listener = _listener(_name_of_another(hosts, comm.rank))
+    mine = listener.getsockname()[:2] if listener is not None else None
+    places: list[tuple[str, int] | None] = exchange_objects(comm, mine, timeout)
+    found = [place for place in places if place is not None]
+    reached = len(found) == comm.size and _reaches(found[_next_host(hosts, comm.rank)])
+    everywhere = all(exchange_objects(comm, reached, timeout))
+    if everywhere and listener is not None:
+        names = [host.partition("/")[0] for host in hosts]
+        texts = [f"{name} ({address_text(*place)})" for name, place in zip(names, found, strict=True)]
+        _core.watch_ranks(
+            comm, listener.detach(), [(*place, text) for place, text in zip(found, texts, strict=True)]
+        )
+    elif listener is not None:
+        listener.close()
+    return everywhere
+
+
+def _name_of_another(hosts: Sequence[str], rank: int) -> str:
+    return next(host for host in hosts if host != hosts[rank]).partition("/")[0]
+
+
+def _next_host(hosts: Sequence[str], rank: int) -> int:
+    """The first rank of the host after this one's: each host is asked by some rank of another.
+
+    Example:
+      >>> [_next_host(["a", "a", "b", "c"], rank) for rank in range(4)]
+      [2, 2, 3, 0]
+    """
+    order = list(dict.fromkeys(hosts))
+    after = order[(order.index(hosts[rank]) + 1) % len(order)]
+    return hosts.index(after)
+
+
+def _listener(toward: str) -> socket.socket | None:
+    """Listens at the address that leads to another host; None where there is none."""
+    try:
+        address = interfaces.own_address(toward, os.environ, several_hosts=True)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, 0), family=family, backlog=_BACKLOG) if address else None
+    except (Error, OSError):
+        return None
+
+
+def _reaches(place: tuple[str, int]) -> bool:
+    try:
+        with socket.create_connection(place, timeout=_REACH_S):
+            return True
+    except OSError:
+        return False
