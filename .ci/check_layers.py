@@ -14,8 +14,9 @@ ALLOWED = {
     "node": {"core", "os", "kernels", "communicator", "exchange"},
     "mpi": {"core", "os", "communicator", "exchange"},
     "tcp": {"core", "os", "communicator", "exchange"},
+    "nccl": {"core", "os", "kernels", "communicator", "exchange"},
     "select": {"core"},
-    "bindings": {"core", "os", "kernels", "communicator", "exchange", "node", "mpi", "tcp", "select"},
+    "bindings": {"core", "os", "kernels", "communicator", "exchange", "node", "mpi", "tcp", "nccl", "select"},
 }
 PREPROCESSOR_HOMES = {"os", "kernels"}
 

@@ -10,6 +10,7 @@ void bind_plain_tree(pybind11::module_& m);
 void bind_mpi(pybind11::module_& m);
 void bind_node(pybind11::module_& m);
 void bind_tcp(pybind11::module_& m);
+void bind_devices(pybind11::module_& m);
 void bind_select(pybind11::module_& m);
 }  // namespace samestep
 
@@ -24,5 +25,6 @@ PYBIND11_MODULE(_core, m) {
   samestep::bind_mpi(m);
   samestep::bind_node(m);
   samestep::bind_tcp(m);
+  samestep::bind_devices(m);
   samestep::bind_select(m);
 }
