@@ -66,7 +66,7 @@ Work_ broadcast(const Comm& comm, const py::object& x, int root) {
   auto work = std::make_unique<PendingWork>();
   if (comm->rank() == root) {  // only read there: root's array may be read-only
     const ConstBuffer in = work->input(x, "bcast");
-    const Buffer both{const_cast<void*>(in.data), in.count, in.dtype, in.device};
+    const Buffer both{const_cast<void*>(in.data), in.count, in.dtype, in.device, in.stream};
     return started(comm, std::move(work), comm->broadcast(both, root, work->shape()));
   }
   const Buffer both = work->output(x, "bcast", /*copy_in=*/false);

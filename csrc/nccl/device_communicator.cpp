@@ -59,6 +59,10 @@ void DeviceCommunicator::check_here(std::string_view verb, ConstBuffer& buffer) 
   }
   if (buffer.device.index < 0)
     buffer.device.index = buffer.count == 0 ? options_.device : options_.gpu->device_of(buffer.data);
+  if (buffer.device.index < 0) {
+    throw InvalidArgumentError(str(verb, ": the array says that it is in device memory, but ", options_.gpu->path(),
+                                   " does not know its address"));
+  }
   if (buffer.device.index != options_.device) {
     throw InvalidArgumentError(str(verb, ": the array is on device ", buffer.device.index, ", but rank ", rank(),
                                    " of group '", name(), "' uses device ", options_.device,

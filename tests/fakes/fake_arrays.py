@@ -36,7 +36,7 @@ class Stream:
         self.handle = handle
         if handle is None:
             made = ctypes.c_void_p()
-            call("StreamCreateWithFlags", ctypes.byref(made), 1)
+            call("StreamCreateWithFlags", ctypes.byref(made), 0)
             self.handle = made.value
 
     def delay(self, microseconds: int) -> None:

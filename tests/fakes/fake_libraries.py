@@ -36,7 +36,10 @@ def compiler() -> str | None:
 
 @functools.cache
 def build(hip: bool = False) -> tuple[Path, Path]:
-    """The runtime and the communication library."""
+    """The runtime and the communication library. Where they are in use already: those, wherever they were built."""
+    used = os.environ.get("SAMESTEP_HIP_LIBRARY" if hip else "SAMESTEP_CUDART_LIBRARY", "")
+    if os.path.basename(used).startswith("libfake_"):
+        return Path(used), Path(os.environ["SAMESTEP_NCCL_LIBRARY"])
     suffix = "-hip" if hip else ""
     text = b"".join(path.read_bytes() for path in sorted(HERE.glob("*.cpp")) + sorted(HERE.glob("*.h")))
     digest = hashlib.sha256(text + repr(FLAGS).encode()).hexdigest()[:16]
