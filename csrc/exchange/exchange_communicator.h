@@ -45,6 +45,7 @@ class ExchangeCommunicator : public Communicator {
   std::shared_ptr<Communicator> split(int color, int key, const Deadline& deadline) override;
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline& deadline) override;
   void progress() override { engine_->progress(); }
+  void look_for_losses() override { engine_->look_for_farewells(); }
   void close(const Deadline& deadline) override;
   void abandon(std::exception_ptr error, const std::string& reason) override {
     engine_->abandon(std::move(error), reason);

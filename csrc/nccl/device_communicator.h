@@ -78,6 +78,7 @@ class DeviceCommunicator final : public Communicator {
   bool pull(int peer, std::span<const Piece> pieces) override { return host_->pull(peer, pieces); }
   bool push(int peer, std::span<const Piece> pieces) override { return host_->push(peer, pieces); }
   void progress() override;
+  void look_for_losses() override { host_->look_for_losses(); }
   void close(const Deadline& deadline) override;
   void abandon(std::exception_ptr error, const std::string& reason) override;
   void set_oversubscribed(bool oversubscribed) override;

@@ -36,20 +36,20 @@ bool is_mismatch(const std::exception_ptr& error) {
   }
 }
 
-/// What is wrong with any of these receives: they end with their senders only.
-std::exception_ptr lost_peer(const std::vector<Communicator::WorkPtr>& alive) {
-  for (const Communicator::WorkPtr& receive : alive) {
-    if (receive->done() && receive->error()) return receive->error();
-  }
-  return nullptr;
-}
-
 struct Invitation {
   nccl_abi::UniqueId id;
   std::array<char, 384> failed{};  // why there is no id
 };
 
 }  // namespace
+
+std::exception_ptr NcclChannel::lost_peer() {
+  agreement_->look_for_losses();
+  for (const Communicator::WorkPtr& receive : alive_) {
+    if (receive->done() && receive->error()) return receive->error();
+  }
+  return nullptr;
+}
 
 struct NcclChannel::Operation {
   Operation(NcclLaunch launch, std::uint64_t number, const Deadline& until, std::unique_ptr<GpuEvent> at_end)
@@ -162,11 +162,11 @@ void NcclChannel::settle(const char* act, const Deadline& deadline) {
   Pause pause(/*oversubscribed=*/true);
   for (int state = nccl().state(comm_); state != nccl_abi::kSuccess; state = nccl().state(comm_)) {
     if (state != nccl_abi::kInProgress) {
-      if (const std::exception_ptr lost = lost_peer(alive_)) std::rethrow_exception(lost);
+      if (const std::exception_ptr lost = lost_peer()) std::rethrow_exception(lost);
       throw Error(str(act, " in group '", host_->name(), "': ", nccl().explain(state, comm_)));
     }
     if (!pause.step()) continue;
-    if (const std::exception_ptr lost = lost_peer(alive_)) std::rethrow_exception(lost);
+    if (const std::exception_ptr lost = lost_peer()) std::rethrow_exception(lost);
     if (deadline.passed()) {
       throw TimeoutError(str(act, " in group '", host_->name(), "': NCCL has not come to an end after ",
                              deadline.timeout().count(), " s, on this or another rank"));
@@ -226,7 +226,7 @@ std::exception_ptr NcclChannel::trouble(Operation& operation, Clock::time_point 
   }
   if (operation.deadline.passed()) return late(operation);
   if (now - operation.started < kLookAtPeersAfter) return nullptr;
-  return lost_peer(alive_);
+  return lost_peer();
 }
 
 void NcclChannel::look() {
@@ -237,8 +237,8 @@ void NcclChannel::look() {
   try {
     if (const int state = nccl().state(comm_); state != nccl_abi::kSuccess && state != nccl_abi::kInProgress) {
       const std::string text = str("NCCL in group '", host_->name(), "': ", nccl().explain(state, comm_));
-      std::exception_ptr lost = lost_peer(alive_);
-      for (const Deadline grace = Deadline::after(kGrace); !lost && !grace.passed(); lost = lost_peer(alive_)) {
+      std::exception_ptr lost = lost_peer();
+      for (const Deadline grace = Deadline::after(kGrace); !lost && !grace.passed(); lost = lost_peer()) {
         for (const auto& operation : under_way_) {
           const bool differs = operation->agreement && operation->agreement->done() && operation->agreement->error();
           if (differs && !lost) lost = operation->agreement->error();

@@ -68,6 +68,8 @@ class NcclChannel : public std::enable_shared_from_this<NcclChannel> {
   void look();
   std::exception_ptr trouble(Operation& operation, Clock::time_point now);
   std::exception_ptr late(Operation& operation);
+  /// What tells that a peer has gone, or null.
+  std::exception_ptr lost_peer();
   /// Ends all with `error`. The mutex is held; the watcher aborts the communicator.
   void fail(std::exception_ptr error, bool tell);
   void stop();

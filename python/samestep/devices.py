@@ -105,10 +105,11 @@ def _require_own_devices(table: list[Joined]) -> None:
     version = tuple(int(part) for part in table[0].nccl.split("."))
     if version >= (2, 30) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1":
         return
+    device = table[ranks[0]].place.split()[-1]
     raise UnavailableError(
-        f"NCCLBackend: ranks {' and '.join(map(str, ranks))} use the same device ({table[ranks[0]].place.split()[-1]}), "
-        f"which NCCL {table[0].nccl} refuses. Cure: start as many ranks as there are devices; or use NCCL 2.30 or newer "
-        "with NCCL_MULTI_RANK_GPU_ENABLE=1; or samestep.MPIBackend or NativeBackend, which take device arrays too"
+        f"NCCLBackend: ranks {' and '.join(map(str, ranks))} use the same device ({device}), which NCCL "
+        f"{table[0].nccl} refuses. Cure: start as many ranks as there are devices; or use NCCL 2.30 or newer with "
+        "NCCL_MULTI_RANK_GPU_ENABLE=1; or samestep.MPIBackend or NativeBackend, which take device arrays too"
     )
 
 

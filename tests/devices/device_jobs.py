@@ -55,7 +55,9 @@ class Ended:
         return f"ended with {self.code}:\n{self.text}"
 
 
-def run(folder: Path, script: str, n: int, *, of_rank: dict[int, dict[str, str]] | None = None, **variables: str) -> list[Ended]:
+def run(
+    folder: Path, script: str, n: int, *, of_rank: dict[int, dict[str, str]] | None = None, **variables: str
+) -> list[Ended]:
     """Run `script` after PRELUDE on `n` ranks; `of_rank`: more variables for some of them."""
     program = folder / "program.py"
     program.write_text(PRELUDE + script)

@@ -68,22 +68,39 @@ def test_a_rank_that_does_not_come(tmp_path):
 
 @pytest.mark.parametrize("what", ["error", "die", "hang"])
 def test_a_rank_that_fails_while_nccl_starts(tmp_path, what):
-    ended = run(tmp_path, 3, "told(lambda: start(timeout=TIMEOUT) and None)", timeout=5.0, FAKE_NCCL_FAIL=f"1:init:{what}")
+    ended = run(
+        tmp_path,
+        3,
+        "told(lambda: start(timeout=TIMEOUT) and None)",
+        timeout=5.0,
+        FAKE_NCCL_FAIL=f"1:init:{what}",
+    )
     for number, rank in enumerate(ended):
         if what == "die" and number == 1:
             assert rank.code == -9
             continue
         assert rank.code == 0, ended
         failed = rank.told[0]
-        assert failed["kind"] in {"error": ("Error", "PeerLostError"), "die": ("PeerLostError",), "hang": ("TimeoutError", "PeerLostError")}[what], ended
+        assert (
+            failed["kind"]
+            in {
+                "error": ("Error", "PeerLostError"),
+                "die": ("PeerLostError",),
+                "hang": ("TimeoutError", "PeerLostError"),
+            }[what]
+        ), ended
         assert failed["seconds"] < 30
 
 
 @pytest.mark.parametrize("mismatch", ["", "hang"])
 def test_ranks_that_do_not_agree(tmp_path, mismatch):
-    script = LOOP.replace("world.iallreduce(x).wait(host=True)", "world.iallreduce(x, 'sum' if turn < 5 or rank else 'max').wait(host=True)", 1)
+    script = LOOP.replace(
+        "world.iallreduce(x).wait(host=True)",
+        "world.iallreduce(x, 'sum' if turn < 5 or rank else 'max').wait(host=True)",
+        1,
+    )
     for rank in run(tmp_path, 2, script, FAKE_NCCL_MISMATCH=mismatch):
-        started, failed, again, host = rank.told
+        _, failed, again, host = rank.told
         assert failed["kind"] == "MismatchError", rank
         assert "op sum" in failed["text"]
         assert "op max" in failed["text"]

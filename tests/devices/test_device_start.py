@@ -62,8 +62,12 @@ def test_one_rank_without_a_device(tmp_path):
 
 
 def test_ranks_that_share_a_device(tmp_path):
-    fails_alike(outcome(tmp_path, 2, FAKE_GPU_DEVICES="1"), "ranks 0 and 1 use the same device (0000:00:00.0)", "2.30")
-    got = outcome(tmp_path, 2, FAKE_GPU_DEVICES="1", FAKE_NCCL_VERSION="23004", NCCL_MULTI_RANK_GPU_ENABLE="1")
+    fails_alike(
+        outcome(tmp_path, 2, FAKE_GPU_DEVICES="1"), "ranks 0 and 1 use the same device (0000:00:00.0)", "2.30"
+    )
+    got = outcome(
+        tmp_path, 2, FAKE_GPU_DEVICES="1", FAKE_NCCL_VERSION="23004", NCCL_MULTI_RANK_GPU_ENABLE="1"
+    )
     assert [told["result"][2] for told in got] == [[2.0] * 3] * 2
 
 
@@ -79,7 +83,9 @@ def test_an_old_version(tmp_path):
 def library(folder, text):
     source, target = folder / "library.cpp", folder / "libother.so"
     source.write_text(text)
-    subprocess.run([fake_libraries.compiler(), "-shared", "-fPIC", "-o", str(target), str(source)], check=True)
+    subprocess.run(
+        [fake_libraries.compiler(), "-shared", "-fPIC", "-o", str(target), str(source)], check=True
+    )
     return str(target)
 
 
@@ -131,7 +137,9 @@ ctypes.string_at(array.address, 1)
 
 def test_requirements_are_compared_in_order():
     joined = devices.Joined
-    devices.require_all([joined("", "2.28.9", "a 0"), joined("", "2.28.9", "a 1"), joined("", "2.28.9", "b 0")])
+    devices.require_all(
+        [joined("", "2.28.9", "a 0"), joined("", "2.28.9", "a 1"), joined("", "2.28.9", "b 0")]
+    )
     with pytest.raises(ss.UnavailableError, match="rank 1: no"):
         devices.require_all([joined("", "2.28.9", "a 0"), joined("no", "", "")])
 

@@ -41,7 +41,11 @@ def _opening(backend: type[Backend], **settings: str) -> Any:
 
 
 def offer() -> None:
-    """`fakes`: NCCL. `checked`: NCCL, where ranks compare first. `staged`: MPI, through pinned memory in small pieces."""
+    """Names of worlds.
+
+    `fakes`: NCCL. `late`: NCCL that returns before it has begun. `checked`: NCCL, where ranks compare first.
+    `staged`: MPI, through pinned memory in small pieces.
+    """
     worlds.offer("fakes", _opening(NCCLBackend))
     worlds.offer("late", _opening(NCCLBackend, FAKE_NCCL_IN_PROGRESS="1"))
     worlds.offer("checked", _opening(NCCLBackend, SAMESTEP_NCCL_CHECK="before"))
