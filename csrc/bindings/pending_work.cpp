@@ -94,7 +94,8 @@ bool PendingWork::done() {
 }
 
 void PendingWork::wait(double timeout, AtDeadline at_deadline, int polls_with_gil, bool on_host) {
-  const int polls = communicator_->oversubscribed() ? 1 : polls_with_gil;  // there each poll keeps others from coming
+  // Where CPUs are short each poll keeps others from coming; what a device does is not worth one.
+  const int polls = communicator_->oversubscribed() || !on_device_.empty() ? 1 : polls_with_gil;
   for (int i = 0; i < polls; ++i) {
     if (!work_->done()) continue;
     bring_home();

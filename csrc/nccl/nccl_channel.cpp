@@ -46,7 +46,11 @@ struct Invitation {
 std::exception_ptr NcclChannel::lost_peer() {
   agreement_->look_for_losses();
   for (const Communicator::WorkPtr& receive : alive_) {
-    if (receive->done() && receive->error()) return receive->error();
+    if (!receive->done() || !receive->error()) continue;
+    const std::string text = text_of(receive->error()), about_receive = "): ";
+    const std::size_t cut = text.find(about_receive);
+    const std::string who = cut == std::string::npos ? text : text.substr(cut + about_receive.size());
+    return std::make_exception_ptr(PeerLostError(str("device operations of group '", host_->name(), "': ", who)));
   }
   return nullptr;
 }
@@ -76,6 +80,14 @@ struct NcclChannel::Operation {
     ended = true;
   }
 };
+
+std::exception_ptr NcclChannel::cause_on_host() {
+  for (const auto& operation : under_way_) {
+    const bool differs = operation->agreement && operation->agreement->done() && operation->agreement->error();
+    if (differs) return operation->agreement->error();
+  }
+  return lost_peer();
+}
 
 class NcclChannel::NcclWork final : public Work {
  public:
@@ -215,7 +227,7 @@ std::exception_ptr NcclChannel::late(Operation& operation) {
 }
 
 std::exception_ptr NcclChannel::trouble(Operation& operation, Clock::time_point now) {
-  if (operation.ended) return operation.error;
+  if (operation.ended || comm_ == nullptr) return operation.error;
   const bool agreed = operation.agreement == nullptr || operation.agreement->done();
   if (agreed && operation.agreement != nullptr && operation.agreement->error()) return operation.agreement->error();
   if (agreed && operation.end->happened()) {
@@ -237,15 +249,12 @@ void NcclChannel::look() {
   try {
     if (const int state = nccl().state(comm_); state != nccl_abi::kSuccess && state != nccl_abi::kInProgress) {
       const std::string text = str("NCCL in group '", host_->name(), "': ", nccl().explain(state, comm_));
-      std::exception_ptr lost = lost_peer();
-      for (const Deadline grace = Deadline::after(kGrace); !lost && !grace.passed(); lost = lost_peer()) {
-        for (const auto& operation : under_way_) {
-          const bool differs = operation->agreement && operation->agreement->done() && operation->agreement->error();
-          if (differs && !lost) lost = operation->agreement->error();
-        }
+      // NCCL only knows that something is wrong; the host soon knows what.
+      std::exception_ptr cause = cause_on_host();
+      for (const Deadline grace = Deadline::after(kGrace); !cause && !grace.passed(); cause = cause_on_host()) {
         std::this_thread::sleep_for(kLookEvery);
       }
-      fail(lost ? lost : std::make_exception_ptr(Error(text)), /*tell=*/true);
+      fail(cause ? cause : std::make_exception_ptr(Error(text)), /*tell=*/!cause || !is_mismatch(cause));
       return;
     }
     for (const auto& operation : under_way_) {

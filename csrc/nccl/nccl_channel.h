@@ -70,6 +70,8 @@ class NcclChannel : public std::enable_shared_from_this<NcclChannel> {
   std::exception_ptr late(Operation& operation);
   /// What tells that a peer has gone, or null.
   std::exception_ptr lost_peer();
+  /// What the host knows of a failure, or null.
+  std::exception_ptr cause_on_host();
   /// Ends all with `error`. The mutex is held; the watcher aborts the communicator.
   void fail(std::exception_ptr error, bool tell);
   void stop();

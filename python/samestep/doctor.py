@@ -81,7 +81,7 @@ def rows(found: Mapping[str, Any]) -> list[Row]:
         ),
         *(
             (f"{kind.upper()} runtime", had["detail"], bool(had["path"]))
-            for kind, had in found["runtimes"].items()
+            for kind, had in found.get("runtimes", {}).items()
             if found["devices"][kind]["count"]
         ),
         ("network", found["network"]["detail"], bool(found["network"]["address"])),

@@ -153,7 +153,7 @@ for turn in range(3):
     x.get()
     stream = x.stream.handle
     del x
-    world.close()
+    ss.finalize()
     world = group = None
     gc.collect()
     fake_arrays.call("StreamDestroy", fake_arrays.ctypes.c_void_p(stream))

@@ -1,7 +1,10 @@
 """What is found before ranks use their devices: which device each has, wrong libraries, shared devices."""
 
+import json
 import os
 import subprocess
+import sys
+from pathlib import Path
 
 import device_jobs
 import fake_libraries
@@ -144,10 +147,26 @@ def test_requirements_are_compared_in_order():
         devices.require_all([joined("", "2.28.9", "a 0"), joined("no", "", "")])
 
 
-def test_the_doctor_names_the_files_in_use(tmp_path):
-    import json
-    import sys
+def headers():
+    """Folders with a real nccl.h and cuda_runtime.h."""
+    homes = [Path(folder) / "nvidia" for folder in sys.path]
+    places = [*(home / part / "include" for home in homes for part in ("nccl", "cu13", "cuda_runtime"))]
+    places += [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include", Path("/usr/include")]
+    return [place for place in places if place.is_dir()]
 
+
+def test_our_numbers_are_those_of_the_header(tmp_path):
+    found = headers()
+    if not any((place / "nccl.h").exists() for place in found):
+        pytest.skip("no nccl.h")
+    source = Path(fake_libraries.HERE) / "check_header.cpp"
+    words = [f"-I{place}" for place in (source.parent.parent.parent / "csrc", *found)]
+    program = str(tmp_path / "check")
+    subprocess.run([fake_libraries.compiler(), "-std=c++20", *words, "-o", program, str(source)], check=True)
+    subprocess.run([program], check=True)
+
+
+def test_the_doctor_names_the_files_in_use(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "samestep", "doctor", "--json"],
         env=os.environ | fake_libraries.environment(),

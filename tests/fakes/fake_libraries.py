@@ -41,7 +41,7 @@ def build(hip: bool = False) -> tuple[Path, Path]:
     if os.path.basename(used).startswith("libfake_"):
         return Path(used), Path(os.environ["SAMESTEP_NCCL_LIBRARY"])
     suffix = "-hip" if hip else ""
-    text = b"".join(path.read_bytes() for path in sorted(HERE.glob("*.cpp")) + sorted(HERE.glob("*.h")))
+    text = b"".join(path.read_bytes() for path in sorted([*HERE.glob("fake_*.cpp"), *HERE.glob("*.h")]))
     digest = hashlib.sha256(text + repr(FLAGS).encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"samestep-fakes-{os.getuid()}-{digest}{suffix}"
     folder.mkdir(mode=0o700, exist_ok=True)
