@@ -12,7 +12,7 @@ def work():
         world.iallreduce(x).wait(host=True)
 told(work)
 told(lambda: world.iallreduce(x).wait(host=True))
-told(lambda: world.allreduce(np.ones(3)))
+told(lambda: world.allreduce(np.ones(3)).tolist())
 """
 
 
@@ -105,7 +105,7 @@ def test_ranks_that_do_not_agree(tmp_path, mismatch):
         assert "op sum" in failed["text"]
         assert "op max" in failed["text"]
         assert again["kind"] == "MismatchError"
-        assert "kind" not in host or "result" in host, rank
+        assert host == {"result": [2.0] * 3}, rank  # the host part of the group goes on
 
 
 def test_ranks_that_compare_first_go_on(tmp_path):
