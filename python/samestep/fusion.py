@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import sys
 import time
 import weakref
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samestep import _core, arrays
+from samestep.reduce_ops import resolve
+from samestep.work import Work
 
 if TYPE_CHECKING:
     from samestep.arrays import ArrayInfo
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 SMALL_NBYTES = 512 << 10  # from here on a copy costs more than a message
 BUCKET_NBYTES = 4 << 20
 _UNDER_WAY = 4  # messages; bounds the memory held by buckets
+_AT_ONCE = 256  # arrays in device memory in one operation of NCCL
 
 Timer = Callable[[], float | None]
 _Message = Generator[None, None, None]  # starts the operation, yields, then waits and stores the results
@@ -137,9 +141,35 @@ def allreduce_leaves(
         _unpack(packed, message, leaves, infos, results)
         _pools[backend].append(with_memory)
 
-    messages = plan_messages(infos, mix_dtypes=False)
-    _run(alone(message[0]) if len(message) == 1 else together(message) for message in messages)
+    def on_device(message: list[int]) -> _Message:
+        code, factor = resolve(op)
+        inner = _core.all_reduce_many(backend._comm, [leaves[i] for i in message], code, factor)
+        work = Work(inner, backend.timeout)
+        yield
+        work._wait_blocking(left())
+
+    many = _for_nccl(backend, infos, lambda dtype: _core.nccl_reduces(dtype, resolve(op)[0]))
+    taken = {i for message in many for i in message}
+    messages = [m for m in plan_messages(infos, mix_dtypes=False) if m[0] not in taken]
+    _run(
+        itertools.chain(map(on_device, many), (alone(m[0]) if len(m) == 1 else together(m) for m in messages))
+    )
     return results
+
+
+def _for_nccl(backend: Backend, infos: Sequence[ArrayInfo], can: Callable[[str], bool]) -> list[list[int]]:
+    """Leaves in device memory that NCCL works on where they lie, those of one dtype together. Empty without NCCL."""
+    if all(info.device == "cpu" for info in infos) or not _core.has_nccl(backend._comm):
+        return []
+    by_dtype: dict[str, list[int]] = {}
+    for i, info in enumerate(infos):
+        if info.device != "cpu" and info.nbytes and info.writable and info.contiguous and can(info.dtype):
+            by_dtype.setdefault(info.dtype, []).append(i)
+    return [
+        leaves[start : start + _AT_ONCE]
+        for leaves in by_dtype.values()
+        for start in range(0, len(leaves), _AT_ONCE)
+    ]
 
 
 def bcast_leaves(
@@ -173,8 +203,18 @@ def bcast_leaves(
             _unpack(packed, message, leaves, infos, results)
         _pools[backend].append(with_memory)
 
-    messages = plan_messages(infos, mix_dtypes=True)
-    _run(alone(message[0]) if len(message) == 1 else together(message) for message in messages)
+    def on_device(message: list[int]) -> _Message:
+        inner = _core.broadcast_many(backend._comm, [leaves[i] for i in message], root)
+        work = Work(inner, backend.timeout)
+        yield
+        work._wait_blocking(left())
+
+    many = _for_nccl(backend, infos, lambda _: True)
+    taken = {i for message in many for i in message}
+    messages = [m for m in plan_messages(infos, mix_dtypes=True) if m[0] not in taken]
+    _run(
+        itertools.chain(map(on_device, many), (alone(m[0]) if len(m) == 1 else together(m) for m in messages))
+    )
     return results
 
 

@@ -67,18 +67,22 @@ class Work:
         """Make progress; True once the operation has ended, well or not. Never blocks."""
         return self._inner.done()
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None, *, host: bool = False) -> Any:
         """Block until the operation has ended, and return what the blocking verb returns.
+
+        For arrays in device memory it is not this process that waits but the stream in which the arrays are used:
+        what is put into it from now on sees the result.
 
         Args:
           timeout: seconds to wait at most. Running out of it breaks nothing: `wait` may be called again.
             None: the group's timeout, which ends the group where it runs out.
+          host: wait in this process also for the device.
 
         Raises:
           TimeoutError: the time is over; says who has arrived and who has not.
           Error: what went wrong in the operation, each time it is asked.
         """
-        self._inner.wait(self._timeout if timeout is None else float(timeout), timeout is None)
+        self._inner.wait(self._timeout if timeout is None else float(timeout), timeout is None, host)
         return self._take()
 
     def exception(self) -> BaseException | None:
