@@ -81,6 +81,7 @@ class DeviceCommunicator final : public Communicator {
   void look_for_losses() override { host_->look_for_losses(); }
   void close(const Deadline& deadline) override;
   void abandon(std::exception_ptr error, const std::string& reason) override;
+  bool usable() const override { return host_->usable(); }
   void set_oversubscribed(bool oversubscribed) override;
   bool oversubscribed() const override { return host_->oversubscribed(); }
   Counters counters() const override { return host_->counters(); }
