@@ -57,7 +57,7 @@ def oversubscribed(affinities: Sequence[Sequence[int]], usable_cpus: int) -> boo
       usable_cpus: what this process may use, affinity and control group taken together.
 
     Example:
-      >>> oversubscribed([[0, 1], [0, 1]], 2), oversubscribed([[0], [0]], 1), oversubscribed([[0], [1]], 1)
-      (False, True, False)
+      >>> oversubscribed([[0, 1], [0, 1]], usable_cpus=2), oversubscribed([[0], [0]], usable_cpus=1)
+      (False, True)
     """
     return len(affinities) > min(len(set().union(*affinities)), max(usable_cpus, len(affinities[0])))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
+import time
 import weakref
 from collections import deque
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from samestep import uncaught
+from samestep import _core, uncaught
 from samestep.errors import Error
 
 if TYPE_CHECKING:
@@ -74,22 +77,25 @@ class Lifetime:
             else f"its process ended with {type(error).__name__}: {error}"
         )
         self.leave(ended)
+        if error is not None and "mpi4py.MPI" in sys.modules:
+            # MPI_Finalize waits for all ranks. One that never learns of this error must not hold us for ever.
+            late = f"not all ranks have ended {self._backend.timeout:g} s later"
+            _core.exit_later(self._backend.timeout, 1, f"samestep: this rank ended with an error, and {late}")
 
     def _drain(self, seconds: float) -> None:
-        from datetime import timedelta
-
+        end = time.monotonic() + seconds
         for work in self._works:
+            left = max(1e-3, end - time.monotonic())
             with contextlib.suppress(Exception):
-                work.wait(timedelta(seconds=seconds))
+                work.wait(timedelta(seconds=left))
         self._works.clear()
 
     def _abandon(self, reason: str) -> None:
         with contextlib.suppress(Error):
             self._backend._abandon(reason)
             self._backend._closed = True
-        for comm in (self._backend._comm,):
-            with contextlib.suppress(Error):
-                comm.close(_LEAVING_S)
+        with contextlib.suppress(Error):
+            self._backend._comm.close(_LEAVING_S)
 
 
 _open: weakref.WeakSet[Lifetime] = weakref.WeakSet()
