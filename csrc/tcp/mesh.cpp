@@ -73,6 +73,17 @@ void Mesh::note_losses() {
   }
 }
 
+void Mesh::flush(int peer) {
+  const std::lock_guard lock(mutex_);
+  if (peer == rank_) return;
+  const Clock::time_point begin = Clock::now();
+  Pause pause(/*oversubscribed=*/true);
+  for (advance(); !to(peer).lost() && !to(peer).all_sent() && Clock::now() - begin < flush_left_; advance()) {
+    pause.step();
+  }
+  flush_left_ -= Clock::now() - begin;
+}
+
 void Mesh::rest() {
   int fd = poller_.fd();
   bool to_write = false;

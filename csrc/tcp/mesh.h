@@ -39,6 +39,9 @@ class Mesh final : Connection::Receiver {
   bool cancel(Group group, Record* record);
   bool probe(Group group, int tag, Messenger::Envelope& from);
 
+  /// Waits until all that was sent to the peer has left, or its connection has ended; in all calls a second at most.
+  void flush(int peer);
+
   /// Sleeps until there is something to move, for a millisecond at most.
   void rest();
 
@@ -102,6 +105,7 @@ class Mesh final : Connection::Receiver {
   std::unordered_map<std::uint32_t, Offer> offered_;
   std::vector<std::unordered_map<std::uint32_t, Incoming>> incoming_;  // by rank of the source and its id
   std::uint32_t next_id_ = 0;
+  Clock::duration flush_left_ = std::chrono::seconds(1);
   Clock::time_point last_listened_ = Clock::now();
 };
 

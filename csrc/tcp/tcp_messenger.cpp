@@ -4,6 +4,7 @@
 #include <map>
 
 #include "exchange/exchange_communicator.h"
+#include "exchange/tags.h"
 #include "tcp/mesh.h"
 
 namespace samestep {
@@ -31,7 +32,9 @@ class TcpMessenger final : public Messenger {
   std::size_t short_message() const override { return kShortMessage; }
 
   Request send(const void* data, std::size_t nbytes, int dest, int tag) override {
-    return request(mesh_->send(group_, {static_cast<const std::byte*>(data), nbytes}, member(dest), tag));
+    const Request sent = request(mesh_->send(group_, {static_cast<const std::byte*>(data), nbytes}, member(dest), tag));
+    if (tag == tags::kFarewell) mesh_->flush(member(dest));  // who says it may end at once, and be taken for the cause
+    return sent;
   }
 
   Request receive(void* data, std::size_t capacity, int source, int tag) override {

@@ -199,7 +199,6 @@ tell(seen=seen, grown_kb=resident[-1] - resident[0])
     assert os.listdir(tmp_path) == ["program.py"]
 
 
-@pytest.mark.parametrize("ranks", ["node"], indirect=True)
 def test_a_rank_killed_at_any_moment_is_named_by_all_others(ranks):
     n_trials = 20
     script = f"""
