@@ -104,7 +104,11 @@ class Backend(MessageVerbs):
 
     @property
     def engine(self) -> str:
-        """What carries host arrays: "self" for a group of one, "node" (shared memory of one host), "mpi", "tcp"."""
+        """What carries host arrays.
+
+        "self" for a group of one, "node" (shared memory of one host), "hier" (so within hosts, messages between
+        them), "mpi" or "tcp" (messages alone).
+        """
         return self._comm.engine
 
     def counters(self) -> _core.Counters:

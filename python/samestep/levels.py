@@ -111,7 +111,7 @@ def _open_node(flat: _core.Communicator, timeout: float) -> _core.Communicator:
     def exchange(mine: bytes) -> list[bytes]:
         return exchange_objects(flat, mine, timeout)
 
-    return _core.open_node_world("world", flat.rank, flat.size, exchange, timeout)
+    return _core.open_node_world(flat.name, flat.rank, flat.size, exchange, timeout)
 
 
 def _open_levels(flat: _core.Communicator, hosts: Sequence[str], timeout: float) -> _core.Communicator:

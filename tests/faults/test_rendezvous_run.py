@@ -4,7 +4,6 @@ import re
 
 import pytest
 from launching import told
-from samestep import _core
 from samestep.launch import network
 
 MEET = """
@@ -13,11 +12,6 @@ import samestep as ss
 from samestep.rendezvous import meet
 rank = int(os.environ["RANK"])
 """
-
-# The communicator itself is the core's.
-needs_native = pytest.mark.skipif(
-    not hasattr(_core, "open_node_world"), reason="this core has no native world"
-)
 
 
 @pytest.fixture
@@ -81,16 +75,16 @@ except ss.UnavailableError as error: print(json.dumps(str(error)))
     assert refused[1].startswith(f"rank 1 of 2 cannot join: the store at 127.0.0.1:{port} is another job's")
 
 
-def test_several_hosts_need_mpi(start):
+def test_shared_memory_is_for_one_host(start):
     run = start(
         "os.environ['SAMESTEP_HOST_ID'] = str(rank)\n"
+        "os.environ['SAMESTEP_NATIVE_ENGINE'] = 'node'\n"
         "try: ss.initialize('native', timeout=60)\n"
         "except ss.UnavailableError as error: print(json.dumps(str(error)))"
     )
     found = told(run)
     assert found[0] == found[1]
-    assert "the 2 ranks are on 2 hosts" in found[0]
-    assert "MPI carries several" in found[0]
+    assert "SAMESTEP_NATIVE_ENGINE=node needs all ranks on one host, but there are 2" in found[0]
 
 
 @pytest.mark.parametrize("claim", ["rank=rank + 1", "world_size=3"])
@@ -105,7 +99,6 @@ def test_a_claim_that_differs_from_the_launcher(start, claim):
     )
 
 
-@needs_native
 def test_the_native_world_opens_ends_and_opens_again(start):
     script = """
 import threading

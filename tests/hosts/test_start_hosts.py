@@ -152,7 +152,7 @@ def test_every_rank_tells_where_it_is(run, tmp_path):
         ("10.78.0.2", "eth0"),
     ]
     assert {(f["launcher"], f["backend"], f["engine"]) for f in found} == {
-        ("samestep", "NativeBackend", "tcp")
+        ("samestep", "NativeBackend", "hier")
     }
 
 

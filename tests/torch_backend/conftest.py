@@ -8,6 +8,9 @@ import os
 import pytest
 
 _numbers = itertools.count()
+_kept = []
+"""Groups of gloo. Where one is freed, Python's lock is held while gloo's threads end, which may be waiting for it; that
+happens where a test returns, with the model whose buckets were reduced."""
 
 
 @pytest.fixture
@@ -34,6 +37,8 @@ def over(group, tmp_path):
         try:
             yield torch_dist
         finally:
+            if backend == "gloo":
+                _kept.append(torch_dist.group.WORLD)
             torch_dist.destroy_process_group()
 
     return opened

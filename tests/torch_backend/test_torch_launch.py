@@ -127,3 +127,26 @@ def test_a_rank_that_dies_is_named(group, over):
         with pytest.raises(ss.PeerLostError, match="rank 1") as caught:
             dist.all_reduce(torch.ones(5))
         assert isinstance(caught.value, dist.DistBackendError)
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0"},
+    ],
+    ids=["mpirun", "srun"],
+)
+def test_ranks_whose_launcher_does_not_speak_to_this_mpi_do_not_train_alone(environment, launcher):
+    script = "import torch.distributed as dist; dist.init_process_group('samestep')"
+    env = {k: v for k, v in environment.items() if not k.startswith(("OMPI_", "PMI", "PMIX_", "SLURM_"))}
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env=env | launcher | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode != 0
+    assert "started 2 ranks, but the world of the loaded MPI library has 1" in ended.stderr, ended.stderr

@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Final
 
-from samestep import _core, world
+from samestep import _core, levels, world
 from samestep.agreement import by_rank
 from samestep.backend import Backend as Group
 from samestep.backend import NativeBackend
 from samestep.distributed.names import KINDS, Backend
 from samestep.errors import InvalidArgumentError, MismatchError, NotInitializedError, UnavailableError
-from samestep.objects import exchange_objects
 from samestep.rendezvous.store import seconds_of
 
 __all__ = [
@@ -235,19 +234,12 @@ def _why_not_on(kind: str, world_kind: str, where: list[str]) -> str:
             f"a group on backend {kind!r} is not carried where the world's is {world_kind!r}, by this version"
         )
     n = len(set(where))
-    return f"its ranks are on {n} hosts, and 'gloo' carries one in this version" if n > 1 else ""
+    return f"its ranks are on {n} hosts, and 'gloo' carries one within a world on 'mpi'" if n > 1 else ""
 
 
 def _native(of: Group, comm: _core.Communicator, where: list[str], seconds: float) -> Group:
     """The members of `comm`, which are on one host, without MPI."""
-    beneath = None
-    if comm.engine == "mpi" and comm.size > 1:
-        beneath = comm
-
-        def exchange(mine: bytes) -> list[bytes]:
-            return exchange_objects(beneath, mine, seconds)
-
-        comm = _core.open_node_world(comm.name, comm.rank, comm.size, exchange, seconds)
+    comm, beneath = levels.open_above(comm, "mpi", ["node"] * comm.size, where, seconds)
     made = NativeBackend(comm, timeout=seconds, device=of.device, world_hosts=where, beneath=beneath)
     of._children.append(made)
     return made

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from samestep import _core, facts
 from samestep.errors import InvalidArgumentError
 from samestep.rendezvous import mpi_world
 
@@ -26,10 +27,12 @@ def meet(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iter
       The store, this rank, and how many there are.
 
     Raises:
-      UnavailableError: MPI cannot be loaded.
+      UnavailableError: MPI cannot be loaded, or is not that of the launcher, whose ranks would each be alone.
       InvalidArgumentError: the URL says another rank or size.
     """
-    mpi_world.load()
+    loaded = mpi_world.load()
+    started = facts.gather(probe_mpi=False, cuda=False, hip=False)
+    _core.check_launch(started, _core.World(size=loaded.size, library=loaded.description))
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD

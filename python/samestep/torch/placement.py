@@ -63,7 +63,8 @@ class Placement:
 
     def _place(self, bucket: torch.Tensor, storage: Any) -> _Placed | None:
         alone = storage.nbytes() == bucket.nbytes and bucket.is_contiguous() and not storage.is_shared()
-        if not alone or not _fits_into_shm(bucket.nbytes * self._comm.size):
+        has_heap = _core.shared_usage(self._comm) is not None
+        if not alone or not has_heap or not _fits_into_shm(bucket.nbytes * self._comm.size):
             return None
         block = _core.allocate_shared(self._comm, bucket.nbytes)
         if block is None:
