@@ -39,7 +39,7 @@ std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Com
   const std::vector<int> ranks = all_ranks(*made->host_);
   made->through_host_ = made->host_->group(ranks, deadline);
   made->agreement_ = made->host_->group(ranks, deadline);
-  made->stager_ = std::make_shared<Stager>(made->options_.gpu, made->options_.device, made->host_);
+  made->stager_ = Stager::make(made->options_.gpu, made->options_.device, made->host_, made->through_host_);
   if (made->options_.nccl != nullptr) {
     NcclChannel::Options channel{made->options_.gpu, made->options_.nccl, made->options_.device,
                                  made->options_.timeout};
@@ -81,9 +81,20 @@ Communicator::WorkPtr DeviceCommunicator::agreed(WorkPtr agreement) const {
   return agreement;
 }
 
-Communicator::WorkPtr DeviceCommunicator::on_device(NcclLaunch launch) {
+Communicator::WorkPtr DeviceCommunicator::on_device(NcclLaunch launch, std::size_t nbytes) {
   agreement_->progress();
+  ++n_launched_;
+  if (size() > 1) n_launched_bytes_ += nbytes;
   return channel_->launch(std::move(launch));
+}
+
+Communicator::Counters DeviceCommunicator::counters() const {
+  Counters sum = host_->counters();
+  const Counters staged = through_host_->counters();
+  sum.operations += staged.operations + n_launched_;
+  sum.messages += staged.messages;
+  sum.bytes += staged.bytes + n_launched_bytes_;
+  return sum;
 }
 
 // ---- through the host
@@ -152,7 +163,8 @@ Communicator::WorkPtr DeviceCommunicator::all_reduce(ConstBuffer in, Buffer out,
                     {in.stream, out.stream},
                     nccl_calls::all_reduce(channel_->nccl(), *form, reduction, {{in, out}}),
                     std::move(agreement),
-                    {}});
+                    {}},
+                   in.nbytes());
 }
 
 Communicator::WorkPtr DeviceCommunicator::reduce(ConstBuffer in, Buffer out, const Reduction& reduction, int root,
@@ -180,7 +192,8 @@ Communicator::WorkPtr DeviceCommunicator::reduce(ConstBuffer in, Buffer out, con
                     {in.stream, out.stream},
                     nccl_calls::reduce(channel_->nccl(), *form, reduction, in, out, root),
                     std::move(agreement),
-                    {}});
+                    {}},
+                   in.nbytes());
 }
 
 Communicator::WorkPtr DeviceCommunicator::broadcast(Buffer buffer, int root, const Shape& shape) {
@@ -201,7 +214,8 @@ Communicator::WorkPtr DeviceCommunicator::broadcast(Buffer buffer, int root, con
                     {buffer.stream},
                     nccl_calls::broadcast(channel_->nccl(), std::vector{buffer}, root),
                     std::move(agreement),
-                    {}});
+                    {}},
+                   buffer.nbytes());
 }
 
 Communicator::WorkPtr DeviceCommunicator::all_gather(ConstBuffer in, Buffer out, const Shape& shape) {
@@ -220,7 +234,8 @@ Communicator::WorkPtr DeviceCommunicator::all_gather(ConstBuffer in, Buffer out,
                     {in.stream, out.stream},
                     nccl_calls::all_gather(channel_->nccl(), in, out),
                     std::move(agreement),
-                    {}});
+                    {}},
+                   out.nbytes());
 }
 
 Communicator::WorkPtr DeviceCommunicator::reduce_scatter(ConstBuffer in, Buffer out, const Reduction& reduction,
@@ -242,7 +257,8 @@ Communicator::WorkPtr DeviceCommunicator::reduce_scatter(ConstBuffer in, Buffer 
                     {in.stream, out.stream},
                     nccl_calls::reduce_scatter(channel_->nccl(), *form, reduction, in, out),
                     std::move(agreement),
-                    {}});
+                    {}},
+                   in.nbytes());
 }
 
 // What NCCL does not have is made of its sends and receives, in one group.
@@ -254,7 +270,8 @@ Communicator::WorkPtr DeviceCommunicator::routed(std::string what, ConstBuffer i
                     {in.stream, out.stream},
                     nccl_calls::messages(channel_->nccl(), in, std::move(sent), out, std::move(received)),
                     std::move(agreement),
-                    {}});
+                    {}},
+                   std::max(in.nbytes(), out.nbytes()));
 }
 
 namespace {
@@ -285,7 +302,8 @@ Communicator::WorkPtr DeviceCommunicator::all_gather_v(ConstBuffer in, Buffer ou
                     {in.stream, out.stream},
                     nccl_calls::all_gather_v(channel_->nccl(), rank(), in, out, std::move(all)),
                     nullptr,
-                    {}});
+                    {}},
+                   out.nbytes());
 }
 
 Communicator::WorkPtr DeviceCommunicator::gather(ConstBuffer in, Buffer out, int root, const Shape& shape) {
@@ -424,6 +442,13 @@ Communicator::WorkPtr DeviceCommunicator::now(const Call& call) {
 
 namespace {
 
+std::size_t nbytes_of(std::span<const Buffer> buffers) {
+  std::size_t nbytes = 0;
+  for (const Buffer& buffer : buffers) nbytes += buffer.nbytes();
+  return nbytes;
+}
+
+/// For ranks to compare: how many buffers, and a digest of their lengths.
 Shape shape_of_all(std::span<const Buffer> buffers) {
   Shape shape = Shape::flat(buffers.size());
   shape.n_dims = 2;
@@ -433,24 +458,29 @@ Shape shape_of_all(std::span<const Buffer> buffers) {
 
 }  // namespace
 
-Communicator::WorkPtr DeviceCommunicator::all_reduce_many(std::span<const Buffer> given, const Reduction& reduction) {
-  std::vector<nccl_calls::InOut> buffers;
+Communicator::WorkPtr DeviceCommunicator::all_reduce_many(std::span<const InOut> given, const Reduction& reduction) {
+  std::vector<InOut> buffers(given.begin(), given.end());
+  std::vector<Buffer> outs;
   std::vector<StreamHandle> after;
-  const auto form = given.empty() ? std::nullopt : nccl_form(given[0].dtype, reduction);
+  const auto form = given.empty() ? std::nullopt : nccl_form(given[0].in.dtype, reduction);
   if (channel_ == nullptr || !form) throw InvalidArgumentError("all_reduce_many: not for NCCL");
-  for (Buffer buffer : given) {
-    check_here("allreduce", buffer);
-    checks::same_dtype("allreduce", given[0], buffer);
-    buffers.push_back({buffer, buffer});
-    after.push_back(buffer.stream);
+  const ConstBuffer first = given[0].in;
+  for (auto& [in, out] : buffers) {
+    check_here("allreduce", in);
+    check_here("allreduce", out);
+    checks::same_dtype("allreduce", in, out);
+    checks::same_dtype("allreduce", first, out);
+    checks::has_count("allreduce", "out", out, in.count);
+    outs.push_back(out);
+    after.insert(after.end(), {in.stream, out.stream});
   }
-  WorkPtr agreement =
-      agreed(agreement_->all_reduce(empty(given[0]), nothing(given[0]), reduction, shape_of_all(given)));
-  return on_device({str("allreduce of ", given.size(), " arrays of ", samestep::name(given[0].dtype), " on the device"),
+  WorkPtr agreement = agreed(agreement_->all_reduce(empty(first), nothing(first), reduction, shape_of_all(outs)));
+  return on_device({str("allreduce of ", given.size(), " arrays of ", samestep::name(first.dtype), " on the device"),
                     std::move(after),
                     nccl_calls::all_reduce(channel_->nccl(), *form, reduction, std::move(buffers)),
                     std::move(agreement),
-                    {}});
+                    {}},
+                   nbytes_of(outs));
 }
 
 Communicator::WorkPtr DeviceCommunicator::broadcast_many(std::span<const Buffer> given, int root) {
@@ -467,7 +497,8 @@ Communicator::WorkPtr DeviceCommunicator::broadcast_many(std::span<const Buffer>
                     std::move(after),
                     nccl_calls::broadcast(channel_->nccl(), std::move(buffers), root),
                     std::move(agreement),
-                    {}});
+                    {}},
+                   nbytes_of(given));
 }
 
 // ---- messages
