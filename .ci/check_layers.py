@@ -15,8 +15,11 @@ ALLOWED = {
     "mpi": {"core", "os", "communicator", "exchange"},
     "tcp": {"core", "os", "communicator", "exchange"},
     "hierarchy": {"core", "kernels", "communicator", "exchange", "node"},
+    "nccl": {"core", "os", "kernels", "communicator", "exchange"},
     "select": {"core"},
-    "bindings": {"core", "os", "kernels", "communicator", "exchange", "node", "mpi", "tcp", "hierarchy", "select"},
+    "bindings": {
+        *("core", "os", "kernels", "communicator", "exchange", "node", "mpi", "tcp", "hierarchy", "nccl", "select")
+    },
 }
 PREPROCESSOR_HOMES = {"os", "kernels"}
 

@@ -2,12 +2,14 @@
 
     pip install ".[demo,torch]"
     samestep run -n 4 examples/digits_torch.py
+    samestep run -n 4 examples/digits_torch.py --device cuda     # a GPU for each rank, through NCCL
 
 `DistributedOptimizer` returns the same SGD object; when `backward` returns, the gradients are the means
 over all ranks, so clipping, schedulers and scalers work as in one process. The end of the script checks
 that all ranks hold the same bits and agree with a run of one process on the joined batches.
 """
 
+import argparse
 import copy
 
 import samestep as ss
@@ -44,19 +46,19 @@ def train(model, optimizer, batches):
     return torch.stack(losses).mean()
 
 
-def main(backend):
+def main(backend, device):
     torch.set_num_threads(1)  # the network is too small to share out
     torch.manual_seed(backend.rank)
-    x, y = load()
+    x, y = (part.to(device) for part in load())
 
-    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10)).to(device)
     model = ss.synchronize(backend, model)
     start = copy.deepcopy(model)
     optimizer = ss.DistributedOptimizer(backend, new_optimizer(model))
 
     sampler = ss.DistributedSampler(backend, range(TRAIN), seed=1)
     share = max(1, BATCH // backend.size)
-    data = TensorDataset(x, y, torch.arange(len(y)))
+    data = TensorDataset(x, y, torch.arange(len(y), device=device))
     loader = DataLoader(data, batch_size=share, sampler=sampler, drop_last=True)
     test = list(ss.DistributedDataContainer(backend, range(TRAIN, len(y))))  # this rank's part of the test
 
@@ -75,7 +77,7 @@ def main(backend):
         bar.set_postfix_str(f"loss {loss.item():.4f}, test accuracy {accuracy:.4f}")
 
     weights = nn.utils.parameters_to_vector(model.parameters()).detach()
-    equal = len(set(backend.allgather_object(weights.numpy().tobytes()))) == 1
+    equal = len(set(backend.allgather_object(weights.cpu().numpy().tobytes()))) == 1
     joined = backend.allgather(torch.stack(history)).transpose(0, 1).flatten(1)  # one row for each step
     if backend.rank == 0:
         train(start, new_optimizer(start), ((x[indices], y[indices]) for indices in joined))
@@ -85,5 +87,8 @@ def main(backend):
         print(f"largest difference from one process on the joined batches: {difference:.1e}")
 
 
-with ss.initialize() as world:
-    main(world)
+parser = argparse.ArgumentParser()
+parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+device = parser.parse_args().device
+with ss.initialize("nccl" if device == "cuda" else None) as world:
+    main(world, device)

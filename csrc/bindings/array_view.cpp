@@ -90,6 +90,7 @@ ArrayView& ArrayView::operator=(const ArrayView& other) {
   contiguous = other.contiguous;
   readonly = other.readonly;
   device = other.device;
+  stream = other.stream;
   return *this;
 }
 
@@ -116,6 +117,15 @@ bool try_view(PyObject* object, Array& array) {
   } catch (const std::exception&) {
     return false;
   }
+}
+
+StreamHandle find_stream(PyObject* object, ArrayView& view) {
+  static PyObject* const stream_of =  // held for the life of the process
+      py::object(py::module_::import("samestep.streams").attr("stream_of")).release().ptr();
+  const auto stream = py::reinterpret_steal<py::object>(PyObject_CallOneArg(stream_of, object));
+  if (!stream) throw py::error_already_set();
+  view.stream = stream.is_none() ? kNoStream : stream.cast<StreamHandle>();
+  return view.stream;
 }
 
 void note_written(PyObject* object) {

@@ -22,16 +22,17 @@ struct ArrayView {
   void* data = nullptr;
   DType dtype = DType::uint8;
   int n_dims = 0;
-  std::int64_t count = 0;          ///< elements
-  std::int64_t shape[kMaxDims];    ///< the first n_dims are set
-  std::int64_t strides[kMaxDims];  ///< bytes, may be negative or zero; the first n_dims are set
-  bool contiguous = true;          ///< row-major without gaps, and aligned: a kernel may run over `data` as it is
-  bool readonly = false;           ///< the library says, or leaves open, that the memory must not be written
-  Device device = {};              ///< index -1: the library does not say which
+  std::int64_t count = 0;           ///< elements
+  std::int64_t shape[kMaxDims];     ///< the first n_dims are set
+  std::int64_t strides[kMaxDims];   ///< bytes, may be negative or zero; the first n_dims are set
+  bool contiguous = true;           ///< row-major without gaps, and aligned: a kernel may run over `data` as it is
+  bool readonly = false;            ///< the library says, or leaves open, that the memory must not be written
+  Device device = {};               ///< index -1: the library does not say which
+  StreamHandle stream = kNoStream;  ///< device memory: set by `find_stream`
 
   std::size_t nbytes() const { return static_cast<std::size_t>(count) * itemsize(dtype); }
   /// The elements as one run. Only for contiguous views.
-  Buffer buffer() const { return {data, static_cast<std::size_t>(count), dtype, device}; }
+  Buffer buffer() const { return {data, static_cast<std::size_t>(count), dtype, device, stream}; }
 };
 
 /// A view and what keeps its memory alive: a reference to the array, a Py_buffer or a DLPack tensor. (A torch
@@ -90,6 +91,10 @@ Array view_of(PyObject* object, const char* what = nullptr);
 
 /// The same for calls that cannot wait: into `array`, which holds nothing yet. False where `view_of` would throw.
 bool try_view(PyObject* object, Array& array);
+
+/// The stream in which the library of `object`, device memory, works on it now; kNoStream where it is not known or
+/// nothing is under way. Set in `view` too.
+StreamHandle find_stream(PyObject* object, ArrayView& view);
 
 /// Tells the library of `object` that its memory was written: torch then refuses a backward pass that
 /// needs the old values instead of using the new ones. Does nothing for other arrays.

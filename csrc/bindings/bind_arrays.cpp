@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bindings/array_view.h"
+#include "bindings/device_copies.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "kernels/strided.h"
@@ -56,9 +57,14 @@ py::tuple view_info(const py::object& object) {
                         reinterpret_cast<std::uintptr_t>(view.data));
 }
 
-void require_host(const ArrayView& view) {
+// That the elements can be copied: on the host, or a device whose runtime is there. With the GIL held.
+void require_reachable(PyObject* object, ArrayView& view) {
   if (view.device.kind == DeviceKind::cpu) return;
-  throw InvalidArgumentError(str("the array is on a ", name(view.device.kind), " device; copy it to the host first"));
+  if (gpu_of(view) == nullptr) {
+    throw InvalidArgumentError(str("the array is on a ", name(view.device.kind), " device; copy it to the host first"));
+  }
+  if (!view.contiguous) throw InvalidArgumentError("an array with gaps in device memory; pass a contiguous copy");
+  find_stream(object, view);
 }
 
 // Views of all items of the list called `list`, or an error that names the first bad one.
@@ -72,7 +78,7 @@ std::vector<Array> view_all(const py::handle& arrays, const char* list, bool to_
     const auto label = [&](const std::exception& error) { return str(list, "[", i, "]: ", error.what()); };
     try {
       views.push_back(view_of(PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i))));
-      require_host(views.back().view());
+      require_reachable(PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i)), views.back().mutable_view());
       if (to_write) require_writable(views.back().view(), nullptr);
     } catch (const InvalidArgumentError& error) {
       throw InvalidArgumentError(label(error));
@@ -114,7 +120,9 @@ void pack(const py::object& arrays, const py::object& out) {
   const Array run = view_run(out, "pack: out", views);
   require_writable(run.view(), "pack: out");
   copy_each(views, run, [](const ArrayView& from, char* to) {
-    if (from.contiguous) {
+    if (from.device.kind != DeviceKind::cpu) {
+      copy_to_host(from, to);
+    } else if (from.contiguous) {
       std::memcpy(to, from.data, from.nbytes());
     } else {
       kernels::pack(from.data, shape(from), strides(from), itemsize(from.dtype), to);
@@ -126,7 +134,9 @@ void unpack(const py::object& buffer, const py::object& arrays) {
   const std::vector<Array> views = view_all(arrays, "unpack: arrays", /*to_write=*/true);
   const Array run = view_run(buffer, "unpack: buffer", views);
   copy_each(views, run, [](const ArrayView& to, const char* from) {
-    if (to.contiguous) {
+    if (to.device.kind != DeviceKind::cpu) {
+      copy_to_device(from, to);
+    } else if (to.contiguous) {
       std::memcpy(to.data, from, to.nbytes());
     } else {
       kernels::unpack(from, to.data, shape(to), strides(to), itemsize(to.dtype));

@@ -27,11 +27,7 @@ using Work_ = std::unique_ptr<PendingWork>;
 
 Reduction reduction(int op, double factor) { return {static_cast<ReduceOp>(op), factor}; }
 
-/// `in` and `out` of a verb that works in place where `out` is None.
-struct InOut {
-  ConstBuffer in;
-  Buffer out;
-};
+/// Of a verb that works in place where `out` is None.
 InOut in_out(PendingWork& work, const py::object& x, const py::object& out, const char* verb) {
   if (out.is_none() || out.is(x)) {
     const Buffer both = work.output(x, verb, /*copy_in=*/true);
@@ -66,7 +62,7 @@ Work_ broadcast(const Comm& comm, const py::object& x, int root) {
   auto work = std::make_unique<PendingWork>();
   if (comm->rank() == root) {  // only read there: root's array may be read-only
     const ConstBuffer in = work->input(x, "bcast");
-    const Buffer both{const_cast<void*>(in.data), in.count, in.dtype, in.device};
+    const Buffer both{const_cast<void*>(in.data), in.count, in.dtype, in.device, in.stream};
     return started(comm, std::move(work), comm->broadcast(both, root, work->shape()));
   }
   const Buffer both = work->output(x, "bcast", /*copy_in=*/false);
@@ -160,11 +156,11 @@ void bind_work(py::module_& m) {
       .def("done", &PendingWork::done)
       .def(
           "wait",
-          [](PendingWork& self, double timeout, bool ends_group) {
+          [](PendingWork& self, double timeout, bool ends_group, bool on_host) {
             using AtDeadline = PendingWork::AtDeadline;
-            self.wait(timeout, ends_group ? AtDeadline::abandon : AtDeadline::goes_on);
+            self.wait(timeout, ends_group ? AtDeadline::abandon : AtDeadline::goes_on, 64, on_host);
           },
-          "timeout"_a, "ends_group"_a)
+          "timeout"_a, "ends_group"_a, "on_host"_a = false)
       .def("exception",
            [](const PendingWork& self) {
              return self.error() ? py::reinterpret_steal<py::object>(make_python_error(self.error())) : py::none();

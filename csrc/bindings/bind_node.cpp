@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "bindings/numpy_memory.h"
+#include "nccl/device_communicator.h"
 #include "node/node_communicator.h"
 #include "node/process_host.h"
 
@@ -48,6 +49,8 @@ std::shared_ptr<Communicator> open_node_world(const std::string& name, int rank,
 }
 
 std::shared_ptr<SharedHeap> heap_of(Communicator& communicator) {
+  if (const auto* const device = dynamic_cast<const DeviceCommunicator*>(&communicator))
+    return heap_of(*device->host());
   const auto* const exchange = dynamic_cast<const ExchangeCommunicator*>(&communicator);
   return exchange != nullptr ? exchange->heap() : nullptr;
 }

@@ -11,6 +11,7 @@ void bind_mpi(pybind11::module_& m);
 void bind_node(pybind11::module_& m);
 void bind_tcp(pybind11::module_& m);
 void bind_hierarchy(pybind11::module_& m);
+void bind_devices(pybind11::module_& m);
 void bind_select(pybind11::module_& m);
 }  // namespace samestep
 
@@ -26,5 +27,6 @@ PYBIND11_MODULE(_core, m) {
   samestep::bind_node(m);
   samestep::bind_tcp(m);
   samestep::bind_hierarchy(m);
+  samestep::bind_devices(m);
   samestep::bind_select(m);
 }

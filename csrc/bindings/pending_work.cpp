@@ -3,6 +3,7 @@
 #include <span>
 
 #include "core/error.h"
+#include "core/format.h"
 #include "kernels/strided.h"
 
 namespace samestep {
@@ -34,13 +35,24 @@ Shape shape_of(const ArrayView& view) {
   return shape;
 }
 
+Buffer PendingWork::as_it_lies(const py::handle& array, Array view, const char* what) {
+  if (view->device.kind != DeviceKind::cpu) {
+    if (!view->contiguous) {
+      throw InvalidArgumentError(str(what,
+                                     ": an array with gaps in device memory cannot be sent as it lies; pass a "
+                                     "contiguous copy (torch: x.contiguous(), CuPy: cupy.ascontiguousarray(x))"));
+    }
+    find_stream(array.ptr(), view.mutable_view());
+    on_device_.push_back(py::reinterpret_borrow<py::object>(array));
+  }
+  arrays_.push_back(std::move(view));
+  return arrays_.back()->buffer();
+}
+
 ConstBuffer PendingWork::input(const py::handle& array, const char* what) {
   Array view = view_of(array.ptr(), what);
   shape_ = shape_of(view.view());
-  if (view->contiguous || view->device.kind != DeviceKind::cpu) {
-    arrays_.push_back(std::move(view));
-    return arrays_.back()->buffer();
-  }
+  if (view->contiguous || view->device.kind != DeviceKind::cpu) return as_it_lies(array, std::move(view), what);
   auto staged = std::make_unique<Staged>(Staged{std::move(view), {}, false});
   const ArrayView& from = staged->array.view();
   staged->elements.resize(from.nbytes());
@@ -54,10 +66,7 @@ Buffer PendingWork::output(const py::handle& array, const char* what, bool copy_
   require_writable(view.view(), what);
   shape_ = shape_of(view.view());
   written_.push_back(py::reinterpret_borrow<py::object>(array));
-  if (view->contiguous || view->device.kind != DeviceKind::cpu) {
-    arrays_.push_back(std::move(view));
-    return arrays_.back()->buffer();
-  }
+  if (view->contiguous || view->device.kind != DeviceKind::cpu) return as_it_lies(array, std::move(view), what);
   auto staged = std::make_unique<Staged>(Staged{std::move(view), {}, true});
   const ArrayView& to = staged->array.view();
   staged->elements.resize(to.nbytes());
@@ -84,31 +93,52 @@ bool PendingWork::done() {
   return true;
 }
 
-void PendingWork::wait(double timeout, AtDeadline at_deadline, int polls_with_gil) {
-  const int polls = communicator_->oversubscribed() ? 1 : polls_with_gil;  // there each poll keeps others from coming
+void PendingWork::wait(double timeout, AtDeadline at_deadline, int polls_with_gil, bool on_host) {
+  // Where CPUs are short each poll keeps others from coming; what a device does is not worth one.
+  const int polls = communicator_->oversubscribed() || !on_device_.empty() ? 1 : polls_with_gil;
   for (int i = 0; i < polls; ++i) {
     if (!work_->done()) continue;
     bring_home();
     if (work_->error()) std::rethrow_exception(work_->error());
     return;
   }
-  {
-    const py::gil_scoped_release no_gil;
-    try {
-      work_->wait(Deadline::after(Seconds(timeout)));
-    } catch (const TimeoutError& error) {
-      if (work_->done()) throw;
-      if (at_deadline == AtDeadline::abandon) communicator_->abandon(std::current_exception(), error.what());
-      if (at_deadline == AtDeadline::cancel) cancel();
-      throw;
-    }
-  }
+  if (!on_host && order_streams(timeout, at_deadline)) return bring_home();
+  wait_for_end(at_deadline, [&] { work_->wait(Deadline::after(Seconds(timeout))); });
   bring_home();
 }
 
+template <class Wait>
+void PendingWork::wait_for_end(AtDeadline at_deadline, Wait wait) {
+  const py::gil_scoped_release no_gil;
+  try {
+    wait();
+  } catch (const TimeoutError& error) {
+    if (work_->done()) throw;
+    if (at_deadline == AtDeadline::abandon) communicator_->abandon(std::current_exception(), error.what());
+    if (at_deadline == AtDeadline::cancel) cancel();
+    throw;
+  }
+}
+
+bool PendingWork::order_streams(double timeout, AtDeadline at_deadline) {
+  if (on_device_.empty()) return false;
+  std::vector<StreamHandle> streams;
+  for (const py::object& array : on_device_) {
+    ArrayView view;
+    streams.push_back(find_stream(array.ptr(), view));
+    if (streams.back() == kNoStream) return false;
+  }
+  bool ordered = true;
+  wait_for_end(at_deadline, [&] {
+    const Deadline deadline = Deadline::after(Seconds(timeout));
+    for (const StreamHandle stream : streams) ordered = ordered && work_->order_before(stream, deadline);
+  });
+  return ordered_ = ordered;
+}
+
 PendingWork::~PendingWork() {
-  bool safe = work_ == nullptr || work_->done();
-  if (safe && work_ != nullptr && work_->error()) {
+  bool safe = work_ == nullptr || ordered_ || work_->done();
+  if (safe && !ordered_ && work_ != nullptr && work_->error()) {
     try {
       std::rethrow_exception(work_->error());
     } catch (const MismatchError&) {

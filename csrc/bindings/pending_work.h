@@ -45,9 +45,10 @@ class PendingWork {
     cancel,   ///< it is taken back: a receive
   };
 
-  /// See Work. With the GIL held; `wait` gives it away after so many polls.
+  /// See Work. With the GIL held; `wait` gives it away after so many polls. On device memory `wait` lets the streams
+  /// wait in which the arrays are used now, unless one has no stream or `on_host` is true.
   bool done();
-  void wait(double timeout, AtDeadline at_deadline, int polls_with_gil = 64);
+  void wait(double timeout, AtDeadline at_deadline, int polls_with_gil = 64, bool on_host = false);
   std::exception_ptr error() const { return work_->error(); }
   Status status() const { return work_->status(); }
   bool cancel() { return communicator_->cancel(*work_); }
@@ -59,14 +60,21 @@ class PendingWork {
     bool written;
   };
   void bring_home();
+  /// As the array lies in memory, for the operation. Device memory cannot be staged here.
+  Buffer as_it_lies(const pybind11::handle& array, Array view, const char* what);
+  bool order_streams(double timeout, AtDeadline at_deadline);
+  template <class Wait>
+  void wait_for_end(AtDeadline at_deadline, Wait wait);
 
   std::shared_ptr<Communicator> communicator_;
   Communicator::WorkPtr work_;
   std::vector<Array> arrays_;
   std::vector<std::unique_ptr<Staged>> staged_;
   std::vector<pybind11::object> written_;
+  std::vector<pybind11::object> on_device_;
   Shape shape_;
   bool home_ = false;
+  bool ordered_ = false;  // streams wait for the end: what comes in them later may use the memory
 };
 
 /// The shape of a view, for signatures.

@@ -142,6 +142,8 @@ class Communicator {
 
   /// Lets outstanding operations advance. Never blocks.
   virtual void progress() = 0;
+  /// Learns which peers have gone, and ends what waits for them, as every wait does now and then. Never blocks.
+  virtual void look_for_losses() {}
 
   /// Ends the group: all ranks meet once more, then everything is freed. After `abandon` nobody is waited
   /// for. Idempotent; afterwards every verb throws NotInitializedError.

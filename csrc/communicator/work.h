@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/buffer.h"
 #include "core/deadline.h"
 
 namespace samestep {
@@ -31,6 +32,14 @@ class Work {
   /// TimeoutError that names the operation, its sequence number and the ranks that did and did not
   /// arrive. May be called again.
   virtual void wait(const Deadline& deadline) = 0;
+
+  /// Operations on device memory: what is put into `stream` from now on comes after the operation, and the caller need
+  /// not wait for it. Blocks only as far as the host has a part in it, until `deadline`; throws as `wait` does. False
+  /// where there is no device: then `wait`.
+  virtual bool order_before(StreamHandle stream, const Deadline& deadline) {
+    (void)stream, (void)deadline;
+    return false;
+  }
 
   /// What went wrong, or null. Meaningful once `done()`.
   virtual std::exception_ptr error() const = 0;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "core/dtype.h"
 
@@ -15,6 +16,11 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
+/// A stream of a GPU, as the runtime's handle (0: the default stream) for whoever knows the runtime.
+using StreamHandle = std::uint64_t;
+/// No stream: the elements are there, and whoever uses them next waits on the host.
+inline constexpr StreamHandle kNoStream = ~StreamHandle{0};
+
 /// Contiguous elements that are only read. Does not own them: whoever starts an operation keeps
 /// the memory alive until its Work is done.
 struct ConstBuffer {
@@ -22,6 +28,7 @@ struct ConstBuffer {
   std::size_t count = 0;  ///< elements
   DType dtype = DType::uint8;
   Device device = {};
+  StreamHandle stream = kNoStream;  ///< device memory: where it is written, and read afterwards
 
   std::size_t nbytes() const { return count * itemsize(dtype); }
 };
@@ -32,9 +39,16 @@ struct Buffer {
   std::size_t count = 0;  ///< elements
   DType dtype = DType::uint8;
   Device device = {};
+  StreamHandle stream = kNoStream;  ///< device memory: where it is used before and after
 
   std::size_t nbytes() const { return count * itemsize(dtype); }
-  operator ConstBuffer() const { return {data, count, dtype, device}; }
+  operator ConstBuffer() const { return {data, count, dtype, device, stream}; }
+};
+
+/// What an operation reads, and where it writes; the same memory if it works in place.
+struct InOut {
+  ConstBuffer in;
+  Buffer out;
 };
 
 }  // namespace samestep

@@ -47,6 +47,7 @@ class ExchangeCommunicator : public Communicator {
   std::shared_ptr<Communicator> split(int color, int key, const Deadline& deadline) override;
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline& deadline) override;
   void progress() override { engine_->progress(); }
+  void look_for_losses() override { engine_->look_for_farewells(); }
   void close(const Deadline& deadline) override;
   bool usable() const override;
   void abandon(std::exception_ptr error, const std::string& reason) override {

@@ -15,6 +15,16 @@ LoadedLibrary::LoadedLibrary(const std::string& path) : handle_(::dlopen(path.c_
   ::dlclose(handle_);  // only the count: whoever loaded it keeps it
 }
 
+OpenedLibrary::OpenedLibrary(const std::string& path)
+    : path_(path), handle_(::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+  if (handle_ == nullptr) {
+    const char* why = ::dlerror();
+    throw UnavailableError(str("open the library ", path, ": ", why ? why : "it does not load"));
+  }
+}
+
+void* OpenedLibrary::find(const char* symbol) const { return ::dlsym(handle_, symbol); }
+
 void* LoadedLibrary::find(const char* symbol) const { return ::dlsym(handle_, symbol); }
 
 std::string LoadedLibrary::file_of(const void* address) {

@@ -20,4 +20,27 @@ class LoadedLibrary {
   void* handle_;
 };
 
+/// A shared library that is opened here, with its symbols kept apart from the process's others. It stays loaded for
+/// the life of the process: what it has started may still run.
+class OpenedLibrary {
+ public:
+  /// Throws UnavailableError with the loader's reason.
+  explicit OpenedLibrary(const std::string& path);
+
+  /// Address of a symbol, or null.
+  void* find(const char* symbol) const;
+  const std::string& path() const { return path_; }
+
+  /// Sets a pointer to the function `symbol`. False if the library has none.
+  template <class Function>
+  bool find(const char* symbol, Function& function) const {
+    function = reinterpret_cast<Function>(find(symbol));
+    return function != nullptr;
+  }
+
+ private:
+  std::string path_;
+  void* handle_;
+};
+
 }  // namespace samestep

@@ -36,10 +36,10 @@ class Devices:
 
 @dataclass(frozen=True)
 class Library:
-    """A communication library.
+    """A library that was looked for.
 
     Attributes:
-      name: "NCCL" or "RCCL".
+      name: "NCCL", "RCCL", "CUDA runtime" or "HIP runtime".
       path: its file, "" if none was found.
       version: "" if it was not opened.
       looked_in: the places tried, in order.
@@ -55,13 +55,20 @@ class Library:
         """One sentence for people."""
         if self.version:
             return f"{self.name} {self.version} ({self.path})"
+        if self.path and self.name.endswith("runtime"):
+            return f"{self.name} ({self.path})"
         if self.path:
             return f"{self.name} at {self.path}, not opened because there is no device"
         return f"no {self.name}; looked in: {', '.join(self.looked_in)}"
 
 
 def cuda_devices() -> Devices:
-    """The devices that the CUDA driver shows this process, after CUDA_VISIBLE_DEVICES."""
+    """The devices that the CUDA driver shows this process, after CUDA_VISIBLE_DEVICES.
+
+    With SAMESTEP_CUDART_LIBRARY that runtime is asked instead.
+    """
+    if chosen := os.environ.get("SAMESTEP_CUDART_LIBRARY"):
+        return _devices_of_runtime("cuda", chosen, f"SAMESTEP_CUDART_LIBRARY={chosen}{_mask('CUDA')}")
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -75,7 +82,12 @@ def cuda_devices() -> Devices:
 
 
 def hip_devices() -> Devices:
-    """The devices that the HIP runtime shows this process, after HIP_ and ROCR_VISIBLE_DEVICES."""
+    """The devices that the HIP runtime shows this process, after HIP_ and ROCR_VISIBLE_DEVICES.
+
+    With SAMESTEP_HIP_LIBRARY that runtime is asked.
+    """
+    if chosen := os.environ.get("SAMESTEP_HIP_LIBRARY"):
+        return _devices_of_runtime("hip", chosen, f"SAMESTEP_HIP_LIBRARY={chosen}{_mask('HIP', 'ROCR')}")
     if not os.path.exists("/dev/kfd"):
         return Devices("hip", 0, "no AMD driver (/dev/kfd)")
     runtime = None
@@ -92,6 +104,71 @@ def hip_devices() -> Devices:
     if code or not count.value:
         return Devices("hip", 0, f"HIP: {_reason(code)}{_mask('HIP', 'ROCR')}")
     return Devices("hip", count.value, f"{count.value} AMD devices{_mask('HIP', 'ROCR')}")
+
+
+def _devices_of_runtime(kind: str, path: str, where: str) -> Devices:
+    count = ctypes.c_int(0)
+    try:
+        code = getattr(ctypes.CDLL(path), f"{kind}GetDeviceCount")(ctypes.byref(count))
+    except (OSError, AttributeError) as error:
+        return Devices(kind, 0, f"{where}: {error}")
+    if code or not count.value:
+        return Devices(kind, 0, f"{where}: {_reason(code)}")
+    return Devices(kind, count.value, f"{count.value} devices; {where}")
+
+
+def runtime_library(kind: str) -> Library:
+    """The CUDA runtime (`kind` "cuda") or the HIP runtime ("hip"), at the first place where it is. Not opened.
+
+    The order: SAMESTEP_CUDART_LIBRARY or SAMESTEP_HIP_LIBRARY; what this process has loaded already; the wheels on
+    `sys.path`; conda; the loader; CUDA_HOME or ROCM_PATH.
+    """
+    name, places = ("CUDA runtime", _cudart_places) if kind == "cuda" else ("HIP runtime", _hip_places)
+    looked_in: list[str] = []
+    for place, path in places(os.environ):
+        looked_in.append(place)
+        if path and (os.path.exists(path) if "/" in path else _loads(path)):
+            return Library(name, path, "", tuple(looked_in))
+        if place.startswith("SAMESTEP_"):  # asked for: another would be a surprise
+            return Library(name, "", "", (f"{place}, which does not exist",))
+    return Library(name, "", "", tuple(dict.fromkeys(looked_in)))
+
+
+def _loads(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def _cudart_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    if chosen := env.get("SAMESTEP_CUDART_LIBRARY"):
+        yield f"SAMESTEP_CUDART_LIBRARY={chosen}", chosen
+    yield "libraries already loaded", next(iter(_loaded("libcudart.so")), "")
+    for folder in sys.path:
+        for file in ("nvidia/cu13/lib/libcudart.so.13", "nvidia/cuda_runtime/lib/libcudart.so.12"):
+            yield "the nvidia wheels on sys.path", os.path.join(folder, file)
+    if conda := env.get("CONDA_PREFIX"):
+        for file in ("libcudart.so.13", "libcudart.so.12"):
+            yield "CONDA_PREFIX/lib", os.path.join(conda, "lib", file)
+    for file in ("libcudart.so.13", "libcudart.so.12"):
+        yield f"the loader's path ({file})", file
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if home := env.get(variable):
+            for folder in ("lib64", "lib"):
+                for file in ("libcudart.so.13", "libcudart.so.12"):
+                    yield variable, os.path.join(home, folder, file)
+
+
+def _hip_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    if chosen := env.get("SAMESTEP_HIP_LIBRARY"):
+        yield f"SAMESTEP_HIP_LIBRARY={chosen}", chosen
+    yield "libraries already loaded", next(iter(_loaded("libamdhip64.so")), "")
+    for path in _rocm_files("libamdhip64.so"):
+        yield "ROCM_PATH", path
+    for name in _HIP_LIBRARIES:
+        yield f"the loader's path ({name})", name
 
 
 def communication_library(kind: str, *, may_open: bool) -> Library:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import array as _array
 import sys
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from samestep import _core
 from samestep.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from samestep.device_arrays import DeviceArray
 
 __all__ = ["ArrayInfo", "finish", "info", "is_array", "new_like", "new_of", "readable"]
 
@@ -85,11 +88,25 @@ def is_jax(x: Any) -> bool:
 
 
 def library_of(x: Any) -> str:
-    """Name of the library whose arrays `x` should be answered with: "numpy", "torch" or "jax"."""
+    """Name of the library whose arrays `x` should be answered with.
+
+    "numpy", "torch" or "jax"; for device memory "torch gpu", "jax gpu", "cupy", or "gpu" for our own arrays, where
+    the library of `x` cannot be asked for one.
+    """
     if is_jax(x):
-        return "jax"
+        return "jax gpu" if _jax_platform(x) in ("gpu", "cuda", "rocm") else "jax"
     torch = sys.modules.get("torch")
-    return "torch" if torch is not None and isinstance(x, torch.Tensor) else "numpy"
+    if torch is not None and isinstance(x, torch.Tensor):
+        return "torch gpu" if x.is_cuda else "torch"
+    if isinstance(x, np.ndarray) or not hasattr(x, "__cuda_array_interface__"):
+        on_device = not isinstance(x, np.ndarray) and _core.view_info(x)[6] != "cpu"
+        return "gpu" if on_device else "numpy"
+    return "cupy" if _library(x) == "cupy" else "gpu"
+
+
+def _jax_platform(x: Any) -> str:
+    jax = sys.modules["jax"]
+    return "" if isinstance(x, jax.core.Tracer) else next(iter(x.devices())).platform
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:
@@ -115,35 +132,65 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, An
 
 
 def new_of(library: str, dtype: str, shape: tuple[int, ...]) -> Any:
-    """A new writable host array to receive into. For JAX, NumPy memory that `finish` turns into a JAX array."""
-    if library == "torch":
+    """A new writable array to receive into, for what `library_of` named. Device memory is of the current device.
+
+    For JAX it is NumPy memory, or our own device memory, that `finish` turns into a JAX array.
+    """
+    if library.startswith("torch"):
         import torch
 
-        return torch.empty(shape, dtype=getattr(torch, dtype))
+        device = torch.device("cuda", torch.cuda.current_device()) if library == "torch gpu" else None
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+    if library == "cupy":
+        import cupy
+
+        return cupy.empty(shape, _numpy_dtype(dtype))
+    if library in ("gpu", "jax gpu"):
+        return _on_device(dtype, shape, None)
     numpy_dtype = _numpy_dtype(dtype)
     return _aligned(shape, numpy_dtype) if library == "jax" else np.empty(shape, numpy_dtype)
+
+
+def _on_device(dtype: str, shape: tuple[int, ...], stream: int | None, kind: str = "") -> DeviceArray:
+    from samestep import devices
+    from samestep.device_arrays import DeviceArray
+
+    return DeviceArray(devices.current_gpu(kind), dtype, tuple(shape), stream=stream)
 
 
 def new_like(x: Any, shape: tuple[int, ...] | None = None) -> Any:
     """A new writable array to receive into, with the dtype, library and (unless given) shape of `x`."""
     known = info(x)
-    return new_of(library_of(x), known.dtype, known.shape if shape is None else shape)
+    library = library_of(x)
+    of_shape = known.shape if shape is None else shape
+    if library == "gpu":
+        from samestep.streams import stream_of
+
+        return _on_device(known.dtype, of_shape, stream_of(x), known.device)
+    return new_of(library, known.dtype, of_shape)
+
+
+def fill_with_zeros(x: Any) -> None:
+    """Set all elements of an array that `new_of` made."""
+    _core.unpack(np.zeros(info(x).nbytes, np.uint8), [x])
 
 
 def finish(x: Any, received: Any) -> Any:
     """What was received into `new_like(x)`, as an array of the library and device of `x`."""
     if not is_jax(x):
         return received
+    if not isinstance(received, np.ndarray):
+        return finish_for("jax gpu", received)
     return sys.modules["jax"].device_put(received, x.sharding)
 
 
 def finish_for(library: str, received: Any) -> Any:
     """What was received into `new_of(library, ...)`, as an array of that library."""
-    if library != "jax":
+    if library not in ("jax", "jax gpu"):
         return received
     import jax
 
-    return jax.device_put(received)
+    return jax.dlpack.from_dlpack(received) if library == "jax gpu" else jax.device_put(received)
 
 
 def copy(x: Any, out: Any, verb: str) -> None:

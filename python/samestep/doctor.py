@@ -49,6 +49,7 @@ def examine() -> dict[str, Any]:
         "mpi": {"usable": known.mpi_loadable, "family": library.family, "detail": library.detail},
         "mpirun": _mpirun(),
         "devices": {found.kind: {"count": found.count, "detail": found.detail} for found in devices},
+        "runtimes": {kind: _runtime(kind) for kind in ("cuda", "hip")},
         "network": _network(),
         "nccl": {"usable": known.nccl_loadable, "detail": known.nccl_detail},
         "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_VARIABLES)},
@@ -78,6 +79,11 @@ def rows(found: Mapping[str, Any]) -> list[Row]:
         *(
             (kind.upper(), had["detail"], bool(had["count"]) or None)
             for kind, had in found["devices"].items()
+        ),
+        *(
+            (f"{kind.upper()} runtime", had["detail"], bool(had["path"]))
+            for kind, had in found.get("runtimes", {}).items()
+            if found["devices"][kind]["count"]
         ),
         ("network", found["network"]["detail"], bool(found["network"]["address"])),
         ("NCCL", found["nccl"]["detail"], found["nccl"]["usable"] or None),
@@ -179,6 +185,12 @@ def _mpirun() -> dict[str, str]:
     except mpirun.LaunchError as error:
         return {"path": "", "family": "", "detail": str(error)}
     return {"path": path, "family": family, "detail": path}
+
+
+def _runtime(kind: str) -> dict[str, str]:
+    """The library that device arrays are reached with."""
+    library = accelerators.runtime_library(kind)
+    return {"path": library.path, "detail": library.detail}
 
 
 def _network() -> dict[str, str]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from samestep import _core
+    from samestep import _core, accelerators
 
 MPI_LAUNCHERS = ("openmpi", "hydra", "slurm")
 _OF_PMI = ("PMI_", "PMIX_RANK", "PMIX_NAMESPACE")  # by which an MPI library learns its ranks from srun
@@ -90,13 +90,32 @@ def _is_task_of_srun(env: Mapping[str, str]) -> bool:
     return step.isdecimal() and int(step) < _SLURM_SPECIAL_STEP
 
 
-def gather(*, probe_mpi: bool, cuda: bool = True, hip: bool = True) -> _core.Facts:
+def visible_devices(*, cuda: bool = True, hip: bool = True) -> list[accelerators.Devices]:
+    """What devices of the kinds asked for this process can use, the most numerous kind first."""
+    from samestep import accelerators
+
+    found = []
+    if cuda:
+        found.append(accelerators.cuda_devices())
+    if hip:
+        found.append(accelerators.hip_devices())
+    return sorted(found, key=lambda devices: -devices.count)
+
+
+def gather(
+    *,
+    probe_mpi: bool,
+    cuda: bool = True,
+    hip: bool = True,
+    found: Sequence[accelerators.Devices] | None = None,
+) -> _core.Facts:
     """The facts that `_core.choose` decides by.
 
     Args:
       probe_mpi: load the MPI library that mpi4py uses (tens of milliseconds). MPI is not started. Without it
         MPI counts as not loadable.
       cuda, hip: whether to ask for such devices. Asking initialises the driver in this process.
+      found: what `visible_devices` has found, if it has been asked.
     """
     from samestep import _core, accelerators
 
@@ -107,12 +126,9 @@ def gather(*, probe_mpi: bool, cuda: bool = True, hip: bool = True) -> _core.Fac
 
         library = mpi_library.load()
         facts.mpi_loadable, facts.mpi_detail = bool(library.path), library.problem or library.detail
-    found = []
-    if cuda:
-        found.append(accelerators.cuda_devices())
-    if hip:
-        found.append(accelerators.hip_devices())
-    best = max(found, key=lambda devices: devices.count, default=None)
+    if found is None:
+        found = visible_devices(cuda=cuda, hip=hip)
+    best = found[0] if found else None
     facts.devices = best.count if best else 0
     facts.device_detail = (
         best.detail

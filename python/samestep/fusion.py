@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import sys
 import time
 import weakref
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samestep import _core, arrays
+from samestep.reduce_ops import resolve
+from samestep.work import Work
 
 if TYPE_CHECKING:
     from samestep.arrays import ArrayInfo
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 SMALL_NBYTES = 512 << 10  # from here on a copy costs more than a message
 BUCKET_NBYTES = 4 << 20
 _UNDER_WAY = 4  # messages; bounds the memory held by buckets
+_AT_ONCE = 256  # arrays in device memory in one operation of NCCL
 
 Timer = Callable[[], float | None]
 _Message = Generator[None, None, None]  # starts the operation, yields, then waits and stores the results
@@ -63,7 +67,7 @@ def plan_buckets(leaf_nbytes: Sequence[int], bucket_nbytes: int) -> list[range]:
 def plan_messages(infos: Sequence[ArrayInfo], *, mix_dtypes: bool) -> list[list[int]]:
     """Decide which leaves travel together: lists of leaf indices, one per message.
 
-    Large leaves and those outside host memory go alone. Empty leaves are in no message. Messages are
+    Large leaves go alone. Empty leaves are in no message. Messages are
     ordered by their last leaf, that is, by when they are complete if leaves become ready one after another.
 
     Args:
@@ -73,7 +77,7 @@ def plan_messages(infos: Sequence[ArrayInfo], *, mix_dtypes: bool) -> list[list[
     alone: list[list[int]] = []
     small: dict[str, list[int]] = {}
     for i, info in enumerate(infos):
-        if info.nbytes >= SMALL_NBYTES or (info.nbytes and info.device != "cpu"):
+        if info.nbytes >= SMALL_NBYTES:
             alone.append([i])
         elif info.nbytes:
             small.setdefault("" if mix_dtypes else info.dtype, []).append(i)
@@ -137,9 +141,40 @@ def allreduce_leaves(
         _unpack(packed, message, leaves, infos, results)
         _pools[backend].append(with_memory)
 
-    messages = plan_messages(infos, mix_dtypes=False)
-    _run(alone(message[0]) if len(message) == 1 else together(message) for message in messages)
+    def on_device(message: list[int]) -> _Message:
+        code, factor = resolve(op)
+        targets = _targets(message, leaves, infos)
+        inner = _core.all_reduce_many(backend._comm, [leaves[i] for i in message], targets, code, factor)
+        work = Work(inner, backend.timeout)
+        yield
+        work._wait_blocking(left())
+        _finish(message, targets, leaves, infos, results)
+
+    many = _for_nccl(backend, infos, lambda dtype: _core.nccl_reduces(dtype, resolve(op)[0]))
+    taken = {i for message in many for i in message}
+    messages = [m for m in plan_messages(infos, mix_dtypes=False) if m[0] not in taken]
+    _run(
+        itertools.chain(map(on_device, many), (alone(m[0]) if len(m) == 1 else together(m) for m in messages))
+    )
     return results
+
+
+def _for_nccl(backend: Backend, infos: Sequence[ArrayInfo], can: Callable[[str], bool]) -> list[list[int]]:
+    """Leaves in device memory that NCCL works on where they lie, those of one dtype together. Empty without NCCL.
+
+    The same on all ranks, which have compared dtypes, shapes and kinds of memory, and nothing else.
+    """
+    if all(info.device == "cpu" for info in infos) or not _core.has_nccl(backend._comm):
+        return []
+    by_dtype: dict[str, list[int]] = {}
+    for i, info in enumerate(infos):
+        if info.device != "cpu" and info.nbytes and can(info.dtype):
+            by_dtype.setdefault(info.dtype, []).append(i)
+    return [
+        leaves[start : start + _AT_ONCE]
+        for leaves in by_dtype.values()
+        for start in range(0, len(leaves), _AT_ONCE)
+    ]
 
 
 def bcast_leaves(
@@ -173,8 +208,21 @@ def bcast_leaves(
             _unpack(packed, message, leaves, infos, results)
         _pools[backend].append(with_memory)
 
-    messages = plan_messages(infos, mix_dtypes=True)
-    _run(alone(message[0]) if len(message) == 1 else together(message) for message in messages)
+    def on_device(message: list[int]) -> _Message:
+        at_root = backend.rank == root
+        targets = [leaves[i] for i in message] if at_root else _targets(message, leaves, infos)
+        work = Work(_core.broadcast_many(backend._comm, targets, root), backend.timeout)
+        yield
+        work._wait_blocking(left())
+        if not at_root:
+            _finish(message, targets, leaves, infos, results)
+
+    many = _for_nccl(backend, infos, lambda _: True)
+    taken = {i for message in many for i in message}
+    messages = [m for m in plan_messages(infos, mix_dtypes=True) if m[0] not in taken]
+    _run(
+        itertools.chain(map(on_device, many), (alone(m[0]) if len(m) == 1 else together(m) for m in messages))
+    )
     return results
 
 
@@ -210,9 +258,24 @@ def _unpack(
     infos: Sequence[ArrayInfo],
     results: list[Any],
 ) -> None:
-    targets = [leaves[i] if infos[i].writable else arrays.new_like(leaves[i]) for i in message]
+    targets = _targets(message, leaves, infos)
     _core.unpack(packed, targets)
     mark_written(targets)
+    _finish(message, targets, leaves, infos, results)
+
+
+def _targets(message: list[int], leaves: Sequence[Any], infos: Sequence[ArrayInfo]) -> list[Any]:
+    """Where the results of a message go: the leaves, or new arrays for those that cannot be written."""
+    return [leaves[i] if infos[i].writable else arrays.new_like(leaves[i]) for i in message]
+
+
+def _finish(
+    message: list[int],
+    targets: Sequence[Any],
+    leaves: Sequence[Any],
+    infos: Sequence[ArrayInfo],
+    results: list[Any],
+) -> None:
     for i, target in zip(message, targets, strict=True):
         results[i] = target if infos[i].writable else arrays.finish(leaves[i], target)
 

@@ -155,7 +155,7 @@ def _fill_in_zeros(
         known = next((kind for kind in kinds if kind), None)
         if values[i] is None and known:
             zeros = arrays.new_of(*known)
-            zeros[...] = 0
+            arrays.fill_with_zeros(zeros)
             values[i] = arrays.finish_for(known[0], zeros)
             filled[i] = arrays.info(values[i])
     return filled

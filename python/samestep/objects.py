@@ -38,11 +38,11 @@ class _Chain(Work):
         second = self._advance()
         return second.done() if second is not None else self._inner.done()
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None, *, host: bool = False) -> Any:
         self._inner.wait(self._timeout if timeout is None else float(timeout), False)
         second = self._advance()
         assert second is not None
-        return second.wait(timeout)
+        return second.wait(timeout, host=host)
 
     def exception(self) -> BaseException | None:
         return self._second.exception() if self._second is not None else super().exception()
@@ -64,9 +64,9 @@ class _Both(Work):
     def done(self) -> bool:
         return self._sent.done() and super().done()
 
-    def wait(self, timeout: float | None = None) -> Any:
-        result = super().wait(timeout)
-        self._sent.wait(timeout)
+    def wait(self, timeout: float | None = None, *, host: bool = False) -> Any:
+        result = super().wait(timeout, host=host)
+        self._sent.wait(timeout, host=host)
         return result
 
     def exception(self) -> BaseException | None:

@@ -7,9 +7,9 @@ import enum
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from samestep import _core, facts, hosts, levels, uncaught
+from samestep import _core, accelerators, facts, hosts, levels, uncaught
 from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend, _warn
 from samestep.errors import InvalidArgumentError, NotInitializedError, UnavailableError
 from samestep.objects import exchange_objects
@@ -168,12 +168,13 @@ def _same_world(world: Backend, requested: str, arguments: dict[str, Any]) -> Ba
 def _open(requested: str, arguments: dict[str, Any]) -> Backend:
     timeout = _seconds("timeout", arguments["timeout"], "SAMESTEP_TIMEOUT", DEFAULT_TIMEOUT)
     prepare_core()
-    known = facts.gather(
-        probe_mpi=requested == "mpi" or facts.launcher().name in facts.MPI_LAUNCHERS,
-        cuda=arguments["cuda_devices"] != "missing",
-        hip=arguments["amdgpu_devices"] != "missing",
+    found = facts.visible_devices(
+        cuda=arguments["cuda_devices"] != "missing", hip=arguments["amdgpu_devices"] != "missing"
     )
-    choice = _core.choose(known, requested)
+    probe_mpi = requested == "mpi" or facts.launcher().name in facts.MPI_LAUNCHERS
+    known = facts.gather(probe_mpi=probe_mpi, found=found)
+    # Whether NCCL can be had is for all ranks to know, once they have met.
+    choice = _core.choose(known, "" if requested == "nccl" else requested)
     if choice.host == "mpi":
         comm, leave = _open_mpi(known, arguments, timeout), _nothing
     else:
@@ -182,7 +183,8 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
         how = {name: arguments[name] for name in ("rank", "world_size")}
         comm, leave = native_world.open_world(arguments["init_method"], **how, timeout=timeout)
     try:
-        world = _world_over(comm, choice, known, arguments, timeout, leave)
+        seen = found[0] if found else None
+        world = _world_over(comm, requested, choice.host, seen, known, arguments, timeout, leave)
     except BaseException:
         leave()
         raise
@@ -209,30 +211,83 @@ def _nothing() -> None:
 
 def _world_over(  # noqa: PLR0917 - as they were found, one after the other
     comm: _core.Communicator,
-    choice: _core.Choice,
+    requested: str,
+    host_backend: str,
+    found: accelerators.Devices | None,
     known: _core.Facts,
     arguments: dict[str, Any],
     timeout: float,
     at_end: Callable[[], None],
 ) -> Backend:
-    if choice.backend == "nccl":
-        raise UnavailableError(
-            "NCCLBackend: device arrays are not carried by this version; use samestep.MPIBackend with host arrays "
-            f"({known.nccl_detail}; {known.device_detail})"
-        )
-    mine_of_table = (hosts.host_identity(), sorted(os.sched_getaffinity(0)), levels.wanted(choice.host))
-    table = exchange_objects(comm, mine_of_table, timeout)
-    everywhere = [host for host, _, _ in table]
-    mine = [cpus for host, cpus, _ in table if host == everywhere[comm.rank]]
-    placement = hosts.place(everywhere, comm.rank)
-    device = _assign(known, arguments, placement)
-    comm, beneath = levels.open_above(
-        comm, choice.host, [asked for _, _, asked in table], everywhere, timeout
+    mine = Seen(
+        hosts.host_identity(),
+        sorted(os.sched_getaffinity(0)),
+        known.devices,
+        known.nccl_loadable,
+        levels.wanted(host_backend),
     )
-    comm.set_oversubscribed(hosts.oversubscribed(mine, _core.usable_cpus()))
-    return _CLASSES[choice.backend](
+    table = exchange_objects(comm, mine, timeout)
+    everywhere = [seen.host for seen in table]
+    cpus = [seen.cpus for seen in table if seen.host == mine.host]
+    placement = hosts.place(everywhere, comm.rank)
+    backend = _backend_for(requested, host_backend, table, known)
+    device = _assign(found, arguments, placement)
+    comm, beneath = levels.open_above(
+        comm, host_backend, [seen.engine for seen in table], everywhere, timeout
+    )
+    comm.set_oversubscribed(hosts.oversubscribed(cpus, _core.usable_cpus()))
+    kind = found.kind if found is not None else "cuda"
+    comm = _with_devices(comm, backend, kind, device, mine.host, timeout)
+    return _CLASSES[backend](
         comm, timeout=timeout, device=device, world_hosts=everywhere, at_end=at_end, beneath=beneath
     )
+
+
+class Seen(NamedTuple):
+    """What one rank sees, for all to know."""
+
+    host: str
+    cpus: list[int]
+    devices: int
+    nccl: bool
+    engine: str
+
+
+def _backend_for(requested: str, host_backend: str, table: list[Seen], known: _core.Facts) -> str:
+    """The backend, the same on all ranks."""
+    if requested not in ("", "nccl"):
+        return requested
+    can = all(seen.devices > 0 and seen.nccl for seen in table)
+    if requested == "nccl":
+        if not can:
+            known.every_rank_has_device = all(seen.devices > 0 for seen in table)
+            _core.choose(known, "nccl")  # raises where this rank is one of those that lack something
+            lacking = [str(rank) for rank, seen in enumerate(table) if not seen.devices or not seen.nccl]
+            raise UnavailableError(
+                f"NCCLBackend cannot be used: no device, or no NCCL, on rank{'s' * (len(lacking) > 1)} "
+                f"{', '.join(lacking)}; use MPIBackend or NativeBackend, or see `samestep doctor` there"
+            )
+        return "nccl"
+    return "nccl" if can and host_backend == "mpi" else host_backend
+
+
+def _with_devices(  # noqa: PLR0917
+    comm: _core.Communicator, backend: str, kind: str, device: int | None, host: str, timeout: float
+) -> _core.Communicator:
+    """The group that takes device arrays as well, where every rank has a device. Collective."""
+    from samestep import devices
+
+    wants_nccl = backend == "nccl"
+    joined = devices.join(kind, device, host, with_nccl=wants_nccl)
+    if device is not None and not joined.problem:
+        devices.set_current(kind, device)
+    table = [devices.Joined(*entry) for entry in exchange_objects(comm, tuple(joined), timeout)]
+    if wants_nccl:
+        devices.require_all(table)
+    elif any(entry.problem for entry in table):
+        return comm
+    assert device is not None
+    return devices.open_group(comm, kind, device, timeout, with_nccl=wants_nccl)
 
 
 def _seconds(what: str, given: float | None, variable: str, default: float) -> float:
@@ -273,14 +328,16 @@ def _check_claim(what: str, claimed: int | None, actual: int) -> None:
         )
 
 
-def _assign(known: _core.Facts, arguments: dict[str, Any], at: hosts.Placement) -> int | None:
-    cuda = _core.assign_device(
-        "cuda", arguments["cuda_devices"], at.local_rank, at.local_size, known.devices, known.device_detail
-    )
-    amdgpu = _core.assign_device(
-        "amdgpu", arguments["amdgpu_devices"], at.local_rank, at.local_size, 0, known.device_detail
-    )
-    return cuda if cuda is not None else amdgpu
+def _assign(found: accelerators.Devices | None, arguments: dict[str, Any], at: hosts.Placement) -> int | None:
+    assigned = None
+    for kind, name in (("cuda", "cuda"), ("hip", "amdgpu")):
+        count = found.count if found is not None and found.kind == kind else 0
+        detail = found.detail if found is not None else "not looked for"
+        device = _core.assign_device(
+            name, arguments[f"{name}_devices"], at.local_rank, at.local_size, count, detail
+        )
+        assigned = device if assigned is None else assigned
+    return assigned
 
 
 def _register_at_exit() -> None:

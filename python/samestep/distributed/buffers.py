@@ -94,7 +94,7 @@ def in_place(x: Any, known: arrays.ArrayInfo, *, filled: bool = True) -> Place:
     run = _flat(x, known) if known.writable else None
     if run is not None:
         return Place(run, None)
-    staged = arrays.new_like(x) if not known.writable else arrays.new_like(x, (count(known),))
+    staged = _staging(x, known, known.shape if not known.writable else (count(known),))
     if filled:
         _core.pack([x], staged)
     if not known.writable:
@@ -148,7 +148,14 @@ def listed(
 
 def new_run(like: Any, known: arrays.ArrayInfo, n: int) -> Any:
     """A run to receive `n` arrays like one."""
-    return arrays.new_like(like, (n * count(known),))
+    return _staging(like, known, (n * count(known),))
+
+
+def _staging(like: Any, known: arrays.ArrayInfo, shape: tuple[int, ...]) -> Any:
+    """A new array that others are copied into and from: of the host also for arrays in device memory."""
+    if known.device != "cpu":
+        return arrays.new_of("numpy", known.dtype, shape)
+    return arrays.new_like(like, shape)
 
 
 def joined(tensors: Any, known: arrays.ArrayInfo) -> Any:

@@ -60,19 +60,20 @@ class Request(Work):
             self._settle()
         return all(ended)
 
-    def wait(self, timeout: timedelta | float | None = None) -> Any:
+    def wait(self, timeout: timedelta | float | None = None, *, host: bool = False) -> Any:
         """Block until the operation has ended, and return what the function returns without `async_op`.
 
         Args:
           timeout: a timedelta or seconds, after which TimeoutError is raised and `wait` may be called again.
             None: the group's timeout, which ends the group where it runs out.
+          host: wait in this process also for the device, as `samestep.Work.wait` says.
 
         Raises:
           Error: what went wrong in the operation, each time it is asked.
         """
         deadline = time.monotonic() + (self._timeout if timeout is None else seconds_of(timeout))
         for work in self._all:
-            work.wait(max(0.0, deadline - time.monotonic()), timeout is None)
+            work.wait(max(0.0, deadline - time.monotonic()), timeout is None, host)
         self._settle()
         if self._failure is not None:
             raise self._failure

@@ -108,4 +108,6 @@ def flat_memory(backend: Backend, slots: list[Slot], n_extra: int) -> torch.Tens
     """A buffer for the gradients of `slots`, which are of one dtype, and `n_extra` more elements."""
     dtype = slots[0].layout.dtype if slots else torch.float32
     count = sum(slot.layout.numel() for slot in slots) + n_extra
+    if slots and slots[0].device.type != "cpu":
+        return torch.zeros(count, dtype=dtype, device=slots[0].device)
     return torch.from_numpy(backend.empty((count * dtype.itemsize,), "uint8")).view(dtype)

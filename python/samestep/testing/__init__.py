@@ -29,7 +29,7 @@ has: tests for other numbers of ranks are deselected and counted, rank 0 prints,
 **Fixtures**
 
 - `group`: the world as an `ss.Backend`, on each backend in turn: `self` (one rank only), `mpi`, `direct` (MPI without
-  shared memory), `native`. It is kept from
+  shared memory), `native`, `nccl`. It is kept from
   test to test; a test that breaks a group on purpose breaks a `group.split(0)`.
 - `ranks`: the number of ranks, for tests that initialise by themselves.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep import world
-from samestep.backend import Backend, MPIBackend, NativeBackend
+from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend
 
 
 class WorldHolder:
@@ -48,12 +48,26 @@ class WorldHolder:
                 _places.pop().rmdir()
 
 
+def offer(name: str, opening: Callable[[float, Path], Backend]) -> None:
+    """Let `samestep_backends` and the mark `ranks` name another world.
+
+    Args:
+      name: of the world.
+      opening: makes it, collectively, given the timeout and a folder for files by which ranks may meet.
+    """
+    _OPENINGS[name] = opening
+
+
 def _alone(timeout: float, _: Path) -> Backend:
     return world.initialize(NativeBackend, timeout=timeout)
 
 
 def _mpi(timeout: float, _: Path) -> Backend:
     return world.initialize(MPIBackend, timeout=timeout)
+
+
+def _nccl(timeout: float, _: Path) -> Backend:
+    return world.initialize(NCCLBackend, timeout=timeout)
 
 
 @contextlib.contextmanager
@@ -136,6 +150,7 @@ _OPENINGS: dict[str, Callable[[float, Path], Backend]] = {
     "tcp": _tcp,
     "hier": _hier_native,
     "hier-mpi": _hier_mpi,
+    "nccl": _nccl,
 }
 
 

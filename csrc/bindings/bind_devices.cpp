@@ -1,0 +1,157 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/device_copies.h"
+#include "bindings/dlpack_export.h"
+#include "bindings/pending_work.h"
+#include "core/error.h"
+#include "core/format.h"
+#include "nccl/device_communicator.h"
+
+namespace samestep {
+
+namespace py = pybind11;
+using py::operator""_a;
+
+namespace {
+
+DeviceKind kind_of(const std::string& name) {
+  if (name != "cuda" && name != "rocm") throw InvalidArgumentError(str("no kind of device: ", name));
+  return name == "cuda" ? DeviceKind::cuda : DeviceKind::rocm;
+}
+
+DType dtype_of(const std::string& text) {
+  for (int i = 0; i < kDTypeCount; ++i) {
+    if (name(static_cast<DType>(i)) == text) return static_cast<DType>(i);
+  }
+  throw InvalidArgumentError("no dtype: " + text);
+}
+
+/// Device memory of our own, for arrays of libraries that we cannot ask for some.
+struct DeviceMemory {
+  std::shared_ptr<void> data;
+  std::size_t nbytes;
+  int device;
+};
+
+DeviceMemory allocate(const std::shared_ptr<GpuLibrary>& gpu, std::size_t nbytes, int device) {
+  const OnDevice on(*gpu, device);
+  return {device_memory(gpu, std::max(nbytes, std::size_t{1})), nbytes, device};
+}
+
+using Comm = std::shared_ptr<Communicator>;
+
+Comm open_devices(Comm host, const std::shared_ptr<GpuLibrary>& gpu, int device,
+                  const std::shared_ptr<NcclLibrary>& nccl, bool compare_first, std::size_t piece, double timeout) {
+  DeviceOptions options{gpu, device, nccl, Seconds(timeout), compare_first};
+  if (piece != 0) options.piece = piece;
+  const py::gil_scoped_release no_gil;
+  return DeviceCommunicator::open(std::move(host), std::move(options), Deadline::after(Seconds(timeout)));
+}
+
+DeviceCommunicator& on_devices(const Comm& comm) {
+  auto* const devices = dynamic_cast<DeviceCommunicator*>(comm.get());
+  if (devices == nullptr) throw InvalidArgumentError("this group has no devices");
+  return *devices;
+}
+
+std::unique_ptr<PendingWork> all_reduce_many(const Comm& comm, const py::list& arrays, const py::list& outs, int op,
+                                             double factor) {
+  auto work = std::make_unique<PendingWork>();
+  std::vector<InOut> buffers;
+  for (py::size_t i = 0; i < py::len(arrays); ++i) {
+    const py::object array = arrays[i], out = outs[i];
+    const ConstBuffer in = array.is(out) ? ConstBuffer{} : work->input(array, "allreduce");
+    const Buffer to = work->output(out, "allreduce", array.is(out));
+    buffers.push_back({array.is(out) ? ConstBuffer(to) : in, to});
+  }
+  work->start(comm, on_devices(comm).all_reduce_many(buffers, {static_cast<ReduceOp>(op), factor}));
+  return work;
+}
+
+std::unique_ptr<PendingWork> broadcast_many(const Comm& comm, const py::list& arrays, int root) {
+  auto work = std::make_unique<PendingWork>();
+  std::vector<Buffer> buffers;
+  for (const py::handle array : arrays) {
+    if (comm->rank() != root) {
+      buffers.push_back(work->output(array, "bcast", /*copy_in=*/false));
+      continue;
+    }
+    const ConstBuffer in = work->input(array, "bcast");  // only read there: it may be read-only
+    buffers.push_back({const_cast<void*>(in.data), in.count, in.dtype, in.device, in.stream});
+  }
+  work->start(comm, on_devices(comm).broadcast_many(buffers, root));
+  return work;
+}
+
+}  // namespace
+
+void bind_devices(py::module_& m) {
+  py::class_<GpuLibrary, std::shared_ptr<GpuLibrary>>(m, "GpuLibrary", "The CUDA or HIP runtime.")
+      .def_static(
+          "open",
+          [](const std::string& kind, const std::string& path) {
+            std::shared_ptr<GpuLibrary> gpu = GpuLibrary::open(kind_of(kind), path);
+            register_gpu(gpu);
+            return gpu;
+          },
+          "kind"_a, "path"_a)
+      .def_property_readonly("path", &GpuLibrary::path)
+      .def_property_readonly("kind",
+                             [](const GpuLibrary& self) { return self.kind() == DeviceKind::rocm ? "rocm" : "cuda"; })
+      .def("device_count", &GpuLibrary::device_count)
+      .def("current_device", &GpuLibrary::current_device)
+      .def("set_device", &GpuLibrary::set_device, "device"_a)
+      .def("bus_id", &GpuLibrary::bus_id, "device"_a)
+      .def(
+          "device_of",
+          [](const GpuLibrary& self, std::uintptr_t address) {
+            return self.device_of(reinterpret_cast<const void*>(address));
+          },
+          "address"_a)
+      .def("allocate", &allocate, "nbytes"_a, "device"_a);
+  py::class_<DeviceMemory>(m, "DeviceMemory", "Memory of a device, freed with this object.")
+      .def_property_readonly("address",
+                             [](const DeviceMemory& self) { return reinterpret_cast<std::uintptr_t>(self.data.get()); })
+      .def_readonly("nbytes", &DeviceMemory::nbytes)
+      .def_readonly("device", &DeviceMemory::device);
+  py::class_<NcclLibrary, std::shared_ptr<NcclLibrary>>(m, "NcclLibrary", "NCCL or RCCL.")
+      .def_static("open", &NcclLibrary::open, "path"_a)
+      .def_property_readonly("path", &NcclLibrary::path)
+      .def_property_readonly("version", &NcclLibrary::version_text);
+  m.def("open_devices", &open_devices, "host"_a, "gpu"_a, "device"_a, "nccl"_a.none(true), "compare_first"_a, "piece"_a,
+        "timeout"_a, "A group that takes arrays of this device as well. Collective over `host`.");
+  m.def("all_reduce_many", &all_reduce_many, "comm"_a, "arrays"_a, "outs"_a, "op"_a, "factor"_a,
+        "One operation on many arrays of one dtype; in place where an item of `outs` is that of `arrays`.");
+  m.def("broadcast_many", &broadcast_many, "comm"_a, "arrays"_a, "root"_a,
+        "One operation on many arrays, which are only read on root.");
+  m.def(
+      "has_nccl",
+      [](const Comm& comm) {
+        const auto* const devices = dynamic_cast<const DeviceCommunicator*>(comm.get());
+        return devices != nullptr && devices->options().nccl != nullptr;
+      },
+      "comm"_a);
+  m.def("itemsize", [](const std::string& dtype) { return itemsize(dtype_of(dtype)); }, "dtype"_a);
+  m.def(
+      "to_dlpack",
+      [](const py::object& owner, std::uintptr_t address, const std::string& dtype, std::vector<std::int64_t> shape,
+         const std::string& kind, int device, bool versioned) {
+        return to_dlpack(
+            {owner, reinterpret_cast<void*>(address), dtype_of(dtype), std::move(shape), kind_of(kind), device},
+            versioned);
+      },
+      "owner"_a, "address"_a, "dtype"_a, "shape"_a, "kind"_a, "device"_a, "versioned"_a,
+      "A DLPack capsule of device memory that `owner` keeps alive.");
+  m.def(
+      "nccl_reduces",
+      [](const std::string& dtype, int op) { return reduces_on_device(dtype_of(dtype), static_cast<ReduceOp>(op)); },
+      "dtype"_a, "op"_a, "Whether NCCL itself has this reduction.");
+}
+
+}  // namespace samestep

@@ -1,0 +1,155 @@
+#include "nccl/nccl_calls.h"
+
+#include <array>
+#include <cstring>
+
+#include "core/error.h"
+#include "kernels/half.h"
+
+namespace samestep::nccl_calls {
+namespace {
+
+using Comm = NcclLibrary::Comm;
+using Stream = NcclLibrary::Stream;
+
+constexpr int kBytes = nccl_abi::kUint8;
+
+/// What is called until `end` begins together.
+class Group {
+ public:
+  explicit Group(const NcclLibrary& nccl) : nccl_(nccl) { nccl_.group_start(); }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+  void end(Comm comm) {
+    ended_ = true;
+    nccl_.group_end(comm);
+  }
+  ~Group() {
+    if (ended_) return;
+    try {
+      nccl_.group_end(nullptr);
+    } catch (const Error&) {  // what went wrong is being told
+    }
+  }
+
+ private:
+  const NcclLibrary& nccl_;
+  bool ended_ = false;
+};
+
+/// `factor` as an element of an NCCL type.
+std::array<std::byte, 8> element(double factor, int type) {
+  std::array<std::byte, 8> bytes{};
+  const auto store = [&bytes](const auto& value) { std::memcpy(bytes.data(), &value, sizeof value); };
+  const auto single = static_cast<float>(factor);
+  if (type == nccl_abi::kFloat64) {
+    store(factor);
+  } else if (type == nccl_abi::kFloat32) {
+    store(single);
+  } else if (type == nccl_abi::kFloat16) {
+    store(kernels::float_to_float16(single));
+  } else {
+    store(kernels::float_to_bfloat16(single));
+  }
+  return bytes;
+}
+
+/// The operator of a reduction, for the time of the calls that name it.
+class Operator {
+ public:
+  Operator(const NcclLibrary& nccl, const NcclForm& form, double factor, Comm comm)
+      : nccl_(nccl), comm_(comm), made_(form.scaled), op_(form.op) {
+    if (made_) op_ = nccl.make_scaled_sum(element(factor, form.type).data(), form.type, comm);
+  }
+  Operator(const Operator&) = delete;
+  Operator& operator=(const Operator&) = delete;
+  ~Operator() {
+    if (made_) nccl_.destroy_op(op_, comm_);
+  }
+  int get() const { return op_; }
+
+ private:
+  const NcclLibrary& nccl_;
+  Comm comm_;
+  bool made_;
+  int op_;
+};
+
+}  // namespace
+
+Calls all_reduce(const NcclLibrary& nccl, const NcclForm& form, const Reduction& reduction,
+                 std::vector<InOut> buffers) {
+  return [&nccl, form, factor = reduction.factor, buffers = std::move(buffers)](Comm comm, Stream stream) {
+    const Operator op(nccl, form, factor, comm);
+    Group group(nccl);
+    for (const auto& [in, out] : buffers) {
+      nccl.all_reduce(in.data, out.data, in.count * form.per_element, form.type, op.get(), comm, stream);
+    }
+    group.end(comm);
+  };
+}
+
+Calls reduce(const NcclLibrary& nccl, const NcclForm& form, const Reduction& reduction, ConstBuffer in, Buffer out,
+             int root) {
+  return [&nccl, form, factor = reduction.factor, in, out, root](Comm comm, Stream stream) {
+    const Operator op(nccl, form, factor, comm);
+    nccl.reduce(in.data, out.data, in.count * form.per_element, form.type, op.get(), root, comm, stream);
+  };
+}
+
+Calls reduce_scatter(const NcclLibrary& nccl, const NcclForm& form, const Reduction& reduction, ConstBuffer in,
+                     Buffer out) {
+  return [&nccl, form, factor = reduction.factor, in, out](Comm comm, Stream stream) {
+    const Operator op(nccl, form, factor, comm);
+    nccl.reduce_scatter(in.data, out.data, out.count * form.per_element, form.type, op.get(), comm, stream);
+  };
+}
+
+Calls broadcast(const NcclLibrary& nccl, std::vector<Buffer> buffers, int root) {
+  return [&nccl, buffers = std::move(buffers), root](Comm comm, Stream stream) {
+    Group group(nccl);
+    for (const Buffer& buffer : buffers) {
+      nccl.broadcast(buffer.data, buffer.data, buffer.nbytes(), kBytes, root, comm, stream);
+    }
+    group.end(comm);
+  };
+}
+
+Calls all_gather(const NcclLibrary& nccl, ConstBuffer in, Buffer out) {
+  return [&nccl, in, out](Comm comm, Stream stream) {
+    nccl.all_gather(in.data, out.data, in.nbytes(), kBytes, comm, stream);
+  };
+}
+
+Calls all_gather_v(const NcclLibrary& nccl, int rank, ConstBuffer in, Buffer out, std::vector<std::uint64_t> counts) {
+  return [&nccl, rank, in, out, counts = std::move(counts)](Comm comm, Stream stream) {
+    Group group(nccl);
+    auto* to = static_cast<std::byte*>(out.data);
+    for (int root = 0; root < static_cast<int>(counts.size()); ++root) {
+      const std::size_t nbytes = counts[static_cast<std::size_t>(root)] * itemsize(out.dtype);
+      if (nbytes != 0) nccl.broadcast(root == rank ? in.data : to, to, nbytes, kBytes, root, comm, stream);
+      to += nbytes;
+    }
+    group.end(comm);
+  };
+}
+
+Calls messages(const NcclLibrary& nccl, ConstBuffer in, std::vector<std::uint64_t> sent, Buffer out,
+               std::vector<std::uint64_t> received) {
+  return [&nccl, in, sent = std::move(sent), out, received = std::move(received)](Comm comm, Stream stream) {
+    Group group(nccl);
+    const auto* from = static_cast<const std::byte*>(in.data);
+    auto* to = static_cast<std::byte*>(out.data);
+    for (int peer = 0; peer < static_cast<int>(sent.size()); ++peer) {
+      const auto at = static_cast<std::size_t>(peer);
+      const std::size_t out_nbytes = sent[at] * itemsize(in.dtype), in_nbytes = received[at] * itemsize(out.dtype);
+      if (out_nbytes != 0) nccl.send(from, out_nbytes, kBytes, peer, comm, stream);
+      if (in_nbytes != 0) nccl.recv(to, in_nbytes, kBytes, peer, comm, stream);
+      from += out_nbytes;
+      to += in_nbytes;
+    }
+    group.end(comm);
+  };
+}
+
+}  // namespace samestep::nccl_calls

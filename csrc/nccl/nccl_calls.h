@@ -1,0 +1,31 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "core/buffer.h"
+#include "core/reduce_op.h"
+#include "nccl/nccl_form.h"
+#include "nccl/nccl_library.h"
+
+/// Our verbs as calls of NCCL, to be made in a stream. Arguments have been checked.
+namespace samestep::nccl_calls {
+
+using Calls = std::function<void(NcclLibrary::Comm, NcclLibrary::Stream)>;
+
+/// All of one dtype, in one group.
+Calls all_reduce(const NcclLibrary& nccl, const NcclForm& form, const Reduction& reduction, std::vector<InOut> buffers);
+Calls reduce(const NcclLibrary& nccl, const NcclForm& form, const Reduction& reduction, ConstBuffer in, Buffer out,
+             int root);
+Calls reduce_scatter(const NcclLibrary& nccl, const NcclForm& form, const Reduction& reduction, ConstBuffer in,
+                     Buffer out);
+// What only moves goes as bytes.
+Calls broadcast(const NcclLibrary& nccl, std::vector<Buffer> buffers, int root);
+Calls all_gather(const NcclLibrary& nccl, ConstBuffer in, Buffer out);
+/// One broadcast from each rank.
+Calls all_gather_v(const NcclLibrary& nccl, int rank, ConstBuffer in, Buffer out, std::vector<std::uint64_t> counts);
+/// `sent[r]` elements of `in` to rank r, `received[r]` elements of `out` from it, in order of rank.
+Calls messages(const NcclLibrary& nccl, ConstBuffer in, std::vector<std::uint64_t> sent, Buffer out,
+               std::vector<std::uint64_t> received);
+
+}  // namespace samestep::nccl_calls

@@ -1,0 +1,248 @@
+#include "nccl/staging.h"
+
+#include <atomic>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "core/wait_hooks.h"
+#include "exchange/engine.h"
+#include "exchange/waiting.h"
+
+namespace samestep {
+
+class Stager::StagedWork final : public Work {
+ public:
+  StagedWork(std::shared_ptr<Stager> stager, StagedCall call) : stager_(std::move(stager)), call_(std::move(call)) {}
+
+  bool done() override {
+    if (!ended_) stager_->progress();
+    return ended_;
+  }
+
+  void wait(const Deadline& deadline) override { wait_for(ended_, deadline); }
+
+  bool order_before(StreamHandle stream, const Deadline& deadline) override {
+    wait_for(handed_over_, deadline);
+    const OnDevice on(*stager_->gpu_, stager_->device_);
+    end_->hold(reinterpret_cast<GpuLibrary::Stream>(stream));
+    return true;
+  }
+
+  std::exception_ptr error() const override { return ended_ ? error_ : nullptr; }
+  Status status() const override { return status_; }
+
+  // ---- for the Stager, which holds its mutex
+
+  bool is_message() const { return call_.message; }
+  bool ended() const { return ended_; }
+  /// Whether all of it has begun on the host, so that the next may.
+  bool begun() const { return ended_ || n_started_ == call_.parts.size(); }
+  bool sends() const { return call_.message && call_.parts[0].in != nullptr; }
+  /// For a receive that no message has met.
+  bool cancel() {
+    if (ended_ || last_started_ == nullptr || !stager_->messages_->cancel(*last_started_)) return false;
+    fail(last_started_->error());
+    return true;
+  }
+
+  /// One step of each piece. `may_begin`: on the host.
+  void advance(bool may_begin) {
+    if (ended_) return;
+    try {
+      if (!ordered_) order();
+      while (pieces_.size() < kInFlight && n_copied_ < call_.parts.size()) copy_out();
+      for (Piece& piece : pieces_) {
+        if (piece.work == nullptr && !may_start(piece, may_begin)) break;
+        if (!piece.back) copy_back(piece);
+      }
+      while (!pieces_.empty() && pieces_.front().back && pieces_.front().copied->happened()) {
+        pieces_.pop_front();
+        ++n_finished_;
+      }
+    } catch (...) {
+      fail(std::current_exception());
+      return;
+    }
+    if (n_handed_over_ == call_.parts.size() && !handed_over_) {
+      end_->record(stager_->in_->get());
+      handed_over_ = true;
+    }
+    if (n_finished_ == call_.parts.size() && handed_over_ && end_->happened()) ended_ = true;
+  }
+
+  void fail(std::exception_ptr error) {
+    if (ended_) return;
+    for (Piece& piece : pieces_) {  // the transport may still write there
+      if (piece.work != nullptr && !piece.work->done()) kept_for_good().push_back(std::move(piece));
+    }
+    pieces_.clear();
+    error_ = std::move(error);
+    handed_over_ = true;
+    ended_ = true;
+  }
+
+ private:
+  struct Piece {
+    StagedPart part;
+    std::shared_ptr<std::byte> memory;
+    std::byte* out;
+    std::unique_ptr<GpuEvent> copied;
+    Communicator::WorkPtr work = nullptr;
+    bool back = false;
+  };
+  static std::vector<Piece>& kept_for_good() {
+    static auto& kept = *new std::vector<Piece>;
+    return kept;
+  }
+
+  void order() {
+    order_after(stager_->gpu_, stager_->out_->get(), call_.after);
+    order_after(stager_->gpu_, stager_->in_->get(), call_.after);
+    end_ = std::make_unique<GpuEvent>(stager_->gpu_);
+    ordered_ = true;
+  }
+
+  void copy_out() {
+    const StagedPart& part = call_.parts[n_copied_];
+    const std::size_t nbytes =
+        part.in_place ? std::max(part.in_nbytes, part.out_nbytes) : part.in_nbytes + part.out_nbytes;
+    Piece piece{part, stager_->pool_->take(nbytes), nullptr, std::make_unique<GpuEvent>(stager_->gpu_)};
+    piece.out = piece.memory.get() + (part.in_place ? 0 : part.in_nbytes);
+    if (part.in != nullptr && part.in_nbytes != 0) {
+      stager_->gpu_->copy(piece.memory.get(), part.in, part.in_nbytes, stager_->out_->get());
+      piece.copied->record(stager_->out_->get());
+    }
+    pieces_.push_back(std::move(piece));
+    ++n_copied_;
+  }
+
+  /// Starts on the host what has arrived there. The first piece goes alone: ranks that do not agree learn it there,
+  /// and none has begun another.
+  bool may_start(Piece& piece, bool may_begin) {
+    const bool first = n_started_ == 0;
+    if (!may_begin || (!first && n_handed_over_ == 0)) return false;
+    if (!piece.copied->happened()) return false;
+    piece.work = piece.part.start(piece.memory.get(), piece.out);
+    last_started_ = piece.work;
+    ++n_started_;
+    return true;
+  }
+
+  void copy_back(Piece& piece) {
+    if (piece.back || !piece.work->done()) return;
+    status_ = piece.work->status();
+    if (piece.work->error()) std::rethrow_exception(piece.work->error());
+    if (piece.part.out != nullptr && piece.part.out_nbytes != 0) {
+      stager_->gpu_->copy(piece.part.out, piece.out, piece.part.out_nbytes, stager_->in_->get());
+      piece.copied->record(stager_->in_->get());
+    }
+    piece.back = true;
+    ++n_handed_over_;
+  }
+
+  void wait_for(const std::atomic<bool>& reached, const Deadline& deadline) {
+    Pause pause(/*oversubscribed=*/true);
+    while (!reached) {
+      stager_->progress();
+      if (reached || !pause.step()) continue;
+      wait_hooks().interrupt();
+      Engine::progress_everywhere();
+      (call_.message ? stager_->messages_ : stager_->collectives_)->look_for_losses();
+      if (!deadline.passed()) continue;
+      if (last_started_ != nullptr && !last_started_->done()) last_started_->wait(deadline);  // says who is missing
+      throw TimeoutError(str("an operation on device memory has not ended after ", deadline.timeout().count(), " s"));
+    }
+    if (error_) std::rethrow_exception(error_);
+  }
+
+  std::shared_ptr<Stager> stager_;
+  StagedCall call_;
+  std::deque<Piece> pieces_;
+  std::size_t n_copied_ = 0, n_started_ = 0, n_handed_over_ = 0, n_finished_ = 0;
+  Communicator::WorkPtr last_started_;
+  std::unique_ptr<GpuEvent> end_;
+  Status status_;
+  std::exception_ptr error_;
+  bool ordered_ = false;
+  std::atomic<bool> handed_over_ = false;  // the rest is in the stream
+  std::atomic<bool> ended_ = false;
+};
+
+Stager::Stager(std::shared_ptr<GpuLibrary> gpu, int device, std::shared_ptr<Communicator> messages,
+               std::shared_ptr<Communicator> collectives)
+    : gpu_(std::move(gpu)),
+      device_(device),
+      messages_(std::move(messages)),
+      collectives_(std::move(collectives)),
+      pool_(std::make_shared<PinnedPool>(gpu_)) {
+  const OnDevice on(*gpu_, device_);
+  out_ = std::make_unique<GpuStream>(gpu_);
+  in_ = std::make_unique<GpuStream>(gpu_);
+}
+
+std::shared_ptr<Stager> Stager::make(std::shared_ptr<GpuLibrary> gpu, int device,
+                                     std::shared_ptr<Communicator> messages,
+                                     std::shared_ptr<Communicator> collectives) {
+  std::shared_ptr<Stager> made(new Stager(std::move(gpu), device, std::move(messages), std::move(collectives)));
+  add_bystander(made);
+  return made;
+}
+
+std::shared_ptr<Work> Stager::start(StagedCall call) {
+  auto work = std::make_shared<StagedWork>(shared_from_this(), std::move(call));
+  {
+    const std::lock_guard lock(mutex_);
+    under_way_.push_back(work);
+  }
+  progress();
+  return work;
+}
+
+void Stager::progress() {
+  const std::lock_guard lock(mutex_);
+  step();
+}
+
+void Stager::advance() {
+  const std::unique_lock alone(mutex_, std::try_to_lock);
+  if (!alone) return;
+  try {
+    step();
+  } catch (const Error&) {  // the device is lost: whoever waits for what is staged learns it
+  }
+}
+
+void Stager::step() {
+  if (under_way_.empty()) return;
+  const OnDevice on(*gpu_, device_);
+  bool collectives_begun = true, sends_begun = true;
+  for (const auto& work : under_way_) {
+    work->advance(!work->is_message() ? collectives_begun : work->sends() ? sends_begun : true);
+    if (work->is_message()) {
+      sends_begun = sends_begun && (!work->sends() || work->begun());
+    } else {
+      collectives_begun = collectives_begun && work->begun();
+    }
+  }
+  std::erase_if(under_way_, [](const auto& work) { return work->ended(); });
+}
+
+void Stager::abandon(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& work : under_way_) work->fail(error);
+  under_way_.clear();
+}
+
+bool Stager::cancel(Work& work) {
+  const std::lock_guard lock(mutex_);
+  auto* const staged = dynamic_cast<StagedWork*>(&work);
+  return staged != nullptr && staged->cancel();
+}
+
+bool Stager::idle() {
+  progress();
+  const std::lock_guard lock(mutex_);
+  return under_way_.empty();
+}
+
+}  // namespace samestep

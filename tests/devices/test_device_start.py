@@ -1,0 +1,181 @@
+"""What is found before ranks use their devices: which device each has, wrong libraries, shared devices."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import device_jobs
+import fake_libraries
+import pytest
+import samestep as ss
+from samestep import _core, devices
+
+ONE = """
+told(lambda: (lambda b: [b.kind, b.device, b.allreduce(Array.of(np.ones(3, "float32"))).get().tolist()])(start(%s)))
+"""
+
+
+def outcome(tmp_path, n=2, arguments="", *, of_rank=None, **variables):
+    ended = device_jobs.run(tmp_path, ONE % arguments, n, of_rank=of_rank, **variables)
+    assert all(len(rank.told) == 1 for rank in ended), ended
+    return [rank.told[0] for rank in ended]
+
+
+def test_round_robin(tmp_path):
+    got = outcome(tmp_path, 3)
+    assert [told["result"] for told in got] == [["nccl", rank, [3.0] * 3] for rank in range(3)]
+
+
+def test_a_list_names_the_devices(tmp_path):
+    got = outcome(tmp_path, 2, "cuda_devices=[3, 1]")
+    assert [told["result"][1] for told in got] == [3, 1]
+
+
+def test_native_ranks_take_device_arrays_and_may_share_a_device(tmp_path):
+    got = outcome(tmp_path, 3, "'native'", FAKE_GPU_DEVICES="2")
+    assert [told["result"] for told in got] == [["native", device, [3.0] * 3] for device in (0, 1, 0)]
+
+
+def test_missing_leaves_devices_alone(tmp_path):
+    script = """
+world = start("native", cuda_devices=ss.missing)
+tell(device=world.device)
+told(lambda: world.allreduce(Array.of(np.ones(3, "float32"))))
+"""
+    for rank in device_jobs.run(tmp_path, script, 2):
+        assert rank.told[0] == {"device": None}, rank
+        assert rank.told[1]["kind"] == "UnavailableError", rank
+        assert "move it to host memory" in rank.told[1]["text"]
+
+
+def fails_alike(got, *texts):
+    assert {told.get("kind") for told in got} == {"UnavailableError"}, got
+    for told in got:
+        for text in texts:
+            assert text in told["text"], got
+
+
+def test_one_rank_without_a_device(tmp_path):
+    got = outcome(tmp_path, 3, of_rank={1: {"FAKE_GPU_ERROR": "35"}})
+    fails_alike(got, "be used")
+    assert "on rank 1" in got[0]["text"]
+    assert "driver is older" in got[1]["text"]
+
+
+def test_ranks_that_share_a_device(tmp_path):
+    fails_alike(
+        outcome(tmp_path, 2, FAKE_GPU_DEVICES="1"), "ranks 0 and 1 use the same device (0000:00:00.0)", "2.30"
+    )
+    got = outcome(
+        tmp_path, 2, FAKE_GPU_DEVICES="1", FAKE_NCCL_VERSION="23004", NCCL_MULTI_RANK_GPU_ENABLE="1"
+    )
+    assert [told["result"][2] for told in got] == [[2.0] * 3] * 2
+
+
+def test_ranks_with_different_versions(tmp_path):
+    got = outcome(tmp_path, 3, of_rank={2: {"FAKE_NCCL_VERSION": "22907"}})
+    fails_alike(got, "the same NCCL", "2.28.9 on rank 0", "2.29.7 on rank 2")
+
+
+def test_an_old_version(tmp_path):
+    fails_alike(outcome(tmp_path, 2, FAKE_NCCL_VERSION="21304"), "rank 0: NCCL 2.13.4", "too old", "2.14.3")
+
+
+def library(folder, text):
+    source, target = folder / "library.cpp", folder / "libother.so"
+    source.write_text(text)
+    subprocess.run(
+        [fake_libraries.compiler(), "-shared", "-fPIC", "-o", str(target), str(source)], check=True
+    )
+    return str(target)
+
+
+def test_a_library_without_a_symbol(tmp_path):
+    other = library(
+        tmp_path,
+        'extern "C" int ncclGetVersion(int* v) { *v = 22809; return 0; }'
+        'extern "C" const char* ncclGetErrorString(int) { return ""; }'
+        'extern "C" const char* ncclGetLastError(void*) { return ""; }',
+    )
+    got = outcome(tmp_path, 2, of_rank={1: {"SAMESTEP_NCCL_LIBRARY": other}})
+    fails_alike(got, f"rank 1: {other} (NCCL 2.28.9) has no ncclGetUniqueId")
+
+
+def test_a_file_that_is_no_library(tmp_path):
+    (tmp_path / "libnccl.so.2").write_text("text")
+    got = outcome(tmp_path, 2, SAMESTEP_NCCL_LIBRARY=str(tmp_path / "libnccl.so.2"))
+    fails_alike(got, "NCCL", "libnccl.so.2")
+
+
+def test_a_runtime_without_a_symbol(tmp_path):
+    with pytest.raises(ss.UnavailableError, match="has no cudaGetDevice"):
+        _core.GpuLibrary.open(
+            "cuda", library(tmp_path, 'extern "C" int cudaGetDeviceCount(int* n) { *n = 1; return 0; }')
+        )
+
+
+def test_the_hip_runtime_has_the_same_face():
+    runtime, nccl = fake_libraries.build(hip=True)
+    gpu = _core.GpuLibrary.open("rocm", str(runtime))
+    assert (gpu.kind, gpu.device_count(), gpu.bus_id(1)) == ("rocm", 4, "0000:01:00.0")
+    assert _core.NcclLibrary.open(str(nccl)).version == "2.28.9"
+    memory = gpu.allocate(100, 2)
+    assert (gpu.device_of(memory.address), gpu.current_device()) == (2, 0)
+
+
+def test_host_memory_cannot_be_read_as_device_memory(tmp_path):
+    """What the fakes are good for: whoever touches device memory on the host dies."""
+    script = """
+import ctypes
+array = Array.of(np.ones(3))
+tell(alive=True)
+ctypes.string_at(array.address, 1)
+"""
+    (ended,) = device_jobs.run(tmp_path, script, 1)
+    assert ended.told == [{"alive": True}]
+    assert ended.code == -11
+
+
+def test_requirements_are_compared_in_order():
+    joined = devices.Joined
+    devices.require_all(
+        [joined("", "2.28.9", "a 0"), joined("", "2.28.9", "a 1"), joined("", "2.28.9", "b 0")]
+    )
+    with pytest.raises(ss.UnavailableError, match="rank 1: no"):
+        devices.require_all([joined("", "2.28.9", "a 0"), joined("no", "", "")])
+
+
+def headers():
+    """Folders with a real nccl.h and cuda_runtime.h."""
+    homes = [Path(folder) / "nvidia" for folder in sys.path]
+    places = [*(home / part / "include" for home in homes for part in ("nccl", "cu13", "cuda_runtime"))]
+    places += [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include", Path("/usr/include")]
+    return [place for place in places if place.is_dir()]
+
+
+def test_our_numbers_are_those_of_the_header(tmp_path):
+    found = headers()
+    if not any((place / "nccl.h").exists() for place in found):
+        pytest.skip("no nccl.h")
+    source = Path(fake_libraries.HERE) / "check_header.cpp"
+    words = [f"-I{place}" for place in (source.parent.parent.parent / "csrc", *found)]
+    program = str(tmp_path / "check")
+    subprocess.run([fake_libraries.compiler(), "-std=c++20", *words, "-o", program, str(source)], check=True)
+    subprocess.run([program], check=True)
+
+
+def test_the_doctor_names_the_files_in_use(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "samestep", "doctor", "--json"],
+        env=os.environ | fake_libraries.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    assert found["devices"]["cuda"]["count"] == 4
+    assert "libfake_cudart.so" in found["runtimes"]["cuda"]["detail"]
+    assert "libfake_nccl.so" in found["nccl"]["detail"]
+    assert "2.28.9" in found["nccl"]["detail"]

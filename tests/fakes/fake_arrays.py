@@ -1,0 +1,123 @@
+"""A minimal array library on the fake runtime: device memory, streams, copies, and the protocols for others."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import fake_libraries
+import numpy as np
+from samestep import _core
+from samestep.device_arrays import _TYPES
+
+
+@functools.cache
+def runtime(hip: bool = False) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(fake_libraries.build(hip)[0]))
+    library.fakeDelay.argtypes = [ctypes.c_void_p, ctypes.c_long]
+    return library
+
+
+def call(name: str, *args: Any) -> None:
+    code = getattr(runtime(), f"cuda{name}")(*args)
+    assert code == 0, f"cuda{name}: {code}"
+
+
+def counts() -> list[int]:
+    """Blocks of device memory, blocks of pinned memory, streams and events that exist."""
+    found = (ctypes.c_long * 4)()
+    runtime().fakeCounts(found)
+    return list(found)
+
+
+class Stream:
+    def __init__(self, handle: int | None = None) -> None:
+        self.handle = handle
+        if handle is None:
+            made = ctypes.c_void_p()
+            call("StreamCreateWithFlags", ctypes.byref(made), 0)
+            self.handle = made.value
+
+    def delay(self, microseconds: int) -> None:
+        """What is put into the stream from now on begins so much later."""
+        runtime().fakeDelay(self.handle, microseconds)
+
+    def synchronize(self) -> None:
+        call("StreamSynchronize", ctypes.c_void_p(self.handle))
+
+
+DEFAULT = Stream(0)
+
+
+class Array:
+    """Device memory that is used in `stream`. Copies to and from the host are put into that stream."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream = DEFAULT) -> None:
+        self.shape, self.dtype, self.stream = tuple(shape), np.dtype(dtype), stream
+        self.nbytes = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
+        memory = ctypes.c_void_p()
+        call("Malloc", ctypes.byref(memory), ctypes.c_size_t(max(self.nbytes, 1)))
+        self.address = memory.value or 0
+        self.readonly = False
+        self._kept: list[Any] = []
+
+    @classmethod
+    def of(cls, values: np.ndarray[Any, Any], stream: Stream = DEFAULT) -> Array:
+        made = cls(values.shape, values.dtype, stream)
+        made.set(values)
+        return made
+
+    def set(self, values: np.ndarray[Any, Any]) -> None:
+        """Begins a copy from the host."""
+        values = np.ascontiguousarray(values).copy()
+        self._kept.append(values)
+        self._copy(self.address, values.ctypes.data)
+
+    def get(self) -> np.ndarray[Any, Any]:
+        """The elements, once what is in the stream now has ended."""
+        values = np.empty(self.shape, self.dtype)
+        self._copy(values.ctypes.data, self.address)
+        self.stream.synchronize()
+        self._kept.clear()
+        return values
+
+    def _copy(self, to: int, source: int) -> None:
+        args = (ctypes.c_void_p(to), ctypes.c_void_p(source), ctypes.c_size_t(self.nbytes), 4)
+        call("MemcpyAsync", *args, ctypes.c_void_p(self.stream.handle))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": _TYPES[self.dtype.name],
+            "data": (self.address, self.readonly),
+            "version": 3,
+            "stream": self.stream.handle or 1,
+        }
+
+    def __del__(self) -> None:
+        if getattr(self, "address", 0) and runtime is not None:
+            runtime().cudaFree(ctypes.c_void_p(self.address))
+
+
+class DLPackArray(Array):
+    """The same for types that the other protocol has no name for, always in the default stream."""
+
+    __cuda_array_interface__ = property()  # type: ignore[assignment]  # raises AttributeError
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device = ctypes.c_int()
+        call("GetDevice", ctypes.byref(device))
+        return 2, device.value
+
+    def __dlpack__(self, *, max_version: Any = None) -> Any:
+        assert self.stream is DEFAULT, "nobody would wait for another"
+        device = self.__dlpack_device__()[1]
+        versioned = max_version is not None
+        return _core.to_dlpack(self, self.address, self.dtype.name, self.shape, "cuda", device, versioned)
+
+
+def array_of(values: np.ndarray[Any, Any], stream: Stream = DEFAULT) -> Array:
+    """Values in device memory."""
+    return (Array if values.dtype.name in _TYPES else DLPackArray).of(values, stream)

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+// The arithmetic of the stand-in of NCCL: pairwise in order of rank, halves in float, so that results are exact and
+// can be compared with what the host engines give. (A real NCCL adds in another order.)
+
+namespace fake {
+
+enum Type { int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, bfloat16, e4m3, e5m2, n_types };
+enum Op { sum, prod, max, min, avg, n_ops };
+
+inline std::size_t size_of(int type) {
+  static const std::size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+  return sizes[type];
+}
+
+inline float from_bfloat16(std::uint16_t bits) {
+  const std::uint32_t wide = std::uint32_t{bits} << 16;
+  float value;
+  std::memcpy(&value, &wide, 4);
+  return value;
+}
+inline std::uint16_t to_bfloat16(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if (value != value) return static_cast<std::uint16_t>(bits >> 16 | 0x40);
+  return static_cast<std::uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+inline float from_float16(std::uint16_t bits) { return static_cast<float>(reinterpret_cast<const _Float16&>(bits)); }
+inline std::uint16_t to_float16(float value) {
+  const _Float16 half = static_cast<_Float16>(value);
+  std::uint16_t bits;
+  std::memcpy(&bits, &half, 2);
+  return bits;
+}
+
+template <class T>
+T combined(const T* terms, int n, int op) {
+  if (n == 1) return terms[0];
+  int cut = 1;
+  while (2 * cut < n) cut *= 2;
+  const T a = combined(terms, cut, op), b = combined(terms + cut, n - cut, op);
+  switch (op) {
+    case prod: return static_cast<T>(a * b);
+    case max: return a > b || a != a ? a : b;
+    case min: return a < b || a != a ? a : b;
+    default: return static_cast<T>(a + b);
+  }
+}
+
+template <class T>
+T finished(T value, int n, int op) {
+  if (op != avg) return value;
+  if constexpr (static_cast<T>(0.5) != T{0}) return value * static_cast<T>(1.0 / n);
+  return static_cast<T>(value / static_cast<T>(n));
+}
+
+/// What one rank gives: where its elements are, and its factor where the operator has one.
+struct Term {
+  const std::byte* data;
+  double factor;
+  bool scaled;
+};
+
+template <class Stored, class T, class Load, class Store>
+void reduce_as(const std::vector<Term>& terms, int op, std::byte* out, std::size_t count, Load load, Store store) {
+  const int n = static_cast<int>(terms.size());
+  std::vector<T> at(terms.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    for (int r = 0; r < n; ++r) {
+      Stored stored;
+      std::memcpy(&stored, terms[r].data + i * sizeof stored, sizeof stored);
+      at[r] = load(stored);
+      if (terms[r].scaled) at[r] = static_cast<T>(at[r] * static_cast<T>(terms[r].factor));
+    }
+    const Stored stored = store(finished(combined(at.data(), n, op), n, op));
+    std::memcpy(out + i * sizeof stored, &stored, sizeof stored);
+  }
+}
+
+template <class T>
+void reduce_plain(const std::vector<Term>& terms, int op, std::byte* out, std::size_t count) {
+  const auto same = [](T value) { return value; };
+  reduce_as<T, T>(terms, op, out, count, same, same);
+}
+
+/// False for types that cannot be reduced.
+inline bool reduce(int type, const std::vector<Term>& terms, int op, std::byte* out, std::size_t count) {
+  switch (type) {
+    case int8: return reduce_plain<std::int8_t>(terms, op, out, count), true;
+    case uint8: return reduce_plain<std::uint8_t>(terms, op, out, count), true;
+    case int32: return reduce_plain<std::int32_t>(terms, op, out, count), true;
+    case uint32: return reduce_plain<std::uint32_t>(terms, op, out, count), true;
+    case int64: return reduce_plain<std::int64_t>(terms, op, out, count), true;
+    case uint64: return reduce_plain<std::uint64_t>(terms, op, out, count), true;
+    case float32: return reduce_plain<float>(terms, op, out, count), true;
+    case float64: return reduce_plain<double>(terms, op, out, count), true;
+    case float16: return reduce_as<std::uint16_t, float>(terms, op, out, count, from_float16, to_float16), true;
+    case bfloat16: return reduce_as<std::uint16_t, float>(terms, op, out, count, from_bfloat16, to_bfloat16), true;
+    default: return false;
+  }
+}
+
+}  // namespace fake

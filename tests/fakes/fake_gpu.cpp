@@ -1,0 +1,497 @@
+// A stand-in for libcudart (or, with FAKE_HIP, for libamdhip64) on machines without a GPU. For tests only.
+//
+// Device memory is reserved address space without access: the host dies when it touches it. Streams are threads that
+// do one thing after another, some after a random delay, so that work which nobody ordered comes in the wrong order.
+// Only the default stream is simpler than in reality: it waits for no other stream, nor they for it.
+//
+//   FAKE_GPU_DEVICES       how many devices there are (4)
+//   FAKE_GPU_ERROR         what the first call returns, such as 35 for an old driver
+//   FAKE_GPU_DELAY_US      longest delay before a thing in a stream (0)
+//   FAKE_GPU_IGNORE_WAITS  "library" or "user": streams made by the package, or by others, wait for no event
+//   FAKE_GPU_SAME          all devices are this physical one
+
+#include "fake_gpu.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+
+#ifdef FAKE_HIP
+#define GPU(name) hip##name
+#define GPU_HOST_ALLOC hipHostMalloc
+#define GPU_HOST_FREE hipHostFree
+#else
+#define GPU(name) cuda##name
+#define GPU_HOST_ALLOC cudaHostAlloc
+#define GPU_HOST_FREE cudaFreeHost
+#endif
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+enum Code { kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidDevice = 101, kInvalidHandle = 400, kNotReady = 600 };
+
+long setting(const char* name, long otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::atol(text) : otherwise;
+}
+
+constexpr unsigned kOneIn = 8;  // things in a stream that are delayed
+
+struct Block {
+  char* seen;    // what the caller holds
+  char* bytes;   // where the elements are
+  std::size_t nbytes;
+  int device;    // -1: pinned memory of the host
+};
+
+struct Stream;
+thread_local Stream* current_stream = nullptr;
+/// Things that streams have done.
+std::atomic<unsigned long>& n_steps() {
+  static std::atomic<unsigned long> n{0};
+  return n;
+}
+
+struct Stream {
+  Stream(int on, bool by_library) : device(on), of_library(by_library) {}
+  /// `writes`: to device memory, which tests may hold up in streams of the package.
+  void push(std::function<void()> work, bool writes = false) {
+    const std::lock_guard lock(mutex);
+    if (!thread.joinable()) thread = std::thread([this] { run(); });
+    if (writes && of_library) queue.push_back([] { pass(writes_are_held()); });
+    queue.push_back(std::move(work));
+    changed.notify_all();
+  }
+  /// Waits in this stream until `gate` is open.
+  static void pass(const std::atomic<bool>& gate) {
+    const fake::Stuck stuck([&gate] { return !gate; });
+    while (gate) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  static std::atomic<bool>& writes_are_held() {
+    static std::atomic<bool> held{false};
+    return held;
+  }
+  void stick(std::function<bool()> until) {
+    const std::lock_guard lock(stuck_mutex);
+    stuck_until = std::move(until);
+  }
+  bool stuck() {
+    const std::lock_guard lock(stuck_mutex);
+    return stuck_until && !stuck_until();
+  }
+  bool idle() {
+    const std::lock_guard lock(mutex);
+    return queue.empty() && !busy;
+  }
+  void drain() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [this] { return queue.empty() && !busy; });
+  }
+  void end() {
+    {
+      const std::lock_guard lock(mutex);
+      ending = true;
+      changed.notify_all();
+    }
+    if (thread.joinable()) thread.join();
+  }
+
+  std::atomic<bool> held{false};
+  const int device;
+  const bool of_library;  // made with the flag that the package gives and the tests do not
+
+ private:
+  void run() {
+    current_stream = this;
+    std::mt19937 random(std::random_device{}());
+    const long longest = setting("FAKE_GPU_DELAY_US", 0);
+    std::unique_lock lock(mutex);
+    while (true) {
+      changed.wait(lock, [this] { return !queue.empty() || ending; });
+      if (queue.empty()) return;
+      const std::function<void()> work = std::move(queue.front());
+      queue.pop_front();
+      busy = true;
+      lock.unlock();
+      if (longest > 0 && random() % kOneIn == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % static_cast<unsigned>(longest)));
+      work();
+      ++n_steps();
+      lock.lock();
+      busy = false;
+      changed.notify_all();
+    }
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> queue;
+  std::thread thread;
+  bool busy = false, ending = false;
+  std::mutex stuck_mutex;
+  std::function<bool()> stuck_until;
+};
+
+struct Event {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::uint64_t recorded = 0, happened = 0;
+  void happen(std::uint64_t number) {
+    const std::lock_guard lock(mutex);
+    if (happened < number) happened = number;
+    changed.notify_all();
+  }
+  void wait_for(std::uint64_t number) {
+    const fake::Stuck stuck([this, number] {
+      const std::lock_guard lock(mutex);
+      return happened >= number;
+    });
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return happened >= number; });
+  }
+};
+
+// Never destroyed: threads of streams may run when the process ends.
+struct World {
+  std::mutex mutex;
+  std::map<char*, Block> blocks;
+  std::map<void*, std::shared_ptr<Stream>> streams;
+  std::map<int, std::shared_ptr<Stream>> default_streams;
+  std::map<void*, std::shared_ptr<Event>> events;
+};
+World& world() {
+  static auto& only = *new World;
+  return only;
+}
+thread_local int device_of_thread = 0;
+
+int n_devices() { return static_cast<int>(setting("FAKE_GPU_DEVICES", 4)); }
+
+const Block* find(const void* data, std::size_t nbytes) {
+  auto& blocks = world().blocks;
+  char* const at = static_cast<char*>(const_cast<void*>(data));
+  auto after = blocks.upper_bound(at);
+  if (after == blocks.begin()) return nullptr;
+  const Block& block = (--after)->second;
+  return at + nbytes <= block.seen + block.nbytes ? &block : nullptr;
+}
+
+std::shared_ptr<Stream> stream_of(void* handle) {
+  const std::lock_guard lock(world().mutex);
+  if (reinterpret_cast<std::uintptr_t>(handle) <= 2) {
+    auto& stream = world().default_streams[device_of_thread];
+    if (!stream) stream = std::make_shared<Stream>(device_of_thread, false);
+    return stream;
+  }
+  const auto found = world().streams.find(handle);
+  return found == world().streams.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<Event> event_of(void* handle) {
+  const std::lock_guard lock(world().mutex);
+  const auto found = world().events.find(handle);
+  return found == world().events.end() ? nullptr : found->second;
+}
+
+std::deque<std::shared_ptr<Stream>> all_streams() {
+  std::deque<std::shared_ptr<Stream>> all;
+  const std::lock_guard lock(world().mutex);
+  for (auto& [_, stream] : world().streams) all.push_back(stream);
+  for (auto& [_, stream] : world().default_streams) all.push_back(stream);
+  return all;
+}
+
+void drain_all_of(int device) {
+  for (auto& stream : all_streams()) {
+    if (stream->device == device) stream->drain();
+  }
+}
+
+/// Bytes that a copy may use: device memory through its other mapping, anything else as it is.
+char* bytes_of(const void* data, std::size_t nbytes) {
+  const std::lock_guard lock(world().mutex);
+  const Block* block = find(data, nbytes);
+  if (block != nullptr) return block->bytes + (static_cast<const char*>(data) - block->seen);
+  return find(data, 0) != nullptr ? nullptr : static_cast<char*>(const_cast<void*>(data));  // null: past the end
+}
+
+}  // namespace
+
+namespace fake {
+
+std::byte* reach(const void* data, std::size_t nbytes, int device) {
+  const std::lock_guard lock(world().mutex);
+  const Block* block = find(data, nbytes);
+  if (block == nullptr || block->device != device) return nullptr;
+  return reinterpret_cast<std::byte*>(block->bytes + (static_cast<const char*>(data) - block->seen));
+}
+
+bool enqueue(void* stream, int device, std::function<void()> work) {
+  const auto found = stream_of(stream);
+  if (!found || found->device != device) return false;
+  found->push(std::move(work), /*writes=*/true);
+  return true;
+}
+
+Stuck::Stuck(std::function<bool()> can_go) {
+  if (current_stream != nullptr) current_stream->stick(std::move(can_go));
+}
+Stuck::~Stuck() {
+  if (current_stream != nullptr) current_stream->stick({});
+}
+
+int current_device() { return device_of_thread; }
+
+std::string bus_id(int device) {
+  const long same = setting("FAKE_GPU_SAME", -1);
+  return "0000:0" + std::to_string(same >= 0 ? same : device) + ":00.0";
+}
+
+}  // namespace fake
+
+EXPORT int GPU(GetDeviceCount)(int* count) {
+  if (const long code = setting("FAKE_GPU_ERROR", 0)) return static_cast<int>(code);
+  *count = n_devices();
+  return *count > 0 ? kSuccess : 100;
+}
+EXPORT int GPU(RuntimeGetVersion)(int* version) {
+  *version = 12040;
+  return kSuccess;
+}
+EXPORT int GPU(GetDevice)(int* device) {
+  *device = device_of_thread;
+  return kSuccess;
+}
+EXPORT int GPU(SetDevice)(int device) {
+  if (device < 0 || device >= n_devices()) return kInvalidDevice;
+  device_of_thread = device;
+  return kSuccess;
+}
+EXPORT int GPU(DeviceGetPCIBusId)(char* text, int length, int device) {
+  if (device < 0 || device >= n_devices()) return kInvalidDevice;
+  std::strncpy(text, fake::bus_id(device).c_str(), static_cast<std::size_t>(length));
+  return kSuccess;
+}
+EXPORT const char* GPU(GetErrorString)(int code) {
+  switch (code) {
+    case kSuccess: return "no error";
+    case kInvalidValue: return "invalid argument";
+    case kOutOfMemory: return "out of memory";
+    case 35: return "CUDA driver version is insufficient for CUDA runtime version";
+    case 100: return "no CUDA-capable device is detected";
+    case kInvalidDevice: return "invalid device ordinal";
+    case kInvalidHandle: return "invalid resource handle";
+    case kNotReady: return "device not ready";
+    default: return "unknown error";
+  }
+}
+EXPORT int GPU(GetLastError)() { return kSuccess; }
+EXPORT int GPU(DeviceSynchronize)() {
+  drain_all_of(device_of_thread);
+  return kSuccess;
+}
+
+EXPORT int GPU(Malloc)(void** out, std::size_t nbytes) {
+  const std::size_t page = 4096, size = (nbytes + page - 1) / page * page + page;  // a page more, so that none touch
+  const int fd = ::memfd_create("fake-gpu", MFD_CLOEXEC);
+  if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(size)) != 0) return kOutOfMemory;
+  void* bytes = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* seen = ::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ::close(fd);
+  if (bytes == MAP_FAILED || seen == MAP_FAILED) return kOutOfMemory;
+  std::memset(bytes, 0xCD, nbytes);  // as left by others
+  const std::lock_guard lock(world().mutex);
+  world().blocks[static_cast<char*>(seen)] = {static_cast<char*>(seen), static_cast<char*>(bytes), nbytes, device_of_thread};
+  *out = seen;
+  return kSuccess;
+}
+EXPORT int GPU(Free)(void* data) {
+  if (data == nullptr) return kSuccess;
+  int device = -1;
+  {
+    const std::lock_guard lock(world().mutex);
+    const auto found = world().blocks.find(static_cast<char*>(data));
+    if (found == world().blocks.end() || found->second.device < 0) return kInvalidValue;
+    device = found->second.device;
+  }
+  drain_all_of(device);
+  const std::lock_guard lock(world().mutex);
+  const auto found = world().blocks.find(static_cast<char*>(data));
+  const std::size_t size = (found->second.nbytes + 4095) / 4096 * 4096 + 4096;
+  ::munmap(found->second.bytes, size);
+  ::munmap(found->second.seen, size);
+  world().blocks.erase(found);
+  return kSuccess;
+}
+EXPORT int GPU_HOST_ALLOC(void** out, std::size_t nbytes, unsigned) {
+  *out = std::malloc(nbytes > 0 ? nbytes : 1);
+  if (*out == nullptr) return kOutOfMemory;
+  const std::lock_guard lock(world().mutex);
+  char* const data = static_cast<char*>(*out);
+  world().blocks[data] = {data, data, nbytes, -1};
+  return kSuccess;
+}
+EXPORT int GPU_HOST_FREE(void* data) {
+  drain_all_of(device_of_thread);
+  const std::lock_guard lock(world().mutex);
+  if (world().blocks.erase(static_cast<char*>(data)) == 0) return kInvalidValue;
+  std::free(data);
+  return kSuccess;
+}
+struct PointerAttributes {
+  int type, device;
+  void *device_pointer, *host_pointer;
+};
+EXPORT int GPU(PointerGetAttributes)(PointerAttributes* out, const void* data) {
+  const std::lock_guard lock(world().mutex);
+  const Block* block = find(data, 0);
+  *out = {block == nullptr ? 0 : block->device < 0 ? 1 : 2, block == nullptr ? -2 : block->device, nullptr, nullptr};
+  return kSuccess;
+}
+
+EXPORT int GPU(MemcpyAsync)(void* to, const void* from, std::size_t nbytes, int, void* stream) {
+  char* const out = bytes_of(to, nbytes);
+  char* const in = bytes_of(from, nbytes);
+  const auto found = stream_of(stream);
+  if (nbytes != 0 && (out == nullptr || in == nullptr)) return kInvalidValue;
+  if (!found) return kInvalidHandle;
+  found->push([=] {
+    if (nbytes != 0) std::memmove(out, in, nbytes);
+  }, /*writes=*/out != to);
+  return kSuccess;
+}
+
+EXPORT int GPU(StreamCreateWithFlags)(void** out, unsigned flags) {
+  const std::lock_guard lock(world().mutex);
+  auto stream = std::make_shared<Stream>(device_of_thread, flags != 0);
+  *out = stream.get();
+  world().streams[*out] = std::move(stream);
+  return kSuccess;
+}
+EXPORT int GPU(StreamDestroy)(void* handle) {
+  const auto stream = stream_of(handle);
+  if (!stream) return kInvalidHandle;
+  {
+    const std::lock_guard lock(world().mutex);
+    world().streams.erase(handle);
+  }
+  std::thread([stream] { stream->end(); }).detach();  // what it holds is still done
+  return kSuccess;
+}
+EXPORT int GPU(StreamQuery)(void* handle) {
+  const auto stream = stream_of(handle);
+  if (!stream) return kInvalidHandle;
+  return stream->idle() ? kSuccess : kNotReady;
+}
+EXPORT int GPU(StreamSynchronize)(void* handle) {
+  const auto stream = stream_of(handle);
+  if (!stream) return kInvalidHandle;
+  stream->drain();
+  return kSuccess;
+}
+
+EXPORT int GPU(EventCreateWithFlags)(void** out, unsigned) {
+  const std::lock_guard lock(world().mutex);
+  auto event = std::make_shared<Event>();
+  *out = event.get();
+  world().events[*out] = std::move(event);
+  return kSuccess;
+}
+EXPORT int GPU(EventDestroy)(void* handle) {
+  const std::lock_guard lock(world().mutex);
+  return world().events.erase(handle) != 0 ? kSuccess : kInvalidHandle;
+}
+EXPORT int GPU(EventRecord)(void* handle, void* stream_handle) {
+  const auto event = event_of(handle);
+  const auto stream = stream_of(stream_handle);
+  if (!event || !stream) return kInvalidHandle;
+  std::uint64_t number;
+  {
+    const std::lock_guard lock(event->mutex);
+    number = ++event->recorded;
+  }
+  stream->push([=] { event->happen(number); });
+  return kSuccess;
+}
+EXPORT int GPU(EventQuery)(void* handle) {
+  const auto event = event_of(handle);
+  if (!event) return kInvalidHandle;
+  const std::lock_guard lock(event->mutex);
+  return event->happened == event->recorded ? kSuccess : kNotReady;
+}
+EXPORT int GPU(EventSynchronize)(void* handle) {
+  const auto event = event_of(handle);
+  if (!event) return kInvalidHandle;
+  std::unique_lock lock(event->mutex);
+  event->changed.wait(lock, [&] { return event->happened == event->recorded; });
+  return kSuccess;
+}
+EXPORT int GPU(StreamWaitEvent)(void* stream_handle, void* handle, unsigned) {
+  const auto event = event_of(handle);
+  const auto stream = stream_of(stream_handle);
+  if (!event || !stream) return kInvalidHandle;
+  const char* const ignored = std::getenv("FAKE_GPU_IGNORE_WAITS");
+  if (ignored != nullptr && (std::strcmp(ignored, "library") == 0) == stream->of_library) return kSuccess;
+  std::uint64_t number;
+  {
+    const std::lock_guard lock(event->mutex);
+    number = event->recorded;
+  }
+  stream->push([=] { event->wait_for(number); });
+  return kSuccess;
+}
+
+/// What only tests call: what is in the stream waits so long.
+EXPORT int fakeDelay(void* stream_handle, long microseconds) {
+  const auto stream = stream_of(stream_handle);
+  if (!stream) return kInvalidHandle;
+  stream->push([=] { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); });
+  return kSuccess;
+}
+/// The stream stops here until `fakeRelease`. One hold at a time.
+EXPORT int fakeHold(void* stream_handle) {
+  const auto stream = stream_of(stream_handle);
+  if (!stream) return kInvalidHandle;
+  stream->held = true;
+  stream->push([raw = stream.get()] { Stream::pass(raw->held); });
+  return kSuccess;
+}
+EXPORT int fakeRelease(void* stream_handle) {
+  const auto stream = stream_of(stream_handle);
+  if (!stream) return kInvalidHandle;
+  stream->held = false;
+  return kSuccess;
+}
+/// Whether streams of the package stop before what writes to device memory.
+EXPORT void fakeHoldWrites(int held) { Stream::writes_are_held() = held != 0; }
+/// Returns once all streams have done what they can without a release or another process.
+EXPORT void fakeSettle() {
+  while (true) {
+    const unsigned long before = n_steps();
+    bool settled = true;
+    for (auto& stream : all_streams()) settled = settled && (stream->idle() || stream->stuck());
+    if (settled && n_steps() == before) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+/// Blocks of device and pinned memory that exist, streams and events: to find leaks.
+EXPORT void fakeCounts(long* out) {
+  const std::lock_guard lock(world().mutex);
+  out[0] = out[1] = 0;
+  for (const auto& [_, block] : world().blocks) ++out[block.device < 0 ? 1 : 0];
+  out[2] = static_cast<long>(world().streams.size());
+  out[3] = static_cast<long>(world().events.size());
+}

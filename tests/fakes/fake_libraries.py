@@ -1,0 +1,73 @@
+"""Builds the stand-ins of the GPU runtime and NCCL with the machine's C++ compiler, once for each content.
+
+They are kept in a folder of this user below the temporary folder, are never installed and never on a search path:
+only the variables that `environment` gives lead to them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+FLAGS = [
+    "-std=c++17",
+    "-O1",
+    "-g1",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+]
+
+
+def compiler() -> str | None:
+    return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+
+
+@functools.cache
+def build(hip: bool = False) -> tuple[Path, Path]:
+    """The runtime and the communication library. Where they are in use already: those, wherever they were built."""
+    used = os.environ.get("SAMESTEP_HIP_LIBRARY" if hip else "SAMESTEP_CUDART_LIBRARY", "")
+    if os.path.basename(used).startswith("libfake_"):
+        return Path(used), Path(os.environ["SAMESTEP_NCCL_LIBRARY"])
+    suffix = "-hip" if hip else ""
+    text = b"".join(path.read_bytes() for path in sorted([*HERE.glob("fake_*.cpp"), *HERE.glob("*.h")]))
+    digest = hashlib.sha256(text + repr(FLAGS).encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"samestep-fakes-{os.getuid()}-{digest}{suffix}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    assert folder.stat().st_uid == os.getuid()
+    runtime = folder / ("libfake_amdhip64.so" if hip else "libfake_cudart.so")
+    nccl = folder / ("libfake_rccl.so" if hip else "libfake_nccl.so")
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not nccl.exists():
+            _compile(runtime, HERE / "fake_gpu.cpp", *(["-DFAKE_HIP"] if hip else []))
+            link = [f"-L{folder}", f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN"]
+            _compile(nccl, HERE / "fake_nccl.cpp", *link)
+    return runtime, nccl
+
+
+def _compile(target: Path, source: Path, *words: str) -> None:
+    part = target.with_suffix(".part")
+    subprocess.run(
+        [compiler() or "c++", *FLAGS, f"-Wl,-soname,{target.name}", "-o", str(part), str(source), *words],
+        check=True,
+    )
+    part.rename(target)
+
+
+def environment(hip: bool = False) -> dict[str, str]:
+    """The variables that lead to the stand-ins."""
+    runtime, nccl = build(hip)
+    name = "SAMESTEP_HIP_LIBRARY" if hip else "SAMESTEP_CUDART_LIBRARY"
+    return {name: str(runtime), "SAMESTEP_NCCL_LIBRARY": str(nccl)}
