@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from typing import Any
@@ -211,16 +210,3 @@ def busy_really(arrays: Any) -> float:
     arrays.busy(0.2)
     arrays.synchronize()
     return time.perf_counter() - begin
-
-
-@contextlib.contextmanager
-def variables(**values: str) -> Any:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value

@@ -15,7 +15,8 @@ import device_kinds
 import numpy as np
 import samestep as ss
 from kit_rank import SHORT, SIZE, need, skip, start, tell, turns
-from samestep import accelerators
+from samestep import _core, accelerators
+from samestep import packing as packers
 
 MIB = 1 << 20
 
@@ -173,19 +174,17 @@ def leaf_sets() -> dict[str, list[int]]:
 
 def packing() -> int:
     """The two kernels, against a copy of as many bytes from device to device."""
-    try:
-        from samestep import packing as module
-    except ImportError:
-        skip("this version has no kernels that pack")
     arrays = device_kinds.choose()
-    packer, reason = module.packer("cuda", 0)
-    if packer is None:
-        skip(reason)
+    arrays.of(np.ones(1))  # makes the device's context
+    packer = packers.packer("cuda", 0)
+    if packer.problem():
+        skip(packer.problem())
     wrong = check_packing(packer, arrays)
     for name, sizes in leaf_sets().items():
         n_sets = 1 if SHORT else max(1, min(8, 256 * MIB // (4 * sum(sizes))))  # more than the caches hold
         groups = [[arrays.of(np.ones(size, "float32")) for size in sizes] for _ in range(n_sets)]
-        nbytes = packer.bucket_nbytes([4 * size for size in sizes])
+        places = [[(device_kinds.address(x), 4 * x.shape[0]) for x in group] for group in groups]
+        nbytes = packers.bucket_nbytes([4 * size for size in sizes])
         buckets = [arrays.of(np.zeros(nbytes, "uint8")) for _ in range(n_sets)]
         others = [arrays.of(np.zeros(nbytes, "uint8")) for _ in range(n_sets)]
         state = {"turn": 0}
@@ -194,9 +193,9 @@ def packing() -> int:
             state["turn"] += 1
             return int(state["turn"] % n_sets)
 
-        def moved(act: Any, groups: Any = groups, buckets: Any = buckets, turn: Any = turn) -> None:
+        def moved(act: Any, places: Any = places, buckets: Any = buckets, turn: Any = turn) -> None:
             k = turn()
-            act(groups[k], device_kinds.address(buckets[k]), arrays.stream)
+            act(places[k], device_kinds.address(buckets[k]), arrays.stream)
 
         def copied(buckets: Any = buckets, others: Any = others, turn: Any = turn) -> None:
             k = turn()
@@ -224,10 +223,10 @@ def check_packing(packer: Any, arrays: Any) -> list[str]:
         whole = arrays.of(np.arange(sum(sizes) + 3 * len(sizes) + 1, dtype="int64").astype("uint8"))
         leaves, at = [], 1  # one byte off: no alignment at all, and gaps of three
         for size in sizes:
-            leaves.append(Part(whole, at, size))
+            leaves.append((device_kinds.address(whole) + at, size))
             at += size + 3
         before = arrays.get(whole).copy()
-        bucket = arrays.of(np.full(packer.bucket_nbytes(sizes), 255, "uint8"))
+        bucket = arrays.of(np.full(packers.bucket_nbytes(sizes), 255, "uint8"))
         packer.pack(leaves, device_kinds.address(bucket), arrays.stream)
         arrays.fill(whole, 7)
         packer.unpack(leaves, device_kinds.address(bucket), arrays.stream)
@@ -240,26 +239,12 @@ def check_packing(packer: Any, arrays: Any) -> list[str]:
     return wrong
 
 
-class Part:
-    """Some bytes of an array, kept alive by it."""
-
-    def __init__(self, whole: Any, at: int, size: int) -> None:
-        self.whole = whole
-        self.__cuda_array_interface__ = {
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (device_kinds.address(whole) + at, False),
-            "version": 3,
-            "stream": None,
-        }
-
-
 def trees() -> int:
     """A tree of many small arrays: packed, in one group of NCCL, and one call each."""
     with start("nccl") as packed:
         arrays = device_kinds.choose()
-        with device_kinds.variables(SAMESTEP_PACK_BELOW="0"):
-            grouped = packed.group(range(SIZE))
+        grouped = packed.group(range(SIZE))
+        _core.pack_below(grouped._comm, 0)
         for name, sizes in leaf_sets().items():
             tree = {str(k): arrays.of(np.ones(size, "float32")) for k, size in enumerate(sizes)}
             contenders = {
@@ -267,8 +252,6 @@ def trees() -> int:
                 "grouped": lambda tree=tree: grouped.allreduce_tree(tree, "max"),
                 "one by one": lambda tree=tree: [packed.allreduce(x, "max") for x in tree.values()],
             }
-            with device_kinds.variables(SAMESTEP_PACK_BELOW="0"):
-                grouped.allreduce_tree(tree, "max")  # its first: the variable is read here
             measured = rounds(contenders, arrays.synchronize, turns(11, 2), turns(10, 1))
             tell(what="trees", leaves=name, nbytes=4 * sum(sizes), times=measured)
         grouped.close()
