@@ -17,7 +17,9 @@ ALLOWED = {
     "hierarchy": {"core", "kernels", "communicator", "exchange", "node"},
     "nccl": {"core", "os", "kernels", "communicator", "exchange"},
     "select": {"core"},
-    "bindings": {"core", "os", "kernels", "communicator", "exchange", "node", "mpi", "tcp", "hierarchy", "nccl", "select"},
+    "bindings": {
+        *("core", "os", "kernels", "communicator", "exchange", "node", "mpi", "tcp", "hierarchy", "nccl", "select")
+    },
 }
 PREPROCESSOR_HOMES = {"os", "kernels"}
 

@@ -27,11 +27,7 @@ using Work_ = std::unique_ptr<PendingWork>;
 
 Reduction reduction(int op, double factor) { return {static_cast<ReduceOp>(op), factor}; }
 
-/// `in` and `out` of a verb that works in place where `out` is None.
-struct InOut {
-  ConstBuffer in;
-  Buffer out;
-};
+/// Of a verb that works in place where `out` is None.
 InOut in_out(PendingWork& work, const py::object& x, const py::object& out, const char* verb) {
   if (out.is_none() || out.is(x)) {
     const Buffer both = work.output(x, verb, /*copy_in=*/true);

@@ -64,22 +64,31 @@ DeviceCommunicator& on_devices(const Comm& comm) {
   return *devices;
 }
 
-std::vector<Buffer> outputs(PendingWork& work, const py::list& arrays, const char* verb) {
-  std::vector<Buffer> buffers;
-  for (const py::handle array : arrays) buffers.push_back(work.output(array, verb, true));
-  return buffers;
-}
-
-std::unique_ptr<PendingWork> all_reduce_many(const Comm& comm, const py::list& arrays, int op, double factor) {
+std::unique_ptr<PendingWork> all_reduce_many(const Comm& comm, const py::list& arrays, const py::list& outs, int op,
+                                             double factor) {
   auto work = std::make_unique<PendingWork>();
-  const std::vector<Buffer> buffers = outputs(*work, arrays, "allreduce");
+  std::vector<InOut> buffers;
+  for (py::size_t i = 0; i < py::len(arrays); ++i) {
+    const py::object array = arrays[i], out = outs[i];
+    const ConstBuffer in = array.is(out) ? ConstBuffer{} : work->input(array, "allreduce");
+    const Buffer to = work->output(out, "allreduce", array.is(out));
+    buffers.push_back({array.is(out) ? ConstBuffer(to) : in, to});
+  }
   work->start(comm, on_devices(comm).all_reduce_many(buffers, {static_cast<ReduceOp>(op), factor}));
   return work;
 }
 
 std::unique_ptr<PendingWork> broadcast_many(const Comm& comm, const py::list& arrays, int root) {
   auto work = std::make_unique<PendingWork>();
-  const std::vector<Buffer> buffers = outputs(*work, arrays, "bcast");
+  std::vector<Buffer> buffers;
+  for (const py::handle array : arrays) {
+    if (comm->rank() != root) {
+      buffers.push_back(work->output(array, "bcast", /*copy_in=*/false));
+      continue;
+    }
+    const ConstBuffer in = work->input(array, "bcast");  // only read there: it may be read-only
+    buffers.push_back({const_cast<void*>(in.data), in.count, in.dtype, in.device, in.stream});
+  }
   work->start(comm, on_devices(comm).broadcast_many(buffers, root));
   return work;
 }
@@ -122,9 +131,10 @@ void bind_devices(py::module_& m) {
   m.def("open_devices", &open_devices, "host"_a, "gpu"_a, "device"_a, "nccl"_a.none(true), "compare_first"_a, "piece"_a,
         "timeout"_a, "packer"_a = nullptr, "pack_below"_a = 0,
         "A group that takes arrays of this device as well. Collective over `host`.");
-  m.def("all_reduce_many", &all_reduce_many, "comm"_a, "arrays"_a, "op"_a, "factor"_a,
-        "One operation on many arrays of one dtype, in place.");
-  m.def("broadcast_many", &broadcast_many, "comm"_a, "arrays"_a, "root"_a, "One operation on many arrays, in place.");
+  m.def("all_reduce_many", &all_reduce_many, "comm"_a, "arrays"_a, "outs"_a, "op"_a, "factor"_a,
+        "One operation on many arrays of one dtype; in place where an item of `outs` is that of `arrays`.");
+  m.def("broadcast_many", &broadcast_many, "comm"_a, "arrays"_a, "root"_a,
+        "One operation on many arrays, which are only read on root.");
   m.def(
       "has_nccl",
       [](const Comm& comm) {

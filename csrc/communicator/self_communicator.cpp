@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "communicator/checks.h"
+#include "core/bystanders.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "core/wait_hooks.h"
@@ -85,6 +86,7 @@ void SelfReceive::wait(const Deadline& deadline) {
       throw TimeoutError(str(describe(), " has waited ", deadline.timeout().count(), " s for rank 0 to send"));
     }
     wait_hooks().interrupt();
+    advance_bystanders();
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   if (error_) std::rethrow_exception(error_);

@@ -45,4 +45,10 @@ struct Buffer {
   operator ConstBuffer() const { return {data, count, dtype, device, stream}; }
 };
 
+/// What an operation reads, and where it writes; the same memory if it works in place.
+struct InOut {
+  ConstBuffer in;
+  Buffer out;
+};
+
 }  // namespace samestep

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/bystanders.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "core/wait_hooks.h"
@@ -74,6 +75,7 @@ void Engine::progress_everywhere() {
     const std::unique_lock alone(engine->mutex_, std::try_to_lock);
     if (alone.owns_lock() && engine->usable()) engine->progress();
   }
+  advance_bystanders();
 }
 
 void Engine::require_usable() const {

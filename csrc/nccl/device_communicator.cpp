@@ -39,7 +39,7 @@ std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Com
   const std::vector<int> ranks = all_ranks(*made->host_);
   made->through_host_ = made->host_->group(ranks, deadline);
   made->agreement_ = made->host_->group(ranks, deadline);
-  made->stager_ = std::make_shared<Stager>(made->options_.gpu, made->options_.device, made->host_);
+  made->stager_ = Stager::make(made->options_.gpu, made->options_.device, made->host_, made->through_host_);
   made->packing_ = std::make_unique<DevicePacking>(made->options_.gpu, made->options_.device, made->options_.packer,
                                                    made->options_.pack_below);
   if (made->options_.nccl != nullptr) {
@@ -83,9 +83,20 @@ Communicator::WorkPtr DeviceCommunicator::agreed(WorkPtr agreement) const {
   return agreement;
 }
 
-Communicator::WorkPtr DeviceCommunicator::on_device(NcclLaunch launch) {
+Communicator::WorkPtr DeviceCommunicator::on_device(NcclLaunch launch, std::size_t nbytes) {
   agreement_->progress();
+  ++n_launched_;
+  if (size() > 1) n_launched_bytes_ += nbytes;
   return channel_->launch(std::move(launch));
+}
+
+Communicator::Counters DeviceCommunicator::counters() const {
+  Counters sum = host_->counters();
+  const Counters staged = through_host_->counters();
+  sum.operations += staged.operations + n_launched_;
+  sum.messages += staged.messages;
+  sum.bytes += staged.bytes + n_launched_bytes_;
+  return sum;
 }
 
 // ---- through the host
@@ -154,7 +165,8 @@ Communicator::WorkPtr DeviceCommunicator::all_reduce(ConstBuffer in, Buffer out,
                     {in.stream, out.stream},
                     nccl_calls::all_reduce(channel_->nccl(), *form, reduction, {{in, out}}),
                     std::move(agreement),
-                    {}});
+                    {}},
+                   in.nbytes());
 }
 
 Communicator::WorkPtr DeviceCommunicator::reduce(ConstBuffer in, Buffer out, const Reduction& reduction, int root,
@@ -182,7 +194,8 @@ Communicator::WorkPtr DeviceCommunicator::reduce(ConstBuffer in, Buffer out, con
                     {in.stream, out.stream},
                     nccl_calls::reduce(channel_->nccl(), *form, reduction, in, out, root),
                     std::move(agreement),
-                    {}});
+                    {}},
+                   in.nbytes());
 }
 
 Communicator::WorkPtr DeviceCommunicator::broadcast(Buffer buffer, int root, const Shape& shape) {
@@ -203,7 +216,8 @@ Communicator::WorkPtr DeviceCommunicator::broadcast(Buffer buffer, int root, con
                     {buffer.stream},
                     nccl_calls::broadcast(channel_->nccl(), std::vector{buffer}, root),
                     std::move(agreement),
-                    {}});
+                    {}},
+                   buffer.nbytes());
 }
 
 Communicator::WorkPtr DeviceCommunicator::all_gather(ConstBuffer in, Buffer out, const Shape& shape) {
@@ -222,7 +236,8 @@ Communicator::WorkPtr DeviceCommunicator::all_gather(ConstBuffer in, Buffer out,
                     {in.stream, out.stream},
                     nccl_calls::all_gather(channel_->nccl(), in, out),
                     std::move(agreement),
-                    {}});
+                    {}},
+                   out.nbytes());
 }
 
 Communicator::WorkPtr DeviceCommunicator::reduce_scatter(ConstBuffer in, Buffer out, const Reduction& reduction,
@@ -244,7 +259,8 @@ Communicator::WorkPtr DeviceCommunicator::reduce_scatter(ConstBuffer in, Buffer 
                     {in.stream, out.stream},
                     nccl_calls::reduce_scatter(channel_->nccl(), *form, reduction, in, out),
                     std::move(agreement),
-                    {}});
+                    {}},
+                   in.nbytes());
 }
 
 // What NCCL does not have is made of its sends and receives, in one group.
@@ -256,7 +272,8 @@ Communicator::WorkPtr DeviceCommunicator::routed(std::string what, ConstBuffer i
                     {in.stream, out.stream},
                     nccl_calls::messages(channel_->nccl(), in, std::move(sent), out, std::move(received)),
                     std::move(agreement),
-                    {}});
+                    {}},
+                   std::max(in.nbytes(), out.nbytes()));
 }
 
 namespace {
@@ -287,7 +304,8 @@ Communicator::WorkPtr DeviceCommunicator::all_gather_v(ConstBuffer in, Buffer ou
                     {in.stream, out.stream},
                     nccl_calls::all_gather_v(channel_->nccl(), rank(), in, out, std::move(all)),
                     nullptr,
-                    {}});
+                    {}},
+                   out.nbytes());
 }
 
 Communicator::WorkPtr DeviceCommunicator::gather(ConstBuffer in, Buffer out, int root, const Shape& shape) {
@@ -426,6 +444,13 @@ Communicator::WorkPtr DeviceCommunicator::now(const Call& call) {
 
 namespace {
 
+std::size_t nbytes_of(std::span<const Buffer> buffers) {
+  std::size_t nbytes = 0;
+  for (const Buffer& buffer : buffers) nbytes += buffer.nbytes();
+  return nbytes;
+}
+
+/// For ranks to compare: how many buffers, and a digest of their lengths.
 Shape shape_of_all(std::span<const Buffer> buffers) {
   Shape shape = Shape::flat(buffers.size());
   shape.n_dims = 2;
@@ -464,27 +489,32 @@ NcclLaunch DeviceCommunicator::packed_or_apart(
   return launch;
 }
 
-Communicator::WorkPtr DeviceCommunicator::all_reduce_many(std::span<const Buffer> given, const Reduction& reduction) {
-  std::vector<nccl_calls::InOut> buffers;
+Communicator::WorkPtr DeviceCommunicator::all_reduce_many(std::span<const InOut> given, const Reduction& reduction) {
+  std::vector<InOut> buffers(given.begin(), given.end());
+  std::vector<Buffer> outs;
   std::vector<StreamHandle> after;
-  const auto form = given.empty() ? std::nullopt : nccl_form(given[0].dtype, reduction);
+  const auto form = given.empty() ? std::nullopt : nccl_form(given[0].in.dtype, reduction);
   if (channel_ == nullptr || !form) throw InvalidArgumentError("all_reduce_many: not for NCCL");
-  for (Buffer buffer : given) {
-    check_here("allreduce", buffer);
-    checks::same_dtype("allreduce", given[0], buffer);
-    buffers.push_back({buffer, buffer});
-    after.push_back(buffer.stream);
+  const ConstBuffer first = given[0].in;
+  for (auto& [in, out] : buffers) {
+    check_here("allreduce", in);
+    check_here("allreduce", out);
+    checks::same_dtype("allreduce", in, out);
+    checks::same_dtype("allreduce", first, out);
+    checks::has_count("allreduce", "out", out, in.count);
+    outs.push_back(out);
+    after.insert(after.end(), {in.stream, out.stream});
   }
   NcclLaunch launch = packed_or_apart(
-      sizes_of(given),
+      sizes_of(outs),
       [&](nccl_calls::Packing packing) {
         return nccl_calls::packed_all_reduce(channel_->nccl(), *form, reduction, buffers, std::move(packing));
       },
       [&] { return nccl_calls::all_reduce(channel_->nccl(), *form, reduction, buffers); });
-  launch.what = str("allreduce of ", given.size(), " arrays of ", samestep::name(given[0].dtype), " on the device");
+  launch.what = str("allreduce of ", given.size(), " arrays of ", samestep::name(first.dtype), " on the device");
   launch.after = std::move(after);
-  launch.agreement = agreed(agreement_->all_reduce(empty(given[0]), nothing(given[0]), reduction, shape_of_all(given)));
-  return on_device(std::move(launch));
+  launch.agreement = agreed(agreement_->all_reduce(empty(first), nothing(first), reduction, shape_of_all(outs)));
+  return on_device(std::move(launch), nbytes_of(outs));
 }
 
 Communicator::WorkPtr DeviceCommunicator::broadcast_many(std::span<const Buffer> given, int root) {
@@ -505,7 +535,7 @@ Communicator::WorkPtr DeviceCommunicator::broadcast_many(std::span<const Buffer>
   launch.what = str("bcast of ", given.size(), " arrays on the device");
   launch.after = std::move(after);
   launch.agreement = agreed(agreement_->broadcast(nothing(given[0]), root, shape_of_all(given)));
-  return on_device(std::move(launch));
+  return on_device(std::move(launch), nbytes_of(given));
 }
 
 // ---- messages

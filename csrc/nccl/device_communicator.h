@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <span>
 #include <string>
@@ -68,8 +69,8 @@ class DeviceCommunicator final : public Communicator {
   WorkPtr recv_now(Buffer out, int source, int tag, Status& status) override;
   bool cancel(Work& recv) override { return stager_->cancel(recv) || host_->cancel(recv); }
 
-  /// Each buffer = the reduction over all ranks, as one operation.
-  WorkPtr all_reduce_many(std::span<const Buffer> buffers, const Reduction& reduction);
+  /// Each output = the reduction of its input over all ranks, as one operation. All of one dtype.
+  WorkPtr all_reduce_many(std::span<const InOut> buffers, const Reduction& reduction);
   /// Each buffer = root's, as one operation.
   WorkPtr broadcast_many(std::span<const Buffer> buffers, int root);
 
@@ -90,7 +91,7 @@ class DeviceCommunicator final : public Communicator {
   bool usable() const override { return host_->usable(); }
   void set_oversubscribed(bool oversubscribed) override;
   bool oversubscribed() const override { return host_->oversubscribed(); }
-  Counters counters() const override { return host_->counters(); }
+  Counters counters() const override;
 
  private:
   DeviceCommunicator(std::shared_ptr<Communicator> host, DeviceOptions options)
@@ -99,7 +100,7 @@ class DeviceCommunicator final : public Communicator {
   void check_here(std::string_view verb, ConstBuffer& buffer) const;
   void check_here(std::string_view verb, Buffer& buffer) const;
   /// Starts an operation of NCCL once `agreement`, made by the host group, has started.
-  WorkPtr on_device(NcclLaunch launch);
+  WorkPtr on_device(NcclLaunch launch, std::size_t nbytes);
   WorkPtr agreed(WorkPtr agreement) const;
   WorkPtr staged_pieces(ConstBuffer in, Buffer out, const Shape& shape,
                         std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start);
@@ -121,7 +122,8 @@ class DeviceCommunicator final : public Communicator {
   std::shared_ptr<Communicator> agreement_;     // the same ranks, for what goes beside NCCL
   std::shared_ptr<Stager> stager_;
   std::unique_ptr<DevicePacking> packing_;
-  std::shared_ptr<NcclChannel> channel_;  // null without NCCL
+  std::shared_ptr<NcclChannel> channel_;                              // null without NCCL
+  std::atomic<std::uint64_t> n_launched_ = 0, n_launched_bytes_ = 0;  // with NCCL
 };
 
 }  // namespace samestep

@@ -13,11 +13,6 @@ namespace samestep::nccl_calls {
 
 using Calls = std::function<void(NcclLibrary::Comm, NcclLibrary::Stream)>;
 
-struct InOut {
-  ConstBuffer in;
-  Buffer out;
-};
-
 /// All of one dtype, in one group.
 Calls all_reduce(const NcclLibrary& nccl, const NcclForm& form, const Reduction& reduction, std::vector<InOut> buffers);
 Calls reduce(const NcclLibrary& nccl, const NcclForm& form, const Reduction& reduction, ConstBuffer in, Buffer out,

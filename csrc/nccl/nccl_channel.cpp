@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "core/wait_hooks.h"
+#include "exchange/engine.h"
 #include "exchange/waiting.h"
 
 namespace samestep {
@@ -96,7 +97,8 @@ class NcclChannel::NcclWork final : public Work {
 
   bool done() override {
     if (operation_->ended) return true;
-    const std::lock_guard lock(channel_->mutex_);
+    const std::unique_lock lock(channel_->mutex_, std::try_to_lock);
+    if (!lock) return false;  // others look; whoever polls may hold the interpreter, which they may need
     channel_->trouble(*operation_, Clock::now());
     return operation_->ended;
   }
@@ -107,11 +109,12 @@ class NcclChannel::NcclWork final : public Work {
     while (!done()) {
       if (!pause.step()) continue;
       wait_hooks().interrupt();
+      Engine::progress_everywhere();
       if (!warned && pause.waited().count() > wait_hooks().warn_after_s) {
         warned = true;
         wait_hooks().warn(operation_->what + " is still waited for");
       }
-      if (deadline.passed() && !done()) std::rethrow_exception(channel_->late(*operation_));
+      if (deadline.passed() && !done()) throw_late(deadline);
     }
     if (operation_->error) std::rethrow_exception(operation_->error);
   }
@@ -126,6 +129,18 @@ class NcclChannel::NcclWork final : public Work {
   std::exception_ptr error() const override { return operation_->ended ? operation_->error : nullptr; }
 
  private:
+  [[noreturn]] void throw_late(const Deadline& deadline) const {
+    std::string missing;
+    if (operation_->agreement != nullptr && !operation_->agreement->done()) {
+      try {
+        operation_->agreement->wait(deadline);  // which has passed: it says who is missing
+      } catch (const TimeoutError& error) {
+        missing = str(": ", error.what());
+      }
+    }
+    std::rethrow_exception(channel_->late(*operation_, deadline, missing));
+  }
+
   std::shared_ptr<NcclChannel> channel_;
   std::shared_ptr<Operation> operation_;
 };
@@ -220,14 +235,17 @@ std::shared_ptr<Work> NcclChannel::launch(NcclLaunch launch) {
   return std::make_shared<NcclWork>(shared_from_this(), std::move(operation));
 }
 
-std::exception_ptr NcclChannel::late(Operation& operation) {
-  std::string text = str(operation.what, " (device operation ", operation.sequence, " of group '", host_->name(),
-                         "') has not ended after ", operation.deadline.timeout().count(), " s: ");
-  if (operation.agreement == nullptr || operation.agreement->done()) {
+std::exception_ptr NcclChannel::late(const Operation& operation, const Deadline& deadline, const std::string& missing) {
+  const std::string text = str(operation.what, " (device operation ", operation.sequence, " of group '", host_->name(),
+                               "') has not ended after ", deadline.timeout().count(), " s: ");
+  if (operation.agreement == nullptr) {
+    return std::make_exception_ptr(TimeoutError(text + "the device has not finished it, or not all ranks have come"));
+  }
+  if (operation.agreement->done()) {
     return std::make_exception_ptr(
         TimeoutError(text + "all ranks have started it, but the device has not finished it"));
   }
-  return std::make_exception_ptr(TimeoutError(text + "not all ranks have come to it"));
+  return std::make_exception_ptr(TimeoutError(text + "not all ranks have come to it" + missing));
 }
 
 std::exception_ptr NcclChannel::trouble(Operation& operation, Clock::time_point now) {
@@ -240,7 +258,7 @@ std::exception_ptr NcclChannel::trouble(Operation& operation, Clock::time_point 
     }
     return nullptr;
   }
-  if (operation.deadline.passed()) return late(operation);
+  if (operation.deadline.passed()) return late(operation, operation.deadline, "");
   if (now - operation.started < kLookAtPeersAfter) return nullptr;
   return lost_peer();
 }

@@ -69,7 +69,8 @@ class NcclChannel : public std::enable_shared_from_this<NcclChannel> {
   void watch();
   void look();
   std::exception_ptr trouble(Operation& operation, Clock::time_point now);
-  std::exception_ptr late(Operation& operation);
+  /// That `deadline`, which has passed, was too short for an operation. `missing`: who has not come, if that is known.
+  std::exception_ptr late(const Operation& operation, const Deadline& deadline, const std::string& missing);
   /// What tells that a peer has gone, or null.
   std::exception_ptr lost_peer();
   /// What the host knows of a failure, or null.

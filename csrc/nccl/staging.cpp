@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "core/wait_hooks.h"
+#include "exchange/engine.h"
 #include "exchange/waiting.h"
 
 namespace samestep {
@@ -145,6 +146,8 @@ class Stager::StagedWork final : public Work {
       stager_->progress();
       if (reached || !pause.step()) continue;
       wait_hooks().interrupt();
+      Engine::progress_everywhere();
+      (call_.message ? stager_->messages_ : stager_->collectives_)->look_for_losses();
       if (!deadline.passed()) continue;
       if (last_started_ != nullptr && !last_started_->done()) last_started_->wait(deadline);  // says who is missing
       throw TimeoutError(str("an operation on device memory has not ended after ", deadline.timeout().count(), " s"));
@@ -165,11 +168,24 @@ class Stager::StagedWork final : public Work {
   std::atomic<bool> ended_ = false;
 };
 
-Stager::Stager(std::shared_ptr<GpuLibrary> gpu, int device, std::shared_ptr<Communicator> messages)
-    : gpu_(std::move(gpu)), device_(device), messages_(std::move(messages)), pool_(std::make_shared<PinnedPool>(gpu_)) {
+Stager::Stager(std::shared_ptr<GpuLibrary> gpu, int device, std::shared_ptr<Communicator> messages,
+               std::shared_ptr<Communicator> collectives)
+    : gpu_(std::move(gpu)),
+      device_(device),
+      messages_(std::move(messages)),
+      collectives_(std::move(collectives)),
+      pool_(std::make_shared<PinnedPool>(gpu_)) {
   const OnDevice on(*gpu_, device_);
   out_ = std::make_unique<GpuStream>(gpu_);
   in_ = std::make_unique<GpuStream>(gpu_);
+}
+
+std::shared_ptr<Stager> Stager::make(std::shared_ptr<GpuLibrary> gpu, int device,
+                                     std::shared_ptr<Communicator> messages,
+                                     std::shared_ptr<Communicator> collectives) {
+  std::shared_ptr<Stager> made(new Stager(std::move(gpu), device, std::move(messages), std::move(collectives)));
+  add_bystander(made);
+  return made;
 }
 
 std::shared_ptr<Work> Stager::start(StagedCall call) {
@@ -184,6 +200,19 @@ std::shared_ptr<Work> Stager::start(StagedCall call) {
 
 void Stager::progress() {
   const std::lock_guard lock(mutex_);
+  step();
+}
+
+void Stager::advance() {
+  const std::unique_lock alone(mutex_, std::try_to_lock);
+  if (!alone) return;
+  try {
+    step();
+  } catch (const Error&) {  // the device is lost: whoever waits for what is staged learns it
+  }
+}
+
+void Stager::step() {
   if (under_way_.empty()) return;
   const OnDevice on(*gpu_, device_);
   bool collectives_begun = true, sends_begun = true;

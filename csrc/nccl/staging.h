@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "communicator/communicator.h"
+#include "core/bystanders.h"
 #include "nccl/gpu_memory.h"
 
 namespace samestep {
@@ -33,15 +34,19 @@ struct StagedCall {
 /// copying out, working and copying in overlap.
 ///
 /// Collectives begin on the host in the order they were called, so all ranks agree on it. Whoever waits for one lets
-/// all advance; there is no thread. A piece of the device's memory is touched in the Stager's own streams only.
-class Stager : public std::enable_shared_from_this<Stager> {
+/// all advance, also whoever waits for something else (`Bystander`); there is no thread. A piece of the device's memory
+/// is touched in the Stager's own streams only.
+class Stager final : public Bystander, public std::enable_shared_from_this<Stager> {
  public:
-  /// `messages`: the group whose sends and receives are started here.
-  Stager(std::shared_ptr<GpuLibrary> gpu, int device, std::shared_ptr<Communicator> messages);
+  /// `messages`: the group whose sends and receives are started here. `collectives`: that of all else.
+  static std::shared_ptr<Stager> make(std::shared_ptr<GpuLibrary> gpu, int device,
+                                      std::shared_ptr<Communicator> messages,
+                                      std::shared_ptr<Communicator> collectives);
 
   std::shared_ptr<Work> start(StagedCall call);
   /// Lets all advance. Never blocks.
   void progress();
+  void advance() override;
   /// All end with `error`.
   void abandon(std::exception_ptr error);
   /// See Communicator::cancel; false for work that is not of here.
@@ -52,9 +57,13 @@ class Stager : public std::enable_shared_from_this<Stager> {
   class StagedWork;
   static constexpr std::size_t kInFlight = 3;
 
+  Stager(std::shared_ptr<GpuLibrary> gpu, int device, std::shared_ptr<Communicator> messages,
+         std::shared_ptr<Communicator> collectives);
+  void step();  // with the mutex held
+
   std::shared_ptr<GpuLibrary> gpu_;
   int device_;
-  std::shared_ptr<Communicator> messages_;
+  std::shared_ptr<Communicator> messages_, collectives_;
   std::shared_ptr<PinnedPool> pool_;
   std::unique_ptr<GpuStream> out_, in_;  // away from the device, and back
   std::mutex mutex_;

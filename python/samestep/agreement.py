@@ -22,6 +22,7 @@ ABSENT = "None"
 NUMBER = "a number"
 OBJECT = "neither array nor number"
 
+_ON_DEVICE = " on a "  # before the kind of a device
 _ALL_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -38,7 +39,7 @@ class Looks(NamedTuple):
     """What the leaves of a tree are, as columns with one entry per leaf."""
 
     whats: list[str]
-    """What other ranks must have in this place: dtype and shape of an array, or what else it is."""
+    """What other ranks must have in this place: dtype, shape and kind of memory of an array, or what else it is."""
     infos: list[ArrayInfo | None]
     """Properties of an array; None for all else."""
     places: list[int]
@@ -75,7 +76,7 @@ def look_at(names: Sequence[str], leaves: Sequence[Any]) -> Looks:
                 if not isinstance(leaf, np.ndarray) or leaf.dtype.char not in "OSUMm":
                     raise InvalidArgumentError(f"leaf {names[i]}: {error}") from error
             else:
-                what = _what_array(dtype, shape)
+                what = _what_array(dtype, shape, device)
                 info = ArrayInfo(dtype, shape, nbytes, not readonly, contiguous, device)
                 if nbytes:
                     memory[i] = (address, strides, what)
@@ -94,8 +95,12 @@ def _first_places(memory: dict[int, tuple[Any, ...]], n_leaves: int) -> list[int
 
 
 @functools.lru_cache(maxsize=4096)
-def _what_array(dtype: str, shape: tuple[int, ...]) -> str:
-    return f"{dtype} {shape}"
+def _what_array(dtype: str, shape: tuple[int, ...], device: str) -> str:
+    return f"{dtype} {shape}" if device == "cpu" else f"{dtype} {shape}{_ON_DEVICE}{device} device"
+
+
+def _with_place(what: str) -> str:
+    return what if _ON_DEVICE in what else f"{what} in host memory"
 
 
 def _what_else(leaf: Any) -> str:
@@ -187,6 +192,8 @@ def check_same(
     for name in dict.fromkeys(name for mine in leaves for name in mine):
         whats = [mine.get(name, "missing") for mine in leaves]
         if len(set(whats) - {ABSENT} if absent_is_fine else set(whats)) > 1:
+            elements = [what.partition(_ON_DEVICE)[0] for what in whats]
+            whats = elements if len(set(elements)) > 1 else [_with_place(what) for what in whats]
             raise MismatchError(
                 f"{acts[0]} in group {group}: leaf {name or 'at the top'} is {by_rank(whats)}; "
                 "all ranks must pass trees of the same structure, shapes and dtypes"

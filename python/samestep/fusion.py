@@ -67,7 +67,7 @@ def plan_buckets(leaf_nbytes: Sequence[int], bucket_nbytes: int) -> list[range]:
 def plan_messages(infos: Sequence[ArrayInfo], *, mix_dtypes: bool) -> list[list[int]]:
     """Decide which leaves travel together: lists of leaf indices, one per message.
 
-    Large leaves and those outside host memory go alone. Empty leaves are in no message. Messages are
+    Large leaves go alone. Empty leaves are in no message. Messages are
     ordered by their last leaf, that is, by when they are complete if leaves become ready one after another.
 
     Args:
@@ -77,7 +77,7 @@ def plan_messages(infos: Sequence[ArrayInfo], *, mix_dtypes: bool) -> list[list[
     alone: list[list[int]] = []
     small: dict[str, list[int]] = {}
     for i, info in enumerate(infos):
-        if info.nbytes >= SMALL_NBYTES or (info.nbytes and info.device != "cpu"):
+        if info.nbytes >= SMALL_NBYTES:
             alone.append([i])
         elif info.nbytes:
             small.setdefault("" if mix_dtypes else info.dtype, []).append(i)
@@ -143,10 +143,12 @@ def allreduce_leaves(
 
     def on_device(message: list[int]) -> _Message:
         code, factor = resolve(op)
-        inner = _core.all_reduce_many(backend._comm, [leaves[i] for i in message], code, factor)
+        targets = _targets(message, leaves, infos)
+        inner = _core.all_reduce_many(backend._comm, [leaves[i] for i in message], targets, code, factor)
         work = Work(inner, backend.timeout)
         yield
         work._wait_blocking(left())
+        _finish(message, targets, leaves, infos, results)
 
     many = _for_nccl(backend, infos, lambda dtype: _core.nccl_reduces(dtype, resolve(op)[0]))
     taken = {i for message in many for i in message}
@@ -158,12 +160,15 @@ def allreduce_leaves(
 
 
 def _for_nccl(backend: Backend, infos: Sequence[ArrayInfo], can: Callable[[str], bool]) -> list[list[int]]:
-    """Leaves in device memory that NCCL works on where they lie, those of one dtype together. Empty without NCCL."""
+    """Leaves in device memory that NCCL works on where they lie, those of one dtype together. Empty without NCCL.
+
+    The same on all ranks, which have compared dtypes, shapes and kinds of memory, and nothing else.
+    """
     if all(info.device == "cpu" for info in infos) or not _core.has_nccl(backend._comm):
         return []
     by_dtype: dict[str, list[int]] = {}
     for i, info in enumerate(infos):
-        if info.device != "cpu" and info.nbytes and info.writable and info.contiguous and can(info.dtype):
+        if info.device != "cpu" and info.nbytes and can(info.dtype):
             by_dtype.setdefault(info.dtype, []).append(i)
     return [
         leaves[start : start + _AT_ONCE]
@@ -204,10 +209,13 @@ def bcast_leaves(
         _pools[backend].append(with_memory)
 
     def on_device(message: list[int]) -> _Message:
-        inner = _core.broadcast_many(backend._comm, [leaves[i] for i in message], root)
-        work = Work(inner, backend.timeout)
+        at_root = backend.rank == root
+        targets = [leaves[i] for i in message] if at_root else _targets(message, leaves, infos)
+        work = Work(_core.broadcast_many(backend._comm, targets, root), backend.timeout)
         yield
         work._wait_blocking(left())
+        if not at_root:
+            _finish(message, targets, leaves, infos, results)
 
     many = _for_nccl(backend, infos, lambda _: True)
     taken = {i for message in many for i in message}
@@ -250,9 +258,24 @@ def _unpack(
     infos: Sequence[ArrayInfo],
     results: list[Any],
 ) -> None:
-    targets = [leaves[i] if infos[i].writable else arrays.new_like(leaves[i]) for i in message]
+    targets = _targets(message, leaves, infos)
     _core.unpack(packed, targets)
     mark_written(targets)
+    _finish(message, targets, leaves, infos, results)
+
+
+def _targets(message: list[int], leaves: Sequence[Any], infos: Sequence[ArrayInfo]) -> list[Any]:
+    """Where the results of a message go: the leaves, or new arrays for those that cannot be written."""
+    return [leaves[i] if infos[i].writable else arrays.new_like(leaves[i]) for i in message]
+
+
+def _finish(
+    message: list[int],
+    targets: Sequence[Any],
+    leaves: Sequence[Any],
+    infos: Sequence[ArrayInfo],
+    results: list[Any],
+) -> None:
     for i, target in zip(message, targets, strict=True):
         results[i] = target if infos[i].writable else arrays.finish(leaves[i], target)
 

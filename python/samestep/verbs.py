@@ -11,7 +11,7 @@ import numpy as np
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.reduce_ops import resolve
-from samestep.work import Work, seconds
+from samestep.work import Limit, Work, seconds
 
 __all__ = ["CollectiveVerbs"]
 
@@ -29,8 +29,9 @@ class CollectiveVerbs:
       names another array to receive into; then `x` is left as it was.
     * A Python or NumPy number may stand for an array; then a number is returned.
     * `timeout`: seconds until `TimeoutError`, after which the group cannot be used any more; by default the
-      group's. Where ranks disagree in shape, dtype, op or root, `MismatchError` is raised on every rank and
-      the group stays usable.
+      group's. With it this process waits also for what a device does, which otherwise only streams wait for.
+      Where ranks disagree in shape, dtype, op or root, `MismatchError` is raised on every rank and the group
+      stays usable.
     """
 
     _comm: _core.Communicator
@@ -383,7 +384,7 @@ class CollectiveVerbs:
             return self
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._timeout = seconds(timeout)
+        other._timeout = Limit(seconds(timeout))
         return other
 
     # ---- where results go

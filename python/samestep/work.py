@@ -38,6 +38,10 @@ class Status(NamedTuple):
     """Elements received."""
 
 
+class Limit(float):
+    """Seconds that the caller of one blocking verb has given: this process waits, also for a device."""
+
+
 class Work:
     """An operation under way: what every `i...` verb returns.
 
@@ -76,13 +80,14 @@ class Work:
         Args:
           timeout: seconds to wait at most. Running out of it breaks nothing: `wait` may be called again.
             None: the group's timeout, which ends the group where it runs out.
-          host: wait in this process also for the device.
+          host: wait in this process also for the device, as with a timeout.
 
         Raises:
           TimeoutError: the time is over; says who has arrived and who has not.
           Error: what went wrong in the operation, each time it is asked.
         """
-        self._inner.wait(self._timeout if timeout is None else float(timeout), timeout is None, host)
+        limit = self._timeout if timeout is None else float(timeout)
+        self._inner.wait(limit, timeout is None, host or timeout is not None)
         return self._take()
 
     def exception(self) -> BaseException | None:
@@ -97,7 +102,8 @@ class Work:
         return self._result
 
     def _wait_blocking(self, timeout: float | None) -> Any:
-        self._inner.wait(self._timeout if timeout is None else float(timeout), True)
+        limit = self._timeout if timeout is None else float(timeout)
+        self._inner.wait(limit, True, timeout is not None or type(self._timeout) is Limit)
         return self._take()
 
     def __await__(self) -> Generator[Any, None, Any]:

@@ -8,7 +8,11 @@ from typing import Any
 import fake_arrays
 import numpy as np
 from samestep.device_arrays import DeviceArray
+from samestep.errors import Error
 from samestep.work import Work
+
+# Verbs that are not given arrays to move, or whose arrays are of the host by contract.
+HOST_VERBS = ("empty", "zeros", "empty_like", "barrier", "ibarrier", "println", "close")
 
 
 class DeviceGroup:
@@ -17,14 +21,22 @@ class DeviceGroup:
     def __init__(self, backend: Any, stream: fake_arrays.Stream) -> None:
         self._backend = backend
         self._stream = stream
+        self._groups: dict[Any, DeviceGroup] = {backend: self}
+
+    @property
+    def __class__(self) -> Any:  # for isinstance
+        return type(self._backend)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._backend, name)
         if name in ("node", "cross"):
-            return DeviceGroup(value, self._stream)
+            if value not in self._groups:
+                self._groups[value] = DeviceGroup(value, self._stream)
+            return self._groups[value]
         if name in ("split", "group"):
             return lambda *args, **kwargs: self._wrapped(value(*args, **kwargs))
-        return self._on_device(value) if callable(value) and not name.endswith("_object") else value
+        host = name.startswith("_") or name.endswith("_object") or name in HOST_VERBS
+        return self._on_device(value) if callable(value) and not host else value
 
     def _wrapped(self, group: Any) -> Any:
         return None if group is None else DeviceGroup(group, self._stream)
@@ -32,7 +44,12 @@ class DeviceGroup:
     def _on_device(self, verb: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             moved = Moved(self._stream)
-            result = verb(*map(moved.there, args), **{k: moved.there(v) for k, v in kwargs.items()})
+            given = list(map(moved.there, args)), {k: moved.there(v) for k, v in kwargs.items()}
+            try:
+                result = verb(*given[0], **given[1])
+            except Error:
+                moved.write_back()
+                raise
             return Pending(result, moved) if isinstance(result, Work) else moved.back(result)
 
         return call
@@ -43,6 +60,12 @@ class DeviceGroup:
     def __exit__(self, *error: Any) -> None:
         self._backend.__exit__(*error)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._backend.__reduce_ex__(protocol)
+
+    def __repr__(self) -> str:
+        return repr(self._backend)
+
 
 class Moved:
     """The arrays of one call."""
@@ -52,7 +75,11 @@ class Moved:
         self._pairs: list[tuple[np.ndarray[Any, Any], fake_arrays.Array]] = []
 
     def there(self, value: Any) -> Any:
-        if not isinstance(value, np.ndarray) or value.dtype.kind in "OSUMm":
+        if type(value) is dict:
+            return {key: self.there(part) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            return _container(value, map(self.there, value))
+        if not _can_be_there(value):
             return value
         for mine, theirs in self._pairs:
             if mine is value:
@@ -64,14 +91,19 @@ class Moved:
         return theirs
 
     def back(self, result: Any) -> Any:
+        self.write_back()
+        return self._here(result)
+
+    def write_back(self) -> None:
         for mine, theirs in self._pairs:
             if mine.flags.writeable:
                 mine[...] = theirs.get()
-        return self._here(result)
 
     def _here(self, result: Any) -> Any:
-        if type(result) is tuple:
-            return tuple(map(self._here, result))
+        if type(result) is dict:
+            return {key: self._here(part) for key, part in result.items()}
+        if isinstance(result, list | tuple):
+            return _container(result, map(self._here, result))
         if isinstance(result, DeviceArray):
             return result.numpy()
         for mine, theirs in self._pairs:
@@ -80,12 +112,42 @@ class Moved:
         return result.get() if isinstance(result, fake_arrays.Array) else result
 
 
+def through_group(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the package that takes a backend first, so that it moves arrays for a DeviceGroup."""
+
+    def call(backend: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(backend) is DeviceGroup:
+            return getattr(backend, function.__name__)(*args, **kwargs)
+        return function(backend, *args, **kwargs)
+
+    return call
+
+
+def _can_be_there(value: Any) -> bool:
+    if type(value) is not np.ndarray and not isinstance(value, np.memmap):
+        return False
+    if value.dtype.kind in "OSUMm" or not value.dtype.isnative:
+        return False
+    if 0 in value.strides and value.size > 1 and value.flags.writeable:
+        return False  # elements in one place: refused as they are
+    # DLPack, which alone has some types, cannot say that an array is not to be written.
+    return bool(value.flags.writeable) or value.dtype.name in fake_arrays._TYPES
+
+
+def _container(like: Any, parts: Any) -> Any:
+    return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
+
+
 class Pending:
     """A Work whose result is brought back when it is waited for."""
 
     def __init__(self, work: Work, moved: Moved) -> None:
         self._work = work
         self._moved = moved
+
+    @property
+    def __class__(self) -> Any:
+        return Work
 
     def wait(self, timeout: float | None = None) -> Any:
         return self._moved.back(self._work.wait(timeout))

@@ -58,13 +58,40 @@ struct Block {
   int device;    // -1: pinned memory of the host
 };
 
+struct Stream;
+thread_local Stream* current_stream = nullptr;
+/// Things that streams have done.
+std::atomic<unsigned long>& n_steps() {
+  static std::atomic<unsigned long> n{0};
+  return n;
+}
+
 struct Stream {
   Stream(int on, bool by_library) : device(on), of_library(by_library) {}
-  void push(std::function<void()> work) {
+  /// `writes`: to device memory, which tests may hold up in streams of the package.
+  void push(std::function<void()> work, bool writes = false) {
     const std::lock_guard lock(mutex);
     if (!thread.joinable()) thread = std::thread([this] { run(); });
+    if (writes && of_library) queue.push_back([] { pass(writes_are_held()); });
     queue.push_back(std::move(work));
     changed.notify_all();
+  }
+  /// Waits in this stream until `gate` is open.
+  static void pass(const std::atomic<bool>& gate) {
+    const fake::Stuck stuck([&gate] { return !gate; });
+    while (gate) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  static std::atomic<bool>& writes_are_held() {
+    static std::atomic<bool> held{false};
+    return held;
+  }
+  void stick(std::function<bool()> until) {
+    const std::lock_guard lock(stuck_mutex);
+    stuck_until = std::move(until);
+  }
+  bool stuck() {
+    const std::lock_guard lock(stuck_mutex);
+    return stuck_until && !stuck_until();
   }
   bool idle() {
     const std::lock_guard lock(mutex);
@@ -83,11 +110,13 @@ struct Stream {
     if (thread.joinable()) thread.join();
   }
 
+  std::atomic<bool> held{false};
   const int device;
   const bool of_library;  // made with the flag that the package gives and the tests do not
 
  private:
   void run() {
+    current_stream = this;
     std::mt19937 random(std::random_device{}());
     const long longest = setting("FAKE_GPU_DELAY_US", 0);
     std::unique_lock lock(mutex);
@@ -100,6 +129,7 @@ struct Stream {
       lock.unlock();
       if (longest > 0 && random() % kOneIn == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % static_cast<unsigned>(longest)));
       work();
+      ++n_steps();
       lock.lock();
       busy = false;
       changed.notify_all();
@@ -111,6 +141,8 @@ struct Stream {
   std::deque<std::function<void()>> queue;
   std::thread thread;
   bool busy = false, ending = false;
+  std::mutex stuck_mutex;
+  std::function<bool()> stuck_until;
 };
 
 struct Event {
@@ -123,6 +155,10 @@ struct Event {
     changed.notify_all();
   }
   void wait_for(std::uint64_t number) {
+    const fake::Stuck stuck([this, number] {
+      const std::lock_guard lock(mutex);
+      return happened >= number;
+    });
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return happened >= number; });
   }
@@ -170,14 +206,18 @@ std::shared_ptr<Event> event_of(void* handle) {
   return found == world().events.end() ? nullptr : found->second;
 }
 
-void drain_all() {
+std::deque<std::shared_ptr<Stream>> all_streams() {
   std::deque<std::shared_ptr<Stream>> all;
-  {
-    const std::lock_guard lock(world().mutex);
-    for (auto& [_, stream] : world().streams) all.push_back(stream);
-    for (auto& [_, stream] : world().default_streams) all.push_back(stream);
+  const std::lock_guard lock(world().mutex);
+  for (auto& [_, stream] : world().streams) all.push_back(stream);
+  for (auto& [_, stream] : world().default_streams) all.push_back(stream);
+  return all;
+}
+
+void drain_all_of(int device) {
+  for (auto& stream : all_streams()) {
+    if (stream->device == device) stream->drain();
   }
-  for (auto& stream : all) stream->drain();
 }
 
 /// Bytes that a copy may use: device memory through its other mapping, anything else as it is.
@@ -202,8 +242,15 @@ std::byte* reach(const void* data, std::size_t nbytes, int device) {
 bool enqueue(void* stream, int device, std::function<void()> work) {
   const auto found = stream_of(stream);
   if (!found || found->device != device) return false;
-  found->push(std::move(work));
+  found->push(std::move(work), /*writes=*/true);
   return true;
+}
+
+Stuck::Stuck(std::function<bool()> can_go) {
+  if (current_stream != nullptr) current_stream->stick(std::move(can_go));
+}
+Stuck::~Stuck() {
+  if (current_stream != nullptr) current_stream->stick({});
 }
 
 int current_device() { return device_of_thread; }
@@ -253,7 +300,7 @@ EXPORT const char* GPU(GetErrorString)(int code) {
 }
 EXPORT int GPU(GetLastError)() { return kSuccess; }
 EXPORT int GPU(DeviceSynchronize)() {
-  drain_all();
+  drain_all_of(device_of_thread);
   return kSuccess;
 }
 
@@ -273,10 +320,16 @@ EXPORT int GPU(Malloc)(void** out, std::size_t nbytes) {
 }
 EXPORT int GPU(Free)(void* data) {
   if (data == nullptr) return kSuccess;
-  drain_all();
+  int device = -1;
+  {
+    const std::lock_guard lock(world().mutex);
+    const auto found = world().blocks.find(static_cast<char*>(data));
+    if (found == world().blocks.end() || found->second.device < 0) return kInvalidValue;
+    device = found->second.device;
+  }
+  drain_all_of(device);
   const std::lock_guard lock(world().mutex);
   const auto found = world().blocks.find(static_cast<char*>(data));
-  if (found == world().blocks.end() || found->second.device < 0) return kInvalidValue;
   const std::size_t size = (found->second.nbytes + 4095) / 4096 * 4096 + 4096;
   ::munmap(found->second.bytes, size);
   ::munmap(found->second.seen, size);
@@ -292,7 +345,7 @@ EXPORT int GPU_HOST_ALLOC(void** out, std::size_t nbytes, unsigned) {
   return kSuccess;
 }
 EXPORT int GPU_HOST_FREE(void* data) {
-  drain_all();
+  drain_all_of(device_of_thread);
   const std::lock_guard lock(world().mutex);
   if (world().blocks.erase(static_cast<char*>(data)) == 0) return kInvalidValue;
   std::free(data);
@@ -313,9 +366,11 @@ EXPORT int GPU(MemcpyAsync)(void* to, const void* from, std::size_t nbytes, int,
   char* const out = bytes_of(to, nbytes);
   char* const in = bytes_of(from, nbytes);
   const auto found = stream_of(stream);
-  if (out == nullptr || in == nullptr) return kInvalidValue;
+  if (nbytes != 0 && (out == nullptr || in == nullptr)) return kInvalidValue;
   if (!found) return kInvalidHandle;
-  found->push([=] { std::memmove(out, in, nbytes); });
+  found->push([=] {
+    if (nbytes != 0) std::memmove(out, in, nbytes);
+  }, /*writes=*/out != to);
   return kSuccess;
 }
 
@@ -405,6 +460,32 @@ EXPORT int fakeDelay(void* stream_handle, long microseconds) {
   if (!stream) return kInvalidHandle;
   stream->push([=] { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); });
   return kSuccess;
+}
+/// The stream stops here until `fakeRelease`. One hold at a time.
+EXPORT int fakeHold(void* stream_handle) {
+  const auto stream = stream_of(stream_handle);
+  if (!stream) return kInvalidHandle;
+  stream->held = true;
+  stream->push([raw = stream.get()] { Stream::pass(raw->held); });
+  return kSuccess;
+}
+EXPORT int fakeRelease(void* stream_handle) {
+  const auto stream = stream_of(stream_handle);
+  if (!stream) return kInvalidHandle;
+  stream->held = false;
+  return kSuccess;
+}
+/// Whether streams of the package stop before what writes to device memory.
+EXPORT void fakeHoldWrites(int held) { Stream::writes_are_held() = held != 0; }
+/// Returns once all streams have done what they can without a release or another process.
+EXPORT void fakeSettle() {
+  while (true) {
+    const unsigned long before = n_steps();
+    bool settled = true;
+    for (auto& stream : all_streams()) settled = settled && (stream->idle() || stream->stuck());
+    if (settled && n_steps() == before) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
 }
 /// Blocks of device and pinned memory that exist, streams and events: to find leaks.
 EXPORT void fakeCounts(long* out) {

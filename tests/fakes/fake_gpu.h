@@ -15,6 +15,14 @@ std::byte* reach(const void* data, std::size_t nbytes, int device);
 /// Puts `work` at the end of a stream. False if there is no such stream on `device`.
 bool enqueue(void* stream, int device, std::function<void()> work);
 
+/// Says, for as long as it lives, that the stream whose work runs in this thread is stuck while `can_go` is false.
+/// `can_go` is called by other threads too.
+class Stuck {
+ public:
+  explicit Stuck(std::function<bool()> can_go);
+  ~Stuck();
+};
+
 int current_device();
 /// Name of the physical device behind a visible one.
 std::string bus_id(int device);

@@ -126,9 +126,13 @@ struct Comm {
       meeting->phase = phase + 1;
       return true;
     }
+    const fake::Stuck stuck([this, phase] { return aborted || meeting->phase != phase; });
     return wait([&] { return meeting->phase != phase; });
   }
-  bool hang() { return wait([] { return false; }); }
+  bool hang() {
+    const fake::Stuck stuck([this] { return aborted.load(); });
+    return wait([] { return false; });
+  }
 
   /// What is to go wrong with this operation on this rank: "", error, hang or die.
   std::string accident(const std::string& operation) const {
@@ -249,6 +253,7 @@ struct Comm {
       auto* pipe = task.kind == Kind::send ? &meeting->pipes[rank][task.root] : &meeting->pipes[task.root][rank];
       open.push_back({&task, pipe, 0, task.count * fake::size_of(task.type), true});
     }
+    const fake::Stuck stuck([this] { return aborted.load(); });
     return wait([&] {
       std::vector<std::pair<const Meeting::Pipe*, Kind>> busy;  // an earlier message in the same pipe goes first
       for (auto it = open.begin(); it != open.end();) {

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fake_arrays
 import fake_libraries
+import samestep as ss
+from device_group import DeviceGroup, through_group
 from samestep import world
 from samestep.backend import Backend, MPIBackend, NCCLBackend
 from samestep.testing import world as worlds
@@ -40,13 +44,58 @@ def _opening(backend: type[Backend], **settings: str) -> Any:
     return open_world
 
 
+FUNCTIONS = (ss.synchronize, ss.allreduce_gradients)
+
+
+def _for_numpy(open_world: Any) -> Any:
+    def open_group(timeout: float, folder: Path) -> Any:
+        backend = open_world(timeout, folder)
+        for function in FUNCTIONS:
+            setattr(ss, function.__name__, through_group(function))
+        return DeviceGroup(backend, fake_arrays.Stream())
+
+    return open_group
+
+
+WORLDS = {
+    "fakes": _opening(NCCLBackend),
+    "late": _opening(NCCLBackend, FAKE_NCCL_IN_PROGRESS="1"),
+    "checked": _opening(NCCLBackend, SAMESTEP_NCCL_CHECK="before"),
+    "staged": _opening(MPIBackend, SAMESTEP_STAGING_PIECE="65536"),
+    "staged-direct": _opening(MPIBackend, SAMESTEP_STAGING_PIECE="65536", SAMESTEP_MPI_ENGINE="direct"),
+}
+
+
+NCCL_WORLDS = "device-(fakes|late|checked)"
+# Tests of tests/conformance that ask of device memory what is not promised of it: worlds, tests, why.
+LEFT_OUT = (
+    ("device-", "test_lifecycle.py", "these tests make worlds of their own"),
+    ("device-", "test_the_error_names_the_operation_its_number", "device operations are numbered apart"),
+    (NCCL_WORLDS, "factor_of_each_rank.*float16", "NCCL rounds factors to the type of the array"),
+    ("device-(fakes|late)", "test_mismatch.py", "ranks compare beside the operation: the group has ended"),
+    ("device-", "test_objects_are_left_with_one_warning", "the warning names the wrapper's file"),
+    ("device-", "test_a_dropped_work_is_carried_out", "what it wrote is not brought back from the device"),
+    ("device-", "test_mismatch.*barrier", "barriers are of the host: the others wait until the deadline"),
+)
+
+
+def why_left_out(nodeid: str) -> str:
+    """Why a test is not for a world of devices, "" if it is."""
+    for worlds_, tests, why in LEFT_OUT:
+        if re.search(worlds_, nodeid) and re.search(tests, nodeid):
+            return why
+    return ""
+
+
 def offer() -> None:
-    """Names of worlds.
+    """Names of worlds whose ranks have fake devices.
 
     `fakes`: NCCL. `late`: NCCL that returns before it has begun. `checked`: NCCL, where ranks compare first.
-    `staged`: MPI, through pinned memory in small pieces.
+    `staged`: MPI with shared memory, through pinned memory in small pieces; `staged-direct`: all through MPI.
+
+    `device-fakes` and so on are the same for tests that know NumPy only: what they pass is in device memory to the
+    backend.
     """
-    worlds.offer("fakes", _opening(NCCLBackend))
-    worlds.offer("late", _opening(NCCLBackend, FAKE_NCCL_IN_PROGRESS="1"))
-    worlds.offer("checked", _opening(NCCLBackend, SAMESTEP_NCCL_CHECK="before"))
-    worlds.offer("staged", _opening(MPIBackend, SAMESTEP_STAGING_PIECE="65536"))
+    for name, opening in WORLDS.items():
+        worlds.offer(name, opening)
+        worlds.offer(f"device-{name}", _for_numpy(opening))

@@ -1,0 +1,442 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+#include "communicator/self_communicator.h"
+#include "core/error.h"
+#include "loopback.h"
+#include "nccl/device_communicator.h"
+#include "os/dynamic_library.h"
+
+// csrc/nccl on the stand-ins of tests/fakes: ranks are threads, each with a device of its own.
+
+using namespace samestep;
+
+namespace {
+
+using Floats = std::vector<float>;
+
+Deadline soon() { return Deadline::after(Seconds(60)); }
+
+/// What the stand-in offers to tests.
+struct Fake {
+  int (*hold)(void*);
+  int (*release)(void*);
+  void (*hold_writes)(int);
+  void (*settle)();
+  void (*counts)(long*);
+  int (*make_stream)(void**, unsigned);
+  int (*destroy_stream)(void*);
+};
+
+const Fake& fake() {
+  static const Fake only = [] {
+    const OpenedLibrary library(FAKE_CUDART);
+    Fake found{};
+    REQUIRE((library.find("fakeHold", found.hold) && library.find("fakeRelease", found.release) &&
+             library.find("fakeHoldWrites", found.hold_writes) && library.find("fakeSettle", found.settle) &&
+             library.find("fakeCounts", found.counts) && library.find("cudaStreamCreateWithFlags", found.make_stream) &&
+             library.find("cudaStreamDestroy", found.destroy_stream)));
+    return found;
+  }();
+  return only;
+}
+
+/// A stream as a library of arrays makes it, which the stand-in tells from those of the package.
+class UserStream {
+ public:
+  UserStream() { REQUIRE(fake().make_stream(&stream_, 0) == 0); }
+  UserStream(const UserStream&) = delete;
+  UserStream& operator=(const UserStream&) = delete;
+  ~UserStream() { fake().destroy_stream(stream_); }
+  GpuLibrary::Stream get() const { return stream_; }
+
+ private:
+  GpuLibrary::Stream stream_ = nullptr;
+};
+
+/// An environment variable that the stand-ins read, for a scope in which no other thread runs at the ends.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+  ~Variable() { ::unsetenv(name_); }
+
+ private:
+  const char* name_;
+};
+
+std::shared_ptr<GpuLibrary> gpu() {
+  static const std::shared_ptr<GpuLibrary> only = GpuLibrary::open(DeviceKind::cuda, FAKE_CUDART);
+  return only;
+}
+
+enum class Way { nccl, staged };
+
+struct World {
+  World(int n_ranks, Way through) : ends(connected_ranks(n_ranks)), size(n_ranks), way(through) {}
+  std::shared_ptr<DeviceCommunicator> join(int rank, Seconds timeout = Seconds(60)) {
+    gpu()->set_device(rank);
+    DeviceOptions options{gpu(), rank, nullptr, timeout};
+    options.piece = 4096;
+    if (way == Way::nccl) options.nccl = NcclLibrary::open(FAKE_NCCL);
+    ExchangeOptions exchange;
+    exchange.oversubscribed = true;
+    auto host = size == 1 ? make_self_communicator("world")
+                          : open_tcp_world(rank, std::move(ends[static_cast<std::size_t>(rank)]), exchange);
+    return DeviceCommunicator::open(std::move(host), std::move(options), soon());
+  }
+  std::vector<std::vector<TcpPeer>> ends;
+  int size;
+  Way way;
+};
+
+template <class Act>
+void as_ranks(int size, Act act) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) threads.emplace_back([&act, rank] { act(rank); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+/// Floats in device memory, set and read in one stream.
+class OnGpu {
+ public:
+  OnGpu(const UserStream& stream, std::size_t count)
+      : stream_(stream.get()), device_(gpu()->current_device()), count_(count) {
+    data_ = device_memory(gpu(), std::max<std::size_t>(count, 1) * sizeof(float));
+  }
+  OnGpu(const UserStream& stream, const Floats& values) : OnGpu(stream, values.size()) { set(values); }
+
+  /// Begins a copy from the host.
+  void set(const Floats& values) {
+    kept_.push_back(std::make_unique<Floats>(values));
+    gpu()->copy(data_.get(), kept_.back()->data(), count_ * sizeof(float), stream_);
+  }
+  /// Begins a copy to the host, which is there once the stream has come to it.
+  const Floats& begin_get() {
+    kept_.push_back(std::make_unique<Floats>(count_));
+    gpu()->copy(kept_.back()->data(), data_.get(), count_ * sizeof(float), stream_);
+    return *kept_.back();
+  }
+  Floats get() {
+    const Floats& values = begin_get();
+    gpu()->synchronize(stream_);
+    return values;
+  }
+  operator Buffer() const {
+    return {data_.get(), count_, DType::float32, {DeviceKind::cuda, device_}, reinterpret_cast<StreamHandle>(stream_)};
+  }
+  Shape shape() const { return Shape::flat(count_); }
+
+ private:
+  GpuLibrary::Stream stream_;
+  int device_;
+  std::size_t count_;
+  std::shared_ptr<void> data_;
+  std::vector<std::unique_ptr<Floats>> kept_;
+};
+
+float element(int rank, std::size_t i) { return static_cast<float>(i % 17) + static_cast<float>(rank); }
+Floats contribution(int rank, std::size_t count) {
+  Floats values(count);
+  for (std::size_t i = 0; i < count; ++i) values[i] = element(rank, i);
+  return values;
+}
+Floats sum(int size, std::size_t count) {
+  Floats values(count);
+  for (int rank = 0; rank < size; ++rank) {
+    for (std::size_t i = 0; i < count; ++i) values[i] += element(rank, i);
+  }
+  return values;
+}
+Floats joined(int size, std::size_t count) {
+  Floats all;
+  for (int rank = 0; rank < size; ++rank) {
+    const Floats one = contribution(rank, count);
+    all.insert(all.end(), one.begin(), one.end());
+  }
+  return all;
+}
+
+void finish(const Communicator::WorkPtr& work, const UserStream& stream) {
+  REQUIRE(work->order_before(reinterpret_cast<StreamHandle>(stream.get()), soon()));
+}
+
+constexpr Way kWays[] = {Way::nccl, Way::staged};
+constexpr std::size_t kCounts[] = {0, 1, 5, 1023, 5003};  // of one piece, and of several
+
+}  // namespace
+
+TEST_CASE("devices: every verb gives what it gives on the host") {
+  for (const Way way : kWays) {
+    for (const int size : {1, 2, 3, 4}) {
+      World world(size, way);
+      as_ranks(size, [&](int rank) {
+        const auto group = world.join(rank);
+        {
+          const UserStream stream;
+          const auto n = static_cast<std::size_t>(size);
+          for (const std::size_t count : kCounts) {
+            const Floats mine = contribution(rank, count);
+            OnGpu x(stream, mine), y(stream, count), all(stream, n * count), back(stream, count);
+            const auto run = [&](const Communicator::WorkPtr& work) { finish(work, stream); };
+            run(group->all_reduce(Buffer(x), y, {}, x.shape()));
+            REQUIRE(y.get() == sum(size, count));
+            run(group->all_reduce(Buffer(y), y, {ReduceOp::max, 1.0}, x.shape()));
+            REQUIRE(y.get() == sum(size, count));
+            run(group->reduce(Buffer(x), y, {}, size - 1, x.shape()));
+            if (rank == size - 1) REQUIRE(y.get() == sum(size, count));
+            y.set(mine);
+            run(group->broadcast(y, size - 1, y.shape()));
+            REQUIRE(y.get() == contribution(size - 1, count));
+            run(group->all_gather(Buffer(x), all, x.shape()));
+            REQUIRE(all.get() == joined(size, count));
+            run(group->reduce_scatter(Buffer(all), y, {}, y.shape()));
+            Floats scaled = mine;
+            for (float& value : scaled) value *= static_cast<float>(size);
+            REQUIRE(y.get() == scaled);
+            run(group->scatter(Buffer(all), back, 0, back.shape()));
+            REQUIRE(back.get() == mine);
+            run(group->gather(Buffer(back), all, size - 1, back.shape()));
+            if (rank == size - 1) REQUIRE(all.get() == joined(size, count));
+            all.set(Floats(n * count, static_cast<float>(rank)));
+            OnGpu routed(stream, n * count);
+            run(group->all_to_all(Buffer(all), routed, back.shape()));
+            Floats by_rank;
+            for (int r = 0; r < size; ++r) by_rank.insert(by_rank.end(), count, static_cast<float>(r));
+            REQUIRE(routed.get() == by_rank);
+            const auto sent = group->send(Buffer(x), (rank + 1) % size, 7);
+            run(group->recv(y, (rank + size - 1) % size, 7));
+            run(sent);
+            REQUIRE(y.get() == contribution((rank + size - 1) % size, count));
+          }
+        }
+        group->close(soon());
+      });
+    }
+  }
+}
+
+namespace {
+
+/// Elements are made late in a stream, and used there right after an operation. How many ranks found wrong numbers:
+/// before they were made (`early`), or after the operation should have come (`stale`).
+struct Found {
+  std::atomic<int> early = 0, stale = 0;
+};
+
+void torture(Way way, int size, Found& found) {
+  World world(size, way);
+  constexpr std::size_t kCount = 3001;
+  as_ranks(size, [&](int rank) {
+    const auto group = world.join(rank);
+    {
+      const UserStream producer, consumer;
+      OnGpu x(producer, Floats(kCount, -1.0F)), y(consumer, Floats(kCount, -1.0F));
+      gpu()->synchronize(producer.get());
+      gpu()->synchronize(consumer.get());
+      fake().hold(producer.get());
+      x.set(contribution(rank, kCount));
+      auto work = group->all_reduce(Buffer(x), y, {}, x.shape());
+      fake().settle();  // whatever does not wait for the producer has run by now
+      fake().release(producer.get());
+      work->wait(soon());
+      if (y.get() != sum(size, kCount)) ++found.early;
+    }
+    group->barrier()->wait(soon());
+    if (rank == 0) fake().hold_writes(1);
+    group->barrier()->wait(soon());
+    {
+      const UserStream stream;
+      OnGpu x(stream, contribution(rank, kCount)), y(stream, Floats(kCount, -1.0F));
+      const auto work = group->all_reduce(Buffer(x), y, {}, x.shape());
+      finish(work, stream);
+      const Floats& got = y.begin_get();
+      fake().settle();  // whatever does not wait for the operation has run by now
+      group->barrier()->wait(soon());
+      if (rank == 0) fake().hold_writes(0);
+      work->wait(soon());
+      gpu()->synchronize(stream.get());
+      if (got != sum(size, kCount)) ++found.stale;
+    }
+    group->close(soon());
+  });
+}
+
+}  // namespace
+
+TEST_CASE("devices: nothing is read before it is made, nor before it has come") {
+  for (const Way way : kWays) {
+    for (const int size : {1, 3}) {
+      for (const char* delay : {"0", "200"}) {
+        const Variable delays("FAKE_GPU_DELAY_US", delay);
+        Found found;
+        torture(way, size, found);
+        REQUIRE(found.early == 0);
+        REQUIRE(found.stale == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("devices: the test above finds it where one side does not wait for the other") {
+  for (const Way way : kWays) {
+    Found library, user;
+    {
+      const Variable ignored("FAKE_GPU_IGNORE_WAITS", "library");
+      torture(way, 1, library);
+    }
+    REQUIRE(library.early == 1);
+    {
+      const Variable ignored("FAKE_GPU_IGNORE_WAITS", "user");
+      torture(way, 1, user);
+    }
+    REQUIRE(user.stale == 1);
+  }
+}
+
+TEST_CASE("devices: many operations under way, waited for in another order") {
+  for (const Way way : kWays) {
+    const Variable delays("FAKE_GPU_DELAY_US", "200");
+    const int size = 3;
+    World world(size, way);
+    as_ranks(size, [&](int rank) {
+      const auto group = world.join(rank);
+      {
+        const UserStream stream;
+        std::vector<std::unique_ptr<OnGpu>> arrays;
+        std::vector<Communicator::WorkPtr> works;
+        constexpr std::size_t kMany = 12;
+        for (std::size_t i = 0; i < kMany; ++i) {
+          arrays.push_back(std::make_unique<OnGpu>(stream, contribution(rank, 1 + 397 * i)));
+          works.push_back(group->all_reduce(Buffer(*arrays[i]), *arrays[i], {}, arrays[i]->shape()));
+        }
+        for (std::size_t i = kMany; i-- > 0;) finish(works[(i * 7) % kMany], stream);
+        for (std::size_t i = 0; i < kMany; ++i) REQUIRE(arrays[i]->get() == sum(size, 1 + 397 * i));
+      }
+      group->close(soon());
+    });
+  }
+}
+
+TEST_CASE("devices: a rank that waits on the host lets what is staged go on") {
+  const int size = 2;
+  for (const Way way : kWays) {
+    World world(size, way);
+    as_ranks(size, [&](int rank) {
+      const auto group = world.join(rank);
+      const auto part = group->split(0, 0, soon());
+      {
+        const UserStream stream;
+        OnGpu x(stream, 5003), y(stream, 5003);
+        fake().hold(stream.get());
+        x.set(contribution(rank, 5003));
+        Communicator::WorkPtr work = rank == 0 ? part->send(Buffer(x), 1, 3) : part->recv(y, 0, 3);
+        fake().release(stream.get());
+        if (rank == 1) finish(work, stream);
+        group->barrier()->wait(soon());  // the other group's, which rank 1 comes to when it has its message
+        work->wait(soon());
+        if (rank == 1) REQUIRE(y.get() == contribution(0, 5003));
+      }
+      part->close(soon());
+      group->close(soon());
+    });
+  }
+}
+
+TEST_CASE("devices: an error of NCCL on one rank ends the operation on all") {
+  const int size = 3;
+  const Variable accident("FAKE_NCCL_FAIL", "1:2:error");
+  World world(size, Way::nccl);
+  std::vector<std::string> told(size);
+  as_ranks(size, [&](int rank) {
+    const auto group = world.join(rank);
+    const UserStream stream;
+    OnGpu x(stream, contribution(rank, 100));
+    const auto once = [&] { group->all_reduce(Buffer(x), x, {}, x.shape())->wait(soon()); };
+    once();
+    once();
+    try {
+      once();
+    } catch (const Error& error) {
+      told[static_cast<std::size_t>(rank)] = error.what();
+    }
+    CHECK_THROWS_AS(once(), Error);  // and all that come later
+    CHECK_THROWS_AS(group->barrier()->wait(soon()), Error);
+  });
+  for (const std::string& text : told) CHECK(text.find("injected error") != std::string::npos);
+}
+
+TEST_CASE("devices: an operation that hangs ends at its deadline") {
+  const Variable accident("FAKE_NCCL_FAIL", "0:1:hang");
+  World world(2, Way::nccl);
+  as_ranks(2, [&](int rank) {
+    const auto group = world.join(rank, Seconds(0.5));
+    const UserStream stream;
+    OnGpu x(stream, contribution(rank, 100));
+    const auto once = [&] { group->all_reduce(Buffer(x), x, {}, x.shape())->wait(soon()); };
+    once();
+    CHECK_THROWS_AS(once(), Error);
+  });
+}
+
+TEST_CASE("devices: ranks that do not agree are told, on all of them") {
+  World world(2, Way::nccl);
+  std::atomic<int> n_told = 0;
+  as_ranks(2, [&](int rank) {
+    const auto group = world.join(rank);
+    const UserStream stream;
+    OnGpu x(stream, contribution(rank, 100));
+    const Reduction reduction{rank == 0 ? ReduceOp::sum : ReduceOp::max, 1.0};
+    try {
+      group->all_reduce(Buffer(x), x, reduction, x.shape())->wait(soon());
+    } catch (const MismatchError&) {
+      ++n_told;
+    }
+    group->barrier()->wait(soon());  // the host part of the group goes on
+  });
+  REQUIRE(n_told == 2);
+}
+
+TEST_CASE("devices: wrong memory is refused before anything happens") {
+  World world(1, Way::nccl);
+  as_ranks(1, [&](int rank) {
+    const auto group = world.join(rank);
+    {
+      const UserStream stream;
+      OnGpu x(stream, 5), shorter(stream, 4);
+      Buffer elsewhere = x;
+      elsewhere.device.index = 2;
+      CHECK_THROWS_AS(group->all_reduce(Buffer(x), shorter, {}, x.shape()), InvalidArgumentError);
+      CHECK_THROWS_AS(group->all_reduce(elsewhere, elsewhere, {}, x.shape()), InvalidArgumentError);
+      elsewhere.device.kind = DeviceKind::rocm;
+      CHECK_THROWS_AS(group->all_reduce(elsewhere, elsewhere, {}, x.shape()), UnavailableError);
+      CHECK_THROWS_AS(group->broadcast(x, 3, x.shape()), InvalidArgumentError);
+    }
+    group->close(soon());
+  });
+}
+
+TEST_CASE("devices: nothing is left behind") {
+  long before[4], after[4];
+  fake().counts(before);
+  for (const Way way : kWays) {
+    World world(2, way);
+    as_ranks(2, [&](int rank) {
+      auto group = world.join(rank);
+      {
+        const UserStream stream;
+        OnGpu x(stream, contribution(rank, 5003));
+        finish(group->all_reduce(Buffer(x), x, {}, x.shape()), stream);
+        REQUIRE(x.get() == sum(2, 5003));
+      }
+      group->close(soon());
+    });
+  }
+  fake().counts(after);
+  for (int i = 0; i < 4; ++i) REQUIRE(after[i] == before[i]);
+}
