@@ -12,6 +12,7 @@ void bind_node(pybind11::module_& m);
 void bind_tcp(pybind11::module_& m);
 void bind_hierarchy(pybind11::module_& m);
 void bind_devices(pybind11::module_& m);
+void bind_packing(pybind11::module_& m);
 void bind_select(pybind11::module_& m);
 }  // namespace samestep
 
@@ -27,6 +28,7 @@ PYBIND11_MODULE(_core, m) {
   samestep::bind_node(m);
   samestep::bind_tcp(m);
   samestep::bind_hierarchy(m);
+  samestep::bind_packing(m);  // before what takes a Packer
   samestep::bind_devices(m);
   samestep::bind_select(m);
 }

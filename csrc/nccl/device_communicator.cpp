@@ -40,6 +40,8 @@ std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Com
   made->through_host_ = made->host_->group(ranks, deadline);
   made->agreement_ = made->host_->group(ranks, deadline);
   made->stager_ = Stager::make(made->options_.gpu, made->options_.device, made->host_, made->through_host_);
+  made->packing_ = std::make_unique<DevicePacking>(made->options_.gpu, made->options_.device, made->options_.packer,
+                                                   made->options_.pack_below);
   if (made->options_.nccl != nullptr) {
     NcclChannel::Options channel{made->options_.gpu, made->options_.nccl, made->options_.device,
                                  made->options_.timeout};
@@ -456,7 +458,36 @@ Shape shape_of_all(std::span<const Buffer> buffers) {
   return shape;
 }
 
+std::vector<std::size_t> sizes_of(std::span<const Buffer> buffers) {
+  std::vector<std::size_t> sizes;
+  for (const Buffer& buffer : buffers) sizes.push_back(buffer.nbytes());
+  return sizes;
+}
+
 }  // namespace
+
+NcclLaunch DeviceCommunicator::packed_or_apart(
+    std::span<const std::size_t> nbytes,
+    const std::function<std::vector<nccl_calls::Calls>(nccl_calls::Packing)>& packed,
+    const std::function<nccl_calls::Calls()>& apart) {
+  NcclLaunch launch;
+  std::optional<nccl_calls::Packing> packing;
+  try {
+    packing = packing_->plan(nbytes, *agreement_, Deadline::after(options_.timeout));
+  } catch (const Error&) {  // peers go on to another operation, or have gone
+    if (!options_.compare_first) channel_->abandon(std::current_exception());
+    throw;
+  }
+  if (!packing) {
+    launch.calls = apart();
+    return launch;
+  }
+  launch.memory.push_back(packing->bucket);
+  launch.then = packed(std::move(*packing));
+  launch.calls = std::move(launch.then.front());
+  launch.then.erase(launch.then.begin());
+  return launch;
+}
 
 Communicator::WorkPtr DeviceCommunicator::all_reduce_many(std::span<const InOut> given, const Reduction& reduction) {
   std::vector<InOut> buffers(given.begin(), given.end());
@@ -474,13 +505,16 @@ Communicator::WorkPtr DeviceCommunicator::all_reduce_many(std::span<const InOut>
     outs.push_back(out);
     after.insert(after.end(), {in.stream, out.stream});
   }
-  WorkPtr agreement = agreed(agreement_->all_reduce(empty(first), nothing(first), reduction, shape_of_all(outs)));
-  return on_device({str("allreduce of ", given.size(), " arrays of ", samestep::name(first.dtype), " on the device"),
-                    std::move(after),
-                    nccl_calls::all_reduce(channel_->nccl(), *form, reduction, std::move(buffers)),
-                    std::move(agreement),
-                    {}},
-                   nbytes_of(outs));
+  NcclLaunch launch = packed_or_apart(
+      sizes_of(outs),
+      [&](nccl_calls::Packing packing) {
+        return nccl_calls::packed_all_reduce(channel_->nccl(), *form, reduction, buffers, std::move(packing));
+      },
+      [&] { return nccl_calls::all_reduce(channel_->nccl(), *form, reduction, buffers); });
+  launch.what = str("allreduce of ", given.size(), " arrays of ", samestep::name(first.dtype), " on the device");
+  launch.after = std::move(after);
+  launch.agreement = agreed(agreement_->all_reduce(empty(first), nothing(first), reduction, shape_of_all(outs)));
+  return on_device(std::move(launch), nbytes_of(outs));
 }
 
 Communicator::WorkPtr DeviceCommunicator::broadcast_many(std::span<const Buffer> given, int root) {
@@ -492,13 +526,16 @@ Communicator::WorkPtr DeviceCommunicator::broadcast_many(std::span<const Buffer>
     check_here("bcast", buffer);
     after.push_back(buffer.stream);
   }
-  WorkPtr agreement = agreed(agreement_->broadcast(nothing(given[0]), root, shape_of_all(given)));
-  return on_device({str("bcast of ", given.size(), " arrays on the device"),
-                    std::move(after),
-                    nccl_calls::broadcast(channel_->nccl(), std::move(buffers), root),
-                    std::move(agreement),
-                    {}},
-                   nbytes_of(given));
+  NcclLaunch launch = packed_or_apart(
+      sizes_of(given),
+      [&](nccl_calls::Packing packing) {
+        return nccl_calls::packed_broadcast(channel_->nccl(), buffers, root, rank() == root, std::move(packing));
+      },
+      [&] { return nccl_calls::broadcast(channel_->nccl(), buffers, root); });
+  launch.what = str("bcast of ", given.size(), " arrays on the device");
+  launch.after = std::move(after);
+  launch.agreement = agreed(agreement_->broadcast(nothing(given[0]), root, shape_of_all(given)));
+  return on_device(std::move(launch), nbytes_of(given));
 }
 
 // ---- messages

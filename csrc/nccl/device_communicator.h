@@ -6,6 +6,7 @@
 #include <string>
 
 #include "communicator/communicator.h"
+#include "nccl/device_packing.h"
 #include "nccl/nccl_channel.h"
 #include "nccl/staging.h"
 
@@ -14,11 +15,13 @@ namespace samestep {
 /// How a group treats device memory.
 struct DeviceOptions {
   std::shared_ptr<GpuLibrary> gpu;
-  int device = 0;                     ///< of this rank; its buffers are there
-  std::shared_ptr<NcclLibrary> nccl;  ///< null: everything goes through the host
-  Seconds timeout{600};               ///< for operations that nobody waits for on the host
-  bool compare_first = false;         ///< ranks compare each operation before it begins, rather than beside it
-  std::size_t piece = 4 << 20;        ///< bytes of a long buffer that are staged at a time
+  int device = 0;                            ///< of this rank; its buffers are there
+  std::shared_ptr<NcclLibrary> nccl;         ///< null: everything goes through the host
+  Seconds timeout{600};                      ///< for operations that nobody waits for on the host
+  bool compare_first = false;                ///< ranks compare each operation before it begins, rather than beside it
+  std::size_t piece = 4 << 20;               ///< bytes of a long buffer that are staged at a time
+  std::shared_ptr<Packer> packer = nullptr;  ///< null: many small buffers are moved where they lie
+  std::size_t pack_below = 512 << 10;        ///< bytes; from here on a buffer is not packed
 };
 
 /// A group whose ranks have a GPU each: device memory goes through NCCL, or through pinned host memory and `host`
@@ -71,6 +74,9 @@ class DeviceCommunicator final : public Communicator {
   /// Each buffer = root's, as one operation.
   WorkPtr broadcast_many(std::span<const Buffer> buffers, int root);
 
+  /// Packs buffers of fewer bytes; before the first of the two operations above.
+  void pack_below(std::size_t nbytes) { packing_->ask_for(nbytes); }
+
   std::shared_ptr<Communicator> split(int color, int key, const Deadline& deadline) override;
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline& deadline) override;
   std::shared_ptr<std::byte> allocate_shared(std::size_t nbytes) override { return host_->allocate_shared(nbytes); }
@@ -102,6 +108,12 @@ class DeviceCommunicator final : public Communicator {
                        bool message = false);
   WorkPtr routed(std::string what, ConstBuffer in, std::vector<std::uint64_t> sent, Buffer out,
                  std::vector<std::uint64_t> received, WorkPtr agreement);
+  /// The calls of an operation on buffers of these sizes: `packed` if some are to be packed, else `apart`. To be asked
+  /// before the operation's own agreement: the first time ranks agree on packing, and find out here if one does
+  /// something else.
+  NcclLaunch packed_or_apart(std::span<const std::size_t> nbytes,
+                             const std::function<std::vector<nccl_calls::Calls>(nccl_calls::Packing)>& packed,
+                             const std::function<nccl_calls::Calls()>& apart);
   std::shared_ptr<Communicator> wrap(std::shared_ptr<Communicator> child, const Deadline& deadline) const;
 
   std::shared_ptr<Communicator> host_;
@@ -109,6 +121,7 @@ class DeviceCommunicator final : public Communicator {
   std::shared_ptr<Communicator> through_host_;  // the same ranks, for collectives that are staged
   std::shared_ptr<Communicator> agreement_;     // the same ranks, for what goes beside NCCL
   std::shared_ptr<Stager> stager_;
+  std::unique_ptr<DevicePacking> packing_;
   std::shared_ptr<NcclChannel> channel_;                              // null without NCCL
   std::atomic<std::uint64_t> n_launched_ = 0, n_launched_bytes_ = 0;  // with NCCL
 };

@@ -220,6 +220,10 @@ std::shared_ptr<Work> NcclChannel::launch(NcclLaunch launch) {
   try {
     launch.calls(comm_, stream_->get());
     settle(launch.what.c_str(), deadline);
+    for (const auto& calls : launch.then) {
+      calls(comm_, stream_->get());
+      settle(launch.what.c_str(), deadline);
+    }
   } catch (...) {  // other ranks may have begun it
     fail(std::current_exception(), /*tell=*/true);
     throw;

@@ -22,6 +22,8 @@ struct NcclLaunch {
   std::function<void(NcclLibrary::Comm, NcclLibrary::Stream)> calls;
   Communicator::WorkPtr agreement;            ///< on the host, that all ranks do the same; may be null
   std::vector<std::shared_ptr<void>> memory;  ///< lives until the operation has ended
+  /// More calls, each made once NCCL has put what came before into the stream.
+  std::vector<std::function<void(NcclLibrary::Comm, NcclLibrary::Stream)>> then = {};
 };
 
 /// One NCCL communicator, the one stream its operations run in, and a thread that watches them.

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any, NamedTuple
 
-from samestep import _core, accelerators
+from samestep import _core, accelerators, packing
 from samestep.errors import Error, InvalidArgumentError, UnavailableError
 
 __all__ = ["Joined", "gpu", "join", "open_group", "set_current"]
@@ -120,11 +120,13 @@ def open_group(
 
     Environment: `SAMESTEP_NCCL_CHECK=before` lets ranks compare each operation before it begins, rather than beside
     it; then a difference leaves the group usable. `SAMESTEP_STAGING_PIECE` is how many bytes of a long array go
-    through the host at a time (default 4 MiB).
+    through the host at a time (default 4 MiB). `SAMESTEP_PACK_BELOW`: see `packing.below`.
     """
     check = os.environ.get("SAMESTEP_NCCL_CHECK", "beside")
     if check not in ("beside", "before"):
         raise InvalidArgumentError(f"SAMESTEP_NCCL_CHECK must be beside or before, got {check!r}")
     nccl = _nccl(kind) if with_nccl else None
     piece = int(os.environ.get("SAMESTEP_STAGING_PIECE", "0"))
-    return _core.open_devices(comm, gpu(kind), device, nccl, check == "before", piece, timeout)
+    limit = packing.below() if with_nccl else 0
+    packer = packing.packer(kind, device) if limit else None
+    return _core.open_devices(comm, gpu(kind), device, nccl, check == "before", piece, timeout, packer, limit)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from samestep import _core, accelerators, facts, levels
+from samestep import _core, accelerators, facts, levels, packing
 from samestep.__main__ import package_version
 from samestep.errors import Error
 from samestep.launch import mpi_library, mpirun
@@ -51,6 +51,9 @@ def examine() -> dict[str, Any]:
         "devices": {found.kind: {"count": found.count, "detail": found.detail} for found in devices},
         "runtimes": {kind: _runtime(kind) for kind in ("cuda", "hip")},
         "network": _network(),
+        "packing": {
+            found.kind: packing.describe(found.kind) if found.count else "no device" for found in devices
+        },
         "nccl": {"usable": known.nccl_loadable, "detail": known.nccl_detail},
         "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_VARIABLES)},
         "choice": (choice := _choice(known)),
@@ -83,6 +86,11 @@ def rows(found: Mapping[str, Any]) -> list[Row]:
         *(
             (f"{kind.upper()} runtime", had["detail"], bool(had["path"]))
             for kind, had in found.get("runtimes", {}).items()
+            if found["devices"][kind]["count"]
+        ),
+        *(
+            (f"{kind.upper()} packing", told, not told.startswith("off"))
+            for kind, told in found.get("packing", {}).items()
             if found["devices"][kind]["count"]
         ),
         ("network", found["network"]["detail"], bool(found["network"]["address"])),

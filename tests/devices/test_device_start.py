@@ -179,3 +179,4 @@ def test_the_doctor_names_the_files_in_use(tmp_path):
     assert "libfake_cudart.so" in found["runtimes"]["cuda"]["detail"]
     assert "libfake_nccl.so" in found["nccl"]["detail"]
     assert "2.28.9" in found["nccl"]["detail"]
+    assert "libfake_nvrtc.so" in found["packing"]["cuda"]

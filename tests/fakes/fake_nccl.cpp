@@ -311,7 +311,8 @@ struct Comm {
 
   void run(const std::vector<Task>& tasks, long first) {
     for (std::size_t i = 0; i < tasks.size(); ++i) {
-      if (aborted || error > kSuccess || !survive(std::to_string(first + static_cast<long>(i)))) return;
+      const int state = error;  // in progress: a later call has not begun
+      if (aborted || (state != kSuccess && state != kInProgress) || !survive(std::to_string(first + static_cast<long>(i)))) return;
       if (tasks[i].kind != Kind::send && tasks[i].kind != Kind::receive && !collective(tasks[i])) return;
     }
     messages(tasks);

@@ -1,0 +1,244 @@
+"""Runs the parts of the kit one after another, each with a deadline, and writes one JSON and its summary.
+
+See kit.sh, which calls it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import summary
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+SKIPPED = 77
+LOG_CHARACTERS = 6000  # of each rank, kept in the JSON
+LEAST_S = 5.0  # nothing is started with less time left
+
+
+@dataclass(frozen=True)
+class Part:
+    """One program on some ranks, with a deadline."""
+
+    name: str
+    seconds: float
+    words: tuple[str, ...]
+    ranks: int = 1
+    variables: Mapping[str, str] = field(default_factory=dict)
+    of_rank: Mapping[str, str] = field(default_factory=dict)
+    """Variables whose value has "{rank}" in it."""
+
+
+def parts(*, short: bool, sharing: Sharing) -> list[Part]:
+    """What is run, the most telling first."""
+    checks, times = "kit_checks.py", "kit_times.py"
+    through = {"variables": sharing.variables, "of_rank": sharing.of_rank}
+    few = {**sharing.variables, "NCCL_MAX_CTAS": "4"}  # four ranks' channels must fit one device together
+    found = [
+        Part("one rank: verbs", 60, (checks, "verbs", "nccl")),
+        Part("one rank: streams", 40, (checks, "streams", "nccl")),
+        Part("one rank: nobody waits", 40, (times, "waiting")),
+        Part("call overhead", 60, (times, "overhead")),
+        Part("packing", 60, (times, "packing")),
+        Part("two ranks: verbs through NCCL", 60, (checks, "verbs", "nccl"), 2, **through),
+        Part("two ranks: verbs through the host", 60, (checks, "verbs", "native"), 2),
+        Part("two ranks: streams", 40, (checks, "streams", "nccl"), 2, **through),
+        Part("two ranks: streams through the host", 40, (checks, "streams", "native"), 2),
+        Part("staging", 60, (times, "staging"), 2),
+        Part("many small arrays", 40, (times, "trees")),
+        Part("training step", 60, (times, "step")),
+        Part("four ranks: verbs through NCCL", 75, (checks, "verbs", "nccl"), 4, few, sharing.of_rank),
+        Part("four ranks: verbs through the host", 60, (checks, "verbs", "native"), 4),
+        Part("sanitizer", 60, ("kit_sanitizer.py",)),
+        Part("lifetimes", 150, ("kit_lifetimes.py", "3" if short else "130")),
+    ]
+    left_out = (
+        "two ranks: streams",
+        "two ranks: verbs through the host",
+        "four ranks: verbs through the host",
+    )
+    return [part for part in found if not short or part.name not in left_out]
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How several ranks of NCCL are brought to share one device."""
+
+    how: str
+    variables: dict[str, str]
+    of_rank: dict[str, str]
+
+
+def sharing_for(nccl: str) -> Sharing:
+    """By NCCL's version: from 2.30 on it can be asked to; before, ranks pretend to be on different hosts. Pure.
+
+    Example:
+      >>> sharing_for("2.28.9").of_rank
+      {'NCCL_HOSTID': 'rank-{rank}'}
+      >>> sharing_for("2.30.4").variables
+      {'NCCL_MULTI_RANK_GPU_ENABLE': '1'}
+    """
+    version = tuple(int(number) for number in nccl.split(".")[:2]) if nccl else (0, 0)
+    if version >= (2, 30):
+        return Sharing("NCCL_MULTI_RANK_GPU_ENABLE=1", {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, {})
+    variables = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    return Sharing("another NCCL_HOSTID for each rank", variables, {"NCCL_HOSTID": "rank-{rank}"})
+
+
+def run(part: Part, seconds: float, place: Path) -> dict[str, Any]:
+    """Runs all ranks of a part and ends them all, whatever happens."""
+    place.mkdir()
+    begin = time.monotonic()
+    common = {**os.environ, **part.variables, "KIT_SIZE": str(part.ranks), "KIT_PLACE": str(place)}
+    with contextlib.ExitStack() as stack:
+        ranks = [stack.enter_context(_rank(part, rank, common, place)) for rank in range(part.ranks)]
+        codes: list[int | None] = [None] * part.ranks
+        while None in codes and time.monotonic() - begin < seconds:
+            codes = [process.poll() for process in ranks]
+            if any(code not in (None, 0, SKIPPED) for code in codes):  # let the others say what they know
+                seconds = min(seconds, time.monotonic() - begin + 10)
+            time.sleep(0.02)
+    logs = [(place / f"rank-{rank}.log").read_text(errors="replace") for rank in range(part.ranks)]
+    lines = [line for log in logs for line in log.splitlines()]
+    reasons = [line[8:] for line in lines if line.startswith("SKIPPED ")]
+    if None in codes:
+        status = "late"
+    elif SKIPPED in codes and set(codes) <= {0, SKIPPED}:
+        status = "skipped"
+    else:
+        status = "failed" if any(codes) else "passed"
+    return {
+        "status": status,
+        "reason": "; ".join(dict.fromkeys(reasons)),
+        "exit_codes": codes,
+        "ranks": part.ranks,
+        "seconds": round(time.monotonic() - begin, 1),
+        "results": [json.loads(line[7:]) for line in lines if line.startswith("RESULT ")],
+        "logs": [log[-LOG_CHARACTERS:] for log in logs] if status in ("failed", "late") else [],
+    }
+
+
+@contextlib.contextmanager
+def _rank(part: Part, rank: int, common: Mapping[str, str], place: Path) -> Iterator[subprocess.Popen[bytes]]:
+    mine = {name: value.format(rank=rank) for name, value in part.of_rank.items()}
+    with (place / f"rank-{rank}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", *part.words],
+            cwd=HERE,
+            env={**common, **mine, "KIT_RANK": str(rank)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def machine(environment: Mapping[str, str]) -> dict[str, Any]:
+    """What `samestep doctor` says, and the device by its driver's tool."""
+    found: dict[str, Any] = {"doctor": {}, "device": ""}
+    words = [sys.executable, "-m", "samestep", "doctor", "--json"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired, json.JSONDecodeError):
+        done = subprocess.run(
+            words, env=dict(environment), cwd=HERE, capture_output=True, text=True, timeout=60, check=False
+        )
+        found["doctor"] = json.loads(done.stdout) if done.returncode == 0 else {"failed": done.stderr[-2000:]}
+    if tool := shutil.which("nvidia-smi"):
+        query = [tool, "--query-gpu=name,driver_version,memory.total,pci.bus_id", "--format=csv,noheader"]
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+            found["device"] = done.stdout.strip()
+    return found
+
+
+def nccl_version() -> str:
+    from samestep import accelerators
+
+    return accelerators.communication_library("cuda", may_open=True).version
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks/gpu/kit.sh", description=__doc__)
+    parser.add_argument(
+        "out", nargs="?", default="gpu_results.json", help="the JSON; the summary lies beside it"
+    )
+    parser.add_argument(
+        "--fakes", action="store_true", help="use the stand-ins of tests/fakes, to try the kit itself"
+    )
+    parser.add_argument("--short", action="store_true", help="few turns and sizes, to try the kit itself")
+    parser.add_argument("--seconds", type=float, default=530.0, help="for everything (default %(default)s)")
+    parser.add_argument("--part-seconds", type=float, default=1e9, help="at most for each part")
+    parser.add_argument("--only", default="", help="only parts whose name contains this")
+    flags = parser.parse_args()
+    begin, out = time.monotonic(), Path(flags.out).resolve()
+
+    def left() -> float:
+        return flags.seconds - (time.monotonic() - begin)
+
+    built = subprocess.run([sys.executable, str(HERE / "kit_build.py")], check=False, timeout=max(left(), 1))
+    if built.returncode != 0:
+        return 1
+    sys.path.insert(0, str(ROOT / "python"))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "python"), str(ROOT / "tests/fakes"), str(HERE)])
+    if flags.fakes:
+        sys.path.append(str(ROOT / "tests/fakes"))
+        import fake_libraries
+
+        os.environ.update({**fake_libraries.environment(), "FAKE_GPU_DEVICES": "1"})
+    if flags.short:
+        os.environ["KIT_SHORT"] = "1"
+    sharing = sharing_for(nccl_version())
+    found: dict[str, Any] = {
+        "machine": machine(os.environ),
+        "fakes": flags.fakes,
+        "sharing": sharing.how,
+        "parts": {},
+    }
+    with tempfile.TemporaryDirectory(prefix="samestep-kit-") as folder:
+        for number, part in enumerate(parts(short=flags.short, sharing=sharing)):
+            if flags.only not in part.name:
+                continue
+            if left() < LEAST_S:
+                found["parts"][part.name] = {
+                    "status": "not started",
+                    "reason": "no time was left",
+                    "results": [],
+                }
+                continue
+            result = run(part, min(part.seconds, flags.part_seconds, left()), Path(folder) / str(number))
+            found["parts"][part.name] = result
+            print(
+                f"{result['status']:>8} {result['seconds']:6.1f} s  {part.name} {result['reason']}",
+                flush=True,
+            )
+            _write(out, found, time.monotonic() - begin)  # what there is so far, should this process be ended
+    print(f"written: {out}, {out.with_suffix('.md')}")
+    return int(any(part["status"] in ("failed", "late") for part in found["parts"].values()))
+
+
+def _write(out: Path, found: dict[str, Any], seconds: float) -> None:
+    found["seconds"] = round(seconds, 1)
+    out.write_text(json.dumps(found, indent=1) + "\n")
+    out.with_suffix(".md").write_text(summary.page(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

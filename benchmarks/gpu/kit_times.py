@@ -1,0 +1,308 @@
+"""Parts of the kit that take times: `kit_times.py overhead|waiting|staging|packing|trees|step`.
+
+Contenders live in one process and take turns; reported are medians over the rounds, in microseconds.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import device_kinds
+import numpy as np
+import samestep as ss
+from kit_rank import SHORT, SIZE, need, skip, start, tell, turns
+from samestep import _core, accelerators
+from samestep import packing as packers
+
+MIB = 1 << 20
+
+
+def rounds(contenders: dict[str, Callable[[], Any]], ended: Callable[[], None], n: int, each: int) -> Any:
+    """Times of one call: until it returned, and until its work had ended.
+
+    Args:
+      contenders: calls that begin some work, by name.
+      ended: waits until all of it has ended.
+      n: rounds; in each, every contender has a turn, in rotating order.
+      each: calls of a turn.
+    """
+    returned: dict[str, list[float]] = {name: [] for name in contenders}
+    complete: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
+    for name in names:  # not counted: memory, channels, code
+        contenders[name]()
+        ended()
+    for turn in range(n):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            call = contenders[name]
+            ended()
+            begin = time.perf_counter()
+            for _ in range(each):
+                call()
+            back = time.perf_counter()
+            ended()
+            returned[name].append(1e6 * (back - begin) / each)
+            complete[name].append(1e6 * (time.perf_counter() - begin) / each)
+    return {
+        name: {"call_us": statistics.median(returned[name]), "whole_us": statistics.median(complete[name])}
+        for name in names
+    }
+
+
+def torch_nccl() -> Any:
+    """torch.distributed on its own NCCL backend with this rank alone, or the reason why not."""
+    if device_kinds.on_fakes():
+        return "torch has no stand-in"
+    try:
+        import torch.distributed as dist
+
+        store = dist.HashStore()
+        dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+    except Exception as error:
+        return f"torch.distributed: {error}"
+    return dist
+
+
+def overhead() -> int:
+    """A call of ours, of NCCL by ctypes, and of torch's NCCL backend, on the same arrays."""
+    from raw_nccl import RawNccl
+
+    with start("nccl") as backend:
+        arrays = device_kinds.choose()
+        raw = RawNccl(accelerators.communication_library("cuda", may_open=True).path)
+        dist = torch_nccl()
+        if isinstance(dist, str):
+            tell(what="note", text=f"without torch's own NCCL backend: {dist}")
+        for nbytes in (4, 1 << 10, 64 << 10, MIB, 64 * MIB) if not SHORT else (4, 64 << 10):
+            x, y = (arrays.of(np.ones(nbytes // 4, "float32")) for _ in range(2))
+            a, b, stream, count = device_kinds.address(x), device_kinds.address(y), arrays.stream, nbytes // 4
+            contenders = {
+                "raw": lambda a=a, b=b, c=count, s=stream: raw.all_reduce(b, a, c, s),
+                "samestep": lambda x=x, y=y: backend.iallreduce(x, out=y).wait(),
+                "samestep blocking": lambda x=x, y=y: backend.allreduce(x, out=y),
+                "raw in place": lambda a=a, c=count, s=stream: raw.all_reduce(a, a, c, s),
+                "samestep in place": lambda x=x: backend.iallreduce(x).wait(),
+            }
+            if not isinstance(dist, str) and arrays.name == "torch":
+                contenders["torch"] = lambda x=x, y=y: dist.all_gather_into_tensor(y, x, async_op=True).wait()
+                contenders["torch in place"] = lambda x=x: dist.all_reduce(x, async_op=True).wait()
+            measured = rounds(contenders, arrays.synchronize, turns(15, 3), 50 if nbytes < MIB else 20)
+            tell(what="overhead", nbytes=nbytes, times=measured)
+        raw.close()
+    return 0
+
+
+def waiting() -> int:
+    """How many calls return only after the device has come to them: none may."""
+    with start("nccl") as backend:
+        arrays = device_kinds.choose()
+        x, y = (arrays.of(np.ones(1000, "float32")) for _ in range(2))
+        rows = arrays.of(np.ones((SIZE, 1000), "float32"))  # to free memory is to wait
+        calls: dict[str, Callable[[], Any]] = {
+            "iallreduce": lambda: backend.iallreduce(x),
+            "iallreduce, wait": lambda: backend.iallreduce(x, out=y).wait(),
+            "iallreduce, premul": lambda: backend.iallreduce(x, ss.premul(0.5)).wait(),
+            "ibcast": lambda: backend.ibcast(x).wait(),
+            "iallgather": lambda: backend.iallgather(x, out=rows).wait(),
+            "allreduce": lambda: backend.allreduce(x),
+            "allreduce_tree": lambda: backend.allreduce_tree({"a": x, "b": y}),
+        }
+        waited = {}
+        for name, call in calls.items():
+            call()  # not counted: whatever the first call has to make
+            waited[name] = 0
+            for _ in range(turns(10, 2)):
+                arrays.synchronize()
+                arrays.busy(0.05)
+                call()
+                waited[name] += arrays.idle()
+        arrays.synchronize()
+        tell(what="waiting", busy_s=device_kinds.busy_really(arrays), waited=waited)
+    return int(any(waited.values()))
+
+
+def staging() -> int:
+    """Through the host: ours, against torch's way there and back, and against what neither can beat."""
+    with start("native") as backend:
+        arrays = device_kinds.choose()
+        for nbytes in (4 << 10, MIB, 64 * MIB) if not SHORT else (MIB,):
+            x, other = (arrays.of(np.ones(nbytes // 4, "float32")) for _ in range(2))
+            there, back = arrays.pinned(nbytes), arrays.pinned(nbytes)
+            host = np.ones(nbytes // 4, "float32")
+
+            def naive(x: Any = x, shape: Any = host.shape) -> None:
+                values = np.array(arrays.get(x)).reshape(shape)
+                backend.allreduce(values, "max")
+                arrays.copy(x, arrays.of(values))
+                arrays.synchronize()
+
+            def copies(x: Any = x, other: Any = other, there: Any = there, back: Any = back) -> None:
+                arrays.to_host(x, there)
+                arrays.from_host(other, back)
+                arrays.synchronize()
+
+            def together() -> None:
+                arrays.synchronize()
+                backend.barrier()
+
+            contenders = {
+                "staged": lambda x=x: backend.iallreduce(x, "max").wait(host=True),
+                "naive": naive,
+                "copies": copies,
+                "host": lambda host=host: backend.allreduce(host, "max"),
+            }
+            each = 1 if nbytes > MIB else 5
+            tell(
+                what="staging",
+                nbytes=nbytes,
+                ranks=SIZE,
+                times=rounds(contenders, together, turns(9, 3), each),
+            )
+    return 0
+
+
+def leaf_sets() -> dict[str, list[int]]:
+    """Sizes of leaves, in elements of float32."""
+    ragged = [1 + 977 * k % 30_011 for k in range(128)]
+    sets = {"128 of 256 KiB": [65536] * 128, "128 of 4 KiB": [1024] * 128, "128 ragged": ragged}
+    return {"128 of 4 KiB": [1024] * 128} if SHORT else sets
+
+
+def packing() -> int:
+    """The two kernels, against a copy of as many bytes from device to device."""
+    arrays = device_kinds.choose()
+    arrays.of(np.ones(1))  # makes the device's context
+    packer = packers.packer("cuda", 0)
+    if packer.problem():
+        skip(packer.problem())
+    wrong = check_packing(packer, arrays)
+    for name, sizes in leaf_sets().items():
+        n_sets = 1 if SHORT else max(1, min(8, 256 * MIB // (4 * sum(sizes))))  # more than the caches hold
+        groups = [[arrays.of(np.ones(size, "float32")) for size in sizes] for _ in range(n_sets)]
+        places = [[(device_kinds.address(x), 4 * x.shape[0]) for x in group] for group in groups]
+        nbytes = packers.bucket_nbytes([4 * size for size in sizes])
+        buckets = [arrays.of(np.zeros(nbytes, "uint8")) for _ in range(n_sets)]
+        others = [arrays.of(np.zeros(nbytes, "uint8")) for _ in range(n_sets)]
+        state = {"turn": 0}
+
+        def turn(state: Any = state, n_sets: int = n_sets) -> int:
+            state["turn"] += 1
+            return int(state["turn"] % n_sets)
+
+        def moved(act: Any, places: Any = places, buckets: Any = buckets, turn: Any = turn) -> None:
+            k = turn()
+            act(places[k], device_kinds.address(buckets[k]), arrays.stream)
+
+        def copied(buckets: Any = buckets, others: Any = others, turn: Any = turn) -> None:
+            k = turn()
+            arrays.copy(others[k], buckets[k])
+
+        contenders = {
+            "pack": lambda m=moved: m(packer.pack),
+            "unpack": lambda m=moved: m(packer.unpack),
+            "copy": copied,
+        }
+        tell(
+            what="packing",
+            leaves=name,
+            nbytes=nbytes,
+            times=rounds(contenders, arrays.synchronize, turns(15, 3), turns(20, 3)),
+        )
+    tell(what="packing_checked", wrong=wrong, compiler=packer.compiler, cached=packer.cached)
+    return bool(wrong)
+
+
+def check_packing(packer: Any, arrays: Any) -> list[str]:
+    """Odd sizes and places, compared byte by byte."""
+    wrong = []
+    for sizes in ([1], [0, 3, 0], [5, 16, 17, 31, 33], [4096 + k for k in range(128)], [300_007, 1]):
+        whole = arrays.of(np.arange(sum(sizes) + 3 * len(sizes) + 1, dtype="int64").astype("uint8"))
+        leaves, at = [], 1  # one byte off: no alignment at all, and gaps of three
+        for size in sizes:
+            leaves.append((device_kinds.address(whole) + at, size))
+            at += size + 3
+        before = arrays.get(whole).copy()
+        bucket = arrays.of(np.full(packers.bucket_nbytes(sizes), 255, "uint8"))
+        packer.pack(leaves, device_kinds.address(bucket), arrays.stream)
+        arrays.fill(whole, 7)
+        packer.unpack(leaves, device_kinds.address(bucket), arrays.stream)
+        expected, at = np.full_like(before, 7), 1
+        for size in sizes:
+            expected[at : at + size] = before[at : at + size]
+            at += size + 3
+        if not np.array_equal(arrays.get(whole), expected):
+            wrong.append(f"leaves of {sizes[:5]}... bytes")
+    return wrong
+
+
+def trees() -> int:
+    """A tree of many small arrays: packed, in one group of NCCL, and one call each."""
+    with start("nccl") as packed:
+        arrays = device_kinds.choose()
+        grouped = packed.group(range(SIZE))
+        _core.pack_below(grouped._comm, 0)
+        for name, sizes in leaf_sets().items():
+            tree = {str(k): arrays.of(np.ones(size, "float32")) for k, size in enumerate(sizes)}
+            contenders = {
+                "packed": lambda tree=tree: packed.allreduce_tree(tree, "max"),
+                "grouped": lambda tree=tree: grouped.allreduce_tree(tree, "max"),
+                "one by one": lambda tree=tree: [packed.allreduce(x, "max") for x in tree.values()],
+            }
+            measured = rounds(contenders, arrays.synchronize, turns(11, 2), turns(10, 1))
+            tell(what="trees", leaves=name, nbytes=4 * sum(sizes), times=measured)
+        grouped.close()
+    return 0
+
+
+def step() -> int:
+    """A step of training with torch: forward, backward, gradients averaged, optimizer."""
+    torch = need("torch")
+    if not torch.cuda.is_available():
+        skip("torch sees no device")
+    dist = torch_nccl()
+    with start("nccl") as backend:
+        torch.manual_seed(0)
+
+        def model() -> Any:
+            layers = [torch.nn.Linear(1024, 1024) for _ in range(24)]
+            return torch.nn.Sequential(*(part for x in layers for part in (x, torch.nn.ReLU()))).cuda()
+
+        x = torch.randn(256, 1024, device="cuda")
+
+        def train(net: Any, average: Callable[[Any], Any]) -> Callable[[], None]:
+            optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+
+            def one() -> None:
+                optimizer.zero_grad()
+                net(x).square().mean().backward()
+                average(net)
+                optimizer.step()
+
+            return one
+
+        def ours(net: Any) -> None:
+            ss.allreduce_gradients(backend, [p.grad for p in net.parameters()])
+
+        contenders = {"alone": train(model(), lambda _: None), "samestep": train(model(), ours)}
+        if not isinstance(dist, str):
+            wrapped = torch.nn.parallel.DistributedDataParallel(model())
+            contenders["torch DDP"] = train(wrapped, lambda _: None)
+        tell(what="step", times=rounds(contenders, torch.cuda.synchronize, turns(11, 2), 10))
+    return 0
+
+
+PARTS = {
+    "overhead": overhead,
+    "waiting": waiting,
+    "staging": staging,
+    "packing": packing,
+    "trees": trees,
+    "step": step,
+}
+
+if __name__ == "__main__":
+    sys.exit(PARTS[sys.argv[1]]())

@@ -1,0 +1,183 @@
+"""Markdown tables of what kit.sh has found: `summary.py results.json`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+MOST_OVERHEAD = 1.1  # of a call, over NCCL's own
+LEAST_PACKING = 0.85  # of the bandwidth of a copy
+LEAST_STAGING = 0.80  # of the slower of copies and host
+
+Found = Mapping[str, Any]
+
+
+def page(found: Found) -> str:
+    """The whole summary."""
+    sections = [_head(found), goals(found), _parts(found), *_timings(found)]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def rows_of(found: Found, what: str) -> list[dict[str, Any]]:
+    """Results of one kind, of rank 0 or the slowest rank alike: those that rank 0 told."""
+    parts = found["parts"].values()
+    return [row for part in parts for row in part["results"] if row["what"] == what and row["rank"] == 0]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table of Markdown, or "" without rows.
+
+    Example:
+      >>> print(table(["size", "us"], [["4 B", 3.25]]))
+      | size | us |
+      |---|---|
+      | 4 B | 3.25 |
+    """
+    if not rows:
+        return ""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(map(_cell, row)) + " |" for row in rows)])
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    return str(value)
+
+
+def size(nbytes: int) -> str:
+    """Bytes for people.
+
+    Example:
+      >>> size(4), size(65536), size(64 << 20)
+      ('4 B', '64 KiB', '64 MiB')
+    """
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:g} {name}" if nbytes % unit == 0 else f"{nbytes / unit:.1f} {name}"
+    return f"{nbytes} B"
+
+
+def _head(found: Found) -> str:
+    doctor, device = found["machine"]["doctor"], found["machine"]["device"]
+    libraries = ", ".join(f"{name} {number}" for name, number in doctor.get("libraries", {}).items())
+    lines = [
+        "# A GPU",
+        "**On the stand-ins: the times mean nothing.**" if found["fakes"] else "",
+        f"Device: {device or doctor.get('devices', {}).get('cuda', {}).get('detail', 'none')}.",
+        f"{doctor.get('nccl', {}).get('detail', 'no NCCL')}; {libraries}; {found['seconds']} s in all.",
+        f"Ranks share the device by {found['sharing']}.",
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def _parts(found: Found) -> str:
+    rows = [
+        [name, part["status"], part.get("seconds", ""), part["reason"] or _told(part["results"])]
+        for name, part in found["parts"].items()
+    ]
+    return "## Parts\n\n" + table(["part", "", "s", ""], rows)
+
+
+def _told(results: Sequence[Found]) -> str:
+    for row in results:
+        if row["what"] == "verbs":
+            skipped = f"; without {', '.join(row['dtypes_skipped'])}" if row["dtypes_skipped"] else ""
+            return f"{row['checked']} results compared on each rank, {len(row['wrong'])} wrong{skipped}"
+        if row["what"] == "streams":
+            return f"{row['turns']} turns, {row['wrong']} wrong"
+        if row["what"] == "lifetimes":
+            grown = ", ".join(f"{name} {number:+}" for name, number in row["grown"].items())
+            return f"{row['turns']} of {row['wanted']} turns of {1000 * row['seconds_each']:.0f} ms; {grown}"
+    return ""
+
+
+# ---- goals
+
+
+def goals(found: Found) -> str:
+    """What was to be reached, and whether it was."""
+    rows = [[goal, value, "reached" if good else "**missed**"] for goal, value, good in judged(found)]
+    return "## Goals\n\n" + table(["goal", "measured", ""], rows) if rows else ""
+
+
+def judged(found: Found) -> Iterator[tuple[str, str, bool]]:
+    """Each goal that something was measured for, what, and whether it is reached. Pure."""
+    small = next(iter(rows_of(found, "overhead")), None)
+    if small:
+        times = small["times"]
+        ours, raw = times["samestep"]["call_us"], times["raw"]["call_us"]
+        text = f"{ours:.1f} us against {raw:.1f} us, {ours / raw:.2f} x"
+        yield (
+            f"a call costs at most {MOST_OVERHEAD} x that of ncclAllReduce",
+            text,
+            ours <= MOST_OVERHEAD * raw,
+        )
+        if "torch" in times:
+            torch = times["torch"]["call_us"]
+            yield "a call costs less than torch's", f"{ours:.1f} us against {torch:.1f} us", ours < torch
+    for row in rows_of(found, "waiting"):
+        waited = {name: count for name, count in row["waited"].items() if count}
+        yield "no call waits for the device", f"{waited or 'none did'}", not waited
+    for row in rows_of(found, "packing"):
+        times = row["times"]
+        for act in ("pack", "unpack"):
+            share = times["copy"]["whole_us"] / times[act]["whole_us"]
+            goal = f"{act}ing {row['leaves']} at {LEAST_PACKING:.0%} of the bandwidth of a copy"
+            yield goal, f"{share:.0%}", share >= LEAST_PACKING
+    for row in rows_of(found, "staging"):
+        times = row["times"]
+        bound = max(times["copies"]["whole_us"], times["host"]["whole_us"])
+        share = bound / times["staged"]["whole_us"]
+        goal = (
+            f"{size(row['nbytes'])} through the host at {LEAST_STAGING:.0%} of the slower of copies and host"
+        )
+        yield goal, f"{share:.0%}", share >= LEAST_STAGING
+    for row in rows_of(found, "lifetimes"):
+        grown = row["grown"]
+        left = {name: grown[name] for name in ("device", "threads", "files") if grown[name] > 0}
+        goal = "nothing is left after ranks have ended"
+        yield goal, f"{row['turns']} turns: {left or 'nothing'}", not left
+
+
+# ---- times
+
+
+def _timings(found: Found) -> Iterator[str]:
+    yield _section(
+        "Allreduce, until the call returns",
+        found,
+        "overhead",
+        "nbytes",
+        measure="call_us",
+        unit="us until the call returns",
+    )
+    yield _section(
+        "Allreduce, until it has ended", found, "overhead", "nbytes", measure="whole_us", unit="us"
+    )
+    yield _section("Through the host, two ranks", found, "staging", "nbytes", measure="whole_us", unit="us")
+    yield _section("Packing", found, "packing", "leaves", measure="whole_us", unit="us")
+    yield _section("Many small arrays", found, "trees", "leaves", measure="whole_us", unit="us")
+    yield _section("A step of training", found, "step", "", measure="whole_us", unit="us")
+
+
+def _section(title: str, found: Found, what: str, key: str, *, measure: str, unit: str) -> str:
+    rows = rows_of(found, what)
+    names = list(dict.fromkeys(name for row in rows for name in row["times"]))
+
+    def label(row: Found) -> str:
+        return size(row[key]) if key == "nbytes" else str(row.get(key, ""))
+
+    lines = [
+        [label(row), *(row["times"][name][measure] if name in row["times"] else "" for name in names)]
+        for row in rows
+    ]
+    made = table(["", *names], lines)
+    return f"## {title}\n\nIn {unit}; medians.\n\n{made}" if made else ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page(json.loads(Path(sys.argv[1]).read_text())))

@@ -1,0 +1,31 @@
+#include "nccl/device_packing.h"
+
+#include <algorithm>
+
+#include "nccl/gpu_memory.h"
+
+namespace samestep {
+
+std::size_t DevicePacking::mine() {
+  if (packer_ == nullptr || below_ == 0 || !packer_->problem().empty()) return 0;
+  return std::min(below_, kBucket);
+}
+
+std::optional<nccl_calls::Packing> DevicePacking::plan(std::span<const std::size_t> leaf_nbytes,
+                                                       Communicator& agreement, const Deadline& deadline) {
+  if (!agreed_) {
+    std::uint64_t limit = mine();
+    const Buffer in_place{&limit, 1, DType::uint64};
+    agreement.all_reduce(in_place, in_place, {ReduceOp::min, 1.0}, Shape::flat(1))->wait(deadline);
+    agreed_ = limit;
+  }
+  std::vector<PackedRound> rounds = plan_packing(leaf_nbytes, *agreed_, kBucket);
+  if (rounds.empty()) return std::nullopt;
+  if (bucket_ == nullptr) {
+    const OnDevice on(*gpu_, device_);
+    bucket_ = device_memory(gpu_, kBucket);
+  }
+  return nccl_calls::Packing{packer_, bucket_, std::move(rounds)};
+}
+
+}  // namespace samestep
