@@ -11,9 +11,9 @@ pytestmark = pytest.mark.ranks(1, 2, 3, backends=["fakes", "late", "staged"])
 SHAPES = [(3,), (2, 5), (), (1000,), (7, 1, 3), (300_000,)]
 
 
-@pytest.fixture(scope="module")
-def stream():
-    return fake_arrays.Stream()
+@pytest.fixture
+def stream(group):
+    return fake_arrays.Stream()  # on the device of this rank, which the group has chosen
 
 
 def leaves_of(rank, dtype="float32"):

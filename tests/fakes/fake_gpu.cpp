@@ -169,6 +169,7 @@ struct World {
   std::mutex mutex;
   std::map<char*, Block> blocks;
   std::map<void*, std::shared_ptr<Stream>> streams;
+  std::map<void*, std::shared_ptr<Stream>> destroyed;  // whose work has not ended
   std::map<int, std::shared_ptr<Stream>> default_streams;
   std::map<void*, std::shared_ptr<Event>> events;
 };
@@ -211,6 +212,7 @@ std::deque<std::shared_ptr<Stream>> all_streams() {
   std::deque<std::shared_ptr<Stream>> all;
   const std::lock_guard lock(world().mutex);
   for (auto& [_, stream] : world().streams) all.push_back(stream);
+  for (auto& [_, stream] : world().destroyed) all.push_back(stream);
   for (auto& [_, stream] : world().default_streams) all.push_back(stream);
   return all;
 }
@@ -388,8 +390,13 @@ EXPORT int GPU(StreamDestroy)(void* handle) {
   {
     const std::lock_guard lock(world().mutex);
     world().streams.erase(handle);
+    world().destroyed[handle] = stream;
   }
-  std::thread([stream] { stream->end(); }).detach();  // what it holds is still done
+  std::thread([stream, handle] {  // what it holds is still done
+    stream->end();
+    const std::lock_guard lock(world().mutex);
+    world().destroyed.erase(handle);
+  }).detach();
   return kSuccess;
 }
 EXPORT int GPU(StreamQuery)(void* handle) {
