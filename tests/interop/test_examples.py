@@ -15,11 +15,12 @@ NEEDS = {
     "digits": ("sklearn", "tqdm", "matplotlib"),
     "digits_torch": ("sklearn", "tqdm", "torch"),
     "digits_jax": ("sklearn", "tqdm", "jax", "optax"),
+    "digits_cupy": ("sklearn",),
     "fluxmpi_quickstart": (),
 }
 
 
-def output(name: str, n_ranks: int, cwd: Path) -> str:
+def output(name: str, n_ranks: int, cwd: Path, *arguments: str) -> str:
     """What the example prints on `n_ranks` ranks; skips if it lacks a library."""
     lacking = [module for module in NEEDS[name] if importlib.util.find_spec(module) is None]
     if lacking:
@@ -33,6 +34,7 @@ def output(name: str, n_ranks: int, cwd: Path) -> str:
         "-n",
         str(n_ranks),
         str(EXAMPLES / f"{name}.py"),
+        *arguments,
     ]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,6 +52,13 @@ def test_digits(name: str, n_ranks: int, tmp_path: Path) -> None:
     assert float(re.findall(r"joined batches: (\S+)", printed)[-1]) <= 1e-5
     if name == "digits":
         assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_digits_with_arrays_of_the_host_for_those_of_cupy(tmp_path: Path) -> None:
+    printed = output("digits_cupy", 3, tmp_path, "--numpy")
+    assert float(re.findall(r"test accuracy ([\d.]+)", printed)[-1]) > 0.9
+    assert "bitwise equal on all ranks: True" in printed
+    assert float(re.findall(r"joined batches: (\S+)", printed)[-1]) <= 1e-5
 
 
 def test_the_quick_start_of_fluxmpi_learns(tmp_path: Path) -> None:
