@@ -186,7 +186,9 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="few turns and sizes, to try the kit itself")
     parser.add_argument("--seconds", type=float, default=530.0, help="for everything (default %(default)s)")
     parser.add_argument("--part-seconds", type=float, default=1e9, help="at most for each part")
-    parser.add_argument("--only", default="", help="only parts whose name contains this")
+    parser.add_argument(
+        "--only", default="", help="only parts whose name contains one of these words, with commas between"
+    )
     flags = parser.parse_args()
     begin, out = time.monotonic(), Path(flags.out).resolve()
 
@@ -214,7 +216,7 @@ def main() -> int:
     }
     with tempfile.TemporaryDirectory(prefix="samestep-kit-") as folder:
         for number, part in enumerate(parts(short=flags.short, sharing=sharing)):
-            if flags.only not in part.name:
+            if not any(word in part.name for word in flags.only.split(",")):
                 continue
             if left() < LEAST_S:
                 found["parts"][part.name] = {

@@ -110,8 +110,9 @@ class Checker:
 
 def verbs(kind: str) -> int:
     """Every verb on every dtype and awkward sizes."""
+    arrays = device_kinds.choose()
     with start_ranks(kind) as backend:
-        checker, skipped = Checker(backend, device_kinds.choose()), []
+        checker, skipped = Checker(backend, arrays), []
         for dtype in DTYPES if not SHORT else ("float32", "int64"):
             try:
                 checker.arrays.of(mine(0, 1, dtype), dtype)
@@ -136,8 +137,8 @@ def verbs(kind: str) -> int:
 def streams(kind: str) -> int:
     """Arrays made late in their stream, used at once, and made anew right after: a missing order is a wrong number."""
     count, wrong, n_turns = 1 << 16, 0, turns(300, 12)
+    arrays = device_kinds.choose()  # first, as users import their library before they start
     with start_ranks(kind) as backend:
-        arrays = device_kinds.choose()
         n = backend.size
         x, y = (arrays.of(np.zeros(count, "float32")) for _ in range(2))
         kept = [arrays.of(np.zeros(count, "float32")) for _ in range(8)]
