@@ -56,6 +56,10 @@ DeviceCommunicator::~DeviceCommunicator() = default;
 
 void DeviceCommunicator::check_here(std::string_view verb, ConstBuffer& buffer) const {
   if (buffer.device.kind != options_.gpu->kind()) {
+    if (on_host(buffer)) {
+      throw InvalidArgumentError(
+          str(verb, ": one array is in host memory and the other in device memory; move one of them to the other's"));
+    }
     throw UnavailableError(str(verb, ": the array is not on a device that this group reaches with ",
                                options_.gpu->path(), "; move it to host memory first"));
   }

@@ -9,7 +9,7 @@ import numpy as np
 
 from samestep import _core
 
-__all__ = ["DeviceArray"]
+__all__ = ["DeviceArray", "FlatView"]
 
 _TYPES = {
     "bool": "|b1",
@@ -90,3 +90,15 @@ class DeviceArray:
 
     def __repr__(self) -> str:
         return f"<samestep.DeviceArray: {self.dtype}{list(self.shape)} on {self._kind} {self._memory.device}>"
+
+
+class FlatView:
+    """The elements of a contiguous array in device memory, as one dimension."""
+
+    def __init__(self, array: Any, count: int) -> None:
+        self._array = array
+        self._shape = (count,)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self._array.__cuda_array_interface__, "shape": self._shape, "strides": None}

@@ -151,8 +151,7 @@ def allreduce_leaves(
         _finish(message, targets, leaves, infos, results)
 
     many = _for_nccl(backend, infos, lambda dtype: _core.nccl_reduces(dtype, resolve(op)[0]))
-    taken = {i for message in many for i in message}
-    messages = [m for m in plan_messages(infos, mix_dtypes=False) if m[0] not in taken]
+    messages = _plan_without(many, infos, mix_dtypes=False)
     _run(
         itertools.chain(map(on_device, many), (alone(m[0]) if len(m) == 1 else together(m) for m in messages))
     )
@@ -175,6 +174,14 @@ def _for_nccl(backend: Backend, infos: Sequence[ArrayInfo], can: Callable[[str],
         for leaves in by_dtype.values()
         for start in range(0, len(leaves), _AT_ONCE)
     ]
+
+
+def _plan_without(taken: list[list[int]], infos: Sequence[ArrayInfo], *, mix_dtypes: bool) -> list[list[int]]:
+    """`plan_messages` for the leaves that are in none of the messages `taken`."""
+    if not taken:
+        return plan_messages(infos, mix_dtypes=mix_dtypes)
+    left = sorted(set(range(len(infos))) - {i for message in taken for i in message})
+    return [[left[j] for j in m] for m in plan_messages([infos[i] for i in left], mix_dtypes=mix_dtypes)]
 
 
 def bcast_leaves(
@@ -218,8 +225,7 @@ def bcast_leaves(
             _finish(message, targets, leaves, infos, results)
 
     many = _for_nccl(backend, infos, lambda _: True)
-    taken = {i for message in many for i in message}
-    messages = [m for m in plan_messages(infos, mix_dtypes=True) if m[0] not in taken]
+    messages = _plan_without(many, infos, mix_dtypes=True)
     _run(
         itertools.chain(map(on_device, many), (alone(m[0]) if len(m) == 1 else together(m) for m in messages))
     )

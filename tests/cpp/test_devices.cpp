@@ -111,6 +111,10 @@ class OnGpu {
   }
   OnGpu(const UserStream& stream, const Floats& values) : OnGpu(stream, values.size()) { set(values); }
 
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+  ~OnGpu() { gpu()->synchronize(stream_); }  // copies may still use what is kept
+
   /// Begins a copy from the host.
   void set(const Floats& values) {
     kept_.push_back(std::make_unique<Floats>(values));
@@ -283,7 +287,7 @@ TEST_CASE("devices: nothing is read before it is made, nor before it has come") 
   }
 }
 
-TEST_CASE("devices: the test above finds it where one side does not wait for the other") {
+TEST_CASE("devices without waits: the case above finds it where one side does not wait for the other") {
   for (const Way way : kWays) {
     Found library, user;
     {

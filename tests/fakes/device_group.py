@@ -117,7 +117,8 @@ def through_group(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(backend: Any, *args: Any, **kwargs: Any) -> Any:
         if type(backend) is DeviceGroup:
-            return getattr(backend, function.__name__)(*args, **kwargs)
+            method = getattr(backend, function.__name__, None)
+            return method(*args, **kwargs) if method else function(backend._backend, *args, **kwargs)
         return function(backend, *args, **kwargs)
 
     return call

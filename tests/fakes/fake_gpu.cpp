@@ -187,7 +187,8 @@ const Block* find(const void* data, std::size_t nbytes) {
   auto after = blocks.upper_bound(at);
   if (after == blocks.begin()) return nullptr;
   const Block& block = (--after)->second;
-  return at + nbytes <= block.seen + block.nbytes ? &block : nullptr;
+  const char* const end = block.seen + block.nbytes;
+  return at + nbytes <= end && (at < end || at == block.seen) ? &block : nullptr;
 }
 
 std::shared_ptr<Stream> stream_of(void* handle) {

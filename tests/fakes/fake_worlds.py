@@ -44,7 +44,7 @@ def _opening(backend: type[Backend], **settings: str) -> Any:
     return open_world
 
 
-FUNCTIONS = (ss.synchronize, ss.allreduce_gradients)
+FUNCTIONS = (ss.synchronize, ss.allreduce_gradients, ss.DistributedOptimizer)
 
 
 def _for_numpy(open_world: Any) -> Any:
@@ -76,6 +76,7 @@ LEFT_OUT = (
     ("device-(fakes|late)", "test_mismatch.py", "ranks compare beside the operation: the group has ended"),
     ("device-", "test_objects_are_left_with_one_warning", "the warning names the wrapper's file"),
     ("device-", "test_a_dropped_work_is_carried_out", "what it wrote is not brought back from the device"),
+    ("device-checked", "test_only_the_operation_in_question", "the call itself raises: ranks compare first"),
     ("device-", "test_mismatch.*barrier", "barriers are of the host: the others wait until the deadline"),
 )
 

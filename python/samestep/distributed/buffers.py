@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from samestep import _core, arrays
+from samestep.device_arrays import FlatView
 from samestep.errors import InvalidArgumentError
 
 __all__ = [
@@ -59,6 +60,8 @@ def _flat(x: Any, known: arrays.ArrayInfo) -> Any:
     torch = sys.modules.get("torch")
     if known.contiguous and torch is not None and isinstance(x, torch.Tensor):
         return x.detach().view(-1)
+    if known.contiguous and hasattr(x, "__cuda_array_interface__"):
+        return FlatView(x, count(known))
     return None
 
 
@@ -75,13 +78,16 @@ def plain(x: Any) -> Any:
     return None
 
 
-def read(x: Any, known: arrays.ArrayInfo) -> Any:
-    """The elements of `x` as a run to send from."""
-    run = _flat(x, known)
+def read(x: Any, known: arrays.ArrayInfo, *, beside_lists: bool = False) -> Any:
+    """The elements of `x` as a run to send from.
+
+    `beside_lists`: ranks give lists of arrays, too, whose run is of the host also for arrays in device memory.
+    """
+    run = None if beside_lists and known.device != "cpu" else _flat(x, known)
     return joined([x], known) if run is None else run
 
 
-def in_place(x: Any, known: arrays.ArrayInfo, *, filled: bool = True) -> Place:
+def in_place(x: Any, known: arrays.ArrayInfo, *, filled: bool = True, beside_lists: bool = False) -> Place:
     """Where the core puts the result that `x` is to get.
 
     `x` itself gets it where it can be written, and nothing is returned; else a new array is returned.
@@ -90,8 +96,9 @@ def in_place(x: Any, known: arrays.ArrayInfo, *, filled: bool = True) -> Place:
       x: the array.
       known: what it is.
       filled: the core reads the elements of `x` there first.
+      beside_lists: as for `read`.
     """
-    run = _flat(x, known) if known.writable else None
+    run = _flat(x, known) if known.writable and not (beside_lists and known.device != "cpu") else None
     if run is not None:
         return Place(run, None)
     staged = _staging(x, known, known.shape if not known.writable else (count(known),))

@@ -142,7 +142,7 @@ def all_gather(tensor_list: Sequence[Any], tensor: Any, group: Any = WORLD, asyn
     known = buffers.described(tensor, "all_gather")
     infos = buffers.listed(tensor_list, of.size, known, "all_gather", "tensor_list", written=True)
     run = buffers.new_run(tensor, known, of.size)
-    work = of._comm.all_gather(buffers.read(tensor, known), run)
+    work = of._comm.all_gather(buffers.read(tensor, known, beside_lists=True), run)
     return started(of, work, lambda: buffers.spread(run, tensor_list, infos), async_op)
 
 
@@ -174,7 +174,7 @@ def gather(
     known = buffers.described(tensor, "gather")
     root = _root(of, "gather", "dst", dst, group_dst)
     _check_whose_list(of, root, gather_list, "gather", "gather_list")
-    sent = buffers.read(tensor, known)
+    sent = buffers.read(tensor, known, beside_lists=True)
     if of.rank != root:
         return started(of, of._comm.gather(sent, None, root), None, async_op)
     assert gather_list is not None
@@ -216,7 +216,7 @@ def scatter(
     if of.rank == root:
         buffers.listed(scatter_list, of.size, known, "scatter", "scatter_list", written=False)
         sent = buffers.joined(scatter_list, known)
-    run, finish = buffers.in_place(tensor, known, filled=False)
+    run, finish = buffers.in_place(tensor, known, filled=False, beside_lists=True)
     return started(of, of._comm.scatter(sent, run, root), finish, async_op)
 
 

@@ -23,8 +23,6 @@ __all__ = [
 KINDS = {"gloo": "native", "mpi": "mpi", "nccl": "nccl"}
 """Name here -> name that `samestep.initialize` takes."""
 
-_NCCL_IS_CARRIED = False  # by this version; `init_process_group("nccl")` says what is missing
-
 
 class Backend:
     """The names of the backends, and the function that checks one.
@@ -78,7 +76,7 @@ def is_mpi_available() -> bool:
 
 
 def is_nccl_available() -> bool:
-    """Whether device arrays can be carried by NCCL or RCCL; never in this version."""
+    """Whether this process sees a device and loads NCCL or RCCL."""
     return not _why_not("nccl")
 
 
@@ -103,8 +101,6 @@ def _why_not(name: str) -> str:
             return "" if library.path else library.problem or "no MPI library"
         return "no MPI library can be loaded"
     if name == "nccl":
-        if not _NCCL_IS_CARRIED:
-            return "this version carries host arrays only"
         with contextlib.suppress(Exception):
             known = facts.gather(probe_mpi=False)
             works = known.devices > 0 and known.nccl_loadable
