@@ -195,11 +195,14 @@ def main() -> int:
     def left() -> float:
         return flags.seconds - (time.monotonic() - begin)
 
-    built = subprocess.run([sys.executable, str(HERE / "kit_build.py")], check=False, timeout=max(left(), 1))
-    if built.returncode != 0:
+    try:
+        subprocess.run([sys.executable, str(HERE / "kit_build.py")], check=True, timeout=max(left(), 1))
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        print(f"the package cannot be built: {error}", file=sys.stderr)
         return 1
     sys.path.insert(0, str(ROOT / "python"))
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "python"), str(ROOT / "tests/fakes"), str(HERE)])
+    mine = [str(ROOT / "python"), str(ROOT / "tests/fakes"), str(HERE)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*mine, *filter(None, [os.environ.get("PYTHONPATH")])])
     if flags.fakes:
         sys.path.append(str(ROOT / "tests/fakes"))
         import fake_libraries
