@@ -186,18 +186,23 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="few turns and sizes, to try the kit itself")
     parser.add_argument("--seconds", type=float, default=530.0, help="for everything (default %(default)s)")
     parser.add_argument("--part-seconds", type=float, default=1e9, help="at most for each part")
-    parser.add_argument("--only", default="", help="only parts whose name contains this")
+    parser.add_argument(
+        "--only", default="", help="only parts whose name contains one of these words, with commas between"
+    )
     flags = parser.parse_args()
     begin, out = time.monotonic(), Path(flags.out).resolve()
 
     def left() -> float:
         return flags.seconds - (time.monotonic() - begin)
 
-    built = subprocess.run([sys.executable, str(HERE / "kit_build.py")], check=False, timeout=max(left(), 1))
-    if built.returncode != 0:
+    try:
+        subprocess.run([sys.executable, str(HERE / "kit_build.py")], check=True, timeout=max(left(), 1))
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        print(f"the package cannot be built: {error}", file=sys.stderr)
         return 1
     sys.path.insert(0, str(ROOT / "python"))
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "python"), str(ROOT / "tests/fakes"), str(HERE)])
+    mine = [str(ROOT / "python"), str(ROOT / "tests/fakes"), str(HERE)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*mine, *filter(None, [os.environ.get("PYTHONPATH")])])
     if flags.fakes:
         sys.path.append(str(ROOT / "tests/fakes"))
         import fake_libraries
@@ -214,7 +219,7 @@ def main() -> int:
     }
     with tempfile.TemporaryDirectory(prefix="samestep-kit-") as folder:
         for number, part in enumerate(parts(short=flags.short, sharing=sharing)):
-            if flags.only not in part.name:
+            if not any(word in part.name for word in flags.only.split(",")):
                 continue
             if left() < LEAST_S:
                 found["parts"][part.name] = {

@@ -64,6 +64,9 @@ def main() -> None:
     if is_fresh():
         print(f"{target()} is fresh")
         return
+    headers = Path(sysconfig.get_paths()["include"])
+    if not (headers / "Python.h").exists():
+        sys.exit(f"no Python.h in {headers}: install this Python's development package")
     begin = time.monotonic()
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or "c++"
     objects = ROOT / "build/kit" / str(sysconfig.get_config_var("SOABI"))
@@ -71,7 +74,7 @@ def main() -> None:
     includes = [
         f"-I{SOURCES}",
         f"-isystem{pybind11_headers()}",
-        f"-isystem{sysconfig.get_paths()['include']}",
+        f"-isystem{headers}",
     ]
 
     def compiled(source: Path) -> str:

@@ -8,12 +8,13 @@ from typing import Any
 import device_kinds
 import numpy as np
 import samestep as ss
-from kit_rank import SHORT, tell, turns
+from kit_rank import SHORT, SIZE, tell, turns
 from kit_rank import start as start_ranks
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64", "uint32", "uint64")
 DTYPES = (*FLOATS, *INTEGERS, "bool", "complex64", "complex128")
+FEW = ("float32", "bfloat16", "int64", "bool", "complex64")
 COUNTS = (0, 1, 2, 5, 1003, 70_001)  # empty, fewer than ranks, ragged, more than a block of threads
 
 
@@ -108,17 +109,28 @@ class Checker:
             self.compare(f"leaf of {size} {dtype} synchronized", got[str(k)], leaf(n - 1, k))
 
 
+def extent() -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Dtypes and counts. Ranks that share a device take turns on it: an operation then takes some 10 ms for each."""
+    if SHORT:
+        return ("float32", "int64"), (1003,)
+    if SIZE == 1:
+        return DTYPES, COUNTS
+    return (DTYPES if SIZE == 2 else FEW), (0, 1, 1003)
+
+
 def verbs(kind: str) -> int:
     """Every verb on every dtype and awkward sizes."""
+    arrays = device_kinds.choose()
     with start_ranks(kind) as backend:
-        checker, skipped = Checker(backend, device_kinds.choose()), []
-        for dtype in DTYPES if not SHORT else ("float32", "int64"):
+        checker, skipped = Checker(backend, arrays), []
+        dtypes, counts = extent()
+        for dtype in dtypes:
             try:
                 checker.arrays.of(mine(0, 1, dtype), dtype)
             except TypeError as error:  # the array library lacks it
                 skipped.append(f"{dtype}: {error}")
                 continue
-            for count in COUNTS if not SHORT else (1003,):
+            for count in counts:
                 checker.reductions(dtype, count)
                 checker.movement(dtype, count)
             checker.trees(dtype)
@@ -135,9 +147,9 @@ def verbs(kind: str) -> int:
 
 def streams(kind: str) -> int:
     """Arrays made late in their stream, used at once, and made anew right after: a missing order is a wrong number."""
-    count, wrong, n_turns = 1 << 16, 0, turns(300, 12)
+    count, wrong, n_turns = 1 << 16, 0, turns(300 if SIZE == 1 else 80, 12)
+    arrays = device_kinds.choose()  # first, as users import their library before they start
     with start_ranks(kind) as backend:
-        arrays = device_kinds.choose()
         n = backend.size
         x, y = (arrays.of(np.zeros(count, "float32")) for _ in range(2))
         kept = [arrays.of(np.zeros(count, "float32")) for _ in range(8)]

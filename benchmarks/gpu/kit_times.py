@@ -71,8 +71,8 @@ def overhead() -> int:
     """A call of ours, of NCCL by ctypes, and of torch's NCCL backend, on the same arrays."""
     from raw_nccl import RawNccl
 
+    arrays = device_kinds.choose()
     with start("nccl") as backend:
-        arrays = device_kinds.choose()
         raw = RawNccl(accelerators.communication_library("cuda", may_open=True).path)
         dist = torch_nccl()
         if isinstance(dist, str):
@@ -98,8 +98,8 @@ def overhead() -> int:
 
 def waiting() -> int:
     """How many calls return only after the device has come to them: none may."""
+    arrays = device_kinds.choose()
     with start("nccl") as backend:
-        arrays = device_kinds.choose()
         x, y = (arrays.of(np.ones(1000, "float32")) for _ in range(2))
         rows = arrays.of(np.ones((SIZE, 1000), "float32"))  # to free memory is to wait
         calls: dict[str, Callable[[], Any]] = {
@@ -127,8 +127,8 @@ def waiting() -> int:
 
 def staging() -> int:
     """Through the host: ours, against torch's way there and back, and against what neither can beat."""
+    arrays = device_kinds.choose()
     with start("native") as backend:
-        arrays = device_kinds.choose()
         for nbytes in (4 << 10, MIB, 64 * MIB) if not SHORT else (MIB,):
             x, other = (arrays.of(np.ones(nbytes // 4, "float32")) for _ in range(2))
             there, back = arrays.pinned(nbytes), arrays.pinned(nbytes)
@@ -140,11 +140,6 @@ def staging() -> int:
                 arrays.copy(x, arrays.of(values))
                 arrays.synchronize()
 
-            def copies(x: Any = x, other: Any = other, there: Any = there, back: Any = back) -> None:
-                arrays.to_host(x, there)
-                arrays.from_host(other, back)
-                arrays.synchronize()
-
             def together() -> None:
                 arrays.synchronize()
                 backend.barrier()
@@ -152,7 +147,8 @@ def staging() -> int:
             contenders = {
                 "staged": lambda x=x: backend.iallreduce(x, "max").wait(host=True),
                 "naive": naive,
-                "copies": copies,
+                "copy there": lambda x=x, there=there: arrays.to_host(x, there),
+                "copy back": lambda other=other, back=back: arrays.from_host(other, back),
                 "host": lambda host=host: backend.allreduce(host, "max"),
             }
             each = 1 if nbytes > MIB else 5
@@ -166,7 +162,7 @@ def staging() -> int:
 
 
 def leaf_sets() -> dict[str, list[int]]:
-    """Sizes of leaves, in elements of float32."""
+    """Sizes of leaves that are packed, in elements of float32."""
     ragged = [1 + 977 * k % 30_011 for k in range(128)]
     sets = {"128 of 256 KiB": [65536] * 128, "128 of 4 KiB": [1024] * 128, "128 ragged": ragged}
     return {"128 of 4 KiB": [1024] * 128} if SHORT else sets
@@ -180,7 +176,10 @@ def packing() -> int:
     if packer.problem():
         skip(packer.problem())
     wrong = check_packing(packer, arrays)
-    for name, sizes in leaf_sets().items():
+    large = (
+        {} if SHORT else {"128 of 2 MiB": [512 << 10] * 128}
+    )  # so that the host's part of a launch does not count
+    for name, sizes in (large | leaf_sets()).items():
         n_sets = 1 if SHORT else max(1, min(8, 256 * MIB // (4 * sum(sizes))))  # more than the caches hold
         groups = [[arrays.of(np.ones(size, "float32")) for size in sizes] for _ in range(n_sets)]
         places = [[(device_kinds.address(x), 4 * x.shape[0]) for x in group] for group in groups]
@@ -241,8 +240,8 @@ def check_packing(packer: Any, arrays: Any) -> list[str]:
 
 def trees() -> int:
     """A tree of many small arrays: packed, in one group of NCCL, and one call each."""
+    arrays = device_kinds.choose()
     with start("nccl") as packed:
-        arrays = device_kinds.choose()
         grouped = packed.group(range(SIZE))
         _core.pack_below(grouped._comm, 0)
         for name, sizes in leaf_sets().items():
@@ -258,8 +257,26 @@ def trees() -> int:
     return 0
 
 
+def step_on_fakes() -> int:
+    """Gradients of 48 layers, made and averaged: what a step has without torch."""
+    arrays = device_kinds.choose()
+    with start("nccl") as backend:
+        grads = [arrays.of(np.ones(257, "float32")) for _ in range(48)]
+
+        def one() -> None:
+            for grad in grads:
+                arrays.fill(grad, 1.0)
+            ss.allreduce_gradients(backend, grads)
+
+        contenders = {"samestep": one}
+        tell(what="step", times=rounds(contenders, arrays.synchronize, turns(11, 2), 2))
+    return 0
+
+
 def step() -> int:
     """A step of training with torch: forward, backward, gradients averaged, optimizer."""
+    if device_kinds.on_fakes():
+        return step_on_fakes()
     torch = need("torch")
     if not torch.cuda.is_available():
         skip("torch sees no device")

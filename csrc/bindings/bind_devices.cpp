@@ -49,11 +49,12 @@ using Comm = std::shared_ptr<Communicator>;
 
 Comm open_devices(Comm host, const std::shared_ptr<GpuLibrary>& gpu, int device,
                   const std::shared_ptr<NcclLibrary>& nccl, bool compare_first, std::size_t piece, double timeout,
-                  std::shared_ptr<Packer> packer, std::size_t pack_below) {
+                  std::shared_ptr<Packer> packer, std::size_t pack_below, bool gpu_aware) {
   DeviceOptions options{gpu, device, nccl, Seconds(timeout), compare_first};
   if (piece != 0) options.piece = piece;
   options.packer = std::move(packer);
   options.pack_below = pack_below;
+  options.gpu_aware = gpu_aware;
   const py::gil_scoped_release no_gil;
   return DeviceCommunicator::open(std::move(host), std::move(options), Deadline::after(Seconds(timeout)));
 }
@@ -129,7 +130,7 @@ void bind_devices(py::module_& m) {
       .def_property_readonly("path", &NcclLibrary::path)
       .def_property_readonly("version", &NcclLibrary::version_text);
   m.def("open_devices", &open_devices, "host"_a, "gpu"_a, "device"_a, "nccl"_a.none(true), "compare_first"_a, "piece"_a,
-        "timeout"_a, "packer"_a = nullptr, "pack_below"_a = 0,
+        "timeout"_a, "packer"_a = nullptr, "pack_below"_a = 0, "gpu_aware"_a = false,
         "A group that takes arrays of this device as well. Collective over `host`.");
   m.def("all_reduce_many", &all_reduce_many, "comm"_a, "arrays"_a, "outs"_a, "op"_a, "factor"_a,
         "One operation on many arrays of one dtype; in place where an item of `outs` is that of `arrays`.");

@@ -20,6 +20,7 @@ struct DeviceOptions {
   Seconds timeout{600};                      ///< for operations that nobody waits for on the host
   bool compare_first = false;                ///< ranks compare each operation before it begins, rather than beside it
   std::size_t piece = 4 << 20;               ///< bytes of a long buffer that are staged at a time
+  bool gpu_aware = false;                    ///< the host group hands long messages of device memory to MPI itself
   std::shared_ptr<Packer> packer = nullptr;  ///< null: many small buffers are moved where they lie
   std::size_t pack_below = 512 << 10;        ///< bytes; from here on a buffer is not packed
 };
@@ -106,6 +107,9 @@ class DeviceCommunicator final : public Communicator {
                         std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start);
   WorkPtr staged_whole(ConstBuffer in, Buffer out, std::function<WorkPtr(ConstBuffer, Buffer)> start,
                        bool message = false);
+  /// Whether a message of so many bytes goes to MPI as it lies.
+  bool by_address(std::size_t nbytes) const;
+  WorkPtr message_by_address(const ConstBuffer& buffer, bool sends, std::function<WorkPtr()> start);
   WorkPtr routed(std::string what, ConstBuffer in, std::vector<std::uint64_t> sent, Buffer out,
                  std::vector<std::uint64_t> received, WorkPtr agreement);
   /// The calls of an operation on buffers of these sizes: `packed` if some are to be packed, else `apart`. To be asked

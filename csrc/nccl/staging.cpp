@@ -108,7 +108,9 @@ class Stager::StagedWork final : public Work {
         part.in_place ? std::max(part.in_nbytes, part.out_nbytes) : part.in_nbytes + part.out_nbytes;
     Piece piece{part, stager_->pool_->take(nbytes), nullptr, std::make_unique<GpuEvent>(stager_->gpu_)};
     piece.out = piece.memory.get() + (part.in_place ? 0 : part.in_nbytes);
-    if (part.in != nullptr && part.in_nbytes != 0) {
+    if (part.by_address) {
+      piece.copied->record(stager_->out_->get());
+    } else if (part.in != nullptr && part.in_nbytes != 0) {
       stager_->gpu_->copy(piece.memory.get(), part.in, part.in_nbytes, stager_->out_->get());
       piece.copied->record(stager_->out_->get());
     }

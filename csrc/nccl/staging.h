@@ -19,7 +19,8 @@ struct StagedPart {
   std::size_t in_nbytes = 0;
   std::byte* out = nullptr;  ///< on the device; null: nothing is copied back
   std::size_t out_nbytes = 0;
-  bool in_place = false;  ///< input and output have one place on the host
+  bool in_place = false;    ///< input and output have one place on the host
+  bool by_address = false;  ///< nothing is copied: `start` hands on device memory, once its streams have come so far
   /// Starts the operation on the host.
   std::function<Communicator::WorkPtr(std::byte* in, std::byte* out)> start;
 };

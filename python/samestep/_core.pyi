@@ -253,6 +253,7 @@ def open_devices(
     timeout: float,
     packer: Packer | None = None,
     pack_below: int = 0,
+    gpu_aware: bool = False,
 ) -> Communicator: ...
 def pack_below(comm: Communicator, nbytes: int) -> None: ...
 def all_reduce_many(

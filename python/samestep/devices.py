@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any, NamedTuple
 
-from samestep import _core, accelerators, packing
+from samestep import _core, accelerators, gpu_aware, packing
 from samestep.errors import Error, InvalidArgumentError, UnavailableError
 
 __all__ = ["Joined", "gpu", "join", "open_group", "set_current"]
@@ -127,6 +127,9 @@ def open_group(
         raise InvalidArgumentError(f"SAMESTEP_NCCL_CHECK must be beside or before, got {check!r}")
     nccl = _nccl(kind) if with_nccl else None
     piece = int(os.environ.get("SAMESTEP_STAGING_PIECE", "0"))
+    direct = comm.engine == "mpi" and gpu_aware.decide(kind, device)[0]
     limit = packing.below() if with_nccl else 0
     packer = packing.packer(kind, device) if limit else None
-    return _core.open_devices(comm, gpu(kind), device, nccl, check == "before", piece, timeout, packer, limit)
+    return _core.open_devices(
+        comm, gpu(kind), device, nccl, check == "before", piece, timeout, packer, limit, direct
+    )

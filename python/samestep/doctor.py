@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from samestep import _core, accelerators, facts, levels, packing
+from samestep import _core, accelerators, facts, gpu_aware, levels, packing
 from samestep.__main__ import package_version
 from samestep.errors import Error
 from samestep.launch import mpi_library, mpirun
@@ -54,6 +54,9 @@ def examine() -> dict[str, Any]:
         "packing": {
             found.kind: packing.describe(found.kind) if found.count else "no device" for found in devices
         },
+        "gpu_aware": {
+            found.kind: gpu_aware.describe(found.kind) if found.count else "no device" for found in devices
+        },
         "nccl": {"usable": known.nccl_loadable, "detail": known.nccl_detail},
         "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_VARIABLES)},
         "choice": (choice := _choice(known)),
@@ -91,6 +94,11 @@ def rows(found: Mapping[str, Any]) -> list[Row]:
         *(
             (f"{kind.upper()} packing", told, not told.startswith("off"))
             for kind, told in found.get("packing", {}).items()
+            if found["devices"][kind]["count"]
+        ),
+        *(
+            (f"{kind.upper()} in MPI", told, None)
+            for kind, told in found.get("gpu_aware", {}).items()
             if found["devices"][kind]["count"]
         ),
         ("network", found["network"]["detail"], bool(found["network"]["address"])),

@@ -12,6 +12,7 @@ Julia's `!` falls away. Arrays are written in place where they can be, and retur
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -129,4 +130,12 @@ def fluxmpi_print(*args: Any) -> None:
 
 
 def disable_cudampi_support(*, disable: bool = True) -> None:
-    """Does nothing: MPI is never handed device memory here. In this version arrays of a GPU are refused."""
+    """Keep device memory from MPI, which is the default here. For the next `Init`.
+
+    The same as the variable `SAMESTEP_GPU_AWARE_MPI` set to 0. Device arrays are taken either way: they go through
+    memory of the host, or through NCCL.
+
+    Args:
+      disable: False takes this back, and leaves it to the MPI library: `auto`.
+    """
+    os.environ["SAMESTEP_GPU_AWARE_MPI"] = "0" if disable else "auto"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from samestep import _core
+from samestep import _core, gpu_aware
 from samestep.errors import InvalidArgumentError, MismatchError, UnavailableError
 from samestep.objects import exchange_objects
 
@@ -22,8 +22,19 @@ def wanted(backend: str) -> str:
 
     Args:
       backend: "mpi" or "native".
+
+    Raises:
+      InvalidArgumentError: it asks for things that exclude each other.
     """
-    return os.environ.get(VARIABLES[backend], "auto")
+    engine = os.environ.get(VARIABLES[backend], "auto")
+    if backend != "mpi" or gpu_aware.wanted(os.environ) != "1":
+        return engine
+    if engine not in ("auto", "direct"):
+        raise InvalidArgumentError(
+            f"{gpu_aware.VARIABLE}=1 hands messages to MPI, so all ranks have to talk through MPI: leave out "
+            f"{VARIABLES[backend]}={engine}, or set it to direct"
+        )
+    return "direct"
 
 
 def choose(backend: str, asked: Sequence[str], hosts: Sequence[str]) -> str:
@@ -79,7 +90,10 @@ def describe(backend: str) -> str:
       >>> describe("mpi")
       'auto: node on one host; on several hier if one of them has several ranks, else direct'
     """
-    variable, engine, flat = VARIABLES[backend], wanted(backend), _FLAT[backend]
+    try:
+        variable, engine, flat = VARIABLES[backend], wanted(backend), _FLAT[backend]
+    except InvalidArgumentError as error:
+        return str(error)
     if engine == "auto":
         return f"auto: node on one host; on several hier if one of them has several ranks, else {flat}"
     return f"{engine} ({variable}={engine})"

@@ -8,6 +8,7 @@
 //   FAKE_GPU_ERROR         what the first call returns, such as 35 for an old driver
 //   FAKE_GPU_DELAY_US      longest delay before a thing in a stream (0)
 //   FAKE_GPU_IGNORE_WAITS  "library" or "user": streams made by the package, or by others, wait for no event
+//   FAKE_GPU_HOST_ACCESS   1: the host reaches device memory, as a GPU-aware MPI library does
 //   FAKE_GPU_SAME          all devices are this physical one
 
 #include "fake_gpu.h"
@@ -312,7 +313,9 @@ EXPORT int GPU(Malloc)(void** out, std::size_t nbytes) {
   const int fd = ::memfd_create("fake-gpu", MFD_CLOEXEC);
   if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(size)) != 0) return kOutOfMemory;
   void* bytes = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  void* seen = ::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* seen = setting("FAKE_GPU_HOST_ACCESS", 0) == 1
+                   ? ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+                   : ::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   ::close(fd);
   if (bytes == MAP_FAILED || seen == MAP_FAILED) return kOutOfMemory;
   std::memset(bytes, 0xCD, nbytes);  // as left by others

@@ -62,6 +62,7 @@ WORLDS = {
     "late": _opening(NCCLBackend, FAKE_NCCL_IN_PROGRESS="1"),
     "checked": _opening(NCCLBackend, SAMESTEP_NCCL_CHECK="before"),
     "staged": _opening(MPIBackend, SAMESTEP_STAGING_PIECE="65536"),
+    "aware": _opening(MPIBackend, SAMESTEP_GPU_AWARE_MPI="1"),
     "staged-direct": _opening(MPIBackend, SAMESTEP_STAGING_PIECE="65536", SAMESTEP_MPI_ENGINE="direct"),
 }
 
@@ -92,6 +93,7 @@ def offer() -> None:
     """Names of worlds whose ranks have fake devices.
 
     `fakes`: NCCL. `late`: NCCL that returns before it has begun. `checked`: NCCL, where ranks compare first.
+    `aware`: MPI that is given device memory, which with FAKE_GPU_HOST_ACCESS=1 it survives.
     `staged`: MPI with shared memory, through pinned memory in small pieces; `staged-direct`: all through MPI.
 
     `device-fakes` and so on are the same for tests that know NumPy only: what they pass is in device memory to the

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from samestep import accelerators
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDS = {
@@ -45,20 +46,33 @@ def output(name: str, n_ranks: int, cwd: Path, *arguments: str) -> str:
     ("name", "n_ranks"), [("digits", 1), ("digits", 3), ("digits_torch", 2), ("digits_jax", 2)]
 )
 def test_digits(name: str, n_ranks: int, tmp_path: Path) -> None:
-    printed = output(name, n_ranks, tmp_path)
-    assert f"ranks {n_ranks}," in printed
-    assert float(re.findall(r"test accuracy ([\d.]+)", printed)[-1]) > 0.96
-    assert "bitwise equal on all ranks: True" in printed
-    assert float(re.findall(r"joined batches: (\S+)", printed)[-1]) <= 1e-5
+    check_digits(output(name, n_ranks, tmp_path), n_ranks)
     if name == "digits":
         assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_digits_with_arrays_of_the_host_for_those_of_cupy(tmp_path: Path) -> None:
-    printed = output("digits_cupy", 3, tmp_path, "--numpy")
-    assert float(re.findall(r"test accuracy ([\d.]+)", printed)[-1]) > 0.9
+def test_digits_on_a_device(tmp_path: Path) -> None:
+    lacking = accelerators.cuda_devices()
+    if not lacking.count:
+        pytest.skip(f"digits_cupy.py and digits_torch.py --device cuda need a device: {lacking.detail}")
+    if importlib.util.find_spec("cupy") is not None:
+        check_agreement(output("digits_cupy", 1, tmp_path), least=0.9)
+    check_digits(output("digits_torch", 1, tmp_path, "--device", "cuda"), 1)
+
+
+def check_digits(printed: str, n_ranks: int) -> None:
+    assert f"ranks {n_ranks}," in printed
+    check_agreement(printed, least=0.96)
+
+
+def check_agreement(printed: str, *, least: float) -> None:
+    assert float(re.findall(r"test accuracy ([\d.]+)", printed)[-1]) > least
     assert "bitwise equal on all ranks: True" in printed
     assert float(re.findall(r"joined batches: (\S+)", printed)[-1]) <= 1e-5
+
+
+def test_digits_with_arrays_of_the_host_for_those_of_cupy(tmp_path: Path) -> None:
+    check_agreement(output("digits_cupy", 3, tmp_path, "--numpy"), least=0.9)
 
 
 def test_the_quick_start_of_fluxmpi_learns(tmp_path: Path) -> None:
