@@ -4,6 +4,7 @@
     python tests/torch_backend/torch_suite.py --all     # those that must pass, by torch_suite_names.txt
     python tests/torch_backend/torch_suite.py --list    # prints the names of all tests that torch has
     BACKEND=gloo python ...                             # the same on another backend
+    HOW=h python ... NAME...                            # what is not on the list: with the host in GPUs' place
 
 Prints a line for each: OK, FAIL or SKIP, the name, seconds, and why; exits with 1 unless all are OK. Some tests ask
 for a backend by its name before they run; that question is left out.

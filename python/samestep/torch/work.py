@@ -102,7 +102,7 @@ class Work(dist.Work):
             self._future = Future(self)
             if self._ended:
                 self._future.settle()
-            elif _in_backward() and not _read_at_once(sys._getframe(1)):
+            elif _in_backward() and not _read_at_once(sys._getframe().f_back):
                 _complete_after_backward(self)
             else:
                 self._try_wait()
@@ -221,12 +221,12 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is not None
 
 
-def _read_at_once(caller: FrameType) -> bool:
+def _read_at_once(caller: FrameType | None) -> bool:
     """Whether a hook in Python lets the reducer start the operation, as torch's own hooks around optimizers do.
 
     What the hook then waits for is a future of C++, in which nothing here sees that somebody waits.
     """
-    return "_run_allreduce_hook" in caller.f_code.co_names
+    return caller is not None and "_run_allreduce_hook" in caller.f_code.co_names
 
 
 def _complete_after_backward(work: Work) -> None:
