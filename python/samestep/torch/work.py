@@ -52,6 +52,7 @@ class Work(dist.Work):
         self._ended = False
         self._error: Exception | None = None
         self._future: Future | None = None
+        self._ending: torch.futures.Future | None = None
         self._source = -1
 
     # ---- what torch and its users call
@@ -108,6 +109,13 @@ class Work(dist.Work):
                 self._try_wait()
         return self._future
 
+    def ending(self) -> torch.futures.Future:
+        """A future for a profiler: it is settled once the operation has ended, well or not, and nobody waits for it."""
+        self._ending = torch.futures.Future()
+        if self._ended:
+            self._ending.set_result(None)
+        return self._ending
+
     def source_rank(self) -> int:
         """Of a message that was received: the sender's rank in the group."""
         return self._source
@@ -133,6 +141,8 @@ class Work(dist.Work):
     def _end(self) -> None:
         self._ended = True
         self._parts, self._finish = (), None
+        if self._ending is not None:
+            self._ending.set_result(None)
         if self._future is not None:
             self._future.settle()
 
