@@ -46,7 +46,11 @@ def _verb(method: _Method) -> _Method:
 
 def _spelt_as_for_gloo(name: str) -> str:
     """In profiles: `gloo:all_reduce` is one of theirs, and scripts look for the second word."""
-    for ours, theirs in (("allreduce", "all_reduce"), ("allgather", "all_gather"), ("alltoall", "all_to_all")):
+    for ours, theirs in (
+        ("allreduce", "all_reduce"),
+        ("allgather", "all_gather"),
+        ("alltoall", "all_to_all"),
+    ):
         name = name.replace(ours, theirs)
     return name
 
