@@ -273,3 +273,41 @@ sys.exit(1)
     run = start(script)
     assert run.wait() == 1
     assert root(run)[::2][:2] == ("1", "exit code 1")
+
+
+RESTARTED = """
+n = int(os.environ["SAMESTEP_RESTART_COUNT"])
+print("attempt", n, "of", rank, flush=True)
+if rank == 1 and n < 2:
+    sys.exit(7 + n)
+if n < 2:
+    wait()
+"""
+
+
+def test_all_ranks_are_started_anew_after_a_failure(start, tmp_path):
+    run = start(RESTARTED, "--max-restarts", "2", "--logs", str(tmp_path / "logs"))
+    assert run.wait() == 0, run.err
+    assert [line for line in run.err.splitlines() if "restart" in line] == [
+        "samestep: restart 1 of 2",
+        "samestep: restart 2 of 2",
+    ]
+    assert "exit code 7" in run.err
+    assert "exit code 8" in run.err
+    kept = (tmp_path / "logs" / "rank_1.out").read_text().splitlines()
+    assert kept == [f"attempt {n} of 1" for n in range(3)]
+
+
+def test_restarts_come_to_an_end(start):
+    run = start("sys.exit(9)", "--max-restarts", "1")
+    assert run.wait() == 9
+    assert run.err.count("samestep: restart") == 1
+    assert run.err.count("samestep: root cause") == 2
+
+
+def test_who_is_told_to_end_does_not_start_anew(start):
+    run = start("wait()", "--max-restarts", "3")
+    run.until_all_say("ready")
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 130
+    assert "restart" not in run.err

@@ -105,6 +105,14 @@ print(json.dumps(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()))
     assert told(run) == {r: hashlib.sha256(d).hexdigest() for r, d in enumerate([data, b""])}
 
 
+def test_standard_input_that_is_closed(tmp_path):
+    (tmp_path / "says.py").write_text("import sys; print(repr(sys.stdin.read()))")
+    command = [sys.executable, "-m", "samestep", "run", "-n", "2", str(tmp_path / "says.py")]
+    closed = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
+    ended = subprocess.run(closed, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, sorted(ended.stdout.splitlines())) == (0, ["[0] ''", "[1] ''"]), ended.stderr
+
+
 def test_a_rank_that_reads_nothing_or_stops_reading(start, tmp_path):
     script = "import os, sys\nif os.environ['RANK'] == '0': print(sys.stdin.readline().strip())\n"
     run = start(script, stdin=subprocess.PIPE)

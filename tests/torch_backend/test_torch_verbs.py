@@ -378,4 +378,17 @@ def test_sampler_gives_each_rank_its_part(world):
 def test_profiler_sees_the_verbs(world):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         world.all_reduce(torch.ones(3))
-    assert any("samestep:allreduce" in event.name for event in profile.events())
+    assert any("samestep:all_reduce" in event.name for event in profile.events())
+
+
+@pytest.mark.ranks(3, timeout=60, backends=["native"])
+def test_a_profiler_does_not_wait(world):
+    """All ranks send before they receive, more than fits on the way."""
+    n, rank = world.get_world_size(), world.get_rank()
+    got = torch.empty(3_000_000)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        works = [world.isend(of_rank(rank, 3_000_000), (rank + 1) % n), world.irecv(got, (rank - 1) % n)]
+        for work in works:
+            work.wait()
+    equal(got, of_rank((rank - 1) % n, 3_000_000))
+    assert {"samestep:send", "samestep:recv"} <= {event.name for event in profile.events()}

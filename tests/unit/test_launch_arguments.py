@@ -80,6 +80,10 @@ def test_values(monkeypatch):
         (["-n", "1", "--nnodes", "2", "x"], "--nnodes needs --master-addr"),
         (["-n", "1", "--nnodes", "2", "--node-rank", "2", "--master-addr", "a", "x"], "outside the 2 nodes"),
         (["--hosts", "a,b", "--nnodes", "2", "--master-addr", "a", "x"], "one run that starts them all"),
+        (
+            ["-n", "1", "--nnodes", "2", "--master-addr", "a", "--max-restarts", "1", "x"],
+            "other nodes would not",
+        ),
         (["--hosts", "a,b", "--rsh", "'", "x"], "no command"),
         (["--hosts", "a,b", "--rsh", " ", "x"], "an empty command"),
         (["-n", "1", "--frobnicate", "x"], "--frobnicate"),

@@ -32,7 +32,8 @@ def why_not(world: Backend, kind: str) -> str:
     """
     if (world.kind, kind) not in _CARRIED:
         return (
-            f"a group on backend {kind!r} is not carried where the world's is {world.kind!r}, by this version"
+            f"a group on backend {kind!r} is not carried by this version where the world's is {world.kind!r}: give "
+            "init_process_group another one"
         )
     return _why_not_mpi(world) if kind == "mpi" else ""
 

@@ -9,13 +9,24 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["BEYOND", "COLUMNS", "IN_2019", "NATIVE_MEANS", "VERBS", "Column", "page"]
+__all__ = [
+    "BEYOND",
+    "COLUMNS",
+    "COMPOSED",
+    "IN_2019",
+    "MEANING",
+    "NATIVE",
+    "STAGED",
+    "VERBS",
+    "Column",
+    "page",
+]
 
 NATIVE: Final = "native"
 COMPOSED: Final = "composed"
 STAGED: Final = "staged"
 
-NATIVE_MEANS: Final = {
+MEANING: Final = {
     NATIVE: "one operation of the backend's engine",
     COMPOSED: "several of them, or work of the ranks themselves besides",
     STAGED: "by way of host memory",
@@ -115,7 +126,7 @@ def page() -> str:
       # What is carried
     """
     used = {how for cells in (VERBS | BEYOND).values() for how in cells}
-    meaning = [f"- **{how}**: {text}." for how, text in NATIVE_MEANS.items() if how in used]
+    meaning = [f"- **{how}**: {text}." for how, text in MEANING.items() if how in used]
     here = [f"{backend}, {device}" for backend, device in COLUMNS]
     there = [f"2019: {name}, {device}" for name in ("gloo", "mpi", "nccl") for device in ("CPU", "GPU")]
     first = [[f"`{verb}`", *cells, *IN_2019.get(verb, " " * 6)] for verb, cells in VERBS.items()]

@@ -49,6 +49,8 @@ class Options:
       timeout_s: end the run after this time, or None.
       master_addr, master_port: for MASTER_ADDR and MASTER_PORT; None = choose.
       n_nodes, node_rank: how many runs like this make the job, one on each node, and which of them this is.
+      max_restarts: how often to start all ranks anew after one has failed.
+      n_restarts: how often that has happened.
       rank_argument: first argument of each rank, with `{local_rank}`; "" = none.
     """
 
@@ -69,6 +71,8 @@ class Options:
     master_port: int | None = None
     n_nodes: int = 1
     node_rank: int = 0
+    max_restarts: int = 0
+    n_restarts: int = 0
     rank_argument: str = ""
 
     @property
@@ -128,15 +132,19 @@ def parse(argv: Sequence[str]) -> Options:
         rsh=tuple(flags.rsh),
         raw=flags.raw,
         logs=flags.logs,
-        env=dict(flags.env or ()),
+        env=dict(flags.env or ()) | ({RESTART_COUNT: str(flags.restarted)} if flags.max_restarts else {}),
         timeout_s=flags.timeout,
         master_addr=flags.master_addr,
         master_port=flags.master_port or (_PORT if flags.nnodes > 1 else None),
         n_nodes=flags.nnodes,
         node_rank=flags.node_rank,
+        max_restarts=flags.max_restarts,
+        n_restarts=flags.restarted,
     )
 
 
+RESTART_COUNT = "SAMESTEP_RESTART_COUNT"
+RESTARTED = "--restarted"  # what the launcher tells itself
 _PORT = 29500  # of a job of several runs, which could not tell each other of a free one
 _WITH_VALUE = (
     "-n",
@@ -147,6 +155,8 @@ _WITH_VALUE = (
     "--node-rank",
     "--env",
     "--timeout",
+    "--max-restarts",
+    RESTARTED,
     "--master-addr",
     "--master-port",
 )
@@ -159,6 +169,8 @@ def _check_nodes(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> 
         parser.error(
             "--nnodes is for a run on each node, and --hosts and --mpi for one run that starts them all"
         )
+    if flags.nnodes > 1 and flags.max_restarts:
+        parser.error("--max-restarts is for one run that starts all ranks; the other nodes would not know")
     if flags.nnodes > 1 and not flags.master_addr:
         parser.error("--nnodes needs --master-addr, the address of node 0")
 
@@ -198,6 +210,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--raw", action="store_true", help="do not put the rank in front of each line")
     add("--logs", metavar="DIR", help="also write DIR/rank_<r>.out and .err")
     add("--timeout", type=_seconds, metavar="S", help="end the run after S seconds, exit code 124")
+    restarts = "start all ranks anew, up to N times, after one has failed"
+    add("--max-restarts", type=count, default=0, metavar="N", help=restarts)
+    add(RESTARTED, type=count, default=0, help=argparse.SUPPRESS)
     add("--master-addr", metavar="HOST", help="MASTER_ADDR of the ranks (default: the first host)")
     add("--master-port", type=port, metavar="P", help="MASTER_PORT of the ranks (default: a free port)")
     return parser

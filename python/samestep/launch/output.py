@@ -165,10 +165,15 @@ class Output:
             self.plain(2, f"samestep: the files of --logs end here: {why}\n".encode())
 
 
-def open_logs(directory: str, names: Mapping[tuple[int, int], str]) -> dict[tuple[int, int], int]:
-    """Creates `directory` and in it, empty, the named files; returns them by the same keys (rank, 1 or 2)."""
+def open_logs(
+    directory: str, names: Mapping[tuple[int, int], str], *, append: bool = False
+) -> dict[tuple[int, int], int]:
+    """Creates `directory` and in it, empty, the named files; returns them by the same keys (rank, 1 or 2).
+
+    With `append` what the files hold stays.
+    """
     os.makedirs(directory, exist_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if append else os.O_TRUNC)
     return {key: os.open(os.path.join(directory, name), flags, 0o666) for key, name in names.items()}
 
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 
-from samestep.launch.arguments import Options, parse
+from samestep.launch.arguments import RESTARTED, Options, parse
 from samestep.launch.mpirun import LaunchError
 from samestep.launch.network import may_leave_host
 from samestep.launch.supervisor import Supervisor
@@ -16,15 +16,16 @@ from samestep.launch.supervisor import Supervisor
 
 def main(argv: Sequence[str]) -> int:
     """Runs what follows `samestep run` on the command line; returns the exit code."""
-    return start(lambda: parse(argv), "samestep run")
+    return start(lambda: parse(argv), "samestep run", argv)
 
 
-def start(parsed: Callable[[], Options], command: str) -> int:
+def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ()) -> int:
     """Runs what a command line asks for; returns the exit code.
 
     Args:
       parsed: reads the command line.
       command: its name, for messages.
+      argv: of `samestep run`, to be run again where its ranks are to be restarted.
     """
     _open_standard_descriptors()
     options = parsed()
@@ -37,7 +38,18 @@ def start(parsed: Callable[[], Options], command: str) -> int:
         return _refuse(command, str(error))
     except OSError as error:
         return _refuse(command, f"{error.strerror}: {error.filename}" if error.filename else str(error))
-    return supervisor.run()
+    code = supervisor.run()
+    if supervisor.a_rank_failed and options.n_restarts < options.max_restarts:
+        _run_again(options, argv)
+    return code
+
+
+def _run_again(options: Options, argv: Sequence[str]) -> None:
+    """As the program that this process runs, anew: nothing is left of the ranks before, nor of what watched them."""
+    count = options.n_restarts + 1
+    print(f"samestep: restart {count} of {options.max_restarts}", file=sys.stderr, flush=True)
+    rest = argv[2:] if argv[0] == RESTARTED else argv
+    os.execv(sys.executable, [sys.executable, "-m", "samestep", "run", RESTARTED, str(count), *rest])
 
 
 def _why_not(options: Options) -> str:

@@ -67,7 +67,9 @@ class Supervisor:
         self._end: _End | None = None
         self._running_at_end: list[int] = []
 
-        logs = open_logs(options.logs, options.log_files()) if options.logs else {}
+        logs = {}
+        if options.logs:
+            logs = open_logs(options.logs, options.log_files(), append=options.n_restarts > 0)
         self._output = Output(
             self._loop, raw=options.raw, logs=logs, on_lost=self._on_output_lost, shown=options.shown
         )
@@ -109,6 +111,12 @@ class Supervisor:
         code = self._report(left)
         self._output.flush(None if self._end is None or self._end.exit_code is None else 1.0)
         return code
+
+    @property
+    def a_rank_failed(self) -> bool:
+        """Once the run has ended: because of a failure, and not because somebody wished it."""
+        by_wish = self._end is not None and self._end.exit_code is not None
+        return not by_wish and any(rank.ending and rank.ending.failed for rank in self._ranks)
 
     # --- what happens next
 

@@ -23,7 +23,7 @@ __all__ = ["Lifetime"]
 
 _PARTING_S = 5.0  # torch's destroy_process_group is not collective: a rank may never call it
 _LEAVING_S = 1.0
-_FEW, _SMALL = 64, 8  # works, and elements of their results
+_FEW, _SMALL = 256, 8  # works, and elements of their results
 
 
 class Lifetime:

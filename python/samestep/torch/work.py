@@ -52,6 +52,7 @@ class Work(dist.Work):
         self._ended = False
         self._error: Exception | None = None
         self._future: Future | None = None
+        self._ending: torch.futures.Future | None = None
         self._source = -1
 
     # ---- what torch and its users call
@@ -102,11 +103,18 @@ class Work(dist.Work):
             self._future = Future(self)
             if self._ended:
                 self._future.settle()
-            elif _in_backward() and not _read_at_once(sys._getframe(1)):
+            elif _in_backward() and not _read_at_once(sys._getframe().f_back):
                 _complete_after_backward(self)
             else:
                 self._try_wait()
         return self._future
+
+    def ending(self) -> torch.futures.Future:
+        """A future for a profiler: it is settled once the operation has ended, well or not, and nobody waits for it."""
+        self._ending = torch.futures.Future()
+        if self._ended:
+            self._ending.set_result(None)
+        return self._ending
 
     def source_rank(self) -> int:
         """Of a message that was received: the sender's rank in the group."""
@@ -133,6 +141,8 @@ class Work(dist.Work):
     def _end(self) -> None:
         self._ended = True
         self._parts, self._finish = (), None
+        if self._ending is not None:
+            self._ending.set_result(None)
         if self._future is not None:
             self._future.settle()
 
@@ -221,12 +231,12 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is not None
 
 
-def _read_at_once(caller: FrameType) -> bool:
+def _read_at_once(caller: FrameType | None) -> bool:
     """Whether a hook in Python lets the reducer start the operation, as torch's own hooks around optimizers do.
 
     What the hook then waits for is a future of C++, in which nothing here sees that somebody waits.
     """
-    return "_run_allreduce_hook" in caller.f_code.co_names
+    return caller is not None and "_run_allreduce_hook" in caller.f_code.co_names
 
 
 def _complete_after_backward(work: Work) -> None:
