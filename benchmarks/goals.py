@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import results
@@ -69,6 +69,7 @@ class Verdict:
       at_least: whether more is better; else less is.
       unit: of both.
       disturbed: no undisturbed round stands behind it.
+      possible: what the `limit` of the memory has in ours's place; None: not measured.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Verdict:
     at_least: bool
     unit: str = "x"
     disturbed: bool = False
+    possible: float | None = None
 
     @property
     def reached(self) -> bool | None:
@@ -85,11 +87,18 @@ class Verdict:
             return None
         return self.found >= self.goal if self.at_least else self.found <= self.goal
 
+    @property
+    def out_of_reach(self) -> bool:
+        """Missed, and the memory of this machine does not allow it beside this rival."""
+        return self.reached is False and self.possible is not None and self.possible < self.goal
+
     def __str__(self) -> str:
         mark = {True: "reached", False: "MISSED", None: "not measured"}[self.reached]
         found = "-" if self.found is None else f"{self.found:.3g}"
         sign = ">=" if self.at_least else "<="
         note = "  DISTURBED" if self.disturbed else ""
+        if self.out_of_reach:
+            note += f"  (the memory allows {self.possible:.3g})"
         return f"{mark:<13}{self.name:<68}{found:>8} {self.unit:<3} {sign} {self.goal:g}{note}"
 
 
@@ -160,7 +169,12 @@ def _ratio(
     def quotient(point: Point) -> float:
         return point.summaries[pair[0]].median_us / point.summaries[pair[1]].median_us
 
-    return _verdict(result, cell, what, quotient, goal, at_least=at_least)
+    verdict = _verdict(result, cell, what, quotient, goal, at_least=at_least)
+    point = result.find(cell)
+    if at_least and point and {pair[0], LIMIT} <= point.summaries.keys():
+        allowed = point.summaries[pair[0]].median_us / point.summaries[LIMIT].median_us
+        verdict = replace(verdict, possible=allowed)
+    return verdict
 
 
 def _verdict(
@@ -188,7 +202,8 @@ def table(result: Result) -> list[str]:
     counts = [sum(v.reached is kind for v in verdicts) for kind in (True, False, None)]
     lines = [
         f"{result.ranks} ranks, {result.mpi}, {result.machine['utc']} UTC, commit {result.machine['commit']}:"
-        f" {counts[0]} reached, {counts[1]} missed, {counts[2]} not measured"
+        f" {counts[0]} reached, {counts[1]} missed ({sum(v.out_of_reach for v in verdicts)} of them more than the"
+        f" memory allows), {counts[2]} not measured"
     ]
     if result.ranks not in RANKS:
         lines.append(f"(there are goals for {' and '.join(map(str, RANKS))} ranks; those for any are below)")

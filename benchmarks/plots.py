@@ -26,7 +26,7 @@ _LABELS = {
     "samestep": "samestep, ordinary arrays",
     "shared": "samestep, backend.empty",
     "gloo": "gloo (torch)",
-    "limit": "reading and writing the array once",
+    "limit": "the least passes over memory",
 }
 
 Curve = list[tuple[int, float]]

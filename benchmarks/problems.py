@@ -92,7 +92,7 @@ class Problem:
     """One verb at one size, as one rank sees it.
 
     Attributes:
-      verb: one of `VERBS`, or "increment".
+      verb: one of `VERBS`, or one of the limits, see `build`.
       nbytes: bytes of the array each rank passes in; rounded up to what the verb can divide.
       dtype: of the elements.
       rank, size: who we are.
@@ -176,7 +176,8 @@ def build(verb: str, nbytes: int, rank: int, size: int, dtype: str = FLOAT32) ->
     """The problem of one rank.
 
     Args:
-      verb: one of `VERBS`, or "increment": one is added to each element in place.
+      verb: one of `VERBS`, or what is measured as a limit: "increment" (one is added to each element in place), "copy"
+        (of the rank's own array) or "copy_all" (of an array as long as those of all ranks together).
       nbytes: bytes of the array each rank passes in, at least one element where the verb has data.
       rank, size: who we are.
       dtype: one of `DTYPES`.
@@ -201,6 +202,8 @@ def build(verb: str, nbytes: int, rank: int, size: int, dtype: str = FLOAT32) ->
     table: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None, Callable[[], Array]]] = {
         "allreduce": (flat, None, lambda: _total(of, flat, size)),
         "increment": (flat, None, lambda: of(rank, flat) + kind.type(1)),
+        "copy": (flat, flat, lambda: of(rank, flat)),
+        "copy_all": ((size, count), (size, count), lambda: of(rank, (size, count))),
         "bcast": (flat, None, lambda: of(0, flat)),
         "allgather": (flat, (size, count), lambda: np.stack([of(r, flat) for r in every])),
         "reduce_scatter": (blocks, blocks[1:], lambda: _total(of, blocks, size)[rank]),

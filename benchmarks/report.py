@@ -100,7 +100,7 @@ def _table(verb: str, dtype: str, runs: Sequence[Result]) -> str:
     points = [p for p in main.points if (p.cell.verb, p.cell.dtype) == (verb, dtype)]
     named = [name for name in ("mpi4py", "gloo", "samestep", "shared", LIMIT) if _any_has(points, name)]
     half = _any_has(points, AS_FLOAT32)
-    heads = ["size", "calls", *(_column(name, main) for name in named)]
+    heads = ["size", "calls", *(_column(name, main, verb) for name in named)]
     heads += [
         f"{NAMES[ours]}: times faster than {_rivals(runs, named)}" for ours in results.OURS if ours in named
     ]
@@ -120,8 +120,9 @@ def _any_has(points: Sequence[Point], name: str) -> bool:
     return any(name in point.summaries for point in points)
 
 
-def _column(name: str, run: Result) -> str:
-    return {"mpi4py": run.mpi, LIMIT: "read+write once"}.get(name) or NAMES[name]
+def _column(name: str, run: Result, verb: str) -> str:
+    limit = "read+write once" if verb == "allreduce" else "copy once"
+    return {"mpi4py": run.mpi, LIMIT: limit}.get(name) or NAMES[name]
 
 
 def _rivals(runs: Sequence[Result], named: Sequence[str]) -> str:

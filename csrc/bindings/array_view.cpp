@@ -110,6 +110,14 @@ Array view_of(PyObject* object, const char* what) {
   throw py::type_error(prefixed(what, not_an_array_text(object)));
 }
 
+bool try_view(PyObject* object, Array& array) {
+  try {
+    return read_any(object, array);
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 void note_written(PyObject* object) {
   if (!sources::facts_of(Py_TYPE(object)).torch) return;
   static PyObject* const increment_version =  // held for the life of the process, as torch is

@@ -88,6 +88,9 @@ class Array {
 ///   pybind11::type_error   not an array: Python numbers, lists, bytes, str, ...
 Array view_of(PyObject* object, const char* what = nullptr);
 
+/// The same for calls that cannot wait: into `array`, which holds nothing yet. False where `view_of` would throw.
+bool try_view(PyObject* object, Array& array);
+
 /// Tells the library of `object` that its memory was written: torch then refuses a backward pass that
 /// needs the old values instead of using the new ones. Does nothing for other arrays.
 void note_written(PyObject* object);

@@ -121,11 +121,10 @@ bool look_at(const HotCall& hot, const Arguments& given, Viewed& to) {
   const bool in_place = given.out == nullptr || given.out == given.x;
   const ArrayView* const x = view_as_it_lies(given.x, writes && in_place, to.in);
   if (x == nullptr || (in_place && !keeps_shape)) return false;
-  const Buffer buffer = x->buffer();
-  call.in = buffer;
+  call.in = x->buffer();
   call.shape = shape_of(*x);
   if (in_place) {
-    call.out = buffer;
+    call.out = x->buffer();
     if (writes) to.written = given.x;
     return true;
   }

@@ -12,11 +12,7 @@ namespace samestep {
 
 /// Contiguous host memory, writable if it is to be written. Null where the general path has to look.
 inline const ArrayView* view_as_it_lies(PyObject* object, bool written, Array& array) {
-  try {
-    array = view_of(object);
-  } catch (const std::exception&) {
-    return nullptr;  // the general path says what is wrong with it
-  }
+  if (!try_view(object, array)) return nullptr;  // the general path says what is wrong with it
   const ArrayView& view = array.view();
   const bool fits = view.contiguous && view.device.kind == DeviceKind::cpu && !(written && view.readonly);
   return fits ? &view : nullptr;

@@ -9,12 +9,13 @@ namespace samestep::kernels::SAMESTEP_ISA {
 template <class Format>
 void reduce_real(const Job& job) {
   using Value = typename Format::Value;
-  const auto mean = Multiply<Value>{static_cast<Value>(1.0 / static_cast<double>(job.n_ranks))};
   switch (job.op) {
     case ReduceOp::sum:
       return run(Rule<Format, Plus>{}, job);
     case ReduceOp::avg:
-      return run(Rule<Format, Plus, Multiply<Value>>{mean}, job);
+      return run(Rule<Format, Plus, Multiply<Value>>{Multiply<Value>{
+                     static_cast<Value>(1.0 / static_cast<double>(job.n_ranks))}},
+                 job);
     case ReduceOp::premul:
       return run(PremulRule<Format>{}, job);
     case ReduceOp::prod:

@@ -78,6 +78,9 @@ void select_isa(std::string_view name) {
 }
 
 void reduce_with_isa(DType dtype, const Job& job) {
+  constexpr std::size_t kFewBytes = 64;  // a step of the portable code: it pads less than the others
+  const bool few = (dtype == DType::float32 || dtype == DType::float64) && job.count * itemsize(dtype) <= kFewBytes;
+  if (few) return portable::reduce_floating_job(dtype, job);
   if (is_floating(dtype) || is_complex(dtype)) return isa_in_use().reduce_floating_job(dtype, job);
   portable::reduce_integer_job(dtype, job);
 }

@@ -16,7 +16,7 @@ namespace samestep {
 class Arena {
  public:
   static constexpr std::uint64_t kSlots = 16;
-  static constexpr std::uint64_t kBlocks = 4;  ///< of each rank, for data behind an announcement
+  static constexpr std::uint64_t kBlocks = 8;  ///< of each rank, for data behind an announcement
   static constexpr std::size_t kBlockBytes = 72 << 10;
   static constexpr std::uint64_t kStages = 3;  ///< of the pipeline through scratch memory
   static constexpr std::size_t kStageBytes = 256 << 10;

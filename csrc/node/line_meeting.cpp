@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/prefetch.h"
+
 namespace samestep {
 namespace {
 
@@ -49,7 +51,9 @@ bool LineMeeting::has_room(std::uint64_t sequence) {
   return fits();
 }
 
-std::byte* LineMeeting::take_block(std::uint64_t sequence) {
+std::byte* LineMeeting::take_block(std::uint64_t sequence, std::size_t nbytes) {
+  constexpr std::size_t kMost = 4 << 10;  // of more, the hint is not worth its time
+  expected_in_block_ = std::min(nbytes, kMost);
   users_[n_blocks_ % Arena::kBlocks] = sequence + 1;
   return arena_->block(rank_, n_blocks_++);
 }
@@ -69,11 +73,12 @@ void LineMeeting::announce(std::uint64_t sequence, std::uint64_t digest, Bytes d
   const std::size_t nbytes = prefix.size() + data.size();
   if (nbytes <= line.bytes.size()) {
     put(put(line.bytes.data(), prefix), data);
+    expected_in_block_ = 0;
     publish(sequence, digest, nbytes, Arena::Where::line);
     return;
   }
   const std::uint64_t number = n_blocks_;
-  put(put(take_block(sequence), prefix), data);
+  put(put(take_block(sequence, nbytes), prefix), data);
   std::memcpy(line.bytes.data(), &number, sizeof number);
   publish(sequence, digest, nbytes, Arena::Where::block);
 }
@@ -81,7 +86,9 @@ void LineMeeting::announce(std::uint64_t sequence, std::uint64_t digest, Bytes d
 void LineMeeting::announce_parts(std::uint64_t sequence, std::uint64_t digest, std::span<const Bytes> parts,
                                  Bytes prefix) {
   const std::uint64_t number = n_blocks_;
-  std::byte* const block = take_block(sequence);
+  std::size_t together = parts.size() * (sizeof(Arena::Part) + prefix.size());
+  for (const Bytes& part : parts) together += part.size();
+  std::byte* const block = take_block(sequence, together);
   auto* const table = reinterpret_cast<Arena::Part*>(block);
   std::byte* at = block + parts.size() * sizeof(Arena::Part);
   std::size_t total = 0;
@@ -127,6 +134,9 @@ void LineMeeting::release(std::uint64_t sequence) {
   released_ = sequence + 1;
   scanned_ = 1;
   arena_->released(rank_).store(released_, std::memory_order_release);
+  // The next operation is likely to be of the same kind.
+  kernels::expect_to_write(&arena_->line(announced_, rank_), Arena::kLineBytes);
+  kernels::expect_to_write(arena_->block(rank_, n_blocks_), expected_in_block_);
 }
 
 void LineMeeting::leave(std::uint64_t first_missing, const std::string& reason) {

@@ -36,7 +36,7 @@ class LineMeeting final : public Meeting {
 
  private:
   void look_who_released();
-  std::byte* take_block(std::uint64_t sequence);
+  std::byte* take_block(std::uint64_t sequence, std::size_t nbytes);
   void publish(std::uint64_t sequence, std::uint64_t digest, std::size_t nbytes, Arena::Where where);
 
   std::shared_ptr<Arena> arena_;
@@ -49,6 +49,7 @@ class LineMeeting final : public Meeting {
   std::uint64_t released_by_all_ = 0;                  // at least
   std::uint64_t n_blocks_ = 0;                         // taken so far
   std::array<std::uint64_t, Arena::kBlocks> users_{};  // operation that took each block, plus one
+  std::size_t expected_in_block_ = 0;                  // of the next announcement
   int scanned_ = 1;  // of operation `released_`: peers rank+1 .. rank+scanned_-1 have come
 };
 

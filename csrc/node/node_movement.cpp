@@ -71,10 +71,7 @@ void NodeMovement::start_work() {
 }
 
 void NodeMovement::meet_peer(int peer, const Route& route) {
-  if (peer == engine().rank()) {
-    if (route.in != route.out) kernels::copy_part(route.in, route.out, route.in_nbytes, route.in_nbytes);
-    return;
-  }
+  if (peer == engine().rank()) return;  // see copy_own
   Meeting::Bytes data = engine().meeting().data(sequence_, peer);
   if (ragged_) {
     const auto sizes = take<Sizes>(peer, data);
@@ -132,8 +129,8 @@ void NodeMovement::divide(int peer, bool outgoing, std::byte* mine, std::uint64_
 void NodeMovement::copy_chunk(const Copy& copy, std::size_t chunk) {
   Host& host = *group_->host;
   const int member = group_->member(copy.peer);
-  const std::size_t begin = chunk * Crossings::kChunkBytes;
-  const std::size_t nbytes = std::min(Crossings::kChunkBytes, copy.nbytes - begin);
+  const std::size_t begin = chunk * copy.chunk_nbytes();
+  const std::size_t nbytes = std::min(copy.chunk_nbytes(), copy.nbytes - begin);
   if (std::byte* const there = host.at(member, copy.theirs, copy.nbytes); there != nullptr) {
     std::byte* const to = copy.outgoing ? there + begin : copy.mine + begin;
     const std::byte* const from = copy.outgoing ? copy.mine + begin : there + begin;
@@ -150,7 +147,7 @@ bool NodeMovement::work_on_copies() {
     if (at_ == copies_.size()) return true;
     const Copy& copy = copies_[at_];
     const std::size_t chunk = copy.first + chunk_ * copy.step;
-    if (chunk * Crossings::kChunkBytes >= copy.nbytes) {
+    if (chunk * copy.chunk_nbytes() >= copy.nbytes) {
       ++at_;
       chunk_ = 0;
       continue;
@@ -173,18 +170,27 @@ bool NodeMovement::peer_is_done(int peer) {
 }
 
 bool NodeMovement::work() {
-  if (!has_long_) return end();
+  if (!has_long_) {
+    copy_own();
+    return end();
+  }
   // Buffers of a rank that has given up must not be touched; its farewell ends this operation soon.
   if (!group_->meeting->all_here(sequence_)) return false;
   if (!mine_are_done_) {
     if (!work_on_copies() || !Movement::work()) return false;
     mine_are_done_ = true;
     group_->arena->set_step(sequence_, engine().rank(), 1);
+    copy_own();
   }
   for (int peer = 0; peer < engine().size(); ++peer) {
     if (!peer_is_done(peer)) return false;
   }
   return end();
+}
+
+void NodeMovement::copy_own() {
+  const Route& route = routes_[static_cast<std::size_t>(engine().rank())];
+  if (route.in != route.out) kernels::copy_part(route.in, route.out, route.in_nbytes, route.in_nbytes);
 }
 
 bool NodeMovement::end() {

@@ -41,6 +41,9 @@ class NodeMovement final : public Movement {
     std::uint64_t theirs;
     std::size_t nbytes;
     std::size_t first, step;  // chunks
+
+    /// Short ones where ranks take turns; else long ones, as each call of the kernel costs a microsecond.
+    std::size_t chunk_nbytes() const { return step > 1 ? Crossings::kChunkBytes : 1 << 20; }
   };
 
   bool is_long(const Route& route) { return !is_short(route.out_nbytes) || !is_short(route.in_nbytes); }
@@ -53,6 +56,8 @@ class NodeMovement final : public Movement {
               std::size_t nbytes);
   void copy_chunk(const Copy& copy, std::size_t chunk);
   bool work_on_copies();
+  /// What goes from this rank to itself: last, so that peers find what they copy in the caches it was written to.
+  void copy_own();
   /// True; or throws what was wrong.
   bool end();
   bool peer_is_done(int peer);

@@ -53,7 +53,7 @@ bool fits(Engine& engine, const Call& call) {
     case Verb::barrier:
       return true;
     case Verb::all_reduce:
-      return reducible && nbytes + sizeof(NodeReduction::Posted) <= engine.meeting().limit();
+      return reducible && nbytes + sizeof(PostedBuffers) <= engine.meeting().limit();
     case Verb::reduce:
       return reducible && nbytes < Crossings::kPostedFrom && ShortReduction::fits(engine, call.verb, nbytes);
     case Verb::reduce_scatter:
@@ -75,7 +75,7 @@ void announce(Engine& engine, const NodeGroup& group, std::uint64_t sequence, st
   switch (call.verb) {
     case Verb::all_reduce:
       if (call.in.nbytes() < Crossings::kPostedFrom) return meeting.announce(sequence, digest, all_of(call.in));
-      return NodeReduction::announce_all_reduce(engine, group, sequence, digest, call.in, call.out, call.reduction);
+      return PostedBuffers::announce(engine, group, sequence, digest, call.in, &call.out, call.reduction.factor);
     case Verb::reduce:
       return meeting.announce(sequence, digest, engine.rank() == call.root ? Meeting::Bytes{} : all_of(call.in));
     case Verb::broadcast:

@@ -29,6 +29,7 @@ class Mutant(NamedTuple):
 
 
 MEETING, REDUCTION = "csrc/node/line_meeting.cpp", "csrc/node/node_reduction.cpp"
+DIRECT, STAGED = "csrc/node/direct_reduction.cpp", "csrc/node/staged_reduction.cpp"
 MAILBOX, MOVEMENT, OPERATION = (
     "csrc/node/mailbox.cpp",
     "csrc/node/node_movement.cpp",
@@ -94,49 +95,50 @@ MUTANTS = [
     ),
     Mutant(
         "the claims that found no chunk are forgotten",
-        REDUCTION,
-        [("claimed += n_chunks_ + static_cast<std::uint64_t>(size_);", "claimed += n_chunks_;")],
+        DIRECT,
+        [("n_chunks_ + static_cast<std::uint64_t>(task_.size());", "n_chunks_;")],
         "claimed-again-2-bounded",
     ),
     Mutant(
         "a rank leaves before all chunks are stored",
-        REDUCTION,
+        DIRECT,
         [("if (!out_of_chunks_ || arena.finished", "if (!out_of_chunks_ && arena.finished")],
         "claimed-2-bounded",
     ),
     Mutant(
         "a chunk is claimed in two accesses",
-        REDUCTION,
+        DIRECT,
         [
             (
-                "arena.claimed(sequence_).fetch_add(1, std::memory_order_relaxed) - claimed;",
-                "arena.claimed(sequence_).load() - claimed;\n    arena.claimed(sequence_).store(claimed + chunk + 1);",
+                "return task_.group->arena->claimed(task_.sequence).fetch_add(1, std::memory_order_relaxed) - claimed;",
+                "auto& c = task_.group->arena->claimed(task_.sequence); const auto k = c.load(); c.store(k + 1); "
+                "return k - claimed;",
             )
         ],
         "claimed-2-bounded",
     ),
     Mutant(
         "chunks are finished without release",
-        REDUCTION,
+        DIRECT,
         [("fetch_add(done, std::memory_order_acq_rel)", f"fetch_add(done, {RELAXED})")],
         "dealt-2",
     ),
     Mutant(
         "one stage for all windows",
-        REDUCTION,
+        STAGED,
         [("arena->stage(rank, window)", "arena->stage(rank, 0 * window)")],
         "staged-2-bounded",
     ),
     Mutant(
         "a stage is used before the others are there",
-        REDUCTION,
-        [("if (step_ != 0) return all_at(step_);", "if (step_ != 0) return true;")],
+        STAGED,
+        [("if (step_ != 0) return task_.all_at(step_);", "if (step_ != 0) return true;")],
         "staged-2-bounded",
     ),
     Mutant(
         "stages are used while the operation before is read",
-        REDUCTION,
-        [("return group_->stages_used_by == 0 ||", "return true ||")],
+        STAGED,
+        [("return used_by == 0 ||", "return true ||")],
         "staged-twice-2-bounded",
     ),
     Mutant("a reduction does not look for the mark", REDUCTION, [(ALL_HERE, "")], "given-up-dealt-2"),

@@ -277,7 +277,9 @@ std::vector<std::function<Scenario()>> scenarios() {
       [] { return bounded(0, now_or_later("now-or-later-line-3", 3, 3, 1)); },
       [] { return queued("queue-2", 2, Reach::none, std::vector<std::size_t>(4, 3)); },
       [] { return bounded(2, queued("queue-slots-2", 2, Reach::none, std::vector<std::size_t>(18, 3))); },
-      [] { return bounded(2, queued("queue-blocks-2", 2, Reach::none, std::vector<std::size_t>(6, 300))); },
+      [] {
+        return bounded(2, queued("queue-blocks-2", 2, Reach::none, std::vector<std::size_t>(Arena::kBlocks + 2, 300)));
+      },
       [] { return bounded(2, queued("queue-3", 3, Reach::none, {3, 3})); },
       [] { return differing("differing-2", 2); },
       [] { return bounded(1, differing("differing-3", 3)); },
@@ -299,7 +301,7 @@ std::vector<std::function<Scenario()>> scenarios() {
       [] { return bounded(2, mailed_now("mailed-now-ring", kMessage, kManyMessages, false)); },
       [] { return mailed_now("mailed-now-both-ways", kMessage, 2, true); },
       [] { return moved_now("moved-now-2", 2, 300, 4); },
-      [] { return bounded(2, moved_ahead("moved-ahead-2", 2, 300, 6)); },
+      [] { return bounded(2, moved_ahead("moved-ahead-2", 2, 300, Arena::kBlocks + 2)); },
       [] { return bounded(1, moved_now("moved-now-3", 3, 300, 2)); },
       [] { return killed("killed-line-2", 2, Reach::none, an_all_reduce(3)); },
       [] { return bounded(2, killed("killed-claimed-2", 2, Reach::shared, an_all_reduce(kClaimed))); },

@@ -222,6 +222,14 @@ def test_a_goal_is_reached_at_its_bound(module, results, medians, text, expected
     assert (got.found, got.reached) == expected
 
 
+@pytest.mark.parametrize(("limit", "beyond"), [(1.6, True), (1.25, True), (1.24, False)])
+def test_a_goal_that_the_memory_does_not_allow_says_so(module, results, limit, beyond):
+    made = result(results, [point(results, {"mpi4py": 3.1, "shared": 2.0, "limit": limit}, verb="alltoall")])
+    got = verdict(module, made, "alltoall 1 MiB, shared: times faster")
+    assert (got.reached, got.out_of_reach) == (False, beyond)
+    assert ("the memory allows" in str(got)) == beyond
+
+
 def test_goals_of_bursts_halves_tails_and_trees(module, results):
     points = [
         point(results, {"mpi4py": 2.0, "samestep": 0.4}, nbytes=8, mode="b2b"),

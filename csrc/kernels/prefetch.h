@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstddef>
+
+namespace samestep::kernels {
+
+/// Asks for memory that will be written soon, so that its cache lines are taken from other CPUs meanwhile. A hint.
+inline void expect_to_write(const void* memory, std::size_t nbytes) {
+  constexpr std::size_t kLine = 64;
+  const auto* const bytes = static_cast<const char*>(memory);
+  for (std::size_t i = 0; i < nbytes; i += kLine) {
+#if defined(__x86_64__)
+    asm volatile("prefetchw %0" : : "m"(bytes[i]));  // the builtin is this only where the compiler's target has it
+#else
+    __builtin_prefetch(bytes + i, 1);
+#endif
+  }
+}
+
+}  // namespace samestep::kernels
