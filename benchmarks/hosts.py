@@ -347,12 +347,10 @@ def _mpirun(
     if contender.mpich:
         return [mpirun, "-hosts", where, "-n", str(hosts * each)]
     environment |= {"PRTE_MCA_plm_ssh_no_tree_spawn": "1", "OMPI_MCA_btl_tcp_if_include": "eth0"}
-    words = [
-        word
-        for key in [*environment, "PYTHONPATH"]
-        if key.startswith(("OMPI_MCA", "PY"))
-        for word in ("-x", key)
+    passed = [
+        key for key in [*environment, *os.environ] if key.startswith(("OMPI_MCA", "SAMESTEP", "PYTHONPATH"))
     ]
+    words = [word for key in dict.fromkeys(passed) for word in ("-x", key)]
     return [mpirun, "--bind-to", "none", "--oversubscribe", "--host", where, "-n", str(hosts * each), *words]
 
 

@@ -156,9 +156,11 @@ class Communicator {
   /// Whether operations can still be started: not after `close`, `abandon` or an error that ended the group.
   virtual bool usable() const { return true; }
 
-  /// More ranks than CPUs on this host: waiting ranks then give way at once. Groups made later inherit it.
   /// Where each rank runs, for texts of errors. By rank.
   virtual void set_hosts(std::vector<std::string> hosts) { (void)hosts; }
+  /// Long reductions send messages of so many bytes, unless they were told otherwise before. The same on all ranks.
+  virtual void prefer_pieces(std::size_t nbytes) { (void)nbytes; }
+  /// More ranks than CPUs on this host: waiting ranks then give way at once. Groups made later inherit it.
   virtual void set_oversubscribed(bool oversubscribed) = 0;
   virtual bool oversubscribed() const = 0;
 

@@ -89,6 +89,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void keep_for_good();
 
   void set_hosts(std::vector<std::string> hosts) { options_.hosts = std::move(hosts); }
+  void prefer_pieces(std::size_t nbytes) {
+    if (options_.window_piece == 0) options_.window_piece = nbytes;
+  }
   void set_oversubscribed(bool oversubscribed) { options_.oversubscribed = oversubscribed; }
 
   bool usable() const { return broken_ == nullptr && !closed_; }

@@ -118,9 +118,9 @@ def open_above(
     if len(set(hosts)) > 1:
         comm.set_hosts([host.partition("/")[0] for host in hosts])
         if backend == "mpi":
-            from samestep.rendezvous import mpi_watch
+            from samestep.rendezvous import mpi_hosts
 
-            mpi_watch.begin(comm, hosts, timeout)
+            mpi_hosts.begin(comm, hosts, timeout)
     if engine == "flat":
         return comm, None
     made = _open_node(comm, timeout) if engine == "node" else _open_levels(comm, hosts, timeout)

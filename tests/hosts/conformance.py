@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The suite that defines a backend, over hosts that nothing but a network connects. Needs root, Open MPI and iproute2.
 
-    python tests/hosts/conformance.py                                   # all of it: some 20 minutes on two cores
+    python tests/hosts/conformance.py                                   # all of it: some ten minutes on two cores
     python tests/hosts/conformance.py --layouts 1,2,1 --backends native tests/conformance/test_work.py
 
 The ranks are started by `mpirun`, as `mpirun -n N pytest` is; the native backend is tested without MPI all the same.
@@ -20,7 +20,8 @@ SUITE = Path(__file__).parents[1] / "conformance"
 LAYOUTS = ("1,1", "2,2", "1,2,1")  # ranks of each host
 BACKENDS = ("mpi", "native")
 MOST_S = 1500.0
-_SETTINGS = ["-o", "samestep_ranks_expected=", "-p", "no:cacheprovider", "-k", "not on_one_host"]
+_SETTINGS = ["-o", "samestep_ranks_expected=", "-p", "no:cacheprovider"]
+_ABOUT_ONE_HOST = ["-k", "not on_one_host and not shared_arrays"]
 
 
 def run(lab, layout, backends, files=(), most_s=MOST_S):
@@ -36,11 +37,11 @@ def run(lab, layout, backends, files=(), most_s=MOST_S):
       The exit code, and what was printed.
     """
     hosts = ",".join(f"node{i}:{n}" for i, n in enumerate(layout.split(",")))
-    settings = ["-o", f"samestep_backends={' '.join(backends)}", *_SETTINGS]
+    settings = ["-o", f"samestep_backends={' '.join(backends)}", *_SETTINGS, *_ABOUT_ONE_HOST]
     pytest = ["-m", "pytest", "-q", *settings, *(map(str, files) if files else [str(SUITE)])]
     process = lab.start(
         "node0",
-        [sys.executable, "-m", "samestep", "run", "--mpi", "--raw", f"--hosts={hosts}", *_ENV, *pytest],
+        [*_RUN, f"--hosts={hosts}", f"--env=SAMESTEP_TEST_LAYOUT={layout}", *pytest],
         cwd=SUITE,
     )
     try:
@@ -53,7 +54,7 @@ def run(lab, layout, backends, files=(), most_s=MOST_S):
 
 
 # The hosts share the machine's cores, which Open MPI cannot know: its ranks have to give way to each other.
-_ENV = ["--env=OMPI_MCA_mpi_yield_when_idle=1"]
+_RUN = [sys.executable, "-m", "samestep", "run", "--mpi", "--raw", "--env=OMPI_MCA_mpi_yield_when_idle=1"]
 
 
 def main() -> int:

@@ -1,46 +1,38 @@
-"""The suite that defines a backend, a part of it, over hosts that nothing but a network connects.
+"""The suite that defines a backend over hosts that nothing but a network connects, as far as time allows.
 
-The ranks are started by `mpirun`, as `mpirun -n N pytest` is, and what is tested does without MPI.
+`python tests/hosts/conformance.py` runs all of it.
 """
 
-import sys
-from pathlib import Path
+import re
 
+import conformance
 import lab as labs
 import pytest
 from lab import PATIENCE_S
 
-SUITE = Path(__file__).parents[1] / "conformance"
-MIXED = ("test_point_to_point.py", "test_groups.py", "test_mismatch.py", "test_schedules.py")
+MIXED = (
+    "test_reductions.py",
+    "test_point_to_point.py",
+    "test_groups.py",
+    "test_mismatch.py",
+    "test_schedules.py",
+)
+PARTS = {"1,1": ("test_movement.py", "test_work.py"), "2,2": (), "1,2,1": MIXED}  # (): all
 
 
-@pytest.fixture
-def lab(request):
+@pytest.mark.parametrize("layout", PARTS)
+def test_the_suite(layout):
     if reason := labs.missing():
         pytest.skip(reason)
     pytest.importorskip("mpi4py")
-    made = labs.Lab(3)
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize(
-    ("hosts", "files"),
-    [
-        ("node0:1,node1:1", ("test_movement.py",)),
-        ("node0:2,node1:2", ("test_reductions.py", "test_work.py")),
-        ("node0:1,node1:2,node2:1", MIXED),
-    ],
-)
-def test_a_part_of_the_suite(lab, hosts, files):
-    n_hosts, n_ranks = hosts.count("node"), sum(int(part[-1]) for part in hosts.split(","))
-    settings = ["-o", "samestep_backends=native", "-o", "samestep_ranks_expected=", "-p", "no:cacheprovider"]
-    argv = ["run", "--mpi", "--raw", f"--hosts={hosts}", "-m", "pytest", "-q", *settings]
-    files = [str(SUITE / name) for name in files]
-    process = lab.start(
-        "node0", [sys.executable, "-m", "samestep", *argv, *files, "-k", "not on_one_host"], cwd=SUITE
-    )
-    text, _ = process.communicate(timeout=3 * PATIENCE_S)
-    assert process.returncode == 0, text
-    assert f"on {n_ranks} ranks (native)" in text, text
-    assert f", {n_hosts} hosts" in text, text
+    assert layout in conformance.LAYOUTS
+    n_hosts, n_ranks = layout.count(",") + 1, sum(map(int, layout.split(",")))
+    files = [conformance.SUITE / name for name in PARTS[layout]]
+    lab = labs.Lab(n_hosts)
+    try:
+        code, text = conformance.run(lab, layout, conformance.BACKENDS, files, most_s=6 * PATIENCE_S)
+    finally:
+        lab.close()
+    assert code == 0, text
+    each = ", ".join(rf"\d+ {backend}" for backend in conformance.BACKENDS)
+    assert re.search(rf"on {n_ranks} ranks \({each}\); .*, {n_hosts} hosts", text), text

