@@ -78,6 +78,7 @@ class MpiMessenger final : public Messenger {
 
   bool test(Request& request, Envelope* envelope) override {
     if (!request.active) return true;
+    if (has_failed() && Clock::now() - failure_->at > kBlameAfter) throw Error(failure_->text);
     MpiLibrary::Status status;
     bool ended = false;
     attempt([&] { ended = library_->test(request.bits, status); });
@@ -156,10 +157,7 @@ class MpiMessenger final : public Messenger {
 
   template <class Call>
   void attempt(Call&& call) {
-    if (has_failed()) {
-      if (Clock::now() - failure_->at > kBlameAfter) throw Error(failure_->text);
-      return;
-    }
+    if (has_failed()) return;
     try {
       call();
     } catch (const Error& error) {
