@@ -182,9 +182,13 @@ def test_a_wrong_kernel_makes_wrong_trees(tmp_path):
     assert set(trees(tmp_path, **wrong, SAMESTEP_PACK_BELOW="0").values()) == {0}
 
 
-@pytest.mark.parametrize("how", ["none", "broken"])
-def test_ranks_agree_not_to_pack_where_one_has_no_kernels(tmp_path, how):
-    lacking = {"SAMESTEP_NVRTC_LIBRARY": "/nowhere"} if how == "none" else {"FAKE_NVRTC_FAIL": "1"}
+@pytest.mark.parametrize("how", ["none", "broken", "full"])
+def test_ranks_agree_not_to_pack_where_one_cannot(tmp_path, how):
+    lacking = {
+        "none": {"SAMESTEP_NVRTC_LIBRARY": "/nowhere"},
+        "broken": {"FAKE_NVRTC_FAIL": "1"},
+        "full": {"FAKE_GPU_LARGEST": str(16 << 20)},  # less than a bucket
+    }[how]
     ended = device_jobs.run(tmp_path, TREES, 2, of_rank={1: lacking}, SAMESTEP_KERNEL_CACHE="", FEW="1")
     for rank in ended:
         assert rank.told, ended
