@@ -47,7 +47,7 @@ def main(seconds: float) -> int:
         del backend
         if turn == WARM_UP:
             before = state(arrays)
-        if time.monotonic() - begin > seconds:
+        if turn >= 2 * WARM_UP and time.monotonic() - begin > seconds:
             break
     after, grown = settled(arrays, before)
     counted = turn - WARM_UP

@@ -67,7 +67,7 @@ def plan_buckets(leaf_nbytes: Sequence[int], bucket_nbytes: int) -> list[range]:
 def plan_messages(infos: Sequence[ArrayInfo], *, mix_dtypes: bool) -> list[list[int]]:
     """Decide which leaves travel together: lists of leaf indices, one per message.
 
-    Large leaves go alone. Empty leaves are in no message. Messages are
+    Large leaves go alone, and those of host and device memory apart. Empty leaves are in no message. Messages are
     ordered by their last leaf, that is, by when they are complete if leaves become ready one after another.
 
     Args:
@@ -75,12 +75,12 @@ def plan_messages(infos: Sequence[ArrayInfo], *, mix_dtypes: bool) -> list[list[
       mix_dtypes: whether one message may carry several dtypes (a broadcast moves bytes, a reduction cannot).
     """
     alone: list[list[int]] = []
-    small: dict[str, list[int]] = {}
+    small: dict[tuple[str, str], list[int]] = {}
     for i, info in enumerate(infos):
         if info.nbytes >= SMALL_NBYTES:
             alone.append([i])
         elif info.nbytes:
-            small.setdefault("" if mix_dtypes else info.dtype, []).append(i)
+            small.setdefault((info.device, "" if mix_dtypes else info.dtype), []).append(i)
     together = [
         [leaves[j] for j in bucket]
         for leaves in small.values()

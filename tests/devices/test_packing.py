@@ -123,14 +123,15 @@ def test_too_many_leaves_are_refused(monkeypatch, tmp_path):
 
 TREES = """
 world = start()
-SIZES = [1, 2, 3, 5, 0, 17, 1000, 4097, *range(20, 160), 200_001]
+FEW = os.environ.get("FEW") == "1"
+SIZES = [1, 2, 3, 5, 0, 17, 1000, 4097, *range(20, 30 if FEW else 160), 200_001]
 def leaf(r, k, dtype):
     return ((np.arange(SIZES[k]) + r + k) % 5 + 1).astype(dtype)
 def wrong(got, expected):
     return sum(not np.array_equal(got[k].get(), expected(k)) for k in range(len(SIZES)))
 ranks, stream = range(size), Stream()
 found = {}
-for dtype in ("float32", "float64", "int32", "uint8", "float16", "complex64"):
+for dtype in ("float32", "float64", "int32", "uint8", "float16", "complex64")[: 1 if FEW else None]:
     tree = [Array.of(leaf(rank, k, dtype), stream) for k in range(len(SIZES))]
     found[dtype] = wrong(world.allreduce_tree(tree), lambda k: sum(leaf(r, k, dtype) for r in ranks))
     tree = [Array.of(leaf(rank, k, dtype), stream) for k in range(len(SIZES))]
@@ -170,17 +171,25 @@ def test_trees_are_packed_and_exact(tmp_path, in_progress):
 
 def test_a_wrong_kernel_makes_wrong_trees(tmp_path):
     """So the tests above go through the kernels, and only with the limit above 0."""
-    wrong = {"FAKE_NVRTC_EDIT": "* 16;\n  move_leaf=>* 8;\n  move_leaf", "SAMESTEP_KERNEL_CACHE": ""}
+    wrong = {
+        "FAKE_NVRTC_EDIT": "* 16;\n  move_leaf=>* 8;\n  move_leaf",
+        "SAMESTEP_KERNEL_CACHE": "",
+        "FEW": "1",
+    }
     found = trees(tmp_path, **wrong)
     assert found["float32"] > 0
     assert found["mixed on 1"] > 0
     assert set(trees(tmp_path, **wrong, SAMESTEP_PACK_BELOW="0").values()) == {0}
 
 
-@pytest.mark.parametrize("how", ["none", "broken"])
-def test_ranks_agree_not_to_pack_where_one_has_no_kernels(tmp_path, how):
-    lacking = {"SAMESTEP_NVRTC_LIBRARY": "/nowhere"} if how == "none" else {"FAKE_NVRTC_FAIL": "1"}
-    ended = device_jobs.run(tmp_path, TREES, 2, of_rank={1: lacking}, SAMESTEP_KERNEL_CACHE="")
+@pytest.mark.parametrize("how", ["none", "broken", "full"])
+def test_ranks_agree_not_to_pack_where_one_cannot(tmp_path, how):
+    lacking = {
+        "none": {"SAMESTEP_NVRTC_LIBRARY": "/nowhere"},
+        "broken": {"FAKE_NVRTC_FAIL": "1"},
+        "full": {"FAKE_GPU_LARGEST": str(16 << 20)},  # less than a bucket
+    }[how]
+    ended = device_jobs.run(tmp_path, TREES, 2, of_rank={1: lacking}, SAMESTEP_KERNEL_CACHE="", FEW="1")
     for rank in ended:
         assert rank.told, ended
         assert set(rank.told[0].values()) == {0}

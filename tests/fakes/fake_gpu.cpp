@@ -8,6 +8,7 @@
 //   FAKE_GPU_ERROR         what the first call returns, such as 35 for an old driver
 //   FAKE_GPU_DELAY_US      longest delay before a thing in a stream (0)
 //   FAKE_GPU_IGNORE_WAITS  "library" or "user": streams made by the package, or by others, wait for no event
+//   FAKE_GPU_LARGEST       most bytes that can be allocated at once
 //   FAKE_GPU_HOST_ACCESS   1: the host reaches device memory, as a GPU-aware MPI library does
 //   FAKE_GPU_SAME          all devices are this physical one
 
@@ -309,6 +310,7 @@ EXPORT int GPU(DeviceSynchronize)() {
 }
 
 EXPORT int GPU(Malloc)(void** out, std::size_t nbytes) {
+  if (const long largest = setting("FAKE_GPU_LARGEST", 0); largest > 0 && nbytes > static_cast<std::size_t>(largest)) return kOutOfMemory;
   const std::size_t page = 4096, size = (nbytes + page - 1) / page * page + page;  // a page more, so that none touch
   const int fd = ::memfd_create("fake-gpu", MFD_CLOEXEC);
   if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(size)) != 0) return kOutOfMemory;

@@ -53,11 +53,11 @@ def test_each_leaf_with_elements_is_in_one_message(infos, mix_dtypes):
 
 
 @given(leaves, st.booleans())
-def test_what_travels_together_is_small_and_of_one_dtype(infos, mix_dtypes):
+def test_what_travels_together_is_small_in_one_kind_of_memory_and_of_one_dtype(infos, mix_dtypes):
     for message in plan_messages(infos, mix_dtypes=mix_dtypes):
         if len(message) > 1:
             members = [infos[i] for i in message]
-            assert all(info.nbytes < SMALL_NBYTES for info in members)
+            assert all(info.nbytes < SMALL_NBYTES and info.device == members[0].device for info in members)
             assert sum(info.nbytes for info in members) <= BUCKET_NBYTES
             assert mix_dtypes or len({info.dtype for info in members}) == 1
 
