@@ -58,6 +58,7 @@ struct Block {
   char* bytes;   // where the elements are
   std::size_t nbytes;
   int device;    // -1: pinned memory of the host
+  std::shared_ptr<void> mapped = nullptr;  // device memory: held also by copies that have not run yet
 };
 
 struct Stream;
@@ -225,6 +226,13 @@ void drain_all_of(int device) {
   }
 }
 
+/// Keeps device memory for a copy in a stream of another device, which `Free` does not wait for.
+std::shared_ptr<void> keep(const void* data) {
+  const std::lock_guard lock(world().mutex);
+  const Block* block = find(data, 0);
+  return block != nullptr ? block->mapped : nullptr;
+}
+
 /// Bytes that a copy may use: device memory through its other mapping, anything else as it is.
 char* bytes_of(const void* data, std::size_t nbytes) {
   const std::lock_guard lock(world().mutex);
@@ -322,7 +330,12 @@ EXPORT int GPU(Malloc)(void** out, std::size_t nbytes) {
   if (bytes == MAP_FAILED || seen == MAP_FAILED) return kOutOfMemory;
   std::memset(bytes, 0xCD, nbytes);  // as left by others
   const std::lock_guard lock(world().mutex);
-  world().blocks[static_cast<char*>(seen)] = {static_cast<char*>(seen), static_cast<char*>(bytes), nbytes, device_of_thread};
+  std::shared_ptr<void> mapped(bytes, [seen, size](void* data) {
+    ::munmap(data, size);
+    ::munmap(seen, size);
+  });
+  world().blocks[static_cast<char*>(seen)] = {static_cast<char*>(seen), static_cast<char*>(bytes), nbytes, device_of_thread,
+                                              std::move(mapped)};
   *out = seen;
   return kSuccess;
 }
@@ -338,9 +351,6 @@ EXPORT int GPU(Free)(void* data) {
   drain_all_of(device);
   const std::lock_guard lock(world().mutex);
   const auto found = world().blocks.find(static_cast<char*>(data));
-  const std::size_t size = (found->second.nbytes + 4095) / 4096 * 4096 + 4096;
-  ::munmap(found->second.bytes, size);
-  ::munmap(found->second.seen, size);
   world().blocks.erase(found);
   return kSuccess;
 }
@@ -376,7 +386,7 @@ EXPORT int GPU(MemcpyAsync)(void* to, const void* from, std::size_t nbytes, int,
   const auto found = stream_of(stream);
   if (nbytes != 0 && (out == nullptr || in == nullptr)) return kInvalidValue;
   if (!found) return kInvalidHandle;
-  found->push([=] {
+  found->push([=, in_kept = keep(from), out_kept = keep(to)] {
     if (nbytes != 0) std::memmove(out, in, nbytes);
   }, /*writes=*/out != to);
   return kSuccess;
