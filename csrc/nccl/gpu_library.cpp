@@ -7,15 +7,10 @@
 #include "os/dynamic_library.h"
 
 namespace samestep {
-namespace {
 
-constexpr int kNotReady = 600;
-constexpr int kCopyEitherWay = 4;           // cudaMemcpyDefault: the addresses tell
-constexpr unsigned kNonBlockingStream = 1;  // cudaStreamNonBlocking
-constexpr unsigned kOrderOnlyEvent = 2;     // cudaEventDisableTiming
-constexpr unsigned kPortable = 1;           // cudaHostAllocPortable
-constexpr int kDeviceMemory = 2;            // cudaMemoryTypeDevice
-constexpr int kManagedMemory = 3;
+using namespace gpu_abi;
+
+namespace {
 
 template <class Function>
 void find(const OpenedLibrary& library, const std::string& symbol, Function& function) {
@@ -88,7 +83,12 @@ int GpuLibrary::device_of(const void* data) const {
     int type, device;
     std::array<char, 240> rest;  // larger than any version's
   } attributes{};
-  check(pointer_get_attributes_(&attributes, data), "PointerGetAttributes");
+  const int code = pointer_get_attributes_(&attributes, data);
+  if (code == kInvalidValue && kind_ == DeviceKind::rocm) {  // HIP does not know it; CUDA says that it is the host's
+    get_last_error_();
+    return -1;
+  }
+  check(code, "PointerGetAttributes");
   return attributes.type == kDeviceMemory || attributes.type == kManagedMemory ? attributes.device : -1;
 }
 

@@ -8,6 +8,19 @@
 
 namespace samestep {
 
+/// Numbers of the CUDA runtime's interface, which HIP shares from ROCm 6 on. tests/fakes/check_header.cpp compares them
+/// with CUDA's headers.
+namespace gpu_abi {
+inline constexpr int kInvalidValue = 1;
+inline constexpr int kNotReady = 600;
+inline constexpr int kCopyEitherWay = 4;           ///< cudaMemcpyDefault: the addresses tell
+inline constexpr unsigned kNonBlockingStream = 1;  ///< cudaStreamNonBlocking
+inline constexpr unsigned kOrderOnlyEvent = 2;     ///< cudaEventDisableTiming
+inline constexpr unsigned kPortable = 1;           ///< cudaHostAllocPortable
+inline constexpr int kDeviceMemory = 2;            ///< cudaMemoryTypeDevice
+inline constexpr int kManagedMemory = 3;           ///< cudaMemoryTypeManaged
+}  // namespace gpu_abi
+
 /// The few calls of the CUDA or HIP runtime that the package makes, through addresses looked up at run time: it is
 /// built without either and runs with both. The two differ in a prefix.
 ///

@@ -1,12 +1,21 @@
-// Compiled where a real nccl.h is found: our numbers against its own.
+// Compiled where the headers of NCCL and of the CUDA runtime are found: our numbers against theirs.
 
 #include <climits>
+
+#include <cuda_runtime_api.h>
 
 #include <nccl.h>
 
 #include "nccl/nccl_library.h"
 
 namespace abi = samestep::nccl_abi;
+namespace gpu = samestep::gpu_abi;
+
+static_assert(gpu::kInvalidValue == int{cudaErrorInvalidValue});
+static_assert(gpu::kNotReady == int{cudaErrorNotReady} && gpu::kCopyEitherWay == int{cudaMemcpyDefault});
+static_assert(gpu::kNonBlockingStream == cudaStreamNonBlocking && gpu::kOrderOnlyEvent == cudaEventDisableTiming);
+static_assert(gpu::kPortable == cudaHostAllocPortable);
+static_assert(gpu::kDeviceMemory == int{cudaMemoryTypeDevice} && gpu::kManagedMemory == int{cudaMemoryTypeManaged});
 
 static_assert(int{abi::kSuccess} == int{ncclSuccess} && int{abi::kInvalidUsage} == int{ncclInvalidUsage});
 static_assert(int{abi::kRemoteError} == int{ncclRemoteError} && int{abi::kInProgress} == int{ncclInProgress});
