@@ -4,16 +4,35 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fake_arrays
+import fake_libraries
+import libraries
 import numpy as np
 import pytest
 import samestep as ss
 import samestep.distributed as dist
-from libraries import assert_same, contribution
+from libraries import contribution
+from samestep.device_arrays import DeviceArray
 from samestep.distributed import support
 
 PAGE = Path(__file__).parents[2] / "docs" / "support.md"
-MAKERS = {"CPU": np.array}
-"""Arrays on each device of the table; a new one skips the test where there is none."""
+MAKERS = {"CPU": np.array, "CUDA": fake_arrays.array_of}
+"""Arrays on each device of the table."""
+
+
+def here(x):
+    """Its elements in host memory."""
+    if isinstance(x, DeviceArray):
+        return x.numpy()
+    return x.get() if isinstance(x, fake_arrays.Array) else np.asarray(x)
+
+
+def stack(arrays):
+    return np.stack([here(x) for x in arrays])
+
+
+def assert_same(got, expected):
+    libraries.assert_same(here(got), expected)
 
 
 class Cell:
@@ -76,13 +95,13 @@ def reduce(of):
 def all_gather(of):
     slots = of.zeros(of.size)
     dist.all_gather(slots, of.mine())
-    assert_same(np.stack(slots), np.stack(of.everyones()))
+    assert_same(stack(slots), np.stack(of.everyones()))
 
 
 def gather(of):
     slots = of.zeros(of.size) if of.rank == of.last else None
     dist.gather(of.mine(), slots, of.last)
-    assert slots is None or np.array_equal(np.stack(slots), np.stack(of.everyones()))
+    assert slots is None or np.array_equal(stack(slots), np.stack(of.everyones()))
 
 
 def scatter(of):
@@ -99,13 +118,13 @@ def barrier(of):
 def broadcast_multigpu(of):
     pair = [of.mine(), of.mine()]
     dist.broadcast_multigpu(pair, of.last, src_tensor=1)
-    assert_same(np.stack(pair), np.stack([contribution(of.last, 37)] * 2))
+    assert_same(stack(pair), np.stack([contribution(of.last, 37)] * 2))
 
 
 def all_reduce_multigpu(of):
     pair = [of.mine(), of.mine()]
     dist.all_reduce_multigpu(pair)
-    assert_same(np.stack(pair), np.stack([2 * of.total()] * 2))
+    assert_same(stack(pair), np.stack([2 * of.total()] * 2))
 
 
 def reduce_multigpu(of):
@@ -119,7 +138,7 @@ def all_gather_multigpu(of):
     slots = [of.zeros(2 * of.size), of.zeros(2 * of.size)]
     dist.all_gather_multigpu(slots, [of.mine(), of.mine()])
     for row in slots:
-        assert_same(np.stack(row), np.repeat(np.stack(of.everyones()), 2, axis=0))
+        assert_same(stack(row), np.repeat(np.stack(of.everyones()), 2, axis=0))
 
 
 def reduce_scatter(of):
@@ -199,19 +218,41 @@ CHECKS = {
 } | {"recv": send, "irecv": isend}
 
 
+def cells(verb, device):
+    """What the table says of this world's backend and a device."""
+    how = (support.VERBS | support.BEYOND)[verb]
+    return [how[support.COLUMNS.index(c)] for c in support.COLUMNS if c == (dist.get_backend(), device)]
+
+
+def run_on_the_host(group, verb):
+    (how,) = cells(verb, "CPU")
+    before = group.counters().operations
+    CHECKS[verb](Cell(group, MAKERS["CPU"]))
+    most = max(group.allgather_object(group.counters().operations - before))
+    if group.size > 1:
+        assert (most == 1) == (how == support.NATIVE), f"{verb}: {most} operations"
+
+
 @pytest.mark.ranks(1, 2, 3)
 @pytest.mark.parametrize("verb", support.VERBS | support.BEYOND)
 def test_a_row(group, verb):
-    """In every column of this world's backend."""
-    columns = [c for c in support.COLUMNS if c.backend == dist.get_backend()]
-    assert columns
-    for column in columns:
-        how = (support.VERBS | support.BEYOND)[verb][support.COLUMNS.index(column)]
-        before = group.counters().operations
-        CHECKS[verb](Cell(group, MAKERS[column.device]))
-        most = max(group.allgather_object(group.counters().operations - before))
-        if group.size > 1:
-            assert (most == 1) == (how == support.NATIVE), f"{verb}: {most} operations"
+    """On the host, in this world's backend."""
+    run_on_the_host(group, verb)
+
+
+@pytest.mark.skipif(fake_libraries.compiler() is None, reason="the fake devices need a C++ compiler")
+@pytest.mark.ranks(1, 2, 3, backends=["fakes", "staged", "staged-native"])
+@pytest.mark.parametrize("verb", support.VERBS | support.BEYOND)
+def test_a_row_on_devices(group, verb):
+    """And beside NCCL on the host."""
+    if dist.get_backend() == "nccl":
+        run_on_the_host(group, verb)
+    (how,) = cells(verb, "CUDA")
+    before = fake_arrays.nccl_calls()
+    CHECKS[verb](Cell(group, MAKERS["CUDA"]))
+    calls = max(group.allgather_object(fake_arrays.nccl_calls() - before))
+    if group.size > 1 and verb != "barrier" and "object" not in verb:  # which have no arrays on devices
+        assert (calls == 0) == (how == support.STAGED), f"{verb}: {calls} calls of NCCL"
 
 
 def test_every_row_has_a_cell_in_every_column():

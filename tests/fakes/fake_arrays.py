@@ -31,6 +31,13 @@ def counts() -> list[int]:
     return list(found)
 
 
+def nccl_calls() -> int:
+    """Collectives and messages of this process that went to NCCL."""
+    library = ctypes.CDLL(str(fake_libraries.build()[1]))
+    library.fakeNcclCalls.restype = ctypes.c_long
+    return int(library.fakeNcclCalls())
+
+
 class Stream:
     def __init__(self, handle: int | None = None) -> None:
         self.handle = handle

@@ -388,7 +388,13 @@ int launch_group() {
   return result;
 }
 
+std::atomic<long>& n_calls() {
+  static std::atomic<long> n{0};
+  return n;
+}
+
 int add(void* handle, Kind kind, const void* in, void* out, std::size_t count, int type, int op, int root, void* stream) {
+  ++n_calls();
   const CommPtr comm = find(handle);
   if (!comm) return refuse(kInvalidArgument, "fake: no such communicator");
   if (comm->error != kSuccess) return refuse(kInvalidUsage, "fake: the communicator is not ready: " + comm->last_error);
@@ -554,3 +560,5 @@ EXPORT int ncclSend(const void* in, std::size_t count, int type, int peer, void*
 EXPORT int ncclRecv(void* out, std::size_t count, int type, int peer, void* comm, void* stream) {
   return add(comm, Kind::receive, nullptr, out, count, type, 0, peer, stream);
 }
+/// Collectives and messages that this process has asked for.
+EXPORT long fakeNcclCalls() { return n_calls(); }

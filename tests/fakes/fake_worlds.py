@@ -47,6 +47,12 @@ def _opening(backend: type[Backend], **settings: str) -> Any:
 FUNCTIONS = (ss.synchronize, ss.allreduce_gradients, ss.DistributedOptimizer)
 
 
+def _native(timeout: float, folder: Path) -> Backend:
+    os.environ.setdefault("FAKE_GPU_DELAY_US", DELAY_US)
+    with variables(**fake_libraries.environment(), SAMESTEP_STAGING_PIECE="65536"):
+        return worlds._native(timeout, folder)
+
+
 def _for_numpy(open_world: Any) -> Any:
     def open_group(timeout: float, folder: Path) -> Any:
         backend = open_world(timeout, folder)
@@ -62,6 +68,7 @@ WORLDS = {
     "late": _opening(NCCLBackend, FAKE_NCCL_IN_PROGRESS="1"),
     "checked": _opening(NCCLBackend, SAMESTEP_NCCL_CHECK="before"),
     "staged": _opening(MPIBackend, SAMESTEP_STAGING_PIECE="65536"),
+    "staged-native": _native,
     "aware": _opening(MPIBackend, SAMESTEP_GPU_AWARE_MPI="1"),
     "staged-direct": _opening(MPIBackend, SAMESTEP_STAGING_PIECE="65536", SAMESTEP_MPI_ENGINE="direct"),
 }

@@ -43,40 +43,52 @@ class Column(NamedTuple):
 COLUMNS: Final = (
     Column("gloo", "CPU"),
     Column("mpi", "CPU"),
-    # Device arrays: Column("nccl", "CUDA"), Column("gloo", "CUDA"), ... and one more word in each line below.
+    Column("nccl", "CPU"),
+    Column("gloo", "CUDA"),
+    Column("mpi", "CUDA"),
+    Column("nccl", "CUDA"),
 )
 
+_HOST: Final = (NATIVE, NATIVE, NATIVE)  # nccl has a host backend beside it
+_PARTS: Final = (COMPOSED, COMPOSED, COMPOSED)
+_COLLECTIVE: Final = (*_HOST, STAGED, STAGED, NATIVE)
+_ROUTED: Final = (*_HOST, STAGED, STAGED, COMPOSED)  # sends and receives of NCCL
+_RAGGED: Final = (*_PARTS, STAGED, STAGED, COMPOSED)
+_BY_HOST: Final = (*_HOST, STAGED, STAGED, STAGED)
+_PARTS_BY_HOST: Final = (*_PARTS, STAGED, STAGED, STAGED)
+_OBJECTS: Final = (COMPOSED,) * 6
+
 VERBS: Final = {
-    "send": (NATIVE, NATIVE),
-    "recv": (NATIVE, NATIVE),
-    "isend": (NATIVE, NATIVE),
-    "irecv": (NATIVE, NATIVE),
-    "broadcast": (NATIVE, NATIVE),
-    "all_reduce": (NATIVE, NATIVE),
-    "reduce": (NATIVE, NATIVE),
-    "all_gather": (NATIVE, NATIVE),
-    "gather": (NATIVE, NATIVE),
-    "scatter": (NATIVE, NATIVE),
-    "barrier": (NATIVE, NATIVE),
-    "broadcast_multigpu": (COMPOSED, COMPOSED),
-    "all_reduce_multigpu": (COMPOSED, COMPOSED),
-    "reduce_multigpu": (COMPOSED, COMPOSED),
-    "all_gather_multigpu": (COMPOSED, COMPOSED),
+    "send": _BY_HOST,
+    "recv": _BY_HOST,
+    "isend": _BY_HOST,
+    "irecv": _BY_HOST,
+    "broadcast": _COLLECTIVE,
+    "all_reduce": _COLLECTIVE,
+    "reduce": _COLLECTIVE,
+    "all_gather": _BY_HOST,
+    "gather": _BY_HOST,
+    "scatter": _BY_HOST,
+    "barrier": (NATIVE,) * 6,
+    "broadcast_multigpu": _PARTS_BY_HOST,
+    "all_reduce_multigpu": _PARTS_BY_HOST,
+    "reduce_multigpu": _PARTS_BY_HOST,
+    "all_gather_multigpu": _PARTS_BY_HOST,
 }
 """Functions of `samestep.distributed`, by column."""
 
 BEYOND: Final = {
-    "reduce_scatter": (NATIVE, NATIVE),
-    "alltoall": (NATIVE, NATIVE),
-    "alltoallv": (COMPOSED, COMPOSED),
-    "allgatherv": (COMPOSED, COMPOSED),
-    "gatherv": (COMPOSED, COMPOSED),
-    "scatterv": (COMPOSED, COMPOSED),
-    "sendrecv": (COMPOSED, COMPOSED),
-    "bcast_object": (COMPOSED, COMPOSED),
-    "allgather_object": (COMPOSED, COMPOSED),
-    "gather_object": (COMPOSED, COMPOSED),
-    "scatter_object": (COMPOSED, COMPOSED),
+    "reduce_scatter": _COLLECTIVE,
+    "alltoall": _ROUTED,
+    "alltoallv": _RAGGED,
+    "allgatherv": _RAGGED,
+    "gatherv": _RAGGED,
+    "scatterv": _RAGGED,
+    "sendrecv": _PARTS_BY_HOST,
+    "bcast_object": _OBJECTS,
+    "allgather_object": _OBJECTS,
+    "gather_object": _OBJECTS,
+    "scatter_object": _OBJECTS,
 }
 """Methods of `samestep.Backend` that torch had no function for in 2019, by column."""
 
@@ -105,9 +117,10 @@ could do: ✓, ✘, and ? where it depended on the MPI it was built with.
 {meaning}
 """
 
-_NO_DEVICES = """
-Arrays on devices are not carried by this version: `init_process_group("nccl")` is an `UnavailableError`, which
-says what is missing.
+_DEVICES = """
+Cells of arrays on devices are run on [stand-ins](gpus.md) of CUDA and NCCL. ROCm takes the same paths. Verbs with a
+list of arrays pack it in host memory; `Backend.allgather`, `gather` and `scatter`, which have one array instead, go
+through NCCL.
 """
 
 _BEYOND = """
@@ -132,9 +145,7 @@ def page() -> str:
     first = [[f"`{verb}`", *cells, *IN_2019.get(verb, " " * 6)] for verb, cells in VERBS.items()]
     more = [[f"`{verb}`", *cells] for verb, cells in BEYOND.items()]
     parts = [_HEAD.format(meaning="\n".join(meaning)), _table(["", *here, *there], first)]
-    if all(column.device == "CPU" for column in COLUMNS):
-        parts.append(_NO_DEVICES)
-    return "\n".join([*parts, _BEYOND, _table(["", *here], more)]).replace("\n\n\n", "\n\n")
+    return "\n".join([*parts, _DEVICES, _BEYOND, _table(["", *here], more)]).replace("\n\n\n", "\n\n")
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
