@@ -241,7 +241,7 @@ std::exception_ptr NcclChannel::late(const Operation& operation, const Deadline&
   if (operation.agreement == nullptr) {
     return std::make_exception_ptr(TimeoutError(text + "the device has not finished it, or not all ranks have come"));
   }
-  if (operation.agreement->done()) {
+  if (operation.agreement->done() && !operation.agreement->error()) {  // who waits for it may have given it up
     return std::make_exception_ptr(
         TimeoutError(text + "all ranks have started it, but the device has not finished it"));
   }
