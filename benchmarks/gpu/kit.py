@@ -183,6 +183,11 @@ def main() -> int:
     parser.add_argument(
         "--fakes", action="store_true", help="use the stand-ins of tests/fakes, to try the kit itself"
     )
+    parser.add_argument(
+        "--installed",
+        action="store_true",
+        help="examine the package that this Python imports; nothing is built",
+    )
     parser.add_argument("--short", action="store_true", help="few turns and sizes, to try the kit itself")
     parser.add_argument("--seconds", type=float, default=530.0, help="for everything (default %(default)s)")
     parser.add_argument("--part-seconds", type=float, default=1e9, help="at most for each part")
@@ -195,13 +200,15 @@ def main() -> int:
     def left() -> float:
         return flags.seconds - (time.monotonic() - begin)
 
-    try:
-        subprocess.run([sys.executable, str(HERE / "kit_build.py")], check=True, timeout=max(left(), 1))
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        print(f"the package cannot be built: {error}", file=sys.stderr)
-        return 1
-    sys.path.insert(0, str(ROOT / "python"))
-    mine = [str(ROOT / "python"), str(ROOT / "tests/fakes"), str(HERE)]
+    mine = [str(ROOT / "tests/fakes"), str(HERE)]
+    if not flags.installed:
+        try:
+            subprocess.run([sys.executable, str(HERE / "kit_build.py")], check=True, timeout=max(left(), 1))
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            print(f"the package cannot be built: {error}", file=sys.stderr)
+            return 1
+        sys.path.insert(0, str(ROOT / "python"))
+        mine.insert(0, str(ROOT / "python"))
     os.environ["PYTHONPATH"] = os.pathsep.join([*mine, *filter(None, [os.environ.get("PYTHONPATH")])])
     if flags.fakes:
         sys.path.append(str(ROOT / "tests/fakes"))

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping
 
 from samestep.errors import InvalidArgumentError
-from samestep.launch import mpi_library
 
 __all__ = ["decide", "describe", "query", "wanted"]
 
@@ -66,6 +65,8 @@ def _tried(kind: str, device: int) -> tuple[bool, str]:
 
 def query(kind: str) -> bool:
     """What the MPI library says of itself. False if it does not load or has no word for it."""
+    from samestep.launch import mpi_library
+
     path = mpi_library.load().path
     if not path:
         return False

@@ -18,7 +18,7 @@ if not KIT.is_dir():
 def run(tmp_path, *words, **variables):
     out = tmp_path / "found.json"
     done = subprocess.run(
-        [str(KIT / "kit.sh"), "--fakes", "--short", *words, str(out)],
+        [str(KIT / "kit.sh"), "--fakes", "--short", "--installed", *words, str(out)],
         env=os.environ | {"PYTHON": sys.executable, "TMPDIR": str(tmp_path)} | variables,
         capture_output=True,
         text=True,
