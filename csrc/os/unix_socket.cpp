@@ -65,7 +65,9 @@ std::optional<UnixSocket::Packet> UnixSocket::receive(const Deadline& deadline) 
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   message.msg_control = control;
   message.msg_controllen = sizeof control;
-  const ssize_t got = ::recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC);
+  ssize_t got = ::recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC);
+  // An end that had not read all is told once, before what it has sent itself.
+  if (got < 0 && errno == ECONNRESET) got = ::recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   if (got < 0 && errno != ECONNRESET) throw_errno("cannot receive from a process of this host");
   if (got <= 0) throw PeerLostError("the process at the other end has ended");
   packet.bytes.resize(static_cast<std::size_t>(got));
