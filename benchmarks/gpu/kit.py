@@ -175,7 +175,7 @@ def nccl_version() -> str:
     return accelerators.communication_library("cuda", may_open=True).version
 
 
-def main() -> int:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/gpu/kit.sh", description=__doc__)
     parser.add_argument(
         "out", nargs="?", default="gpu_results.json", help="the JSON; the summary lies beside it"
@@ -194,7 +194,11 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", help="only parts whose name contains one of these words, with commas between"
     )
-    flags = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    flags = _arguments()
     begin, out = time.monotonic(), Path(flags.out).resolve()
 
     def left() -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 
@@ -90,6 +89,8 @@ def query(kind: str) -> bool:
 
 def _trial(kind: str, device: int) -> str:
     """Why a message from device memory to device memory did not arrive in a process of its own, or ""."""
+    import subprocess  # not for those who only import the package
+
     env = {
         k: v for k, v in os.environ.items() if not k.startswith(_OF_A_JOB)
     }  # alone, not a rank of this job

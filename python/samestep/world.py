@@ -237,7 +237,8 @@ def _world_over(  # noqa: PLR0917 - as they were found, one after the other
     )
     comm.set_oversubscribed(hosts.oversubscribed(cpus, _core.usable_cpus()))
     kind = found.kind if found is not None else "cuda"
-    comm = _with_devices(comm, backend, kind, device, mine.host, timeout)
+    if any(seen.devices for seen in table):  # else there is nothing to agree on
+        comm = _with_devices(comm, backend, kind, device, mine.host, timeout)
     return _CLASSES[backend](
         comm, timeout=timeout, device=device, world_hosts=everywhere, at_end=at_end, beneath=beneath
     )

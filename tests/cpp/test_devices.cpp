@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "communicator/self_communicator.h"
+#include "contributions.h"
 #include "core/error.h"
 #include "loopback.h"
 #include "nccl/device_communicator.h"
@@ -16,8 +17,6 @@
 using namespace samestep;
 
 namespace {
-
-using Floats = std::vector<float>;
 
 Deadline soon() { return Deadline::after(Seconds(60)); }
 
@@ -144,19 +143,6 @@ class OnGpu {
   std::vector<std::unique_ptr<Floats>> kept_;
 };
 
-float element(int rank, std::size_t i) { return static_cast<float>(i % 17) + static_cast<float>(rank); }
-Floats contribution(int rank, std::size_t count) {
-  Floats values(count);
-  for (std::size_t i = 0; i < count; ++i) values[i] = element(rank, i);
-  return values;
-}
-Floats sum(int size, std::size_t count) {
-  Floats values(count);
-  for (int rank = 0; rank < size; ++rank) {
-    for (std::size_t i = 0; i < count; ++i) values[i] += element(rank, i);
-  }
-  return values;
-}
 Floats joined(int size, std::size_t count) {
   Floats all;
   for (int rank = 0; rank < size; ++rank) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <thread>
 
+#include "contributions.h"
 #include "core/error.h"
 #include "exchange/exchange_communicator.h"
 #include "local_network.h"
@@ -11,8 +12,6 @@
 using namespace samestep;
 
 namespace {
-
-using Floats = std::vector<float>;
 
 Deadline soon() { return Deadline::after(Seconds(60)); }
 
@@ -33,20 +32,6 @@ struct World {
 
 Buffer buffer(Floats& values) { return {values.data(), values.size(), DType::float32}; }
 Shape shape(const Floats& values) { return Shape::flat(values.size()); }
-
-float element(int rank, std::size_t i) { return static_cast<float>(i % 17) + static_cast<float>(rank); }
-Floats contribution(int rank, std::size_t count) {
-  Floats values(count);
-  for (std::size_t i = 0; i < count; ++i) values[i] = element(rank, i);
-  return values;
-}
-Floats sum(int size, std::size_t count) {
-  Floats values(count);
-  for (int rank = 0; rank < size; ++rank) {
-    for (std::size_t i = 0; i < count; ++i) values[i] += element(rank, i);
-  }
-  return values;
-}
 
 constexpr std::size_t kCounts[] = {0, 1, 2, 5, 16, 17, 1000, 20'003};
 

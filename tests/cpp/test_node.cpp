@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "communicator/fused.h"
+#include "contributions.h"
 #include "core/error.h"
 #include "local_network.h"
 #include "node/node_communicator.h"
@@ -15,8 +16,6 @@
 using namespace samestep;
 
 namespace {
-
-using Floats = std::vector<float>;
 
 Deadline soon() { return Deadline::after(Seconds(60)); }
 
@@ -43,20 +42,6 @@ thread_local std::shared_ptr<ThreadHost> Town::host;
 
 Buffer buffer(Floats& values) { return {values.data(), values.size(), DType::float32}; }
 Shape shape(const Floats& values) { return Shape::flat(values.size()); }
-
-float element(int rank, std::size_t i) { return static_cast<float>(i % 17) + static_cast<float>(rank); }
-Floats contribution(int rank, std::size_t count) {
-  Floats values(count);
-  for (std::size_t i = 0; i < count; ++i) values[i] = element(rank, i);
-  return values;
-}
-Floats sum(int size, std::size_t count) {
-  Floats values(count);
-  for (int rank = 0; rank < size; ++rank) {
-    for (std::size_t i = 0; i < count; ++i) values[i] += element(rank, i);
-  }
-  return values;
-}
 
 /// The verb, waited for at once.
 void run_now(Communicator& group, const Call& call) {

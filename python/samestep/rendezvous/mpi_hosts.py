@@ -16,8 +16,6 @@ __all__ = ["begin"]
 
 _BACKLOG = 4096  # connections that are never taken
 _REACH_S = 2.0
-
-
 _EAGER_PIECE = 32 << 10
 
 
@@ -26,7 +24,8 @@ def begin(comm: _core.Communicator, hosts: Sequence[str], timeout: float) -> boo
 
     Over TCP MPI asks before it sends what is longer than some 64 KiB (Open MPI 5), and the answer waits behind all
     that is on the line already. So there long reductions are cut into messages that go unasked: two hosts of one rank
-    take 569 ms for 64 MiB at 1 Gbit/s, where messages of 256 KiB take 740 and the line alone 561.
+    take 569 ms for 64 MiB at 1 Gbit/s, where messages of 256 KiB take 740 and the line alone 561
+    (`benchmarks/hosts.py`, SAMESTEP_WINDOW_PIECE).
 
     Every rank listens at a port of its own, where nothing is ever said: a rank that has waited for a second connects to
     the others' ports, which their kernels refuse once the processes have ended. Where hosts cannot reach each other
