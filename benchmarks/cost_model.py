@@ -12,13 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 KIB, MIB = 1 << 10, 1 << 20
-INLINE = (
-    (2, 16 * KIB),
-    (4, 8 * KIB),
-    (16, 2 * KIB),
-)  # most bytes that travel with the headers, by ranks; else
-INLINE_OF_MANY = 512
+INLINE = ((2, 16 * KIB), (4, 8 * KIB), (16, 2 * KIB))  # most bytes that travel with the headers, by ranks
+SPREAD_ABOVE = 16  # ranks; from there on what all tell all goes from rank to rank
+SPREAD_TOGETHER, LEAST_SPREAD = (
+    64 * KIB,
+    128,
+)  # bytes with the headers then, of all ranks together and of each
+HEADER, PLACES = 16, 40  # bytes of a header, and of where a rank's buffers are, which goes with it in levels
 MOST_PIECE, LEAST_PIECE, TOGETHER = 256 * KIB, 16 * KIB, 2 * MIB  # of a window; see csrc/exchange/windows.cpp
+HALVED_WINDOW = MIB  # see csrc/exchange/halving.cpp
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Load:
       rank_bytes: that the rank sends; it receives as many.
       card_bytes: that the host sends, all its ranks together; it receives as many.
       reduced: bytes that the rank reads to reduce them.
+      overlaps: whether the processor works beside the card; else one waits for the other.
     """
 
     rounds: float = 0
@@ -61,15 +64,23 @@ class Load:
     rank_bytes: float = 0
     card_bytes: float = 0
     reduced: float = 0
+    overlaps: bool = True
 
     def __add__(self, other: Load) -> Load:
-        return Load(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+        return Load(
+            self.rounds + other.rounds,
+            self.messages + other.messages,
+            self.rank_bytes + other.rank_bytes,
+            self.card_bytes + other.card_bytes,
+            self.reduced + other.reduced,
+            self.overlaps and other.overlaps,
+        )
 
 
 def seconds(load: Load, network: Network, ranks: int = 1) -> float:
     """How long it takes, where `ranks` of a host do the same at the same time.
 
-    Processors and card work side by side, so the longer of the two counts.
+    Where processors and card work side by side the longer of the two counts, else both.
 
     Example:
       >>> slow = Network(latency_s=0, message_s=0, bandwidth=100.0, copy_s=0.001, reduce_s=0)
@@ -79,28 +90,44 @@ def seconds(load: Load, network: Network, ranks: int = 1) -> float:
     turns = max(1.0, ranks / network.processors)
     busy = 2 * load.messages * network.message_s + 2 * load.rank_bytes * network.copy_s
     busy = turns * (busy + load.reduced * network.reduce_s)
-    return load.rounds * network.latency_s + max(busy, load.card_bytes / network.bandwidth)
+    card = load.card_bytes / network.bandwidth
+    return load.rounds * network.latency_s + (max(busy, card) if load.overlaps else busy + card)
 
 
-def meeting(n: int, ranks: int = 1) -> Load:
-    """Every rank tells all others what it is about to do, before anything is moved."""
-    return Load(rounds=1, messages=n - 1) if n > 1 else Load()
+def meeting(n: int, nbytes: float = 0) -> Load:
+    """Every rank tells all others what it is about to do, with `nbytes` behind the header: itself, or through others.
+
+    Example:
+      >>> meeting(16).messages, meeting(17).messages
+      (15, 5)
+    """
+    if n < 2:
+        return Load()
+    sent = (n - 1) * nbytes
+    if n <= SPREAD_ABOVE:
+        return Load(rounds=1, messages=n - 1, rank_bytes=sent, card_bytes=sent)
+    steps, sent = log2_up(n), sent + (n - 1) * HEADER
+    return Load(rounds=steps, messages=steps, rank_bytes=sent, card_bytes=sent)
+
+
+def log2_up(n: int) -> int:
+    return (n - 1).bit_length()
 
 
 def inline_limit(n: int) -> int:
     """Most bytes that go with the headers of a meeting of `n` ranks.
 
     Example:
-      >>> inline_limit(2), inline_limit(17)
-      (16384, 512)
+      >>> inline_limit(2), inline_limit(17), inline_limit(1024)
+      (16384, 2048, 128)
     """
-    return next((limit for most, limit in INLINE if n <= most), INLINE_OF_MANY)
+    spread = min(max(SPREAD_TOGETHER // n, LEAST_SPREAD), INLINE[-1][1])
+    return next((limit for most, limit in INLINE if n <= most), spread)
 
 
 def short(n: int, nbytes: float) -> Load:
     """All bytes travel with the headers, and every rank reduces all of them."""
-    sent = (n - 1) * nbytes
-    return meeting(n) + Load(rank_bytes=sent, card_bytes=sent, reduced=n * nbytes)
+    return meeting(n, nbytes) + Load(reduced=n * nbytes)
 
 
 def windows(n: int, nbytes: float) -> int:
@@ -114,16 +141,41 @@ def direct(n: int, nbytes: float) -> Load:
     if n == 1:
         return Load()
     sent = 2 * (n - 1) / n * nbytes
-    moved = Load(2, 2 * (n - 1) * windows(n, nbytes), sent, sent, nbytes)
-    return meeting(n) + moved
+    return Load(2, 2 * (n - 1) * windows(n, nbytes), sent, sent, nbytes)
+
+
+def steps_in_pairs(n: int, *, halves: bool) -> tuple[int, int]:
+    """Messages that follow one another, and messages of the busiest rank: as `halving_cost` of the engine.
+
+    n is a sum of powers of two, whose ranks add up for themselves; the sums go from block to block, and back.
+
+    Example:
+      >>> steps_in_pairs(64, halves=True), steps_in_pairs(6, halves=False)
+      ((12, 12), (3, 3))
+    """
+    blocks = [1 << bit for bit in reversed(range(n.bit_length())) if n >> bit & 1]
+    turns = 2 if halves else 1
+    most = 0
+    for larger, own, smaller in zip([0, *blocks], blocks, [*blocks[1:], 0], strict=False):
+        most = max(most, turns * (own.bit_length() - 1) + larger // own + (smaller > 0))
+    return turns * (blocks[0].bit_length() - 1) + (0 if halves else len(blocks) - 1), most
 
 
 def halving(n: int, nbytes: float) -> Load:
     """In each of log2(n) steps half of what is left is exchanged with one partner; then the same backwards."""
     if n == 1:
         return Load()
-    steps, sent = math.ceil(math.log2(n)), 2 * (n - 1) / n * nbytes
-    return Load(2 * steps, 2 * steps, sent, sent, 2 * (n - 1) / n * nbytes)
+    (rounds, messages), sent = steps_in_pairs(n, halves=True), 2 * (n - 1) / n * nbytes
+    return Load(rounds, messages * max(1, math.ceil(nbytes / HALVED_WINDOW)), sent, sent, sent)
+
+
+def doubling(n: int, nbytes: float) -> Load:
+    """In each of log2(n) steps everything is exchanged with one partner."""
+    if n == 1:
+        return Load()
+    rounds, messages = steps_in_pairs(n, halves=False)
+    sent = messages * nbytes
+    return Load(rounds, messages, sent, sent, 2 * sent, overlaps=False)
 
 
 def ring(n: int, nbytes: float) -> Load:
@@ -135,43 +187,72 @@ def ring(n: int, nbytes: float) -> Load:
 
 
 ALGORITHMS: dict[str, Callable[[int, float], Load]] = {
-    "short": short,
     "direct": direct,
     "halving": halving,
+    "doubling": doubling,
     "ring": ring,
 }
-IN_USE = ("short", "direct")
+"""What follows the meeting, in which all ranks say what they are about to do."""
+
+IN_USE = ("direct", "halving", "doubling")
+SHORT = "short"
+
+REFERENCE = Network(latency_s=15e-6, message_s=5e-6, bandwidth=1.19e9, copy_s=0.22e-9, reduce_s=0.0133e-9)
+"""What the engine chooses by: csrc/exchange/choice.cpp."""
+
+
+def way(n: int, nbytes: float) -> str:
+    """The cheapest of what samestep can do, of what does not go with the headers.
+
+    Example:
+      >>> way(8, 4096), way(64, 65536), way(8, 2**26)
+      ('doubling', 'halving', 'direct')
+    """
+    return (
+        min(IN_USE, key=lambda name: seconds(ALGORITHMS[name](n, nbytes), REFERENCE)) if n > 1 else "direct"
+    )
 
 
 def chosen(n: int, nbytes: float) -> str:
-    """What samestep does among `n` ranks.
+    """What samestep does among `n` ranks that talk alike.
 
     Example:
       >>> chosen(2, 4096), chosen(64, 4096)
-      ('short', 'direct')
+      ('short', 'doubling')
     """
-    return "short" if nbytes + 8 <= inline_limit(n) else "direct"
+    return SHORT if nbytes + 8 <= inline_limit(n) else way(n, nbytes)
 
 
 def flat(network: Network, hosts: int, ranks: int, nbytes: float, algorithm: str = "") -> float:
     """Seconds of an allreduce in which all ranks take part alike; the card carries what leaves the host."""
     n = hosts * ranks
-    load = ALGORITHMS[algorithm or chosen(n, nbytes)](n, nbytes)
-    outside = ranks * (n - ranks) / max(1, n - 1)
-    return seconds(replace(load, card_bytes=load.card_bytes * outside), network, ranks)
+    name = algorithm or chosen(n, nbytes)
+    load = short(n, nbytes) if name == SHORT else meeting(n) + ALGORITHMS[name](n, nbytes)
+    return seconds(_through_one_card(load, hosts, ranks), network, ranks)
+
+
+def _through_one_card(load: Load, hosts: int, ranks: int) -> Load:
+    n = hosts * ranks
+    return replace(load, card_bytes=load.card_bytes * ranks * (n - ranks) / max(1, n - 1))
 
 
 def levels(network: Network, hosts: int, ranks: int, nbytes: float, algorithm: str = "") -> float:
-    """Seconds of an allreduce in levels: inside the hosts, then each rank with its like on all hosts, on its share."""
-    share = nbytes / ranks
-    load = ALGORITHMS[algorithm or chosen(hosts, share)](hosts, share)
+    """Seconds of an allreduce in levels: inside the hosts, then each rank with its like on all hosts, on its share.
+
+    Before that all ranks meet.
+    """
+    n, share = hosts * ranks, nbytes / ranks
+    if algorithm == SHORT or (not algorithm and nbytes + 8 <= inline_limit(n)):
+        return flat(network, hosts, ranks, nbytes, SHORT)
+    load = ALGORITHMS[algorithm or way(hosts, share)](hosts, share)
+    met = seconds(_through_one_card(meeting(n, PLACES), hosts, ranks), network, ranks)
     inside = nbytes * network.node_s if ranks > 1 else 0.0
-    return inside + seconds(replace(load, card_bytes=load.card_bytes * ranks), network, ranks)
+    return met + inside + seconds(replace(load, card_bytes=load.card_bytes * ranks), network, ranks)
 
 
 def cheapest(network: Network, hosts: int, ranks: int, nbytes: float) -> str:
     """The algorithm between hosts, of all, that costs least in levels."""
-    return min(ALGORITHMS, key=lambda name: levels(network, hosts, ranks, nbytes, name))
+    return min((SHORT, *ALGORITHMS), key=lambda name: levels(network, hosts, ranks, nbytes, name))
 
 
 def step(

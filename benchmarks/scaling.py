@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 """Reductions over hosts: measured in namespaces of this machine, and predicted for real ones.
 
-    sudo python benchmarks/scaling.py measure     # benchmarks/results/hosts.json; needs root, some two minutes
+    sudo python benchmarks/scaling.py measure     # benchmarks/results/hosts.json; needs root, a minute and a half
     python benchmarks/scaling.py report           # docs/scaling.md (its table) and docs/assets/scaling.svg
 
-`measure` takes the prices of `cost_model.Network` from two hosts with a rank each, and times allreduce on more.
-`--realtime` lets the ranks go before the machine's other work.
+`measure` takes the prices of `cost_model.Network` from barriers and from two hosts with a rank each, and times
+allreduce in each of its ways on more. `--realtime` lets the ranks go before the machine's other work.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -25,13 +26,16 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
 import cost_model as cost  # noqa: E402
 from cost_model import KIB, MIB  # noqa: E402
+from scaling_programs import PRICES, TIMES  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/hosts.json"
 PAGE, FIGURE = ROOT / "docs/scaling.md", ROOT / "docs/assets/scaling.svg"
-RATES = ("100mbit", "1gbit")
+FREE, NO_LIMIT = "none", 1e15  # bytes/s; what counts then is the processor's time for messages
+RATES = (FREE, "1gbit")
 HOSTS = (2, 3, 4, 6, 8)
-SIZES = (MIB, 4 * MIB, 8 * MIB)
-MOST_S = 0.5  # of one measurement; at least three rounds
+SIZES = (KIB, 4 * KIB, 16 * KIB, 64 * KIB)
+LIMITED_SIZES = (256 * KIB, MIB, 4 * MIB)  # where the line is what takes time
+BATCH_S = 0.08  # of allreduces one after the other; at least three batches
 
 # What clusters are made of. The processor's prices are those of the machine that `measure` ran on.
 CLUSTERS = {
@@ -41,78 +45,6 @@ CLUSTERS = {
 RANKS = 8
 GRADIENTS, COMPUTE_S = 100 * MIB, 0.25
 FAR = tuple(8 * 2**i for i in range(10))  # 8 to 4,096 hosts
-
-PRICES = """
-import statistics
-if REALTIME:
-    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(5))
-world = ss.initialize("native", timeout=60)
-me, other = world.rank, 1 - world.rank
-
-def median(act, seconds=1.0):
-    times, end = [], time.perf_counter() + 5
-    act()
-    while True:
-        world.barrier()
-        begin = time.perf_counter()
-        act()
-        times.append(time.perf_counter() - begin)
-        enough = len(times) >= 3 and (sum(times) > seconds or time.perf_counter() > end)
-        if world.allreduce(np.array([float(enough)]), "max")[0]:
-            return statistics.median(times)
-
-word, long = np.zeros(1), np.zeros(1 << 21)
-got, got_long = np.zeros(1), np.zeros(1 << 21)
-
-def ping_pong():
-    for _ in range(100):
-        if me == 0:
-            world.send(word, 1)
-            world.recv(got, 1)
-        else:
-            world.recv(got, 0)
-            world.send(word, 0)
-
-def burst():
-    if me == 0:
-        for work in [world.isend(word, 1) for _ in range(1000)]:
-            work.wait()
-    else:
-        for _ in range(1000):
-            world.recv(got, 0)
-
-def both_ways():
-    world.sendrecv(long, other, got_long, other)
-
-a, b = np.ones(1 << 15, "f4"), np.ones(1 << 15, "f4")
-
-def add():
-    for _ in range(100):
-        np.add(a, b, out=a)
-
-tell(one_way=median(ping_pong) / 200, message=median(burst) / 1000, both_ways=median(both_ways) / long.nbytes,
-     reduce=median(add) / 100 / (2 * a.nbytes))
-ss.finalize()
-"""
-TIMES = """
-import statistics
-if REALTIME:
-    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(5))
-world = ss.initialize("native", timeout=60)
-for nbytes in SIZES:
-    array, times = np.zeros(nbytes // 4, "f4"), []
-    world.allreduce(array)
-    while True:
-        world.barrier()
-        begin = time.perf_counter()
-        world.allreduce(array)
-        times.append(time.perf_counter() - begin)
-        enough = len(times) >= 3 and sum(times) > MOST_S
-        if world.allreduce(np.array([float(enough)]), "max")[0]:
-            break
-    tell(nbytes=nbytes, seconds=statistics.median(times))
-ss.finalize()
-"""
 
 
 def measure(*, realtime: bool) -> dict[str, Any]:
@@ -127,37 +59,66 @@ def measure(*, realtime: bool) -> dict[str, Any]:
     try:
         with tempfile.TemporaryDirectory() as folder:
 
-            def job(script: str, n: int) -> list[list[dict[str, Any]]]:
-                made = labs.Job(lab, Path(folder), f"REALTIME = {realtime}\n{script}", [1] * n)
+            def job(script: str, n: int, way: str = "direct") -> list[dict[str, Any]]:
+                text = f"REALTIME, BATCH_S = {realtime}, {BATCH_S}\n{script}"
+                made = labs.Job(lab, Path(folder), text, [1] * n, SAMESTEP_ALGORITHM=way)
                 try:
                     texts = [process.stdout.read() for process in made.processes.values()]
-                    return [[json.loads(line) for line in text.splitlines()] for text in texts]
+                    return [json.loads(line) for line in texts[0].splitlines()]
                 finally:
                     made.end()
 
-            free = job(PRICES, 2)[0][0]
+            found.update(
+                messages_of({n: job("SIZES = ()" + TIMES, n)[0] for n in HOSTS}, found["processors"])
+            )
+            # The line's price is seen on more than its limiter lets through at once, a copy's on what is in the cache.
+            free = job(f"LONG = {MIB}" + PRICES, 2)[0]
             for rate in RATES:
-                for host in range(max(HOSTS)):
+                for host in range(max(HOSTS) if rate != FREE else 0):
                     lab.limit(host, rate)
-                limited = job(PRICES, 2)[0][0]
-                network = network_of(free, limited, found["processors"])
+                limited = job(f"LONG = {16 * MIB}" + PRICES, 2)[0] if rate != FREE else None
+                network = network_of(found["message_s"], free, limited, found["processors"])
                 found["prices"][rate] = asdict(network)
-                for n in HOSTS:
-                    sizes = f"SIZES, MOST_S = {SIZES}, {MOST_S}\n"
-                    for line in job(sizes + TIMES, n)[0]:
-                        found["times"].append({"rate": rate, "hosts": n, **line})
-                        print(describe(found, found["times"][-1]), flush=True)
+                for n, way in itertools.product(HOSTS, cost.IN_USE):
+                    sizes = f"SIZES = {SIZES if rate == FREE else LIMITED_SIZES}\n"
+                    for line in job(sizes + TIMES, n, way):
+                        found["times"].append({"rate": rate, "hosts": n, "way": way, **line})
+                        print(describe(found, [found["times"][-1]]), flush=True)
     finally:
         lab.close()
     return found
 
 
-def network_of(free: Mapping[str, float], limited: Mapping[str, float], processors: int) -> cost.Network:
-    """The prices, from what two hosts measured at full speed and at a limited rate. Pure."""
+def messages_of(times: Mapping[int, Mapping[str, float]], processors: int) -> dict[str, Any]:
+    """What a message costs ranks that share processors. Pure.
+
+    Args:
+      times: by the number of ranks, the seconds of a "barrier", of n - 1 messages of each rank at once, and of a
+        "shift", in which each rank sends one message and waits for one.
+      processors: of the machine.
+
+    Returns:
+      "message_s", of the processor at each end, and "waits": by the number of ranks, for one message.
+
+    Example:
+      >>> messages_of({4: {"barrier": 14.0, "shift": 6.0}}, processors=2)
+      {'message_s': 1.0, 'waits': {4: 2.0}}
+    """
+    turns = {n: max(1.0, n / processors) for n in times}
+    more = [(times[n]["barrier"] - times[n]["shift"]) / (2 * (n - 2) * turns[n]) for n in times if n > 2]
+    message_s = statistics.median(more)
+    waits = {n: max(0.0, times[n]["shift"] - 2 * message_s * turns[n]) for n in times}
+    return {"message_s": message_s, "waits": waits}
+
+
+def network_of(
+    message_s: float, free: Mapping[str, float], limited: Mapping[str, float] | None, processors: int
+) -> cost.Network:
+    """The prices, from what two hosts measured at full speed and, if there is a limit, at the limited rate. Pure."""
     return cost.Network(
-        latency_s=max(0.0, limited["one_way"] - 2 * free["message"]),
-        message_s=free["message"],
-        bandwidth=1 / limited["both_ways"],
+        latency_s=0.0,  # there is no line; ranks that share processors wait for each other, see "waits"
+        message_s=message_s,
+        bandwidth=1 / limited["both_ways"] if limited is not None else NO_LIMIT,
         copy_s=free["both_ways"] / 2,
         reduce_s=free["reduce"],
         processors=processors,
@@ -167,33 +128,76 @@ def network_of(free: Mapping[str, float], limited: Mapping[str, float], processo
 def predicted(found: Mapping[str, Any], time: Mapping[str, Any]) -> float:
     """Seconds that the formulas say for a measured time. The hosts of a lab share its machine's processors."""
     network = cost.Network(**found["prices"][time["rate"]])
-    shared = replace(network, processors=network.processors / time["hosts"])
-    return cost.flat(shared, time["hosts"], 1, time["nbytes"])
+    n, nbytes = time["hosts"], time["nbytes"]
+    wait_s = {int(ranks): price for ranks, price in found["waits"].items()}[n]
+    shared = replace(network, processors=network.processors / n, latency_s=wait_s)
+    return cost.flat(
+        shared, n, 1, nbytes, cost.SHORT if cost.chosen(n, nbytes) == cost.SHORT else time["way"]
+    )
 
 
-def describe(found: Mapping[str, Any], time: Mapping[str, Any]) -> str:
-    """A measured time beside the predicted one, as a row of the page."""
-    says = predicted(found, time)
-    size = f"{time['nbytes'] // MIB} MiB" if time["nbytes"] >= MIB else f"{time['nbytes'] // KIB} KiB"
-    cells = [time["rate"], str(time["hosts"]), size, f"{time['seconds'] * 1e3:.3g}", f"{says * 1e3:.3g}"]
-    return "| " + " | ".join([*cells, f"{(says / time['seconds'] - 1) * 100:+.0f} %"]) + " |"
+def describe(found: Mapping[str, Any], times: Sequence[Mapping[str, Any]]) -> str:
+    """Measured times of the ways, at one rate, number of hosts and size, as a row of the page."""
+    first = times[0]
+    cells = [first["rate"], str(first["hosts"]), size(first["nbytes"])]
+    if cost.chosen(first["hosts"], first["nbytes"]) == cost.SHORT:
+        times = [min(times, key=lambda time: time["seconds"])]  # the same, three times
+    for time in times:
+        says = predicted(found, time)
+        cells.append(f"{time['seconds'] * 1e3:.3g} ({(says / time['seconds'] - 1) * 100:+.0f} %)")
+    cells += [""] * (6 - len(cells))
+    return "| " + " | ".join(cells) + " |"
+
+
+def size(nbytes: int) -> str:
+    """A number of bytes for people.
+
+    Example:
+      >>> size(128), size(2048), size(4 * MIB)
+      ('128', '2 KiB', '4 MiB')
+    """
+    return next(
+        (f"{nbytes // unit} {name}" for unit, name in ((MIB, "MiB"), (KIB, "KiB")) if nbytes >= unit),
+        str(nbytes),
+    )
+
+
+def rows(found: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
+    """The measured times of each rate, number of hosts and size, in the order of the ways."""
+    together: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for time in found["times"]:
+        together.setdefault((time["rate"], time["hosts"], time["nbytes"]), []).append(time)
+    return list(together.values())
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """All measured times beside the predicted ones, and how far off these are."""
-    off = [abs(predicted(found, time) / time["seconds"] - 1) for time in found["times"]]
-    rows = "\n".join(describe(found, time) for time in found["times"])
-    within = sum(error <= 0.25 for error in off)
+    """All measured times, how far off the predicted ones are, and how often the cheapest is the fastest."""
+    off = {id(time): abs(predicted(found, time) / time["seconds"] - 1) for time in found["times"]}
+    lines = "\n".join(describe(found, row) for row in rows(found))
+    within = sum(error <= 0.25 for error in off.values())
+    shares = []
+    for most in sorted({time["nbytes"] for time in found["times"]}):
+        errors = [off[id(time)] for time in found["times"] if time["nbytes"] == most]
+        shares.append(f"{size(most)} {sum(error <= 0.25 for error in errors)} of {len(errors)}")
+    choices = [row for row in rows(found) if cost.chosen(row[0]["hosts"], row[0]["nbytes"]) != cost.SHORT]
+    lost = [
+        min(row, key=lambda time: predicted(found, time))["seconds"] / min(time["seconds"] for time in row)
+        for row in choices
+    ]
+    fastest = sum(factor == 1 for factor in lost)
     return (
-        "| card | hosts | buffer | measured, ms | predicted, ms | |\n|---|---|---|---|---|---|\n"
-        f"{rows}\n\n{within} of {len(off)} predictions are within 25 %, half of them within "
-        f"{statistics.median(off) * 100:.0f} %; the worst is off by {max(off) * 100:.0f} %."
+        "| card | hosts | buffer | direct, ms | halving, ms | doubling, ms |\n|---|---|---|---|---|---|\n"
+        f"{lines}\n\nIn brackets: how far off the prediction is. {within} of {len(off)} are within 25 %, half of them "
+        f"within {statistics.median(off.values()) * 100:.0f} %; the worst is off by "
+        f"{max(off.values()) * 100:.0f} %. Within 25 % by size: {', '.join(shares)}. What the formulas say is the "
+        f"cheapest is the fastest of the three in {fastest} of {len(lost)} cases, and takes {max(lost):.2f} times as "
+        "long as the fastest at worst."
     )
 
 
 def clusters(found: Mapping[str, Any]) -> dict[str, cost.Network]:
     """The networks that are predicted for."""
-    here = cost.Network(**found["prices"][RATES[-1]])
+    here = cost.Network(**found["prices"][FREE])
     node_s = 4 * here.reduce_s  # written by all and read by all, in memory that they share
     return {name: replace(here, processors=RANKS, node_s=node_s, **facts) for name, facts in CLUSTERS.items()}
 
@@ -215,6 +219,16 @@ def far_table(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def choice_table() -> str:
+    """From how many bytes on each way is used, by the number of hosts."""
+    names = (cost.SHORT, *sorted(cost.IN_USE, key=("doubling", "halving", "direct").index))
+    lines = [f"| hosts | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    for n in (2, 3, 4, 8, 12, 16, 17, 32, 64, 96, 128, 1024, 4096):
+        used = {cost.chosen(n, 2**exponent): 2**exponent for exponent in reversed(range(3, 31))}
+        lines.append(f"| {n:,} | {' | '.join(size(used[name]) if name in used else '' for name in names)} |")
+    return "\n".join(lines)
+
+
 def draw(found: Mapping[str, Any], path: Path) -> None:
     """Cost of each algorithm between hosts by size, for few and many hosts; the lowest line is the best choice."""
     import matplotlib as mpl
@@ -223,7 +237,8 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     mpl.rcParams["svg.hashsalt"] = "samestep"
     from matplotlib import pyplot as plt
 
-    colours = dict(zip(cost.ALGORITHMS, ("#0072B2", "#009E73", "#D55E00", "#CC79A7"), strict=True))
+    names = (cost.SHORT, *cost.ALGORITHMS)
+    colours = dict(zip(names, ("#0072B2", "#009E73", "#D55E00", "#E69F00", "#CC79A7"), strict=True))
     sizes = [2**i for i in range(3, 31)]
     shown = (2, 16, 128, 1024)
     networks = clusters(found)
@@ -234,7 +249,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         for axes, hosts in zip(row, shown, strict=True):
             for algorithm, colour in colours.items():
                 times = [cost.levels(network, hosts, RANKS, size, algorithm) * 1e3 for size in sizes]
-                style = "-" if algorithm in cost.IN_USE else "--"
+                style = "--" if algorithm == "ring" else "-"
                 axes.plot(sizes, times, style, color=colour, label=algorithm, linewidth=1)
             used = [cost.levels(network, hosts, RANKS, size) * 1e3 for size in sizes]
             axes.plot(sizes, used, color="black", alpha=0.25, linewidth=5, label="what samestep does")
@@ -276,7 +291,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     found = json.loads(flags.json.read_text())
     draw(found, FIGURE)
-    page = fill(PAGE.read_text(), "measured", table(found))
+    page = fill(fill(PAGE.read_text(), "measured", table(found)), "chosen", choice_table())
     PAGE.write_text(fill(page, "predicted", far_table(found)))
     return 0
 

@@ -190,12 +190,23 @@ def on_fakes() -> bool:
     return "libfake_" in os.environ.get("SAMESTEP_CUDART_LIBRARY", "")
 
 
+def wanted() -> str:
+    """The library that was asked for, or ""."""
+    return os.environ.get("KIT_ARRAYS", "")
+
+
 def choose() -> Any:
     """The first library that reaches the device; raises RuntimeError with each one's reason."""
-    if on_fakes():
+    if on_fakes() and not wanted():
         return Fakes()
+    if on_fakes():
+        import fake_frameworks
+
+        fake_frameworks.pretend(wanted())
     reasons = []
     for kind in (Torch, CuPy):
+        if wanted() not in ("", kind.name):
+            continue
         try:
             return kind()
         except Exception as error:  # a broken installation fails in its own ways

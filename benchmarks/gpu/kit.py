@@ -188,6 +188,9 @@ def _arguments() -> argparse.Namespace:
         action="store_true",
         help="examine the package that this Python imports; nothing is built",
     )
+    parser.add_argument(
+        "--arrays", choices=("torch", "cupy"), help="of this library; by default the first found"
+    )
     parser.add_argument("--short", action="store_true", help="few turns and sizes, to try the kit itself")
     parser.add_argument("--seconds", type=float, default=530.0, help="for everything (default %(default)s)")
     parser.add_argument("--part-seconds", type=float, default=1e9, help="at most for each part")
@@ -197,30 +200,56 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
-    flags = _arguments()
-    begin, out = time.monotonic(), Path(flags.out).resolve()
+@dataclass(frozen=True)
+class Time:
+    """How much of the time for everything is left."""
 
-    def left() -> float:
-        return flags.seconds - (time.monotonic() - begin)
+    seconds: float
+    begin: float = field(default_factory=time.monotonic)
 
+    def spent(self) -> float:
+        return time.monotonic() - self.begin
+
+    def left(self) -> float:
+        return self.seconds - self.spent()
+
+
+def prepare(flags: argparse.Namespace, limit: Time) -> str:
+    """Builds the package where that is asked for, and sets the variables of all parts. What went wrong, or ""."""
     mine = [str(ROOT / "tests/fakes"), str(HERE)]
     if not flags.installed:
         try:
-            subprocess.run([sys.executable, str(HERE / "kit_build.py")], check=True, timeout=max(left(), 1))
+            words = [sys.executable, str(HERE / "kit_build.py")]
+            subprocess.run(words, check=True, timeout=max(limit.left(), 1))
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            print(f"the package cannot be built: {error}", file=sys.stderr)
-            return 1
-        sys.path.insert(0, str(ROOT / "python"))
+            return f"the package cannot be built: {error}"
         mine.insert(0, str(ROOT / "python"))
     os.environ["PYTHONPATH"] = os.pathsep.join([*mine, *filter(None, [os.environ.get("PYTHONPATH")])])
+    sys.path[:0] = mine
     if flags.fakes:
-        sys.path.append(str(ROOT / "tests/fakes"))
         import fake_libraries
 
         os.environ.update({**fake_libraries.environment(), "FAKE_GPU_DEVICES": "1"})
+    if flags.arrays:
+        os.environ["KIT_ARRAYS"] = flags.arrays
     if flags.short:
         os.environ["KIT_SHORT"] = "1"
+    return ""
+
+
+def run_in_time(part: Part, limit: Time, most: float, place: Path) -> dict[str, Any]:
+    """`run`, if there is time."""
+    if limit.left() < LEAST_S:
+        return {"status": "not started", "reason": "no time was left", "seconds": 0.0, "results": []}
+    return run(part, min(part.seconds, most, limit.left()), place)
+
+
+def main() -> int:
+    flags = _arguments()
+    limit, out = Time(flags.seconds), Path(flags.out).resolve()
+    if problem := prepare(flags, limit):
+        print(problem, file=sys.stderr)
+        return 1
     sharing = sharing_for(nccl_version())
     found: dict[str, Any] = {
         "machine": machine(os.environ),
@@ -228,24 +257,20 @@ def main() -> int:
         "sharing": sharing.how,
         "parts": {},
     }
+    wanted = [
+        part
+        for part in parts(short=flags.short, sharing=sharing)
+        if any(word in part.name for word in flags.only.split(","))
+    ]
     with tempfile.TemporaryDirectory(prefix="samestep-kit-") as folder:
-        for number, part in enumerate(parts(short=flags.short, sharing=sharing)):
-            if not any(word in part.name for word in flags.only.split(",")):
-                continue
-            if left() < LEAST_S:
-                found["parts"][part.name] = {
-                    "status": "not started",
-                    "reason": "no time was left",
-                    "results": [],
-                }
-                continue
-            result = run(part, min(part.seconds, flags.part_seconds, left()), Path(folder) / str(number))
+        for number, part in enumerate(wanted):
+            result = run_in_time(part, limit, flags.part_seconds, Path(folder) / str(number))
             found["parts"][part.name] = result
             print(
-                f"{result['status']:>8} {result['seconds']:6.1f} s  {part.name} {result['reason']}",
+                f"{result['status']:>11} {result['seconds']:6.1f} s  {part.name} {result['reason']}",
                 flush=True,
             )
-            _write(out, found, time.monotonic() - begin)  # what there is so far, should this process be ended
+            _write(out, found, limit.spent())  # what there is so far, should this process be ended
     print(f"written: {out}, {out.with_suffix('.md')}")
     return int(any(part["status"] in ("failed", "late") for part in found["parts"].values()))
 

@@ -112,7 +112,7 @@ class Checker:
 def extent() -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Dtypes and counts. Ranks that share a device take turns on it: an operation then takes some 10 ms for each."""
     if SHORT:
-        return ("float32", "int64"), (1003,)
+        return ("float32", "bfloat16", "int64"), (1003,)
     if SIZE == 1:
         return DTYPES, COUNTS
     return (DTYPES if SIZE == 2 else FEW), (0, 1, 1003)

@@ -55,7 +55,7 @@ def rounds(contenders: dict[str, Callable[[], Any]], ended: Callable[[], None], 
 
 def torch_nccl() -> Any:
     """torch.distributed on its own NCCL backend with this rank alone, or the reason why not."""
-    if device_kinds.on_fakes():
+    if device_kinds.on_fakes() and device_kinds.wanted() != "torch":
         return "torch has no stand-in"
     try:
         import torch.distributed as dist
@@ -275,20 +275,25 @@ def step_on_fakes() -> int:
 
 def step() -> int:
     """A step of training with torch: forward, backward, gradients averaged, optimizer."""
-    if device_kinds.on_fakes():
+    if device_kinds.on_fakes() and device_kinds.wanted() != "torch":
         return step_on_fakes()
     torch = need("torch")
+    try:
+        device_kinds.choose()
+    except RuntimeError as error:
+        skip(str(error))
     if not torch.cuda.is_available():
         skip("torch sees no device")
+    width, depth = (32, 3) if SHORT else (1024, 24)
     dist = torch_nccl()
     with start("nccl") as backend:
         torch.manual_seed(0)
 
         def model() -> Any:
-            layers = [torch.nn.Linear(1024, 1024) for _ in range(24)]
+            layers = [torch.nn.Linear(width, width) for _ in range(depth)]
             return torch.nn.Sequential(*(part for x in layers for part in (x, torch.nn.ReLU()))).cuda()
 
-        x = torch.randn(256, 1024, device="cuda")
+        x = torch.randn(256, width).cuda()
 
         def train(net: Any, average: Callable[[Any], Any]) -> Callable[[], None]:
             optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)

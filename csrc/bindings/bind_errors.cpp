@@ -43,6 +43,12 @@ void check_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
+void without_the_interpreter(const std::function<void()>& wait) {
+  if (PyGILState_Check() == 0) return wait();
+  const py::gil_scoped_release no_gil;
+  wait();
+}
+
 void set_warning_callback(py::function callback, double warn_after) {
   // Never destroyed: a wait may outlive the interpreter's modules.
   auto* kept = new py::function(std::move(callback));
@@ -80,6 +86,7 @@ PyObject* make_python_error(std::exception_ptr pointer) {
 void bind_errors(py::module_& m) {
   py::register_exception_translator(&translate);
   wait_hooks().interrupt = &check_signals;
+  wait_hooks().aside = &without_the_interpreter;
   m.def("set_warning_callback", &set_warning_callback, py::arg("callback"), py::arg("warn_after"),
         "Call `callback(text)` once for each wait that lasts longer than `warn_after` seconds.");
 }

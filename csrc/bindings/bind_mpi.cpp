@@ -23,7 +23,8 @@ void bind_mpi(py::module_& m) {
       .def_readwrite("request_null", &MpiFacts::request_null)
       .def_readwrite("byte_type", &MpiFacts::byte_type)
       .def_readwrite("errors_return", &MpiFacts::errors_return)
-      .def_readwrite("any_source", &MpiFacts::any_source);
+      .def_readwrite("any_source", &MpiFacts::any_source)
+      .def_readwrite("tag_limit", &MpiFacts::tag_limit);
   py::class_<MpiLibrary, std::shared_ptr<MpiLibrary>>(m, "MpiLibrary", "The MPI calls of the library mpi4py uses.")
       .def_static("open", &MpiLibrary::open, "facts"_a)
       .def_property_readonly("interface", &MpiLibrary::interface_name)
@@ -31,15 +32,16 @@ void bind_mpi(py::module_& m) {
   m.def(
       "open_mpi_world",
       [](std::shared_ptr<MpiLibrary> library, bool oversubscribed, std::size_t max_message, std::size_t window_piece,
-         double timeout) {
+         const std::string& way, double timeout) {
         MpiOptions options;
         options.exchange.oversubscribed = oversubscribed;
         options.exchange.window_piece = window_piece;
+        options.exchange.way = way_called(way);
         options.max_message = max_message;
         const py::gil_scoped_release no_gil;
         return open_mpi_world(std::move(library), options, Deadline::after(Seconds(timeout)));
       },
-      "library"_a, "oversubscribed"_a, "max_message"_a, "window_piece"_a, "timeout"_a,
+      "library"_a, "oversubscribed"_a, "max_message"_a, "window_piece"_a, "way"_a, "timeout"_a,
       "The world of MPI_COMM_WORLD on communicators of our own. Collective.");
   m.def("mpi_has_lost_ranks", &mpi_has_lost_ranks, "Whether a watched rank has died: MPI_Finalize may wait for it.");
   m.def(

@@ -12,6 +12,7 @@ void bind_node(pybind11::module_& m);
 void bind_tcp(pybind11::module_& m);
 void bind_hierarchy(pybind11::module_& m);
 void bind_devices(pybind11::module_& m);
+void bind_lists(pybind11::module_& m);
 void bind_packing(pybind11::module_& m);
 void bind_select(pybind11::module_& m);
 }  // namespace samestep
@@ -30,5 +31,6 @@ PYBIND11_MODULE(_core, m) {
   samestep::bind_hierarchy(m);
   samestep::bind_packing(m);  // before what takes a Packer
   samestep::bind_devices(m);
+  samestep::bind_lists(m);
   samestep::bind_select(m);
 }

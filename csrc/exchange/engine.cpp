@@ -11,6 +11,7 @@
 #include "core/wait_hooks.h"
 #include "exchange/message_meeting.h"
 #include "exchange/operation.h"
+#include "exchange/spread_meeting.h"
 #include "exchange/tags.h"
 #include "exchange/waiting.h"
 
@@ -25,7 +26,8 @@ struct Farewell {
 
 constexpr Seconds kAskAfter{1};  // of waiting: peers that are merely late are not asked after
 constexpr Seconds kAskAgain{0.25};
-constexpr int kMostAskedAfter = 64;  // ranks of a group; in larger ones only those that are waited for
+constexpr int kMostAskedAfter = 64;  // ranks of a group; in larger ones those that are waited for,
+constexpr int kAskedByTurns = 8;     // and some others each time
 
 /// The engines of this process that have started something.
 std::vector<std::weak_ptr<Engine>>& engines() {
@@ -37,6 +39,14 @@ std::mutex& engines_mutex() {
   return mutex;
 }
 
+std::unique_ptr<Meeting> meet_by_messages(Messenger& messenger, const ExchangeOptions& options) {
+  const std::size_t wanted = options.inline_limit;
+  if (messenger.size() > options.spread_above) {
+    return std::make_unique<SpreadMeeting>(messenger, SpreadMeeting::limit_for(wanted, messenger.size()));
+  }
+  return std::make_unique<MessageMeeting>(messenger, MessageMeeting::limit_for(wanted, messenger.size()));
+}
+
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Messenger> messenger, ExchangeOptions options, std::unique_ptr<Meeting> meeting)
@@ -46,10 +56,7 @@ Engine::Engine(std::unique_ptr<Messenger> messenger, ExchangeOptions options, st
       options_(std::move(options)),
       inbox_(*messenger_),
       meeting_(std::move(meeting)) {
-  if (meeting_ == nullptr) {
-    const std::size_t limit = MessageMeeting::limit_for(options_.inline_limit, size_);
-    meeting_ = std::make_unique<MessageMeeting>(*messenger_, limit);
-  }
+  if (meeting_ == nullptr) meeting_ = meet_by_messages(*messenger_, options_);
 }
 
 Engine::~Engine() = default;
@@ -172,8 +179,13 @@ void Engine::wait(Operation& operation, const Deadline& deadline) {
 void Engine::ask_after(Operation& operation) {
   const std::lock_guard lock(mutex_);
   if (!usable() || operation.finished()) return;
+  if (operation.is_collective()) meeting_->wait_is_long(operation.sequence());
   if (size_ > kMostAskedAfter) {
     for (const int peer : operation.waits_for()) messenger_->ask_after(peer);
+    for (int i = 0; i < kAskedByTurns; ++i) {  // those may wait for others
+      next_asked_ = (next_asked_ + 1) % size_;
+      if (next_asked_ != rank_) messenger_->ask_after(next_asked_);
+    }
     return;
   }
   for (int peer = 0; peer < size_; ++peer) {  // who is waited for may itself be waiting for the one that has died

@@ -1,15 +1,18 @@
 #pragma once
 
+#include <cstring>
 #include <deque>
 #include <exception>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/deadline.h"
+#include "exchange/choice.h"
 #include "exchange/inbox.h"
 #include "exchange/meeting.h"
 #include "exchange/messenger.h"
@@ -24,9 +27,12 @@ class Operation;
 struct ExchangeOptions {
   std::string name = "world";
   std::vector<std::string> hosts = {};  ///< by rank, for texts; empty where all ranks share one
+  std::uint32_t number = 0;             ///< of the group, for its messenger; see Messenger::next_group
   bool oversubscribed = false;          ///< more ranks than CPUs: give way at once instead of spinning
   std::size_t inline_limit = 0;         ///< most bytes that travel with a header; 0 = by the number of ranks
+  int spread_above = 16;                ///< ranks, from which on they meet in log2 of their number of messages
   std::size_t window_piece = 0;         ///< bytes of one rank's part of a window; 0 = default
+  std::optional<Way> way = {};          ///< of long reductions; the cheapest where it is not given
 };
 
 /// The state that the operations of one group share: the messenger, the order of operations, who has left.
@@ -44,6 +50,17 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Meeting& meeting() { return *meeting_; }
   Inbox& inbox() { return inbox_; }
   Scratch& scratch() { return scratch_; }
+
+  /// What a rank has for itself in a collective that only moves data. By memmove, unless `copy_own_by` was called.
+  using Copy = std::function<void(std::byte* to, const std::byte* from, std::size_t nbytes)>;
+  void copy_own(std::byte* to, const std::byte* from, std::size_t nbytes) {
+    if (copy_own_ == nullptr) {
+      std::memmove(to, from, nbytes);
+    } else {
+      copy_own_(to, from, nbytes);
+    }
+  }
+  void copy_own_by(Copy copy) { copy_own_ = std::move(copy); }
   const ExchangeOptions& options() const { return options_; }
   const std::string& name() const { return options_.name; }
   int rank() const { return rank_; }
@@ -128,10 +145,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::unique_ptr<Messenger> messenger_;
   const int rank_;
   const int size_;
+  int next_asked_ = 0;  // in a large group
   ExchangeOptions options_;
   Inbox inbox_;
   std::unique_ptr<Meeting> meeting_;
   Scratch scratch_;
+  Copy copy_own_;
   std::recursive_mutex mutex_;
   std::deque<std::shared_ptr<Operation>> collectives_;  // under way, in order of sequence
   std::vector<std::shared_ptr<Operation>> messages_under_way_;

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "exchange/group_call.h"
+#include "exchange/halving.h"
 #include "exchange/point_to_point.h"
 #include "exchange/short_reduction.h"
 #include "exchange/tags.h"
@@ -33,7 +34,11 @@ Communicator::WorkPtr ExchangeCommunicator::reduction(const Signature& signature
   if (ShortReduction::fits(*engine_, signature.verb, nbytes)) {
     return start<ShortReduction>(signature, in, out, reduction);
   }
-  return start<Windows>(signature, in, out, reduction);
+  const Way way = engine_->options().way.value_or(cheapest_way(size(), nbytes));
+  const bool halves = way == Way::halving;
+  const bool can = signature.verb == Verb::all_reduce && size() > 1 && HalvingRun::carries(in.dtype, reduction.op);
+  if (!can || way == Way::direct) return start<Windows>(signature, in, out, reduction);
+  return start<Halving>(signature, in, out, reduction, halves);
 }
 
 Communicator::WorkPtr ExchangeCommunicator::all_reduce(ConstBuffer in, Buffer out, const Reduction& reduction,
@@ -54,7 +59,8 @@ Communicator::WorkPtr ExchangeCommunicator::reduce(ConstBuffer in, Buffer out, c
 Communicator::WorkPtr ExchangeCommunicator::broadcast(Buffer buffer, int root, const Shape& shape) {
   const Call call{Verb::broadcast, {}, buffer, {}, root, shape};
   checks::arguments(call, rank(), size());
-  if (buffer.nbytes() > Movement::short_nbytes(*engine_)) return long_broadcast(call.signature(), buffer);
+  if (buffer.nbytes() > Movement::short_nbytes(*engine_, Verb::broadcast))
+    return long_broadcast(call.signature(), buffer);
   return send_to_all(call.signature(), buffer);
 }
 
@@ -234,9 +240,10 @@ bool ExchangeCommunicator::cancel(Work& recv) {
 }
 
 std::shared_ptr<Communicator> ExchangeCommunicator::make_child(std::span<const int> ranks, const std::string& suffix,
-                                                               const Deadline& deadline) {
+                                                               std::uint32_t number, const Deadline& deadline) {
   ExchangeOptions options = engine_->options();
   options.name = str(name(), "/", suffix);
+  options.number = number;
   if (!options.hosts.empty()) {
     options.hosts.clear();
     for (const int rank : ranks) options.hosts.push_back(engine_->options().hosts[static_cast<std::size_t>(rank)]);
@@ -247,7 +254,12 @@ std::shared_ptr<Communicator> ExchangeCommunicator::make_child(std::span<const i
 
 std::shared_ptr<Communicator> ExchangeCommunicator::make_child(std::span<const int> ranks, ExchangeOptions options,
                                                                const Deadline&) {
-  return std::make_shared<ExchangeCommunicator>(engine_->messenger().subset(ranks), std::move(options));
+  return std::make_shared<ExchangeCommunicator>(engine_->messenger().subset_with(ranks, options.number), options);
+}
+
+std::uint32_t ExchangeCommunicator::next_group() const {
+  const std::lock_guard lock(engine_->mutex());
+  return engine_->messenger().next_group();
 }
 
 void ExchangeCommunicator::meet_or_abandon(Work& work, const Deadline& deadline) {
@@ -262,8 +274,9 @@ void ExchangeCommunicator::meet_or_abandon(Work& work, const Deadline& deadline)
 std::shared_ptr<Communicator> ExchangeCommunicator::split(int color, int key, const Deadline& deadline) {
   struct Entry {
     int color, key;
+    std::uint32_t number;
   };
-  const Entry mine{color, key};
+  const Entry mine{color, key, next_group()};
   std::vector<Entry> entries(static_cast<std::size_t>(size()));
   std::vector<Movement::Route> routes = this->routes();
   for (std::size_t i = 0; i < routes.size(); ++i) {
@@ -274,13 +287,17 @@ std::shared_ptr<Communicator> ExchangeCommunicator::split(int color, int key, co
   const int number = children_++;
   if (color < 0) return nullptr;
   std::vector<int> members;
+  std::uint32_t group_number = 0;
   for (int rank = 0; rank < size(); ++rank) {
-    if (entries[static_cast<std::size_t>(rank)].color == color) members.push_back(rank);
+    const Entry& entry = entries[static_cast<std::size_t>(rank)];
+    if (entry.color != color) continue;
+    members.push_back(rank);
+    group_number = std::max(group_number, entry.number);
   }
   std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
     return entries[static_cast<std::size_t>(a)].key < entries[static_cast<std::size_t>(b)].key;
   });
-  return make_child(members, str("split ", number, " color ", color), deadline);
+  return make_child(members, str("split ", number, " color ", color), group_number, deadline);
 }
 
 std::shared_ptr<Communicator> ExchangeCommunicator::group(std::span<const int> ranks, const Deadline& deadline) {
@@ -296,8 +313,10 @@ std::shared_ptr<Communicator> ExchangeCommunicator::group(std::span<const int> r
     throw InvalidArgumentError(str("group: called by rank ", rank(), ", which is not among its ranks ", list));
   }
   engine_->require_usable();
-  start<GroupCall>(std::vector<int>(ranks.begin(), ranks.end()))->wait(deadline);
-  return make_child(ranks, str("group ", list), deadline);
+  const auto call = start_later<GroupCall>(std::vector<int>(ranks.begin(), ranks.end()));
+  engine_->start(call);
+  call->wait(deadline);
+  return make_child(ranks, str("group ", list), call->number(), deadline);
 }
 
 void ExchangeCommunicator::close(const Deadline& deadline) {

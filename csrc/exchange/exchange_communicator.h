@@ -59,6 +59,10 @@ class ExchangeCommunicator : public Communicator {
   bool oversubscribed() const override { return engine_->options().oversubscribed; }
   Counters counters() const override;
 
+  /// Collectives that only move data hand runs of more bytes to the messenger as they lie, whatever memory that is;
+  /// shorter ones are read and written here.
+  std::size_t most_with_header() const { return Movement::short_nbytes(*engine_, Verb::broadcast); }
+
   /// What the operations of this group share, for one that adds to it.
   const std::shared_ptr<Engine>& engine_of_group() const { return engine_; }
   /// Where `allocate_shared` gets its memory from. Null where there is none.
@@ -98,8 +102,9 @@ class ExchangeCommunicator : public Communicator {
   std::vector<Movement::Route> routes() const;
   /// Waits for a collective whose memory is the caller's: a deadline that passes ends the group.
   void meet_or_abandon(Work& work, const Deadline& deadline);
-  std::shared_ptr<Communicator> make_child(std::span<const int> ranks, const std::string& suffix,
+  std::shared_ptr<Communicator> make_child(std::span<const int> ranks, const std::string& suffix, std::uint32_t number,
                                            const Deadline& deadline);
+  std::uint32_t next_group() const;
 
   std::shared_ptr<Engine> engine_;
   int children_ = 0;

@@ -20,13 +20,21 @@ class GroupCall : public Operation {
   std::string describe() const override;
   std::vector<int> waits_for() override;
 
+  /// Once it is done: the number of the group, see Messenger::next_group.
+  std::uint32_t number() const;
+
  protected:
   void give_up() override;
 
  private:
+  struct Word {
+    std::uint64_t digest;  // of the list of ranks
+    std::uint32_t number;  // that the sender could give to the group
+  };
+
   std::vector<int> ranks_;
-  std::uint64_t digest_ = 0;
-  std::vector<std::uint64_t> digests_;  // of the members' lists
+  Word word_{};
+  std::vector<Word> words_;  // by member
   std::vector<Requests> receives_;
   Requests sends_;
 };

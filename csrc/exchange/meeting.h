@@ -23,9 +23,12 @@ class Meeting {
 
   virtual ~Meeting() = default;
 
-  /// Most bytes of data behind a header, prefix included, where all ranks get the same and where each gets its own.
+  /// Most bytes of data behind a header, prefix included, where all ranks get the same and where each gets its own; 0
+  /// where nothing can go to one rank alone.
   virtual std::size_t limit() const = 0;
   virtual std::size_t limit_of_parts() const = 0;
+  /// The same where one rank alone has any.
+  virtual std::size_t limit_of_one() const { return limit(); }
 
   /// May the operation be announced now? Operations are announced in order.
   virtual bool has_room(std::uint64_t sequence) = 0;
@@ -49,6 +52,9 @@ class Meeting {
 
   /// Ranks that have not announced this operation.
   virtual std::vector<int> missing(std::uint64_t sequence) = 0;
+
+  /// This rank has waited for long for others to announce it. They may want to know that it has.
+  virtual void wait_is_long(std::uint64_t sequence) { (void)sequence; }
 
   /// Gives up what is under way.
   virtual void abandon() = 0;

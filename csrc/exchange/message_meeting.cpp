@@ -16,7 +16,7 @@ std::size_t MessageMeeting::limit_for(std::size_t wanted, int size) {
   // Data behind a header goes to every peer, so what is cheap for two ranks is not for twenty.
   if (size <= 2) return 16 << 10;
   if (size <= 4) return 8 << 10;
-  return size <= 16 ? 2 << 10 : 512;
+  return 2 << 10;
 }
 
 MessageMeeting::MessageMeeting(Messenger& messenger, std::size_t limit)

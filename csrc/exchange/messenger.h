@@ -67,6 +67,15 @@ class Messenger {
   /// that the others are calling it too; so it may block for as long as that takes.
   virtual std::unique_ptr<Messenger> subset(std::span<const int> ranks) = 0;
 
+  /// A number for the next group that this rank makes, for transports that tell groups apart by them: its members agree
+  /// on the highest one of theirs. 0 = none is needed.
+  virtual std::uint32_t next_group() { return 0; }
+  /// The same with the number that all members have agreed on.
+  virtual std::unique_ptr<Messenger> subset_with(std::span<const int> ranks, std::uint32_t number) {
+    (void)number;
+    return subset(ranks);
+  }
+
   /// Sleeps until something may have come or gone, for a millisecond at most. May be called without taking turns.
   /// False where the transport has nothing that wakes.
   virtual bool rest() { return false; }

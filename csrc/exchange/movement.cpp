@@ -8,6 +8,14 @@
 
 namespace samestep {
 
+std::size_t Movement::short_nbytes(Engine& engine, Verb verb) {
+  const Meeting& meeting = engine.meeting();
+  if (verb == Verb::broadcast) return less_places(meeting.limit_of_one());
+  // Whoever sends sends the same to all.
+  const bool alike = meeting.limit_of_parts() == 0 && (verb == Verb::all_gather_v || verb == Verb::make_group);
+  return less_places(verb == Verb::all_gather || alike ? meeting.limit() : meeting.limit_of_parts());
+}
+
 void Movement::announce(std::uint64_t digest) {
   const Route* first = nullptr;  // the same run for everybody is copied once
   bool all_alike = true;
@@ -37,7 +45,7 @@ void Movement::start_work() {
     const auto i = static_cast<std::size_t>(peer);
     const Route& route = routes_[i];
     if (peer == engine().rank()) {
-      if (route.in_nbytes != 0 && route.in != route.out) std::memmove(route.in, route.out, route.in_nbytes);
+      if (route.in_nbytes != 0 && route.in != route.out) engine().copy_own(route.in, route.out, route.in_nbytes);
       continue;
     }
     if (!is_short(route.in_nbytes)) {

@@ -23,7 +23,7 @@ class Movement : public Collective {
       : Collective(std::move(engine), signature), routes_(std::move(routes)), receives_(routes_.size()) {}
 
   /// Most bytes that travel with a header.
-  static std::size_t short_nbytes(Engine& engine) { return engine.meeting().limit_of_parts() - kForPlaces; }
+  static std::size_t short_nbytes(Engine& engine, Verb verb);
 
  protected:
   void announce(std::uint64_t digest) override;
@@ -32,10 +32,11 @@ class Movement : public Collective {
   std::vector<int> awaited() override;
   void give_up() override;
 
-  bool is_short(std::size_t nbytes) { return nbytes <= short_nbytes(engine()); }
+  bool is_short(std::size_t nbytes) { return nbytes <= short_nbytes(engine(), signature().verb); }
   [[noreturn]] void throw_wrong_size(int peer, std::size_t sent, std::size_t expected) const;
 
   static constexpr std::size_t kForPlaces = 64;  // of a header's room are left to those who need it
+  static std::size_t less_places(std::size_t nbytes) { return nbytes > kForPlaces ? nbytes - kForPlaces : 0; }
 
   std::vector<Route> routes_;
   std::vector<Requests> receives_;  // by rank

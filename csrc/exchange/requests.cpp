@@ -4,18 +4,20 @@
 
 namespace samestep {
 
-void Requests::send(Messenger& messenger, const void* data, std::size_t nbytes, int dest, int tag) {
+void Requests::send(Messenger& messenger, const void* data, std::size_t nbytes, int dest, int tag, std::size_t most) {
+  most = std::min(most, messenger.max_message());
   const auto* bytes = static_cast<const std::byte*>(data);
-  for (std::size_t at = 0; at < nbytes; at += messenger.max_message()) {
-    const std::size_t piece = std::min(messenger.max_message(), nbytes - at);
+  for (std::size_t at = 0; at < nbytes; at += most) {
+    const std::size_t piece = std::min(most, nbytes - at);
     entries_.push_back({messenger.send(bytes + at, piece, dest, tag), false});
   }
 }
 
-void Requests::receive(Messenger& messenger, void* data, std::size_t nbytes, int source, int tag) {
+void Requests::receive(Messenger& messenger, void* data, std::size_t nbytes, int source, int tag, std::size_t most) {
+  most = std::min(most, messenger.max_message());
   auto* bytes = static_cast<std::byte*>(data);
-  for (std::size_t at = 0; at < nbytes; at += messenger.max_message()) {
-    const std::size_t piece = std::min(messenger.max_message(), nbytes - at);
+  for (std::size_t at = 0; at < nbytes; at += most) {
+    const std::size_t piece = std::min(most, nbytes - at);
     entries_.push_back({messenger.receive(bytes + at, piece, source, tag), true});
   }
 }

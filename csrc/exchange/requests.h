@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "exchange/messenger.h"
@@ -8,11 +9,11 @@
 namespace samestep {
 
 /// A bundle of sends and receives that is finished when all of them are. Cuts what is longer than the
-/// messenger's longest message into pieces; both sides cut alike.
+/// messenger's longest message, or than `most`, into pieces; both sides cut alike.
 class Requests {
  public:
-  void send(Messenger& messenger, const void* data, std::size_t nbytes, int dest, int tag);
-  void receive(Messenger& messenger, void* data, std::size_t nbytes, int source, int tag);
+  void send(Messenger& messenger, const void* data, std::size_t nbytes, int dest, int tag, std::size_t most = SIZE_MAX);
+  void receive(Messenger& messenger, void* data, std::size_t nbytes, int source, int tag, std::size_t most = SIZE_MAX);
 
   /// True once all have ended.
   bool test(Messenger& messenger);

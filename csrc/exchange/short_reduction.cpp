@@ -10,11 +10,16 @@ namespace {
 
 constexpr std::size_t kFactor = sizeof(double);  // goes before the elements where the operator is premul
 
+/// Do all ranks hear the same? Also what only the root needs, where nothing can be told to it alone.
+bool is_told_to_all(const Meeting& meeting, Verb verb) {
+  return verb == Verb::all_reduce || (verb == Verb::reduce && meeting.limit_of_parts() == 0);
+}
+
 }  // namespace
 
 bool ShortReduction::fits(Engine& engine, Verb verb, std::size_t nbytes) {
   const Meeting& meeting = engine.meeting();
-  return nbytes + kFactor <= (verb == Verb::all_reduce ? meeting.limit() : meeting.limit_of_parts());
+  return nbytes + kFactor <= (is_told_to_all(meeting, verb) ? meeting.limit() : meeting.limit_of_parts());
 }
 
 Meeting::Bytes ShortReduction::part_for(int peer) const {
@@ -29,8 +34,8 @@ void ShortReduction::announce(std::uint64_t digest) {
   const auto* factor = reinterpret_cast<const std::byte*>(&reduction_.factor);
   const Meeting::Bytes prefix(factor, reduction_.op == ReduceOp::premul ? kFactor : 0);
   Meeting& meeting = engine().meeting();
-  if (signature().verb == Verb::all_reduce) {
-    meeting.announce(sequence_, digest, part_for(0), prefix);
+  if (is_told_to_all(meeting, signature().verb)) {
+    meeting.announce(sequence_, digest, part_for(signature().root), prefix);
     return;
   }
   std::vector<Meeting::Bytes> parts;

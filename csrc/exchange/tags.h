@@ -16,6 +16,9 @@ inline constexpr int kTransportMakesGroup = 4;
 /// A message between users; its own tag is in its header.
 inline constexpr int kUserMessage = 5;
 
+/// A rank that has waited for long tells the others that it has come.
+inline constexpr int kHasCome = 6;
+
 /// Two tags (phase 0 and 1) for each of 4096 operations in flight, and one for their descriptions.
 inline constexpr int kOperations = 4096;
 inline int of_operation(std::uint64_t sequence, int phase) {
@@ -26,5 +29,9 @@ inline constexpr int kPhaseDescribe = 2;
 /// Bodies of long point-to-point messages, by the sender's count of them.
 inline constexpr int kBodies = 8192;
 inline int of_body(std::uint32_t counter) { return 16 + kOperations * 3 + static_cast<int>(counter % kBodies); }
+
+/// All of them are below this, which is as much as MPI promises.
+inline constexpr int kEnd = 32768;
+static_assert(16 + kOperations * 3 + kBodies <= kEnd);
 
 }  // namespace samestep::tags

@@ -11,15 +11,12 @@ namespace {
 
 constexpr std::size_t kOpenWindows = 3;
 
-/// Bytes of a chunk: long enough to pay for a message, short enough that what arrives is reduced while it is
-/// in the cache, and that all ranks' chunks together stay small.
-std::size_t piece_nbytes(const Engine& engine) {
-  if (engine.options().window_piece != 0) return engine.options().window_piece;
-  constexpr std::size_t kMost = 256 << 10, kLeast = 16 << 10, kTogether = 2 << 20;
-  return std::clamp(kTogether / static_cast<std::size_t>(engine.size()), kLeast, kMost);
-}
-
 }  // namespace
+
+std::size_t Windows::piece_nbytes(int n_ranks) {
+  constexpr std::size_t kMost = 256 << 10, kLeast = 16 << 10, kTogether = 2 << 20;
+  return std::clamp(kTogether / static_cast<std::size_t>(n_ranks), kLeast, kMost);
+}
 
 Windows::Windows(std::shared_ptr<Engine> shared_engine, const Signature& signature, ConstBuffer in, Buffer out,
                  const Reduction& reduction)
@@ -29,8 +26,9 @@ Windows::Windows(std::shared_ptr<Engine> shared_engine, const Signature& signatu
       itemsize_(itemsize(out.dtype)),
       in_bytes_(static_cast<const std::byte*>(in.data)),
       out_bytes_(static_cast<std::byte*>(out.data)) {
-  const std::size_t piece = std::max<std::size_t>(1, piece_nbytes(engine()) / itemsize_);
   const int n_ranks = engine().size();
+  const std::size_t wanted = engine().options().window_piece;
+  const std::size_t piece = std::max<std::size_t>(1, (wanted != 0 ? wanted : piece_nbytes(n_ranks)) / itemsize_);
   plan_ = signature.verb == Verb::reduce_scatter ? WindowPlan::of_blocks(n_ranks, out.count, piece)
                                                  : WindowPlan::of_buffer(n_ranks, out.count, piece);
   if (signature.verb == Verb::broadcast) in_bytes_ = out_bytes_;

@@ -24,6 +24,10 @@ class Windows : public Collective {
   Windows(std::shared_ptr<Engine> engine, const Signature& signature, ConstBuffer in, Buffer out,
           const Reduction& reduction);
 
+  /// Bytes of a chunk: long enough to pay for a message, short enough that what arrives is reduced while it is
+  /// in the cache, and that all ranks' chunks together stay small.
+  static std::size_t piece_nbytes(int n_ranks);
+
  protected:
   void announce(std::uint64_t digest) override;
   void start_work() override;

@@ -6,6 +6,7 @@
 #include "communicator/checks.h"
 #include "core/error.h"
 #include "exchange/short_reduction.h"
+#include "hierarchy/level_halving.h"
 #include "hierarchy/level_work.h"
 #include "node/node_communicator.h"
 #include "node/shared_heap.h"
@@ -59,7 +60,7 @@ std::shared_ptr<Communicator> LevelCommunicator::make_child(std::span<const int>
   if (seats.size() > 1 && std::all_of(seats.begin(), seats.end(), same_host)) {
     return NodeCommunicator::open(group_->host, std::move(on_host), std::move(options), deadline);
   }
-  auto messenger = shared_engine().messenger().subset(ranks);
+  auto messenger = shared_engine().messenger().subset_with(ranks, options.number);
   return open(std::move(messenger), std::move(seats), group_->host, std::move(options), deadline);
 }
 
@@ -73,10 +74,16 @@ Communicator::WorkPtr LevelCommunicator::reduction(const Signature& signature, C
                                                    const Reduction& reduction, std::size_t nbytes) {
   const bool by_host = !group_->seats.keeps_order() && order_matters(in.dtype, reduction.op);
   const bool is_short = !by_host && ShortReduction::fits(shared_engine(), signature.verb, nbytes);
-  if (is_short || !LevelWork::carries(in.dtype, reduction.op)) {
+  if (is_short || !HalvingRun::carries(in.dtype, reduction.op)) {
     return ExchangeCommunicator::reduction(signature, in, out, reduction, nbytes);
   }
-  return start<LevelWork>(signature, group_, in, out, reduction);
+  const int n_hosts = group_->seats.n_hosts();
+  const std::size_t of_lane = nbytes / static_cast<std::size_t>(group_->seats.lanes());
+  const Way way = shared_engine().options().way.value_or(cheapest_way(n_hosts, of_lane));
+  if (signature.verb != Verb::all_reduce || way == Way::direct || n_hosts == 1) {
+    return start<LevelWork>(signature, group_, in, out, reduction);
+  }
+  return start<LevelHalving>(signature, group_, in, out, reduction, way == Way::halving);
 }
 
 Communicator::WorkPtr LevelCommunicator::long_broadcast(const Signature& signature, Buffer buffer) {
@@ -86,7 +93,8 @@ Communicator::WorkPtr LevelCommunicator::long_broadcast(const Signature& signatu
 Communicator::WorkPtr LevelCommunicator::all_gather(ConstBuffer in, Buffer out, const Shape& shape) {
   const Call call{Verb::all_gather, in, out, {}, -1, shape};
   checks::arguments(call, rank(), size());
-  if (in.nbytes() <= Movement::short_nbytes(shared_engine())) return ExchangeCommunicator::all_gather(in, out, shape);
+  const std::size_t few = Movement::short_nbytes(shared_engine(), Verb::all_gather);
+  if (in.nbytes() <= few) return ExchangeCommunicator::all_gather(in, out, shape);
   return start<LevelWork>(call.signature(), group_, in, out, Reduction{});
 }
 

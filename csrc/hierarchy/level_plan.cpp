@@ -12,13 +12,13 @@ std::size_t divide_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
-LevelPlan::LevelPlan(const Seats& seats, Verb verb, int root, std::size_t count, std::size_t piece)
+LevelPlan::LevelPlan(const Seats& seats, Verb verb, int root, std::size_t count, std::size_t piece, bool together)
     : seats_(&seats), verb_(verb), root_(root), count_(count) {
   if (count == 0) return;
   const auto n_hosts = static_cast<std::size_t>(seats.n_hosts()), lanes = static_cast<std::size_t>(seats.lanes());
   std::size_t n_ranks = 0;
   for (int host = 0; host < seats.n_hosts(); ++host) n_ranks += seats.ranks_on(host).size();
-  const std::size_t turns = has_blocks() ? 1 : lanes * (verb == Verb::all_reduce ? n_hosts : 1);
+  const std::size_t turns = has_blocks() ? 1 : lanes * (verb == Verb::all_reduce && !together ? n_hosts : 1);
   const std::size_t fair = std::max(divide_up(count, turns), std::min(kLeast, piece));
   const std::size_t parts = divide_up(count, std::min(fair, piece));
   length_ = std::min(count, divide_up(divide_up(count, parts), kRounding) * kRounding);

@@ -28,8 +28,8 @@ struct LevelChunk {
 class LevelPlan {
  public:
   /// `count`: elements of the buffer; of one block where the verb has blocks (all_gather, reduce_scatter).
-  /// `piece`: most elements of a chunk, > 0.
-  LevelPlan(const Seats& seats, Verb verb, int root, std::size_t count, std::size_t piece);
+  /// `piece`: most elements of a chunk, > 0. `together`: all hosts finish each chunk, and `finisher` means nothing.
+  LevelPlan(const Seats& seats, Verb verb, int root, std::size_t count, std::size_t piece, bool together = false);
 
   std::size_t chunks() const { return chunks_; }
   /// The chunks cover the elements exactly once; none is empty.

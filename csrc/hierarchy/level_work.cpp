@@ -40,6 +40,12 @@ ReduceOp between_hosts(ReduceOp op) { return op == ReduceOp::premul ? ReduceOp::
 
 LevelWork::LevelWork(std::shared_ptr<Engine> shared_engine, const Signature& signature,
                      std::shared_ptr<LevelGroup> group, ConstBuffer in, Buffer out, const Reduction& reduction)
+    : LevelWork(shared_engine, signature, group, in, out, reduction,
+                plan_for(*shared_engine, *group, signature, in, out)) {}
+
+LevelWork::LevelWork(std::shared_ptr<Engine> shared_engine, const Signature& signature,
+                     std::shared_ptr<LevelGroup> group, ConstBuffer in, Buffer out, const Reduction& reduction,
+                     LevelPlan plan)
     : Collective(std::move(shared_engine), signature),
       group_(std::move(group)),
       marks_(group_->marks, group_->neighbours().size(),
@@ -49,16 +55,10 @@ LevelWork::LevelWork(std::shared_ptr<Engine> shared_engine, const Signature& sig
       out_(out),
       reduction_(reduction),
       itemsize_(itemsize(in.dtype)),
-      plan_(plan_for(engine(), *group_, signature, in, out)),
+      plan_(std::move(plan)),
       most_open_(3 * static_cast<std::size_t>(group_->seats.n_hosts())),
       block_((plan_.longest() * itemsize_ + 63) / 64 * 64) {
   stage_if_hidden();
-}
-
-bool LevelWork::carries(DType dtype, ReduceOp op) {
-  const bool adds = op == ReduceOp::sum || op == ReduceOp::prod || op == ReduceOp::avg || op == ReduceOp::premul;
-  if (dtype == DType::float16 || dtype == DType::bfloat16) return !adds;
-  return op != ReduceOp::avg || !is_integer(dtype);
 }
 
 void LevelWork::stage_if_hidden() {
@@ -110,9 +110,7 @@ void LevelWork::start_work() {
   for (std::size_t number = 0; number < plan_.chunks(); ++number) {
     if (plan_.handler(number, group_->my_host()) == me) mine_.push_back(number);
   }
-  most_open_ = std::min(most_open_, mine_.size());
-  const auto n_hosts = static_cast<std::size_t>(group_->seats.n_hosts());
-  if (most_open_ != 0) scratch_ = engine().scratch().take(most_open_ * n_hosts * block_);
+  take_scratch();
   ends_in_.resize(group_->neighbours().size());
   ends_.resize(static_cast<std::size_t>(engine().size()));
   for (const int rank : group_->neighbours()) {
@@ -121,6 +119,12 @@ void LevelWork::start_work() {
         engine().messenger(), &ends_[static_cast<std::size_t>(rank)], 1, rank,
         tags::of_operation(sequence_, kContribution));
   }
+}
+
+void LevelWork::take_scratch() {
+  most_open_ = std::min(most_open_, mine_.size());
+  const auto n_hosts = static_cast<std::size_t>(group_->seats.n_hosts());
+  if (most_open_ != 0) scratch_ = engine().scratch().take(most_open_ * n_hosts * block_);
 }
 
 bool LevelWork::wants(const LevelChunk& chunk, int rank) const {
@@ -132,29 +136,33 @@ bool LevelWork::work() {
   // Buffers of a rank that has given up must not be touched; its farewell ends this operation soon.
   if (stuck_ || !marks_.all_here(sequence_)) return false;
   try {
-    bool moved = true;
-    while (moved) {
-      while (next_ < mine_.size() && open_.size() < most_open_) open_next();
-      post_results();
-      // In order, since tags do not tell chunks apart.
-      bool earlier_finished = true, earlier_stored = true;
-      for (Open& open : open_) {
-        bool& earlier = is_mine(open) ? earlier_finished : earlier_stored;
-        if (!open.done && earlier) open.done = is_mine(open) ? finish(open) : store(open);
-        earlier = earlier && open.done;
-        if (!earlier_finished && !earlier_stored) break;
-      }
-      moved = false;
-      while (!open_.empty() && open_.front().done && open_.front().sent.test(engine().messenger())) {
-        open_.pop_front();
-        moved = next_ < mine_.size();
-      }
-    }
+    return work_on_chunks() && tell_neighbours();
   } catch (const Unreachable&) {
     stuck_ = true;
     return false;
   }
-  return open_.empty() && next_ == mine_.size() && tell_neighbours();
+}
+
+bool LevelWork::work_on_chunks() {
+  bool moved = true;
+  while (moved) {
+    while (next_ < mine_.size() && open_.size() < most_open_) open_next();
+    post_results();
+    // In order, since tags do not tell chunks apart.
+    bool earlier_finished = true, earlier_stored = true;
+    for (Open& open : open_) {
+      bool& earlier = is_mine(open) ? earlier_finished : earlier_stored;
+      if (!open.done && earlier) open.done = is_mine(open) ? finish(open) : store(open);
+      earlier = earlier && open.done;
+      if (!earlier_finished && !earlier_stored) break;
+    }
+    moved = false;
+    while (!open_.empty() && open_.front().done && open_.front().sent.test(engine().messenger())) {
+      open_.pop_front();
+      moved = next_ < mine_.size();
+    }
+  }
+  return open_.empty() && next_ == mine_.size();
 }
 
 void LevelWork::open_next() {
@@ -187,10 +195,11 @@ std::vector<const std::byte*> LevelWork::inputs_here(const LevelChunk& chunk) {
   std::vector<const std::byte*> inputs;
   const std::size_t offset = chunk.in_offset * itemsize_, nbytes = bytes_of(chunk);
   const auto ranks = group_->neighbours();
-  if (group_->bounce.size() < ranks.size() * block_) group_->bounce.resize(ranks.size() * block_);
+  const std::size_t stride = (nbytes + 63) / 64 * 64;
+  if (group_->bounce.size() < ranks.size() * stride) group_->bounce.resize(ranks.size() * stride);
   for (const int rank : ranks) {
     if (chunk.source != kEverybody && chunk.source != rank) continue;
-    inputs.push_back(neighbours_.read(rank, offset, nbytes, group_->bounce.data() + inputs.size() * block_));
+    inputs.push_back(neighbours_.read(rank, offset, nbytes, group_->bounce.data() + inputs.size() * stride));
   }
   return inputs;
 }
@@ -315,6 +324,16 @@ bool LevelWork::tell_neighbours() {
 
 std::vector<int> LevelWork::awaited() {
   Messenger& messenger = engine().messenger();
+  std::vector<int> late = late_with_chunks();
+  for (std::size_t place = 0; place < ends_in_.size(); ++place) {
+    if (!ends_in_[place].test(messenger)) late.push_back(group_->neighbours()[place]);
+  }
+  std::sort(late.begin(), late.end());
+  return late;
+}
+
+std::vector<int> LevelWork::late_with_chunks() {
+  Messenger& messenger = engine().messenger();
   std::vector<int> late;
   if (!open_.empty()) {
     Open& open = open_.front();
@@ -324,10 +343,6 @@ std::vector<int> LevelWork::awaited() {
     }
     if (!is_mine(open) && !open.done) late.push_back(plan_.handler(open.number, open.chunk.finisher));
   }
-  for (std::size_t place = 0; place < ends_in_.size(); ++place) {
-    if (!ends_in_[place].test(messenger)) late.push_back(group_->neighbours()[place]);
-  }
-  std::sort(late.begin(), late.end());
   return late;
 }
 

@@ -24,15 +24,11 @@ namespace samestep {
 /// Between hosts 2 (h - 1) / h of the buffer go out of each of h hosts for allreduce, whatever the number of ranks.
 ///
 /// Source of the scheme of lanes: Traeff, arXiv 1910.13373.
-class LevelWork final : public Collective {
+class LevelWork : public Collective {
  public:
   /// `in`, `out` as the verb has them; for broadcast both are the buffer. `out` is ignored where it is not written.
   LevelWork(std::shared_ptr<Engine> engine, const Signature& signature, std::shared_ptr<LevelGroup> group,
             ConstBuffer in, Buffer out, const Reduction& reduction);
-
-  /// Can sums over the ranks of a host be kept in this type without loss? Else all ranks' elements have to meet at
-  /// once: sums of half types, which are rounded once, and averages of integers.
-  static bool carries(DType dtype, ReduceOp op);
 
  protected:
   void announce(std::uint64_t digest) override;
@@ -40,6 +36,35 @@ class LevelWork final : public Collective {
   bool work() override;
   std::vector<int> awaited() override;
   void give_up() override;
+
+  LevelWork(std::shared_ptr<Engine> engine, const Signature& signature, std::shared_ptr<LevelGroup> group,
+            ConstBuffer in, Buffer out, const Reduction& reduction, LevelPlan plan);
+
+  /// As far as it goes with this rank's chunks; true once all are stored. Throws Unreachable.
+  virtual bool work_on_chunks();
+  virtual void take_scratch();
+  /// Ranks of other hosts that are awaited.
+  virtual std::vector<int> late_with_chunks();
+
+  std::size_t bytes_of(const LevelChunk& chunk) const { return chunk.count * itemsize_; }
+  /// A chunk's elements on this host, by rank: where they lie, or copies that are good until the next call.
+  std::vector<const std::byte*> inputs_here(const LevelChunk& chunk);
+  /// The elements of this host's ranks: the address of their sum, `into` or where a single rank's lie.
+  const std::byte* reduce_here(std::size_t first, std::size_t count, std::span<const std::byte* const> inputs,
+                               std::byte* into) const;
+  /// Stores finished bytes to the ranks of this host whose memory is not shared, or to all but this one.
+  void write_to_neighbours(const LevelChunk& chunk, const std::byte* from, bool to_shared_too) const;
+
+  std::shared_ptr<LevelGroup> group_;
+  Marks marks_;
+  Neighbours neighbours_;
+  ConstBuffer in_;
+  Buffer out_;
+  Reduction reduction_;
+  std::size_t itemsize_;
+  LevelPlan plan_;
+  std::vector<std::size_t> mine_;  // chunks that this rank handles
+  std::size_t next_ = 0;
 
  private:
   struct Posted {
@@ -61,35 +86,18 @@ class LevelWork final : public Collective {
   bool is_mine(const Open& open) const { return open.chunk.finisher == group_->my_host(); }
   bool i_want(const LevelChunk& chunk) const { return wants(chunk, group_->rank); }
   bool wants(const LevelChunk& chunk, int rank) const;
-  std::size_t bytes_of(const LevelChunk& chunk) const { return chunk.count * itemsize_; }
   std::byte* block(const Open& open, int host) const { return open.room + static_cast<std::size_t>(host) * block_; }
 
   /// Where other ranks of this host can reach no private memory: copies to shared memory.
   void stage_if_hidden();
   void open_next();
-  /// The elements of this host's ranks: the address of their sum, `into` or where a single rank's lie.
-  const std::byte* reduce_here(std::size_t first, std::size_t count, std::span<const std::byte* const> inputs,
-                               std::byte* into) const;
-  std::vector<const std::byte*> inputs_here(const LevelChunk& chunk);
   bool finish(Open& open);
   void combine(Open& open, std::span<void* const> outs);
   void post_results();
   bool store(Open& open);
-  /// Stores finished bytes to the ranks of this host whose memory is not shared, or to all but this one.
-  void write_to_neighbours(const LevelChunk& chunk, const std::byte* from, bool to_shared_too) const;
   bool tell_neighbours();
 
-  std::shared_ptr<LevelGroup> group_;
-  Marks marks_;
-  Neighbours neighbours_;
-  ConstBuffer in_;
-  Buffer out_;
-  Reduction reduction_;
-  std::size_t itemsize_;
-  LevelPlan plan_;
   std::vector<double> factors_;
-  std::vector<std::size_t> mine_;  // chunks that this rank handles
-  std::size_t next_ = 0;
   std::size_t most_open_;
   std::size_t block_;  // bytes of room for one host's part of a chunk
   Scratch::Block scratch_;

@@ -1,7 +1,10 @@
 #include "mpi/mpi_communicator.h"
 
+#include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <numeric>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -39,23 +42,81 @@ MpiLibrary::Handle duplicate(MpiLibrary& library, MpiLibrary::Handle comm, const
   return *made;
 }
 
+/// A communicator of MPI for one or more groups, whose messages differ by their tags: MPI makes communicators by calls
+/// that block without giving way, and take seconds where ranks share processors.
+struct Channel {
+  Channel(std::shared_ptr<MpiLibrary> mpi, MpiLibrary::Handle handle)
+      : library(std::move(mpi)), comm(handle), rank(library->rank(comm)), size(library->size(comm)) {
+    library->return_errors(comm);
+  }
+
+  /// Groups have the numbers below this one, as many as there are tags for.
+  std::uint32_t most_groups() const {
+    return static_cast<std::uint32_t>((static_cast<std::int64_t>(library->facts().tag_limit) + 1) / tags::kEnd);
+  }
+  /// A number that no group of this rank has or had: what was sent in a group that has been closed may still come.
+  std::uint32_t reserve() {
+    const std::lock_guard lock(mutex);
+    return next++;
+  }
+  void enter(std::uint32_t number) {
+    const std::lock_guard lock(mutex);
+    if (!groups.insert(number).second) {
+      throw Error("two threads of this rank make groups of one world at the same time: make one after the other");
+    }
+    next = std::max(next, number + 1);
+  }
+  void leave(std::uint32_t number) {
+    const std::lock_guard lock(mutex);
+    groups.erase(number);
+    if (groups.empty() && !library->finalized()) library->free(comm);
+  }
+
+  std::shared_ptr<MpiLibrary> library;
+  MpiLibrary::Handle comm;
+  int rank;
+  int size;
+  std::mutex mutex;                      // groups have threads of their own
+  std::set<std::uint32_t> groups = {0};  // in use by this rank; 0 = all ranks of the communicator
+  std::uint32_t next = 1;
+};
+
 class MpiMessenger final : public Messenger {
  public:
-  MpiMessenger(std::shared_ptr<MpiLibrary> library, MpiLibrary::Handle comm, std::size_t max_message)
-      : library_(std::move(library)),
-        comm_(comm),
-        rank_(library_->rank(comm)),
-        size_(library_->size(comm)),
+  MpiMessenger(std::shared_ptr<Channel> channel, std::size_t max_message)
+      : channel_(std::move(channel)),
+        library_(channel_->library),
+        comm_(channel_->comm),
+        rank_(channel_->rank),
+        size_(channel_->size),
         max_message_(max_message) {
-    library_->return_errors(comm);
+    members_.resize(static_cast<std::size_t>(size_));
+    std::iota(members_.begin(), members_.end(), 0);
+    rank_of_ = members_;
   }
-  MpiMessenger(const MpiMessenger& parent, MpiLibrary::Handle comm, std::span<const int> ranks)
-      : MpiMessenger(parent.library_, comm, parent.max_message_) {
-    if (parent.watch_ == nullptr) return;
-    watch_ = parent.watch_;
-    failure_ = parent.failure_;
-    reported_.resize(ranks.size());
-    for (const int rank : ranks) watched_as_.push_back(parent.watched_as_[static_cast<std::size_t>(rank)]);
+  /// A group of its own communicator, of `ranks` of the parent.
+  MpiMessenger(const MpiMessenger& parent, std::shared_ptr<Channel> channel, std::span<const int> ranks)
+      : MpiMessenger(std::move(channel), parent.max_message_) {
+    share_watch(parent, ranks);
+  }
+  /// A group on the parent's communicator.
+  MpiMessenger(const MpiMessenger& parent, std::span<const int> ranks, std::uint32_t number)
+      : channel_(parent.channel_),
+        library_(channel_->library),
+        comm_(channel_->comm),
+        rank_(-1),
+        size_(static_cast<int>(ranks.size())),
+        max_message_(parent.max_message_),
+        number_(number),
+        rank_of_(static_cast<std::size_t>(channel_->size), -1) {
+    channel_->enter(number);
+    for (const int rank : ranks) {
+      const int member = parent.member(rank);
+      rank_of_[static_cast<std::size_t>(member)] = static_cast<int>(members_.size());
+      members_.push_back(member);
+    }
+    rank_ = rank_of_[static_cast<std::size_t>(channel_->rank)];
+    share_watch(parent, ranks);
   }
 
   int rank() const override { return rank_; }
@@ -65,14 +126,15 @@ class MpiMessenger final : public Messenger {
 
   Request send(const void* data, std::size_t nbytes, int dest, int tag) override {
     Request request;
-    attempt([&] { request = {library_->send(comm_, data, static_cast<int>(nbytes), dest, tag), true}; });
+    attempt([&] { request = {library_->send(comm_, data, static_cast<int>(nbytes), member(dest), own(tag)), true}; });
     return request;
   }
 
   Request receive(void* data, std::size_t capacity, int source, int tag) override {
     Request request{0, true};  // which never ends if MPI fails
-    attempt(
-        [&] { request.bits = library_->receive(comm_, data, static_cast<int>(capacity), mpi_source(source), tag); });
+    attempt([&] {
+      request.bits = library_->receive(comm_, data, static_cast<int>(capacity), mpi_source(source), own(tag));
+    });
     return request;
   }
 
@@ -84,7 +146,7 @@ class MpiMessenger final : public Messenger {
     attempt([&] { ended = library_->test(request.bits, status); });
     if (!ended) return false;
     request.active = false;
-    if (envelope != nullptr) *envelope = {status.source, status.tag};
+    if (envelope != nullptr) *envelope = in_group(status);
     return true;
   }
 
@@ -98,15 +160,23 @@ class MpiMessenger final : public Messenger {
   bool probe(int tag, Envelope& envelope) override {
     MpiLibrary::Status status;
     bool found = false;
-    attempt([&] { found = library_->probe(comm_, library_->facts().any_source, tag, status); });
-    if (found) envelope = {status.source, status.tag};
+    attempt([&] { found = library_->probe(comm_, library_->facts().any_source, own(tag), status); });
+    if (found) envelope = in_group(status);
     return found;
   }
 
   std::unique_ptr<Messenger> subset(std::span<const int> ranks) override {
-    const std::vector<int> list(ranks.begin(), ranks.end());
-    const MpiLibrary::Handle comm = library_->create_group(comm_, list, tags::kTransportMakesGroup);
-    return std::make_unique<MpiMessenger>(*this, comm, ranks);
+    std::vector<int> list;
+    for (const int rank : ranks) list.push_back(member(rank));
+    const int tag = own(tags::kTransportMakesGroup);
+    const MpiLibrary::Handle comm = library_->create_group(comm_, list, tag);
+    return std::make_unique<MpiMessenger>(*this, std::make_shared<Channel>(library_, comm), ranks);
+  }
+
+  std::uint32_t next_group() override { return channel_->reserve(); }
+  std::unique_ptr<Messenger> subset_with(std::span<const int> ranks, std::uint32_t number) override {
+    if (number >= channel_->most_groups()) return subset(ranks);
+    return std::make_unique<MpiMessenger>(*this, ranks, number);
   }
 
   void set_watch(std::shared_ptr<PeerWatch> watch) override {
@@ -142,7 +212,7 @@ class MpiMessenger final : public Messenger {
   void close() override {
     watch_ = nullptr;
     asks_ = false;
-    if (!library_->finalized() && !has_failed()) library_->free(comm_);
+    if (!has_failed()) channel_->leave(number_);
   }
 
  private:
@@ -166,13 +236,30 @@ class MpiMessenger final : public Messenger {
     }
   }
 
-  int mpi_source(int source) const { return source == kAnySource ? library_->facts().any_source : source; }
+  void share_watch(const MpiMessenger& parent, std::span<const int> ranks) {
+    if (parent.watch_ == nullptr) return;
+    watch_ = parent.watch_;
+    failure_ = parent.failure_;
+    reported_.resize(ranks.size());
+    for (const int rank : ranks) watched_as_.push_back(parent.watched_as_[static_cast<std::size_t>(rank)]);
+  }
 
+  int member(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
+  int mpi_source(int source) const { return source == kAnySource ? library_->facts().any_source : member(source); }
+  int own(int tag) const { return tag + static_cast<int>(number_) * tags::kEnd; }
+  Envelope in_group(const MpiLibrary::Status& status) const {
+    return {rank_of_[static_cast<std::size_t>(status.source)], status.tag - own(0)};
+  }
+
+  std::shared_ptr<Channel> channel_;
   std::shared_ptr<MpiLibrary> library_;
   MpiLibrary::Handle comm_;
   int rank_;
   int size_;
   std::size_t max_message_;
+  std::uint32_t number_ = 0;       // among the groups of this communicator
+  std::vector<int> members_ = {};  // by rank of the group, ranks of the communicator
+  std::vector<int> rank_of_ = {};  // the other way
   std::shared_ptr<PeerWatch> watch_ = nullptr;
   std::vector<std::size_t> watched_as_ = {};  // by rank
   std::vector<bool> reported_ = {};
@@ -197,8 +284,9 @@ std::shared_ptr<Communicator> open_mpi_world(std::shared_ptr<MpiLibrary> library
   constexpr std::size_t kMaxMessage = std::size_t{1} << 30;
   const MpiLibrary::Handle world = library->facts().comm_world;
   const MpiLibrary::Handle comm = duplicate(*library, world, deadline);
+  auto channel = std::make_shared<Channel>(std::move(library), comm);
   auto messenger =
-      std::make_unique<MpiMessenger>(std::move(library), comm, options.max_message ? options.max_message : kMaxMessage);
+      std::make_unique<MpiMessenger>(std::move(channel), options.max_message ? options.max_message : kMaxMessage);
   return std::make_shared<ExchangeCommunicator>(std::move(messenger), options.exchange);
 }
 

@@ -18,6 +18,7 @@ struct MpiFacts {
   std::uintptr_t byte_type = 0;
   std::uintptr_t errors_return = 0;
   int any_source = 0;
+  int tag_limit = 32767;  ///< the highest tag
 };
 
 /// The few calls of MPI that the package makes, through addresses looked up at run time, so that it is built

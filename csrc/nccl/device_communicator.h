@@ -6,11 +6,14 @@
 #include <string>
 
 #include "communicator/communicator.h"
+#include "nccl/compared_launches.h"
 #include "nccl/device_packing.h"
 #include "nccl/nccl_channel.h"
 #include "nccl/staging.h"
 
 namespace samestep {
+
+class DeviceCliques;
 
 /// How a group treats device memory.
 struct DeviceOptions {
@@ -75,6 +78,9 @@ class DeviceCommunicator final : public Communicator {
   /// Each buffer = root's, as one operation.
   WorkPtr broadcast_many(std::span<const Buffer> buffers, int root);
 
+  /// Operations on lists of arrays on several devices of each rank.
+  DeviceCliques& cliques() { return *cliques_; }
+
   /// Packs buffers of fewer bytes; before the first of the two operations above.
   void pack_below(std::size_t nbytes) { packing_->ask_for(nbytes); }
 
@@ -100,15 +106,23 @@ class DeviceCommunicator final : public Communicator {
 
   void check_here(std::string_view verb, ConstBuffer& buffer) const;
   void check_here(std::string_view verb, Buffer& buffer) const;
-  /// Starts an operation of NCCL once `agreement`, made by the host group, has started.
+  /// Starts an operation of NCCL once its agreement, made by the host group, has started, or once ranks agree.
   WorkPtr on_device(NcclLaunch launch, std::size_t nbytes);
-  WorkPtr agreed(WorkPtr agreement) const;
   WorkPtr staged_pieces(ConstBuffer in, Buffer out, const Shape& shape,
-                        std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start);
+                        std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start, bool only_moves = false);
   WorkPtr staged_whole(ConstBuffer in, Buffer out, std::function<WorkPtr(ConstBuffer, Buffer)> start,
                        bool message = false);
+  /// A collective that only moves data, in runs of so many elements: by address where MPI gets all of them, else
+  /// staged. Which of the two is this rank's own affair.
+  WorkPtr moved(ConstBuffer in, Buffer out, std::span<const std::uint64_t> runs,
+                std::function<WorkPtr(ConstBuffer, Buffer)> start);
+  WorkPtr started_by_address(std::vector<StreamHandle> after, std::function<WorkPtr()> start);
+  /// Lets what a rank has for itself be copied on the device.
+  void reach_memory_by_address();
   /// Whether a message of so many bytes goes to MPI as it lies.
   bool by_address(std::size_t nbytes) const;
+  /// Whether a run of a collective does.
+  bool run_by_address(std::size_t nbytes) const;
   WorkPtr message_by_address(const ConstBuffer& buffer, bool sends, std::function<WorkPtr()> start);
   WorkPtr routed(std::string what, ConstBuffer in, std::vector<std::uint64_t> sent, Buffer out,
                  std::vector<std::uint64_t> received, WorkPtr agreement);
@@ -122,11 +136,13 @@ class DeviceCommunicator final : public Communicator {
 
   std::shared_ptr<Communicator> host_;
   DeviceOptions options_;
-  std::shared_ptr<Communicator> through_host_;  // the same ranks, for collectives that are staged
+  std::shared_ptr<Communicator> through_host_;  // the same ranks, for collectives that are staged or go by address
   std::shared_ptr<Communicator> agreement_;     // the same ranks, for what goes beside NCCL
   std::shared_ptr<Stager> stager_;
   std::unique_ptr<DevicePacking> packing_;
-  std::shared_ptr<NcclChannel> channel_;                              // null without NCCL
+  std::shared_ptr<NcclChannel> channel_;        // null without NCCL
+  std::shared_ptr<ComparedLaunches> compared_;  // if ranks compare first
+  std::shared_ptr<DeviceCliques> cliques_;
   std::atomic<std::uint64_t> n_launched_ = 0, n_launched_bytes_ = 0;  // with NCCL
 };
 

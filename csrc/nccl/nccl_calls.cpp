@@ -3,39 +3,17 @@
 #include <array>
 #include <cstring>
 
-#include "core/error.h"
 #include "kernels/half.h"
+#include "nccl/nccl_group.h"
 
 namespace samestep::nccl_calls {
 namespace {
 
 using Comm = NcclLibrary::Comm;
 using Stream = NcclLibrary::Stream;
+using Group = NcclGroup;
 
 constexpr int kBytes = nccl_abi::kUint8;
-
-/// What is called until `end` begins together.
-class Group {
- public:
-  explicit Group(const NcclLibrary& nccl) : nccl_(nccl) { nccl_.group_start(); }
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
-  void end(Comm comm) {
-    ended_ = true;
-    nccl_.group_end(comm);
-  }
-  ~Group() {
-    if (ended_) return;
-    try {
-      nccl_.group_end(nullptr);
-    } catch (const Error&) {  // what went wrong is being told
-    }
-  }
-
- private:
-  const NcclLibrary& nccl_;
-  bool ended_ = false;
-};
 
 /// `factor` as an element of an NCCL type.
 std::array<std::byte, 8> element(double factor, int type) {

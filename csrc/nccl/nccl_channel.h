@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "communicator/communicator.h"
+#include "nccl/further_devices.h"
 #include "nccl/gpu_memory.h"
 #include "nccl/nccl_library.h"
 
@@ -26,7 +27,8 @@ struct NcclLaunch {
   std::vector<std::function<void(NcclLibrary::Comm, NcclLibrary::Stream)>> then = {};
 };
 
-/// One NCCL communicator, the one stream its operations run in, and a thread that watches them.
+/// One NCCL communicator, the one stream its operations run in, and a thread that watches them. With `further` devices
+/// one communicator and stream for each.
 ///
 /// Nothing here blocks on the device. The thread looks at outstanding operations every few milliseconds: an error that
 /// NCCL reports, a rank that has gone or one that does something else, and a deadline that has passed each abort the
@@ -39,6 +41,7 @@ class NcclChannel : public std::enable_shared_from_this<NcclChannel> {
     std::shared_ptr<NcclLibrary> nccl;
     int device = 0;
     Seconds timeout{600};
+    std::vector<int> further = {};  ///< other devices of this rank, as many on each
   };
 
   /// Collective over `host`, which also tells other ranks of failures. `agreement`: a group of the same ranks for the
@@ -47,12 +50,17 @@ class NcclChannel : public std::enable_shared_from_this<NcclChannel> {
                                            std::shared_ptr<Communicator> agreement, const Deadline& deadline);
   ~NcclChannel();
 
+  /// One after the other, in the order of the calls; while NCCL says that one is in progress others may look, give up
+  /// or close.
   std::shared_ptr<Work> launch(NcclLaunch launch);
 
   NcclLibrary& nccl() const { return *options_.nccl; }
   GpuLibrary& gpu() const { return *options_.gpu; }
   const Options& options() const { return options_; }
+  const FurtherDevices& further() const { return further_; }
 
+  /// What is to be called, by the thread that watches, where this ends because ranks differ.
+  void when_ranks_differ(std::function<void(const std::exception_ptr&)> tell);
   /// Gives up at once: outstanding operations end with `error`. Does not block.
   void abandon(std::exception_ptr error);
   /// Waits for what is outstanding, until `deadline`, and ends. Not collective.
@@ -61,11 +69,16 @@ class NcclChannel : public std::enable_shared_from_this<NcclChannel> {
  private:
   struct Operation;
   class NcclWork;
+  class Turn;
 
   NcclChannel(Options options, std::shared_ptr<Communicator> host, std::shared_ptr<Communicator> agreement);
   void begin(const Deadline& deadline);
   void throw_if_broken() const;
-  void settle(const char* act, const Deadline& deadline);
+  /// Waits, without the mutex, until NCCL has done what was last asked of it. Throws what has ended the channel
+  /// meanwhile, with the lock given back or not.
+  void settle(std::unique_lock<std::mutex>& lock, const std::string& act, const Deadline& deadline);
+  bool has_settled(const std::string& act);
+  std::shared_ptr<Work> work_on(std::shared_ptr<Operation> operation);
   void watch();
   void look();
   std::exception_ptr trouble(Operation& operation, Clock::time_point now);
@@ -82,13 +95,16 @@ class NcclChannel : public std::enable_shared_from_this<NcclChannel> {
   Options options_;
   std::shared_ptr<Communicator> host_, agreement_;
   std::unique_ptr<GpuStream> stream_;
+  FurtherDevices further_;
   std::vector<Communicator::WorkPtr> alive_;  // one receive from each peer, which ends if the peer does
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   NcclLibrary::Comm comm_ = nullptr;
   std::exception_ptr broken_;
+  std::function<void(const std::exception_ptr&)> when_ranks_differ_;
   std::list<std::shared_ptr<Operation>> under_way_;
+  std::vector<const Turn*> turns_;  // who launches, and who waits for it
   std::uint64_t sequence_ = 0;
   bool ending_ = false;
   std::thread watcher_;

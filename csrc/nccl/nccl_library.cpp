@@ -76,11 +76,9 @@ nccl_abi::UniqueId NcclLibrary::unique_id() const {
   return id;
 }
 
-NcclLibrary::Comm NcclLibrary::init(int size, const nccl_abi::UniqueId& id, int rank) const {
-  Comm comm = nullptr;
+void NcclLibrary::init(Comm& comm, int size, const nccl_abi::UniqueId& id, int rank) const {
   const nccl_abi::Config config;
   check(init_(&comm, size, id, rank, &config), comm, "ncclCommInitRankConfig");
-  return comm;
 }
 
 int NcclLibrary::state(Comm comm) const {

@@ -61,8 +61,9 @@ class NcclLibrary {
   std::string version_text() const;
 
   nccl_abi::UniqueId unique_id() const;
-  /// Begins; `state` tells when it has ended.
-  Comm init(int size, const nccl_abi::UniqueId& id, int rank) const;
+  /// Begins to make `comm`, which must stay where it is until `state` tells that this has ended: NCCL reads it
+  /// meanwhile.
+  void init(Comm& comm, int size, const nccl_abi::UniqueId& id, int rank) const;
   /// kSuccess, kInProgress, or what went wrong.
   int state(Comm comm) const;
   /// What NCCL says about a result, with its last message.

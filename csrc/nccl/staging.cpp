@@ -200,6 +200,11 @@ std::shared_ptr<Work> Stager::start(StagedCall call) {
   return work;
 }
 
+void Stager::copy_own(std::byte* to, const std::byte* from, std::size_t nbytes) {
+  const OnDevice on(*gpu_, device_);
+  gpu_->copy(to, from, nbytes, in_->get());
+}
+
 void Stager::progress() {
   const std::lock_guard lock(mutex_);
   step();

@@ -45,6 +45,8 @@ class Stager final : public Bystander, public std::enable_shared_from_this<Stage
                                       std::shared_ptr<Communicator> collectives);
 
   std::shared_ptr<Work> start(StagedCall call);
+  /// A copy from device to device, after what `start` was told to wait for and before what it starts is seen to end.
+  void copy_own(std::byte* to, const std::byte* from, std::size_t nbytes);
   /// Lets all advance. Never blocks.
   void progress();
   void advance() override;

@@ -18,8 +18,8 @@ class Arena {
   static constexpr std::uint64_t kSlots = 16;
   static constexpr std::uint64_t kBlocks = 8;  ///< of each rank, for data behind an announcement
   static constexpr std::size_t kBlockBytes = 72 << 10;
-  static constexpr std::uint64_t kStages = 3;  ///< of the pipeline through scratch memory
-  static constexpr std::size_t kStageBytes = 256 << 10;
+  static constexpr std::uint64_t kStages = 2;  ///< of each rank, for the pipeline through scratch memory
+  static constexpr std::size_t kStageBytes = 128 << 10;
   static constexpr std::size_t kLineBytes = 128;  ///< two cache lines: the prefetcher takes them in pairs
   static constexpr std::size_t kLastWords = 512;
 

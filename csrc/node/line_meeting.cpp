@@ -8,7 +8,7 @@
 namespace samestep {
 namespace {
 
-/// Most bytes that every rank reads from every other: more are cheaper reduced once and stored.
+/// Most bytes that every rank reads from every other; reductions end earlier, see Crossings::together_to.
 std::size_t limit_for(int size) {
   constexpr std::size_t kForPlaces = 64, kMost = (64 << 10) + kForPlaces, kTogether = 128 << 10, kLeast = 2 << 10;
   return std::clamp(kTogether / static_cast<std::size_t>(size), kLeast, kMost);
@@ -34,11 +34,6 @@ void LineMeeting::look_who_released() {
     if (peer != rank_) least = std::min(least, arena_->released(peer).load(std::memory_order_acquire));
   }
   released_by_all_ = least;
-}
-
-bool LineMeeting::released_by_all(std::uint64_t sequence) {
-  if (released_by_all_ <= sequence) look_who_released();
-  return sequence < released_by_all_;
 }
 
 bool LineMeeting::has_room(std::uint64_t sequence) {

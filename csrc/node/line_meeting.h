@@ -16,6 +16,8 @@ class LineMeeting final : public Meeting {
 
   std::size_t limit() const override { return limit_; }
   std::size_t limit_of_parts() const override { return limit_of_parts_; }
+  // Between two ranks the kernel is as fast.
+  std::size_t limit_of_one() const override { return size_ > 2 ? Arena::kBlockBytes : limit_of_parts_; }
   bool has_room(std::uint64_t sequence) override;
   void announce(std::uint64_t sequence, std::uint64_t digest, Bytes data, Bytes prefix) override;
   void announce_parts(std::uint64_t sequence, std::uint64_t digest, std::span<const Bytes> parts,
@@ -31,8 +33,8 @@ class LineMeeting final : public Meeting {
   /// Do all ranks still take part in this operation?
   bool all_here(std::uint64_t sequence) const;
 
-  /// Have all ranks released this operation?
-  bool released_by_all(std::uint64_t sequence);
+  /// Has this rank released all operations before this one?
+  bool is_next(std::uint64_t sequence) const { return released_ == sequence; }
 
  private:
   void look_who_released();

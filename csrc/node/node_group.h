@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include "node/host.h"
 #include "node/line_meeting.h"
 #include "node/mailbox.h"
+#include "node/way_choice.h"
 
 namespace samestep {
 
@@ -25,7 +27,7 @@ struct NodeGroup {
   /// What the arena's shared counters of each slot show once all operations before are over.
   std::array<std::uint64_t, Arena::kSlots> claimed{};
   std::array<std::uint64_t, Arena::kSlots> finished{};
-  std::uint64_t stages_used_by = 0;  ///< last operation that used the stages, plus one
+  WayChoice ways;
 
   std::vector<std::byte> bounce;  ///< what is pulled from other ranks lies here for a moment
 
@@ -36,15 +38,18 @@ struct NodeGroup {
 /// waits until ends and farewells tell who left first.
 struct Unreachable {};
 
-/// Which way an allreduce takes; the crossings that were measured. All ranks see the same: rank 0 says whether there
-/// are more ranks than CPUs.
+/// Which way an allreduce takes; the crossings that were measured. All ranks see the same.
 struct Crossings {
   /// From this size on ranks announce where their buffers are,
   static constexpr std::size_t kPostedFrom = 8 << 10;
   /// and those in memory that all share are reduced in place.
   static constexpr std::size_t shared_from(bool oversubscribed) { return oversubscribed ? 20 << 10 : kPostedFrom; }
-  /// Private buffers go through the stages up to this size, from there on through the kernel.
-  static constexpr std::size_t staged_to(bool oversubscribed) { return oversubscribed ? 1 << 20 : 0; }
+  /// Up to this size every rank reads the elements of all others and reduces them for itself.
+  static constexpr std::size_t together_to(int size) {
+    return (64 << 10) / static_cast<std::size_t>(std::max(size, 4));
+  }
+  /// More ranks than this have too small a share of a stage; without the kernel's help they use it nevertheless.
+  static constexpr int kMostStaged = 128;
   /// What one rank takes at a time.
   static constexpr std::size_t kChunkBytes = 128 << 10;
 };

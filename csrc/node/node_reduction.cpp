@@ -15,7 +15,18 @@ NodeReduction::NodeReduction(std::shared_ptr<Engine> shared_engine, const Signat
 
 void NodeReduction::announce(std::uint64_t digest) {
   const Buffer* const out = task_.wanted_by(task_.rank()) ? &task_.out : nullptr;
-  PostedBuffers::announce(engine(), *group_, sequence_, digest, task_.in, out, task_.reduction.factor);
+  const bool ahead = stages_ahead();
+  if (ahead) staged_.emplace(task_).copy_in(0);
+  PostedBuffers::announce(engine(), *group_, sequence_, digest, task_.verb, task_.in, out, task_.reduction.factor,
+                          ahead);
+}
+
+/// Is it worth copying before the ranks meet? They then need not wait for each other once more.
+bool NodeReduction::stages_ahead() {
+  const std::size_t nbytes = task_.in.nbytes();
+  return nbytes > Crossings::together_to(task_.size()) && nbytes <= Arena::kStageBytes &&
+         group_->ways.last(task_.verb, nbytes) == Way::staged && group_->meeting->is_next(sequence_) &&
+         (group_->host->place_of(task_.in.data, nbytes) & Host::kShared) == 0;
 }
 
 bool NodeReduction::reduce_announced(Engine& engine, std::uint64_t sequence, ConstBuffer in, Buffer out, ReduceOp op) {
@@ -44,27 +55,36 @@ void NodeReduction::gather() {
 void NodeReduction::start_work() {
   task_.sequence = sequence_;
   gather();
-  const bool oversubscribed = task_.posted[0].oversubscribed != 0;
   const bool any_sent =
       std::any_of(task_.posted.begin(), task_.posted.end(), [](const PostedBuffers& p) { return p.with_elements; });
   const bool shared = !any_sent && task_.all_shared();
-  const std::size_t nbytes = task_.in.nbytes();
-  if (!shared && nbytes + sizeof(PostedBuffers) <= engine().meeting().limit()) {
+  way_ = group_->host->reaches_memory() ? task_.posted[0].way : Way::staged;
+  if (!shared && task_.in.nbytes() <= Crossings::together_to(task_.size())) {
     reduce_together();
     task_.set_step(1);
-  } else if (shared || (group_->host->reaches_memory() && nbytes > Crossings::staged_to(oversubscribed))) {
+  } else if (shared || way_ == Way::direct) {
+    staged_.reset();
     direct_.emplace(task_);
   } else {
-    staged_.emplace(task_);
+    if (!staged_) staged_.emplace(task_);
+    staged_->begin();
   }
+  if (shared || !(direct_ || staged_)) return;
+  group_->ways.goes(task_.verb, task_.in.nbytes(), way_);
+  began_ = std::chrono::steady_clock::now();
+  timed_ = task_.rank() == 0;
 }
 
 bool NodeReduction::work() {
   // Buffers of a rank that has given up must not be touched; its farewell ends this operation soon.
   if (!group_->meeting->all_here(sequence_)) return false;
-  if (direct_) return direct_->work();
-  if (staged_) return staged_->work();
-  return finish_together();
+  if (!direct_ && !staged_) return finish_together();
+  const bool finished = direct_ ? direct_->work() : staged_->work();
+  if (finished && timed_) {
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began_;
+    group_->ways.took(task_.verb, task_.in.nbytes(), way_, took.count());
+  }
+  return finished;
 }
 
 void NodeReduction::reduce_together() {

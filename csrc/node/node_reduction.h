@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -37,15 +38,21 @@ class NodeReduction final : public Collective {
   std::vector<int> awaited() override;
 
  private:
+  bool stages_ahead();
   void gather();
   void reduce_together();
   bool finish_together();
+
+  using Way = WayChoice::Way;
 
   std::shared_ptr<NodeGroup> group_;
   ReductionTask task_;
   std::vector<Meeting::Bytes> elements_;  // by rank
   std::optional<DirectReduction> direct_;
   std::optional<StagedReduction> staged_;
+  Way way_ = Way::staged;
+  bool timed_ = false;
+  std::chrono::steady_clock::time_point began_;
   std::vector<std::byte> result_;  // together: what waits until others have read this rank's buffer
 };
 

@@ -10,15 +10,18 @@ PostedBuffers PostedBuffers::in_front_of(Meeting::Bytes data) {
   return posted;
 }
 
-void PostedBuffers::announce(Engine& engine, const NodeGroup& group, std::uint64_t sequence, std::uint64_t digest,
-                             ConstBuffer in, const Buffer* out, double factor) {
-  const bool oversubscribed = engine.options().oversubscribed;
-  PostedBuffers posted{group.host->place_of(in.data, in.nbytes()),
-                       out != nullptr ? group.host->place_of(out->data, out->nbytes()) : Host::kShared, factor, 0,
-                       oversubscribed};
+void PostedBuffers::announce(Engine& engine, NodeGroup& group, std::uint64_t sequence, std::uint64_t digest, Verb verb,
+                             ConstBuffer in, const Buffer* out, double factor, bool first_is_staged) {
+  PostedBuffers posted{};
+  posted.in = group.host->place_of(in.data, in.nbytes());
+  posted.out = out != nullptr ? group.host->place_of(out->data, out->nbytes()) : Host::kShared;
+  posted.factor = factor;
+  posted.first_is_staged = first_is_staged;
   const bool shared = (posted.in & posted.out & Host::kShared) != 0;
-  const bool few = in.nbytes() + sizeof posted <= engine.meeting().limit();
-  posted.with_elements = few && !(shared && in.nbytes() >= Crossings::shared_from(oversubscribed));
+  const bool few = in.nbytes() <= Crossings::together_to(engine.size());
+  posted.with_elements = few && !(shared && in.nbytes() >= Crossings::shared_from(engine.options().oversubscribed));
+  if (!few && engine.rank() == 0 && engine.size() <= Crossings::kMostStaged)
+    posted.way = group.ways.next(verb, in.nbytes());
   const Meeting::Bytes prefix(reinterpret_cast<const std::byte*>(&posted), sizeof posted);
   const Meeting::Bytes data(static_cast<const std::byte*>(in.data), posted.with_elements ? in.nbytes() : 0);
   engine.meeting().announce(sequence, digest, data, prefix);

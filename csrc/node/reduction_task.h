@@ -15,14 +15,15 @@ namespace samestep {
 struct PostedBuffers {
   std::uint64_t in, out;  // places, see Host::place_of
   double factor;
-  std::uint32_t with_elements;
-  std::uint32_t oversubscribed;
+  bool with_elements;
+  bool first_is_staged;  // the first window lies in this rank's stage
+  WayChoice::Way way;    // of rank 0 counts
 
   /// Of what came with a rank's header.
   static PostedBuffers in_front_of(Meeting::Bytes data);
   /// Announces an operation of this rank; `out` is null where it takes no result.
-  static void announce(Engine& engine, const NodeGroup& group, std::uint64_t sequence, std::uint64_t digest,
-                       ConstBuffer in, const Buffer* out, double factor);
+  static void announce(Engine& engine, NodeGroup& group, std::uint64_t sequence, std::uint64_t digest, Verb verb,
+                       ConstBuffer in, const Buffer* out, double factor, bool first_is_staged = false);
 };
 
 /// A reduction among the ranks of a host, as all of them see it once they have met.

@@ -53,29 +53,30 @@ bool fits(Engine& engine, const Call& call) {
     case Verb::barrier:
       return true;
     case Verb::all_reduce:
-      return reducible && nbytes + sizeof(PostedBuffers) <= engine.meeting().limit();
+      return reducible && nbytes <= Crossings::together_to(engine.size());
     case Verb::reduce:
       return reducible && nbytes < Crossings::kPostedFrom && ShortReduction::fits(engine, call.verb, nbytes);
     case Verb::reduce_scatter:
       return reducible && nbytes < Crossings::kPostedFrom &&
              ShortReduction::fits(engine, call.verb, block_nbytes(engine, call));
     case Verb::broadcast:
-      return call.out.nbytes() <= Movement::short_nbytes(engine);
+      return call.out.nbytes() <= Movement::short_nbytes(engine, call.verb);
     case Verb::all_gather:
-      return nbytes <= Movement::short_nbytes(engine);
+      return nbytes <= Movement::short_nbytes(engine, call.verb);
     case Verb::all_to_all:
-      return block_nbytes(engine, call) <= Movement::short_nbytes(engine);
+      return block_nbytes(engine, call) <= Movement::short_nbytes(engine, call.verb);
     default:
       return false;
   }
 }
 
-void announce(Engine& engine, const NodeGroup& group, std::uint64_t sequence, std::uint64_t digest, const Call& call) {
+void announce(Engine& engine, NodeGroup& group, std::uint64_t sequence, std::uint64_t digest, const Call& call) {
   Meeting& meeting = engine.meeting();
   switch (call.verb) {
     case Verb::all_reduce:
       if (call.in.nbytes() < Crossings::kPostedFrom) return meeting.announce(sequence, digest, all_of(call.in));
-      return PostedBuffers::announce(engine, group, sequence, digest, call.in, &call.out, call.reduction.factor);
+      return PostedBuffers::announce(engine, group, sequence, digest, call.verb, call.in, &call.out,
+                                     call.reduction.factor);
     case Verb::reduce:
       return meeting.announce(sequence, digest, engine.rank() == call.root ? Meeting::Bytes{} : all_of(call.in));
     case Verb::broadcast:

@@ -15,7 +15,7 @@ namespace samestep::short_call {
 /// Is this one of them?
 bool fits(Engine& engine, const Call& call);
 
-void announce(Engine& engine, const NodeGroup& group, std::uint64_t sequence, std::uint64_t digest, const Call& call);
+void announce(Engine& engine, NodeGroup& group, std::uint64_t sequence, std::uint64_t digest, const Call& call);
 
 /// Everybody has announced it and agrees. False if it takes more than what lies behind the announcements.
 bool finish(Engine& engine, std::uint64_t sequence, const Call& call);

@@ -2,17 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
-#include <span>
 #include <vector>
 
 namespace samestep {
 
 StagedReduction::StagedReduction(const ReductionTask& task) : task_(task) {
-  // Short ones in one go; long ones in pieces of which three fit the cache.
-  const std::size_t window = task.in.nbytes() <= Arena::kStageBytes ? Arena::kStageBytes : Arena::kStageBytes / 4;
   constexpr std::size_t kRounding = 512;  // a plan may make pieces a little longer
   const auto size = static_cast<std::size_t>(task.size());
-  const std::size_t piece = std::max<std::size_t>(1, (window / size - kRounding) / task.itemsize());
+  const std::size_t share = Arena::kStageBytes / size;
+  const std::size_t piece = std::max<std::size_t>(1, (share > kRounding ? share - kRounding : 0) / task.itemsize());
   plan_ = task.verb == Verb::reduce_scatter ? WindowPlan::of_blocks(task.size(), task.out.count, piece)
                                             : WindowPlan::of_buffer(task.size(), task.in.count, piece);
   piece_bytes_ = plan_.longest() * task.itemsize();
@@ -22,23 +20,23 @@ std::byte* StagedReduction::staged(int rank, std::size_t window, int owner) cons
   return task_.group->arena->stage(rank, window) + static_cast<std::size_t>(owner) * piece_bytes_;
 }
 
-bool StagedReduction::stage_is_free() const {
-  if (step_ != 0) return task_.all_at(step_);
-  const std::uint64_t used_by = task_.group->stages_used_by;
-  return used_by == 0 || task_.group->meeting->released_by_all(used_by - 1);
+void StagedReduction::begin() {
+  const auto staged = [](const PostedBuffers& posted) { return posted.first_is_staged; };
+  first_is_staged_ = staged(task_.posted_by(task_.rank()));
+  if (std::all_of(task_.posted.begin(), task_.posted.end(), staged)) step_ = first_ = 1;
 }
 
 bool StagedReduction::work() {
   const std::size_t windows = plan_.windows();
   while (step_ < windows + 2) {
-    if (!stage_is_free()) return false;
+    // Nobody else touches this rank's stages before its first step, nor after its last.
+    if (step_ != first_ && !task_.all_at(step_)) return false;
     const std::size_t k = step_;
     if (k >= 2) copy_out(k - 2);
-    if (k < windows) copy_in(k);
+    if (k < windows && !(k == 0 && first_is_staged_)) copy_in(k);
     if (k >= 1 && k <= windows) reduce_own(k - 1);
     task_.set_step(++step_);
   }
-  task_.group->stages_used_by = task_.sequence + 1;
   return true;
 }
 
@@ -57,17 +55,16 @@ void StagedReduction::reduce_own(std::size_t window) const {
   const Chunk chunk = plan_.chunk(window, me);
   if (chunk.count == 0) return;
   std::vector<kernels::Input> inputs(static_cast<std::size_t>(task_.size()));
+  std::vector<void*> outs;
   for (int rank = 0; rank < task_.size(); ++rank) {
-    const void* data = staged(rank, window, me);
-    if (rank == me) data = static_cast<const std::byte*>(task_.in.data) + chunk.in_offset * task_.itemsize();
-    inputs[static_cast<std::size_t>(rank)] = {data, task_.posted_by(rank).factor};
+    std::byte* const lines = staged(rank, window, me);
+    const bool wants = task_.wanted_by(rank) && (rank == me || task_.verb != Verb::reduce_scatter);
+    const std::byte* const own = static_cast<const std::byte*>(task_.in.data) + chunk.in_offset * task_.itemsize();
+    inputs[static_cast<std::size_t>(rank)] = {rank == me ? own : lines, task_.posted_by(rank).factor};
+    if (!wants) continue;
+    outs.push_back(rank == me ? static_cast<std::byte*>(task_.out.data) + chunk.out_offset * task_.itemsize() : lines);
   }
-  const bool keeps = task_.wanted_by(me), gives = task_.verb != Verb::reduce_scatter;
-  std::byte* const own =
-      keeps ? static_cast<std::byte*>(task_.out.data) + chunk.out_offset * task_.itemsize() : nullptr;
-  void* const outs[] = {own, staged(me, window, me)};
-  const std::span<void* const> wanted(outs + (keeps ? 0 : 1), (keeps ? 1U : 0U) + (gives ? 1U : 0U));
-  kernels::reduce_into(task_.in.dtype, task_.reduction.op, inputs, wanted, chunk.count);
+  kernels::reduce_into(task_.in.dtype, task_.reduction.op, inputs, outs, chunk.count);
 }
 
 void StagedReduction::copy_out(std::size_t window) const {
@@ -77,7 +74,7 @@ void StagedReduction::copy_out(std::size_t window) const {
     const Chunk chunk = plan_.chunk(window, owner);
     if (chunk.count == 0) continue;
     std::memcpy(static_cast<std::byte*>(task_.out.data) + chunk.out_offset * task_.itemsize(),
-                staged(owner, window, owner), chunk.count * task_.itemsize());
+                staged(task_.rank(), window, owner), chunk.count * task_.itemsize());
   }
 }
 

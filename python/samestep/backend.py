@@ -13,6 +13,7 @@ import numpy as np
 
 from samestep import _core, arrays, hosts
 from samestep.errors import PeerLostError
+from samestep.list_verbs import ListVerbs
 from samestep.objects import MessageVerbs
 from samestep.reduce_ops import AVG
 from samestep.work import Status, seconds
@@ -22,7 +23,7 @@ __all__ = ["Backend", "MPIBackend", "NCCLBackend", "NativeBackend"]
 _Self = TypeVar("_Self", bound="Backend")
 
 
-class Backend(MessageVerbs):
+class Backend(MessageVerbs, ListVerbs):
     """A group of ranks: the world that `initialize` returns, or a group made from it.
 
     Not to be constructed: call `samestep.initialize()`, `split` or `group`.

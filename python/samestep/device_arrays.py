@@ -33,7 +33,9 @@ _DLPACK_DEVICES = {"cuda": 2, "rocm": 10}
 class DeviceArray:
     """Device memory with a dtype and a shape, contiguous and writable, not initialised.
 
-    It does nothing but hold elements: hand it to a library that takes `__cuda_array_interface__` or DLPack.
+    It does nothing but hold elements: hand it to a library that takes `__cuda_array_interface__` or DLPack. Its memory
+    is freed with the last array that uses it, and to free memory waits for all that the device is doing (cudaFree,
+    hipFree): in a loop pass `out=` and let results be written to the same array.
     """
 
     def __init__(

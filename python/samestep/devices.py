@@ -95,15 +95,41 @@ def require_all(table: list[Joined]) -> None:
     _require_own_devices(table)
 
 
+class Listed(NamedTuple):
+    """What one rank tells the others before it uses several devices together."""
+
+    places: list[str]
+    """Host and physical device of each."""
+    may_share: bool
+    """Whether its NCCL takes a device that another rank uses too."""
+
+
+def can_join(table: list[Listed]) -> bool:
+    """Whether NCCL takes all devices of all ranks together. Pure."""
+    places = [place for listed in table for place in listed.places]
+    if any(len(set(listed.places)) < len(listed.places) for listed in table):
+        return False
+    return len(set(places)) == len(places) or all(listed.may_share for listed in table)
+
+
+def sharing_is_allowed(kind: str) -> bool:
+    """Whether NCCL has been told, in this process, to take a device that another rank uses too."""
+    return _may_share(_nccl("hip" if kind == "rocm" else "cuda").version)
+
+
+def _may_share(nccl: str) -> bool:
+    if os.environ.get("NCCL_HOSTID"):
+        return True
+    version = tuple(int(part) for part in nccl.split("."))
+    return version >= (2, 30) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+
+
 def _require_own_devices(table: list[Joined]) -> None:
     sharing: dict[str, list[int]] = {}
     for rank, joined in enumerate(table):
         sharing.setdefault(joined.place, []).append(rank)
     ranks = next((ranks for ranks in sharing.values() if len(ranks) > 1), None)
-    if ranks is None or os.environ.get("NCCL_HOSTID"):
-        return
-    version = tuple(int(part) for part in table[0].nccl.split("."))
-    if version >= (2, 30) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1":
+    if ranks is None or _may_share(table[0].nccl):
         return
     device = table[ranks[0]].place.split()[-1]
     raise UnavailableError(

@@ -61,6 +61,7 @@ def examine() -> dict[str, Any]:
         "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_VARIABLES)},
         "choice": (choice := _choice(known)),
         "engine": levels.describe(choice["host"]) if choice["host"] else "",
+        "algorithm": levels.describe_algorithm(),
     }
 
 
@@ -106,6 +107,7 @@ def rows(found: Mapping[str, Any]) -> list[Row]:
         ("variables", ", ".join(f"{n}={v}" for n, v in found["variables"].items()) or "none set", None),
         ("choice", ": ".join(named), bool(choice["backend"])),
         *((("engine", found["engine"], None),) if found["engine"] else ()),
+        ("algorithm", found["algorithm"], None),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Whether messages in device memory are handed to MPI as they lie: only where that was asked for.
+"""Whether device memory is handed to MPI as it lies, where it is only moved: only where that was asked for.
 
 A library that says it can may still crash, and one that says it cannot may do so in part; see `decide`.
 """

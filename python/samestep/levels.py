@@ -9,11 +9,24 @@ from samestep import _core, gpu_aware
 from samestep.errors import InvalidArgumentError, MismatchError, UnavailableError
 from samestep.objects import exchange_objects
 
-__all__ = ["VARIABLES", "choose", "describe", "open_above", "wanted"]
+__all__ = [
+    "ALGORITHM",
+    "VARIABLES",
+    "algorithm",
+    "choose",
+    "describe",
+    "describe_algorithm",
+    "open_above",
+    "wanted",
+]
 
 VARIABLES = {"mpi": "SAMESTEP_MPI_ENGINE", "native": "SAMESTEP_NATIVE_ENGINE"}
 """Of each backend, the variable that overrides the choice."""
 
+ALGORITHM = "SAMESTEP_ALGORITHM"
+"""How long buffers are reduced over messages: what overrides the choice."""
+
+_ALGORITHMS = ("auto", "direct", "halving", "doubling")
 _FLAT = {"mpi": "direct", "native": "tcp"}
 
 
@@ -35,6 +48,43 @@ def wanted(backend: str) -> str:
             f"{VARIABLES[backend]}={engine}, or set it to direct"
         )
     return "direct"
+
+
+def algorithm() -> str:
+    """How the environment wants long buffers to be reduced over messages; the same on all ranks.
+
+    Returns:
+      "direct", "halving", "doubling", or "auto": what the number of ranks and bytes make the cheapest.
+
+    Raises:
+      InvalidArgumentError: it asks for something else.
+
+    Example:
+      >>> import os
+      >>> _ = os.environ.pop("SAMESTEP_ALGORITHM", None)
+      >>> algorithm()
+      'auto'
+    """
+    name = os.environ.get(ALGORITHM, "auto")
+    if name not in _ALGORITHMS:
+        raise InvalidArgumentError(f"{ALGORITHM} must be auto, direct, halving or doubling, got {name!r}")
+    return name
+
+
+def describe_algorithm() -> str:
+    """How long buffers would be reduced over messages, for `samestep doctor`.
+
+    Example:
+      >>> import os
+      >>> _ = os.environ.pop("SAMESTEP_ALGORITHM", None)
+      >>> describe_algorithm()
+      'auto: by ranks and bytes (docs/scaling.md)'
+    """
+    try:
+        name = algorithm()
+    except InvalidArgumentError as error:
+        return str(error)
+    return "auto: by ranks and bytes (docs/scaling.md)" if name == "auto" else f"{name} ({ALGORITHM}={name})"
 
 
 def choose(backend: str, asked: Sequence[str], hosts: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError, TimeoutError
 from samestep.verbs import CollectiveVerbs
-from samestep.work import Status, Work
+from samestep.work import Deadline, Status, Work
 
 __all__ = ["ANY", "MessageVerbs"]
 
@@ -285,9 +285,10 @@ def exchange_sizes(
 
 def exchange_objects(comm: _core.Communicator, obj: Any, timeout: float) -> list[Any]:
     """All ranks' objects, in order of rank. Collective."""
+    deadline = Deadline(timeout)
     data, counts = exchange_sizes(comm, obj, timeout)
     into = np.empty(sum(counts), np.uint8)
-    comm.all_gather_v(data, into, counts).wait(timeout, True)
+    comm.all_gather_v(data, into, counts).wait(deadline.left(), True)
     return _unpickle_each(into, counts)
 
 

@@ -54,7 +54,8 @@ class ReduceOp(enum.Enum):
 SUM, PROD, MIN, MAX, AVG = ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG
 BAND, BOR, BXOR, LAND, LOR = ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR, ReduceOp.LAND, ReduceOp.LOR
 
-_PREMUL_CODE = 10
+PREMUL = 10
+"""The number of `Premul` in the core."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def resolve(op: Any) -> tuple[int, float]:
     if isinstance(op, ReduceOp):
         return op.value, 1.0
     if isinstance(op, Premul):
-        return _PREMUL_CODE, op.factor
+        return PREMUL, op.factor
     try:
         known = _NAMED.get(op) or _FUNCTIONS.get(op)
     except TypeError:  # cannot be hashed

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from samestep import _core
 from samestep.errors import InvalidArgumentError
 
-__all__ = ["Status", "Work", "seconds"]
+__all__ = ["Status", "Work", "Works", "seconds"]
 
 
 def seconds(timeout: float) -> float:
@@ -36,6 +37,19 @@ class Status(NamedTuple):
     """The tag it was sent with."""
     count: int  # type: ignore[assignment]  # hides the method of tuples
     """Elements received."""
+
+
+class Deadline:
+    """The end of one call's time, for all of its steps."""
+
+    __slots__ = ("_end",)
+
+    def __init__(self, timeout: float) -> None:
+        self._end = time.monotonic() + timeout
+
+    def left(self) -> float:
+        """Seconds, never below 0."""
+        return max(0.0, self._end - time.monotonic())
 
 
 class Limit(float):
@@ -122,10 +136,76 @@ class Work:
         try:
             inner.wait(self._timeout, True)
         except Exception as error:
-            import logging
-
-            logging.getLogger("samestep").warning("an operation dropped without wait() failed: %s", error)
+            _warn_dropped(error)
 
     def __repr__(self) -> str:
         state = "under way" if not self.done() else "failed" if self.exception() else "done"
         return f"<samestep.Work: {state}>"
+
+
+class Works(Work):
+    """Several operations that make one, whose result is brought to its place when all have ended."""
+
+    __slots__ = ("_all", "_failure")
+
+    def __init__(
+        self, inner: Sequence[_core.Work], timeout: float, finish: Callable[[], Any] | None = None
+    ) -> None:
+        super().__init__(inner[-1], timeout, finish)
+        self._failure: Exception | None = None
+        self._all = inner
+
+    def done(self) -> bool:
+        """Make progress; True once all has ended, well or not, and the arrays hold the result."""
+        ended = [work.done() for work in self._all]  # all of them make progress
+        if all(ended) and not any(work.exception() for work in self._all):
+            self._settle()
+        return all(ended)
+
+    def wait(self, timeout: float | None = None, *, host: bool = False) -> Any:
+        """As `Work.wait`, for all of them."""
+        return self._wait_all(timeout, timeout is None, host or timeout is not None)
+
+    def exception(self) -> BaseException | None:
+        """What went wrong, or None; also None while the operation is under way."""
+        if not self.done():
+            return None
+        return next(filter(None, (work.exception() for work in self._all)), self._failure)
+
+    def _wait_all(self, timeout: float | None, abandon: bool, on_host: bool) -> Any:
+        deadline = Deadline(self._timeout if timeout is None else timeout)
+        for work in self._all:
+            work.wait(deadline.left(), abandon, on_host)
+        self._settle()
+        if self._failure is not None:
+            raise self._failure
+        return self._result
+
+    def _wait_blocking(self, timeout: float | None) -> Any:
+        return self._wait_all(timeout, True, timeout is not None or type(self._timeout) is Limit)
+
+    def _settle(self) -> None:
+        """Brings the result to its place, once."""
+        if self._has_result or self._failure is not None:
+            return
+        try:
+            self._take()
+        except Exception as error:
+            self._failure = error
+
+    def __del__(self) -> None:
+        works = getattr(self, "_all", ())  # __init__ may have failed
+        if not works or self._has_result or self._failure is not None:
+            return
+        if all(work.done() for work in works) and any(work.exception() for work in works):
+            return
+        try:
+            self._wait_blocking(None)
+        except Exception as error:
+            _warn_dropped(error)
+
+
+def _warn_dropped(error: Exception) -> None:
+    import logging
+
+    logging.getLogger("samestep").warning("an operation dropped without wait() failed: %s", error)

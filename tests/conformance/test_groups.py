@@ -206,3 +206,30 @@ def test_one_who_is_no_member_must_not_call(group):
     with pytest.raises(ss.InvalidArgumentError, match=f"{group.rank}"):
         group.group(others)
     assert group.allreduce(1) == 3
+
+
+@pytest.mark.ranks(2, 3)
+def test_messages_of_many_groups_meet_only_their_own(group):
+    turned = [group.split(0, key=-group.rank if i % 2 else group.rank) for i in range(20)]
+    last = group.group([0, group.size - 1]) if group.rank in (0, group.size - 1) else None
+    works, out = [], np.empty((20, 1))
+    for i, part in enumerate(turned):
+        works.append(part.isend(np.full(1, 100.0 * i + part.rank), (part.rank + 1) % part.size, 5))
+        works.append(part.iallreduce(np.full(3000, float(i))))  # too many for the headers, in pieces
+    for i in reversed(range(20)):
+        status = turned[i].recv(out[i], ss.ANY, ss.ANY)
+        assert (status.source, status.tag) == ((turned[i].rank - 1) % group.size, 5)
+        assert out[i] == 100.0 * i + status.source
+    for i, work in enumerate(works):
+        total = work.wait()
+        if i % 2:
+            assert_same(total, np.full(3000, group.size * float(i // 2)))
+    for i in (3, 17, 0):  # what comes after takes their place
+        turned[i].close()
+        turned[i] = group.split(0)
+    for i, part in enumerate(turned):
+        assert_same(part.allreduce(np.full(1, float(i))), np.full(1, group.size * float(i)))
+    if last is not None:
+        assert last.allgather_object(group.rank) == [0, group.size - 1]
+        last.close()
+    group.barrier()

@@ -1,147 +1,16 @@
 #include <doctest/doctest.h>
 
-#include <algorithm>
-#include <cstdlib>
+#include <atomic>
 #include <string>
-#include <thread>
 
-#include "communicator/self_communicator.h"
-#include "contributions.h"
 #include "core/error.h"
-#include "loopback.h"
-#include "nccl/device_communicator.h"
-#include "os/dynamic_library.h"
+#include "device_world.h"
 
 // csrc/nccl on the stand-ins of tests/fakes: ranks are threads, each with a device of its own.
 
 using namespace samestep;
 
 namespace {
-
-Deadline soon() { return Deadline::after(Seconds(60)); }
-
-/// What the stand-in offers to tests.
-struct Fake {
-  int (*hold)(void*);
-  int (*release)(void*);
-  void (*hold_writes)(int);
-  void (*settle)();
-  void (*counts)(long*);
-  int (*make_stream)(void**, unsigned);
-  int (*destroy_stream)(void*);
-};
-
-const Fake& fake() {
-  static const Fake only = [] {
-    const OpenedLibrary library(FAKE_CUDART);
-    Fake found{};
-    REQUIRE((library.find("fakeHold", found.hold) && library.find("fakeRelease", found.release) &&
-             library.find("fakeHoldWrites", found.hold_writes) && library.find("fakeSettle", found.settle) &&
-             library.find("fakeCounts", found.counts) && library.find("cudaStreamCreateWithFlags", found.make_stream) &&
-             library.find("cudaStreamDestroy", found.destroy_stream)));
-    return found;
-  }();
-  return only;
-}
-
-/// A stream as a library of arrays makes it, which the stand-in tells from those of the package.
-class UserStream {
- public:
-  UserStream() { REQUIRE(fake().make_stream(&stream_, 0) == 0); }
-  UserStream(const UserStream&) = delete;
-  UserStream& operator=(const UserStream&) = delete;
-  ~UserStream() { fake().destroy_stream(stream_); }
-  GpuLibrary::Stream get() const { return stream_; }
-
- private:
-  GpuLibrary::Stream stream_ = nullptr;
-};
-
-/// An environment variable that the stand-ins read, for a scope in which no other thread runs at the ends.
-class Variable {
- public:
-  Variable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-  ~Variable() { ::unsetenv(name_); }
-
- private:
-  const char* name_;
-};
-
-std::shared_ptr<GpuLibrary> gpu() {
-  static const std::shared_ptr<GpuLibrary> only = GpuLibrary::open(DeviceKind::cuda, FAKE_CUDART);
-  return only;
-}
-
-enum class Way { nccl, staged };
-
-struct World {
-  World(int n_ranks, Way through) : ends(connected_ranks(n_ranks)), size(n_ranks), way(through) {}
-  std::shared_ptr<DeviceCommunicator> join(int rank, Seconds timeout = Seconds(60)) {
-    gpu()->set_device(rank);
-    DeviceOptions options{gpu(), rank, nullptr, timeout};
-    options.piece = 4096;
-    if (way == Way::nccl) options.nccl = NcclLibrary::open(FAKE_NCCL);
-    ExchangeOptions exchange;
-    exchange.oversubscribed = true;
-    auto host = size == 1 ? make_self_communicator("world")
-                          : open_tcp_world(rank, std::move(ends[static_cast<std::size_t>(rank)]), exchange);
-    return DeviceCommunicator::open(std::move(host), std::move(options), soon());
-  }
-  std::vector<std::vector<TcpPeer>> ends;
-  int size;
-  Way way;
-};
-
-template <class Act>
-void as_ranks(int size, Act act) {
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) threads.emplace_back([&act, rank] { act(rank); });
-  for (std::thread& thread : threads) thread.join();
-}
-
-/// Floats in device memory, set and read in one stream.
-class OnGpu {
- public:
-  OnGpu(const UserStream& stream, std::size_t count)
-      : stream_(stream.get()), device_(gpu()->current_device()), count_(count) {
-    data_ = device_memory(gpu(), std::max<std::size_t>(count, 1) * sizeof(float));
-  }
-  OnGpu(const UserStream& stream, const Floats& values) : OnGpu(stream, values.size()) { set(values); }
-
-  OnGpu(const OnGpu&) = delete;
-  OnGpu& operator=(const OnGpu&) = delete;
-  ~OnGpu() { gpu()->synchronize(stream_); }  // copies may still use what is kept
-
-  /// Begins a copy from the host.
-  void set(const Floats& values) {
-    kept_.push_back(std::make_unique<Floats>(values));
-    gpu()->copy(data_.get(), kept_.back()->data(), count_ * sizeof(float), stream_);
-  }
-  /// Begins a copy to the host, which is there once the stream has come to it.
-  const Floats& begin_get() {
-    kept_.push_back(std::make_unique<Floats>(count_));
-    gpu()->copy(kept_.back()->data(), data_.get(), count_ * sizeof(float), stream_);
-    return *kept_.back();
-  }
-  Floats get() {
-    const Floats& values = begin_get();
-    gpu()->synchronize(stream_);
-    return values;
-  }
-  operator Buffer() const {
-    return {data_.get(), count_, DType::float32, {DeviceKind::cuda, device_}, reinterpret_cast<StreamHandle>(stream_)};
-  }
-  Shape shape() const { return Shape::flat(count_); }
-
- private:
-  GpuLibrary::Stream stream_;
-  int device_;
-  std::size_t count_;
-  std::shared_ptr<void> data_;
-  std::vector<std::unique_ptr<Floats>> kept_;
-};
 
 Floats joined(int size, std::size_t count) {
   Floats all;
@@ -152,19 +21,15 @@ Floats joined(int size, std::size_t count) {
   return all;
 }
 
-void finish(const Communicator::WorkPtr& work, const UserStream& stream) {
-  REQUIRE(work->order_before(reinterpret_cast<StreamHandle>(stream.get()), soon()));
-}
-
-constexpr Way kWays[] = {Way::nccl, Way::staged};
+constexpr DeviceWay kWays[] = {DeviceWay::nccl, DeviceWay::staged};
 constexpr std::size_t kCounts[] = {0, 1, 5, 1023, 5003};  // of one piece, and of several
 
 }  // namespace
 
 TEST_CASE("devices: every verb gives what it gives on the host") {
-  for (const Way way : kWays) {
+  for (const DeviceWay way : kWays) {
     for (const int size : {1, 2, 3, 4}) {
-      World world(size, way);
+      DeviceWorld world(size, way);
       as_ranks(size, [&](int rank) {
         const auto group = world.join(rank);
         {
@@ -219,8 +84,8 @@ struct Found {
   std::atomic<int> early = 0, stale = 0;
 };
 
-void torture(Way way, int size, Found& found) {
-  World world(size, way);
+void torture(DeviceWay way, int size, Found& found) {
+  DeviceWorld world(size, way);
   constexpr std::size_t kCount = 3001;
   as_ranks(size, [&](int rank) {
     const auto group = world.join(rank);
@@ -260,7 +125,7 @@ void torture(Way way, int size, Found& found) {
 }  // namespace
 
 TEST_CASE("devices: nothing is read before it is made, nor before it has come") {
-  for (const Way way : kWays) {
+  for (const DeviceWay way : kWays) {
     for (const int size : {1, 3}) {
       for (const char* delay : {"0", "200"}) {
         const Variable delays("FAKE_GPU_DELAY_US", delay);
@@ -274,7 +139,7 @@ TEST_CASE("devices: nothing is read before it is made, nor before it has come") 
 }
 
 TEST_CASE("devices without waits: the case above finds it where one side does not wait for the other") {
-  for (const Way way : kWays) {
+  for (const DeviceWay way : kWays) {
     Found library, user;
     {
       const Variable ignored("FAKE_GPU_IGNORE_WAITS", "library");
@@ -290,10 +155,10 @@ TEST_CASE("devices without waits: the case above finds it where one side does no
 }
 
 TEST_CASE("devices: many operations under way, waited for in another order") {
-  for (const Way way : kWays) {
+  for (const DeviceWay way : kWays) {
     const Variable delays("FAKE_GPU_DELAY_US", "200");
     const int size = 3;
-    World world(size, way);
+    DeviceWorld world(size, way);
     as_ranks(size, [&](int rank) {
       const auto group = world.join(rank);
       {
@@ -315,8 +180,8 @@ TEST_CASE("devices: many operations under way, waited for in another order") {
 
 TEST_CASE("devices: a rank that waits on the host lets what is staged go on") {
   const int size = 2;
-  for (const Way way : kWays) {
-    World world(size, way);
+  for (const DeviceWay way : kWays) {
+    DeviceWorld world(size, way);
     as_ranks(size, [&](int rank) {
       const auto group = world.join(rank);
       const auto part = group->split(0, 0, soon());
@@ -341,7 +206,7 @@ TEST_CASE("devices: a rank that waits on the host lets what is staged go on") {
 TEST_CASE("devices: an error of NCCL on one rank ends the operation on all") {
   const int size = 3;
   const Variable accident("FAKE_NCCL_FAIL", "1:2:error");
-  World world(size, Way::nccl);
+  DeviceWorld world(size, DeviceWay::nccl);
   std::vector<std::string> told(size);
   as_ranks(size, [&](int rank) {
     const auto group = world.join(rank);
@@ -363,7 +228,7 @@ TEST_CASE("devices: an error of NCCL on one rank ends the operation on all") {
 
 TEST_CASE("devices: an operation that hangs ends at its deadline") {
   const Variable accident("FAKE_NCCL_FAIL", "0:1:hang");
-  World world(2, Way::nccl);
+  DeviceWorld world(2, DeviceWay::nccl);
   as_ranks(2, [&](int rank) {
     const auto group = world.join(rank, Seconds(0.5));
     const UserStream stream;
@@ -375,7 +240,7 @@ TEST_CASE("devices: an operation that hangs ends at its deadline") {
 }
 
 TEST_CASE("devices: ranks that do not agree are told, on all of them") {
-  World world(2, Way::nccl);
+  DeviceWorld world(2, DeviceWay::nccl);
   std::atomic<int> n_told = 0;
   as_ranks(2, [&](int rank) {
     const auto group = world.join(rank);
@@ -393,7 +258,7 @@ TEST_CASE("devices: ranks that do not agree are told, on all of them") {
 }
 
 TEST_CASE("devices: wrong memory is refused before anything happens") {
-  World world(1, Way::nccl);
+  DeviceWorld world(1, DeviceWay::nccl);
   as_ranks(1, [&](int rank) {
     const auto group = world.join(rank);
     {
@@ -414,8 +279,8 @@ TEST_CASE("devices: wrong memory is refused before anything happens") {
 TEST_CASE("devices: nothing is left behind") {
   long before[4], after[4];
   fake().counts(before);
-  for (const Way way : kWays) {
-    World world(2, way);
+  for (const DeviceWay way : kWays) {
+    DeviceWorld world(2, way);
     as_ranks(2, [&](int rank) {
       auto group = world.join(rank);
       {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <latch>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -57,12 +58,14 @@ struct Region {
     options.oversubscribed = true;
     options.inline_limit = 256;
     options.window_piece = piece;
+    options.way = way;
     auto messenger = std::make_unique<LocalMessenger>(network, rank);
     return LevelCommunicator::open(std::move(messenger), seats, std::move(host), options, soon());
   }
   Hosts hosts;
   Reach reach;
   std::size_t piece;
+  std::optional<Way> way = {};
   std::shared_ptr<LocalNetwork> network;
   std::map<int, std::shared_ptr<ThreadHost::House>> houses;
 };
@@ -200,6 +203,38 @@ TEST_CASE("hierarchy: all verbs over pretended hosts, to the bit") {
         }
         group->close(soon());
       });
+    }
+  }
+}
+
+TEST_CASE("hierarchy: hosts that exchange halves, or everything, get the same bits") {
+  for (const Hosts& hosts :
+       {Hosts{0, 1}, Hosts{0, 0, 1, 1, 2, 2}, Hosts{0, 1, 1, 2}, Hosts{0, 1, 2, 3, 4}, Hosts{0, 0, 1, 2, 2, 2, 3}}) {
+    const bool flat_order = Seats(seats_on(hosts)).keeps_order();
+    for (const Reach reach : {Reach::kernel, Reach::shared, Reach::heap}) {
+      for (const Way way : {Way::halving, Way::doubling}) {
+        Region region(hosts, reach, 512);
+        region.way = way;
+        as_threads(region.size(), [&](int rank) {
+          const auto group = region.join(rank);
+          for (const std::size_t count : {std::size_t{65}, std::size_t{1000}, std::size_t{20'003}}) {
+            for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max}) {
+              const Floats expected = reduced(region.size(), count, flat_order ? Hosts{} : hosts, op);
+              Floats all = contribution(rank, count), into(count);
+              group->all_reduce(buffer(all), buffer(into), {op}, shape(all))->wait(soon());
+              REQUIRE(into == expected);
+              REQUIRE(all == contribution(rank, count));
+              group->all_reduce(buffer(all), buffer(all), {op}, shape(all))->wait(soon());
+              REQUIRE(all == expected);
+            }
+            std::vector<double> scaled(count, 1.0);
+            const Buffer of_scaled{scaled.data(), count, DType::float64};
+            group->all_reduce(of_scaled, of_scaled, {ReduceOp::premul, 1.0 + rank}, Shape::flat(count))->wait(soon());
+            REQUIRE(scaled == std::vector<double>(count, region.size() * (region.size() + 1) / 2));
+          }
+          group->close(soon());
+        });
+      }
     }
   }
 }

@@ -84,6 +84,39 @@ TEST_CASE("node: reductions and broadcasts by every way, in place, every root") 
   }
 }
 
+TEST_CASE("node: private memory takes one way and the other, ahead or not: the same bits") {
+  constexpr int kTurns = 9;  // three of each way, then one of them
+  for (const int size : {2, 3, 4}) {
+    Town town(size, Reach::kernel);
+    as_threads(size, [&](int rank) {
+      const auto group = town.join(rank);
+      for (const std::size_t count : {std::size_t{5000}, std::size_t{20'003}, std::size_t{70'001}}) {
+        Floats mine(count), first, result(count);
+        for (std::size_t i = 0; i < count; ++i)
+          mine[i] = 1.0F / static_cast<float>(i + 3 * static_cast<std::size_t>(rank) + 1);
+        for (int turn = 0; turn < kTurns; ++turn) {
+          // Where another one is under way nothing is copied ahead.
+          Floats other = contribution(rank, count);
+          const bool both = (turn + rank) % 3 == 0;
+          const auto before = group->all_reduce(buffer(other), buffer(other), {}, shape(other));
+          if (!both) before->wait(soon());
+          group->all_reduce(buffer(mine), buffer(result), {}, shape(mine))->wait(soon());
+          before->wait(soon());
+          REQUIRE(other == sum(size, count));
+          if (turn == 0) first = result;
+          REQUIRE(result == first);
+          Floats blocks = contribution(rank, count * static_cast<std::size_t>(size)), block(count);
+          group->reduce_scatter(buffer(blocks), buffer(block), {}, shape(block))->wait(soon());
+          const Floats all = sum(size, blocks.size());
+          REQUIRE(std::equal(block.begin(), block.end(),
+                             all.begin() + static_cast<std::ptrdiff_t>(rank * static_cast<int>(count))));
+        }
+      }
+      group->close(soon());
+    });
+  }
+}
+
 TEST_CASE("node: verbs done at once agree with those started, also where ranks choose differently") {
   for (const int size : {1, 2, 3, 4}) {
     Town town(size, Reach::kernel);

@@ -65,20 +65,13 @@ def test_mixed_kinds_of_memory_between_sender_and_receiver(group, stream):
 
 
 def test_lists_of_arrays_on_several_devices(group, stream):
-    from samestep.distributed import groups, multigpu
-
-    assert groups is not None
     device = group.device
     arrays = []
     for index in range(4):
         fake_arrays.call("SetDevice", index)
         arrays.append(fake_arrays.Array.of(np.full(5, 10.0 * group.rank + index), fake_arrays.Stream()))
     fake_arrays.call("SetDevice", device)
-    run, code, factor, finished = multigpu._combined(
-        arrays, [ss.arrays.info(x) for x in arrays], "sum", group.size
-    )
-    group._comm.all_reduce(run, None, code, factor).wait(30.0, True)
-    multigpu.buffers.fill(finished(run), arrays, [ss.arrays.info(x) for x in arrays])
+    group.allreduce_multi(arrays)
     expected = sum(10.0 * r + i for r in range(group.size) for i in range(4))
     for array in arrays:
         np.testing.assert_array_equal(array.get(), np.full(5, expected))

@@ -1,4 +1,4 @@
-"""Messages in device memory that MPI takes as they lie.
+"""Messages in device memory that MPI takes as they lie, and who asks for it.
 
 The stand-in of the runtime lets the host, and so MPI, reach them.
 """
@@ -93,30 +93,22 @@ def test_what_does_not_fit_is_an_error_and_the_group_goes_on(group, reachable):
         np.testing.assert_array_equal(array.get(), values(0, 5000))
 
 
-@ranks
-def test_collectives_still_go_through_the_host(group):
-    x = fake_arrays.Array.of(values(group.rank, 5000), fake_arrays.Stream())
-    got = group.allreduce(x).get()  # it would die: MPI cannot reach this memory
-    np.testing.assert_array_equal(got, sum(values(r, 5000) for r in range(group.size)))
-
-
-DIRECT = """
+PROGRAM = """
 import numpy as np, fake_arrays, samestep as ss
 with ss.initialize("mpi") as world:
     x = fake_arrays.Array.of(np.ones(5000, "float32"), fake_arrays.Stream())
-    if world.rank == 0:
-        world.send(x, 1)
-    if world.rank == 1:
-        world.recv(x, 0)
+    {call}
     world.barrier()
     print("alive")
 """
+CALLS = {"messages": "world.send(x, 1) if world.rank == 0 else world.recv(x, 0)", "bcast": "world.bcast(x)"}
 
 
-def test_the_memory_itself_is_given_to_mpi(tmp_path):
+@pytest.mark.parametrize("what", CALLS)
+def test_the_memory_itself_is_given_to_mpi(tmp_path, what):
     """Where MPI cannot reach it the job dies; through the host it lives."""
     program = tmp_path / "program.py"
-    program.write_text(DIRECT)
+    program.write_text(PROGRAM.format(call=CALLS[what]))
     env = {k: v for k, v in os.environ.items() if not k.startswith("OMPI_COMM") and not k.startswith("PMIX")}
     env |= fake_libraries.environment() | {
         "PYTHONPATH": os.pathsep.join([str(fake_libraries.HERE), *sys.path])

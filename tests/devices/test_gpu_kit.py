@@ -22,7 +22,7 @@ def run(tmp_path, *words, **variables):
         env=os.environ | {"PYTHON": sys.executable, "TMPDIR": str(tmp_path)} | variables,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=400,
         check=False,
     )
     assert out.exists(), done.stdout + done.stderr
@@ -57,6 +57,40 @@ def test_every_part_runs_and_finds_nothing_wrong(tmp_path):
         "A step of training",
     ):
         assert f"## {heading}" in page
+
+
+PARTS_OF = {
+    "torch": ["one rank: verbs", "one rank: nobody waits", "call overhead", "staging", "training step"],
+    "cupy": [
+        *("one rank: verbs", "one rank: streams", "one rank: nobody waits"),
+        *("packing", "staging", "many small arrays", "lifetimes"),
+    ],
+}
+
+
+@pytest.mark.parametrize("library", PARTS_OF)
+def test_parts_run_on_arrays_of_other_libraries(tmp_path, library):
+    """What lies between a part and torch or CuPy on a real device, with what `fake_frameworks` lets them find."""
+    if library == "torch":
+        pytest.importorskip("torch")
+    names = PARTS_OF[library]
+    code, found, _ = run(tmp_path, "--arrays", library, "--only", ",".join(names))
+    assert sorted(found["parts"]) == sorted(names)
+    for name, part in found["parts"].items():
+        assert part["status"] == "passed", (name, part)
+        assert part["results"], name
+    assert code == 0
+    assert found["parts"]["one rank: verbs"]["results"][0]["arrays"] == library
+    if library == "torch":
+        for name, contender in (("call overhead", "torch in place"), ("training step", "torch DDP")):
+            assert contender in found["parts"][name]["results"][-1]["times"]
+
+
+def test_a_library_that_sees_no_device_is_named(tmp_path):
+    _, found, _ = run(tmp_path, "--arrays", "cupy", "--only", "one rank: verbs", CUPY_HAS_NO_DEVICE="1")
+    part = found["parts"]["one rank: verbs"]
+    assert part["status"] == "failed"
+    assert "CuPy sees no device" in part["logs"][0]
 
 
 def test_what_parts_find_is_told(tmp_path):

@@ -155,7 +155,7 @@ def trees(tmp_path, n=2, **variables):
     return told[0][0] | {f"{name} on {r}": w for r, one in enumerate(told) for name, w in one[0].items()}
 
 
-@pytest.mark.parametrize("in_progress", ["", "1"])
+@pytest.mark.parametrize("in_progress", ["", "3"])
 def test_trees_are_packed_and_exact(tmp_path, in_progress):
     """Also where NCCL puts its work into the stream after its call has returned."""
     counted = tmp_path / "compilations"

@@ -1,5 +1,6 @@
 """The table of what is carried: each cell runs, does what it says, and is on the page as it is in the table."""
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,19 @@ class Cell:
 
     def zeros(self, n=1):
         return [self.make(np.zeros(37, "f4")) for _ in range(n)]
+
+    def on_each(self, make):
+        """What `make` makes on each of two devices, which no other rank uses."""
+        if self.make is np.array:
+            return [make(), make()]
+        made, usual = [], self.make
+        for device in (2 * self.rank, 2 * self.rank + 1):
+            fake_arrays.call("SetDevice", device)
+            self.make = functools.partial(fake_arrays.array_of, stream=fake_arrays.Stream())
+            made.append(make())
+        fake_arrays.call("SetDevice", self.group.device)
+        self.make = usual
+        return made
 
     def everyones(self):
         return [contribution(r, 37) for r in range(self.size)]
@@ -116,27 +130,27 @@ def barrier(of):
 
 
 def broadcast_multigpu(of):
-    pair = [of.mine(), of.mine()]
+    pair = of.on_each(of.mine)
     dist.broadcast_multigpu(pair, of.last, src_tensor=1)
     assert_same(stack(pair), np.stack([contribution(of.last, 37)] * 2))
 
 
 def all_reduce_multigpu(of):
-    pair = [of.mine(), of.mine()]
+    pair = of.on_each(of.mine)
     dist.all_reduce_multigpu(pair)
     assert_same(stack(pair), np.stack([2 * of.total()] * 2))
 
 
 def reduce_multigpu(of):
-    pair = [of.mine(), of.mine()]
+    pair = of.on_each(of.mine)
     dist.reduce_multigpu(pair, of.last, dst_tensor=1)
     if of.rank == of.last:
         assert_same(pair[1], 2 * of.total())
 
 
 def all_gather_multigpu(of):
-    slots = [of.zeros(2 * of.size), of.zeros(2 * of.size)]
-    dist.all_gather_multigpu(slots, [of.mine(), of.mine()])
+    slots = of.on_each(lambda: of.zeros(2 * of.size))
+    dist.all_gather_multigpu(slots, of.on_each(of.mine))
     for row in slots:
         assert_same(stack(row), np.repeat(np.stack(of.everyones()), 2, axis=0))
 
@@ -243,8 +257,9 @@ def test_a_row(group, verb):
 @pytest.mark.skipif(fake_libraries.compiler() is None, reason="the fake devices need a C++ compiler")
 @pytest.mark.ranks(1, 2, 3, backends=["fakes", "staged", "staged-native"])
 @pytest.mark.parametrize("verb", support.VERBS | support.BEYOND)
-def test_a_row_on_devices(group, verb):
+def test_a_row_on_devices(group, verb, monkeypatch):
     """And beside NCCL on the host."""
+    monkeypatch.setenv("FAKE_GPU_DEVICES", "6")  # two for each rank
     if dist.get_backend() == "nccl":
         run_on_the_host(group, verb)
     (how,) = cells(verb, "CUDA")

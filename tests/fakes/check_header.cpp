@@ -1,10 +1,9 @@
 // Compiled where the headers of NCCL and of the CUDA runtime are found: our numbers against theirs.
 
-#include <climits>
-
 #include <cuda_runtime_api.h>
-
 #include <nccl.h>
+
+#include <climits>
 
 #include "nccl/nccl_library.h"
 

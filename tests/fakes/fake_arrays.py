@@ -31,6 +31,13 @@ def counts() -> list[int]:
     return list(found)
 
 
+def crossed() -> int:
+    """Bytes that this process has copied between the host and devices."""
+    library = runtime()
+    library.fakeCrossed.restype = ctypes.c_long
+    return int(library.fakeCrossed())
+
+
 def nccl_calls() -> int:
     """Collectives and messages of this process that went to NCCL."""
     library = ctypes.CDLL(str(fake_libraries.build()[1]))

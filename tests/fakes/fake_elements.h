@@ -45,10 +45,14 @@ T combined(const T* terms, int n, int op) {
   while (2 * cut < n) cut *= 2;
   const T a = combined(terms, cut, op), b = combined(terms + cut, n - cut, op);
   switch (op) {
-    case prod: return static_cast<T>(a * b);
-    case max: return a > b || a != a ? a : b;
-    case min: return a < b || a != a ? a : b;
-    default: return static_cast<T>(a + b);
+    case prod:
+      return static_cast<T>(a * b);
+    case max:
+      return a > b || a != a ? a : b;
+    case min:
+      return a < b || a != a ? a : b;
+    default:
+      return static_cast<T>(a + b);
   }
 }
 
@@ -91,17 +95,28 @@ void reduce_plain(const std::vector<Term>& terms, int op, std::byte* out, std::s
 /// False for types that cannot be reduced.
 inline bool reduce(int type, const std::vector<Term>& terms, int op, std::byte* out, std::size_t count) {
   switch (type) {
-    case int8: return reduce_plain<std::int8_t>(terms, op, out, count), true;
-    case uint8: return reduce_plain<std::uint8_t>(terms, op, out, count), true;
-    case int32: return reduce_plain<std::int32_t>(terms, op, out, count), true;
-    case uint32: return reduce_plain<std::uint32_t>(terms, op, out, count), true;
-    case int64: return reduce_plain<std::int64_t>(terms, op, out, count), true;
-    case uint64: return reduce_plain<std::uint64_t>(terms, op, out, count), true;
-    case float32: return reduce_plain<float>(terms, op, out, count), true;
-    case float64: return reduce_plain<double>(terms, op, out, count), true;
-    case float16: return reduce_as<std::uint16_t, float>(terms, op, out, count, from_float16, to_float16), true;
-    case bfloat16: return reduce_as<std::uint16_t, float>(terms, op, out, count, from_bfloat16, to_bfloat16), true;
-    default: return false;
+    case int8:
+      return reduce_plain<std::int8_t>(terms, op, out, count), true;
+    case uint8:
+      return reduce_plain<std::uint8_t>(terms, op, out, count), true;
+    case int32:
+      return reduce_plain<std::int32_t>(terms, op, out, count), true;
+    case uint32:
+      return reduce_plain<std::uint32_t>(terms, op, out, count), true;
+    case int64:
+      return reduce_plain<std::int64_t>(terms, op, out, count), true;
+    case uint64:
+      return reduce_plain<std::uint64_t>(terms, op, out, count), true;
+    case float32:
+      return reduce_plain<float>(terms, op, out, count), true;
+    case float64:
+      return reduce_plain<double>(terms, op, out, count), true;
+    case float16:
+      return reduce_as<std::uint16_t, float>(terms, op, out, count, from_float16, to_float16), true;
+    case bfloat16:
+      return reduce_as<std::uint16_t, float>(terms, op, out, count, from_bfloat16, to_bfloat16), true;
+    default:
+      return false;
   }
 }
 

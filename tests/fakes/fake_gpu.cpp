@@ -44,7 +44,14 @@
 
 namespace {
 
-enum Code { kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidDevice = 101, kInvalidHandle = 400, kNotReady = 600 };
+enum Code {
+  kSuccess = 0,
+  kInvalidValue = 1,
+  kOutOfMemory = 2,
+  kInvalidDevice = 101,
+  kInvalidHandle = 400,
+  kNotReady = 600
+};
 
 long setting(const char* name, long otherwise) {
   const char* text = std::getenv(name);
@@ -54,10 +61,10 @@ long setting(const char* name, long otherwise) {
 constexpr unsigned kOneIn = 8;  // things in a stream that are delayed
 
 struct Block {
-  char* seen;    // what the caller holds
-  char* bytes;   // where the elements are
+  char* seen;   // what the caller holds
+  char* bytes;  // where the elements are
   std::size_t nbytes;
-  int device;    // -1: pinned memory of the host
+  int device;                              // -1: pinned memory of the host
   std::shared_ptr<void> mapped = nullptr;  // device memory: held also by copies that have not run yet
 };
 
@@ -130,7 +137,8 @@ struct Stream {
       queue.pop_front();
       busy = true;
       lock.unlock();
-      if (longest > 0 && random() % kOneIn == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % static_cast<unsigned>(longest)));
+      if (longest > 0 && random() % kOneIn == 0)
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % static_cast<unsigned>(longest)));
       work();
       ++n_steps();
       lock.lock();
@@ -241,6 +249,13 @@ char* bytes_of(const void* data, std::size_t nbytes) {
   return find(data, 0) != nullptr ? nullptr : static_cast<char*>(const_cast<void*>(data));  // null: past the end
 }
 
+bool is_of_device(const void* data) {
+  const std::lock_guard lock(world().mutex);
+  const Block* block = find(data, 0);
+  return block != nullptr && block->device >= 0;
+}
+std::atomic<long> n_crossed{0};  // bytes copied between the host and devices
+
 }  // namespace
 
 namespace fake {
@@ -300,15 +315,24 @@ EXPORT int GPU(DeviceGetPCIBusId)(char* text, int length, int device) {
 }
 EXPORT const char* GPU(GetErrorString)(int code) {
   switch (code) {
-    case kSuccess: return "no error";
-    case kInvalidValue: return "invalid argument";
-    case kOutOfMemory: return "out of memory";
-    case 35: return "CUDA driver version is insufficient for CUDA runtime version";
-    case 100: return "no CUDA-capable device is detected";
-    case kInvalidDevice: return "invalid device ordinal";
-    case kInvalidHandle: return "invalid resource handle";
-    case kNotReady: return "device not ready";
-    default: return "unknown error";
+    case kSuccess:
+      return "no error";
+    case kInvalidValue:
+      return "invalid argument";
+    case kOutOfMemory:
+      return "out of memory";
+    case 35:
+      return "CUDA driver version is insufficient for CUDA runtime version";
+    case 100:
+      return "no CUDA-capable device is detected";
+    case kInvalidDevice:
+      return "invalid device ordinal";
+    case kInvalidHandle:
+      return "invalid resource handle";
+    case kNotReady:
+      return "device not ready";
+    default:
+      return "unknown error";
   }
 }
 EXPORT int GPU(GetLastError)() { return kSuccess; }
@@ -318,7 +342,8 @@ EXPORT int GPU(DeviceSynchronize)() {
 }
 
 EXPORT int GPU(Malloc)(void** out, std::size_t nbytes) {
-  if (const long largest = setting("FAKE_GPU_LARGEST", 0); largest > 0 && nbytes > static_cast<std::size_t>(largest)) return kOutOfMemory;
+  if (const long largest = setting("FAKE_GPU_LARGEST", 0); largest > 0 && nbytes > static_cast<std::size_t>(largest))
+    return kOutOfMemory;
   const std::size_t page = 4096, size = (nbytes + page - 1) / page * page + page;  // a page more, so that none touch
   const int fd = ::memfd_create("fake-gpu", MFD_CLOEXEC);
   if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(size)) != 0) return kOutOfMemory;
@@ -334,8 +359,8 @@ EXPORT int GPU(Malloc)(void** out, std::size_t nbytes) {
     ::munmap(data, size);
     ::munmap(seen, size);
   });
-  world().blocks[static_cast<char*>(seen)] = {static_cast<char*>(seen), static_cast<char*>(bytes), nbytes, device_of_thread,
-                                              std::move(mapped)};
+  world().blocks[static_cast<char*>(seen)] = {static_cast<char*>(seen), static_cast<char*>(bytes), nbytes,
+                                              device_of_thread, std::move(mapped)};
   *out = seen;
   return kSuccess;
 }
@@ -381,14 +406,17 @@ EXPORT int GPU(PointerGetAttributes)(PointerAttributes* out, const void* data) {
 }
 
 EXPORT int GPU(MemcpyAsync)(void* to, const void* from, std::size_t nbytes, int, void* stream) {
+  if (is_of_device(to) != is_of_device(from)) n_crossed += static_cast<long>(nbytes);
   char* const out = bytes_of(to, nbytes);
   char* const in = bytes_of(from, nbytes);
   const auto found = stream_of(stream);
   if (nbytes != 0 && (out == nullptr || in == nullptr)) return kInvalidValue;
   if (!found) return kInvalidHandle;
-  found->push([=, in_kept = keep(from), out_kept = keep(to)] {
-    if (nbytes != 0) std::memmove(out, in, nbytes);
-  }, /*writes=*/out != to);
+  found->push(
+      [=, in_kept = keep(from), out_kept = keep(to)] {
+        if (nbytes != 0) std::memmove(out, in, nbytes);
+      },
+      /*writes=*/out != to);
   return kSuccess;
 }
 
@@ -411,7 +439,8 @@ EXPORT int GPU(StreamDestroy)(void* handle) {
     stream->end();
     const std::lock_guard lock(world().mutex);
     world().destroyed.erase(handle);
-  }).detach();
+  })
+      .detach();
   return kSuccess;
 }
 EXPORT int GPU(StreamQuery)(void* handle) {
@@ -501,6 +530,8 @@ EXPORT int fakeRelease(void* stream_handle) {
 /// Whether streams of the package stop before what writes to device memory.
 EXPORT void fakeHoldWrites(int held) { Stream::writes_are_held() = held != 0; }
 /// Returns once all streams have done what they can without a release or another process.
+EXPORT long fakeCrossed() { return n_crossed; }
+
 EXPORT void fakeSettle() {
   while (true) {
     const unsigned long before = n_steps();

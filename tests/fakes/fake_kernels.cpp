@@ -43,9 +43,9 @@
 
 namespace {
 
-constexpr int kBadInput = 3, kBadOption = 5, kCompilation = 6;                         // of the compiler
+constexpr int kBadInput = 3, kBadOption = 5, kCompilation = 6;                            // of the compiler
 constexpr int kInvalidValue = 1, kNoBinary = 209, kInvalidHandle = 400, kNotFound = 500;  // of the driver
-constexpr std::size_t kMostArguments = 4096;                                           // bytes
+constexpr std::size_t kMostArguments = 4096;                                              // bytes
 
 std::string text_of(const char* name, const char* otherwise) {
   const char* text = std::getenv(name);
@@ -113,8 +113,10 @@ std::string built(const std::string& source, std::string& log) {
   std::string folder = text_of("TMPDIR", "/tmp") + "/fake-nvrtc-XXXXXX";
   if (::mkdtemp(folder.data()) == nullptr) return "";
   std::ofstream(folder + "/kernels.cpp") << kBefore << source << entries(source);
-  const std::string words = text_of("CXX", "c++") + " -std=c++17 -O1 -w -fsanitize=alignment -fsanitize-undefined-trap-on-error -fPIC -shared -o " + folder + "/kernels.so " +
-                            folder + "/kernels.cpp 2>" + folder + "/log";
+  const std::string words =
+      text_of("CXX", "c++") +
+      " -std=c++17 -O1 -w -fsanitize=alignment -fsanitize-undefined-trap-on-error -fPIC -shared -o " + folder +
+      "/kernels.so " + folder + "/kernels.cpp 2>" + folder + "/log";
   const bool ok = std::system(words.c_str()) == 0;
   log = file_text(folder + "/log");
   const std::string image = ok ? file_text(folder + "/kernels.so") : "";
@@ -226,7 +228,8 @@ EXPORT int DRIVER(ModuleLoadData)(void** out, const void* image) {
   const int fd = ::mkstemp(path.data());
   if (fd < 0) return kInvalidValue;
   ::close(fd);
-  std::ofstream(path, std::ios::binary).write(static_cast<const char*>(image) + sizeof header, static_cast<std::streamsize>(header.nbytes));
+  std::ofstream(path, std::ios::binary)
+      .write(static_cast<const char*>(image) + sizeof header, static_cast<std::streamsize>(header.nbytes));
   *out = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   ::unlink(path.c_str());
   if (*out == nullptr) return kInvalidValue;
@@ -240,7 +243,8 @@ EXPORT int DRIVER(ModuleGetFunction)(void** out, void* module, const char* name)
   void* run = ::dlsym(module, (std::string("fake_run_") + name).c_str());
   void* sizes = ::dlsym(module, (std::string("fake_sizes_") + name).c_str());
   if (run == nullptr || sizes == nullptr) return kNotFound;
-  auto* kernel = new Kernel{reinterpret_cast<void (*)(void**, const unsigned*, const unsigned*)>(run), static_cast<const unsigned long*>(sizes)};
+  auto* kernel = new Kernel{reinterpret_cast<void (*)(void**, const unsigned*, const unsigned*)>(run),
+                            static_cast<const unsigned long*>(sizes)};
   kernels().insert(kernel);
   *out = kernel;
   return 0;

@@ -3,11 +3,13 @@
 //
 // Ranks meet in a file whose name travels in the unique id. Each operation runs in its stream, with real arithmetic.
 // It is stricter than NCCL: ranks that disagree about an operation get ncclInvalidUsage as asynchronous error, or
-// hang, as they would there. A rank that has died is not noticed, as with NCCL over shared memory.
+// hang, as they would there. A rank that has died is not noticed, as with NCCL over shared memory. Several members of
+// a clique that one thread makes or calls have to be in one group, where NCCL would hang.
 //
 //   FAKE_NCCL_VERSION      what ncclGetVersion says (22809)
 //   FAKE_NCCL_MISMATCH     "hang": ranks that disagree hang
-//   FAKE_NCCL_IN_PROGRESS  1: calls return ncclInProgress, and what they started begins after a while
+//   FAKE_NCCL_IN_PROGRESS  n: calls return ncclInProgress, and what they started begins after n looks at the state
+//   FAKE_NCCL_SLOW         rank: its results come 50 ms after the others have theirs
 //   FAKE_NCCL_FAIL         rank:operation:what, where operation is a number from 0 or "init", and what is
 //                          error, hang or die
 
@@ -28,6 +30,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "fake_elements.h"
 #include "fake_gpu.h"
@@ -36,7 +39,16 @@
 
 namespace {
 
-enum Result { kSuccess, kUnhandledCudaError, kSystemError, kInternalError, kInvalidArgument, kInvalidUsage, kRemoteError, kInProgress };
+enum Result {
+  kSuccess,
+  kUnhandledCudaError,
+  kSystemError,
+  kInternalError,
+  kInvalidArgument,
+  kInvalidUsage,
+  kRemoteError,
+  kInProgress
+};
 constexpr int kMaxRanks = 8;
 constexpr std::size_t kChunk = 256 << 10, kPipe = 64 << 10;
 
@@ -93,6 +105,7 @@ struct Comm {
   std::atomic<int> polls_left{0};
   std::thread opening;
   std::string last_error, path;
+  std::thread::id maker;        // members of one clique that one thread has made are called together
   std::vector<double> factors;  // of operators made at run time
   long n_operations = 0;
   std::vector<std::pair<void*, std::vector<Task>>> late;  // launches that have not begun: stream, tasks
@@ -208,6 +221,8 @@ struct Comm {
     if (!agree(task)) return false;
     const std::size_t item = fake::size_of(task.type), most = kChunk / item;
     const int n_blocks = task.kind == Kind::reduce_scatter ? size : 1;
+    const bool slow = text_of("FAKE_NCCL_SLOW", "") == std::to_string(rank);
+    std::vector<std::byte> late;  // what others have already, in the case of all_reduce
     for (int block = 0; block < n_blocks; ++block) {
       const std::size_t start = static_cast<std::size_t>(block) * task.count;
       for (std::size_t at = 0; at < task.count; at += most) {
@@ -220,7 +235,8 @@ struct Comm {
               break;
             case Kind::all_gather:
               for (int r = 0; r < size; ++r) {
-                std::memcpy(task.out + (static_cast<std::size_t>(r) * task.count + at) * item, meeting->slots[r].chunk, nbytes);
+                std::memcpy(task.out + (static_cast<std::size_t>(r) * task.count + at) * item, meeting->slots[r].chunk,
+                            nbytes);
               }
               break;
             case Kind::reduce:
@@ -230,10 +246,13 @@ struct Comm {
               if (rank == block) reduce_chunk(task, task.out + at * item, count);
               break;
             default:
-              reduce_chunk(task, task.out + at * item, count);
+              late.resize(nbytes);
+              reduce_chunk(task, late.data(), count);
           }
         });
         if (!ok) return false;
+        if (slow) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        if (task.kind == Kind::all_reduce && nbytes != 0) std::memcpy(task.out + at * item, late.data(), nbytes);
       }
     }
     return true;
@@ -312,7 +331,9 @@ struct Comm {
   void run(const std::vector<Task>& tasks, long first) {
     for (std::size_t i = 0; i < tasks.size(); ++i) {
       const int state = error;  // in progress: a later call has not begun
-      if (aborted || (state != kSuccess && state != kInProgress) || !survive(std::to_string(first + static_cast<long>(i)))) return;
+      if (aborted || (state != kSuccess && state != kInProgress) ||
+          !survive(std::to_string(first + static_cast<long>(i))))
+        return;
       if (tasks[i].kind != Kind::send && tasks[i].kind != Kind::receive && !collective(tasks[i])) return;
     }
     messages(tasks);
@@ -350,6 +371,7 @@ struct Launch {
 thread_local int group_depth = 0;
 thread_local std::vector<Launch> group;
 thread_local int group_error = kSuccess;
+thread_local std::vector<CommPtr> group_inits;
 thread_local std::string last_error;
 
 int refuse(int code, const std::string& why) {
@@ -364,6 +386,32 @@ bool start(const CommPtr& comm, void* stream, std::vector<Task> tasks) {
   return fake::enqueue(stream, comm->device, [comm, tasks, first] { comm->run(tasks, first); });
 }
 
+/// Communicators of the clique of `comm` that the same thread has made.
+std::vector<CommPtr> siblings_of(const Comm& comm) {
+  std::vector<CommPtr> found;
+  const std::lock_guard lock(comms_mutex);
+  for (const CommPtr& other : comms()) {
+    if (other->path == comm.path && other->maker == comm.maker) found.push_back(other);
+  }
+  return found;
+}
+
+/// Whether all members of one thread are in the group, with as many calls: NCCL may wait for the others in the first.
+template <class ByComm>
+bool all_siblings_in(const ByComm& by_comm) {
+  const auto n_calls_of = [&](const CommPtr& comm) {
+    std::size_t n = 0;
+    for (const auto& [key, tasks] : by_comm) n += key.first == comm ? tasks.size() : 0;
+    return n;
+  };
+  for (const auto& [key, tasks] : by_comm) {
+    for (const CommPtr& sibling : siblings_of(*key.first)) {
+      if (n_calls_of(sibling) != n_calls_of(key.first)) return false;
+    }
+  }
+  return true;
+}
+
 int launch_group() {
   std::vector<std::pair<std::pair<CommPtr, void*>, std::vector<Task>>> by_comm;
   for (Launch& launch : group) {
@@ -373,12 +421,15 @@ int launch_group() {
     it->second.push_back(launch.task);
   }
   group.clear();
+  if (!all_siblings_in(by_comm)) {
+    return refuse(kInvalidUsage, "fake: all members of a clique in one thread must be called in one group");
+  }
   int result = kSuccess;
   for (auto& [key, tasks] : by_comm) {
     Comm& comm = *key.first;
-    if (!comm.blocking && text_of("FAKE_NCCL_IN_PROGRESS", "") == "1") {
+    if (const int polls = std::atoi(text_of("FAKE_NCCL_IN_PROGRESS", "0").c_str()); !comm.blocking && polls > 0) {
       comm.late.emplace_back(key.second, tasks);
-      comm.polls_left = 3;
+      comm.polls_left = polls;
       comm.error = kInProgress;
       result = kInProgress;
     } else if (!start(key.first, key.second, tasks)) {
@@ -388,18 +439,33 @@ int launch_group() {
   return result;
 }
 
+int open_group(const std::vector<CommPtr>& inits) {
+  for (const CommPtr& comm : inits) {
+    comm->opening = std::thread([raw = comm.get()] { raw->open(); });
+  }
+  int result = kSuccess;
+  for (const CommPtr& comm : inits) {
+    if (!comm->blocking) return kInProgress;
+    comm->opening.join();
+    if (comm->error != kSuccess) result = comm->error;
+  }
+  return result;
+}
+
 std::atomic<long>& n_calls() {
   static std::atomic<long> n{0};
   return n;
 }
 
-int add(void* handle, Kind kind, const void* in, void* out, std::size_t count, int type, int op, int root, void* stream) {
+int add(void* handle, Kind kind, const void* in, void* out, std::size_t count, int type, int op, int root,
+        void* stream) {
   ++n_calls();
   const CommPtr comm = find(handle);
   if (!comm) return refuse(kInvalidArgument, "fake: no such communicator");
   if (comm->error != kSuccess) return refuse(kInvalidUsage, "fake: the communicator is not ready: " + comm->last_error);
   if (fake::current_device() != comm->device) return refuse(kInvalidUsage, "fake: another device is current");
-  if (type < 0 || type >= fake::n_types || root >= comm->size) return refuse(kInvalidArgument, "fake: bad type or root");
+  if (type < 0 || type >= fake::n_types || root >= comm->size)
+    return refuse(kInvalidArgument, "fake: bad type or root");
   const std::size_t nbytes = count * fake::size_of(type), all = nbytes * static_cast<std::size_t>(comm->size);
   const bool gives = kind != Kind::receive && (kind != Kind::broadcast || comm->rank == root);
   const bool gets = kind != Kind::send && (kind != Kind::reduce || comm->rank == root);
@@ -436,8 +502,13 @@ EXPORT int ncclGetVersion(int* out) {
   return kSuccess;
 }
 EXPORT const char* ncclGetErrorString(int code) {
-  static const char* texts[] = {"no error", "unhandled cuda error", "unhandled system error", "internal error",
-                                "invalid argument", "invalid usage", "remote process exited or there was a network error",
+  static const char* texts[] = {"no error",
+                                "unhandled cuda error",
+                                "unhandled system error",
+                                "internal error",
+                                "invalid argument",
+                                "invalid usage",
+                                "remote process exited or there was a network error",
                                 "NCCL operation in progress"};
   return code >= 0 && code <= kInProgress ? texts[code] : "unknown result code";
 }
@@ -449,7 +520,8 @@ EXPORT const char* ncclGetLastError(void* handle) {
 EXPORT int ncclGetUniqueId(UniqueId* id) {
   std::random_device random;
   std::memset(id, 0, sizeof *id);
-  std::snprintf(id->text, sizeof id->text, "%s/fake-nccl-%d-%08x", text_of("TMPDIR", "/tmp").c_str(), ::getpid(), random());
+  std::snprintf(id->text, sizeof id->text, "%s/fake-nccl-%d-%08x", text_of("TMPDIR", "/tmp").c_str(), ::getpid(),
+                random());
   const int fd = ::open(id->text, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
   if (fd < 0 || ::ftruncate(fd, sizeof(Meeting)) != 0) return kSystemError;
   ::close(fd);
@@ -472,12 +544,20 @@ EXPORT int ncclCommInitRankConfig(void** out, int size, UniqueId id, int rank, c
   comm->blocking = config->blocking != 0;
   comm->error = kInProgress;
   comm->path = id.text;
-  comm->opening = std::thread([raw = comm.get()] { raw->open(); });
+  comm->maker = std::this_thread::get_id();
+  if (group_depth == 0 && !siblings_of(*comm).empty()) {
+    return refuse(kInvalidUsage, "fake: one thread makes several members of a clique outside a group");
+  }
   {
     const std::lock_guard lock(comms_mutex);
     comms().push_back(comm);
   }
   *out = comm.get();
+  if (group_depth > 0) {
+    group_inits.push_back(comm);
+    return kSuccess;
+  }
+  comm->opening = std::thread([raw = comm.get()] { raw->open(); });
   if (!comm->blocking) return kInProgress;
   comm->opening.join();
   return comm->error;
@@ -514,11 +594,20 @@ EXPORT int ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int residen
   if (!comm || residence != 1) return refuse(kInvalidArgument, "fake: a factor must come from the host");
   double factor = 0;
   switch (type) {
-    case fake::float64: factor = *static_cast<double*>(scalar); break;
-    case fake::float32: factor = *static_cast<float*>(scalar); break;
-    case fake::float16: factor = fake::from_float16(*static_cast<std::uint16_t*>(scalar)); break;
-    case fake::bfloat16: factor = fake::from_bfloat16(*static_cast<std::uint16_t*>(scalar)); break;
-    default: return refuse(kInvalidArgument, "fake: factors are of floating point");
+    case fake::float64:
+      factor = *static_cast<double*>(scalar);
+      break;
+    case fake::float32:
+      factor = *static_cast<float*>(scalar);
+      break;
+    case fake::float16:
+      factor = fake::from_float16(*static_cast<std::uint16_t*>(scalar));
+      break;
+    case fake::bfloat16:
+      factor = fake::from_bfloat16(*static_cast<std::uint16_t*>(scalar));
+      break;
+    default:
+      return refuse(kInvalidArgument, "fake: factors are of floating point");
   }
   comm->factors.push_back(factor);
   *op = fake::n_ops + static_cast<int>(comm->factors.size()) - 1;
@@ -535,14 +624,20 @@ EXPORT int ncclGroupEnd() {
   if (--group_depth > 0) return kSuccess;
   const int error = group_error;
   group_error = kSuccess;
-  if (error == kSuccess) return launch_group();
+  const std::vector<CommPtr> inits = std::exchange(group_inits, {});
+  if (!inits.empty() && !group.empty()) {
+    group.clear();
+    return refuse(kInvalidUsage, "fake: communicators are made and used in one group");
+  }
+  if (error == kSuccess) return inits.empty() ? launch_group() : open_group(inits);
   group.clear();
   return error;
 }
 EXPORT int ncclAllReduce(const void* in, void* out, std::size_t count, int type, int op, void* comm, void* stream) {
   return add(comm, Kind::all_reduce, in, out, count, type, op, -1, stream);
 }
-EXPORT int ncclReduce(const void* in, void* out, std::size_t count, int type, int op, int root, void* comm, void* stream) {
+EXPORT int ncclReduce(const void* in, void* out, std::size_t count, int type, int op, int root, void* comm,
+                      void* stream) {
   return add(comm, Kind::reduce, in, out, count, type, op, root, stream);
 }
 EXPORT int ncclBroadcast(const void* in, void* out, std::size_t count, int type, int root, void* comm, void* stream) {

@@ -54,14 +54,34 @@ Scenario now_or_later(std::string name, int size, std::size_t count, int n) {
   return scenario;
 }
 
-/// Allreduces of these counts, all begun before the first is waited for, in place.
-Scenario queued(std::string name, int size, Reach reach, std::vector<std::size_t> counts) {
+/// Allreduces of these counts, all begun before the first is waited for, in place; `first` before them by itself.
+Scenario queued(std::string name, int size, Reach reach, std::vector<std::size_t> counts, std::size_t first = 0) {
   return in_town(std::move(name), size, reach, [=](Town& town, int rank) {
+    if (first != 0) {
+      const Floats values = town.contribution(rank, first);
+      town.wait(rank, town.all_reduce(rank, values, values));
+      town.expect_sum(values);
+    }
     std::vector<Floats> values;
     std::vector<Communicator::WorkPtr> works;
     for (const std::size_t count : counts) values.push_back(town.contribution(rank, count));
     for (const Floats v : values) works.push_back(town.all_reduce(rank, v, v));
     for (const auto& work : works) town.wait(rank, work);
+    for (const Floats v : values) town.expect_sum(v);
+  });
+}
+
+/// Three allreduces; rank 1 begins the last before the second has ended.
+Scenario one_late(std::string name, Reach reach, std::size_t count) {
+  return in_town(std::move(name), 2, reach, [=](Town& town, int rank) {
+    std::array<Floats, 3> values;
+    for (Floats& v : values) v = town.contribution(rank, count);
+    std::array<Communicator::WorkPtr, 3> works;
+    for (std::size_t i = 0; i < 3; ++i) {
+      works[i] = town.all_reduce(rank, values[i], values[i]);
+      if (rank == 0 || i != 1) town.wait(rank, works[i]);
+    }
+    if (rank == 1) town.wait(rank, works[1]);
     for (const Floats v : values) town.expect_sum(v);
   });
 }
@@ -291,9 +311,11 @@ std::vector<std::function<Scenario()>> scenarios() {
       [] { return bounded(1, queued("kernel-2", 2, Reach::kernel, {kClaimed * 9})); },
       [] { return bounded(2, queued("staged-2", 2, Reach::none, {kStaged})); },
       [] { return bounded(2, queued("staged-twice-2", 2, Reach::none, {30'000, 20'000})); },
+      [] { return bounded(2, queued("staged-ahead-2", 2, Reach::none, {20'000, 20'000}, 20'000)); },
+      [] { return bounded(2, one_late("staged-late-2", Reach::none, 20'000)); },
       [] { return bounded(0, queued("staged-3", 3, Reach::none, {kStaged})); },
-      [] { return gathered("gathered-2", 2, Reach::shared, 10'000); },
-      [] { return bounded(1, gathered("gathered-3", 3, Reach::kernel, 10'000)); },
+      [] { return gathered("gathered-2", 2, Reach::shared, 20'000); },
+      [] { return bounded(1, gathered("gathered-3", 3, Reach::kernel, 20'000)); },
       [] { return bounded(2, mailed("mailed-ring", Reach::none, kMessage, kManyMessages, false)); },
       [] { return mailed("mailed-both-ways", Reach::none, kMessage, 2, true); },
       [] { return bounded(3, mailed("mailed-offer", Reach::kernel, 6000, 1, true)); },
@@ -306,13 +328,13 @@ std::vector<std::function<Scenario()>> scenarios() {
       [] { return killed("killed-line-2", 2, Reach::none, an_all_reduce(3)); },
       [] { return bounded(2, killed("killed-claimed-2", 2, Reach::shared, an_all_reduce(kClaimed))); },
       [] { return bounded(2, killed("killed-staged-2", 2, Reach::none, an_all_reduce(20'000))); },
-      [] { return killed("killed-gather-2", 2, Reach::kernel, a_gather(10'000)); },
+      [] { return killed("killed-gather-2", 2, Reach::kernel, a_gather(20'000)); },
       [] { return bounded(1, killed("killed-line-3", 3, Reach::none, an_all_reduce(3))); },
       [] { return bounded(0, killed("killed-dealt-3", 3, Reach::shared, an_all_reduce(6000))); },
       [] { return given_up("given-up-line-2", 2, Reach::none, an_all_reduce(3)); },
       [] { return given_up("given-up-dealt-2", 2, Reach::shared, an_all_reduce(6000)); },
       [] { return bounded(2, given_up("given-up-staged-2", 2, Reach::none, an_all_reduce(20'000))); },
-      [] { return given_up("given-up-gather-2", 2, Reach::shared, a_gather(10'000)); },
+      [] { return given_up("given-up-gather-2", 2, Reach::shared, a_gather(20'000)); },
       [] { return bounded(0, given_up("given-up-dealt-3", 3, Reach::shared, an_all_reduce(6000))); },
       [] { return bounded(1, given_up("given-up-full-ring-2", 2, Reach::none, an_all_reduce(3), kManyMessages)); },
   };

@@ -150,7 +150,7 @@ void Town::settle(int rank, std::uint64_t place) {
   std::uint64_t state = place;
   for (const std::uint64_t part :
        {engine.next_sequence_, meeting.announced_, meeting.released_, meeting.released_by_all_, meeting.n_blocks_,
-        std::uint64_t(meeting.scanned_), group.stages_used_by, std::uint64_t(mailbox.next_id_)}) {
+        std::uint64_t(meeting.scanned_), std::uint64_t(mailbox.next_id_)}) {
     state = mix(state, part);
   }
   for (const std::uint64_t user : meeting.users_) state = mix(state, user);

@@ -50,7 +50,11 @@ def test_it_tells_how_ranks_talk():
         "  engine      auto: node on one host; on several hier if one of them has several ranks, else tcp"
         in text
     )
-    assert "  engine      tcp (SAMESTEP_NATIVE_ENGINE=tcp)" in run(SAMESTEP_NATIVE_ENGINE="tcp")
+    assert "  algorithm   auto: by ranks and bytes (docs/scaling.md)" in text
+    told = run(SAMESTEP_NATIVE_ENGINE="tcp", SAMESTEP_ALGORITHM="halving")
+    assert "  engine      tcp (SAMESTEP_NATIVE_ENGINE=tcp)" in told
+    assert "  algorithm   halving (SAMESTEP_ALGORITHM=halving)" in told
+    assert "must be auto, direct, halving or doubling, got 'ring'" in run(SAMESTEP_ALGORITHM="ring")
 
 
 def test_under_a_launcher_it_says_which():

@@ -13,7 +13,7 @@ from samestep import _core, uncaught
 from samestep.backend import Backend
 from samestep.errors import Error
 from samestep.rendezvous.store import seconds_of
-from samestep.work import Work
+from samestep.work import Deadline, Works
 
 __all__ = ["Request"]
 
@@ -21,7 +21,7 @@ _DRAIN_S = 1.0  # for what was dropped, where all ranks have come to the end
 _FEW = 32  # requests that are not worth looking through
 
 
-class Request(Work):
+class Request(Works):
     """An operation under way: what the functions return with `async_op=True`, and `isend` and `irecv` always.
 
     Any number may be outstanding, in any mixture, and be waited for in any order. One that is dropped is
@@ -36,29 +36,17 @@ class Request(Work):
       >>> dist.destroy_process_group()
     """
 
-    __slots__ = ("_all", "_failure", "_given_up")
+    __slots__ = ("_given_up",)
 
     def __init__(
-        self,
-        inner: Sequence[_core.Work],
-        timeout: float,
-        finish: Callable[[], Any] | None = None,
+        self, inner: Sequence[_core.Work], timeout: float, finish: Callable[[], Any] | None = None
     ) -> None:
-        super().__init__(inner[-1], timeout, finish)
-        self._all = inner
-        self._failure: Exception | None = None
+        super().__init__(inner, timeout, finish)
         self._given_up = False
 
     def is_completed(self) -> bool:
         """Make progress; True once the operation has ended, well or not, and its buffers hold the result."""
         return self.done()
-
-    def done(self) -> bool:
-        """The same as `is_completed`."""
-        ended = [work.done() for work in self._all]  # all of them make progress
-        if all(ended) and not any(work.exception() for work in self._all):
-            self._settle()
-        return all(ended)
 
     def wait(self, timeout: timedelta | float | None = None, *, host: bool = False) -> Any:
         """Block until the operation has ended, and return what the function returns without `async_op`.
@@ -71,28 +59,7 @@ class Request(Work):
         Raises:
           Error: what went wrong in the operation, each time it is asked.
         """
-        deadline = time.monotonic() + (self._timeout if timeout is None else seconds_of(timeout))
-        for work in self._all:
-            work.wait(max(0.0, deadline - time.monotonic()), timeout is None, host)
-        self._settle()
-        if self._failure is not None:
-            raise self._failure
-        return self._result
-
-    def exception(self) -> BaseException | None:
-        """What went wrong, or None; also None while the operation is under way."""
-        if not self.done():
-            return None
-        return next(filter(None, (work.exception() for work in self._all)), self._failure)
-
-    def _settle(self) -> None:
-        """Brings the result to its place, once."""
-        if self._has_result or self._failure is not None:
-            return
-        try:
-            self._take()
-        except Exception as error:
-            self._failure = error
+        return self._wait_all(None if timeout is None else seconds_of(timeout), timeout is None, host)
 
     def _wait_blocking(self, timeout: float | None) -> Any:
         return self.wait(timeout)
@@ -113,12 +80,21 @@ _at_exit_registered = False
 
 
 def started(
-    of: Backend, work: _core.Work | Sequence[_core.Work], finish: Callable[[], Any] | None, async_op: bool
+    of: Backend,
+    work: _core.Work | Sequence[_core.Work],
+    finish: Callable[[], Any] | None,
+    async_op: bool,
+    deadline: Deadline | None = None,
 ) -> Any:
-    """What a function returns whose operation has begun: its request, or the result after waiting."""
+    """What a function returns whose operation has begun: its request, or the result after waiting.
+
+    `deadline`: of the call, where it has waited already.
+    """
     inner = [work] if isinstance(work, _core.Work) else work
     request = Request(inner, of.timeout, finish)
-    return _kept(of, request) if async_op else request.wait()
+    if async_op:
+        return _kept(of, request)
+    return request._wait_all(None if deadline is None else deadline.left(), abandon=True, on_host=False)
 
 
 def _kept(of: Backend, request: Request) -> Request:

@@ -56,6 +56,7 @@ _ROUTED: Final = (*_HOST, STAGED, STAGED, COMPOSED)  # sends and receives of NCC
 _RAGGED: Final = (*_PARTS, STAGED, STAGED, COMPOSED)
 _BY_HOST: Final = (*_HOST, STAGED, STAGED, STAGED)
 _PARTS_BY_HOST: Final = (*_PARTS, STAGED, STAGED, STAGED)
+_LISTS: Final = (*_PARTS, STAGED, STAGED, NATIVE)
 _OBJECTS: Final = (COMPOSED,) * 6
 
 VERBS: Final = {
@@ -70,10 +71,10 @@ VERBS: Final = {
     "gather": _BY_HOST,
     "scatter": _BY_HOST,
     "barrier": (NATIVE,) * 6,
-    "broadcast_multigpu": _PARTS_BY_HOST,
-    "all_reduce_multigpu": _PARTS_BY_HOST,
-    "reduce_multigpu": _PARTS_BY_HOST,
-    "all_gather_multigpu": _PARTS_BY_HOST,
+    "broadcast_multigpu": _LISTS,
+    "all_reduce_multigpu": _LISTS,
+    "reduce_multigpu": _LISTS,
+    "all_gather_multigpu": (*_PARTS, STAGED, STAGED, COMPOSED),
 }
 """Functions of `samestep.distributed`, by column."""
 
@@ -118,9 +119,10 @@ could do: ✓, ✘, and ? where it depended on the MPI it was built with.
 """
 
 _DEVICES = """
-Cells of arrays on devices are run on [stand-ins](gpus.md) of CUDA and NCCL. ROCm takes the same paths. Verbs with a
-list of arrays pack it in host memory; `Backend.allgather`, `gather` and `scatter`, which have one array instead, go
-through NCCL.
+Cells of arrays on devices are run on [stand-ins](gpus.md) of CUDA and NCCL. ROCm takes the same paths. Verbs with an
+array for each rank pack them in host memory; `Backend.allgather`, `gather` and `scatter`, which have one array
+instead, go through NCCL. Those for several devices go through NCCL where each array of a list is on a device of its
+own.
 """
 
 _BEYOND = """

@@ -9,7 +9,7 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from samestep import _core
+from samestep import _core, levels
 from samestep.errors import Error, UnavailableError
 
 __all__ = ["LoadedMPI", "has_fabric", "load", "open_world"]
@@ -44,6 +44,7 @@ class LoadedMPI:
         facts.byte_type = _handle(mpi.BYTE)
         facts.errors_return = _handle(mpi.ERRORS_RETURN)
         facts.any_source = mpi.ANY_SOURCE
+        facts.tag_limit = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)
         self.library = _core.MpiLibrary.open(facts)
         self.version = mpi.Get_library_version().split("\n")[0].rstrip("\0 ,")
         self.rank = int(mpi.COMM_WORLD.Get_rank())
@@ -125,6 +126,7 @@ def open_world(loaded: LoadedMPI, *, oversubscribed: bool, timeout: float) -> _c
             oversubscribed,
             int(os.environ.get("SAMESTEP_MPI_PIECE", "0")),
             int(os.environ.get("SAMESTEP_WINDOW_PIECE", "0")),
+            levels.algorithm(),
             timeout,
         )
     except Error:

@@ -66,6 +66,7 @@ def communicator_over(meeting: Meeting, timeout: float, name: str = "world") -> 
     """
     if meeting.size == 1:
         return _core.make_self_communicator(name)
+    levels.algorithm()
     mine = json.dumps([hosts.host_identity(), levels.wanted("native")])
     table = [json.loads(entry) for entry in meeting.exchange(mine.encode())]
     everywhere = [host for host, _ in table]
@@ -76,7 +77,7 @@ def communicator_over(meeting: Meeting, timeout: float, name: str = "world") -> 
     found = links.connect_all(meeting, address, names, timeout)
     peers = [(-1 if link is None else link.detach(), where) for link, where in found]
     piece = int(os.environ.get("SAMESTEP_WINDOW_PIECE", "0"))
-    return _core.open_tcp_world(name, meeting.rank, peers, piece)
+    return _core.open_tcp_world(name, meeting.rank, peers, piece, levels.algorithm())
 
 
 def _check_claims(started_by: facts.Launcher, rank: int | None, world_size: int | None) -> None:

@@ -116,6 +116,12 @@ def _tcp(timeout: float, folder: Path) -> Backend:
         return _native(timeout, folder)
 
 
+def _halving(timeout: float, folder: Path) -> Backend:
+    """As between many hosts: partners exchange halves."""
+    with _variable("SAMESTEP_ALGORITHM", "halving"), _variable("SAMESTEP_WINDOW_PIECE", "4096"):
+        return _tcp(timeout, folder)
+
+
 def _pretended_host(rank: int, size: int) -> str:
     """Which host a rank says it is on: two on each where that fills hosts, else one, so that sums keep their order."""
     return str(rank // 2 if size > 2 and size % 2 == 0 else rank)
@@ -148,6 +154,7 @@ _OPENINGS: dict[str, Callable[[float, Path], Backend]] = {
     "direct": _mpi_alone,
     "native": _native,
     "tcp": _tcp,
+    "halving": _halving,
     "hier": _hier_native,
     "hier-mpi": _hier_mpi,
     "nccl": _nccl,

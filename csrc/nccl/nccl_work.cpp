@@ -1,0 +1,71 @@
+#include "core/error.h"
+#include "core/format.h"
+#include "core/wait_hooks.h"
+#include "exchange/engine.h"
+#include "exchange/waiting.h"
+#include "nccl/nccl_operation.h"
+
+namespace samestep {
+
+class NcclChannel::NcclWork final : public Work {
+ public:
+  NcclWork(std::shared_ptr<NcclChannel> channel, std::shared_ptr<Operation> operation)
+      : channel_(std::move(channel)), operation_(std::move(operation)) {}
+
+  bool done() override {
+    if (operation_->ended) return true;
+    const std::unique_lock lock(channel_->mutex_, std::try_to_lock);
+    if (!lock) return false;  // others look; whoever polls may hold the interpreter, which they may need
+    channel_->trouble(*operation_, Clock::now());
+    return operation_->ended;
+  }
+
+  void wait(const Deadline& deadline) override {
+    Pause pause(/*oversubscribed=*/true);
+    bool warned = false;
+    while (!done()) {
+      if (!pause.step()) continue;
+      wait_hooks().interrupt();
+      Engine::progress_everywhere();
+      if (!warned && pause.waited().count() > wait_hooks().warn_after_s) {
+        warned = true;
+        wait_hooks().warn(operation_->what + " is still waited for");
+      }
+      if (deadline.passed() && !done()) throw_late(deadline);
+    }
+    if (operation_->error) std::rethrow_exception(operation_->error);
+  }
+
+  bool order_before(StreamHandle stream, const Deadline&) override {
+    if (operation_->ended && operation_->error) std::rethrow_exception(operation_->error);
+    for (const int device : channel_->further_.devices_of(stream, channel_->options_.device)) {
+      const OnDevice on(channel_->gpu(), device);
+      operation_->end->hold(reinterpret_cast<GpuLibrary::Stream>(stream));
+    }
+    return true;
+  }
+
+  std::exception_ptr error() const override { return operation_->ended ? operation_->error : nullptr; }
+
+ private:
+  [[noreturn]] void throw_late(const Deadline& deadline) const {
+    std::string missing;
+    if (operation_->agreement != nullptr && !operation_->agreement->done()) {
+      try {
+        operation_->agreement->wait(deadline);  // which has passed: it says who is missing
+      } catch (const TimeoutError& error) {
+        missing = str(": ", error.what());
+      }
+    }
+    std::rethrow_exception(channel_->late(*operation_, deadline, missing));
+  }
+
+  std::shared_ptr<NcclChannel> channel_;
+  std::shared_ptr<Operation> operation_;
+};
+
+std::shared_ptr<Work> NcclChannel::work_on(std::shared_ptr<Operation> operation) {
+  return std::make_shared<NcclWork>(shared_from_this(), std::move(operation));
+}
+
+}  // namespace samestep

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "communicator/signature.h"
+
+namespace samestep {
+
+/// Which way reductions of private memory take: through shared memory or through the kernel. Which one is faster
+/// depends on the processor, on where the hypervisor puts it and on the kernel, so that operations are timed: for each
+/// verb and each doubling of the size both are tried in turn, then the faster one is taken, and from time to time the
+/// other. Both give the same bits.
+///
+/// Rank 0 decides and says so in its announcement.
+class WayChoice {
+ public:
+  enum class Way : std::uint8_t { direct, staged };
+
+  /// For the next operation.
+  Way next(Verb verb, std::size_t nbytes);
+  /// What the last operation of this kind took; `direct` if there was none. On any rank.
+  Way last(Verb verb, std::size_t nbytes) { return kind(verb, nbytes).last; }
+  void goes(Verb verb, std::size_t nbytes, Way way) { kind(verb, nbytes).last = way; }
+  /// An operation took so long, from where all ranks had met.
+  void took(Verb verb, std::size_t nbytes, Way way, double seconds);
+
+ private:
+  static constexpr std::size_t kTries = 3;          // of each way at first; the shortest of the last so many counts
+  static constexpr std::uint64_t kOtherEvery = 64;  // operations
+
+  struct Times {
+    std::array<double, kTries> last{};
+    std::uint64_t n = 0;
+    double shortest() const;
+  };
+  struct Kind {
+    std::array<Times, 2> ways;
+    std::uint64_t n_begun = 0;
+    Way last = Way::direct;
+  };
+  Kind& kind(Verb verb, std::size_t nbytes);
+
+  std::array<std::array<Kind, 64>, 3> kinds_{};
+};
+
+}  // namespace samestep

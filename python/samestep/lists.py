@@ -1,0 +1,225 @@
+"""Collectives over lists of arrays, several on each rank: through a clique of NCCL, or through the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from samestep import _core, arrays
+from samestep import lists_on_devices as devices
+from samestep import lists_on_host as host
+from samestep.arrays import ArrayInfo
+from samestep.errors import InvalidArgumentError
+from samestep.lists_on_host import Listed
+from samestep.reduce_ops import resolve
+from samestep.work import Deadline
+
+if TYPE_CHECKING:
+    from samestep.verbs import CollectiveVerbs
+
+
+class Begun(NamedTuple):
+    """An operation under way, and what gives its result once all works have ended."""
+
+    works: Sequence[_core.Work]
+    finish: Callable[[], Any]
+    deadline: Deadline
+    """Of the call, where it is one that waits."""
+
+
+# ---- what a list is
+
+
+def checked(given: Any, act: str, name: str = "arrays") -> Listed:
+    """A user's list.
+
+    Raises:
+      TypeError: no list or tuple, or an entry that is no array.
+      InvalidArgumentError: it is empty, or entries differ in dtype or count.
+    """
+    if not isinstance(given, (list, tuple)):
+        raise TypeError(f"{act}: {name} must be a list or tuple of arrays, got {type(given).__name__}")
+    if not given:
+        raise InvalidArgumentError(f"{act}: {name} must have at least one array")
+    for i, x in enumerate(given):
+        if not arrays.is_array(x):
+            raise TypeError(f"{act}: {name}[{i}] must be an array, got {type(x).__name__}")
+    listed = Listed(act, list(given), [arrays.info(x) for x in given])
+    for i, known in enumerate(listed.infos):
+        if (known.dtype, math.prod(known.shape)) != (listed.dtype, listed.n_elements):
+            raise InvalidArgumentError(
+                f"{act}: {name}[{i}] has {math.prod(known.shape)} elements of {known.dtype}, "
+                f"but {listed.n_elements} of {listed.dtype} are needed"
+            )
+    return listed
+
+
+def require_index(value: int, listed: Listed, name: str) -> None:
+    """Raises InvalidArgumentError unless `value` is the index of an array of the list."""
+    if not 0 <= value < len(listed.arrays):
+        raise InvalidArgumentError(
+            f"{listed.act}: {name} {value} is outside the list of {len(listed.arrays)} arrays"
+        )
+
+
+def receiving(group: CollectiveVerbs, listed: Listed, outs: Sequence[Any] | None) -> list[list[Any]]:
+    """For each array of a list one to receive everybody's: those given, or new ones. Raises as `checked`."""
+    n = group.size * len(listed.arrays)
+    if outs is None:
+        return [
+            [_new_like(x, known, (n, *known.shape))]
+            for x, known in zip(listed.arrays, listed.infos, strict=True)
+        ]
+    given = checked(outs, listed.act, "outs")
+    if (len(given.arrays), given.dtype, given.n_elements) != (
+        len(listed.arrays),
+        listed.dtype,
+        n * listed.n_elements,
+    ):
+        raise InvalidArgumentError(
+            f"{listed.act}: outs must be {len(listed.arrays)} arrays of {n * listed.n_elements} {listed.dtype}, got "
+            f"{len(given.arrays)} of {given.n_elements} {given.dtype}"
+        )
+    if not all(known.writable for known in given.infos):
+        raise InvalidArgumentError(f"{listed.act}: an array of outs cannot be written")
+    return [[out] for out in given.arrays]
+
+
+# ---- operations
+
+
+def allreduce(group: CollectiveVerbs, listed: Listed, op: Any) -> Begun:
+    """Reduces over all arrays; the result is the list of all of them, new ones for those that cannot be written."""
+    code, factor = resolve(op)
+    deadline = Deadline(group._timeout)
+    number = devices.number(group, listed, "allreduce", deadline, code=code)
+    if number != devices.THROUGH_HOST:
+        into = targets(listed.arrays, listed.infos)
+        work = _core.all_reduce_list(group._comm, number, listed.arrays, into, code, factor)
+        return Begun([work], lambda: results(listed.arrays, into), deadline)
+    run, wide_code, wide_factor, finished = host.combined(listed, code, factor, group.size)
+    lengths, check = host.lengths(group, listed)
+
+    def finish() -> list[Any]:
+        check()
+        return _filled(finished(run), listed)
+
+    return Begun([lengths, group._comm.all_reduce(run, None, wide_code, wide_factor)], finish, deadline)
+
+
+def reduce(group: CollectiveVerbs, listed: Listed, op: Any, root: int, root_array: int) -> Begun:
+    """Reduces over all arrays into one of root's; the result is the list of all of this rank's."""
+    code, factor = resolve(op)
+    deadline = Deadline(group._timeout)
+    number = devices.number(group, listed, "reduce", deadline, code=code, root=root, detail=root_array)
+    at_root = group.rank == root
+    written = {root_array} if at_root else set[int]()
+    if number != devices.THROUGH_HOST:
+        into = targets(listed.arrays, listed.infos, written)
+        out = into[root_array] if at_root else None
+        work = _core.reduce_list(group._comm, number, listed.arrays, out, code, factor, root, root_array)
+        return Begun([work], lambda: results(listed.arrays, into), deadline)
+    run, wide_code, wide_factor, finished = host.combined(listed, code, factor, group.size)
+    lengths, check = host.lengths(group, listed, root_array)
+
+    def finish() -> list[Any]:
+        check()
+        return _filled(finished(run), listed, written)
+
+    return Begun([lengths, group._comm.reduce(run, None, wide_code, wide_factor, root)], finish, deadline)
+
+
+def bcast(group: CollectiveVerbs, listed: Listed, root: int, root_array: int) -> Begun:
+    """Gives all arrays the elements of one of root's; the result is the list of all of this rank's."""
+    deadline = Deadline(group._timeout)
+    number = devices.number(group, listed, "bcast", deadline, root=root, detail=root_array)
+    sent = {root_array} if group.rank == root else set[int]()
+    written = set(range(len(listed.arrays))) - sent
+    if number != devices.THROUGH_HOST:
+        into = targets(listed.arrays, listed.infos, written)
+        work = _core.broadcast_list(group._comm, number, into, root, root_array)
+        return Begun([work], lambda: results(listed.arrays, into), deadline)
+    run = host.run_of(listed, 1)
+    if sent:
+        _core.pack([listed.arrays[root_array]], run)
+    lengths, check = host.lengths(group, listed, root_array)
+
+    def finish() -> list[Any]:
+        check()
+        return _filled(run, listed, written)
+
+    return Begun([lengths, group._comm.broadcast(run, root)], finish, deadline)
+
+
+def allgather(group: CollectiveVerbs, listed: Listed, receives: list[list[Any]]) -> Begun:
+    """Gathers all arrays.
+
+    Args:
+      group: the ranks.
+      listed: this rank's arrays.
+      receives: for each array of the list, where it is, what everybody's are received into: one writable array, or
+        one for each of all ranks' arrays.
+
+    Returns:
+      Its result is `receives`, each list of one array as that array.
+    """
+    n = group.size * len(listed.arrays)
+    deadline = Deadline(group._timeout)
+    number = devices.number(group, listed, "allgather", deadline, detail=len(receives[0]), also=receives)
+
+    def finished() -> list[Any]:
+        return [
+            arrays.finish(x, pieces[0]) if len(pieces) == 1 else pieces
+            for x, pieces in zip(listed.arrays, receives, strict=True)
+        ]
+
+    if number != devices.THROUGH_HOST:
+        work = _core.all_gather_list(group._comm, number, listed.arrays, receives)
+        return Begun([work], finished, deadline)
+    joined, run = host.run_of(listed, len(listed.arrays)), host.run_of(listed, n)
+    _core.pack(listed.arrays, joined)
+    lengths, check = host.lengths(group, listed)
+
+    def finish() -> list[Any]:
+        check()
+        for pieces in receives:
+            _core.unpack(run, pieces)
+            for piece in pieces:
+                _core.note_written(piece)
+        return finished()
+
+    return Begun([lengths, group._comm.all_gather(joined, run)], finish, deadline)
+
+
+def _filled(run: Any, listed: Listed, only: Container[int] | None = None) -> list[Any]:
+    """Writes a run into each array, or `only` into some."""
+    into = targets(listed.arrays, listed.infos, only)
+    for i, target in enumerate(into):
+        if only is None or i in only:
+            _core.unpack(run, [target])
+            _core.note_written(target)
+    return results(listed.arrays, into)
+
+
+# ---- arrays that receive
+
+
+def _new_like(x: Any, known: ArrayInfo, shape: tuple[int, ...] | None = None) -> Any:
+    with devices.on_device_of(x, known):
+        return arrays.new_like(x, shape)
+
+
+def targets(
+    given: Sequence[Any], infos: Sequence[ArrayInfo], only: Container[int] | None = None
+) -> list[Any]:
+    """The arrays, with new ones in place of those that cannot be written, as far as they are to be: all, or `only`."""
+    return [
+        x if known.writable or (only is not None and i not in only) else _new_like(x, known)
+        for i, (x, known) in enumerate(zip(given, infos, strict=True))
+    ]
+
+
+def results(given: Sequence[Any], received: Sequence[Any]) -> list[Any]:
+    """What was received into `targets(given)`."""
+    return [x if target is x else arrays.finish(x, target) for x, target in zip(given, received, strict=True)]

@@ -1,0 +1,144 @@
+"""Lists of arrays in host memory: a rank combines its own first, in the order of the list, before ranks talk."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from samestep import _core, arrays
+from samestep.agreement import by_rank
+from samestep.arrays import ArrayInfo
+from samestep.errors import MismatchError
+from samestep.reduce_ops import AVG, BAND, BOR, BXOR, LAND, LOR, MAX, MIN, PREMUL, PROD, SUM
+
+if TYPE_CHECKING:
+    from samestep.verbs import CollectiveVerbs
+
+_Run = np.ndarray[Any, Any]
+
+_HALVES = ("float16", "bfloat16")
+_UFUNCS: dict[int, np.ufunc] = {
+    PROD.value: np.multiply,
+    MIN.value: np.minimum,
+    MAX.value: np.maximum,
+    BAND.value: np.bitwise_and,
+    BOR.value: np.bitwise_or,
+    BXOR.value: np.bitwise_xor,
+    LAND.value: np.logical_and,
+    LOR.value: np.logical_or,
+}
+
+
+class Listed(NamedTuple):
+    """A rank's list of arrays, all of one dtype and count."""
+
+    act: str
+    """The function that the user called, for messages."""
+    arrays: list[Any]
+    infos: list[ArrayInfo]
+
+    @property
+    def n_elements(self) -> int:
+        """Elements of each."""
+        return math.prod(self.infos[0].shape)
+
+    @property
+    def dtype(self) -> str:
+        """Of all."""
+        return self.infos[0].dtype
+
+
+def run_of(listed: Listed, n: int) -> Any:
+    """Host memory for `n` arrays as those of the list."""
+    shape = (n * listed.n_elements,)
+    if listed.infos[0].device == "cpu":
+        return arrays.new_like(listed.arrays[0], shape)
+    return arrays.new_of("numpy", listed.dtype, shape)
+
+
+def lengths(
+    group: CollectiveVerbs, listed: Listed, root_array: int = 0
+) -> tuple[_core.Work, Callable[[], None]]:
+    """An exchange of the lengths of the ranks' lists, and what raises afterwards where they differ."""
+    everyones = np.empty((group.size, 2), np.int64)
+    work = group._comm.all_gather(np.array([len(listed.arrays), root_array], np.int64), everyones)
+
+    def check() -> None:
+        act, of = listed.act, f"in group {group._comm.name}"
+        counts, roots = everyones.T
+        if (counts != counts[0]).any():
+            told = by_rank([f"{n} arrays" for n in counts])
+            raise MismatchError(f"{act} {of}: the lists have {told}; all must be of one length")
+        if (roots != roots[0]).any():
+            told = by_rank([f"array {i} of root" for i in roots])
+            raise MismatchError(f"{act} {of}: the ranks do not agree on the array: {told}")
+
+    return work, check
+
+
+@functools.cache
+def _alone() -> _core.Communicator:
+    return _core.make_self_communicator("check")
+
+
+def combined(
+    listed: Listed, code: int, factor: float, n_ranks: int
+) -> tuple[_Run, int, float, Callable[[_Run], _Run]]:
+    """This rank's arrays reduced to one run.
+
+    Returns:
+      The run, in a type wide enough for the sum over all ranks; operator and factor to reduce it with over the
+      ranks; and what makes the result of it after that.
+    """
+    n_here = len(listed.arrays)
+    stacked: _Run = arrays.new_of("numpy", listed.dtype, (n_here, listed.n_elements))
+    # An operator that the dtype does not have is refused in the same words as by allreduce.
+    _alone().all_reduce(np.empty(0, stacked.dtype), None, code, factor)
+    _core.pack(listed.arrays, stacked)
+    n = n_ranks * n_here
+    if code == AVG.value and stacked.dtype.kind in "iu":
+        return _averaged_exactly(stacked, n)
+    halves = listed.dtype in _HALVES and code not in (MIN.value, MAX.value)
+    wide = np.dtype(np.float32) if halves else stacked.dtype
+    with np.errstate(all="ignore"):
+        terms = stacked.astype(wide)
+        if code == PREMUL:
+            _scale(terms, factor)
+        run = np.ascontiguousarray(functools.reduce(_UFUNCS.get(code, np.add), terms).astype(wide))
+
+    def finished(total: _Run) -> _Run:
+        with np.errstate(all="ignore"):
+            if code == AVG.value:
+                _scale(total, 1 / n)
+            return total.astype(stacked.dtype)
+
+    # The ranks go on with `PREMUL` though the factors are in the terms already, so that all are told if one does not.
+    return run, SUM.value if code == AVG.value else code, 1.0, finished
+
+
+def _scale(run: _Run, factor: float) -> None:
+    """Multiplies in place; of complex numbers both parts, since a factor's imaginary 0 would make NaN of infinity."""
+    parts = run.view(run.real.dtype)
+    if parts.dtype.kind in "iu":
+        parts *= np.array(int(factor), np.int64).astype(parts.dtype)  # wraps, as the sum does
+    else:
+        parts *= parts.dtype.type(factor)
+
+
+def _averaged_exactly(stacked: _Run, n: int) -> tuple[_Run, int, float, Callable[[_Run], _Run]]:
+    """As `combined`, for averages of integers over `n` arrays: quotients and remainders, of which no sum overflows."""
+    wide = np.dtype(np.uint64 if stacked.dtype.kind == "u" else np.int64)
+    by = wide.type(n)
+    terms = stacked.astype(wide)
+    run = np.concatenate([(terms // by).sum(0, wide), (terms % by).sum(0, wide)])
+
+    def finished(total: _Run) -> _Run:
+        quotients, remainders = total.reshape(2, -1)
+        average: _Run = (quotients + remainders // by).astype(stacked.dtype)
+        return average
+
+    return run, SUM.value, 1.0, finished

@@ -1,0 +1,219 @@
+"""Verbs on lists of arrays, several on each rank."""
+
+import numpy as np
+import pytest
+import samestep as ss
+from reference import COMPLEX, FLOATS, INTEGERS, assert_same, dtype
+
+pytestmark = pytest.mark.ranks(1, 2, 3)
+
+LENGTHS = [1, 2, 3]
+SHAPES = [(0,), (1,), (5,), (2, 3), (1009,)]
+
+
+def part(rank, j, shape, dtype="f4"):
+    """Small integers that tell ranks, arrays and places apart."""
+    return (np.arange(np.prod(shape, dtype=int)).reshape(shape) % 7 + 10 * rank + 3 * j).astype(dtype)
+
+
+def mine(group, length, shape, dtype="f4"):
+    return [part(group.rank, j, shape, dtype) for j in range(length)]
+
+
+def everyones(group, length, shape, dtype="f4"):
+    return [part(r, j, shape, dtype) for r in range(group.size) for j in range(length)]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_allreduce_sums_over_all_arrays(group, length, shape):
+    given = mine(group, length, shape)
+    got = group.allreduce_multi(given)
+    assert isinstance(got, list)
+    for x, y in zip(got, given, strict=True):
+        assert x is y
+        assert_same(x, np.asarray(sum(everyones(group, length, shape)), "f4"))
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "expected"),
+    [
+        ("avg", "u1", 249),
+        ("avg", "i8", 249),
+        ("avg", "f4", 249),
+        ("max", "i4", 250),
+        ("min", "f8", 248),
+        ("bor", "u1", 250 | 249 | 248),
+        ("land", "u1", 1),
+    ],
+)
+def test_operators(group, op, dtype, expected):
+    for x in group.allreduce_multi([np.full(4, 248 + j, dtype) for j in range(3)], op):
+        assert_same(x, np.full(4, expected, dtype))
+
+
+def test_factors_are_those_of_each_rank(group):
+    got = group.allreduce_multi([np.ones(3, "f8"), np.ones(3, "f8")], ss.premul(group.rank + 1.0))
+    for x in got:
+        assert_same(x, np.full(3, float(group.size * (group.size + 1))))
+
+
+HIGHEST = {"float16": 2.0**15, "float64": 2.0**1023, "complex128": 2.0**1023}  # powers of two
+EDGES = {
+    "i8": [-(2**63), 2**63 - 1, 2**62, -1, 0],
+    "u8": [2**64 - 1, 2**63, 1, 0, 7],
+    "i4": [-(2**31), 2**31 - 1, -1, 2, 0],
+    "i1": [-128, 127, -1, 3, 0],
+    "u1": [255, 254, 1, 0, 128],
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_averages_of_integers_are_exact(group, name, length):
+    edges = EDGES[name]
+    n = group.size * length
+    columns = [[edges[i]] * n for i in range(5)] + [[edges[(i + k) % 5] for k in range(n)] for i in range(5)]
+    rows = np.array(columns, name).T[group.rank * length :]
+    expected = np.array([sum(column) // n for column in columns], name)
+    for x in group.allreduce_multi([rows[j].copy() for j in range(length)], "avg"):
+        assert_same(x, expected)
+    root = group.size - 1
+    got = group.reduce_multi([rows[j].copy() for j in range(length)], "avg", root=root)
+    assert_same(got[0], expected if group.rank == root else rows[0])
+
+
+@pytest.mark.parametrize("name", [*FLOATS, *COMPLEX])
+def test_factors_are_those_of_each_array(group, name):
+    """What a factor brings into range has not left it before; the parts of complex numbers do not touch."""
+    values = np.array([HIGHEST.get(name, 2.0**127), np.inf, 3.0])
+    x = values.astype(dtype(name))
+    for got in group.allreduce_multi([x.copy(), x.copy()], ss.premul(0.125)):
+        assert_same(got, (values * (0.125 * 2 * group.size)).astype(x.dtype))
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_factors_of_integers_wrap(group, name):
+    x = np.arange(1, 60).astype(name)
+    for got in group.allreduce_multi([x.copy(), x.copy()], ss.premul(-3)):
+        assert_same(got, (np.arange(1, 60) * (-6 * group.size)).astype(name))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_reduce_writes_one_array_of_root(group, length):
+    root, place = group.size - 1, length - 1
+    given = mine(group, length, (2, 3))
+    got = group.reduce_multi(tuple(given), root=root, root_array=place)
+    total = np.asarray(sum(everyones(group, length, (2, 3))), "f4")
+    for j, x in enumerate(got):
+        assert x is given[j]
+        assert_same(x, total if (group.rank, j) == (root, place) else part(group.rank, j, (2, 3)))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bcast_fills_all_arrays(group, length, shape):
+    root, place = group.size - 1, length // 2
+    for x in group.bcast_multi(mine(group, length, shape), root=root, root_array=place):
+        assert_same(x, part(root, place, shape))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("given", [False, True], ids=["new", "outs"])
+def test_allgather_puts_array_j_of_rank_k_at_its_place(group, length, shape, given):
+    n = group.size * length
+    outs = [np.zeros((n, *shape), "f4") for _ in range(length)] if given else None
+    got = group.allgather_multi(mine(group, length, shape), outs=outs)
+    assert len(got) == length
+    for i, x in enumerate(got):
+        assert not given or x is outs[i]
+        assert x.shape == (n, *shape)
+        for k in range(group.size):
+            for j in range(length):
+                assert_same(x[k * length + j], part(k, j, shape))
+
+
+def test_arrays_that_cannot_be_written_are_replaced(group):
+    given = mine(group, 2, (5,))
+    given[1].flags.writeable = False
+    total = np.asarray(sum(everyones(group, 2, (5,))), "f4")
+    got = group.allreduce_multi(given)
+    assert got[0] is given[0]
+    assert got[1] is not given[1]
+    for x in got:
+        assert_same(x, total)
+    assert_same(given[1], part(group.rank, 1, (5,)))
+
+
+def test_many_may_be_under_way(group):
+    works = [group.iallreduce_multi([np.full(9, float(i)), np.full(9, 1.0)]) for i in range(5)]
+    works.append(group.ibcast_multi(mine(group, 2, (3,)), root=0))
+    works.append(group.iallgather_multi([np.full(2, group.rank)]))
+    works.append(group.ireduce_multi(mine(group, 2, (3,)), "max"))
+    for i in (3, 0, 4, 1, 2):
+        for x in works[i].wait():
+            assert_same(x, np.full(9, (i + 1.0) * group.size))
+    for x in works[5].wait():
+        assert_same(x, part(0, 0, (3,)))
+    assert_same(works[6].wait()[0], np.repeat(np.arange(group.size), 2).reshape(-1, 2))
+    works[7].wait()
+    assert all(work.done() and work.exception() is None for work in works)
+
+
+def test_a_dropped_operation_is_carried_out(group):
+    given = mine(group, 2, (5,))
+    group.iallreduce_multi(given)
+    group.barrier()
+    for x in given:
+        assert_same(x, np.asarray(sum(everyones(group, 2, (5,))), "f4"))
+
+
+def test_groups_have_their_own(group):
+    pair = group.split(group.rank % 2)
+    got = pair.allreduce_multi([np.ones(4), np.ones(4)], timeout=20)
+    for x in got:
+        assert_same(x, np.full(4, 2.0 * pair.size))
+
+
+def refused(group, call, *named):
+    with pytest.raises(ss.MismatchError) as caught:
+        call()
+    for name in named:
+        assert name in str(caught.value), caught.value
+    assert_same(group.allreduce(np.ones(3)), np.full(3, float(group.size)))
+
+
+@pytest.mark.ranks(2, 3)
+def test_ranks_that_differ_are_told_on_all_of_them(group):
+    odd = group.rank == group.size - 1
+    two, some = mine(group, 2, (4,)), mine(group, 1 + odd, (4,))
+    refused(group, lambda: group.allreduce_multi(some), "2 arrays on rank")
+    refused(group, lambda: group.bcast_multi(some), "2 arrays on rank")
+    refused(group, lambda: group.reduce_multi(some), "2 arrays on rank")
+    refused(group, lambda: group.allgather_multi(some), "float32[4]", "float32[8]")
+    refused(group, lambda: group.bcast_multi(two, root_array=int(odd)), "array 1 of root on rank")
+    refused(group, lambda: group.reduce_multi(two, root_array=int(odd)), "array 1 of root on rank")
+    refused(group, lambda: group.bcast_multi(two, root=int(odd)), "root 1")
+    refused(group, lambda: group.allreduce_multi(two, "max" if odd else "sum"), "max", "sum")
+    refused(group, lambda: group.allreduce_multi(mine(group, 2, (4 + odd,))), "float32")
+    refused(group, lambda: group.allreduce_multi(mine(group, 2, (4,), "f8" if odd else "f4")), "float64")
+    for j, x in enumerate(two):
+        assert_same(x, part(group.rank, j, (4,)))
+
+
+def test_wrong_arguments_are_named(group):
+    x = np.ones(2)
+    for kind, text, act in [
+        (TypeError, "arrays must be a list", lambda: group.allreduce_multi(x)),
+        (TypeError, r"arrays\[1\] must be an array", lambda: group.allreduce_multi([x, 1.0])),
+        (ss.InvalidArgumentError, "at least one", lambda: group.bcast_multi([])),
+        (ss.InvalidArgumentError, r"arrays\[1\] has 3", lambda: group.allreduce_multi([x, np.ones(3)])),
+        (ss.InvalidArgumentError, "(?i)band", lambda: group.allreduce_multi([x, x.copy()], "band")),
+        (ss.InvalidArgumentError, "root_array 1", lambda: group.bcast_multi([x], root_array=1)),
+        (ss.InvalidArgumentError, "root 9", lambda: group.reduce_multi([x], root=9)),
+        (ss.InvalidArgumentError, "outs must be 1", lambda: group.allgather_multi([x], outs=[x, x])),
+    ]:
+        with pytest.raises(kind, match=text):
+            act()
+    group.barrier()

@@ -1,0 +1,153 @@
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "communicator/self_communicator.h"
+#include "contributions.h"
+#include "loopback.h"
+#include "nccl/device_communicator.h"
+#include "os/dynamic_library.h"
+
+// Ranks as threads, each with a device of its own, on the stand-ins of tests/fakes.
+
+namespace samestep {
+
+inline Deadline soon() { return Deadline::after(Seconds(60)); }
+
+/// What the stand-in offers to tests.
+struct Fake {
+  int (*hold)(void*);
+  int (*release)(void*);
+  void (*hold_writes)(int);
+  void (*settle)();
+  void (*counts)(long*);
+  int (*make_stream)(void**, unsigned);
+  int (*destroy_stream)(void*);
+};
+
+inline const Fake& fake() {
+  static const Fake only = [] {
+    const OpenedLibrary library(FAKE_CUDART);
+    Fake found{};
+    REQUIRE((library.find("fakeHold", found.hold) && library.find("fakeRelease", found.release) &&
+             library.find("fakeHoldWrites", found.hold_writes) && library.find("fakeSettle", found.settle) &&
+             library.find("fakeCounts", found.counts) && library.find("cudaStreamCreateWithFlags", found.make_stream) &&
+             library.find("cudaStreamDestroy", found.destroy_stream)));
+    return found;
+  }();
+  return only;
+}
+
+/// A stream as a library of arrays makes it, which the stand-in tells from those of the package.
+class UserStream {
+ public:
+  UserStream() { REQUIRE(fake().make_stream(&stream_, 0) == 0); }
+  UserStream(const UserStream&) = delete;
+  UserStream& operator=(const UserStream&) = delete;
+  ~UserStream() { fake().destroy_stream(stream_); }
+  GpuLibrary::Stream get() const { return stream_; }
+
+ private:
+  GpuLibrary::Stream stream_ = nullptr;
+};
+
+/// An environment variable that the stand-ins read, for a scope in which no other thread runs at the ends.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+  ~Variable() { ::unsetenv(name_); }
+
+ private:
+  const char* name_;
+};
+
+inline std::shared_ptr<GpuLibrary> gpu() {
+  static const std::shared_ptr<GpuLibrary> only = GpuLibrary::open(DeviceKind::cuda, FAKE_CUDART);
+  return only;
+}
+
+enum class DeviceWay { nccl, staged };
+
+struct DeviceWorld {
+  DeviceWorld(int n_ranks, DeviceWay through) : ends(connected_ranks(n_ranks)), size(n_ranks), way(through) {}
+  std::shared_ptr<DeviceCommunicator> join(int rank, Seconds timeout = Seconds(60)) {
+    gpu()->set_device(rank);
+    DeviceOptions options{gpu(), rank, nullptr, timeout};
+    options.piece = 4096;
+    options.compare_first = compare_first;
+    if (way == DeviceWay::nccl) options.nccl = NcclLibrary::open(FAKE_NCCL);
+    ExchangeOptions exchange;
+    exchange.oversubscribed = true;
+    auto host = size == 1 ? make_self_communicator("world")
+                          : open_tcp_world(rank, std::move(ends[static_cast<std::size_t>(rank)]), exchange);
+    return DeviceCommunicator::open(std::move(host), std::move(options), soon());
+  }
+  std::vector<std::vector<TcpPeer>> ends;
+  int size;
+  DeviceWay way;
+  bool compare_first = false;
+};
+
+template <class Act>
+void as_ranks(int size, Act act) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) threads.emplace_back([&act, rank] { act(rank); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+/// Floats in device memory, set and read in one stream.
+class OnGpu {
+ public:
+  OnGpu(const UserStream& stream, std::size_t count)
+      : stream_(stream.get()), device_(gpu()->current_device()), count_(count) {
+    data_ = device_memory(gpu(), std::max<std::size_t>(count, 1) * sizeof(float));
+  }
+  OnGpu(const UserStream& stream, const Floats& values) : OnGpu(stream, values.size()) { set(values); }
+
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+  ~OnGpu() { gpu()->synchronize(stream_); }  // copies may still use what is kept
+
+  /// Begins a copy from the host.
+  void set(const Floats& values) {
+    kept_.push_back(std::make_unique<Floats>(values));
+    gpu()->copy(data_.get(), kept_.back()->data(), count_ * sizeof(float), stream_);
+  }
+  /// Begins a copy to the host, which is there once the stream has come to it.
+  const Floats& begin_get() {
+    kept_.push_back(std::make_unique<Floats>(count_));
+    gpu()->copy(kept_.back()->data(), data_.get(), count_ * sizeof(float), stream_);
+    return *kept_.back();
+  }
+  Floats get() {
+    const Floats& values = begin_get();
+    gpu()->synchronize(stream_);
+    return values;
+  }
+  operator Buffer() const {
+    return {data_.get(), count_, DType::float32, {DeviceKind::cuda, device_}, reinterpret_cast<StreamHandle>(stream_)};
+  }
+  Shape shape() const { return Shape::flat(count_); }
+
+ private:
+  GpuLibrary::Stream stream_;
+  int device_;
+  std::size_t count_;
+  std::shared_ptr<void> data_;
+  std::vector<std::unique_ptr<Floats>> kept_;
+};
+
+inline void finish(const Communicator::WorkPtr& work, const UserStream& stream) {
+  REQUIRE(work->order_before(reinterpret_cast<StreamHandle>(stream.get()), soon()));
+}
+
+}  // namespace samestep

@@ -1,0 +1,58 @@
+#include <doctest/doctest.h>
+
+#include "node/way_choice.h"
+
+using samestep::Verb;
+using samestep::WayChoice;
+using Way = WayChoice::Way;
+
+namespace {
+
+constexpr std::size_t kNbytes = 1 << 20;
+
+/// One operation, of which `direct` and `staged` say how long each way takes.
+Way run(WayChoice& ways, double direct, double staged, std::size_t nbytes = kNbytes, Verb verb = Verb::all_reduce) {
+  const Way way = ways.next(verb, nbytes);
+  ways.took(verb, nbytes, way, way == Way::direct ? direct : staged);
+  return way;
+}
+
+}  // namespace
+
+TEST_CASE("way choice: each way is tried three times, then the faster one is taken") {
+  for (const bool direct_is_faster : {true, false}) {
+    WayChoice ways;
+    const double direct = direct_is_faster ? 1 : 2, staged = direct_is_faster ? 2 : 1;
+    int n_direct = 0;
+    for (int i = 0; i < 6; ++i) n_direct += run(ways, direct, staged) == Way::direct ? 1 : 0;
+    CHECK(n_direct == 3);
+    const Way faster = direct_is_faster ? Way::direct : Way::staged;
+    for (int i = 6; i < 64; ++i) CHECK(run(ways, direct, staged) == faster);
+  }
+}
+
+TEST_CASE("way choice: one slow operation does not decide, and a change is noticed") {
+  WayChoice ways;
+  for (int i = 0; i < 6; ++i) run(ways, i == 0 ? 100 : 1, 2);
+  CHECK(run(ways, 1, 2) == Way::direct);
+  int n_staged = 0;
+  for (int i = 0; i < 640; ++i) n_staged += run(ways, 4, 2) == Way::staged ? 1 : 0;
+  CHECK(n_staged > 500);
+}
+
+TEST_CASE("way choice: verbs and sizes do not mix") {
+  WayChoice ways;
+  for (int i = 0; i < 6; ++i) {
+    run(ways, 1, 2, kNbytes);
+    run(ways, 2, 1, 4 * kNbytes);
+    run(ways, 2, 1, kNbytes, Verb::reduce_scatter);
+  }
+  CHECK(run(ways, 1, 2, kNbytes) == Way::direct);
+  CHECK(run(ways, 2, 1, 4 * kNbytes) == Way::staged);
+  CHECK(run(ways, 2, 1, kNbytes, Verb::reduce_scatter) == Way::staged);
+}
+
+TEST_CASE("way choice: operations that are announced ahead of all times alternate") {
+  WayChoice ways;
+  for (int i = 0; i < 40; ++i) CHECK(ways.next(Verb::all_reduce, kNbytes) == (i % 2 == 0 ? Way::direct : Way::staged));
+}
