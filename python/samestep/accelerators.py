@@ -6,7 +6,6 @@ A machine without a GPU, a driver or a library is the normal case here: it gives
 from __future__ import annotations
 
 import ctypes
-import glob
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -215,7 +214,7 @@ def _rccl_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         yield f"SAMESTEP_NCCL_LIBRARY={chosen}", chosen
     yield "libraries already loaded", next(iter(_loaded("librccl.so")), "")
     for folder in sys.path:
-        for path in glob.glob(os.path.join(glob.escape(folder), "_rocm_sdk_libraries*/lib/librccl.so.1")):
+        for path in _matching(folder, "_rocm_sdk_libraries*/lib/librccl.so.1"):
             yield "the ROCm wheels on sys.path", path
         yield "torch/lib on sys.path", os.path.join(folder, "torch/lib/librccl.so")
     for path in _rocm_files("librccl.so"):
@@ -248,7 +247,13 @@ def _loaded(name: str) -> list[str]:
 
 
 def _rocm_files(name: str) -> list[str]:
-    return sorted(glob.glob(os.path.join(glob.escape(os.environ.get("ROCM_PATH", _ROCM)), "lib", name + "*")))
+    return sorted(_matching(os.environ.get("ROCM_PATH", _ROCM), f"lib/{name}*"))
+
+
+def _matching(folder: str, pattern: str) -> list[str]:
+    import glob  # few machines have anything to look for
+
+    return glob.glob(os.path.join(glob.escape(folder), pattern))
 
 
 def _cuda_name(driver: ctypes.CDLL, device: int) -> str:

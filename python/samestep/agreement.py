@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import numbers
 import zlib
 from collections.abc import Callable, Sequence
@@ -158,11 +157,11 @@ def everyones(
         return None
     if compared:
         return list(backend.allgather_object(mine, timeout=timeout()))
+    from hashlib import blake2b  # brings a library of ciphers
+
     shared = [f"{i} is {place}" for i, place in enumerate(mine.places) if i != place]
     text = "\0".join([mine.act, *mine.names, *mine.whats, *shared])
-    digest = int.from_bytes(
-        hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little"
-    )
+    digest = int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
     if same_everywhere(backend, digest, timeout()):
         return None
     return list(backend.allgather_object(mine, timeout=timeout()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 __all__ = ["Placement", "host_identity", "oversubscribed", "place"]
 
@@ -17,7 +16,8 @@ def host_identity() -> str:
     count as hosts.
     """
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
     except OSError:
         boot = ""
     try:

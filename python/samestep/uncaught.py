@@ -7,7 +7,6 @@ launcher which rank failed first, and which failed only because another one did.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -55,6 +54,8 @@ def last_uncaught() -> BaseException | None:
 
 
 def _write(path: str, kind: type[BaseException], error: BaseException) -> None:
+    import json  # is rarely needed
+
     record = {
         "time": time.time(),
         "class": f"{kind.__module__}.{kind.__qualname__}",
