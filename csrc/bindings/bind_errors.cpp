@@ -33,8 +33,13 @@ void translate(std::exception_ptr pointer) {
   }
 }
 
+/// A thread of the package itself has no signals to look at, and does not wait for the interpreter: who holds it may
+/// wait for what that thread does.
+bool runs_python() { return PyGILState_GetThisThreadState() != nullptr; }
+
 /// Lets Ctrl-C end a wait. Taking the GIL disturbs other threads, so not at every look.
 void check_signals() {
+  if (!runs_python()) return;
   thread_local Clock::time_point next{};
   const Clock::time_point now = Clock::now();
   if (now < next) return;
@@ -44,7 +49,7 @@ void check_signals() {
 }
 
 void without_the_interpreter(const std::function<void()>& wait) {
-  if (PyGILState_Check() == 0) return wait();
+  if (!runs_python() || PyGILState_Check() == 0) return wait();
   const py::gil_scoped_release no_gil;
   wait();
 }

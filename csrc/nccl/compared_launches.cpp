@@ -1,6 +1,7 @@
 #include "nccl/compared_launches.h"
 
 #include <atomic>
+#include <condition_variable>
 #include <string>
 
 #include "core/error.h"
@@ -10,6 +11,35 @@
 #include "exchange/waiting.h"
 
 namespace samestep {
+
+namespace {
+
+constexpr std::chrono::milliseconds kLookEvery{1};
+
+}  // namespace
+
+/// Rung when there is something to launch. The thread that listens has it also when all else has gone.
+class ComparedLaunches::Bell {
+ public:
+  void ring(bool ended = false) {
+    const std::lock_guard lock(mutex_);
+    rung_ = true;
+    ended_ = ended_ || ended;
+    changed_.notify_all();
+  }
+  /// False: never again.
+  bool wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return rung_ || ended_; });
+    rung_ = false;
+    return !ended_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool rung_ = false, ended_ = false;
+};
 
 class ComparedLaunches::ComparedWork final : public Work {
  public:
@@ -86,13 +116,34 @@ class ComparedLaunches::ComparedWork final : public Work {
 };
 
 ComparedLaunches::ComparedLaunches(std::shared_ptr<NcclChannel> channel)
-    : channel_(std::move(channel)), produced_(channel_->options().gpu) {}
+    : channel_(std::move(channel)), produced_(channel_->options().gpu), bell_(std::make_shared<Bell>()) {}
+
+ComparedLaunches::~ComparedLaunches() {
+  bell_->ring(/*ended=*/true);
+  if (!launcher_.joinable()) return;
+  if (launcher_.get_id() == std::this_thread::get_id()) {  // it was the last owner
+    launcher_.detach();
+  } else {
+    launcher_.join();
+  }
+}
 
 std::shared_ptr<ComparedLaunches> ComparedLaunches::make(std::shared_ptr<NcclChannel> channel) {
   const OnDevice on(channel->gpu(), channel->options().device);
   std::shared_ptr<ComparedLaunches> made(new ComparedLaunches(std::move(channel)));
   add_bystander(made);
+  made->launcher_ = std::thread(&ComparedLaunches::launch_when_agreed, std::weak_ptr(made), made->bell_);
   return made;
+}
+
+void ComparedLaunches::launch_when_agreed(std::weak_ptr<ComparedLaunches> launches, std::shared_ptr<Bell> bell) {
+  while (bell->wait()) {
+    for (bool idle = false; !idle;) {
+      std::this_thread::sleep_for(kLookEvery);  // whoever waits is sooner
+      const std::shared_ptr<ComparedLaunches> all = launches.lock();
+      idle = all == nullptr || all->idle();
+    }
+  }
 }
 
 std::shared_ptr<Work> ComparedLaunches::add(NcclLaunch launch, std::shared_ptr<NcclChannel> channel) {
@@ -112,6 +163,7 @@ std::shared_ptr<Work> ComparedLaunches::add(NcclLaunch launch, std::shared_ptr<N
     waiting_.push_back(work);
   }
   advance();
+  bell_->ring();
   return work;
 }
 

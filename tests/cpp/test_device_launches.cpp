@@ -181,3 +181,29 @@ TEST_CASE("launches: ranks that compare first wait no longer than they are asked
     group->close(soon());
   });
 }
+
+TEST_CASE("launches: a group is given up and dropped while its thread launches what ranks have agreed on") {
+  const Variable progress("FAKE_NCCL_IN_PROGRESS", kForGood);
+  DeviceWorld world(2, DeviceWay::nccl);
+  world.compare_first = true;
+  std::atomic<bool> called = false;
+  until_called(0);
+  as_ranks(2, [&](int rank) {
+    auto group = world.join(rank);
+    const UserStream stream;
+    OnGpu x(stream, contribution(rank, 100));
+    if (rank == 1) {  // calls when the other rank has
+      for (const Deadline deadline = soon(); !called;) {
+        REQUIRE(!deadline.passed());
+        std::this_thread::yield();
+      }
+      CHECK_THROWS_AS(launch(*group, x), PeerLostError);
+    } else {
+      auto work = group->all_reduce(Buffer(x), x, {}, x.shape());
+      called = true;
+      until_called(2);  // nobody waits here
+      group->abandon(std::make_exception_ptr(PeerLostError("given up")), "given up");
+      CHECK(error_of([&] { work->wait(soon()); }).find("given up") != std::string::npos);
+    }
+  });
+}

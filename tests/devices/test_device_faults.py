@@ -121,6 +121,53 @@ world.close()
         assert rank.told[1] == {"result": [3.0] * 7}, rank
 
 
+def test_what_ranks_agree_on_begins_though_nobody_waits(tmp_path):
+    """To free device memory waits for what runs there: it must not need a rank that does the same."""
+    script = """
+world = start()
+x = Array.of(np.full(7, rank + 1.0), Stream())
+if rank == 0:
+    work = world.iallreduce(x)  # before the other rank has come to it
+    world.send(np.ones(1), 1)
+else:
+    world.recv(np.ones(1), 0)
+    work = world.iallreduce(x)
+until = time.monotonic() + 30
+while fake_arrays.nccl_calls() == 0 and time.monotonic() < until:
+    time.sleep(1e-3)
+tell(calls=fake_arrays.nccl_calls())
+told(lambda: work.wait().get().tolist())
+world.close()
+"""
+    for rank in device_jobs.run(tmp_path, script, 2, SAMESTEP_NCCL_CHECK="before"):
+        assert rank.told == [{"calls": 1}, {"result": [3.0] * 7}], rank
+
+
+def test_what_ranks_agree_on_begins_while_one_of_them_holds_the_interpreter(tmp_path):
+    """As a library of arrays may that frees device memory."""
+    script = """
+import ctypes
+world = start()
+x = Array.of(np.full(7, rank + 1.0), Stream())
+pipe = f"{place}/pipe"
+if rank == 0:
+    os.mkfifo(pipe)
+    work = world.iallreduce(x)
+    world.send(np.ones(1), 1)
+    ctypes.PyDLL(None).open(pipe.encode(), os.O_RDONLY)  # until the other rank has its result
+else:
+    world.recv(np.ones(1), 0)
+    work = world.iallreduce(x)
+    told(lambda: work.wait(timeout=20).get().tolist())
+    os.close(os.open(pipe, os.O_WRONLY))
+told(lambda: work.wait().get().tolist())
+world.close()
+"""
+    settings = {"SAMESTEP_NCCL_CHECK": "before", "FAKE_NCCL_IN_PROGRESS": "2000"}
+    ended = device_jobs.run(tmp_path, script, 2, **settings)
+    assert [rank.told for rank in ended] == [[{"result": [3.0] * 7}] * n for n in (1, 2)], ended
+
+
 def test_wrong_arguments_change_nothing(tmp_path):
     script = """
 world = start()
