@@ -78,9 +78,9 @@ std::exception_ptr NcclChannel::trouble(Operation& operation, Clock::time_point 
 void NcclChannel::look() {
   std::unique_lock lock(mutex_);
   if (broken_ || comm_ == nullptr) return;
-  const OnDevice on(gpu(), options_.device);
   const Clock::time_point now = Clock::now();
   try {
+    const OnDevice on(gpu(), options_.device);
     if (const auto [state, comm] = further_.standing(comm_);
         state != nccl_abi::kSuccess && state != nccl_abi::kInProgress) {
       const std::string text = str("NCCL in group '", host_->name(), "': ", nccl().explain(state, comm));

@@ -168,6 +168,29 @@ world.close()
     assert [rank.told for rank in ended] == [[{"result": [3.0] * 7}] * n for n in (1, 2)], ended
 
 
+def test_a_device_that_is_lost_ends_the_group_and_not_the_process(tmp_path):
+    script = """
+import ctypes
+world = start()
+stream = Stream()
+x = Array.of(np.full(7, rank + 1.0), stream)
+stream.synchronize()
+if rank == 0:
+    fake_arrays.runtime().fakeHold(ctypes.c_void_p(stream.handle))  # so that the operation is under way when it is found
+else:
+    os.environ["FAKE_GPU_DEVICES"] = "1"
+work = world.iallreduce(x)
+told(lambda: work.wait(host=True))
+if rank == 0:
+    fake_arrays.runtime().fakeRelease(ctypes.c_void_p(stream.handle))
+told(lambda: world.allreduce(x))
+"""
+    for rank in device_jobs.run(tmp_path, script, 2):
+        assert rank.code == 0, rank
+        for told in rank.told:
+            assert "cudaSetDevice failed: invalid device ordinal" in told["text"], rank
+
+
 def test_wrong_arguments_change_nothing(tmp_path):
     script = """
 world = start()

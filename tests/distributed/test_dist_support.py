@@ -257,9 +257,8 @@ def test_a_row(group, verb):
 @pytest.mark.skipif(fake_libraries.compiler() is None, reason="the fake devices need a C++ compiler")
 @pytest.mark.ranks(1, 2, 3, backends=["fakes", "staged", "staged-native"])
 @pytest.mark.parametrize("verb", support.VERBS | support.BEYOND)
-def test_a_row_on_devices(group, verb, monkeypatch):
+def test_a_row_on_devices(group, verb):
     """And beside NCCL on the host."""
-    monkeypatch.setenv("FAKE_GPU_DEVICES", "6")  # two for each rank
     if dist.get_backend() == "nccl":
         run_on_the_host(group, verb)
     (how,) = cells(verb, "CUDA")

@@ -17,9 +17,11 @@ from samestep import world
 from samestep.backend import Backend, MPIBackend, NCCLBackend
 from samestep.testing import world as worlds
 
-DELAY_US = (
-    "300"  # the longest before each thing in a stream: enough for wrong numbers where an order is missing
-)
+# For as long as the process lives, in which threads look at devices also when no test runs.
+DEFAULTS = {
+    "FAKE_GPU_DELAY_US": "300",  # the longest before each thing in a stream: wrong numbers where an order is missing
+    "FAKE_GPU_DEVICES": "8",  # two for each of four ranks
+}
 
 
 @contextlib.contextmanager
@@ -35,9 +37,14 @@ def variables(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _set_defaults() -> None:
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
 def _opening(backend: type[Backend], **settings: str) -> Any:
     def open_world(timeout: float, _: Path) -> Backend:
-        os.environ.setdefault("FAKE_GPU_DELAY_US", DELAY_US)
+        _set_defaults()
         with variables(**fake_libraries.environment(), **settings):
             return world.initialize(backend, timeout=timeout)
 
@@ -48,7 +55,7 @@ FUNCTIONS = (ss.synchronize, ss.allreduce_gradients, ss.DistributedOptimizer)
 
 
 def _native(timeout: float, folder: Path) -> Backend:
-    os.environ.setdefault("FAKE_GPU_DELAY_US", DELAY_US)
+    _set_defaults()
     with variables(**fake_libraries.environment(), SAMESTEP_STAGING_PIECE="65536"):
         return worlds._native(timeout, folder)
 
