@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Break csrc/node in one place at a time and check that the exploration finds it.
 
-    mutants.py BUILD [NAME...]     BUILD: folder of a build with SAMESTEP_BUILD_MODEL
+    mutants.py BUILD [--third 0|1|2] [NAME...]     BUILD: folder of a build with SAMESTEP_BUILD_MODEL
 
 A mutant is source, not a macro: a text that must be found once, and what takes its place.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -270,8 +271,16 @@ def told_by(mutant: Mutant, where: Path) -> str | None:
 
 
 def main() -> int:
-    where = Path(sys.argv[1]).resolve()
-    wanted = [m for m in MUTANTS if not sys.argv[2:] or m.name in sys.argv[2:]]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("build", type=Path, help="where the target `model` has been built")
+    parser.add_argument("names", nargs="*", help="of mutants; none: all")
+    parser.add_argument("--third", type=int, choices=range(3), help="only every third one, from this one on")
+    args = parser.parse_args()
+    where = args.build.resolve()
+    some = MUTANTS if args.third is None else MUTANTS[args.third :: 3]
+    wanted = [m for m in some if not args.names or m.name in args.names]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         told = list(pool.map(lambda mutant: told_by(mutant, where), wanted))
     for mutant, text in zip(wanted, told, strict=True):
