@@ -221,11 +221,23 @@ void Engine::look_for_farewells() {
                                                         name(), "': ", farewell.text.data())};
     let_go(from.source, departed);
   }
+  const std::string text = text_of(losses);
   for (const Messenger::Loss& loss : losses) {
-    if (departed_.contains(loss.peer)) continue;
-    const std::string text = str("rank ", loss.peer, on_host(loss.peer), " has left group '", name(), "': ", loss.text);
-    let_go(loss.peer, {loss.first_missing, text});
+    if (!departed_.contains(loss.peer)) let_go(loss.peer, {loss.first_missing, text});
   }
+}
+
+/// Names all, for it is not known who has left because of whom.
+std::string Engine::text_of(const std::vector<Messenger::Loss>& losses) const {
+  constexpr int kMostNamed = 8;
+  std::string text;
+  int n = 0;
+  for (const Messenger::Loss& loss : losses) {
+    if (departed_.contains(loss.peer) || ++n > kMostNamed) continue;
+    text +=
+        str(n > 1 ? "; " : "", "rank ", loss.peer, on_host(loss.peer), " has left group '", name(), "': ", loss.text);
+  }
+  return n > kMostNamed ? str(text, "; and ", n - kMostNamed, " more") : text;
 }
 
 void Engine::let_go(int peer, const Departed& departed) {

@@ -315,6 +315,27 @@ TEST_CASE("node: a rank that has died is named by all others; what it took part 
   });
 }
 
+TEST_CASE("node: of ranks that are found dead at once each is named") {
+  Town town(3, Reach::none);
+  std::latch dead(2);
+  as_threads(3, [&](int rank) {
+    const auto group = town.join(rank);
+    if (rank != 1) {
+      Town::host->die();
+      dead.count_down();
+      return;
+    }
+    dead.wait();
+    try {
+      group->barrier()->wait(soon());
+      FAIL("the others are dead");
+    } catch (const PeerLostError& error) {
+      const std::string text = error.what();
+      CHECK(text.find("rank 0 has left group 'world': its process has ended; rank 2 has left") != std::string::npos);
+    }
+  });
+}
+
 TEST_CASE("node: a rank that gives up behind messages that nobody takes is named, with its reason") {
   Town town(2, Reach::none);
   std::latch given_up(1);
