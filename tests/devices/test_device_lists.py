@@ -251,6 +251,8 @@ DIFFERENT = {
     "ways": "mine() if rank else [np.ones(37, 'float32'), np.ones(37, 'float32')]",
     "counts": "mine(37 + rank)",
     "dtypes": "mine(dtype='float64' if rank else 'float32')",
+    "operators": "mine(), 'avg' if rank else 'sum'",
+    "operators on one device": "[on(2 * rank, part(rank, j)) for j in range(2)], 'avg' if rank else 'sum'",
 }
 
 
