@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/error.h"
 #include "nccl/nccl_group.h"
 
 namespace samestep {
@@ -63,15 +64,23 @@ std::vector<int> FurtherDevices::devices_of(StreamHandle stream, int first) cons
   return devices;
 }
 
-void FurtherDevices::abort() noexcept {
-  for (Member& member : members_) {
-    if (member.comm != nullptr) nccl_->abort(std::exchange(member.comm, nullptr));
+void FurtherDevices::end_all(NcclLibrary::Comm first,
+                             void (NcclLibrary::*end)(NcclLibrary::Comm) const noexcept) noexcept {
+  const NcclLibrary& nccl = *nccl_;
+  if (members_.empty()) {
+    if (first != nullptr) (nccl.*end)(first);
+    return;
   }
-}
-
-void FurtherDevices::destroy() noexcept {
-  for (Member& member : members_) {
-    if (member.comm != nullptr) nccl_->destroy(std::exchange(member.comm, nullptr));
+  // Each may wait for the others of this process ("the calls must be grouped", says NCCL of ncclCommFinalize, which is
+  // a part of this).
+  try {
+    NcclGroup group(nccl);
+    if (first != nullptr) (nccl.*end)(first);
+    for (Member& member : members_) {
+      if (member.comm != nullptr) (nccl.*end)(std::exchange(member.comm, nullptr));
+    }
+    group.end(nullptr);
+  } catch (const Error&) {  // they are gone all the same
   }
 }
 

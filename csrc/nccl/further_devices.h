@@ -38,10 +38,13 @@ class FurtherDevices {
   /// Devices in which a stream may be the one of this handle: the default one is another in each.
   std::vector<int> devices_of(StreamHandle stream, int first) const;
 
-  void abort() noexcept;
-  void destroy() noexcept;
+  /// End all communicators of this rank, of which `first` is on the first device; null where it is none.
+  void abort(NcclLibrary::Comm first) noexcept { end_all(first, &NcclLibrary::abort); }
+  void destroy(NcclLibrary::Comm first) noexcept { end_all(first, &NcclLibrary::destroy); }
 
  private:
+  void end_all(NcclLibrary::Comm first, void (NcclLibrary::*end)(NcclLibrary::Comm) const noexcept) noexcept;
+
   std::shared_ptr<GpuLibrary> gpu_;
   std::shared_ptr<NcclLibrary> nccl_;
   std::vector<Member> members_;  // never moved: NCCL keeps addresses of `comm`

@@ -181,11 +181,7 @@ void NcclChannel::fail(std::exception_ptr error, bool tell) {
   broken_ = error;
   for (const auto& operation : under_way_) operation->finish(error);
   changed_.notify_all();
-  if (!watcher_.joinable() && comm_ != nullptr) {
-    nccl().abort(comm_);
-    further_.abort();
-    comm_ = nullptr;
-  }
+  if (!watcher_.joinable()) further_.abort(std::exchange(comm_, nullptr));
   if (!tell) return;
   const std::string reason = text_of(error);
   agreement_->abandon(error, reason);
@@ -235,10 +231,7 @@ void NcclChannel::close(const Deadline& deadline) {
   stop();
   const std::lock_guard lock(mutex_);
   for (const Communicator::WorkPtr& receive : alive_) agreement_->cancel(*receive);
-  if (comm_ != nullptr && !broken_) {
-    nccl().destroy(comm_);
-    further_.destroy();
-  }
+  if (comm_ != nullptr && !broken_) further_.destroy(comm_);
   comm_ = nullptr;
 }
 

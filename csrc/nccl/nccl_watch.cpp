@@ -130,8 +130,7 @@ void NcclChannel::watch() {
     std::swap(comm, comm_);
     std::swap(ended, under_way_);
   }
-  if (comm != nullptr) nccl().abort(comm);
-  further_.abort();
+  further_.abort(comm);
   for (const auto& operation : ended) operation->memory.clear();  // only now does the device use it no more
   if (tell) tell(error);                                          // last: it may drop this channel
 }

@@ -150,11 +150,28 @@ class Stager::StagedWork final : public Work {
       wait_hooks().interrupt();
       Engine::progress_everywhere();
       (call_.message ? stager_->messages_ : stager_->collectives_)->look_for_losses();
-      if (!deadline.passed()) continue;
-      if (last_started_ != nullptr && !last_started_->done()) last_started_->wait(deadline);  // says who is missing
-      throw TimeoutError(str("an operation on device memory has not ended after ", deadline.timeout().count(), " s"));
+      if (deadline.passed()) throw_late(deadline);
     }
     if (error_) std::rethrow_exception(error_);
+  }
+
+  /// Says whom it waits for.
+  [[noreturn]] void throw_late(const Deadline& deadline) {
+    Communicator::WorkPtr on_host;
+    bool is_this = true;
+    {
+      const std::lock_guard lock(stager_->mutex_);
+      const StagedWork& first = stager_->next_to_begin(*this);
+      is_this = &first == this;
+      for (const Piece& piece : first.pieces_) {
+        if (on_host == nullptr && piece.work != nullptr && !piece.work->done()) on_host = piece.work;
+      }
+    }
+    if (on_host != nullptr) on_host->wait(deadline);  // which has passed: it knows which ranks are missing
+    const Communicator& group = *(call_.message ? stager_->messages_ : stager_->collectives_);
+    throw TimeoutError(str("rank ", group.rank(), ": an operation on device memory in group '", group.name(),
+                           "' has waited ", deadline.timeout().count(), " s for this rank's own device, which has not ",
+                           is_this ? "come so far" : "come so far that an earlier operation could begin"));
   }
 
   std::shared_ptr<Stager> stager_;
@@ -232,6 +249,16 @@ void Stager::step() {
     }
   }
   std::erase_if(under_way_, [](const auto& work) { return work->ended(); });
+}
+
+Stager::StagedWork& Stager::next_to_begin(StagedWork& work) {
+  for (const auto& earlier : under_way_) {
+    if (earlier.get() == &work) break;
+    const bool goes_before =
+        work.is_message() ? work.sends() && earlier->is_message() && earlier->sends() : !earlier->is_message();
+    if (goes_before && !earlier->begun()) return *earlier;
+  }
+  return work;
 }
 
 void Stager::abandon(std::exception_ptr error) {

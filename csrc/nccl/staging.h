@@ -62,7 +62,10 @@ class Stager final : public Bystander, public std::enable_shared_from_this<Stage
 
   Stager(std::shared_ptr<GpuLibrary> gpu, int device, std::shared_ptr<Communicator> messages,
          std::shared_ptr<Communicator> collectives);
-  void step();  // with the mutex held
+  // With the mutex held:
+  void step();
+  /// An earlier operation that has to begin on the host before `work` may, else itself.
+  StagedWork& next_to_begin(StagedWork& work);
 
   std::shared_ptr<GpuLibrary> gpu_;
   int device_;

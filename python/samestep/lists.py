@@ -99,13 +99,14 @@ def allreduce(group: CollectiveVerbs, listed: Listed, op: Any) -> Begun:
         work = _core.all_reduce_list(group._comm, number, listed.arrays, into, code, factor)
         return Begun([work], lambda: results(listed.arrays, into), deadline)
     run, wide_code, wide_factor, finished = host.combined(listed, code, factor, group.size)
-    lengths, check = host.lengths(group, listed)
+    calls, check = host.compared(group, listed, "allreduce", code=code)
+    reduced = host.explained(group._comm.all_reduce(run, None, wide_code, wide_factor), check)
 
     def finish() -> list[Any]:
         check()
         return _filled(finished(run), listed)
 
-    return Begun([lengths, group._comm.all_reduce(run, None, wide_code, wide_factor)], finish, deadline)
+    return Begun([calls, reduced], finish, deadline)
 
 
 def reduce(group: CollectiveVerbs, listed: Listed, op: Any, root: int, root_array: int) -> Begun:
@@ -121,13 +122,14 @@ def reduce(group: CollectiveVerbs, listed: Listed, op: Any, root: int, root_arra
         work = _core.reduce_list(group._comm, number, listed.arrays, out, code, factor, root, root_array)
         return Begun([work], lambda: results(listed.arrays, into), deadline)
     run, wide_code, wide_factor, finished = host.combined(listed, code, factor, group.size)
-    lengths, check = host.lengths(group, listed, root_array)
+    calls, check = host.compared(group, listed, "reduce", code=code, root_array=root_array)
+    reduced = host.explained(group._comm.reduce(run, None, wide_code, wide_factor, root), check)
 
     def finish() -> list[Any]:
         check()
         return _filled(finished(run), listed, written)
 
-    return Begun([lengths, group._comm.reduce(run, None, wide_code, wide_factor, root)], finish, deadline)
+    return Begun([calls, reduced], finish, deadline)
 
 
 def bcast(group: CollectiveVerbs, listed: Listed, root: int, root_array: int) -> Begun:
@@ -143,13 +145,14 @@ def bcast(group: CollectiveVerbs, listed: Listed, root: int, root_array: int) ->
     run = host.run_of(listed, 1)
     if sent:
         _core.pack([listed.arrays[root_array]], run)
-    lengths, check = host.lengths(group, listed, root_array)
+    calls, check = host.compared(group, listed, "bcast", root_array=root_array)
+    sent_to_all = host.explained(group._comm.broadcast(run, root), check)
 
     def finish() -> list[Any]:
         check()
         return _filled(run, listed, written)
 
-    return Begun([lengths, group._comm.broadcast(run, root)], finish, deadline)
+    return Begun([calls, sent_to_all], finish, deadline)
 
 
 def allgather(group: CollectiveVerbs, listed: Listed, receives: list[list[Any]]) -> Begun:
@@ -179,7 +182,8 @@ def allgather(group: CollectiveVerbs, listed: Listed, receives: list[list[Any]])
         return Begun([work], finished, deadline)
     joined, run = host.run_of(listed, len(listed.arrays)), host.run_of(listed, n)
     _core.pack(listed.arrays, joined)
-    lengths, check = host.lengths(group, listed)
+    calls, check = host.compared(group, listed, "allgather")
+    gathered = host.explained(group._comm.all_gather(joined, run), check)
 
     def finish() -> list[Any]:
         check()
@@ -189,7 +193,7 @@ def allgather(group: CollectiveVerbs, listed: Listed, receives: list[list[Any]])
                 _core.note_written(piece)
         return finished()
 
-    return Begun([lengths, group._comm.all_gather(joined, run)], finish, deadline)
+    return Begun([calls, gathered], finish, deadline)
 
 
 def _filled(run: Any, listed: Listed, only: Container[int] | None = None) -> list[Any]:

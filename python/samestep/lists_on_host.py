@@ -13,7 +13,20 @@ from samestep import _core, arrays
 from samestep.agreement import by_rank
 from samestep.arrays import ArrayInfo
 from samestep.errors import MismatchError
-from samestep.reduce_ops import AVG, BAND, BOR, BXOR, LAND, LOR, MAX, MIN, PREMUL, PROD, SUM
+from samestep.reduce_ops import (
+    AVG,
+    BAND,
+    BOR,
+    BXOR,
+    LAND,
+    LOR,
+    MAX,
+    MIN,
+    PREMUL,
+    PROD,
+    SUM,
+    ReduceOp,
+)
 
 if TYPE_CHECKING:
     from samestep.verbs import CollectiveVerbs
@@ -60,24 +73,65 @@ def run_of(listed: Listed, n: int) -> Any:
     return arrays.new_of("numpy", listed.dtype, shape)
 
 
-def lengths(
-    group: CollectiveVerbs, listed: Listed, root_array: int = 0
+_MOST_TOLD = 64  # bytes: names of a verb, an operator and a dtype, and two numbers
+
+
+def compared(
+    group: CollectiveVerbs, listed: Listed, verb: str, *, code: int = SUM.value, root_array: int = 0
 ) -> tuple[_core.Work, Callable[[], None]]:
-    """An exchange of the lengths of the ranks' lists, and what raises afterwards where they differ."""
-    everyones = np.empty((group.size, 2), np.int64)
-    work = group._comm.all_gather(np.array([len(listed.arrays), root_array], np.int64), everyones)
+    """An exchange of what the ranks' runs do not show of their calls, and what raises afterwards where it differs."""
+    op = "premul" if code == PREMUL else ReduceOp(code).name.lower()
+    mine = f"{verb} {len(listed.arrays)} {root_array} {op} {listed.dtype}".encode().ljust(_MOST_TOLD)
+    everyones = np.empty((group.size, _MOST_TOLD), np.uint8)
+    work = group._comm.all_gather(np.frombuffer(mine, np.uint8), everyones)
 
     def check() -> None:
         act, of = listed.act, f"in group {group._comm.name}"
-        counts, roots = everyones.T
-        if (counts != counts[0]).any():
-            told = by_rank([f"{n} arrays" for n in counts])
-            raise MismatchError(f"{act} {of}: the lists have {told}; all must be of one length")
-        if (roots != roots[0]).any():
-            told = by_rank([f"array {i} of root" for i in roots])
-            raise MismatchError(f"{act} {of}: the ranks do not agree on the array: {told}")
+        rows = [row.tobytes().decode().split() for row in everyones]
+        verbs, lengths, roots, ops, dtypes = zip(*rows, strict=True)
+        for texts, what in (
+            (verbs, "the ranks call {}; all must make the same call"),
+            ([f"{n} arrays" for n in lengths], "the lists have {}; all must be of one length"),
+            ([f"array {i} of root" for i in roots], "the ranks do not agree on the array: {}"),
+            ([f"op {name}" for name in ops], "the ranks do not agree on the operator: {}"),
+            (dtypes, "the lists are of {}; all must be of one dtype"),
+        ):
+            if len(set(texts)) > 1:
+                raise MismatchError(f"{act} {of}: {what.format(by_rank(texts))}")
 
     return work, check
+
+
+def explained(work: _core.Work, check: Callable[[], None]) -> _core.Work:
+    """A work on the ranks' runs that says, where these differ, what the calls differ in.
+
+    It is waited for after the exchange that `check` looks at.
+    """
+    return _Explained(work, check)  # type: ignore[return-value]  # the methods that `Works` calls
+
+
+class _Explained:
+    def __init__(self, work: _core.Work, check: Callable[[], None]) -> None:
+        self._work, self._check = work, check
+
+    def done(self) -> bool:
+        return self._work.done()
+
+    def wait(self, timeout: float, ends_group: bool, on_host: bool = False) -> None:
+        try:
+            self._work.wait(timeout, ends_group, on_host)
+        except MismatchError:
+            self._check()
+            raise
+
+    def exception(self) -> Any:
+        error = self._work.exception()
+        if isinstance(error, MismatchError):
+            try:
+                self._check()
+            except MismatchError as told:
+                return told
+        return error
 
 
 @functools.cache

@@ -191,15 +191,39 @@ def test_ranks_that_differ_are_told_on_all_of_them(group):
     refused(group, lambda: group.allreduce_multi(some), "2 arrays on rank")
     refused(group, lambda: group.bcast_multi(some), "2 arrays on rank")
     refused(group, lambda: group.reduce_multi(some), "2 arrays on rank")
-    refused(group, lambda: group.allgather_multi(some), "float32[4]", "float32[8]")
+    refused(group, lambda: group.allgather_multi(some), "2 arrays on rank")
     refused(group, lambda: group.bcast_multi(two, root_array=int(odd)), "array 1 of root on rank")
     refused(group, lambda: group.reduce_multi(two, root_array=int(odd)), "array 1 of root on rank")
     refused(group, lambda: group.bcast_multi(two, root=int(odd)), "root 1")
+    verb = group.bcast_multi if odd else group.allreduce_multi
+    refused(group, lambda: verb(two), "bcast on rank", "allreduce on rank")
     refused(group, lambda: group.allreduce_multi(two, "max" if odd else "sum"), "max", "sum")
     refused(group, lambda: group.allreduce_multi(mine(group, 2, (4 + odd,))), "float32")
     refused(group, lambda: group.allreduce_multi(mine(group, 2, (4,), "f8" if odd else "f4")), "float64")
     for j, x in enumerate(two):
         assert_same(x, part(group.rank, j, (4,)))
+
+
+HIDDEN = {  # calls that the reduction of what ranks have made of their lists does not tell apart, or for another reason
+    "operators": (("float32", "avg"), ("float32", "sum")),
+    "operators on integers": (("int32", "avg"), ("int32", "sum")),
+    "halves and their sums": (("float16", "sum"), ("float32", "sum")),
+    "halves": (("float16", "sum"), ("bfloat16", "sum")),
+    "integers that are averaged": (("int32", "avg"), ("int64", "avg")),
+}
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("what", HIDDEN)
+@pytest.mark.parametrize("verb", ["allreduce_multi", "reduce_multi"])
+@pytest.mark.parametrize("odd", [0, -1], ids=["first", "last"])
+def test_ranks_that_differ_in_what_a_reduction_hides(group, what, verb, odd):
+    of_odd, of_others = HIDDEN[what]
+    name, op = of_odd if group.rank == odd % group.size else of_others
+    given = mine(group, 2, (4,), dtype(name))
+    refused(group, lambda: getattr(group, verb)(given, op), *(set(of_odd) ^ set(of_others)))
+    for j, x in enumerate(given):
+        assert_same(x, part(group.rank, j, (4,), dtype(name)))
 
 
 def test_wrong_arguments_are_named(group):

@@ -203,6 +203,46 @@ TEST_CASE("devices: a rank that waits on the host lets what is staged go on") {
   }
 }
 
+TEST_CASE("devices: what is staged and late says whether a rank is missing or this one's device") {
+  DeviceWorld world(2, DeviceWay::staged);
+  std::atomic<int> n_told = 0;
+  as_ranks(2, [&](int rank) {
+    const auto group = world.join(rank);
+    const UserStream stream;
+    OnGpu x(stream, contribution(rank, 100)), y(stream, contribution(rank, 50));
+    const auto late = [&](const Communicator::WorkPtr& work) {
+      try {
+        work->wait(Deadline::after(Seconds(0.05)));
+      } catch (const TimeoutError& error) {
+        return std::string(error.what());
+      }
+      return std::string();
+    };
+    gpu()->synchronize(stream.get());
+    if (rank == 0) fake().hold(stream.get());
+    const auto first = group->all_reduce(Buffer(x), x, {}, x.shape());
+    const auto second = group->all_reduce(Buffer(y), y, {}, y.shape());
+    if (rank == 0) {
+      CHECK(late(first).find("this rank's own device, which has not come so far") != std::string::npos);
+      CHECK(late(second).find("that an earlier operation could begin") != std::string::npos);
+    } else {
+      fake().settle();  // copies have come
+      for (const auto& work : {first, second}) CHECK(late(work).find("for rank 0") != std::string::npos);
+    }
+    ++n_told;
+    for (const Deadline deadline = soon(); n_told < 2;) {
+      REQUIRE(!deadline.passed());
+      std::this_thread::yield();
+    }
+    if (rank == 0) fake().release(stream.get());
+    first->wait(soon());
+    second->wait(soon());
+    REQUIRE(x.get() == sum(2, 100));
+    REQUIRE(y.get() == sum(2, 50));
+    group->close(soon());
+  });
+}
+
 TEST_CASE("devices: an error of NCCL on one rank ends the operation on all") {
   const int size = 3;
   const Variable accident("FAKE_NCCL_FAIL", "1:2:error");

@@ -163,7 +163,7 @@ else:
 told(lambda: work.wait().get().tolist())
 world.close()
 """
-    settings = {"SAMESTEP_NCCL_CHECK": "before", "FAKE_NCCL_IN_PROGRESS": "2000"}
+    settings = {"SAMESTEP_NCCL_CHECK": "before", "FAKE_NCCL_IN_PROGRESS": "10000"}
     ended = device_jobs.run(tmp_path, script, 2, **settings)
     assert [rank.told for rank in ended] == [[{"result": [3.0] * 7}] * n for n in (1, 2)], ended
 

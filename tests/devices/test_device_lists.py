@@ -251,6 +251,8 @@ DIFFERENT = {
     "ways": "mine() if rank else [np.ones(37, 'float32'), np.ones(37, 'float32')]",
     "counts": "mine(37 + rank)",
     "dtypes": "mine(dtype='float64' if rank else 'float32')",
+    "operators": "mine(), 'avg' if rank else 'sum'",
+    "operators on one device": "[on(2 * rank, part(rank, j)) for j in range(2)], 'avg' if rank else 'sum'",
 }
 
 
@@ -390,12 +392,12 @@ for turn in range(3):
     gc.collect()
     for stream in streams:
         fake_arrays.call("StreamDestroy", fake_arrays.ctypes.c_void_p(stream))
-    tell(left=fake_arrays.counts())
+    tell(left=[*fake_arrays.counts(), fake_arrays.nccl_comms()])
 """
     )
     for rank in device_jobs.run(tmp_path, script, 2, **SETTINGS):
         assert rank.code == 0, rank
-        assert [told["left"] for told in rank.told] == [[0, 0, 0, 0]] * 3, rank
+        assert [told["left"] for told in rank.told] == [[0, 0, 0, 0, 0]] * 3, rank
 
 
 def test_calls_of_several_members_outside_a_group_are_refused(tmp_path):
@@ -431,9 +433,16 @@ fake_arrays.call("SetDevice", 0)
 x = Array.of(np.ones(4, "float32"), Stream())
 data, stream = ctypes.c_void_p(x.address), ctypes.c_void_p(x.stream.handle)
 tell(alone=nccl.ncclAllReduce(data, data, ctypes.c_size_t(4), 7, 0, comms[0], stream))
-for comm in comms:
-    nccl.ncclCommAbort(comm)
+tell(ended=[nccl.ncclCommDestroy(comm) for comm in comms], left=fake_arrays.nccl_comms())
+nccl.ncclGroupStart()
+tell(ended=[*map(nccl.ncclCommDestroy, comms), nccl.ncclGroupEnd()], left=fake_arrays.nccl_comms())
 """
     (rank,) = device_jobs.run(tmp_path, script, 1, **SETTINGS)
     assert rank.code == 0, rank
-    assert rank.told == [{"apart": [7, 5]}, {"together": [0, 0, 7]}, {"alone": 5}], rank
+    made = [{"apart": [7, 5]}, {"together": [0, 0, 7]}]
+    assert rank.told == [
+        *made,
+        {"alone": 5},
+        {"ended": [5, 5], "left": 2},
+        {"ended": [0, 0, 0], "left": 0},
+    ], rank

@@ -38,11 +38,20 @@ def crossed() -> int:
     return int(library.fakeCrossed())
 
 
+def _of_nccl(name: str) -> int:
+    function = getattr(ctypes.CDLL(str(fake_libraries.build()[1])), name)
+    function.restype = ctypes.c_long
+    return int(function())
+
+
 def nccl_calls() -> int:
     """Collectives and messages of this process that went to NCCL."""
-    library = ctypes.CDLL(str(fake_libraries.build()[1]))
-    library.fakeNcclCalls.restype = ctypes.c_long
-    return int(library.fakeNcclCalls())
+    return _of_nccl("fakeNcclCalls")
+
+
+def nccl_comms() -> int:
+    """Communicators of NCCL that this process has."""
+    return _of_nccl("fakeNcclComms")
 
 
 class Stream:

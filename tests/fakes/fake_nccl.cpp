@@ -4,7 +4,7 @@
 // Ranks meet in a file whose name travels in the unique id. Each operation runs in its stream, with real arithmetic.
 // It is stricter than NCCL: ranks that disagree about an operation get ncclInvalidUsage as asynchronous error, or
 // hang, as they would there. A rank that has died is not noticed, as with NCCL over shared memory. Several members of
-// a clique that one thread makes or calls have to be in one group, where NCCL would hang.
+// a clique that one thread makes, calls or ends have to be in one group, where NCCL may hang.
 //
 //   FAKE_NCCL_VERSION      what ncclGetVersion says (22809)
 //   FAKE_NCCL_MISMATCH     "hang": ranks that disagree hang
@@ -371,7 +371,7 @@ struct Launch {
 thread_local int group_depth = 0;
 thread_local std::vector<Launch> group;
 thread_local int group_error = kSuccess;
-thread_local std::vector<CommPtr> group_inits;
+thread_local std::vector<CommPtr> group_inits, group_ends;
 thread_local std::string last_error;
 
 int refuse(int code, const std::string& why) {
@@ -450,6 +450,30 @@ int open_group(const std::vector<CommPtr>& inits) {
     if (comm->error != kSuccess) result = comm->error;
   }
   return result;
+}
+
+int end_group(const std::vector<CommPtr>& ends) {
+  for (const CommPtr& comm : ends) {
+    for (const CommPtr& sibling : siblings_of(*comm)) {
+      if (std::find(ends.begin(), ends.end(), sibling) == ends.end()) {
+        return refuse(kInvalidUsage, "fake: all members of a clique in one thread must be ended in one group");
+      }
+    }
+  }
+  for (const CommPtr& comm : ends) {
+    if (comm->opening.joinable()) comm->opening.join();
+    forget(comm.get());
+  }
+  return kSuccess;
+}
+
+int end(void* handle, bool abort) {
+  const CommPtr comm = find(handle);
+  if (!comm) return kInvalidArgument;
+  if (abort) comm->aborted = true;
+  if (group_depth == 0) return end_group({comm});
+  group_ends.push_back(comm);
+  return kSuccess;
 }
 
 std::atomic<long>& n_calls() {
@@ -573,22 +597,9 @@ EXPORT int ncclCommGetAsyncError(void* handle, int* out) {
   *out = comm->error;
   return kSuccess;
 }
-EXPORT int ncclCommAbort(void* handle) {
-  const CommPtr comm = find(handle);
-  if (!comm) return kInvalidArgument;
-  comm->aborted = true;
-  if (comm->opening.joinable()) comm->opening.join();
-  forget(handle);
-  return kSuccess;
-}
+EXPORT int ncclCommAbort(void* handle) { return end(handle, /*abort=*/true); }
 EXPORT int ncclCommFinalize(void* handle) { return find(handle) ? kSuccess : kInvalidArgument; }
-EXPORT int ncclCommDestroy(void* handle) {
-  const CommPtr comm = find(handle);
-  if (!comm) return kInvalidArgument;
-  if (comm->opening.joinable()) comm->opening.join();
-  forget(handle);
-  return kSuccess;
-}
+EXPORT int ncclCommDestroy(void* handle) { return end(handle, /*abort=*/false); }
 EXPORT int ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int residence, void* handle) {
   const CommPtr comm = find(handle);
   if (!comm || residence != 1) return refuse(kInvalidArgument, "fake: a factor must come from the host");
@@ -624,12 +635,12 @@ EXPORT int ncclGroupEnd() {
   if (--group_depth > 0) return kSuccess;
   const int error = group_error;
   group_error = kSuccess;
-  const std::vector<CommPtr> inits = std::exchange(group_inits, {});
-  if (!inits.empty() && !group.empty()) {
+  const std::vector<CommPtr> inits = std::exchange(group_inits, {}), ends = std::exchange(group_ends, {});
+  if (!inits.empty() + !ends.empty() + !group.empty() > 1) {
     group.clear();
-    return refuse(kInvalidUsage, "fake: communicators are made and used in one group");
+    return refuse(kInvalidUsage, "fake: communicators are made, used and ended in one group");
   }
-  if (error == kSuccess) return inits.empty() ? launch_group() : open_group(inits);
+  if (error == kSuccess) return !inits.empty() ? open_group(inits) : !ends.empty() ? end_group(ends) : launch_group();
   group.clear();
   return error;
 }
@@ -657,3 +668,8 @@ EXPORT int ncclRecv(void* out, std::size_t count, int type, int peer, void* comm
 }
 /// Collectives and messages that this process has asked for.
 EXPORT long fakeNcclCalls() { return n_calls(); }
+/// Communicators of this process that exist.
+EXPORT long fakeNcclComms() {
+  const std::lock_guard lock(comms_mutex);
+  return static_cast<long>(comms().size());
+}
