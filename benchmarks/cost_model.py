@@ -8,7 +8,7 @@ Each formula adds up what one rank waits for: messages that follow one another (
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -30,10 +30,13 @@ class Network:
     Attributes:
       latency_s: from the send of a short message to its receiver's going on, without the processor time below.
       message_s: processor time of a message, at each of its two ends.
+      wake_s: processor time more for each end of a message, where ranks share processors: they sleep, and are woken.
+      wait_s: until a rank that sleeps for a message goes on, beside all that.
       bandwidth: bytes per second of a host's card, each way.
       copy_s: processor time per byte sent or received.
       reduce_s: processor time per byte that is read to be reduced.
-      node_s: time per byte of a buffer to reduce it over the ranks of a host and to hand out the result.
+      node_s: processor time of each rank, per byte of a buffer, to reduce it with the ranks of its host, in memory
+        that they share, and to hand out the result.
       processors: of a host; ranks share them.
     """
 
@@ -43,6 +46,8 @@ class Network:
     copy_s: float
     reduce_s: float
     node_s: float = 0.0
+    wake_s: float = 0.0
+    wait_s: float = 0.0
     processors: float = 8
 
 
@@ -56,6 +61,7 @@ class Load:
       rank_bytes: that the rank sends; it receives as many.
       card_bytes: that the host sends, all its ranks together; it receives as many.
       reduced: bytes that the rank reads to reduce them.
+      shared: bytes of the buffer that the ranks of the host reduce together.
       overlaps: whether the processor works beside the card; else one waits for the other.
     """
 
@@ -64,6 +70,7 @@ class Load:
     rank_bytes: float = 0
     card_bytes: float = 0
     reduced: float = 0
+    shared: float = 0
     overlaps: bool = True
 
     def __add__(self, other: Load) -> Load:
@@ -73,6 +80,7 @@ class Load:
             self.rank_bytes + other.rank_bytes,
             self.card_bytes + other.card_bytes,
             self.reduced + other.reduced,
+            self.shared + other.shared,
             self.overlaps and other.overlaps,
         )
 
@@ -88,10 +96,14 @@ def seconds(load: Load, network: Network, ranks: int = 1) -> float:
       2.0
     """
     turns = max(1.0, ranks / network.processors)
-    busy = 2 * load.messages * network.message_s + 2 * load.rank_bytes * network.copy_s
-    busy = turns * (busy + load.reduced * network.reduce_s)
-    card = load.card_bytes / network.bandwidth
-    return load.rounds * network.latency_s + (max(busy, card) if load.overlaps else busy + card)
+    asleep = 1.0 if turns > 1 else 0.0
+    busy = 2 * load.messages * (network.message_s + asleep * network.wake_s)
+    busy += (
+        2 * load.rank_bytes * network.copy_s + load.reduced * network.reduce_s + load.shared * network.node_s
+    )
+    busy, card = turns * busy, load.card_bytes / network.bandwidth
+    waits = load.rounds * (network.latency_s + asleep * network.wait_s)
+    return waits + (max(busy, card) if load.overlaps else busy + card)
 
 
 def meeting(n: int, nbytes: float = 0) -> Load:
@@ -239,15 +251,16 @@ def _through_one_card(load: Load, hosts: int, ranks: int) -> Load:
 def levels(network: Network, hosts: int, ranks: int, nbytes: float, algorithm: str = "") -> float:
     """Seconds of an allreduce in levels: inside the hosts, then each rank with its like on all hosts, on its share.
 
-    Before that all ranks meet.
+    Before that all ranks meet, and at the end those of a host tell each other.
     """
     n, share = hosts * ranks, nbytes / ranks
     if algorithm == SHORT or (not algorithm and nbytes + 8 <= inline_limit(n)):
         return flat(network, hosts, ranks, nbytes, SHORT)
     load = ALGORITHMS[algorithm or way(hosts, share)](hosts, share)
     met = seconds(_through_one_card(meeting(n, PLACES), hosts, ranks), network, ranks)
-    inside = nbytes * network.node_s if ranks > 1 else 0.0
-    return met + inside + seconds(replace(load, card_bytes=load.card_bytes * ranks), network, ranks)
+    if ranks > 1:
+        load += Load(rounds=1, messages=ranks - 1, shared=nbytes)
+    return met + seconds(replace(load, card_bytes=load.card_bytes * ranks), network, ranks)
 
 
 def cheapest(network: Network, hosts: int, ranks: int, nbytes: float) -> str:
@@ -255,12 +268,48 @@ def cheapest(network: Network, hosts: int, ranks: int, nbytes: float) -> str:
     return min((SHORT, *ALGORITHMS), key=lambda name: levels(network, hosts, ranks, nbytes, name))
 
 
+def reductions(network: Network, hosts: int, ranks: int, buckets: Sequence[float]) -> float:
+    """Seconds to reduce the messages of a step, of so many bytes each, one after the other.
+
+    Example:
+      >>> reductions(REFERENCE, 2, 1, [MIB, MIB]) == 2 * levels(REFERENCE, 2, 1, MIB)
+      True
+    """
+    return sum(levels(network, hosts, ranks, nbytes) for nbytes in buckets)
+
+
 def step(
-    network: Network, hosts: int, ranks: int, nbytes: float, *, compute_s: float, overlap: float = 0.0
+    network: Network,
+    hosts: int,
+    ranks: int,
+    buckets: Sequence[float],
+    *,
+    compute_s: float,
+    overlap: float = 0.0,
 ) -> float:
-    """Seconds of a training step that reduces `nbytes` of gradients, of which `overlap` hides behind the computation.
+    """Seconds of a training step whose gradients are these messages.
 
     Args:
-      overlap: part of `compute_s` that the reduction may go beside, 0 to 1.
+      overlap: part of `compute_s` that the reductions may go beside, 0 to 1.
     """
-    return compute_s + max(0.0, levels(network, hosts, ranks, nbytes) - overlap * compute_s)
+    return compute_s + max(0.0, reductions(network, hosts, ranks, buckets) - overlap * compute_s)
+
+
+def resnet50() -> list[int]:
+    """Elements of each parameter of ResNet-50 (He et al., CVPR 2016), in order.
+
+    Example:
+      >>> len(resnet50()), sum(resnet50())
+      (161, 25557032)
+    """
+    counts = [64 * 3 * 49, 64, 64]
+    before = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            shapes = [(before, width), (9 * width, width), (width, 4 * width)]
+            if block == 0:
+                shapes.append((before, 4 * width))
+            for inputs, outputs in shapes:
+                counts += [inputs * outputs, outputs, outputs]
+            before = 4 * width
+    return [*counts, 2048 * 1000, 1000]

@@ -4,21 +4,19 @@
     sudo python benchmarks/scaling.py measure     # benchmarks/results/hosts.json; needs root, a minute and a half
     python benchmarks/scaling.py report           # docs/scaling.md (its table) and docs/assets/scaling.svg
 
-`measure` takes the prices of `cost_model.Network` from barriers and from two hosts with a rank each, and times
-allreduce in each of its ways on more. `--realtime` lets the ranks go before the machine's other work.
+`measure` takes the prices of `cost_model.Network` from messages between hosts, and times allreduce in each of its ways
+and steps of a model, for which the formulas say what they should take. `--realtime` lets the ranks go before the
+machine's other work.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import os
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +24,11 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
 import cost_model as cost  # noqa: E402
 from cost_model import KIB, MIB  # noqa: E402
-from scaling_programs import PRICES, TIMES  # noqa: E402
+from scaling_measure import FREE, LIMIT, measure  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/hosts.json"
 PAGE, FIGURE = ROOT / "docs/scaling.md", ROOT / "docs/assets/scaling.svg"
-FREE, NO_LIMIT = "none", 1e15  # bytes/s; what counts then is the processor's time for messages
-RATES = (FREE, "1gbit")
-HOSTS = (2, 3, 4, 6, 8)
-SIZES = (KIB, 4 * KIB, 16 * KIB, 64 * KIB)
-LIMITED_SIZES = (256 * KIB, MIB, 4 * MIB)  # where the line is what takes time
-BATCH_S = 0.08  # of allreduces one after the other; at least three batches
+NEAR = 0.25  # how far off a prediction may be
 
 # What clusters are made of. The processor's prices are those of the machine that `measure` ran on.
 CLUSTERS = {
@@ -43,106 +36,51 @@ CLUSTERS = {
     "100 Gbit/s": {"latency_s": 10e-6, "bandwidth": 11.9e9},
 }
 RANKS = 8
-GRADIENTS, COMPUTE_S = 100 * MIB, 0.25
+COMPUTE_S = 0.25
 FAR = tuple(8 * 2**i for i in range(10))  # 8 to 4,096 hosts
 
 
-def measure(*, realtime: bool) -> dict[str, Any]:
-    """Prices at each rate, and times of allreduce with what the formulas say."""
-    sys.path.insert(0, str(ROOT / "tests/hosts"))
-    import lab as labs
-
-    if reason := labs.missing():
-        raise SystemExit(f"scaling.py: {reason}")
-    found: dict[str, Any] = {"processors": len(os.sched_getaffinity(0)), "prices": {}, "times": []}
-    lab = labs.Lab(max(HOSTS))
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-
-            def job(script: str, n: int, way: str = "direct") -> list[dict[str, Any]]:
-                text = f"REALTIME, BATCH_S = {realtime}, {BATCH_S}\n{script}"
-                made = labs.Job(lab, Path(folder), text, [1] * n, SAMESTEP_ALGORITHM=way)
-                try:
-                    texts = [process.stdout.read() for process in made.processes.values()]
-                    return [json.loads(line) for line in texts[0].splitlines()]
-                finally:
-                    made.end()
-
-            found.update(
-                messages_of({n: job("SIZES = ()" + TIMES, n)[0] for n in HOSTS}, found["processors"])
-            )
-            # The line's price is seen on more than its limiter lets through at once, a copy's on what is in the cache.
-            free = job(f"LONG = {MIB}" + PRICES, 2)[0]
-            for rate in RATES:
-                for host in range(max(HOSTS) if rate != FREE else 0):
-                    lab.limit(host, rate)
-                limited = job(f"LONG = {16 * MIB}" + PRICES, 2)[0] if rate != FREE else None
-                network = network_of(found["message_s"], free, limited, found["processors"])
-                found["prices"][rate] = asdict(network)
-                for n, way in itertools.product(HOSTS, cost.IN_USE):
-                    sizes = f"SIZES = {SIZES if rate == FREE else LIMITED_SIZES}\n"
-                    for line in job(sizes + TIMES, n, way):
-                        found["times"].append({"rate": rate, "hosts": n, "way": way, **line})
-                        print(describe(found, [found["times"][-1]]), flush=True)
-    finally:
-        lab.close()
-    return found
-
-
-def messages_of(times: Mapping[int, Mapping[str, float]], processors: int) -> dict[str, Any]:
-    """What a message costs ranks that share processors. Pure.
-
-    Args:
-      times: by the number of ranks, the seconds of a "barrier", of n - 1 messages of each rank at once, and of a
-        "shift", in which each rank sends one message and waits for one.
-      processors: of the machine.
-
-    Returns:
-      "message_s", of the processor at each end, and "waits": by the number of ranks, for one message.
-
-    Example:
-      >>> messages_of({4: {"barrier": 14.0, "shift": 6.0}}, processors=2)
-      {'message_s': 1.0, 'waits': {4: 2.0}}
-    """
-    turns = {n: max(1.0, n / processors) for n in times}
-    more = [(times[n]["barrier"] - times[n]["shift"]) / (2 * (n - 2) * turns[n]) for n in times if n > 2]
-    message_s = statistics.median(more)
-    waits = {n: max(0.0, times[n]["shift"] - 2 * message_s * turns[n]) for n in times}
-    return {"message_s": message_s, "waits": waits}
-
-
-def network_of(
-    message_s: float, free: Mapping[str, float], limited: Mapping[str, float] | None, processors: int
-) -> cost.Network:
-    """The prices, from what two hosts measured at full speed and, if there is a limit, at the limited rate. Pure."""
-    return cost.Network(
-        latency_s=0.0,  # there is no line; ranks that share processors wait for each other, see "waits"
-        message_s=message_s,
-        bandwidth=1 / limited["both_ways"] if limited is not None else NO_LIMIT,
-        copy_s=free["both_ways"] / 2,
-        reduce_s=free["reduce"],
-        processors=processors,
-    )
+def lab_network(found: Mapping[str, Any], rate: str, hosts: int) -> cost.Network:
+    """Of hosts that share the machine's processors."""
+    network = cost.Network(**found["prices"][rate])
+    return replace(network, processors=network.processors / hosts)
 
 
 def predicted(found: Mapping[str, Any], time: Mapping[str, Any]) -> float:
-    """Seconds that the formulas say for a measured time. The hosts of a lab share its machine's processors."""
-    network = cost.Network(**found["prices"][time["rate"]])
+    """Seconds that the formulas say for a measured time of one allreduce."""
     n, nbytes = time["hosts"], time["nbytes"]
-    wait_s = {int(ranks): price for ranks, price in found["waits"].items()}[n]
-    shared = replace(network, processors=network.processors / n, latency_s=wait_s)
-    return cost.flat(
-        shared, n, 1, nbytes, cost.SHORT if cost.chosen(n, nbytes) == cost.SHORT else time["way"]
-    )
+    way = cost.SHORT if cost.chosen(n, nbytes) == cost.SHORT else time["way"]
+    return cost.flat(lab_network(found, time["rate"], n), n, 1, nbytes, way)
+
+
+def buckets() -> list[int]:
+    """Bytes of the messages that the gradients of the model of the steps travel in."""
+    sys.path.insert(0, str(ROOT / "python"))
+    from samestep.arrays import ArrayInfo
+    from samestep.fusion import plan_messages
+
+    nbytes = [4 * count for count in cost.resnet50()]
+    infos = [ArrayInfo("float32", (size // 4,), size, True, True, "cpu") for size in nbytes]
+    return [sum(nbytes[i] for i in message) for message in plan_messages(infos, mix_dtypes=False)]
+
+
+def predicted_step(found: Mapping[str, Any], step: Mapping[str, Any]) -> float:
+    """Seconds that the formulas say for a measured step."""
+    hosts, ranks = len(step["each"]), step["each"][0]
+    return cost.reductions(lab_network(found, LIMIT, hosts), hosts, ranks, buckets())
+
+
+def different(times: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Of one rate, number of hosts and size: what goes with the headers is the same in all ways."""
+    is_short = cost.chosen(times[0]["hosts"], times[0]["nbytes"]) == cost.SHORT
+    return [min(times, key=lambda time: time["seconds"])] if is_short else times
 
 
 def describe(found: Mapping[str, Any], times: Sequence[Mapping[str, Any]]) -> str:
     """Measured times of the ways, at one rate, number of hosts and size, as a row of the page."""
     first = times[0]
     cells = [first["rate"], str(first["hosts"]), size(first["nbytes"])]
-    if cost.chosen(first["hosts"], first["nbytes"]) == cost.SHORT:
-        times = [min(times, key=lambda time: time["seconds"])]  # the same, three times
-    for time in times:
+    for time in different(times):
         says = predicted(found, time)
         cells.append(f"{time['seconds'] * 1e3:.3g} ({(says / time['seconds'] - 1) * 100:+.0f} %)")
     cells += [""] * (6 - len(cells))
@@ -172,47 +110,91 @@ def rows(found: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
 
 def table(found: Mapping[str, Any]) -> str:
     """All measured times, how far off the predicted ones are, and how often the cheapest is the fastest."""
-    off = {id(time): abs(predicted(found, time) / time["seconds"] - 1) for time in found["times"]}
-    lines = "\n".join(describe(found, row) for row in rows(found))
-    within = sum(error <= 0.25 for error in off.values())
-    shares = []
-    for most in sorted({time["nbytes"] for time in found["times"]}):
-        errors = [off[id(time)] for time in found["times"] if time["nbytes"] == most]
-        shares.append(f"{size(most)} {sum(error <= 0.25 for error in errors)} of {len(errors)}")
-    choices = [row for row in rows(found) if cost.chosen(row[0]["hosts"], row[0]["nbytes"]) != cost.SHORT]
+    lines = [
+        "| card | hosts | buffer | direct, ms | halving, ms | doubling, ms |",
+        "|---|---|---|---|---|---|",
+        *(describe(found, row) for row in rows(found)),
+        "",
+        f"In brackets: how far off the prediction is. {_hits(found)}",
+        "",
+        _choices(found),
+    ]
+    return "\n".join(lines)
+
+
+def _hits(found: Mapping[str, Any]) -> str:
+    """How many predictions are near, apart for what the formulas know and for what the kernel's scheduler decides."""
+    off: dict[str, list[float]] = {}
+    for row in rows(found):
+        for time in different(row):
+            if time["rate"] != FREE:
+                kind = f"{size(time['nbytes'])} on a limited line"
+            elif time["hosts"] <= found["processors"]:
+                kind = "a processor for each rank, no limit"
+            else:
+                kind = "shared processors, no limit"
+            off.setdefault(kind, []).append(abs(predicted(found, time) / time["seconds"] - 1))
+    told = []
+    for kind, errors in off.items():
+        near, half = sum(error <= NEAR for error in errors), statistics.median(errors) * 100
+        told.append(
+            f"{kind}: {near} of {len(errors)}, half within {half:.0f} %, the worst {max(errors) * 100:.0f} %"
+        )
+    return "Within 25 % are: " + "; ".join(told) + "."
+
+
+def _choices(found: Mapping[str, Any]) -> str:
     lost = [
         min(row, key=lambda time: predicted(found, time))["seconds"] / min(time["seconds"] for time in row)
-        for row in choices
+        for row in rows(found)
+        if len(different(row)) > 1
     ]
     fastest = sum(factor == 1 for factor in lost)
     return (
-        "| card | hosts | buffer | direct, ms | halving, ms | doubling, ms |\n|---|---|---|---|---|---|\n"
-        f"{lines}\n\nIn brackets: how far off the prediction is. {within} of {len(off)} are within 25 %, half of them "
-        f"within {statistics.median(off.values()) * 100:.0f} %; the worst is off by "
-        f"{max(off.values()) * 100:.0f} %. Within 25 % by size: {', '.join(shares)}. What the formulas say is the "
-        f"cheapest is the fastest of the three in {fastest} of {len(lost)} cases, and takes {max(lost):.2f} times as "
-        "long as the fastest at worst."
+        f"What the formulas say is the cheapest is the fastest of the three in {fastest} of {len(lost)} cases; it "
+        f"takes at most {statistics.median(lost):.2f} times as long as the fastest in half of them, {max(lost):.2f} at "
+        "worst."
     )
+
+
+def step_table(found: Mapping[str, Any]) -> str:
+    """Steps of each layout, measured and predicted."""
+    lines = ["| hosts | ranks of each | measured, ms | predicted, ms | off |", "|---|---|---|---|---|"]
+    for step in found["steps"]:
+        says, took = predicted_step(found, step), step["seconds"]
+        cells = f"{took * 1e3:.0f} | {says * 1e3:.0f} | {(says / took - 1) * 100:+.0f} %"
+        lines.append(f"| {len(step['each'])} | {step['each'][0]} | {cells} |")
+    return "\n".join(lines)
+
+
+def price_table(found: Mapping[str, Any]) -> str:
+    """The prices of the machine and of the limited line."""
+    prices = found["prices"][LIMIT]
+    times = ("latency_s", "message_s", "wake_s", "wait_s")
+    lines = ["| price | here |", "|---|---|"]
+    lines += [f"| `{name}` | {prices[name] * 1e6:.1f} us |" for name in times]
+    lines.append(f"| `bandwidth` | {prices['bandwidth'] / 1e6:.0f} MB/s, limited |")
+    lines += [f"| `{name}` | {prices[name] * 1e9:.3f} ns |" for name in ("copy_s", "reduce_s", "node_s")]
+    return "\n".join(lines)
 
 
 def clusters(found: Mapping[str, Any]) -> dict[str, cost.Network]:
     """The networks that are predicted for."""
     here = cost.Network(**found["prices"][FREE])
-    node_s = 4 * here.reduce_s  # written by all and read by all, in memory that they share
-    return {name: replace(here, processors=RANKS, node_s=node_s, **facts) for name, facts in CLUSTERS.items()}
+    return {name: replace(here, processors=RANKS, **facts) for name, facts in CLUSTERS.items()}
 
 
 def far_table(found: Mapping[str, Any]) -> str:
     """Step times from 8 to 4,096 hosts of 8 ranks."""
-    networks = clusters(found)
+    networks, messages = clusters(found), buckets()
     head = " | ".join(f"{name}: reduction, step, of it used" for name in networks)
     lines = [f"| hosts | {head} |", "|---" * (1 + len(networks)) + "|"]
     for hosts in FAR:
         cells = []
         for network in networks.values():
-            reduction = cost.levels(network, hosts, RANKS, GRADIENTS)
-            step = cost.step(network, hosts, RANKS, GRADIENTS, compute_s=COMPUTE_S)
-            hidden = cost.step(network, hosts, RANKS, GRADIENTS, compute_s=COMPUTE_S, overlap=0.5)
+            reduction = cost.reductions(network, hosts, RANKS, messages)
+            step = cost.step(network, hosts, RANKS, messages, compute_s=COMPUTE_S)
+            hidden = cost.step(network, hosts, RANKS, messages, compute_s=COMPUTE_S, overlap=0.5)
             used = f"{COMPUTE_S / step * 100:.0f} %, {COMPUTE_S / hidden * 100:.0f} % with overlap"
             cells.append(f"{reduction * 1e3:.0f} ms, {step * 1e3:.0f} ms, {used}")
         lines.append(f"| {hosts:,} | {' | '.join(cells)} |")
@@ -285,14 +267,23 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, default=RESULTS, help="the results")
     flags = parser.parse_args(argv)
     if flags.command == "measure":
-        found = measure(realtime=flags.realtime)
+        found = measure(realtime=flags.realtime, show=lambda time: print(time, flush=True))
         flags.json.write_text(json.dumps(found, indent=1) + "\n")
-        print(table(found))
+        print("\n\n".join(made(found) for made in (price_table, table, step_table)))
         return 0
     found = json.loads(flags.json.read_text())
     draw(found, FIGURE)
-    page = fill(fill(PAGE.read_text(), "measured", table(found)), "chosen", choice_table())
-    PAGE.write_text(fill(page, "predicted", far_table(found)))
+    parts = {
+        "prices": price_table(found),
+        "measured": table(found),
+        "steps": step_table(found),
+        "chosen": choice_table(),
+        "predicted": far_table(found),
+    }
+    page = PAGE.read_text()
+    for name, text in parts.items():
+        page = fill(page, name, text)
+    PAGE.write_text(page)
     return 0
 
 

@@ -227,6 +227,7 @@ void bind_communicator(py::module_& m) {
           },
           "reason"_a)
       .def("set_hosts", &Communicator::set_hosts, "hosts"_a)
+      .def("set_terms", &Communicator::set_terms, "way"_a, "window_piece"_a, "max_message"_a)
       .def("prefer_pieces", &Communicator::prefer_pieces, "nbytes"_a)
       .def("set_oversubscribed", &Communicator::set_oversubscribed, "oversubscribed"_a)
       .def("counters", &Communicator::counters);

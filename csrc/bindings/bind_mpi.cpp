@@ -31,17 +31,13 @@ void bind_mpi(py::module_& m) {
       .def_property_readonly("path", &MpiLibrary::path);
   m.def(
       "open_mpi_world",
-      [](std::shared_ptr<MpiLibrary> library, bool oversubscribed, std::size_t max_message, std::size_t window_piece,
-         const std::string& way, double timeout) {
-        MpiOptions options;
-        options.exchange.oversubscribed = oversubscribed;
-        options.exchange.window_piece = window_piece;
-        options.exchange.way = way_called(way);
-        options.max_message = max_message;
+      [](std::shared_ptr<MpiLibrary> library, bool oversubscribed, double timeout) {
+        ExchangeOptions options;
+        options.oversubscribed = oversubscribed;
         const py::gil_scoped_release no_gil;
         return open_mpi_world(std::move(library), options, Deadline::after(Seconds(timeout)));
       },
-      "library"_a, "oversubscribed"_a, "max_message"_a, "window_piece"_a, "way"_a, "timeout"_a,
+      "library"_a, "oversubscribed"_a, "timeout"_a,
       "The world of MPI_COMM_WORLD on communicators of our own. Collective.");
   m.def("mpi_has_lost_ranks", &mpi_has_lost_ranks, "Whether a watched rank has died: MPI_Finalize may wait for it.");
   m.def(

@@ -11,20 +11,16 @@ using py::operator""_a;
 void bind_tcp(py::module_& m) {
   m.def(
       "open_tcp_world",
-      [](const std::string& name, int rank, const std::vector<std::pair<int, std::string>>& peers,
-         std::size_t window_piece, const std::string& way) {
+      [](const std::string& name, int rank, const std::vector<std::pair<int, std::string>>& peers) {
         ExchangeOptions options;
         options.name = name;
         options.oversubscribed = true;  // until it is known
-        options.window_piece = window_piece;
-        options.way = way_called(way);
         std::vector<TcpPeer> ends;
         for (const auto& [fd, where] : peers) ends.push_back({Fd(fd), where});
         return open_tcp_world(rank, std::move(ends), options);
       },
-      "name"_a, "rank"_a, "peers"_a, "window_piece"_a, "way"_a,
-      "The group of all ranks. `peers`: by rank, a connected socket, which is owned from now on, and where it leads. "
-      "`way`: of long reductions; the cheapest where it is not the name of one.");
+      "name"_a, "rank"_a, "peers"_a,
+      "The group of all ranks. `peers`: by rank, a connected socket, which is owned from now on, and where it leads.");
   m.def(
       "cheapest_way", [](int n_ranks, std::size_t nbytes) { return std::string(name(cheapest_way(n_ranks, nbytes))); },
       "n_ranks"_a, "nbytes"_a, "How an allreduce of so many bytes is made that are too many for the headers.");

@@ -158,6 +158,12 @@ class Communicator {
 
   /// Where each rank runs, for texts of errors. By rank.
   virtual void set_hosts(std::vector<std::string> hosts) { (void)hosts; }
+  /// What ranks have agreed on before anything long is sent; "" or another word, and 0, leave it open. `way`: of long
+  /// reductions, such as "halving"; `window_piece`: bytes of one rank's part in a window of them; `max_message`: bytes
+  /// of a message.
+  virtual void set_terms(const std::string& way, std::size_t window_piece, std::size_t max_message) {
+    (void)way, (void)window_piece, (void)max_message;
+  }
   /// Long reductions send messages of so many bytes, unless they were told otherwise before. The same on all ranks.
   virtual void prefer_pieces(std::size_t nbytes) { (void)nbytes; }
   /// More ranks than CPUs on this host: waiting ranks then give way at once. Groups made later inherit it.

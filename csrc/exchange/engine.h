@@ -106,6 +106,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void keep_for_good();
 
   void set_hosts(std::vector<std::string> hosts) { options_.hosts = std::move(hosts); }
+  /// See Communicator.
+  void set_terms(std::optional<Way> way, std::size_t window_piece, std::size_t max_message) {
+    options_.way = way;
+    options_.window_piece = window_piece;
+    if (max_message != 0) messenger_->limit_messages(max_message);
+  }
   void prefer_pieces(std::size_t nbytes) {
     if (options_.window_piece == 0) options_.window_piece = nbytes;
   }

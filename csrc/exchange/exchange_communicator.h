@@ -54,6 +54,9 @@ class ExchangeCommunicator : public Communicator {
     engine_->abandon(std::move(error), reason);
   }
   void set_hosts(std::vector<std::string> hosts) override { engine_->set_hosts(std::move(hosts)); }
+  void set_terms(const std::string& way, std::size_t window_piece, std::size_t max_message) override {
+    engine_->set_terms(way_called(way), window_piece, max_message);
+  }
   void prefer_pieces(std::size_t nbytes) override { engine_->prefer_pieces(nbytes); }
   void set_oversubscribed(bool oversubscribed) override { engine_->set_oversubscribed(oversubscribed); }
   bool oversubscribed() const override { return engine_->options().oversubscribed; }

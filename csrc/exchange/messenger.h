@@ -59,6 +59,8 @@ class Messenger {
 
   /// Most bytes of one message.
   virtual std::size_t max_message() const = 0;
+  /// Not more than so many from now on, where the transport has a limit at all. The same on all ranks.
+  virtual void limit_messages(std::size_t nbytes) { (void)nbytes; }
 
   /// Most bytes for which a copy costs less than a message of their own.
   virtual std::size_t short_message() const { return 4 << 10; }

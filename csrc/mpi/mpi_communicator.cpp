@@ -19,7 +19,8 @@
 namespace samestep {
 namespace {
 
-constexpr Seconds kBlameAfter{15};  // longer than it takes to find out who has died
+constexpr Seconds kBlameAfter{15};                         // longer than it takes to find out who has died
+constexpr std::size_t kMaxMessage = std::size_t{1} << 30;  // bytes, below MPI's 2^31 - 1
 
 std::atomic<bool> has_lost_ranks = false;
 
@@ -83,20 +84,20 @@ struct Channel {
 
 class MpiMessenger final : public Messenger {
  public:
-  MpiMessenger(std::shared_ptr<Channel> channel, std::size_t max_message)
+  explicit MpiMessenger(std::shared_ptr<Channel> channel)
       : channel_(std::move(channel)),
         library_(channel_->library),
         comm_(channel_->comm),
         rank_(channel_->rank),
-        size_(channel_->size),
-        max_message_(max_message) {
+        size_(channel_->size) {
     members_.resize(static_cast<std::size_t>(size_));
     std::iota(members_.begin(), members_.end(), 0);
     rank_of_ = members_;
   }
   /// A group of its own communicator, of `ranks` of the parent.
   MpiMessenger(const MpiMessenger& parent, std::shared_ptr<Channel> channel, std::span<const int> ranks)
-      : MpiMessenger(std::move(channel), parent.max_message_) {
+      : MpiMessenger(std::move(channel)) {
+    max_message_ = parent.max_message_;
     share_watch(parent, ranks);
   }
   /// A group on the parent's communicator.
@@ -123,6 +124,7 @@ class MpiMessenger final : public Messenger {
   int size() const override { return size_; }
   std::string_view engine() const override { return "mpi"; }
   std::size_t max_message() const override { return max_message_; }
+  void limit_messages(std::size_t nbytes) override { max_message_ = std::min(nbytes, kMaxMessage); }
 
   Request send(const void* data, std::size_t nbytes, int dest, int tag) override {
     Request request;
@@ -256,7 +258,7 @@ class MpiMessenger final : public Messenger {
   MpiLibrary::Handle comm_;
   int rank_;
   int size_;
-  std::size_t max_message_;
+  std::size_t max_message_ = kMaxMessage;
   std::uint32_t number_ = 0;       // among the groups of this communicator
   std::vector<int> members_ = {};  // by rank of the group, ranks of the communicator
   std::vector<int> rank_of_ = {};  // the other way
@@ -279,15 +281,12 @@ void watch_ranks(Communicator& world, std::shared_ptr<PeerWatch> watch) {
   engine.messenger().set_watch(std::move(watch));
 }
 
-std::shared_ptr<Communicator> open_mpi_world(std::shared_ptr<MpiLibrary> library, const MpiOptions& options,
+std::shared_ptr<Communicator> open_mpi_world(std::shared_ptr<MpiLibrary> library, const ExchangeOptions& options,
                                              const Deadline& deadline) {
-  constexpr std::size_t kMaxMessage = std::size_t{1} << 30;
   const MpiLibrary::Handle world = library->facts().comm_world;
   const MpiLibrary::Handle comm = duplicate(*library, world, deadline);
   auto channel = std::make_shared<Channel>(std::move(library), comm);
-  auto messenger =
-      std::make_unique<MpiMessenger>(std::move(channel), options.max_message ? options.max_message : kMaxMessage);
-  return std::make_shared<ExchangeCommunicator>(std::move(messenger), options.exchange);
+  return std::make_shared<ExchangeCommunicator>(std::make_unique<MpiMessenger>(std::move(channel)), options);
 }
 
 }  // namespace samestep

@@ -11,17 +11,11 @@
 
 namespace samestep {
 
-/// How the MPI world is opened.
-struct MpiOptions {
-  ExchangeOptions exchange = {};
-  std::size_t max_message = 0;  ///< most bytes of one MPI message; 0 = 1 GiB, below MPI's 2^31 - 1
-};
-
 /// The ranks of MPI_COMM_WORLD, on two duplicates of it that return errors, so that nothing an application
 /// does with MPI meets what we do. Collective over the world. MPI must have been initialised.
 ///
 /// Throws TimeoutError if not all ranks call it before the deadline.
-std::shared_ptr<Communicator> open_mpi_world(std::shared_ptr<MpiLibrary> library, const MpiOptions& options,
+std::shared_ptr<Communicator> open_mpi_world(std::shared_ptr<MpiLibrary> library, const ExchangeOptions& options,
                                              const Deadline& deadline);
 
 /// Lets the groups of `world`, an MPI world or a group of one, know which ranks have died: MPI does not say. The

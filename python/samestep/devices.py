@@ -7,8 +7,8 @@ import os
 import sys
 from typing import Any, NamedTuple
 
-from samestep import _core, accelerators, gpu_aware, packing
-from samestep.errors import Error, InvalidArgumentError, UnavailableError
+from samestep import _core, accelerators, gpu_aware, packing, terms
+from samestep.errors import Error, UnavailableError
 
 __all__ = ["Joined", "gpu", "join", "open_group", "set_current"]
 
@@ -148,9 +148,7 @@ def open_group(
     it; then a difference leaves the group usable. `SAMESTEP_STAGING_PIECE` is how many bytes of a long array go
     through the host at a time (default 4 MiB). `SAMESTEP_PACK_BELOW`: see `packing.below`.
     """
-    check = os.environ.get("SAMESTEP_NCCL_CHECK", "beside")
-    if check not in ("beside", "before"):
-        raise InvalidArgumentError(f"SAMESTEP_NCCL_CHECK must be beside or before, got {check!r}")
+    check = terms.meaning("SAMESTEP_NCCL_CHECK", os.environ.get("SAMESTEP_NCCL_CHECK"))
     nccl = _nccl(kind) if with_nccl else None
     piece = int(os.environ.get("SAMESTEP_STAGING_PIECE", "0"))
     direct = comm.engine == "mpi" and gpu_aware.decide(kind, device)[0]

@@ -11,11 +11,12 @@ import os
 import sys
 from collections.abc import Mapping
 
+from samestep import terms
 from samestep.errors import InvalidArgumentError
 
 __all__ = ["decide", "describe", "query", "wanted"]
 
-VARIABLE = "SAMESTEP_GPU_AWARE_MPI"
+VARIABLE = terms.GPU_AWARE
 _TRIAL_TIMEOUT_S = 60.0
 _COUNT = 1 << 16  # bytes: longer than what any library copies by the way
 _OF_A_JOB = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "SLURM_", "PALS_", "FLUX_")
@@ -31,10 +32,7 @@ def wanted(env: Mapping[str, str]) -> str:
       >>> wanted({}), wanted({"SAMESTEP_GPU_AWARE_MPI": "auto"})
       ('0', 'auto')
     """
-    text = env.get(VARIABLE, "0")
-    if text not in ("0", "1", "auto"):
-        raise InvalidArgumentError(f"{VARIABLE} must be 0, 1 or auto, got {text!r}")
-    return text
+    return terms.meaning(VARIABLE, env.get(VARIABLE))
 
 
 def decide(kind: str, device: int) -> tuple[bool, str]:

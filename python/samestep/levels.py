@@ -3,72 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from samestep import _core, gpu_aware
-from samestep.errors import InvalidArgumentError, MismatchError, UnavailableError
+from samestep import _core, terms
+from samestep.errors import InvalidArgumentError, UnavailableError
 from samestep.objects import exchange_objects
 
-__all__ = [
-    "ALGORITHM",
-    "VARIABLES",
-    "algorithm",
-    "choose",
-    "describe",
-    "describe_algorithm",
-    "open_above",
-    "wanted",
-]
+__all__ = ["choose", "describe", "describe_algorithm", "engine_of", "open_above"]
 
-VARIABLES = {"mpi": "SAMESTEP_MPI_ENGINE", "native": "SAMESTEP_NATIVE_ENGINE"}
-"""Of each backend, the variable that overrides the choice."""
-
-ALGORITHM = "SAMESTEP_ALGORITHM"
-"""How long buffers are reduced over messages: what overrides the choice."""
-
-_ALGORITHMS = ("auto", "direct", "halving", "doubling")
 _FLAT = {"mpi": "direct", "native": "tcp"}
 
 
-def wanted(backend: str) -> str:
-    """What this rank's environment asks for; `choose` says whether it means anything.
+def engine_of(backend: str, agreed: Mapping[str, str]) -> str:
+    """The engine that was asked for, or "auto". Pure.
 
     Args:
       backend: "mpi" or "native".
+      agreed: what all ranks go by, as `terms.agreed` has it.
 
     Raises:
-      InvalidArgumentError: it asks for things that exclude each other.
+      InvalidArgumentError: they ask for things that exclude each other.
+
+    Example:
+      >>> engine_of("native", {"SAMESTEP_NATIVE_ENGINE": "tcp"})
+      'tcp'
     """
-    engine = os.environ.get(VARIABLES[backend], "auto")
-    if backend != "mpi" or gpu_aware.wanted(os.environ) != "1":
+    variable = terms.ENGINES[backend]
+    engine = agreed[variable]
+    if agreed.get(terms.GPU_AWARE) != "1":
         return engine
     if engine not in ("auto", "direct"):
         raise InvalidArgumentError(
-            f"{gpu_aware.VARIABLE}=1 hands messages to MPI, so all ranks have to talk through MPI: leave out "
-            f"{VARIABLES[backend]}={engine}, or set it to direct"
+            f"{terms.GPU_AWARE}=1 hands messages to MPI, so all ranks have to talk through MPI: leave out "
+            f"{variable}={engine}, or set it to direct"
         )
     return "direct"
-
-
-def algorithm() -> str:
-    """How the environment wants long buffers to be reduced over messages; the same on all ranks.
-
-    Returns:
-      "direct", "halving", "doubling", or "auto": what the number of ranks and bytes make the cheapest.
-
-    Raises:
-      InvalidArgumentError: it asks for something else.
-
-    Example:
-      >>> import os
-      >>> _ = os.environ.pop("SAMESTEP_ALGORITHM", None)
-      >>> algorithm()
-      'auto'
-    """
-    name = os.environ.get(ALGORITHM, "auto")
-    if name not in _ALGORITHMS:
-        raise InvalidArgumentError(f"{ALGORITHM} must be auto, direct, halving or doubling, got {name!r}")
-    return name
 
 
 def describe_algorithm() -> str:
@@ -81,18 +50,19 @@ def describe_algorithm() -> str:
       'auto: by ranks and bytes (docs/scaling.md)'
     """
     try:
-        name = algorithm()
+        name = terms.meaning(terms.ALGORITHM, os.environ.get(terms.ALGORITHM))
     except InvalidArgumentError as error:
         return str(error)
-    return "auto: by ranks and bytes (docs/scaling.md)" if name == "auto" else f"{name} ({ALGORITHM}={name})"
+    given = f"{name} ({terms.ALGORITHM}={name})"
+    return "auto: by ranks and bytes (docs/scaling.md)" if name == "auto" else given
 
 
-def choose(backend: str, asked: Sequence[str], hosts: Sequence[str]) -> str:
+def choose(backend: str, engine: str, hosts: Sequence[str]) -> str:
     """What carries the bytes of a world. Pure: the same on all ranks.
 
     Args:
       backend: "mpi" or "native".
-      asked: what `wanted` said on each rank.
+      engine: what `engine_of` said.
       hosts: the host of each rank.
 
     Returns:
@@ -100,24 +70,14 @@ def choose(backend: str, asked: Sequence[str], hosts: Sequence[str]) -> str:
       "flat" (every rank for itself).
 
     Raises:
-      InvalidArgumentError: a rank asks for something else.
-      MismatchError: the ranks ask for different things.
       UnavailableError: "node" is asked for on several hosts.
 
     Example:
-      >>> choose("mpi", ["auto"] * 4, ["a", "a", "b", "b"])
+      >>> choose("mpi", "auto", ["a", "a", "b", "b"])
       'hier'
-      >>> choose("mpi", ["auto"] * 2, ["a", "b"])  # every rank is alone: one level does it
+      >>> choose("mpi", "auto", ["a", "b"])  # every rank is alone: one level does it
       'flat'
     """
-    variable, engine = VARIABLES[backend], asked[0]
-    known = ("auto", "node", "hier", _FLAT[backend])
-    for rank, other in enumerate(asked):
-        if other not in known:
-            names = f"{', '.join(known[:-1])} or {known[-1]}"
-            raise InvalidArgumentError(f"{variable} must be {names}, got {other!r} on rank {rank}")
-        if other != engine:
-            raise MismatchError(f"{variable} is {engine} on rank 0 but {other} on rank {rank}")
     n_hosts = len(set(hosts))
     if engine == _FLAT[backend]:
         return "flat"
@@ -125,8 +85,8 @@ def choose(backend: str, asked: Sequence[str], hosts: Sequence[str]) -> str:
         return "node"
     if engine == "node":
         raise UnavailableError(
-            f"{variable}=node needs all ranks on one host, but there are {n_hosts}; leave it out, or set it to "
-            f"{_FLAT[backend]}"
+            f"{terms.ENGINES[backend]}=node needs all ranks on one host, but there are {n_hosts}; leave it out, or "
+            f"set it to {_FLAT[backend]}"
         )
     return "hier" if engine == "hier" or n_hosts < len(hosts) else "flat"
 
@@ -141,7 +101,9 @@ def describe(backend: str) -> str:
       'auto: node on one host; on several hier if one of them has several ranks, else direct'
     """
     try:
-        variable, engine, flat = VARIABLES[backend], wanted(backend), _FLAT[backend]
+        variable, flat = terms.ENGINES[backend], _FLAT[backend]
+        here = {name: terms.meaning(name, os.environ.get(name)) for name in terms.OVER[backend]}
+        engine = engine_of(backend, here)
     except InvalidArgumentError as error:
         return str(error)
     if engine == "auto":
@@ -150,21 +112,34 @@ def describe(backend: str) -> str:
 
 
 def open_above(
-    comm: _core.Communicator, backend: str, asked: Sequence[str], hosts: Sequence[str], timeout: float
+    comm: _core.Communicator,
+    backend: str,
+    asked: Sequence[Mapping[str, str]],
+    hosts: Sequence[str],
+    timeout: float,
 ) -> tuple[_core.Communicator, _core.Communicator | None]:
     """The engine that serves the ranks of `comm` best. Collective.
 
     Args:
-      comm: any group.
-      backend, asked, hosts: as in `choose`, which says what can be wrong with them.
+      comm: any group, in which nothing long has been sent yet.
+      backend, hosts: as in `choose`.
+      asked: what `terms.asked` said on each rank; `terms.agreed`, `engine_of` and `choose` say what can be wrong.
       timeout: seconds for all to come.
 
     Returns:
       `comm` itself and None, or what was made of it and `comm`, which has to stay open beneath.
     """
-    if comm.size == 1 or comm.engine == "node":
+    if comm.size == 1:
         return comm, None
-    engine = choose(backend, asked, hosts)
+    agreed = terms.agreed(asked, terms.OVER[backend])
+    if comm.engine == "node":
+        return comm, None
+    engine = choose(backend, engine_of(backend, agreed), hosts)
+    comm.set_terms(
+        agreed[terms.ALGORITHM],
+        int(agreed[terms.WINDOW_PIECE] or 0),
+        int(agreed.get(terms.MPI_PIECE) or 0),
+    )
     if len(set(hosts)) > 1:
         comm.set_hosts([host.partition("/")[0] for host in hosts])
         if backend == "mpi":

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from samestep import _core, accelerators, facts, hosts, levels, uncaught
+from samestep import _core, accelerators, facts, hosts, levels, terms, uncaught
 from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend, _warn
 from samestep.errors import InvalidArgumentError, NotInitializedError, UnavailableError
 from samestep.objects import exchange_objects
@@ -224,7 +224,7 @@ def _world_over(  # noqa: PLR0917 - as they were found, one after the other
         sorted(os.sched_getaffinity(0)),
         known.devices,
         known.nccl_loadable,
-        levels.wanted(host_backend),
+        terms.asked(),
     )
     table = exchange_objects(comm, mine, timeout)
     everywhere = [seen.host for seen in table]
@@ -232,12 +232,12 @@ def _world_over(  # noqa: PLR0917 - as they were found, one after the other
     placement = hosts.place(everywhere, comm.rank)
     backend = _backend_for(requested, host_backend, table, known)
     device = _assign(found, arguments, placement)
-    comm, beneath = levels.open_above(
-        comm, host_backend, [seen.engine for seen in table], everywhere, timeout
-    )
+    asked = [seen.asked for seen in table]
+    comm, beneath = levels.open_above(comm, host_backend, asked, everywhere, timeout)
     comm.set_oversubscribed(hosts.oversubscribed(cpus, _core.usable_cpus()))
     kind = found.kind if found is not None else "cuda"
     if any(seen.devices for seen in table):  # else there is nothing to agree on
+        terms.agreed(asked, terms.OF_DEVICES)
         comm = _with_devices(comm, backend, kind, device, mine.host, timeout)
     return _CLASSES[backend](
         comm, timeout=timeout, device=device, world_hosts=everywhere, at_end=at_end, beneath=beneath
@@ -251,7 +251,7 @@ class Seen(NamedTuple):
     cpus: list[int]
     devices: int
     nccl: bool
-    engine: str
+    asked: dict[str, str]
 
 
 def _backend_for(requested: str, host_backend: str, table: list[Seen], known: _core.Facts) -> str:

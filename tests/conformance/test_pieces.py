@@ -47,5 +47,5 @@ def test_all_verbs_in_pieces(ranks, windows):
 @pytest.mark.ranks(2, fresh=True)
 def test_a_length_that_is_none(ranks):
     os.environ["SAMESTEP_MPI_PIECE"] = "long"
-    with pytest.raises(ss.UnavailableError, match=r"SAMESTEP_MPI_PIECE.*'long'"):
+    with pytest.raises(ss.InvalidArgumentError, match=r"SAMESTEP_MPI_PIECE.*'long' on rank 0"):
         ss.initialize(ss.MPIBackend)

@@ -92,6 +92,18 @@ def test_a_rank_that_fails_while_nccl_starts(tmp_path, what):
         assert failed["seconds"] < 30
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SAMESTEP_NCCL_CHECK", "before"), ("SAMESTEP_STAGING_PIECE", "4096"), ("SAMESTEP_PACK_BELOW", "0")],
+)
+def test_ranks_that_were_given_different_terms(tmp_path, name, value):
+    script = "told(lambda: start(timeout=TIMEOUT) and None)"
+    ended = run(tmp_path, 3, script, of_rank={1: {name: value}})
+    for rank in ended:
+        assert rank.told[0]["kind"] == "MismatchError", ended
+        assert rank.told[0]["text"].endswith(f" on ranks 0, 2, {value} on rank 1"), ended
+
+
 @pytest.mark.parametrize("mismatch", ["", "hang"])
 def test_ranks_that_do_not_agree(tmp_path, mismatch):
     script = LOOP.replace(

@@ -52,6 +52,10 @@ def test_each_price_is_paid_for_what_it_is_for():
     assert cost.seconds(load, only(reduce_s=1)) == 13
     assert cost.seconds(load, only(message_s=1, processors=2), ranks=3) == 15
     assert cost.seconds(load, only(message_s=1, bandwidth=1)) == 11  # the longer one
+    assert cost.seconds(cost.Load(shared=7), only(node_s=1)) == 7
+    assert cost.seconds(load, only(wake_s=1, wait_s=1)) == 0  # nobody sleeps where each rank has a processor
+    assert cost.seconds(load, only(wake_s=1, processors=2), ranks=3) == 15
+    assert cost.seconds(load, only(wait_s=1, processors=2), ranks=3) == 3
     one_by_one = cost.replace(load, overlaps=False)
     assert cost.seconds(one_by_one, only(message_s=1, bandwidth=1)) == 21
     assert (load + one_by_one).messages == 10 and not (load + one_by_one).overlaps
@@ -81,8 +85,9 @@ def test_the_engine_chooses_as_the_formulas_say(n):
 def test_a_step_hides_what_it_may():
     network = only(bandwidth=1e9)
     reduction = cost.levels(network, 8, 8, LONG)
-    assert cost.step(network, 8, 8, LONG, compute_s=1.0) == pytest.approx(1 + reduction)
-    assert cost.step(network, 8, 8, LONG, compute_s=1.0, overlap=0.5) == 1.0
+    assert cost.step(network, 8, 8, [LONG], compute_s=1.0) == pytest.approx(1 + reduction)
+    assert cost.step(network, 8, 8, [LONG, LONG], compute_s=1.0) == pytest.approx(1 + 2 * reduction)
+    assert cost.step(network, 8, 8, [LONG], compute_s=1.0, overlap=0.5) == 1.0
 
 
 @pytest.mark.ranks(2, 3, 4, backends=["tcp"])

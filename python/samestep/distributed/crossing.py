@@ -7,7 +7,7 @@ import os
 import weakref
 from typing import NamedTuple
 
-from samestep import _core, facts, hosts, levels
+from samestep import _core, facts, hosts, levels, terms
 from samestep.backend import Backend, MPIBackend, NativeBackend
 from samestep.errors import Error, UnavailableError
 from samestep.objects import exchange_objects
@@ -54,7 +54,7 @@ def open_group(world: Backend, kind: str, members: list[int], timeout: float) ->
     between = world._comm.group(members, timeout)
     try:
         flat = _over_mpi(world, members, timeout) if kind == "mpi" else _without_mpi(between, where, timeout)
-        mine = (levels.wanted(kind), sorted(os.sched_getaffinity(0)))
+        mine = (terms.asked(), sorted(os.sched_getaffinity(0)))
         table = exchange_objects(between, mine, timeout)
         comm, beneath = levels.open_above(flat, kind, [asked for asked, _ in table], where, timeout)
         between.close(timeout)

@@ -9,8 +9,8 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from samestep import _core, levels
-from samestep.errors import Error, UnavailableError
+from samestep import _core
+from samestep.errors import UnavailableError
 
 __all__ = ["LoadedMPI", "has_fabric", "load", "open_world"]
 
@@ -116,22 +116,6 @@ def _survives_deaths(env: MutableMapping[str, str]) -> Iterator[None]:
 def open_world(loaded: LoadedMPI, *, oversubscribed: bool, timeout: float) -> _core.Communicator:
     """The communicator of all ranks. Collective over MPI_COMM_WORLD.
 
-    Environment: `SAMESTEP_MPI_PIECE` is the longest MPI message in bytes (default 2**30), and
-    `SAMESTEP_WINDOW_PIECE` one rank's part of a window of a long reduction (default by the number of ranks, and by
-    the network between hosts).
+    `levels.open_above` makes of it what serves best, and sets what ranks have agreed on.
     """
-    try:
-        return _core.open_mpi_world(
-            loaded.library,
-            oversubscribed,
-            int(os.environ.get("SAMESTEP_MPI_PIECE", "0")),
-            int(os.environ.get("SAMESTEP_WINDOW_PIECE", "0")),
-            levels.algorithm(),
-            timeout,
-        )
-    except Error:
-        raise
-    except ValueError as error:
-        raise UnavailableError(
-            f"SAMESTEP_MPI_PIECE and SAMESTEP_WINDOW_PIECE must be numbers of bytes: {error}"
-        ) from error
+    return _core.open_mpi_world(loaded.library, oversubscribed, timeout)

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable
 
-from samestep import _core, facts, hosts, levels
+from samestep import _core, facts, hosts, levels, terms
 from samestep.errors import InvalidArgumentError, UnavailableError
 from samestep.rendezvous import interfaces, links
 from samestep.rendezvous.meeting import Meeting, meet
@@ -56,6 +56,8 @@ def _nothing() -> None:
 def communicator_over(meeting: Meeting, timeout: float, name: str = "world") -> _core.Communicator:
     """The communicator of all ranks of a meeting: shared memory on one host, TCP between several. Collective.
 
+    `levels.open_above` makes of it what serves best, and sets what ranks have agreed on.
+
     Args:
       meeting: of the ranks; used until this returns.
       timeout: seconds for all to reach each other.
@@ -66,18 +68,17 @@ def communicator_over(meeting: Meeting, timeout: float, name: str = "world") -> 
     """
     if meeting.size == 1:
         return _core.make_self_communicator(name)
-    levels.algorithm()
-    mine = json.dumps([hosts.host_identity(), levels.wanted("native")])
+    mine = json.dumps([hosts.host_identity(), terms.asked()])
     table = [json.loads(entry) for entry in meeting.exchange(mine.encode())]
     everywhere = [host for host, _ in table]
-    if levels.choose("native", [asked for _, asked in table], everywhere) == "node":
+    agreed = terms.agreed([asked for _, asked in table], terms.OVER["native"])
+    if levels.choose("native", levels.engine_of("native", agreed), everywhere) == "node":
         return _core.open_node_world(name, meeting.rank, meeting.size, meeting.exchange, timeout)
     names = [host.partition("/")[0] for host in everywhere]
     address = interfaces.own_address(meeting.master, os.environ, several_hosts=len(set(everywhere)) > 1)
     found = links.connect_all(meeting, address, names, timeout)
     peers = [(-1 if link is None else link.detach(), where) for link, where in found]
-    piece = int(os.environ.get("SAMESTEP_WINDOW_PIECE", "0"))
-    return _core.open_tcp_world(name, meeting.rank, peers, piece, levels.algorithm())
+    return _core.open_tcp_world(name, meeting.rank, peers)
 
 
 def _check_claims(started_by: facts.Launcher, rank: int | None, world_size: int | None) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from samestep import _core, facts, hosts, levels, uncaught, world
+from samestep import _core, facts, hosts, levels, terms, uncaught, world
 from samestep.backend import Backend, MPIBackend, NativeBackend
 from samestep.errors import MismatchError
 from samestep.rendezvous import interfaces, mpi_world, native_world
@@ -40,20 +40,23 @@ def open_group(
     world.prepare_core()
     interfaces.check_names(os.environ)
     meeting = Meeting(TorchStore(store, timeout), rank, size, timeout, owned=False)
-    engines = {backend: levels.wanted(backend) for backend in levels.VARIABLES}
-    mine: list[Any] = [hosts.host_identity(), sorted(os.sched_getaffinity(0)), _started_by_mpi(), engines]
+    mine: list[Any] = [
+        hosts.host_identity(),
+        sorted(os.sched_getaffinity(0)),
+        _started_by_mpi(),
+        terms.asked(),
+    ]
     table = [mine] if size == 1 else [json.loads(t) for t in meeting.exchange(json.dumps(mine).encode())]
     everywhere = [host for host, _, _, _ in table]
-    if _carried_by_mpi([by_mpi for _, _, by_mpi, _ in table], everywhere):
+    asked = [given for *_, given in table]
+    if _carried_by_mpi([by_mpi for _, _, by_mpi, _ in table], asked, everywhere):
         comm = _mpi_communicator(global_ranks, size, timeout)
         kind: type[Backend] = MPIBackend
     else:
         comm = native_world.communicator_over(meeting, timeout, name)
         kind = NativeBackend
     backend = "mpi" if kind is MPIBackend else "native"
-    comm, beneath = levels.open_above(
-        comm, backend, [asked[backend] for *_, asked in table], everywhere, timeout
-    )
+    comm, beneath = levels.open_above(comm, backend, asked, everywhere, timeout)
     neighbours = [cpus for host, cpus, _, _ in table if host == everywhere[rank]]
     comm.set_oversubscribed(hosts.oversubscribed(neighbours, _core.usable_cpus()))
     uncaught.install()
@@ -64,7 +67,7 @@ def _started_by_mpi() -> bool:
     return facts.launcher().name in facts.MPI_LAUNCHERS
 
 
-def _carried_by_mpi(started_by_mpi: list[bool], everywhere: list[str]) -> bool:
+def _carried_by_mpi(started_by_mpi: list[bool], asked: list[dict[str, str]], everywhere: list[str]) -> bool:
     """Pure; the same on all ranks."""
     if any(by_mpi != started_by_mpi[0] for by_mpi in started_by_mpi):
         ranks = [rank for rank, by_mpi in enumerate(started_by_mpi) if not by_mpi]
@@ -73,7 +76,8 @@ def _carried_by_mpi(started_by_mpi: list[bool], everywhere: list[str]) -> bool:
         )
     if not started_by_mpi[0] or len(everywhere) == 1:
         return False
-    return len(set(everywhere)) > 1 or os.environ.get("SAMESTEP_MPI_ENGINE") == "direct"
+    engine = terms.ENGINES["mpi"]
+    return len(set(everywhere)) > 1 or terms.agreed(asked, [engine])[engine] == "direct"
 
 
 def _mpi_communicator(global_ranks: list[int], size: int, timeout: float) -> _core.Communicator:
