@@ -188,7 +188,7 @@ stream = Stream()
 x = Array.of(np.full(7, rank + 1.0), stream)
 stream.synchronize()
 if rank == 0:
-    fake_arrays.runtime().fakeHold(ctypes.c_void_p(stream.handle))  # so that the operation is under way when it is found
+    fake_arrays.runtime().fakeHold(ctypes.c_void_p(stream.handle))  # it is under way when that is found
 else:
     os.environ["FAKE_GPU_DEVICES"] = "1"
 work = world.iallreduce(x)
