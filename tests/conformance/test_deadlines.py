@@ -12,6 +12,7 @@ pytestmark = pytest.mark.ranks(2, 3)
 
 SHORT = 0.3  # seconds
 SOON = 5.0  # an upper bound for whatever must not wait for anything
+OWN_DEVICE = "this rank's own device"  # what a busy machine may not have come to in a SHORT time
 
 
 def verbs(group):
@@ -57,7 +58,8 @@ def test_the_last_rank_does_not_come(group, name):
         with pytest.raises((ss.TimeoutError, ss.PeerLostError)) as caught:
             verbs(part)[name](SHORT)
         assert time.monotonic() - start < SHORT + SOON
-        assert re.search(rf"waited 0\.\d+ s for rank {late}\b", str(caught.value)), str(caught.value)
+        late_ones = rf"waited 0\.\d+ s for (rank {late}\b|{OWN_DEVICE})"
+        assert re.search(late_ones, str(caught.value)), str(caught.value)
         timed_out = isinstance(caught.value, builtins.TimeoutError)
     assert any(group.allgather_object(timed_out))
     start = time.monotonic()
@@ -178,7 +180,7 @@ def test_a_large_message_that_nobody_takes(group):
             lambda: part.send(np.ones(4_000_000), 1, timeout=SHORT),
             lambda: part.send_object(bytes(4_000_000), 1, timeout=SHORT),
         ):
-            with pytest.raises((ss.TimeoutError, ss.PeerLostError), match="1"):
+            with pytest.raises((ss.TimeoutError, ss.PeerLostError), match=f"1|{OWN_DEVICE}"):
                 call()
         assert time.monotonic() - start < SOON
     group.barrier()

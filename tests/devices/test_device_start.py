@@ -28,6 +28,45 @@ def test_round_robin(tmp_path):
     assert [told["result"] for told in got] == [["nccl", rank, [3.0] * 3] for rank in range(3)]
 
 
+LAUNCHERS = {
+    "samestep": ["samestep", "run", "--raw", "-n", "2"],
+    "torch": ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_each_launcher_gives_each_rank_a_device(tmp_path, launcher):
+    """Under mpirun the worlds of tests/fakes/fake_worlds.py do."""
+    if launcher == "torch":
+        pytest.importorskip("torch")
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"""
+import sys
+sys.path.insert(0, {device_jobs.FAKES!r})
+import numpy as np
+import samestep as ss
+from fake_arrays import Array
+for turn in range(2):
+    with ss.initialize(ss.NCCLBackend) as backend:
+        got = backend.allreduce(Array.of(np.full(3, backend.rank + 1.0))).get().tolist()
+        print(backend.kind, backend.device == backend.rank, got, flush=True)
+"""
+    )
+    hidden = ("RANK", "WORLD_SIZE", "MASTER_PORT")
+    clean = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith("OMPI_")}
+    done = subprocess.run(
+        [sys.executable, "-m", *LAUNCHERS[launcher], str(program)],
+        env=clean | fake_libraries.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", *["nccl True [3.0, 3.0, 3.0]"] * 4], done
+
+
 def test_a_list_names_the_devices(tmp_path):
     got = outcome(tmp_path, 2, "cuda_devices=[3, 1]")
     assert [told["result"][1] for told in got] == [3, 1]

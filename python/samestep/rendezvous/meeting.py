@@ -21,6 +21,7 @@ from samestep.rendezvous.store import PrefixStore, Store
 from samestep.rendezvous.table import RESERVED
 from samestep.rendezvous.tcp_address import address_text
 from samestep.rendezvous.tcp_store import TCPStore
+from samestep.rendezvous.torchrun import agent_store
 
 __all__ = ["Meeting", "join", "meet"]
 
@@ -146,8 +147,8 @@ def meet(
     """Waits for all ranks of the job. Collective.
 
     Args:
-      method: where: `env://`, `tcp://host:port` (of rank 0), `file:///path`, or a scheme that
-        `register_rendezvous_handler` knows.
+      method: where: `env://` (under torchrun at its agent's store), `tcp://host:port` (of rank 0), `file:///path`,
+        or a scheme that `register_rendezvous_handler` knows.
       rank, world_size: None = from the URL's query, else from the launcher.
       timeout: seconds for all ranks to come, and for each exchange.
 
@@ -169,6 +170,8 @@ def meet(
         store, rank, world_size = handled
         return join(store, rank, world_size, patience.left)
     how = url.parse(method, rank, world_size)
+    if method.startswith("env://") and (kept := agent_store(how.host, how.port, patience.left)) is not None:
+        return join(kept, how.rank, how.world_size, patience.left, owned=True)
     while True:
         store = FileStore(how.path, timeout=timeout) if how.path else _reach(how, patience)
         store.set_timeout(timeout)
