@@ -26,6 +26,10 @@ struct SocketAddress {
   socklen_t nbytes = 0;
 };
 
+bool tells_silence(int error) {
+  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == ENETDOWN;
+}
+
 SocketAddress parse(const std::string& address, std::uint16_t port) {
   SocketAddress parsed;
   auto& v4 = reinterpret_cast<sockaddr_in&>(parsed.bytes);
@@ -109,7 +113,7 @@ void PeerWatch::look_at(Peer& peer) {
   int error = 0;
   socklen_t size = sizeof error;
   ::getsockopt(peer.socket->fd(), SOL_SOCKET, SO_ERROR, &error, &size);
-  if (peer.connected && error != ETIMEDOUT) {
+  if (peer.connected && !tells_silence(error)) {
     peer.asked = looked_;
     connect(peer);  // connections end for many reasons: who lives lets a new one come
   } else if (error != 0) {
@@ -122,13 +126,12 @@ void PeerWatch::look_at(Peer& peer) {
 void PeerWatch::conclude(Peer& peer, int error) {
   peer.socket.reset();
   const bool is_gone = error == ECONNREFUSED || error == ECONNRESET;
-  const bool is_unreachable =
-      error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == ENETDOWN;
-  // The kernel says so after three seconds of asking for the host: twice is enough.
-  const bool for_long = error == ETIMEDOUT || Clock::now() - peer.asked > kSilence / 2;
+  // Of a new connection the kernel says so after three seconds of asking for the host: twice is enough. It ends one
+  // that was there, whatever it calls the reason, once nothing has come for as long as TcpSocket bears.
+  const bool for_long = error == ETIMEDOUT || peer.connected || Clock::now() - peer.asked > kSilence / 2;
   if (is_gone) {
     peer.why = str("its process, at ", peer.where, ", has ended");
-  } else if (is_unreachable && for_long) {
+  } else if (tells_silence(error) && for_long) {
     peer.why = str("its host does not answer at ", peer.where, ": ", std::strerror(error));
   }  // else it is asked again
   peer.died = Clock::now();

@@ -2,13 +2,13 @@
 
 import json
 import os
+import re
 import sys
 import time
 
 import pytest
-from lab import PATIENCE_S, PRELUDE
+from lab import FOUND_WITHIN_S, PATIENCE_S, PRELUDE
 
-FOUND_WITHIN_S = 10.0 + 5.0  # and what a busy machine takes
 HOSTS = "node0:1,node1:2"
 SCRIPT = """
 world = ss.initialize("mpi", timeout=60)
@@ -30,18 +30,36 @@ tell(ended=world.rank)
 """
 
 
+CUT = """
+world = ss.initialize("mpi", timeout=60)
+big = np.ones(400_000)
+world.barrier()
+if world.rank:
+    time.sleep({late})  # more than a second: rank 0 has asked whether they live
+world.allreduce(big)
+tell(ready=world.rank)
+try:
+    while True:
+        world.allreduce(big)
+except ss.Error as error:
+    tell(rank=world.rank, kind=type(error).__name__, text=str(error), at=time.time())
+time.sleep(1000)
+"""
+
+
 @pytest.fixture
-def survivors(lab, tmp_path):
-    """What the others print when the last rank does something to itself."""
+def begin_mpi(lab, tmp_path):
+    """Starts a program on the ranks of HOSTS, by an `mpirun` that lets the others live when one dies."""
     pytest.importorskip("mpi4py")
     from samestep.launch import mpirun
 
     if mpirun.find()[1] != "openmpi":
         pytest.skip("needs Open MPI's mpirun, which can be asked to go on")
+    started = []
 
-    def run(act, signal, under_way=0):
+    def begin(script):
         program = tmp_path / "program.py"
-        program.write_text(PRELUDE + SCRIPT.format(act=act, signal=signal, under_way=under_way))
+        program.write_text(PRELUDE + script)
         line, extra = mpirun.command(
             3,
             [sys.executable, str(program)],
@@ -51,25 +69,40 @@ def survivors(lab, tmp_path):
         own = {k: v for k, v in os.environ.items() if k.startswith(("OMPI_", "PRTE_"))}
         env = {**own, **extra, "OMPI_MCA_mpi_yield_when_idle": "1"}  # all hosts share the machine's cores
         env["PRTE_MCA_rmaps_default_mapping_policy"] = "slot:oversubscribe"
-        process = lab.start("node0", [line[0], "--continuous", *line[1:]], cwd=tmp_path, env=env)
+        started.append(lab.start("node0", [line[0], "--continuous", *line[1:]], cwd=tmp_path, env=env))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait(PATIENCE_S)
+        process.stdout.close()  # what it had started ends with the lab
+
+
+def told(process):
+    """What the ranks tell, one after the other."""
+    for text in process.stdout:
+        if "{" in text:
+            yield json.loads(text[text.index("{") :])
+
+
+@pytest.fixture
+def survivors(begin_mpi):
+    """What the others print when the last rank does something to itself."""
+
+    def run(act, signal, under_way=0):
+        process = begin_mpi(SCRIPT.format(act=act, signal=signal, under_way=under_way))
         found, pid, ended = [], 0, set()
-        deadline = time.monotonic() + PATIENCE_S
         try:
-            while len(ended) < 2 and time.monotonic() < deadline:
-                text = process.stdout.readline()
-                assert text, found
-                if "{" not in text:
-                    continue
-                told = json.loads(text[text.index("{") :])
-                pid = told.get("pid", pid)
-                ended |= {told["ended"]} if "ended" in told else set()
-                found += [told] if "kind" in told else []
+            for line in told(process):
+                pid = line.get("pid", pid)
+                ended |= {line["ended"]} if "ended" in line else set()
+                found += [line] if "kind" in line else []
+                if len(ended) == 2:
+                    break
         finally:
             if signal == "SIGSTOP" and pid:
                 os.kill(pid, 9)
-            process.kill()
-            process.wait(PATIENCE_S)
-            process.stdout.close()  # what it had started ends with the lab
         assert sorted(f["rank"] for f in found) == [0, 1]
         return found
 
@@ -90,7 +123,20 @@ def test_a_dead_rank_is_named_with_its_host(survivors, act, under_way):
 
 
 def test_a_stopped_rank_is_late_not_lost(survivors):
-    for found in survivors("world.allreduce(big, timeout=4)", "SIGSTOP"):
+    for found in survivors("world.allreduce(big, timeout=8)", "SIGSTOP"):
         assert found["kind"] in {"TimeoutError", "PeerLostError"}  # of the one that gave up first
         assert "for rank 2 (node1); arrived: ranks 0 (node0), 1 (node1)" in found["text"], found
         assert "its process" not in found["text"]
+
+
+@pytest.mark.parametrize(("cut", "late"), [("drop", 0), ("drop", 3), ("unplug", 0), ("unplug", 3)])
+def test_a_host_that_cannot_be_reached_is_named(begin_mpi, lab, cut, late):
+    lines = told(begin_mpi(CUT.format(late=late)))
+    assert sorted(next(lines)["ready"] for _ in range(3)) == [0, 1, 2]
+    since = time.time()
+    getattr(lab, cut)(1)
+    found = next(line for line in lines if line.get("rank") == 0)  # what the others say does not come through
+    assert found["kind"] == "PeerLostError", found
+    assert re.search(r"rank [12] \(node1\) has left group 'world'", found["text"]), found
+    assert "its host does not answer at node1 (10.78.0.2:" in found["text"], found
+    assert found["at"] - since < FOUND_WITHIN_S
