@@ -1,10 +1,13 @@
-// What it costs that two processors write and read the same memory, for docs/design/0011-private-memory-by-two-ways.md.
+// What it costs that two processors write and read the same memory, for docs/design/0011-private-memory-by-two-ways.md
+// and docs/design/0012-lines-are-given-back.md.
 //
 //   g++ -O3 -std=c++20 -march=native -pthread benchmarks/lines.cpp -o lines && ./lines
 //
 // One thread copies a slice into a stage, another adds its own to it, the first copies the result out of the stage:
 // a reduction of two ranks' private memory through shared memory. The result either goes into a stage of the second
-// thread, or into the lines in which the slice came. Medians; each buffer is rewritten by its owner before.
+// thread, or into the lines in which the slice came. Then one thread copies a slice into a stage and the other copies
+// it out; it only reads the stage, or stores into each line what is there. Medians; each buffer is rewritten by its
+// owner before.
 
 #include <pthread.h>
 #include <sched.h>
@@ -91,10 +94,44 @@ void measure(std::size_t nbytes, bool same_lines) {
               same_lines ? "the same lines:" : "a stage of its own:", in, reduce, out, in + reduce + out);
 }
 
+void measure_one_way(std::size_t nbytes, bool gives_back) {
+  constexpr std::size_t kLine = 64;
+  std::vector<char> stage(nbytes), sent(nbytes), taken(nbytes);
+  std::atomic<int> turn = 0;
+  std::array<Stopwatch, 2> watches;
+  std::thread taker([&] {
+    for (int i = 0; i < kTurns; ++i) {
+      std::fill(taken.begin(), taken.end(), 1);
+      await(turn, 2 * i + 1);
+      watches[1].time([&] {
+        std::memcpy(taken.data(), stage.data(), nbytes);
+        for (std::size_t k = 0; gives_back && k < nbytes; k += kLine) {
+          volatile char* const line = &stage[k];  // a store of what is there is none to a compiler
+          *line = *line;
+        }
+      });
+      turn.store(2 * i + 2, std::memory_order_release);
+    }
+  });
+  pin(taker.native_handle(), 1);
+  pin(pthread_self(), 0);
+  for (int i = 0; i < kTurns; ++i) {
+    std::fill(sent.begin(), sent.end(), static_cast<char>(i));
+    watches[0].time([&] { std::memcpy(stage.data(), sent.data(), nbytes); });
+    turn.store(2 * i + 1, std::memory_order_release);
+    await(turn, 2 * i + 2);
+  }
+  taker.join();
+  const double in = watches[0].median(), out = watches[1].median();
+  std::printf("%5zu KiB, %-18s in %6.1f  out %6.1f  together %6.1f us\n", nbytes >> 10,
+              gives_back ? "given back:" : "only read:", in, out, in + out);
+}
+
 }  // namespace
 
 int main() {
   for (const std::size_t nbytes : {16U << 10, 64U << 10, 256U << 10}) {
     for (const bool same_lines : {false, true}) measure(nbytes, same_lines);
+    for (const bool gives_back : {false, true}) measure_one_way(nbytes, gives_back);
   }
 }

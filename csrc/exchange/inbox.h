@@ -19,9 +19,6 @@ struct MessageHeader {
 };
 inline constexpr std::uint32_t kInlineBody = 0xffffffffu;
 
-/// Most bytes of elements that travel with their header.
-inline std::size_t most_inline(const Messenger& messenger) { return messenger.short_message() - sizeof(MessageHeader); }
-
 /// Users' messages to this rank, matched with their receives here and not by the transport, so that every
 /// tag of the contract serves, whatever the transport's largest one is.
 ///

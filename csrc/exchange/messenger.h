@@ -64,6 +64,11 @@ class Messenger {
 
   /// Most bytes for which a copy costs less than a message of their own.
   virtual std::size_t short_message() const { return 4 << 10; }
+  /// Is a message of these bytes, some of them at `data`, to be copied into one piece?
+  virtual bool is_short(const void* data, std::size_t nbytes) const {
+    (void)data;
+    return nbytes <= short_message();
+  }
 
   /// Messenger of the group of `ranks`, in that order. Called by those ranks only, which all know
   /// that the others are calling it too; so it may block for as long as that takes.

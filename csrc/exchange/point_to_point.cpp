@@ -15,7 +15,7 @@ std::string tag_text(int tag) { return tag == kAnyTag ? "any tag" : str("tag ", 
 }  // namespace
 
 void Send::begin(std::uint64_t) {
-  const bool is_short = in_.nbytes() <= most_inline(engine().messenger());
+  const bool is_short = engine().messenger().is_short(in_.data, sizeof(MessageHeader) + in_.nbytes());
   const MessageHeader header{in_.count, static_cast<std::uint32_t>(in_.dtype),
                              is_short ? kInlineBody : engine().next_body(), tag_};
   head_.resize(sizeof header + (is_short ? in_.nbytes() : 0));

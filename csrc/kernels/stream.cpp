@@ -8,9 +8,68 @@
 #endif
 
 namespace samestep::kernels {
+namespace {
+
+#if defined(__x86_64__)
+constexpr std::size_t kLine = 64;
+
+void give_back(std::byte* line) {
+  volatile std::byte* const word = line;  // a store of what is there is none to a compiler
+  *word = *word;
+}
+
+/// Whole lines; returns how many bytes they are.
+template <bool gives_back>
+std::size_t copy_whole_lines(std::byte* to, std::byte* from, std::size_t nbytes) {
+  std::size_t i = 0;
+  for (; i + kLine <= nbytes; i += kLine) {
+    const auto* const in = reinterpret_cast<const __m128i*>(from + i);
+    auto* const out = reinterpret_cast<__m128i*>(to + i);
+    const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1);
+    const __m128i c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
+    if constexpr (gives_back) give_back(from + i);
+    _mm_storeu_si128(out, a);
+    _mm_storeu_si128(out + 1, b);
+    _mm_storeu_si128(out + 2, c);
+    _mm_storeu_si128(out + 3, d);
+  }
+  return i;
+}
+#endif
+
+}  // namespace
+
+void copy_lines(void* to, const void* from, std::size_t nbytes) {
+  auto* const out = static_cast<std::byte*>(to);
+  auto* const in = static_cast<std::byte*>(const_cast<void*>(from));
+  std::size_t done = 0;
+#if defined(__x86_64__)
+  done = copy_whole_lines<false>(out, in, nbytes);
+#endif
+  if (done < nbytes) std::memcpy(out + done, in + done, nbytes - done);
+}
+
+void take_lines(void* to, void* from, std::size_t nbytes) {
+  auto* const out = static_cast<std::byte*>(to);
+  auto* const in = static_cast<std::byte*>(from);
+  std::size_t done = 0;
+#if defined(__x86_64__)
+  done = copy_whole_lines<true>(out, in, nbytes);
+#endif
+  if (done < nbytes) std::memcpy(out + done, in + done, nbytes - done);
+}
+
+void give_back_lines(void* lines, std::size_t nbytes) {
+#if defined(__x86_64__)
+  auto* const bytes = static_cast<std::byte*>(lines);
+  for (std::size_t i = 0; i + kLine <= nbytes; i += kLine) give_back(bytes + i);
+#else
+  (void)lines, (void)nbytes;
+#endif
+}
 
 void copy_part(void* to, const void* from, std::size_t nbytes, std::size_t whole) {
-  constexpr std::size_t kPastCachesFrom = 32 << 20;  // below, the caches do better
+  constexpr std::size_t kPastCachesFrom = 8 << 20;  // below, the caches do better
   if (whole >= kPastCachesFrom) return copy_past_caches(to, from, nbytes);
   if (nbytes != 0) std::memcpy(to, from, nbytes);
 }

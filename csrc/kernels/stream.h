@@ -8,6 +8,18 @@ namespace samestep::kernels {
 /// `to` are not read. The buffers do not overlap.
 void copy_past_caches(void* to, const void* from, std::size_t nbytes);
 
+/// Copies memory that another processor has written, by loads and stores of vectors: string instructions, which memcpy
+/// takes for long copies, read such lines at half the speed on some processors.
+void copy_lines(void* to, const void* from, std::size_t nbytes);
+
+/// The same, and stores a word of each line of `from` again, unchanged: a processor that writes lines which another one
+/// has only read waits long for each, and `from` is to be written next by whoever wrote it before. Nobody else may read
+/// it meanwhile.
+void take_lines(void* to, void* from, std::size_t nbytes);
+
+/// What take_lines does to the lines, after they have been read in another way.
+void give_back_lines(void* lines, std::size_t nbytes);
+
 /// Copies a part of `whole` bytes, past the caches if they are more than fit in there.
 void copy_part(void* to, const void* from, std::size_t nbytes, std::size_t whole);
 

@@ -22,6 +22,8 @@ class Arena {
   static constexpr std::size_t kStageBytes = 128 << 10;
   static constexpr std::size_t kLineBytes = 128;  ///< two cache lines: the prefetcher takes them in pairs
   static constexpr std::size_t kLastWords = 512;
+  static constexpr int kStepBits = 24;
+  static constexpr std::uint64_t kLastStep = (1 << kStepBits) - 1;
 
   enum class Where : std::uint32_t { line, block, parts };
 
@@ -56,11 +58,11 @@ class Arena {
   int size() const { return static_cast<int>(size_); }
 
   Line& line(std::uint64_t number, int rank) { return lines_[(number % kSlots) * size_ + index(rank)]; }
-  /// How far a rank is within an operation: steps count from 1, and what they mean is the operation's.
+  /// How far a rank is within an operation: steps count from 1 to kLastStep, and what they mean is the operation's.
   void set_step(std::uint64_t number, int rank, std::uint64_t step) {
     this->step(number, rank).store((number << kStepBits) + step, std::memory_order_release);
   }
-  bool is_at(std::uint64_t number, int rank, std::uint64_t step) {
+  bool is_at(std::uint64_t number, int rank, std::uint64_t step) const {
     return this->step(number, rank).load(std::memory_order_acquire) >= (number << kStepBits) + step;
   }
   /// Chunks of an operation taken and finished so far, by all ranks and all operations of the slot together.
@@ -84,9 +86,7 @@ class Arena {
   std::size_t ring_nbytes() const { return ring_nbytes_; }
 
  private:
-  static constexpr std::uint64_t kStepBits = 24;
-
-  std::atomic<std::uint64_t>& step(std::uint64_t number, int rank) {
+  std::atomic<std::uint64_t>& step(std::uint64_t number, int rank) const {
     return steps_[(number % kSlots) * size_ + index(rank)].value;
   }
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }

@@ -14,6 +14,11 @@ namespace {
 constexpr std::size_t kAlign = 64;
 constexpr std::size_t aligned(std::size_t nbytes) { return (nbytes + kAlign - 1) / kAlign * kAlign; }
 
+/// Out of a ring, or of what was kept: in either case this rank's until it has told.
+void take(std::byte* to, const std::byte* from, std::size_t nbytes) {
+  kernels::take_lines(to, const_cast<std::byte*>(from), nbytes);
+}
+
 }  // namespace
 
 Mailbox::Mailbox(std::shared_ptr<Arena> arena, std::shared_ptr<Host> host, std::vector<int> members, int rank)
@@ -75,6 +80,12 @@ void Mailbox::flush(int dest) {
   }
 }
 
+bool Mailbox::is_short(const void* data, std::size_t nbytes) const {
+  constexpr std::size_t kCopied = 40 << 10;  // of shared memory, which the receiver copies but once
+  if (nbytes > longest_message()) return false;
+  return nbytes <= kCopied || (host_->place_of(data, nbytes) & Host::kShared) == 0;
+}
+
 Messenger::Request Mailbox::send(const void* data, std::size_t nbytes, int dest, int tag) {
   const auto* bytes = static_cast<const std::byte*>(data);
   Record* const record = new_record();
@@ -85,7 +96,7 @@ Messenger::Request Mailbox::send(const void* data, std::size_t nbytes, int dest,
   if (dest == rank_) {
     arrive({rank_, tag, nbytes, {}, 0, 0}, bytes);
     record->ended = true;
-  } else if (nbytes <= longest_message()) {
+  } else if (is_short(data, nbytes)) {
     const auto total = static_cast<std::uint32_t>(aligned(sizeof(Frame) + nbytes));
     post(dest, {{total, Kind::message, tag, 0, nbytes, 0}, {bytes, nbytes}, record});
   } else {
@@ -98,7 +109,8 @@ Messenger::Request Mailbox::send(const void* data, std::size_t nbytes, int dest,
 
 bool Mailbox::send_at_once(Bytes head, Bytes body, int dest, int tag) {
   const std::size_t nbytes = head.size() + body.size();
-  if (dest == rank_ || nbytes > longest_message() || !outgoing_[static_cast<std::size_t>(dest)].empty()) return false;
+  if (dest == rank_ || !is_short(body.data(), nbytes) || !outgoing_[static_cast<std::size_t>(dest)].empty())
+    return false;
   const auto total = static_cast<std::uint32_t>(aligned(sizeof(Frame) + nbytes));
   return write(dest, {total, Kind::message, tag, 0, nbytes, 0}, head, body);
 }
@@ -139,7 +151,11 @@ void Mailbox::deliver(Record& record, const Arrived& arrived, const std::byte* b
   record.envelope = {arrived.source, arrived.tag};
   record.nbytes = arrived.length;
   if (arrived.address == 0) {
-    if (arrived.length != 0) std::memcpy(record.into, bytes, arrived.length);
+    if (arrived.source == rank_) {
+      if (arrived.length != 0) std::memcpy(record.into, bytes, arrived.length);  // it may be read-only
+    } else {
+      take(record.into, bytes, arrived.length);
+    }
     record.ended = true;
     return;
   }
@@ -176,7 +192,7 @@ void Mailbox::take_frame(int source, const Frame& frame, const std::byte* bytes)
     case Kind::piece: {
       const auto found = in_pieces_.find({source, frame.id});
       Record& record = *found->second;
-      std::memcpy(record.into + record.moved, bytes, frame.length);
+      take(record.into + record.moved, bytes, frame.length);
       record.moved += frame.length;
       if (record.moved != record.nbytes) return;
       record.ended = true;

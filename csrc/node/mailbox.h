@@ -31,6 +31,7 @@ class Mailbox final : public Messenger {
   std::string_view engine() const override { return "node"; }
   std::size_t max_message() const override { return SIZE_MAX; }
   std::size_t short_message() const override { return longest_message(); }
+  bool is_short(const void* data, std::size_t nbytes) const override;
 
   using Bytes = std::span<const std::byte>;
   /// Sends a message of `head` and `body` if it is short and there is room for it now.
@@ -89,7 +90,7 @@ class Mailbox final : public Messenger {
     Record* record;  // ends with it, if not null
   };
 
-  std::size_t longest_message() const { return arena_->ring_nbytes() / 4 - sizeof(Frame); }
+  std::size_t longest_message() const { return (arena_->ring_nbytes() / 3 - sizeof(Frame)) / 64 * 64; }
   Record* new_record();
   void drop(Record* record);
   void post(int dest, const Outgoing& outgoing);

@@ -9,6 +9,7 @@
 #include "exchange/short_reduction.h"
 #include "exchange/tags.h"
 #include "exchange/waiting.h"
+#include "kernels/stream.h"
 #include "node/line_meeting.h"
 #include "node/mailbox.h"
 #include "node/node_reduction.h"
@@ -131,7 +132,9 @@ NodeCommunicator::Met NodeCommunicator::take_message(Buffer out, int source, int
   const bool wanted = (tag == kAnyTag || tag == header.tag) && header.body == kInlineBody &&
                       header.count == out.count && static_cast<DType>(header.dtype) == out.dtype;
   if (!wanted) return Met::other;
-  if (out.count != 0) std::memcpy(out.data, message.data() + sizeof header, out.nbytes());
+  if (out.count != 0) {  // the lines are this rank's until it skips them
+    kernels::take_lines(out.data, const_cast<std::byte*>(message.data()) + sizeof header, out.nbytes());
+  }
   group_->mailbox->skip(source);
   status = {source, header.tag, header.count};
   return Met::taken;

@@ -11,10 +11,18 @@
 namespace samestep {
 namespace {
 
-constexpr int kChunksAtOnce = 8;  // then others may have their turn
-
 bool is_ragged(Verb verb) {
   return verb == Verb::all_gather_v || verb == Verb::gather_v || verb == Verb::scatter_v || verb == Verb::all_to_all_v;
+}
+
+/// The longer of what comes to this rank and what goes from it.
+std::size_t whole_of(const std::vector<Movement::Route>& routes) {
+  std::size_t in = 0, out = 0;
+  for (const Movement::Route& route : routes) {
+    in += route.in_nbytes;
+    out += route.out_nbytes;
+  }
+  return std::max(in, out);
 }
 
 template <class T>
@@ -29,14 +37,55 @@ NodeMovement::NodeMovement(std::shared_ptr<Engine> shared_engine, const Signatur
                            std::shared_ptr<NodeGroup> group)
     : Movement(std::move(shared_engine), signature, std::move(routes)),
       group_(std::move(group)),
-      ragged_(is_ragged(signature.verb)) {
+      ragged_(is_ragged(signature.verb)),
+      can_stage_(StagedMovement::carries(signature.verb, engine().size())),
+      whole_(whole_of(routes_)),
+      direct_(*group_, whole_) {
   for (int peer = 0; peer < engine().size(); ++peer) {
-    has_long_ = has_long_ || (peer != engine().rank() && is_long(routes_[static_cast<std::size_t>(peer)]));
+    const Route& route = routes_[static_cast<std::size_t>(peer)];
+    if (peer == engine().rank() || !is_long(route)) continue;
+    has_long_ = true;
+    longest_ = std::max({longest_, route.out_nbytes, route.in_nbytes});
   }
+}
+
+bool NodeMovement::is_private(const std::byte* data, std::size_t nbytes) {
+  return (group_->host->place_of(data, nbytes) & Host::kShared) == 0;
+}
+
+void NodeMovement::choose_way() {
+  if (!can_stage_) return;
+  bool any_private = false, any_goes_out = false;
+  for (int peer = 0; peer < engine().size(); ++peer) {
+    const Route& route = routes_[static_cast<std::size_t>(peer)];
+    if (peer == engine().rank() || !is_long(route)) continue;
+    const bool goes_out = !is_short(route.out_nbytes);
+    any_goes_out = any_goes_out || goes_out;
+    any_private =
+        any_private || (goes_out ? is_private(route.out, route.out_nbytes) : is_private(route.in, route.in_nbytes));
+  }
+  if (!any_private) return;
+  const Verb verb = signature().verb;
+  const bool kernel = group_->host->reaches_memory();
+  if (engine().rank() == 0 && kernel) start_.way = group_->ways.next(verb, longest_, signature().root < 0 ? 2 : 3);
+  const bool likely = !kernel || group_->ways.last(verb, longest_) == Way::staged;
+  if (any_goes_out && likely && group_->meeting->is_next(sequence_)) stage_ahead();
+}
+
+/// They then need not wait for each other once more.
+void NodeMovement::stage_ahead() {
+  StagedMovement ahead(*group_, sequence_, signature().verb, longest_);
+  for (int peer = 0; peer < engine().size(); ++peer) {
+    const Route& route = routes_[static_cast<std::size_t>(peer)];
+    if (peer != engine().rank() && !is_short(route.out_nbytes)) ahead.send(peer, route.out);
+  }
+  ahead.copy_ahead();
+  start_.first_is_staged = true;
 }
 
 void NodeMovement::announce(std::uint64_t digest) {
   if (!has_long_ && !ragged_) return Movement::announce(digest);
+  choose_way();
   Host& host = *group_->host;
   const auto size = static_cast<std::size_t>(engine().size());
   std::vector<std::vector<std::byte>> blocks(size);
@@ -44,14 +93,18 @@ void NodeMovement::announce(std::uint64_t digest) {
   for (std::size_t peer = 0; peer < size; ++peer) {
     const Route& route = routes_[peer];
     std::vector<std::byte>& block = blocks[peer];
-    if (ragged_) append(block, Sizes{route.out_nbytes, route.in_nbytes});
+    ragged_ ? append(block, Sizes{route.out_nbytes, route.in_nbytes}) : append(block, start_);
     if (is_long(route)) {
       append(block, Places{host.place_of(route.out, route.out_nbytes), host.place_of(route.in, route.in_nbytes)});
     }
     if (is_short(route.out_nbytes)) block.insert(block.end(), route.out, route.out + route.out_nbytes);
     parts[peer] = block;
   }
-  engine().meeting().announce_parts(sequence_, digest, parts);
+  if (size == 2) {  // one peer: no table is needed
+    engine().meeting().announce(sequence_, digest, parts[static_cast<std::size_t>(1 - engine().rank())]);
+  } else {
+    engine().meeting().announce_parts(sequence_, digest, parts);
+  }
 }
 
 template <class T>
@@ -64,15 +117,21 @@ T NodeMovement::take(int peer, Meeting::Bytes& data) {
 }
 
 void NodeMovement::start_work() {
+  if (has_long_ && !ragged_ && engine().rank() != 0) {
+    Meeting::Bytes data = engine().meeting().data(sequence_, 0);
+    start_.way = take<Start>(0, data).way;
+  }
   for (int step = 0; step < engine().size(); ++step) {
     const int peer = (engine().rank() + step) % engine().size();
     meet_peer(peer, routes_[static_cast<std::size_t>(peer)]);
   }
+  if (timed_) began_ = std::chrono::steady_clock::now();
 }
 
 void NodeMovement::meet_peer(int peer, const Route& route) {
   if (peer == engine().rank()) return;  // see copy_own
   Meeting::Bytes data = engine().meeting().data(sequence_, peer);
+  Start start{};
   if (ragged_) {
     const auto sizes = take<Sizes>(peer, data);
     if (sizes.out != route.in_nbytes || sizes.in != route.out_nbytes) {
@@ -81,92 +140,77 @@ void NodeMovement::meet_peer(int peer, const Route& route) {
       routes_[static_cast<std::size_t>(peer)] = {};  // neither waits for the other
       return;
     }
+  } else if (has_long_) {
+    start = take<Start>(peer, data);
   }
   const Places theirs = is_long(route) ? take<Places>(peer, data) : Places{};
+  Host& host = *group_->host;
   if (is_short(route.in_nbytes)) {
     if (data.size() != route.in_nbytes) throw_wrong_size(peer, data.size(), route.in_nbytes);
     if (!data.empty()) std::memcpy(route.in, data.data(), data.size());
   } else {
-    divide(peer, false, route.in, group_->host->place_of(route.in, route.in_nbytes), theirs.out, route.in_nbytes);
+    const std::uint64_t place = host.place_of(route.in, route.in_nbytes);
+    begin_run({peer, false, route.in, place, theirs.out, route.in_nbytes, start.first_is_staged});
   }
   if (!is_short(route.out_nbytes)) {
     auto* const out = const_cast<std::byte*>(route.out);
-    divide(peer, true, out, group_->host->place_of(out, route.out_nbytes), theirs.in, route.out_nbytes);
+    begin_run({peer, true, out, host.place_of(out, route.out_nbytes), theirs.in, route.out_nbytes, false});
   }
 }
 
-void NodeMovement::divide(int peer, bool outgoing, std::byte* mine, std::uint64_t my_place, std::uint64_t their_place,
-                          std::size_t nbytes) {
+StagedMovement& NodeMovement::staged() {
+  if (!staged_) {
+    staged_.emplace(*group_, sequence_, signature().verb, longest_);
+    if (start_.first_is_staged) staged_->skip_first();
+  }
+  return *staged_;
+}
+
+void NodeMovement::begin_run(const End& end) {
   const bool kernel = group_->host->reaches_memory();
-  const bool i_can = kernel || (their_place & Host::kShared) != 0;
-  const bool they_can = kernel || (my_place & Host::kShared) != 0;
-  if (!i_can && !they_can) {
-    const int tag = tags::of_operation(sequence_, 0);
-    if (outgoing) {
-      sends_.send(engine().messenger(), mine, nbytes, peer, tag);
-    } else {
-      receives_[static_cast<std::size_t>(peer)].receive(engine().messenger(), mine, nbytes, peer, tag);
+  const bool shared = ((end.my_place | end.their_place) & Host::kShared) != 0;
+  if (kernel || shared) {
+    if (can_stage_ && !shared) {
+      group_->ways.goes(signature().verb, longest_, start_.way);
+      timed_ = engine().rank() == 0;
     }
+    if (shared || start_.way != Way::staged) return copy_directly(end);
+  }
+  if (can_stage_) {
+    end.outgoing ? staged().send(end.peer, end.mine) : staged().receive(end.peer, end.mine, end.first_is_staged);
     return;
   }
-  // The receiver copies; where all comes from one rank or goes to one, that rank takes a fair share.
+  const int tag = tags::of_operation(sequence_, 0);
+  if (end.outgoing) {
+    sends_.send(engine().messenger(), end.mine, end.nbytes, end.peer, tag);
+  } else {
+    receives_[static_cast<std::size_t>(end.peer)].receive(engine().messenger(), end.mine, end.nbytes, end.peer, tag);
+  }
+}
+
+void NodeMovement::copy_directly(const End& end) {
+  const bool kernel = group_->host->reaches_memory();
+  const bool i_can = kernel || (end.their_place & Host::kShared) != 0;
+  const bool they_can = kernel || (end.my_place & Host::kShared) != 0;
+  if (!i_can) return;
+  const DirectMovement::Run run{end.peer, end.outgoing, end.mine, end.their_place, end.nbytes};
+  if (!they_can) return direct_.copy(run);
+  // The receiver copies; where all comes from one rank or goes to one, that rank may take a fair share.
+  const bool any_shared = ((end.my_place | end.their_place) & Host::kShared) != 0;
   const auto size = static_cast<std::size_t>(engine().size());
   const int root = signature().root;
-  const bool receiver_is_i = !outgoing;
-  if (i_can && !they_can) {
-    copies_.push_back({peer, outgoing, mine, their_place, nbytes, 0, 1});
-  } else if (i_can && root < 0) {
-    if (receiver_is_i) copies_.push_back({peer, outgoing, mine, their_place, nbytes, 0, 1});
-  } else if (i_can && root == engine().rank()) {
-    copies_.push_back({peer, outgoing, mine, their_place, nbytes, size - 1, size});
-  } else if (i_can) {
-    for (std::size_t first = 0; first + 1 < size; ++first) {
-      copies_.push_back({peer, outgoing, mine, their_place, nbytes, first, size});
-    }
+  if (root < 0 || (start_.way != Way::divided && !any_shared)) {
+    if (!end.outgoing) direct_.copy(run);
+  } else if (root == engine().rank()) {
+    direct_.copy_parts(run, size - 1, 1, size);
+  } else {
+    direct_.copy_parts(run, 0, size - 1, size);
   }
-}
-
-void NodeMovement::copy_chunk(const Copy& copy, std::size_t chunk) {
-  Host& host = *group_->host;
-  const int member = group_->member(copy.peer);
-  const std::size_t begin = chunk * copy.chunk_nbytes();
-  const std::size_t nbytes = std::min(copy.chunk_nbytes(), copy.nbytes - begin);
-  if (std::byte* const there = host.at(member, copy.theirs, copy.nbytes); there != nullptr) {
-    std::byte* const to = copy.outgoing ? there + begin : copy.mine + begin;
-    const std::byte* const from = copy.outgoing ? copy.mine + begin : there + begin;
-    return kernels::copy_part(to, from, nbytes, copy.nbytes);
-  }
-  const bool moved = copy.outgoing ? host.push(member, copy.theirs + begin, copy.mine + begin, nbytes)
-                                   : host.pull(member, copy.mine + begin, copy.theirs + begin, nbytes);
-  if (!moved) throw Unreachable();
-}
-
-bool NodeMovement::work_on_copies() {
-  if (stuck_) return false;
-  for (int i = 0; i < kChunksAtOnce;) {
-    if (at_ == copies_.size()) return true;
-    const Copy& copy = copies_[at_];
-    const std::size_t chunk = copy.first + chunk_ * copy.step;
-    if (chunk * copy.chunk_nbytes() >= copy.nbytes) {
-      ++at_;
-      chunk_ = 0;
-      continue;
-    }
-    try {
-      copy_chunk(copy, chunk);
-    } catch (const Unreachable&) {
-      stuck_ = true;
-      return false;
-    }
-    ++chunk_;
-    ++i;
-  }
-  return false;
 }
 
 bool NodeMovement::peer_is_done(int peer) {
   if (peer == engine().rank() || !is_long(routes_[static_cast<std::size_t>(peer)])) return true;
-  return group_->arena->is_at(sequence_, peer, 1);
+  return group_->arena->is_at(sequence_, peer, Arena::kLastStep);
 }
 
 bool NodeMovement::work() {
@@ -177,20 +221,24 @@ bool NodeMovement::work() {
   // Buffers of a rank that has given up must not be touched; its farewell ends this operation soon.
   if (!group_->meeting->all_here(sequence_)) return false;
   if (!mine_are_done_) {
-    if (!work_on_copies() || !Movement::work()) return false;
+    if (!direct_.work() || (staged_ && !staged_->work()) || !Movement::work()) return false;
     mine_are_done_ = true;
-    group_->arena->set_step(sequence_, engine().rank(), 1);
+    group_->arena->set_step(sequence_, engine().rank(), Arena::kLastStep);
     copy_own();
   }
   for (int peer = 0; peer < engine().size(); ++peer) {
     if (!peer_is_done(peer)) return false;
+  }
+  if (timed_) {
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began_;
+    group_->ways.took(signature().verb, longest_, start_.way, took.count());
   }
   return end();
 }
 
 void NodeMovement::copy_own() {
   const Route& route = routes_[static_cast<std::size_t>(engine().rank())];
-  if (route.in != route.out) kernels::copy_part(route.in, route.out, route.in_nbytes, route.in_nbytes);
+  if (route.in != route.out) kernels::copy_part(route.in, route.out, route.in_nbytes, whole_);
 }
 
 bool NodeMovement::end() {

@@ -1,17 +1,24 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "exchange/movement.h"
+#include "node/direct_movement.h"
 #include "node/node_group.h"
+#include "node/staged_movement.h"
 
 namespace samestep {
 
-/// A collective that only moves data between the ranks of a host. Short runs of bytes lie behind the announcements;
-/// of a long one each side announces where it is, and then either side, or both by turns, copies it straight from
-/// the one buffer into the other. Where neither can reach the other's memory it goes as a message.
+/// A collective that only moves data between the ranks of a host. Short runs of bytes lie behind the announcements. Of
+/// a long one each side announces where it is; what both ends then see decides:
+///   direct:  the receiver copies it straight from the one buffer into the other;
+///   divided: where all comes from one rank or goes to one, that rank takes a fair share of the copies;
+///   staged:  see StagedMovement, where neither end lies in shared memory.
+/// Where neither can reach the other's memory and nothing can be staged it goes as a message.
 class NodeMovement final : public Movement {
  public:
   NodeMovement(std::shared_ptr<Engine> engine, const Signature& signature, std::vector<Route> routes,
@@ -25,37 +32,43 @@ class NodeMovement final : public Movement {
   std::vector<int> awaited() override;
 
  private:
+  using Way = WayChoice::Way;
+
   /// Where ranks need not agree on sizes, each tells what it sends and what it expects.
   struct Sizes {
     std::uint64_t out, in;
+  };
+  /// Where they do, each tells of the whole operation:
+  struct Start {
+    Way way;               // of rank 0 counts
+    bool first_is_staged;  // the first windows lie in this rank's stage
   };
   /// What a rank tells a peer of the long runs between them.
   struct Places {
     std::uint64_t out, in;  // see Host::place_of; 0 where there is none
   };
-  /// A run of bytes of which this rank copies some chunks.
-  struct Copy {
+  /// One end of a long run.
+  struct End {
     int peer;
     bool outgoing;
     std::byte* mine;
-    std::uint64_t theirs;
+    std::uint64_t my_place, their_place;
     std::size_t nbytes;
-    std::size_t first, step;  // chunks
-
-    /// Short ones where ranks take turns; else long ones, as each call of the kernel costs a microsecond.
-    std::size_t chunk_nbytes() const { return step > 1 ? Crossings::kChunkBytes : 1 << 20; }
+    bool first_is_staged;
   };
 
   bool is_long(const Route& route) { return !is_short(route.out_nbytes) || !is_short(route.in_nbytes); }
+  bool is_private(const std::byte* data, std::size_t nbytes);
+  void choose_way();
+  void stage_ahead();
   void meet_peer(int peer, const Route& route);
   /// Takes a value from the front of what a peer announced.
   template <class T>
   T take(int peer, Meeting::Bytes& data);
-  /// Decides who copies a long run: appends this rank's share, or starts a message.
-  void divide(int peer, bool outgoing, std::byte* mine, std::uint64_t my_place, std::uint64_t their_place,
-              std::size_t nbytes);
-  void copy_chunk(const Copy& copy, std::size_t chunk);
-  bool work_on_copies();
+  /// Decides how a long run goes.
+  void begin_run(const End& end);
+  void copy_directly(const End& end);
+  StagedMovement& staged();
   /// What goes from this rank to itself: last, so that peers find what they copy in the caches it was written to.
   void copy_own();
   /// True; or throws what was wrong.
@@ -64,13 +77,17 @@ class NodeMovement final : public Movement {
 
   std::shared_ptr<NodeGroup> group_;
   bool has_long_ = false;
+  std::size_t longest_ = 0;
   bool ragged_;
+  bool can_stage_;
+  std::size_t whole_;  // bytes of all that comes to this rank, or goes from it
+  Start start_{Way::divided, false};
   std::string mismatch_;  // with one of the peers; told when the others have been served
-  std::vector<Copy> copies_;
-  std::size_t at_ = 0;     // of copies_
-  std::size_t chunk_ = 0;  // of that copy
+  DirectMovement direct_;
+  std::optional<StagedMovement> staged_;
+  bool timed_ = false;
+  std::chrono::steady_clock::time_point began_;
   bool mine_are_done_ = false;
-  bool stuck_ = false;  // for good, see Unreachable
 };
 
 }  // namespace samestep

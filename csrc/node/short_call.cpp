@@ -6,6 +6,7 @@
 
 #include "exchange/movement.h"
 #include "exchange/short_reduction.h"
+#include "kernels/stream.h"
 #include "node/node_reduction.h"
 
 namespace samestep::short_call {
@@ -24,6 +25,28 @@ std::size_t block_nbytes(const Engine& engine, const Call& call) {
 
 void copy(void* to, const void* from, std::size_t nbytes) {
   if (to != from && nbytes != 0) std::memmove(to, from, nbytes);
+}
+
+/// May this rank store into what a peer announced, until it releases the operation? See kernels::take_lines.
+bool may_give_back(const Engine& engine, std::size_t nbytes) {
+  constexpr std::size_t kFrom = 256;  // less may lie in the line itself
+  return engine.size() == 2 && nbytes >= kFrom;
+}
+
+/// Copies what a peer announced.
+void take(Engine& engine, std::uint64_t sequence, int peer, std::byte* to, std::size_t nbytes) {
+  const std::byte* const data = engine.meeting().data(sequence, peer).data();
+  if (!may_give_back(engine, nbytes)) return copy(to, data, nbytes);
+  kernels::take_lines(to, const_cast<std::byte*>(data), nbytes);
+}
+
+/// What a peer announced has been reduced.
+void give_back(Engine& engine, std::uint64_t sequence) {
+  const int peer = engine.rank() == 0 ? 1 : 0;
+  const Meeting::Bytes data = engine.meeting().data(sequence, peer);
+  if (may_give_back(engine, data.size())) {
+    kernels::give_back_lines(const_cast<std::byte*>(data.data()), data.size());
+  }
 }
 
 /// Block i of `in` for rank i.
@@ -92,14 +115,15 @@ void announce(Engine& engine, NodeGroup& group, std::uint64_t sequence, std::uin
 }
 
 bool finish(Engine& engine, std::uint64_t sequence, const Call& call) {
-  const Meeting& meeting = engine.meeting();
   const auto me = static_cast<std::size_t>(engine.rank());
   switch (call.verb) {
     case Verb::all_reduce:
       if (call.in.nbytes() >= Crossings::kPostedFrom) {
-        return NodeReduction::reduce_announced(engine, sequence, call.in, call.out, call.reduction.op);
+        if (!NodeReduction::reduce_announced(engine, sequence, call.in, call.out, call.reduction.op)) return false;
+      } else {
+        reduce(engine, sequence, call, call.in);
       }
-      reduce(engine, sequence, call, call.in);
+      give_back(engine, sequence);
       break;
     case Verb::reduce:
       if (engine.rank() == call.root) reduce(engine, sequence, call, call.in);
@@ -111,7 +135,7 @@ bool finish(Engine& engine, std::uint64_t sequence, const Call& call) {
     }
     case Verb::broadcast:
       if (engine.rank() != call.root) {
-        copy(call.out.data, meeting.data(sequence, call.root).data(), call.out.nbytes());
+        take(engine, sequence, call.root, bytes(call.out.data), call.out.nbytes());
       }
       break;
     case Verb::all_gather:
@@ -121,8 +145,7 @@ bool finish(Engine& engine, std::uint64_t sequence, const Call& call) {
       copy(bytes(call.out.data) + me * nbytes, bytes(call.in.data) + (gathers ? 0 : me * nbytes), nbytes);
       for (int peer = 0; peer < engine.size(); ++peer) {
         if (peer == engine.rank()) continue;
-        copy(bytes(call.out.data) + static_cast<std::size_t>(peer) * nbytes, meeting.data(sequence, peer).data(),
-             nbytes);
+        take(engine, sequence, peer, bytes(call.out.data) + static_cast<std::size_t>(peer) * nbytes, nbytes);
       }
       break;
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <span>
 
 namespace samestep {
 
@@ -11,18 +12,20 @@ double WayChoice::Times::shortest() const {
 }
 
 WayChoice::Kind& WayChoice::kind(Verb verb, std::size_t nbytes) {
-  const std::size_t row = verb == Verb::all_reduce ? 0 : verb == Verb::reduce ? 1 : 2;
-  return kinds_[row][static_cast<std::size_t>(std::bit_width(nbytes)) % 64];
+  return kinds_[{verb, static_cast<int>(std::bit_width(nbytes))}];
 }
 
-WayChoice::Way WayChoice::next(Verb verb, std::size_t nbytes) {
+WayChoice::Way WayChoice::next(Verb verb, std::size_t nbytes, std::size_t n_ways) {
   Kind& kind = this->kind(verb, nbytes);
   const std::uint64_t n = kind.n_begun++;
-  const Times &direct = kind.ways[0], &staged = kind.ways[1];
+  const auto ways = std::span(kind.ways).first(n_ways);
   // Operations that are announced ahead of others have no times yet.
-  if (n < 2 * kTries || direct.n == 0 || staged.n == 0) return n % 2 == 0 ? Way::direct : Way::staged;
-  const bool other = n % kOtherEvery == 0;
-  return (staged.shortest() < direct.shortest()) != other ? Way::staged : Way::direct;
+  const bool all_timed = std::ranges::all_of(ways, [](const Times& way) { return way.n != 0; });
+  if (n < n_ways * kTries || !all_timed) return static_cast<Way>(n % n_ways);
+  const auto fastest = std::ranges::min_element(ways, {}, &Times::shortest) - ways.begin();
+  const auto turn = n / kOtherEvery % (n_ways - 1) + 1;
+  const auto other = n % kOtherEvery == 0 ? turn : 0;
+  return static_cast<Way>((static_cast<std::size_t>(fastest) + other) % n_ways);
 }
 
 void WayChoice::took(Verb verb, std::size_t nbytes, Way way, double seconds) {

@@ -3,23 +3,26 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <utility>
 
 #include "communicator/signature.h"
 
 namespace samestep {
 
-/// Which way reductions of private memory take: through shared memory or through the kernel. Which one is faster
+/// Which way collectives on private memory take: through shared memory or through the kernel. Which one is fastest
 /// depends on the processor, on where the hypervisor puts it and on the kernel, so that operations are timed: for each
-/// verb and each doubling of the size both are tried in turn, then the faster one is taken, and from time to time the
-/// other. Both give the same bits.
+/// verb and each doubling of the size all are tried in turn, then the fastest one is taken, and from time to time
+/// another. All give the same bits.
 ///
 /// Rank 0 decides and says so in its announcement.
 class WayChoice {
  public:
-  enum class Way : std::uint8_t { direct, staged };
+  /// `divided`: through the kernel, by both ends. Reductions have no such way.
+  enum class Way : std::uint8_t { direct, staged, divided };
 
-  /// For the next operation.
-  Way next(Verb verb, std::size_t nbytes);
+  /// For the next operation, which has the first `n_ways`.
+  Way next(Verb verb, std::size_t nbytes, std::size_t n_ways = 2);
   /// What the last operation of this kind took; `direct` if there was none. On any rank.
   Way last(Verb verb, std::size_t nbytes) { return kind(verb, nbytes).last; }
   void goes(Verb verb, std::size_t nbytes, Way way) { kind(verb, nbytes).last = way; }
@@ -36,13 +39,13 @@ class WayChoice {
     double shortest() const;
   };
   struct Kind {
-    std::array<Times, 2> ways;
+    std::array<Times, 3> ways;
     std::uint64_t n_begun = 0;
     Way last = Way::direct;
   };
   Kind& kind(Verb verb, std::size_t nbytes);
 
-  std::array<std::array<Kind, 64>, 3> kinds_{};
+  std::map<std::pair<Verb, int>, Kind> kinds_;  // by doubling of the size
 };
 
 }  // namespace samestep

@@ -2,46 +2,22 @@
 
 #include <atomic>
 #include <latch>
-#include <numeric>
 #include <string>
 #include <thread>
 
 #include "communicator/fused.h"
-#include "contributions.h"
 #include "core/error.h"
 #include "local_network.h"
-#include "node/node_communicator.h"
-#include "thread_host.h"
+#include "node_town.h"
 
 using namespace samestep;
 
 namespace {
 
-Deadline soon() { return Deadline::after(Seconds(60)); }
-
-/// A host of `size` threads; each joins once.
-struct Town {
-  Town(int n_ranks, Reach how) : size(n_ranks), reach(how), house(std::make_shared<ThreadHost::House>()) {}
-  std::shared_ptr<Communicator> join(int rank) {
-    host = std::make_shared<ThreadHost>(house, rank, size, reach);
-    return join(host);
-  }
-  std::shared_ptr<Communicator> join(std::shared_ptr<ThreadHost> as) {
-    std::vector<int> members(static_cast<std::size_t>(size));
-    std::iota(members.begin(), members.end(), 0);
-    ExchangeOptions options;
-    options.oversubscribed = true;
-    return NodeCommunicator::open(std::move(as), members, options, soon());
-  }
-  int size;
-  Reach reach;
-  std::shared_ptr<ThreadHost::House> house;
-  static thread_local std::shared_ptr<ThreadHost> host;
-};
-thread_local std::shared_ptr<ThreadHost> Town::host;
-
-Buffer buffer(Floats& values) { return {values.data(), values.size(), DType::float32}; }
-Shape shape(const Floats& values) { return Shape::flat(values.size()); }
+Deadline soon() { return soon_enough(); }
+using Town = NodeTown;
+Buffer buffer(Floats& values) { return buffer_of(values); }
+Shape shape(const Floats& values) { return shape_of(values); }
 
 /// The verb, waited for at once.
 void run_now(Communicator& group, const Call& call) {
@@ -343,7 +319,7 @@ TEST_CASE("node: a rank that gives up behind messages that nobody takes is named
     const auto group = town.join(rank);
     Floats values(1000);
     if (rank == 1) {
-      for (int i = 0; i < 30; ++i) group->send(buffer(values), 0, 5);  // more than its ring holds
+      for (int i = 0; i < 80; ++i) group->send(buffer(values), 0, 5);  // more than its ring holds
       group->abandon(std::make_exception_ptr(TimeoutError("too late")), "its patience ended");
       given_up.count_down();
       return;

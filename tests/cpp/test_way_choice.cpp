@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <array>
+
 #include "node/way_choice.h"
 
 using samestep::Verb;
@@ -55,4 +57,23 @@ TEST_CASE("way choice: verbs and sizes do not mix") {
 TEST_CASE("way choice: operations that are announced ahead of all times alternate") {
   WayChoice ways;
   for (int i = 0; i < 40; ++i) CHECK(ways.next(Verb::all_reduce, kNbytes) == (i % 2 == 0 ? Way::direct : Way::staged));
+}
+
+TEST_CASE("way choice: three ways are tried, the fastest is taken, both others are looked at again") {
+  for (const std::size_t fastest : {0U, 1U, 2U}) {
+    WayChoice ways;
+    std::array<int, 3> taken{};
+    const auto run_one = [&] {
+      const Way way = ways.next(Verb::broadcast, kNbytes, 3);
+      ways.took(Verb::broadcast, kNbytes, way, static_cast<std::size_t>(way) == fastest ? 1 : 2);
+      return static_cast<std::size_t>(way);
+    };
+    for (int i = 0; i < 9; ++i) ++taken[run_one()];
+    CHECK(taken == std::array<int, 3>{3, 3, 3});
+    taken = {};
+    for (int i = 0; i < 640; ++i) ++taken[run_one()];
+    CHECK(taken[fastest] == 630);
+    CHECK(taken[(fastest + 1) % 3] == 5);
+    CHECK(taken[(fastest + 2) % 3] == 5);
+  }
 }

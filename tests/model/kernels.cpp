@@ -25,5 +25,14 @@ void reduce_into(DType, ReduceOp, std::span<const Input> inputs, std::span<void*
 }
 
 void copy_part(void* to, const void* from, std::size_t nbytes, std::size_t) { std::memcpy(to, from, nbytes); }
+void copy_past_caches(void* to, const void* from, std::size_t nbytes) { std::memcpy(to, from, nbytes); }
+void copy_lines(void* to, const void* from, std::size_t nbytes) { std::memcpy(to, from, nbytes); }
+void take_lines(void* to, void* from, std::size_t nbytes) {
+  std::memcpy(to, from, nbytes);
+  give_back_lines(from, nbytes);
+}
+void give_back_lines(void* lines, std::size_t nbytes) {
+  if (model::explorer().memory().holds(lines)) model::explorer().plain(lines, nbytes, true);
+}
 
 }  // namespace samestep::kernels

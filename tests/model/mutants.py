@@ -31,6 +31,7 @@ class Mutant(NamedTuple):
 
 MEETING, REDUCTION = "csrc/node/line_meeting.cpp", "csrc/node/node_reduction.cpp"
 DIRECT, STAGED = "csrc/node/direct_reduction.cpp", "csrc/node/staged_reduction.cpp"
+STAGED_RUNS = "csrc/node/staged_movement.cpp"
 MAILBOX, MOVEMENT, OPERATION = (
     "csrc/node/mailbox.cpp",
     "csrc/node/node_movement.cpp",
@@ -153,8 +154,56 @@ MUTANTS = [
     Mutant(
         "a buffer is given back before the others have copied it",
         MOVEMENT,
-        [("return group_->arena->is_at(sequence_, peer, 1);", "return true;")],
+        [("return group_->arena->is_at(sequence_, peer, Arena::kLastStep);", "return true;")],
         "gathered-2",
+    ),
+    Mutant(
+        "a window is staged where another still lies",
+        STAGED_RUNS,
+        [("step_ - depth_ + 2;", "step_ - depth_ + 1;")],
+        "staged-broadcast-2-bounded",
+    ),
+    Mutant(
+        "a window is taken before it is there",
+        STAGED_RUNS,
+        [("if (!ahead && !arena.is_at(sequence_, run.peer, step_)) return false;", "")],
+        "staged-gather-2-bounded",
+    ),
+    Mutant(
+        "every first window counts as staged ahead",
+        STAGED_RUNS,
+        [("(step_ == 1 && run.first_is_staged)", "step_ == 1")],
+        "staged-broadcast-root-late-2-bounded",
+    ),
+    Mutant(
+        "a run is staged ahead while the operation before is under way",
+        MOVEMENT,
+        [("&& group_->meeting->is_next(sequence_)) stage_ahead();", ") stage_ahead();")],
+        "staged-broadcast-root-late-2-bounded",
+    ),
+    Mutant(
+        "a window that several receive is given back by each",
+        STAGED_RUNS,
+        [("read_by_several ? kernels::copy_lines(into", "false ? kernels::copy_lines(into")],
+        "staged-broadcast-3-bounded",
+    ),
+    Mutant(
+        "what several ranks read is given back by each",
+        "csrc/node/short_call.cpp",
+        [("return engine.size() == 2 && nbytes", "return nbytes")],
+        "moved-now-3-bounded",
+    ),
+    Mutant(
+        "runs to different ranks share their place in a stage",
+        STAGED_RUNS,
+        [("+ lane * lane_nbytes_ +", "+ 0 * lane * lane_nbytes_ +")],
+        "staged-swap-3-bounded",
+    ),
+    Mutant(
+        "a rank leaves while others still take from its stage",
+        MOVEMENT,
+        [("return group_->arena->is_at(sequence_, peer, Arena::kLastStep);", "return true;")],
+        "staged-broadcasts-2-bounded",
     ),
     Mutant(
         "a full ring is written to",

@@ -140,7 +140,60 @@ Scenario gathered(std::string name, int size, Reach reach, std::size_t count) {
   });
 }
 
-constexpr std::size_t kMessage = 900;  // elements; its frames do not fill a ring to the last byte
+Communicator::WorkPtr broadcast(Town& town, int rank, Floats values, int root) {
+  return town.group(rank).broadcast(as_buffer(values), root, shape_of(values));
+}
+
+/// Broadcasts from these roots, one after the other.
+Scenario broadcasted(std::string name, int size, Reach reach, std::size_t count, std::vector<int> roots) {
+  return in_town(std::move(name), size, reach, [=](Town& town, int rank) {
+    for (std::size_t i = 0; i < roots.size(); ++i) {
+      const Floats values = town.buffer(rank, count);
+      fill(values, static_cast<float>(10 * i + static_cast<std::size_t>(rank)));
+      town.wait(rank, broadcast(town, rank, values, roots[i]));
+      expect(values, static_cast<float>(10 * i + static_cast<std::size_t>(roots[i])), 1);
+      fill(values, -1);  // it is the caller's again
+      town.settle(rank, i);
+    }
+  });
+}
+
+/// Three broadcasts from rank 0; this rank begins the last before the second has ended.
+Scenario broadcasted_late(std::string name, Reach reach, std::size_t count, int late) {
+  return in_town(std::move(name), 2, reach, [=](Town& town, int rank) {
+    std::array<Floats, 3> values;
+    for (std::size_t i = 0; i < 3; ++i) {
+      values[i] = town.buffer(rank, count);
+      fill(values[i], static_cast<float>(10 * i + static_cast<std::size_t>(rank)));
+    }
+    std::array<Communicator::WorkPtr, 3> works;
+    for (std::size_t i = 0; i < 3; ++i) {
+      works[i] = broadcast(town, rank, values[i], 0);
+      if (rank != late || i != 1) town.wait(rank, works[i]);
+    }
+    if (rank == late) town.wait(rank, works[1]);
+    for (std::size_t i = 0; i < 3; ++i) expect(values[i], static_cast<float>(10 * i), 1);
+  });
+}
+
+/// Every rank sends another run to every other.
+Scenario swapped(std::string name, int size, Reach reach, std::size_t count) {
+  return in_town(std::move(name), size, reach, [=](Town& town, int rank) {
+    const std::size_t all = count * static_cast<std::size_t>(size);
+    const Floats out = town.buffer(rank, all), in = town.buffer(rank, all);
+    for (int peer = 0; peer < size; ++peer) {
+      fill(out.subspan(static_cast<std::size_t>(peer) * count, count), static_cast<float>(10 * rank + peer));
+    }
+    town.wait(rank, town.group(rank).all_to_all(as_buffer(out), as_buffer(in), shape_of(out)));
+    fill(out, -1);
+    for (int peer = 0; peer < size; ++peer) {
+      expect(in.subspan(static_cast<std::size_t>(peer) * count, count), static_cast<float>(10 * peer + rank), 1);
+    }
+  });
+}
+
+// Elements of a message: the one that does not fit at the end of a ring is too long by 64 bytes.
+constexpr std::size_t kMessage = 3830;
 
 /// Rank 0 sends `n` messages to rank 1, which takes them in order; with `both` the other way, too.
 Scenario mailed(std::string name, Reach reach, std::size_t count, int n, bool both) {
@@ -281,6 +334,7 @@ Scenario given_up(std::string name, int size, Reach reach, Act act, int n = 0) {
 
 constexpr std::size_t kClaimed = 4 << 15;  // the fewest elements that two ranks claim chunks of
 constexpr std::size_t kStaged = 70'000;    // in several windows
+constexpr std::size_t kRunsOver = 80'000;  // more windows than a stage holds
 constexpr int kManyMessages = 19;          // more than a ring holds
 
 }  // namespace
@@ -316,10 +370,20 @@ std::vector<std::function<Scenario()>> scenarios() {
       [] { return bounded(0, queued("staged-3", 3, Reach::none, {kStaged})); },
       [] { return gathered("gathered-2", 2, Reach::shared, 20'000); },
       [] { return bounded(1, gathered("gathered-3", 3, Reach::kernel, 20'000)); },
+      [] { return bounded(2, broadcasted("staged-broadcast-2", 2, Reach::none, kRunsOver, {0})); },
+      [] { return bounded(2, broadcasted("staged-broadcasts-2", 2, Reach::none, 20'000, {0, 0, 1})); },
+      [] { return bounded(2, broadcasted_late("staged-broadcast-root-late-2", Reach::none, 20'000, 0)); },
+      [] { return bounded(2, broadcasted_late("staged-broadcast-late-2", Reach::none, 20'000, 1)); },
+      [] { return bounded(1, broadcasted("ways-broadcast-2", 2, Reach::kernel, 70'000, {0, 0, 1, 0})); },
+      [] { return bounded(0, broadcasted("staged-broadcast-3", 3, Reach::none, kRunsOver, {1})); },
+      [] { return bounded(2, gathered("staged-gather-2", 2, Reach::none, kRunsOver)); },
+      [] { return bounded(0, gathered("staged-gather-3", 3, Reach::none, 20'000)); },
+      [] { return bounded(2, swapped("staged-swap-2", 2, Reach::none, kRunsOver)); },
+      [] { return bounded(0, swapped("staged-swap-3", 3, Reach::none, 40'000)); },
       [] { return bounded(2, mailed("mailed-ring", Reach::none, kMessage, kManyMessages, false)); },
       [] { return mailed("mailed-both-ways", Reach::none, kMessage, 2, true); },
-      [] { return bounded(3, mailed("mailed-offer", Reach::kernel, 6000, 1, true)); },
-      [] { return bounded(3, mailed("mailed-pieces", Reach::none, 26'000, 1, false)); },
+      [] { return bounded(3, mailed("mailed-offer", Reach::kernel, 30'000, 1, true)); },
+      [] { return bounded(3, mailed("mailed-pieces", Reach::none, 100'000, 1, false)); },
       [] { return bounded(2, mailed_now("mailed-now-ring", kMessage, kManyMessages, false)); },
       [] { return mailed_now("mailed-now-both-ways", kMessage, 2, true); },
       [] { return moved_now("moved-now-2", 2, 300, 4); },
@@ -328,6 +392,7 @@ std::vector<std::function<Scenario()>> scenarios() {
       [] { return killed("killed-line-2", 2, Reach::none, an_all_reduce(3)); },
       [] { return bounded(2, killed("killed-claimed-2", 2, Reach::shared, an_all_reduce(kClaimed))); },
       [] { return bounded(2, killed("killed-staged-2", 2, Reach::none, an_all_reduce(20'000))); },
+      [] { return bounded(2, killed("killed-staged-gather-2", 2, Reach::none, a_gather(20'000))); },
       [] { return killed("killed-gather-2", 2, Reach::kernel, a_gather(20'000)); },
       [] { return bounded(1, killed("killed-line-3", 3, Reach::none, an_all_reduce(3))); },
       [] { return bounded(0, killed("killed-dealt-3", 3, Reach::shared, an_all_reduce(6000))); },
@@ -335,6 +400,7 @@ std::vector<std::function<Scenario()>> scenarios() {
       [] { return given_up("given-up-dealt-2", 2, Reach::shared, an_all_reduce(6000)); },
       [] { return bounded(2, given_up("given-up-staged-2", 2, Reach::none, an_all_reduce(20'000))); },
       [] { return given_up("given-up-gather-2", 2, Reach::shared, a_gather(20'000)); },
+      [] { return bounded(1, given_up("given-up-staged-gather-2", 2, Reach::none, a_gather(20'000))); },
       [] { return bounded(0, given_up("given-up-dealt-3", 3, Reach::shared, an_all_reduce(6000))); },
       [] { return bounded(1, given_up("given-up-full-ring-2", 2, Reach::none, an_all_reduce(3), kManyMessages)); },
   };

@@ -1,0 +1,148 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "core/error.h"
+#include "local_network.h"
+#include "node_town.h"
+
+using namespace samestep;
+
+namespace {
+
+Floats block_of(const Floats& from, std::size_t i, std::size_t count) {
+  const auto begin = from.begin() + static_cast<std::ptrdiff_t>(i * count);
+  return {begin, begin + static_cast<std::ptrdiff_t>(count)};
+}
+
+/// Every verb that moves data, with `count` elements for each rank, and what must come out.
+void move_everything(Communicator& group, std::size_t count) {
+  const int size = group.size(), rank = group.rank();
+  const auto n = static_cast<std::size_t>(size), r = static_cast<std::size_t>(rank);
+  Floats mine = contribution(rank, count), everyone(n * count), expected(n * count);
+  for (std::size_t peer = 0; peer < n; ++peer) {
+    const Floats theirs = contribution(static_cast<int>(peer), count);
+    std::copy(theirs.begin(), theirs.end(), expected.begin() + static_cast<std::ptrdiff_t>(peer * count));
+  }
+  group.all_gather(buffer_of(mine), buffer_of(everyone), shape_of(mine))->wait(soon_enough());
+  REQUIRE(everyone == expected);
+  Floats blocks = contribution(rank, n * count), swapped(n * count);
+  group.all_to_all(buffer_of(blocks), buffer_of(swapped), shape_of(blocks))->wait(soon_enough());
+  for (std::size_t peer = 0; peer < n; ++peer) {
+    REQUIRE(block_of(swapped, peer, count) == block_of(contribution(static_cast<int>(peer), n * count), r, count));
+  }
+  for (int root = 0; root < size; ++root) {
+    Floats sent = contribution(rank, count);
+    group.broadcast(buffer_of(sent), root, shape_of(sent))->wait(soon_enough());
+    REQUIRE(sent == contribution(root, count));
+    Floats gathered(rank == root ? n * count : 0), part(count);
+    group.gather(buffer_of(mine), buffer_of(gathered), root, shape_of(mine))->wait(soon_enough());
+    if (rank == root) REQUIRE(gathered == expected);
+    group.scatter(buffer_of(blocks), buffer_of(part), root, shape_of(part))->wait(soon_enough());
+    REQUIRE(part == block_of(contribution(root, n * count), r, count));
+  }
+  REQUIRE(mine == contribution(rank, count));
+}
+
+}  // namespace
+
+TEST_CASE("node: long runs go each way in turn, staged ahead or not, and arrive as they were") {
+  constexpr int kTurns = 10;  // three of each of three ways, and more
+  for (const int size : {2, 3, 4}) {
+    NodeTown town(size, Reach::kernel);
+    as_threads(size, [&](int rank) {
+      const auto group = town.join(rank);
+      // Behind the announcement of few, in one window, in as many as a stage holds, in more.
+      for (const std::size_t count : {std::size_t{4001}, std::size_t{16'385}, std::size_t{70'001}}) {
+        for (int turn = 0; turn < kTurns; ++turn) {
+          // Where another one is under way nothing is copied ahead.
+          Floats other = contribution(rank, 70'001);
+          const auto before = group->all_reduce(buffer_of(other), buffer_of(other), {}, shape_of(other));
+          if ((turn + rank) % 3 != 0) before->wait(soon_enough());
+          move_everything(*group, count);
+          before->wait(soon_enough());
+          REQUIRE(other == sum(size, other.size()));
+        }
+      }
+      group->close(soon_enough());
+    });
+  }
+}
+
+TEST_CASE("node: runs that fill windows and stages to the byte, and one element more or less") {
+  constexpr std::size_t kKiB = 1024 / sizeof(float);
+  for (const Reach reach : {Reach::none, Reach::kernel}) {
+    NodeTown town(2, reach);
+    as_threads(2, [&](int rank) {
+      const auto group = town.join(rank);
+      for (const std::size_t kib : {36, 64, 128, 256, 512, 1024, 1100}) {
+        for (const std::size_t count : {kib * kKiB - 1, kib * kKiB, kib * kKiB + 1}) {
+          for (int turn = 0; turn < 3; ++turn) {
+            Floats sent = contribution(rank, count);
+            group->broadcast(buffer_of(sent), turn % 2, shape_of(sent))->wait(soon_enough());
+            REQUIRE(sent == contribution(turn % 2, count));
+            Floats mine = contribution(rank, count), both(2 * count);
+            group->all_gather(buffer_of(mine), buffer_of(both), shape_of(mine))->wait(soon_enough());
+            REQUIRE(block_of(both, 0, count) == contribution(0, count));
+            REQUIRE(block_of(both, 1, count) == contribution(1, count));
+          }
+        }
+      }
+      group->close(soon_enough());
+    });
+  }
+}
+
+TEST_CASE("node: some ranks' buffers are shared and others' are not") {
+  constexpr std::size_t kCount = 50'001;
+  const int size = 3;
+  for (int odd = 0; odd < size; ++odd) {
+    for (const bool odd_is_shared : {true, false}) {
+      NodeTown town(size, Reach::heap);
+      as_threads(size, [&](int rank) {
+        const auto group = town.join(rank);
+        const bool shared = (rank == odd) == odd_is_shared;
+        const auto heap = NodeTown::host->heap();
+        const std::size_t nbytes = static_cast<std::size_t>(size) * kCount * sizeof(float);
+        const auto in_heap = allocate_shared(heap, nbytes);
+        REQUIRE(in_heap != nullptr);
+        Floats own(static_cast<std::size_t>(size) * kCount);
+        auto* const data = shared ? reinterpret_cast<float*>(in_heap.get()) : own.data();
+        for (int root = 0; root < size; ++root) {
+          const Floats mine = contribution(rank, kCount);
+          std::copy(mine.begin(), mine.end(), data);
+          group->broadcast({data, kCount, DType::float32}, root, Shape::flat(kCount))->wait(soon_enough());
+          REQUIRE(Floats(data, data + kCount) == contribution(root, kCount));
+        }
+        Floats mine = contribution(rank, kCount);
+        group->all_gather(buffer_of(mine), {data, own.size(), DType::float32}, shape_of(mine))->wait(soon_enough());
+        for (int peer = 0; peer < size; ++peer) {
+          const float* const theirs = data + static_cast<std::size_t>(peer) * kCount;
+          REQUIRE(Floats(theirs, theirs + kCount) == contribution(peer, kCount));
+        }
+        group->barrier()->wait(soon_enough());
+        group->close(soon_enough());
+      });
+    }
+  }
+}
+
+TEST_CASE("node: a rank that dies while long runs are under way is named by all others") {
+  const int size = 3;
+  for (const Reach reach : {Reach::none, Reach::kernel}) {
+    NodeTown town(size, reach);
+    as_threads(size, [&](int rank) {
+      const auto group = town.join(rank);
+      move_everything(*group, 50'001);
+      if (rank == 2) return NodeTown::host->die();
+      Floats mine = contribution(rank, 300'001), everyone(mine.size() * static_cast<std::size_t>(size));
+      try {
+        group->all_gather(buffer_of(mine), buffer_of(everyone), shape_of(mine))->wait(soon_enough());
+        FAIL("rank 2 is dead");
+      } catch (const PeerLostError& error) {
+        CHECK(std::string(error.what()).find("rank 2 has left group 'world'") != std::string::npos);
+      }
+    });
+  }
+}
