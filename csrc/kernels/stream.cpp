@@ -68,9 +68,9 @@ void give_back_lines(void* lines, std::size_t nbytes) {
 #endif
 }
 
-void copy_part(void* to, const void* from, std::size_t nbytes, std::size_t whole) {
-  constexpr std::size_t kPastCachesFrom = 8 << 20;  // below, the caches do better
-  if (whole >= kPastCachesFrom) return copy_past_caches(to, from, nbytes);
+void copy_part(void* to, const void* from, std::size_t nbytes, std::size_t touched) {
+  constexpr std::size_t kPastCachesFrom = 24 << 20;  // below, the caches do better
+  if (touched >= kPastCachesFrom) return copy_past_caches(to, from, nbytes);
   if (nbytes != 0) std::memcpy(to, from, nbytes);
 }
 

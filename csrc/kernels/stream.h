@@ -20,7 +20,8 @@ void take_lines(void* to, void* from, std::size_t nbytes);
 /// What take_lines does to the lines, after they have been read in another way.
 void give_back_lines(void* lines, std::size_t nbytes);
 
-/// Copies a part of `whole` bytes, past the caches if they are more than fit in there.
-void copy_part(void* to, const void* from, std::size_t nbytes, std::size_t whole);
+/// Copies a part of an operation in which all ranks together touch so many bytes, past the caches if they are more than
+/// fit in there.
+void copy_part(void* to, const void* from, std::size_t nbytes, std::size_t touched);
 
 }  // namespace samestep::kernels

@@ -26,7 +26,7 @@ void DirectMovement::copy_chunk(const Run& run, std::size_t begin, std::size_t n
   if (std::byte* const there = host.at(member, run.theirs, run.nbytes); there != nullptr) {
     std::byte* const to = run.outgoing ? there + begin : run.mine + begin;
     const std::byte* const from = run.outgoing ? run.mine + begin : there + begin;
-    return kernels::copy_part(to, from, nbytes, whole_);
+    return kernels::copy_part(to, from, nbytes, touched_);
   }
   const bool moved = run.outgoing ? host.push(member, run.theirs + begin, run.mine + begin, nbytes)
                                   : host.pull(member, run.mine + begin, run.theirs + begin, nbytes);

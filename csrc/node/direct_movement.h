@@ -20,8 +20,8 @@ class DirectMovement {
     std::size_t nbytes;
   };
 
-  /// `whole`: bytes that the operation brings to one rank, or takes from one.
-  DirectMovement(NodeGroup& group, std::size_t whole) : group_(group), whole_(whole) {}
+  /// `touched`: bytes of all ranks, about, that take part.
+  DirectMovement(NodeGroup& group, std::size_t touched) : group_(group), touched_(touched) {}
 
   /// This rank copies all of it.
   void copy(const Run& run) { parts_.push_back({run, 0, run.nbytes}); }
@@ -40,7 +40,7 @@ class DirectMovement {
   void copy_chunk(const Run& run, std::size_t begin, std::size_t nbytes);
 
   NodeGroup& group_;
-  std::size_t whole_;
+  std::size_t touched_;
   std::vector<Part> parts_;
   std::size_t at_ = 0;  // of parts_
   bool stuck_ = false;  // for good, see Unreachable

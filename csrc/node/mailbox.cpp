@@ -161,7 +161,8 @@ void Mailbox::deliver(Record& record, const Arrived& arrived, const std::byte* b
   }
   const int peer = members_[static_cast<std::size_t>(arrived.source)];
   if (const std::byte* here = host_->at(peer, arrived.address, arrived.length); here != nullptr) {
-    kernels::copy_part(record.into, here, arrived.length, arrived.length);
+    constexpr std::size_t kBuffers = 4;  // of two ranks that exchange such messages
+    kernels::copy_part(record.into, here, arrived.length, kBuffers * arrived.length);
   } else if (!host_->reaches_memory()) {
     in_pieces_.emplace(std::pair(arrived.source, arrived.id), &record);
     post(arrived.source, {{kAlign, Kind::wanted, 0, arrived.id, 0, 0}, {}, nullptr});

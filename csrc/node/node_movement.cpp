@@ -15,14 +15,17 @@ bool is_ragged(Verb verb) {
   return verb == Verb::all_gather_v || verb == Verb::gather_v || verb == Verb::scatter_v || verb == Verb::all_to_all_v;
 }
 
-/// The longer of what comes to this rank and what goes from it.
-std::size_t whole_of(const std::vector<Movement::Route>& routes) {
+/// Bytes that all ranks read and write, if all do as much as this one; a run that goes to several ranks counts once.
+std::size_t touched_by(const std::vector<Movement::Route>& routes, int root) {
   std::size_t in = 0, out = 0;
+  const std::byte* last = nullptr;
   for (const Movement::Route& route : routes) {
     in += route.in_nbytes;
-    out += route.out_nbytes;
+    out += route.out == last ? 0 : route.out_nbytes;
+    last = route.out;
   }
-  return std::max(in, out);
+  // Where one rank has it all, the others together have as much.
+  return root < 0 ? routes.size() * (in + out) : 2 * std::max(in, out);
 }
 
 template <class T>
@@ -39,8 +42,8 @@ NodeMovement::NodeMovement(std::shared_ptr<Engine> shared_engine, const Signatur
       group_(std::move(group)),
       ragged_(is_ragged(signature.verb)),
       can_stage_(StagedMovement::carries(signature.verb, engine().size())),
-      whole_(whole_of(routes_)),
-      direct_(*group_, whole_) {
+      touched_(touched_by(routes_, signature.root)),
+      direct_(*group_, touched_) {
   for (int peer = 0; peer < engine().size(); ++peer) {
     const Route& route = routes_[static_cast<std::size_t>(peer)];
     if (peer == engine().rank() || !is_long(route)) continue;
@@ -238,7 +241,7 @@ bool NodeMovement::work() {
 
 void NodeMovement::copy_own() {
   const Route& route = routes_[static_cast<std::size_t>(engine().rank())];
-  if (route.in != route.out) kernels::copy_part(route.in, route.out, route.in_nbytes, whole_);
+  if (route.in != route.out) kernels::copy_part(route.in, route.out, route.in_nbytes, touched_);
 }
 
 bool NodeMovement::end() {

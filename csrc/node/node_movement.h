@@ -80,7 +80,7 @@ class NodeMovement final : public Movement {
   std::size_t longest_ = 0;
   bool ragged_;
   bool can_stage_;
-  std::size_t whole_;  // bytes of all that comes to this rank, or goes from it
+  std::size_t touched_;  // bytes of all ranks, about, that take part
   Start start_{Way::divided, false};
   std::string mismatch_;  // with one of the peers; told when the others have been served
   DirectMovement direct_;

@@ -147,3 +147,23 @@ def test_nan_payloads_and_negative_zeros_travel_unchanged(group):
     x = bits.view("float32").copy() if group.rank == 0 else np.zeros(4, "float32")
     group.bcast(x)
     assert_same(x.view("uint32"), bits)
+
+
+@pytest.mark.parametrize("count", [9_217, 16_384, 100_003])  # long between two ranks; many windows
+def test_one_size_again_and_again(group, count):
+    # Ways are tried in turn before one is kept: the bytes are the same by each.
+    n, rank = group.size, group.rank
+    for turn in range(10):
+        root = turn % n
+        blocks = inputs_of(group, (n, count), seed=turn)
+        x = blocks[rank].copy()
+        group.bcast(x, root=root)
+        assert_same(x, blocks[root], f"bcast {turn}")
+        mine = blocks[rank][0]
+        everyone = np.stack([b[0] for b in blocks])
+        assert_same(group.allgather(mine), everyone, f"allgather {turn}")
+        assert_same(group.alltoall(blocks[rank]), np.stack([b[rank] for b in blocks]), f"alltoall {turn}")
+        assert_same(group.scatter(blocks[rank] if rank == root else None, root=root), blocks[root][rank])
+        got = group.gather(mine, root=root)
+        if rank == root:
+            assert_same(got, everyone, f"gather {turn}")
