@@ -67,8 +67,9 @@ for turn in range(2):
     assert sorted(done.stdout.split("\n")) == ["", *["nccl True [3.0, 3.0, 3.0]"] * 4], done
 
 
-def test_a_list_names_the_devices(tmp_path):
-    got = outcome(tmp_path, 2, "cuda_devices=[3, 1]")
+@pytest.mark.parametrize("backend", ["nccl", "native"])
+def test_a_list_names_the_devices(tmp_path, backend):
+    got = outcome(tmp_path, 2, f"{backend!r}, cuda_devices=[3, 1]")
     assert [told["result"][1] for told in got] == [3, 1]
 
 
