@@ -101,7 +101,8 @@ def test_a_thousand_worlds_over_mpi_leave_nothing_behind(group):
         assert world.allreduce(np.full(1000, 1.0))[0] == 2
         assert world.split(0).allreduce(1) == 2
         del world
-    assert seen[1:] == [seen[0]] * 3
+    # A thread of MPI may have ended meanwhile.
+    assert all(now <= first for later in seen[1:] for now, first in zip(later, seen[0], strict=True)), seen
 
 
 @pytest.mark.ranks(1, 2)
