@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "core/bystanders.h"
 #include "core/error.h"
@@ -221,21 +222,23 @@ void Engine::look_for_farewells() {
                                                         name(), "': ", farewell.text.data())};
     let_go(from.source, departed);
   }
-  const std::string text = text_of(losses);
+  std::vector<std::pair<Messenger::Loss, std::string>> news;
   for (const Messenger::Loss& loss : losses) {
-    if (!departed_.contains(loss.peer)) let_go(loss.peer, {loss.first_missing, text});
+    if (!departed_.contains(loss.peer)) news.emplace_back(loss, text_of(loss, losses));
   }
+  for (const auto& [loss, text] : news) let_go(loss.peer, {loss.first_missing, text});
 }
 
-/// Names all, for it is not known who has left because of whom.
-std::string Engine::text_of(const std::vector<Messenger::Loss>& losses) const {
-  constexpr int kMostNamed = 8;
-  std::string text;
-  int n = 0;
-  for (const Messenger::Loss& loss : losses) {
-    if (departed_.contains(loss.peer) || ++n > kMostNamed) continue;
-    text +=
-        str(n > 1 ? "; " : "", "rank ", loss.peer, on_host(loss.peer), " has left group '", name(), "': ", loss.text);
+/// Names others, too, for it is not known who has left because of whom.
+std::string Engine::text_of(const Messenger::Loss& loss, const std::vector<Messenger::Loss>& losses) const {
+  constexpr std::size_t kMostNamed = 8;
+  const auto of = [this](const Messenger::Loss& one) {
+    return str("rank ", one.peer, on_host(one.peer), " has left group '", name(), "': ", one.text);
+  };
+  std::string text = of(loss);
+  std::size_t n = 1;
+  for (const Messenger::Loss& other : losses) {
+    if (other.peer != loss.peer && n++ < kMostNamed) text += "; " + of(other);
   }
   return n > kMostNamed ? str(text, "; and ", n - kMostNamed, " more") : text;
 }

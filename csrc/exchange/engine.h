@@ -143,7 +143,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::string list(const std::vector<int>& ranks) const;
   std::string on_host(int rank) const;
   void ask_after(Operation& operation);
-  std::string text_of(const std::vector<Messenger::Loss>& losses) const;
+  std::string text_of(const Messenger::Loss& loss, const std::vector<Messenger::Loss>& losses) const;
   void let_go(int peer, const Departed& departed);
   void fail_without(int peer, const Departed& departed);
   void drop_finished();

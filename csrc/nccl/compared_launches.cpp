@@ -137,11 +137,17 @@ std::shared_ptr<ComparedLaunches> ComparedLaunches::make(std::shared_ptr<NcclCha
 }
 
 void ComparedLaunches::launch_when_agreed(std::weak_ptr<ComparedLaunches> launches, std::shared_ptr<Bell> bell) {
+  if (const auto all = launches.lock()) stay_on(all->channel_->gpu(), all->channel_->options().device);
   while (bell->wait()) {
     for (bool idle = false; !idle;) {
       std::this_thread::sleep_for(kLookEvery);  // whoever waits is sooner
       const std::shared_ptr<ComparedLaunches> all = launches.lock();
-      idle = all == nullptr || all->idle();
+      try {
+        idle = all == nullptr || all->idle();
+      } catch (...) {  // of the transport
+        all->abandon(std::current_exception());
+        idle = true;
+      }
     }
   }
 }

@@ -142,6 +142,13 @@ bool GpuLibrary::happened(Event event) const {
   return code == 0;
 }
 
+void stay_on(const GpuLibrary& gpu, int device) noexcept {
+  try {
+    gpu.set_device(device);
+  } catch (...) {  // the device has gone; the next call says so
+  }
+}
+
 OnDevice::~OnDevice() {
   if (before_ == device_) return;
   try {

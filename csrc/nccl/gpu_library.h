@@ -110,4 +110,8 @@ class OnDevice {
   int before_, device_;
 };
 
+/// Makes a device current for the rest of this thread, which else makes a context on the first device, too, whenever it
+/// gives a device back.
+void stay_on(const GpuLibrary& gpu, int device) noexcept;
+
 }  // namespace samestep

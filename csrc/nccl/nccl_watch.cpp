@@ -109,6 +109,7 @@ void NcclChannel::look() {
 }
 
 void NcclChannel::watch() {
+  stay_on(gpu(), options_.device);
   while (true) {
     {
       std::unique_lock lock(mutex_);

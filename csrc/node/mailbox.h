@@ -90,7 +90,7 @@ class Mailbox final : public Messenger {
     Record* record;  // ends with it, if not null
   };
 
-  std::size_t longest_message() const { return (arena_->ring_nbytes() / 3 - sizeof(Frame)) / 64 * 64; }
+  std::size_t longest_message() const { return arena_->ring_nbytes() / 3 / 64 * 64 - sizeof(Frame); }
   Record* new_record();
   void drop(Record* record);
   void post(int dest, const Outgoing& outgoing);

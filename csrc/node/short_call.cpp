@@ -40,12 +40,12 @@ void take(Engine& engine, std::uint64_t sequence, int peer, std::byte* to, std::
   kernels::take_lines(to, const_cast<std::byte*>(data), nbytes);
 }
 
-/// What a peer announced has been reduced.
-void give_back(Engine& engine, std::uint64_t sequence) {
+/// What a peer announced has been reduced. Its owner may still read the first `kept` bytes.
+void give_back(Engine& engine, std::uint64_t sequence, std::size_t kept) {
   const int peer = engine.rank() == 0 ? 1 : 0;
   const Meeting::Bytes data = engine.meeting().data(sequence, peer);
   if (may_give_back(engine, data.size())) {
-    kernels::give_back_lines(const_cast<std::byte*>(data.data()), data.size());
+    kernels::give_back_lines(const_cast<std::byte*>(data.data()) + kept, data.size() - kept);
   }
 }
 
@@ -120,10 +120,12 @@ bool finish(Engine& engine, std::uint64_t sequence, const Call& call) {
     case Verb::all_reduce:
       if (call.in.nbytes() >= Crossings::kPostedFrom) {
         if (!NodeReduction::reduce_announced(engine, sequence, call.in, call.out, call.reduction.op)) return false;
-      } else {
-        reduce(engine, sequence, call, call.in);
+        constexpr std::size_t kLine = 64;  // with the PostedBuffers
+        give_back(engine, sequence, kLine);
+        break;
       }
-      give_back(engine, sequence);
+      reduce(engine, sequence, call, call.in);
+      give_back(engine, sequence, 0);
       break;
     case Verb::reduce:
       if (engine.rank() == call.root) reduce(engine, sequence, call, call.in);

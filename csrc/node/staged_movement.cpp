@@ -9,6 +9,7 @@ namespace samestep {
 namespace {
 
 constexpr std::size_t kLine = 64;
+constexpr int kStepsAtOnce = 128;  // then others may have their turn
 constexpr std::size_t whole_lines(std::size_t nbytes) { return nbytes / kLine * kLine; }
 
 }  // namespace
@@ -79,8 +80,8 @@ bool StagedMovement::may_step() const {
 }
 
 bool StagedMovement::work() {
-  while (step_ <= n_windows_) {
-    if (!may_step()) return false;
+  for (int turn = 0; step_ <= n_windows_; ++turn) {
+    if (turn == kStepsAtOnce || !may_step()) return false;
     if (exchanges_ && step_ > 0) {
       exchange(step_);
     } else {

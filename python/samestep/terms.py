@@ -84,7 +84,8 @@ def meaning(name: str, text: str | None) -> str:
     if text is None:
         return _UNSET
     if text.isascii() and text.isdigit():
-        return str(int(text))
+        no_piece = name.endswith("_PIECE") and int(text) == 0  # as if it were not set
+        return _UNSET if no_piece else str(int(text))
     raise InvalidArgumentError(f"{name} must be a number of bytes, got {text!r}")
 
 

@@ -345,6 +345,7 @@ std::vector<std::function<Scenario()>> scenarios() {
       [] { return now("now-line-2", 2, 3, 10); },
       [] { return now("now-line-3", 3, 3, 1); },
       [] { return now("now-block-2", 2, 300, 4); },
+      [] { return now("now-posted-2", 2, 3000, 1); },
       [] { return bounded(1, now("now-block-3", 3, 300, 3)); },
       [] { return now_or_later("now-or-later-line-2", 2, 3, 1); },
       [] { return now_or_later("now-or-later-block-2", 2, 300, 1); },

@@ -43,6 +43,13 @@ def test_threads_are_the_users_choice_and_a_lone_rank_keeps_the_default():
     assert "OMP_NUM_THREADS" not in plan.environment(one, **where, inherited={})
 
 
+def test_under_torchrun_ranks_have_a_store_of_their_own():
+    place = plan.places(["a"])[0]
+    where = {"master_addr": "a", "master_port": 1, "secret": "s"}
+    variable = "TORCHELASTIC_USE_AGENT_STORE"
+    assert plan.environment(place, **where, inherited={variable: "True"})[variable] == "False"
+
+
 def test_what_other_hosts_need():
     env = {"PATH": "p", "HOME": "h", "NCCL_DEBUG": "INFO", "OMP_X": "1", "SAMESTEP_TIMEOUT": "5", "LANG": "C"}
     assert set(plan.for_other_hosts(env)) == {"PATH", "NCCL_DEBUG", "OMP_X", "SAMESTEP_TIMEOUT"}

@@ -38,6 +38,11 @@ def test_what_says_the_usual_is_as_good_as_nothing(name):
     assert usual == "" or terms.agreed([{}, {name: usual}], [name]) == {name: usual}
 
 
+@pytest.mark.parametrize("name", [name for name in ALL if name.endswith("_PIECE")])
+def test_a_piece_of_no_bytes_is_none(name):
+    assert terms.agreed([{}, {name: "0"}], [name]) == {name: ""}
+
+
 def test_asking_for_mpi_with_device_memory_puts_all_ranks_on_mpi():
     given = {terms.GPU_AWARE: "1"}
     assert levels.engine_of("mpi", terms.agreed([given] * 2, terms.OVER["mpi"])) == "direct"

@@ -103,6 +103,8 @@ def environment(
         "LOCAL_WORLD_SIZE": str(place.local_size),
         "GROUP_RANK": str(place.node_rank),
     }
+    if "TORCHELASTIC_USE_AGENT_STORE" in inherited:  # of a torchrun that runs this: it does not listen at this port
+        variables["TORCHELASTIC_USE_AGENT_STORE"] = "False"
     if secret := inherited.get("SAMESTEP_SECRET", secret):
         variables["SAMESTEP_SECRET"] = secret
     if place.local_size > 1 and "OMP_NUM_THREADS" not in inherited:

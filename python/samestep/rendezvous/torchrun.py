@@ -12,6 +12,7 @@ from samestep.rendezvous.tcp_address import address_text
 
 __all__ = ["agent_store"]
 
+_FRESH = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 _numbers = itertools.count()  # of meetings of this process, which all ranks have in one order
 
 
@@ -37,4 +38,6 @@ def agent_store(host: str, port: int, timeout: float) -> Store | None:
     except dist.DistError as error:
         raise UnavailableError(f"{where} does not answer: {error}") from error
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return TorchStore(dist.PrefixStore(f"samestep/{attempt}/{next(_numbers)}", store), timeout)
+    meeting = TorchStore(dist.PrefixStore(f"samestep/{attempt}/{next(_numbers)}", store), timeout)
+    meeting.where = f"{where}, which keeps who has joined over restarts, unless it is started with {_FRESH}"
+    return meeting
