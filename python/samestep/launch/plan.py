@@ -103,7 +103,9 @@ def environment(
         "LOCAL_WORLD_SIZE": str(place.local_size),
         "GROUP_RANK": str(place.node_rank),
     }
-    if "TORCHELASTIC_USE_AGENT_STORE" in inherited:  # of a torchrun that runs this: it does not listen at this port
+    if (
+        "TORCHELASTIC_USE_AGENT_STORE" in inherited
+    ):  # of a torchrun that runs this: it does not listen at this port
         variables["TORCHELASTIC_USE_AGENT_STORE"] = "False"
     if secret := inherited.get("SAMESTEP_SECRET", secret):
         variables["SAMESTEP_SECRET"] = secret
