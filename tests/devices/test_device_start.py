@@ -30,29 +30,26 @@ def test_round_robin(tmp_path):
 
 LAUNCHERS = {
     "samestep": ["samestep", "run", "--raw", "-n", "2"],
+    "mpi": ["samestep", "run", "--raw", "--mpi", "-n", "2"],
     "torch": ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
 }
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_each_launcher_gives_each_rank_a_device(tmp_path, launcher):
-    """Under mpirun the worlds of tests/fakes/fake_worlds.py do."""
-    if launcher == "torch":
-        pytest.importorskip("torch")
-    program = tmp_path / "program.py"
-    program.write_text(
-        f"""
+PROGRAM = """
 import sys
-sys.path.insert(0, {device_jobs.FAKES!r})
+sys.path.insert(0, {fakes!r})
 import numpy as np
 import samestep as ss
 from fake_arrays import Array
 for turn in range(2):
-    with ss.initialize(ss.NCCLBackend) as backend:
+    with ss.initialize({arguments}) as backend:
         got = backend.allreduce(Array.of(np.full(3, backend.rank + 1.0))).get().tolist()
-        print(backend.kind, backend.device == backend.rank, got, flush=True)
+        print(backend.kind, backend.rank, backend.device, got, flush=True)
 """
-    )
+
+
+def launched(tmp_path, launcher, arguments):
+    """What two ranks print, each line twice."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(fakes=device_jobs.FAKES, arguments=arguments))
     hidden = ("RANK", "WORLD_SIZE", "MASTER_PORT")
     clean = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith("OMPI_")}
     done = subprocess.run(
@@ -64,7 +61,21 @@ for turn in range(2):
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n")) == ["", *["nccl True [3.0, 3.0, 3.0]"] * 4], done
+    return sorted(done.stdout.split("\n"))[1:]
+
+
+@pytest.mark.parametrize("launcher", ["samestep", "torch"])
+def test_each_launcher_gives_each_rank_a_device(tmp_path, launcher):
+    """Under mpirun the worlds of tests/fakes/fake_worlds.py do."""
+    if launcher == "torch":
+        pytest.importorskip("torch")
+    lines = [f"nccl {rank} {rank} [3.0, 3.0, 3.0]" for rank in (0, 0, 1, 1)]
+    assert launched(tmp_path, launcher, "ss.NCCLBackend") == lines
+
+
+def test_a_list_names_the_devices_over_mpi_too(tmp_path):
+    lines = [f"mpi {rank} {device} [3.0, 3.0, 3.0]" for rank, device in ((0, 3), (0, 3), (1, 1), (1, 1))]
+    assert launched(tmp_path, "mpi", "ss.MPIBackend, cuda_devices=[3, 1]") == lines
 
 
 @pytest.mark.parametrize("backend", ["nccl", "native"])
