@@ -272,6 +272,12 @@ MUTANTS = [
         [("const std::uint64_t left = some_left ?", "const std::uint64_t left = some_left || true ?")],
         "given-up-dealt-2",
     ),
+    Mutant(
+        "the line with what the owner may still read is given back",
+        "csrc/node/short_call.cpp",
+        [("give_back(engine, sequence, kLine);", "give_back(engine, sequence, 0);")],
+        "now-posted-2",
+    ),
 ]
 
 
