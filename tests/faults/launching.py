@@ -40,10 +40,12 @@ def until(happened, seconds, what):
     return time.monotonic() - begin
 
 
-# A shell starts what it runs in the background deaf to Ctrl-C; these start a program as one in the foreground.
+# A shell starts what it runs in the background deaf to Ctrl-C, and nohup to SIGHUP; these start a program as one in the
+# foreground.
 _FOREGROUND = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.execv(sys.argv[1], sys.argv[1:])
 """
 _ON_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)" + _FOREGROUND
