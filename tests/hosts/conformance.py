@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The suite that defines a backend, over hosts that nothing but a network connects. Needs root, Open MPI and iproute2.
 
-    python tests/hosts/conformance.py                                   # all of it: some ten minutes on two cores
+    python tests/hosts/conformance.py                                   # all of it: some two minutes on two quiet cores
     python tests/hosts/conformance.py --layouts 1,2,1 --backends native tests/conformance/test_work.py
 
 The ranks are started by `mpirun`, as `mpirun -n N pytest` is; the native backend is tested without MPI all the same.
