@@ -179,13 +179,18 @@ std::shared_ptr<Work> NcclChannel::launch(NcclLaunch launch) {
 void NcclChannel::fail(std::exception_ptr error, bool tell) {
   if (broken_) return;
   broken_ = error;
-  for (const auto& operation : under_way_) operation->finish(error);
   changed_.notify_all();
+  // The watcher first tells of a difference, so that nobody who knows of it can begin anything elsewhere.
+  if (!watcher_.joinable() || !is_mismatch(error) || !when_ranks_differ_) end_operations();
   if (!watcher_.joinable()) further_.abort(std::exchange(comm_, nullptr));
   if (!tell) return;
   const std::string reason = text_of(error);
   agreement_->abandon(error, reason);
   host_->abandon(error, reason);
+}
+
+void NcclChannel::end_operations() {
+  for (const auto& operation : under_way_) operation->finish(broken_);
 }
 
 void NcclChannel::when_ranks_differ(std::function<void(const std::exception_ptr&)> tell) {

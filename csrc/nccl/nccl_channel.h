@@ -90,6 +90,8 @@ class NcclChannel : public std::enable_shared_from_this<NcclChannel> {
   std::exception_ptr cause_on_host();
   /// Ends all with `error`. The mutex is held; the watcher aborts the communicator.
   void fail(std::exception_ptr error, bool tell);
+  /// With what has ended the channel. The mutex is held.
+  void end_operations();
   void stop();
 
   Options options_;

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "core/error.h"
 #include "nccl/nccl_channel.h"
 
 namespace samestep {
@@ -16,6 +17,16 @@ inline std::string text_of(const std::exception_ptr& error) {
     return known.what();
   } catch (...) {
     return "unknown error";
+  }
+}
+
+inline bool is_mismatch(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const MismatchError&) {
+    return true;
+  } catch (...) {
+    return false;
   }
 }
 

@@ -13,16 +13,6 @@ constexpr std::chrono::milliseconds kLookEvery{2};
 constexpr Seconds kLookAtPeersAfter{0.05};  // an operation that takes longer may wait for one that has gone
 constexpr Seconds kGrace{1.0};  // for the host to learn who has gone, when NCCL only knows that somebody has
 
-bool is_mismatch(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const MismatchError&) {
-    return true;
-  } catch (...) {
-    return false;
-  }
-}
-
 }  // namespace
 
 std::exception_ptr NcclChannel::lost_peer() {
@@ -119,21 +109,25 @@ void NcclChannel::watch() {
     look();
     std::this_thread::sleep_for(kLookEvery);
   }
+  const std::shared_ptr<NcclChannel> self = weak_from_this().lock();  // whoever is told may drop this channel
+  std::function<void(const std::exception_ptr&)> tell;
   NcclLibrary::Comm comm = nullptr;
   std::list<std::shared_ptr<Operation>> ended;
-  std::function<void(const std::exception_ptr&)> tell;
-  std::exception_ptr error;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!broken_) return;
-    error = broken_;
-    if (is_mismatch(error)) std::swap(tell, when_ranks_differ_);
-    std::swap(comm, comm_);
-    std::swap(ended, under_way_);
+  std::unique_lock lock(mutex_);
+  if (!broken_) return;
+  if (is_mismatch(broken_)) std::swap(tell, when_ranks_differ_);
+  if (tell && self != nullptr) {
+    const std::exception_ptr error = broken_;
+    lock.unlock();
+    tell(error);
+    lock.lock();
   }
+  end_operations();
+  std::swap(comm, comm_);
+  std::swap(ended, under_way_);
+  lock.unlock();
   further_.abort(comm);
   for (const auto& operation : ended) operation->memory.clear();  // only now does the device use it no more
-  if (tell) tell(error);                                          // last: it may drop this channel
 }
 
 }  // namespace samestep
