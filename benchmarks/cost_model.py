@@ -263,11 +263,6 @@ def levels(network: Network, hosts: int, ranks: int, nbytes: float, algorithm: s
     return met + seconds(replace(load, card_bytes=load.card_bytes * ranks), network, ranks)
 
 
-def cheapest(network: Network, hosts: int, ranks: int, nbytes: float) -> str:
-    """The algorithm between hosts, of all, that costs least in levels."""
-    return min((SHORT, *ALGORITHMS), key=lambda name: levels(network, hosts, ranks, nbytes, name))
-
-
 def reductions(network: Network, hosts: int, ranks: int, buckets: Sequence[float]) -> float:
     """Seconds to reduce the messages of a step, of so many bytes each, one after the other.
 

@@ -27,16 +27,6 @@ using Work_ = std::unique_ptr<PendingWork>;
 
 Reduction reduction(int op, double factor) { return {static_cast<ReduceOp>(op), factor}; }
 
-/// Of a verb that works in place where `out` is None.
-InOut in_out(PendingWork& work, const py::object& x, const py::object& out, const char* verb) {
-  if (out.is_none() || out.is(x)) {
-    const Buffer both = work.output(x, verb, /*copy_in=*/true);
-    return {both, both};
-  }
-  const Buffer to = work.output(out, verb, /*copy_in=*/false);
-  return {work.input(x, verb), to};
-}
-
 Work_ started(const Comm& comm, Work_ work, Communicator::WorkPtr operation) {
   work->start(comm, std::move(operation));
   return work;
@@ -44,7 +34,7 @@ Work_ started(const Comm& comm, Work_ work, Communicator::WorkPtr operation) {
 
 Work_ all_reduce(const Comm& comm, const py::object& x, const py::object& out, int op, double factor) {
   auto work = std::make_unique<PendingWork>();
-  const auto [in, to] = in_out(*work, x, out, "allreduce");
+  const auto [in, to] = work->in_out(x, out, "allreduce");
   return started(comm, std::move(work), comm->all_reduce(in, to, reduction(op, factor), work->shape()));
 }
 
@@ -54,7 +44,7 @@ Work_ reduce(const Comm& comm, const py::object& x, const py::object& out, int o
     const ConstBuffer in = work->input(x, "reduce");
     return started(comm, std::move(work), comm->reduce(in, {}, reduction(op, factor), root, work->shape()));
   }
-  const auto [in, to] = in_out(*work, x, out, "reduce");
+  const auto [in, to] = work->in_out(x, out, "reduce");
   return started(comm, std::move(work), comm->reduce(in, to, reduction(op, factor), root, work->shape()));
 }
 

@@ -71,9 +71,7 @@ std::unique_ptr<PendingWork> all_reduce_many(const Comm& comm, const py::list& a
   std::vector<InOut> buffers;
   for (py::size_t i = 0; i < py::len(arrays); ++i) {
     const py::object array = arrays[i], out = outs[i];
-    const ConstBuffer in = array.is(out) ? ConstBuffer{} : work->input(array, "allreduce");
-    const Buffer to = work->output(out, "allreduce", array.is(out));
-    buffers.push_back({array.is(out) ? ConstBuffer(to) : in, to});
+    buffers.push_back(work->in_out(array, out, "allreduce"));
   }
   work->start(comm, on_devices(comm).all_reduce_many(buffers, {static_cast<ReduceOp>(op), factor}));
   return work;

@@ -63,9 +63,7 @@ Work_ all_reduce_list(const Comm& comm, int number, const py::list& arrays, cons
   std::vector<InOut> buffers;
   for (py::size_t i = 0; i < py::len(arrays); ++i) {
     const py::object array = arrays[i], out = outs[i];
-    const ConstBuffer in = array.is(out) ? ConstBuffer{} : work->input(array, "allreduce");
-    const Buffer to = work->output(out, "allreduce", array.is(out));
-    buffers.push_back({array.is(out) ? ConstBuffer(to) : in, to});
+    buffers.push_back(work->in_out(array, out, "allreduce"));
   }
   auto operation = cliques_of(comm).all_reduce(number, buffers, {static_cast<ReduceOp>(op), factor});
   return started(comm, std::move(work), std::move(operation));

@@ -75,6 +75,15 @@ Buffer PendingWork::output(const py::handle& array, const char* what, bool copy_
   return {staged_.back()->elements.data(), static_cast<std::size_t>(to.count), to.dtype, to.device};
 }
 
+InOut PendingWork::in_out(const py::handle& x, const py::handle& out, const char* what) {
+  if (out.is_none() || out.is(x)) {
+    const Buffer both = output(x, what, /*copy_in=*/true);
+    return {both, both};
+  }
+  const Buffer to = output(out, what, /*copy_in=*/false);
+  return {input(x, what), to};
+}
+
 void PendingWork::bring_home() {
   if (home_) return;
   home_ = true;

@@ -27,6 +27,8 @@ class PendingWork {
   ConstBuffer input(const pybind11::handle& array, const char* what);
   /// The elements of an array that will be written. `copy_in`: the operation also reads them.
   Buffer output(const pybind11::handle& array, const char* what, bool copy_in);
+  /// Of a verb that works in place where `out` is None, or `x`.
+  InOut in_out(const pybind11::handle& x, const pybind11::handle& out, const char* what);
   /// As far as ranks must agree on it.
   Shape shape() const { return shape_; }
 

@@ -37,27 +37,24 @@ std::size_t copy_whole_lines(std::byte* to, std::byte* from, std::size_t nbytes)
 }
 #endif
 
-}  // namespace
-
-void copy_lines(void* to, const void* from, std::size_t nbytes) {
-  auto* const out = static_cast<std::byte*>(to);
-  auto* const in = static_cast<std::byte*>(const_cast<void*>(from));
-  std::size_t done = 0;
-#if defined(__x86_64__)
-  done = copy_whole_lines<false>(out, in, nbytes);
-#endif
-  if (done < nbytes) std::memcpy(out + done, in + done, nbytes - done);
-}
-
-void take_lines(void* to, void* from, std::size_t nbytes) {
+template <bool gives_back>
+void copy_by_lines(void* to, void* from, std::size_t nbytes) {
   auto* const out = static_cast<std::byte*>(to);
   auto* const in = static_cast<std::byte*>(from);
   std::size_t done = 0;
 #if defined(__x86_64__)
-  done = copy_whole_lines<true>(out, in, nbytes);
+  done = copy_whole_lines<gives_back>(out, in, nbytes);
 #endif
   if (done < nbytes) std::memcpy(out + done, in + done, nbytes - done);
 }
+
+}  // namespace
+
+void copy_lines(void* to, const void* from, std::size_t nbytes) {
+  copy_by_lines<false>(to, const_cast<void*>(from), nbytes);
+}
+
+void take_lines(void* to, void* from, std::size_t nbytes) { copy_by_lines<true>(to, from, nbytes); }
 
 void give_back_lines(void* lines, std::size_t nbytes) {
 #if defined(__x86_64__)

@@ -16,7 +16,7 @@ class LineMeeting final : public Meeting {
 
   std::size_t limit() const override { return limit_; }
   std::size_t limit_of_parts() const override { return limit_of_parts_; }
-  // Between two ranks the kernel is as fast.
+  // Between two ranks stages carry longer ones.
   std::size_t limit_of_one() const override { return size_ > 2 ? Arena::kBlockBytes : limit_of_parts_; }
   bool has_room(std::uint64_t sequence) override;
   void announce(std::uint64_t sequence, std::uint64_t digest, Bytes data, Bytes prefix) override;

@@ -95,7 +95,7 @@ def require_all(table: list[Joined]) -> None:
     _require_own_devices(table)
 
 
-class Listed(NamedTuple):
+class DeviceList(NamedTuple):
     """What one rank tells the others before it uses several devices together."""
 
     places: list[str]
@@ -104,7 +104,7 @@ class Listed(NamedTuple):
     """Whether its NCCL takes a device that another rank uses too."""
 
 
-def can_join(table: list[Listed]) -> bool:
+def can_join(table: list[DeviceList]) -> bool:
     """Whether NCCL takes all devices of all ranks together. Pure."""
     places = [place for listed in table for place in listed.places]
     if any(len(set(listed.places)) < len(listed.places) for listed in table):

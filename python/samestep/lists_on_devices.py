@@ -89,7 +89,7 @@ def _first_use(group: CollectiveVerbs, listed: Listed, places: list[int], deadli
     host_name = group._hosts[group.rank]  # type: ignore[attr-defined]  # of Backend
     named = [f"{host_name} {gpu.bus_id(place)}" for place in places]
     table = exchange_objects(
-        comm, devices.Listed(named, devices.sharing_is_allowed(gpu.kind)), deadline.left()
+        comm, devices.DeviceList(named, devices.sharing_is_allowed(gpu.kind)), deadline.left()
     )
     return _core.add_list(comm, places, deadline.left()) if devices.can_join(table) else THROUGH_HOST
 

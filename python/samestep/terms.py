@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping, Sequence
 
 from samestep.errors import InvalidArgumentError, MismatchError
-from samestep.launch.ending import ranks_text
 
 __all__ = ["ALGORITHM", "ENGINES", "GPU_AWARE", "OF_DEVICES", "OVER", "agreed", "asked", "meaning"]
 
@@ -97,6 +96,8 @@ def _agreed(name: str, given: Sequence[str | None]) -> str:
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"{error} on rank {rank}") from None
     if len(said) > 1:
+        from samestep.launch.ending import ranks_text  # not for every import of samestep
+
         told = ", ".join(f"{text or 'not set'} on {ranks_text(ranks)}" for text, ranks in said.items())
         raise MismatchError(f"{name} has to be the same on all ranks, but is {told}")
     return next(iter(said))

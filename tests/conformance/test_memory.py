@@ -71,11 +71,11 @@ def test_a_tree_in_one_operation(group):
 
     tree, trees = tree_of(group.rank), [tree_of(rank) for rank in range(group.size)]
     before = group.counters().messages
+    group.allreduce(tree["big"].copy())
+    alone = group.counters().messages - before
     got = group.allreduce_tree(tree)
-    per_peer = (group.counters().messages - before) / max(1, group.size - 1)
-    assert per_peer < 43, (
-        "43 leaves must not cost a message each"
-    )  # between hosts the long one goes in pieces
+    in_all = group.counters().messages - before - alone
+    assert in_all - alone < 10, "the 42 short leaves must not cost a message each"
     assert_same(got["big"], reduced([t["big"] for t in trees], "sum"))
     assert_same(got["counts"], reduced([t["counts"] for t in trees], "sum"))
     for i, layer in enumerate(got["layers"]):

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <thread>
@@ -148,6 +149,24 @@ class OnGpu {
 
 inline void finish(const Communicator::WorkPtr& work, const UserStream& stream) {
   REQUIRE(work->order_before(reinterpret_cast<StreamHandle>(stream.get()), soon()));
+}
+
+/// Of two ranks whose operations differ. The host part of the group goes on.
+inline void all_are_told_of_a_difference(DeviceWorld& world) {
+  std::atomic<int> n_told = 0;
+  as_ranks(2, [&](int rank) {
+    const auto group = world.join(rank);
+    const UserStream stream;
+    OnGpu x(stream, contribution(rank, 100));
+    const Reduction reduction{rank == 0 ? ReduceOp::sum : ReduceOp::max, 1.0};
+    try {
+      group->all_reduce(Buffer(x), x, reduction, x.shape())->wait(soon());
+    } catch (const MismatchError&) {
+      ++n_told;
+    }
+    group->barrier()->wait(soon());
+  });
+  REQUIRE(n_told == 2);
 }
 
 }  // namespace samestep

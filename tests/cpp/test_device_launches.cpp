@@ -132,20 +132,7 @@ TEST_CASE("launches: many threads, each with operations of its own") {
 TEST_CASE("launches: ranks that do not agree are told while NCCL waits for their agreement") {
   const Variable progress("FAKE_NCCL_IN_PROGRESS", kForGood);
   DeviceWorld world(2, DeviceWay::nccl);
-  std::atomic<int> n_told = 0;
-  as_ranks(2, [&](int rank) {
-    const auto group = world.join(rank);
-    const UserStream stream;
-    OnGpu x(stream, contribution(rank, 100));
-    const Reduction reduction{rank == 0 ? ReduceOp::sum : ReduceOp::max, 1.0};
-    try {
-      group->all_reduce(Buffer(x), x, reduction, x.shape())->wait(soon());
-    } catch (const MismatchError&) {
-      ++n_told;
-    }
-    group->barrier()->wait(soon());
-  });
-  REQUIRE(n_told == 2);
+  all_are_told_of_a_difference(world);
 }
 
 TEST_CASE("launches: ranks that compare first wait no longer than they are asked to, and go on") {

@@ -281,20 +281,7 @@ TEST_CASE("devices: an operation that hangs ends at its deadline") {
 
 TEST_CASE("devices: ranks that do not agree are told, on all of them") {
   DeviceWorld world(2, DeviceWay::nccl);
-  std::atomic<int> n_told = 0;
-  as_ranks(2, [&](int rank) {
-    const auto group = world.join(rank);
-    const UserStream stream;
-    OnGpu x(stream, contribution(rank, 100));
-    const Reduction reduction{rank == 0 ? ReduceOp::sum : ReduceOp::max, 1.0};
-    try {
-      group->all_reduce(Buffer(x), x, reduction, x.shape())->wait(soon());
-    } catch (const MismatchError&) {
-      ++n_told;
-    }
-    group->barrier()->wait(soon());  // the host part of the group goes on
-  });
-  REQUIRE(n_told == 2);
+  all_are_told_of_a_difference(world);
 }
 
 TEST_CASE("devices: wrong memory is refused before anything happens") {

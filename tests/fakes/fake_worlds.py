@@ -105,11 +105,6 @@ LEFT_OUT = (
         "test_a_short_wait",
         "to free memory waits for the device, and so for the other ranks",
     ),
-    (
-        "device-staged-direct",
-        "test_a_tree_in_one_operation",
-        "the long leaf is staged in pieces, each with messages of its own",
-    ),
     ("device-", "test_mismatch.*barrier", "barriers are of the host: the others wait until the deadline"),
 )
 

@@ -69,10 +69,14 @@ def test_levels_send_what_leaves_a_host_once_and_flat_once_for_each_rank():
 
 
 def test_the_choice():
+    def cheapest(network, nbytes):
+        names = (cost.SHORT, *cost.ALGORITHMS)
+        return min(names, key=lambda name: cost.levels(network, 64, 1, nbytes, name))
+
     slow_start = only(latency_s=1, message_s=1e-9, bandwidth=1e9)
-    assert cost.cheapest(slow_start, 64, 1, 8) == "short"
-    assert cost.cheapest(cost.REFERENCE, 64, 1, 512 * cost.KIB) == "halving"
-    assert cost.cheapest(only(message_s=1e-9, latency_s=1, bandwidth=1e9), 64, 1, LONG) == "direct"
+    assert cheapest(slow_start, 8) == "short"
+    assert cheapest(cost.REFERENCE, 512 * cost.KIB) == "halving"
+    assert cheapest(only(message_s=1e-9, latency_s=1, bandwidth=1e9), LONG) == "direct"
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 16, 17, 33, 64, 96, 128, 1000, 4096])

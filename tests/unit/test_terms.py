@@ -32,10 +32,10 @@ def test_what_means_nothing_is_told_with_its_rank(name):
         terms.agreed([{}, {name: "-1"}], [name])
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [name for name in ALL if terms.meaning(name, None)])
 def test_what_says_the_usual_is_as_good_as_nothing(name):
     usual = terms.meaning(name, None)
-    assert usual == "" or terms.agreed([{}, {name: usual}], [name]) == {name: usual}
+    assert terms.agreed([{}, {name: usual}], [name]) == {name: usual}
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name.endswith("_PIECE")])
