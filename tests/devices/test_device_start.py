@@ -42,7 +42,9 @@ from fake_arrays import Array
 for turn in range(2):
     with ss.initialize({arguments}) as backend:
         got = backend.allreduce(Array.of(np.full(3, backend.rank + 1.0))).get().tolist()
-        print(backend.kind, backend.rank, backend.device, got, flush=True)
+        line = f"{{backend.kind}} {{backend.rank}} {{backend.device}} {{got}}\\n"
+        sys.stdout.write(line)  # at once, also where it is not buffered
+        sys.stdout.flush()
 """
 
 

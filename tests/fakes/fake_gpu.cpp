@@ -4,7 +4,7 @@
 // do one thing after another, some after a random delay, so that work which nobody ordered comes in the wrong order.
 // Only the default stream is simpler than in reality: it waits for no other stream, nor they for it.
 //
-//   FAKE_GPU_DEVICES       how many devices there are (4)
+//   FAKE_GPU_DEVICES       how many devices there are (4); those that a program takes away so, are lost
 //   FAKE_GPU_ERROR         what the first call returns, such as 35 for an old driver
 //   FAKE_GPU_DELAY_US      longest delay before a thing in a stream (0)
 //   FAKE_GPU_IGNORE_WAITS  "library" or "user": streams made by the package, or by others, wait for no event
@@ -160,6 +160,7 @@ struct Event {
   std::mutex mutex;
   std::condition_variable changed;
   std::uint64_t recorded = 0, happened = 0;
+  int device = 0;  // of the stream that recorded it last
   void happen(std::uint64_t number) {
     const std::lock_guard lock(mutex);
     if (happened < number) happened = number;
@@ -474,6 +475,7 @@ EXPORT int GPU(EventRecord)(void* handle, void* stream_handle) {
   {
     const std::lock_guard lock(event->mutex);
     number = ++event->recorded;
+    event->device = stream->device;
   }
   stream->push([=] { event->happen(number); });
   return kSuccess;
@@ -482,6 +484,7 @@ EXPORT int GPU(EventQuery)(void* handle) {
   const auto event = event_of(handle);
   if (!event) return kInvalidHandle;
   const std::lock_guard lock(event->mutex);
+  if (event->device >= n_devices()) return kInvalidDevice;  // it has gone
   return event->happened == event->recorded ? kSuccess : kNotReady;
 }
 EXPORT int GPU(EventSynchronize)(void* handle) {
@@ -529,9 +532,8 @@ EXPORT int fakeRelease(void* stream_handle) {
 }
 /// Whether streams of the package stop before what writes to device memory.
 EXPORT void fakeHoldWrites(int held) { Stream::writes_are_held() = held != 0; }
-/// Returns once all streams have done what they can without a release or another process.
 EXPORT long fakeCrossed() { return n_crossed; }
-
+/// Returns once all streams have done what they can without a release or another process.
 EXPORT void fakeSettle() {
   while (true) {
     const unsigned long before = n_steps();
