@@ -20,6 +20,7 @@ namespace {
 constexpr Seconds kSilence{8};      // as long as connections between ranks may be silent
 constexpr Seconds kLastWords{0.5};  // between a death and the telling of it
 constexpr Seconds kLookEvery{20e-3};
+constexpr Seconds kTryAfresh{1};  // a first packet that is lost; the kernel asks again after 1, 2 and 4 s
 
 struct SocketAddress {
   sockaddr_storage bytes{};
@@ -56,6 +57,7 @@ struct PeerWatch::Peer {
   std::optional<TcpSocket> socket = {};
   bool connected = false;
   Clock::time_point asked{};  // when it was last known to live, or first asked after
+  Clock::time_point tried{};
   Clock::time_point died{};
   std::string why = {};
 };
@@ -89,6 +91,7 @@ void PeerWatch::connect(Peer& peer) {
   if (!fd) return;  // there are no more descriptors: asked again later
   peer.socket.emplace(std::move(fd));
   peer.connected = false;
+  peer.tried = Clock::now();
   const auto* address = reinterpret_cast<const sockaddr*>(&peer.address.bytes);
   const int failed = ::connect(peer.socket->fd(), address, peer.address.nbytes);
   if (failed != 0 && errno != EINPROGRESS) conclude(peer, errno);
@@ -107,7 +110,12 @@ void PeerWatch::look_at(Peer& peer) {
   pollfd entry{peer.socket->fd(), static_cast<short>(peer.connected ? POLLRDHUP : POLLOUT), 0};
   const bool has_news = ::poll(&entry, 1, 0) > 0;
   if (!has_news) {
-    if (!peer.connected && looked_ - peer.asked > kSilence) conclude(peer, ETIMEDOUT);
+    if (peer.connected) return;
+    if (looked_ - peer.asked > kSilence) {
+      conclude(peer, ETIMEDOUT);
+    } else if (looked_ - peer.tried > kTryAfresh) {
+      connect(peer);
+    }
     return;
   }
   int error = 0;

@@ -34,9 +34,9 @@ TcpSocket::TcpSocket(Fd fd) : fd_(std::move(fd)) {
   // No SO_SNDBUF and SO_RCVBUF: they would end the kernel's own tuning, which goes further than it lets us.
   set(fd_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
   set(fd_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(fd_.get(), IPPROTO_TCP, TCP_KEEPIDLE, 4);
+  set(fd_.get(), IPPROTO_TCP, TCP_KEEPIDLE, 2);
   set(fd_.get(), IPPROTO_TCP, TCP_KEEPINTVL, 1);
-  set(fd_.get(), IPPROTO_TCP, TCP_KEEPCNT, 4);
+  set(fd_.get(), IPPROTO_TCP, TCP_KEEPCNT, 6);  // 8 s in all: many, for packets may be lost
   close_in_forks(fd_.get());
 }
 

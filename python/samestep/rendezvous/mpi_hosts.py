@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Sequence
 
 from samestep import _core
@@ -15,7 +16,9 @@ from samestep.rendezvous.tcp_address import address_text
 __all__ = ["begin"]
 
 _BACKLOG = 4096  # connections that are never taken
-_REACH_S = 2.0
+_REACH_S = 5.0  # for another host to answer
+_PAUSE_S = 0.1
+_TRY_S = 0.7  # shorter than the kernel takes to ask once more
 _EAGER_PIECE = 32 << 10
 
 
@@ -29,7 +32,8 @@ def begin(comm: _core.Communicator, hosts: Sequence[str], timeout: float) -> boo
 
     Every rank listens at a port of its own, where nothing is ever said: a rank that has waited for a second connects to
     the others' ports, which their kernels refuse once the processes have ended. Where hosts cannot reach each other
-    over TCP, as behind a firewall, nobody is watched, and a dead rank is found by the deadline.
+    over TCP, as behind a firewall, nobody is watched, and a dead rank is found by the deadline; a rank that has
+    reached nobody says so in the log.
 
     Args:
       comm: of MPI.
@@ -46,7 +50,10 @@ def begin(comm: _core.Communicator, hosts: Sequence[str], timeout: float) -> boo
         comm.prefer_pieces(_EAGER_PIECE)
     places: list[tuple[str, int] | None] = [place for place, _ in table]
     found = [place for place in places if place is not None]
-    reached = len(found) == comm.size and _reaches(found[_next_host(hosts, comm.rank)])
+    other = _next_host(hosts, comm.rank)
+    reached = len(found) == comm.size and _reaches(found[other])
+    if not reached:
+        _tell_unreached(comm.rank, other, hosts, places[other])
     everywhere = all(exchange_objects(comm, reached, timeout))
     if everywhere and listener is not None:
         names = [host.partition("/")[0] for host in hosts]
@@ -86,8 +93,28 @@ def _listener(toward: str) -> socket.socket | None:
 
 
 def _reaches(place: tuple[str, int]) -> bool:
-    try:
-        with socket.create_connection(place, timeout=_REACH_S):
-            return True
-    except OSError:
-        return False
+    """Whether a connection can be made; asked several times, for packets may be lost, and a busy host is slow."""
+    deadline = time.monotonic() + _REACH_S
+    while True:
+        try:
+            with socket.create_connection(place, timeout=_TRY_S):
+                return True
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_PAUSE_S)  # where the kernel answers at once that there is no way
+
+
+def _tell_unreached(rank: int, other: int, hosts: Sequence[str], place: tuple[str, int] | None) -> None:
+    import logging  # costs as much to import as half the package
+
+    where = f" at {address_text(*place)}" if place is not None else ""
+    logging.getLogger("samestep").warning(
+        "rank %d cannot reach rank %d (%s)%s over TCP: ranks of other hosts that die are found at the deadline",
+        rank,
+        other,
+        hosts[other].partition("/")[0],
+        where,
+    )

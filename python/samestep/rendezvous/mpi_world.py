@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from samestep import _core
-from samestep.errors import UnavailableError
+from samestep.errors import TimeoutError, UnavailableError
+from samestep.launch.ending import ranks_text
+from samestep.rendezvous.mpi_roll_call import RollCall
 
 __all__ = ["LoadedMPI", "has_fabric", "load", "open_world"]
 
@@ -49,6 +51,10 @@ class LoadedMPI:
         self.version = mpi.Get_library_version().split("\n")[0].rstrip("\0 ,")
         self.rank = int(mpi.COMM_WORLD.Get_rank())
         self.size = int(mpi.COMM_WORLD.Get_size())
+
+    def roll_call(self) -> RollCall:
+        """Of who comes to a first collective over all ranks."""
+        return RollCall(self._mpi, self.rank, self.size)
 
     @property
     def description(self) -> str:
@@ -117,5 +123,15 @@ def open_world(loaded: LoadedMPI, *, oversubscribed: bool, timeout: float) -> _c
     """The communicator of all ranks. Collective over MPI_COMM_WORLD.
 
     `levels.open_above` makes of it what serves best, and sets what ranks have agreed on.
+
+    Raises:
+      TimeoutError: names the ranks that have not called it, where MPI's launcher keeps names.
     """
-    return _core.open_mpi_world(loaded.library, oversubscribed, timeout)
+    with loaded.roll_call() as call:
+        try:
+            return _core.open_mpi_world(loaded.library, oversubscribed, timeout)
+        except TimeoutError as error:
+            missing = call.missing()
+            if not missing:
+                raise
+            raise TimeoutError(f"{error}: {ranks_text(missing)} did not") from None
