@@ -17,7 +17,7 @@
 namespace samestep {
 namespace {
 
-constexpr Seconds kSilence{8};      // as long as connections between ranks may be silent
+constexpr Seconds kSilence{7};      // of a host that is asked for a connection; who waits asks after a second
 constexpr Seconds kLastWords{0.5};  // between a death and the telling of it
 constexpr Seconds kLookEvery{20e-3};
 constexpr Seconds kTryAfresh{1};  // a first packet that is lost; the kernel asks again after 1, 2 and 4 s

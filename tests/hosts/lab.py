@@ -29,6 +29,7 @@ def tell(**what):
 _PROBE = "hostname probe; ip link add name probe type bridge; tc qdisc replace dev probe clsact"
 PATIENCE_S = 120.0  # of a machine on which many ranks, and other work, share few processors
 FOUND_WITHIN_S = 10.0 + 20.0  # of a failure: what is promised, and what such a machine takes
+LIMITER_BURST = 256 << 10  # bytes that a limited card lets through at once
 FIRST_PORT = 29500  # nobody else is in these networks
 
 # Connects to the lab's thread, which starts the command in the host and sends its exit code.
@@ -141,7 +142,7 @@ class Lab:
 
     def limit(self, number, rate):
         """The host's card sends and receives no faster than `rate`, as in "1gbit"."""
-        words = f"root tbf rate {rate} burst 256kb limit 4mb"
+        words = f"root tbf rate {rate} burst {LIMITER_BURST}b limit 4mb"
         self.run("switch", f"tc qdisc replace dev card{number} {words}")
         self.run(f"node{number}", f"tc qdisc replace dev eth0 {words}")
 
@@ -200,14 +201,24 @@ class Lab:
         """Commands that came by ssh and still run."""
         return [process.args[-1] for process in self._commands if process.poll() is None]
 
+    def _inhabitants(self):
+        """Processes in these hosts' networks, those that keep the hosts among them."""
+        hosts = {os.stat(f"/proc/{holder.pid}/ns/net").st_ino for holder in self._holders.values()}
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):  # it has ended
+                if os.stat(f"/proc/{name}/ns/net").st_ino in hosts:
+                    yield int(name)
+
     def close(self):
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for process in self._commands:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+        for pid in self._inhabitants():  # a launcher that was killed leaves its programs behind
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for holder in self._holders.values():
-            holder.kill()
             holder.communicate()
         shutil.rmtree(self._folder)
 
