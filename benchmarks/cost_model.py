@@ -38,6 +38,8 @@ class Network:
       node_s: processor time of each rank, per byte of a buffer, to reduce it with the ranks of its host, in memory
         that they share, and to hand out the result.
       processors: of a host; ranks share them.
+      burst: bytes that the card lets through at once after it was idle for long: what it may not send then it saves.
+        Limiters are such, cards are not.
     """
 
     latency_s: float
@@ -49,6 +51,7 @@ class Network:
     wake_s: float = 0.0
     wait_s: float = 0.0
     processors: float = 8
+    burst: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,12 +91,14 @@ class Load:
 def seconds(load: Load, network: Network, ranks: int = 1) -> float:
     """How long it takes, where `ranks` of a host do the same at the same time.
 
-    Where processors and card work side by side the longer of the two counts, else both.
+    Where processors and card work side by side the longer of the two counts, else both. What a card has saved while it
+    was idle, before each of the messages that follow one another, makes up for as much of that.
 
     Example:
-      >>> slow = Network(latency_s=0, message_s=0, bandwidth=100.0, copy_s=0.001, reduce_s=0)
-      >>> seconds(Load(rank_bytes=200, card_bytes=200), slow)
-      2.0
+      >>> slow = Network(latency_s=0.5, message_s=0, bandwidth=100.0, copy_s=0.001, reduce_s=0)
+      >>> load = Load(rounds=2, rank_bytes=200, card_bytes=200)
+      >>> seconds(load, slow), seconds(load, replace(slow, burst=10)), seconds(load, replace(slow, burst=1000))
+      (3.0, 2.8, 2.0)
     """
     turns = max(1.0, ranks / network.processors)
     asleep = 1.0 if turns > 1 else 0.0
@@ -103,7 +108,8 @@ def seconds(load: Load, network: Network, ranks: int = 1) -> float:
     )
     busy, card = turns * busy, load.card_bytes / network.bandwidth
     waits = load.rounds * (network.latency_s + asleep * network.wait_s)
-    return waits + (max(busy, card) if load.overlaps else busy + card)
+    plain = waits + (max(busy, card) if load.overlaps else busy + card)
+    return max(plain - load.rounds * network.burst / network.bandwidth, waits + busy, card)
 
 
 def meeting(n: int, nbytes: float = 0) -> Load:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reductions over hosts: measured in namespaces of this machine, and predicted for real ones.
 
-    sudo python benchmarks/scaling.py measure     # benchmarks/results/hosts.json; needs root, a minute and a half
+    sudo python benchmarks/scaling.py measure     # benchmarks/results/hosts.json; needs root, four minutes
     python benchmarks/scaling.py report           # docs/scaling.md (its table) and docs/assets/scaling.svg
 
 `measure` takes the prices of `cost_model.Network` from messages between hosts, and times allreduce in each of its ways
@@ -115,32 +115,39 @@ def table(found: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|",
         *(describe(found, row) for row in rows(found)),
         "",
-        f"In brackets: how far off the prediction is. {_hits(found)}",
+        "In brackets: how far off the prediction is. Of all, and how far the slowest of three runs is from the best:",
+        "",
+        _hits(found),
         "",
         _choices(found),
     ]
     return "\n".join(lines)
 
 
+def _kind(found: Mapping[str, Any], time: Mapping[str, Any]) -> str:
+    if time["rate"] != FREE:
+        return f"{size(time['nbytes'])} on a limited line"
+    own = time["hosts"] <= found["processors"]
+    return "a processor for each rank, no limit" if own else "shared processors, no limit"
+
+
 def _hits(found: Mapping[str, Any]) -> str:
-    """How many predictions are near, apart for what the formulas know and for what the kernel's scheduler decides."""
-    off: dict[str, list[float]] = {}
+    """How many predictions are near, and how far runs are from each other, apart for each kind of measurement."""
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows(found):
         for time in different(row):
-            if time["rate"] != FREE:
-                kind = f"{size(time['nbytes'])} on a limited line"
-            elif time["hosts"] <= found["processors"]:
-                kind = "a processor for each rank, no limit"
-            else:
-                kind = "shared processors, no limit"
-            off.setdefault(kind, []).append(abs(predicted(found, time) / time["seconds"] - 1))
-    told = []
-    for kind, errors in off.items():
-        near, half = sum(error <= NEAR for error in errors), statistics.median(errors) * 100
-        told.append(
-            f"{kind}: {near} of {len(errors)}, half within {half:.0f} %, the worst {max(errors) * 100:.0f} %"
-        )
-    return "Within 25 % are: " + "; ".join(told) + "."
+            kinds.setdefault(_kind(found, time), []).append(time)
+    lines = [
+        "| | within 25 % | half within | the worst | runs differ by, half of them | at most |",
+        "|---" * 6 + "|",
+    ]
+    for kind, times in kinds.items():
+        off = [abs(predicted(found, time) / time["seconds"] - 1) for time in times]
+        spread = [time["spread"] - 1 for time in times]
+        shares = [statistics.median(off), max(off), statistics.median(spread), max(spread)]
+        near = f"{sum(error <= NEAR for error in off)} of {len(off)}"
+        lines.append(f"| {kind} | {near} | {' | '.join(f'{share * 100:.0f} %' for share in shares)} |")
+    return "\n".join(lines)
 
 
 def _choices(found: Mapping[str, Any]) -> str:
@@ -174,6 +181,7 @@ def price_table(found: Mapping[str, Any]) -> str:
     lines = ["| price | here |", "|---|---|"]
     lines += [f"| `{name}` | {prices[name] * 1e6:.1f} us |" for name in times]
     lines.append(f"| `bandwidth` | {prices['bandwidth'] / 1e6:.0f} MB/s, limited |")
+    lines.append(f"| `burst` | {size(int(prices['burst']))} |")
     lines += [f"| `{name}` | {prices[name] * 1e9:.3f} ns |" for name in ("copy_s", "reduce_s", "node_s")]
     return "\n".join(lines)
 

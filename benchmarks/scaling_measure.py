@@ -29,7 +29,7 @@ HOSTS = (2, 3, 4, 6, 8)
 CROWDED = (3, 4, 8)  # hosts that the prices of ranks that share processors are taken from
 SIZES = {
     FREE: (KIB, 4 * KIB, 16 * KIB, 64 * KIB),
-    LIMIT: (256 * KIB, MIB, 4 * MIB),
+    LIMIT: (64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB, 4 * MIB),
 }  # there the line takes time
 LAYOUTS = (
     (1, 1),
@@ -44,6 +44,7 @@ BATCH_S = {
     FREE: 0.02,
     LIMIT: 0.04,
 }  # of calls one after the other; what a limiter has saved before is little of it
+RUNS = 3  # apart, for a disturbance may last as long as one
 LONG = MIB  # on more than its limiter lets through at once, and more than a cache holds of all ranks
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -66,6 +67,8 @@ def measure(*, realtime: bool, show: Callable[[dict[str, Any]], None]) -> dict[s
             job = labs.Job(lab, Path(folder), text, list(each))
             try:
                 texts = [process.stdout.read() for process in job.processes.values()]
+                if any(codes := job.wait()):
+                    raise SystemExit(f"scaling.py: ranks ended with {codes}:\n" + "\n".join(texts))
                 return [json.loads(line) for line in texts[0].splitlines()]
             finally:
                 job.end()
@@ -76,6 +79,7 @@ def measure(*, realtime: bool, show: Callable[[dict[str, Any]], None]) -> dict[s
             for host in range(max(HOSTS)):
                 lab.limit(host, LIMIT)
             measured["limited"] = run(PAIR, (1, 1), LONG=16 * MIB, BATCH_S=BATCH_S[LIMIT])[0]
+            measured["burst"] = labs.LIMITER_BURST
             found["prices"] = {
                 rate: asdict(network_of(measured, rate, found["processors"])) for rate in SIZES
             }
@@ -90,9 +94,7 @@ def measure(*, realtime: bool, show: Callable[[dict[str, Any]], None]) -> dict[s
 
 
 def _for_prices(run: Run) -> dict[str, Any]:
-    pairs = [
-        run(PAIR, (1, 1), LONG=LONG)[0] for _ in range(3)
-    ]  # apart, for a disturbance may last as long as one
+    pairs = [run(PAIR, (1, 1), LONG=LONG)[0] for _ in range(RUNS)]
     return {
         "pair": {name: min(pair[name] for pair in pairs) for name in pairs[0]},
         "crowds": {str(n): run(CROWD, (1,) * n)[0] for n in CROWDED},
@@ -102,8 +104,12 @@ def _for_prices(run: Run) -> dict[str, Any]:
 
 def _times(run: Run, rate: str, found: dict[str, Any], show: Callable[[dict[str, Any]], None]) -> None:
     for n in HOSTS:
-        for line in run(TIMES, (1,) * n, SIZES=SIZES[rate], WAYS=cost.IN_USE, BATCH_S=BATCH_S[rate]):
-            found["times"].append({"rate": rate, "hosts": n, **line})
+        values = {"SIZES": SIZES[rate], "WAYS": cost.IN_USE, "BATCH_S": BATCH_S[rate]}
+        runs = [run(TIMES, (1,) * n, **values) for _ in range(RUNS)]
+        for lines in zip(*runs, strict=True):  # of one way and size
+            seconds = [line["seconds"] for line in lines]
+            spread = {"seconds": min(seconds), "spread": max(seconds) / min(seconds)}
+            found["times"].append({"rate": rate, "hosts": n, **lines[0], **spread})
             show(found["times"][-1])
 
 
@@ -113,7 +119,7 @@ def network_of(measured: Mapping[str, Any], rate: str, processors: int) -> cost.
     Args:
       measured: of the "pair": seconds of "half" a round trip, of one of a "flood" of messages each way, and for a
         byte "both_ways" and to "reduce"; of "crowds", by their number of ranks: of a "barrier" and a "shift"; for a
-        byte to be reduced "inside" a host; for a byte both ways where cards are "limited".
+        byte to be reduced "inside" a host; for a byte both ways where cards are "limited"; and the limiter's "burst".
       rate: FREE or LIMIT.
       processors: of the machine.
 
@@ -138,6 +144,7 @@ def network_of(measured: Mapping[str, Any], rate: str, processors: int) -> cost.
         wake_s=max(0.0, end_s - message_s),
         wait_s=max(0.0, round_s - latency_s),
         processors=processors,
+        burst=0.0 if rate == FREE else measured["burst"],
     )
 
 

@@ -126,11 +126,9 @@ class Lab:
         self.run(f"node{number}", "ip link set eth0 down")
 
     def power_off(self, number):
-        """The host vanishes with all that came to it by ssh."""
+        """The host vanishes with all that runs there."""
         self.drop(number)
-        for process in self._commands:
-            if f"--target={self._pid(f'node{number}')}" in process.args:
-                os.killpg(process.pid, signal.SIGKILL)
+        self._kill_inside([f"node{number}"])
 
     def lose(self, number, percent):
         """So many of the host's packets vanish, each way: a filter throws the dice, for netem may not be there."""
@@ -201,24 +199,21 @@ class Lab:
         """Commands that came by ssh and still run."""
         return [process.args[-1] for process in self._commands if process.poll() is None]
 
-    def _inhabitants(self):
-        """Processes in these hosts' networks, those that keep the hosts among them."""
-        hosts = {os.stat(f"/proc/{holder.pid}/ns/net").st_ino for holder in self._holders.values()}
+    def _kill_inside(self, hosts):
+        """Ends what runs in the hosts' networks: what a launcher that was killed leaves behind, too."""
+        holders = [self._pid(host) for host in hosts]
+        networks = {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in holders}
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):  # it has ended
-                if os.stat(f"/proc/{name}/ns/net").st_ino in hosts:
-                    yield int(name)
+                if int(name) not in holders and os.stat(f"/proc/{name}/ns/net").st_ino in networks:
+                    os.kill(int(name), signal.SIGKILL)
 
     def close(self):
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for process in self._commands:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        for pid in self._inhabitants():  # a launcher that was killed leaves its programs behind
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self._kill_inside(self._holders)
         for holder in self._holders.values():
+            holder.kill()
             holder.communicate()
         shutil.rmtree(self._folder)
 
