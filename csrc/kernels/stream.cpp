@@ -1,9 +1,12 @@
 #include "kernels/stream.h"
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <string_view>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <emmintrin.h>
 #endif
 
@@ -12,6 +15,27 @@ namespace {
 
 #if defined(__x86_64__)
 constexpr std::size_t kLine = 64;
+
+bool is_of_amd() {
+  unsigned eax = 0;
+  char name[12];
+  if (__get_cpuid(0, &eax, reinterpret_cast<unsigned*>(name), reinterpret_cast<unsigned*>(name + 8),
+                  reinterpret_cast<unsigned*>(name + 4)) == 0) {
+    return false;
+  }
+  const std::string_view vendor(name, sizeof name);
+  return vendor == "AuthenticAMD" || vendor == "HygonGenuine";
+}
+#else
+bool is_of_amd() { return false; }
+#endif
+
+std::atomic<bool>& giving_back() {
+  static std::atomic<bool> gives = is_of_amd();
+  return gives;
+}
+
+#if defined(__x86_64__)
 
 void give_back(std::byte* line) {
   volatile std::byte* const word = line;  // a store of what is there is none to a compiler
@@ -54,9 +78,15 @@ void copy_lines(void* to, const void* from, std::size_t nbytes) {
   copy_by_lines<false>(to, const_cast<void*>(from), nbytes);
 }
 
-void take_lines(void* to, void* from, std::size_t nbytes) { copy_by_lines<true>(to, from, nbytes); }
+bool gives_back() { return giving_back().load(std::memory_order_relaxed); }
+void set_gives_back(bool gives) { giving_back().store(gives, std::memory_order_relaxed); }
+
+void take_lines(void* to, void* from, std::size_t nbytes) {
+  gives_back() ? copy_by_lines<true>(to, from, nbytes) : copy_by_lines<false>(to, from, nbytes);
+}
 
 void give_back_lines(void* lines, std::size_t nbytes) {
+  if (!gives_back()) return;
 #if defined(__x86_64__)
   auto* const bytes = static_cast<std::byte*>(lines);
   for (std::size_t i = 0; i + kLine <= nbytes; i += kLine) give_back(bytes + i);

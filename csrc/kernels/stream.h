@@ -12,9 +12,14 @@ void copy_past_caches(void* to, const void* from, std::size_t nbytes);
 /// takes for long copies, read such lines at half the speed on some processors.
 void copy_lines(void* to, const void* from, std::size_t nbytes);
 
-/// The same, and stores a word of each line of `from` again, unchanged: a processor that writes lines which another one
-/// has only read waits long for each, and `from` is to be written next by whoever wrote it before. Nobody else may read
-/// it meanwhile.
+/// Do lines go back to who writes them next by a store of who has read them? On AMD's processors a store into lines
+/// which another one has only read waits long for each; on Intel's it does not, and giving back costs up to a fifth of
+/// an operation (docs/design/0012). Tests may set it.
+bool gives_back();
+void set_gives_back(bool gives);
+
+/// copy_lines, and where `gives_back` stores a word of each line of `from` again, unchanged: `from` is to be written
+/// next by whoever wrote it before. Nobody else may read it meanwhile.
 void take_lines(void* to, void* from, std::size_t nbytes);
 
 /// What take_lines does to the lines, after they have been read in another way.

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/prefetch.h"
+#include "kernels/stream.h"
 
 namespace samestep {
 namespace {
@@ -13,6 +14,11 @@ std::size_t limit_for(int size) {
   constexpr std::size_t kForPlaces = 64, kMost = (64 << 10) + kForPlaces, kTogether = 128 << 10, kLeast = 2 << 10;
   return std::clamp(kTogether / static_cast<std::size_t>(size), kLeast, kMost);
 }
+
+/// Who waits may look as well who has released what, so that no later operation has to: back to back, 8 bytes take 0.21
+/// us so on a processor of Intel's instead of 0.27. Where a store into lines that another rank has read is slow, nobody
+/// looks before there is need.
+std::uint64_t look_after() { return kernels::gives_back() ? Arena::kSlots : 2; }
 
 std::byte* put(std::byte* at, Meeting::Bytes bytes) {
   if (!bytes.empty()) std::memcpy(at, bytes.data(), bytes.size());
@@ -26,7 +32,8 @@ LineMeeting::LineMeeting(std::shared_ptr<Arena> arena, int rank)
       rank_(rank),
       size_(arena_->size()),
       limit_(limit_for(size_)),
-      limit_of_parts_(std::min(limit_, Arena::kBlockBytes / static_cast<std::size_t>(size_) - sizeof(Arena::Part))) {}
+      limit_of_parts_(std::min(limit_, Arena::kBlockBytes / static_cast<std::size_t>(size_) - sizeof(Arena::Part))),
+      look_after_(look_after()) {}
 
 void LineMeeting::look_who_released() {
   std::uint64_t least = released_;
@@ -102,7 +109,9 @@ bool LineMeeting::complete(std::uint64_t sequence) {
   if (sequence != released_) return false;
   for (; scanned_ < size_; ++scanned_) {
     const int peer = rank_ + scanned_ < size_ ? rank_ + scanned_ : rank_ + scanned_ - size_;
-    if (arena_->line(sequence, peer).number.load(std::memory_order_acquire) != sequence + 1) return false;
+    if (arena_->line(sequence, peer).number.load(std::memory_order_acquire) == sequence + 1) continue;
+    if (sequence >= released_by_all_ + look_after_) look_who_released();
+    return false;
   }
   return true;
 }

@@ -46,10 +46,11 @@ class LineMeeting final : public Meeting {
   int size_;
   std::size_t limit_;
   std::size_t limit_of_parts_;
-  std::uint64_t announced_ = 0;                        // operations of this rank
-  std::uint64_t released_ = 0;                         // by this rank
-  std::uint64_t released_by_all_ = 0;                  // at least
-  std::uint64_t n_blocks_ = 0;                         // taken so far
+  std::uint64_t announced_ = 0;        // operations of this rank
+  std::uint64_t released_ = 0;         // by this rank
+  std::uint64_t released_by_all_ = 0;  // at least
+  const std::uint64_t look_after_;     // operations, from which on a waiting rank looks who has released
+  std::uint64_t n_blocks_ = 0;         // taken so far
   std::array<std::uint64_t, Arena::kBlocks> users_{};  // operation that took each block, plus one
   std::size_t expected_in_block_ = 0;                  // of the next announcement
   int scanned_ = 1;  // of operation `released_`: peers rank+1 .. rank+scanned_-1 have come

@@ -30,7 +30,7 @@ void copy(void* to, const void* from, std::size_t nbytes) {
 /// May this rank store into what a peer announced, until it releases the operation? See kernels::take_lines.
 bool may_give_back(const Engine& engine, std::size_t nbytes) {
   constexpr std::size_t kFrom = 256;  // less may lie in the line itself
-  return engine.size() == 2 && nbytes >= kFrom;
+  return engine.size() == 2 && nbytes >= kFrom && kernels::gives_back();
 }
 
 /// Copies what a peer announced.

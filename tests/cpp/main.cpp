@@ -1,2 +1,9 @@
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
+
+#include "kernels/stream.h"
+
+int main(int n_arguments, char** arguments) {
+  samestep::kernels::set_gives_back(true);  // stores more, so that there is more to go wrong, on any processor
+  return doctest::Context(n_arguments, arguments).run();
+}

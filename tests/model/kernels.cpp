@@ -26,6 +26,7 @@ void reduce_into(DType, ReduceOp, std::span<const Input> inputs, std::span<void*
 
 void copy_part(void* to, const void* from, std::size_t nbytes, std::size_t) { std::memcpy(to, from, nbytes); }
 void copy_past_caches(void* to, const void* from, std::size_t nbytes) { std::memcpy(to, from, nbytes); }
+bool gives_back() { return true; }
 void copy_lines(void* to, const void* from, std::size_t nbytes) { std::memcpy(to, from, nbytes); }
 void take_lines(void* to, void* from, std::size_t nbytes) {
   std::memcpy(to, from, nbytes);
