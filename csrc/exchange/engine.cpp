@@ -158,7 +158,12 @@ void Engine::wait(Operation& operation, const Deadline& deadline) {
   Pause pause(options_.oversubscribed, [this] { return messenger_->rest(); });
   bool warned = false;
   Seconds ask_at = kAskAfter;
+  std::uint64_t moved = 0;
   while (!operation.done()) {
+    if (const std::uint64_t now = moved_.load(std::memory_order_relaxed) + messenger_->ended(); now != moved) {
+      moved = now;
+      pause.moved();
+    }
     if (!pause.step()) continue;
     wait_hooks().interrupt();
     progress_everywhere();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -78,6 +79,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool sends_at_once() const { return usable() && departed_.empty(); }
   bool receives_at_once() const { return idle() && messages_under_way_.empty() && inbox_.idle(); }
   void pass_message() { ++point_to_point_started_; }
+  /// An operation has moved or reduced data, which is told to who waits.
+  void moved() { moved_.fetch_add(1, std::memory_order_relaxed); }
   void next_is_announced() { next_is_announced_ = true; }
 
   /// Lets every operation advance one step.
@@ -166,6 +169,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::uint64_t messages_ = 0;
   std::uint64_t bytes_ = 0;
   std::uint32_t next_body_ = 0;
+  std::atomic<std::uint64_t> moved_{0};
   std::map<int, Departed> departed_;
   std::vector<std::unique_ptr<std::vector<std::byte>>> farewells_;  // must outlive their sends
   std::function<void(std::uint64_t)> leaving_ = [](std::uint64_t) {};

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -50,6 +51,10 @@ class Messenger {
   /// True once the request has ended (also for an inactive one). `envelope`, if given, tells whom a
   /// received message came from.
   virtual bool test(Request& request, Envelope* envelope = nullptr) = 0;
+
+  /// Sends and receives of bundles that have ended so far; may be asked for without taking turns.
+  std::uint64_t ended() const { return ended_.load(std::memory_order_relaxed); }
+  void count_ended() { ended_.fetch_add(1, std::memory_order_relaxed); }
 
   /// Gives up a receive. True if no message had met it; else test it to its end.
   virtual bool cancel(Request& request) = 0;
@@ -104,6 +109,9 @@ class Messenger {
 
   /// Frees what the group holds; all ranks call it. Without it (`~Messenger`) nothing collective happens.
   virtual void close() = 0;
+
+ private:
+  std::atomic<std::uint64_t> ended_ = 0;
 };
 
 }  // namespace samestep

@@ -23,7 +23,7 @@ void Requests::receive(Messenger& messenger, void* data, std::size_t nbytes, int
 }
 
 bool Requests::test(Messenger& messenger) {
-  while (next_ < entries_.size() && messenger.test(entries_[next_].request)) ++next_;
+  for (; next_ < entries_.size() && messenger.test(entries_[next_].request); ++next_) messenger.count_ended();
   if (next_ < entries_.size()) return false;
   entries_.clear();
   next_ = 0;

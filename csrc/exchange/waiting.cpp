@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <thread>
+#include <utility>
 
 namespace samestep {
 namespace {
@@ -19,14 +20,16 @@ constexpr std::chrono::microseconds kSleep{100};
 
 bool Pause::step() {
   ++polls_;
-  if (!rest()) {
+  // Where data moves all the time, the clock is looked at all the same.
+  if (!std::exchange(moved_, false) && !rest()) {
     if (!oversubscribed_ && polls_ < kSpins) return false;
-    if (waited_ > kSleepAfter) {
+    const bool sleeps = waited_ - moved_at_ > kSleepAfter;
+    if (sleeps) {
       std::this_thread::sleep_for(kSleep);
     } else {
       ::sched_yield();
     }
-    if (polls_ % kPollsPerLook != 0 && waited_ <= kSleepAfter) return false;
+    if (polls_ % kPollsPerLook != 0 && !sleeps) return false;
   }
   const Clock::time_point now = Clock::now();
   if (started_ == Clock::time_point{}) started_ = last_look_ = now;

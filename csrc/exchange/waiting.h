@@ -18,6 +18,13 @@ class Pause {
   /// the peers and the user.
   bool step();
 
+  /// Data has moved: what is waited for is under way, so that sleeps, and others' turns, would only hold it up.
+  void moved() {
+    if (!rest_) polls_ = 0;
+    moved_at_ = waited_;
+    moved_ = true;
+  }
+
   /// Since the clock was first looked at.
   Seconds waited() const { return waited_; }
 
@@ -27,9 +34,10 @@ class Pause {
   bool oversubscribed_;
   Rest rest_;
   unsigned polls_ = 0;
+  bool moved_ = false;  // since the last poll
   Clock::time_point started_{};
   Clock::time_point last_look_{};
-  Seconds waited_{0};
+  Seconds waited_{0}, moved_at_{0};
 };
 
 }  // namespace samestep

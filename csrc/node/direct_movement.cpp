@@ -47,6 +47,7 @@ bool DirectMovement::work() {
       return false;
     }
     part.begin += nbytes;
+    ++n_copied_;
   }
   return false;
 }

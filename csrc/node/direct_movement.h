@@ -30,6 +30,8 @@ class DirectMovement {
 
   /// Some of it; true once this rank has copied all it has to.
   bool work();
+  /// Copies made so far.
+  std::uint64_t steps() const { return n_copied_; }
 
  private:
   struct Part {
@@ -43,6 +45,7 @@ class DirectMovement {
   std::size_t touched_;
   std::vector<Part> parts_;
   std::size_t at_ = 0;  // of parts_
+  std::uint64_t n_copied_ = 0;
   bool stuck_ = false;  // for good, see Unreachable
 };
 

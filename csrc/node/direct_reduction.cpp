@@ -50,7 +50,10 @@ bool DirectReduction::work() {
     }
     ++done;
   }
-  if (done != 0) arena.finished(task_.sequence).fetch_add(done, std::memory_order_acq_rel);
+  if (done != 0) {
+    arena.finished(task_.sequence).fetch_add(done, std::memory_order_acq_rel);
+    task_.engine->moved();
+  }
   if (!out_of_chunks_ || arena.finished(task_.sequence).load(std::memory_order_acquire) != finished + n_chunks_)
     return false;
   finished += n_chunks_;

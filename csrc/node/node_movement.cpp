@@ -224,7 +224,10 @@ bool NodeMovement::work() {
   // Buffers of a rank that has given up must not be touched; its farewell ends this operation soon.
   if (!group_->meeting->all_here(sequence_)) return false;
   if (!mine_are_done_) {
-    if (!direct_.work() || (staged_ && !staged_->work()) || !Movement::work()) return false;
+    const std::uint64_t before = steps();
+    const bool done = direct_.work() && (!staged_ || staged_->work()) && Movement::work();
+    if (steps() != before) engine().moved();
+    if (!done) return false;
     mine_are_done_ = true;
     group_->arena->set_step(sequence_, engine().rank(), Arena::kLastStep);
     copy_own();

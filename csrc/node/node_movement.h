@@ -69,6 +69,8 @@ class NodeMovement final : public Movement {
   void begin_run(const End& end);
   void copy_directly(const End& end);
   StagedMovement& staged();
+  /// What this rank has copied so far, in pieces.
+  std::uint64_t steps() const { return direct_.steps() + (staged_ ? staged_->steps() : 0); }
   /// What goes from this rank to itself: last, so that peers find what they copy in the caches it was written to.
   void copy_own();
   /// True; or throws what was wrong.

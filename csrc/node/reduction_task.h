@@ -47,7 +47,10 @@ struct ReductionTask {
   bool all_shared() const;
 
   /// How far this rank is.
-  void set_step(std::uint64_t step) const { group->arena->set_step(sequence, rank(), step); }
+  void set_step(std::uint64_t step) const {
+    group->arena->set_step(sequence, rank(), step);
+    engine->moved();
+  }
   /// Are all others that far?
   bool all_at(std::uint64_t step) const;
 };

@@ -34,6 +34,7 @@ class StagedMovement {
   void skip_first() { first_is_staged_ = true; }
   /// As many steps as the other ranks allow; true at the end.
   bool work();
+  std::uint64_t steps() const { return step_; }
 
  private:
   struct Outgoing {
