@@ -180,13 +180,14 @@ void NcclChannel::fail(std::exception_ptr error, bool tell) {
   if (broken_) return;
   broken_ = error;
   changed_.notify_all();
+  if (tell) {  // before anybody here knows, who may end the process
+    const std::string reason = text_of(error);
+    agreement_->abandon(error, reason);
+    host_->abandon(error, reason);
+  }
   // The watcher first tells of a difference, so that nobody who knows of it can begin anything elsewhere.
   if (!watcher_.joinable() || !is_mismatch(error) || !when_ranks_differ_) end_operations();
   if (!watcher_.joinable()) further_.abort(std::exchange(comm_, nullptr));
-  if (!tell) return;
-  const std::string reason = text_of(error);
-  agreement_->abandon(error, reason);
-  host_->abandon(error, reason);
 }
 
 void NcclChannel::end_operations() {

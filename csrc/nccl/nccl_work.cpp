@@ -16,7 +16,11 @@ class NcclChannel::NcclWork final : public Work {
     if (operation_->ended) return true;
     const std::unique_lock lock(channel_->mutex_, std::try_to_lock);
     if (!lock) return false;  // others look; whoever polls may hold the interpreter, which they may need
-    channel_->trouble(*operation_, Clock::now());
+    try {
+      channel_->trouble(*operation_, Clock::now());
+    } catch (const Error&) {  // of the runtime: the device is lost
+      channel_->fail(std::current_exception(), /*tell=*/true);
+    }
     return operation_->ended;
   }
 
