@@ -1,12 +1,11 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
-#include <cmath>
 #include <latch>
 #include <numeric>
 #include <optional>
-#include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -16,12 +15,12 @@
 #include "kernels/reduce.h"
 #include "local_network.h"
 #include "thread_host.h"
+#include "uneven.h"
 
 using namespace samestep;
 
 namespace {
 
-using Floats = std::vector<float>;
 using Hosts = std::vector<int>;  // by rank, the number of its host
 
 Deadline soon() { return Deadline::after(Seconds(60)); }
@@ -75,39 +74,36 @@ const Hosts kLayouts[] = {{0, 1}, {0, 0, 1, 1}, {0, 1, 1, 2}, {0, 1, 0, 1}, {0, 
 Buffer buffer(Floats& values) { return {values.data(), values.size(), DType::float32}; }
 Shape shape(const Floats& values) { return Shape::flat(values.size()); }
 
-/// Values whose sum depends on the order of the additions.
-Floats contribution(int rank, std::size_t count) {
-  std::mt19937 random(static_cast<unsigned>(rank * 1000) + static_cast<unsigned>(count));
-  std::uniform_real_distribution<float> uniform(-1, 1);
-  Floats values(count);
-  for (float& value : values) value = uniform(random) * std::pow(10.0F, static_cast<float>(random() % 6));
-  return values;
+Floats reduced(const std::vector<const Floats*>& terms, ReduceOp op, std::size_t n_ranks) {
+  std::vector<kernels::Input> given;
+  for (const Floats* term : terms) given.push_back({term->data()});
+  Floats result(terms[0]->size());
+  void* const out = result.data();
+  kernels::reduce_into(DType::float32, op, given, {&out, 1}, result.size(), n_ranks);
+  return result;
 }
 
-/// By host and then by rank, each in pairwise order; without `hosts` all ranks in pairwise order.
-Floats reduced(int size, std::size_t count, const Hosts& hosts, ReduceOp op = ReduceOp::sum) {
-  std::vector<Floats> inputs, partial;
-  for (int rank = 0; rank < size; ++rank) inputs.push_back(contribution(rank, count));
-  const auto reduce = [&](const std::vector<const Floats*>& terms, ReduceOp by, std::size_t n_ranks) {
-    std::vector<kernels::Input> given;
-    for (const Floats* term : terms) given.push_back({term->data()});
-    Floats result(count);
-    void* const out = result.data();
-    kernels::reduce_into(DType::float32, by, given, {&out, 1}, count, n_ranks);
-    return result;
-  };
-  for (const int host : std::set<int>(hosts.begin(), hosts.end())) {
-    std::vector<const Floats*> here;
-    for (int rank = 0; rank < size; ++rank) {
-      if (hosts[static_cast<std::size_t>(rank)] == host) here.push_back(&inputs[static_cast<std::size_t>(rank)]);
-    }
-    partial.push_back(reduce(here, op == ReduceOp::avg ? ReduceOp::sum : op, 0));
-  }
-  std::vector<const Floats*> terms;
-  for (const Floats& term : hosts.empty() ? inputs : partial) terms.push_back(&term);
-  return reduce(terms, op, static_cast<std::size_t>(size));
+/// What ranks bring, and what comes of it: by host and then by rank, each in pairwise order; where hosts keep the
+/// order, all ranks in pairwise order.
+UnevenTable uneven_table(const Hosts& hosts, std::span<const std::size_t> counts, std::span<const ReduceOp> ops) {
+  const bool flat_order = Seats(seats_on(hosts)).keeps_order();
+  return {static_cast<int>(hosts.size()), counts, ops, [&](const std::vector<Floats>& inputs, ReduceOp op) {
+            std::vector<Floats> partial;
+            for (const int host : std::set<int>(hosts.begin(), hosts.end())) {
+              std::vector<const Floats*> here;
+              for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+                if (hosts[rank] == host) here.push_back(&inputs[rank]);
+              }
+              partial.push_back(reduced(here, op == ReduceOp::avg ? ReduceOp::sum : op, 0));
+            }
+            std::vector<const Floats*> terms;
+            for (const Floats& term : flat_order ? inputs : partial) terms.push_back(&term);
+            return reduced(terms, op, hosts.size());
+          }};
 }
 
+constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::max};
+constexpr ReduceOp kSum[] = {ReduceOp::sum};
 constexpr std::size_t kCounts[] = {0, 1, 5, 65, 1000, 4097, 20'003};
 constexpr std::size_t kLong = 5000;  // longer ones take time under the sanitizers: over memory that is reached only
 
@@ -159,7 +155,7 @@ TEST_CASE("hierarchy: a plan covers all elements once, and each host has a handl
 
 TEST_CASE("hierarchy: all verbs over pretended hosts, to the bit") {
   for (const Hosts& hosts : kLayouts) {
-    const bool flat_order = Seats(seats_on(hosts)).keeps_order();
+    const UnevenTable values = uneven_table(hosts, kCounts, kOps);
     for (const Reach reach : {Reach::kernel, Reach::shared, Reach::heap}) {
       if (reach != Reach::kernel && hosts == kLayouts[0]) continue;  // nobody has a neighbour
       Region region(hosts, reach);
@@ -168,33 +164,33 @@ TEST_CASE("hierarchy: all verbs over pretended hosts, to the bit") {
         const auto group = region.join(rank);
         for (const std::size_t count : kCounts) {
           if (count > kLong && reach != Reach::kernel) continue;
-          for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max}) {
-            const Floats expected = reduced(size, count, flat_order ? Hosts{} : hosts, op);
-            Floats all = contribution(rank, count), into(count);
+          for (const ReduceOp op : kOps) {
+            const Floats& expected = values.reduced(count, op);
+            Floats all = values.of(rank, count), into(count);
             group->all_reduce(buffer(all), buffer(into), {op}, shape(all))->wait(soon());
             REQUIRE(into == expected);
-            REQUIRE(all == contribution(rank, count));
+            REQUIRE(all == values.of(rank, count));
             group->all_reduce(buffer(all), buffer(all), {op}, shape(all))->wait(soon());
             REQUIRE(all == expected);
           }
-          const Floats sum = reduced(size, count, flat_order ? Hosts{} : hosts);
+          const Floats& sum = values.reduced(count, ReduceOp::sum);
           for (int root = count > kLong ? size - 1 : 0; root < size; ++root) {
-            Floats one = contribution(rank, count);
+            Floats one = values.of(rank, count);
             group->reduce(buffer(one), buffer(one), {}, root, shape(one))->wait(soon());
-            REQUIRE(one == (rank == root ? sum : contribution(rank, count)));
-            Floats sent = contribution(rank, count);
+            REQUIRE(one == (rank == root ? sum : values.of(rank, count)));
+            Floats sent = values.of(rank, count);
             group->broadcast(buffer(sent), root, shape(sent))->wait(soon());
-            REQUIRE(sent == contribution(root, count));
+            REQUIRE(sent == values.of(root, count));
           }
           const auto n = static_cast<std::size_t>(size), me = static_cast<std::size_t>(rank);
-          Floats everyone(n * count), mine = contribution(rank, count);
+          Floats everyone(n * count), mine = values.of(rank, count);
           group->all_gather(buffer(mine), buffer(everyone), shape(mine))->wait(soon());
           for (int r = 0; r < size; ++r) {
-            const Floats theirs = contribution(r, count);
+            const Floats& theirs = values.of(r, count);
             REQUIRE(
                 std::equal(theirs.begin(), theirs.end(), everyone.begin() + r * static_cast<std::ptrdiff_t>(count)));
           }
-          // Block b of rank r is contribution(r): each rank gets the same sum, in place.
+          // Each block of rank r is its values: each rank gets the same sum, in place.
           Floats blocks;
           for (int r = 0; r < size; ++r) blocks.insert(blocks.end(), mine.begin(), mine.end());
           const Buffer own{blocks.data() + me * count, count, DType::float32};
@@ -208,22 +204,24 @@ TEST_CASE("hierarchy: all verbs over pretended hosts, to the bit") {
 }
 
 TEST_CASE("hierarchy: hosts that exchange halves, or everything, get the same bits") {
+  constexpr std::size_t kSome[] = {65, 1000, 20'003};
   for (const Hosts& hosts :
        {Hosts{0, 1}, Hosts{0, 0, 1, 1, 2, 2}, Hosts{0, 1, 1, 2}, Hosts{0, 1, 2, 3, 4}, Hosts{0, 0, 1, 2, 2, 2, 3}}) {
-    const bool flat_order = Seats(seats_on(hosts)).keeps_order();
+    const UnevenTable values = uneven_table(hosts, kSome, kOps);
     for (const Reach reach : {Reach::kernel, Reach::shared, Reach::heap}) {
       for (const Way way : {Way::halving, Way::doubling}) {
         Region region(hosts, reach, 512);
         region.way = way;
         as_threads(region.size(), [&](int rank) {
           const auto group = region.join(rank);
-          for (const std::size_t count : {std::size_t{65}, std::size_t{1000}, std::size_t{20'003}}) {
-            for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max}) {
-              const Floats expected = reduced(region.size(), count, flat_order ? Hosts{} : hosts, op);
-              Floats all = contribution(rank, count), into(count);
+          for (const std::size_t count : kSome) {
+            if (count > kLong && reach != Reach::kernel) continue;
+            for (const ReduceOp op : kOps) {
+              const Floats& expected = values.reduced(count, op);
+              Floats all = values.of(rank, count), into(count);
               group->all_reduce(buffer(all), buffer(into), {op}, shape(all))->wait(soon());
               REQUIRE(into == expected);
-              REQUIRE(all == contribution(rank, count));
+              REQUIRE(all == values.of(rank, count));
               group->all_reduce(buffer(all), buffer(all), {op}, shape(all))->wait(soon());
               REQUIRE(all == expected);
             }
@@ -283,17 +281,19 @@ TEST_CASE("hierarchy: between hosts each byte goes once") {
 
 TEST_CASE("hierarchy: many operations under way, finished in any order") {
   Region region({0, 1, 1, 2}, Reach::shared, 512);
-  const int size = region.size();
-  as_threads(size, [&](int rank) {
+  constexpr std::size_t kMany = 24;
+  std::vector<std::size_t> counts;
+  for (std::size_t i = 0; i < kMany; ++i) counts.push_back(1 + 97 * i);
+  const UnevenTable table = uneven_table(region.hosts, counts, kSum);
+  as_threads(region.size(), [&](int rank) {
     const auto group = region.join(rank);
-    constexpr std::size_t kMany = 24;
     std::vector<Floats> values;
     std::vector<Communicator::WorkPtr> works;
-    for (std::size_t i = 0; i < kMany; ++i) values.push_back(contribution(rank, 1 + 97 * i));
+    for (const std::size_t count : counts) values.push_back(table.of(rank, count));
     for (Floats& v : values) works.push_back(group->all_reduce(buffer(v), buffer(v), {}, shape(v)));
     for (std::size_t i = kMany; i-- > 0;) {
       works[(i * 7) % kMany]->wait(soon());
-      REQUIRE(values[(i * 7) % kMany] == reduced(size, values[(i * 7) % kMany].size(), region.hosts));
+      REQUIRE(values[(i * 7) % kMany] == table.reduced(counts[(i * 7) % kMany], ReduceOp::sum));
     }
     group->close(soon());
   });
@@ -301,6 +301,8 @@ TEST_CASE("hierarchy: many operations under way, finished in any order") {
 
 TEST_CASE("hierarchy: a difference raises the same text on every rank, and the group goes on") {
   Region region({0, 0, 1, 1}, Reach::kernel);
+  constexpr std::size_t kCount[] = {2000};
+  const UnevenTable table = uneven_table(region.hosts, kCount, kSum);
   std::vector<std::string> texts(4);
   as_threads(region.size(), [&](int rank) {
     const auto group = region.join(rank);
@@ -311,9 +313,9 @@ TEST_CASE("hierarchy: a difference raises the same text on every rank, and the g
       } catch (const MismatchError& error) {
         texts[static_cast<std::size_t>(rank)] += error.what();
       }
-      Floats all = contribution(rank, 2000);
+      Floats all = table.of(rank, 2000);
       group->all_reduce(buffer(all), buffer(all), {}, shape(all))->wait(soon());
-      REQUIRE(all == reduced(4, 2000, {}));
+      REQUIRE(all == table.reduced(2000, ReduceOp::sum));
     }
     group->close(soon());
   });
