@@ -53,8 +53,10 @@ TEST_CASE("node: long runs go each way in turn, staged ahead or not, and arrive 
     NodeTown town(size, Reach::kernel);
     as_threads(size, [&](int rank) {
       const auto group = town.join(rank);
-      // Behind the announcement of few, in one window, in as many as a stage holds, in more.
+      // Behind the announcement of few, in one window, in as many as a stage holds, in more: those on three ranks only,
+      // for they take time under the sanitizers.
       for (const std::size_t count : {std::size_t{4001}, std::size_t{16'385}, std::size_t{70'001}}) {
+        if (count == 70'001 && size != 3) continue;
         for (int turn = 0; turn < kTurns; ++turn) {
           // Where another one is under way nothing is copied ahead.
           Floats other = contribution(rank, 70'001);

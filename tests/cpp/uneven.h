@@ -8,10 +8,9 @@
 #include <vector>
 
 #include "core/reduce_op.h"
+#include "floats.h"
 
 namespace samestep {
-
-using Floats = std::vector<float>;
 
 /// Values whose sum depends on the order of the additions.
 inline Floats uneven(int rank, std::size_t count) {
