@@ -126,8 +126,9 @@ class Lab:
         self.run(f"node{number}", "ip link set eth0 down")
 
     def power_off(self, number):
-        """The host vanishes with all that runs there."""
+        """The host vanishes with all that runs there; who reached it by ssh does not hear of it."""
         self.drop(number)
+        self._off.add(f"node{number}")
         self._kill_inside([f"node{number}"])
 
     def lose(self, number, percent):
@@ -164,6 +165,7 @@ class Lab:
         self._listener.bind(path)
         self._listener.listen(64)
         self._commands = []
+        self._off, self._closed = set(), threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self):
@@ -193,7 +195,10 @@ class Lab:
             pidfd = os.pidfd_open(process.pid)
             select.select([pidfd], [], [])
             os.close(pidfd)
-            link.sendall(b"%d\n" % process.wait())
+            code = process.wait()
+            if host in self._off:
+                self._closed.wait()
+            link.sendall(b"%d\n" % code)
 
     def left(self):
         """Commands that came by ssh and still run."""
@@ -209,6 +214,7 @@ class Lab:
                     os.kill(int(name), signal.SIGKILL)
 
     def close(self):
+        self._closed.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._kill_inside(self._holders)
