@@ -22,7 +22,7 @@ std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
 /// Bytes of a chunk: long enough to pay for a message, and short enough that those under way stay in the cache.
 std::size_t piece_nbytes(const Engine& engine, const Seats& seats) {
   if (engine.options().window_piece != 0) return engine.options().window_piece;
-  constexpr std::size_t kMost = 128 << 10, kLeast = 16 << 10, kTogether = 1 << 20;
+  constexpr std::size_t kMost = 48 << 10, kLeast = 16 << 10, kTogether = 1 << 20;
   return std::clamp(kTogether / static_cast<std::size_t>(seats.n_hosts()), kLeast, kMost);
 }
 
