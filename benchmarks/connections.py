@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
-CHUNK = 128 << 10  # as csrc/hierarchy cuts it
+CHUNK = 128 << 10  # bytes that a connection takes at a time
 PORT = 29700  # nobody else is in these networks
 NUMBERS = (1, 2, 4)
 LINES = {

@@ -3,10 +3,8 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <string_view>
 
 #if defined(__x86_64__)
-#include <cpuid.h>
 #include <emmintrin.h>
 #endif
 
@@ -16,16 +14,7 @@ namespace {
 #if defined(__x86_64__)
 constexpr std::size_t kLine = 64;
 
-bool is_of_amd() {
-  unsigned eax = 0;
-  char name[12];
-  if (__get_cpuid(0, &eax, reinterpret_cast<unsigned*>(name), reinterpret_cast<unsigned*>(name + 8),
-                  reinterpret_cast<unsigned*>(name + 4)) == 0) {
-    return false;
-  }
-  const std::string_view vendor(name, sizeof name);
-  return vendor == "AuthenticAMD" || vendor == "HygonGenuine";
-}
+bool is_of_amd() { return __builtin_cpu_is("amd") != 0; }
 #else
 bool is_of_amd() { return false; }
 #endif
