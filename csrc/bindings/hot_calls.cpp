@@ -122,7 +122,7 @@ bool look_at(const HotCall& hot, const Arguments& given, Viewed& to) {
   const ArrayView* const x = view_as_it_lies(given.x, writes && in_place, to.in);
   if (x == nullptr || (in_place && !keeps_shape)) return false;
   call.in = x->buffer();
-  call.shape = shape_of(*x);
+  read_shape(*x, call.shape);
   if (in_place) {
     call.out = x->buffer();
     if (writes) to.written = given.x;
@@ -134,7 +134,7 @@ bool look_at(const HotCall& hot, const Arguments& given, Viewed& to) {
   call.out = out->buffer();
   to.written = given.out;
   if (hot.verb == Verb::reduce_scatter) {
-    call.shape = shape_of(*out);
+    read_shape(*out, call.shape);
     return x->n_dims > 0 && x->shape[0] == hot.communicator->size();
   }
   return hot.verb != Verb::all_to_all || (x->n_dims > 0 && x->shape[0] % hot.communicator->size() == 0);

@@ -21,8 +21,8 @@ std::span<const std::int64_t> strides(const ArrayView& view) {
 
 }  // namespace
 
-Shape shape_of(const ArrayView& view) {
-  Shape shape;
+void read_shape(const ArrayView& view, Shape& shape) {
+  shape.n_dims = 0;
   for (int i = 0; i < view.n_dims; ++i) {
     const auto extent = static_cast<std::uint64_t>(view.shape[i]);
     if (i < Shape::kMaxDims) {
@@ -32,6 +32,11 @@ Shape shape_of(const ArrayView& view) {
       shape.extents[Shape::kMaxDims - 1] *= extent;
     }
   }
+}
+
+Shape shape_of(const ArrayView& view) {
+  Shape shape;
+  read_shape(view, shape);
   return shape;
 }
 

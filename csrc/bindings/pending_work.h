@@ -81,5 +81,7 @@ class PendingWork {
 
 /// The shape of a view, for signatures.
 Shape shape_of(const ArrayView& view);
+/// The same to `shape`, which is new: a copy of what has just been written in parts is slow.
+void read_shape(const ArrayView& view, Shape& shape);
 
 }  // namespace samestep

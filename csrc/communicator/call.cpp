@@ -18,6 +18,12 @@ Signature Call::signature() const {
           shape};
 }
 
+std::uint64_t Call::digest() const {
+  if (verb == Verb::barrier) return signature().digest();
+  return samestep::digest(verb, verb == Verb::broadcast ? out.dtype : in.dtype,
+                          reduces(verb) ? reduction.op : ReduceOp::sum, root, shape);
+}
+
 Communicator::WorkPtr Communicator::begin(const Call& call) {
   switch (call.verb) {
     case Verb::all_reduce:

@@ -17,6 +17,7 @@ struct Call {
   Shape shape = {};
 
   Signature signature() const;
+  std::uint64_t digest() const;  ///< of the signature
 };
 
 namespace checks {

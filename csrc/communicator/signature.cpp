@@ -72,7 +72,7 @@ std::string_view verb_of(std::string_view description) { return description.subs
 
 std::string_view name(Verb verb) { return facts_of(verb).name; }
 
-std::uint64_t Signature::digest() const {
+std::uint64_t digest(Verb verb, DType dtype, ReduceOp op, std::int32_t root, const Shape& shape) {
   std::uint64_t h =
       mix(0, std::uint64_t{static_cast<std::uint8_t>(verb)} | std::uint64_t{static_cast<std::uint8_t>(dtype)} << 8 |
                  std::uint64_t{static_cast<std::uint8_t>(op)} << 16 | std::uint64_t{shape.n_dims} << 24 |
@@ -80,6 +80,8 @@ std::uint64_t Signature::digest() const {
   for (std::size_t i = 0; i < shape.n_dims; ++i) h = mix(h, shape.extents[i]);
   return mix(h, 0);
 }
+
+std::uint64_t Signature::digest() const { return samestep::digest(verb, dtype, op, root, shape); }
 
 std::string Signature::describe() const {
   const VerbFacts& facts = facts_of(verb);

@@ -64,6 +64,9 @@ struct Signature {
   std::string describe() const;
 };
 
+/// Of the signature of these parts.
+std::uint64_t digest(Verb verb, DType dtype, ReduceOp op, std::int32_t root, const Shape& shape);
+
 /// The text every rank raises after a difference, e.g. "allreduce (operation 12 of group 'world'): the
 /// ranks do not agree. ranks 0, 2: allreduce of float32[2, 3] with op sum; rank 1: ...". Pure: equal
 /// inputs give equal texts on all ranks.

@@ -40,4 +40,7 @@ class Pause {
   Seconds waited_{0}, moved_at_{0};
 };
 
+/// As long as another CPU takes to write a cache line, some 30 ns.
+void pause_for_a_line();
+
 }  // namespace samestep

@@ -24,37 +24,51 @@ void copy_into(const std::byte* data, std::span<void* const> outs, std::size_t n
   }
 }
 
-/// Of one to four inputs, the elements of which fill a V. One store: what is stored in parts would be waited for by
-/// whoever soon loads it whole.
 template <class V>
-void sum_one(std::span<const Input> in, void* out) {
-  const auto load = [&](std::size_t i) {
-    V values;
-    std::memcpy(&values, in[i].data, sizeof values);
-    return values;
-  };
-  V sum = load(0);
-  if (in.size() > 1) sum = sum + load(1);
-  if (in.size() == 3) sum = sum + load(2);
-  if (in.size() == 4) sum = sum + (load(2) + load(3));
-  std::memcpy(out, &sum, sizeof sum);
+V loaded(const Input& input, std::size_t at) {
+  V values;
+  std::memcpy(&values, static_cast<const std::byte*>(input.data) + at, sizeof values);
+  return values;
+}
+
+/// The bytes of one V from `at` on, summed over one to four inputs. One store: what is stored in parts would be waited
+/// for by whoever soon loads it whole.
+template <class V>
+void sum_one(std::span<const Input> in, void* out, std::size_t at) {
+  V sum = loaded<V>(in[0], at);
+  if (in.size() > 1) sum = sum + loaded<V>(in[1], at);
+  if (in.size() == 3) sum = sum + loaded<V>(in[2], at);
+  if (in.size() == 4) sum = sum + (loaded<V>(in[2], at) + loaded<V>(in[3], at));
+  std::memcpy(static_cast<std::byte*>(out) + at, &sum, sizeof sum);
+}
+
+template <class Element>
+void sum_few(std::span<const Input> in, void* out, std::size_t nbytes) {
+  using Four [[gnu::vector_size(16)]] = Element;
+  using Two [[gnu::vector_size(8)]] = Element;
+  std::size_t at = 0;
+  for (; at + sizeof(Four) <= nbytes; at += sizeof(Four)) sum_one<Four>(in, out, at);
+  if (at + sizeof(Two) <= nbytes) {
+    sum_one<Two>(in, out, at);
+    at += sizeof(Two);
+  }
+  if (at < nbytes) sum_one<Element>(in, out, at);
 }
 
 /// Sums of so few elements that it would take longer to find the loop for them. The same bits.
 bool summed_at_once(DType dtype, ReduceOp op, std::span<const Input> in, std::span<void* const> outs,
                     std::size_t count) {
-  using Floats [[gnu::vector_size(16)]] = float;
-  using Doubles [[gnu::vector_size(16)]] = double;
-  using TwoFloats [[gnu::vector_size(8)]] = float;
-  if (op != ReduceOp::sum || outs.size() != 1 || in.size() > 4 || count > 4) return false;
-  void (*sum)(std::span<const Input>, void*) = nullptr;
+  constexpr std::size_t kMost = 64;
+  const std::size_t nbytes = count * itemsize(dtype);
+  if (op != ReduceOp::sum || outs.size() != 1 || in.size() > 4 || nbytes > kMost) return false;
   if (dtype == DType::float32) {
-    sum = count == 4 ? sum_one<Floats> : count == 2 ? sum_one<TwoFloats> : count == 1 ? sum_one<float> : nullptr;
+    sum_few<float>(in, outs[0], nbytes);
   } else if (dtype == DType::float64) {
-    sum = count == 2 ? sum_one<Doubles> : count == 1 ? sum_one<double> : nullptr;
+    sum_few<double>(in, outs[0], nbytes);
+  } else {
+    return false;
   }
-  if (sum != nullptr) sum(in, outs[0]);
-  return sum != nullptr;
+  return true;
 }
 
 }  // namespace

@@ -25,15 +25,16 @@ class Arena {
   static constexpr int kStepBits = 24;
   static constexpr std::uint64_t kLastStep = (1 << kStepBits) - 1;
 
-  enum class Where : std::uint32_t { line, block, parts };
+  enum class Where : std::uint32_t { near, far, block, parts };
 
   /// What a rank announces of an operation.
   struct alignas(kLineBytes) Line {
     std::atomic<std::uint64_t> number;  ///< of the operation, plus one; stored last
     std::uint64_t digest;
     std::uint32_t nbytes;
-    Where where;  ///< in `bytes`, in a block of its rank, or there with a table of parts by rank
-    std::array<std::byte, kLineBytes - 24> bytes;
+    Where where;                     ///< `near`, `far`, in a block of its rank, or there with a table of parts by rank
+    std::array<std::byte, 40> near;  ///< in the cache line of the number
+    std::array<std::byte, 64> far;   ///< a cache line of its own
   };
   struct Part {
     std::uint32_t offset, nbytes;

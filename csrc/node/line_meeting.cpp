@@ -73,16 +73,23 @@ void LineMeeting::publish(std::uint64_t sequence, std::uint64_t digest, std::siz
 void LineMeeting::announce(std::uint64_t sequence, std::uint64_t digest, Bytes data, Bytes prefix) {
   Arena::Line& line = arena_->line(sequence, rank_);
   const std::size_t nbytes = prefix.size() + data.size();
-  if (nbytes <= line.bytes.size()) {
-    put(put(line.bytes.data(), prefix), data);
+  if (nbytes <= line.far.size()) {
+    const bool near = nbytes <= line.near.size();
+    put(put(near ? line.near.data() : line.far.data(), prefix), data);
     expected_in_block_ = 0;
-    publish(sequence, digest, nbytes, Arena::Where::line);
+    publish(sequence, digest, nbytes, near ? Arena::Where::near : Arena::Where::far);
+    kernels::expect_to_be_read(&line, near ? sizeof line.number : sizeof line);
     return;
   }
   const std::uint64_t number = n_blocks_;
-  put(put(take_block(sequence, nbytes), prefix), data);
-  std::memcpy(line.bytes.data(), &number, sizeof number);
+  std::byte* const block = take_block(sequence, nbytes);
+  put(put(block, prefix), data);
+  std::memcpy(line.near.data(), &number, sizeof number);
   publish(sequence, digest, nbytes, Arena::Where::block);
+  if (nbytes <= kReadSoonest) {
+    kernels::expect_to_be_read(&line, sizeof line.number);
+    kernels::expect_to_be_read(block, nbytes);
+  }
 }
 
 void LineMeeting::announce_parts(std::uint64_t sequence, std::uint64_t digest, std::span<const Bytes> parts,
@@ -101,7 +108,7 @@ void LineMeeting::announce_parts(std::uint64_t sequence, std::uint64_t digest, s
     at = put(put(at, prefix), parts[peer]);
     total += nbytes;
   }
-  std::memcpy(arena_->line(sequence, rank_).bytes.data(), &number, sizeof number);
+  std::memcpy(arena_->line(sequence, rank_).near.data(), &number, sizeof number);
   publish(sequence, digest, total, Arena::Where::parts);
 }
 
@@ -124,9 +131,10 @@ Meeting::Header LineMeeting::header(std::uint64_t sequence, int peer) const {
 
 Meeting::Bytes LineMeeting::data(std::uint64_t sequence, int peer) const {
   const Arena::Line& line = arena_->line(sequence, peer);
-  if (line.where == Arena::Where::line) return {line.bytes.data(), line.nbytes};
+  if (line.where == Arena::Where::near) return {line.near.data(), line.nbytes};
+  if (line.where == Arena::Where::far) return {line.far.data(), line.nbytes};
   std::uint64_t number;
-  std::memcpy(&number, line.bytes.data(), sizeof number);
+  std::memcpy(&number, line.near.data(), sizeof number);
   const std::byte* const block = arena_->block(peer, number);
   if (line.where == Arena::Where::block) return {block, line.nbytes};
   Arena::Part part;

@@ -12,6 +12,10 @@ namespace samestep {
 /// more in a block beside it; nobody copies them.
 class LineMeeting final : public Meeting {
  public:
+  /// Up to this many bytes it pays to ask that what was announced leaves this CPU's own caches, and to wait before the
+  /// first look at what others announce.
+  static constexpr std::size_t kReadSoonest = 1536;
+
   LineMeeting(std::shared_ptr<Arena> arena, int rank);
 
   std::size_t limit() const override { return limit_; }
