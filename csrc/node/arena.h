@@ -22,6 +22,7 @@ class Arena {
   static constexpr std::size_t kStageBytes = 128 << 10;
   static constexpr std::size_t kLineBytes = 128;  ///< two cache lines: the prefetcher takes them in pairs
   static constexpr std::size_t kLastWords = 512;
+  static constexpr int kNumberBits = 48;  ///< of a line's number
   static constexpr int kStepBits = 24;
   static constexpr std::uint64_t kLastStep = (1 << kStepBits) - 1;
 
@@ -29,7 +30,8 @@ class Arena {
 
   /// What a rank announces of an operation.
   struct alignas(kLineBytes) Line {
-    std::atomic<std::uint64_t> number;  ///< of the operation, plus one; stored last
+    /// Of the operation, plus one; above that the CPU that its rank ran on, plus one, or 0. Stored last.
+    std::atomic<std::uint64_t> number;
     std::uint64_t digest;
     std::uint32_t nbytes;
     Where where;                     ///< `near`, `far`, in a block of its rank, or there with a table of parts by rank

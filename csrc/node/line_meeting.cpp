@@ -20,6 +20,11 @@ std::size_t limit_for(int size) {
 /// looks before there is need.
 std::uint64_t look_after() { return kernels::gives_back() ? Arena::kSlots : 2; }
 
+constexpr std::uint64_t kNumber = (std::uint64_t{1} << Arena::kNumberBits) - 1;
+
+/// The operation that a line announces, plus one.
+std::uint64_t number_of(const Arena::Line& line) { return line.number.load(std::memory_order_acquire) & kNumber; }
+
 std::byte* put(std::byte* at, Meeting::Bytes bytes) {
   if (!bytes.empty()) std::memcpy(at, bytes.data(), bytes.size());
   return at + bytes.size();
@@ -65,7 +70,7 @@ void LineMeeting::publish(std::uint64_t sequence, std::uint64_t digest, std::siz
   line.digest = digest;
   line.nbytes = static_cast<std::uint32_t>(nbytes);
   line.where = where;
-  line.number.store(sequence + 1, std::memory_order_release);
+  line.number.store((cpu_ << Arena::kNumberBits) | (sequence + 1), std::memory_order_release);
   announced_ = sequence + 1;
   count(1, nbytes);
 }
@@ -116,17 +121,29 @@ bool LineMeeting::complete(std::uint64_t sequence) {
   if (sequence != released_) return false;
   for (; scanned_ < size_; ++scanned_) {
     const int peer = rank_ + scanned_ < size_ ? rank_ + scanned_ : rank_ + scanned_ - size_;
-    if (arena_->line(sequence, peer).number.load(std::memory_order_acquire) == sequence + 1) continue;
+    if (number_of(arena_->line(sequence, peer)) == sequence + 1) continue;
     if (sequence >= released_by_all_ + look_after_) look_who_released();
     return false;
   }
   return true;
 }
 
+bool LineMeeting::keeps_others_from(std::uint64_t sequence) const {
+  if (cpu_ == 0) return true;
+  for (int i = scanned_; i < size_; ++i) {
+    const int peer = (rank_ + i) % size_;
+    if (number_of(arena_->line(sequence, peer)) == sequence + 1) continue;
+    const std::uint64_t before = arena_->line(sequence - 1, peer).number.load(std::memory_order_acquire);
+    const std::uint64_t cpu = before >> Arena::kNumberBits;
+    if (cpu == 0 || cpu == cpu_) return true;
+  }
+  return false;
+}
+
 Meeting::Header LineMeeting::header(std::uint64_t sequence, int peer) const {
   const Arena::Line& line = arena_->line(sequence, peer);
-  const auto number = line.number.load(std::memory_order_relaxed) - 1;
-  return {line.digest, static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(data(sequence, peer).size())};
+  const auto number = static_cast<std::uint32_t>(line.number.load(std::memory_order_relaxed)) - 1;
+  return {line.digest, number, static_cast<std::uint32_t>(data(sequence, peer).size())};
 }
 
 Meeting::Bytes LineMeeting::data(std::uint64_t sequence, int peer) const {
@@ -171,8 +188,7 @@ std::vector<int> LineMeeting::missing(std::uint64_t sequence) {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_ || sequence < released_) continue;
     const bool has_slot = sequence < released_ + Arena::kSlots;
-    const auto number = arena_->line(sequence, peer).number.load(std::memory_order_acquire);
-    if (!has_slot || number != sequence + 1) ranks.push_back(peer);
+    if (!has_slot || number_of(arena_->line(sequence, peer)) != sequence + 1) ranks.push_back(peer);
   }
   return ranks;
 }

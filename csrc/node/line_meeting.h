@@ -37,6 +37,12 @@ class LineMeeting final : public Meeting {
   /// Do all ranks still take part in this operation?
   bool all_here(std::uint64_t sequence) const;
 
+  /// This rank's announcements say from now on that it runs on this CPU, so that others know whom they keep from it; -1
+  /// is unknown.
+  void runs_on(int cpu) { cpu_ = static_cast<std::uint64_t>(cpu + 1); }
+  /// May a rank that has not announced this operation need the CPU this rank runs on?
+  bool keeps_others_from(std::uint64_t sequence) const;
+
   /// Has this rank released all operations before this one?
   bool is_next(std::uint64_t sequence) const { return released_ == sequence; }
 
@@ -56,6 +62,7 @@ class LineMeeting final : public Meeting {
   const std::uint64_t look_after_;     // operations, from which on a waiting rank looks who has released
   std::uint64_t n_blocks_ = 0;         // taken so far
   std::array<std::uint64_t, Arena::kBlocks> users_{};  // operation that took each block, plus one
+  std::uint64_t cpu_ = 0;              // plus one
   std::size_t expected_in_block_ = 0;                  // of the next announcement
   int scanned_ = 1;  // of operation `released_`: peers rank+1 .. rank+scanned_-1 have come
 };

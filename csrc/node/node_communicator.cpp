@@ -15,6 +15,7 @@
 #include "node/node_reduction.h"
 #include "node/shared_heap.h"
 #include "node/short_call.h"
+#include "os/cpu_set.h"
 
 namespace samestep {
 namespace {
@@ -22,6 +23,27 @@ namespace {
 /// Polls before a call that waits at once becomes an operation in the queue, which costs a microsecond: with a CPU for
 /// each rank some 20 us, else as often as giving way is cheap.
 unsigned polls_at_once(const Engine& engine) { return engine.options().oversubscribed ? 200 : 4000; }
+
+/// Waits some time for all ranks to announce it. True once they have.
+bool meet(const Engine& engine, LineMeeting& meeting, std::uint64_t sequence, std::size_t nbytes) {
+  constexpr int kLooksPerTurn = 16;  // together about as long as it takes to give way
+  const bool oversubscribed = engine.options().oversubscribed;
+  // Ranks that call in a row come at the same time. Who looks too soon takes the line from its writer, who then has to
+  // take it back.
+  if (!oversubscribed && nbytes <= LineMeeting::kReadSoonest) pause_for_a_line();
+  const unsigned polls = polls_at_once(engine);
+  Pause pause(oversubscribed);
+  for (unsigned i = 0; i < polls; ++i) {
+    if (meeting.complete(sequence)) return true;
+    // Who is missing may be running on another CPU, and come sooner than this rank would have its own again.
+    for (int k = 0; oversubscribed && k < kLooksPerTurn && !meeting.keeps_others_from(sequence); ++k) {
+      pause_for_a_line();
+      if (meeting.complete(sequence)) return true;
+    }
+    pause.step();
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -75,15 +97,9 @@ Communicator::WorkPtr NodeCommunicator::now(const Call& call) {
   }
   checks::arguments(call, rank(), size());
   const std::uint64_t digest = call.digest();
+  group_->meeting->runs_on(engine.options().oversubscribed ? this_cpu() : -1);
   short_call::announce(engine, *group_, sequence, digest, call);
-  bool complete = false;
-  const unsigned polls = polls_at_once(engine);
-  Pause pause(engine.options().oversubscribed);
-  // Ranks that call in a row come at the same time. Who looks too soon takes the line from its writer, who then has to
-  // take it back.
-  if (!engine.options().oversubscribed && call.out.nbytes() <= LineMeeting::kReadSoonest) pause_for_a_line();
-  for (unsigned i = 0; i < polls && !(complete = meeting.complete(sequence)); ++i) pause.step();
-  bool done = complete;
+  bool done = meet(engine, *group_->meeting, sequence, call.out.nbytes());
   for (int peer = 0; peer < size() && done; ++peer) {
     done = peer == rank() || meeting.header(sequence, peer).digest == digest;
   }

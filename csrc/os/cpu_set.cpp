@@ -44,4 +44,6 @@ int usable_cpus() {
   return std::max(1, std::min(in_mask, in_quota));
 }
 
+int this_cpu() { return ::sched_getcpu(); }
+
 }  // namespace samestep

@@ -6,4 +6,7 @@ namespace samestep {
 /// group (version 2), at least 1.
 int usable_cpus();
 
+/// The CPU that this thread runs on, as it asks; -1 where that is unknown. A few nanoseconds.
+int this_cpu();
+
 }  // namespace samestep
