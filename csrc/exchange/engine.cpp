@@ -108,29 +108,49 @@ void Engine::start(const std::shared_ptr<Operation>& operation) {
   } else {
     operation->begin(sequence);
   }
-  progress();
+  if (const unsigned polls = std::exchange(polls_at_start_, 0); polls != 0 && collectives_.size() == 1) {
+    drive(*operation, polls);
+  } else {
+    progress();
+  }
   for (const auto& [peer, departed] : departed_) fail_without(peer, departed);
+}
+
+std::exception_ptr Engine::advance(Operation& operation) {
+  if (operation.finished()) return nullptr;
+  try {
+    if (operation.advance()) operation.finish();
+  } catch (const MismatchError&) {
+    operation.fail(std::current_exception());
+  } catch (const std::exception&) {
+    operation.fail(std::current_exception());
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+void Engine::drive(Operation& operation, unsigned polls) {
+  Pause pause(options_.oversubscribed);
+  std::exception_ptr transport_failed;
+  for (unsigned i = 0; i < polls && !operation.finished(); ++i) {
+    if (i != 0) pause.step();
+    transport_failed = advance(operation);
+  }
+  drop_finished();
+  if (transport_failed) abandon(transport_failed, "its transport failed");
 }
 
 void Engine::progress() {
   const std::lock_guard lock(mutex_);
   std::exception_ptr transport_failed;
-  const auto step = [&](Operation& operation) {
-    if (operation.finished()) return;
-    try {
-      if (operation.advance()) operation.finish();
-    } catch (const MismatchError&) {
-      operation.fail(std::current_exception());
-    } catch (const std::exception&) {
-      operation.fail(std::current_exception());
-      transport_failed = std::current_exception();
-    }
-  };
   try {
     inbox_.look();
   } catch (const std::exception&) {
     transport_failed = std::current_exception();
   }
+  const auto step = [&](Operation& operation) {
+    if (const std::exception_ptr failed = advance(operation)) transport_failed = failed;
+  };
   for (const auto& operation : collectives_) step(*operation);
   for (const auto& operation : messages_under_way_) step(*operation);
   drop_finished();

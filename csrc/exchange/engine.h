@@ -83,6 +83,19 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void moved() { moved_.fetch_add(1, std::memory_order_relaxed); }
   void next_is_announced() { next_is_announced_ = true; }
 
+  /// While this lives, a collective that is started with none before it is driven at once, for so many polls: it may
+  /// have ended when `start` returns. With the mutex held.
+  class AtOnce {
+   public:
+    AtOnce(Engine& engine, unsigned polls) : engine_(engine) { engine_.polls_at_start_ = polls; }
+    ~AtOnce() { engine_.polls_at_start_ = 0; }
+    AtOnce(const AtOnce&) = delete;
+    AtOnce& operator=(const AtOnce&) = delete;
+
+   private:
+    Engine& engine_;
+  };
+
   /// Lets every operation advance one step.
   void progress();
   /// The same in all groups of this process that nobody else is in: while a rank waits in one, peers may wait for it
@@ -149,6 +162,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::string text_of(const Messenger::Loss& loss, const std::vector<Messenger::Loss>& losses) const;
   void let_go(int peer, const Departed& departed);
   void fail_without(int peer, const Departed& departed);
+  /// One step. What went wrong with the transport, if anything did.
+  static std::exception_ptr advance(Operation& operation);
+  void drive(Operation& operation, unsigned polls);
   void drop_finished();
   void register_once();
 
@@ -178,6 +194,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool kept_ = false;
   bool registered_ = false;
   bool next_is_announced_ = false;
+  unsigned polls_at_start_ = 0;  // see AtOnce
 };
 
 }  // namespace samestep

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace samestep {
 namespace {
 
-constexpr int kChunksAtOnce = 8;  // then others may have their turn
+constexpr std::uint64_t kChunksAtOnce = 8;  // then others may have their turn
 
 /// Elements of a chunk of `nbytes`, whole cache lines of them.
 std::size_t chunk_elements(std::size_t nbytes, std::size_t itemsize) {
@@ -31,25 +32,41 @@ DirectReduction::DirectReduction(const ReductionTask& task) : task_(task) {
 }
 
 bool DirectReduction::work() {
+  if (stuck_) return false;
+  try {
+    const std::uint64_t done = reduce_some();
+    return claims_ ? all_counted(done) : all_dealt_done(done);
+  } catch (const Unreachable&) {
+    stuck_ = true;
+    return false;
+  }
+}
+
+/// Chunks that were this rank's, or that it has claimed. How many there were.
+std::uint64_t DirectReduction::reduce_some() {
+  std::uint64_t done = 0;
+  for (; done < kChunksAtOnce && !out_of_chunks_; ++done) {
+    const std::uint64_t chunk = next_chunk();
+    out_of_chunks_ = chunk >= n_chunks_;
+    if (out_of_chunks_) break;
+    reduce(chunk);
+  }
+  return done;
+}
+
+bool DirectReduction::all_dealt_done(std::uint64_t done) {
+  if (!out_of_chunks_) {
+    if (done != 0) task_.engine->moved();
+    return false;
+  }
+  if (!std::exchange(told_, true)) task_.set_step(1);
+  return task_.all_at(1);
+}
+
+bool DirectReduction::all_counted(std::uint64_t done) {
   Arena& arena = *task_.group->arena;
   const std::size_t slot = task_.sequence % Arena::kSlots;
   std::uint64_t& finished = task_.group->finished[slot];
-  if (stuck_) return false;
-  std::uint64_t done = 0;
-  for (int i = 0; i < kChunksAtOnce && !out_of_chunks_; ++i) {
-    const std::uint64_t chunk = next_chunk();
-    if (chunk >= n_chunks_) {
-      out_of_chunks_ = true;
-      break;
-    }
-    try {
-      reduce(chunk);
-    } catch (const Unreachable&) {
-      stuck_ = true;
-      return false;
-    }
-    ++done;
-  }
   if (done != 0) {
     arena.finished(task_.sequence).fetch_add(done, std::memory_order_acq_rel);
     task_.engine->moved();
@@ -57,8 +74,7 @@ bool DirectReduction::work() {
   if (!out_of_chunks_ || arena.finished(task_.sequence).load(std::memory_order_acquire) != finished + n_chunks_)
     return false;
   finished += n_chunks_;
-  // Each rank found none left once.
-  if (claims_) task_.group->claimed[slot] += n_chunks_ + static_cast<std::uint64_t>(task_.size());
+  task_.group->claimed[slot] += n_chunks_ + static_cast<std::uint64_t>(task_.size());  // each rank found none left once
   return true;
 }
 
@@ -73,9 +89,10 @@ std::uint64_t DirectReduction::next_chunk() {
 }
 
 /// A chunk of each rank's elements: where it lies, or brought here.
-std::vector<kernels::Input> DirectReduction::inputs(std::size_t offset, std::size_t nbytes) {
+std::span<const kernels::Input> DirectReduction::inputs(std::size_t offset, std::size_t nbytes) {
   Host& host = *task_.group->host;
-  std::vector<kernels::Input> inputs(static_cast<std::size_t>(task_.size()));
+  std::vector<kernels::Input>& inputs = task_.group->inputs;
+  inputs.resize(static_cast<std::size_t>(task_.size()));
   for (int rank = 0; rank < task_.size(); ++rank) {
     const auto i = static_cast<std::size_t>(rank);
     const PostedBuffers& posted = task_.posted[i];
@@ -109,9 +126,11 @@ void DirectReduction::reduce(std::uint64_t chunk) {
   std::vector<std::byte>& bounce = task_.group->bounce;
   if (bounce.size() < (size + 1) * nbytes) bounce.resize((size + 1) * nbytes);
 
-  const std::vector<kernels::Input> from = inputs(in_offset, nbytes);
-  std::vector<void*> here;          // where the result can be stored
-  std::vector<int> through_kernel;  // ranks whose memory it has to be pushed to
+  const std::span<const kernels::Input> from = inputs(in_offset, nbytes);
+  std::vector<void*>& here = task_.group->outs;            // where the result can be stored
+  std::vector<int>& through_kernel = task_.group->pushed;  // ranks whose memory it has to be pushed to
+  here.clear();
+  through_kernel.clear();
   for (int rank = 0; rank < task_.size(); ++rank) {
     if (!wants(rank, block)) continue;
     const std::uint64_t there = task_.posted_by(rank).out;

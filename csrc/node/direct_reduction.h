@@ -2,7 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <span>
 
 #include "node/reduction_task.h"
 
@@ -18,9 +18,12 @@ class DirectReduction {
   bool work();
 
  private:
+  std::uint64_t reduce_some();
+  bool all_dealt_done(std::uint64_t done);
+  bool all_counted(std::uint64_t done);
   std::uint64_t next_chunk();
   void reduce(std::uint64_t chunk);
-  std::vector<kernels::Input> inputs(std::size_t offset, std::size_t nbytes);
+  std::span<const kernels::Input> inputs(std::size_t offset, std::size_t nbytes);
   bool wants(int rank, std::size_t block) const;
 
   const ReductionTask& task_;
@@ -32,6 +35,7 @@ class DirectReduction {
   bool claims_ = false;  // chunks are claimed, not dealt out
   bool stuck_ = false;   // for good, see Unreachable
   bool out_of_chunks_ = false;
+  bool told_ = false;  // the others that all that was dealt to this rank is done
   std::size_t next_dealt_ = 0;
 };
 

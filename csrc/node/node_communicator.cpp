@@ -92,24 +92,33 @@ Communicator::WorkPtr NodeCommunicator::now(const Call& call) {
   const std::lock_guard lock(engine.mutex());
   const std::uint64_t sequence = engine.next_sequence();
   Meeting& meeting = engine.meeting();
-  if (size() == 1 || !engine.idle() || !meeting.has_room(sequence) || !short_call::fits(engine, call)) {
-    return begin(call);
-  }
+  if (size() == 1 || !engine.idle() || !meeting.has_room(sequence)) return begin(call);
+  if (!short_call::fits(engine, call)) return begin_at_once(call);
   checks::arguments(call, rank(), size());
   const std::uint64_t digest = call.digest();
   group_->meeting->runs_on(engine.options().oversubscribed ? this_cpu() : -1);
   short_call::announce(engine, *group_, sequence, digest, call);
-  bool done = meet(engine, *group_->meeting, sequence, call.out.nbytes());
-  for (int peer = 0; peer < size() && done; ++peer) {
-    done = peer == rank() || meeting.header(sequence, peer).digest == digest;
+  const bool met = meet(engine, *group_->meeting, sequence, call.out.nbytes());
+  bool agreed = met;
+  for (int peer = 0; peer < size() && agreed; ++peer) {
+    agreed = peer == rank() || meeting.header(sequence, peer).digest == digest;
   }
-  if (done && short_call::finish(engine, sequence, call)) {
+  if (agreed && short_call::finish(engine, sequence, call)) {
     meeting.release(sequence);
     engine.pass();
     return nullptr;
   }
   engine.next_is_announced();
-  return begin(call);
+  return met ? begin_at_once(call) : begin(call);
+}
+
+Communicator::WorkPtr NodeCommunicator::begin_at_once(const Call& call) {
+  constexpr std::size_t kMost = 256 << 10;  // longer ones are not to keep other threads waiting
+  if (std::max(call.in.nbytes(), call.out.nbytes()) > kMost) return begin(call);
+  const Engine::AtOnce at_once(shared_engine(), polls_at_once(shared_engine()));
+  WorkPtr work = begin(call);
+  const auto& operation = dynamic_cast<const Operation&>(*work);
+  return operation.finished() && !operation.error() ? nullptr : work;
 }
 
 bool NodeCommunicator::copy(int peer, std::span<const Piece> pieces, bool outgoing) {

@@ -45,6 +45,8 @@ class NodeCommunicator final : public ExchangeCommunicator {
                                            const Deadline& deadline) override;
 
  private:
+  /// Null where it has ended already.
+  WorkPtr begin_at_once(const Call& call);
   bool copy(int peer, std::span<const Piece> pieces, bool outgoing);
 
   enum class Met : std::uint8_t { none, taken, other };

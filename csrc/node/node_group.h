@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/reduce.h"
 #include "node/arena.h"
 #include "node/host.h"
 #include "node/line_meeting.h"
@@ -29,7 +30,11 @@ struct NodeGroup {
   std::array<std::uint64_t, Arena::kSlots> finished{};
   WayChoice ways;
 
-  std::vector<std::byte> bounce;  ///< what is pulled from other ranks lies here for a moment
+  // For a moment, kept for their memory:
+  std::vector<std::byte> bounce;       ///< what is pulled from other ranks
+  std::vector<kernels::Input> inputs;  ///< of a chunk
+  std::vector<void*> outs;             ///< of a chunk
+  std::vector<int> pushed;             ///< ranks to which a chunk's result goes through the kernel
 
   int member(int of_group) const { return members[static_cast<std::size_t>(of_group)]; }
 };

@@ -54,8 +54,10 @@ void StagedReduction::reduce_own(std::size_t window) const {
   const int me = task_.rank();
   const Chunk chunk = plan_.chunk(window, me);
   if (chunk.count == 0) return;
-  std::vector<kernels::Input> inputs(static_cast<std::size_t>(task_.size()));
-  std::vector<void*> outs;
+  std::vector<kernels::Input>& inputs = task_.group->inputs;
+  std::vector<void*>& outs = task_.group->outs;
+  inputs.resize(static_cast<std::size_t>(task_.size()));
+  outs.clear();
   for (int rank = 0; rank < task_.size(); ++rank) {
     std::byte* const lines = staged(rank, window, me);
     const bool wants = task_.wanted_by(rank) && (rank == me || task_.verb != Verb::reduce_scatter);
