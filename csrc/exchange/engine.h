@@ -7,12 +7,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "core/deadline.h"
+#include "core/quick_mutex.h"
 #include "exchange/choice.h"
 #include "exchange/inbox.h"
 #include "exchange/meeting.h"
@@ -137,7 +137,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Throws what made the group unusable.
   void require_usable() const;
 
-  std::recursive_mutex& mutex() { return mutex_; }
+  QuickMutex& mutex() { return mutex_; }
   std::uint64_t operations_started() const { return next_sequence_ + point_to_point_started_; }
   std::uint64_t messages() const { return meeting_->messages_sent() + messages_; }
   std::uint64_t bytes() const { return meeting_->bytes_sent() + bytes_; }
@@ -177,7 +177,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::unique_ptr<Meeting> meeting_;
   Scratch scratch_;
   Copy copy_own_;
-  std::recursive_mutex mutex_;
+  QuickMutex mutex_;
   std::deque<std::shared_ptr<Operation>> collectives_;  // under way, in order of sequence
   std::vector<std::shared_ptr<Operation>> messages_under_way_;
   std::uint64_t next_sequence_ = 0;
