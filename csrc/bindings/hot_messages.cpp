@@ -94,13 +94,22 @@ PyObject* try_sendrecv(const HotMessage& hot, PyObject* x, int dest, PyObject* o
   const ArrayView* const to = view_as_it_lies(out, true, received);
   if (from == nullptr || to == nullptr) return nullptr;
   PendingWork sending;
-  const auto send = hot.communicator->send_now(from->buffer(), dest, 0);
-  if (send != nullptr) {
+  Communicator::WorkPtr send;
+  Status status;
+  const auto keep_what_is_sent = [&] {
+    if (send == nullptr) return;
     sending.start(hot.communicator, send);
     sending.keep(std::move(sent));
+  };
+  Communicator::WorkPtr work;
+  try {
+    work = hot.communicator->sendrecv_now(from->buffer(), dest, to->buffer(), source, status, send);
+  } catch (...) {
+    keep_what_is_sent();
+    throw;
   }
-  Status status;
-  if (const auto work = hot.communicator->recv_now(to->buffer(), source, kAnyTag, status)) {
+  keep_what_is_sent();
+  if (work != nullptr) {
     wait(hot, work, std::move(received), AtDeadline::abandon);
     status = work->status();
   }

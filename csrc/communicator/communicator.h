@@ -105,10 +105,17 @@ class Communicator {
 
   /// The same for callers that wait at once: null if it is done already, `status` then says who sent the message;
   /// else the Work to wait for.
-  virtual WorkPtr send_now(ConstBuffer in, int dest, int tag) { return send(in, dest, tag); }
-  virtual WorkPtr recv_now(Buffer out, int source, int tag, Status& status) {
+  virtual WorkPtr send_now(const ConstBuffer& in, int dest, int tag) { return send(in, dest, tag); }
+  virtual WorkPtr recv_now(const Buffer& out, int source, int tag, Status& status) {
     (void)status;
     return recv(out, source, tag);
+  }
+  /// Both, one after the other: a message of tag 0 is sent, one of any tag received. `sending` is what is left of the
+  /// first.
+  virtual WorkPtr sendrecv_now(const ConstBuffer& in, int dest, const Buffer& out, int source, Status& status,
+                               WorkPtr& sending) {
+    sending = send_now(in, dest, 0);
+    return recv_now(out, source, kAnyTag, status);
   }
 
   /// Gives up a recv that no message has met yet. False if it was too late; then wait for it.

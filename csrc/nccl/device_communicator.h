@@ -69,8 +69,8 @@ class DeviceCommunicator final : public Communicator {
   WorkPtr now(const Call& call) override;
   WorkPtr send(ConstBuffer in, int dest, int tag) override;
   WorkPtr recv(Buffer out, int source, int tag) override;
-  WorkPtr send_now(ConstBuffer in, int dest, int tag) override;
-  WorkPtr recv_now(Buffer out, int source, int tag, Status& status) override;
+  WorkPtr send_now(const ConstBuffer& in, int dest, int tag) override;
+  WorkPtr recv_now(const Buffer& out, int source, int tag, Status& status) override;
   bool cancel(Work& recv) override { return stager_->cancel(recv) || host_->cancel(recv); }
 
   /// Each output = the reduction of its input over all ranks, as one operation. All of one dtype.

@@ -50,11 +50,11 @@ Communicator::WorkPtr DeviceCommunicator::recv(Buffer out, int source, int tag) 
       [host = host_, source, tag](ConstBuffer, Buffer to) { return host->recv(to, source, tag); }, /*message=*/true);
 }
 
-Communicator::WorkPtr DeviceCommunicator::send_now(ConstBuffer in, int dest, int tag) {
+Communicator::WorkPtr DeviceCommunicator::send_now(const ConstBuffer& in, int dest, int tag) {
   return on_host(in) ? host_->send_now(in, dest, tag) : send(in, dest, tag);
 }
 
-Communicator::WorkPtr DeviceCommunicator::recv_now(Buffer out, int source, int tag, Status& status) {
+Communicator::WorkPtr DeviceCommunicator::recv_now(const Buffer& out, int source, int tag, Status& status) {
   return on_host(out) ? host_->recv_now(out, source, tag, status) : recv(out, source, tag);
 }
 

@@ -21,6 +21,9 @@ class Arena {
   static constexpr std::uint64_t kStages = 2;  ///< of each rank, for the pipeline through scratch memory
   static constexpr std::size_t kStageBytes = 128 << 10;
   static constexpr std::size_t kLineBytes = 128;  ///< two cache lines: the prefetcher takes them in pairs
+  /// Up to this many bytes it pays to ask that what was written leaves this CPU's own caches, and to wait a moment
+  /// before the first look at what others announce.
+  static constexpr std::size_t kReadSoonest = 1536;
   static constexpr std::size_t kLastWords = 512;
   static constexpr int kNumberBits = 48;  ///< of a line's number
   static constexpr int kStepBits = 24;

@@ -91,7 +91,7 @@ void LineMeeting::announce(std::uint64_t sequence, std::uint64_t digest, Bytes d
   put(put(block, prefix), data);
   std::memcpy(line.near.data(), &number, sizeof number);
   publish(sequence, digest, nbytes, Arena::Where::block);
-  if (nbytes <= kReadSoonest) {
+  if (nbytes <= Arena::kReadSoonest) {
     kernels::expect_to_be_read(&line, sizeof line.number);
     kernels::expect_to_be_read(block, nbytes);
   }

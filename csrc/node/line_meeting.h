@@ -12,10 +12,6 @@ namespace samestep {
 /// more in a block beside it; nobody copies them.
 class LineMeeting final : public Meeting {
  public:
-  /// Up to this many bytes it pays to ask that what was announced leaves this CPU's own caches, and to wait before the
-  /// first look at what others announce.
-  static constexpr std::size_t kReadSoonest = 1536;
-
   LineMeeting(std::shared_ptr<Arena> arena, int rank);
 
   std::size_t limit() const override { return limit_; }
@@ -62,7 +58,7 @@ class LineMeeting final : public Meeting {
   const std::uint64_t look_after_;     // operations, from which on a waiting rank looks who has released
   std::uint64_t n_blocks_ = 0;         // taken so far
   std::array<std::uint64_t, Arena::kBlocks> users_{};  // operation that took each block, plus one
-  std::uint64_t cpu_ = 0;              // plus one
+  std::uint64_t cpu_ = 0;                              // plus one
   std::size_t expected_in_block_ = 0;                  // of the next announcement
   int scanned_ = 1;  // of operation `released_`: peers rank+1 .. rank+scanned_-1 have come
 };

@@ -6,6 +6,7 @@
 #include "communicator/communicator.h"
 #include "core/error.h"
 #include "core/format.h"
+#include "kernels/prefetch.h"
 #include "kernels/stream.h"
 
 namespace samestep {
@@ -60,6 +61,10 @@ bool Mailbox::write(int dest, const Frame& frame, Bytes bytes, Bytes more) {
   if (!bytes.empty()) std::memcpy(place + sizeof frame, bytes.data(), bytes.size());
   if (!more.empty()) std::memcpy(place + sizeof frame + bytes.size(), more.data(), more.size());
   ring.written.value.store(written + frame.nbytes, std::memory_order_release);
+  if (frame.nbytes <= Arena::kReadSoonest) {
+    kernels::expect_to_be_read(place, frame.nbytes);
+    kernels::expect_to_be_read(&ring.written, sizeof ring.written);
+  }
   return true;
 }
 

@@ -30,7 +30,7 @@ bool meet(const Engine& engine, LineMeeting& meeting, std::uint64_t sequence, st
   const bool oversubscribed = engine.options().oversubscribed;
   // Ranks that call in a row come at the same time. Who looks too soon takes the line from its writer, who then has to
   // take it back.
-  if (!oversubscribed && nbytes <= LineMeeting::kReadSoonest) pause_for_a_line();
+  if (!oversubscribed && nbytes <= Arena::kReadSoonest) pause_for_a_line();
   const unsigned polls = polls_at_once(engine);
   Pause pause(oversubscribed);
   for (unsigned i = 0; i < polls; ++i) {
@@ -136,7 +136,7 @@ bool NodeCommunicator::copy(int peer, std::span<const Piece> pieces, bool outgoi
   return outgoing ? host.push(member, through_kernel) : host.pull(member, through_kernel);
 }
 
-Communicator::WorkPtr NodeCommunicator::send_now(ConstBuffer in, int dest, int tag) {
+Communicator::WorkPtr NodeCommunicator::send_now(const ConstBuffer& in, int dest, int tag) {
   Engine& engine = shared_engine();
   const std::lock_guard lock(engine.mutex());
   if (engine.sends_at_once() && in.device.kind == DeviceKind::cpu && tag >= 0 && dest >= 0 && dest < size()) {
@@ -168,7 +168,7 @@ NodeCommunicator::Met NodeCommunicator::take_message(Buffer out, int source, int
   return Met::taken;
 }
 
-Communicator::WorkPtr NodeCommunicator::recv_now(Buffer out, int source, int tag, Status& status) {
+Communicator::WorkPtr NodeCommunicator::recv_now(const Buffer& out, int source, int tag, Status& status) {
   Engine& engine = shared_engine();
   const std::lock_guard lock(engine.mutex());
   const bool any = source == kAnySource;
@@ -187,6 +187,13 @@ Communicator::WorkPtr NodeCommunicator::recv_now(Buffer out, int source, int tag
   if (met != Met::taken) return recv(out, source, tag);
   engine.pass_message();
   return nullptr;
+}
+
+Communicator::WorkPtr NodeCommunicator::sendrecv_now(const ConstBuffer& in, int dest, const Buffer& out, int source,
+                                                     Status& status, WorkPtr& sending) {
+  // Once for both: to lock again would wait until others can see what was sent.
+  const std::lock_guard lock(shared_engine().mutex());
+  return Communicator::sendrecv_now(in, dest, out, source, status, sending);
 }
 
 }  // namespace samestep

@@ -23,8 +23,10 @@ class NodeCommunicator final : public ExchangeCommunicator {
       : ExchangeCommunicator(std::move(engine)), group_(std::move(group)) {}
 
   WorkPtr now(const Call& call) override;
-  WorkPtr send_now(ConstBuffer in, int dest, int tag) override;
-  WorkPtr recv_now(Buffer out, int source, int tag, Status& status) override;
+  WorkPtr send_now(const ConstBuffer& in, int dest, int tag) override;
+  WorkPtr recv_now(const Buffer& out, int source, int tag, Status& status) override;
+  WorkPtr sendrecv_now(const ConstBuffer& in, int dest, const Buffer& out, int source, Status& status,
+                       WorkPtr& sending) override;
   std::shared_ptr<std::byte> allocate_shared(std::size_t nbytes) override;
   bool reaches_memory() const override { return group_->host->reaches_memory(); }
   std::uint64_t place_of(const void* data, std::size_t nbytes) const override {
