@@ -79,8 +79,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool sends_at_once() const { return usable() && departed_.empty(); }
   bool receives_at_once() const { return idle() && messages_under_way_.empty() && inbox_.idle(); }
   void pass_message() { ++point_to_point_started_; }
-  /// An operation has moved or reduced data, which is told to who waits.
-  void moved() { moved_.fetch_add(1, std::memory_order_relaxed); }
+  /// An operation has moved or reduced data, which is told to who waits. With the mutex held, so no exchange is needed,
+  /// which would wait until others can see what was stored.
+  void moved() { moved_.store(moved_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
   void next_is_announced() { next_is_announced_ = true; }
 
   /// While this lives, a collective that is started with none before it is driven at once, for so many polls: it may
