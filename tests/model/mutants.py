@@ -39,6 +39,7 @@ MAILBOX, MOVEMENT, OPERATION = (
 )
 RELEASE, RELAXED = "std::memory_order_release", "std::memory_order_relaxed"
 ALL_HERE = "if (!group_->meeting->all_here(sequence_)) return false;"
+NUMBERED = "line.number.store((cpu_ << Arena::kNumberBits) | (sequence + 1), "
 WRITTEN = "ring.written.value.store(written + frame.nbytes, "
 TAKEN = "post(arrived.source, {{kAlign, Kind::taken, 0, arrived.id, 0, 0}, {}, nullptr});"
 PEER = "const int peer = members_[static_cast<std::size_t>(arrived.source)];"
@@ -68,7 +69,7 @@ MUTANTS = [
     Mutant(
         "the line is announced without release",
         MEETING,
-        [(f"line.number.store(sequence + 1, {RELEASE})", f"line.number.store(sequence + 1, {RELAXED})")],
+        [(f"{NUMBERED}{RELEASE})", f"{NUMBERED}{RELAXED})")],
         "now-line-2",
     ),
     Mutant(
@@ -123,6 +124,23 @@ MUTANTS = [
         "chunks are finished without release",
         DIRECT,
         [("fetch_add(done, std::memory_order_acq_rel)", f"fetch_add(done, {RELAXED})")],
+        "claimed-2-bounded",
+    ),
+    Mutant(
+        "a rank leaves before what was dealt to another is stored",
+        DIRECT,
+        [("return task_.all_at(1);", "return true;")],
+        "dealt-2",
+    ),
+    Mutant(
+        "a rank says that it has stored what was dealt to it before it has",
+        DIRECT,
+        [
+            (
+                "std::uint64_t DirectReduction::reduce_some() {\n",
+                "std::uint64_t DirectReduction::reduce_some() {\n  if (!claims_ && !std::exchange(told_, true)) task_.set_step(1);\n",
+            )
+        ],
         "dealt-2",
     ),
     Mutant(
@@ -233,8 +251,8 @@ MUTANTS = [
         "csrc/node/node_communicator.cpp",
         [
             (
-                "if (done && short_call::finish(engine, sequence, call)) {\n    meeting.release(sequence);",
-                "if (done) meeting.release(sequence);\n  if (done && short_call::finish(engine, sequence, call)) {",
+                "if (agreed && short_call::finish(engine, sequence, call)) {\n    meeting.release(sequence);",
+                "if (agreed) meeting.release(sequence);\n  if (agreed && short_call::finish(engine, sequence, call)) {",
             )
         ],
         "moved-ahead-2-bounded",
