@@ -8,17 +8,20 @@
 namespace samestep {
 
 void QuickMutex::wait(std::uintptr_t me) {
-  constexpr int kYields = 64;  // some 50 us, longer than most sections
+  constexpr int kYields = 64;  // some 50 us, longer than most sections, between sleeps
   constexpr std::chrono::microseconds kSleep{20};
-  n_waiting_.fetch_add(1, std::memory_order_relaxed);
-  for (int i = 0; !take(me); ++i) {
-    if (i < kYields) {
+  struct Waiting {
+    std::atomic<std::uint32_t>& n;
+    explicit Waiting(std::atomic<std::uint32_t>& waiting) : n(waiting) { n.fetch_add(1, std::memory_order_relaxed); }
+    ~Waiting() { n.fetch_sub(1, std::memory_order_relaxed); }
+  } const waiting(n_waiting_);
+  for (int i = 1; !take(me); ++i) {
+    if (i % kYields != 0) {
       ::sched_yield();
     } else {
       std::this_thread::sleep_for(kSleep);
     }
   }
-  n_waiting_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 /// Who locks again and again, as one that polls does, would hardly ever be found outside.

@@ -109,7 +109,8 @@ void Engine::start(const std::shared_ptr<Operation>& operation) {
   } else {
     operation->begin(sequence);
   }
-  if (const unsigned polls = std::exchange(polls_at_start_, 0); polls != 0 && collectives_.size() == 1) {
+  const bool alone = collectives_.size() == 1 && collectives_.front() == operation;
+  if (const unsigned polls = std::exchange(polls_at_start_, 0); polls != 0 && alone) {
     drive(*operation, polls);
   } else {
     progress();
@@ -134,7 +135,7 @@ void Engine::drive(Operation& operation, unsigned polls) {
   Pause pause(options_.oversubscribed);
   std::exception_ptr transport_failed;
   for (unsigned i = 0; i < polls && !operation.finished(); ++i) {
-    if (i != 0) pause.step();
+    if (i != 0 && pause.step()) break;
     transport_failed = advance(operation);
   }
   drop_finished();

@@ -38,7 +38,8 @@ struct ExchangeOptions {
 
 /// The state that the operations of one group share: the messenger, the order of operations, who has left.
 ///
-/// Whoever waits drives all operations; `mutex` is held for each step, never while pausing.
+/// Whoever waits drives all operations; `mutex` is held for each step, and not while pausing but by calls that look for
+/// less than a millisecond whether they can end at once.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   /// Ranks meet by messages where `meeting` is null.
@@ -72,12 +73,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   /// May a collective be done at once, outside the queue? Then the caller announces operation `next_sequence`, and
   /// ends it by `pass`; or says that it is announced, and starts the operation. With the mutex held.
-  bool idle() const { return usable() && collectives_.empty() && departed_.empty(); }
+  bool idle() const {
+    // Messages under way may be what another rank waits for before it comes.
+    return usable() && collectives_.empty() && messages_under_way_.empty() && departed_.empty();
+  }
   std::uint64_t next_sequence() const { return next_sequence_; }
   void pass() { ++next_sequence_; }
   /// May messages be sent, or sent and received, at once?
   bool sends_at_once() const { return usable() && departed_.empty(); }
-  bool receives_at_once() const { return idle() && messages_under_way_.empty() && inbox_.idle(); }
+  bool receives_at_once() const { return idle() && inbox_.idle(); }
   void pass_message() { ++point_to_point_started_; }
   /// An operation has moved or reduced data, which is told to who waits. With the mutex held, so no exchange is needed,
   /// which would wait until others can see what was stored.

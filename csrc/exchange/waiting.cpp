@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/relax.h"
+
 namespace samestep {
 namespace {
 
@@ -19,14 +21,6 @@ constexpr Seconds kLookEvery{1e-3};
 constexpr Seconds kSleepAfter{20e-3};  // a straggler: stop burning the CPU it may need
 constexpr std::chrono::microseconds kSleep{100};
 
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb");
-#endif
-}
-
 /// How often `relax` takes 30 ns: on processors of x86 it takes 10 to 50 each.
 int relaxes_for_a_line() {
   constexpr int kTries = 3, kTimes = 100;
@@ -34,7 +28,7 @@ int relaxes_for_a_line() {
   auto least = Clock::duration::max();
   for (int i = 0; i < kTries; ++i) {
     const Clock::time_point start = Clock::now();
-    for (int k = 0; k < kTimes; ++k) relax();
+    for (int k = 0; k < kTimes; ++k) kernels::relax();
     least = std::min(least, Clock::now() - start);
   }
   return static_cast<int>(std::min<std::int64_t>(kTimes * kLine / std::max(least, Clock::duration{1}), kTimes));
@@ -44,7 +38,7 @@ int relaxes_for_a_line() {
 
 void pause_for_a_line() {
   static const int n_relaxes = relaxes_for_a_line();
-  for (int i = 0; i < n_relaxes; ++i) relax();
+  for (int i = 0; i < n_relaxes; ++i) kernels::relax();
 }
 
 bool Pause::step() {

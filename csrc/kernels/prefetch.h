@@ -23,7 +23,9 @@ inline void expect_to_be_read(const void* memory, std::size_t nbytes) {
 #if defined(__x86_64__)
   constexpr std::size_t kLine = 64;
   const auto* const bytes = static_cast<const char*>(memory);
-  for (std::size_t i = 0; i < nbytes; i += kLine) asm volatile("cldemote %0" : : "m"(bytes[i]));
+  for (std::size_t i = 0; i < nbytes; i += kLine) {
+    asm volatile(".byte 0x0f, 0x1c, 0x00" : : "a"(bytes + i) : "memory");  // cldemote (%rax), for older assemblers
+  }
 #else
   (void)memory, (void)nbytes;
 #endif

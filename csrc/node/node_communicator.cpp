@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 
 #include "communicator/checks.h"
 #include "core/error.h"
@@ -40,7 +41,7 @@ bool meet(const Engine& engine, LineMeeting& meeting, std::uint64_t sequence, st
       pause_for_a_line();
       if (meeting.complete(sequence)) return true;
     }
-    pause.step();
+    if (pause.step()) return false;
   }
   return false;
 }
@@ -113,9 +114,11 @@ Communicator::WorkPtr NodeCommunicator::now(const Call& call) {
 }
 
 Communicator::WorkPtr NodeCommunicator::begin_at_once(const Call& call) {
-  constexpr std::size_t kMost = 256 << 10;  // longer ones are not to keep other threads waiting
+  // Longer ones, and those for which others are late, are not to keep other threads waiting.
+  constexpr std::size_t kMost = 256 << 10;
+  constexpr unsigned kShare = 4;
   if (std::max(call.in.nbytes(), call.out.nbytes()) > kMost) return begin(call);
-  const Engine::AtOnce at_once(shared_engine(), polls_at_once(shared_engine()));
+  const Engine::AtOnce at_once(shared_engine(), polls_at_once(shared_engine()) / kShare);
   WorkPtr work = begin(call);
   const auto& operation = dynamic_cast<const Operation&>(*work);
   return operation.finished() && !operation.error() ? nullptr : work;
@@ -182,7 +185,7 @@ Communicator::WorkPtr NodeCommunicator::recv_now(const Buffer& out, int source, 
     for (int peer = any ? 0 : source; peer < (any ? size() : source + 1) && met == Met::none; ++peer) {
       met = take_message(out, peer, tag, status);
     }
-    if (met == Met::none) pause.step();
+    if (met == Met::none && pause.step()) break;
   }
   if (met != Met::taken) return recv(out, source, tag);
   engine.pass_message();

@@ -36,6 +36,27 @@ def test_all_send_before_any_receives(group, count):
         work.wait()
 
 
+@pytest.mark.parametrize("count", [1, 3000, 20_000])
+def test_a_rank_that_only_calls_collectives_carries_its_messages(group, count):
+    alone, most = 20, 1000  # collectives before the message is sent, and after
+    x, arrived = values(0, 300_000, "float64"), np.zeros(count)
+    for _ in range(5):
+        out = np.empty(300_000)
+        receive = group.irecv(out, 0, tag=1) if group.rank == 1 % group.size else None
+        send = None
+        for i in range(alone + most):
+            if group.rank == 0 and i == alone:
+                send = group.isend(x, 1 % group.size, tag=1)
+            arrived[:] = send is not None and send.done()  # only the sender ever asks
+            if group.allreduce(arrived)[0] > 0:
+                break
+        else:
+            pytest.fail(f"the message has not moved in {most} collectives")
+        send is None or send.wait()
+        receive is None or receive.wait()
+        assert receive is None or np.array_equal(out, x)
+
+
 def test_equal_tags_stay_in_order(group):
     right, left = neighbours(group)
     counts = [1, 20_000, 0, 7, 100_000, 3]  # small and large ones must not overtake each other

@@ -138,7 +138,8 @@ MUTANTS = [
         [
             (
                 "std::uint64_t DirectReduction::reduce_some() {\n",
-                "std::uint64_t DirectReduction::reduce_some() {\n  if (!claims_ && !std::exchange(told_, true)) task_.set_step(1);\n",
+                "std::uint64_t DirectReduction::reduce_some() {\n"
+                "  if (!claims_ && !std::exchange(told_, true)) task_.set_step(1);\n",
             )
         ],
         "dealt-2",

@@ -34,8 +34,8 @@ Scenario bounded(int n, Scenario scenario) {
 // ---- all is well
 
 /// Allreduces outside the queue, `n` times two, each to its end, the second of them in place.
-Scenario now(std::string name, int size, std::size_t count, int n) {
-  return in_town(std::move(name), size, Reach::none, [=](Town& town, int rank) {
+Scenario now(std::string name, int size, std::size_t count, int n, Reach reach = Reach::none) {
+  return in_town(std::move(name), size, reach, [=](Town& town, int rank) {
     for (int i = 0; i < n; ++i) {
       const Floats in = town.contribution(rank, count), out = town.buffer(rank, count);
       town.all_reduce_now(rank, in, out);
@@ -48,8 +48,8 @@ Scenario now(std::string name, int size, std::size_t count, int n) {
 }
 
 /// The same where its loop may come to its end before the others are there.
-Scenario now_or_later(std::string name, int size, std::size_t count, int n) {
-  Scenario scenario = now(std::move(name), size, count, n);
+Scenario now_or_later(std::string name, int size, std::size_t count, int n, Reach reach = Reach::none) {
+  Scenario scenario = now(std::move(name), size, count, n, reach);
   scenario.loops_end = true;
   return scenario;
 }
@@ -344,11 +344,15 @@ std::vector<std::function<Scenario()>> scenarios() {
   return {
       [] { return now("now-line-2", 2, 3, 10); },
       [] { return now("now-line-3", 3, 3, 1); },
+      [] { return now("now-far-2", 2, 14, 4); },
       [] { return now("now-block-2", 2, 300, 4); },
       [] { return now("now-posted-2", 2, 3000, 1); },
+      [] { return now("now-dealt-2", 2, 6000, 2, Reach::shared); },
+      [] { return bounded(2, now("now-staged-2", 2, 20'000, 2)); },
       [] { return bounded(1, now("now-block-3", 3, 300, 3)); },
       [] { return now_or_later("now-or-later-line-2", 2, 3, 1); },
       [] { return now_or_later("now-or-later-block-2", 2, 300, 1); },
+      [] { return now_or_later("now-or-later-dealt-2", 2, 6000, 1, Reach::shared); },
       [] { return bounded(0, now_or_later("now-or-later-line-3", 3, 3, 1)); },
       [] { return queued("queue-2", 2, Reach::none, std::vector<std::size_t>(4, 3)); },
       [] { return bounded(2, queued("queue-slots-2", 2, Reach::none, std::vector<std::size_t>(18, 3))); },
