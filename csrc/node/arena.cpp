@@ -36,7 +36,7 @@ struct Layout {
 }  // namespace
 
 std::size_t Arena::ring_nbytes(int size) {
-  constexpr std::size_t kMost = 256 << 10, kLeast = 4 << 10, kOfOneRank = 512 << 10;
+  constexpr std::size_t kMost = 256 << 10, kLeast = 4 << 10, kOfOneRank = 1 << 20;
   return std::clamp(std::bit_floor(kOfOneRank / static_cast<std::size_t>(size)), kLeast, kMost);
 }
 
