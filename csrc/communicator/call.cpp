@@ -10,18 +10,19 @@ namespace {
 
 bool reduces(Verb verb) { return verb == Verb::all_reduce || verb == Verb::reduce || verb == Verb::reduce_scatter; }
 
+DType dtype_of(const Call& call) { return call.verb == Verb::broadcast ? call.out.dtype : call.in.dtype; }
+ReduceOp op_of(const Call& call) { return reduces(call.verb) ? call.reduction.op : ReduceOp::sum; }
+
 }  // namespace
 
 Signature Call::signature() const {
   if (verb == Verb::barrier) return {};
-  return {verb, verb == Verb::broadcast ? out.dtype : in.dtype, reduces(verb) ? reduction.op : ReduceOp::sum, root,
-          shape};
+  return {verb, dtype_of(*this), op_of(*this), root, shape};
 }
 
 std::uint64_t Call::digest() const {
   if (verb == Verb::barrier) return signature().digest();
-  return samestep::digest(verb, verb == Verb::broadcast ? out.dtype : in.dtype,
-                          reduces(verb) ? reduction.op : ReduceOp::sum, root, shape);
+  return samestep::digest(verb, dtype_of(*this), op_of(*this), root, shape);
 }
 
 Communicator::WorkPtr Communicator::begin(const Call& call) {
