@@ -15,6 +15,10 @@ namespace {
 constexpr std::size_t kAlign = 64;
 constexpr std::size_t aligned(std::size_t nbytes) { return (nbytes + kAlign - 1) / kAlign * kAlign; }
 
+double seconds_since(std::chrono::steady_clock::time_point then) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - then).count();
+}
+
 /// Out of a ring, or of what was kept: in either case this rank's until it has told.
 void take(std::byte* to, const std::byte* from, std::size_t nbytes) {
   kernels::take_lines(to, const_cast<std::byte*>(from), nbytes);
@@ -22,11 +26,13 @@ void take(std::byte* to, const std::byte* from, std::size_t nbytes) {
 
 }  // namespace
 
-Mailbox::Mailbox(std::shared_ptr<Arena> arena, std::shared_ptr<Host> host, std::vector<int> members, int rank)
+Mailbox::Mailbox(std::shared_ptr<Arena> arena, std::shared_ptr<Host> host, std::vector<int> members, int rank,
+                 bool oversubscribed)
     : arena_(std::move(arena)),
       host_(std::move(host)),
       members_(std::move(members)),
       rank_(rank),
+      oversubscribed_(oversubscribed),
       outgoing_(members_.size()),
       reported_(members_.size()) {}
 
@@ -99,7 +105,7 @@ Messenger::Request Mailbox::send(const void* data, std::size_t nbytes, int dest,
   record->peer = dest;
   const Request request{reinterpret_cast<std::uintptr_t>(record), true};
   if (dest == rank_) {
-    arrive({rank_, tag, nbytes, {}, 0, 0}, bytes);
+    arrive({rank_, tag, nbytes, {}, 0, 0, false}, bytes);
     record->ended = true;
   } else if (is_short(data, nbytes)) {
     const auto total = static_cast<std::uint32_t>(aligned(sizeof(Frame) + nbytes));
@@ -107,7 +113,8 @@ Messenger::Request Mailbox::send(const void* data, std::size_t nbytes, int dest,
   } else {
     const std::uint32_t id = next_id_++;
     offered_.emplace(id, record);
-    post(dest, {{kAlign, Kind::offer, tag, id, nbytes, host_->place_of(data, nbytes)}, {}, nullptr});
+    const Kind kind = sender_waits_ ? Kind::helped : Kind::offer;
+    post(dest, {{kAlign, kind, tag, id, nbytes, host_->place_of(data, nbytes)}, {}, nullptr});
   }
   return request;
 }
@@ -121,8 +128,10 @@ bool Mailbox::send_at_once(Bytes head, Bytes body, int dest, int tag) {
 }
 
 void Mailbox::send_pieces(Record& record, std::uint32_t id) {
+  constexpr std::size_t kPieces = 4, kLeast = 16 << 10;
+  const std::size_t most = std::min(std::max(aligned(record.nbytes / kPieces), kLeast), longest_message());
   for (std::size_t at = 0; at < record.nbytes;) {
-    const std::size_t length = std::min(longest_message(), record.nbytes - at);
+    const std::size_t length = std::min(most, record.nbytes - at);
     const auto total = static_cast<std::uint32_t>(aligned(sizeof(Frame) + length));
     const bool last = at + length == record.nbytes;
     post(record.peer, {{total, Kind::piece, 0, id, length, 0}, {record.from + at, length}, last ? &record : nullptr});
@@ -168,15 +177,35 @@ void Mailbox::deliver(Record& record, const Arrived& arrived, const std::byte* b
   if (const std::byte* here = host_->at(peer, arrived.address, arrived.length); here != nullptr) {
     constexpr std::size_t kBuffers = 4;  // of two ranks that exchange such messages
     kernels::copy_part(record.into, here, arrived.length, kBuffers * arrived.length);
-  } else if (!host_->reaches_memory()) {
-    in_pieces_.emplace(std::pair(arrived.source, arrived.id), &record);
-    post(arrived.source, {{kAlign, Kind::wanted, 0, arrived.id, 0, 0}, {}, nullptr});
+  } else if (!fetch(record, arrived)) {
     return;
-  } else if (!host_->pull(peer, record.into, arrived.address, arrived.length)) {
-    return;  // for good: ends and farewells will tell who left first
   }
   post(arrived.source, {{kAlign, Kind::taken, 0, arrived.id, 0, 0}, {}, nullptr});
   record.ended = true;
+}
+
+bool Mailbox::comes_in_pieces(const Arrived& arrived) {
+  constexpr std::size_t kMost = 2 << 20;  // more leaves the caches on its way
+  if (!host_->reaches_memory()) return true;
+  if (!arrived.is_helped || arrived.length > kMost) return false;
+  // Who pulls keeps the CPU for itself; how long that takes does not tell how long the others wait for theirs.
+  return oversubscribed_ || ways_.next(arrived.length) == WayChoice::Way::staged;
+}
+
+/// False where it comes later, or never.
+bool Mailbox::fetch(Record& record, const Arrived& arrived) {
+  const auto now = std::chrono::steady_clock::now();
+  if (comes_in_pieces(arrived)) {
+    record.asked = now;
+    in_pieces_.emplace(std::pair(arrived.source, arrived.id), &record);
+    post(arrived.source, {{kAlign, Kind::wanted, 0, arrived.id, 0, 0}, {}, nullptr});
+    return false;
+  }
+  // Ends and farewells will tell who left first.
+  if (!host_->pull(members_[static_cast<std::size_t>(arrived.source)], record.into, arrived.address, arrived.length))
+    return false;
+  ways_.took(arrived.length, WayChoice::Way::direct, seconds_since(now));
+  return true;
 }
 
 void Mailbox::take_frame(int source, const Frame& frame, const std::byte* bytes) {
@@ -184,9 +213,11 @@ void Mailbox::take_frame(int source, const Frame& frame, const std::byte* bytes)
     case Kind::fill:
       return;
     case Kind::message:
-      return arrive({source, frame.tag, frame.length, {}, 0, 0}, bytes);
+      return arrive({source, frame.tag, frame.length, {}, 0, 0, false}, bytes);
     case Kind::offer:
-      return arrive({source, frame.tag, frame.length, {}, frame.id, frame.address}, nullptr);
+    case Kind::helped:
+      return arrive({source, frame.tag, frame.length, {}, frame.id, frame.address, frame.kind == Kind::helped},
+                    nullptr);
     case Kind::taken:
     case Kind::wanted: {
       Record& record = *offered_.at(frame.id);
@@ -201,6 +232,7 @@ void Mailbox::take_frame(int source, const Frame& frame, const std::byte* bytes)
       take(record.into + record.moved, bytes, frame.length);
       record.moved += frame.length;
       if (record.moved != record.nbytes) return;
+      ways_.took(record.nbytes, WayChoice::Way::staged, seconds_since(record.asked));
       record.ended = true;
       in_pieces_.erase(found);
     }

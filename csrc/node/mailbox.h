@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <list>
@@ -12,18 +13,20 @@
 #include "exchange/messenger.h"
 #include "node/arena.h"
 #include "node/host.h"
+#include "node/way_choice.h"
 
 namespace samestep {
 
 /// Messages between the ranks of a group over rings in shared memory, one ring for each ordered pair.
 ///
 /// A short message is copied into the ring and out of it. Of a long one only the address travels: the receiver pulls
-/// it through the kernel once it wants it. Where the kernel refuses, the receiver asks for it and it
-/// comes in pieces through the ring.
+/// it through the kernel once it wants it. Or it asks for it, and it comes in pieces through the ring: where the kernel
+/// refuses, and where the sender waits, who can help then, and this way is the faster one.
 class Mailbox final : public Messenger {
  public:
-  /// `members`: by rank of the group, ranks of the host.
-  Mailbox(std::shared_ptr<Arena> arena, std::shared_ptr<Host> host, std::vector<int> members, int rank);
+  /// `members`: by rank of the group, ranks of the host. `oversubscribed`: not every rank has a CPU.
+  Mailbox(std::shared_ptr<Arena> arena, std::shared_ptr<Host> host, std::vector<int> members, int rank,
+          bool oversubscribed);
   ~Mailbox() override;
 
   int rank() const override { return rank_; }
@@ -41,6 +44,18 @@ class Mailbox final : public Messenger {
   Bytes peek(int source, int tag);
   void skip(int source);
 
+  /// While this lives, who sends will wait until the message has been taken.
+  class WhoWaits {
+   public:
+    explicit WhoWaits(Mailbox& mailbox) : mailbox_(mailbox) { mailbox_.sender_waits_ = true; }
+    ~WhoWaits() { mailbox_.sender_waits_ = false; }
+    WhoWaits(const WhoWaits&) = delete;
+    WhoWaits& operator=(const WhoWaits&) = delete;
+
+   private:
+    Mailbox& mailbox_;
+  };
+
   Request send(const void* data, std::size_t nbytes, int dest, int tag) override;
   Request receive(void* data, std::size_t capacity, int source, int tag) override;
   bool test(Request& request, Envelope* envelope) override;
@@ -55,6 +70,7 @@ class Mailbox final : public Messenger {
     fill,     ///< nothing: the rest of the ring is too short for the next frame
     message,  ///< with its bytes
     offer,    ///< of a long message: id and address
+    helped,   ///< the same, and its sender waits
     taken,    ///< the offered message `id` has been pulled
     wanted,   ///< send the offered message `id` in pieces
     piece,    ///< of message `id`, the next bytes
@@ -75,6 +91,7 @@ class Mailbox final : public Messenger {
     std::byte* into = nullptr;
     std::size_t nbytes = 0;  // of the message sent, or room for the one received
     std::size_t moved = 0;
+    std::chrono::steady_clock::time_point asked;  // for pieces
     Envelope envelope;
   };
   struct Arrived {  // a message that no receive has met
@@ -83,6 +100,7 @@ class Mailbox final : public Messenger {
     std::vector<std::byte> bytes;
     std::uint32_t id;
     std::uint64_t address;  // 0: it is in `bytes`
+    bool is_helped;
   };
   struct Outgoing {
     Frame frame;
@@ -101,6 +119,8 @@ class Mailbox final : public Messenger {
   void take_frame(int source, const Frame& frame, const std::byte* bytes);
   void arrive(Arrived arrived, const std::byte* bytes);
   void deliver(Record& record, const Arrived& arrived, const std::byte* bytes);
+  bool comes_in_pieces(const Arrived& arrived);
+  bool fetch(Record& record, const Arrived& arrived);
   void send_pieces(Record& record, std::uint32_t id);
   static bool matches(const Record& record, const Arrived& arrived);
 
@@ -108,6 +128,7 @@ class Mailbox final : public Messenger {
   std::shared_ptr<Host> host_;
   std::vector<int> members_;
   int rank_;
+  bool oversubscribed_;
   std::unordered_map<Record*, std::unique_ptr<Record>> records_;
   std::list<Record*> posted_;                                   // receives that no message has met, in order
   std::list<Arrived> arrived_;                                  // messages that no receive has met, in order
@@ -115,6 +136,8 @@ class Mailbox final : public Messenger {
   std::map<std::uint32_t, Record*> offered_;                    // by id
   std::map<std::pair<int, std::uint32_t>, Record*> in_pieces_;  // by source and id
   std::uint32_t next_id_ = 0;
+  bool sender_waits_ = false;
+  WayChoice ways_;              // of long messages from senders that wait
   std::vector<bool> reported_;  // ranks whose end `losses` has told
 };
 

@@ -59,7 +59,8 @@ std::shared_ptr<NodeCommunicator> NodeCommunicator::open(std::shared_ptr<Host> h
   group->members = std::move(members);
   auto meeting = std::make_unique<LineMeeting>(group->arena, group->rank);
   group->meeting = meeting.get();
-  auto mailbox = std::make_unique<Mailbox>(group->arena, group->host, group->members, group->rank);
+  auto mailbox =
+      std::make_unique<Mailbox>(group->arena, group->host, group->members, group->rank, options.oversubscribed);
   group->mailbox = mailbox.get();
   auto engine = std::make_shared<Engine>(std::move(mailbox), std::move(options), std::move(meeting));
   return std::make_shared<NodeCommunicator>(std::move(engine), std::move(group));
@@ -152,6 +153,7 @@ Communicator::WorkPtr NodeCommunicator::send_now(const ConstBuffer& in, int dest
       return nullptr;
     }
   }
+  const Mailbox::WhoWaits waiting(*group_->mailbox);
   return send(in, dest, tag);
 }
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -28,7 +29,7 @@ struct NodeGroup {
   /// What the arena's shared counters of each slot show once all operations before are over.
   std::array<std::uint64_t, Arena::kSlots> claimed{};
   std::array<std::uint64_t, Arena::kSlots> finished{};
-  WayChoice ways;
+  std::map<Verb, WayChoice> ways;
 
   // For a moment, kept for their memory:
   std::vector<std::byte> bounce;       ///< what is pulled from other ranks

@@ -70,8 +70,8 @@ void NodeMovement::choose_way() {
   if (!any_private) return;
   const Verb verb = signature().verb;
   const bool kernel = group_->host->reaches_memory();
-  if (engine().rank() == 0 && kernel) start_.way = group_->ways.next(verb, longest_, signature().root < 0 ? 2 : 3);
-  const bool likely = !kernel || group_->ways.last(verb, longest_) == Way::staged;
+  if (engine().rank() == 0 && kernel) start_.way = group_->ways[verb].next(longest_, signature().root < 0 ? 2 : 3);
+  const bool likely = !kernel || group_->ways[verb].last(longest_) == Way::staged;
   if (any_goes_out && likely && group_->meeting->is_next(sequence_)) stage_ahead();
 }
 
@@ -174,7 +174,7 @@ void NodeMovement::begin_run(const End& end) {
   const bool shared = ((end.my_place | end.their_place) & Host::kShared) != 0;
   if (kernel || shared) {
     if (can_stage_ && !shared) {
-      group_->ways.goes(signature().verb, longest_, start_.way);
+      group_->ways[signature().verb].goes(longest_, start_.way);
       timed_ = engine().rank() == 0;
     }
     if (shared || start_.way != Way::staged) return copy_directly(end);
@@ -237,7 +237,7 @@ bool NodeMovement::work() {
   }
   if (timed_) {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began_;
-    group_->ways.took(signature().verb, longest_, start_.way, took.count());
+    group_->ways[signature().verb].took(longest_, start_.way, took.count());
   }
   return end();
 }

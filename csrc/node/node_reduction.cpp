@@ -25,7 +25,7 @@ void NodeReduction::announce(std::uint64_t digest) {
 bool NodeReduction::stages_ahead() {
   const std::size_t nbytes = task_.in.nbytes();
   return nbytes > Crossings::together_to(task_.size()) && nbytes <= Arena::kStageBytes &&
-         group_->ways.last(task_.verb, nbytes) == Way::staged && group_->meeting->is_next(sequence_) &&
+         group_->ways[task_.verb].last(nbytes) == Way::staged && group_->meeting->is_next(sequence_) &&
          (group_->host->place_of(task_.in.data, nbytes) & Host::kShared) == 0;
 }
 
@@ -70,7 +70,7 @@ void NodeReduction::start_work() {
     staged_->begin();
   }
   if (shared || !(direct_ || staged_)) return;
-  group_->ways.goes(task_.verb, task_.in.nbytes(), way_);
+  group_->ways[task_.verb].goes(task_.in.nbytes(), way_);
   began_ = std::chrono::steady_clock::now();
   timed_ = task_.rank() == 0;
 }
@@ -82,7 +82,7 @@ bool NodeReduction::work() {
   const bool finished = direct_ ? direct_->work() : staged_->work();
   if (finished && timed_) {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began_;
-    group_->ways.took(task_.verb, task_.in.nbytes(), way_, took.count());
+    group_->ways[task_.verb].took(task_.in.nbytes(), way_, took.count());
   }
   return finished;
 }

@@ -21,7 +21,7 @@ void PostedBuffers::announce(Engine& engine, NodeGroup& group, std::uint64_t seq
   const bool few = in.nbytes() <= Crossings::together_to(engine.size());
   posted.with_elements = few && !(shared && in.nbytes() >= Crossings::shared_from(engine.options().oversubscribed));
   if (!few && engine.rank() == 0 && engine.size() <= Crossings::kMostStaged)
-    posted.way = group.ways.next(verb, in.nbytes());
+    posted.way = group.ways[verb].next(in.nbytes());
   const Meeting::Bytes prefix(reinterpret_cast<const std::byte*>(&posted), sizeof posted);
   const Meeting::Bytes data(static_cast<const std::byte*>(in.data), posted.with_elements ? in.nbytes() : 0);
   engine.meeting().announce(sequence, digest, data, prefix);

@@ -11,14 +11,12 @@ double WayChoice::Times::shortest() const {
   return *std::min_element(last.begin(), end);
 }
 
-WayChoice::Kind& WayChoice::kind(Verb verb, std::size_t nbytes) {
-  return kinds_[{verb, static_cast<int>(std::bit_width(nbytes))}];
-}
+WayChoice::Size& WayChoice::about(std::size_t nbytes) { return sizes_[static_cast<int>(std::bit_width(nbytes))]; }
 
-WayChoice::Way WayChoice::next(Verb verb, std::size_t nbytes, std::size_t n_ways) {
-  Kind& kind = this->kind(verb, nbytes);
-  const std::uint64_t n = kind.n_begun++;
-  const auto ways = std::span(kind.ways).first(n_ways);
+WayChoice::Way WayChoice::next(std::size_t nbytes, std::size_t n_ways) {
+  Size& size = about(nbytes);
+  const std::uint64_t n = size.n_begun++;
+  const auto ways = std::span(size.ways).first(n_ways);
   // Operations that are announced ahead of others have no times yet.
   const bool all_timed = std::ranges::all_of(ways, [](const Times& way) { return way.n != 0; });
   if (n < n_ways * kTries || !all_timed) return static_cast<Way>(n % n_ways);
@@ -28,8 +26,8 @@ WayChoice::Way WayChoice::next(Verb verb, std::size_t nbytes, std::size_t n_ways
   return static_cast<Way>((static_cast<std::size_t>(fastest) + other) % n_ways);
 }
 
-void WayChoice::took(Verb verb, std::size_t nbytes, Way way, double seconds) {
-  Times& times = kind(verb, nbytes).ways[static_cast<std::size_t>(way)];
+void WayChoice::took(std::size_t nbytes, Way way, double seconds) {
+  Times& times = about(nbytes).ways[static_cast<std::size_t>(way)];
   times.last[times.n++ % kTries] = seconds;
 }
 

@@ -4,30 +4,27 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <utility>
-
-#include "communicator/signature.h"
 
 namespace samestep {
 
-/// Which way collectives on private memory take: through shared memory or through the kernel. Which one is fastest
-/// depends on the processor, on where the hypervisor puts it and on the kernel, so that operations are timed: for each
-/// verb and each doubling of the size all are tried in turn, then the fastest one is taken, and from time to time
-/// another. All give the same bits.
+/// Which way operations of one kind on private memory take: through shared memory or through the kernel. Which one is
+/// fastest depends on the processor, on where the hypervisor puts it and on the kernel, so that operations are timed:
+/// for each doubling of the size all are tried in turn, then the fastest one is taken, and from time to time another.
+/// All give the same bits.
 ///
-/// Rank 0 decides and says so in its announcement.
+/// Of collectives rank 0 decides and says so in its announcement, of a message its receiver.
 class WayChoice {
  public:
-  /// `divided`: through the kernel, by both ends. Reductions have no such way.
+  /// `divided`: through the kernel, by both ends. Reductions and messages have no such way.
   enum class Way : std::uint8_t { direct, staged, divided };
 
   /// For the next operation, which has the first `n_ways`.
-  Way next(Verb verb, std::size_t nbytes, std::size_t n_ways = 2);
-  /// What the last operation of this kind took; `direct` if there was none. On any rank.
-  Way last(Verb verb, std::size_t nbytes) { return kind(verb, nbytes).last; }
-  void goes(Verb verb, std::size_t nbytes, Way way) { kind(verb, nbytes).last = way; }
+  Way next(std::size_t nbytes, std::size_t n_ways = 2);
+  /// What the last operation of this size took; `direct` if there was none. On any rank.
+  Way last(std::size_t nbytes) { return about(nbytes).last; }
+  void goes(std::size_t nbytes, Way way) { about(nbytes).last = way; }
   /// An operation took so long, from where all ranks had met.
-  void took(Verb verb, std::size_t nbytes, Way way, double seconds);
+  void took(std::size_t nbytes, Way way, double seconds);
 
  private:
   static constexpr std::size_t kTries = 3;          // of each way at first; the shortest of the last so many counts
@@ -38,14 +35,14 @@ class WayChoice {
     std::uint64_t n = 0;
     double shortest() const;
   };
-  struct Kind {
+  struct Size {
     std::array<Times, 3> ways;
     std::uint64_t n_begun = 0;
     Way last = Way::direct;
   };
-  Kind& kind(Verb verb, std::size_t nbytes);
+  Size& about(std::size_t nbytes);
 
-  std::map<std::pair<Verb, int>, Kind> kinds_;  // by doubling of the size
+  std::map<int, Size> sizes_;  // by doubling
 };
 
 }  // namespace samestep

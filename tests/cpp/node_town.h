@@ -15,7 +15,8 @@ inline Deadline soon_enough() { return Deadline::after(Seconds(60)); }
 
 /// A host of `size` threads; each joins once.
 struct NodeTown {
-  NodeTown(int n_ranks, Reach how) : size(n_ranks), reach(how), house(std::make_shared<ThreadHost::House>()) {}
+  NodeTown(int n_ranks, Reach how, bool crowded = true)
+      : size(n_ranks), reach(how), oversubscribed(crowded), house(std::make_shared<ThreadHost::House>()) {}
   std::shared_ptr<Communicator> join(int rank) {
     host = std::make_shared<ThreadHost>(house, rank, size, reach);
     return join(host);
@@ -24,11 +25,12 @@ struct NodeTown {
     std::vector<int> members(static_cast<std::size_t>(size));
     std::iota(members.begin(), members.end(), 0);
     ExchangeOptions options;
-    options.oversubscribed = true;
+    options.oversubscribed = oversubscribed;
     return NodeCommunicator::open(std::move(as), members, options, soon_enough());
   }
   int size;
   Reach reach;
+  bool oversubscribed;
   std::shared_ptr<ThreadHost::House> house;
   static inline thread_local std::shared_ptr<ThreadHost> host;  // of the rank that runs
 };

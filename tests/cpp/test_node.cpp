@@ -366,6 +366,31 @@ TEST_CASE("node: point to point: order, any source, any tag, long bodies in both
   }
 }
 
+TEST_CASE("node: long messages of senders that wait, through the kernel and in pieces, in turn: the same bits") {
+  for (const bool oversubscribed : {true, false}) {
+    const int size = 3;
+    Town town(size, Reach::kernel, oversubscribed);
+    as_threads(size, [&](int rank) {
+      const auto group = town.join(rank);
+      const int right = (rank + 1) % size, left = (rank + size - 1) % size;
+      // More than lies in a ring; pieces of equal lengths and not; too long for pieces.
+      for (const std::size_t count : {std::size_t{64 << 10}, std::size_t{200'003}, std::size_t{(2 << 20) / 4 + 1}}) {
+        for (int turn = 0; turn < 7; ++turn) {  // three of each way, and one more
+          Floats mine = contribution(rank + turn, count), theirs(count);
+          Status status;
+          Communicator::WorkPtr sending;
+          const Buffer in = buffer(mine);
+          const auto receiving = group->sendrecv_now(in, right, buffer(theirs), left, status, sending);
+          if (receiving) receiving->wait(soon());
+          if (sending) sending->wait(soon());
+          REQUIRE(theirs == contribution(left + turn, count));
+        }
+      }
+      group->close(soon());
+    });
+  }
+}
+
 TEST_CASE("node: groups of some ranks, in another order, beside each other") {
   const int size = 4;
   Town town(size, Reach::kernel);

@@ -4,7 +4,6 @@
 
 #include "node/way_choice.h"
 
-using samestep::Verb;
 using samestep::WayChoice;
 using Way = WayChoice::Way;
 
@@ -13,9 +12,9 @@ namespace {
 constexpr std::size_t kNbytes = 1 << 20;
 
 /// One operation, of which `direct` and `staged` say how long each way takes.
-Way run(WayChoice& ways, double direct, double staged, std::size_t nbytes = kNbytes, Verb verb = Verb::all_reduce) {
-  const Way way = ways.next(verb, nbytes);
-  ways.took(verb, nbytes, way, way == Way::direct ? direct : staged);
+Way run(WayChoice& ways, double direct, double staged, std::size_t nbytes = kNbytes) {
+  const Way way = ways.next(nbytes);
+  ways.took(nbytes, way, way == Way::direct ? direct : staged);
   return way;
 }
 
@@ -42,21 +41,19 @@ TEST_CASE("way choice: one slow operation does not decide, and a change is notic
   CHECK(n_staged > 500);
 }
 
-TEST_CASE("way choice: verbs and sizes do not mix") {
+TEST_CASE("way choice: sizes do not mix") {
   WayChoice ways;
   for (int i = 0; i < 6; ++i) {
     run(ways, 1, 2, kNbytes);
     run(ways, 2, 1, 4 * kNbytes);
-    run(ways, 2, 1, kNbytes, Verb::reduce_scatter);
   }
   CHECK(run(ways, 1, 2, kNbytes) == Way::direct);
   CHECK(run(ways, 2, 1, 4 * kNbytes) == Way::staged);
-  CHECK(run(ways, 2, 1, kNbytes, Verb::reduce_scatter) == Way::staged);
 }
 
 TEST_CASE("way choice: operations that are announced ahead of all times alternate") {
   WayChoice ways;
-  for (int i = 0; i < 40; ++i) CHECK(ways.next(Verb::all_reduce, kNbytes) == (i % 2 == 0 ? Way::direct : Way::staged));
+  for (int i = 0; i < 40; ++i) CHECK(ways.next(kNbytes) == (i % 2 == 0 ? Way::direct : Way::staged));
 }
 
 TEST_CASE("way choice: three ways are tried, the fastest is taken, both others are looked at again") {
@@ -64,8 +61,8 @@ TEST_CASE("way choice: three ways are tried, the fastest is taken, both others a
     WayChoice ways;
     std::array<int, 3> taken{};
     const auto run_one = [&] {
-      const Way way = ways.next(Verb::broadcast, kNbytes, 3);
-      ways.took(Verb::broadcast, kNbytes, way, static_cast<std::size_t>(way) == fastest ? 1 : 2);
+      const Way way = ways.next(kNbytes, 3);
+      ways.took(kNbytes, way, static_cast<std::size_t>(way) == fastest ? 1 : 2);
       return static_cast<std::size_t>(way);
     };
     for (int i = 0; i < 9; ++i) ++taken[run_one()];

@@ -277,6 +277,12 @@ MUTANTS = [
         "mailed-offer-bounded",
     ),
     Mutant(
+        "a message in pieces counts as sent with its first piece",
+        MAILBOX,
+        [("last = at + length == record.nbytes", "last = at == 0")],
+        "exchanged-now-pieces-bounded",
+    ),
+    Mutant(
         "the dead are not looked for", MAILBOX, [("host_->ended(members_[peer])", "false")], "killed-line-2"
     ),
     Mutant(

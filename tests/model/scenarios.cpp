@@ -235,6 +235,22 @@ Scenario mailed_now(std::string name, std::size_t count, int n, bool both) {
   });
 }
 
+/// Both ranks send and receive at once, and wait for both.
+Scenario exchanged_now(std::string name, Reach reach, std::size_t count) {
+  return in_town(std::move(name), 2, reach, [=](Town& town, int rank) {
+    const Floats mine = town.buffer(rank, count), theirs = town.buffer(rank, count);
+    fill(mine, static_cast<float>(rank));
+    Status status;
+    Communicator::WorkPtr sending;
+    const auto receiving =
+        town.group(rank).sendrecv_now(as_buffer(mine), 1 - rank, as_buffer(theirs), 1 - rank, status, sending);
+    if (receiving) town.wait(rank, receiving);
+    expect(theirs, static_cast<float>(1 - rank), 1);
+    if (sending) town.wait(rank, sending);
+    fill(mine, -1);  // it is the caller's again
+  });
+}
+
 /// Short collectives of several kinds, at once, root and all others in turn.
 Scenario moved_now(std::string name, int size, std::size_t count, int n) {
   return in_town(std::move(name), size, Reach::none, [=](Town& town, int rank) {
@@ -391,6 +407,7 @@ std::vector<std::function<Scenario()>> scenarios() {
       [] { return bounded(3, mailed("mailed-pieces", Reach::none, 100'000, 1, false)); },
       [] { return bounded(2, mailed_now("mailed-now-ring", kMessage, kManyMessages, false)); },
       [] { return mailed_now("mailed-now-both-ways", kMessage, 2, true); },
+      [] { return bounded(2, exchanged_now("exchanged-now-pieces", Reach::kernel, 100'000)); },
       [] { return moved_now("moved-now-2", 2, 300, 4); },
       [] { return bounded(2, moved_ahead("moved-ahead-2", 2, 300, Arena::kBlocks + 2)); },
       [] { return bounded(1, moved_now("moved-now-3", 3, 300, 2)); },

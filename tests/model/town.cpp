@@ -72,10 +72,10 @@ void Town::set_up() {
     std::iota(group->members.begin(), group->members.end(), 0);
     auto meeting = std::make_unique<LineMeeting>(group->arena, rank);
     group->meeting = meeting.get();
-    auto mailbox = std::make_unique<Mailbox>(group->arena, group->host, group->members, rank);
-    group->mailbox = mailbox.get();
     ExchangeOptions options;
     options.oversubscribed = true;  // it pauses from the first poll on
+    auto mailbox = std::make_unique<Mailbox>(group->arena, group->host, group->members, rank, options.oversubscribed);
+    group->mailbox = mailbox.get();
     auto engine = std::make_shared<Engine>(std::move(mailbox), options, std::move(meeting));
     members_.push_back({engine, std::make_shared<NodeCommunicator>(engine, std::move(group)), {}});
   }
