@@ -142,9 +142,17 @@ class Communicator {
     (void)data, (void)nbytes;
     return 0;
   }
+  /// whether it lies in memory that all share,
+  virtual bool is_shared(const void* data, std::size_t nbytes) const {
+    (void)data, (void)nbytes;
+    return false;
+  }
   /// and copies between pieces of this rank's memory and `peer`'s, whose places are `theirs`. False if `peer` has gone;
-  /// the next collective tells why.
-  virtual bool pull(int peer, std::span<const Piece> pieces) { return (void)peer, pieces.empty(); }
+  /// the next collective tells why. What is `taken` will be written by `peer` next, and nobody else reads it.
+  virtual bool pull(int peer, std::span<const Piece> pieces, bool taken) {
+    (void)peer, (void)taken;
+    return pieces.empty();
+  }
   virtual bool push(int peer, std::span<const Piece> pieces) { return (void)peer, pieces.empty(); }
 
   /// Lets outstanding operations advance. Never blocks.

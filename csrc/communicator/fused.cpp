@@ -104,8 +104,6 @@ void Fused::broadcast(std::span<const Buffer> buffers, int root, const Deadline&
   }
   if (!communicator_->reaches_memory() || communicator_->size() == 1 || small.empty()) {
     broadcast_packed(small, root, deadline);
-  } else if (communicator_->size() == 2) {
-    broadcast_directly(small, root, deadline);
   } else {
     broadcast_in_turns(small, root, deadline);
   }
@@ -129,32 +127,38 @@ void Fused::broadcast_directly(std::span<const Buffer> buffers, int root, const 
     if (peer == communicator_->rank() || (!at_root && peer != root)) continue;
     const std::span theirs(everyones.data() + static_cast<std::size_t>(peer) * n, n);
     const bool copied = at_root ? communicator_->push(peer, pieces_of(buffers, theirs, cut, total))
-                                : communicator_->pull(peer, pieces_of(buffers, theirs, 0, cut));
+                                : communicator_->pull(peer, pieces_of(buffers, theirs, 0, cut), false);
     if (!copied) meet_without(peer, deadline);
   }
   run({Verb::barrier}, deadline);
 }
 
 void Fused::broadcast_in_turns(std::span<const Buffer> buffers, int root, const Deadline& deadline) {
-  const std::size_t total = total_nbytes(buffers);
-  const bool at_root = communicator_->rank() == root;
+  const std::size_t total = total_nbytes(buffers), of_each = (total + kTurns - 1) / kTurns;
+  const std::size_t longest = std::clamp(of_each, kShortestTurn, kLongestTurn);
+  const bool at_root = communicator_->rank() == root, only_reader = communicator_->size() == 2;
+  const auto is_shared = [this](const Buffer& buffer) {
+    return buffer.nbytes() == 0 || communicator_->is_shared(buffer.data, buffer.nbytes());
+  };
+  const bool packs = at_root && !std::ranges::all_of(buffers, is_shared);
   std::vector<std::uint64_t> places(buffers.size());
   Run packed(buffers);
-  std::size_t turn = 0, longest = kFirstTurn;
+  std::size_t turn = 0;
   for (std::size_t at = 0; at < total; ++turn) {
     const std::size_t nbytes = std::min(longest, total - at);
     // Root fills the one half while the others empty the other: all have met since they were done with it.
     std::byte* const half = memory() + turn % 2 * kLongestTurn;
-    if (at_root) packed.pack(half, nbytes);
-    std::uint64_t place = at_root ? communicator_->place_of(half, nbytes) : 0;
+    if (packs) packed.pack(half, nbytes);
+    std::uint64_t place = packs ? communicator_->place_of(half, nbytes) : 0;
     run({Verb::broadcast, {}, {&place, 1, DType::uint64}, {}, root, Shape::flat(1)}, deadline);
+    if (place == 0) return broadcast_directly(buffers, root, deadline);  // root does not pack
     if (!at_root) {
       std::uint64_t next = place - at;  // where the first buffer would begin
       for (std::size_t i = 0; i < buffers.size(); next += buffers[i++].nbytes()) places[i] = next;
-      if (!communicator_->pull(root, pieces_of(buffers, places, at, at + nbytes))) meet_without(root, deadline);
+      if (!communicator_->pull(root, pieces_of(buffers, places, at, at + nbytes), only_reader))
+        meet_without(root, deadline);
     }
     at += nbytes;
-    longest = std::min(2 * longest, kLongestTurn);
   }
   run({Verb::barrier}, deadline);  // nobody looks into root's memory any more
 }

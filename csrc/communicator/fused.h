@@ -23,15 +23,14 @@ class Fused {
   void all_reduce(std::span<const Buffer> buffers, const Reduction& reduction, const Deadline& deadline);
 
  private:
-  static constexpr std::size_t kLarge = 512 << 10;     // from here on a copy costs more than a message
-  static constexpr std::size_t kFirstTurn = 64 << 10;  // each turn of a broadcast is twice as long as the last, up to:
-  static constexpr std::size_t kLongestTurn = 512 << 10;
+  static constexpr std::size_t kLarge = 512 << 10;  // from here on a copy costs more than a message
+  static constexpr std::size_t kTurns = 6;          // of a broadcast that is packed in turns, of so many bytes each:
+  static constexpr std::size_t kShortestTurn = 64 << 10, kLongestTurn = 512 << 10;
   static constexpr std::size_t kPacked = 1 << 20;  // most bytes in one message of small buffers
 
   /// Nothing is packed: receivers copy from where root's buffers lie, and root copies its share to where theirs are.
   void broadcast_directly(std::span<const Buffer> buffers, int root, const Deadline& deadline);
-  /// Root packs, and the others copy from there while it packs the next part. Once packed costs less than the kernel's
-  /// help in every receiver.
+  /// Root packs, and the others copy from there while it packs the next part; unless its buffers lie in shared memory.
   void broadcast_in_turns(std::span<const Buffer> buffers, int root, const Deadline& deadline);
   void broadcast_packed(std::span<const Buffer> buffers, int root, const Deadline& deadline);
   void all_reduce_packed(std::span<const Buffer> buffers, const Reduction& reduction, const Deadline& deadline);

@@ -89,7 +89,8 @@ class DeviceCommunicator final : public Communicator {
   std::shared_ptr<std::byte> allocate_shared(std::size_t nbytes) override { return host_->allocate_shared(nbytes); }
   bool reaches_memory() const override { return host_->reaches_memory(); }
   std::uint64_t place_of(const void* data, std::size_t nbytes) const override { return host_->place_of(data, nbytes); }
-  bool pull(int peer, std::span<const Piece> pieces) override { return host_->pull(peer, pieces); }
+  bool is_shared(const void* data, std::size_t nbytes) const override { return host_->is_shared(data, nbytes); }
+  bool pull(int peer, std::span<const Piece> pieces, bool taken) override { return host_->pull(peer, pieces, taken); }
   bool push(int peer, std::span<const Piece> pieces) override { return host_->push(peer, pieces); }
   void progress() override;
   void look_for_losses() override { host_->look_for_losses(); }

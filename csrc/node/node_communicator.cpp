@@ -125,19 +125,26 @@ Communicator::WorkPtr NodeCommunicator::begin_at_once(const Call& call) {
   return operation.finished() && !operation.error() ? nullptr : work;
 }
 
-bool NodeCommunicator::copy(int peer, std::span<const Piece> pieces, bool outgoing) {
-  Host& host = *group_->host;
-  const int member = group_->member(peer);
-  std::vector<Piece> through_kernel;
+bool NodeCommunicator::pull(int peer, std::span<const Piece> pieces, bool taken) {
+  const auto take = [taken](const Piece& piece, std::byte* there) {
+    taken ? kernels::take_lines(piece.mine, there, piece.nbytes) : kernels::copy_lines(piece.mine, there, piece.nbytes);
+  };
+  return group_->host->pull(group_->member(peer), copy_shared(peer, pieces, take));
+}
+
+bool NodeCommunicator::push(int peer, std::span<const Piece> pieces) {
+  const auto give = [](const Piece& piece, std::byte* there) { std::memcpy(there, piece.mine, piece.nbytes); };
+  return group_->host->push(group_->member(peer), copy_shared(peer, pieces, give));
+}
+
+template <class Copy>
+std::vector<Piece> NodeCommunicator::copy_shared(int peer, std::span<const Piece> pieces, const Copy& copy) {
+  std::vector<Piece> others;
   for (const Piece& piece : pieces) {
-    std::byte* const there = host.at(member, piece.theirs, piece.nbytes);
-    if (there == nullptr) {
-      through_kernel.push_back(piece);
-    } else {
-      std::memcpy(outgoing ? there : piece.mine, outgoing ? piece.mine : there, piece.nbytes);
-    }
+    std::byte* const there = group_->host->at(group_->member(peer), piece.theirs, piece.nbytes);
+    there == nullptr ? others.push_back(piece) : copy(piece, there);
   }
-  return outgoing ? host.push(member, through_kernel) : host.pull(member, through_kernel);
+  return others;
 }
 
 Communicator::WorkPtr NodeCommunicator::send_now(const ConstBuffer& in, int dest, int tag) {

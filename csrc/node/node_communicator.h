@@ -32,8 +32,11 @@ class NodeCommunicator final : public ExchangeCommunicator {
   std::uint64_t place_of(const void* data, std::size_t nbytes) const override {
     return group_->host->place_of(data, nbytes);
   }
-  bool pull(int peer, std::span<const Piece> pieces) override { return copy(peer, pieces, false); }
-  bool push(int peer, std::span<const Piece> pieces) override { return copy(peer, pieces, true); }
+  bool is_shared(const void* data, std::size_t nbytes) const override {
+    return (place_of(data, nbytes) & Host::kShared) != 0;
+  }
+  bool pull(int peer, std::span<const Piece> pieces, bool taken) override;
+  bool push(int peer, std::span<const Piece> pieces) override;
   std::shared_ptr<SharedHeap> heap() const override { return group_->host->heap(); }
 
  protected:
@@ -49,7 +52,9 @@ class NodeCommunicator final : public ExchangeCommunicator {
  private:
   /// Null where it has ended already.
   WorkPtr begin_at_once(const Call& call);
-  bool copy(int peer, std::span<const Piece> pieces, bool outgoing);
+  /// Copies each piece whose other end lies in shared memory; returns the others.
+  template <class Copy>
+  std::vector<Piece> copy_shared(int peer, std::span<const Piece> pieces, const Copy& copy);
 
   enum class Met : std::uint8_t { none, taken, other };
   /// Takes the next message from `source` if it is the one that is wanted and lies in the ring.

@@ -205,6 +205,18 @@ def test_a_tree_of_200_leaves_costs_a_handful_of_messages(group):
     assert group.counters().operations - before <= 8
 
 
+@pytest.mark.parametrize("shares", ["root", "the others", "everybody"])
+def test_leaves_in_shared_memory(group, root, shares):
+    mine = shares == "everybody" or (shares == "root") == (group.rank == root)
+    tree = [group.empty(n, "f4") if mine else np.empty(n, "f4") for n in (0, 1, 70_001, 33_000)]
+    for turn in range(2):
+        for leaf in tree:
+            leaf.fill(10 * turn + group.rank)
+        ss.synchronize(group, tree, root=root)
+        for leaf in tree:
+            assert_all(leaf, 10 * turn + root, "f4")
+
+
 def test_more_than_one_bucket(group, root):
     tree = [filled(group.rank, 100_000 + i, "f4" if i % 3 else "i8") for i in range(40)]
     for leaf in ss.synchronize(group, tree, root=root):
