@@ -197,15 +197,22 @@ def _limit() -> Contender:
     """What all ranks must do at least, each for itself and at once.
 
     A sum in place reads and writes each array; from 16 MiB NumPy's loop is as fast as a vectorised one in C, at 1 MiB
-    some 12 % slower (measured). What moves data copies once as many bytes as it receives.
+    some 12 % slower (measured). What moves data copies once as many bytes as it receives; what receives the same, and
+    may share the work, as many as that takes on average.
     """
     copy = "copyto(out, x)"
     return Contender(
         LIMIT,
-        {"allreduce": "add(x, one, x)", "allgather": copy, "alltoall": copy, "sendrecv": copy},
+        {"allreduce": "add(x, one, x)", "bcast": copy, "allgather": copy, "alltoall": copy, "sendrecv": copy},
         {"add": np.add, "one": np.float32(1), "copyto": np.copyto},
         dtypes=[FLOAT32],
-        instead={"allreduce": "increment", "allgather": "copy_all", "alltoall": "copy", "sendrecv": "copy"},
+        instead={
+            "allreduce": "increment",
+            "bcast": "copy_share",
+            "allgather": "copy_all",
+            "alltoall": "copy",
+            "sendrecv": "copy",
+        },
         spans=True,
         bursts=False,
         least_nbytes=64 * KIB,

@@ -177,7 +177,8 @@ def build(verb: str, nbytes: int, rank: int, size: int, dtype: str = FLOAT32) ->
 
     Args:
       verb: one of `VERBS`, or what is measured as a limit: "increment" (one is added to each element in place), "copy"
-        (of the rank's own array) or "copy_all" (of an array as long as those of all ranks together).
+        (of the rank's own array), "copy_share" (of so much that all ranks together copy the array for all but one of
+        them) or "copy_all" (of an array as long as those of all ranks together).
       nbytes: bytes of the array each rank passes in, at least one element where the verb has data.
       rank, size: who we are.
       dtype: one of `DTYPES`.
@@ -198,11 +199,13 @@ def build(verb: str, nbytes: int, rank: int, size: int, dtype: str = FLOAT32) ->
 
     count, every = -(-nbytes // kind.itemsize), range(size)
     flat, blocks = (count,), (size, -(-count // size))
+    share = (-(-count * (size - 1) // size),)
     of = partial(pattern, dtype=dtype)
     table: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None, Callable[[], Array]]] = {
         "allreduce": (flat, None, lambda: _total(of, flat, size)),
         "increment": (flat, None, lambda: of(rank, flat) + kind.type(1)),
         "copy": (flat, flat, lambda: of(rank, flat)),
+        "copy_share": (share, share, lambda: of(rank, share)),
         "copy_all": ((size, count), (size, count), lambda: of(rank, (size, count))),
         "bcast": (flat, None, lambda: of(0, flat)),
         "allgather": (flat, (size, count), lambda: np.stack([of(r, flat) for r in every])),
