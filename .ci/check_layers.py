@@ -13,7 +13,7 @@ ALLOWED = {
     "exchange": {"core", "kernels", "communicator"},
     "node": {"core", "os", "kernels", "communicator", "exchange"},
     "mpi": {"core", "os", "communicator", "exchange"},
-    "tcp": {"core", "os", "communicator", "exchange"},
+    "tcp": {"core", "os", "kernels", "communicator", "exchange"},
     "hierarchy": {"core", "kernels", "communicator", "exchange", "node"},
     "nccl": {"core", "os", "kernels", "communicator", "exchange"},
     "select": {"core"},

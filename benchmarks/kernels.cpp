@@ -1,6 +1,7 @@
 // How fast the reduction kernels run from each level of the memory, for each instruction set:
 //   cmake -S . -B build/bench -DSAMESTEP_BUILD_BENCHMARKS=ON -DSAMESTEP_BUILD_PYTHON=OFF
 //   cmake --build build/bench --target kernels_benchmark && build/bench/kernels_benchmark [KiB per buffer]...
+// or, with "copies" instead, how long copies take whose ends lie so many bytes apart in their pages.
 // GB/s counts each buffer read and each result stored once; ns is for one call.
 #include <algorithm>
 #include <chrono>
@@ -13,6 +14,7 @@
 
 #include "kernels/isa.h"
 #include "kernels/reduce.h"
+#include "kernels/stream.h"
 
 namespace {
 
@@ -54,9 +56,30 @@ void measure(DType dtype, std::size_t n_inputs, std::size_t n_outs, std::size_t 
               n_outs, count, gigabytes / seconds, seconds * 1e9);
 }
 
+void measure_copies() {
+  constexpr std::size_t kPage = 4096, kMost = 1 << 20;
+  const std::unique_ptr<void, void (*)(void*)> memory(std::aligned_alloc(kPage, 2 * kMost + 2 * kPage), std::free);
+  auto* const from = static_cast<std::byte*>(memory.get());
+  std::memset(from, 1, 2 * kMost + 2 * kPage);
+  std::printf("%9s %9s %12s %12s\n", "bytes", "ahead", "memcpy us", "copy us");
+  for (const std::size_t nbytes :
+       {std::size_t{2048}, std::size_t{4096}, std::size_t{65536}, std::size_t{131072}, kMost}) {
+    for (const std::size_t ahead : {0, 16, 31, 32, 4080}) {
+      std::byte* const to = from + kMost + kPage + ahead;
+      const double by_memcpy = least_seconds([&] { std::memcpy(to, from, nbytes); });
+      const double by_copy = least_seconds([&] { kernels::copy(to, from, nbytes); });
+      std::printf("%9zu %9zu %12.3f %12.3f\n", nbytes, ahead, by_memcpy * 1e6, by_copy * 1e6);
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 2 && std::strcmp(argv[1], "copies") == 0) {
+    measure_copies();
+    return 0;
+  }
   std::printf("%-9s %-9s %6s %5s %9s %8s %12s\n", "dtype", "isa", "inputs", "outs", "count", "GB/s", "ns");
   std::vector<std::size_t> kib;  // of a float32 buffer; the other types have as many elements
   for (int i = 1; i < argc; ++i) kib.push_back(std::strtoull(argv[i], nullptr, 10));

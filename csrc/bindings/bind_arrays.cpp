@@ -1,6 +1,5 @@
 #include <pybind11/pybind11.h>
 
-#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +10,7 @@
 #include "bindings/device_copies.h"
 #include "core/error.h"
 #include "core/format.h"
+#include "kernels/stream.h"
 #include "kernels/strided.h"
 
 namespace samestep {
@@ -123,7 +123,7 @@ void pack(const py::object& arrays, const py::object& out) {
     if (from.device.kind != DeviceKind::cpu) {
       copy_to_host(from, to);
     } else if (from.contiguous) {
-      std::memcpy(to, from.data, from.nbytes());
+      kernels::copy(to, from.data, from.nbytes());
     } else {
       kernels::pack(from.data, shape(from), strides(from), itemsize(from.dtype), to);
     }
@@ -137,7 +137,7 @@ void unpack(const py::object& buffer, const py::object& arrays) {
     if (to.device.kind != DeviceKind::cpu) {
       copy_to_device(from, to);
     } else if (to.contiguous) {
-      std::memcpy(to.data, from, to.nbytes());
+      kernels::copy(to.data, from, to.nbytes());
     } else {
       kernels::unpack(from, to.data, shape(to), strides(to), itemsize(to.dtype));
     }

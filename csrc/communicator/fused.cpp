@@ -1,10 +1,10 @@
 #include "communicator/fused.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/error.h"
 #include "core/format.h"
+#include "kernels/stream.h"
 
 namespace samestep {
 namespace {
@@ -16,13 +16,13 @@ class Run {
 
   void pack(std::byte* to, std::size_t nbytes) {
     each(nbytes, [&to](std::byte* from, std::size_t n) {
-      std::memcpy(to, from, n);
+      kernels::copy(to, from, n);
       to += n;
     });
   }
   void unpack(const std::byte* from, std::size_t nbytes) {
     each(nbytes, [&from](std::byte* to, std::size_t n) {
-      std::memcpy(to, from, n);
+      kernels::copy(to, from, n);
       from += n;
     });
   }

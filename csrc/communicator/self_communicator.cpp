@@ -12,6 +12,7 @@
 #include "core/format.h"
 #include "core/wait_hooks.h"
 #include "kernels/reduce.h"
+#include "kernels/stream.h"
 
 namespace samestep {
 namespace {
@@ -74,8 +75,8 @@ void SelfReceive::take(const Message& message) {
   if (message.count != out_.count || message.dtype != out_.dtype) {
     error_ = std::make_exception_ptr(MismatchError(
         str(describe(), ": rank 0 sent ", message.count, " ", name(message.dtype), " with tag ", message.tag)));
-  } else if (out_.count != 0) {
-    std::memcpy(out_.data, message.elements.data(), out_.nbytes());
+  } else {
+    kernels::copy(out_.data, message.elements.data(), out_.nbytes());
   }
   finished_ = true;
 }

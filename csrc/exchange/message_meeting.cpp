@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "exchange/tags.h"
+#include "kernels/stream.h"
 
 namespace samestep {
 namespace {
@@ -55,8 +56,8 @@ MessageMeeting::Departure& MessageMeeting::fill(std::uint64_t sequence, std::uin
   std::byte* at = departure->block.data();
   std::memcpy(at, &header, sizeof header);
   at += sizeof header;
-  if (!prefix.empty()) std::memcpy(at, prefix.data(), prefix.size());
-  if (!data.empty()) std::memcpy(at + prefix.size(), data.data(), data.size());
+  kernels::copy(at, prefix.data(), prefix.size());
+  kernels::copy(at + prefix.size(), data.data(), data.size());
   return *departure;
 }
 

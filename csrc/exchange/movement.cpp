@@ -1,10 +1,10 @@
 #include "exchange/movement.h"
 
-#include <cstring>
 
 #include "core/error.h"
 #include "core/format.h"
 #include "exchange/tags.h"
+#include "kernels/stream.h"
 
 namespace samestep {
 
@@ -53,7 +53,7 @@ void Movement::start_work() {
     } else if (const Meeting::Bytes data = engine().meeting().data(sequence_, peer); data.size() != route.in_nbytes) {
       throw_wrong_size(peer, data.size(), route.in_nbytes);
     } else if (!data.empty()) {
-      std::memcpy(route.in, data.data(), data.size());
+      kernels::copy(route.in, data.data(), data.size());
     }
     if (!is_short(route.out_nbytes)) {
       sends_.send(engine().messenger(), route.out, route.out_nbytes, peer, tag);

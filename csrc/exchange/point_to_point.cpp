@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "exchange/tags.h"
+#include "kernels/stream.h"
 
 namespace samestep {
 namespace {
@@ -20,7 +21,7 @@ void Send::begin(std::uint64_t) {
                              is_short ? kInlineBody : engine().next_body(), tag_};
   head_.resize(sizeof header + (is_short ? in_.nbytes() : 0));
   std::memcpy(head_.data(), &header, sizeof header);
-  if (is_short && in_.count != 0) std::memcpy(head_.data() + sizeof header, in_.data, in_.nbytes());
+  if (is_short) kernels::copy(head_.data() + sizeof header, in_.data, in_.nbytes());
   head_request_ = engine().messenger().send(head_.data(), head_.size(), dest_, tags::kUserMessage);
   if (!is_short) body_.send(engine().messenger(), in_.data, in_.nbytes(), dest_, tags::of_body(header.body));
   engine().count_message(in_.nbytes());
@@ -46,7 +47,7 @@ void Receive::take(int source, const MessageHeader& sent, std::span<const std::b
   const auto dtype = static_cast<DType>(sent.dtype);
   fits_ = sent.count == out_.count && dtype == out_.dtype;
   if (sent.body == kInlineBody) {
-    if (fits_ && out_.count != 0) std::memcpy(out_.data, elements.data(), out_.nbytes());
+    if (fits_) kernels::copy(out_.data, elements.data(), out_.nbytes());
     return;
   }
   const std::size_t nbytes = sent.count * itemsize(dtype);

@@ -8,6 +8,7 @@
 #include "core/format.h"
 #include "exchange/tags.h"
 #include "kernels/reduce.h"
+#include "kernels/stream.h"
 #include "node/node_group.h"
 #include "node/shared_heap.h"
 
@@ -78,7 +79,7 @@ void LevelWork::stage_if_hidden() {
   const bool gives = signature().root < 0 || signature().verb == Verb::reduce || signature().root == group.rank;
   if (gives && hidden(in_.data, in_.nbytes())) {
     staged_in_ = stage(in_.nbytes());
-    std::memcpy(staged_in_.get(), in_.data, in_.nbytes());
+    kernels::copy(staged_in_.get(), in_.data, in_.nbytes());
     in_.data = staged_in_.get();
   }
   if (wants(plan_.chunks() == 0 ? LevelChunk{} : plan_.chunk(0), group.rank) && hidden(out_.data, out_.nbytes())) {
@@ -255,7 +256,7 @@ void LevelWork::combine(Open& open, std::span<void* const> outs) {
     for (std::size_t i = 0; i < outs.size(); ++i) into[i] = bytes(outs[i]) + skip;
     if (!plan_.reduces()) {
       for (void* const out : into) {
-        if (out != inputs[0] + skip) std::memcpy(out, inputs[0] + skip, count * itemsize_);
+        if (out != inputs[0] + skip) kernels::copy(out, inputs[0] + skip, count * itemsize_);
       }
       continue;
     }
@@ -299,7 +300,7 @@ void LevelWork::write_to_neighbours(const LevelChunk& chunk, const std::byte* fr
     if (at == nullptr) {
       neighbours_.write(rank, offset, from, nbytes);
     } else if (to_shared_too) {
-      std::memcpy(at, from, nbytes);
+      kernels::copy(at, from, nbytes);
     }
   }
 }
@@ -318,7 +319,7 @@ bool LevelWork::tell_neighbours() {
   }
   bool ended = ends_out_.test(messenger);
   for (Requests& end : ends_in_) ended = ended && end.test(messenger);
-  if (ended && staged_out_ != nullptr) std::memcpy(wanted_at_, out_.data, out_.nbytes());
+  if (ended && staged_out_ != nullptr) kernels::copy(wanted_at_, out_.data, out_.nbytes());
   return ended;
 }
 

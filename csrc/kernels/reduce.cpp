@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/isa.h"
+#include "kernels/stream.h"
 
 namespace samestep::kernels {
 namespace {
@@ -19,7 +20,7 @@ void copy_into(const std::byte* data, std::span<void* const> outs, std::size_t n
   for (std::size_t first = 0; first < nbytes; first += piece) {
     const std::size_t n = std::min(piece, nbytes - first);
     for (void* const out : outs) {
-      if (out != data) std::memcpy(static_cast<std::byte*>(out) + first, data + first, n);
+      if (out != data) copy(static_cast<std::byte*>(out) + first, data + first, n);
     }
   }
 }

@@ -87,7 +87,7 @@ void give_back_lines(void* lines, std::size_t nbytes) {
 void copy_part(void* to, const void* from, std::size_t nbytes, std::size_t touched) {
   constexpr std::size_t kPastCachesFrom = 24 << 20;  // below, the caches do better
   if (touched >= kPastCachesFrom) return copy_past_caches(to, from, nbytes);
-  if (nbytes != 0) std::memcpy(to, from, nbytes);
+  copy(to, from, nbytes);
 }
 
 void copy_past_caches(void* to, const void* from, std::size_t nbytes) {

@@ -26,7 +26,7 @@ constexpr std::uint64_t kNumber = (std::uint64_t{1} << Arena::kNumberBits) - 1;
 std::uint64_t number_of(const Arena::Line& line) { return line.number.load(std::memory_order_acquire) & kNumber; }
 
 std::byte* put(std::byte* at, Meeting::Bytes bytes) {
-  if (!bytes.empty()) std::memcpy(at, bytes.data(), bytes.size());
+  kernels::copy(at, bytes.data(), bytes.size());
   return at + bytes.size();
 }
 

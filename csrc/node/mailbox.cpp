@@ -64,8 +64,8 @@ bool Mailbox::write(int dest, const Frame& frame, Bytes bytes, Bytes more) {
   }
   std::byte* const place = ring.bytes() + written % room;
   std::memcpy(place, &frame, sizeof frame);
-  if (!bytes.empty()) std::memcpy(place + sizeof frame, bytes.data(), bytes.size());
-  if (!more.empty()) std::memcpy(place + sizeof frame + bytes.size(), more.data(), more.size());
+  kernels::copy(place + sizeof frame, bytes.data(), bytes.size());
+  kernels::copy(place + sizeof frame + bytes.size(), more.data(), more.size());
   ring.written.value.store(written + frame.nbytes, std::memory_order_release);
   if (frame.nbytes <= Arena::kReadSoonest) {
     kernels::expect_to_be_read(place, frame.nbytes);
@@ -166,7 +166,7 @@ void Mailbox::deliver(Record& record, const Arrived& arrived, const std::byte* b
   record.nbytes = arrived.length;
   if (arrived.address == 0) {
     if (arrived.source == rank_) {
-      if (arrived.length != 0) std::memcpy(record.into, bytes, arrived.length);  // it may be read-only
+      kernels::copy(record.into, bytes, arrived.length);  // it may be read-only
     } else {
       take(record.into, bytes, arrived.length);
     }

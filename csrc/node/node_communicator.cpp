@@ -133,7 +133,7 @@ bool NodeCommunicator::pull(int peer, std::span<const Piece> pieces, bool taken)
 }
 
 bool NodeCommunicator::push(int peer, std::span<const Piece> pieces) {
-  const auto give = [](const Piece& piece, std::byte* there) { std::memcpy(there, piece.mine, piece.nbytes); };
+  const auto give = [](const Piece& piece, std::byte* there) { kernels::copy(there, piece.mine, piece.nbytes); };
   return group_->host->push(group_->member(peer), copy_shared(peer, pieces, give));
 }
 

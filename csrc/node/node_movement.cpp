@@ -150,7 +150,7 @@ void NodeMovement::meet_peer(int peer, const Route& route) {
   Host& host = *group_->host;
   if (is_short(route.in_nbytes)) {
     if (data.size() != route.in_nbytes) throw_wrong_size(peer, data.size(), route.in_nbytes);
-    if (!data.empty()) std::memcpy(route.in, data.data(), data.size());
+    kernels::copy(route.in, data.data(), data.size());
   } else {
     const std::uint64_t place = host.place_of(route.in, route.in_nbytes);
     begin_run({peer, false, route.in, place, theirs.out, route.in_nbytes, start.first_is_staged});

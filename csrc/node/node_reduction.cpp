@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <span>
+
+#include "kernels/stream.h"
 
 namespace samestep {
 
@@ -122,7 +123,7 @@ bool NodeReduction::finish_together() {
   const bool any_in_place =
       std::any_of(task_.posted.begin(), task_.posted.end(), [](const PostedBuffers& p) { return !p.with_elements; });
   if (any_in_place && !task_.all_at(1)) return false;
-  if (!result_.empty()) std::memcpy(task_.out.data, result_.data(), result_.size());
+  kernels::copy(task_.out.data, result_.data(), result_.size());
   return true;
 }
 

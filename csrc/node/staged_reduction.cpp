@@ -1,8 +1,9 @@
 #include "node/staged_reduction.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
+
+#include "kernels/stream.h"
 
 namespace samestep {
 
@@ -44,9 +45,9 @@ void StagedReduction::copy_in(std::size_t window) const {
   for (int owner = 0; owner < task_.size(); ++owner) {
     const Chunk chunk = plan_.chunk(window, owner);
     if (owner == task_.rank() || chunk.count == 0) continue;
-    std::memcpy(staged(task_.rank(), window, owner),
-                static_cast<const std::byte*>(task_.in.data) + chunk.in_offset * task_.itemsize(),
-                chunk.count * task_.itemsize());
+    kernels::copy(staged(task_.rank(), window, owner),
+                  static_cast<const std::byte*>(task_.in.data) + chunk.in_offset * task_.itemsize(),
+                  chunk.count * task_.itemsize());
   }
 }
 
@@ -75,8 +76,8 @@ void StagedReduction::copy_out(std::size_t window) const {
     const int owner = (task_.rank() + step) % task_.size();
     const Chunk chunk = plan_.chunk(window, owner);
     if (chunk.count == 0) continue;
-    std::memcpy(static_cast<std::byte*>(task_.out.data) + chunk.out_offset * task_.itemsize(),
-                staged(task_.rank(), window, owner), chunk.count * task_.itemsize());
+    kernels::copy(static_cast<std::byte*>(task_.out.data) + chunk.out_offset * task_.itemsize(),
+                  staged(task_.rank(), window, owner), chunk.count * task_.itemsize());
   }
 }
 

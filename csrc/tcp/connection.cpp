@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/format.h"
+#include "kernels/stream.h"
 
 namespace samestep::tcp {
 namespace {
@@ -186,7 +187,7 @@ void Connection::consume(Receiver& receiver) {
     const std::size_t take = std::min(left_, end_ - begin_);
     if (take > 0) {
       if (place_.at != nullptr) {
-        std::memcpy(place_.at, stage_.data() + begin_, take);
+        kernels::copy(place_.at, stage_.data() + begin_, take);
         place_.at += take;
       }
       begin_ += take;

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "core/error.h"
 #include "core/format.h"
 #include "exchange/waiting.h"
+#include "kernels/stream.h"
 
 namespace samestep::tcp {
 namespace {
@@ -155,7 +155,7 @@ void Mesh::take_message(const Frame& frame, const Connection::Place& place) {
   place.kept->complete = true;
   Record* const taker = place.kept->taker;
   if (taker == nullptr) return;
-  if (taker->into != nullptr && frame.nbytes > 0) std::memcpy(taker->into, place.kept->bytes.get(), frame.nbytes);
+  if (taker->into != nullptr) kernels::copy(taker->into, place.kept->bytes.get(), frame.nbytes);
   taker->ended = true;
   state(frame.group).matching.erase(place.kept);
 }
@@ -213,7 +213,7 @@ void Mesh::send_to_self(Group group, Bytes bytes, int tag) {
     (fits ? receive->nbytes : receive->too_long) = bytes.size();
     if (fits) into = receive->into;
   }
-  if (into != nullptr && !bytes.empty()) std::memcpy(into, bytes.data(), bytes.size());
+  if (into != nullptr) kernels::copy(into, bytes.data(), bytes.size());
 }
 
 Record* Mesh::send(Group group, Bytes bytes, int dest, int tag) {
@@ -261,7 +261,7 @@ Record* Mesh::receive(Group group, void* data, std::size_t room, int source, int
     arrived->taker = record;
     return record;
   }
-  if (fits && arrived->nbytes > 0) std::memcpy(data, arrived->bytes.get(), arrived->nbytes);
+  if (fits) kernels::copy(data, arrived->bytes.get(), arrived->nbytes);
   record->ended = true;
   matching.erase(arrived);
   return record;

@@ -117,6 +117,25 @@ TEST_CASE("stream: a copy past the caches is a copy, wherever it begins and ends
   }
 }
 
+TEST_CASE("stream: a copy is a copy at every distance in a page, and touches nothing else") {
+  constexpr std::size_t kPage = 4096, kMost = 9000;
+  std::vector<unsigned char> from(2 * kPage + kMost), to(from.size());
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i * 7 + i / 256 + 1);
+  const auto place = [](const std::vector<unsigned char>& bytes) {
+    return reinterpret_cast<std::uintptr_t>(bytes.data()) % kPage;
+  };
+  for (const std::size_t ahead : {0, 1, 16, 31, 32, 2000, 4080}) {
+    for (const std::size_t nbytes : {0, 1, 2047, 2048, 2049, 9000}) {
+      std::fill(to.begin(), to.end(), static_cast<unsigned char>(0));
+      const std::size_t begin = (place(from) + ahead + kPage - place(to)) % kPage;
+      kernels::copy(to.data() + begin, from.data(), nbytes);
+      std::vector<unsigned char> want(to.size());
+      std::copy_n(from.begin(), nbytes, want.begin() + static_cast<std::ptrdiff_t>(begin));
+      REQUIRE(to == want);
+    }
+  }
+}
+
 TEST_CASE("pack: elements in row-major order, for every kind of stride") {
   for (const std::size_t itemsize : {1, 2, 3, 4, 8, 16}) {
     std::size_t number = 0;
