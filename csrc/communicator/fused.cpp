@@ -85,6 +85,10 @@ void Fused::run(const Call& call, const Deadline& deadline) {
   } catch (const TimeoutError& error) {
     if (!work->done()) communicator_->abandon(std::current_exception(), error.what());
     throw;
+  } catch (...) {  // a signal's: what the operation works on ends with the caller
+    const std::string reason = "a wait of many buffers was left by an exception";
+    if (!work->done()) communicator_->abandon(std::make_exception_ptr(Error(reason)), reason);
+    throw;
   }
 }
 

@@ -58,7 +58,14 @@ Engine::Engine(std::unique_ptr<Messenger> messenger, ExchangeOptions options, st
       options_(std::move(options)),
       inbox_(*messenger_),
       meeting_(std::move(meeting)) {
+  messenger_->set_oversubscribed(options_.oversubscribed);
   if (meeting_ == nullptr) meeting_ = meet_by_messages(*messenger_, options_);
+}
+
+void Engine::set_oversubscribed(bool oversubscribed) {
+  const std::lock_guard lock(mutex_);
+  options_.oversubscribed = oversubscribed;
+  messenger_->set_oversubscribed(oversubscribed);
 }
 
 Engine::~Engine() = default;

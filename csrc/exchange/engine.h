@@ -136,7 +136,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void prefer_pieces(std::size_t nbytes) {
     if (options_.window_piece == 0) options_.window_piece = nbytes;
   }
-  void set_oversubscribed(bool oversubscribed) { options_.oversubscribed = oversubscribed; }
+  void set_oversubscribed(bool oversubscribed);
 
   bool usable() const { return broken_ == nullptr && !closed_; }
   /// Throws what made the group unusable.

@@ -220,18 +220,18 @@ Communicator::WorkPtr ExchangeCommunicator::all_to_all_v(ConstBuffer in, std::sp
 
 Communicator::WorkPtr ExchangeCommunicator::barrier() { return movement(Signature{}, routes()); }
 
-Communicator::WorkPtr ExchangeCommunicator::send(ConstBuffer in, int dest, int tag) {
+Communicator::WorkPtr ExchangeCommunicator::start_send(ConstBuffer in, int dest, int tag, bool waited_for) {
   checks::on_host("send", in);
   checks::peer_in_group("send", "dest", dest, size());
   checks::tag_is_valid("send", tag);
-  return start<Send>(in, dest, tag);
+  return start<Send>(in, dest, tag, waited_for);
 }
 
-Communicator::WorkPtr ExchangeCommunicator::recv(Buffer out, int source, int tag) {
+Communicator::WorkPtr ExchangeCommunicator::start_recv(Buffer out, int source, int tag, bool waited_for) {
   checks::on_host("recv", out);
   if (source != kAnySource) checks::peer_in_group("recv", "source", source, size());
   if (tag != kAnyTag) checks::tag_is_valid("recv", tag);
-  return start<Receive>(out, source, tag);
+  return start<Receive>(out, source, tag, waited_for);
 }
 
 bool ExchangeCommunicator::cancel(Work& recv) {

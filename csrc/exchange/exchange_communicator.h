@@ -41,8 +41,8 @@ class ExchangeCommunicator : public Communicator {
   WorkPtr all_to_all_v(ConstBuffer in, std::span<const std::uint64_t> send_counts, Buffer out,
                        std::span<const std::uint64_t> receive_counts) override;
   WorkPtr barrier() override;
-  WorkPtr send(ConstBuffer in, int dest, int tag) override;
-  WorkPtr recv(Buffer out, int source, int tag) override;
+  WorkPtr send(ConstBuffer in, int dest, int tag) override { return start_send(in, dest, tag, false); }
+  WorkPtr recv(Buffer out, int source, int tag) override { return start_recv(out, source, tag, false); }
   bool cancel(Work& recv) override;
   std::shared_ptr<Communicator> split(int color, int key, const Deadline& deadline) override;
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline& deadline) override;
@@ -77,6 +77,9 @@ class ExchangeCommunicator : public Communicator {
   /// A reduction of any kind, of `nbytes` that go from one rank to another.
   virtual WorkPtr reduction(const Signature& signature, ConstBuffer in, Buffer out, const Reduction& reduction,
                             std::size_t nbytes);
+  /// `waited_for`: by the caller, at once.
+  WorkPtr start_send(ConstBuffer in, int dest, int tag, bool waited_for);
+  WorkPtr start_recv(Buffer out, int source, int tag, bool waited_for);
   /// A collective that only moves data.
   virtual WorkPtr movement(const Signature& signature, std::vector<Movement::Route> routes) {
     return start<Movement>(signature, std::move(routes));

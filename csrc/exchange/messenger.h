@@ -42,6 +42,23 @@ class Messenger {
     int tag = -1;
   };
 
+  /// While this lives, who sends or receives will wait until that has ended, and can help meanwhile.
+  class WaitedFor {
+   public:
+    WaitedFor(Messenger& messenger, bool is_waited_for) : messenger_(messenger) {
+      messenger_.waited_for_ = is_waited_for;
+    }
+    ~WaitedFor() { messenger_.waited_for_ = false; }
+    WaitedFor(const WaitedFor&) = delete;
+    WaitedFor& operator=(const WaitedFor&) = delete;
+
+   private:
+    Messenger& messenger_;
+  };
+
+  /// Does not every rank have a CPU? Told before anything is sent, and again when more is known.
+  virtual void set_oversubscribed(bool oversubscribed) { (void)oversubscribed; }
+
   /// `data` must stay as it is until the request has ended.
   virtual Request send(const void* data, std::size_t nbytes, int dest, int tag) = 0;
 
@@ -110,8 +127,12 @@ class Messenger {
   /// Frees what the group holds; all ranks call it. Without it (`~Messenger`) nothing collective happens.
   virtual void close() = 0;
 
+ protected:
+  bool waited_for() const { return waited_for_; }
+
  private:
   std::atomic<std::uint64_t> ended_ = 0;
+  bool waited_for_ = false;
 };
 
 }  // namespace samestep

@@ -1,6 +1,5 @@
 #include "exchange/movement.h"
 
-
 #include "core/error.h"
 #include "core/format.h"
 #include "exchange/tags.h"

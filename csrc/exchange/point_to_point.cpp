@@ -23,7 +23,10 @@ void Send::begin(std::uint64_t) {
   std::memcpy(head_.data(), &header, sizeof header);
   if (is_short) kernels::copy(head_.data() + sizeof header, in_.data, in_.nbytes());
   head_request_ = engine().messenger().send(head_.data(), head_.size(), dest_, tags::kUserMessage);
-  if (!is_short) body_.send(engine().messenger(), in_.data, in_.nbytes(), dest_, tags::of_body(header.body));
+  if (!is_short) {
+    const Messenger::WaitedFor waited_for(engine().messenger(), waited_for_);
+    body_.send(engine().messenger(), in_.data, in_.nbytes(), dest_, tags::of_body(header.body));
+  }
   engine().count_message(in_.nbytes());
 }
 
@@ -52,6 +55,7 @@ void Receive::take(int source, const MessageHeader& sent, std::span<const std::b
   }
   const std::size_t nbytes = sent.count * itemsize(dtype);
   if (!fits_) unwanted_.resize(nbytes);
+  const Messenger::WaitedFor waited_for(engine().messenger(), waited_for_);
   body_.receive(engine().messenger(), fits_ ? out_.data : unwanted_.data(), nbytes, source, tags::of_body(sent.body));
 }
 

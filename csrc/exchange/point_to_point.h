@@ -13,8 +13,9 @@ namespace samestep {
 
 class Send : public Operation {
  public:
-  Send(std::shared_ptr<Engine> engine, ConstBuffer in, int dest, int tag)
-      : Operation(std::move(engine)), in_(in), dest_(dest), tag_(tag) {}
+  /// `waited_for`: by whoever begins it.
+  Send(std::shared_ptr<Engine> engine, ConstBuffer in, int dest, int tag, bool waited_for)
+      : Operation(std::move(engine)), in_(in), dest_(dest), tag_(tag), waited_for_(waited_for) {}
 
   bool is_collective() const override { return false; }
   void begin(std::uint64_t) override;
@@ -30,6 +31,7 @@ class Send : public Operation {
   ConstBuffer in_;
   int dest_;
   int tag_;
+  bool waited_for_;
   std::vector<std::byte> head_;
   Messenger::Request head_request_;
   Requests body_;
@@ -37,8 +39,8 @@ class Send : public Operation {
 
 class Receive : public Operation, private Inbox::Taker {
  public:
-  Receive(std::shared_ptr<Engine> engine, Buffer out, int source, int tag)
-      : Operation(std::move(engine)), out_(out), source_(source), tag_(tag) {}
+  Receive(std::shared_ptr<Engine> engine, Buffer out, int source, int tag, bool waited_for)
+      : Operation(std::move(engine)), out_(out), source_(source), tag_(tag), waited_for_(waited_for) {}
 
   bool is_collective() const override { return false; }
   void begin(std::uint64_t) override;
@@ -63,6 +65,7 @@ class Receive : public Operation, private Inbox::Taker {
   Buffer out_;
   int source_;
   int tag_;
+  bool waited_for_;
   bool has_head_ = false;
   MessageHeader sent_{};
   bool fits_ = true;

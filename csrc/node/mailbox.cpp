@@ -26,13 +26,11 @@ void take(std::byte* to, const std::byte* from, std::size_t nbytes) {
 
 }  // namespace
 
-Mailbox::Mailbox(std::shared_ptr<Arena> arena, std::shared_ptr<Host> host, std::vector<int> members, int rank,
-                 bool oversubscribed)
+Mailbox::Mailbox(std::shared_ptr<Arena> arena, std::shared_ptr<Host> host, std::vector<int> members, int rank)
     : arena_(std::move(arena)),
       host_(std::move(host)),
       members_(std::move(members)),
       rank_(rank),
-      oversubscribed_(oversubscribed),
       outgoing_(members_.size()),
       reported_(members_.size()) {}
 
@@ -77,16 +75,21 @@ bool Mailbox::write(int dest, const Frame& frame, Bytes bytes, Bytes more) {
 void Mailbox::post(int dest, const Outgoing& outgoing) {
   auto& queue = outgoing_[static_cast<std::size_t>(dest)];
   if (queue.empty() && write(dest, outgoing.frame, outgoing.bytes)) {
-    if (outgoing.record != nullptr) outgoing.record->ended = true;
-    return;
+    return sent(outgoing);
   }
   queue.push_back(outgoing);
+}
+
+void Mailbox::sent(const Outgoing& outgoing) {
+  if (outgoing.record == nullptr) return;
+  outgoing.record->ended = true;
+  if (outgoing.frame.kind == Kind::piece) offered_.erase(outgoing.frame.id);
 }
 
 void Mailbox::flush(int dest) {
   auto& queue = outgoing_[static_cast<std::size_t>(dest)];
   while (!queue.empty() && write(dest, queue.front().frame, queue.front().bytes)) {
-    if (queue.front().record != nullptr) queue.front().record->ended = true;
+    sent(queue.front());
     queue.pop_front();
   }
 }
@@ -113,7 +116,7 @@ Messenger::Request Mailbox::send(const void* data, std::size_t nbytes, int dest,
   } else {
     const std::uint32_t id = next_id_++;
     offered_.emplace(id, record);
-    const Kind kind = sender_waits_ ? Kind::helped : Kind::offer;
+    const Kind kind = waited_for() ? Kind::helped : Kind::offer;
     post(dest, {{kAlign, kind, tag, id, nbytes, host_->place_of(data, nbytes)}, {}, nullptr});
   }
   return request;
@@ -180,22 +183,27 @@ void Mailbox::deliver(Record& record, const Arrived& arrived, const std::byte* b
   } else if (!fetch(record, arrived)) {
     return;
   }
-  post(arrived.source, {{kAlign, Kind::taken, 0, arrived.id, 0, 0}, {}, nullptr});
+  tell_taken(arrived.source, arrived.id);
   record.ended = true;
 }
 
-bool Mailbox::comes_in_pieces(const Arrived& arrived) {
-  constexpr std::size_t kMost = 2 << 20;  // more leaves the caches on its way
-  if (!host_->reaches_memory()) return true;
-  if (!arrived.is_helped || arrived.length > kMost) return false;
-  // Who pulls keeps the CPU for itself; how long that takes does not tell how long the others wait for theirs.
-  return oversubscribed_ || ways_.next(arrived.length) == WayChoice::Way::staged;
+void Mailbox::tell_taken(int source, std::uint32_t id) {
+  post(source, {{kAlign, Kind::taken, 0, id, 0, 0}, {}, nullptr});
 }
 
 /// False where it comes later, or never.
 bool Mailbox::fetch(Record& record, const Arrived& arrived) {
+  constexpr std::size_t kMost = 2 << 20;  // more leaves the caches on its way
+  const bool kernel = host_->reaches_memory();
+  const bool both_wait = kernel && arrived.is_helped && record.is_waited_for && arrived.length <= kMost;
+  // Who pulls keeps the CPU for itself; how long that takes does not tell how long others wait for theirs.
+  const bool by_time = both_wait && !oversubscribed_;
+  const bool in_pieces = !kernel || (by_time ? ways_.next(arrived.length) == WayChoice::Way::staged : both_wait);
   const auto now = std::chrono::steady_clock::now();
-  if (comes_in_pieces(arrived)) {
+  if (in_pieces) {
+    record.in_pieces = true;
+    record.id = arrived.id;
+    record.address = arrived.address;
     record.asked = now;
     in_pieces_.emplace(std::pair(arrived.source, arrived.id), &record);
     post(arrived.source, {{kAlign, Kind::wanted, 0, arrived.id, 0, 0}, {}, nullptr});
@@ -204,8 +212,37 @@ bool Mailbox::fetch(Record& record, const Arrived& arrived) {
   // Ends and farewells will tell who left first.
   if (!host_->pull(members_[static_cast<std::size_t>(arrived.source)], record.into, arrived.address, arrived.length))
     return false;
-  ways_.took(arrived.length, WayChoice::Way::direct, seconds_since(now));
+  if (by_time) ways_.took(arrived.length, WayChoice::Way::direct, seconds_since(now));
   return true;
+}
+
+void Mailbox::take_piece(int source, const Frame& frame, const std::byte* bytes) {
+  const auto found = in_pieces_.find({source, frame.id});
+  if (found == in_pieces_.end()) return;  // the rest has been pulled
+  Record& record = *found->second;
+  take(record.into + record.moved, bytes, frame.length);
+  record.moved += frame.length;
+  record.idle_tests = 0;
+  if (record.moved == record.nbytes) end_pieces(record);
+}
+
+/// The sender has left its wait, or has no CPU.
+void Mailbox::pull_rest(Record& record) {
+  const int source = record.envelope.source;
+  const bool pulled = host_->pull(members_[static_cast<std::size_t>(source)], record.into + record.moved,
+                                  record.address + record.moved, record.nbytes - record.moved);
+  // Meanwhile it may have sent the last piece and written to its memory again: then all pieces are here now.
+  advance();
+  if (record.ended || !pulled) return;
+  tell_taken(source, record.id);
+  end_pieces(record);
+}
+
+void Mailbox::end_pieces(Record& record) {
+  ways_.took(record.nbytes, WayChoice::Way::staged, seconds_since(record.asked));
+  in_pieces_.erase({record.envelope.source, record.id});
+  record.in_pieces = false;
+  record.ended = true;
 }
 
 void Mailbox::take_frame(int source, const Frame& frame, const std::byte* bytes) {
@@ -218,25 +255,23 @@ void Mailbox::take_frame(int source, const Frame& frame, const std::byte* bytes)
     case Kind::helped:
       return arrive({source, frame.tag, frame.length, {}, frame.id, frame.address, frame.kind == Kind::helped},
                     nullptr);
+    case Kind::wanted:
+      return send_pieces(*offered_.at(frame.id), frame.id);
     case Kind::taken:
-    case Kind::wanted: {
-      Record& record = *offered_.at(frame.id);
-      offered_.erase(frame.id);
-      if (frame.kind == Kind::wanted) return send_pieces(record, frame.id);
-      record.ended = true;
-      return;
-    }
-    case Kind::piece: {
-      const auto found = in_pieces_.find({source, frame.id});
-      Record& record = *found->second;
-      take(record.into + record.moved, bytes, frame.length);
-      record.moved += frame.length;
-      if (record.moved != record.nbytes) return;
-      ways_.took(record.nbytes, WayChoice::Way::staged, seconds_since(record.asked));
-      record.ended = true;
-      in_pieces_.erase(found);
-    }
+      return end_offer(source, frame.id);
+    case Kind::piece:
+      return take_piece(source, frame, bytes);
   }
+}
+
+void Mailbox::end_offer(int dest, std::uint32_t id) {
+  const auto offered = offered_.find(id);
+  if (offered == offered_.end()) return;  // its last piece was sent meanwhile
+  offered->second->ended = true;
+  offered_.erase(offered);
+  std::erase_if(outgoing_[static_cast<std::size_t>(dest)], [id](const Outgoing& outgoing) {
+    return outgoing.frame.kind == Kind::piece && outgoing.frame.id == id;
+  });
 }
 
 void Mailbox::read(int source) {
@@ -292,6 +327,7 @@ void Mailbox::advance() {
 Messenger::Request Mailbox::receive(void* data, std::size_t capacity, int source, int tag) {
   Record* const record = new_record();
   record->receives = true;
+  record->is_waited_for = waited_for();
   record->peer = source;
   record->tag = tag;
   record->into = static_cast<std::byte*>(data);
@@ -314,6 +350,8 @@ bool Mailbox::test(Request& request, Envelope* envelope) {
   if (!request.active) return true;
   auto* const record = reinterpret_cast<Record*>(request.bits);
   if (!record->ended) advance();
+  constexpr int kPatience = 2000;  // a tenth of a millisecond and more
+  if (record->in_pieces && ++record->idle_tests > kPatience && host_->reaches_memory()) pull_rest(*record);
   if (!record->ended) return false;
   if (envelope != nullptr) *envelope = record->envelope;
   request.active = false;

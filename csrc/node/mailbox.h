@@ -21,12 +21,12 @@ namespace samestep {
 ///
 /// A short message is copied into the ring and out of it. Of a long one only the address travels: the receiver pulls
 /// it through the kernel once it wants it. Or it asks for it, and it comes in pieces through the ring: where the kernel
-/// refuses, and where the sender waits, who can help then, and this way is the faster one.
+/// refuses, and where both ends wait and this way is the faster one. The receiver of pieces that do not come pulls the
+/// rest.
 class Mailbox final : public Messenger {
  public:
-  /// `members`: by rank of the group, ranks of the host. `oversubscribed`: not every rank has a CPU.
-  Mailbox(std::shared_ptr<Arena> arena, std::shared_ptr<Host> host, std::vector<int> members, int rank,
-          bool oversubscribed);
+  /// `members`: by rank of the group, ranks of the host.
+  Mailbox(std::shared_ptr<Arena> arena, std::shared_ptr<Host> host, std::vector<int> members, int rank);
   ~Mailbox() override;
 
   int rank() const override { return rank_; }
@@ -44,18 +44,7 @@ class Mailbox final : public Messenger {
   Bytes peek(int source, int tag);
   void skip(int source);
 
-  /// While this lives, who sends will wait until the message has been taken.
-  class WhoWaits {
-   public:
-    explicit WhoWaits(Mailbox& mailbox) : mailbox_(mailbox) { mailbox_.sender_waits_ = true; }
-    ~WhoWaits() { mailbox_.sender_waits_ = false; }
-    WhoWaits(const WhoWaits&) = delete;
-    WhoWaits& operator=(const WhoWaits&) = delete;
-
-   private:
-    Mailbox& mailbox_;
-  };
-
+  void set_oversubscribed(bool oversubscribed) override { oversubscribed_ = oversubscribed; }
   Request send(const void* data, std::size_t nbytes, int dest, int tag) override;
   Request receive(void* data, std::size_t capacity, int source, int tag) override;
   bool test(Request& request, Envelope* envelope) override;
@@ -70,8 +59,8 @@ class Mailbox final : public Messenger {
     fill,     ///< nothing: the rest of the ring is too short for the next frame
     message,  ///< with its bytes
     offer,    ///< of a long message: id and address
-    helped,   ///< the same, and its sender waits
-    taken,    ///< the offered message `id` has been pulled
+    helped,   ///< the same, and its sender waits for it
+    taken,    ///< all of the offered message `id` is here
     wanted,   ///< send the offered message `id` in pieces
     piece,    ///< of message `id`, the next bytes
   };
@@ -91,7 +80,13 @@ class Mailbox final : public Messenger {
     std::byte* into = nullptr;
     std::size_t nbytes = 0;  // of the message sent, or room for the one received
     std::size_t moved = 0;
-    std::chrono::steady_clock::time_point asked;  // for pieces
+    bool is_waited_for = false;
+    // Of a message that comes in pieces:
+    bool in_pieces = false;
+    std::uint32_t id = 0;
+    std::uint64_t address = 0;
+    int idle_tests = 0;  // since the last piece
+    std::chrono::steady_clock::time_point asked;
     Envelope envelope;
   };
   struct Arrived {  // a message that no receive has met
@@ -113,22 +108,27 @@ class Mailbox final : public Messenger {
   void drop(Record* record);
   void post(int dest, const Outgoing& outgoing);
   bool write(int dest, const Frame& frame, Bytes bytes, Bytes more = {});
+  void sent(const Outgoing& outgoing);
   void flush(int dest);
   void advance();
   void read(int source);
   void take_frame(int source, const Frame& frame, const std::byte* bytes);
   void arrive(Arrived arrived, const std::byte* bytes);
   void deliver(Record& record, const Arrived& arrived, const std::byte* bytes);
-  bool comes_in_pieces(const Arrived& arrived);
   bool fetch(Record& record, const Arrived& arrived);
+  void pull_rest(Record& record);
+  void take_piece(int source, const Frame& frame, const std::byte* bytes);
+  void end_pieces(Record& record);
+  void tell_taken(int source, std::uint32_t id);
   void send_pieces(Record& record, std::uint32_t id);
+  void end_offer(int dest, std::uint32_t id);
   static bool matches(const Record& record, const Arrived& arrived);
 
   std::shared_ptr<Arena> arena_;
   std::shared_ptr<Host> host_;
   std::vector<int> members_;
   int rank_;
-  bool oversubscribed_;
+  bool oversubscribed_ = false;
   std::unordered_map<Record*, std::unique_ptr<Record>> records_;
   std::list<Record*> posted_;                                   // receives that no message has met, in order
   std::list<Arrived> arrived_;                                  // messages that no receive has met, in order
@@ -136,8 +136,7 @@ class Mailbox final : public Messenger {
   std::map<std::uint32_t, Record*> offered_;                    // by id
   std::map<std::pair<int, std::uint32_t>, Record*> in_pieces_;  // by source and id
   std::uint32_t next_id_ = 0;
-  bool sender_waits_ = false;
-  WayChoice ways_;              // of long messages from senders that wait
+  WayChoice ways_;              // of long messages that both ends wait for
   std::vector<bool> reported_;  // ranks whose end `losses` has told
 };
 

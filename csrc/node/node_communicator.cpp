@@ -59,8 +59,7 @@ std::shared_ptr<NodeCommunicator> NodeCommunicator::open(std::shared_ptr<Host> h
   group->members = std::move(members);
   auto meeting = std::make_unique<LineMeeting>(group->arena, group->rank);
   group->meeting = meeting.get();
-  auto mailbox =
-      std::make_unique<Mailbox>(group->arena, group->host, group->members, group->rank, options.oversubscribed);
+  auto mailbox = std::make_unique<Mailbox>(group->arena, group->host, group->members, group->rank);
   group->mailbox = mailbox.get();
   auto engine = std::make_shared<Engine>(std::move(mailbox), std::move(options), std::move(meeting));
   return std::make_shared<NodeCommunicator>(std::move(engine), std::move(group));
@@ -160,8 +159,7 @@ Communicator::WorkPtr NodeCommunicator::send_now(const ConstBuffer& in, int dest
       return nullptr;
     }
   }
-  const Mailbox::WhoWaits waiting(*group_->mailbox);
-  return send(in, dest, tag);
+  return start_send(in, dest, tag, true);
 }
 
 NodeCommunicator::Met NodeCommunicator::take_message(Buffer out, int source, int tag, Status& status) {
@@ -185,7 +183,7 @@ Communicator::WorkPtr NodeCommunicator::recv_now(const Buffer& out, int source, 
   const std::lock_guard lock(engine.mutex());
   const bool any = source == kAnySource;
   if (!engine.receives_at_once() || out.device.kind != DeviceKind::cpu || (!any && (source < 0 || source >= size()))) {
-    return recv(out, source, tag);
+    return start_recv(out, source, tag, true);
   }
   Pause pause(engine.options().oversubscribed);
   Met met = Met::none;
@@ -196,7 +194,7 @@ Communicator::WorkPtr NodeCommunicator::recv_now(const Buffer& out, int source, 
     }
     if (met == Met::none && pause.step()) break;
   }
-  if (met != Met::taken) return recv(out, source, tag);
+  if (met != Met::taken) return start_recv(out, source, tag, true);
   engine.pass_message();
   return nullptr;
 }

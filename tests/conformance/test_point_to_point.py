@@ -1,5 +1,10 @@
 """send, recv, sendrecv: who, which tag, in which order."""
 
+import os
+import tempfile
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 import samestep as ss
@@ -55,6 +60,30 @@ def test_a_rank_that_only_calls_collectives_carries_its_messages(group, count):
         send is None or send.wait()
         receive is None or receive.wait()
         assert receive is None or np.array_equal(out, x)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("count", [16_000, 130_000, 300_000])
+def test_a_message_arrives_though_its_sender_has_stopped_waiting(group, count):
+    mine = values(group.rank, count, "float64")
+    place = f"samestep-arrived-{group.bcast(np.array([os.getpid()]))[0]}-{count}"
+    for turn in range(4):  # each way that a message may take
+        flag = Path(tempfile.gettempdir()) / f"{place}-{turn}"
+        if group.rank == 0:
+            with pytest.raises(ss.MismatchError):
+                group.sendrecv(mine, 1, np.empty(count), 1)
+            # Elsewhere than in shared memory a long message needs its sender.
+            until = time.monotonic() + 30
+            while group.engine == "node" and not flag.exists():
+                assert time.monotonic() < until, "the message has not arrived"
+        else:
+            group.send(np.ones(3, "f4"), 0)
+            out = np.empty(count)
+            group.recv(out, 0)
+            assert_same(out, values(0, count, "float64"))
+            flag.touch()
+        group.barrier()
+        flag.unlink(missing_ok=True)
 
 
 def test_equal_tags_stay_in_order(group):

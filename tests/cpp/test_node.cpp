@@ -391,6 +391,33 @@ TEST_CASE("node: long messages of senders that wait, through the kernel and in p
   }
 }
 
+TEST_CASE("node: a long message is pulled where one of its ends does not wait") {
+  constexpr std::size_t kCount = 200'000;
+  Town town(2, Reach::kernel);
+  as_threads(2, [&](int rank) {
+    const auto group = town.join(rank);
+    Floats values = contribution(0, kCount), taken(kCount);
+    Status status;
+    const auto wait = [](const Communicator::WorkPtr& work) {
+      if (work) work->wait(soon());
+    };
+    if (rank == 0) {
+      wait(group->send_now(buffer(values), 1, 7));
+      wait(group->send(buffer(values), 1, 8));
+    } else {
+      wait(group->recv(buffer(taken), 0, 7));
+      REQUIRE(taken == values);
+      REQUIRE(Town::host->n_pulls == 1);
+      std::fill(taken.begin(), taken.end(), -1.0F);
+      wait(group->recv_now(buffer(taken), 0, 8, status));
+      REQUIRE(taken == values);
+      REQUIRE(Town::host->n_pulls == 2);
+    }
+    group->barrier()->wait(soon());
+    group->close(soon());
+  });
+}
+
 TEST_CASE("node: groups of some ranks, in another order, beside each other") {
   const int size = 4;
   Town town(size, Reach::kernel);

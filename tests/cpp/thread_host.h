@@ -71,7 +71,9 @@ class ThreadHost final : public Host {
   bool reaches_memory() const override { return reach_ == Reach::kernel || reach_ == Reach::shared; }
   using Host::pull;
   using Host::push;
+  int n_pulls = 0;
   bool pull(int, std::span<const Piece> pieces) override {
+    ++n_pulls;
     for (const Piece& piece : pieces) {
       std::memcpy(piece.mine, reinterpret_cast<const void*>(piece.theirs), piece.nbytes);
     }

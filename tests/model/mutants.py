@@ -41,7 +41,7 @@ RELEASE, RELAXED = "std::memory_order_release", "std::memory_order_relaxed"
 ALL_HERE = "if (!group_->meeting->all_here(sequence_)) return false;"
 NUMBERED = "line.number.store((cpu_ << Arena::kNumberBits) | (sequence + 1), "
 WRITTEN = "ring.written.value.store(written + frame.nbytes, "
-TAKEN = "post(arrived.source, {{kAlign, Kind::taken, 0, arrived.id, 0, 0}, {}, nullptr});"
+TAKEN = "tell_taken(arrived.source, arrived.id);"
 PEER = "const int peer = members_[static_cast<std::size_t>(arrived.source)];"
 
 MUTANTS = [
@@ -277,9 +277,9 @@ MUTANTS = [
         "mailed-offer-bounded",
     ),
     Mutant(
-        "a message in pieces counts as sent with its first piece",
+        "a message in pieces counts as taken with its first piece",
         MAILBOX,
-        [("last = at + length == record.nbytes", "last = at == 0")],
+        [("record.moved == record.nbytes", "record.moved != 0")],
         "exchanged-now-pieces-bounded",
     ),
     Mutant(

@@ -74,7 +74,7 @@ void Town::set_up() {
     group->meeting = meeting.get();
     ExchangeOptions options;
     options.oversubscribed = true;  // it pauses from the first poll on
-    auto mailbox = std::make_unique<Mailbox>(group->arena, group->host, group->members, rank, options.oversubscribed);
+    auto mailbox = std::make_unique<Mailbox>(group->arena, group->host, group->members, rank);
     group->mailbox = mailbox.get();
     auto engine = std::make_shared<Engine>(std::move(mailbox), options, std::move(meeting));
     members_.push_back({engine, std::make_shared<NodeCommunicator>(engine, std::move(group)), {}});
