@@ -69,7 +69,7 @@ def test_every_verb_is_measured_and_stored(tmp_path: Path) -> None:
     for point in found["points"]:
         cell, measured = point["cell"], set(point["summaries"])
         expected = {"mpi4py", "samestep", "shared"}
-        limited = cell["verb"] in ("allreduce", "allgather", "alltoall", "sendrecv")
+        limited = cell["verb"] in ("allreduce", "bcast", "allgather", "alltoall", "sendrecv")
         if limited and cell["nbytes"] >= 1 << 16 and cell["dtype"] == "float32":
             expected.add("limit")
         if cell["dtype"] == "float16":
