@@ -27,7 +27,7 @@ unsigned polls_at_once(const Engine& engine) { return engine.options().oversubsc
 
 /// Waits some time for all ranks to announce it. True once they have.
 bool meet(const Engine& engine, LineMeeting& meeting, std::uint64_t sequence, std::size_t nbytes) {
-  constexpr int kLooksPerTurn = 16;  // together about as long as it takes to give way
+  constexpr int kLooksPerTurn = 128;  // together longer than the others take to change places and announce it
   const bool oversubscribed = engine.options().oversubscribed;
   // Ranks that call in a row come at the same time. Who looks too soon takes the line from its writer, who then has to
   // take it back.
@@ -36,7 +36,8 @@ bool meet(const Engine& engine, LineMeeting& meeting, std::uint64_t sequence, st
   Pause pause(oversubscribed);
   for (unsigned i = 0; i < polls; ++i) {
     if (meeting.complete(sequence)) return true;
-    // Who is missing may be running on another CPU, and come sooner than this rank would have its own again.
+    // Who is missing may be running on another CPU. Then to give way helps nobody, and costs the turn in which this rank
+    // would have gone on.
     for (int k = 0; oversubscribed && k < kLooksPerTurn && !meeting.keeps_others_from(sequence); ++k) {
       pause_for_a_line();
       if (meeting.complete(sequence)) return true;
