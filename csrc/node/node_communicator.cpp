@@ -36,8 +36,8 @@ bool meet(const Engine& engine, LineMeeting& meeting, std::uint64_t sequence, st
   Pause pause(oversubscribed);
   for (unsigned i = 0; i < polls; ++i) {
     if (meeting.complete(sequence)) return true;
-    // Who is missing may be running on another CPU. Then to give way helps nobody, and costs the turn in which this rank
-    // would have gone on.
+    // Who is missing may be running on another CPU. Then to give way helps nobody, and costs the turn in which this
+    // rank would have gone on.
     for (int k = 0; oversubscribed && k < kLooksPerTurn && !meeting.keeps_others_from(sequence); ++k) {
       pause_for_a_line();
       if (meeting.complete(sequence)) return true;
