@@ -26,6 +26,12 @@ class QuickMutex {
     ++depth_;
     return true;
   }
+  /// In a process made by fork: the thread that was inside, if any was, does not exist here.
+  void forget_threads() {
+    depth_ = 0;
+    owner_.store(0, std::memory_order_relaxed);
+    n_waiting_.store(0, std::memory_order_relaxed);
+  }
   void unlock() {
     if (--depth_ != 0) return;
     owner_.store(0, std::memory_order_release);

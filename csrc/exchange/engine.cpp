@@ -60,6 +60,7 @@ Engine::Engine(std::unique_ptr<Messenger> messenger, ExchangeOptions options, st
       meeting_(std::move(meeting)) {
   messenger_->set_oversubscribed(options_.oversubscribed);
   if (meeting_ == nullptr) meeting_ = meet_by_messages(*messenger_, options_);
+  listen();
 }
 
 void Engine::set_oversubscribed(bool oversubscribed) {
@@ -68,7 +69,18 @@ void Engine::set_oversubscribed(bool oversubscribed) {
   messenger_->set_oversubscribed(oversubscribed);
 }
 
-Engine::~Engine() = default;
+Engine::~Engine() { stop_listening(); }
+
+/// What other threads were doing here when the process was forked has stopped halfway: nothing is touched but what
+/// refuses every use.
+void Engine::after_fork_in_child() noexcept {
+  mutex_.forget_threads();
+  forked_ = true;
+  broken_ = std::make_exception_ptr(NotInitializedError(str(
+      "this process was forked from rank ", rank_, " of group '", name(), "' and is no rank itself: only rank ", rank_,
+      " may use the group; more ranks are started "
+      "by `samestep run`, mpirun or samestep.multiprocessing.spawn")));
+}
 
 void Engine::register_once() {
   if (registered_) return;
@@ -151,6 +163,7 @@ void Engine::drive(Operation& operation, unsigned polls) {
 
 void Engine::progress() {
   const std::lock_guard lock(mutex_);
+  if (forked_) std::rethrow_exception(broken_);
   std::exception_ptr transport_failed;
   try {
     inbox_.look();

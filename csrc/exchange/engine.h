@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/deadline.h"
+#include "core/fork_listener.h"
 #include "core/quick_mutex.h"
 #include "exchange/choice.h"
 #include "exchange/inbox.h"
@@ -40,13 +41,13 @@ struct ExchangeOptions {
 ///
 /// Whoever waits drives all operations; `mutex` is held for each step, and not while pausing but by calls that look for
 /// less than a millisecond whether they can end at once.
-class Engine : public std::enable_shared_from_this<Engine> {
+///
+/// A process made by fork is no rank: there every use is refused.
+class Engine : public std::enable_shared_from_this<Engine>, private ForkListener {
  public:
   /// Ranks meet by messages where `meeting` is null.
   Engine(std::unique_ptr<Messenger> messenger, ExchangeOptions options, std::unique_ptr<Meeting> meeting = nullptr);
-  ~Engine();
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
+  ~Engine() override;
 
   Messenger& messenger() { return *messenger_; }
   Meeting& meeting() { return *meeting_; }
@@ -101,7 +102,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     Engine& engine_;
   };
 
-  /// Lets every operation advance one step.
+  /// Lets every operation advance one step. Throws in a process made by fork.
   void progress();
   /// The same in all groups of this process that nobody else is in: while a rank waits in one, peers may wait for it
   /// in another.
@@ -172,6 +173,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void drive(Operation& operation, unsigned polls);
   void drop_finished();
   void register_once();
+  void before_fork() noexcept override {}
+  void after_fork_in_parent() noexcept override {}
+  void after_fork_in_child() noexcept override;
 
   std::unique_ptr<Messenger> messenger_;
   const int rank_;
@@ -196,6 +200,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::function<void(std::uint64_t)> leaving_ = [](std::uint64_t) {};
   std::exception_ptr broken_;
   bool closed_ = false;
+  bool forked_ = false;  // this process was, from the rank
   bool kept_ = false;
   bool registered_ = false;
   bool next_is_announced_ = false;

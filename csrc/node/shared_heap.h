@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/fork_listener.h"
 #include "node/block_pool.h"
-#include "os/fork_listener.h"
 #include "os/shared_memory.h"
 
 namespace samestep {

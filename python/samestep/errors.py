@@ -38,7 +38,7 @@ class MismatchError(Error, ValueError):
 
 
 class NotInitializedError(Error, RuntimeError):
-    """There is no backend yet, or the group has been closed."""
+    """There is no backend yet, the group has been closed, or this process was forked from a rank."""
 
     __module__ = "samestep"
 

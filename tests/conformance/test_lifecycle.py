@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import samestep as ss
+from forks import in_child
 from reference import assert_same
 from samestep.launch import network
 
@@ -234,6 +235,46 @@ def test_mpi_started_by_the_application(ranks):
     assert half.allreduce(1) == ranks
     half.Free()
     assert not MPI.Is_finalized()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning")  # of JAX, loaded by other tests
+def test_a_forked_child_is_no_rank(group):
+    part = group.split(0)
+    to, by = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    x = np.zeros(3)
+    pending = group.irecv(x, by)
+    calls = [
+        lambda: group.allreduce(np.ones(1)),
+        lambda: group.allreduce(np.ones(100_000)),
+        lambda: group.allgather_object(1),
+        lambda: group.allreduce_tree({"w": np.ones(3)}),
+        group.barrier,
+        part.barrier,
+        lambda: group.send(np.ones(1), to),
+        lambda: group.recv(np.ones(1), by),
+        lambda: group.split(0),
+        pending.done,
+        pending.wait,
+    ]
+
+    def is_refused_everything():
+        for call in calls:
+            with pytest.raises(ss.NotInitializedError, match=f"forked from rank {group.rank} .*samestep run"):
+                call()
+        group.close()
+        return True
+
+    assert in_child(is_refused_everything)()
+    group.barrier()  # nobody sends before all children have looked
+    group.send(np.full(3, float(group.rank)), to)
+    pending.wait()
+    assert_same(x, np.full(3, float(by)))
+    assert part.allreduce(1) == group.size
+    with group.split(0) as another:
+        assert another.allreduce(1) == group.size
+    assert_same(group.allreduce(np.ones(100_000)), np.full(100_000, float(group.size)))
 
 
 @pytest.mark.ranks(2, fresh=True)

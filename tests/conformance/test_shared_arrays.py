@@ -1,6 +1,5 @@
 """`initialize(shared_arrays=True)`: NumPy's own arrays in memory that the ranks of a host share."""
 
-import contextlib
 import contextvars
 import gc
 import multiprocessing
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import samestep as ss
 import samestep.world
+from forks import in_child
 from reference import assert_same, reduced, values
 from samestep import _core
 
@@ -45,17 +45,6 @@ def is_shared(group, x):
 
 def usage(group):
     return _core.shared_usage(group._comm)
-
-
-def in_child(work):
-    """Starts `work()` in a forked child. Returns what waits for its end and says whether it returned True."""
-    pid = os.fork()
-    if pid == 0:
-        ended_well = False
-        with contextlib.suppress(BaseException):
-            ended_well = work()
-        os._exit(0 if ended_well is True else 1)
-    return lambda: os.waitpid(pid, 0)[1] == 0
 
 
 def test_whatever_numpy_makes_is_shared(world):

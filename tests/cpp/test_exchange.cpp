@@ -1,11 +1,15 @@
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <latch>
 #include <string>
 #include <thread>
 
 #include "contributions.h"
 #include "core/error.h"
+#include "exchange/engine.h"
 #include "exchange/exchange_communicator.h"
 #include "local_network.h"
 
@@ -190,4 +194,35 @@ TEST_CASE("two threads of a rank may wait at the same time") {
     }
     group->close(soon());
   });
+}
+
+TEST_CASE("a child forked while another thread is inside a group does not wait for it, and is refused") {
+  const World world(2);
+  const auto engine = std::make_shared<Engine>(std::make_unique<LocalMessenger>(world.network, 0, world.max_message),
+                                               ExchangeOptions{});
+  std::latch inside(1), forked(1);
+  std::thread other([&] {
+    const std::lock_guard lock(engine->mutex());
+    inside.count_down();
+    forked.wait();
+  });
+  inside.wait();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    constexpr unsigned kHangs = 60;  // seconds
+    ::alarm(kHangs);
+    try {
+      engine->progress();
+    } catch (const NotInitializedError&) {
+      ::_exit(engine->usable() ? 1 : 0);
+    }
+    ::_exit(1);
+  }
+  forked.count_down();
+  other.join();
+  int status = -1;
+  CHECK(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  CHECK(engine->usable());
+  engine->progress();
 }

@@ -1,4 +1,4 @@
-#include "os/fork_listener.h"
+#include "core/fork_listener.h"
 
 #include <pthread.h>
 
