@@ -15,6 +15,8 @@ bool is_ragged(Verb verb) {
   return verb == Verb::all_gather_v || verb == Verb::gather_v || verb == Verb::scatter_v || verb == Verb::all_to_all_v;
 }
 
+bool is_staged(WayChoice::Way way) { return way == WayChoice::Way::staged || way == WayChoice::Way::past_caches; }
+
 /// Bytes that all ranks read and write, if all do as much as this one; a run that goes to several ranks counts once.
 std::size_t touched_by(const std::vector<Movement::Route>& routes, int root) {
   std::size_t in = 0, out = 0;
@@ -56,6 +58,16 @@ bool NodeMovement::is_private(const std::byte* data, std::size_t nbytes) {
   return (group_->host->place_of(data, nbytes) & Host::kShared) == 0;
 }
 
+std::vector<NodeMovement::Way> NodeMovement::open_ways() const {
+  std::vector<Way> open;
+  const bool kernel = group_->host->reaches_memory();
+  if (kernel) open.push_back(Way::direct);
+  open.push_back(Way::staged);
+  if (kernel && signature().root >= 0) open.push_back(Way::divided);
+  if (StagedMovement::several_receive(signature().verb, group_->arena->size())) open.push_back(Way::past_caches);
+  return open;
+}
+
 void NodeMovement::choose_way() {
   if (!can_stage_) return;
   bool any_private = false, any_goes_out = false;
@@ -68,16 +80,19 @@ void NodeMovement::choose_way() {
         any_private || (goes_out ? is_private(route.out, route.out_nbytes) : is_private(route.in, route.in_nbytes));
   }
   if (!any_private) return;
-  const Verb verb = signature().verb;
-  const bool kernel = group_->host->reaches_memory();
-  if (engine().rank() == 0 && kernel) start_.way = group_->ways[verb].next(longest_, signature().root < 0 ? 2 : 3);
-  const bool likely = !kernel || group_->ways[verb].last(longest_) == Way::staged;
-  if (any_goes_out && likely && group_->meeting->is_next(sequence_)) stage_ahead();
+  WayChoice& ways = group_->ways[signature().verb];
+  if (engine().rank() == 0) {
+    const std::vector<Way> open = open_ways();
+    start_.way = open.size() == 1 ? open.front() : ways.next(longest_, open);
+  }
+  const Way likely = ways.last(longest_);
+  const bool stages = !group_->host->reaches_memory() || is_staged(likely);
+  if (any_goes_out && stages && group_->meeting->is_next(sequence_)) stage_ahead(likely == Way::past_caches);
 }
 
 /// They then need not wait for each other once more.
-void NodeMovement::stage_ahead() {
-  StagedMovement ahead(*group_, sequence_, signature().verb, longest_);
+void NodeMovement::stage_ahead(bool past_caches) {
+  StagedMovement ahead(*group_, sequence_, signature().verb, longest_, past_caches);
   for (int peer = 0; peer < engine().size(); ++peer) {
     const Route& route = routes_[static_cast<std::size_t>(peer)];
     if (peer != engine().rank() && !is_short(route.out_nbytes)) ahead.send(peer, route.out);
@@ -88,6 +103,7 @@ void NodeMovement::stage_ahead() {
 
 void NodeMovement::announce(std::uint64_t digest) {
   if (!has_long_ && !ragged_) return Movement::announce(digest);
+  start_.begun = all_begun_ = Moment::now();
   choose_way();
   Host& host = *group_->host;
   const auto size = static_cast<std::size_t>(engine().size());
@@ -128,7 +144,6 @@ void NodeMovement::start_work() {
     const int peer = (engine().rank() + step) % engine().size();
     meet_peer(peer, routes_[static_cast<std::size_t>(peer)]);
   }
-  if (timed_) began_ = std::chrono::steady_clock::now();
 }
 
 void NodeMovement::meet_peer(int peer, const Route& route) {
@@ -145,6 +160,7 @@ void NodeMovement::meet_peer(int peer, const Route& route) {
     }
   } else if (has_long_) {
     start = take<Start>(peer, data);
+    all_begun_ = all_begun_.later(start.begun);
   }
   const Places theirs = is_long(route) ? take<Places>(peer, data) : Places{};
   Host& host = *group_->host;
@@ -163,7 +179,7 @@ void NodeMovement::meet_peer(int peer, const Route& route) {
 
 StagedMovement& NodeMovement::staged() {
   if (!staged_) {
-    staged_.emplace(*group_, sequence_, signature().verb, longest_);
+    staged_.emplace(*group_, sequence_, signature().verb, longest_, start_.way == Way::past_caches);
     if (start_.first_is_staged) staged_->skip_first();
   }
   return *staged_;
@@ -172,13 +188,11 @@ StagedMovement& NodeMovement::staged() {
 void NodeMovement::begin_run(const End& end) {
   const bool kernel = group_->host->reaches_memory();
   const bool shared = ((end.my_place | end.their_place) & Host::kShared) != 0;
-  if (kernel || shared) {
-    if (can_stage_ && !shared) {
-      group_->ways[signature().verb].goes(longest_, start_.way);
-      timed_ = engine().rank() == 0;
-    }
-    if (shared || start_.way != Way::staged) return copy_directly(end);
+  if (can_stage_ && !shared) {
+    group_->ways[signature().verb].goes(longest_, start_.way);
+    timed_ = engine().rank() == 0;
   }
+  if (shared || (kernel && !is_staged(start_.way))) return copy_directly(end);
   if (can_stage_) {
     end.outgoing ? staged().send(end.peer, end.mine) : staged().receive(end.peer, end.mine, end.first_is_staged);
     return;
@@ -236,8 +250,7 @@ bool NodeMovement::work() {
     if (!peer_is_done(peer)) return false;
   }
   if (timed_) {
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began_;
-    group_->ways[signature().verb].took(longest_, start_.way, took.count());
+    group_->ways[signature().verb].took(longest_, start_.way, Moment::now().since(all_begun_));
   }
   return end();
 }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,6 +7,7 @@
 
 #include "exchange/movement.h"
 #include "node/direct_movement.h"
+#include "node/moment.h"
 #include "node/node_group.h"
 #include "node/staged_movement.h"
 
@@ -42,6 +42,7 @@ class NodeMovement final : public Movement {
   struct Start {
     Way way;               // of rank 0 counts
     bool first_is_staged;  // the first windows lie in this rank's stage
+    Moment begun;
   };
   /// What a rank tells a peer of the long runs between them.
   struct Places {
@@ -60,7 +61,9 @@ class NodeMovement final : public Movement {
   bool is_long(const Route& route) { return !is_short(route.out_nbytes) || !is_short(route.in_nbytes); }
   bool is_private(const std::byte* data, std::size_t nbytes);
   void choose_way();
-  void stage_ahead();
+  /// The ways that are open to an operation whose ends are not all in shared memory. Ends with none.
+  std::vector<Way> open_ways() const;
+  void stage_ahead(bool past_caches);
   void meet_peer(int peer, const Route& route);
   /// Takes a value from the front of what a peer announced.
   template <class T>
@@ -83,12 +86,12 @@ class NodeMovement final : public Movement {
   bool ragged_;
   bool can_stage_;
   std::size_t touched_;  // bytes of all ranks, about, that take part
-  Start start_{Way::divided, false};
+  Start start_{Way::divided, false, {}};
+  Moment all_begun_;      // of those that this rank has met
   std::string mismatch_;  // with one of the peers; told when the others have been served
   DirectMovement direct_;
   std::optional<StagedMovement> staged_;
   bool timed_ = false;
-  std::chrono::steady_clock::time_point began_;
   bool mine_are_done_ = false;
 };
 

@@ -16,10 +16,11 @@ NodeReduction::NodeReduction(std::shared_ptr<Engine> shared_engine, const Signat
 
 void NodeReduction::announce(std::uint64_t digest) {
   const Buffer* const out = task_.wanted_by(task_.rank()) ? &task_.out : nullptr;
+  const Moment begun = Moment::now();
   const bool ahead = stages_ahead();
   if (ahead) staged_.emplace(task_).copy_in(0);
   PostedBuffers::announce(engine(), *group_, sequence_, digest, task_.verb, task_.in, out, task_.reduction.factor,
-                          ahead);
+                          begun, ahead);
 }
 
 /// Is it worth copying before the ranks meet? They then need not wait for each other once more.
@@ -72,7 +73,6 @@ void NodeReduction::start_work() {
   }
   if (shared || !(direct_ || staged_)) return;
   group_->ways[task_.verb].goes(task_.in.nbytes(), way_);
-  began_ = std::chrono::steady_clock::now();
   timed_ = task_.rank() == 0;
 }
 
@@ -82,8 +82,9 @@ bool NodeReduction::work() {
   if (!direct_ && !staged_) return finish_together();
   const bool finished = direct_ ? direct_->work() : staged_->work();
   if (finished && timed_) {
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began_;
-    group_->ways[task_.verb].took(task_.in.nbytes(), way_, took.count());
+    Moment all_begun = task_.posted[0].begun;
+    for (const PostedBuffers& posted : task_.posted) all_begun = all_begun.later(posted.begun);
+    group_->ways[task_.verb].took(task_.in.nbytes(), way_, Moment::now().since(all_begun));
   }
   return finished;
 }

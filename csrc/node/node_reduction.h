@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -52,7 +51,6 @@ class NodeReduction final : public Collective {
   std::optional<StagedReduction> staged_;
   Way way_ = Way::staged;
   bool timed_ = false;
-  std::chrono::steady_clock::time_point began_;
   std::vector<std::byte> result_;  // together: what waits until others have read this rank's buffer
 };
 

@@ -11,11 +11,12 @@ PostedBuffers PostedBuffers::in_front_of(Meeting::Bytes data) {
 }
 
 void PostedBuffers::announce(Engine& engine, NodeGroup& group, std::uint64_t sequence, std::uint64_t digest, Verb verb,
-                             ConstBuffer in, const Buffer* out, double factor, bool first_is_staged) {
+                             ConstBuffer in, const Buffer* out, double factor, Moment begun, bool first_is_staged) {
   PostedBuffers posted{};
   posted.in = group.host->place_of(in.data, in.nbytes());
   posted.out = out != nullptr ? group.host->place_of(out->data, out->nbytes()) : Host::kShared;
   posted.factor = factor;
+  posted.begun = begun;
   posted.first_is_staged = first_is_staged;
   const bool shared = (posted.in & posted.out & Host::kShared) != 0;
   const bool few = in.nbytes() <= Crossings::together_to(engine.size());

@@ -7,6 +7,7 @@
 #include "core/buffer.h"
 #include "exchange/engine.h"
 #include "kernels/reduce.h"
+#include "node/moment.h"
 #include "node/node_group.h"
 
 namespace samestep {
@@ -18,12 +19,14 @@ struct PostedBuffers {
   bool with_elements;
   bool first_is_staged;  // the first window lies in this rank's stage
   WayChoice::Way way;    // of rank 0 counts
+  Moment begun;          // of what several ways are open to
 
   /// Of what came with a rank's header.
   static PostedBuffers in_front_of(Meeting::Bytes data);
   /// Announces an operation of this rank; `out` is null where it takes no result.
   static void announce(Engine& engine, NodeGroup& group, std::uint64_t sequence, std::uint64_t digest, Verb verb,
-                       ConstBuffer in, const Buffer* out, double factor, bool first_is_staged = false);
+                       ConstBuffer in, const Buffer* out, double factor, Moment begun = {},
+                       bool first_is_staged = false);
 };
 
 /// A reduction among the ranks of a host, as all of them see it once they have met.

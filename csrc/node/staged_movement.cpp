@@ -14,11 +14,14 @@ constexpr std::size_t whole_lines(std::size_t nbytes) { return nbytes / kLine * 
 
 }  // namespace
 
-StagedMovement::StagedMovement(NodeGroup& group, std::uint64_t sequence, Verb verb, std::size_t nbytes)
+StagedMovement::StagedMovement(NodeGroup& group, std::uint64_t sequence, Verb verb, std::size_t nbytes,
+                               bool past_caches)
     : group_(group),
       sequence_(sequence),
       nbytes_(nbytes),
       alike_(verb == Verb::broadcast || verb == Verb::all_gather),
+      several_receive_(several_receive(verb, group.arena->size())),
+      past_caches_(past_caches),
       exchanges_(group.arena->size() == 2 && (verb == Verb::all_gather || verb == Verb::all_to_all)) {
   if (!alike_ && verb != Verb::gather) n_lanes_ = static_cast<std::size_t>(std::max(group.arena->size() - 1, 1));
   exchanges_ ? plan_exchange() : plan_windows();
@@ -45,6 +48,10 @@ bool StagedMovement::carries(Verb verb, int size) {
   const bool even = verb == Verb::broadcast || verb == Verb::all_gather || verb == Verb::gather ||
                     verb == Verb::scatter || verb == Verb::all_to_all;
   return even && size <= Crossings::kMostStaged;
+}
+
+bool StagedMovement::several_receive(Verb verb, int size) {
+  return size > 2 && (verb == Verb::broadcast || verb == Verb::all_gather);
 }
 
 void StagedMovement::send(int peer, const std::byte* from) { outgoing_.push_back({peer, from}); }
@@ -94,8 +101,7 @@ bool StagedMovement::work() {
 }
 
 void StagedMovement::copy_in(std::size_t window) const {
-  const bool read_by_several = alike_ && group_.arena->size() > 2;
-  const auto copy = read_by_several ? &kernels::copy_past_caches : &kernels::copy_lines;
+  const auto copy = several_receive_ && past_caches_ ? &kernels::copy_past_caches : &kernels::copy_lines;
   for (const Outgoing& run : outgoing_) {
     copy(staged(group_.rank, run.peer, window), run.from + window * window_nbytes_, length(window));
     if (alike_) return;
@@ -103,11 +109,11 @@ void StagedMovement::copy_in(std::size_t window) const {
 }
 
 void StagedMovement::copy_out(std::size_t window) const {
-  const bool read_by_several = alike_ && group_.arena->size() > 2;
   for (const Incoming& run : incoming_) {
     std::byte* const from = staged(run.peer, group_.rank, window);
     std::byte* const into = run.into + window * window_nbytes_;
-    read_by_several ? kernels::copy_lines(into, from, length(window)) : kernels::take_lines(into, from, length(window));
+    several_receive_ ? kernels::copy_lines(into, from, length(window))
+                     : kernels::take_lines(into, from, length(window));
   }
 }
 

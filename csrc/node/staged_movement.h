@@ -14,16 +14,19 @@ namespace samestep {
 ///
 /// A store into lines that another processor has read costs several times more than one into lines that it has written,
 /// see StagedReduction. So the only receiver of a window stores into its lines, too, and the sender of one that several
-/// receive goes past the caches. Where two ranks exchange runs each copies its next window into the lines out of which
-/// it has copied the other's.
+/// receive may go past the caches, which on other processors is slower. Where two ranks exchange runs each copies its
+/// next window into the lines out of which it has copied the other's.
 ///
 /// A rank's stage is its own again once all receivers have taken their last window.
 class StagedMovement {
  public:
-  StagedMovement(NodeGroup& group, std::uint64_t sequence, Verb verb, std::size_t nbytes);
+  /// `past_caches`: this rank writes windows that several receive past the caches.
+  StagedMovement(NodeGroup& group, std::uint64_t sequence, Verb verb, std::size_t nbytes, bool past_caches);
 
   /// Can such an operation go this way? The same answer on all ranks.
   static bool carries(Verb verb, int size);
+  /// Does each run go to several ranks?
+  static bool several_receive(Verb verb, int size);
 
   void send(int peer, const std::byte* from);
   /// `first_is_staged`: the sender did so ahead.
@@ -59,8 +62,10 @@ class StagedMovement {
   NodeGroup& group_;
   std::uint64_t sequence_;
   std::size_t nbytes_;
-  bool alike_;      // whoever sends sends the same to all
-  bool exchanges_;  // between two ranks
+  bool alike_;            // whoever sends sends the same to all
+  bool several_receive_;  // each window
+  bool past_caches_;      // as `copy_in` writes what several receive
+  bool exchanges_;        // between two ranks
   std::size_t n_lanes_ = 1, lane_nbytes_ = 0;
   std::size_t window_nbytes_ = 0, n_windows_ = 0;
   std::size_t depth_ = 0;  // windows of a lane

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <span>
 
 namespace samestep {
 
@@ -13,17 +12,17 @@ double WayChoice::Times::shortest() const {
 
 WayChoice::Size& WayChoice::about(std::size_t nbytes) { return sizes_[static_cast<int>(std::bit_width(nbytes))]; }
 
-WayChoice::Way WayChoice::next(std::size_t nbytes, std::size_t n_ways) {
+WayChoice::Way WayChoice::next(std::size_t nbytes, std::span<const Way> open) {
   Size& size = about(nbytes);
   const std::uint64_t n = size.n_begun++;
-  const auto ways = std::span(size.ways).first(n_ways);
+  const auto times = [&](Way way) -> const Times& { return size.ways[static_cast<std::size_t>(way)]; };
   // Operations that are announced ahead of others have no times yet.
-  const bool all_timed = std::ranges::all_of(ways, [](const Times& way) { return way.n != 0; });
-  if (n < n_ways * kTries || !all_timed) return static_cast<Way>(n % n_ways);
-  const auto fastest = std::ranges::min_element(ways, {}, &Times::shortest) - ways.begin();
-  const auto turn = n / kOtherEvery % (n_ways - 1) + 1;
-  const auto other = n % kOtherEvery == 0 ? turn : 0;
-  return static_cast<Way>((static_cast<std::size_t>(fastest) + other) % n_ways);
+  const bool all_timed = std::ranges::all_of(open, [&](Way way) { return times(way).n != 0; });
+  if (n < open.size() * kTries || !all_timed) return open[n % open.size()];
+  const auto fastest = std::ranges::min_element(open, {}, [&](Way way) { return times(way).shortest(); });
+  if (n % kOtherEvery != 0) return *fastest;
+  const std::size_t turn = n / kOtherEvery % (open.size() - 1) + 1;
+  return open[(static_cast<std::size_t>(fastest - open.begin()) + turn) % open.size()];
 }
 
 void WayChoice::took(std::size_t nbytes, Way way, double seconds) {

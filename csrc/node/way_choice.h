@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 
 namespace samestep {
 
@@ -15,11 +16,12 @@ namespace samestep {
 /// Of collectives rank 0 decides and says so in its announcement, of a message its receiver.
 class WayChoice {
  public:
-  /// `divided`: through the kernel, by both ends. Reductions and messages have no such way.
-  enum class Way : std::uint8_t { direct, staged, divided };
+  /// `divided`: through the kernel, by both ends. `past_caches`: through shared memory, written past the caches.
+  enum class Way : std::uint8_t { direct, staged, divided, past_caches };
+  static constexpr std::array kTwoWays{Way::direct, Way::staged};
 
-  /// For the next operation, which has the first `n_ways`.
-  Way next(std::size_t nbytes, std::size_t n_ways = 2);
+  /// For the next operation, to which these ways are open, the same ones for each of its size.
+  Way next(std::size_t nbytes, std::span<const Way> open = kTwoWays);
   /// What the last operation of this size took; `direct` if there was none. On any rank.
   Way last(std::size_t nbytes) { return about(nbytes).last; }
   void goes(std::size_t nbytes, Way way) { about(nbytes).last = way; }
@@ -36,7 +38,7 @@ class WayChoice {
     double shortest() const;
   };
   struct Size {
-    std::array<Times, 3> ways;
+    std::array<Times, 4> ways;
     std::uint64_t n_begun = 0;
     Way last = Way::direct;
   };

@@ -48,7 +48,7 @@ void move_everything(Communicator& group, std::size_t count) {
 }  // namespace
 
 TEST_CASE("node: long runs go each way in turn, staged ahead or not, and arrive as they were") {
-  constexpr int kTurns = 10;  // three of each of three ways, and more
+  constexpr int kTurns = 13;  // three of each of four ways, and more
   for (const int size : {2, 3, 4}) {
     NodeTown town(size, Reach::kernel);
     as_threads(size, [&](int rank) {

@@ -1,7 +1,10 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <chrono>
+#include <map>
 
+#include "node/moment.h"
 #include "node/way_choice.h"
 
 using samestep::WayChoice;
@@ -56,21 +59,37 @@ TEST_CASE("way choice: operations that are announced ahead of all times alternat
   for (int i = 0; i < 40; ++i) CHECK(ways.next(kNbytes) == (i % 2 == 0 ? Way::direct : Way::staged));
 }
 
-TEST_CASE("way choice: three ways are tried, the fastest is taken, both others are looked at again") {
-  for (const std::size_t fastest : {0U, 1U, 2U}) {
-    WayChoice ways;
-    std::array<int, 3> taken{};
-    const auto run_one = [&] {
-      const Way way = ways.next(kNbytes, 3);
-      ways.took(kNbytes, way, static_cast<std::size_t>(way) == fastest ? 1 : 2);
-      return static_cast<std::size_t>(way);
-    };
-    for (int i = 0; i < 9; ++i) ++taken[run_one()];
-    CHECK(taken == std::array<int, 3>{3, 3, 3});
-    taken = {};
-    for (int i = 0; i < 640; ++i) ++taken[run_one()];
-    CHECK(taken[fastest] == 630);
-    CHECK(taken[(fastest + 1) % 3] == 5);
-    CHECK(taken[(fastest + 2) % 3] == 5);
+TEST_CASE("way choice: of three open ways all are tried, the fastest is taken, both others are looked at again") {
+  for (const std::array open :
+       {std::array{Way::direct, Way::staged, Way::divided}, std::array{Way::direct, Way::staged, Way::past_caches}}) {
+    for (const Way fastest : open) {
+      WayChoice ways;
+      std::map<Way, int> taken;
+      const auto run_one = [&] {
+        const Way way = ways.next(kNbytes, open);
+        ways.took(kNbytes, way, way == fastest ? 1 : 2);
+        ++taken[way];
+      };
+      for (int i = 0; i < 9; ++i) run_one();
+      for (const Way way : open) CHECK(taken[way] == 3);
+      taken.clear();
+      for (int i = 0; i < 640; ++i) run_one();
+      for (const Way way : open) CHECK(taken[way] == (way == fastest ? 630 : 5));
+      CHECK(taken.size() == open.size());
+    }
   }
+}
+
+TEST_CASE("moments: the later one of two, and the time between them") {
+  using samestep::Moment;
+  constexpr std::chrono::milliseconds kLeast{1};
+  const Moment before = Moment::now();
+  const auto clock = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - clock < kLeast) {
+  }
+  const Moment after = Moment::now();
+  CHECK(after.since(before) > 0.00099);
+  CHECK(before.since(after) == -after.since(before));
+  CHECK(after.later(before).since(after) == 0);
+  CHECK(before.later(after).since(after) == 0);
 }
