@@ -197,13 +197,13 @@ MUTANTS = [
     Mutant(
         "a run is staged ahead while the operation before is under way",
         MOVEMENT,
-        [("&& group_->meeting->is_next(sequence_)) stage_ahead();", ") stage_ahead();")],
+        [("&& group_->meeting->is_next(sequence_)) stage_ahead(", ") stage_ahead(")],
         "staged-broadcast-root-late-2-bounded",
     ),
     Mutant(
         "a window that several receive is given back by each",
         STAGED_RUNS,
-        [("read_by_several ? kernels::copy_lines(into", "false ? kernels::copy_lines(into")],
+        [("several_receive_ ? kernels::copy_lines(into", "false ? kernels::copy_lines(into")],
         "staged-broadcast-3-bounded",
     ),
     Mutant(
