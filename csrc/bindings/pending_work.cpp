@@ -150,17 +150,22 @@ bool PendingWork::order_streams(double timeout, AtDeadline at_deadline) {
   return ordered_ = ordered;
 }
 
-PendingWork::~PendingWork() {
-  bool safe = work_ == nullptr || ordered_ || work_->done();
-  if (safe && !ordered_ && work_ != nullptr && work_->error()) {
-    try {
-      std::rethrow_exception(work_->error());
-    } catch (const MismatchError&) {
-    } catch (...) {
-      safe = false;
-    }
+/// Does nobody read or write the arrays any more?
+bool PendingWork::is_over() const noexcept {
+  if (work_ == nullptr || ordered_) return true;
+  try {
+    if (!work_->done()) return false;
+    if (work_->error()) std::rethrow_exception(work_->error());
+    return true;
+  } catch (const MismatchError&) {
+    return true;
+  } catch (...) {
+    return false;
   }
-  if (safe) return;
+}
+
+PendingWork::~PendingWork() {
+  if (is_over()) return;
   struct Kept {
     std::vector<Array> arrays;
     std::vector<std::unique_ptr<Staged>> staged;

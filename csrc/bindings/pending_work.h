@@ -62,6 +62,7 @@ class PendingWork {
     bool written;
   };
   void bring_home();
+  bool is_over() const noexcept;
   /// As the array lies in memory, for the operation. Device memory cannot be staged here.
   Buffer as_it_lies(const pybind11::handle& array, Array view, const char* what);
   bool order_streams(double timeout, AtDeadline at_deadline);

@@ -2,8 +2,6 @@
 
 #include <cstdint>
 #include <exception>
-#include <string>
-#include <vector>
 
 #include "core/buffer.h"
 #include "core/deadline.h"
@@ -25,7 +23,8 @@ class Work {
  public:
   virtual ~Work() = default;
 
-  /// Makes progress; true when the operation has ended, well or not. Never blocks, never throws.
+  /// Makes progress; true when the operation has ended, well or not. Never blocks. Throws only NotInitializedError, in
+  /// a process that was forked from the rank.
   virtual bool done() = 0;
 
   /// Blocks until the end, or until `deadline`. Rethrows what went wrong; the deadline passing is a

@@ -25,7 +25,8 @@ class MismatchError : public Error {
   using Error::Error;
 };
 
-/// The group was closed, or never opened.                             Python: RuntimeError
+/// The group was closed, or never opened, or this process was forked from its rank.
+///                                                                    Python: RuntimeError
 class NotInitializedError : public Error {
  public:
   using Error::Error;

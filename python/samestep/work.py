@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from samestep import _core
-from samestep.errors import InvalidArgumentError
+from samestep.errors import InvalidArgumentError, NotInitializedError
 
 __all__ = ["Status", "Work", "Works", "seconds"]
 
@@ -131,10 +131,9 @@ class Work:
 
     def __del__(self) -> None:
         inner = getattr(self, "_inner", None)  # __init__ may have failed
-        if inner is None or inner.done():
-            return
         try:
-            inner.wait(self._timeout, True)
+            if inner is not None and not inner.done():
+                inner.wait(self._timeout, True)
         except Exception as error:
             _warn_dropped(error)
 
@@ -197,15 +196,16 @@ class Works(Work):
         works = getattr(self, "_all", ())  # __init__ may have failed
         if not works or self._has_result or self._failure is not None:
             return
-        if all(work.done() for work in works) and any(work.exception() for work in works):
-            return
         try:
-            self._wait_blocking(None)
+            if not all(work.done() for work in works) or not any(work.exception() for work in works):
+                self._wait_blocking(None)
         except Exception as error:
             _warn_dropped(error)
 
 
 def _warn_dropped(error: Exception) -> None:
+    if isinstance(error, NotInitializedError):  # this process was forked from the rank, whose operation it is
+        return
     import logging
 
     logging.getLogger("samestep").warning("an operation dropped without wait() failed: %s", error)
