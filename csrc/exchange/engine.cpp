@@ -60,6 +60,9 @@ Engine::Engine(std::unique_ptr<Messenger> messenger, ExchangeOptions options, st
       meeting_(std::move(meeting)) {
   messenger_->set_oversubscribed(options_.oversubscribed);
   if (meeting_ == nullptr) meeting_ = meet_by_messages(*messenger_, options_);
+  refusal_ = std::make_exception_ptr(NotInitializedError(str(
+      "this process was forked from rank ", rank_, " of group '", name(), "' and is no rank itself: only rank ", rank_,
+      " may use the group; more ranks are started by `samestep run`, mpirun or ", "samestep.multiprocessing.spawn")));
   listen();
 }
 
@@ -72,14 +75,11 @@ void Engine::set_oversubscribed(bool oversubscribed) {
 Engine::~Engine() { stop_listening(); }
 
 /// What other threads were doing here when the process was forked has stopped halfway: nothing is touched but what
-/// refuses every use.
+/// refuses every use, and no memory is taken or given back.
 void Engine::after_fork_in_child() noexcept {
   mutex_.forget_threads();
-  forked_ = true;
-  broken_ = std::make_exception_ptr(NotInitializedError(str(
-      "this process was forked from rank ", rank_, " of group '", name(), "' and is no rank itself: only rank ", rank_,
-      " may use the group; more ranks are started "
-      "by `samestep run`, mpirun or samestep.multiprocessing.spawn")));
+  if (std::exchange(forked_, true)) return;  // by a child, whose child this is
+  broken_.swap(refusal_);
 }
 
 void Engine::register_once() {

@@ -199,6 +199,7 @@ class Engine : public std::enable_shared_from_this<Engine>, private ForkListener
   std::vector<std::unique_ptr<std::vector<std::byte>>> farewells_;  // must outlive their sends
   std::function<void(std::uint64_t)> leaving_ = [](std::uint64_t) {};
   std::exception_ptr broken_;
+  std::exception_ptr refusal_;  // of a process made by fork; there it is `broken_`
   bool closed_ = false;
   bool forked_ = false;  // this process was, from the rank
   bool kept_ = false;
