@@ -16,7 +16,7 @@ class Moment {
     return moment;
   }
   Moment later(Moment other) const { return since(other) < 0 ? other : *this; }
-  /// Seconds from `other` to this one; they are less than two minutes apart.
+  /// Seconds from `other` to this one, where they are less than two minutes apart; else any, also less than nothing.
   double since(Moment other) const {
     const auto ticks = static_cast<std::int32_t>(ticks_ - other.ticks_);
     return std::chrono::duration<double>(ticks * kTick).count();

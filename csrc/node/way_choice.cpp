@@ -26,6 +26,7 @@ WayChoice::Way WayChoice::next(std::size_t nbytes, std::span<const Way> open) {
 }
 
 void WayChoice::took(std::size_t nbytes, Way way, double seconds) {
+  if (seconds < 0) return;
   Times& times = about(nbytes).ways[static_cast<std::size_t>(way)];
   times.last[times.n++ % kTries] = seconds;
 }

@@ -25,7 +25,7 @@ class WayChoice {
   /// What the last operation of this size took; `direct` if there was none. On any rank.
   Way last(std::size_t nbytes) { return about(nbytes).last; }
   void goes(std::size_t nbytes, Way way) { about(nbytes).last = way; }
-  /// An operation took so long, from where all ranks had met.
+  /// An operation took so long, from where its last rank began it. Less than nothing is no time, see Moment.
   void took(std::size_t nbytes, Way way, double seconds);
 
  private:

@@ -54,6 +54,12 @@ TEST_CASE("way choice: sizes do not mix") {
   CHECK(run(ways, 2, 1, 4 * kNbytes) == Way::staged);
 }
 
+TEST_CASE("way choice: less than nothing is no time") {  // of ranks that began more than two minutes apart
+  WayChoice ways;
+  for (int i = 0; i < 6; ++i) run(ways, i == 0 ? -1 : 2, 1);
+  CHECK(run(ways, 2, 1) == Way::staged);
+}
+
 TEST_CASE("way choice: operations that are announced ahead of all times alternate") {
   WayChoice ways;
   for (int i = 0; i < 40; ++i) CHECK(ways.next(kNbytes) == (i % 2 == 0 ? Way::direct : Way::staged));
