@@ -113,7 +113,7 @@ def reduce(group: CollectiveVerbs, listed: Listed, op: Any, root: int, root_arra
     """Reduces over all arrays into one of root's; the result is the list of all of this rank's."""
     code, factor = resolve(op)
     deadline = Deadline(group._timeout)
-    number = devices.number(group, listed, "reduce", deadline, code=code, root=root, detail=root_array)
+    number = devices.number(group, listed, "reduce", deadline, code=code, root=root)
     at_root = group.rank == root
     written = {root_array} if at_root else set[int]()
     if number != devices.THROUGH_HOST:
@@ -135,7 +135,7 @@ def reduce(group: CollectiveVerbs, listed: Listed, op: Any, root: int, root_arra
 def bcast(group: CollectiveVerbs, listed: Listed, root: int, root_array: int) -> Begun:
     """Gives all arrays the elements of one of root's; the result is the list of all of this rank's."""
     deadline = Deadline(group._timeout)
-    number = devices.number(group, listed, "bcast", deadline, root=root, detail=root_array)
+    number = devices.number(group, listed, "bcast", deadline, root=root)
     sent = {root_array} if group.rank == root else set[int]()
     written = set(range(len(listed.arrays))) - sent
     if number != devices.THROUGH_HOST:
@@ -169,7 +169,7 @@ def allgather(group: CollectiveVerbs, listed: Listed, receives: list[list[Any]])
     """
     n = group.size * len(listed.arrays)
     deadline = Deadline(group._timeout)
-    number = devices.number(group, listed, "allgather", deadline, detail=len(receives[0]), also=receives)
+    number = devices.number(group, listed, "allgather", deadline, also=receives)
 
     def finished() -> list[Any]:
         return [

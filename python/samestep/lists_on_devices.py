@@ -30,7 +30,6 @@ def number(
     *,
     code: int | None = None,
     root: int = 0,
-    detail: int = 0,
     also: Sequence[Sequence[Any]] = (),
 ) -> int:
     """The number of the list of devices whose clique carries this call, or `THROUGH_HOST`.
