@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -36,7 +35,8 @@ class SpreadMeeting final : public Meeting {
   Header header(std::uint64_t sequence, int peer) const override;
   Bytes data(std::uint64_t sequence, int peer) const override;
   void release(std::uint64_t sequence) override;
-  /// Who is heard of late may have come in time: exact only once those who wait have told so, see `tell_all`.
+  /// Who is heard of late may have come in time: exact only once those who wait have told so, see
+  /// `wait_is_long`.
   std::vector<int> missing(std::uint64_t sequence) override;
   void wait_is_long(std::uint64_t sequence) override;
   void abandon() override;

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 _COMMANDS = {
     "run": ("samestep.launch.run", "start a program on several ranks and end them together"),
     "doctor": ("samestep.doctor", "show what was found on this machine and which backend is chosen"),
-    "bench": ("samestep.bench", "time allreduce on this machine, beside mpi4py's"),
+    "bench": ("samestep.bench", "time a collective on this machine, beside mpi4py's"),
 }
 _HELP_FLAGS = ("-h", "--help", "help")
 

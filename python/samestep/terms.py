@@ -69,7 +69,7 @@ def meaning(name: str, text: str | None) -> str:
     """What a variable that was given `text` says; None: it is not set.
 
     Raises:
-      InvalidArgumentError: nothing.
+      InvalidArgumentError: `text` means nothing for it.
 
     Example:
       >>> meaning("SAMESTEP_MPI_PIECE", "01000"), meaning("SAMESTEP_ALGORITHM", None)
