@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -49,6 +50,11 @@ class _Chain(Work):
 
     def _wait_blocking(self, timeout: float | None) -> Any:
         return self.wait(timeout)
+
+    def __del__(self) -> None:
+        super().__del__()
+        with contextlib.suppress(Exception):  # the first step has failed, or is none of this process
+            self._advance()  # what it starts is dropped in its turn
 
 
 class _Both(Work):

@@ -80,6 +80,17 @@ def test_messages_from_anyone(group):
         work.wait()
 
 
+def test_a_receive_that_is_dropped_takes_the_whole_object(group):
+    right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    for dropped, obj in ((True, "first"), (False, "second")):
+        work = group.isend_object(obj, right)
+        if dropped:
+            group.irecv_object(left)
+        else:
+            assert group.recv_object(left) == obj
+        work.wait()
+
+
 def test_an_object_that_cannot_be_pickled_harms_nobody(group):
     with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
         group.allgather_object(lambda: None)
