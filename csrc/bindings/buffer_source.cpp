@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "bindings/array_sources.h"
-#include "core/error.h"
 #include "core/format.h"
 
 namespace samestep::sources {

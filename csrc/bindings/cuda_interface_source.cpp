@@ -1,5 +1,4 @@
 #include <bit>
-#include <optional>
 #include <string_view>
 
 #include "bindings/array_sources.h"

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "bindings/dlpack.h"
-#include "core/error.h"
 
 namespace samestep {
 

@@ -12,7 +12,6 @@
 #include "bindings/pending_work.h"
 #include "bindings/python_errors.h"
 #include "communicator/communicator.h"
-#include "core/error.h"
 
 namespace samestep {
 

@@ -3,7 +3,6 @@
 #include <pybind11/numpy.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstring>
 #include <string_view>

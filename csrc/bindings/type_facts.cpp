@@ -1,5 +1,4 @@
 #include <array>
-#include <string>
 
 #include "bindings/array_sources.h"
 

@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "core/buffer.h"
-#include "core/reduce_op.h"
 
 namespace samestep::checks {
 

@@ -1,7 +1,6 @@
 #include "core/reduce_op.h"
 
 #include <cmath>
-#include <string>
 
 #include "core/error.h"
 #include "core/format.h"

@@ -1,8 +1,6 @@
 #include "exchange/exchange_communicator.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <mutex>
 
 #include "communicator/checks.h"
@@ -12,7 +10,6 @@
 #include "exchange/halving.h"
 #include "exchange/point_to_point.h"
 #include "exchange/short_reduction.h"
-#include "exchange/tags.h"
 #include "exchange/windows.h"
 
 namespace samestep {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "communicator/communicator.h"
 #include "core/deadline.h"

@@ -34,8 +34,6 @@ Mailbox::Mailbox(std::shared_ptr<Arena> arena, std::shared_ptr<Host> host, std::
       outgoing_(members_.size()),
       reported_(members_.size()) {}
 
-Mailbox::~Mailbox() = default;
-
 Mailbox::Record* Mailbox::new_record() {
   auto record = std::make_unique<Record>();
   Record* const key = record.get();

@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <deque>
-#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -27,7 +26,6 @@ class Mailbox final : public Messenger {
  public:
   /// `members`: by rank of the group, ranks of the host.
   Mailbox(std::shared_ptr<Arena> arena, std::shared_ptr<Host> host, std::vector<int> members, int rank);
-  ~Mailbox() override;
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(members_.size()); }

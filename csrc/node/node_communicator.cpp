@@ -4,9 +4,6 @@
 #include <cstring>
 #include <mutex>
 
-#include "communicator/checks.h"
-#include "core/error.h"
-#include "core/format.h"
 #include "exchange/short_reduction.h"
 #include "exchange/tags.h"
 #include "exchange/waiting.h"

@@ -6,7 +6,6 @@
 
 #include "core/buffer.h"
 #include "exchange/operation.h"
-#include "kernels/reduce.h"
 #include "node/direct_reduction.h"
 #include "node/node_group.h"
 #include "node/reduction_task.h"

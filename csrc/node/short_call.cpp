@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cstring>
-#include <vector>
 
 #include "exchange/movement.h"
 #include "exchange/short_reduction.h"

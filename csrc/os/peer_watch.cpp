@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "os/after_fork.h"
+#include "os/tcp_socket.h"
 
 namespace samestep {
 namespace {

@@ -8,7 +8,6 @@
 
 #include "core/deadline.h"
 #include "os/fd.h"
-#include "os/tcp_socket.h"
 
 namespace samestep {
 

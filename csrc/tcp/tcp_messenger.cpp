@@ -1,6 +1,5 @@
 #include "tcp/tcp_messenger.h"
 
-#include <algorithm>
 #include <map>
 
 #include "exchange/exchange_communicator.h"
