@@ -34,7 +34,7 @@ from harness import Settings
 from mpi4py import MPI
 from problems import DTYPES, VERBS
 from processes import Ranks
-from results import KIB, MIB, Point, Result
+from results import Point, Result, sizes_of
 from samestep import facts
 from samestep.bench.progress import DEFAULT_TERMINAL, Progress
 from samestep.launch import run
@@ -188,7 +188,9 @@ def _arguments() -> argparse.Namespace:
         "--full", action="store_true", help="all sizes and types, as in the tables of the pages"
     )
     add("--verbs", type=_words((*VERBS, IMPORT)), default=[*VERBS, IMPORT], metavar="A,B", help=_list(VERBS))
-    add("--sizes", type=_sizes, default=(), metavar="8,64KiB", help="bytes of the array each rank passes in")
+    add(
+        "--sizes", type=sizes_of, default=(), metavar="8,64KiB", help="bytes of the array each rank passes in"
+    )
     add("--dtypes", type=_words(DTYPES), default=(), metavar="A,B", help=f"of allreduce: {_list(DTYPES)}")
     add(
         "--contenders",
@@ -244,26 +246,6 @@ def _words(known: Sequence[str] | dict[str, Any]) -> Any:
 
 def _list(known: Sequence[str] | dict[str, Any]) -> str:
     return f"some of {', '.join(known)}"
-
-
-def _sizes(text: str) -> list[int]:
-    """Sizes in bytes.
-
-    Example:
-      >>> _sizes("8,4KiB,1MiB")
-      [8, 4096, 1048576]
-    """
-    sizes = []
-    for word in text.split(","):
-        number, factor = word.strip(), 1
-        for suffix, scale in (("KiB", KIB), ("MiB", MIB), ("B", 1)):
-            if number.endswith(suffix):
-                number, factor = number[: -len(suffix)], scale
-                break
-        if not number.isdecimal() or int(number) * factor < 4:
-            raise argparse.ArgumentTypeError(f"{word!r}: sizes are like 8, 64KiB, 1MiB, at least 4")
-        sizes.append(int(number) * factor)
-    return sizes
 
 
 def _positive(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence
@@ -206,6 +207,26 @@ def size(nbytes: int) -> str:
         if nbytes and nbytes % unit == 0:
             return f"{nbytes // unit} {name}"
     return f"{nbytes} B"
+
+
+def sizes_of(text: str) -> list[int]:
+    """Sizes in bytes.
+
+    Example:
+      >>> sizes_of("8,4KiB,1MiB")
+      [8, 4096, 1048576]
+    """
+    sizes = []
+    for word in text.split(","):
+        number, factor = word.strip(), 1
+        for suffix, scale in (("KiB", KIB), ("MiB", MIB), ("B", 1)):
+            if number.endswith(suffix):
+                number, factor = number[: -len(suffix)], scale
+                break
+        if not number.isdecimal() or int(number) * factor < 4:
+            raise argparse.ArgumentTypeError(f"{word!r}: sizes are like 8, 64KiB, 1MiB, at least 4")
+        sizes.append(int(number) * factor)
+    return sizes
 
 
 def microseconds(value: float) -> str:

@@ -151,7 +151,7 @@ std::exception_ptr Engine::advance(Operation& operation) {
 }
 
 void Engine::drive(Operation& operation, unsigned polls) {
-  Pause pause(options_.oversubscribed);
+  Pause pause = Pause::of_who_leaves(options_.oversubscribed);
   std::exception_ptr transport_failed;
   for (unsigned i = 0; i < polls && !operation.finished(); ++i) {
     if (i != 0 && pause.step()) break;
@@ -197,7 +197,7 @@ std::string Engine::list(const std::vector<int>& ranks) const {
 }
 
 void Engine::wait(Operation& operation, const Deadline& deadline) {
-  Pause pause(options_.oversubscribed, [this] { return messenger_->rest(); });
+  Pause pause(options_.oversubscribed, [this] { return messenger_->rest(); }, [this] { return messenger_->nap(); });
   bool warned = false;
   Seconds ask_at = kAskAfter;
   std::uint64_t moved = 0;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "communicator/communicator.h"
+#include "exchange/waiting.h"
 
 namespace samestep {
 
@@ -108,6 +109,9 @@ class Messenger {
   /// Sleeps until something may have come or gone, for a millisecond at most. May be called without taking turns.
   /// False where the transport has nothing that wakes.
   virtual bool rest() { return false; }
+  /// The same for ranks that share memory, which sleep only where it costs less than to give way; see Pause. Null where
+  /// there is nothing that wakes.
+  virtual std::unique_ptr<Nap> nap() { return nullptr; }
 
   /// From now on this says which ranks have died. Where the transport knows by itself it is not needed.
   virtual void set_watch(std::shared_ptr<PeerWatch> watch) { (void)watch; }

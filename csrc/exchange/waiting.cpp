@@ -1,13 +1,12 @@
 #include "exchange/waiting.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <thread>
 #include <utility>
 
+#include "exchange/turns.h"
 #include "kernels/relax.h"
 
 namespace samestep {
@@ -19,6 +18,7 @@ constexpr unsigned kYieldsBeforeRest = 8;
 constexpr unsigned kPollsPerLook = 16;  // after that, between looks at the clock
 constexpr Seconds kLookEvery{1e-3};
 constexpr Seconds kSleepAfter{20e-3};  // a straggler: stop burning the CPU it may need
+constexpr Seconds kNapAfter{2e-3};     // the same where it wakes those who sleep
 constexpr std::chrono::microseconds kSleep{100};
 
 /// How often `relax` takes 30 ns: on processors of x86 it takes 10 to 50 each.
@@ -46,12 +46,9 @@ bool Pause::step() {
   // Where data moves all the time, the clock is looked at all the same.
   if (!std::exchange(moved_, false) && !rest()) {
     if (!oversubscribed_ && polls_ < kSpins) return false;
-    const bool sleeps = waited_ - moved_at_ > kSleepAfter;
-    if (sleeps) {
-      std::this_thread::sleep_for(kSleep);
-    } else {
-      ::sched_yield();
-    }
+    const bool sleeps = may_sleep();
+    if (sleeps && leaves_) return true;
+    sleeps ? sleep() : turns().give_way();
     if (polls_ % kPollsPerLook != 0 && !sleeps) return false;
   }
   const Clock::time_point now = Clock::now();
@@ -60,6 +57,19 @@ bool Pause::step() {
   if (now - last_look_ < kLookEvery) return false;
   last_look_ = now;
   return true;
+}
+
+bool Pause::may_sleep() const {
+  return waited_ - moved_at_ > (begin_nap_ ? kNapAfter : kSleepAfter) || turns().are_slow();
+}
+
+void Pause::sleep() {
+  if (begin_nap_ && !nap_) {
+    nap_ = begin_nap_();
+    if (nap_) return;
+    begin_nap_ = {};
+  }
+  nap_ ? nap_->sleep() : std::this_thread::sleep_for(kSleep);
 }
 
 bool Pause::rest() {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "os/futex.h"
+
 namespace samestep {
 namespace {
 
@@ -11,7 +13,7 @@ constexpr std::size_t whole_pages(std::size_t nbytes) { return (nbytes + kPage -
 
 /// Where the parts of an arena begin.
 struct Layout {
-  std::size_t lines, steps, claimed, finished, released, last_words, rings, blocks, stages, end;
+  std::size_t bells, lines, steps, claimed, finished, released, last_words, rings, blocks, stages, end;
 
   explicit Layout(std::size_t size) {
     std::size_t at = 0;
@@ -20,6 +22,7 @@ struct Layout {
       at = whole_pages(at + nbytes);
       return begin;
     };
+    bells = take((size + 1) * sizeof(Arena::Bell));
     lines = take(Arena::kSlots * size * sizeof(Arena::Line));
     steps = take(Arena::kSlots * size * sizeof(Arena::Word));
     claimed = take((Arena::kSlots + 1) * sizeof(Arena::Word));
@@ -42,10 +45,13 @@ std::size_t Arena::ring_nbytes(int size) {
 
 std::size_t Arena::nbytes_for(int size) { return Layout(static_cast<std::size_t>(size)).end; }
 
+std::size_t Arena::nbytes_of_bells(int size) { return Layout(static_cast<std::size_t>(size)).lines; }
+
 Arena::Arena(std::shared_ptr<std::byte> memory, int size)
     : memory_(std::move(memory)), size_(index(size)), ring_nbytes_(ring_nbytes(size)) {
   const Layout layout(size_);
   std::byte* const base = memory_.get();
+  bells_ = reinterpret_cast<Bell*>(base + layout.bells);
   lines_ = reinterpret_cast<Line*>(base + layout.lines);
   steps_ = reinterpret_cast<Word*>(base + layout.steps);
   claimed_ = reinterpret_cast<Word*>(base + layout.claimed);
@@ -55,6 +61,15 @@ Arena::Arena(std::shared_ptr<std::byte> memory, int size)
   rings_ = base + layout.rings;
   blocks_ = base + layout.blocks;
   stages_ = base + layout.stages;
+}
+
+void Arena::wake(int rank) const {
+  for (int peer = 0; peer < size(); ++peer) {
+    Bell& bell = this->bell(peer);
+    if (peer == rank || bell.n_asleep.load(std::memory_order_relaxed) == 0) continue;
+    bell.rung.fetch_add(1, std::memory_order_release);
+    futex_wake(bell.rung);
+  }
 }
 
 }  // namespace samestep

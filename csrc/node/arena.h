@@ -49,6 +49,11 @@ class Arena {
     std::atomic<std::uint64_t> value;
   };
 
+  /// Wakes the threads of a rank that sleep, see NapAtBell.
+  struct alignas(64) Bell {
+    std::atomic<std::uint32_t> rung, n_asleep;
+  };
+
   /// Of messages from one rank to another: bytes written and read so far.
   struct Ring {
     Word written, read;
@@ -56,6 +61,8 @@ class Arena {
   };
 
   static std::size_t nbytes_for(int size);
+  /// The first bytes of it are bells, on which nothing depends but how long somebody sleeps.
+  static std::size_t nbytes_of_bells(int size);
   static std::size_t ring_nbytes(int size);
 
   /// `memory`: at least nbytes_for(size) bytes, zero before the first rank came.
@@ -67,6 +74,7 @@ class Arena {
   /// How far a rank is within an operation: steps count from 1 to kLastStep, and what they mean is the operation's.
   void set_step(std::uint64_t number, int rank, std::uint64_t step) {
     this->step(number, rank).store((number << kStepBits) + step, std::memory_order_release);
+    ring_bells(rank);
   }
   bool is_at(std::uint64_t number, int rank, std::uint64_t step) const {
     return this->step(number, rank).load(std::memory_order_acquire) >= (number << kStepBits) + step;
@@ -84,6 +92,15 @@ class Arena {
   /// How many ranks have left; any rank adds to it.
   std::atomic<std::uint64_t>& n_left() { return claimed_[kSlots].value; }
 
+  /// To be called by `rank` when it has stored what others may wait for. A store that a sleeper did not see, and whose
+  /// writer did not yet see the sleeper, is found a little later: nobody sleeps for long.
+  void ring_bells(int rank) const {
+    if (all_asleep().n_asleep.load(std::memory_order_relaxed) != 0) wake(rank);
+  }
+  Bell& bell(int rank) const { return bells_[index(rank)]; }
+  /// Counts the threads of all ranks together.
+  Bell& all_asleep() const { return bells_[size_]; }
+
   std::byte* block(int rank, std::uint64_t i) { return blocks_ + (index(rank) * kBlocks + i % kBlocks) * kBlockBytes; }
   std::byte* stage(int rank, std::uint64_t i) { return stages_ + (index(rank) * kStages + i % kStages) * kStageBytes; }
   Ring& ring(int from, int to) {
@@ -96,10 +113,12 @@ class Arena {
     return steps_[(number % kSlots) * size_ + index(rank)].value;
   }
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+  void wake(int rank) const;
 
   std::shared_ptr<std::byte> memory_;
   std::size_t size_;
   std::size_t ring_nbytes_;
+  Bell* bells_;
   Line* lines_;
   Word* steps_;
   Word* claimed_;

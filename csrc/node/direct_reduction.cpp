@@ -69,6 +69,7 @@ bool DirectReduction::all_counted(std::uint64_t done) {
   std::uint64_t& finished = task_.group->finished[slot];
   if (done != 0) {
     arena.finished(task_.sequence).fetch_add(done, std::memory_order_acq_rel);
+    arena.ring_bells(task_.rank());
     task_.engine->moved();
   }
   if (!out_of_chunks_ || arena.finished(task_.sequence).load(std::memory_order_acquire) != finished + n_chunks_)

@@ -71,6 +71,7 @@ void LineMeeting::publish(std::uint64_t sequence, std::uint64_t digest, std::siz
   line.nbytes = static_cast<std::uint32_t>(nbytes);
   line.where = where;
   line.number.store((cpu_ << Arena::kNumberBits) | (sequence + 1), std::memory_order_release);
+  arena_->ring_bells(rank_);
   announced_ = sequence + 1;
   count(1, nbytes);
 }
@@ -163,6 +164,7 @@ void LineMeeting::release(std::uint64_t sequence) {
   released_ = sequence + 1;
   scanned_ = 1;
   arena_->released(rank_).store(released_, std::memory_order_release);
+  arena_->ring_bells(rank_);
   // The next operation is likely to be of the same kind.
   kernels::expect_to_write(&arena_->line(announced_, rank_), Arena::kLineBytes);
   kernels::expect_to_write(arena_->block(rank_, n_blocks_), expected_in_block_);
@@ -172,6 +174,7 @@ void LineMeeting::leave(std::uint64_t first_missing, const std::string& reason) 
   std::memcpy(arena_->last_words(rank_), reason.data(), std::min(reason.size(), Arena::kLastWords - 1));
   arena_->left(rank_).store(first_missing + 1, std::memory_order_release);
   arena_->n_left().fetch_add(1, std::memory_order_release);
+  arena_->ring_bells(rank_);
 }
 
 bool LineMeeting::all_here(std::uint64_t sequence) const {

@@ -63,6 +63,7 @@ bool Mailbox::write(int dest, const Frame& frame, Bytes bytes, Bytes more) {
   kernels::copy(place + sizeof frame, bytes.data(), bytes.size());
   kernels::copy(place + sizeof frame + bytes.size(), more.data(), more.size());
   ring.written.value.store(written + frame.nbytes, std::memory_order_release);
+  arena_->ring_bells(rank_);
   if (frame.nbytes <= Arena::kReadSoonest) {
     kernels::expect_to_be_read(place, frame.nbytes);
     kernels::expect_to_be_read(&ring.written, sizeof ring.written);
@@ -287,6 +288,7 @@ void Mailbox::read(int source) {
       throw;
     }
     ring.read.value.store(read, std::memory_order_release);
+    arena_->ring_bells(rank_);
   }
 }
 
@@ -312,6 +314,7 @@ void Mailbox::skip(int source) {
   Frame frame;
   std::memcpy(&frame, ring.bytes() + read % arena_->ring_nbytes(), sizeof frame);
   ring.read.value.store(read + frame.nbytes, std::memory_order_release);
+  arena_->ring_bells(rank_);
 }
 
 void Mailbox::advance() {

@@ -12,6 +12,7 @@
 #include "exchange/messenger.h"
 #include "node/arena.h"
 #include "node/host.h"
+#include "node/nap_at_bell.h"
 #include "node/way_choice.h"
 
 namespace samestep {
@@ -51,6 +52,7 @@ class Mailbox final : public Messenger {
   std::unique_ptr<Messenger> subset(std::span<const int> ranks) override;
   void close() override {}
   std::vector<Loss> losses() override;
+  std::unique_ptr<Nap> nap() override { return std::make_unique<NapAtBell>(arena_, rank_); }
 
  private:
   enum class Kind : std::uint32_t {

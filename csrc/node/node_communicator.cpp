@@ -30,7 +30,7 @@ bool meet(const Engine& engine, LineMeeting& meeting, std::uint64_t sequence, st
   // take it back.
   if (!oversubscribed && nbytes <= Arena::kReadSoonest) pause_for_a_line();
   const unsigned polls = polls_at_once(engine);
-  Pause pause(oversubscribed);
+  Pause pause = Pause::of_who_leaves(oversubscribed);
   for (unsigned i = 0; i < polls; ++i) {
     if (meeting.complete(sequence)) return true;
     // Who is missing may be running on another CPU. Then to give way helps nobody, and costs the turn in which this
@@ -183,7 +183,7 @@ Communicator::WorkPtr NodeCommunicator::recv_now(const Buffer& out, int source, 
   if (!engine.receives_at_once() || out.device.kind != DeviceKind::cpu || (!any && (source < 0 || source >= size()))) {
     return start_recv(out, source, tag, true);
   }
-  Pause pause(engine.options().oversubscribed);
+  Pause pause = Pause::of_who_leaves(engine.options().oversubscribed);
   Met met = Met::none;
   const unsigned polls = polls_at_once(engine);
   for (unsigned i = 0; i < polls && met == Met::none; ++i) {

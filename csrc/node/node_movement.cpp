@@ -85,7 +85,7 @@ void NodeMovement::choose_way() {
     const std::vector<Way> open = open_ways();
     start_.way = open.size() == 1 ? open.front() : ways.next(longest_, open);
   }
-  const Way likely = ways.last(longest_);
+  const Way likely = engine().rank() == 0 ? start_.way : ways.last(longest_);
   const bool stages = !group_->host->reaches_memory() || is_staged(likely);
   if (any_goes_out && stages && group_->meeting->is_next(sequence_)) stage_ahead(likely == Way::past_caches);
 }

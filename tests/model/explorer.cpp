@@ -78,7 +78,7 @@ void Explorer::resume(int rank) {
   save(exceptions_);
   restore(r.exceptions);
   current_ = rank;
-  watched = {memory_.base(), memory_.base() + Memory::kNbytes};
+  watched = {memory_.base() + unwatched_, memory_.base() + Memory::kNbytes};
   if (::_setjmp(scheduler_) == 0) {
     if (r.started) ::_longjmp(r.at, 1);
     r.started = true;

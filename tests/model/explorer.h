@@ -38,6 +38,8 @@ class Explorer {
   Found explore(const Scenario& scenario);
 
   Memory& memory() { return memory_; }
+  /// The first bytes of it, which ranks may read and write as they like.
+  void leave_out(std::size_t nbytes) { unwatched_ = nbytes; }
   /// The rank that runs, or -1 outside of all.
   int current() const { return current_; }
   bool is_dead(int rank) const { return ranks_[static_cast<std::size_t>(rank)].status == Status::dead; }
@@ -114,6 +116,7 @@ class Explorer {
 
   const Scenario* scenario_ = nullptr;
   Memory memory_;
+  std::size_t unwatched_ = 0;
   std::array<Rank, kMostRanks> ranks_;
   jmp_buf scheduler_;
   std::array<void*, 2> exceptions_{};

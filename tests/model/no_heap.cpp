@@ -1,10 +1,15 @@
-// Stands in for csrc/node/shared_heap.cpp: ranks of the exploration have no heap.
+// Stands in for csrc/node/shared_heap.cpp and csrc/os/futex.cpp: ranks of the exploration have no heap, and never
+// sleep.
 
 #include "node/shared_heap.h"
+#include "os/futex.h"
 
 namespace samestep {
 
 SharedHeap::Block SharedHeap::allocate(std::size_t) { return {}; }
 bool SharedHeap::free(void*) { return false; }
+
+void futex_wait(std::atomic<std::uint32_t>&, std::uint32_t, std::chrono::nanoseconds) {}
+void futex_wake(std::atomic<std::uint32_t>&) {}
 
 }  // namespace samestep

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "exchange/turns.h"
 #include "node/line_meeting.h"
 #include "node/mailbox.h"
 #include "values.h"
@@ -62,6 +63,8 @@ class WatchedHost final : public Host {
 void Town::set_up() {
   ++execution_;
   used_ = Arena::nbytes_for(size_);
+  explorer().leave_out(Arena::nbytes_of_bells(size_));
+  turns().take_no_times();
   members_.clear();
   for (int rank = 0; rank < size_; ++rank) {
     auto group = std::make_shared<NodeGroup>();

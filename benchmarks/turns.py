@@ -1,0 +1,187 @@
+"""How ranks that share CPUs take turns: calls of allreduce in a row, in batches.
+
+    samestep run -n 4 benchmarks/turns.py [--sizes 64,4KiB] [--seconds 2] [--busy 2]
+    mpirun -n 4 python benchmarks/turns.py --beside mpi4py,gloo
+
+For each size and each placement of the ranks that occurred: what a call took, and how often a rank lost its CPU for it.
+Each rank has to run once in each call, and the last one of a CPU may go on with the next call. So with as many ranks on
+each CPU the least is 1 - CPUs / ranks for each rank. `--busy` adds processes that compute all the time, as the workers
+of a DataLoader do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import samestep as ss
+from results import KIB, microseconds, size, sizes_of
+
+BATCH_S = 2e-3  # about; of calls that end at once
+MOST_CALLS = 10_000
+MOVED = "moved"
+
+_cpu_of_this_thread = ctypes.CDLL(None).sched_getcpu
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Calls in a row, as one rank saw them.
+
+    Attributes:
+      us: of a call.
+      losses: of the CPU, for each call.
+      cpus: that the rank ran on before and after.
+    """
+
+    us: float
+    losses: float
+    cpus: tuple[int, int]
+
+
+def measure(backend: ss.Backend, call: Callable[[], object], seconds: float) -> list[list[Batch]]:
+    """The batches of all ranks, by rank. Collective."""
+    n_calls = 1
+    while True:
+        took = backend.allreduce(_batch(call, n_calls).us * n_calls * 1e-6, "max")
+        if took > BATCH_S / 2 or n_calls >= MOST_CALLS:
+            break
+        n_calls *= 2
+    batches = []
+    end = time.perf_counter() + seconds
+    while backend.bcast(np.array(time.perf_counter() < end)):  # rank 0's clock
+        batches.append(_batch(call, n_calls))
+    return backend.allgather_object(batches)
+
+
+def _batch(call: Callable[[], object], n_calls: int) -> Batch:
+    cpu, losses, start = _cpu_of_this_thread(), _losses(), time.perf_counter()
+    for _ in range(n_calls):
+        call()
+    us = (time.perf_counter() - start) / n_calls * 1e6
+    return Batch(us, (_losses() - losses) / n_calls, (cpu, _cpu_of_this_thread()))
+
+
+def _losses() -> int:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_nvcsw + used.ru_nivcsw
+
+
+def placement(batches: tuple[Batch, ...]) -> str:
+    """How many ranks each CPU had, such as "2+2". Pure.
+
+    Example:
+      >>> placement((Batch(1, 0, (0, 0)), Batch(1, 0, (1, 1)), Batch(1, 0, (0, 0))))
+      '2+1'
+    """
+    if any(batch.cpus[0] != batch.cpus[1] for batch in batches):
+        return MOVED
+    return "+".join(str(n) for _, n in Counter(batch.cpus[0] for batch in batches).most_common())
+
+
+def table(name: str, nbytes: int, by_rank: list[list[Batch]]) -> list[str]:
+    """A line for each placement: the slowest rank's medians. Pure."""
+    found = defaultdict(list)
+    for batches in zip(*by_rank, strict=True):
+        found[placement(batches)].append(batches)
+    lines = []
+    for place, all_batches in sorted(found.items(), key=lambda item: -len(item[1])):
+        us = statistics.median(max(batch.us for batch in batches) for batches in all_batches)
+        losses = [
+            statistics.median(batch.losses for batch in rank) for rank in zip(*all_batches, strict=True)
+        ]
+        share = len(all_batches) / len(by_rank[0])
+        by = " ".join(f"{value:.2f}" for value in losses)
+        lines.append(f"{name:<8} {size(nbytes):>8}  {place:<8} {share:>5.0%} {microseconds(us):>10}  {by}")
+    return lines
+
+
+@contextlib.contextmanager
+def busy(n: int) -> Iterator[None]:
+    """So many processes compute meanwhile."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def gloo(backend: ss.Backend, nbytes: int) -> Callable[[], object]:
+    """All-reduce of torch.distributed."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        path = backend.bcast_object(tempfile.mkdtemp() if backend.rank == 0 else None)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{path}/store", rank=backend.rank, world_size=backend.size
+        )
+        backend.barrier()
+        if backend.rank == 0:
+            shutil.rmtree(path)
+    x = torch.zeros(nbytes // 4)
+    return lambda: dist.all_reduce(x)
+
+
+def mpi4py(_: ss.Backend, nbytes: int) -> Callable[[], object]:
+    """All-reduce of the MPI library."""
+    from mpi4py import MPI
+
+    x = np.zeros(nbytes // 4, "float32")
+    return lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x)
+
+
+RIVALS = {"mpi4py": mpi4py, "gloo": gloo}
+
+
+def contenders(backend: ss.Backend, nbytes: int, rivals: Sequence[str]) -> dict[str, Callable[[], object]]:
+    """What is called, by name."""
+    x, shared = np.zeros(nbytes // 4, "float32"), backend.zeros(nbytes // 4, "float32")
+    ours = {"samestep": lambda: backend.allreduce(x), "shared": lambda: backend.allreduce(shared)}
+    return ours | {name: RIVALS[name](backend, nbytes) for name in rivals}
+
+
+def _rivals(text: str) -> list[str]:
+    names = text.split(",")
+    if not set(names) <= set(RIVALS):
+        raise argparse.ArgumentTypeError(f"{text!r}: some of {', '.join(RIVALS)}")
+    return names
+
+
+def main() -> None:
+    """The table, printed by rank 0."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", type=sizes_of, default=[8, 64, KIB, 4 * KIB], help="like 64,4KiB")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each line")
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute all the time")
+    parser.add_argument("--beside", type=_rivals, default=[], metavar="mpi4py,gloo", help="measured as well")
+    arguments = parser.parse_args()
+    with ss.initialize() as backend, busy(arguments.busy if backend.rank == 0 else 0):
+        if backend.rank == 0:
+            head = f"{'size':>8}  {'ranks':<8} {'of':>5} {'us a call':>10}  losses of the CPU a call, by rank"
+            print(f"{'':<8} {head}", flush=True)
+        for nbytes in arguments.sizes:
+            for name, call in contenders(backend, nbytes, arguments.beside).items():
+                by_rank = measure(backend, call, arguments.seconds)
+                if backend.rank == 0:
+                    print("\n".join(table(name, nbytes, by_rank)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
