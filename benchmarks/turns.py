@@ -3,10 +3,10 @@
     samestep run -n 4 benchmarks/turns.py [--sizes 64,4KiB] [--seconds 2] [--busy 2]
     mpirun -n 4 python benchmarks/turns.py --beside mpi4py,gloo
 
-For each size and each placement of the ranks that occurred: what a call took, and how often a rank lost its CPU for it.
-Each rank has to run once in each call, and the last one of a CPU may go on with the next call. So with as many ranks on
-each CPU the least is 1 - CPUs / ranks for each rank. `--busy` adds processes that compute all the time, as the workers
-of a DataLoader do.
+What a call took, how often each rank lost its CPU for it, and how many ranks each CPU had. Each rank has to run once in
+each call, and the last one of a CPU may go on with the next call. So with as many ranks on each CPU the least is
+1 - CPUs / ranks losses for each rank. `--busy` adds processes that compute all the time, as the workers of a DataLoader
+do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -91,21 +91,15 @@ def placement(batches: tuple[Batch, ...]) -> str:
     return "+".join(str(n) for _, n in Counter(batch.cpus[0] for batch in batches).most_common())
 
 
-def table(name: str, nbytes: int, by_rank: list[list[Batch]]) -> list[str]:
-    """A line for each placement: the slowest rank's medians. Pure."""
-    found = defaultdict(list)
-    for batches in zip(*by_rank, strict=True):
-        found[placement(batches)].append(batches)
-    lines = []
-    for place, all_batches in sorted(found.items(), key=lambda item: -len(item[1])):
-        us = statistics.median(max(batch.us for batch in batches) for batches in all_batches)
-        losses = [
-            statistics.median(batch.losses for batch in rank) for rank in zip(*all_batches, strict=True)
-        ]
-        share = len(all_batches) / len(by_rank[0])
-        by = " ".join(f"{value:.2f}" for value in losses)
-        lines.append(f"{name:<8} {size(nbytes):>8}  {place:<8} {share:>5.0%} {microseconds(us):>10}  {by}")
-    return lines
+def table(name: str, nbytes: int, by_rank: list[list[Batch]]) -> str:
+    """A line: of the slowest rank's batches the median and the mean, of each rank the median of its losses. Pure."""
+    batches = list(zip(*by_rank, strict=True))
+    us = [max(batch.us for batch in of_all) for of_all in batches]
+    losses = " ".join(f"{statistics.median(batch.losses for batch in rank):.2f}" for rank in by_rank)
+    places = Counter(map(placement, batches)).most_common()
+    where = ", ".join(f"{place} {n / len(batches):.0%}" for place, n in places)
+    median, mean = microseconds(statistics.median(us)), microseconds(statistics.fmean(us))
+    return f"{name:<8} {size(nbytes):>8} {median:>10} {mean:>10}  {losses:<24}  {where}"
 
 
 @contextlib.contextmanager
@@ -174,13 +168,13 @@ def main() -> None:
     arguments = parser.parse_args()
     with ss.initialize() as backend, busy(arguments.busy if backend.rank == 0 else 0):
         if backend.rank == 0:
-            head = f"{'size':>8}  {'ranks':<8} {'of':>5} {'us a call':>10}  losses of the CPU a call, by rank"
+            head = f"{'size':>8} {'median us':>10} {'mean us':>10}  {'losses a call, by rank':<24}  ranks on each CPU"
             print(f"{'':<8} {head}", flush=True)
         for nbytes in arguments.sizes:
             for name, call in contenders(backend, nbytes, arguments.beside).items():
                 by_rank = measure(backend, call, arguments.seconds)
                 if backend.rank == 0:
-                    print("\n".join(table(name, nbytes, by_rank)), flush=True)
+                    print(table(name, nbytes, by_rank), flush=True)
 
 
 if __name__ == "__main__":

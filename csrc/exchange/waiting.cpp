@@ -1,5 +1,7 @@
 #include "exchange/waiting.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -48,7 +50,13 @@ bool Pause::step() {
     if (!oversubscribed_ && polls_ < kSpins) return false;
     const bool sleeps = may_sleep();
     if (sleeps && leaves_) return true;
-    sleeps ? sleep() : turns().give_way();
+    if (sleeps) {
+      sleep();
+    } else if (oversubscribed_) {
+      turns().give_way();
+    } else {
+      ::sched_yield();
+    }
     if (polls_ % kPollsPerLook != 0 && !sleeps) return false;
   }
   const Clock::time_point now = Clock::now();
@@ -60,11 +68,12 @@ bool Pause::step() {
 }
 
 bool Pause::may_sleep() const {
+  if (!oversubscribed_) return waited_ - moved_at_ > kSleepAfter;
   return waited_ - moved_at_ > (begin_nap_ ? kNapAfter : kSleepAfter) || turns().are_slow();
 }
 
 void Pause::sleep() {
-  if (begin_nap_ && !nap_) {
+  if (oversubscribed_ && begin_nap_ && !nap_) {
     nap_ = begin_nap_();
     if (nap_) return;
     begin_nap_ = {};

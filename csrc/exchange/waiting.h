@@ -19,8 +19,9 @@ class Nap {
   virtual void sleep() = 0;
 };
 
-/// Paces a loop that polls: spins first, then gives the CPU to others, then sleeps for short times: where it takes
-/// long, or turns of others are slow (see Turns).
+/// Paces a loop that polls: spins first, then gives the CPU to others, then sleeps for short times. With more ranks
+/// than CPUs it sleeps at once where turns of others are slow (see Turns), and another rank wakes it. A rank with a CPU
+/// of its own does not, for the kernel would bring it to the CPU of the rank that wakes it.
 class Pause {
  public:
   /// Sleeps until something may have come, at most for about a millisecond; false where it cannot.
