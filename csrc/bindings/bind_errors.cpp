@@ -25,10 +25,17 @@ const char* class_name(const Error& error) {
   return "Error";
 }
 
+/// Whether Ctrl-C has come as well, which is then raised in place of the loss of a peer. It reaches all ranks, and ends
+/// some of them before the others have looked at their signals.
+bool interrupted_too(const Error& error) {
+  return dynamic_cast<const PeerLostError*>(&error) != nullptr && PyErr_CheckSignals() != 0;
+}
+
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const Error& error) {
+    if (interrupted_too(error)) return;
     PyErr_SetString(error_class(class_name(error)).ptr(), error.what());
   }
 }
@@ -64,9 +71,7 @@ void set_warning_callback(py::function callback, double warn_after) {
   wait_hooks().warn_after_s = warn_after;
 }
 
-}  // namespace
-
-void set_python_error(std::exception_ptr pointer) {
+void set_error(std::exception_ptr pointer, bool may_be_interrupted) {
   try {
     std::rethrow_exception(pointer);
   } catch (py::error_already_set& error) {
@@ -74,6 +79,7 @@ void set_python_error(std::exception_ptr pointer) {
   } catch (const py::builtin_exception& error) {
     error.set_error();
   } catch (const Error& error) {
+    if (may_be_interrupted && interrupted_too(error)) return;
     PyErr_SetString(error_class(class_name(error)).ptr(), error.what());
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
@@ -82,8 +88,12 @@ void set_python_error(std::exception_ptr pointer) {
   }
 }
 
+}  // namespace
+
+void set_python_error(std::exception_ptr pointer) { set_error(pointer, true); }
+
 PyObject* make_python_error(std::exception_ptr pointer) {
-  set_python_error(pointer);
+  set_error(pointer, false);
   const py::error_already_set error;
   return error.value().inc_ref().ptr();
 }

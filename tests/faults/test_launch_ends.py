@@ -142,6 +142,21 @@ def test_ctrl_c_lets_ranks_clean_up(start):
     assert run.out.count("cleaned up") == 2
 
 
+def test_ctrl_c_is_not_told_as_the_loss_of_a_peer(start):
+    run = start(
+        "import samestep as ss\n"
+        "world = ss.initialize()\n"
+        "print('ready')\n"
+        "if rank == 0: time.sleep(60)\n"
+        "world.barrier()"
+    )
+    run.until_all_say("ready")
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 130
+    assert "excepthook" not in run.err and "PeerLostError" not in run.err
+    assert len(re.findall(r"^\[[01]\] KeyboardInterrupt$", run.err, re.M)) == 2
+
+
 def test_ctrl_c_on_ranks_that_do_not_listen(start):
     run = start(DEAF)
     run.until_all_say("ready")
