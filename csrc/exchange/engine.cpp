@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <mutex>
 #include <utility>
@@ -248,7 +249,8 @@ std::string Engine::late_text(Operation& operation, Seconds waited) {
   for (int rank = 0; rank < size_; ++rank) {
     if (std::find(late.begin(), late.end(), rank) == late.end()) here.push_back(rank);
   }
-  std::string text = str("rank ", rank_, on_host(rank_), ": ", operation.describe(), " has waited ", waited.count(),
+  const double rounded = std::round(waited.count() * 100) / 100;
+  std::string text = str("rank ", rank_, on_host(rank_), ": ", operation.describe(), " has waited ", rounded,
                          " s for ", late.empty() ? "data from ranks that have arrived" : list(late));
   if (operation.is_collective() && !late.empty()) text += "; arrived: " + list(here);
   return text;

@@ -245,7 +245,9 @@ def join(store: Store, rank: int, world_size: int, timeout: float, *, owned: boo
         missing = _missing(room, world_size)
         text = f"{ranks_text(missing)} of {world_size} did not join at {store.where}"
         if patience.left <= 0:
-            _settle(room, "TimeoutError", f"{text} within {timeout:g} s; rank {rank} waits no longer")
+            _settle(
+                room, "TimeoutError", f"{text} within {round(timeout, 1):g} s; rank {rank} waits no longer"
+            )
         else:
             here = [r for r in range(world_size) if r not in missing]
             patience.tell(f"rank {rank} waits: {text} yet, {ranks_text(here)} did")
