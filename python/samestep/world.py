@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import enum
 import math
+import operator
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -99,8 +100,8 @@ def initialize(
         "cuda_devices": _device_request(cuda_devices),
         "amdgpu_devices": _device_request(amdgpu_devices),
         "init_method": init_method,
-        "rank": rank,
-        "world_size": world_size,
+        "rank": _whole("rank", rank),
+        "world_size": _whole("world_size", world_size),
         "timeout": timeout,
         "shared_arrays": shared_arrays,
     }
@@ -146,11 +147,20 @@ def _device_request(devices: _Devices) -> list[int] | str | None:
         return None
     if devices is missing:
         return "missing"
-    if isinstance(devices, str):
+    try:
+        return [operator.index(d) for d in devices]
+    except TypeError:
         raise InvalidArgumentError(
-            f"devices must be None, samestep.missing or a list of ints, got {devices!r}"
-        )
-    return [int(d) for d in devices]
+            "initialize: devices must be None, samestep.missing or a list of ints, the device of each rank of a "
+            f"host, got {devices!r}"
+        ) from None
+
+
+def _whole(what: str, given: Any) -> int | None:
+    text = str(given).strip()  # "1", as it stands in a variable, will do
+    if given is not None and not (text.isascii() and text.isdigit()):
+        raise InvalidArgumentError(f"initialize: {what} must be a whole number of at least 0, got {given!r}")
+    return None if given is None else int(text)
 
 
 def _same_world(world: Backend, requested: str, arguments: dict[str, Any]) -> Backend:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from samestep import _core, facts, hosts, levels, terms
 from samestep.errors import InvalidArgumentError, UnavailableError
@@ -36,6 +36,8 @@ def open_world(
     started_by = facts.launcher()
     if method is None:
         _check_claims(started_by, rank, world_size)
+        if not started_by.name and rank is None and world_size is None:
+            _check_half_set(os.environ)
         if (world_size or started_by.size) == 1:
             return _core.make_self_communicator("world"), _nothing
         tells_place = "MASTER_PORT" in os.environ or facts.slurm_meeting() is not None
@@ -99,6 +101,17 @@ def _check_claims(started_by: facts.Launcher, rank: int | None, world_size: int 
             raise InvalidArgumentError(
                 f"initialize: {what}={claimed} was given but the launcher ({started_by.name}) made it {actual}; "
                 f"leave {what} out"
+            )
+
+
+def _check_half_set(env: Mapping[str, str]) -> None:
+    """One of RANK and WORLD_SIZE is there: what was meant to be one job would be many worlds of one."""
+    for given, harmless, lacking in (("WORLD_SIZE", "1", "RANK"), ("RANK", "0", "WORLD_SIZE")):
+        if env.get(given, "").isdecimal() and env[given] != harmless:
+            text = f"is {env[lacking]!r}" if lacking in env else "is not set"
+            raise InvalidArgumentError(
+                f"initialize: variable {given} is {env[given]}, but {lacking} {text}, so that this process would be a "
+                f"world of its own. Set both; or neither, to be alone; or start with `samestep run -n N script.py`"
             )
 
 
