@@ -366,7 +366,7 @@ def _at_exit() -> None:
         _core.exit_later(_LOST_S, 0 if error is None else 1, why)
     if _world is None or _world.closed or _world._is_forked:
         return
-    ended = "its process ended without samestep.finalize()"
+    ended = "its program has ended, without this call"
     _world._abandon(ended if error is None else f"its process ended with {type(error).__name__}: {error}")
     if error is not None and _world.size > 1:
         # MPI_Finalize waits for all ranks. One that never learns of this error must not hold us for ever.
