@@ -139,6 +139,8 @@ class Backend(MessageVerbs, ListVerbs):
 
         Source: MPI 5.0, section 7.4.2 (MPI_Comm_split).
         """
+        color = None if color is None else self._rank_number(color, "split", "color")
+        key = self._rank_number(key, "split", "key")
         comm = self._comm.split(-1 if color is None else color, key, self._seconds(timeout))
         # Collective in the parent, so that ranks without a new group take part too.
         table = self.allgather_object((color, key))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from samestep.backend import Backend
+from samestep.verbs import require_backend
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -15,11 +16,7 @@ def _function(method: Callable[Concatenate[Backend, _P], _R]) -> Callable[Concat
     name = method.__name__
 
     def function(backend: Backend, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if not isinstance(backend, Backend):
-            raise TypeError(
-                f"{name}: the first argument is the backend, e.g. samestep.get_distributed_backend(), "
-                f"got {type(backend).__name__}"
-            )
+        require_backend(name, backend)
         return getattr(backend, name)(*args, **kwargs)  # type: ignore[no-any-return]
 
     function.__name__ = function.__qualname__ = name

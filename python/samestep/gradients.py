@@ -12,6 +12,7 @@ from samestep import agreement, arrays, traced, trees
 from samestep.errors import InvalidArgumentError
 from samestep.fusion import Timer, allreduce_leaves, fused, timer
 from samestep.reduce_ops import Premul, ReduceOp, resolve
+from samestep.verbs import require_backend
 
 if TYPE_CHECKING:
     from samestep.arrays import ArrayInfo
@@ -32,6 +33,7 @@ def allreduce_gradients(
       >>> ss.allreduce_gradients(backend, grads)["bias"] is None
       True
     """
+    require_backend("allreduce_gradients", backend)
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(grads, torch.nn.Module):
         return allreduce_tree(backend, grads, op, timeout=timeout)

@@ -121,6 +121,7 @@ class MessageVerbs(CollectiveVerbs):
     def isend(self, x: Any, dest: int, tag: int = 0) -> Work:
         """`send` without waiting; `x` must stay as it is until the Work is done."""
         x, _ = arrays.readable(x, "send")
+        dest, tag = self._rank_number(dest, "send", "dest"), self._rank_number(tag, "send", "tag")
         return Work(self._comm.send(x, dest, tag), self._timeout)
 
     def recv(self, out: Any, source: int = ANY, tag: int = ANY, *, timeout: float | None = None) -> Status:
@@ -142,6 +143,7 @@ class MessageVerbs(CollectiveVerbs):
 
     def irecv(self, out: Any, source: int = ANY, tag: int = ANY) -> Work:
         """`recv` without waiting; the Work's result is the Status."""
+        source, tag = self._rank_number(source, "recv", "source"), self._rank_number(tag, "recv", "tag")
         inner = self._comm.recv(out, source, tag)
         return Work(inner, self._timeout, lambda: _status(inner))
 

@@ -115,6 +115,10 @@ def resolve(op: Any) -> tuple[int, float]:
         known = None
     if known is None:
         names = ", ".join(_NAMED)
+        if hasattr(op, "shape"):  # as in MPI's Allreduce(x, y)
+            raise InvalidArgumentError(
+                f"op is an array; use one of {names}; an array to receive into is given by name: out="
+            )
         raise InvalidArgumentError(
             f"op {op!r} is no reduction; use one of {names}, or samestep.premul(factor)"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from samestep import agreement, trees
 from samestep.errors import InvalidArgumentError
 from samestep.fusion import Timer, bcast_leaves, fused, timer
+from samestep.verbs import require_backend
 
 if TYPE_CHECKING:
     from samestep.arrays import ArrayInfo
@@ -49,7 +49,8 @@ def synchronize(
       >>> ss.synchronize(backend, params)["step"]
       3
     """
-    root = operator.index(root)
+    require_backend("synchronize", backend)
+    root = backend._rank_number(root, "synchronize", "root")
     if not 0 <= root < backend.size:
         raise InvalidArgumentError(
             f"synchronize in group {backend.name}: root {root} is outside [0, {backend.size})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -13,9 +14,22 @@ from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.reduce_ops import resolve
 from samestep.work import Limit, Work, seconds
 
-__all__ = ["CollectiveVerbs"]
+__all__ = ["CollectiveVerbs", "require_backend"]
 
 _Self = TypeVar("_Self", bound="CollectiveVerbs")
+
+
+def require_backend(function: str, given: Any) -> None:
+    """That a function of a backend and something else got the backend first.
+
+    Raises:
+      TypeError: it did not.
+    """
+    if not isinstance(given, CollectiveVerbs):
+        raise TypeError(
+            f"{function}: the first argument is the backend, e.g. samestep.get_distributed_backend(), "
+            f"got {type(given).__name__}"
+        )
 
 
 class CollectiveVerbs:
@@ -106,6 +120,7 @@ class CollectiveVerbs:
         """`reduce` without waiting."""
         code, factor = resolve(op)
         x, is_number = arrays.readable(x, "reduce")
+        root = self._rank_number(root, "reduce", "root")
         if self.rank == root:
             into, finish = self._place(x, out, is_number)
         else:
@@ -158,6 +173,7 @@ class CollectiveVerbs:
     def ibcast(self, x: Any, *, root: int = 0, out: Any = None) -> Work:
         """`bcast` without waiting."""
         x, is_number = arrays.readable(x, "bcast")
+        root = self._rank_number(root, "bcast", "root")
         if self.rank == root:
             if out is None:
                 return Work(
@@ -184,6 +200,7 @@ class CollectiveVerbs:
     def igather(self, x: Any, *, root: int = 0, out: Any = None) -> Work:
         """`gather` without waiting."""
         x, _ = arrays.readable(x, "gather")
+        root = self._rank_number(root, "gather", "root")
         if self.rank != root:
             return Work(self._comm.gather(x, None, root), self._timeout)
         into, finish = self._receive(x, (self.size, *arrays.info(x).shape), out)
@@ -436,7 +453,16 @@ class CollectiveVerbs:
                 f"{verb}: out is {writable}{given.dtype}{list(given.shape)}, but {dtype}{list(shape)} will come"
             )
 
+    @staticmethod
+    def _rank_number(given: Any, verb: str, what: str) -> int:
+        """The number of a rank, a tag or a colour; whether it fits the core says."""
+        try:
+            return operator.index(given)
+        except TypeError:
+            raise TypeError(f"{verb}: {what} must be an int, got {given!r}") from None
+
     def _require_root(self, root: int, verb: str) -> None:
+        root = self._rank_number(root, verb, "root")
         if not 0 <= root < self.size:
             raise InvalidArgumentError(
                 f"{verb}: root {root} is outside this group's ranks 0..{self.size - 1}"

@@ -133,6 +133,25 @@ def test_a_dest_or_source_outside_the_group(group, peer):
         group.sendrecv(np.ones(2), rank, np.ones(2), 0)
 
 
+@pytest.mark.parametrize("given", ["0", 0.0, None, np.float64(0)], ids=repr)
+def test_a_rank_or_tag_that_is_no_int(group, given):
+    x = np.zeros(2)
+    for verb in ("bcast", "reduce", "gather", "gatherv", "scatter"):
+        with pytest.raises(TypeError, match=f"^{verb}: root must be an int, got "):
+            getattr(group, verb)(x, root=given)
+    with pytest.raises(TypeError, match=r"^send: dest must be an int, got "):
+        group.send(x, given)
+    with pytest.raises(TypeError, match=r"^recv: tag must be an int, got "):
+        group.recv(x, 0, given)
+    with pytest.raises(TypeError, match=r"^split: key must be an int, got "):
+        group.split(0, given)
+
+
+def test_an_array_in_place_of_the_operator(group):
+    with pytest.raises(ss.InvalidArgumentError, match="given by name: out="):
+        group.allreduce(np.zeros(2), np.zeros(2))
+
+
 def test_dest_must_be_someone(group):
     with pytest.raises(ss.InvalidArgumentError, match="-1"):
         group.send(np.ones(2), ss.ANY)
