@@ -175,6 +175,7 @@ def test_modules_and_programs(words, shown, way):
     ("words", "told"),
     [
         (["no_such_script.py"], "samestep run: there is no file no_such_script.py in "),
+        (["python3", "train.py"], "samestep run: leave python3 out"),
         (["--no-python", "no-such-program"], "samestep run: there is no program no-such-program in PATH"),
         (["--logs", "/dev/null/x", "--no-python", "true"], "/dev/null"),
         ([], "usage: samestep run"),

@@ -107,6 +107,8 @@ def parse(argv: Sequence[str]) -> Options:
     """
     parser = _parser()
     own, rest = split(list(argv), _WITH_VALUE)
+    if other := next((word for word in own if word.partition("=")[0] in _OF_OTHERS), None):
+        parser.error(f"there is no {other}; the number of ranks is -n N, for example -n 4")
     flags = parser.parse_args(own)
     if not rest:
         parser.error("what to run? Give a script, or -m module, or --no-python program")
@@ -114,7 +116,8 @@ def parse(argv: Sequence[str]) -> Options:
     n_from_hosts = sum(host.n_ranks for host in hosts)
     n_ranks = flags.n or n_from_hosts
     if not n_ranks:
-        parser.error("how many ranks? Give -n N, for example -n 4")
+        after = "; flags stand before the program" if "-n" in rest[1:] else ""
+        parser.error(f"how many ranks? Give -n N, for example -n 4{after}")
     if hosts and n_ranks != n_from_hosts:
         parser.error(f"-n {n_ranks} and --hosts, which has room for {n_from_hosts}, must agree; leave -n out")
     if flags.module and flags.no_python:
@@ -144,6 +147,7 @@ def parse(argv: Sequence[str]) -> Options:
 
 
 RESTART_COUNT = "SAMESTEP_RESTART_COUNT"
+_OF_OTHERS = ("-np", "--np", "--nproc", "--nproc-per-node", "--ntasks")  # what other launchers call -n
 RESTARTED = "--restarted"  # what the launcher tells itself
 _PORT = 29500  # of a job of several runs, which could not tell each other of a free one
 _WITH_VALUE = (

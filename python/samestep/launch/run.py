@@ -61,6 +61,8 @@ def _why_not(options: Options) -> str:
         if options.hosts or options.mpi:
             return ""
     if options.kind == "script" and not os.path.exists(program):
+        if os.path.basename(program).startswith("python") and shutil.which(program):
+            return f"leave {program} out: give the script, or -m module, and the ranks run it with Python"
         return f"there is no file {program} in {os.getcwd()}; a module needs -m, a program --no-python"
     if options.kind == "program" and shutil.which(program) is None:
         return f"there is no program {program} in PATH, or it may not be executed"
