@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from samestep import agreement, trees
@@ -40,7 +41,7 @@ def synchronize(
 
     Raises:
       MismatchError: on all ranks, if the trees differ; names the first leaf that does. Nothing has changed.
-      InvalidArgumentError: `root` is no rank of the group, or `objects` is another word.
+      InvalidArgumentError: `root` is no rank of the group, `objects` is another word, or `tree` is a generator.
 
     Example:
       >>> import numpy as np, samestep as ss
@@ -57,6 +58,10 @@ def synchronize(
         )
     if objects not in ("keep", "pickle"):
         raise InvalidArgumentError(f"synchronize: objects must be 'keep' or 'pickle', got {objects!r}")
+    if isinstance(tree, Iterator):  # model.parameters(), say: it would be left as it is
+        raise InvalidArgumentError(
+            f"synchronize: {type(tree).__name__} is no tree of arrays; pass the module or a dict, or make it a list"
+        )
     left = timer(timeout)
     act = f"synchronize(root={root}, objects={objects!r})"
     plain, compared = agreement.plain(backend, tree, act, left())

@@ -294,3 +294,8 @@ def test_in_a_part_of_the_group(group):
     last = (group.size - 1 - group.rank % 2) // 2 * 2 + group.rank % 2
     assert_all(got, last + 1)
     half.close()
+
+
+def test_a_generator_is_refused(group):
+    with pytest.raises(ss.InvalidArgumentError, match="generator is no tree of arrays"):
+        ss.synchronize(group, (np.zeros(2) for _ in range(3)))
