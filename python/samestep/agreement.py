@@ -175,7 +175,7 @@ def check_same(
     Args:
       group: name of the group, for the text.
       everyone: what each rank holds.
-      absent_is_fine: let a leaf be None on some ranks.
+      absent_is_fine: let a leaf be None on some ranks; with the array that it is again elsewhere.
       places: compare also which leaves are one and the same array.
     """
     acts = [description.act for description in everyone]
@@ -188,9 +188,20 @@ def check_same(
         }
         for description in everyone
     ]
+    partners = {
+        description.names[i]: description.names[place]
+        for description in everyone
+        for i, place in enumerate(description.places)
+        if place != i and places
+    }
     for name in dict.fromkeys(name for mine in leaves for name in mine):
         whats = [mine.get(name, "missing") for mine in leaves]
-        if len(set(whats) - {ABSENT} if absent_is_fine else set(whats)) > 1:
+        found = set(whats)
+        if absent_is_fine and not any(
+            mine.get(name) == ABSENT != mine.get(partners.get(name, name)) for mine in leaves
+        ):
+            found -= {ABSENT}
+        if len(found) > 1:
             elements = [what.partition(_ON_DEVICE)[0] for what in whats]
             whats = elements if len(set(elements)) > 1 else [_with_place(what) for what in whats]
             raise MismatchError(

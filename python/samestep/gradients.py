@@ -124,6 +124,9 @@ def _reduce(
     everyone = agreement.everyones(backend, mine, left, compared=compared)
     if everyone is not None:
         agreement.check_same(backend.name, everyone, absent_is_fine=True)
+        for i, what in enumerate(whats):
+            if what == agreement.ABSENT:  # the same array as elsewhere
+                places[i] = next((d.places[i] for d in everyone if d.whats[i] != agreement.ABSENT), i)
         infos = _fill_in_zeros(backend, values, infos, left)
 
     moved = [(i, info) for i, info in enumerate(infos) if info and places[i] == i]

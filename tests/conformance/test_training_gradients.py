@@ -88,6 +88,26 @@ def test_none_counts_as_zeros_where_any_rank_has_a_gradient(group):
     assert got["c"] is None
 
 
+def test_none_where_others_have_an_array_twice(group):
+    x = np.full(3, group.rank + 1.0)
+    has = group.rank < max(1, group.size - 1)
+    tree = {"a": x, "b": x} if has else {"a": None, "b": None}
+    got = group.allreduce_tree(tree, "sum")
+    n = max(1, group.size - 1)
+    assert_same(got["a"], np.full(3, n * (n + 1) / 2))
+    assert got["b"] is got["a"]
+    assert group.allreduce(1) == group.size
+
+
+@pytest.mark.ranks(2, 3)
+def test_none_for_one_of_two_places_where_others_have_one_array(group):
+    x = np.ones(3)
+    tree = {"a": x, "b": None if group.rank else x}
+    with pytest.raises(ss.MismatchError, match=r"leaf \['b'\] is the array \['a'\] again on rank 0 and None on rank"):
+        group.allreduce_tree(tree, "sum")
+    assert group.allreduce(1) == group.size
+
+
 @pytest.mark.parametrize("count", [4, 200_003])
 def test_an_array_in_two_places_is_reduced_once(group, count):
     shared = np.ones(count)
