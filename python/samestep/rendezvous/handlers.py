@@ -47,6 +47,8 @@ def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
 
 def open_store(url: str, rank: int | None, world_size: int | None) -> tuple[Store, int, int] | None:
     """What the handler of this scheme yields first; None where there is none."""
+    if not isinstance(url, str):
+        raise TypeError(f"initialize: init_method is text such as 'tcp://host:29500', got {url!r}")
     handler: Any = _handlers.get(url.partition("://")[0])
     if handler is None:
         return None
