@@ -250,8 +250,8 @@ std::string Engine::late_text(Operation& operation, Seconds waited) {
     if (std::find(late.begin(), late.end(), rank) == late.end()) here.push_back(rank);
   }
   const double rounded = std::round(waited.count() * 100) / 100;
-  std::string text = str("rank ", rank_, on_host(rank_), ": ", operation.describe(), " has waited ", rounded,
-                         " s for ", late.empty() ? "data from ranks that have arrived" : list(late));
+  std::string text = str("rank ", rank_, on_host(rank_), ": ", operation.describe(), " has waited ", rounded, " s for ",
+                         late.empty() ? "data from ranks that have arrived" : list(late));
   if (operation.is_collective() && !late.empty()) text += "; arrived: " + list(here);
   return text;
 }

@@ -103,7 +103,9 @@ def test_none_where_others_have_an_array_twice(group):
 def test_none_for_one_of_two_places_where_others_have_one_array(group):
     x = np.ones(3)
     tree = {"a": x, "b": None if group.rank else x}
-    with pytest.raises(ss.MismatchError, match=r"leaf \['b'\] is the array \['a'\] again on rank 0 and None on rank"):
+    with pytest.raises(
+        ss.MismatchError, match=r"leaf \['b'\] is the array \['a'\] again on rank 0 and None on rank"
+    ):
         group.allreduce_tree(tree, "sum")
     assert group.allreduce(1) == group.size
 
