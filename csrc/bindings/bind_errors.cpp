@@ -12,8 +12,14 @@ namespace py = pybind11;
 namespace {
 
 /// The class of samestep.errors with this name. Looked up when it is needed, so that the extension can be
-/// imported first.
-py::object error_class(const char* name) { return py::module_::import("samestep.errors").attr(name); }
+/// imported first. An interpreter that ends has no modules any more.
+py::object error_class(const char* name) {
+  try {
+    return py::module_::import("samestep.errors").attr(name);
+  } catch (const py::error_already_set&) {
+    return py::reinterpret_borrow<py::object>(PyExc_RuntimeError);
+  }
+}
 
 const char* class_name(const Error& error) {
   if (dynamic_cast<const InvalidArgumentError*>(&error) != nullptr) return "InvalidArgumentError";

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
@@ -204,7 +205,7 @@ class Works(Work):
 
 
 def _warn_dropped(error: Exception) -> None:
-    if isinstance(error, NotInitializedError):  # this process was forked from the rank, whose operation it is
+    if isinstance(error, NotInitializedError) or sys.is_finalizing():  # a forked process drops its parent's operation
         return
     import logging
 

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -278,6 +279,31 @@ def test_a_forked_child_is_no_rank(group):
     with group.split(0) as another:
         assert another.allreduce(1) == group.size
     assert_same(group.allreduce(np.ones(100_000)), np.full(100_000, float(group.size)))
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning")  # of JAX, loaded by other tests
+def test_a_forked_child_may_drop_operations(group):
+    to, by = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    x, sums, several = np.zeros(3), np.ones(100_000), [np.ones(2), np.ones(2)]
+    pending = [group.irecv(x, by), group.iallreduce(sums), group.iallreduce_multi(several)]
+
+    def drops_them():
+        seen = []
+        sys.unraisablehook = seen.append
+        pending.clear()
+        gc.collect()
+        return not seen
+
+    assert in_child(drops_them)()
+    group.barrier()  # nobody sends before all children have ended
+    group.send(np.full(3, float(group.rank)), to)
+    for work in pending:
+        work.wait()
+    assert_same(x, np.full(3, float(by)))
+    assert_same(sums, np.full(100_000, float(group.size)))
+    assert_same(several[1], np.full(2, 2.0 * group.size))
 
 
 @pytest.mark.ranks(2, fresh=True)

@@ -1,4 +1,4 @@
-"""Use before initialize, in a process that has never had a world."""
+"""Use before initialize, in a process that has never had a world, and while the interpreter ends."""
 
 import subprocess
 import sys
@@ -47,3 +47,28 @@ def test_errors_are_also_the_builtins_a_user_would_catch():
         assert issubclass(ours, ss.Error)
         assert issubclass(ours, builtin)
         assert ours.__module__ == "samestep"
+
+
+def test_while_the_interpreter_ends():
+    code = """
+        import builtins
+        import numpy as np, samestep as ss
+
+        class Last:
+            def __init__(self, verb, x):
+                self.verb, self.x = verb, x
+            def __del__(self):
+                self.verb(self.x)
+
+        backend = ss.initialize()
+        builtins.kept = [Last(verb, np.ones(3)) for verb in (backend.allreduce, backend.iallreduce, backend.bcast)]
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert done.stderr.count("RuntimeError: its process ended without samestep.finalize()") == 3
