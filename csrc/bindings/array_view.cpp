@@ -80,6 +80,16 @@ std::string prefixed(const char* what, const std::string& text) { return what ? 
 
 }  // namespace
 
+ArrayView::Extent ArrayView::extent() const {
+  Extent extent{static_cast<const std::byte*>(data), count == 0 ? 0 : itemsize(dtype)};
+  for (int i = 0; i < n_dims && count != 0; ++i) {
+    const std::int64_t reach = (shape[i] - 1) * strides[i];
+    if (reach < 0) extent.begin += reach;
+    extent.nbytes += static_cast<std::size_t>(std::abs(reach));
+  }
+  return extent;
+}
+
 ArrayView& ArrayView::operator=(const ArrayView& other) {
   data = other.data;
   dtype = other.dtype;

@@ -31,6 +31,12 @@ struct ArrayView {
   StreamHandle stream = kNoStream;  ///< device memory: set by `find_stream`
 
   std::size_t nbytes() const { return static_cast<std::size_t>(count) * itemsize(dtype); }
+  /// From the first byte of any element to the last one of any.
+  struct Extent {
+    const std::byte* begin;
+    std::size_t nbytes;
+  };
+  Extent extent() const;
   /// The elements as one run. Only for contiguous views.
   Buffer buffer() const { return {data, static_cast<std::size_t>(count), dtype, device, stream}; }
 };

@@ -27,6 +27,12 @@ using Work_ = std::unique_ptr<PendingWork>;
 
 Reduction reduction(int op, double factor) { return {static_cast<ReduceOp>(op), factor}; }
 
+/// Block `i` of `buffer`, where each has so many bytes.
+const void* block(const Buffer& buffer, int i, std::size_t nbytes) {
+  if (buffer.data == nullptr) return nullptr;
+  return static_cast<const std::byte*>(buffer.data) + static_cast<std::size_t>(i) * nbytes;
+}
+
 Work_ started(const Comm& comm, Work_ work, Communicator::WorkPtr operation) {
   work->start(comm, std::move(operation));
   return work;
@@ -62,56 +68,61 @@ Work_ broadcast(const Comm& comm, const py::object& x, int root) {
 Work_ all_gather(const Comm& comm, const py::object& x, const py::object& out) {
   auto work = std::make_unique<PendingWork>();
   const Buffer to = work->output(out, "allgather", false);
-  const ConstBuffer in = work->input(x, "allgather");
+  ConstBuffer in = work->input(x, "allgather");
+  in = work->apart(in, to, block(to, comm->rank(), in.nbytes()));
   return started(comm, std::move(work), comm->all_gather(in, to, work->shape()));
 }
 
 Work_ all_gather_v(const Comm& comm, const py::object& x, const py::object& out, const Counts& counts) {
   auto work = std::make_unique<PendingWork>();
   const Buffer to = work->output(out, "allgatherv", false);
-  const ConstBuffer in = work->input(x, "allgatherv");
+  const ConstBuffer in = work->apart(work->input(x, "allgatherv"), to);
   return started(comm, std::move(work), comm->all_gather_v(in, to, counts));
 }
 
 Work_ gather(const Comm& comm, const py::object& x, const py::object& out, int root) {
   auto work = std::make_unique<PendingWork>();
   const Buffer to = comm->rank() == root ? work->output(out, "gather", false) : Buffer{};
-  const ConstBuffer in = work->input(x, "gather");
+  ConstBuffer in = work->input(x, "gather");
+  in = work->apart(in, to, block(to, comm->rank(), in.nbytes()));
   return started(comm, std::move(work), comm->gather(in, to, root, work->shape()));
 }
 
 Work_ gather_v(const Comm& comm, const py::object& x, const py::object& out, const Counts& counts, int root) {
   auto work = std::make_unique<PendingWork>();
   const Buffer to = comm->rank() == root ? work->output(out, "gatherv", false) : Buffer{};
-  const ConstBuffer in = work->input(x, "gatherv");
+  const ConstBuffer in = work->apart(work->input(x, "gatherv"), to);
   return started(comm, std::move(work), comm->gather_v(in, to, counts, root));
 }
 
 Work_ scatter(const Comm& comm, const py::object& x, const py::object& out, int root) {
   auto work = std::make_unique<PendingWork>();
-  const ConstBuffer in = comm->rank() == root ? work->input(x, "scatter") : ConstBuffer{};
+  ConstBuffer in = comm->rank() == root ? work->input(x, "scatter") : ConstBuffer{};
   const Buffer to = work->output(out, "scatter", false);
+  in = work->apart(in, to);
   return started(comm, std::move(work), comm->scatter(in, to, root, work->shape()));
 }
 
 Work_ scatter_v(const Comm& comm, const py::object& x, const py::object& out, const Counts& counts, int root) {
   auto work = std::make_unique<PendingWork>();
-  const ConstBuffer in = comm->rank() == root ? work->input(x, "scatterv") : ConstBuffer{};
+  ConstBuffer in = comm->rank() == root ? work->input(x, "scatterv") : ConstBuffer{};
   const Buffer to = work->output(out, "scatterv", false);
+  in = work->apart(in, to);
   return started(comm, std::move(work), comm->scatter_v(in, counts, to, root));
 }
 
 Work_ reduce_scatter(const Comm& comm, const py::object& x, const py::object& out, int op, double factor) {
   auto work = std::make_unique<PendingWork>();
-  const ConstBuffer in = work->input(x, "reduce_scatter");
+  ConstBuffer in = work->input(x, "reduce_scatter");
   const Buffer to = work->output(out, "reduce_scatter", false);
+  in = work->apart(in, to);
   return started(comm, std::move(work), comm->reduce_scatter(in, to, reduction(op, factor), work->shape()));
 }
 
 Work_ all_to_all(const Comm& comm, const py::object& x, const py::object& out) {
   auto work = std::make_unique<PendingWork>();
   const Buffer to = work->output(out, "alltoall", false);
-  const ConstBuffer in = work->input(x, "alltoall");
+  const ConstBuffer in = work->apart(work->input(x, "alltoall"), to);
   return started(comm, std::move(work), comm->all_to_all(in, to, work->shape()));
 }
 
@@ -119,7 +130,7 @@ Work_ all_to_all_v(const Comm& comm, const py::object& x, const Counts& sent, co
                    const Counts& received) {
   auto work = std::make_unique<PendingWork>();
   const Buffer to = work->output(out, "alltoallv", false);
-  const ConstBuffer in = work->input(x, "alltoallv");
+  const ConstBuffer in = work->apart(work->input(x, "alltoallv"), to);
   return started(comm, std::move(work), comm->all_to_all_v(in, sent, to, received));
 }
 

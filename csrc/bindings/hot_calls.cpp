@@ -131,6 +131,7 @@ bool look_at(const HotCall& hot, const Arguments& given, Viewed& to) {
   const ArrayView* const out = view_as_it_lies(given.out, true, to.out);
   if (out == nullptr) return false;
   call.out = out->buffer();
+  if (share_memory(call.in, call.out)) return false;
   to.written = given.out;
   if (hot.verb == Verb::reduce_scatter) {
     read_shape(*out, call.shape);

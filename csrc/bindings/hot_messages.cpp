@@ -92,7 +92,7 @@ PyObject* try_sendrecv(const HotMessage& hot, PyObject* x, int dest, PyObject* o
   Array sent, received;
   const ArrayView* const from = view_as_it_lies(x, false, sent);
   const ArrayView* const to = view_as_it_lies(out, true, received);
-  if (from == nullptr || to == nullptr) return nullptr;
+  if (from == nullptr || to == nullptr || share_memory(from->buffer(), to->buffer())) return nullptr;
   PendingWork sending;
   Communicator::WorkPtr send;
   Status status;

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "kernels/stream.h"
 #include "kernels/strided.h"
 
 namespace samestep {
@@ -86,7 +87,16 @@ InOut PendingWork::in_out(const py::handle& x, const py::handle& out, const char
     return {both, both};
   }
   const Buffer to = output(out, what, /*copy_in=*/false);
-  return {input(x, what), to};
+  return {apart(input(x, what), to, to.data), to};
+}
+
+ConstBuffer PendingWork::apart(ConstBuffer in, Buffer out, const void* own) {
+  if (in.data == own || !share_memory(in, out)) return in;
+  auto staged = std::make_unique<Staged>(Staged{{}, std::vector<std::byte>(in.nbytes()), false});
+  kernels::copy(staged->elements.data(), in.data, in.nbytes());
+  in.data = staged->elements.data();
+  staged_.push_back(std::move(staged));
+  return in;
 }
 
 void PendingWork::bring_home() {

@@ -29,6 +29,9 @@ class PendingWork {
   Buffer output(const pybind11::handle& array, const char* what, bool copy_in);
   /// Of a verb that works in place where `out` is None, or `x`.
   InOut in_out(const pybind11::handle& x, const pybind11::handle& out, const char* what);
+  /// `in`, or a copy of it where what is written would change it: memory that is shared, unless `in` begins at `own`,
+  /// where nobody else's elements are written before they are read.
+  ConstBuffer apart(ConstBuffer in, Buffer out, const void* own = nullptr);
   /// As far as ranks must agree on it.
   Shape shape() const { return shape_; }
 

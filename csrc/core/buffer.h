@@ -45,6 +45,16 @@ struct Buffer {
   operator ConstBuffer() const { return {data, count, dtype, device, stream}; }
 };
 
+/// Do two ranges of host memory have bytes in common?
+inline bool share_memory(const void* a, std::size_t a_nbytes, const void* b, std::size_t b_nbytes) {
+  const auto from_a = reinterpret_cast<std::uintptr_t>(a), from_b = reinterpret_cast<std::uintptr_t>(b);
+  return from_a < from_b + b_nbytes && from_b < from_a + a_nbytes;
+}
+inline bool share_memory(const ConstBuffer& a, const ConstBuffer& b) {
+  if (a.device.kind != DeviceKind::cpu || b.device.kind != DeviceKind::cpu) return false;
+  return share_memory(a.data, a.nbytes(), b.data, b.nbytes());
+}
+
 /// What an operation reads, and where it writes; the same memory if it works in place.
 struct InOut {
   ConstBuffer in;

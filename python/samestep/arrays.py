@@ -193,6 +193,15 @@ def finish_for(library: str, received: Any) -> Any:
     return jax.dlpack.from_dlpack(received) if library == "jax gpu" else jax.device_put(received)
 
 
+def apart(x: Any, out: Any) -> Any:
+    """`x`, or a copy of it where writing to `out` would change it."""
+    if not _core.share_memory(x, out):
+        return x
+    own = new_like(x)
+    copy(x, own, "sendrecv")
+    return own
+
+
 def copy(x: Any, out: Any, verb: str) -> None:
     """Copy the elements of `x` into `out`, whichever libraries and layouts they have.
 

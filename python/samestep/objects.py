@@ -170,6 +170,8 @@ class MessageVerbs(CollectiveVerbs):
         self, x: Any, dest: int, out: Any, source: int = ANY, *, sendtag: int = 0, recvtag: int = ANY
     ) -> Work:
         """`sendrecv` without waiting; the Work's result is the Status of what was received."""
+        x, _ = arrays.readable(x, "send")
+        x = arrays.apart(x, out)
         received = self.irecv(out, source, recvtag)
         try:
             return _Both(self.isend(x, dest, sendtag), received)

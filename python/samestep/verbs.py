@@ -265,7 +265,7 @@ class CollectiveVerbs:
 
         Args:
           x: array whose first extent is a multiple of `size`, the same shape and dtype on all ranks.
-          out: array of the same shape to receive into; must not share memory with `x`.
+          out: array of the same shape to receive into.
           timeout: seconds, see the class.
 
         Source: MPI 5.0, section 6.8 (MPI_Alltoall).

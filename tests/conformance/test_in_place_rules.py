@@ -114,6 +114,67 @@ def test_out_may_be_the_input_itself(group):
     assert_same(x, np.full(5, float(group.size)))
 
 
+@pytest.mark.parametrize("count", [4, 600, 300_000])
+@pytest.mark.parametrize("shift", [0, 1, 3, -2])
+@pytest.mark.parametrize("shared", [False, True])
+def test_out_may_share_memory_with_the_input(group, count, shift, shared):
+    n, rank = group.size, group.rank
+    first, wide = count, count * n
+    all_values = [values(r, count * (n + 2), "float64") for r in range(n)]
+    memory = group.empty(count * (n + 2), "float64") if shared else np.empty(count * (n + 2))
+
+    def at(x, length, by=0):
+        return x[first + by : first + by + length]
+
+    def blocks(x):
+        return at(x, wide).reshape(n, count)
+
+    def check(verb, got, expected):
+        assert np.array_equal(got, expected), verb
+
+    def fresh():
+        group.barrier()
+        memory[:] = all_values[rank]
+
+    ones, out = at(memory, count), at(memory, count, shift)
+    sums = reduced([at(x, count) for x in all_values], "sum")
+    for verb in (group.allreduce, lambda *a, **to: group.iallreduce(*a, **to).wait()):
+        fresh()
+        check("allreduce", verb(ones, out=out), sums)
+    fresh()
+    group.reduce(ones, root=n - 1, out=out)
+    check("reduce", out, sums if rank == n - 1 else at(all_values[rank], count, shift))
+    fresh()
+    group.bcast(ones, out=out)
+    check("bcast", out, at(all_values[0], count))
+    fresh()
+    group.sendrecv(ones, (rank + 1) % n, out, (rank - 1) % n)
+    check("sendrecv", out, at(all_values[rank - 1], count))
+    fresh()
+    group.reduce_scatter(blocks(memory), out=out)
+    check("reduce_scatter", out, reduced([blocks(x) for x in all_values], "sum")[rank])
+    fresh()
+    group.scatter(blocks(memory) if rank == 0 else None, out=out)
+    check("scatter", out, blocks(all_values[0])[rank])
+    fresh()
+    group.scatterv(at(memory, wide) if rank == 0 else None, [count] * n if rank == 0 else None, out=out)
+    check("scatterv", out, blocks(all_values[0])[rank])
+    gathered = np.stack([at(x, count, shift) for x in all_values])
+    for verb in (group.allgather, group.gather):
+        fresh()
+        got = verb(out, out=blocks(memory) if rank == 0 or verb == group.allgather else None)
+        assert got is None or np.array_equal(got, gathered)
+    for verb in (group.allgatherv, group.gatherv):
+        fresh()
+        got = verb(out, out=at(memory, wide) if rank == 0 or verb == group.allgatherv else None)
+        assert got is None or np.array_equal(got, gathered.ravel())
+    turned = np.stack([blocks(x)[rank] for x in all_values])
+    fresh()
+    check("alltoall", group.alltoall(blocks(memory), out=at(memory, wide, shift).reshape(n, count)), turned)
+    fresh()
+    check("alltoallv", group.alltoallv(at(memory, wide), [count] * n, out=at(memory, wide, shift))[0], turned.ravel())
+
+
 def test_scalars_give_scalars(group):
     n = group.size
     assert group.allreduce(group.rank + 1) == n * (n + 1) // 2
