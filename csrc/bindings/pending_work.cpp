@@ -141,6 +141,9 @@ void PendingWork::wait_for_end(AtDeadline at_deadline, Wait wait) {
     if (at_deadline == AtDeadline::abandon) communicator_->abandon(std::current_exception(), error.what());
     if (at_deadline == AtDeadline::cancel) cancel();
     throw;
+  } catch (const py::error_already_set&) {
+    if (at_deadline != AtDeadline::goes_on) cancel();
+    throw;
   }
 }
 
@@ -162,7 +165,7 @@ bool PendingWork::order_streams(double timeout, AtDeadline at_deadline) {
 
 /// Does nobody read or write the arrays any more?
 bool PendingWork::is_over() const noexcept {
-  if (work_ == nullptr || ordered_) return true;
+  if (work_ == nullptr || ordered_ || taken_back_) return true;
   try {
     if (!work_->done()) return false;
     if (work_->error()) std::rethrow_exception(work_->error());

@@ -14,6 +14,8 @@ namespace samestep {
 /// An operation together with the arrays it works on: keeps them alive, stages those that are not contiguous,
 /// and brings staged results home at the end.
 ///
+/// A receive whose wait a signal's handler ends is taken back, or it would swallow the next message.
+///
 /// An operation that failed for the group may still be read or written by the transport; then its arrays
 /// are kept for good.
 class PendingWork {
@@ -56,7 +58,10 @@ class PendingWork {
   void wait(double timeout, AtDeadline at_deadline, int polls_with_gil = 64, bool on_host = false);
   std::exception_ptr error() const { return work_->error(); }
   Status status() const { return work_->status(); }
-  bool cancel() { return communicator_->cancel(*work_); }
+  bool cancel() {
+    taken_back_ = taken_back_ || communicator_->cancel(*work_);
+    return taken_back_;
+  }
 
  private:
   struct Staged {
@@ -80,7 +85,8 @@ class PendingWork {
   std::vector<pybind11::object> on_device_;
   Shape shape_;
   bool home_ = false;
-  bool ordered_ = false;  // streams wait for the end: what comes in them later may use the memory
+  bool taken_back_ = false;  // before anything came: nobody will use the memory
+  bool ordered_ = false;     // streams wait for the end: what comes in them later may use the memory
 };
 
 /// The shape of a view, for signatures.

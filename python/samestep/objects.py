@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from samestep import _core, arrays
-from samestep.errors import InvalidArgumentError, TimeoutError
+from samestep.errors import InvalidArgumentError
 from samestep.verbs import CollectiveVerbs
 from samestep.work import Deadline, Status, Work
 
@@ -79,15 +79,20 @@ class _Both(Work):
         return self._sent.exception() or super().exception()
 
     def _wait_blocking(self, timeout: float | None) -> Any:
-        result = super()._wait_blocking(timeout)
-        self._sent._wait_blocking(timeout)
+        try:
+            result = super()._wait_blocking(timeout)
+            self._sent._wait_blocking(timeout)
+        except BaseException:
+            self._sent._leave()
+            self._received._leave()
+            raise
         return result
 
 
 def _wait_or_take_back(receive: Work) -> Any:
     try:
         return receive.wait(receive._timeout)
-    except TimeoutError:
+    except BaseException:
         receive._inner.cancel()
         raise
 

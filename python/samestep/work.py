@@ -118,8 +118,17 @@ class Work:
 
     def _wait_blocking(self, timeout: float | None) -> Any:
         limit = self._timeout if timeout is None else float(timeout)
-        self._inner.wait(limit, True, timeout is not None or type(self._timeout) is Limit)
+        try:
+            self._inner.wait(limit, True, timeout is not None or type(self._timeout) is Limit)
+        except BaseException:
+            self._leave()
+            raise
         return self._take()
+
+    def _leave(self) -> None:
+        """The operation goes on by itself: a blocking call that has ended does not wait when this is dropped."""
+        if hasattr(self, "_inner"):
+            del self._inner
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio  # costs more to import than the rest of the package
@@ -182,7 +191,14 @@ class Works(Work):
         return self._result
 
     def _wait_blocking(self, timeout: float | None) -> Any:
-        return self._wait_all(timeout, True, timeout is not None or type(self._timeout) is Limit)
+        try:
+            return self._wait_all(timeout, True, timeout is not None or type(self._timeout) is Limit)
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        self._all = ()
 
     def _settle(self) -> None:
         """Brings the result to its place, once."""
@@ -205,7 +221,9 @@ class Works(Work):
 
 
 def _warn_dropped(error: Exception) -> None:
-    if isinstance(error, NotInitializedError) or sys.is_finalizing():  # a forked process drops its parent's operation
+    if (
+        isinstance(error, NotInitializedError) or sys.is_finalizing()
+    ):  # a forked process drops its parent's operation
         return
     import logging
 

@@ -172,7 +172,11 @@ def test_out_may_share_memory_with_the_input(group, count, shift, shared):
     fresh()
     check("alltoall", group.alltoall(blocks(memory), out=at(memory, wide, shift).reshape(n, count)), turned)
     fresh()
-    check("alltoallv", group.alltoallv(at(memory, wide), [count] * n, out=at(memory, wide, shift))[0], turned.ravel())
+    check(
+        "alltoallv",
+        group.alltoallv(at(memory, wide), [count] * n, out=at(memory, wide, shift))[0],
+        turned.ravel(),
+    )
 
 
 def test_scalars_give_scalars(group):
