@@ -433,9 +433,12 @@ class CollectiveVerbs:
         return shape[1:]
 
     def _row_counts(self, counts: Sequence[int] | None, shape: tuple[int, ...], verb: str) -> list[int]:
-        rows = [int(n) for n in counts] if counts is not None else []
+        try:
+            rows = [operator.index(n) for n in counts] if counts is not None else []
+        except TypeError:
+            rows = []
         if len(rows) != self.size or any(n < 0 for n in rows):
-            raise InvalidArgumentError(f"{verb}: counts must be {self.size} numbers >= 0, got {counts}")
+            raise InvalidArgumentError(f"{verb}: counts must be {self.size} whole numbers >= 0, got {counts}")
         if not shape or sum(rows) != shape[0]:
             raise InvalidArgumentError(
                 f"{verb}: counts {rows} add up to {sum(rows)} rows but the array has shape {shape}"

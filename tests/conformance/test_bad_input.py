@@ -255,7 +255,8 @@ def test_scatter_without_an_array_at_root(group):
 def test_counts_that_do_not_fit(group):
     n = group.size
     x = np.ones((n, 2))
-    for counts in ([1] * (n + 1), [], [2] * n, [-1, *[1] * (n - 1)], None):
+    no_numbers = [[1.5] * n, ["1"] * n, [np.nan] * n]
+    for counts in ([1] * (n + 1), [], [2] * n, [-1, *[1] * (n - 1)], None, *no_numbers):
         with pytest.raises((ss.InvalidArgumentError, TypeError)):
             group.alltoallv(x, counts)
         with pytest.raises((ss.InvalidArgumentError, TypeError)):
