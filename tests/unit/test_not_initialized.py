@@ -71,4 +71,4 @@ def test_while_the_interpreter_ends():
         timeout=60,
     )
     assert done.returncode == 0
-    assert done.stderr.count("RuntimeError: its process ended without samestep.finalize()") == 3
+    assert done.stderr.count("RuntimeError: its program has ended") == 3
