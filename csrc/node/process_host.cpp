@@ -7,6 +7,7 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <random>
 
 #include "core/error.h"
@@ -100,6 +101,7 @@ class ProcessHost final : public Host {
   bool accept(UnixListener& listener, const Token& token, const Deadline& deadline);
   bool can_reach(const std::vector<Introduction>& all);
   bool give_segment(std::uint32_t number, const SharedMemory& segment);
+  std::optional<UnixSocket::Packet> receive(int peer, const Deadline& deadline);
   void take_gift(int peer, const Deadline& deadline);
   static void see(Segment& segment, std::size_t offset, std::size_t nbytes);
 
@@ -191,8 +193,16 @@ bool ProcessHost::give_segment(std::uint32_t number, const SharedMemory& segment
   return true;
 }
 
+std::optional<UnixSocket::Packet> ProcessHost::receive(int peer, const Deadline& deadline) {
+  try {
+    return of(peer).socket.receive(deadline);
+  } catch (const PeerLostError&) {
+    throw PeerLostError(str("rank ", peer, " of this host has not shared its memory: its process has ended"));
+  }
+}
+
 void ProcessHost::take_gift(int peer, const Deadline& deadline) {
-  auto packet = of(peer).socket.receive(deadline);
+  auto packet = receive(peer, deadline);
   if (!packet) {
     throw TimeoutError(
         str("rank ", peer, " of this host has not shared its memory after ", deadline.timeout().count(), " s"));

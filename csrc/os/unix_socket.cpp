@@ -70,6 +70,9 @@ std::optional<UnixSocket::Packet> UnixSocket::receive(const Deadline& deadline) 
   if (got < 0 && errno == ECONNRESET) got = ::recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   if (got < 0 && errno != ECONNRESET) throw_errno("cannot receive from a process of this host");
   if (got <= 0) throw PeerLostError("the process at the other end has ended");
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+    throw UnavailableError("no descriptor is left for memory that a process of this host shares; raise `ulimit -n`");
+  }
   packet.bytes.resize(static_cast<std::size_t>(got));
   if (const cmsghdr* const header = CMSG_FIRSTHDR(&message); header != nullptr && header->cmsg_type == SCM_RIGHTS) {
     int number;

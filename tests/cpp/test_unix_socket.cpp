@@ -1,4 +1,6 @@
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/resource.h>
 
 #include <cstring>
 
@@ -26,4 +28,22 @@ TEST_CASE("unix socket: what was sent arrives, though its sender has gone withou
   std::memcpy(&got, packet->bytes.data(), sizeof got);
   CHECK(got == sent);
   CHECK_THROWS_AS(other->receive(Deadline::after(Seconds(10))), samestep::PeerLostError);
+}
+
+TEST_CASE("unix socket: a descriptor for which there is no room here is told as such") {
+  UnixListener listener;
+  UnixSocket one = samestep::connect_to(listener.name());
+  auto other = listener.accept(Deadline::after(Seconds(10)));
+  REQUIRE(other);
+  const int sent = 7;
+  {
+    const samestep::Fd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    one.send(&sent, sizeof sent, &file);
+  }
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit none{3, before.rlim_max};  // what is in use; poll takes no more than that at once
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  CHECK_THROWS_AS(other->receive(Deadline::after(Seconds(10))), samestep::UnavailableError);
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
 }
