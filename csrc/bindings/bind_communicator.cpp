@@ -33,6 +33,12 @@ const void* block(const Buffer& buffer, int i, std::size_t nbytes) {
   return static_cast<const std::byte*>(buffer.data) + static_cast<std::size_t>(i) * nbytes;
 }
 
+/// Where the input begins if this rank's part of the result takes the place of its block of it: nobody else needs that.
+const void* input_around(const ConstBuffer& in, const Buffer& out, int rank) {
+  const auto* const data = static_cast<const std::byte*>(in.data);
+  return data != nullptr && out.data == data + static_cast<std::size_t>(rank) * out.nbytes() ? in.data : nullptr;
+}
+
 Work_ started(const Comm& comm, Work_ work, Communicator::WorkPtr operation) {
   work->start(comm, std::move(operation));
   return work;
@@ -99,7 +105,7 @@ Work_ scatter(const Comm& comm, const py::object& x, const py::object& out, int 
   auto work = std::make_unique<PendingWork>();
   ConstBuffer in = comm->rank() == root ? work->input(x, "scatter") : ConstBuffer{};
   const Buffer to = work->output(out, "scatter", false);
-  in = work->apart(in, to);
+  in = work->apart(in, to, input_around(in, to, comm->rank()));
   return started(comm, std::move(work), comm->scatter(in, to, root, work->shape()));
 }
 
@@ -115,7 +121,7 @@ Work_ reduce_scatter(const Comm& comm, const py::object& x, const py::object& ou
   auto work = std::make_unique<PendingWork>();
   ConstBuffer in = work->input(x, "reduce_scatter");
   const Buffer to = work->output(out, "reduce_scatter", false);
-  in = work->apart(in, to);
+  in = work->apart(in, to, input_around(in, to, comm->rank()));
   return started(comm, std::move(work), comm->reduce_scatter(in, to, reduction(op, factor), work->shape()));
 }
 
