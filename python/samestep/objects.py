@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from samestep import _core, arrays
-from samestep.errors import InvalidArgumentError
+from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.verbs import CollectiveVerbs
 from samestep.work import Deadline, Status, Work
 
@@ -80,7 +80,11 @@ class _Both(Work):
 
     def _wait_blocking(self, timeout: float | None) -> Any:
         try:
-            result = super()._wait_blocking(timeout)
+            try:
+                result = super()._wait_blocking(timeout)
+            except MismatchError:  # of what was received: the group goes on, and so does what was sent
+                self._sent._wait_blocking(timeout)
+                raise
             self._sent._wait_blocking(timeout)
         except BaseException:
             self._sent._leave()

@@ -148,7 +148,10 @@ class Work:
             _warn_dropped(error)
 
     def __repr__(self) -> str:
-        state = "under way" if not self.done() else "failed" if self.exception() else "done"
+        try:
+            state = "under way" if not self.done() else "failed" if self.exception() else "done"
+        except AttributeError:  # see _leave
+            state = "given up"
         return f"<samestep.Work: {state}>"
 
 
