@@ -47,7 +47,7 @@ bool Turns::are_slow(Clock::time_point now) const {
   return n_slow_.load(std::memory_order_relaxed) >= kSlow && now.time_since_epoch().count() < at;
 }
 
-Turns& turns() {
+Turns& turns_of_short_calls() {
   static Turns all;
   return all;
 }

@@ -37,7 +37,8 @@ class Turns {
   bool takes_times_ = true;
 };
 
-/// Those of this process.
-Turns& turns();
+/// Those of this process, in waits for calls that are over at once. In others the rank that has its turn may be at work
+/// on the same operation.
+Turns& turns_of_short_calls();
 
 }  // namespace samestep

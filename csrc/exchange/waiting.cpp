@@ -20,7 +20,6 @@ constexpr unsigned kYieldsBeforeRest = 8;
 constexpr unsigned kPollsPerLook = 16;  // after that, between looks at the clock
 constexpr Seconds kLookEvery{1e-3};
 constexpr Seconds kSleepAfter{20e-3};  // a straggler: stop burning the CPU it may need
-constexpr Seconds kNapAfter{2e-3};     // the same where it wakes those who sleep
 constexpr std::chrono::microseconds kSleep{100};
 
 /// How often `relax` takes 30 ns: on processors of x86 it takes 10 to 50 each.
@@ -52,8 +51,8 @@ bool Pause::step() {
     if (sleeps && leaves_) return true;
     if (sleeps) {
       sleep();
-    } else if (oversubscribed_) {
-      turns().give_way();
+    } else if (oversubscribed_ && leaves_) {
+      turns_of_short_calls().give_way();
     } else {
       ::sched_yield();
     }
@@ -68,8 +67,7 @@ bool Pause::step() {
 }
 
 bool Pause::may_sleep() const {
-  if (!oversubscribed_) return waited_ - moved_at_ > kSleepAfter;
-  return waited_ - moved_at_ > (begin_nap_ ? kNapAfter : kSleepAfter) || turns().are_slow();
+  return waited_ - moved_at_ > kSleepAfter || (oversubscribed_ && turns_of_short_calls().are_slow());
 }
 
 void Pause::sleep() {

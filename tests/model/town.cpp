@@ -64,7 +64,7 @@ void Town::set_up() {
   ++execution_;
   used_ = Arena::nbytes_for(size_);
   explorer().leave_out(Arena::nbytes_of_bells(size_));
-  turns().take_no_times();
+  turns_of_short_calls().take_no_times();
   members_.clear();
   for (int rank = 0; rank < size_; ++rank) {
     auto group = std::make_shared<NodeGroup>();
