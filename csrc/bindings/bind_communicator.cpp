@@ -28,15 +28,14 @@ using Work_ = std::unique_ptr<PendingWork>;
 Reduction reduction(int op, double factor) { return {static_cast<ReduceOp>(op), factor}; }
 
 /// Block `i` of `buffer`, where each has so many bytes.
-const void* block(const Buffer& buffer, int i, std::size_t nbytes) {
+const void* block(const ConstBuffer& buffer, int i, std::size_t nbytes) {
   if (buffer.data == nullptr) return nullptr;
   return static_cast<const std::byte*>(buffer.data) + static_cast<std::size_t>(i) * nbytes;
 }
 
 /// Where the input begins if this rank's part of the result takes the place of its block of it: nobody else needs that.
 const void* input_around(const ConstBuffer& in, const Buffer& out, int rank) {
-  const auto* const data = static_cast<const std::byte*>(in.data);
-  return data != nullptr && out.data == data + static_cast<std::size_t>(rank) * out.nbytes() ? in.data : nullptr;
+  return out.data == block(in, rank, out.nbytes()) ? in.data : nullptr;
 }
 
 Work_ started(const Comm& comm, Work_ work, Communicator::WorkPtr operation) {

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include "core/deadline.h"
+
 namespace samestep {
 
 /// When a rank began an operation, by the clock that the processes of a host share, in 32 bits: it goes round in
@@ -10,7 +12,7 @@ namespace samestep {
 class Moment {
  public:
   static Moment now() {
-    const std::chrono::nanoseconds time = std::chrono::steady_clock::now().time_since_epoch();
+    const std::chrono::nanoseconds time = Clock::now().time_since_epoch();
     Moment moment;
     moment.ticks_ = static_cast<std::uint32_t>(time.count() / kTick.count());
     return moment;

@@ -224,9 +224,8 @@ class Works(Work):
 
 
 def _warn_dropped(error: Exception) -> None:
-    if (
-        isinstance(error, NotInitializedError) or sys.is_finalizing()
-    ):  # a forked process drops its parent's operation
+    # A forked process drops its parent's operation.
+    if isinstance(error, NotInitializedError) or sys.is_finalizing():
         return
     import logging
 
