@@ -7,10 +7,10 @@
 #include "bindings/array_view.h"
 #include "bindings/dlpack.h"
 
-/// The ways to read an array that `view_of` tries, and what they share. The GIL is held.
+/// The sources that `view_of` tries, one for each array protocol, and what they share. Call with the GIL held.
 namespace samestep::sources {
 
-/// What one Python type is to us. Asking costs microseconds, so the answers for the last few types are kept.
+/// Facts about a Python type. Finding them takes microseconds, so those of the last few types are cached.
 struct TypeFacts {
   PyTypeObject* type = nullptr;
   const dlpack::ExchangeApi* exchange = nullptr;  ///< null: the type has none of a major we know
@@ -22,9 +22,8 @@ struct TypeFacts {
 };
 TypeFacts facts_of(PyTypeObject* type);
 
-/// Each fills `out` and returns true, or returns false if `object` does not speak its protocol or
-/// declines; the next source may know more. Each throws InvalidArgumentError where it is plain that
-/// the elements cannot be sent as they lie.
+/// Each fills `out` and returns true, or returns false if `object` does not support its protocol or declines; then the
+/// next source is tried. Each throws InvalidArgumentError if the elements cannot be sent from where they are.
 bool read_numpy(PyObject* object, Array& out);
 bool read_numpy_scalar(PyObject* object, Array& out);
 bool read_exchange(PyObject* object, const TypeFacts& facts, Array& out);
@@ -33,12 +32,17 @@ bool read_dlpack(PyObject* object, const TypeFacts& facts, Array& out);
 bool read_cuda_interface(PyObject* object, Array& out);
 
 /// Sets `count` and `contiguous` of a view whose other fields are set.
+/// Throws InvalidArgumentError, naming the property, where an extent is negative, elements lie at null, or size or
+/// strides reach beyond the address space; after it, arithmetic on the view's extents and strides cannot overflow.
 void measure(ArrayView& view);
 
 /// Throws InvalidArgumentError unless `n_dims` fits an ArrayView.
 void require_dims(std::int64_t n_dims);
 
-/// Why `object` exports no buffer that `read_buffer` takes; empty if it has no buffer protocol.
+/// The strides of a row-major array without gaps, from `dtype` and `shape`, which need not be valid yet.
+void set_compact_strides(ArrayView& view);
+
+/// Why `read_buffer` cannot use the buffer of `object`; empty if it has no buffer protocol.
 std::string buffer_refusal(PyObject* object);
 
 /// The type of `object` with its module, as in "torch.Tensor" or "list".

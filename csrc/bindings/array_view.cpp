@@ -15,19 +15,6 @@ namespace py = pybind11;
 
 namespace {
 
-// Alignment the loops over elements need; a complex number is two floats.
-std::size_t alignment(DType dtype) { return is_complex(dtype) ? itemsize(dtype) / 2 : itemsize(dtype); }
-
-bool row_major(const ArrayView& view) {
-  std::int64_t step = static_cast<std::int64_t>(itemsize(view.dtype));
-  for (int i = view.n_dims - 1; i >= 0; --i) {
-    if (view.shape[i] == 1) continue;
-    if (view.strides[i] != step) return false;
-    step *= view.shape[i];
-  }
-  return true;
-}
-
 bool overlaps_itself(const ArrayView& view) {
   if (view.contiguous || view.count == 0) return false;
   struct Dim {
@@ -104,9 +91,17 @@ ArrayView& ArrayView::operator=(const ArrayView& other) {
   return *this;
 }
 
+namespace {
+void release_reference(void* held) { Py_DECREF(static_cast<PyObject*>(held)); }
+}  // namespace
+
 void Array::own_reference(PyObject* object) noexcept {
   Py_INCREF(object);
-  own(object, [](void* held) { Py_DECREF(static_cast<PyObject*>(held)); });
+  own(object, &release_reference);
+}
+
+PyObject* Array::referenced() const noexcept {
+  return release_ == &release_reference ? static_cast<PyObject*>(owner_) : nullptr;
 }
 
 Array view_of(PyObject* object, const char* what) {
@@ -131,14 +126,14 @@ bool try_view(PyObject* object, Array& array) {
 
 StreamHandle find_stream(PyObject* object, ArrayView& view) {
   static PyObject* const stream_of =  // held for the life of the process
-      py::object(py::module_::import("samestep.streams").attr("stream_of")).release().ptr();
+      py::object(py::module_::import("samestep.arrays.streams").attr("stream_of")).release().ptr();
   const auto stream = py::reinterpret_steal<py::object>(PyObject_CallOneArg(stream_of, object));
   if (!stream) throw py::error_already_set();
   view.stream = stream.is_none() ? kNoStream : stream.cast<StreamHandle>();
   return view.stream;
 }
 
-void note_written(PyObject* object) {
+void bump_version(PyObject* object) {
   if (!sources::facts_of(Py_TYPE(object)).torch) return;
   static PyObject* const increment_version =  // held for the life of the process, as torch is
       py::object(py::module_::import("torch.autograd.graph").attr("increment_version")).release().ptr();
@@ -154,30 +149,16 @@ void require_writable(const ArrayView& view, const char* what) {
     throw InvalidArgumentError(prefixed(what, "the array is read-only; pass a writable copy such as np.array(x)"));
   }
   if (overlaps_itself(view)) {
-    throw InvalidArgumentError(prefixed(
-        what,
-        str("elements share memory (shape ", shape_text(view), ", strides ", tuple_text(view.strides, view.n_dims),
-            " bytes), as after expand or broadcast_to; pass a copy such as x.clone() or np.array(x)")));
+    throw InvalidArgumentError(
+        prefixed(what, str("elements share memory (shape ", shape_text(view), ", strides ", strides_text(view),
+                           " bytes), as after expand or broadcast_to; pass a copy such as x.clone() or np.array(x)")));
   }
 }
 
 std::string shape_text(const ArrayView& view) { return tuple_text(view.shape, view.n_dims); }
+std::string strides_text(const ArrayView& view) { return tuple_text(view.strides, view.n_dims); }
 
 namespace sources {
-
-void measure(ArrayView& view) {
-  view.count = 1;
-  for (int i = 0; i < view.n_dims; ++i) view.count *= view.shape[i];
-  const bool aligned = (reinterpret_cast<std::uintptr_t>(view.data) & (alignment(view.dtype) - 1)) == 0;
-  view.contiguous = view.count == 0 || (aligned && row_major(view));
-}
-
-void require_dims(std::int64_t n_dims) {
-  if (n_dims > ArrayView::kMaxDims) {
-    throw InvalidArgumentError(str("the array has ", n_dims, " dimensions, more than ", ArrayView::kMaxDims,
-                                   "; reshape it, e.g. x.reshape(-1)"));
-  }
-}
 
 std::string type_text(PyObject* object) {
   const py::handle type(reinterpret_cast<PyObject*>(Py_TYPE(object)));

@@ -11,7 +11,7 @@
 
 namespace samestep {
 
-/// Where the elements of an array lie and what they are, whichever library made it.
+/// The memory, dtype and layout of an array of any library.
 struct ArrayView {
   static constexpr int kMaxDims = 32;
 
@@ -25,8 +25,8 @@ struct ArrayView {
   std::int64_t count = 0;           ///< elements
   std::int64_t shape[kMaxDims];     ///< the first n_dims are set
   std::int64_t strides[kMaxDims];   ///< bytes, may be negative or zero; the first n_dims are set
-  bool contiguous = true;           ///< row-major without gaps, and aligned: a kernel may run over `data` as it is
-  bool readonly = false;            ///< the library says, or leaves open, that the memory must not be written
+  bool contiguous = true;           ///< row-major without gaps, and aligned: kernels may use `data` directly
+  bool readonly = false;            ///< the memory must not be written, or the library does not say
   Device device = {};               ///< index -1: the library does not say which
   StreamHandle stream = kNoStream;  ///< device memory: set by `find_stream`
 
@@ -37,7 +37,7 @@ struct ArrayView {
     std::size_t nbytes;
   };
   Extent extent() const;
-  /// The elements as one run. Only for contiguous views.
+  /// The elements as one buffer. Only for contiguous views.
   Buffer buffer() const { return {data, static_cast<std::size_t>(count), dtype, device, stream}; }
 };
 
@@ -73,6 +73,8 @@ class Array {
     release_ = release;
   }
   void own_reference(PyObject* object) noexcept;
+  /// The array itself where a reference to it keeps the memory alive, else null. Borrowed.
+  PyObject* referenced() const noexcept;
 
  private:
   ArrayView view_;
@@ -84,27 +86,31 @@ class Array {
 /// this order: NumPy's C fields, DLPack's C exchange API (torch), the buffer protocol, `__dlpack__`,
 /// `__cuda_array_interface__`. A NumPy scalar is a read-only array of no dimensions.
 ///
-/// A JAX array is waited for. A DLPack capsule without flags (JAX) is taken for read-only. Memory of a
-/// GPU is viewed as well; look at `device`. Autograd does not see a write through a view: tell it with
-/// `note_written`.
+/// Waits until a JAX array is ready. A DLPack capsule without flags (JAX) counts as read-only. Device memory is viewed
+/// too, see `device`. Autograd does not notice writes through a view: call `bump_version`.
 ///
 /// Throws, with `what` (if any) in front of the text:
-///   InvalidArgumentError   an array whose elements cannot be sent as they lie: a dtype that DType lacks,
+///   InvalidArgumentError   an array whose elements cannot be sent from where they are: a dtype that DType lacks,
 ///                          foreign byte order, sparse, meta, masked, more than 32 dimensions, or a torch tensor
-///                          that is conjugated or negated lazily
+///                          that is conjugated or negated lazily; or a layout that cannot be: negative extents,
+///                          null data, a size or strides beyond the address space
 ///   pybind11::type_error   not an array: Python numbers, lists, bytes, str, ...
 Array view_of(PyObject* object, const char* what = nullptr);
 
-/// The same for calls that cannot wait: into `array`, which holds nothing yet. False where `view_of` would throw.
+/// The same for the fast path, into an empty `array`. False if `view_of` would throw.
 bool try_view(PyObject* object, Array& array);
 
 /// The stream in which the library of `object`, device memory, works on it now; kNoStream where it is not known or
-/// nothing is under way. Set in `view` too.
+/// no write is pending. Set in `view` too.
 StreamHandle find_stream(PyObject* object, ArrayView& view);
 
-/// Tells the library of `object` that its memory was written: torch then refuses a backward pass that
-/// needs the old values instead of using the new ones. Does nothing for other arrays.
-void note_written(PyObject* object);
+/// While the result lives `ndarray.resize` of the array, or of what it is a view of, raises also with refcheck=False.
+/// None where the memory cannot be pinned, and where it need not be: a Py_buffer pins what it views.
+pybind11::object pin_memory(const Array& array);
+
+/// Records that the memory of a torch tensor was written: a backward pass that needs the old values then fails instead
+/// of using the new ones. Does nothing for other arrays.
+void bump_version(PyObject* object);
 
 /// Whether every element may be written: not read-only, and no two elements in the same place.
 /// The second is decided from strides alone; some interleaved layouts (`as_strided`) that happen not to
@@ -116,5 +122,7 @@ void require_writable(const ArrayView& view, const char* what);
 
 /// The shape as Python prints it: "()", "(3,)", "(3, 4)".
 std::string shape_text(const ArrayView& view);
+/// The strides in bytes, likewise.
+std::string strides_text(const ArrayView& view);
 
 }  // namespace samestep

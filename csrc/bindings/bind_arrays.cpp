@@ -21,20 +21,6 @@ namespace {
 
 constexpr std::size_t kReleaseGilAbove = 64 * 1024;  // bytes; below, giving the GIL away costs more than the copy
 
-const char* name(DeviceKind kind) {
-  switch (kind) {
-    case DeviceKind::cpu:
-      return "cpu";
-    case DeviceKind::cuda:
-      return "cuda";
-    case DeviceKind::rocm:
-      return "rocm";
-    case DeviceKind::other:
-      break;
-  }
-  return "other";
-}
-
 py::tuple to_tuple(std::span<const std::int64_t> values) {
   py::tuple result(values.size());
   for (std::size_t i = 0; i < values.size(); ++i) result[i] = values[i];
@@ -53,18 +39,8 @@ py::tuple view_info(const py::object& object) {
   const ArrayView& view = array.view();
   const std::string_view dtype = samestep::name(view.dtype);
   return py::make_tuple(py::str(dtype.data(), dtype.size()), to_tuple(shape(view)), to_tuple(strides(view)),
-                        view.nbytes(), view.readonly, view.contiguous, name(view.device.kind), view.device.index,
+                        view.nbytes(), view.readonly, view.contiguous, device_name(view.device.kind), view.device.index,
                         reinterpret_cast<std::uintptr_t>(view.data));
-}
-
-// That the elements can be copied: on the host, or a device whose runtime is there. With the GIL held.
-void require_reachable(PyObject* object, ArrayView& view) {
-  if (view.device.kind == DeviceKind::cpu) return;
-  if (gpu_of(view) == nullptr) {
-    throw InvalidArgumentError(str("the array is on a ", name(view.device.kind), " device; copy it to the host first"));
-  }
-  if (!view.contiguous) throw InvalidArgumentError("an array with gaps in device memory; pass a contiguous copy");
-  find_stream(object, view);
 }
 
 // Views of all items of the list called `list`, or an error that names the first bad one.
@@ -119,15 +95,7 @@ void pack(const py::object& arrays, const py::object& out) {
   const std::vector<Array> views = view_all(arrays, "pack: arrays", /*to_write=*/false);
   const Array run = view_run(out, "pack: out", views);
   require_writable(run.view(), "pack: out");
-  copy_each(views, run, [](const ArrayView& from, char* to) {
-    if (from.device.kind != DeviceKind::cpu) {
-      copy_to_host(from, to);
-    } else if (from.contiguous) {
-      kernels::copy(to, from.data, from.nbytes());
-    } else {
-      kernels::pack(from.data, shape(from), strides(from), itemsize(from.dtype), to);
-    }
-  });
+  copy_each(views, run, [](const ArrayView& from, char* to) { pack_elements(from, to); });
 }
 
 void unpack(const py::object& buffer, const py::object& arrays) {
@@ -165,7 +133,7 @@ void bind_arrays(py::module_& m) {
   m.def("unpack", &unpack, py::arg("buffer"), py::arg("arrays"),
         "The reverse of pack: copy the bytes of `buffer` into the arrays. Nothing is written if any argument is bad.");
   m.def(
-      "note_written", [](const py::object& x) { note_written(x.ptr()); }, py::arg("x"),
+      "bump_version", [](const py::object& x) { bump_version(x.ptr()); }, py::arg("x"),
       "Tell the library of `x` that its memory was written through a view (torch counts versions for autograd).");
 }
 

@@ -2,17 +2,21 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bindings/pending_work.h"
 #include "bindings/python_errors.h"
+#include "collectives/exchange_communicator.h"
 #include "communicator/communicator.h"
 #include "communicator/self_communicator.h"
 #include "core/error.h"
+#include "core/user_call.h"
+#include "jax/ranks_capsule.h"
 #include "kernels/isa.h"
 #include "os/cpu_set.h"
-#include "os/exit_later.h"
+#include "os/exit_watchdog.h"
 
 namespace samestep {
 
@@ -25,121 +29,110 @@ using Comm = std::shared_ptr<Communicator>;
 using Counts = std::vector<std::uint64_t>;
 using Work_ = std::unique_ptr<PendingWork>;
 
-Reduction reduction(int op, double factor) { return {static_cast<ReduceOp>(op), factor}; }
-
-/// Block `i` of `buffer`, where each has so many bytes.
+/// Block `i` of `buffer`, with blocks of `nbytes`.
 const void* block(const ConstBuffer& buffer, int i, std::size_t nbytes) {
   if (buffer.data == nullptr) return nullptr;
   return static_cast<const std::byte*>(buffer.data) + static_cast<std::size_t>(i) * nbytes;
 }
 
-/// Where the input begins if this rank's part of the result takes the place of its block of it: nobody else needs that.
-const void* input_around(const ConstBuffer& in, const Buffer& out, int rank) {
+/// The beginning of `in` if `out` is this rank's block of it, which no other rank reads; else null.
+const void* aliased_input(const ConstBuffer& in, const Buffer& out, int rank) {
   return out.data == block(in, rank, out.nbytes()) ? in.data : nullptr;
 }
 
 Work_ started(const Comm& comm, Work_ work, Communicator::WorkPtr operation) {
-  work->start(comm, std::move(operation));
+  work->start_pinned(comm, std::move(operation));
   return work;
 }
 
-Work_ all_reduce(const Comm& comm, const py::object& x, const py::object& out, int op, double factor) {
+/// Sets the arrays of `args`. The array whose shape ranks compare is viewed last; see PendingWork::shape.
+void bind_arrays(PendingWork& work, int rank, const py::object& x, const py::object& out, CollectiveArgs& args) {
+  const std::string verb(name(args.type));
+  const char* const what = verb.c_str();
+  if (args.type == CollectiveType::bcast) {
+    if (rank != args.root) {
+      args.out = work.output(x, what, /*copy_in=*/false);
+      return;
+    }
+    const ConstBuffer in = work.input(x, what);  // only read there: root's array may be read-only
+    args.out = {const_cast<void*>(in.data), in.count, in.dtype, in.device, in.stream};
+    return;
+  }
+  const bool has_in = args.uses_in(rank), has_out = args.uses_out(rank);
+  if (args.type == CollectiveType::allreduce || (args.type == CollectiveType::reduce && has_out)) {
+    const auto [in, to] = work.in_out(x, out, what);
+    args.in = in;
+    args.out = to;
+    return;
+  }
+  const bool out_is_compared = args.type == CollectiveType::scatter || args.type == CollectiveType::scatterv ||
+                               args.type == CollectiveType::reduce_scatter;
+  if (has_out && !out_is_compared) args.out = work.output(out, what, false);
+  if (has_in) args.in = work.input(x, what);
+  if (has_out && out_is_compared) args.out = work.output(out, what, false);
+  const void* own = nullptr;
+  if (args.type == CollectiveType::allgather || args.type == CollectiveType::gather) {
+    own = block(args.out, rank, args.in.nbytes());
+  } else if (args.type == CollectiveType::scatter || args.type == CollectiveType::reduce_scatter) {
+    own = aliased_input(args.in, args.out, rank);
+  }
+  args.in = work.copy_if_overlapping(args.in, args.out, own);
+}
+
+Work_ start(const Comm& comm, CollectiveArgs args, const py::object& x, const py::object& out) {
   auto work = std::make_unique<PendingWork>();
-  const auto [in, to] = work->in_out(x, out, "allreduce");
-  return started(comm, std::move(work), comm->all_reduce(in, to, reduction(op, factor), work->shape()));
+  if (args.type != CollectiveType::barrier) bind_arrays(*work, comm->rank(), x, out, args);
+  args.shape = work->shape();
+  return started(comm, std::move(work), comm->start(args));
+}
+
+template <CollectiveType type>
+Work_ reduction(const Comm& comm, const py::object& x, const py::object& out, int op, double factor) {
+  return start(comm, {.type = type, .reduction = {static_cast<ReduceOp>(op), factor}}, x, out);
+}
+template <CollectiveType type>
+Work_ movement(const Comm& comm, const py::object& x, const py::object& out) {
+  return start(comm, {.type = type}, x, out);
+}
+template <CollectiveType type>
+Work_ rooted(const Comm& comm, const py::object& x, const py::object& out, int root) {
+  return start(comm, {.type = type, .root = root}, x, out);
+}
+template <CollectiveType type>
+Work_ rooted_v(const Comm& comm, const py::object& x, const py::object& out, const Counts& counts, int root) {
+  return start(comm, {.type = type, .root = root, .counts = counts}, x, out);
 }
 
 Work_ reduce(const Comm& comm, const py::object& x, const py::object& out, int op, double factor, int root) {
-  auto work = std::make_unique<PendingWork>();
-  if (comm->rank() != root) {
-    const ConstBuffer in = work->input(x, "reduce");
-    return started(comm, std::move(work), comm->reduce(in, {}, reduction(op, factor), root, work->shape()));
-  }
-  const auto [in, to] = work->in_out(x, out, "reduce");
-  return started(comm, std::move(work), comm->reduce(in, to, reduction(op, factor), root, work->shape()));
+  return start(comm, {.type = CollectiveType::reduce, .reduction = {static_cast<ReduceOp>(op), factor}, .root = root},
+               x, out);
 }
-
-Work_ broadcast(const Comm& comm, const py::object& x, int root) {
-  auto work = std::make_unique<PendingWork>();
-  if (comm->rank() == root) {  // only read there: root's array may be read-only
-    const ConstBuffer in = work->input(x, "bcast");
-    const Buffer both{const_cast<void*>(in.data), in.count, in.dtype, in.device, in.stream};
-    return started(comm, std::move(work), comm->broadcast(both, root, work->shape()));
-  }
-  const Buffer both = work->output(x, "bcast", /*copy_in=*/false);
-  return started(comm, std::move(work), comm->broadcast(both, root, work->shape()));
+Work_ bcast(const Comm& comm, const py::object& x, int root) {
+  return start(comm, {.type = CollectiveType::bcast, .root = root}, x, x);
 }
-
-Work_ all_gather(const Comm& comm, const py::object& x, const py::object& out) {
-  auto work = std::make_unique<PendingWork>();
-  const Buffer to = work->output(out, "allgather", false);
-  ConstBuffer in = work->input(x, "allgather");
-  in = work->apart(in, to, block(to, comm->rank(), in.nbytes()));
-  return started(comm, std::move(work), comm->all_gather(in, to, work->shape()));
+Work_ allgatherv(const Comm& comm, const py::object& x, const py::object& out, const Counts& counts) {
+  return start(comm, {.type = CollectiveType::allgatherv, .counts = counts}, x, out);
 }
-
-Work_ all_gather_v(const Comm& comm, const py::object& x, const py::object& out, const Counts& counts) {
-  auto work = std::make_unique<PendingWork>();
-  const Buffer to = work->output(out, "allgatherv", false);
-  const ConstBuffer in = work->apart(work->input(x, "allgatherv"), to);
-  return started(comm, std::move(work), comm->all_gather_v(in, to, counts));
+Work_ alltoallv(const Comm& comm, const py::object& x, const Counts& sent, const py::object& out,
+                const Counts& received) {
+  return start(comm, {.type = CollectiveType::alltoallv, .counts = sent, .recv_counts = received}, x, out);
 }
+Work_ barrier(const Comm& comm) { return start(comm, {.type = CollectiveType::barrier}, py::none(), py::none()); }
 
-Work_ gather(const Comm& comm, const py::object& x, const py::object& out, int root) {
-  auto work = std::make_unique<PendingWork>();
-  const Buffer to = comm->rank() == root ? work->output(out, "gather", false) : Buffer{};
-  ConstBuffer in = work->input(x, "gather");
-  in = work->apart(in, to, block(to, comm->rank(), in.nbytes()));
-  return started(comm, std::move(work), comm->gather(in, to, root, work->shape()));
+void configure(Communicator& comm, std::optional<bool> torch_names, std::optional<std::vector<std::string>> hosts,
+               std::optional<bool> oversubscribed, std::optional<std::string> algorithm,
+               std::optional<std::size_t> segment_bytes, std::optional<std::size_t> default_segment_bytes,
+               std::optional<std::size_t> max_message) {
+  GroupSettings settings;
+  if (torch_names) settings.naming = *torch_names ? Naming::torch : Naming::samestep;
+  settings.hosts = std::move(hosts);
+  settings.oversubscribed = oversubscribed;
+  settings.algorithm = std::move(algorithm);
+  settings.segment_bytes = segment_bytes;
+  settings.default_segment_bytes = default_segment_bytes;
+  settings.max_message = max_message;
+  comm.configure(settings);
 }
-
-Work_ gather_v(const Comm& comm, const py::object& x, const py::object& out, const Counts& counts, int root) {
-  auto work = std::make_unique<PendingWork>();
-  const Buffer to = comm->rank() == root ? work->output(out, "gatherv", false) : Buffer{};
-  const ConstBuffer in = work->apart(work->input(x, "gatherv"), to);
-  return started(comm, std::move(work), comm->gather_v(in, to, counts, root));
-}
-
-Work_ scatter(const Comm& comm, const py::object& x, const py::object& out, int root) {
-  auto work = std::make_unique<PendingWork>();
-  ConstBuffer in = comm->rank() == root ? work->input(x, "scatter") : ConstBuffer{};
-  const Buffer to = work->output(out, "scatter", false);
-  in = work->apart(in, to, input_around(in, to, comm->rank()));
-  return started(comm, std::move(work), comm->scatter(in, to, root, work->shape()));
-}
-
-Work_ scatter_v(const Comm& comm, const py::object& x, const py::object& out, const Counts& counts, int root) {
-  auto work = std::make_unique<PendingWork>();
-  ConstBuffer in = comm->rank() == root ? work->input(x, "scatterv") : ConstBuffer{};
-  const Buffer to = work->output(out, "scatterv", false);
-  in = work->apart(in, to);
-  return started(comm, std::move(work), comm->scatter_v(in, counts, to, root));
-}
-
-Work_ reduce_scatter(const Comm& comm, const py::object& x, const py::object& out, int op, double factor) {
-  auto work = std::make_unique<PendingWork>();
-  ConstBuffer in = work->input(x, "reduce_scatter");
-  const Buffer to = work->output(out, "reduce_scatter", false);
-  in = work->apart(in, to, input_around(in, to, comm->rank()));
-  return started(comm, std::move(work), comm->reduce_scatter(in, to, reduction(op, factor), work->shape()));
-}
-
-Work_ all_to_all(const Comm& comm, const py::object& x, const py::object& out) {
-  auto work = std::make_unique<PendingWork>();
-  const Buffer to = work->output(out, "alltoall", false);
-  const ConstBuffer in = work->apart(work->input(x, "alltoall"), to);
-  return started(comm, std::move(work), comm->all_to_all(in, to, work->shape()));
-}
-
-Work_ all_to_all_v(const Comm& comm, const py::object& x, const Counts& sent, const py::object& out,
-                   const Counts& received) {
-  auto work = std::make_unique<PendingWork>();
-  const Buffer to = work->output(out, "alltoallv", false);
-  const ConstBuffer in = work->apart(work->input(x, "alltoallv"), to);
-  return started(comm, std::move(work), comm->all_to_all_v(in, sent, to, received));
-}
-
-Work_ barrier(const Comm& comm) { return started(comm, std::make_unique<PendingWork>(), comm->barrier()); }
 
 Work_ send(const Comm& comm, const py::object& x, int dest, int tag) {
   auto work = std::make_unique<PendingWork>();
@@ -147,10 +140,25 @@ Work_ send(const Comm& comm, const py::object& x, int dest, int tag) {
   return started(comm, std::move(work), comm->send(in, dest, tag));
 }
 
-Work_ recv(const Comm& comm, const py::object& out, int source, int tag) {
+Work_ send_object(const Comm& comm, const py::object& bytes, int dest, int tag) {
   auto work = std::make_unique<PendingWork>();
-  const Buffer to = work->output(out, "recv", false);
-  return started(comm, std::move(work), comm->recv(to, source, tag));
+  const ConstBuffer in = work->input(bytes, "send_object");
+  return started(comm, std::move(work), comm->send_object(in, dest, tag));
+}
+
+Work_ recv(const Comm& comm, const py::object& out, int source, int tag, bool exactly) {
+  auto work = std::make_unique<PendingWork>();
+  const Buffer to =
+      work->output(out, "recv", /*copy_in=*/!exactly);  // a short message leaves the remaining elements as they are
+  return started(comm, std::move(work), comm->recv(to, source, tag, exactly ? Fit::exactly : Fit::up_to));
+}
+
+Work_ recv_object(const Comm& comm, int source, int tag) {
+  return started(comm, std::make_unique<PendingWork>(), comm->recv_object(source, tag));
+}
+
+Work_ probe(const Comm& comm, int source, int tag) {
+  return started(comm, std::make_unique<PendingWork>(), comm->probe(source, tag));
 }
 
 void bind_work(py::module_& m) {
@@ -158,13 +166,13 @@ void bind_work(py::module_& m) {
       .def_readonly("source", &Status::source)
       .def_readonly("tag", &Status::tag)
       .def_readonly("count", &Status::count);
-  py::class_<PendingWork>(m, "Work", "One operation under way, with the arrays it works on.")
+  py::class_<PendingWork>(m, "Work", "A pending operation, with the arrays it works on.")
       .def("done", &PendingWork::done)
       .def(
           "wait",
           [](PendingWork& self, double timeout, bool ends_group, bool on_host) {
             using AtDeadline = PendingWork::AtDeadline;
-            self.wait(timeout, ends_group ? AtDeadline::abandon : AtDeadline::goes_on, 64, on_host);
+            self.wait(timeout, ends_group ? AtDeadline::abandon : AtDeadline::keep_running, 64, on_host);
           },
           "timeout"_a, "ends_group"_a, "on_host"_a = false)
       .def("exception",
@@ -172,6 +180,13 @@ void bind_work(py::module_& m) {
              return self.error() ? py::reinterpret_steal<py::object>(make_python_error(self.error())) : py::none();
            })
       .def("status", &PendingWork::status)
+      .def(
+          "object",
+          [](const PendingWork& self) {
+            const auto bytes = self.object();
+            return py::memoryview::from_memory(bytes.data(), static_cast<py::ssize_t>(bytes.size()));
+          },
+          py::keep_alive<0, 1>(), "The bytes of an object that was received; valid as long as this lives.")
       .def("cancel", &PendingWork::cancel);
   py::class_<Communicator::Counters>(m, "Counters", "What a group has done so far.")
       .def_readonly("operations", &Communicator::Counters::operations)
@@ -181,44 +196,80 @@ void bind_work(py::module_& m) {
 
 }  // namespace
 
-void bind_communicator(py::module_& m) {
-  bind_work(m);
-  py::class_<Communicator, Comm>(m, "Communicator", "A group of ranks; see csrc/communicator/communicator.h.")
-      .def_property_readonly("rank", &Communicator::rank)
-      .def_property_readonly("size", &Communicator::size)
-      .def_property_readonly("name", &Communicator::name)
-      .def_property_readonly("usable", &Communicator::usable)
-      .def_property_readonly("engine", [](const Communicator& self) { return std::string(self.engine()); })
-      .def("all_reduce", &all_reduce, "x"_a, "out"_a, "op"_a, "factor"_a)
+/// A context manager in Python.
+struct CallText {
+  std::string text;
+  bool is_part;
+  std::unique_ptr<UserCall> call;
+};
+
+void bind_user_call(py::module_& m) {
+  py::class_<CallText>(m, "UserCall", "What the user called, for the texts of what is started in its `with` block.")
+      .def(py::init([](std::string text, bool is_part) { return CallText{std::move(text), is_part, nullptr}; }),
+           "text"_a, "is_part"_a = false)
+      .def("__enter__",
+           [](CallText& self) {
+             self.call = std::make_unique<UserCall>(
+                 self.text, self.is_part ? UserCall::Inside::part : UserCall::Inside::unchanged);
+           })
+      .def("__exit__", [](CallText& self, const py::args&) { self.call = nullptr; });
+}
+
+namespace {
+
+using CommClass = py::class_<Communicator, Comm>;
+
+void bind_collectives(CommClass& communicator) {
+  communicator.def("allreduce", &reduction<CollectiveType::allreduce>, "x"_a, "out"_a, "op"_a, "factor"_a)
       .def("reduce", &reduce, "x"_a, "out"_a, "op"_a, "factor"_a, "root"_a)
-      .def("broadcast", &broadcast, "x"_a, "root"_a)
-      .def("all_gather", &all_gather, "x"_a, "out"_a)
-      .def("all_gather_v", &all_gather_v, "x"_a, "out"_a, "counts"_a)
-      .def("gather", &gather, "x"_a, "out"_a, "root"_a)
-      .def("gather_v", &gather_v, "x"_a, "out"_a, "counts"_a, "root"_a)
-      .def("scatter", &scatter, "x"_a, "out"_a, "root"_a)
-      .def("scatter_v", &scatter_v, "x"_a, "out"_a, "counts"_a, "root"_a)
-      .def("reduce_scatter", &reduce_scatter, "x"_a, "out"_a, "op"_a, "factor"_a)
-      .def("all_to_all", &all_to_all, "x"_a, "out"_a)
-      .def("all_to_all_v", &all_to_all_v, "x"_a, "sent"_a, "out"_a, "received"_a)
-      .def("barrier", &barrier)
-      .def("send", &send, "x"_a, "dest"_a, "tag"_a)
-      .def("recv", &recv, "out"_a, "source"_a, "tag"_a)
+      .def("reduce_scatter", &reduction<CollectiveType::reduce_scatter>, "x"_a, "out"_a, "op"_a, "factor"_a)
+      .def("bcast", &bcast, "x"_a, "root"_a)
+      .def("allgather", &movement<CollectiveType::allgather>, "x"_a, "out"_a)
+      .def("allgatherv", &allgatherv, "x"_a, "out"_a, "counts"_a)
+      .def("gather", &rooted<CollectiveType::gather>, "x"_a, "out"_a, "root"_a)
+      .def("gatherv", &rooted_v<CollectiveType::gatherv>, "x"_a, "out"_a, "counts"_a, "root"_a)
+      .def("scatter", &rooted<CollectiveType::scatter>, "x"_a, "out"_a, "root"_a)
+      .def("scatterv", &rooted_v<CollectiveType::scatterv>, "x"_a, "out"_a, "counts"_a, "root"_a)
+      .def("alltoall", &movement<CollectiveType::alltoall>, "x"_a, "out"_a)
+      .def("alltoallv", &alltoallv, "x"_a, "sent"_a, "out"_a, "received"_a)
+      .def("barrier", &barrier);
+}
+
+void bind_messages(CommClass& communicator) {
+  communicator.def("send", &send, "x"_a, "dest"_a, "tag"_a)
+      .def("send_object", &send_object, "bytes"_a, "dest"_a, "tag"_a)
+      .def("recv", &recv, "out"_a, "source"_a, "tag"_a, "exactly"_a = true)
+      .def("recv_object", &recv_object, "source"_a, "tag"_a)
+      .def("probe", &probe, "source"_a, "tag"_a);
+}
+
+void bind_groups(CommClass& communicator) {
+  communicator
       .def(
           "split",
-          [](Communicator& self, int color, int key, double timeout) {
+          [](Communicator& self, int color, int key, double timeout, const std::string& called) {
             const py::gil_scoped_release no_gil;
-            return self.split(color, key, Deadline::after(Seconds(timeout)));
+            return self.split(color, key, Deadline::after(Seconds(timeout)), called);
           },
-          "color"_a, "key"_a, "timeout"_a)
+          "color"_a, "key"_a, "timeout"_a, "called"_a = "")
       .def(
           "group",
-          [](Communicator& self, const std::vector<int>& ranks, double timeout) {
+          [](Communicator& self, const std::vector<int>& ranks, double timeout, const std::string& called) {
             const py::gil_scoped_release no_gil;
-            return self.group(ranks, Deadline::after(Seconds(timeout)));
+            return self.group(ranks, Deadline::after(Seconds(timeout)), called);
           },
-          "ranks"_a, "timeout"_a)
-      .def("progress", &Communicator::progress)
+          "ranks"_a, "timeout"_a, "called"_a = "")
+      .def("configure", &configure, py::kw_only(), "torch_names"_a = py::none(), "hosts"_a = py::none(),
+           "oversubscribed"_a = py::none(), "algorithm"_a = py::none(), "segment_bytes"_a = py::none(),
+           "default_segment_bytes"_a = py::none(), "max_message"_a = py::none(),
+           "See csrc/communicator/group_settings.h; `torch_names`: operations are spelt in texts of errors as "
+           "torch.distributed does.");
+}
+
+/// From the first look at peers to the end of a group.
+void bind_lifetime(CommClass& communicator) {
+  communicator.def("progress", &Communicator::progress)
+      .def("check_peers", &Communicator::check_peers)
       .def(
           "close",
           [](Communicator& self, double timeout) {
@@ -228,17 +279,29 @@ void bind_communicator(py::module_& m) {
           "timeout"_a)
       .def(
           "abandon",
-          [](Communicator& self, const std::string& reason) {
-            self.abandon(std::make_exception_ptr(PeerLostError(reason)), reason);
+          [](Communicator& self, const std::string& reason, bool finished) {
+            self.abandon(finished ? std::make_exception_ptr(NotInitializedError(reason))
+                                  : std::make_exception_ptr(PeerLostError(reason)),
+                         reason);
           },
-          "reason"_a)
-      .def("set_hosts", &Communicator::set_hosts, "hosts"_a)
-      .def("set_terms", &Communicator::set_terms, "way"_a, "window_piece"_a, "max_message"_a)
-      .def("prefer_pieces", &Communicator::prefer_pieces, "nbytes"_a)
-      .def("set_oversubscribed", &Communicator::set_oversubscribed, "oversubscribed"_a)
+          "reason"_a, "finished"_a = false)
+      .def("revoke", &Communicator::revoke, "why"_a, "block"_a)
+      .def("is_revoked", &Communicator::is_revoked)
+      .def(
+          "discard",
+          [](const Comm& self) {
+            if (self->discard()) PendingWork::release_kept(*self);
+          },
+          "Frees what `revoke` has left, once all ranks know of it.")
+      .def("open_block", &Communicator::open_block, "block"_a)
+      .def("close_block", &Communicator::close_block, "block"_a)
+      .def("announce_block_end", &Communicator::announce_block_end, "block"_a)
       .def("counters", &Communicator::counters);
-  m.def("make_self_communicator", &make_self_communicator, "name"_a);
-  m.def("exit_later", &exit_later, "seconds"_a, "code"_a, "why"_a,
+}
+
+/// Functions about the process and its processors.
+void bind_process(py::module_& m) {
+  m.def("exit_watchdog", &exit_watchdog, "seconds"_a, "code"_a, "why"_a,
         "End this process with `code` after `seconds`, unless it has ended by then.");
   m.def(
       "isa_name", [] { return std::string(kernels::isa_name()); },
@@ -246,6 +309,35 @@ void bind_communicator(py::module_& m) {
   m.def("select_isa", &kernels::select_isa, "name"_a,
         "Reduce with this instruction set from now on; the bits are the same.");
   m.def("usable_cpus", &usable_cpus, "CPUs this process may use at once: affinity and control group.");
+}
+
+}  // namespace
+
+void bind_communicator(py::module_& m) {
+  bind_work(m);
+  bind_user_call(m);
+  CommClass communicator(m, "Communicator", "A group of ranks; see csrc/communicator/communicator.h.");
+  communicator.def_property_readonly("rank", &Communicator::rank)
+      .def_property_readonly("size", &Communicator::size)
+      .def_property_readonly("name", &Communicator::name)
+      .def_property_readonly("usable", &Communicator::usable)
+      .def_property_readonly("transport", [](const Communicator& self) { return std::string(self.transport()); });
+  bind_collectives(communicator);
+  bind_messages(communicator);
+  bind_groups(communicator);
+  bind_lifetime(communicator);
+  py::class_<ExchangeCommunicator, Communicator, std::shared_ptr<ExchangeCommunicator>>(
+      m, "ExchangeCommunicator", "A group over a transport that moves messages.");
+  m.def(
+      "capsule_of",
+      [](std::vector<Comm> ranks) {
+        return py::capsule(
+            new RanksCapsule{std::move(ranks), &Communicator::run, &Communicator::start, &Communicator::start},
+            RanksCapsule::kName, [](void* held) { delete static_cast<RanksCapsule*>(held); });
+      },
+      "ranks"_a, "Groups of this process, for the library that jaxlib loads.");
+  m.def("make_self_communicator", &make_self_communicator, "name"_a);
+  bind_process(m);
 }
 
 }  // namespace samestep

@@ -10,8 +10,7 @@
 #include "bindings/pending_work.h"
 #include "core/error.h"
 #include "core/format.h"
-#include "nccl/device_communicator.h"
-#include "nccl/packer.h"
+#include "device/device_communicator.h"
 
 namespace samestep {
 
@@ -45,38 +44,30 @@ DeviceMemory allocate(const std::shared_ptr<GpuLibrary>& gpu, std::size_t nbytes
 }
 
 using Comm = std::shared_ptr<Communicator>;
+using DeviceComm = std::shared_ptr<DeviceCommunicator>;
 
 Comm open_devices(Comm host, const std::shared_ptr<GpuLibrary>& gpu, int device,
-                  const std::shared_ptr<NcclLibrary>& nccl, bool compare_first, std::size_t piece, double timeout,
-                  std::shared_ptr<Packer> packer, std::size_t pack_below, bool gpu_aware) {
-  DeviceOptions options{gpu, device, nccl, Seconds(timeout), compare_first};
-  if (piece != 0) options.piece = piece;
-  options.packer = std::move(packer);
-  options.pack_below = pack_below;
+                  const std::shared_ptr<NcclLibrary>& nccl, std::size_t piece, double timeout, bool gpu_aware) {
+  DeviceOptions options{gpu, device, nccl, Seconds(timeout)};
+  if (piece != 0) options.staging_bytes = piece;
   options.gpu_aware = gpu_aware;
   const py::gil_scoped_release no_gil;
   return DeviceCommunicator::open(std::move(host), std::move(options), Deadline::after(Seconds(timeout)));
 }
 
-DeviceCommunicator& on_devices(const Comm& comm) {
-  auto* const devices = dynamic_cast<DeviceCommunicator*>(comm.get());
-  if (devices == nullptr) throw InvalidArgumentError("this group has no devices");
-  return *devices;
-}
-
-std::unique_ptr<PendingWork> all_reduce_many(const Comm& comm, const py::list& arrays, const py::list& outs, int op,
-                                             double factor) {
+std::unique_ptr<PendingWork> allreduce_many(const DeviceComm& comm, const py::list& arrays, const py::list& outs,
+                                            int op, double factor) {
   auto work = std::make_unique<PendingWork>();
   std::vector<InOut> buffers;
   for (py::size_t i = 0; i < py::len(arrays); ++i) {
     const py::object array = arrays[i], out = outs[i];
     buffers.push_back(work->in_out(array, out, "allreduce"));
   }
-  work->start(comm, on_devices(comm).all_reduce_many(buffers, {static_cast<ReduceOp>(op), factor}));
+  work->start_pinned(comm, comm->allreduce_many(buffers, {static_cast<ReduceOp>(op), factor}));
   return work;
 }
 
-std::unique_ptr<PendingWork> broadcast_many(const Comm& comm, const py::list& arrays, int root) {
+std::unique_ptr<PendingWork> bcast_many(const DeviceComm& comm, const py::list& arrays, int root) {
   auto work = std::make_unique<PendingWork>();
   std::vector<Buffer> buffers;
   for (const py::handle array : arrays) {
@@ -87,7 +78,7 @@ std::unique_ptr<PendingWork> broadcast_many(const Comm& comm, const py::list& ar
     const ConstBuffer in = work->input(array, "bcast");  // only read there: it may be read-only
     buffers.push_back({const_cast<void*>(in.data), in.count, in.dtype, in.device, in.stream});
   }
-  work->start(comm, on_devices(comm).broadcast_many(buffers, root));
+  work->start_pinned(comm, comm->bcast_many(buffers, root));
   return work;
 }
 
@@ -126,20 +117,15 @@ void bind_devices(py::module_& m) {
       .def_static("open", &NcclLibrary::open, "path"_a)
       .def_property_readonly("path", &NcclLibrary::path)
       .def_property_readonly("version", &NcclLibrary::version_text);
-  m.def("open_devices", &open_devices, "host"_a, "gpu"_a, "device"_a, "nccl"_a.none(true), "compare_first"_a, "piece"_a,
-        "timeout"_a, "packer"_a = nullptr, "pack_below"_a = 0, "gpu_aware"_a = false,
-        "A group that takes arrays of this device as well. Collective over `host`.");
-  m.def("all_reduce_many", &all_reduce_many, "comm"_a, "arrays"_a, "outs"_a, "op"_a, "factor"_a,
+  py::class_<DeviceCommunicator, Communicator, DeviceComm>(m, "DeviceCommunicator", "A group whose ranks have a GPU.");
+  m.def("open_devices", &open_devices, "host"_a, "gpu"_a, "device"_a, "nccl"_a.none(true), "piece"_a, "timeout"_a,
+        "gpu_aware"_a = false, "A group that takes arrays of this device as well. Collective over `host`.");
+  m.def("allreduce_many", &allreduce_many, "comm"_a, "arrays"_a, "outs"_a, "op"_a, "factor"_a,
         "One operation on many arrays of one dtype; in place where an item of `outs` is that of `arrays`.");
-  m.def("broadcast_many", &broadcast_many, "comm"_a, "arrays"_a, "root"_a,
+  m.def("bcast_many", &bcast_many, "comm"_a, "arrays"_a, "root"_a,
         "One operation on many arrays, which are only read on root.");
-  m.def(
-      "has_nccl",
-      [](const Comm& comm) {
-        const auto* const devices = dynamic_cast<const DeviceCommunicator*>(comm.get());
-        return devices != nullptr && devices->options().nccl != nullptr;
-      },
-      "comm"_a);
+  m.def("has_nccl", [](const DeviceCommunicator& comm) { return comm.options().nccl != nullptr; }, "comm"_a);
+  m.def("has_nccl", [](const Communicator&) { return false; }, "comm"_a);
   m.def("itemsize", [](const std::string& dtype) { return itemsize(dtype_of(dtype)); }, "dtype"_a);
   m.def(
       "to_dlpack",

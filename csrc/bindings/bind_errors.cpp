@@ -1,5 +1,9 @@
 #include <pybind11/pybind11.h>
 
+#include <chrono>
+#include <string_view>
+#include <thread>
+
 #include "bindings/python_errors.h"
 #include "core/deadline.h"
 #include "core/error.h"
@@ -28,13 +32,29 @@ const char* class_name(const Error& error) {
   if (dynamic_cast<const UnavailableError*>(&error) != nullptr) return "UnavailableError";
   if (dynamic_cast<const TimeoutError*>(&error) != nullptr) return "TimeoutError";
   if (dynamic_cast<const PeerLostError*>(&error) != nullptr) return "PeerLostError";
+  if (dynamic_cast<const StepError*>(&error) != nullptr) return "StepError";
   return "Error";
 }
 
-/// Whether Ctrl-C has come as well, which is then raised in place of the loss of a peer. It reaches all ranks, and ends
-/// some of them before the others have looked at their signals.
+/// A peer says so whose program a Ctrl-C has ended; see `_say_farewell` in samestep.world.
+constexpr std::string_view kInterrupted = "ended with KeyboardInterrupt";
+constexpr auto kSignalsDiffer = std::chrono::seconds(1);
+
+/// Whether Ctrl-C has arrived as well, which is then raised in place of the loss of a peer. The terminal sends it to
+/// all ranks, but not at one moment: where a peer has left because of it, this process's own is waited for.
 bool interrupted_too(const Error& error) {
-  return dynamic_cast<const PeerLostError*>(&error) != nullptr && PyErr_CheckSignals() != 0;
+  if (dynamic_cast<const PeerLostError*>(&error) == nullptr) return false;
+  if (PyErr_CheckSignals() != 0) return true;
+  if (std::string_view(error.what()).find(kInterrupted) == std::string_view::npos) return false;
+  const Deadline deadline = Deadline::after(kSignalsDiffer);
+  while (!deadline.passed()) {
+    {
+      const py::gil_scoped_release no_gil;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    if (PyErr_CheckSignals() != 0) return true;
+  }
+  return false;
 }
 
 void translate(std::exception_ptr pointer) {
@@ -46,8 +66,8 @@ void translate(std::exception_ptr pointer) {
   }
 }
 
-/// A thread of the package itself has no signals to look at, and does not wait for the interpreter: who holds it may
-/// wait for what that thread does.
+/// A thread of the package itself handles no signals, and must not wait for the GIL: its holder may wait for that
+/// thread.
 bool runs_python() { return PyGILState_GetThisThreadState() != nullptr; }
 
 /// Lets Ctrl-C end a wait. Taking the GIL disturbs other threads, so not at every look.
@@ -107,7 +127,7 @@ PyObject* make_python_error(std::exception_ptr pointer) {
 void bind_errors(py::module_& m) {
   py::register_exception_translator(&translate);
   wait_hooks().interrupt = &check_signals;
-  wait_hooks().aside = &without_the_interpreter;
+  wait_hooks().run_without_gil = &without_the_interpreter;
   m.def("set_warning_callback", &set_warning_callback, py::arg("callback"), py::arg("warn_after"),
         "Call `callback(text)` once for each wait that lasts longer than `warn_after` seconds.");
 }

@@ -6,7 +6,8 @@
 
 #include "bindings/pending_work.h"
 #include "core/error.h"
-#include "nccl/device_cliques.h"
+#include "device/device_cliques.h"
+#include "device/device_communicator.h"
 
 namespace samestep {
 
@@ -16,22 +17,17 @@ using py::operator""_a;
 namespace lists {
 namespace {
 
-using Comm = std::shared_ptr<Communicator>;
+using DeviceComm = std::shared_ptr<DeviceCommunicator>;
 using Work_ = std::unique_ptr<PendingWork>;
 
-DeviceCliques& cliques_of(const Comm& comm) {
-  auto* const devices = dynamic_cast<DeviceCommunicator*>(comm.get());
-  if (devices == nullptr) throw InvalidArgumentError("this group has no devices");
-  return devices->cliques();
-}
-
-Work_ started(const Comm& comm, Work_ work, Communicator::WorkPtr operation) {
-  work->start(comm, std::move(operation));
+Work_ started(const DeviceComm& comm, Work_ work, Communicator::WorkPtr operation) {
+  work->start_pinned(comm, std::move(operation));
   return work;
 }
 
-Verb verb_of(const std::string& text) {
-  for (const Verb verb : {Verb::all_reduce, Verb::reduce, Verb::broadcast, Verb::all_gather}) {
+CollectiveType verb_of(const std::string& text) {
+  for (const CollectiveType verb :
+       {CollectiveType::allreduce, CollectiveType::reduce, CollectiveType::bcast, CollectiveType::allgather}) {
     if (name(verb) == text) return verb;
   }
   throw InvalidArgumentError("not for lists of arrays: " + text);
@@ -44,42 +40,42 @@ DType dtype_of(const std::string& text) {
   throw InvalidArgumentError("no dtype: " + text);
 }
 
-Work_ agree_on_lists(const Comm& comm, const std::string& verb, const std::string& dtype, int op, int root,
-                     std::size_t length, std::size_t count, int number, int detail) {
+Work_ check_list_signature(const DeviceComm& comm, const std::string& verb, const std::string& dtype, int op, int root,
+                           std::size_t length, std::size_t count, int number, int detail) {
   return started(
       comm, std::make_unique<PendingWork>(),
-      cliques_of(comm).agree(
+      comm->cliques().check_signature(
           {verb_of(verb), dtype_of(dtype), {static_cast<ReduceOp>(op), 1.0}, root, length, count, number, detail}));
 }
 
-int add_list(const Comm& comm, std::vector<int> devices, double timeout) {
+int add_list(const DeviceComm& comm, std::vector<int> devices, double timeout) {
   const py::gil_scoped_release no_gil;
-  return cliques_of(comm).add(std::move(devices), Deadline::after(Seconds(timeout)));
+  return comm->cliques().add(std::move(devices), Deadline::after(Seconds(timeout)));
 }
 
-Work_ all_reduce_list(const Comm& comm, int number, const py::list& arrays, const py::list& outs, int op,
-                      double factor) {
+Work_ allreduce_list(const DeviceComm& comm, int number, const py::list& arrays, const py::list& outs, int op,
+                     double factor) {
   auto work = std::make_unique<PendingWork>();
   std::vector<InOut> buffers;
   for (py::size_t i = 0; i < py::len(arrays); ++i) {
     const py::object array = arrays[i], out = outs[i];
     buffers.push_back(work->in_out(array, out, "allreduce"));
   }
-  auto operation = cliques_of(comm).all_reduce(number, buffers, {static_cast<ReduceOp>(op), factor});
+  auto operation = comm->cliques().allreduce(number, buffers, {static_cast<ReduceOp>(op), factor});
   return started(comm, std::move(work), std::move(operation));
 }
 
-Work_ reduce_list(const Comm& comm, int number, const py::list& arrays, const py::object& out, int op, double factor,
-                  int root, int root_array) {
+Work_ reduce_list(const DeviceComm& comm, int number, const py::list& arrays, const py::object& out, int op,
+                  double factor, int root, int root_array) {
   auto work = std::make_unique<PendingWork>();
   std::vector<ConstBuffer> in;
   for (const py::handle array : arrays) in.push_back(work->input(array, "reduce"));
   const Buffer to = out.is_none() ? Buffer{} : work->output(out, "reduce", /*copy_in=*/true);
-  auto operation = cliques_of(comm).reduce(number, in, to, {static_cast<ReduceOp>(op), factor}, root, root_array);
+  auto operation = comm->cliques().reduce(number, in, to, {static_cast<ReduceOp>(op), factor}, root, root_array);
   return started(comm, std::move(work), std::move(operation));
 }
 
-Work_ broadcast_list(const Comm& comm, int number, const py::list& arrays, int root, int root_array) {
+Work_ bcast_list(const DeviceComm& comm, int number, const py::list& arrays, int root, int root_array) {
   auto work = std::make_unique<PendingWork>();
   std::vector<Buffer> buffers;
   for (const py::handle array : arrays) {
@@ -90,11 +86,11 @@ Work_ broadcast_list(const Comm& comm, int number, const py::list& arrays, int r
     const ConstBuffer in = work->input(array, "bcast");  // only read there: it may be read-only
     buffers.push_back({const_cast<void*>(in.data), in.count, in.dtype, in.device, in.stream});
   }
-  auto operation = cliques_of(comm).broadcast(number, buffers, root, root_array);
+  auto operation = comm->cliques().bcast(number, buffers, root, root_array);
   return started(comm, std::move(work), std::move(operation));
 }
 
-Work_ all_gather_list(const Comm& comm, int number, const py::list& arrays, const std::vector<py::list>& outs) {
+Work_ allgather_list(const DeviceComm& comm, int number, const py::list& arrays, const std::vector<py::list>& outs) {
   auto work = std::make_unique<PendingWork>();
   std::vector<ConstBuffer> in;
   std::vector<std::vector<Buffer>> to;
@@ -103,7 +99,7 @@ Work_ all_gather_list(const Comm& comm, int number, const py::list& arrays, cons
     to.emplace_back();
     for (const py::handle piece : pieces) to.back().push_back(work->output(piece, "allgather", /*copy_in=*/false));
   }
-  auto operation = cliques_of(comm).all_gather(number, in, to);
+  auto operation = comm->cliques().allgather(number, in, to);
   return started(comm, std::move(work), std::move(operation));
 }
 
@@ -114,26 +110,26 @@ void bind_lists(py::module_& m) {
   using namespace lists;
   m.def(
       "list_number",
-      [](const Comm& comm, const std::vector<int>& devices) { return cliques_of(comm).number_of(devices); }, "comm"_a,
-      "devices"_a, "The number of a list of devices in this group, 0 where it is new.");
-  m.def("agree_on_lists", &agree_on_lists, "comm"_a, "verb"_a, "dtype"_a, "op"_a, "root"_a, "length"_a, "count"_a,
-        "number"_a, "detail"_a, "Compares a call on lists of arrays over all ranks.");
+      [](const DeviceComm& comm, const std::vector<int>& devices) { return comm->cliques().number_of(devices); },
+      "comm"_a, "devices"_a, "The number of a list of devices in this group, 0 where it is new.");
+  m.def("check_list_signature", &check_list_signature, "comm"_a, "verb"_a, "dtype"_a, "op"_a, "root"_a, "length"_a,
+        "count"_a, "number"_a, "detail"_a, "Compares a call on lists of arrays over all ranks.");
   m.def(
-      "lists_differ",
-      [](const Comm& comm, const std::string& text) {
-        cliques_of(comm).ranks_differ(std::make_exception_ptr(MismatchError(text)));
+      "fail_list_check",
+      [](const DeviceComm& comm, const std::string& text) {
+        comm->cliques().mismatch_error(std::make_exception_ptr(MismatchError(text)));
       },
       "comm"_a, "text"_a,
       "Ranks differ, in NCCL perhaps too: device memory cannot be used in this group any more, unless they compare "
       "first.");
   m.def("add_list", &add_list, "comm"_a, "devices"_a, "timeout"_a,
         "Gives a list of devices the next number, and a clique of NCCL. Collective.");
-  m.def("all_reduce_list", &all_reduce_list, "comm"_a, "number"_a, "arrays"_a, "outs"_a, "op"_a, "factor"_a,
+  m.def("allreduce_list", &allreduce_list, "comm"_a, "number"_a, "arrays"_a, "outs"_a, "op"_a, "factor"_a,
         "In place where an item of `outs` is that of `arrays`.");
   m.def("reduce_list", &reduce_list, "comm"_a, "number"_a, "arrays"_a, "out"_a.none(true), "op"_a, "factor"_a, "root"_a,
         "root_array"_a);
-  m.def("broadcast_list", &broadcast_list, "comm"_a, "number"_a, "arrays"_a, "root"_a, "root_array"_a);
-  m.def("all_gather_list", &all_gather_list, "comm"_a, "number"_a, "arrays"_a, "outs"_a,
+  m.def("bcast_list", &bcast_list, "comm"_a, "number"_a, "arrays"_a, "root"_a, "root_array"_a);
+  m.def("allgather_list", &allgather_list, "comm"_a, "number"_a, "arrays"_a, "outs"_a,
         "Into one array for each list entry, or one for each array of all ranks.");
 }
 

@@ -5,8 +5,9 @@
 #include <tuple>
 #include <vector>
 
-#include "mpi/mpi_communicator.h"
+#include "engine/progress_engine.h"
 #include "mpi/mpi_library.h"
+#include "mpi/mpi_transport.h"
 
 namespace samestep {
 
@@ -39,18 +40,22 @@ void bind_mpi(py::module_& m) {
       },
       "library"_a, "oversubscribed"_a, "timeout"_a,
       "The world of MPI_COMM_WORLD on communicators of our own. Collective.");
-  m.def("mpi_has_lost_ranks", &mpi_has_lost_ranks, "Whether a watched rank has died: MPI_Finalize may wait for it.");
+  m.def("has_lost_ranks", &ProgressEngine::has_lost_ranks, "Whether a rank has died in this process's life.");
+  m.def("has_departed_ranks", &ProgressEngine::has_departed_ranks,
+        "Whether a rank has left a group before this one did.");
   m.def(
       "watch_ranks",
-      [](Communicator& world, int listener,
-         const std::vector<std::tuple<std::string, std::uint16_t, std::string>>& places) {
+      [](ExchangeCommunicator& world, int listener, int reserved,
+         const std::vector<std::tuple<std::string, std::uint16_t, std::uint16_t, std::string>>& places) {
         std::vector<PeerWatch::Place> all;
-        for (const auto& [address, port, where] : places) all.push_back({address, port, where});
-        watch_ranks(world, std::make_shared<PeerWatch>(Fd(listener), all));
+        for (const auto& [address, port, reserved_port, where] : places) {
+          all.push_back({address, port, reserved_port, where});
+        }
+        watch_ranks(world, std::make_shared<PeerWatch>(Fd(listener), Fd(reserved), all));
       },
-      "world"_a, "listener"_a, "places"_a,
-      "Lets a group over MPI know which ranks have died. `listener`: a listening socket, which is owned from now on; "
-      "`places`: by rank, the address and port where each listens, and the same for texts.");
+      "world"_a, "listener"_a, "reserved"_a, "places"_a,
+      "Lets a group over MPI detect dead ranks. `listener`, `reserved`: a listening socket and one that is only bound, "
+      "both owned from now on; `places`: by rank, address, port of the one, port of the other, and text.");
 }
 
 }  // namespace samestep

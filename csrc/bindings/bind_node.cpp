@@ -1,13 +1,15 @@
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <numeric>
 
 #include "bindings/numpy_memory.h"
-#include "nccl/device_communicator.h"
 #include "node/node_communicator.h"
-#include "node/process_host.h"
+#include "os/cross_memory.h"
+#include "os/process_watch.h"
+#include "shm/process_peers.h"
 
 namespace samestep {
 
@@ -24,7 +26,7 @@ struct SharedBlock {
 
 using PythonExchange = std::function<std::vector<py::bytes>(py::bytes)>;
 
-std::shared_ptr<Host> meet_host(int rank, int size, const PythonExchange& exchange, const Deadline& deadline) {
+std::shared_ptr<LocalPeers> open_peers(int rank, int size, const PythonExchange& exchange, const Deadline& deadline) {
   const Exchange call = [&exchange](const std::string& mine) {
     const py::gil_scoped_acquire gil;
     std::vector<std::string> all;
@@ -32,27 +34,25 @@ std::shared_ptr<Host> meet_host(int rank, int size, const PythonExchange& exchan
     return all;
   };
   const py::gil_scoped_release no_gil;
-  return meet_processes(rank, size, call, deadline);
+  return open_process_peers(rank, size, call, deadline);
 }
 
 std::shared_ptr<Communicator> open_node_world(const std::string& name, int rank, int size,
                                               const PythonExchange& exchange, double timeout) {
   const Deadline deadline = Deadline::after(Seconds(timeout));
-  std::shared_ptr<Host> host = meet_host(rank, size, exchange, deadline);
+  std::shared_ptr<LocalPeers> peers = open_peers(rank, size, exchange, deadline);
   const py::gil_scoped_release no_gil;
   ExchangeOptions options;
   options.name = name;
   options.oversubscribed = true;  // until it is known
   std::vector<int> members(static_cast<std::size_t>(size));
   std::iota(members.begin(), members.end(), 0);
-  return NodeCommunicator::open(std::move(host), members, options, deadline);
+  return NodeCommunicator::open(std::move(peers), members, options, deadline);
 }
 
 std::shared_ptr<SharedHeap> heap_of(Communicator& communicator) {
-  if (const auto* const device = dynamic_cast<const DeviceCommunicator*>(&communicator))
-    return heap_of(*device->host());
-  const auto* const exchange = dynamic_cast<const ExchangeCommunicator*>(&communicator);
-  return exchange != nullptr ? exchange->heap() : nullptr;
+  const PeerMemory* const memory = communicator.peer_memory();
+  return memory != nullptr ? memory->heap() : nullptr;
 }
 
 py::object share_numpy(Communicator& communicator, std::size_t limit, std::size_t keep) {
@@ -72,10 +72,22 @@ bool is_shared(Communicator& communicator, std::uintptr_t address, std::size_t n
   return heap != nullptr && heap->find(reinterpret_cast<const void*>(address), nbytes).has_value();
 }
 
-bool show_shared(Communicator& communicator, const SharedBlock& block, std::uintptr_t address) {
+/// What the kernel, or a filter, forbids that ranks of one host use; what they do instead.
+std::vector<std::string> forbidden_calls() {
+  std::vector<std::string> found;
+  if (const int word = 0; !is_open_to_others(&word, sizeof word)) {
+    found.emplace_back("no process_vm_readv: long arrays are copied through shared memory");
+  }
+  if (!ProcessWatch(::getpid()).has_pidfd()) {
+    found.emplace_back("no pidfd_open: whether other ranks live is looked up in /proc");
+  }
+  return found;
+}
+
+bool alias_pages(Communicator& communicator, const SharedBlock& block, std::uintptr_t address) {
   const std::shared_ptr<SharedHeap> heap = heap_of(communicator);
   const std::size_t whole_pages = (block.nbytes + BlockPool::kPage - 1) / BlockPool::kPage * BlockPool::kPage;
-  return heap != nullptr && heap->show_at(block.data.get(), whole_pages, reinterpret_cast<void*>(address));
+  return heap != nullptr && heap->alias_pages_at(block.data.get(), whole_pages, reinterpret_cast<void*>(address));
 }
 
 }  // namespace
@@ -89,7 +101,8 @@ void bind_node(py::module_& m) {
   m.def(
       "allocate_shared",
       [](Communicator& communicator, std::size_t nbytes) -> py::object {
-        std::shared_ptr<std::byte> data = communicator.allocate_shared(nbytes);
+        PeerMemory* const memory = communicator.peer_memory();
+        std::shared_ptr<std::byte> data = memory != nullptr ? memory->allocate(nbytes) : nullptr;
         if (data == nullptr) return py::none();
         return py::cast(SharedBlock{std::move(data), nbytes});
       },
@@ -110,16 +123,19 @@ void bind_node(py::module_& m) {
   m.def("shared_usage", &shared_usage, "communicator"_a, "None where there is no heap.");
   m.def("is_shared", &is_shared, "communicator"_a, "address"_a, "nbytes"_a,
         "Whether the others can reach this memory of this process.");
-  py::class_<Host, std::shared_ptr<Host>>(m, "Host", "What the ranks of a host can do with each other.");
+  py::class_<LocalPeers, std::shared_ptr<LocalPeers>>(m, "LocalPeers",
+                                                      "A rank's access to the other ranks of its host.");
   m.def(
-      "meet_host",
+      "connect_local_peers",
       [](int rank, int size, const PythonExchange& exchange, double timeout) {
-        return meet_host(rank, size, exchange, Deadline::after(Seconds(timeout)));
+        return open_peers(rank, size, exchange, Deadline::after(Seconds(timeout)));
       },
       "rank"_a, "size"_a, "exchange"_a, "timeout"_a,
       "The ranks of a host find each other. `exchange` gathers bytes from all of them. Collective.");
+  m.def("forbidden_calls", &forbidden_calls,
+        "What ranks of one host cannot use here, and what they do instead; empty where all is allowed.");
   m.def(
-      "show_shared", &show_shared, "communicator"_a, "block"_a, "address"_a,
+      "alias_pages_at", &alias_pages, "communicator"_a, "block"_a, "address"_a,
       "Map the pages of a block in place of those at `address`, which the caller owns; whether that was possible. The "
       "block must live as long as they are used.");
   m.def("open_node_world", &open_node_world, "name"_a, "rank"_a, "size"_a, "exchange"_a, "timeout"_a,

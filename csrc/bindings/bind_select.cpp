@@ -57,7 +57,7 @@ void bind_select(py::module_& m) {
       .def_readwrite("device_detail", &Facts::device_detail)
       .def_readwrite("every_rank_has_device", &Facts::every_rank_has_device);
 
-  py::class_<Choice>(m, "Choice", "The backend to use, the backend that carries host arrays, and why.")
+  py::class_<Choice>(m, "Choice", "The backend to use, the backend of host arrays, and why.")
       .def_readonly("backend", &Choice::backend)
       .def_readonly("host", &Choice::host)
       .def_readonly("reason", &Choice::reason);

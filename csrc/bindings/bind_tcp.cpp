@@ -1,7 +1,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "tcp/tcp_messenger.h"
+#include "collectives/select_algorithm.h"
+#include "tcp/tcp_transport.h"
 
 namespace samestep {
 
@@ -22,8 +23,9 @@ void bind_tcp(py::module_& m) {
       "name"_a, "rank"_a, "peers"_a,
       "The group of all ranks. `peers`: by rank, a connected socket, which is owned from now on, and where it leads.");
   m.def(
-      "cheapest_way", [](int n_ranks, std::size_t nbytes) { return std::string(name(cheapest_way(n_ranks, nbytes))); },
-      "n_ranks"_a, "nbytes"_a, "How an allreduce of so many bytes is made that are too many for the headers.");
+      "select_algorithm",
+      [](int n_ranks, std::size_t nbytes) { return std::string(name(select_algorithm(n_ranks, nbytes))); }, "n_ranks"_a,
+      "nbytes"_a, "How an allreduce of so many bytes is made that are too many for the headers.");
 }
 
 }  // namespace samestep

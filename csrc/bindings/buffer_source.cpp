@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <bit>
 #include <memory>
 #include <optional>
 #include <string_view>
 
 #include "bindings/array_sources.h"
+#include "core/error.h"
 #include "core/format.h"
 
 namespace samestep::sources {
@@ -60,6 +62,17 @@ std::optional<DType> dtype_of(const Py_buffer& buffer) {
   return std::nullopt;
 }
 
+void require_plain(const Py_buffer& buffer) {
+  require_dims(buffer.ndim);
+  if (buffer.ndim > 0 && buffer.shape == nullptr) {
+    throw InvalidArgumentError(str("the buffer has ", buffer.ndim, " dimensions but no shape"));
+  }
+  for (int i = 0; i < buffer.ndim && buffer.suboffsets != nullptr; ++i) {
+    if (buffer.suboffsets[i] < 0) continue;
+    throw InvalidArgumentError("the buffer has suboffsets: its elements lie in several pieces; pass a copy");
+  }
+}
+
 }  // namespace
 
 bool read_buffer(PyObject* object, Array& out) {
@@ -71,20 +84,24 @@ bool read_buffer(PyObject* object, Array& out) {
   }
   const std::optional<DType> dtype = dtype_of(*buffer);
   if (!dtype) return false;
-  require_dims(buffer->ndim);
+  require_plain(*buffer);
 
   ArrayView& view = out.mutable_view();
   view.data = buffer->buf;
   view.dtype = *dtype;
   view.n_dims = buffer->ndim;
-  std::int64_t compact = buffer->itemsize;
-  for (int i = buffer->ndim - 1; i >= 0; --i) {
-    view.shape[i] = buffer->shape[i];
-    view.strides[i] = buffer->strides ? buffer->strides[i] : compact;  // ctypes leaves them out, asked for or not
-    compact *= view.shape[i];
+  std::copy_n(buffer->shape, buffer->ndim, view.shape);
+  if (buffer->strides != nullptr) {
+    std::copy_n(buffer->strides, buffer->ndim, view.strides);
+  } else {
+    set_compact_strides(view);  // ctypes leaves them out, asked for or not
   }
   view.readonly = buffer->readonly != 0;
   measure(view);
+  if (buffer->len < 0 || static_cast<std::size_t>(buffer->len) != view.nbytes()) {
+    throw InvalidArgumentError(str("the buffer says that it holds ", buffer->len, " bytes, but its shape ",
+                                   shape_text(view), " takes ", view.nbytes()));
+  }
   out.own(buffer.release(), [](void* held) { ReleaseBuffer{}(static_cast<Py_buffer*>(held)); });
   return true;
 }

@@ -1,5 +1,8 @@
+#include <algorithm>
 #include <bit>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "bindings/array_sources.h"
 #include "core/error.h"
@@ -23,31 +26,85 @@ constexpr TypeString kTypeStrings[] = {
     {"c8", DType::complex64}, {"c16", DType::complex128},
 };
 
-DType dtype_of(const std::string& text) {
-  constexpr char kForeign = std::endian::native == std::endian::little ? '>' : '<';
+constexpr int kNewestVersion = 3;
+
+[[noreturn]] void refuse(const char* field, const py::handle& value, const char* expected) {
+  throw InvalidArgumentError(
+      str("__cuda_array_interface__: '", field, "' must be ", expected, ", got ", std::string(py::repr(value))));
+}
+
+py::object field(const py::dict& fields, const char* name) {
+  if (!fields.contains(name)) throw InvalidArgumentError(str("__cuda_array_interface__ has no '", name, "'"));
+  return fields[name];
+}
+
+// A Python or NumPy integer that fits.
+template <class Integer>
+Integer integer(const py::handle& value, const char* name, const char* expected) {
+  const auto number = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
+  if (number) {
+    try {
+      return number.cast<Integer>();
+    } catch (const py::cast_error&) {  // too large
+    }
+  }
+  PyErr_Clear();
+  refuse(name, value, expected);
+}
+
+std::vector<std::int64_t> integers(const py::object& values, const char* name) {
+  constexpr const char* kExpected = "a tuple of 64-bit integers";
+  if (!py::isinstance<py::tuple>(values) && !py::isinstance<py::list>(values)) refuse(name, values, kExpected);
+  std::vector<std::int64_t> result;
+  for (const py::handle value : values) result.push_back(integer<std::int64_t>(value, name, kExpected));
+  return result;
+}
+
+DType dtype_of(const py::object& typestr) {
+  constexpr std::string_view kOrders = std::endian::native == std::endian::little ? "<|=" : ">|=";
+  if (!py::isinstance<py::str>(typestr)) refuse("typestr", typestr, "a string");
+  const auto text = typestr.cast<std::string>();
   for (const TypeString& known : kTypeStrings) {
-    if (!text.empty() && text.front() != kForeign && std::string_view(text).substr(1) == known.text) return known.dtype;
+    const bool is_native = !text.empty() && kOrders.find(text.front()) != std::string_view::npos;
+    if (is_native && std::string_view(text).substr(1) == known.text) return known.dtype;
   }
   throw InvalidArgumentError(str("elements of type '", text, "' in __cuda_array_interface__ cannot be sent; ",
                                  kAcceptedTypes, "; convert the array first"));
 }
 
+void read_memory(const py::object& data, ArrayView& view) {
+  constexpr const char* kExpected = "(address, read_only)";
+  if (!py::isinstance<py::tuple>(data) || py::len(data) != 2) refuse("data", data, kExpected);
+  const auto pair = py::reinterpret_borrow<py::tuple>(data);
+  view.data = reinterpret_cast<void*>(integer<std::uintptr_t>(pair[0], "data", kExpected));
+  const int readonly = PyObject_IsTrue(py::object(pair[1]).ptr());
+  if (readonly < 0) PyErr_Clear();
+  view.readonly = readonly != 0;
+}
+
+void check_version(const py::dict& fields) {
+  if (!fields.contains("version")) return;  // of the first one
+  const auto version = integer<int>(fields["version"], "version", "a small integer");
+  if (version < 0 || version > kNewestVersion) {
+    throw InvalidArgumentError(str("__cuda_array_interface__ of version ", version, "; versions up to 3 can be read"));
+  }
+}
+
 void fill(const py::dict& fields, ArrayView& view) {
-  const auto shape = fields["shape"].cast<py::tuple>();
-  const auto data = fields["data"].cast<py::tuple>();
-  const py::object strides = fields.contains("strides") ? py::object(fields["strides"]) : py::none();
+  check_version(fields);
+  const std::vector<std::int64_t> shape = integers(field(fields, "shape"), "shape");
   require_dims(static_cast<std::int64_t>(shape.size()));
-  view.data = reinterpret_cast<void*>(data[0].cast<std::uintptr_t>());
-  view.readonly = data[1].cast<bool>();
-  view.dtype = dtype_of(fields["typestr"].cast<std::string>());
+  read_memory(field(fields, "data"), view);
+  view.dtype = dtype_of(field(fields, "typestr"));
   view.device = {DeviceKind::cuda, -1};
   view.n_dims = static_cast<int>(shape.size());
-  std::int64_t compact = static_cast<std::int64_t>(itemsize(view.dtype));
-  for (int i = view.n_dims - 1; i >= 0; --i) {
-    const auto axis = static_cast<std::size_t>(i);
-    view.shape[i] = shape[axis].cast<std::int64_t>();
-    view.strides[i] = strides.is_none() ? compact : py::tuple(strides)[axis].cast<std::int64_t>();
-    compact *= view.shape[i];
+  std::copy(shape.begin(), shape.end(), view.shape);
+  set_compact_strides(view);
+  const py::object given = fields.contains("strides") ? py::object(fields["strides"]) : py::none();
+  if (!given.is_none()) {
+    const std::vector<std::int64_t> strides = integers(given, "strides");
+    if (strides.size() != shape.size()) refuse("strides", given, "as many integers as 'shape' has, or None");
+    std::copy(strides.begin(), strides.end(), view.strides);
   }
   measure(view);
 }
@@ -56,8 +113,18 @@ void fill(const py::dict& fields, ArrayView& view) {
 
 bool read_cuda_interface(PyObject* object, Array& out) {
   if (PyType_Check(object)) return false;
-  const py::object found = py::getattr(object, "__cuda_array_interface__", py::none());
-  if (!py::isinstance<py::dict>(found)) return false;
+  const auto found = py::reinterpret_steal<py::object>(PyObject_GetAttrString(object, "__cuda_array_interface__"));
+  if (!found && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+    PyErr_Clear();
+    return false;
+  }
+  if (!found) {
+    throw InvalidArgumentError(
+        str("asking ", type_text(object), " for __cuda_array_interface__ failed: ", take_error()));
+  }
+  if (!py::isinstance<py::dict>(found)) {
+    throw InvalidArgumentError(str("__cuda_array_interface__ of ", type_text(object), " is no dict"));
+  }
   const auto fields = py::reinterpret_borrow<py::dict>(found);
   if (fields.contains("mask") && !fields["mask"].is_none()) {
     throw InvalidArgumentError("a masked array would be sent without its mask; pass its data and its mask one by one");

@@ -3,7 +3,10 @@
 #include <array>
 
 #include "core/error.h"
-#include "nccl/nccl_form.h"
+#include "core/format.h"
+#include "kernels/stream.h"
+#include "kernels/strided.h"
+#include "nccl/nccl_reduction.h"
 
 namespace samestep {
 namespace {
@@ -40,6 +43,41 @@ void copy_to_host(const ArrayView& from, void* to) { copy(from, to, from.data); 
 
 void copy_to_device(const void* from, const ArrayView& to) { copy(to, to.data, from); }
 
-bool reduces_on_device(DType dtype, ReduceOp op) { return nccl_form(dtype, {op, 1.0}).has_value(); }
+const char* device_name(DeviceKind kind) {
+  switch (kind) {
+    case DeviceKind::cpu:
+      return "cpu";
+    case DeviceKind::cuda:
+      return "cuda";
+    case DeviceKind::rocm:
+      return "rocm";
+    case DeviceKind::other:
+      break;
+  }
+  return "other";
+}
+
+void require_reachable(PyObject* object, ArrayView& view) {
+  if (view.device.kind == DeviceKind::cpu) return;
+  if (gpu_of(view) == nullptr) {
+    throw InvalidArgumentError(
+        str("the array is on a ", device_name(view.device.kind), " device; copy it to the host first"));
+  }
+  if (!view.contiguous) throw InvalidArgumentError("an array with gaps in device memory; pass a contiguous copy");
+  find_stream(object, view);
+}
+
+void pack_elements(const ArrayView& from, void* to) {
+  if (from.device.kind != DeviceKind::cpu) {
+    copy_to_host(from, to);
+  } else if (from.contiguous) {
+    kernels::copy(to, from.data, from.nbytes());
+  } else {
+    const auto n_dims = static_cast<std::size_t>(from.n_dims);
+    kernels::pack(from.data, {from.shape, n_dims}, {from.strides, n_dims}, itemsize(from.dtype), to);
+  }
+}
+
+bool reduces_on_device(DType dtype, ReduceOp op) { return to_nccl_reduction(dtype, {op, 1.0}).has_value(); }
 
 }  // namespace samestep

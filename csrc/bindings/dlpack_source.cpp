@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cstdint>
 #include <string>
 
 #include "bindings/array_sources.h"
@@ -50,39 +52,58 @@ DType dtype_of(const dlpack::DataType& type, PyObject* object) {
                                  " lanes) cannot be sent; ", kAcceptedTypes, "; convert the array first"));
 }
 
+bool is_on_host(dlpack::DeviceType type) {
+  return type == dlpack::DeviceType::cpu || type == dlpack::DeviceType::cuda_host ||
+         type == dlpack::DeviceType::rocm_host;
+}
+
 Device device_of(const dlpack::Device& device) {
+  if (is_on_host(device.type)) return {};
+  if (device.index < 0) throw InvalidArgumentError(str("the array lies on a device with index ", device.index));
   switch (device.type) {
-    case dlpack::DeviceType::cpu:
-    case dlpack::DeviceType::cuda_host:
-    case dlpack::DeviceType::rocm_host:
-      return {};
     case dlpack::DeviceType::cuda:
     case dlpack::DeviceType::cuda_managed:
       return {DeviceKind::cuda, device.index};
     case dlpack::DeviceType::rocm:
       return {DeviceKind::rocm, device.index};
+    default:
+      return {DeviceKind::other, device.index};
   }
-  return {DeviceKind::other, device.index};
+}
+
+std::int64_t stride_in_bytes(const dlpack::Tensor& tensor, int axis, std::int64_t itemsize) {
+  std::int64_t nbytes = 0;
+  if (__builtin_mul_overflow(tensor.strides[axis], itemsize, &nbytes) && tensor.shape[axis] > 1) {
+    throw InvalidArgumentError(
+        str("the stride ", tensor.strides[axis], " of axis ", axis, " reaches beyond the address space"));
+  }
+  return nbytes;
+}
+
+void* first_element(const dlpack::Tensor& tensor) {
+  std::uintptr_t address = 0;
+  if (__builtin_add_overflow(reinterpret_cast<std::uintptr_t>(tensor.data), tensor.byte_offset, &address)) {
+    throw InvalidArgumentError(str("the byte_offset ", tensor.byte_offset, " reaches beyond the address space"));
+  }
+  return tensor.data == nullptr ? nullptr : reinterpret_cast<void*>(address);
 }
 
 void fill(const dlpack::Tensor& tensor, PyObject* object, ArrayView& view) {
   require_dims(tensor.n_dims);
-  view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  if (tensor.n_dims > 0 && tensor.shape == nullptr) {
+    throw InvalidArgumentError(str("the array has ", tensor.n_dims, " dimensions but no shape"));
+  }
+  view.data = first_element(tensor);
   view.dtype = dtype_of(tensor.dtype, object);
   view.device = device_of(tensor.device);
   view.n_dims = tensor.n_dims;
+  std::copy_n(tensor.shape, tensor.n_dims, view.shape);
   const auto bytes = static_cast<std::int64_t>(itemsize(view.dtype));
-  std::int64_t compact = bytes;
-  for (int i = tensor.n_dims - 1; i >= 0; --i) {
-    view.shape[i] = tensor.shape[i];
-    view.strides[i] = tensor.strides ? tensor.strides[i] * bytes : compact;
-    compact *= tensor.shape[i];
+  if (tensor.strides == nullptr) set_compact_strides(view);
+  for (int i = 0; i < tensor.n_dims && tensor.strides != nullptr; ++i) {
+    view.strides[i] = stride_in_bytes(tensor, i, bytes);
   }
   measure(view);
-  if (view.count > 0 && !tensor.data) {
-    throw InvalidArgumentError(
-        "the array has a shape but no memory (a fake, traced or wrapped tensor?); pass a real one");
-  }
 }
 
 template <class Managed>
@@ -137,11 +158,26 @@ std::string torch_cure(PyObject* tensor) {
   return "pass an ordinary tensor";
 }
 
-[[noreturn]] void refuse_export(PyObject* object, const TypeFacts& facts) {
-  const std::string reason = take_error();
+bool is_jax_tracer(PyObject* object) {
+  const std::string type = type_text(object);
+  return type.starts_with("jax") && type.ends_with("Tracer");
+}
+
+[[noreturn]] void refuse_export(PyObject* object, const TypeFacts& facts, const std::string& reason) {
+  if (is_jax_tracer(object)) {
+    throw InvalidArgumentError(
+        "JAX is tracing the caller, so the array has no values yet; inside jit call allreduce, reduce, "
+        "reduce_scatter, bcast, allgather, alltoall, allreduce_tree, allreduce_gradients or synchronize, which become "
+        "part of the compiled program, and all else outside of jit, grad and vmap");
+  }
+  if (attribute_text(object, "is_fully_replicated") == "False") {
+    throw InvalidArgumentError(str("a JAX array is divided over ", attribute_text(object, "sharding"),
+                                   "; pass one that lies on one device, or is the same on all of them, e.g. "
+                                   "jax.device_put(x, jax.local_devices()[0])"));
+  }
   if (!facts.torch) {
-    throw InvalidArgumentError(str(type_text(object), " cannot be read as plain memory: ", reason,
-                                   "; pass an array of an accepted dtype that lies on one device, outside of jit"));
+    throw InvalidArgumentError(
+        str(type_text(object), " cannot be read as plain memory: ", reason, "; pass an array of an accepted dtype"));
   }
   throw InvalidArgumentError(str("a tensor of ", attribute_text(object, "dtype"), ", ",
                                  attribute_text(object, "layout"), ", device ", attribute_text(object, "device"),
@@ -167,6 +203,15 @@ py::object call_dlpack(const py::object& method) {
   return method();
 }
 
+// JAX does not export an array on several devices, even where each of them holds all of it; null if this is none.
+py::object replica_of(PyObject* object) {
+  if (is_jax_tracer(object) || !PyObject_HasAttrString(object, "is_fully_replicated")) return {};
+  const py::object array = py::reinterpret_borrow<py::object>(object);
+  const bool replicated = array.attr("is_fully_replicated").cast<bool>();
+  if (!replicated || py::len(array.attr("sharding").attr("device_set")) == 1) return {};
+  return array.attr("addressable_data")(0);
+}
+
 py::object export_capsule(PyObject* object, const TypeFacts& facts) {
   py::object source = py::reinterpret_borrow<py::object>(object);
   try {
@@ -175,7 +220,9 @@ py::object export_capsule(PyObject* object, const TypeFacts& facts) {
   } catch (py::error_already_set& error) {
     error.restore();
   }
-  refuse_export(object, facts);
+  const std::string reason = take_error();
+  if (const py::object replica = replica_of(object)) return export_capsule(replica.ptr(), facts);
+  refuse_export(object, facts, reason);
 }
 
 }  // namespace
@@ -183,12 +230,15 @@ py::object export_capsule(PyObject* object, const TypeFacts& facts) {
 bool read_exchange(PyObject* object, const TypeFacts& facts, Array& out) {
   if (facts.torch && facts.exchange->borrow) {
     dlpack::Tensor tensor;
-    if (facts.exchange->borrow(object, &tensor) != 0) refuse_export(object, facts);
+    if (facts.exchange->borrow(object, &tensor) != 0) refuse_export(object, facts, take_error());
     fill(tensor, object, out.mutable_view());
     out.own_reference(object);
   } else {
     dlpack::ManagedTensorVersioned* managed = nullptr;
-    if (facts.exchange->export_managed(object, &managed) != 0) refuse_export(object, facts);
+    if (facts.exchange->export_managed(object, &managed) != 0) refuse_export(object, facts, take_error());
+    if (managed == nullptr) {
+      throw InvalidArgumentError(str("DLPack's C exchange API of ", type_text(object), " gave no tensor"));
+    }
     adopt(managed, object, out);
   }
   if (facts.torch) refuse_lazy_bits(object, facts, out->dtype);

@@ -3,17 +3,20 @@
 namespace samestep {
 void bind_errors(pybind11::module_& m);
 void bind_arrays(pybind11::module_& m);
+void bind_hash(pybind11::module_& m);
+void bind_weighted_sum(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
-void bind_hot_calls(pybind11::module_& m);
-void bind_hot_messages(pybind11::module_& m);
-void bind_plain_tree(pybind11::module_& m);
+void bind_fast_calls(pybind11::module_& m);
+void bind_fast_messages(pybind11::module_& m);
+void bind_fast_methods(pybind11::module_& m);
+void bind_fast_tree(pybind11::module_& m);
+void bind_compiled_calls(pybind11::module_& m);
 void bind_mpi(pybind11::module_& m);
 void bind_node(pybind11::module_& m);
 void bind_tcp(pybind11::module_& m);
 void bind_hierarchy(pybind11::module_& m);
 void bind_devices(pybind11::module_& m);
 void bind_lists(pybind11::module_& m);
-void bind_packing(pybind11::module_& m);
 void bind_select(pybind11::module_& m);
 }  // namespace samestep
 
@@ -21,15 +24,18 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "The C++ core of samestep. Not public: use the functions of the package.";
   samestep::bind_errors(m);
   samestep::bind_arrays(m);
+  samestep::bind_hash(m);
+  samestep::bind_weighted_sum(m);
   samestep::bind_communicator(m);
-  samestep::bind_hot_calls(m);
-  samestep::bind_hot_messages(m);
-  samestep::bind_plain_tree(m);
+  samestep::bind_fast_calls(m);
+  samestep::bind_fast_messages(m);
+  samestep::bind_fast_methods(m);
+  samestep::bind_fast_tree(m);
+  samestep::bind_compiled_calls(m);
   samestep::bind_mpi(m);
   samestep::bind_node(m);
   samestep::bind_tcp(m);
   samestep::bind_hierarchy(m);
-  samestep::bind_packing(m);  // before what takes a Packer
   samestep::bind_devices(m);
   samestep::bind_lists(m);
   samestep::bind_select(m);

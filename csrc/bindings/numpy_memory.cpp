@@ -69,29 +69,29 @@ DataHandler* handler_in(PyObject* capsule) {
 struct Source {
   DataHandler handler;  // first: the capsule points to it
   std::shared_ptr<SharedHeap> heap;
-  std::atomic<bool> active = true;
-  py::object previous;  // keeps `beneath` valid
-  DataAllocator beneath;
+  std::atomic<bool> active = true;  // relaxed: an allocation at the same time may use either memory
+  py::object previous;              // keeps `base` valid
+  DataAllocator base;
 
   SharedHeap::Block from_heap(std::size_t nbytes) {
-    const bool wanted = nbytes >= NumpyMemory::kFrom && active.load(std::memory_order_relaxed);
+    const bool wanted = nbytes >= NumpyMemory::kMinBytes && active.load(std::memory_order_relaxed);
     return wanted ? heap->allocate(nbytes) : SharedHeap::Block{};
   }
   void* malloc(std::size_t nbytes) {
     void* const data = from_heap(nbytes).data;
-    return data != nullptr ? data : beneath.malloc(beneath.ctx, nbytes);
+    return data != nullptr ? data : base.malloc(base.ctx, nbytes);
   }
   void* calloc(std::size_t count, std::size_t itemsize) {
     std::size_t nbytes = 0;
     if (__builtin_mul_overflow(count, itemsize, &nbytes)) return nullptr;
     const SharedHeap::Block block = from_heap(nbytes);
-    if (block.data == nullptr) return beneath.calloc(beneath.ctx, count, itemsize);
+    if (block.data == nullptr) return base.calloc(base.ctx, count, itemsize);
     if (!block.is_zero) std::memset(block.data, 0, nbytes);
     return block.data;
   }
   void* realloc(void* data, std::size_t nbytes) {
     const std::size_t size = heap->size_of(data);
-    if (size == 0) return beneath.realloc(beneath.ctx, data, nbytes);
+    if (size == 0) return base.realloc(base.ctx, data, nbytes);
     if (nbytes <= size && nbytes > size / 2) return data;
     void* const moved = malloc(nbytes);
     if (moved == nullptr) return nullptr;
@@ -100,7 +100,7 @@ struct Source {
     return moved;
   }
   void free(void* data, std::size_t nbytes) {
-    if (!heap->free(data)) beneath.free(beneath.ctx, data, nbytes);
+    if (!heap->free(data)) base.free(base.ctx, data, nbytes);
   }
 };
 
@@ -121,7 +121,7 @@ Source* source_of(PyObject* capsule) {
   return handler_in(capsule)->name == kName ? source(PyCapsule_GetContext(capsule)) : nullptr;
 }
 
-/// The handler in force, beneath those of ours that have been removed elsewhere.
+/// The handler in force, below those of ours that have been removed elsewhere.
 py::object handler_in_force(const DataMemory& numpy) {
   auto capsule = py::reinterpret_steal<py::object>(numpy.get_handler());
   if (!capsule) throw py::error_already_set();
@@ -143,7 +143,7 @@ NumpyMemory::NumpyMemory(std::shared_ptr<SharedHeap> heap) {
   py::object previous = handler_in_force(numpy);
   auto made = std::make_unique<Source>();
   made->heap = std::move(heap);
-  made->beneath = handler_in(previous.ptr())->allocator;
+  made->base = handler_in(previous.ptr())->allocator;
   made->previous = std::move(previous);
   made->handler = {{}, kVersion, {made.get(), samestep_malloc, samestep_calloc, samestep_realloc, samestep_free}};
   std::copy(kName.begin(), kName.end(), made->handler.name);

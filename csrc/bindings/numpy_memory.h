@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "node/shared_heap.h"
+#include "shm/shared_heap.h"
 
 namespace samestep {
 
@@ -16,7 +16,7 @@ namespace samestep {
 class NumpyMemory {
  public:
   /// Smaller blocks are left to the handler that was there before.
-  static constexpr std::size_t kFrom = 64 << 10;
+  static constexpr std::size_t kMinBytes = 64 << 10;
 
   /// Installs the handler in the current context. Throws UnavailableError if this NumPy has no such interface.
   explicit NumpyMemory(std::shared_ptr<SharedHeap> heap);

@@ -136,3 +136,22 @@ bool read_numpy_scalar(PyObject* object, Array& out) {
 }
 
 }  // namespace samestep::sources
+
+namespace samestep {
+
+// NumPy does not look at buffers that it has exported, but moves no memory of an array with a weak reference.
+pybind11::object pin_memory(const Array& array) {
+  namespace py = pybind11;
+  const auto& numpy = py::detail::npy_api::get();
+  PyObject* owner = array.referenced();
+  if (owner == nullptr || !numpy.PyArray_Check_(owner)) return {};
+  for (PyObject* base = owner; base != nullptr && numpy.PyArray_Check_(base);) {
+    owner = base;
+    base = py::detail::array_proxy(owner)->base;
+  }
+  PyObject* const weak = PyWeakref_NewRef(owner, nullptr);
+  if (weak == nullptr) PyErr_Clear();
+  return py::reinterpret_steal<py::object>(weak);
+}
+
+}  // namespace samestep

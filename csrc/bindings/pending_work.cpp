@@ -41,7 +41,7 @@ Shape shape_of(const ArrayView& view) {
   return shape;
 }
 
-Buffer PendingWork::as_it_lies(const py::handle& array, Array view, const char* what) {
+Buffer PendingWork::borrow(const py::handle& array, Array view, const char* what) {
   if (view->device.kind != DeviceKind::cpu) {
     if (!view->contiguous) {
       throw InvalidArgumentError(str(what,
@@ -58,7 +58,7 @@ Buffer PendingWork::as_it_lies(const py::handle& array, Array view, const char* 
 ConstBuffer PendingWork::input(const py::handle& array, const char* what) {
   Array view = view_of(array.ptr(), what);
   shape_ = shape_of(view.view());
-  if (view->contiguous || view->device.kind != DeviceKind::cpu) return as_it_lies(array, std::move(view), what);
+  if (view->contiguous || view->device.kind != DeviceKind::cpu) return borrow(array, std::move(view), what);
   auto staged = std::make_unique<Staged>(Staged{std::move(view), {}, false});
   const ArrayView& from = staged->array.view();
   staged->elements.resize(from.nbytes());
@@ -72,7 +72,7 @@ Buffer PendingWork::output(const py::handle& array, const char* what, bool copy_
   require_writable(view.view(), what);
   shape_ = shape_of(view.view());
   written_.push_back(py::reinterpret_borrow<py::object>(array));
-  if (view->contiguous || view->device.kind != DeviceKind::cpu) return as_it_lies(array, std::move(view), what);
+  if (view->contiguous || view->device.kind != DeviceKind::cpu) return borrow(array, std::move(view), what);
   auto staged = std::make_unique<Staged>(Staged{std::move(view), {}, true});
   const ArrayView& to = staged->array.view();
   staged->elements.resize(to.nbytes());
@@ -87,10 +87,10 @@ InOut PendingWork::in_out(const py::handle& x, const py::handle& out, const char
     return {both, both};
   }
   const Buffer to = output(out, what, /*copy_in=*/false);
-  return {apart(input(x, what), to, to.data), to};
+  return {copy_if_overlapping(input(x, what), to, to.data), to};
 }
 
-ConstBuffer PendingWork::apart(ConstBuffer in, Buffer out, const void* own) {
+ConstBuffer PendingWork::copy_if_overlapping(ConstBuffer in, Buffer out, const void* own) {
   if (in.data == own || !share_memory(in, out)) return in;
   auto staged = std::make_unique<Staged>(Staged{{}, std::vector<std::byte>(in.nbytes()), false});
   kernels::copy(staged->elements.data(), in.data, in.nbytes());
@@ -99,21 +99,33 @@ ConstBuffer PendingWork::apart(ConstBuffer in, Buffer out, const void* own) {
   return in;
 }
 
-void PendingWork::bring_home() {
-  if (home_) return;
-  home_ = true;
+void PendingWork::start_pinned(std::shared_ptr<Communicator> communicator, Communicator::WorkPtr work) {
+  start(std::move(communicator), std::move(work));
+  pin_arrays();
+}
+
+void PendingWork::pin_arrays() {
+  if (!pins_.empty()) return;
+  for (const Array& array : arrays_) pins_.push_back(pin_memory(array));
+  for (const auto& staged : staged_) pins_.push_back(pin_memory(staged->array));
+}
+
+void PendingWork::unstage() {
+  if (unstaged_) return;
+  unstaged_ = true;
+  pins_.clear();
   if (work_->error()) return;
   for (const auto& staged : staged_) {
     const ArrayView& to = staged->array.view();
     if (!staged->written) continue;
     kernels::unpack(staged->elements.data(), to.data, extents(to), strides(to), itemsize(to.dtype));
   }
-  for (const py::object& array : written_) note_written(array.ptr());
+  for (const py::object& array : written_) bump_version(array.ptr());
 }
 
 bool PendingWork::done() {
   if (!work_->done()) return false;
-  bring_home();
+  unstage();
   return true;
 }
 
@@ -122,17 +134,19 @@ void PendingWork::wait(double timeout, AtDeadline at_deadline, int polls_with_gi
   const int polls = communicator_->oversubscribed() || !on_device_.empty() ? 1 : polls_with_gil;
   for (int i = 0; i < polls; ++i) {
     if (!work_->done()) continue;
-    bring_home();
-    if (work_->error()) std::rethrow_exception(work_->error());
-    return;
+    unstage();
+    if (!work_->error()) return;
+    // It throws the error, and draws the consequences for the group.
+    return wait_for_end(at_deadline, [&] { work_->wait(Deadline::after(Seconds(timeout))); });
   }
-  if (!on_host && order_streams(timeout, at_deadline)) return bring_home();
+  if (!on_host && order_streams(timeout, at_deadline)) return unstage();
   wait_for_end(at_deadline, [&] { work_->wait(Deadline::after(Seconds(timeout))); });
-  bring_home();
+  unstage();
 }
 
 template <class Wait>
 void PendingWork::wait_for_end(AtDeadline at_deadline, Wait wait) {
+  pin_arrays();  // other threads of Python run from here on
   const py::gil_scoped_release no_gil;
   try {
     wait();
@@ -142,7 +156,7 @@ void PendingWork::wait_for_end(AtDeadline at_deadline, Wait wait) {
     if (at_deadline == AtDeadline::cancel) cancel();
     throw;
   } catch (const py::error_already_set&) {
-    if (at_deadline != AtDeadline::goes_on) cancel();
+    if (at_deadline != AtDeadline::keep_running) cancel();
     throw;
   }
 }
@@ -158,35 +172,45 @@ bool PendingWork::order_streams(double timeout, AtDeadline at_deadline) {
   bool ordered = true;
   wait_for_end(at_deadline, [&] {
     const Deadline deadline = Deadline::after(Seconds(timeout));
-    for (const StreamHandle stream : streams) ordered = ordered && work_->order_before(stream, deadline);
+    for (const StreamHandle stream : streams) ordered = ordered && work_->make_stream_wait(stream, deadline);
   });
   return ordered_ = ordered;
 }
 
 /// Does nobody read or write the arrays any more?
 bool PendingWork::is_over() const noexcept {
-  if (work_ == nullptr || ordered_ || taken_back_) return true;
+  if (work_ == nullptr || ordered_ || cancelled_) return true;
   try {
     if (!work_->done()) return false;
     if (work_->error()) std::rethrow_exception(work_->error());
     return true;
   } catch (const MismatchError&) {
     return true;
+  } catch (const StepError&) {
+    return communicator_->is_discarded();
   } catch (...) {
     return false;
   }
 }
 
+std::vector<PendingWork::Kept>& PendingWork::retained() {
+  static auto& all = *new std::vector<Kept>;
+  return all;
+}
+
 PendingWork::~PendingWork() {
   if (is_over()) return;
-  struct Kept {
-    std::vector<Array> arrays;
-    std::vector<std::unique_ptr<Staged>> staged;
-    std::vector<py::object> written;
-    Communicator::WorkPtr work;
-  };
-  static auto& kept_for_good = *new std::vector<Kept>;
-  kept_for_good.push_back({std::move(arrays_), std::move(staged_), std::move(written_), std::move(work_)});
+  retained().push_back({std::move(communicator_), std::move(arrays_), std::move(staged_), std::move(written_),
+                        std::move(pins_), std::move(work_)});
+}
+
+void PendingWork::release_kept(const Communicator& communicator) {
+  std::vector<Kept> released;  // arrays are dropped at the end: that may run any code
+  std::vector<Kept>& all = retained();
+  for (Kept& kept : all) {
+    if (kept.communicator.get() == &communicator) released.push_back(std::move(kept));
+  }
+  std::erase_if(all, [&](const Kept& kept) { return kept.communicator == nullptr; });
 }
 
 }  // namespace samestep

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "bindings/array_view.h"
@@ -11,13 +12,12 @@
 
 namespace samestep {
 
-/// An operation together with the arrays it works on: keeps them alive, stages those that are not contiguous,
-/// and brings staged results home at the end.
+/// An operation in progress with its arrays: keeps them alive, stages those that are not contiguous, and copies staged
+/// results back at the end.
 ///
-/// A receive whose wait a signal's handler ends is taken back, or it would swallow the next message.
+/// A receive is cancelled if a signal handler ends its wait by an exception, or it would consume the next message.
 ///
-/// An operation that failed for the group may still be read or written by the transport; then its arrays
-/// are kept for good.
+/// After an operation has failed, the transport may still access its arrays; then they are kept forever.
 class PendingWork {
  public:
   PendingWork() = default;
@@ -29,38 +29,43 @@ class PendingWork {
   ConstBuffer input(const pybind11::handle& array, const char* what);
   /// The elements of an array that will be written. `copy_in`: the operation also reads them.
   Buffer output(const pybind11::handle& array, const char* what, bool copy_in);
-  /// Of a verb that works in place where `out` is None, or `x`.
+  /// The arrays of a collective that works in place if `out` is None or `x`.
   InOut in_out(const pybind11::handle& x, const pybind11::handle& out, const char* what);
-  /// `in`, or a copy of it where what is written would change it: memory that is shared, unless `in` begins at `own`,
-  /// where nobody else's elements are written before they are read.
-  ConstBuffer apart(ConstBuffer in, Buffer out, const void* own = nullptr);
-  /// As far as ranks must agree on it.
+  /// `in`, or a copy of it if it overlaps `out`; no copy if `in` begins at `own`, where nothing is overwritten before
+  /// it is read.
+  ConstBuffer copy_if_overlapping(ConstBuffer in, Buffer out, const void* own = nullptr);
+  /// The shape that ranks compare.
   Shape shape() const { return shape_; }
 
   void start(std::shared_ptr<Communicator> communicator, Communicator::WorkPtr work) {
     communicator_ = std::move(communicator);
     work_ = std::move(work);
   }
+  /// `start` of an operation that the caller does not wait for at once: until its end no NumPy array can be resized.
+  void start_pinned(std::shared_ptr<Communicator> communicator, Communicator::WorkPtr work);
 
-  /// Keeps an array that the operation works on as it lies.
+  /// Keeps an array alive that the operation uses in place.
   void keep(Array array) { arrays_.push_back(std::move(array)); }
 
-  /// What becomes of an operation whose deadline passes.
+  /// What happens to an operation whose deadline passes.
   enum class AtDeadline : std::uint8_t {
-    goes_on,
-    abandon,  ///< the group ends: a blocking call, whose buffers are the caller's
-    cancel,   ///< it is taken back: a receive
+    keep_running,
+    abandon,  ///< leave the group: a blocking call, whose buffers return to the caller
+    cancel,   ///< cancel it: a receive
   };
 
-  /// See Work. With the GIL held; `wait` gives it away after so many polls. On device memory `wait` lets the streams
-  /// wait in which the arrays are used now, unless one has no stream or `on_host` is true.
+  /// See Work. Call with the GIL held; `wait` releases it after so many polls. For device memory `wait` makes the
+  /// streams wait in which the arrays are used, unless one has no stream or `on_host` is true.
   bool done();
   void wait(double timeout, AtDeadline at_deadline, int polls_with_gil = 64, bool on_host = false);
   std::exception_ptr error() const { return work_->error(); }
   Status status() const { return work_->status(); }
+  std::span<const std::byte> object() const { return work_->object(); }
+  /// Nobody touches the memory of operations of this group any more: drops the arrays that were kept for good.
+  static void release_kept(const Communicator& communicator);
   bool cancel() {
-    taken_back_ = taken_back_ || communicator_->cancel(*work_);
-    return taken_back_;
+    cancelled_ = cancelled_ || work_->cancel();
+    return cancelled_;
   }
 
  private:
@@ -69,10 +74,20 @@ class PendingWork {
     std::vector<std::byte> elements;
     bool written;
   };
-  void bring_home();
+  /// The arrays of an operation that failed, which the transport may still use.
+  struct Kept {
+    std::shared_ptr<Communicator> communicator;
+    std::vector<Array> arrays;
+    std::vector<std::unique_ptr<Staged>> staged;
+    std::vector<pybind11::object> written, pins;
+    Communicator::WorkPtr work;
+  };
+  static std::vector<Kept>& retained();
+  void unstage();
+  void pin_arrays();
   bool is_over() const noexcept;
-  /// As the array lies in memory, for the operation. Device memory cannot be staged here.
-  Buffer as_it_lies(const pybind11::handle& array, Array view, const char* what);
+  /// The array in place. Device memory cannot be staged here.
+  Buffer borrow(const pybind11::handle& array, Array view, const char* what);
   bool order_streams(double timeout, AtDeadline at_deadline);
   template <class Wait>
   void wait_for_end(AtDeadline at_deadline, Wait wait);
@@ -82,11 +97,12 @@ class PendingWork {
   std::vector<Array> arrays_;
   std::vector<std::unique_ptr<Staged>> staged_;
   std::vector<pybind11::object> written_;
+  std::vector<pybind11::object> pins_;
   std::vector<pybind11::object> on_device_;
   Shape shape_;
-  bool home_ = false;
-  bool taken_back_ = false;  // before anything came: nobody will use the memory
-  bool ordered_ = false;     // streams wait for the end: what comes in them later may use the memory
+  bool unstaged_ = false;
+  bool cancelled_ = false;  // before a message matched: the memory is not used any more
+  bool ordered_ = false;    // streams wait for the end, so later work in them may use the memory
 };
 
 /// The shape of a view, for signatures.

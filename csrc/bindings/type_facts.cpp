@@ -8,6 +8,8 @@ namespace py = pybind11;
 
 namespace {
 
+constexpr int kMaxOlderTables = 16;  // a table that names itself as the one before must not be followed for ever
+
 // Whether `type` derives from module.name; false while nobody has imported the module.
 bool derives_from(PyTypeObject* type, const char* module, const char* name) {
   PyObject* loaded = PyDict_GetItemString(PyImport_GetModuleDict(), module);
@@ -20,8 +22,11 @@ const dlpack::ExchangeApi* exchange_api(PyTypeObject* type) {
   const auto capsule = py::getattr(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__", py::none());
   if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
   const auto* header = static_cast<dlpack::ExchangeHeader*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-  while (header && header->version.major != 1) header = header->previous;
-  return reinterpret_cast<const dlpack::ExchangeApi*>(header);
+  for (int older = 0; header && header->version.major != 1; ++older) {
+    header = older < kMaxOlderTables ? header->previous : nullptr;
+  }
+  const auto* api = reinterpret_cast<const dlpack::ExchangeApi*>(header);
+  return api != nullptr && api->export_managed != nullptr ? api : nullptr;
 }
 
 // The C function behind a method without arguments: calling it directly saves a quarter of the time.

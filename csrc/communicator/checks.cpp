@@ -5,6 +5,26 @@
 #include "core/error.h"
 #include "core/format.h"
 
+namespace samestep {
+
+bool fits(std::uint64_t count, DType dtype, bool is_object, const Buffer& out, Fit fit) {
+  if (fit == Fit::object || is_object) return fit == Fit::object && is_object;
+  return dtype == out.dtype && (fit == Fit::exactly ? count == out.count : count <= out.count);
+}
+
+std::string unfit_text(const std::string& receive, const Status& sent, DType dtype, bool is_object, Fit fit) {
+  const std::string what = is_object ? "an object by send_object" : str(sent.count, " ", name(dtype));
+  std::string text = str(receive, ": rank ", sent.source, " sent ", what, " with tag ", sent.tag);
+  if (is_object) {
+    text += "; receive it by recv_object";
+  } else if (fit == Fit::object) {
+    text += " by send; receive arrays by recv, or send them by send_object";
+  }
+  return text + "; the message has been taken and thrown away";
+}
+
+}  // namespace samestep
+
 namespace samestep::checks {
 
 void root_in_group(std::string_view verb, int root, int size) {
@@ -35,7 +55,7 @@ void has_count(std::string_view verb, std::string_view argument, const ConstBuff
   }
 }
 
-void on_host(std::string_view verb, const ConstBuffer& buffer) {
+void in_host_memory(std::string_view verb, const ConstBuffer& buffer) {
   if (buffer.device.kind != DeviceKind::cpu) {
     throw UnavailableError(str(verb,
                                ": the array is in device memory, which this backend does not reach; move it to "
@@ -53,6 +73,20 @@ void counts_fill(std::string_view verb, std::string_view argument, std::span<con
     throw InvalidArgumentError(
         str(verb, ": ", argument, " add up to ", total, " elements but the array has ", buffer.count));
   }
+}
+
+void arguments(const SendArgs& args, int size, bool needs_host_memory) {
+  const std::string_view verb = args.is_object ? "send_object" : "send";
+  if (needs_host_memory) in_host_memory(verb, args.in);
+  peer_in_group(verb, "dest", args.dest, size);
+  tag_is_valid(verb, args.tag);
+}
+
+void arguments(const RecvArgs& args, int size, bool needs_host_memory) {
+  const std::string_view verb = args.fit == Fit::object ? "recv_object" : args.fit == Fit::probe ? "probe" : "recv";
+  if (needs_host_memory) in_host_memory(verb, args.out);
+  if (args.source != kAnySource) peer_in_group(verb, "source", args.source, size);
+  if (args.tag != kAnyTag) tag_is_valid(verb, args.tag);
 }
 
 }  // namespace samestep::checks

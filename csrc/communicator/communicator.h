@@ -1,19 +1,22 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "communicator/call.h"
+#include "communicator/collective_args.h"
+#include "communicator/group_settings.h"
+#include "communicator/peer_memory.h"
 #include "communicator/signature.h"
 #include "communicator/work.h"
 #include "core/buffer.h"
 #include "core/deadline.h"
-#include "core/piece.h"
 #include "core/reduce_op.h"
 
 namespace samestep {
@@ -21,169 +24,147 @@ namespace samestep {
 inline constexpr int kAnySource = -1;
 inline constexpr int kAnyTag = -1;
 
-/// A group of ranks that communicate: the one interface between everything above (Python, gradient
-/// buckets) and every engine below (self, MPI, ...).
+/// The messages that a receive accepts. Any other message is a MismatchError.
+enum class Fit : std::uint8_t {
+  up_to,    ///< arrays of at most as many elements as there is room for
+  exactly,  ///< arrays of exactly as many elements
+  object,   ///< objects of any size
+  probe,    ///< any message, which stays in the queue
+};
+
+/// One message to send. Done once `in` may be reused. 0 <= dest < size, 0 <= tag < 2^31.
+struct SendArgs {
+  ConstBuffer in;
+  int dest;
+  int tag = 0;
+  bool is_object = false;  ///< the bytes of an object, which only a receive of objects accepts
+};
+
+/// Receives the next message with this source and tag (each may be "any"), in the order of sending. A message with more
+/// elements than `out` has, with a number of elements that `fit` does not allow, with another dtype, or with an object
+/// is consumed and raises a MismatchError that names the sender. `Work::status` has the sender and the number of
+/// elements.
+struct RecvArgs {
+  Buffer out = {};
+  int source = kAnySource;
+  int tag = kAnyTag;
+  Fit fit = Fit::up_to;
+};
+
+namespace checks {
+
+/// The same checks as checks::arguments of a collective.
+void arguments(const SendArgs& args, int size, bool on_host = true);
+void arguments(const RecvArgs& args, int size, bool on_host = true);
+
+}  // namespace checks
+
+/// A group of ranks that communicate: the one interface between the layers above (Python, gradient buckets) and the
+/// transports below (self, MPI, ...).
 ///
-/// Every verb starts an operation and returns its Work; nothing blocks but `Work::wait`, `split`,
-/// `group` and `close`. All ranks start the operations of one group in the same order; any number may
-/// be outstanding. Arguments are checked before anything is sent: InvalidArgumentError then means
-/// that nothing has happened. A difference between ranks is a MismatchError on every rank, after
-/// which the group goes on with the next operation.
+/// Every call starts an operation and returns its Work. Only `Work::wait`, `split`, `group` and `close` block. All
+/// ranks start the operations of a group in the same order; any number may be pending. Arguments are checked before
+/// anything is sent, so after an InvalidArgumentError nothing has happened. If ranks differ, the operation raises a
+/// MismatchError on every rank, and the group continues with the next operation.
 ///
-/// Buffers are contiguous host memory unless `capabilities` says otherwise. Where a verb has `in` and
-/// `out`, they are either the same memory (in place) or do not overlap. Each element is reduced in
-/// pairwise order of rank, ((r0+r1)+(r2+r3)), half types in float32 rounded once, so every rank
-/// holds the same bits.
+/// Buffers are contiguous host memory; a DeviceCommunicator also accepts memory of its device. Each element is reduced
+/// in pairwise order of rank, ((r0+r1)+(r2+r3)), half types in float32 with one rounding, so every rank holds the same
+/// bits.
 ///
-/// `shape` is the caller's view of `in` for the comparison between ranks; engines move only counts.
-///
-/// Thread-safe: calls from several threads are taken one at a time.
+/// Thread-safe: calls from several threads run one at a time.
 class Communicator {
  public:
   virtual ~Communicator() = default;
 
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
+  int rank() const { return info_.rank; }
+  int size() const { return info_.size; }
   /// Name for error texts, e.g. "world" or "world/split 2".
-  virtual const std::string& name() const = 0;
-  /// Name of the engine, e.g. "self" or "mpi".
-  virtual std::string_view engine() const = 0;
+  const std::string& name() const { return info_.name; }
+  /// Name of the transport, e.g. "self" or "mpi".
+  std::string_view transport() const { return info_.transport; }
 
   using WorkPtr = std::shared_ptr<Work>;
 
-  /// `out` on every rank = the reduction over all ranks' `in`. in.count == out.count.
-  virtual WorkPtr all_reduce(ConstBuffer in, Buffer out, const Reduction& reduction, const Shape& shape) = 0;
+  /// Checks the arguments of a collective and starts it.
+  WorkPtr start(const CollectiveArgs& args);
+  /// The same for blocking callers: null if the collective has already succeeded, else the Work to wait for.
+  WorkPtr run(const CollectiveArgs& args);
 
-  /// As all_reduce, but only root's `out` is written; elsewhere `out` is ignored.
-  virtual WorkPtr reduce(ConstBuffer in, Buffer out, const Reduction& reduction, int root, const Shape& shape) = 0;
+  WorkPtr start(const SendArgs& args);
+  /// With `Fit::object`, `Work::object` has the bytes at the end. With `Fit::probe` the receive completes once there is
+  /// a message of either kind. `Work::cancel` can cancel it.
+  WorkPtr start(const RecvArgs& args);
 
-  /// `buffer` on every rank = root's.
-  virtual WorkPtr broadcast(Buffer buffer, int root, const Shape& shape) = 0;
-
-  /// `out` (size * in.count elements) = all ranks' `in`, in order of rank.
-  virtual WorkPtr all_gather(ConstBuffer in, Buffer out, const Shape& shape) = 0;
-
-  /// As all_gather, `counts[r]` elements from rank r; the same counts on all ranks.
-  virtual WorkPtr all_gather_v(ConstBuffer in, Buffer out, std::span<const std::uint64_t> counts) = 0;
-
-  /// As all_gather(_v), written at root only; elsewhere `out` is ignored.
-  virtual WorkPtr gather(ConstBuffer in, Buffer out, int root, const Shape& shape) = 0;
-  virtual WorkPtr gather_v(ConstBuffer in, Buffer out, std::span<const std::uint64_t> counts, int root) = 0;
-
-  /// Block r of root's `in` (size * out.count elements; ignored elsewhere) goes to rank r's `out`.
-  /// `shape` is that of `out`.
-  virtual WorkPtr scatter(ConstBuffer in, Buffer out, int root, const Shape& shape) = 0;
-  virtual WorkPtr scatter_v(ConstBuffer in, std::span<const std::uint64_t> counts, Buffer out, int root) = 0;
-
-  /// `in` is size blocks of out.count elements; `out` = the reduction over ranks of block `rank()`.
-  /// `shape` is that of `out`. `out` may be block `rank()` of `in`.
-  virtual WorkPtr reduce_scatter(ConstBuffer in, Buffer out, const Reduction& reduction, const Shape& shape) = 0;
-
-  /// Block i of `in` goes to rank i; block i of `out` comes from rank i. Never in place.
-  virtual WorkPtr all_to_all(ConstBuffer in, Buffer out, const Shape& shape) = 0;
-
-  /// Blocks of `send_counts[i]` and `receive_counts[i]` elements; what i sends me is what I receive from i.
-  virtual WorkPtr all_to_all_v(ConstBuffer in, std::span<const std::uint64_t> send_counts, Buffer out,
-                               std::span<const std::uint64_t> receive_counts) = 0;
-
-  /// Done once every rank has entered.
-  virtual WorkPtr barrier() = 0;
-
-  /// One of the verbs that Call can describe.
-  WorkPtr begin(const Call& call);
-  /// The same for callers that wait at once: null if it is done already, else the Work to wait for.
-  virtual WorkPtr now(const Call& call) { return begin(call); }
-
-  /// Done once `in` may be reused. 0 <= dest < size, 0 <= tag < 2^31.
-  virtual WorkPtr send(ConstBuffer in, int dest, int tag) = 0;
-
-  /// Takes the next message with this source and tag (each may be "any") in the order it was sent.
-  /// Another count or dtype than was sent is a MismatchError here, naming the sender; the message is
-  /// consumed. `Work::status` says who sent it. A recv that is waited for in vain can be given up by
-  /// `cancel`.
-  virtual WorkPtr recv(Buffer out, int source, int tag) = 0;
-
-  /// The same for callers that wait at once: null if it is done already, `status` then says who sent the message;
-  /// else the Work to wait for.
-  virtual WorkPtr send_now(const ConstBuffer& in, int dest, int tag) { return send(in, dest, tag); }
-  virtual WorkPtr recv_now(const Buffer& out, int source, int tag, Status& status) {
-    (void)status;
-    return recv(out, source, tag);
+  WorkPtr send(const ConstBuffer& in, int dest, int tag) { return start(SendArgs{in, dest, tag}); }
+  WorkPtr send_object(const ConstBuffer& in, int dest, int tag) { return start(SendArgs{in, dest, tag, true}); }
+  WorkPtr recv(const Buffer& out, int source, int tag, Fit fit = Fit::up_to) {
+    return start(RecvArgs{out, source, tag, fit});
   }
-  /// Both, one after the other: a message of tag 0 is sent, one of any tag received. `sending` is what is left of the
-  /// first.
-  virtual WorkPtr sendrecv_now(const ConstBuffer& in, int dest, const Buffer& out, int source, Status& status,
-                               WorkPtr& sending) {
-    sending = send_now(in, dest, 0);
-    return recv_now(out, source, kAnyTag, status);
-  }
+  WorkPtr recv_object(int source, int tag) { return start(RecvArgs{{}, source, tag, Fit::object}); }
+  WorkPtr probe(int source, int tag) { return start(RecvArgs{{}, source, tag, Fit::probe}); }
 
-  /// Gives up a recv that no message has met yet. False if it was too late; then wait for it.
-  virtual bool cancel(Work& recv) = 0;
+  /// As `run` above. `status`: the sender and tag, if the receive has completed.
+  WorkPtr run(const SendArgs& args);
+  WorkPtr run(const RecvArgs& args, Status& status);
+  /// Both, one after the other. `sending`: the pending send, or null if it has completed.
+  WorkPtr run(const SendArgs& sent, const RecvArgs& received, Status& status, WorkPtr& sending);
 
-  /// Ranks that give the same `color` form a group, ordered by (key, rank); a negative color gets
-  /// null. Collective, blocks.
-  virtual std::shared_ptr<Communicator> split(int color, int key, const Deadline& deadline) = 0;
+  /// Ranks with the same `color` form a group, ordered by (key, rank); a rank with a negative color gets null.
+  /// `called`: the name of the group; empty: a default such as "world/split 0 color 1". Collective, blocks.
+  virtual std::shared_ptr<Communicator> split(int color, int key, const Deadline& deadline,
+                                              const std::string& called = "") = 0;
 
-  /// The group of `ranks` (of this group, distinct, in the order of their new ranks). Called by those
-  /// ranks only, with the same list. Blocks.
-  virtual std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline& deadline) = 0;
+  /// Makes a group of `ranks`: distinct ranks of this group, in the order of their new ranks. Only those ranks call it,
+  /// with the same list. `called`: the name of the group; empty: a default such as "world/group 0,2". Blocks.
+  virtual std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline& deadline,
+                                              const std::string& called = "") = 0;
 
-  /// Memory of at least `nbytes` on which operations of this group need no copies, or null where there is none.
-  virtual std::shared_ptr<std::byte> allocate_shared(std::size_t nbytes) {
-    (void)nbytes;
-    return nullptr;
-  }
+  /// Access to the memory of other ranks of this host. Null if the transport has none.
+  virtual PeerMemory* peer_memory() { return nullptr; }
 
-  /// May every rank read and write every other rank's memory by itself? The same answer on all. Where it is true:
-  virtual bool reaches_memory() const { return false; }
-  /// the number by which other ranks know a place in this rank's memory,
-  virtual std::uint64_t place_of(const void* data, std::size_t nbytes) const {
-    (void)data, (void)nbytes;
-    return 0;
-  }
-  /// whether it lies in memory that all share,
-  virtual bool is_shared(const void* data, std::size_t nbytes) const {
-    (void)data, (void)nbytes;
-    return false;
-  }
-  /// and copies between pieces of this rank's memory and `peer`'s, whose places are `theirs`. False if `peer` has gone;
-  /// the next collective tells why. What is `taken` will be written by `peer` next, and nobody else reads it.
-  virtual bool pull(int peer, std::span<const Piece> pieces, bool taken) {
-    (void)peer, (void)taken;
-    return pieces.empty();
-  }
-  virtual bool push(int peer, std::span<const Piece> pieces) { return (void)peer, pieces.empty(); }
-
-  /// Lets outstanding operations advance. Never blocks.
+  /// Makes progress on pending operations. Never blocks.
   virtual void progress() = 0;
-  /// Learns which peers have gone, and ends what waits for them, as every wait does now and then. Never blocks.
-  virtual void look_for_losses() {}
+  /// Detects peers that have died or left, and fails the operations that need them. Every wait does this now and then.
+  /// Never blocks.
+  virtual void check_peers() {}
 
-  /// Ends the group: all ranks meet once more, then everything is freed. After `abandon` nobody is waited
-  /// for. Idempotent; afterwards every verb throws NotInitializedError.
+  /// Closes the group: a barrier of all ranks, then everything is freed. After `abandon` there is no barrier.
+  /// Idempotent; afterwards every operation throws NotInitializedError.
   virtual void close(const Deadline& deadline) = 0;
 
-  /// This rank gives up: outstanding operations and every later verb throw `error`; peers that wait for
-  /// this rank, now or later, get a PeerLostError with `reason`. Nobody is waited for.
+  /// This rank leaves the group: its pending and all later operations throw `error`. Peers that wait for this rank, now
+  /// or later, get a PeerLostError with `reason`. Does not wait for other ranks.
   virtual void abandon(std::exception_ptr error, const std::string& reason) = 0;
 
-  /// Whether operations can still be started: not after `close`, `abandon` or an error that ended the group.
+  // For blocks of `together()`.
+
+  /// This rank takes no further part in the group. Operations of other ranks that need it fail with a StepError that
+  /// names `why`, and those ranks then revoke the group, too. Operations in which this rank has already taken part
+  /// complete normally. Other groups are not affected. Does not wait for other ranks.
+  virtual void revoke(const std::string& why, std::uint64_t block) { (void)why, (void)block; }
+  /// Whether this rank has revoked the group, or another rank has in a block that this rank is in.
+  virtual bool is_revoked() { return false; }
+  /// Call once all ranks know that all have revoked the group. Frees its memory and returns true, unless the transport
+  /// may still access that memory.
+  virtual bool discard() { return false; }
+  virtual bool is_discarded() const { return false; }
+
+  /// This rank enters or leaves a block, which has a number of its own. Applies to all groups of the world.
+  virtual void open_block(std::uint64_t block) { (void)block; }
+  virtual void close_block(std::uint64_t block) { (void)block; }
+  /// This rank waits at the end of the block. A rank that is still inside, and waits for this one in a collective that
+  /// this rank has not started, revokes the group.
+  virtual void announce_block_end(std::uint64_t block) { (void)block; }
+
+  /// Whether operations can be started: false after `close`, `abandon` or an error that ended the group.
   virtual bool usable() const { return true; }
 
-  /// Where each rank runs, for texts of errors. By rank.
-  virtual void set_hosts(std::vector<std::string> hosts) { (void)hosts; }
-  /// What ranks have agreed on before anything long is sent; "" or another word, and 0, leave it open. `way`: of long
-  /// reductions, such as "halving"; `window_piece`: bytes of one rank's part in a window of them; `max_message`: bytes
-  /// of a message.
-  virtual void set_terms(const std::string& way, std::size_t window_piece, std::size_t max_message) {
-    (void)way, (void)window_piece, (void)max_message;
-  }
-  /// Long reductions send messages of so many bytes, unless they were told otherwise before. The same on all ranks.
-  virtual void prefer_pieces(std::size_t nbytes) { (void)nbytes; }
-  /// More ranks than CPUs on this host: waiting ranks then give way at once. Groups made later inherit it.
-  virtual void set_oversubscribed(bool oversubscribed) = 0;
-  virtual bool oversubscribed() const = 0;
+  void configure(const GroupSettings& settings);
+  /// Whether this host has more ranks than CPUs. Relaxed order is enough, because it only tunes waiting.
+  bool oversubscribed() const { return oversubscribed_.load(std::memory_order_relaxed); }
+  /// Collectives that only move data pass longer blocks to the transport without a copy, in any kind of memory. Up to
+  /// this many bytes are read and written by the CPU.
+  std::size_t max_inline() const { return info_.max_inline; }
 
   /// Operations started and messages handed to the transport so far; for tests and tracing.
   struct Counters {
@@ -192,6 +173,47 @@ class Communicator {
     std::uint64_t bytes = 0;
   };
   virtual Counters counters() const = 0;
+
+ protected:
+  /// The properties of a group. They never change, except `oversubscribed`.
+  struct Info {
+    int rank;
+    int size;
+    std::string name;
+    std::string_view transport;  ///< has static storage duration
+    bool oversubscribed = false;
+    std::size_t max_inline = std::numeric_limits<std::size_t>::max();
+    bool on_host = true;  ///< the group accepts host memory only
+  };
+  explicit Communicator(Info info) : info_(std::move(info)), oversubscribed_(info_.oversubscribed) {}
+
+  // `start` and `run` after the arguments have been checked.
+  virtual WorkPtr start_collective(const CollectiveArgs& args) = 0;
+  virtual WorkPtr run_collective(const CollectiveArgs& args) { return start_collective(args); }
+  virtual WorkPtr start_send(const SendArgs& args) = 0;
+  virtual WorkPtr start_recv(const RecvArgs& args) = 0;
+  virtual WorkPtr run_send(const SendArgs& args) { return start_send(args); }
+  virtual WorkPtr run_recv(const RecvArgs& args, Status& status);
+  virtual WorkPtr run_sendrecv(const SendArgs& sent, const RecvArgs& received, Status& status, WorkPtr& sending);
+  virtual void apply(const GroupSettings& settings) = 0;
+
+  /// Access to these functions of a group that this one is built on.
+  struct Inner;
+
+ private:
+  const Info info_;
+  std::atomic<bool> oversubscribed_;
+};
+
+struct Communicator::Inner {
+  Communicator& group;
+
+  WorkPtr start_collective(const CollectiveArgs& args) const { return group.start_collective(args); }
+  WorkPtr run_collective(const CollectiveArgs& args) const { return group.run_collective(args); }
+  WorkPtr start_send(const SendArgs& args) const { return group.start_send(args); }
+  WorkPtr start_recv(const RecvArgs& args) const { return group.start_recv(args); }
+  WorkPtr run_send(const SendArgs& args) const { return group.run_send(args); }
+  WorkPtr run_recv(const RecvArgs& args, Status& status) const { return group.run_recv(args, status); }
 };
 
 }  // namespace samestep

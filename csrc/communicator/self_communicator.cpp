@@ -2,14 +2,14 @@
 
 #include <atomic>
 #include <cstring>
-#include <list>
 #include <mutex>
 #include <thread>
 
 #include "communicator/checks.h"
-#include "core/bystanders.h"
+#include "communicator/tag_matcher.h"
 #include "core/error.h"
 #include "core/format.h"
+#include "core/progress_source.h"
 #include "core/wait_hooks.h"
 #include "kernels/reduce.h"
 #include "kernels/stream.h"
@@ -17,7 +17,7 @@
 namespace samestep {
 namespace {
 
-/// An operation that ended before it was returned.
+/// An operation that has ended before it is returned.
 class Finished final : public Work {
  public:
   bool done() override { return true; }
@@ -26,57 +26,65 @@ class Finished final : public Work {
 };
 
 struct Message {
-  int tag;
+  int source, tag;
   DType dtype;
   std::uint64_t count;
+  bool is_object;
   std::vector<std::byte> elements;
 };
 
-/// Messages sent and not received, receives that wait for one.
-struct Mailbox;
+/// Unexpected messages and posted receives.
+struct SelfMessages;
 
-class SelfReceive final : public Work {
+class SelfReceive final : public Work, public std::enable_shared_from_this<SelfReceive> {
  public:
-  SelfReceive(std::shared_ptr<Mailbox> mailbox, Buffer out, int tag)
-      : mailbox_(std::move(mailbox)), out_(out), tag_(tag) {}
+  SelfReceive(std::shared_ptr<SelfMessages> messages, const RecvArgs& args)
+      : messages_(std::move(messages)), args_(args) {}
 
   bool done() override { return finished_; }
   void wait(const Deadline& deadline) override;
   std::exception_ptr error() const override { return error_; }
   Status status() const override { return status_; }
-  bool matches(int tag) const { return tag_ == kAnyTag || tag_ == tag; }
+  std::span<const std::byte> object() const override { return object_; }
+  bool cancel() override;
+  bool probes() const { return args_.fit == Fit::probe; }
   void take(const Message& message);
-  void give_up(std::exception_ptr error) {
+  void fail(std::exception_ptr error) {
     error_ = std::move(error);
     finished_ = true;
   }
   std::string describe() const {
-    return str("recv of ", out_.count, " ", name(out_.dtype), tag_ == kAnyTag ? std::string() : str(" with tag ", tag_),
-               " in a group of one rank");
+    const std::string what = probes()                   ? "probe for a message"
+                             : args_.fit == Fit::object ? "recv_object"
+                                                        : str("recv of ", args_.out.count, " ", name(args_.out.dtype));
+    return str(what, args_.tag == kAnyTag ? "" : str(" with tag ", args_.tag), " in a group of one rank");
   }
 
  private:
-  std::shared_ptr<Mailbox> mailbox_;
-  Buffer out_;
-  int tag_;
+  std::shared_ptr<SelfMessages> messages_;
+  RecvArgs args_;
+  std::vector<std::byte> object_;
   Status status_;
   std::exception_ptr error_;
   std::atomic<bool> finished_ = false;
 };
 
-struct Mailbox {
+struct SelfMessages {
   std::mutex mutex;
-  std::list<Message> messages;
-  std::list<std::shared_ptr<SelfReceive>> receives;
+  TagMatcher<std::shared_ptr<SelfReceive>, Message> matcher;
 };
 
 void SelfReceive::take(const Message& message) {
   status_ = {0, message.tag, message.count};
-  if (message.count != out_.count || message.dtype != out_.dtype) {
-    error_ = std::make_exception_ptr(MismatchError(
-        str(describe(), ": rank 0 sent ", message.count, " ", name(message.dtype), " with tag ", message.tag)));
-  } else {
-    kernels::copy(out_.data, message.elements.data(), out_.nbytes());
+  if (!probes()) {
+    if (args_.fit == Fit::object && message.is_object) {
+      object_ = message.elements;
+    } else if (fits(message.count, message.dtype, message.is_object, args_.out, args_.fit)) {
+      kernels::copy(args_.out.data, message.elements.data(), message.elements.size());
+    } else {
+      error_ = std::make_exception_ptr(
+          MismatchError(unfit_text(describe(), status_, message.dtype, message.is_object, args_.fit)));
+    }
   }
   finished_ = true;
 }
@@ -87,143 +95,91 @@ void SelfReceive::wait(const Deadline& deadline) {
       throw TimeoutError(str(describe(), " has waited ", deadline.timeout().count(), " s for rank 0 to send"));
     }
     wait_hooks().interrupt();
-    advance_bystanders();
+    progress_all();
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   if (error_) std::rethrow_exception(error_);
 }
 
+bool SelfReceive::cancel() {
+  const std::lock_guard lock(messages_->mutex);
+  if (!messages_->matcher.withdraw(shared_from_this())) return false;
+  fail(std::make_exception_ptr(TimeoutError(describe() + ": given up")));
+  return true;
+}
+
 class SelfCommunicator final : public Communicator {
  public:
-  explicit SelfCommunicator(std::string name) : name_(std::move(name)) {}
+  explicit SelfCommunicator(std::string name) : Communicator({0, 1, std::move(name), "self"}) {}
 
-  int rank() const override { return 0; }
-  int size() const override { return 1; }
-  const std::string& name() const override { return name_; }
-  std::string_view engine() const override { return "self"; }
-
-  WorkPtr all_reduce(ConstBuffer in, Buffer out, const Reduction& reduction, const Shape&) override {
-    return reduce_into("allreduce", in, out, reduction);
-  }
-  WorkPtr reduce(ConstBuffer in, Buffer out, const Reduction& reduction, int root, const Shape&) override {
-    checks::root_in_group("reduce", root, 1);
-    return reduce_into("reduce", in, out, reduction);
-  }
-  WorkPtr reduce_scatter(ConstBuffer in, Buffer out, const Reduction& reduction, const Shape&) override {
-    return reduce_into("reduce_scatter", in, out, reduction);
-  }
-  WorkPtr broadcast(Buffer buffer, int root, const Shape&) override {
-    checks::root_in_group("bcast", root, 1);
-    return copy("bcast", buffer, buffer);
-  }
-  WorkPtr all_gather(ConstBuffer in, Buffer out, const Shape&) override { return copy("allgather", in, out); }
-  WorkPtr all_gather_v(ConstBuffer in, Buffer out, std::span<const std::uint64_t> counts) override {
-    checks::counts_fill("allgatherv", "counts", counts, 1, out);
-    return copy("allgatherv", in, out);
-  }
-  WorkPtr gather(ConstBuffer in, Buffer out, int root, const Shape&) override {
-    checks::root_in_group("gather", root, 1);
-    return copy("gather", in, out);
-  }
-  WorkPtr gather_v(ConstBuffer in, Buffer out, std::span<const std::uint64_t> counts, int root) override {
-    checks::root_in_group("gatherv", root, 1);
-    checks::counts_fill("gatherv", "counts", counts, 1, out);
-    return copy("gatherv", in, out);
-  }
-  WorkPtr scatter(ConstBuffer in, Buffer out, int root, const Shape&) override {
-    checks::root_in_group("scatter", root, 1);
-    return copy("scatter", in, out);
-  }
-  WorkPtr scatter_v(ConstBuffer in, std::span<const std::uint64_t> counts, Buffer out, int root) override {
-    checks::root_in_group("scatterv", root, 1);
-    checks::counts_fill("scatterv", "counts", counts, 1, in);
-    return copy("scatterv", in, out);
-  }
-  WorkPtr all_to_all(ConstBuffer in, Buffer out, const Shape&) override { return copy("alltoall", in, out); }
-  WorkPtr all_to_all_v(ConstBuffer in, std::span<const std::uint64_t> send_counts, Buffer out,
-                       std::span<const std::uint64_t> receive_counts) override {
-    checks::counts_fill("alltoallv", "send counts", send_counts, 1, in);
-    checks::counts_fill("alltoallv", "receive counts", receive_counts, 1, out);
-    return copy("alltoallv", in, out);
-  }
-  WorkPtr barrier() override { return finished(); }
-
-  WorkPtr now(const Call& call) override {
-    begin(call);
-    return nullptr;
-  }
-
-  WorkPtr send(ConstBuffer in, int dest, int tag) override {
-    checks::on_host("send", in);
-    checks::peer_in_group("send", "dest", dest, 1);
-    checks::tag_is_valid("send", tag);
-    Message message{tag, in.dtype, in.count, {}};
-    const auto* elements = static_cast<const std::byte*>(in.data);
-    message.elements.assign(elements, elements + in.nbytes());
-    const std::lock_guard lock(mailbox_->mutex);
-    for (auto it = mailbox_->receives.begin(); it != mailbox_->receives.end(); ++it) {
-      if (!(*it)->matches(tag)) continue;
-      (*it)->take(message);
-      mailbox_->receives.erase(it);
-      return finished();
-    }
-    mailbox_->messages.push_back(std::move(message));
-    return finished();
-  }
-
-  WorkPtr recv(Buffer out, int source, int tag) override {
-    checks::on_host("recv", out);
-    if (source != kAnySource) checks::peer_in_group("recv", "source", source, 1);
-    if (tag != kAnyTag) checks::tag_is_valid("recv", tag);
+  std::shared_ptr<Communicator> split(int color, int, const Deadline&, const std::string& called) override {
     finished();
-    auto receive = std::make_shared<SelfReceive>(mailbox_, out, tag);
-    const std::lock_guard lock(mailbox_->mutex);
-    for (auto it = mailbox_->messages.begin(); it != mailbox_->messages.end(); ++it) {
-      if (!receive->matches(it->tag)) continue;
-      receive->take(*it);
-      mailbox_->messages.erase(it);
-      return receive;
-    }
-    mailbox_->receives.push_back(receive);
-    return receive;
+    if (color < 0) return nullptr;
+    return make_self_communicator(called.empty() ? str(name(), "/split ", children_++, " color ", color) : called);
   }
-
-  bool cancel(Work& recv) override {
-    const std::lock_guard lock(mailbox_->mutex);
-    return std::erase_if(mailbox_->receives, [&](const auto& receive) {
-             if (receive.get() != &recv) return false;
-             receive->give_up(std::make_exception_ptr(TimeoutError(receive->describe() + ": given up")));
-             return true;
-           }) != 0;
-  }
-
-  std::shared_ptr<Communicator> split(int color, int, const Deadline&) override {
-    finished();
-    return color < 0 ? nullptr : make_self_communicator(str(name_, "/split ", children_++, " color ", color));
-  }
-  std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline&) override {
+  std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline&, const std::string& called) override {
     finished();
     if (ranks.size() != 1 || ranks[0] != 0) {
       throw InvalidArgumentError("group: this group has rank 0 only, so the list must be [0]");
     }
-    return make_self_communicator(name_ + "/group 0");
+    return make_self_communicator(called.empty() ? name() + "/group 0" : called);
   }
   void progress() override {}
   void close(const Deadline&) override { closed_ = true; }
   void abandon(std::exception_ptr error, const std::string&) override {
-    const std::lock_guard lock(mailbox_->mutex);
-    for (const auto& receive : mailbox_->receives) receive->give_up(error);
-    mailbox_->receives.clear();
+    const std::lock_guard lock(messages_->mutex);
+    for (const auto& receive : messages_->matcher.withdraw_all()) receive->fail(error);
     broken_ = std::move(error);
   }
-  void set_oversubscribed(bool) override {}
-  bool oversubscribed() const override { return false; }
   Counters counters() const override { return {operations_, 0, 0}; }
+
+ protected:
+  WorkPtr start_collective(const CollectiveArgs& args) override {
+    WorkPtr work = finished();
+    if (reduces(args.type)) {
+      const kernels::Input input{args.in.data, args.reduction.factor};
+      kernels::reduce(args.in.dtype, args.reduction.op, {&input, 1}, args.out.data, args.in.count);
+    } else if (args.uses_in(0) && args.out.data != args.in.data && args.in.count != 0) {
+      std::memmove(args.out.data, args.in.data, args.in.nbytes());
+    }
+    return work;
+  }
+  WorkPtr run_collective(const CollectiveArgs& args) override {
+    start_collective(args);
+    return nullptr;
+  }
+  WorkPtr start_send(const SendArgs& args) override {
+    WorkPtr sent = finished();
+    Message message{0, args.tag, args.in.dtype, args.in.count, args.is_object, {}};
+    const auto* elements = static_cast<const std::byte*>(args.in.data);
+    message.elements.assign(elements, elements + args.in.nbytes());
+    const std::lock_guard lock(messages_->mutex);
+    while (const auto receive = messages_->matcher.match(0, args.tag)) {
+      receive->take(message);
+      if (!receive->probes()) return sent;
+    }
+    messages_->matcher.keep(std::move(message));
+    return sent;
+  }
+  WorkPtr start_recv(const RecvArgs& args) override {
+    finished();
+    auto receive = std::make_shared<SelfReceive>(messages_, args);
+    const std::lock_guard lock(messages_->mutex);
+    const Message* const found = messages_->matcher.find(args.source, args.tag);
+    if (found == nullptr) {
+      messages_->matcher.post(args.source, args.tag, receive);
+      return receive;
+    }
+    receive->take(*found);
+    if (!receive->probes()) messages_->matcher.drop(found);
+    return receive;
+  }
+  void apply(const GroupSettings&) override {}
 
  private:
   WorkPtr finished() {
     if (closed_) {
-      throw NotInitializedError(str("group '", name_, "' is closed: call samestep.initialize() again to start anew"));
+      throw NotInitializedError(str("group '", name(), "' is closed: call samestep.initialize() again to start anew"));
     }
     if (broken_) std::rethrow_exception(broken_);
     ++operations_;
@@ -231,31 +187,7 @@ class SelfCommunicator final : public Communicator {
     return work;
   }
 
-  void check(std::string_view verb, const ConstBuffer& in, const ConstBuffer& out) {
-    checks::on_host(verb, in);
-    checks::on_host(verb, out);
-    checks::same_dtype(verb, in, out);
-    checks::has_count(verb, "out", out, in.count);
-  }
-
-  WorkPtr reduce_into(std::string_view verb, ConstBuffer in, Buffer out, const Reduction& reduction) {
-    check(verb, in, out);
-    require_reducible(in.dtype, reduction);
-    WorkPtr work = finished();
-    const kernels::Input input{in.data, reduction.factor};
-    kernels::reduce(in.dtype, reduction.op, {&input, 1}, out.data, in.count);
-    return work;
-  }
-
-  WorkPtr copy(std::string_view verb, ConstBuffer in, Buffer out) {
-    check(verb, in, out);
-    WorkPtr work = finished();
-    if (out.data != in.data && in.count != 0) std::memmove(out.data, in.data, in.nbytes());
-    return work;
-  }
-
-  std::string name_;
-  std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>();
+  std::shared_ptr<SelfMessages> messages_ = std::make_shared<SelfMessages>();
   std::atomic<std::uint64_t> operations_ = 0;
   std::atomic<bool> closed_ = false;
   std::exception_ptr broken_;

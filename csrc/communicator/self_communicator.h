@@ -7,8 +7,8 @@
 
 namespace samestep {
 
-/// A group of one rank: every verb is a local copy or reduction, finished when it returns. Messages to
-/// oneself wait in a queue until they are received.
+/// A group of one rank. Every collective is a local copy or reduction that is complete when the call returns. Messages
+/// to itself wait in a queue until they are received.
 std::shared_ptr<Communicator> make_self_communicator(const std::string& name);
 
 }  // namespace samestep

@@ -8,35 +8,36 @@
 namespace samestep {
 namespace {
 
-enum class Elements : std::uint8_t { none, ragged, shaped };  // what an operation moves
+enum class Elements : std::uint8_t { none, variable, shaped };  // what an operation moves
 
-struct VerbFacts {
+struct CollectiveTraits {
   std::string_view name;
   Elements elements = Elements::shaped;
   bool reduces = false;
-  std::string_view root = {};  // "to" or "from"
+  std::string_view root = {};   // "to" or "from"
+  std::string_view torch = {};  // its name in torch.distributed, if different
 };
 
-constexpr VerbFacts kVerbFacts[] = {
-    {.name = "allreduce", .reduces = true},
+constexpr CollectiveTraits kCollectiveTraits[] = {
+    {.name = "allreduce", .reduces = true, .torch = "all_reduce"},
     {.name = "reduce", .reduces = true, .root = "to"},
-    {.name = "bcast", .root = "from"},
-    {.name = "allgather"},
-    {.name = "allgatherv", .elements = Elements::ragged},
+    {.name = "bcast", .root = "from", .torch = "broadcast"},
+    {.name = "allgather", .torch = "all_gather"},
+    {.name = "allgatherv", .elements = Elements::variable, .torch = "all_gather"},
     {.name = "gather", .root = "to"},
-    {.name = "gatherv", .elements = Elements::ragged, .root = "to"},
+    {.name = "gatherv", .elements = Elements::variable, .root = "to"},
     {.name = "scatter", .root = "from"},
-    {.name = "scatterv", .elements = Elements::ragged, .root = "from"},
+    {.name = "scatterv", .elements = Elements::variable, .root = "from"},
     {.name = "reduce_scatter", .reduces = true},
-    {.name = "alltoall"},
-    {.name = "alltoallv", .elements = Elements::ragged},
+    {.name = "alltoall", .torch = "all_to_all"},
+    {.name = "alltoallv", .elements = Elements::variable, .torch = "all_to_all"},
     {.name = "barrier", .elements = Elements::none},
     {.name = "group creation", .elements = Elements::none},
     {.name = "close", .elements = Elements::none},
 };
-static_assert(std::size(kVerbFacts) == static_cast<std::size_t>(Verb::close) + 1);
+static_assert(std::size(kCollectiveTraits) == static_cast<std::size_t>(CollectiveType::close) + 1);
 
-const VerbFacts& facts_of(Verb verb) { return kVerbFacts[static_cast<std::size_t>(verb)]; }
+const CollectiveTraits& traits_of(CollectiveType verb) { return kCollectiveTraits[static_cast<std::size_t>(verb)]; }
 
 // One-to-one in `h ^ word`: signatures that differ in one word never share a digest.
 constexpr std::uint64_t mix(std::uint64_t h, std::uint64_t word) {
@@ -66,13 +67,29 @@ std::string ranks_text(const std::vector<std::size_t>& ranks) {
   return text;
 }
 
-std::string_view verb_of(std::string_view description) { return description.substr(0, description.find(" of ")); }
+std::string_view verb_of(std::string_view description) {
+  return description.substr(0, std::min({description.find(" of "), description.find('('), description.find('\n')}));
+}
+
+/// A description has one or two lines. Keeps the first lines, or, if those are equal on all ranks, both joined.
+void choose_lines(std::vector<std::string>& descriptions) {
+  const auto first = [](const std::string& text) { return std::string_view(text).substr(0, text.find('\n')); };
+  const bool same = std::ranges::all_of(
+      descriptions, [&](const std::string& text) { return first(text) == first(descriptions.front()); });
+  for (std::string& text : descriptions) {
+    const std::size_t end = text.find('\n');
+    if (end != std::string::npos) text = same ? str(first(text), ", in it ", text.substr(end + 1)) : str(first(text));
+  }
+}
 
 }  // namespace
 
-std::string_view name(Verb verb) { return facts_of(verb).name; }
+std::string_view name(CollectiveType verb, Naming naming) {
+  const CollectiveTraits& facts = traits_of(verb);
+  return naming == Naming::torch && !facts.torch.empty() ? facts.torch : facts.name;
+}
 
-std::uint64_t digest(Verb verb, DType dtype, ReduceOp op, std::int32_t root, const Shape& shape) {
+std::uint64_t digest(CollectiveType verb, DType dtype, ReduceOp op, std::int32_t root, const Shape& shape) {
   std::uint64_t h =
       mix(0, std::uint64_t{static_cast<std::uint8_t>(verb)} | std::uint64_t{static_cast<std::uint8_t>(dtype)} << 8 |
                  std::uint64_t{static_cast<std::uint8_t>(op)} << 16 | std::uint64_t{shape.n_dims} << 24 |
@@ -81,11 +98,11 @@ std::uint64_t digest(Verb verb, DType dtype, ReduceOp op, std::int32_t root, con
   return mix(h, 0);
 }
 
-std::uint64_t Signature::digest() const { return samestep::digest(verb, dtype, op, root, shape); }
+std::uint64_t Signature::digest() const { return samestep::digest(type, dtype, op, root, shape); }
 
-std::string Signature::describe() const {
-  const VerbFacts& facts = facts_of(verb);
-  std::string text{facts.name};
+std::string Signature::describe(Naming naming) const {
+  const CollectiveTraits& facts = traits_of(type);
+  std::string text{name(type, naming)};
   if (facts.elements != Elements::none) text += str(" of ", name(dtype));
   if (facts.elements == Elements::shaped) text += extents_text(shape);
   if (facts.reduces) text += str(" with op ", name(op));
@@ -94,7 +111,8 @@ std::string Signature::describe() const {
 }
 
 std::string mismatch_text(const std::string& group, std::uint64_t sequence,
-                          const std::vector<std::string>& description_of_rank) {
+                          std::vector<std::string> description_of_rank) {
+  choose_lines(description_of_rank);
   std::vector<std::pair<std::string, std::vector<std::size_t>>> ranks_of;  // in order of the first rank
   for (std::size_t rank = 0; rank < description_of_rank.size(); ++rank) {
     const std::string& description = description_of_rank[rank];

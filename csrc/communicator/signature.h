@@ -11,29 +11,48 @@
 
 namespace samestep {
 
-enum class Verb : std::uint8_t {
-  all_reduce,
+enum class CollectiveType : std::uint8_t {
+  allreduce,
   reduce,
-  broadcast,
-  all_gather,
-  all_gather_v,
+  bcast,
+  allgather,
+  allgatherv,
   gather,
-  gather_v,
+  gatherv,
   scatter,
-  scatter_v,
+  scatterv,
   reduce_scatter,
-  all_to_all,
-  all_to_all_v,
+  alltoall,
+  alltoallv,
   barrier,
   make_group,
   close,
 };
 
-/// The name a user knows the verb by, e.g. "allreduce".
-std::string_view name(Verb verb);
+constexpr bool reduces(CollectiveType type) {
+  return type == CollectiveType::allreduce || type == CollectiveType::reduce || type == CollectiveType::reduce_scatter;
+}
+/// Whether it is a `v` variant, whose blocks may differ in length.
+constexpr bool has_counts(CollectiveType type) {
+  return type == CollectiveType::allgatherv || type == CollectiveType::gatherv || type == CollectiveType::scatterv ||
+         type == CollectiveType::alltoallv;
+}
+constexpr bool has_root(CollectiveType type) {
+  return type == CollectiveType::reduce || type == CollectiveType::bcast ||
+         (type >= CollectiveType::gather && type <= CollectiveType::scatterv);
+}
 
-/// The extents of an array, as far as ranks must agree on them. More than `kMaxDims` dimensions
-/// are folded into the last one, so that the count stays right.
+/// The names of operations in texts.
+enum class Naming : std::uint8_t {
+  samestep,  ///< "allreduce"
+  torch,     ///< "all_reduce"
+};
+
+/// The public name of an operation, e.g. "allreduce".
+std::string_view name(CollectiveType verb, Naming naming = Naming::samestep);
+
+/// The extents of an array, as far as ranks must agree on them. Dimensions beyond `kMaxDims` are multiplied into the
+/// last one, so that the number of elements stays right.
 struct Shape {
   static constexpr int kMaxDims = 6;
   std::array<std::uint64_t, kMaxDims> extents{};
@@ -48,29 +67,30 @@ struct Shape {
   bool operator==(const Shape&) const = default;
 };
 
-/// What the ranks of a group must agree on for one operation. Engines compare digests with every
-/// operation, which costs them nothing extra, and exchange descriptions only after a difference.
+/// What the ranks of a group must agree on for one operation. Every header holds the digest, so the comparison needs no
+/// message of its own. Descriptions are exchanged only if digests differ.
 struct Signature {
-  Verb verb = Verb::barrier;
+  CollectiveType type = CollectiveType::barrier;
   DType dtype = DType::uint8;
-  ReduceOp op = ReduceOp::sum;  ///< `sum` for verbs that do not reduce
-  std::int32_t root = -1;       ///< -1 for verbs without one
-  Shape shape = {};             ///< all zero where counts may differ between ranks
+  ReduceOp op = ReduceOp::sum;  ///< `sum` for operations that do not reduce
+  std::int32_t root = -1;       ///< -1 for operations without one
+  Shape shape = {};             ///< all zero if counts may differ between ranks
 
-  /// 64 bits that differ for any two signatures one meets in practice (a mixing hash).
+  /// A 64-bit hash. Different signatures have different digests in practice.
   std::uint64_t digest() const;
 
   /// For error texts, e.g. "allreduce of float32[2, 3] with op sum".
-  std::string describe() const;
+  std::string describe(Naming naming = Naming::samestep) const;
 };
 
-/// Of the signature of these parts.
-std::uint64_t digest(Verb verb, DType dtype, ReduceOp op, std::int32_t root, const Shape& shape);
+/// The digest of a signature with these fields.
+std::uint64_t digest(CollectiveType verb, DType dtype, ReduceOp op, std::int32_t root, const Shape& shape);
 
-/// The text every rank raises after a difference, e.g. "allreduce (operation 12 of group 'world'): the
-/// ranks do not agree. ranks 0, 2: allreduce of float32[2, 3] with op sum; rank 1: ...". Pure: equal
-/// inputs give equal texts on all ranks.
+/// The text of the MismatchError of every rank, e.g. "allreduce (operation 12 of group 'world'): the ranks do not
+/// agree. ranks 0, 2: allreduce of float32[2, 3] with op sum; rank 1: ...". Pure: equal inputs give equal texts on all
+/// ranks. If a description has two lines, the first is the user's call and the second the operation inside it, which is
+/// shown only if the first lines are equal.
 std::string mismatch_text(const std::string& group, std::uint64_t sequence,
-                          const std::vector<std::string>& description_of_rank);
+                          std::vector<std::string> description_of_rank);
 
 }  // namespace samestep

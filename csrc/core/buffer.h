@@ -7,7 +7,7 @@
 
 namespace samestep {
 
-/// Where memory lives. Host engines accept `cpu` only.
+/// The kind of memory. Host communicators accept `cpu` only.
 enum class DeviceKind : std::uint8_t { cpu, cuda, rocm, other };
 
 struct Device {
@@ -16,19 +16,19 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
-/// A stream of a GPU, as the runtime's handle (0: the default stream) for whoever knows the runtime.
+/// A GPU stream, as the handle of its runtime (0: the default stream).
 using StreamHandle = std::uint64_t;
-/// No stream: the elements are there, and whoever uses them next waits on the host.
+/// No stream: the elements are valid now, and their next use is ordered by waiting on the host.
 inline constexpr StreamHandle kNoStream = ~StreamHandle{0};
 
-/// Contiguous elements that are only read. Does not own them: whoever starts an operation keeps
-/// the memory alive until its Work is done.
+/// Contiguous elements that are only read. Non-owning: the caller of an operation keeps the memory alive
+/// until its Work is done.
 struct ConstBuffer {
   const void* data = nullptr;
   std::size_t count = 0;  ///< elements
   DType dtype = DType::uint8;
   Device device = {};
-  StreamHandle stream = kNoStream;  ///< device memory: where it is written, and read afterwards
+  StreamHandle stream = kNoStream;  ///< device memory: the stream that writes it, and reads it afterwards
 
   std::size_t nbytes() const { return count * itemsize(dtype); }
 };
@@ -39,13 +39,13 @@ struct Buffer {
   std::size_t count = 0;  ///< elements
   DType dtype = DType::uint8;
   Device device = {};
-  StreamHandle stream = kNoStream;  ///< device memory: where it is used before and after
+  StreamHandle stream = kNoStream;  ///< device memory: the stream that uses it before and after
 
   std::size_t nbytes() const { return count * itemsize(dtype); }
   operator ConstBuffer() const { return {data, count, dtype, device, stream}; }
 };
 
-/// Do two ranges of host memory have bytes in common?
+/// Whether two ranges of host memory overlap.
 inline bool share_memory(const void* a, std::size_t a_nbytes, const void* b, std::size_t b_nbytes) {
   const auto from_a = reinterpret_cast<std::uintptr_t>(a), from_b = reinterpret_cast<std::uintptr_t>(b);
   return from_a < from_b + b_nbytes && from_b < from_a + a_nbytes;
@@ -55,7 +55,7 @@ inline bool share_memory(const ConstBuffer& a, const ConstBuffer& b) {
   return share_memory(a.data, a.nbytes(), b.data, b.nbytes());
 }
 
-/// What an operation reads, and where it writes; the same memory if it works in place.
+/// The input and the output of an operation; the same memory if it works in place.
 struct InOut {
   ConstBuffer in;
   Buffer out;

@@ -7,12 +7,11 @@ namespace samestep {
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
-/// A point in time until which a caller is ready to wait. It is made once, where the user's
-/// call comes in, and handed down; nobody restarts it.
+/// The point in time at which a wait ends. It is created once, where the user's call enters, and passed
+/// down; no layer restarts it.
 class Deadline {
  public:
-  /// `timeout` from now; a negative or not-a-number timeout counts as 0 and has already
-  /// passed; more than 1e9 s (30 years) counts as that.
+  /// `timeout` from now. A negative or NaN timeout has already passed; at most 1e9 s (30 years).
   static Deadline after(Seconds timeout) {
     constexpr Seconds kForever{1e9};
     const Seconds clamped = timeout > kForever ? kForever : timeout > Seconds{0} ? timeout : Seconds{0};

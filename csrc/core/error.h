@@ -5,7 +5,7 @@
 
 namespace samestep {
 
-/// Base of every error this package throws. One subclass per way a caller can react;
+/// Base of every error this package throws. One subclass for each reaction of a caller;
 /// each becomes the Python class of the same name in `samestep.errors`.
 class Error : public std::runtime_error {
  public:
@@ -47,6 +47,12 @@ class TimeoutError : public Error {
 
 /// A peer closed or died; the group is unusable.                      Python: ConnectionError
 class PeerLostError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A peer has left a block of `together()`; the group was revoked.    Python: RuntimeError
+class StepError : public Error {
  public:
   using Error::Error;
 };

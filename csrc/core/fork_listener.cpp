@@ -38,12 +38,12 @@ Listeners& listeners() {
 
 }  // namespace
 
-void ForkListener::listen() {
+void ForkListener::register_listener() {
   const std::lock_guard lock(listeners().mutex);
   listeners().all.push_back(this);
 }
 
-void ForkListener::stop_listening() {
+void ForkListener::unregister_listener() {
   const std::lock_guard lock(listeners().mutex);
   std::erase(listeners().all, this);
 }

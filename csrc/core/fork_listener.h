@@ -2,10 +2,10 @@
 
 namespace samestep {
 
-/// What has to be told of `fork`. Not of `vfork`, `posix_spawn` or `exec`.
+/// Notified of `fork`, but not of `vfork`, `posix_spawn` or `exec`.
 ///
-/// The three calls come from the thread that forks. Between the first and one of the others no listener can come or
-/// go. In the child only what a signal handler may do is safe.
+/// The forking thread makes the three calls. Listeners cannot be added or removed between the first call and one of the
+/// others. In the child only async-signal-safe functions may be used.
 class ForkListener {
  public:
   ForkListener() = default;
@@ -18,9 +18,9 @@ class ForkListener {
   virtual void after_fork_in_child() noexcept = 0;
 
  protected:
-  /// To be called at the end of the constructor, and at the beginning of the destructor.
-  void listen();
-  void stop_listening();
+  /// Call at the end of the constructor and at the beginning of the destructor.
+  void register_listener();
+  void unregister_listener();
 };
 
 }  // namespace samestep

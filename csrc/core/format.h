@@ -6,7 +6,7 @@
 
 namespace samestep {
 
-/// Joins its arguments to one string, as `std::ostream` prints them.
+/// Concatenates its arguments as `std::ostream` prints them.
 template <class... Parts>
 std::string str(Parts&&... parts) {
   std::ostringstream out;

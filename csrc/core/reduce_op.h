@@ -18,13 +18,13 @@ constexpr std::string_view name(ReduceOp op) {
   return kNames[static_cast<int>(op)];
 }
 
-/// What to do with the elements of all ranks: an operator and, for `premul`, this rank's factor.
+/// How the elements of all ranks are combined: an operator and, for `premul`, this rank's factor.
 struct Reduction {
   ReduceOp op = ReduceOp::sum;
   double factor = 1.0;  ///< `premul` only: the result is the sum over ranks of factor * x
 };
 
-/// Throws InvalidArgumentError, naming both, where `op` has no meaning for `dtype`:
+/// Throws InvalidArgumentError, naming both, if `op` is not defined for `dtype`. It is defined for:
 ///   bool      every op but avg and premul (sum = lor, prod = min = land, max = lor, as NumPy adds bools)
 ///   integers  every op; a `premul` factor must be a whole number
 ///   floats    sum prod min max avg premul

@@ -7,7 +7,7 @@
 namespace samestep::kernels::SAMESTEP_ISA {
 
 template <class Format>
-void reduce_real(const Job& job) {
+void reduce_real(const ReduceArgs& job) {
   using Value = typename Format::Value;
   switch (job.op) {
     case ReduceOp::sum:
@@ -29,9 +29,9 @@ void reduce_real(const Job& job) {
   }
 }
 
-// All but the product treat real and imaginary part alike.
+// All but the product treat the real and the imaginary part the same.
 template <class Real>
-void reduce_complex(Job job) {
+void reduce_complex(ReduceArgs job) {
   if (job.op == ReduceOp::prod) return run(Rule<Single<Complex<Real>>, Times>{}, job);
   job.count *= 2;
   reduce_real<Plain<Real>>(job);

@@ -18,7 +18,7 @@
 ///   Values    the values of a pack, in any order: vectors of Value, or one Value where no vector can be had
 ///   Packed    the finished elements of a pack, in registers
 ///   kCount    elements of a pack
-/// and the way from memory to Values and back. Internal to `kernels/`.
+/// and the conversions between memory and Values. Internal to `kernels/`.
 namespace samestep::kernels::SAMESTEP_ISA {
 
 #if defined(__AVX512F__)
@@ -103,8 +103,8 @@ struct Truth : Plain<T> {
   SAMESTEP_INLINE static Packed pack(Values values) { return values.part[0] & (Packed{} + T{1}); }
 };
 
-// Two halves share a 32-bit word. Each is widened and rounded where it lies, so that none has to change its
-// lane: part 0 of Values are the low halves, part 1 the high ones.
+// Two half-precision elements share a 32-bit word. Each is widened and rounded where it lies, so that none has to
+// change its lane: part 0 of Values are the low elements, part 1 the high ones.
 struct HalfFormat {
   using Element = std::uint16_t;
   using Value = float;

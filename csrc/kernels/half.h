@@ -6,7 +6,7 @@ namespace samestep::kernels {
 
 // The 16-bit floating-point types, widened to float32 and rounded back: exactly, to nearest even, NaN
 // stays NaN, infinities and denormals are kept. Each is written once for `Float` = float and for vectors
-// of float; `Int` and `Word` are the signed and unsigned 32-bit integers of as many lanes. The 16 bits are
+// of float; `Int` and `UInt` are the signed and unsigned 32-bit integers of as many lanes. The 16 bits are
 // the low ones of a word. Branch-free, and the same bits with and without the processor's flush-to-zero
 // mode: no step meets a float32 denormal that matters.
 //
@@ -22,8 +22,8 @@ SAMESTEP_INLINE Int select(Int condition, Int yes, Int no) {
   return condition ? yes : no;
 }
 
-template <class Float, class Int, class Word>
-SAMESTEP_INLINE Float widen_float16(Word bits) {
+template <class Float, class Int, class UInt>
+SAMESTEP_INLINE Float widen_float16(UInt bits) {
   constexpr std::int32_t kHalfExponent = 0x7c00 << 13;
   constexpr std::int32_t kRebias = (127 - 15) << 23;
   constexpr std::int32_t kSmallestNormal = (127 - 14) << 23;  // 2^-14
@@ -39,11 +39,11 @@ SAMESTEP_INLINE Float widen_float16(Word bits) {
   const Int denormal = __builtin_bit_cast(Int, unshifted);
   const Int finite = select(exponent == none, denormal, normal);
   const Int result = select(exponent == none + kHalfExponent, special, finite);
-  return __builtin_bit_cast(Float, __builtin_bit_cast(Word, result) | (bits & 0x8000U) << 16);
+  return __builtin_bit_cast(Float, __builtin_bit_cast(UInt, result) | (bits & 0x8000U) << 16);
 }
 
-template <class Float, class Int, class Word>
-SAMESTEP_INLINE Word round_float16(Float value) {
+template <class Float, class Int, class UInt>
+SAMESTEP_INLINE UInt round_float16(Float value) {
   constexpr std::int32_t kRebias = (127 - 15) << 23;
   constexpr std::int32_t kSmallestNormal = (127 - 14) << 23;  // 2^-14
   constexpr std::int32_t kOverflow = (127 + 16) << 23;        // 2^16
@@ -51,7 +51,7 @@ SAMESTEP_INLINE Word round_float16(Float value) {
   constexpr std::int32_t kHalfInfinity = 0x7c00;
   constexpr std::int32_t kHalfQuiet = 0x7e00;
   constexpr std::int32_t kOneHalf = 0x3f00'0000;
-  const Word bits = __builtin_bit_cast(Word, value);
+  const UInt bits = __builtin_bit_cast(UInt, value);
   const Int magnitude = __builtin_bit_cast(Int, bits & 0x7fff'ffffU);
   const Int none = magnitude ^ magnitude;
 
@@ -66,7 +66,7 @@ SAMESTEP_INLINE Word round_float16(Float value) {
   const Int finite = select(magnitude < none + kSmallestNormal, denormal, normal);
   const Int number = select(magnitude < none + kOverflow, finite, none + kHalfInfinity);
   const Int result = select(magnitude > none + kInfinity, nan, number);
-  return __builtin_bit_cast(Word, result) | (bits & 0x8000'0000U) >> 16;
+  return __builtin_bit_cast(UInt, result) | (bits & 0x8000'0000U) >> 16;
 }
 }  // namespace detail
 

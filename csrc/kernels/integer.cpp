@@ -1,9 +1,9 @@
-#define SAMESTEP_ISA portable  // for all: sums of integers are no faster where vectors are longer
+#define SAMESTEP_ISA portable  // for all: longer vectors do not speed up sums of integers
 
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/job.h"
+#include "kernels/reduce_args.h"
 #include "kernels/rules.h"
 #include "kernels/tree.h"
 
@@ -12,7 +12,7 @@ namespace {
 
 // The operators whose result does not depend on the sign: for both types of one width.
 template <class Unsigned>
-void reduce_modular(const Job& job) {
+void reduce_modular(const ReduceArgs& job) {
   switch (job.op) {
     case ReduceOp::sum:
       return run(Rule<Plain<Unsigned>, Plus>{}, job);
@@ -30,7 +30,7 @@ void reduce_modular(const Job& job) {
 }
 
 template <class Integer>
-void reduce_ordered(const Job& job) {
+void reduce_ordered(const ReduceArgs& job) {
   using Sum = typename Wide<Integer>::Value;
   const auto n_ranks = static_cast<std::int32_t>(job.n_ranks);
   switch (job.op) {
@@ -45,8 +45,8 @@ void reduce_ordered(const Job& job) {
   }
 }
 
-// For all types alike: `job.count` is bytes.
-void reduce_bitwise(const Job& job) {
+// The same for all types: `job.count` is bytes.
+void reduce_bitwise(const ReduceArgs& job) {
   switch (job.op) {
     case ReduceOp::band:
       return run(Rule<Plain<std::uint8_t>, And>{}, job);
@@ -60,7 +60,7 @@ void reduce_bitwise(const Job& job) {
 }
 
 template <class Integer>
-void reduce_integer(Job job) {
+void reduce_integer(ReduceArgs job) {
   switch (job.op) {
     case ReduceOp::min:
     case ReduceOp::max:
@@ -76,7 +76,7 @@ void reduce_integer(Job job) {
   }
 }
 
-void reduce_bool(const Job& job) {
+void reduce_bool(const ReduceArgs& job) {
   switch (job.op) {
     case ReduceOp::prod:
     case ReduceOp::min:
@@ -97,7 +97,7 @@ void reduce_bool(const Job& job) {
 
 }  // namespace
 
-void reduce_integer_job(DType dtype, const Job& job) {
+void reduce_integer_job(DType dtype, const ReduceArgs& job) {
   switch (dtype) {
     case DType::bool_:
       return reduce_bool(job);

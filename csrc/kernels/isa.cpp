@@ -16,11 +16,11 @@ namespace {
 struct Isa {
   std::string_view name;
   bool (*runs_here)();
-  void (*reduce_floating_job)(DType dtype, const Job& job);
+  void (*reduce_floating_job)(DType dtype, const ReduceArgs& job);
 };
 
 #if defined(__x86_64__)
-bool has_f16c() {  // not every compiler knows it as a name for __builtin_cpu_supports
+bool has_f16c() {  // not every compiler accepts the name in __builtin_cpu_supports
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & 1U << 29) != 0;
 }
@@ -44,7 +44,7 @@ constexpr Isa kIsas[] = {
 constinit std::atomic<const Isa*> in_use = nullptr;
 
 const Isa& isa_in_use() {
-  const Isa* isa = in_use.load(std::memory_order_relaxed);
+  const Isa* isa = in_use.load(std::memory_order_relaxed);  // relaxed: it points to constants
   if (isa == nullptr) {
     for (const Isa& candidate : kIsas) {
       if (candidate.runs_here()) isa = &candidate;
@@ -77,9 +77,9 @@ void select_isa(std::string_view name) {
   throw InvalidArgumentError(str("instruction set '", name, "': this processor runs ", known));
 }
 
-void reduce_with_isa(DType dtype, const Job& job) {
-  constexpr std::size_t kFewBytes = 64;  // a step of the portable code: it pads less than the others
-  const bool few = (dtype == DType::float32 || dtype == DType::float64) && job.count * itemsize(dtype) <= kFewBytes;
+void reduce_with_isa(DType dtype, const ReduceArgs& job) {
+  constexpr std::size_t kMaxPortable = 64;  // a step of the portable code: it pads less than the others
+  const bool few = (dtype == DType::float32 || dtype == DType::float64) && job.count * itemsize(dtype) <= kMaxPortable;
   if (few) return portable::reduce_floating_job(dtype, job);
   if (is_floating(dtype) || is_complex(dtype)) return isa_in_use().reduce_floating_job(dtype, job);
   portable::reduce_integer_job(dtype, job);

@@ -3,7 +3,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/job.h"
+#include "kernels/reduce_args.h"
 
 /// The instruction sets for which the floating-point kernels are compiled. All of them give the same bits.
 namespace samestep::kernels {
@@ -20,6 +20,6 @@ std::string_view isa_name();
 void select_isa(std::string_view name);
 
 /// Runs `job` with the instruction set in use. Internal to `kernels/`.
-void reduce_with_isa(DType dtype, const Job& job);
+void reduce_with_isa(DType dtype, const ReduceArgs& job);
 
 }  // namespace samestep::kernels

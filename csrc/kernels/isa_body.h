@@ -4,11 +4,11 @@
 /// Whatever is instantiated or inlined from here lies in the namespace of that name or is always inlined.
 /// A function that two sources share would be kept from either, and might crash an older processor.
 #include "kernels/floating.h"
-#include "kernels/job.h"
+#include "kernels/reduce_args.h"
 
 namespace samestep::kernels::SAMESTEP_ISA {
 
-void reduce_floating_job(DType dtype, const Job& job) {
+void reduce_floating_job(DType dtype, const ReduceArgs& job) {
   switch (dtype) {
     case DType::float16:
       return reduce_real<Float16>(job);

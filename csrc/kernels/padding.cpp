@@ -1,15 +1,15 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/job.h"
+#include "kernels/reduce_args.h"
 
 namespace samestep::kernels {
 namespace {
 
-constexpr std::size_t kFew = 8;  // inputs for which no memory is allocated
+constexpr std::size_t kMaxOnStack = 8;  // inputs for which no memory is allocated
 
-void run_in(std::byte* padded, Input* inputs, const Job& whole, const Tail& tail,
-            void (*run)(const void* rule, const Job& step), const void* rule) {
+void run_in(std::byte* padded, Input* inputs, const ReduceArgs& whole, const Tail& tail,
+            void (*run)(const void* rule, const ReduceArgs& step), const void* rule) {
   for (std::size_t rank = 0; rank < whole.n_inputs; ++rank) {
     std::byte* const to = padded + rank * kMaxStepBytes;
     std::memcpy(to, static_cast<const std::byte*>(whole.inputs[rank].data) + tail.skipped_nbytes, tail.nbytes);
@@ -25,10 +25,11 @@ void run_in(std::byte* padded, Input* inputs, const Job& whole, const Tail& tail
 
 }  // namespace
 
-void run_padded(const Job& whole, const Tail& tail, void (*run)(const void* rule, const Job& step), const void* rule) {
-  if (whole.n_inputs <= kFew) {
-    alignas(64) std::byte padded[kFew * kMaxStepBytes];
-    Input inputs[kFew];
+void run_padded(const ReduceArgs& whole, const Tail& tail, void (*run)(const void* rule, const ReduceArgs& step),
+                const void* rule) {
+  if (whole.n_inputs <= kMaxOnStack) {
+    alignas(64) std::byte padded[kMaxOnStack * kMaxStepBytes];
+    Input inputs[kMaxOnStack];
     return run_in(padded, inputs, whole, tail, run, rule);
   }
   std::vector<std::byte> padded(whole.n_inputs * kMaxStepBytes);

@@ -2,10 +2,12 @@
 
 #include <cstddef>
 
+#include "core/ablation.h"
+
 namespace samestep::kernels {
 
 /// Asks for memory that will be written soon, so that its cache lines are taken from other CPUs meanwhile. A hint.
-inline void expect_to_write(const void* memory, std::size_t nbytes) {
+inline void prefetch_for_write(const void* memory, std::size_t nbytes) {
   constexpr std::size_t kLine = 64;
   const auto* const bytes = static_cast<const char*>(memory);
   for (std::size_t i = 0; i < nbytes; i += kLine) {
@@ -19,8 +21,9 @@ inline void expect_to_write(const void* memory, std::size_t nbytes) {
 
 /// Asks that cache lines just written move to where other CPUs find them sooner. A hint, no fence: processors without
 /// the instruction take it for a no-operation.
-inline void expect_to_be_read(const void* memory, std::size_t nbytes) {
+inline void demote_lines(const void* memory, std::size_t nbytes) {
 #if defined(__x86_64__)
+  if (!is_enabled(Mechanism::cache_line_demotion)) return;
   constexpr std::size_t kLine = 64;
   const auto* const bytes = static_cast<const char*>(memory);
   for (std::size_t i = 0; i < nbytes; i += kLine) {

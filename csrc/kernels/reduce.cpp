@@ -3,19 +3,21 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/ablation.h"
 #include "kernels/isa.h"
 #include "kernels/stream.h"
 
 namespace samestep::kernels {
 namespace {
 
-// Whether a single input is its own result: land, lor and bools make 0 or 1 of it, premul scales it.
+// Whether a single input is its own result. Not so for land, lor and bools, which give 0 or 1, and premul, which
+// scales.
 bool keeps_one(DType dtype, ReduceOp op) {
   return dtype != DType::bool_ && op != ReduceOp::land && op != ReduceOp::lor && op != ReduceOp::premul;
 }
 
 void copy_into(const std::byte* data, std::span<void* const> outs, std::size_t nbytes) {
-  // With several results, pieces that are still in the first-level cache for the second.
+  // With several results, blocks that are still in the L1 cache for the second one.
   const std::size_t piece = outs.size() == 1 ? nbytes : 16 * 1024;
   for (std::size_t first = 0; first < nbytes; first += piece) {
     const std::size_t n = std::min(piece, nbytes - first);
@@ -35,7 +37,7 @@ V loaded(const Input& input, std::size_t at) {
 /// The bytes of one V from `at` on, summed over one to four inputs. One store: what is stored in parts would be waited
 /// for by whoever soon loads it whole.
 template <class V>
-void sum_one(std::span<const Input> in, void* out, std::size_t at) {
+void reduce_tiny_element(std::span<const Input> in, void* out, std::size_t at) {
   V sum = loaded<V>(in[0], at);
   if (in.size() > 1) sum = sum + loaded<V>(in[1], at);
   if (in.size() == 3) sum = sum + loaded<V>(in[2], at);
@@ -44,28 +46,29 @@ void sum_one(std::span<const Input> in, void* out, std::size_t at) {
 }
 
 template <class Element>
-void sum_few(std::span<const Input> in, void* out, std::size_t nbytes) {
+void reduce_tiny(std::span<const Input> in, void* out, std::size_t nbytes) {
   using Four [[gnu::vector_size(16)]] = Element;
   using Two [[gnu::vector_size(8)]] = Element;
   std::size_t at = 0;
-  for (; at + sizeof(Four) <= nbytes; at += sizeof(Four)) sum_one<Four>(in, out, at);
+  for (; at + sizeof(Four) <= nbytes; at += sizeof(Four)) reduce_tiny_element<Four>(in, out, at);
   if (at + sizeof(Two) <= nbytes) {
-    sum_one<Two>(in, out, at);
+    reduce_tiny_element<Two>(in, out, at);
     at += sizeof(Two);
   }
-  if (at < nbytes) sum_one<Element>(in, out, at);
+  if (at < nbytes) reduce_tiny_element<Element>(in, out, at);
 }
 
 /// Sums of so few elements that it would take longer to find the loop for them. The same bits.
-bool summed_at_once(DType dtype, ReduceOp op, std::span<const Input> in, std::span<void* const> outs,
-                    std::size_t count) {
-  constexpr std::size_t kMost = 64;
+bool reduced_tiny(DType dtype, ReduceOp op, std::span<const Input> in, std::span<void* const> outs, std::size_t count) {
+  constexpr std::size_t kMaxTiny = 64;
   const std::size_t nbytes = count * itemsize(dtype);
-  if (op != ReduceOp::sum || outs.size() != 1 || in.size() > 4 || nbytes > kMost) return false;
+  if (!is_enabled(Mechanism::tiny_sums) || op != ReduceOp::sum || outs.size() != 1 || in.size() > 4 ||
+      nbytes > kMaxTiny)
+    return false;
   if (dtype == DType::float32) {
-    sum_few<float>(in, outs[0], nbytes);
+    reduce_tiny<float>(in, outs[0], nbytes);
   } else if (dtype == DType::float64) {
-    sum_few<double>(in, outs[0], nbytes);
+    reduce_tiny<double>(in, outs[0], nbytes);
   } else {
     return false;
   }
@@ -79,7 +82,7 @@ void reduce_into(DType dtype, ReduceOp op, std::span<const Input> inputs, std::s
   if (inputs.size() == 1 && n_ranks <= 1 && keeps_one(dtype, op)) {
     return copy_into(static_cast<const std::byte*>(inputs[0].data), outs, count * itemsize(dtype));
   }
-  if (summed_at_once(dtype, op, inputs, outs, count)) return;
+  if (reduced_tiny(dtype, op, inputs, outs, count)) return;
   reduce_with_isa(dtype, {op, inputs.data(), inputs.size(), outs.data(), outs.size(), count,
                           n_ranks != 0 ? n_ranks : inputs.size()});
 }

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "kernels/formats.h"
-#include "kernels/job.h"
+#include "kernels/reduce_args.h"
 
 /// What happens to one pack of elements: how it is read from memory (a *format*), how two values are
 /// combined (an *operator*), and what is done with the finished value. A `Rule` joins the three, and

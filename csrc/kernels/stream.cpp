@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/ablation.h"
+
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif
@@ -19,20 +21,20 @@ bool is_of_amd() { return __builtin_cpu_is("amd") != 0; }
 bool is_of_amd() { return false; }
 #endif
 
-std::atomic<bool>& giving_back() {
-  static std::atomic<bool> gives = is_of_amd();
-  return gives;
+std::atomic<bool>& owning_after_read() {
+  static std::atomic<bool> owns = is_of_amd();
+  return owns;
 }
 
 #if defined(__x86_64__)
 
-void give_back(std::byte* line) {
-  volatile std::byte* const word = line;  // a store of what is there is none to a compiler
+void own_line(std::byte* line) {
+  volatile std::byte* const word = line;  // else the compiler drops a store of the value just loaded
   *word = *word;
 }
 
 /// Whole lines; returns how many bytes they are.
-template <bool gives_back>
+template <bool owns>
 std::size_t copy_whole_lines(std::byte* to, std::byte* from, std::size_t nbytes) {
   std::size_t i = 0;
   for (; i + kLine <= nbytes; i += kLine) {
@@ -40,7 +42,7 @@ std::size_t copy_whole_lines(std::byte* to, std::byte* from, std::size_t nbytes)
     auto* const out = reinterpret_cast<__m128i*>(to + i);
     const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1);
     const __m128i c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
-    if constexpr (gives_back) give_back(from + i);
+    if constexpr (owns) own_line(from + i);
     _mm_storeu_si128(out, a);
     _mm_storeu_si128(out + 1, b);
     _mm_storeu_si128(out + 2, c);
@@ -50,47 +52,49 @@ std::size_t copy_whole_lines(std::byte* to, std::byte* from, std::size_t nbytes)
 }
 #endif
 
-template <bool gives_back>
+template <bool owns>
 void copy_by_lines(void* to, void* from, std::size_t nbytes) {
   auto* const out = static_cast<std::byte*>(to);
   auto* const in = static_cast<std::byte*>(from);
   std::size_t done = 0;
 #if defined(__x86_64__)
-  done = copy_whole_lines<gives_back>(out, in, nbytes);
+  done = copy_whole_lines<owns>(out, in, nbytes);
 #endif
   if (done < nbytes) std::memcpy(out + done, in + done, nbytes - done);
 }
 
 }  // namespace
 
-void copy_lines(void* to, const void* from, std::size_t nbytes) {
+void copy_vectorized(void* to, const void* from, std::size_t nbytes) {
   copy_by_lines<false>(to, const_cast<void*>(from), nbytes);
 }
 
-bool gives_back() { return giving_back().load(std::memory_order_relaxed); }
-void set_gives_back(bool gives) { giving_back().store(gives, std::memory_order_relaxed); }
+bool owns_after_read() {
+  return owning_after_read().load(std::memory_order_relaxed) == is_enabled(Mechanism::line_ownership);
+}
+void set_owns_after_read(bool owns) { owning_after_read().store(owns, std::memory_order_relaxed); }
 
-void take_lines(void* to, void* from, std::size_t nbytes) {
-  gives_back() ? copy_by_lines<true>(to, from, nbytes) : copy_by_lines<false>(to, from, nbytes);
+void copy_and_own_lines(void* to, void* from, std::size_t nbytes) {
+  owns_after_read() ? copy_by_lines<true>(to, from, nbytes) : copy_by_lines<false>(to, from, nbytes);
 }
 
-void give_back_lines(void* lines, std::size_t nbytes) {
-  if (!gives_back()) return;
+void own_lines(void* lines, std::size_t nbytes) {
+  if (!owns_after_read()) return;
 #if defined(__x86_64__)
   auto* const bytes = static_cast<std::byte*>(lines);
-  for (std::size_t i = 0; i + kLine <= nbytes; i += kLine) give_back(bytes + i);
+  for (std::size_t i = 0; i + kLine <= nbytes; i += kLine) own_line(bytes + i);
 #else
   (void)lines, (void)nbytes;
 #endif
 }
 
-void copy_part(void* to, const void* from, std::size_t nbytes, std::size_t touched) {
-  constexpr std::size_t kPastCachesFrom = 24 << 20;  // below, the caches do better
-  if (touched >= kPastCachesFrom) return copy_past_caches(to, from, nbytes);
+void copy_auto(void* to, const void* from, std::size_t nbytes, std::size_t footprint) {
+  constexpr std::size_t kNontemporalMin = 24 << 20;  // below, copies through the caches are faster
+  if (footprint >= kNontemporalMin) return copy_nontemporal(to, from, nbytes);
   copy(to, from, nbytes);
 }
 
-void copy_past_caches(void* to, const void* from, std::size_t nbytes) {
+void copy_nontemporal(void* to, const void* from, std::size_t nbytes) {
 #if defined(__x86_64__)
   constexpr std::size_t kVector = sizeof(__m128i);
   auto* out = static_cast<std::byte*>(to);
@@ -109,7 +113,7 @@ void copy_past_caches(void* to, const void* from, std::size_t nbytes) {
     }
   }
   std::memcpy(out + i, in + i, nbytes - i);
-  _mm_sfence();  // before anybody is told
+  _mm_sfence();  // before the copy is published
 #else
   if (nbytes != 0) std::memcpy(to, from, nbytes);
 #endif

@@ -16,8 +16,8 @@ struct Axis {
   std::int64_t packed;
 };
 
-// The loops of a copy, outermost first: without those of one step, and neighbours that run through memory
-// without a gap made one. Empty for one element; one loop of extent 0 for none.
+// The loops of a copy, outermost first, without loops of one step; adjacent loops over contiguous memory are
+// merged. Empty for one element; one loop of extent 0 for none.
 std::vector<Axis> axes_of(std::span<const std::int64_t> shape, std::span<const std::int64_t> strides,
                           std::int64_t itemsize) {
   if (std::ranges::find(shape, 0) != shape.end()) return {{0, 0, 0}};
@@ -93,7 +93,7 @@ struct Copy {
     }
   }
 
-  // Two loops in tiles, so that cache lines and pages are used up on both sides while they are at hand.
+  // Two loops are tiled, so that cache lines and pages are fully used on both sides while they are cached.
   void tiles(const Axis& outer, const Axis& inner, Strided strided, Packed packed) const {
     constexpr std::int64_t kTile = 32;
     for (std::int64_t first = 0; first < inner.extent; first += kTile) {
@@ -122,7 +122,7 @@ template <bool kPack>
 void copy(typename Copy<kPack>::Strided strided, std::span<const std::int64_t> shape,
           std::span<const std::int64_t> strides, std::size_t itemsize, typename Copy<kPack>::Packed packed) {
   std::vector<Axis> axes = axes_of(shape, strides, static_cast<std::int64_t>(itemsize));
-  std::size_t run = itemsize;  // bytes that lie together on both sides
+  std::size_t run = itemsize;  // bytes that are contiguous on both sides
   if (!axes.empty() && axes.back().strided == static_cast<std::int64_t>(itemsize)) {
     run *= static_cast<std::size_t>(axes.back().extent);
     axes.pop_back();

@@ -7,12 +7,12 @@
 /// Runs a rule of `kernels/rules.h` over the buffers of n ranks in pairwise order of rank. Internal to
 /// `kernels/`.
 ///
-/// Up to four ranks one pass reads all buffers and stores to all results. More ranks are cut at the largest
-/// power of two below their number; the parts meet in blocks that stay in the first-level cache.
+/// For up to four ranks, one pass reads all buffers and stores to all results. More ranks are split at the largest
+/// power of two below their number; the partial results are combined in blocks that stay in the L1 cache.
 ///
-/// A loop runs in *steps* of a few packs, and reads all of a step before it stores any, so that results may
-/// be inputs. The elements after the last whole step are padded to one with zeros, in memory of our own:
-/// one loop for each shape of a tree is all the code there is.
+/// A loop runs in *steps* of a few packs. It reads a whole step before it stores any of it, so results may alias
+/// inputs. The elements after the last whole step are copied to a buffer and padded with zeros, so that one loop for
+/// each shape of a tree is enough.
 namespace samestep::kernels::SAMESTEP_ISA {
 
 inline constexpr std::size_t kMaxFused = 4;
@@ -26,7 +26,7 @@ using ValuesOf = typename R::Format::Values;
 template <class R>
 using ElementOf = typename R::Format::Element;
 
-/// Packs of a step, whose results all stay in registers, and elements of a pack, a step and a block.
+/// The packs of a step, whose results all stay in registers, and the elements of a pack, a step and a block.
 template <class R>
 inline constexpr std::size_t kPacks = 4;
 template <class R>
@@ -57,7 +57,7 @@ SAMESTEP_INLINE Merge<Operator, Left, Right> merge(Left left, Right right) {
   return {left, right};
 }
 
-/// The values of a block that are combined already.
+/// The combined values of a block.
 template <class R>
 struct Combined {
   const ValuesOf<R>* packs;
@@ -99,7 +99,7 @@ struct IntoOuts {
   R rule;
   void* const* outs;
   std::size_t n_outs;
-  std::size_t first;  // the element of the outs where the tree's element 0 goes
+  std::size_t first;  // the output element that corresponds to element 0 of the tree
 
   SAMESTEP_INLINE void operator()(const ValuesOf<R> (&values)[kPacks<R>], std::size_t i) const {
     typename R::Format::Packed packed[kPacks<R>];
@@ -127,7 +127,7 @@ SAMESTEP_INLINE void run_steps(Tree tree, Sink sink, std::size_t count) {
 
 /// Up to kMaxFused ranks, whole steps.
 template <class R>
-void run_fused(R rule, const Job& job) {
+void run_fused(R rule, const ReduceArgs& job) {
   const IntoOuts<R> sink = {rule, job.outs, job.n_outs, 0};
   with_tree<R>(job.inputs, job.n_inputs, [=, count = job.count](auto tree) { run_steps<R>(tree, sink, count); });
 }
@@ -151,9 +151,9 @@ void accumulate(const Input* inputs, std::size_t n, std::size_t first, std::size
 
 /// Any number of ranks, whole steps.
 template <class R>
-void run_blocks(R rule, const Job& job) {
+void run_blocks(R rule, const ReduceArgs& job) {
   ValuesOf<R> packs[kBlock<R> / kPack<R>];
-  // What is read of a block is still in the first-level cache when results are stored over it.
+  // The inputs of a block are still in the L1 cache when results are stored over them.
   const std::size_t cached_steps = kInputBytes / (job.n_inputs * kStep<R> * sizeof(ElementOf<R>));
   const std::size_t block = cached_steps == 0 ? kStep<R> : least(cached_steps * kStep<R>, kBlock<R>);
   for (std::size_t first = 0; first < job.count; first += block) {
@@ -164,22 +164,22 @@ void run_blocks(R rule, const Job& job) {
 }
 
 template <class R>
-[[gnu::noinline]] void run_whole_steps(const void* rule, const Job& job) {
+[[gnu::noinline]] void run_whole_steps(const void* rule, const ReduceArgs& job) {
   const R& r = *static_cast<const R*>(rule);
   job.n_inputs <= kMaxFused ? run_fused(r, job) : run_blocks(r, job);
 }
 
 /// `reduce_into` of kernels/reduce.h for one rule.
 template <class R>
-void run(R rule, Job job) {
+void run(R rule, ReduceArgs job) {
   constexpr std::size_t kItemsize = sizeof(ElementOf<R>);
   static_assert(kStep<R> * kItemsize <= kMaxStepBytes);
-  const Job whole = job;
-  const std::size_t rest = job.count % kStep<R>;
-  job.count -= rest;
+  const ReduceArgs whole = job;
+  const std::size_t remainder = job.count % kStep<R>;
+  job.count -= remainder;
   if (job.count != 0) run_whole_steps<R>(&rule, job);
-  const Tail tail = {job.count * kItemsize, rest * kItemsize, kStep<R> * kItemsize, kStep<R>};
-  if (rest != 0) run_padded(whole, tail, run_whole_steps<R>, &rule);
+  const Tail tail = {job.count * kItemsize, remainder * kItemsize, kStep<R> * kItemsize, kStep<R>};
+  if (remainder != 0) run_padded(whole, tail, run_whole_steps<R>, &rule);
 }
 
 }  // namespace samestep::kernels::SAMESTEP_ISA

@@ -71,7 +71,7 @@ class MpiLibraryOf final : public MpiLibrary {
     check(cancel_(&handle), "MPI_Cancel");
     check(test_(&handle, &flag, &abi_status), "MPI_Test");
     request = from(handle);
-    if (flag == 0) return false;  // a message is on its way in
+    if (flag == 0) return false;  // a message is still arriving
     check(test_cancelled_(&abi_status, &cancelled), "MPI_Test_cancelled");
     return cancelled != 0;
   }
@@ -139,7 +139,7 @@ class MpiLibraryOf final : public MpiLibrary {
     if constexpr (std::is_pointer_v<H>) {
       return reinterpret_cast<H>(handle);
     } else {
-      return static_cast<H>(handle);  // may have come sign-extended
+      return static_cast<H>(handle);  // may be sign-extended
     }
   }
   static Handle from(H handle) {

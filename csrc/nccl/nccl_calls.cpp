@@ -32,10 +32,10 @@ std::array<std::byte, 8> element(double factor, int type) {
   return bytes;
 }
 
-/// The operator of a reduction, for the time of the calls that name it.
+/// The operator of a reduction; one with a factor is destroyed with this object.
 class Operator {
  public:
-  Operator(const NcclLibrary& nccl, const NcclForm& form, double factor, Comm comm)
+  Operator(const NcclLibrary& nccl, const NcclReduction& form, double factor, Comm comm)
       : nccl_(nccl), comm_(comm), made_(form.scaled), op_(form.op) {
     if (made_) op_ = nccl.make_scaled_sum(element(factor, form.type).data(), form.type, comm);
   }
@@ -55,7 +55,7 @@ class Operator {
 
 }  // namespace
 
-Calls all_reduce(const NcclLibrary& nccl, const NcclForm& form, const Reduction& reduction,
+Calls all_reduce(const NcclLibrary& nccl, const NcclReduction& form, const Reduction& reduction,
                  std::vector<InOut> buffers) {
   return [&nccl, form, factor = reduction.factor, buffers = std::move(buffers)](Comm comm, Stream stream) {
     const Operator op(nccl, form, factor, comm);
@@ -67,7 +67,7 @@ Calls all_reduce(const NcclLibrary& nccl, const NcclForm& form, const Reduction&
   };
 }
 
-Calls reduce(const NcclLibrary& nccl, const NcclForm& form, const Reduction& reduction, ConstBuffer in, Buffer out,
+Calls reduce(const NcclLibrary& nccl, const NcclReduction& form, const Reduction& reduction, ConstBuffer in, Buffer out,
              int root) {
   return [&nccl, form, factor = reduction.factor, in, out, root](Comm comm, Stream stream) {
     const Operator op(nccl, form, factor, comm);
@@ -75,7 +75,7 @@ Calls reduce(const NcclLibrary& nccl, const NcclForm& form, const Reduction& red
   };
 }
 
-Calls reduce_scatter(const NcclLibrary& nccl, const NcclForm& form, const Reduction& reduction, ConstBuffer in,
+Calls reduce_scatter(const NcclLibrary& nccl, const NcclReduction& form, const Reduction& reduction, ConstBuffer in,
                      Buffer out) {
   return [&nccl, form, factor = reduction.factor, in, out](Comm comm, Stream stream) {
     const Operator op(nccl, form, factor, comm);

@@ -5,21 +5,22 @@
 
 #include "core/buffer.h"
 #include "core/reduce_op.h"
-#include "nccl/nccl_form.h"
 #include "nccl/nccl_library.h"
+#include "nccl/nccl_reduction.h"
 
-/// Our verbs as calls of NCCL, to be made in a stream. Arguments have been checked.
+/// Collectives as NCCL calls in a stream. Arguments have been checked.
 namespace samestep::nccl_calls {
 
 using Calls = std::function<void(NcclLibrary::Comm, NcclLibrary::Stream)>;
 
-/// All of one dtype, in one group.
-Calls all_reduce(const NcclLibrary& nccl, const NcclForm& form, const Reduction& reduction, std::vector<InOut> buffers);
-Calls reduce(const NcclLibrary& nccl, const NcclForm& form, const Reduction& reduction, ConstBuffer in, Buffer out,
+/// All buffers have one dtype and form one group.
+Calls all_reduce(const NcclLibrary& nccl, const NcclReduction& form, const Reduction& reduction,
+                 std::vector<InOut> buffers);
+Calls reduce(const NcclLibrary& nccl, const NcclReduction& form, const Reduction& reduction, ConstBuffer in, Buffer out,
              int root);
-Calls reduce_scatter(const NcclLibrary& nccl, const NcclForm& form, const Reduction& reduction, ConstBuffer in,
+Calls reduce_scatter(const NcclLibrary& nccl, const NcclReduction& form, const Reduction& reduction, ConstBuffer in,
                      Buffer out);
-// What only moves goes as bytes.
+// Data that are only moved are sent as bytes.
 Calls broadcast(const NcclLibrary& nccl, std::vector<Buffer> buffers, int root);
 Calls all_gather(const NcclLibrary& nccl, ConstBuffer in, Buffer out);
 /// One broadcast from each rank.

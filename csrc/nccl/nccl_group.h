@@ -5,8 +5,8 @@
 
 namespace samestep {
 
-/// What is called of NCCL between the beginning of the scope and `end` begins together. May be nested: the outermost
-/// counts.
+/// An NCCL group: the calls between construction and `end` are launched together. May be nested; the outermost group
+/// launches.
 class NcclGroup {
  public:
   explicit NcclGroup(const NcclLibrary& nccl) : nccl_(nccl) { nccl_.group_start(); }
@@ -20,7 +20,7 @@ class NcclGroup {
     if (ended_) return;
     try {
       nccl_.group_end(nullptr);
-    } catch (const Error&) {  // what went wrong is being told
+    } catch (const Error&) {  // another exception is being thrown
     }
   }
 

@@ -7,7 +7,7 @@
 namespace samestep {
 namespace {
 
-constexpr int kOldest = 21403;  // the first whose communicators do not block
+constexpr int kOldest = 21403;  // the first with nonblocking communicators
 
 std::string text_of(int version) {
   if (version < 10000) return str(version / 1000, ".", version / 100 % 10, ".", version % 100);  // before 2.9

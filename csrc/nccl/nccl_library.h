@@ -5,11 +5,11 @@
 #include <memory>
 #include <string>
 
-#include "nccl/gpu_library.h"
+#include "gpu/gpu_library.h"
 
 namespace samestep {
 
-/// Numbers of NCCL's interface, which RCCL shares. tests/fakes/check_header.cpp compares them with a real nccl.h.
+/// Constants of the NCCL API, which RCCL shares. tests/fakes/check_header.cpp compares them with a real nccl.h.
 namespace nccl_abi {
 enum Result : int {
   kSuccess = 0,
@@ -32,7 +32,7 @@ enum Type : int {
 enum Op : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4 };
 inline constexpr int kScalarOnHost = 1;
 
-/// As much of ncclConfig_t as every version since 2.14 has; newer ones take the rest as not given.
+/// The part of ncclConfig_t that exists since 2.14; newer versions use defaults for the rest.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
@@ -44,8 +44,8 @@ struct UniqueId {
 };
 }  // namespace nccl_abi
 
-/// The calls of NCCL or RCCL that the package makes, through addresses looked up at run time. All of them may be used
-/// with communicators that do not block: a call that has not ended yet is no error.
+/// The functions of NCCL or RCCL that the package uses, looked up at run time. Communicators are nonblocking: a call
+/// that is still in progress is not an error.
 class NcclLibrary {
  public:
   using Comm = void*;
@@ -61,18 +61,17 @@ class NcclLibrary {
   std::string version_text() const;
 
   nccl_abi::UniqueId unique_id() const;
-  /// Begins to make `comm`, which must stay where it is until `state` tells that this has ended: NCCL reads it
-  /// meanwhile.
+  /// Starts to make `comm`, which must not move until `state` reports completion, because NCCL accesses it meanwhile.
   void init(Comm& comm, int size, const nccl_abi::UniqueId& id, int rank) const;
-  /// kSuccess, kInProgress, or what went wrong.
+  /// kSuccess, kInProgress, or an error.
   int state(Comm comm) const;
-  /// What NCCL says about a result, with its last message.
+  /// The text of a result, with NCCL's last message.
   std::string explain(int result, Comm comm) const;
   void abort(Comm comm) const noexcept { abort_(comm); }
   void destroy(Comm comm) const noexcept { destroy_(comm); }
 
   void group_start() const;
-  /// Starts what was said since `group_start`.
+  /// Launches the calls since `group_start`.
   void group_end(Comm comm) const;
 
   void all_reduce(const void* in, void* out, std::size_t count, int type, int op, Comm comm, Stream stream) const;
@@ -84,7 +83,7 @@ class NcclLibrary {
   void send(const void* in, std::size_t count, int type, int peer, Comm comm, Stream stream) const;
   void recv(void* out, std::size_t count, int type, int peer, Comm comm, Stream stream) const;
 
-  /// An operator "sum of factor * x". `factor`: one element of `type`.
+  /// Makes an operator for the sum of factor * x. `factor`: one element of `type`.
   int make_scaled_sum(const void* factor, int type, Comm comm) const;
   void destroy_op(int op, Comm comm) const noexcept { red_op_destroy_(op, comm); }
 

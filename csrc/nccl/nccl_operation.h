@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "nccl/nccl_channel.h"
+#include "nccl/nccl_comm.h"
 
 namespace samestep {
 
@@ -30,15 +30,15 @@ inline bool is_mismatch(const std::exception_ptr& error) {
   }
 }
 
-/// One operation of a channel, for the thread that watches it and for who waits for it. Takes what it needs of
-/// `launch`, which keeps its calls.
-struct NcclChannel::Operation {
+/// An operation of an NcclComm in progress, shared by the watching thread and the callers that wait for it. Moves from
+/// `launch` everything but its calls.
+struct NcclComm::Operation {
   Operation(NcclLaunch& launch, std::uint64_t number, const Deadline& until, std::unique_ptr<GpuEvent> at_end)
       : what(std::move(launch.what)),
         sequence(number),
         deadline(until),
         end(std::move(at_end)),
-        agreement(std::move(launch.agreement)),
+        signature_check(std::move(launch.signature_check)),
         memory(std::move(launch.memory)) {}
 
   std::string what;
@@ -46,9 +46,9 @@ struct NcclChannel::Operation {
   Clock::time_point started = Clock::now();
   Deadline deadline;
   std::unique_ptr<GpuEvent> end;
-  Communicator::WorkPtr agreement;
+  Communicator::WorkPtr signature_check;
   std::vector<std::shared_ptr<void>> memory;
-  bool launched = false;               // NCCL has put all of it into the stream
+  bool launched = false;               // NCCL has enqueued all of it
   std::exception_ptr error = nullptr;  // set before `ended`
   std::atomic<bool> ended = false;
 

@@ -15,9 +15,9 @@ constexpr Seconds kGrace{1.0};  // for the host to learn who has gone, when NCCL
 
 }  // namespace
 
-std::exception_ptr NcclChannel::lost_peer() {
-  agreement_->look_for_losses();
-  for (const Communicator::WorkPtr& receive : alive_) {
+std::exception_ptr NcclComm::lost_peer() {
+  signature_check_->check_peers();
+  for (const Communicator::WorkPtr& receive : liveness_receives_) {
     if (!receive->done() || !receive->error()) continue;
     const std::string text = text_of(receive->error()), about_receive = "): ";
     const std::size_t cut = text.find(about_receive);
@@ -27,56 +27,58 @@ std::exception_ptr NcclChannel::lost_peer() {
   return nullptr;
 }
 
-std::exception_ptr NcclChannel::cause_on_host() {
+std::exception_ptr NcclComm::host_cause() {
   for (const auto& operation : under_way_) {
-    const bool differs = operation->agreement && operation->agreement->done() && operation->agreement->error();
-    if (differs) return operation->agreement->error();
+    const bool differs =
+        operation->signature_check && operation->signature_check->done() && operation->signature_check->error();
+    if (differs) return operation->signature_check->error();
   }
   return lost_peer();
 }
 
-std::exception_ptr NcclChannel::late(const Operation& operation, const Deadline& deadline, const std::string& missing) {
+std::exception_ptr NcclComm::timeout_error(const Operation& operation, const Deadline& deadline,
+                                           const std::string& missing) {
   const std::string text = str(operation.what, " (device operation ", operation.sequence, " of group '", host_->name(),
                                "') has not ended after ", deadline.timeout().count(), " s: ");
-  if (operation.agreement == nullptr) {
+  if (operation.signature_check == nullptr) {
     return std::make_exception_ptr(TimeoutError(text + "the device has not finished it, or not all ranks have come"));
   }
-  if (operation.agreement->done() && !operation.agreement->error()) {  // who waits for it may have given it up
+  if (operation.signature_check->done() &&
+      !operation.signature_check->error()) {  // who waits for it may have given it up
     return std::make_exception_ptr(
         TimeoutError(text + "all ranks have started it, but the device has not finished it"));
   }
-  return std::make_exception_ptr(TimeoutError(text + "not all ranks have come to it" + missing));
+  return std::make_exception_ptr(TimeoutError(text + "not all ranks have reached it" + missing));
 }
 
-std::exception_ptr NcclChannel::trouble(Operation& operation, Clock::time_point now) {
+std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_point now) {
   if (operation.ended || comm_ == nullptr) return operation.error;
-  const bool agreed = operation.agreement == nullptr || operation.agreement->done();
-  if (agreed && operation.agreement != nullptr && operation.agreement->error()) return operation.agreement->error();
+  const bool agreed = operation.signature_check == nullptr || operation.signature_check->done();
+  if (agreed && operation.signature_check != nullptr && operation.signature_check->error())
+    return operation.signature_check->error();
   if (!operation.launched) return nullptr;  // who launches it looks at the rest
-  if (agreed && operation.end->happened()) {
-    if (const int state = further_.standing(comm_).state;
-        state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) {
+  if (agreed && operation.end->is_complete()) {
+    if (const int state = extra_.state(comm_).state; state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) {
       operation.finish(nullptr);
     }
     return nullptr;
   }
-  if (operation.deadline.passed()) return late(operation, operation.deadline, "");
+  if (operation.deadline.passed()) return timeout_error(operation, operation.deadline, "");
   if (now - operation.started < kLookAtPeersAfter) return nullptr;
   return lost_peer();
 }
 
-void NcclChannel::look() {
+void NcclComm::poll() {
   std::unique_lock lock(mutex_);
   if (broken_ || comm_ == nullptr) return;
   const Clock::time_point now = Clock::now();
   try {
     const OnDevice on(gpu(), options_.device);
-    if (const auto [state, comm] = further_.standing(comm_);
-        state != nccl_abi::kSuccess && state != nccl_abi::kInProgress) {
+    if (const auto [state, comm] = extra_.state(comm_); state != nccl_abi::kSuccess && state != nccl_abi::kInProgress) {
       const std::string text = str("NCCL in group '", host_->name(), "': ", nccl().explain(state, comm));
       // NCCL only knows that something is wrong; the host soon knows what.
-      std::exception_ptr cause = cause_on_host();
-      for (const Deadline grace = Deadline::after(kGrace); !cause && !grace.passed(); cause = cause_on_host()) {
+      std::exception_ptr cause = host_cause();
+      for (const Deadline grace = Deadline::after(kGrace); !cause && !grace.passed(); cause = host_cause()) {
         lock.unlock();
         std::this_thread::sleep_for(kLookEvery);
         lock.lock();
@@ -86,7 +88,7 @@ void NcclChannel::look() {
       return;
     }
     for (const auto& operation : under_way_) {
-      if (const std::exception_ptr error = trouble(*operation, now)) {
+      if (const std::exception_ptr error = check_operation(*operation, now)) {
         fail(error, /*tell=*/!is_mismatch(error));
         return;
       }
@@ -98,24 +100,24 @@ void NcclChannel::look() {
   under_way_.remove_if([](const auto& operation) { return operation->ended.load(); });
 }
 
-void NcclChannel::watch() {
-  stay_on(gpu(), options_.device);
+void NcclComm::watch() {
+  bind_thread_to_device(gpu(), options_.device);
   while (true) {
     {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return ending_ || broken_ || !under_way_.empty(); });
       if (ending_ || broken_) break;
     }
-    look();
+    poll();
     std::this_thread::sleep_for(kLookEvery);
   }
-  const std::shared_ptr<NcclChannel> self = weak_from_this().lock();  // whoever is told may drop this channel
+  const std::shared_ptr<NcclComm> self = weak_from_this().lock();  // whoever is told may drop this channel
   std::function<void(const std::exception_ptr&)> tell;
   NcclLibrary::Comm comm = nullptr;
   std::list<std::shared_ptr<Operation>> ended;
   std::unique_lock lock(mutex_);
   if (!broken_) return;
-  if (is_mismatch(broken_)) std::swap(tell, when_ranks_differ_);
+  if (is_mismatch(broken_)) std::swap(tell, on_mismatch_);
   if (tell && self != nullptr) {
     const std::exception_ptr error = broken_;
     lock.unlock();
@@ -126,7 +128,7 @@ void NcclChannel::watch() {
   std::swap(comm, comm_);
   std::swap(ended, under_way_);
   lock.unlock();
-  further_.abort(comm);
+  extra_.abort(comm);
   for (const auto& operation : ended) operation->memory.clear();  // only now does the device use it no more
 }
 

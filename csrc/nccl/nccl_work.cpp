@@ -1,15 +1,15 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "core/wait_hooks.h"
-#include "exchange/engine.h"
-#include "exchange/waiting.h"
+#include "engine/progress_engine.h"
 #include "nccl/nccl_operation.h"
+#include "waiting/backoff.h"
 
 namespace samestep {
 
-class NcclChannel::NcclWork final : public Work {
+class NcclComm::NcclWork final : public Work {
  public:
-  NcclWork(std::shared_ptr<NcclChannel> channel, std::shared_ptr<Operation> operation)
+  NcclWork(std::shared_ptr<NcclComm> channel, std::shared_ptr<Operation> operation)
       : channel_(std::move(channel)), operation_(std::move(operation)) {}
 
   bool done() override {
@@ -17,7 +17,7 @@ class NcclChannel::NcclWork final : public Work {
     const std::unique_lock lock(channel_->mutex_, std::try_to_lock);
     if (!lock) return false;  // others look; whoever polls may hold the interpreter, which they may need
     try {
-      channel_->trouble(*operation_, Clock::now());
+      channel_->check_operation(*operation_, Clock::now());
     } catch (const Error&) {  // of the runtime: the device is lost
       channel_->fail(std::current_exception(), /*tell=*/true);
     }
@@ -25,12 +25,12 @@ class NcclChannel::NcclWork final : public Work {
   }
 
   void wait(const Deadline& deadline) override {
-    Pause pause(/*oversubscribed=*/true);
+    Backoff pause(/*oversubscribed=*/true);
     bool warned = false;
     while (!done()) {
       if (!pause.step()) continue;
       wait_hooks().interrupt();
-      Engine::progress_everywhere();
+      ProgressEngine::progress_everywhere();
       if (!warned && pause.waited().count() > wait_hooks().warn_after_s) {
         warned = true;
         wait_hooks().warn(operation_->what + " is still waited for");
@@ -40,11 +40,11 @@ class NcclChannel::NcclWork final : public Work {
     if (operation_->error) std::rethrow_exception(operation_->error);
   }
 
-  bool order_before(StreamHandle stream, const Deadline&) override {
+  bool make_stream_wait(StreamHandle stream, const Deadline&) override {
     if (operation_->ended && operation_->error) std::rethrow_exception(operation_->error);
-    for (const int device : channel_->further_.devices_of(stream, channel_->options_.device)) {
+    for (const int device : channel_->extra_.devices_of(stream, channel_->options_.device)) {
       const OnDevice on(channel_->gpu(), device);
-      operation_->end->hold(reinterpret_cast<GpuLibrary::Stream>(stream));
+      operation_->end->make_wait(reinterpret_cast<GpuLibrary::Stream>(stream));
     }
     return true;
   }
@@ -54,21 +54,21 @@ class NcclChannel::NcclWork final : public Work {
  private:
   [[noreturn]] void throw_late(const Deadline& deadline) const {
     std::string missing;
-    if (operation_->agreement != nullptr && !operation_->agreement->done()) {
+    if (operation_->signature_check != nullptr && !operation_->signature_check->done()) {
       try {
-        operation_->agreement->wait(deadline);  // which has passed: it says who is missing
+        operation_->signature_check->wait(deadline);  // which has passed: it says who is missing
       } catch (const TimeoutError& error) {
         missing = str(": ", error.what());
       }
     }
-    std::rethrow_exception(channel_->late(*operation_, deadline, missing));
+    std::rethrow_exception(channel_->timeout_error(*operation_, deadline, missing));
   }
 
-  std::shared_ptr<NcclChannel> channel_;
+  std::shared_ptr<NcclComm> channel_;
   std::shared_ptr<Operation> operation_;
 };
 
-std::shared_ptr<Work> NcclChannel::work_on(std::shared_ptr<Operation> operation) {
+std::shared_ptr<Work> NcclComm::work_on(std::shared_ptr<Operation> operation) {
   return std::make_shared<NcclWork>(shared_from_this(), std::move(operation));
 }
 

@@ -9,54 +9,54 @@
 #include <vector>
 
 #include "kernels/reduce.h"
-#include "node/arena.h"
-#include "node/host.h"
-#include "node/line_meeting.h"
-#include "node/mailbox.h"
-#include "node/way_choice.h"
+#include "node/path_tuner.h"
+#include "shm/local_peers.h"
+#include "shm/shm_header_exchange.h"
+#include "shm/shm_region.h"
+#include "shm/shm_transport.h"
 
 namespace samestep {
 
-/// What the operations of one group of ranks of a host have in common. All ranks of the group hold the same numbers.
+/// What the operations of a group of ranks of one host share.
 struct NodeGroup {
-  std::shared_ptr<Arena> arena;
-  std::shared_ptr<Host> host;
-  std::vector<int> members;  ///< by rank of the group: rank on the host
+  std::shared_ptr<ShmRegion> region;
+  std::shared_ptr<LocalPeers> peers;
+  std::vector<int> members;  ///< by rank of the group: the rank on the host
   int rank = 0;
-  LineMeeting* meeting = nullptr;
-  Mailbox* mailbox = nullptr;
+  ShmHeaderExchange* header_exchange = nullptr;
+  ShmTransport* transport = nullptr;
 
-  /// What the arena's shared counters of each slot show once all operations before are over.
-  std::array<std::uint64_t, Arena::kSlots> claimed{};
-  std::array<std::uint64_t, Arena::kSlots> finished{};
-  std::map<Verb, WayChoice> ways;
+  /// The values of the region's shared counters, by slot, after all earlier operations. The same on all ranks.
+  std::array<std::uint64_t, ShmRegion::kSlots> next_chunk{};
+  std::array<std::uint64_t, ShmRegion::kSlots> finished{};
+  std::map<CollectiveType, PathTuner> path_tuners;
 
-  // For a moment, kept for their memory:
-  std::vector<std::byte> bounce;       ///< what is pulled from other ranks
+  // Scratch memory of one step, kept for the next:
+  std::vector<std::byte> bounce;       ///< elements read from other ranks by CMA
   std::vector<kernels::Input> inputs;  ///< of a chunk
   std::vector<void*> outs;             ///< of a chunk
-  std::vector<int> pushed;             ///< ranks to which a chunk's result goes through the kernel
+  std::vector<int> written_peers;      ///< ranks to which a chunk's result is written by CMA
 
   int member(int of_group) const { return members[static_cast<std::size_t>(of_group)]; }
 };
 
-/// A rank's memory cannot be reached any more. It may have gone because of another one: the operation that meets this
-/// waits until ends and farewells tell who left first.
-struct Unreachable {};
+/// Thrown where a rank's memory can no longer be reached. The cause may be yet another rank, so the operation waits
+/// until the engine knows which rank left first.
+struct PeerMemoryLost {};
 
-/// Which way an allreduce takes; the crossings that were measured. All ranks see the same.
-struct Crossings {
-  /// From this size on ranks announce where their buffers are,
-  static constexpr std::size_t kPostedFrom = 8 << 10;
-  /// and those in memory that all share are reduced in place.
-  static constexpr std::size_t shared_from(bool oversubscribed) { return oversubscribed ? 20 << 10 : kPostedFrom; }
-  /// Up to this size every rank reads the elements of all others and reduces them for itself.
-  static constexpr std::size_t together_to(int size) {
+/// Sizes, in bytes, at which an allreduce changes its path; measured. The same on all ranks.
+struct Thresholds {
+  /// From here on ranks post the addresses of their buffers,
+  static constexpr std::size_t kDescriptorMin = 8 << 10;
+  /// and from here on buffers in shared memory are reduced in place.
+  static constexpr std::size_t in_place_min(bool oversubscribed) { return oversubscribed ? 20 << 10 : kDescriptorMin; }
+  /// Up to here every rank reads the elements of all others and reduces them itself.
+  static constexpr std::size_t one_shot_max(int size) {
     return (64 << 10) / static_cast<std::size_t>(std::max(size, 4));
   }
-  /// More ranks than this have too small a share of a stage; without the kernel's help they use it nevertheless.
-  static constexpr int kMostStaged = 128;
-  /// What one rank takes at a time.
+  /// With more ranks each has too small a part of a stage; they use it only if CMA is not available.
+  static constexpr int kMaxStagedRanks = 128;
+  /// The part of a buffer that a rank reduces at a time.
   static constexpr std::size_t kChunkBytes = 128 << 10;
 };
 

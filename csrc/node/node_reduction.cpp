@@ -4,42 +4,46 @@
 #include <array>
 #include <span>
 
+#include "core/ablation.h"
 #include "kernels/stream.h"
 
 namespace samestep {
 
-NodeReduction::NodeReduction(std::shared_ptr<Engine> shared_engine, const Signature& signature,
-                             std::shared_ptr<NodeGroup> group, ConstBuffer in, Buffer out, const Reduction& reduction)
-    : Collective(std::move(shared_engine), signature),
+NodeReduction::NodeReduction(std::shared_ptr<ProgressEngine> shared_engine, const CollectiveArgs& args,
+                             std::shared_ptr<NodeGroup> group)
+    : Collective(std::move(shared_engine), args.signature()),
       group_(std::move(group)),
-      task_{&engine(), group_.get(), 0, signature.verb, signature.root, in, out, reduction, {}} {}
+      context_{&engine(), group_.get(), 0, args.type, args.root, args.in, args.out, args.reduction, {}} {}
 
-void NodeReduction::announce(std::uint64_t digest) {
-  const Buffer* const out = task_.wanted_by(task_.rank()) ? &task_.out : nullptr;
-  const Moment begun = Moment::now();
-  const bool ahead = stages_ahead();
-  if (ahead) staged_.emplace(task_).copy_in(0);
-  PostedBuffers::announce(engine(), *group_, sequence_, digest, task_.verb, task_.in, out, task_.reduction.factor,
-                          begun, ahead);
+void NodeReduction::post(std::uint64_t digest) {
+  const Buffer* const out = context_.wanted_by(context_.rank()) ? &context_.out : nullptr;
+  const WrappingTimestamp start_time = WrappingTimestamp::now();
+  const bool ahead = prestages();
+  if (ahead) staged_.emplace(context_).copy_in(0);
+  ReductionDescriptor::post(engine(), *group_, sequence_, digest, context_.type, context_.in, out,
+                            context_.reduction.factor, start_time, ahead);
 }
 
-/// Is it worth copying before the ranks meet? They then need not wait for each other once more.
-bool NodeReduction::stages_ahead() {
-  const std::size_t nbytes = task_.in.nbytes();
-  return nbytes > Crossings::together_to(task_.size()) && nbytes <= Arena::kStageBytes &&
-         group_->ways[task_.verb].last(nbytes) == Way::staged && group_->meeting->is_next(sequence_) &&
-         (group_->host->place_of(task_.in.data, nbytes) & Host::kShared) == 0;
+/// Whether to copy into the stage before posting. It saves one round of waiting.
+bool NodeReduction::prestages() {
+  const std::size_t nbytes = context_.in.nbytes();
+  return is_enabled(Mechanism::prestaging) && nbytes > Thresholds::one_shot_max(context_.size()) &&
+         nbytes <= ShmRegion::kStageBytes &&
+         group_->path_tuners[context_.type].last_choice(nbytes) == Path::copy_in_copy_out &&
+         group_->header_exchange->is_next(sequence_) &&
+         (group_->peers->to_remote_address(context_.in.data, nbytes) & LocalPeers::kSharedAddressBit) == 0;
 }
 
-bool NodeReduction::reduce_announced(Engine& engine, std::uint64_t sequence, ConstBuffer in, Buffer out, ReduceOp op) {
-  constexpr std::size_t kMost = 16;
-  std::array<kernels::Input, kMost> inputs;
+bool NodeReduction::reduce_inline(ProgressEngine& engine, std::uint64_t sequence, ConstBuffer in, Buffer out,
+                                  ReduceOp op) {
+  constexpr std::size_t kMaxInlineRanks = 16;
+  std::array<kernels::Input, kMaxInlineRanks> inputs;
   const auto size = static_cast<std::size_t>(engine.size());
-  if (size > kMost) return false;
+  if (size > kMaxInlineRanks) return false;
   for (std::size_t peer = 0; peer < size; ++peer) {
-    const Meeting::Bytes data = engine.meeting().data(sequence, static_cast<int>(peer));
-    const PostedBuffers posted = PostedBuffers::in_front_of(data);
-    if (!posted.with_elements) return false;
+    const HeaderExchange::Bytes data = engine.header_exchange().data(sequence, static_cast<int>(peer));
+    const ReductionDescriptor posted = ReductionDescriptor::parse(data);
+    if (!posted.has_inline_elements) return false;
     inputs[peer] = {static_cast<int>(peer) == engine.rank() ? in.data : data.data() + sizeof posted, posted.factor};
   }
   kernels::reduce(in.dtype, op, std::span(inputs).first(size), out.data, in.count);
@@ -47,91 +51,97 @@ bool NodeReduction::reduce_announced(Engine& engine, std::uint64_t sequence, Con
 }
 
 void NodeReduction::gather() {
-  for (int peer = 0; peer < task_.size(); ++peer) {
-    const Meeting::Bytes data = engine().meeting().data(sequence_, peer);
-    task_.posted.push_back(PostedBuffers::in_front_of(data));
-    elements_.push_back(data.subspan(sizeof(PostedBuffers)));
+  for (int peer = 0; peer < context_.size(); ++peer) {
+    const HeaderExchange::Bytes data = engine().header_exchange().data(sequence_, peer);
+    context_.descriptors.push_back(ReductionDescriptor::parse(data));
+    elements_.push_back(data.subspan(sizeof(ReductionDescriptor)));
   }
 }
 
 void NodeReduction::start_work() {
-  task_.sequence = sequence_;
+  context_.sequence = sequence_;
   gather();
-  const bool any_sent =
-      std::any_of(task_.posted.begin(), task_.posted.end(), [](const PostedBuffers& p) { return p.with_elements; });
-  const bool shared = !any_sent && task_.all_shared();
-  way_ = group_->host->reaches_memory() ? task_.posted[0].way : Way::staged;
-  if (!shared && task_.in.nbytes() <= Crossings::together_to(task_.size())) {
-    reduce_together();
-    task_.set_step(1);
-  } else if (shared || way_ == Way::direct) {
+  const bool any_sent = std::any_of(context_.descriptors.begin(), context_.descriptors.end(),
+                                    [](const ReductionDescriptor& p) { return p.has_inline_elements; });
+  const bool shared = !any_sent && context_.all_shared();
+  const bool any_hidden = std::any_of(context_.descriptors.begin(), context_.descriptors.end(),
+                                      [](const ReductionDescriptor& p) { return p.hidden; });
+  path_ = group_->peers->has_cma() && !any_hidden ? context_.descriptors[0].path : Path::copy_in_copy_out;
+  if (!shared && context_.in.nbytes() <= Thresholds::one_shot_max(context_.size())) {
+    reduce_one_shot();
+    context_.set_step(1);
+  } else if (shared || path_ == Path::single_copy) {
     staged_.reset();
-    direct_.emplace(task_);
+    single_copy_.emplace(context_);
   } else {
-    if (!staged_) staged_.emplace(task_);
+    if (!staged_) staged_.emplace(context_);
     staged_->begin();
   }
-  if (shared || !(direct_ || staged_)) return;
-  group_->ways[task_.verb].goes(task_.in.nbytes(), way_);
-  timed_ = task_.rank() == 0;
+  if (shared || !(single_copy_ || staged_)) return;
+  group_->path_tuners[context_.type].record_choice(context_.in.nbytes(), path_);
+  timed_ = context_.rank() == 0;
 }
 
 bool NodeReduction::work() {
-  // Buffers of a rank that has given up must not be touched; its farewell ends this operation soon.
-  if (!group_->meeting->all_here(sequence_)) return false;
-  if (!direct_ && !staged_) return finish_together();
-  const bool finished = direct_ ? direct_->work() : staged_->work();
+  // The buffers of a rank that has left must not be accessed. The engine soon fails this operation.
+  if (!group_->header_exchange->all_present(sequence_)) return false;
+  if (!single_copy_ && !staged_) return finish_one_shot();
+  const bool finished = single_copy_ ? single_copy_->work() : staged_->work();
   if (finished && timed_) {
-    Moment all_begun = task_.posted[0].begun;
-    for (const PostedBuffers& posted : task_.posted) all_begun = all_begun.later(posted.begun);
-    group_->ways[task_.verb].took(task_.in.nbytes(), way_, Moment::now().since(all_begun));
+    WrappingTimestamp last_start = context_.descriptors[0].start_time;
+    for (const ReductionDescriptor& posted : context_.descriptors) {
+      if (is_enabled(Mechanism::last_arrival_timing)) last_start = last_start.later(posted.start_time);
+    }
+    group_->path_tuners[context_.type].record_time(context_.in.nbytes(), path_,
+                                                   WrappingTimestamp::now().since(last_start));
   }
   return finished;
 }
 
-void NodeReduction::reduce_together() {
-  const int me = task_.rank();
-  if (!task_.wanted_by(me)) return;
-  std::vector<kernels::Input> inputs(static_cast<std::size_t>(task_.size()));
-  std::size_t skip = 0, count = task_.in.count;
-  if (task_.verb == Verb::reduce_scatter) {
-    count = task_.out.count;
-    skip = static_cast<std::size_t>(me) * task_.out.nbytes();
+void NodeReduction::reduce_one_shot() {
+  const int me = context_.rank();
+  if (!context_.wanted_by(me)) return;
+  std::vector<kernels::Input> inputs(static_cast<std::size_t>(context_.size()));
+  std::size_t skip = 0, count = context_.in.count;
+  if (context_.type == CollectiveType::reduce_scatter) {
+    count = context_.out.count;
+    skip = static_cast<std::size_t>(me) * context_.out.nbytes();
   }
   bool copies_back = false;
-  for (int rank = 0; rank < task_.size(); ++rank) {
+  for (int rank = 0; rank < context_.size(); ++rank) {
     const auto i = static_cast<std::size_t>(rank);
-    const PostedBuffers& posted = task_.posted[i];
+    const ReductionDescriptor& posted = context_.descriptors[i];
     const std::byte* data = elements_[i].data();
     if (rank == me) {
-      data = static_cast<const std::byte*>(task_.in.data);
-      // Others read this rank's buffer where it lies: it must not change before they have.
-      copies_back = !posted.with_elements;
-    } else if (!posted.with_elements) {
-      data = group_->host->at(group_->member(rank), posted.in, task_.in.nbytes());
+      data = static_cast<const std::byte*>(context_.in.data);
+      // Others read this rank's buffer in place: it must not change before they have.
+      copies_back = !posted.has_inline_elements;
+    } else if (!posted.has_inline_elements) {
+      data = group_->peers->map_peer_memory(group_->member(rank), posted.in, context_.in.nbytes());
     }
     inputs[i] = {data + skip, posted.factor};
   }
-  void* into = task_.out.data;
+  void* into = context_.out.data;
   if (copies_back) {
-    result_.resize(count * task_.itemsize());
+    result_.resize(count * context_.itemsize());
     into = result_.data();
   }
-  kernels::reduce(task_.in.dtype, task_.reduction.op, inputs, into, count);
+  kernels::reduce(context_.in.dtype, context_.reduction.op, inputs, into, count);
 }
 
-bool NodeReduction::finish_together() {
-  const bool any_in_place =
-      std::any_of(task_.posted.begin(), task_.posted.end(), [](const PostedBuffers& p) { return !p.with_elements; });
-  if (any_in_place && !task_.all_at(1)) return false;
-  kernels::copy(task_.out.data, result_.data(), result_.size());
+bool NodeReduction::finish_one_shot() {
+  const bool any_in_place = std::any_of(context_.descriptors.begin(), context_.descriptors.end(),
+                                        [](const ReductionDescriptor& p) { return !p.has_inline_elements; });
+  if (any_in_place && !context_.all_at(1)) return false;
+  kernels::copy(context_.out.data, result_.data(), result_.size());
   return true;
 }
 
-std::vector<int> NodeReduction::awaited() {
+std::vector<int> NodeReduction::pending_peers() {
   std::vector<int> late;
-  for (int rank = 0; rank < task_.size(); ++rank) {
-    if (rank != task_.rank() && group_->arena->released(rank).load(std::memory_order_acquire) <= sequence_)
+  for (int rank = 0; rank < context_.size(); ++rank) {
+    // pairs with ShmHeaderExchange::release
+    if (rank != context_.rank() && group_->region->released(rank).load(std::memory_order_acquire) <= sequence_)
       late.push_back(rank);
   }
   return late;

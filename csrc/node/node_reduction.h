@@ -5,52 +5,52 @@
 #include <vector>
 
 #include "core/buffer.h"
-#include "exchange/operation.h"
-#include "node/direct_reduction.h"
+#include "engine/operation.h"
 #include "node/node_group.h"
-#include "node/reduction_task.h"
+#include "node/reduction_context.h"
+#include "node/single_copy_reduction.h"
 #include "node/staged_reduction.h"
 
 namespace samestep {
 
-/// allreduce, reduce and reduce_scatter of more than a line holds, over the memory of the ranks of one host. Every
-/// element is reduced by one rank, in pairwise order of rank, and its bits are stored wherever they are wanted.
+/// allreduce, reduce and reduce_scatter of more bytes than InlineCollective handles, among the ranks of one host. Sums
+/// are in pairwise order of rank.
 ///
-/// Ranks announce where their buffers are, and the elements too where those are few. What they all see then decides:
-///   together: the elements lie behind the announcements; every rank reduces all of them for itself;
-///   direct:   see DirectReduction;
-///   staged:   see StagedReduction.
+/// Ranks post the addresses of their buffers, and the elements too if they are few. By what all have posted they
+/// choose:
+///   one-shot:    every rank reads the elements of all ranks and reduces them itself;
+///   single copy: see SingleCopyReduction;
+///   staged:      see StagedReduction.
 class NodeReduction final : public Collective {
  public:
-  NodeReduction(std::shared_ptr<Engine> engine, const Signature& signature, std::shared_ptr<NodeGroup> group,
-                ConstBuffer in, Buffer out, const Reduction& reduction);
+  NodeReduction(std::shared_ptr<ProgressEngine> engine, const CollectiveArgs& args, std::shared_ptr<NodeGroup> group);
 
-  /// Everybody has announced an allreduce and agrees: reduces at once if all elements lie behind the announcements.
-  static bool reduce_announced(Engine& engine, std::uint64_t sequence, ConstBuffer in, Buffer out, ReduceOp op);
+  /// Call when all ranks have posted an allreduce and agree: reduces at once if every rank has posted its elements.
+  static bool reduce_inline(ProgressEngine& engine, std::uint64_t sequence, ConstBuffer in, Buffer out, ReduceOp op);
 
  protected:
-  void announce(std::uint64_t digest) override;
+  void post(std::uint64_t digest) override;
   void start_work() override;
   bool work() override;
-  bool keeps_meeting() const override { return true; }
-  std::vector<int> awaited() override;
+  bool holds_headers() const override { return true; }
+  std::vector<int> pending_peers() override;
 
  private:
-  bool stages_ahead();
+  bool prestages();
   void gather();
-  void reduce_together();
-  bool finish_together();
+  void reduce_one_shot();
+  bool finish_one_shot();
 
-  using Way = WayChoice::Way;
+  using Path = PathTuner::Path;
 
   std::shared_ptr<NodeGroup> group_;
-  ReductionTask task_;
-  std::vector<Meeting::Bytes> elements_;  // by rank
-  std::optional<DirectReduction> direct_;
+  ReductionContext context_;
+  std::vector<HeaderExchange::Bytes> elements_;  // by rank
+  std::optional<SingleCopyReduction> single_copy_;
   std::optional<StagedReduction> staged_;
-  Way way_ = Way::staged;
+  Path path_ = Path::copy_in_copy_out;
   bool timed_ = false;
-  std::vector<std::byte> result_;  // together: what waits until others have read this rank's buffer
+  std::vector<std::byte> result_;  // of one-shot, until others have read this rank's buffer
 };
 
 }  // namespace samestep

@@ -3,39 +3,39 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "exchange/window_plan.h"
-#include "node/reduction_task.h"
+#include "collectives/segment_plan.h"
+#include "node/reduction_context.h"
 
 namespace samestep {
 
-/// Slices go through shared memory in a pipeline: while one window is copied in, the one before is reduced by the
-/// owners of its slices, and the one before that is copied out.
+/// Two-shot reduction by copy-in/copy-out, as a pipeline: while one segment is copied into the stages, the one before
+/// is reduced by the owners of its chunks, and the one before that is copied out.
 ///
-/// An owner stores its result into the very lines that it has read, those of each contributor. So a line travels twice,
-/// there and back, and is in the cache of whoever writes it: a store into lines that another processor has read costs
-/// several times more.
+/// An owner stores its result into the lines that it has read, in the stage of each contributor. So each line moves
+/// twice, there and back, and is in the cache of the rank that writes it. A store into lines that another CPU has read
+/// is several times slower.
 class StagedReduction {
  public:
-  explicit StagedReduction(const ReductionTask& task);
+  explicit StagedReduction(const ReductionContext& task);
 
-  /// This rank's part of a window into its stage. Of the first one before the ranks meet, if no operation before is
-  /// under way here.
-  void copy_in(std::size_t window) const;
-  /// All ranks have met.
+  /// Copies this rank's elements of a segment into its stage. The first segment may be copied before the headers are
+  /// exchanged, if no earlier operation uses the stage.
+  void copy_in(std::size_t segment) const;
+  /// Call when all ranks have posted.
   void begin();
-  /// As many steps as the other ranks allow; true at the end.
+  /// Makes the steps that the progress of the other ranks allows. True at the end.
   bool work();
 
  private:
-  void reduce_own(std::size_t window) const;
-  void copy_out(std::size_t window) const;
-  std::byte* staged(int rank, std::size_t window, int owner) const;
+  void reduce_own(std::size_t segment) const;
+  void copy_out(std::size_t segment) const;
+  std::byte* staged(int rank, std::size_t segment, int owner) const;
 
-  const ReductionTask& task_;
-  WindowPlan plan_;
+  const ReductionContext& context_;
+  SegmentPlan plan_;
   std::size_t piece_bytes_ = 0;
-  std::uint64_t step_ = 0, first_ = 0;
-  bool first_is_staged_ = false;
+  std::uint64_t step_ = 0, first_segment_ = 0;
+  bool is_prestaged_ = false;
 };
 
 }  // namespace samestep

@@ -24,7 +24,7 @@ void in_parent() { guard().unlock(); }
 void in_child() {
   const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   for (const int fd : connections()) {
-    if (nothing >= 0) ::dup3(nothing, fd, O_CLOEXEC);  // not closed: another file could get the number
+    if (nothing >= 0) ::dup3(nothing, fd, O_CLOEXEC);  // not closed: the number could be reused
   }
   if (nothing >= 0) ::close(nothing);
   connections().clear();

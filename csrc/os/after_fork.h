@@ -2,8 +2,8 @@
 
 namespace samestep {
 
-/// In processes that this one makes by fork, this descriptor shall not keep its connection open: the peer would not
-/// see that this process has ended. There it reads as ended.
+/// Prevents processes forked from this one from keeping the connection of this descriptor open, which would hide this
+/// process's end from the peer. In the child the descriptor reads as end of file.
 void close_in_forks(int fd);
 void forget_in_forks(int fd);
 

@@ -2,11 +2,11 @@
 
 namespace samestep {
 
-/// CPUs this process may run on at once: its affinity mask, bounded by the CPU quota of its control
-/// group (version 2), at least 1.
+/// Number of CPUs that this process may use: its affinity mask, limited by the CPU quota of its control group
+/// (version 2), at least 1.
 int usable_cpus();
 
-/// The CPU that this thread runs on, as it asks; -1 where that is unknown. A few nanoseconds.
+/// The CPU that the calling thread runs on, or -1 if unknown. Takes a few nanoseconds.
 int this_cpu();
 
 }  // namespace samestep

@@ -1,31 +1,36 @@
 #include "os/cross_memory.h"
 
+#include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
+
+#include "os/fd.h"
 
 namespace samestep {
 namespace {
 
-using Call = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
+using CollectiveArgs = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
 
-constexpr std::size_t kMostAtOnce = 256;  // the kernel takes 1024
+constexpr std::size_t kMaxSegments = 256;  // the kernel allows 1024 (UIO_MAXIOV)
 
-bool transfer(Call call, pid_t pid, std::span<const Piece> pieces) {
-  std::array<iovec, kMostAtOnce> here, there;
+bool transfer(CollectiveArgs call, pid_t pid, std::span<const RemoteSegment> pieces) {
+  std::array<iovec, kMaxSegments> here, there;
   std::size_t done = 0;  // bytes of the first piece
   while (!pieces.empty()) {
-    const std::size_t n = std::min(pieces.size(), kMostAtOnce);
+    const std::size_t n = std::min(pieces.size(), kMaxSegments);
     for (std::size_t i = 0; i < n; ++i) {
       const std::size_t skip = i == 0 ? done : 0;
-      here[i] = {pieces[i].mine + skip, pieces[i].nbytes - skip};
-      there[i] = {reinterpret_cast<void*>(pieces[i].theirs + skip), pieces[i].nbytes - skip};
+      here[i] = {pieces[i].local + skip, pieces[i].nbytes - skip};
+      there[i] = {reinterpret_cast<void*>(pieces[i].remote + skip), pieces[i].nbytes - skip};
     }
     const ssize_t moved = call(pid, here.data(), n, there.data(), n, 0);
     if (moved <= 0) return false;
-    done += static_cast<std::size_t>(moved);  // it may stop short after any page
+    done += static_cast<std::size_t>(moved);  // the kernel may stop after any page
     while (!pieces.empty() && done >= pieces.front().nbytes) {
       done -= pieces.front().nbytes;
       pieces = pieces.subspan(1);
@@ -36,9 +41,50 @@ bool transfer(Call call, pid_t pid, std::span<const Piece> pieces) {
 
 }  // namespace
 
-bool pull_memory(pid_t pid, std::span<const Piece> pieces) { return transfer(&::process_vm_readv, pid, pieces); }
+namespace {
 
-bool push_memory(pid_t pid, std::span<const Piece> pieces) { return transfer(&::process_vm_writev, pid, pieces); }
+template <class Call>
+bool transfer_by_file(pid_t pid, int flags, std::span<const RemoteSegment> pieces, Call call) {
+  std::array<char, 32> path;
+  std::snprintf(path.data(), path.size(), "/proc/%d/mem", static_cast<int>(pid));
+  const Fd fd(::open(path.data(), flags | O_CLOEXEC));
+  if (!fd) return false;
+  for (const RemoteSegment& piece : pieces) {
+    for (std::size_t done = 0; done < piece.nbytes;) {
+      const ssize_t moved =
+          call(fd.get(), piece.local + done, piece.nbytes - done, static_cast<off_t>(piece.remote + done));
+      if (moved <= 0) return false;
+      done += static_cast<std::size_t>(moved);
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+bool pull_memory_by_file(pid_t pid, std::span<const RemoteSegment> pieces) {
+  return transfer_by_file(pid, O_RDONLY, pieces, ::pread);
+}
+
+bool push_memory_by_file(pid_t pid, std::span<const RemoteSegment> pieces) {
+  return transfer_by_file(pid, O_RDWR, pieces, ::pwrite);
+}
+
+bool is_open_to_others(const void* data, std::size_t nbytes) {
+  if (nbytes == 0) return true;
+  std::byte first, last;
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  const std::array<RemoteSegment, 2> ends{RemoteSegment{&first, begin, 1}, RemoteSegment{&last, begin + nbytes - 1, 1}};
+  return ::prctl(PR_GET_DUMPABLE) == 1 && pull_memory(::getpid(), ends);
+}
+
+bool pull_memory(pid_t pid, std::span<const RemoteSegment> pieces) {
+  return transfer(&::process_vm_readv, pid, pieces);
+}
+
+bool push_memory(pid_t pid, std::span<const RemoteSegment> pieces) {
+  return transfer(&::process_vm_writev, pid, pieces);
+}
 
 void allow_memory_access() { ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0); }
 

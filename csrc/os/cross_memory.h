@@ -4,16 +4,25 @@
 
 #include <span>
 
-#include "core/piece.h"
+#include "core/remote_segment.h"
 
 namespace samestep {
 
-/// Copies between this process's memory and another's, at addresses there, through the kernel (process_vm_readv, Linux
-/// 3.2). False with errno where the kernel refuses: another user, ptrace not allowed, the process or its memory gone.
-bool pull_memory(pid_t pid, std::span<const Piece> pieces);
-bool push_memory(pid_t pid, std::span<const Piece> pieces);
+/// Copies from another process's memory by CMA (process_vm_readv, Linux 3.2); remote addresses are those of
+/// that process. False with errno if the kernel refuses: another user, ptrace not allowed, process or memory gone.
+bool pull_memory(pid_t pid, std::span<const RemoteSegment> pieces);
+bool push_memory(pid_t pid, std::span<const RemoteSegment> pieces);
 
-/// Lets every process of this user do so, where only ancestors are allowed to (Yama).
+/// The same through /proc/<pid>/mem, for systems where a seccomp filter forbids process_vm_readv.
+bool pull_memory_by_file(pid_t pid, std::span<const RemoteSegment> pieces);
+bool push_memory_by_file(pid_t pid, std::span<const RemoteSegment> pieces);
+
+/// Whether this process can use `pull_memory`, and other processes of its user can use it on these bytes. False while
+/// the process is not dumpable, for memory that the kernel cannot read (memfd_secret), and under a filter that forbids
+/// it.
+bool is_open_to_others(const void* data, std::size_t nbytes);
+
+/// Allows it to every process of this user, where Yama restricts it to ancestors.
 void allow_memory_access();
 
 }  // namespace samestep

@@ -12,7 +12,7 @@ LoadedLibrary::LoadedLibrary(const std::string& path) : handle_(::dlopen(path.c_
     const char* why = ::dlerror();
     throw UnavailableError(str("open the loaded library ", path, ": ", why ? why : "it is not loaded"));
   }
-  ::dlclose(handle_);  // only the count: whoever loaded it keeps it
+  ::dlclose(handle_);  // only our reference: the library stays loaded
 }
 
 OpenedLibrary::OpenedLibrary(const std::string& path)

@@ -4,7 +4,7 @@
 
 namespace samestep {
 
-/// A shared library that some other part of the process has loaded already. Does not keep it loaded.
+/// A shared library that the process has already loaded. Does not keep it loaded.
 class LoadedLibrary {
  public:
   /// Throws UnavailableError if `path` is not loaded in this process.
@@ -20,8 +20,8 @@ class LoadedLibrary {
   void* handle_;
 };
 
-/// A shared library that is opened here, with its symbols kept apart from the process's others. It stays loaded for
-/// the life of the process: what it has started may still run.
+/// A shared library that is loaded here, with local symbols. It stays loaded for the life of the process, because its
+/// threads may still run.
 class OpenedLibrary {
  public:
   /// Throws UnavailableError with the loader's reason.

@@ -28,10 +28,10 @@ class Fd {
   int fd_ = -1;
 };
 
-/// Throws UnavailableError with `act`, what errno says and its number.
+/// Throws UnavailableError with `act`, the text of errno, and its number.
 [[noreturn]] void throw_errno(std::string_view act);
 
-/// `fd` if it is one, else throws; for calls that return -1.
+/// Returns `fd` unless it is -1; then throws as `throw_errno`.
 Fd checked(int fd, std::string_view act);
 
 }  // namespace samestep

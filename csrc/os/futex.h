@@ -6,11 +6,11 @@
 
 namespace samestep {
 
-/// Sleeps while `word` is `seen`, until it is woken, but not for longer than that. For words that processes share; it
-/// may return for no reason.
+/// Sleeps while `word` equals `seen`, until it is woken or the time has passed. For words that several processes share.
+/// May return spuriously.
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::chrono::nanoseconds most);
 
-/// Wakes all that sleep there.
+/// Wakes all waiters of the word.
 void futex_wake(std::atomic<std::uint32_t>& word);
 
 }  // namespace samestep

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -18,19 +19,16 @@
 namespace samestep {
 namespace {
 
-constexpr Seconds kSilence{7};      // of a host that is asked for a connection; who waits asks after a second
-constexpr Seconds kLastWords{0.5};  // between a death and the telling of it
-constexpr Seconds kLookEvery{20e-3};
-constexpr Seconds kTryAfresh{1};  // a first packet that is lost; the kernel asks again after 1, 2 and 4 s
+constexpr Seconds kCheckEvery{20e-3};
+constexpr Seconds kConfirmAfter{0.2};  // after an answer that must be confirmed
+constexpr Seconds kLongGap{1};         // between two polls: answers were not read meanwhile
+constexpr int kMaxRefusals = 3;        // in a row: one may come from a firewall that is being reloaded
+constexpr int kMaxUnanswered = 4;      // to a host, in a row and without an answer
 
 struct SocketAddress {
   sockaddr_storage bytes{};
   socklen_t nbytes = 0;
 };
-
-bool tells_silence(int error) {
-  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == ENETDOWN;
-}
 
 SocketAddress parse(const std::string& address, std::uint16_t port) {
   SocketAddress parsed;
@@ -50,100 +48,178 @@ SocketAddress parse(const std::string& address, std::uint16_t port) {
   return parsed;
 }
 
+/// Errors of a connection that were not caused by a packet of the other host.
+bool is_silence(int error) {
+  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == ENETDOWN;
+}
+
+/// A probe of one port: a connection attempt.
+class Question {
+ public:
+  explicit Question(const SocketAddress& address) : address_(address) {}
+
+  bool is_open() const { return socket_.has_value(); }
+  bool is_connected() const { return connected_; }
+  Clock::time_point asked_at() const { return asked_at_; }
+
+  /// Sends a probe. 0 while the answer is outstanding, else an errno. Does nothing if no file descriptors are left.
+  int ask(Clock::time_point now) {
+    close();
+    asked_at_ = now;
+    Fd fd(::socket(address_.bytes.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!fd) return 0;
+    socket_.emplace(std::move(fd));
+    const auto* address = reinterpret_cast<const sockaddr*>(&address_.bytes);
+    if (::connect(socket_->fd(), address, address_.nbytes) == 0 || errno == EINPROGRESS) return 0;
+    const int error = errno;
+    close();
+    return error;
+  }
+
+  /// Whether an answer has arrived since the last call. `error`: 0 if the connection was accepted or closed.
+  bool answered(int& error) {
+    if (!socket_) return false;
+    pollfd entry{socket_->fd(), static_cast<short>(connected_ ? POLLRDHUP : POLLOUT), 0};
+    if (::poll(&entry, 1, 0) <= 0) return false;
+    socklen_t size = sizeof error;
+    if (::getsockopt(socket_->fd(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
+    const bool is_made = !connected_ && error == 0;
+    is_made ? void(connected_ = true) : close();
+    return true;
+  }
+
+  /// Whether the other host has confirmed the connection within the last `span`. The kernel probes it every 2 s.
+  bool confirmed_within(Seconds span) const { return connected_ && socket_->acknowledged_within(span); }
+
+  void close() {
+    socket_.reset();
+    connected_ = false;
+  }
+
+ private:
+  SocketAddress address_;
+  std::optional<TcpSocket> socket_ = {};
+  bool connected_ = false;
+  Clock::time_point asked_at_{};
+};
+
 }  // namespace
 
 struct PeerWatch::Peer {
-  SocketAddress address;
+  Question process;  // at the port at which it listens
+  Question host;     // at the reserved one
   std::string where;
-  std::optional<TcpSocket> socket = {};
-  bool connected = false;
-  Clock::time_point asked{};  // when it was last known to live, or first asked after
-  Clock::time_point tried{};
+  bool watched = false;
+  Clock::time_point last_answer{};  // of the host
+  int n_refusals = 0;               // of the process, in a row
+  Clock::time_point refused{};
+  int n_unanswered = 0;   // by the host, in a row
+  int error = ETIMEDOUT;  // what the host's silence is called
   Clock::time_point died{};
   std::string why = {};
 };
 
-PeerWatch::PeerWatch(Fd listener, const std::vector<Place>& places) : listener_(std::move(listener)) {
+PeerWatch::PeerWatch(Fd listener, Fd reserved, const std::vector<Place>& places, const Times& times)
+    : times_(times), listener_(std::move(listener)), reserved_(std::move(reserved)) {
   for (const Place& place : places) {
-    peers_.push_back(std::make_unique<Peer>(Peer{parse(place.address, place.port), place.where}));
+    peers_.push_back(std::make_unique<Peer>(Peer{Question(parse(place.address, place.port)),
+                                                 Question(parse(place.address, place.reserved_port)), place.where}));
   }
   close_in_forks(listener_.get());
 }
 
 PeerWatch::~PeerWatch() { forget_in_forks(listener_.get()); }
 
-void PeerWatch::ask_after(std::size_t number) {
+void PeerWatch::watch(std::size_t number) {
   const std::lock_guard lock(mutex_);
   Peer& peer = *peers_[number];
-  if (peer.socket || !peer.why.empty()) return;
-  if (peer.asked == Clock::time_point{}) peer.asked = Clock::now();
-  connect(peer);
+  if (peer.watched || !peer.why.empty()) return;
+  peer.watched = true;
+  peer.last_answer = Clock::now();
+  check_process(peer);
 }
 
 std::string PeerWatch::death(std::size_t number) {
   const std::lock_guard lock(mutex_);
-  look();
+  check_all();
   const Peer& peer = *peers_[number];
-  return !peer.why.empty() && Clock::now() - peer.died > kLastWords ? peer.why : "";
+  return !peer.why.empty() && Clock::now() - peer.died > times_.report_delay ? peer.why : "";
 }
 
-void PeerWatch::connect(Peer& peer) {
-  Fd fd(::socket(peer.address.bytes.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd) return;  // there are no more descriptors: asked again later
-  peer.socket.emplace(std::move(fd));
-  peer.connected = false;
-  peer.tried = Clock::now();
-  const auto* address = reinterpret_cast<const sockaddr*>(&peer.address.bytes);
-  const int failed = ::connect(peer.socket->fd(), address, peer.address.nbytes);
-  if (failed != 0 && errno != EINPROGRESS) conclude(peer, errno);
-}
-
-void PeerWatch::look() {
+void PeerWatch::check_all() {
   const Clock::time_point now = Clock::now();
-  if (now - looked_ < kLookEvery) return;
-  looked_ = now;
+  const auto gap = now - last_check_;
+  if (gap < kCheckEvery) return;
+  last_check_ = now;
   for (const auto& peer : peers_) {
-    if (peer->socket) look_at(*peer);
-  }
-}
-
-void PeerWatch::look_at(Peer& peer) {
-  pollfd entry{peer.socket->fd(), static_cast<short>(peer.connected ? POLLRDHUP : POLLOUT), 0};
-  const bool has_news = ::poll(&entry, 1, 0) > 0;
-  if (!has_news) {
-    if (peer.connected) return;
-    if (looked_ - peer.asked > kSilence) {
-      conclude(peer, ETIMEDOUT);
-    } else if (looked_ - peer.tried > kTryAfresh) {
-      connect(peer);
+    if (!peer->watched) continue;
+    if (gap > kLongGap) {  // this rank did not poll: only probes from now on count
+      peer->last_answer = now;
+      peer->n_unanswered = 0;
     }
-    return;
-  }
-  int error = 0;
-  socklen_t size = sizeof error;
-  ::getsockopt(peer.socket->fd(), SOL_SOCKET, SO_ERROR, &error, &size);
-  if (peer.connected && !tells_silence(error)) {
-    peer.asked = looked_;
-    connect(peer);  // connections end for many reasons: who lives lets a new one come
-  } else if (error != 0) {
-    conclude(peer, error);
-  } else {
-    peer.connected = true;
+    check(*peer);
   }
 }
 
-void PeerWatch::conclude(Peer& peer, int error) {
-  peer.socket.reset();
-  const bool is_gone = error == ECONNREFUSED || error == ECONNRESET;
-  // Of a new connection the kernel says so after three seconds of asking for the host: twice is enough. It ends one
-  // that was there, whatever it calls the reason, once nothing has come for as long as TcpSocket bears.
-  const bool for_long = error == ETIMEDOUT || peer.connected || Clock::now() - peer.asked > kSilence / 2;
-  if (is_gone) {
-    peer.why = str("its process, at ", peer.where, ", has ended");
-  } else if (tells_silence(error) && for_long) {
-    peer.why = str("its host does not answer at ", peer.where, ": ", std::strerror(error));
-  }  // else it is asked again
-  peer.died = Clock::now();
+void PeerWatch::check(Peer& peer) {
+  check_process(peer);
+  if (peer.n_refusals >= kMaxRefusals) {
+    peer.died = peer.refused;
+    return conclude(peer, str("its process, at ", peer.where, ", has ended"));
+  }
+  check_host(peer);
+  if (last_check_ - peer.last_answer > times_.silence && peer.n_unanswered >= kMaxUnanswered) {
+    peer.died = last_check_;
+    conclude(peer, str("its host does not answer at ", peer.where, ": ", std::strerror(peer.error)));
+  }
+}
+
+void PeerWatch::check_process(Peer& peer) {
+  int error = 0;
+  bool answered = peer.process.answered(error);
+  if (!answered && !peer.process.is_connected()) {
+    const Seconds pause = peer.process.is_open() ? times_.retry : std::min(kConfirmAfter, times_.retry);
+    if (Clock::now() - peer.process.asked_at() < pause) return;
+    error = peer.process.ask(Clock::now());
+    answered = error != 0;
+  }
+  if (!answered || is_silence(error)) return;
+  peer.last_answer = Clock::now();
+  peer.n_unanswered = 0;
+  if (error != ECONNREFUSED) {
+    peer.n_refusals = 0;
+  } else if (peer.n_refusals++ == 0) {
+    peer.refused = Clock::now();
+  }
+}
+
+void PeerWatch::check_host(Peer& peer) {
+  int error = 0;
+  bool answered = peer.process.confirmed_within(times_.silence / 2);
+  if (!answered && last_check_ - peer.last_answer > times_.silence / 3) {
+    answered = peer.host.answered(error);
+    if (!answered && last_check_ - peer.host.asked_at() > times_.retry / 2) {
+      if (peer.host.is_open()) ++peer.n_unanswered;
+      error = peer.host.ask(last_check_);
+      answered = error != 0;
+    }
+  }
+  if (!answered) return;
+  if (is_silence(error)) {
+    peer.error = error;
+    ++peer.n_unanswered;
+  } else {
+    peer.last_answer = last_check_;
+    peer.n_unanswered = 0;
+    peer.host.close();
+  }
+}
+
+void PeerWatch::conclude(Peer& peer, std::string why) {
+  peer.why = std::move(why);
+  peer.watched = false;
+  peer.process.close();
+  peer.host.close();
 }
 
 }  // namespace samestep

@@ -8,7 +8,7 @@
 
 namespace samestep {
 
-/// Tells which of many descriptors may have become ready. Edge-triggered: each change is told once.
+/// Reports which of many descriptors may have become ready. Edge-triggered: each change is reported once.
 class Poller {
  public:
   struct Event {
@@ -18,16 +18,16 @@ class Poller {
 
   Poller();
   void add(int fd, std::size_t number);
-  /// What has changed since the last call, as far as there is room for it. Does not wait.
+  /// The changes since the last call, up to the size of the span. Does not wait.
   std::span<const Event> poll(std::span<Event> room);
-  /// Ready to be read when there is an event.
+  /// A descriptor that is readable while there is an event.
   int fd() const { return fd_.get(); }
 
  private:
   Fd fd_;
 };
 
-/// Sleeps until the descriptor can be read, or also written, for `most` at most.
+/// Sleeps until the descriptor is readable, or optionally writable, for at most `most`.
 void wait_until_ready(int fd, bool to_write, std::chrono::milliseconds most);
 
 }  // namespace samestep

@@ -31,12 +31,12 @@ TcpSocket::Outcome outcome(ssize_t got, bool reads) {
 TcpSocket::TcpSocket(Fd fd) : fd_(std::move(fd)) {
   const int flags = ::fcntl(fd_.get(), F_GETFL);
   if (flags < 0 || ::fcntl(fd_.get(), F_SETFL, flags | O_NONBLOCK) != 0) throw_errno("cannot use a connection");
-  // No SO_SNDBUF and SO_RCVBUF: they would end the kernel's own tuning, which goes further than it lets us.
+  // SO_SNDBUF and SO_RCVBUF are not set: they would disable the kernel's autotuning, whose limits are higher.
   set(fd_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
   set(fd_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
   set(fd_.get(), IPPROTO_TCP, TCP_KEEPIDLE, 2);
   set(fd_.get(), IPPROTO_TCP, TCP_KEEPINTVL, 1);
-  set(fd_.get(), IPPROTO_TCP, TCP_KEEPCNT, 6);  // 8 s in all: many, for packets may be lost
+  set(fd_.get(), IPPROTO_TCP, TCP_KEEPCNT, 6);  // 8 s in all; many, because packets may be lost
   close_in_forks(fd_.get());
 }
 
@@ -57,8 +57,15 @@ bool TcpSocket::silent(Seconds patience) const {
   if (::getsockopt(fd_.get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
   if (Seconds(info.tcpi_last_ack_recv * 1e-3) < patience) return false;
   // Not TCP_USER_TIMEOUT: it also ends connections to a process that is merely busy, once its buffers are full, for it
-  // does not count the answers of its host. Such a host is asked ever more rarely: one question may be on its way.
+  // does not count the answers of its host. Such a host is asked ever more rarely: one probe may be in flight.
   return (info.tcpi_unacked > 0 && info.tcpi_retransmits > 1) || info.tcpi_probes > 1;
+}
+
+bool TcpSocket::acknowledged_within(Seconds span) const {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (::getsockopt(fd_.get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
+  return Seconds(info.tcpi_last_ack_recv * 1e-3) < span;
 }
 
 void TcpSocket::close() {

@@ -13,17 +13,17 @@ namespace samestep {
 
 /// A connected TCP socket that never blocks.
 ///
-/// The kernel ends the connection when nothing has come for about 8 s from an idle peer's host; see `silent` for one
-/// that data are on the way to. A process made by fork does not keep it open.
+/// The kernel closes the connection when the host of an idle peer has been silent for about 8 s; see `silent` for a
+/// peer that data are in flight to. A forked process does not keep the connection open.
 class TcpSocket {
  public:
-  /// Takes a connected socket and sets its options. Throws UnavailableError if it is none.
+  /// Takes a connected socket and sets its options. Throws UnavailableError if it is not connected.
   explicit TcpSocket(Fd fd);
   TcpSocket(TcpSocket&&) noexcept = default;
   TcpSocket& operator=(TcpSocket&&) noexcept = default;
   ~TcpSocket() { close(); }
 
-  /// What came of a read or write.
+  /// The result of a read or write.
   struct Outcome {
     enum class Kind { moved, later, ended } kind;
     std::size_t nbytes = 0;  ///< moved, at least 1
@@ -32,9 +32,12 @@ class TcpSocket {
   Outcome read(std::span<const iovec> parts);
   Outcome write(std::span<const iovec> parts);
 
-  /// Has the peer's host not answered for so long, although there was something to answer? A host whose process does
-  /// not read, answers.
+  /// Whether the peer's host has left data unacknowledged for so long. The host of a process that does not read still
+  /// acknowledges.
   bool silent(Seconds patience) const;
+
+  /// Whether the peer's host has acknowledged anything, including keepalive probes, within the last `span`.
+  bool acknowledged_within(Seconds span) const;
 
   void close();
   int fd() const { return fd_.get(); }

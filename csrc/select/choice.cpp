@@ -52,7 +52,7 @@ void require_nccl(const Facts& facts) {
   if (!missing.empty()) throw UnavailableError("backend 'nccl' was asked for but cannot be used." + missing);
 }
 
-// The backend that carries host arrays when nobody asks for one.
+// The default backend for host arrays.
 Choice choose_host(const Facts& facts) {
   if (facts.launcher.empty()) return {"native", "native", "no launcher was found: one worker, in this process"};
   const std::string started = str("started by ", launcher_text(facts));

@@ -72,12 +72,12 @@ std::optional<int> assign_device(const std::string& kind_name, const DeviceReque
 std::optional<int> count_mask_entries(const std::optional<std::string>& mask) {
   if (!mask) return std::nullopt;
   int count = 0;
-  for (std::string_view rest = *mask;;) {
-    const std::size_t comma = rest.find(',');
-    if (!names_device(trimmed(rest.substr(0, comma)))) return count;
+  for (std::string_view unread = *mask;;) {
+    const std::size_t comma = unread.find(',');
+    if (!names_device(trimmed(unread.substr(0, comma)))) return count;
     ++count;
     if (comma == std::string_view::npos) return count;
-    rest.remove_prefix(comma + 1);
+    unread.remove_prefix(comma + 1);
   }
 }
 

@@ -11,9 +11,9 @@ namespace samestep::tcp {
 namespace {
 
 constexpr std::size_t kStage = 32 << 10;
-constexpr std::size_t kMostParts = 16;
-constexpr int kMostReads = 8;  // before others have their turn
-constexpr Seconds kPatience{8};
+constexpr std::size_t kMaxParts = 16;
+constexpr int kMaxReads = 8;  // before other connections are served
+constexpr Seconds kReadPolls{8};
 
 iovec part(const std::byte* data, std::size_t nbytes) { return {const_cast<std::byte*>(data), nbytes}; }
 
@@ -30,7 +30,7 @@ void Connection::ready(bool readable, bool writable, bool hung_up) {
 
 void Connection::advance(Receiver& receiver) {
   reads_on_ = readable_;
-  for (int i = 0; i < kMostReads && reads_on_ && !lost_; ++i) reads_on_ = read(receiver);
+  for (int i = 0; i < kMaxReads && reads_on_ && !lost_; ++i) reads_on_ = read(receiver);
   if (!lost_ && writable_ && !all_sent()) flush();
 }
 
@@ -40,56 +40,56 @@ void Connection::end(const std::string& why) {
   reason_ = str("its connection, from ", where_, ", has ended: ", why);
   socket_.close();
   outgoing_.clear();
-  offered_.clear();
+  rts_sent_.clear();
   sent_ = 0;
   left_ = 0;
-  place_ = {};
+  destination_ = {};
 }
 
-void Connection::listen_for_silence() {
-  if (!lost_ && socket_.silent(kPatience)) end(str("its host has been silent for ", kPatience.count(), " s"));
+void Connection::check_heartbeat() {
+  if (!lost_ && socket_.silent(kReadPolls)) end(str("its host has been silent for ", kReadPolls.count(), " s"));
 }
 
-// ---- what goes out
+// ---- sending
 
-void Connection::send(const Frame& frame, Bytes bytes, Record* record) {
+void Connection::send(const Frame& frame, Bytes bytes, RequestState* record) {
   if (lost_) return;
   const bool first = all_sent();
   queue(frame, bytes, record);
   if (first) {
-    writable_ = true;  // worth a try
+    writable_ = true;  // perhaps; the next send finds out
     flush();
   }
 }
 
-void Connection::send_offered(Record* record, std::uint64_t group, std::uint32_t id) {
+void Connection::send_data(RequestState* record, std::uint64_t group, std::uint32_t id) {
   if (lost_) return;
-  offered_.push_back({record, group, id});
+  rts_sent_.push_back({record, group, id});
   flush();
 }
 
-void Connection::queue(const Frame& frame, Bytes bytes, Record* record) {
+void Connection::queue(const Frame& frame, Bytes bytes, RequestState* record) {
   outgoing_.push_back({frame, bytes, record});
   outgoing_.back().frame.sequence = next_out_++;
 }
 
-void Connection::queue_piece() {
-  Offered& first = offered_.front();
-  const std::size_t nbytes = std::min(kPiece, first.record->nbytes - first.at);
-  const bool last = first.at + nbytes == first.record->nbytes;
-  const Bytes bytes(first.record->from + first.at, nbytes);
-  queue({first.group, nbytes, 0, Frame::Kind::piece, 0, first.id}, bytes, last ? first.record : nullptr);
+void Connection::queue_data() {
+  RtsSent& first = rts_sent_.front();
+  const std::size_t nbytes = std::min(kDataFrameBytes, first.request->nbytes - first.at);
+  const bool last = first.at + nbytes == first.request->nbytes;
+  const Bytes bytes(first.request->from + first.at, nbytes);
+  queue({first.group, nbytes, 0, Frame::Kind::data, 0, first.id}, bytes, last ? first.request : nullptr);
   first.at += nbytes;
-  if (last) offered_.pop_front();
+  if (last) rts_sent_.pop_front();
 }
 
 void Connection::flush() {
   while (writable_ && !lost_ && !all_sent()) {
-    if (outgoing_.empty()) queue_piece();
-    std::array<iovec, kMostParts> parts;
+    if (outgoing_.empty()) queue_data();
+    std::array<iovec, kMaxParts> parts;
     std::size_t n = 0, skip = sent_;
     for (const Outgoing& out : outgoing_) {
-      if (n + 2 > kMostParts) break;
+      if (n + 2 > kMaxParts) break;
       if (skip < sizeof(Frame)) {
         parts[n++] = part(reinterpret_cast<const std::byte*>(&out.frame) + skip, sizeof(Frame) - skip);
         skip = sizeof(Frame);
@@ -106,8 +106,8 @@ void Connection::flush() {
     }
     writable_ = false;
     if (outcome.kind == TcpSocket::Outcome::Kind::later) return;
-    outgoing_.clear();  // nobody takes it; what the peer sent before may still be read, and then it has ended
-    offered_.clear();
+    outgoing_.clear();  // nobody receives it; what the peer has sent may still be read before the connection ends
+    rts_sent_.clear();
     sent_ = 0;
     hung_up_ = readable_ = true;
   }
@@ -120,18 +120,18 @@ void Connection::sent(std::size_t nbytes) {
     const std::size_t whole = sizeof(Frame) + first.bytes.size();
     if (sent_ < whole) return;
     sent_ -= whole;
-    if (first.record != nullptr) first.record->ended = true;
+    if (first.request != nullptr) first.request->ended = true;
     outgoing_.pop_front();
   }
 }
 
 void Connection::forget(std::uint64_t group) {
-  if (frame_.group == group) place_ = {};
-  std::erase_if(offered_, [group](const Offered& o) { return o.group == group; });
-  for (std::size_t i = 0; i < outgoing_.size(); ++i) {  // none is erased, for frames are numbered
+  if (frame_.group == group) destination_ = {};
+  std::erase_if(rts_sent_, [group](const RtsSent& o) { return o.group == group; });
+  for (std::size_t i = 0; i < outgoing_.size(); ++i) {  // none is erased, because frames are numbered
     Outgoing& out = outgoing_[i];
     if (out.frame.group != group) continue;
-    out.record = nullptr;
+    out.request = nullptr;
     if (out.bytes.empty()) continue;
     if (i == 0 && sent_ > 0) {
       half_sent_.assign(out.bytes.begin(), out.bytes.end());
@@ -144,18 +144,18 @@ void Connection::forget(std::uint64_t group) {
   }
 }
 
-// ---- what comes in
+// ---- receiving
 
-void Connection::forget_place(const Record* record) {
-  if (place_.record == record) place_ = {};
+void Connection::forget_destination(const RequestState* record) {
+  if (destination_.request == record) destination_ = {};
 }
 
-/// True if there may be more at once.
+/// True if more data may be available now.
 bool Connection::read(Receiver& receiver) {
   std::array<iovec, 2> parts;
   std::size_t n = 0, wanted = 0, direct = 0;
-  if (left_ > 0 && place_.at != nullptr) {
-    parts[n++] = part(place_.at, left_);
+  if (left_ > 0 && destination_.at != nullptr) {
+    parts[n++] = part(destination_.at, left_);
     direct = left_;
   }
   parts[n++] = part(stage_.data() + end_, stage_.size() - end_);
@@ -171,14 +171,14 @@ bool Connection::read(Receiver& receiver) {
   }
   const std::size_t straight = std::min(direct, outcome.nbytes);
   if (straight > 0) {
-    place_.at += straight;
+    destination_.at += straight;
     left_ -= straight;
     if (left_ == 0) end_frame(receiver);
   }
   end_ += outcome.nbytes - straight;
   consume(receiver);
   if (outcome.nbytes == wanted || hung_up_) return true;
-  readable_ = false;  // that was all; the poller tells when there is more
+  readable_ = false;  // all read; the poller reports when there is more
   return false;
 }
 
@@ -186,9 +186,9 @@ void Connection::consume(Receiver& receiver) {
   for (;;) {
     const std::size_t take = std::min(left_, end_ - begin_);
     if (take > 0) {
-      if (place_.at != nullptr) {
-        kernels::copy(place_.at, stage_.data() + begin_, take);
-        place_.at += take;
+      if (destination_.at != nullptr) {
+        kernels::copy(destination_.at, stage_.data() + begin_, take);
+        destination_.at += take;
       }
       begin_ += take;
       left_ -= take;
@@ -198,10 +198,10 @@ void Connection::consume(Receiver& receiver) {
     if (left_ > 0 || end_ - begin_ < sizeof(Frame) || lost_) break;
     if (!begin_frame(receiver)) return;
   }
-  const std::size_t rest = end_ - begin_;
-  if (rest > 0 && begin_ > 0) std::memmove(stage_.data(), stage_.data() + begin_, rest);
+  const std::size_t n_left = end_ - begin_;
+  if (n_left > 0 && begin_ > 0) std::memmove(stage_.data(), stage_.data() + begin_, n_left);
   begin_ = 0;
-  end_ = rest;
+  end_ = n_left;
 }
 
 bool Connection::begin_frame(Receiver& receiver) {
@@ -212,14 +212,14 @@ bool Connection::begin_frame(Receiver& receiver) {
     return false;
   }
   left_ = has_bytes(frame_) ? frame_.nbytes : 0;
-  place_ = receiver.place_for(peer_, frame_);
+  destination_ = receiver.destination_of(peer_, frame_);
   if (left_ == 0) end_frame(receiver);
   return true;
 }
 
 void Connection::end_frame(Receiver& receiver) {
-  const Place place = place_;
-  place_ = {};
+  const Destination place = destination_;
+  destination_ = {};
   receiver.take(peer_, frame_, place);
 }
 

@@ -6,55 +6,55 @@
 
 #include "os/tcp_socket.h"
 #include "tcp/frame.h"
-#include "tcp/matching.h"
+#include "tcp/matcher.h"
 
 namespace samestep::tcp {
 
-/// Frames to and from one other rank. Sends from where the bytes lie, and reads long ones to where they are wanted.
+/// A connection to another rank. Sends frames directly from the user's buffers, and reads long ones directly into them.
 class Connection {
  public:
-  /// Where the bytes of an incoming frame go: to a receive, to a message that is kept, or nowhere.
-  struct Place {
+  /// The destination of an incoming frame: a receive, an unexpected message, or none, if the bytes are discarded.
+  struct Destination {
     std::byte* at = nullptr;
-    Record* record = nullptr;
-    Arrived* kept = nullptr;
+    RequestState* request = nullptr;
+    UnexpectedMessage* unexpected = nullptr;
   };
   class Receiver {
    public:
     virtual ~Receiver() = default;
-    virtual Place place_for(int peer, const Frame& frame) = 0;
-    /// All bytes of the frame have come.
-    virtual void take(int peer, const Frame& frame, const Place& place) = 0;
+    virtual Destination destination_of(int peer, const Frame& frame) = 0;
+    /// All bytes of the frame have arrived.
+    virtual void take(int peer, const Frame& frame, const Destination& place) = 0;
   };
 
-  /// `where` names the other side in texts.
+  /// `where`: the other end, for texts.
   Connection(int peer, TcpSocket socket, std::string where);
 
-  /// Sends now what the socket takes and the rest later. `bytes` have to stay as they are until `record`, if there is
-  /// one, has ended.
-  void send(const Frame& frame, Bytes bytes = {}, Record* record = nullptr);
-  /// Sends the bytes of a message that was offered, in pieces between which other frames may go.
-  void send_offered(Record* record, std::uint64_t group, std::uint32_t id);
+  /// Sends as many bytes as the socket accepts now, and the remaining ones later. `bytes` must not change until
+  /// `record`, if there is one, has ended.
+  void send(const Frame& frame, Bytes bytes = {}, RequestState* record = nullptr);
+  /// Sends a message for which a CTS has arrived, in data frames. Other frames may be sent between them.
+  void send_data(RequestState* record, std::uint64_t group, std::uint32_t id);
 
-  /// What the poller has told.
+  /// Handles the events that the poller has reported.
   void ready(bool readable, bool writable, bool hung_up);
-  /// Moves what can be moved now, within reason.
+  /// Sends and receives without blocking, up to a limit, so that other connections are served.
   void advance(Receiver& receiver);
-  /// Ends it if the peer's host has been silent for long.
-  void listen_for_silence();
+  /// Ends the connection if the peer's host has not answered for long.
+  void check_heartbeat();
 
-  /// Something could be moved without news from the poller.
+  /// Whether bytes may be sent or received without a further event of the poller.
   bool has_work() const { return !lost_ && (hung_up_ || reads_on_ || (writable_ && !all_sent())); }
   int fd() const { return socket_.fd(); }
-  bool all_sent() const { return outgoing_.empty() && offered_.empty(); }
-  /// The memory of this group is neither read nor written any more.
+  bool all_sent() const { return outgoing_.empty() && rts_sent_.empty(); }
+  /// From now on the memory of this group is neither read nor written.
   void forget(std::uint64_t group);
-  /// The rest of the frame under way goes nowhere.
-  void forget_place(const Record* record);
+  /// The remaining bytes of the current frame are discarded.
+  void forget_destination(const RequestState* record);
 
   int peer() const { return peer_; }
   bool lost() const { return lost_; }
-  /// Why, with `where`.
+  /// Why it was lost, with `where`.
   const std::string& reason() const { return reason_; }
   void end(const std::string& why);
 
@@ -62,17 +62,17 @@ class Connection {
   struct Outgoing {
     Frame frame;
     Bytes bytes;
-    Record* record;
+    RequestState* request;
   };
-  struct Offered {
-    Record* record;
+  struct RtsSent {
+    RequestState* request;
     std::uint64_t group;
     std::uint32_t id;
     std::size_t at = 0;
   };
 
-  void queue(const Frame& frame, Bytes bytes, Record* record);
-  void queue_piece();
+  void queue(const Frame& frame, Bytes bytes, RequestState* record);
+  void queue_data();
   void flush();
   void sent(std::size_t nbytes);
   bool read(Receiver& receiver);
@@ -84,21 +84,21 @@ class Connection {
   TcpSocket socket_;
   std::string where_;
   bool readable_ = true, writable_ = true, hung_up_ = false;
-  bool reads_on_ = false;  // it was interrupted in reading
+  bool reads_on_ = false;  // reading stopped at the limit, not at the end of the data
   bool lost_ = false;
   std::string reason_;
 
   std::deque<Outgoing> outgoing_;
-  std::deque<Offered> offered_;
-  std::size_t sent_ = 0;              // bytes of the first of `outgoing_`
-  std::vector<std::byte> half_sent_;  // a copy of its bytes, where its group has been closed
+  std::deque<RtsSent> rts_sent_;
+  std::size_t sent_ = 0;              // bytes of the first frame of `outgoing_` that were sent
+  std::vector<std::byte> half_sent_;  // a copy of its bytes, if its group was closed meanwhile
   std::uint32_t next_out_ = kFirstSequence;
 
-  std::vector<std::byte> stage_;  // read ahead: short frames, and the beginnings of long ones
+  std::vector<std::byte> stage_;  // read-ahead buffer for short frames and the beginnings of long ones
   std::size_t begin_ = 0, end_ = 0;
   Frame frame_{};
-  Place place_;
-  std::size_t left_ = 0;  // bytes of `frame_` that have not come
+  Destination destination_;
+  std::size_t left_ = 0;  // bytes of `frame_` that have not arrived
   std::uint32_t next_in_ = kFirstSequence;
 };
 

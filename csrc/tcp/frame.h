@@ -8,39 +8,40 @@ namespace samestep::tcp {
 
 using Bytes = std::span<const std::byte>;
 
-/// What goes before everything on a connection, in the byte order of little-endian machines.
+/// The header of a frame; integers are little-endian.
 struct Frame {
   enum class Kind : std::uint32_t {
-    message,  ///< `nbytes` of it follow
-    offer,    ///< of a long message: it comes when it is wanted
-    wanted,   ///< the offered message `id`
-    piece,    ///< `nbytes` of the offered message `id` follow
-    leave,    ///< the sender has closed the group
+    eager,  ///< a message, whose `nbytes` follow
+    rts,    ///< request to send a long message `id`, which is sent after a CTS
+    cts,    ///< clear to send message `id`
+    data,   ///< the next `nbytes` of message `id` follow
+    leave,  ///< the sender has closed the group
   };
 
   std::uint64_t group;
   std::uint64_t nbytes;
-  std::uint32_t sequence;  ///< on its connection
+  std::uint32_t sequence;  ///< number of the frame on its connection
   Kind kind;
   std::int32_t tag;
   std::uint32_t id;
 };
 static_assert(sizeof(Frame) == 32);
 
-/// Of the first frame; what is not sent by this version does not begin like that.
+/// The sequence number of the first frame, which identifies this version of the protocol.
 inline constexpr std::uint32_t kFirstSequence = 0x73730001;
 
-/// Longer messages are offered first: they need no memory but the receive's, and others may overtake them.
-inline constexpr std::size_t kLongestUnasked = 512 << 10;
-inline constexpr std::size_t kPiece = 1 << 20;
+/// Longer messages use the rendezvous protocol: they need no memory but the receive's, and short ones may overtake
+/// them.
+inline constexpr std::size_t kEagerLimit = 512 << 10;
+inline constexpr std::size_t kDataFrameBytes = 1 << 20;
 
 inline bool has_bytes(const Frame& frame) {
-  return frame.kind == Frame::Kind::message || frame.kind == Frame::Kind::piece;
+  return frame.kind == Frame::Kind::eager || frame.kind == Frame::Kind::data;
 }
 
-/// False for what no rank sends.
+/// False for a frame that no rank sends.
 inline bool is_valid(const Frame& frame) {
-  return frame.kind <= Frame::Kind::leave && (!has_bytes(frame) || frame.nbytes <= kPiece);
+  return frame.kind <= Frame::Kind::leave && (!has_bytes(frame) || frame.nbytes <= kDataFrameBytes);
 }
 
 }  // namespace samestep::tcp

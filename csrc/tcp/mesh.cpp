@@ -5,16 +5,16 @@
 
 #include "core/error.h"
 #include "core/format.h"
-#include "exchange/waiting.h"
 #include "kernels/stream.h"
+#include "waiting/backoff.h"
 
 namespace samestep::tcp {
 namespace {
 
 constexpr Seconds kListenEvery{0.25};
-constexpr Seconds kLinger{2};
-constexpr std::chrono::milliseconds kRest{1};
-constexpr std::size_t kPolledFrom = 2;  // connections; one alone is simply tried
+constexpr Seconds kCloseWait{2};
+constexpr std::chrono::milliseconds kActivityWait{1};
+constexpr std::size_t kPolledFrom = 2;  // connections; a single one is polled by reading
 
 }  // namespace
 
@@ -27,16 +27,16 @@ Mesh::Mesh(int rank, std::vector<Peer> peers) : rank_(rank), index_(peers.size()
     poller_.add(socket.fd(), connections_.size());
     connections_.emplace_back(static_cast<int>(peer), std::move(socket), peers[peer].where);
   }
-  noted_.resize(connections_.size());
+  noted_failures_.resize(connections_.size());
 }
 
 Mesh::GroupState& Mesh::state(Group group) { return groups_.try_emplace(group, size()).first->second; }
 
 void Mesh::open(Group group, std::vector<int> members) {
   const std::lock_guard lock(mutex_);
-  GroupState& opening = state(group);
-  opening.members = std::move(members);
-  opening.is_open = true;
+  GroupState& opened = state(group);
+  opened.members = std::move(members);
+  opened.is_open = true;
   ++n_open_;
 }
 
@@ -51,7 +51,7 @@ void Mesh::advance() {
   } else {
     advance_all();
   }
-  note_losses();
+  note_failures();
 }
 
 void Mesh::advance_all() {
@@ -62,14 +62,14 @@ void Mesh::advance_all() {
   for (Connection& connection : connections_) connection.advance(*this);
 }
 
-void Mesh::note_losses() {
+void Mesh::note_failures() {
   for (std::size_t i = 0; i < connections_.size(); ++i) {
-    if (!connections_[i].lost() || noted_[i]) continue;
-    noted_[i] = true;
+    if (!connections_[i].lost() || noted_failures_[i]) continue;
+    noted_failures_[i] = true;
     const int peer = connections_[i].peer();
     incoming_[static_cast<std::size_t>(peer)].clear();
     for (auto& [number, group] : groups_) group.matching.forget_incomplete(peer);
-    erase_gone();
+    erase_closed();
   }
 }
 
@@ -77,14 +77,14 @@ void Mesh::flush(int peer) {
   const std::lock_guard lock(mutex_);
   if (peer == rank_) return;
   const Clock::time_point begin = Clock::now();
-  Pause pause(/*oversubscribed=*/true);
+  Backoff pause(/*oversubscribed=*/true);
   for (advance(); !to(peer).lost() && !to(peer).all_sent() && Clock::now() - begin < flush_left_; advance()) {
     pause.step();
   }
   flush_left_ -= Clock::now() - begin;
 }
 
-void Mesh::rest() {
+void Mesh::wait_for_activity() {
   int fd = poller_.fd();
   bool to_write = false;
   {
@@ -92,30 +92,30 @@ void Mesh::rest() {
     for (const Connection& connection : connections_) {
       if (connection.has_work()) return;
     }
-    if (connections_.size() < kPolledFrom && !connections_.empty()) {  // its events are not taken from the poller
+    if (connections_.size() < kPolledFrom && !connections_.empty()) {  // the events of a single connection are not used
       fd = connections_[0].fd();
       to_write = !connections_[0].all_sent();
     }
   }
-  wait_until_ready(fd, to_write, kRest);
+  wait_until_ready(fd, to_write, kActivityWait);
 }
 
-// ---- what comes in
+// ---- receiving
 
-Connection::Place Mesh::place_for(int peer, const Frame& frame) {
-  if (frame.kind == Frame::Kind::piece) {
+Connection::Destination Mesh::destination_of(int peer, const Frame& frame) {
+  if (frame.kind == Frame::Kind::data) {
     auto& incoming = incoming_[static_cast<std::size_t>(peer)];
     const auto found = incoming.find(frame.id);
-    if (found == incoming.end() || found->second.record == nullptr) return {};
-    if (frame.nbytes > found->second.left) return {};  // no rank sends more than it has offered
-    Record* const record = found->second.record;
+    if (found == incoming.end() || found->second.request == nullptr) return {};
+    if (frame.nbytes > found->second.left) return {};  // no rank sends more than its RTS said
+    RequestState* const record = found->second.request;
     return {record->into + record->moved, record, nullptr};
   }
-  if (frame.kind != Frame::Kind::message) return {};
+  if (frame.kind != Frame::Kind::eager) return {};
   GroupState& group = state(frame.group);
   if (group.is_closed) return {};
-  if (Record* const record = group.matching.meet(peer, frame.tag); record != nullptr) {
-    record->met = {peer, frame.tag};
+  if (RequestState* const record = group.matching.match(peer, frame.tag); record != nullptr) {
+    record->envelope = {peer, frame.tag};
     if (frame.nbytes > record->nbytes) {
       record->too_long = frame.nbytes;
       return {nullptr, record, nullptr};
@@ -123,55 +123,55 @@ Connection::Place Mesh::place_for(int peer, const Frame& frame) {
     record->nbytes = frame.nbytes;
     return {record->into, record, nullptr};
   }
-  Arrived& kept =
-      group.matching.keep({peer, frame.tag, frame.nbytes, std::make_unique_for_overwrite<std::byte[]>(frame.nbytes)});
+  UnexpectedMessage& kept = group.matching.add_unexpected(
+      {peer, frame.tag, frame.nbytes, std::make_unique_for_overwrite<std::byte[]>(frame.nbytes)});
   return {kept.bytes.get(), nullptr, &kept};
 }
 
-void Mesh::take(int peer, const Frame& frame, const Connection::Place& place) {
+void Mesh::take(int peer, const Frame& frame, const Connection::Destination& place) {
   switch (frame.kind) {
-    case Frame::Kind::message:
-      return take_message(frame, place);
-    case Frame::Kind::offer:
-      return take_offer(peer, frame);
-    case Frame::Kind::wanted:
-      if (const auto found = offered_.find(frame.id); found != offered_.end()) {
-        Record* const record = found->second.record;
-        offered_.erase(found);
-        to(peer).send_offered(record, frame.group, frame.id);
+    case Frame::Kind::eager:
+      return handle_eager(frame, place);
+    case Frame::Kind::rts:
+      return handle_rts(peer, frame);
+    case Frame::Kind::cts:
+      if (const auto found = rts_sent_.find(frame.id); found != rts_sent_.end()) {
+        RequestState* const record = found->second.request;
+        rts_sent_.erase(found);
+        to(peer).send_data(record, frame.group, frame.id);
       }
       return;
-    case Frame::Kind::piece:
-      return take_piece(peer, frame);
+    case Frame::Kind::data:
+      return handle_data(peer, frame);
     case Frame::Kind::leave:
       state(frame.group).left[static_cast<std::size_t>(peer)] = true;
-      erase_gone();
+      erase_closed();
   }
 }
 
-void Mesh::take_message(const Frame& frame, const Connection::Place& place) {
-  if (place.record != nullptr) place.record->ended = true;
-  if (place.kept == nullptr) return;
-  place.kept->complete = true;
-  Record* const taker = place.kept->taker;
+void Mesh::handle_eager(const Frame& frame, const Connection::Destination& place) {
+  if (place.request != nullptr) place.request->ended = true;
+  if (place.unexpected == nullptr) return;
+  place.unexpected->complete = true;
+  RequestState* const taker = place.unexpected->taker;
   if (taker == nullptr) return;
-  if (taker->into != nullptr) kernels::copy(taker->into, place.kept->bytes.get(), frame.nbytes);
+  if (taker->into != nullptr) kernels::copy(taker->into, place.unexpected->bytes.get(), frame.nbytes);
   taker->ended = true;
-  state(frame.group).matching.erase(place.kept);
+  state(frame.group).matching.erase(place.unexpected);
 }
 
-void Mesh::take_offer(int peer, const Frame& frame) {
+void Mesh::handle_rts(int peer, const Frame& frame) {
   GroupState& group = state(frame.group);
   if (group.is_closed) return;
-  if (Record* const record = group.matching.meet(peer, frame.tag); record != nullptr) {
-    want(frame, peer, *record);
+  if (RequestState* const record = group.matching.match(peer, frame.tag); record != nullptr) {
+    request_data(frame, peer, *record);
   } else {
-    group.matching.keep({peer, frame.tag, frame.nbytes, nullptr, frame.id, /*offered=*/true});
+    group.matching.add_unexpected({peer, frame.tag, frame.nbytes, nullptr, frame.id, /*offered=*/true});
   }
 }
 
-void Mesh::want(const Frame& offer, int source, Record& record) {
-  record.met = {source, offer.tag};
+void Mesh::request_data(const Frame& offer, int source, RequestState& record) {
+  record.envelope = {source, offer.tag};
   const bool fits = offer.nbytes <= record.nbytes;
   if (fits) {
     record.nbytes = offer.nbytes;
@@ -181,14 +181,14 @@ void Mesh::want(const Frame& offer, int source, Record& record) {
   }
   incoming_[static_cast<std::size_t>(source)].emplace(offer.id,
                                                       Incoming{fits ? &record : nullptr, offer.group, offer.nbytes});
-  to(source).send({offer.group, 0, 0, Frame::Kind::wanted, 0, offer.id});
+  to(source).send({offer.group, 0, 0, Frame::Kind::cts, 0, offer.id});
 }
 
-void Mesh::take_piece(int peer, const Frame& frame) {
+void Mesh::handle_data(int peer, const Frame& frame) {
   auto& incoming = incoming_[static_cast<std::size_t>(peer)];
   const auto found = incoming.find(frame.id);
   if (found == incoming.end()) return;
-  Record* const record = found->second.record;
+  RequestState* const record = found->second.request;
   if (record != nullptr) record->moved += frame.nbytes;
   found->second.left -= std::min<std::size_t>(found->second.left, frame.nbytes);
   if (found->second.left > 0) return;
@@ -199,15 +199,15 @@ void Mesh::take_piece(int peer, const Frame& frame) {
 // ---- requests
 
 void Mesh::send_to_self(Group group, Bytes bytes, int tag) {
-  Matching& matching = state(group).matching;
-  Record* const receive = matching.meet(rank_, tag);
+  Matcher& matching = state(group).matching;
+  RequestState* const receive = matching.match(rank_, tag);
   std::byte* into = nullptr;
   if (receive == nullptr) {
-    Arrived& kept = matching.keep(
+    UnexpectedMessage& kept = matching.add_unexpected(
         {rank_, tag, bytes.size(), std::make_unique_for_overwrite<std::byte[]>(bytes.size()), 0, false, true});
     into = kept.bytes.get();
   } else {
-    receive->met = {rank_, tag};
+    receive->envelope = {rank_, tag};
     receive->ended = true;
     const bool fits = bytes.size() <= receive->nbytes;
     (fits ? receive->nbytes : receive->too_long) = bytes.size();
@@ -216,44 +216,44 @@ void Mesh::send_to_self(Group group, Bytes bytes, int tag) {
   if (into != nullptr) kernels::copy(into, bytes.data(), bytes.size());
 }
 
-Record* Mesh::send(Group group, Bytes bytes, int dest, int tag) {
+RequestState* Mesh::send(Group group, Bytes bytes, int dest, int tag) {
   const std::lock_guard lock(mutex_);
-  Record* const record = state(group).matching.new_record();
+  RequestState* const record = state(group).matching.new_request();
   record->from = bytes.data();
   record->nbytes = bytes.size();
   record->peer = dest;
   if (dest == rank_) {
     send_to_self(group, bytes, tag);
     record->ended = true;
-  } else if (bytes.size() <= kLongestUnasked) {
-    to(dest).send({group, bytes.size(), 0, Frame::Kind::message, tag, 0}, bytes, record);
+  } else if (bytes.size() <= kEagerLimit) {
+    to(dest).send({group, bytes.size(), 0, Frame::Kind::eager, tag, 0}, bytes, record);
   } else {
     const std::uint32_t id = next_id_++;
-    offered_.emplace(id, Offer{record, group});
-    to(dest).send({group, bytes.size(), 0, Frame::Kind::offer, tag, id});
+    rts_sent_.emplace(id, RtsSent{record, group});
+    to(dest).send({group, bytes.size(), 0, Frame::Kind::rts, tag, id});
   }
   return record;
 }
 
-Record* Mesh::receive(Group group, void* data, std::size_t room, int source, int tag) {
+RequestState* Mesh::receive(Group group, void* data, std::size_t room, int source, int tag) {
   const std::lock_guard lock(mutex_);
-  Matching& matching = state(group).matching;
-  Record* const record = matching.new_record();
+  Matcher& matching = state(group).matching;
+  RequestState* const record = matching.new_request();
   record->into = static_cast<std::byte*>(data);
   record->nbytes = room;
   record->peer = source;
   record->tag = tag;
-  Arrived* const arrived = matching.find(*record);
+  UnexpectedMessage* const arrived = matching.find_unexpected(*record);
   if (arrived == nullptr) {
     matching.post(record);
     return record;
   }
   if (arrived->offered) {
-    want({group, arrived->nbytes, 0, Frame::Kind::offer, tag, arrived->id}, arrived->source, *record);
+    request_data({group, arrived->nbytes, 0, Frame::Kind::rts, tag, arrived->id}, arrived->source, *record);
     matching.erase(arrived);
     return record;
   }
-  record->met = {arrived->source, tag};
+  record->envelope = {arrived->source, tag};
   const bool fits = arrived->nbytes <= room;
   (fits ? record->nbytes : record->too_long) = arrived->nbytes;
   if (!fits) record->into = nullptr;
@@ -267,12 +267,12 @@ Record* Mesh::receive(Group group, void* data, std::size_t room, int source, int
   return record;
 }
 
-bool Mesh::test(Group group, Record* record, Messenger::Envelope& met) {
+bool Mesh::test(Group group, RequestState* record, Transport::Envelope& met) {
   const std::lock_guard lock(mutex_);
   if (!record->ended) advance();
   if (!record->ended) return false;
-  met = record->met;
-  const Record ended = *record;
+  met = record->envelope;
+  const RequestState ended = *record;
   state(group).matching.drop(record);
   if (ended.too_long > 0) {
     throw Error(str("a message of ", ended.too_long, " bytes from ", peers_[static_cast<std::size_t>(met.source)],
@@ -281,36 +281,36 @@ bool Mesh::test(Group group, Record* record, Messenger::Envelope& met) {
   return true;
 }
 
-bool Mesh::cancel(Group group, Record* record) {
+bool Mesh::cancel(Group group, RequestState* record) {
   const std::lock_guard lock(mutex_);
   if (record->ended) return false;
-  Matching& matching = state(group).matching;
-  if (!matching.withdraw(record) && record->met.source >= 0) {
-    // In the middle of its message, whose rest is thrown away.
-    to(record->met.source).forget_place(record);
-    for (auto& [id, incoming] : incoming_[static_cast<std::size_t>(record->met.source)]) {
-      if (incoming.record == record) incoming.record = nullptr;
+  Matcher& matching = state(group).matching;
+  if (!matching.withdraw(record) && record->envelope.source >= 0) {
+    // Its message is being received: the remaining bytes are discarded.
+    to(record->envelope.source).forget_destination(record);
+    for (auto& [id, incoming] : incoming_[static_cast<std::size_t>(record->envelope.source)]) {
+      if (incoming.request == record) incoming.request = nullptr;
     }
-    matching.leave_behind(record);
+    matching.orphan(record);
   }
   matching.drop(record);
   return true;
 }
 
-bool Mesh::probe(Group group, int tag, Messenger::Envelope& from) {
+bool Mesh::probe(Group group, int tag, Transport::Envelope& from) {
   const std::lock_guard lock(mutex_);
   advance();
-  const Arrived* const found = state(group).matching.find_complete(tag);
+  const UnexpectedMessage* const found = state(group).matching.find_complete(tag);
   if (found == nullptr) return false;
   from = {found->source, tag};
   return true;
 }
 
-std::string Mesh::loss(Group group, int peer) {
+std::string Mesh::failure(Group group, int peer) {
   const std::lock_guard lock(mutex_);
   if (const Clock::time_point now = Clock::now(); now - last_listened_ > kListenEvery) {
     last_listened_ = now;
-    for (Connection& connection : connections_) connection.listen_for_silence();
+    for (Connection& connection : connections_) connection.check_heartbeat();
     advance();
   }
   if (peer == rank_ || !to(peer).lost() || state(group).left[static_cast<std::size_t>(peer)]) return {};
@@ -326,7 +326,7 @@ void Mesh::close(Group group) {
   for (const int peer : closing.members) {
     if (peer != rank_) to(peer).send({group, 0, 0, Frame::Kind::leave, 0, 0});
   }
-  if (n_open_ == 1) linger(closing);
+  if (n_open_ == 1) wait_for_peers_to_close(closing);
   end(group, closing);
 }
 
@@ -334,24 +334,24 @@ void Mesh::drop(Group group) {
   const std::lock_guard lock(mutex_);
   GroupState& dropped = state(group);
   end(group, dropped);
-  dropped.matching = Matching(0);
+  dropped.matching = Matcher();
   dropped.is_dropped = true;
-  erase_gone();
+  erase_closed();
 }
 
-bool Mesh::has_gone(const GroupState& group, int peer) {
+bool Mesh::has_closed(const GroupState& group, int peer) {
   return peer == rank_ || group.left[static_cast<std::size_t>(peer)] || to(peer).lost();
 }
 
-bool Mesh::all_gone(const GroupState& group) {
-  return std::all_of(group.members.begin(), group.members.end(), [&](int peer) { return has_gone(group, peer); });
+bool Mesh::all_closed(const GroupState& group) {
+  return std::all_of(group.members.begin(), group.members.end(), [&](int peer) { return has_closed(group, peer); });
 }
 
-void Mesh::linger(const GroupState& group) {
-  const Deadline deadline = Deadline::after(kLinger);
+void Mesh::wait_for_peers_to_close(const GroupState& group) {
+  const Deadline deadline = Deadline::after(kCloseWait);
   const auto all_sent = [](const Connection& connection) { return connection.lost() || connection.all_sent(); };
-  Pause pause(/*oversubscribed=*/true);
-  for (advance(); !all_gone(group) || !std::all_of(connections_.begin(), connections_.end(), all_sent); advance()) {
+  Backoff pause(/*oversubscribed=*/true);
+  for (advance(); !all_closed(group) || !std::all_of(connections_.begin(), connections_.end(), all_sent); advance()) {
     if (pause.step() && deadline.passed()) return;
   }
 }
@@ -362,10 +362,10 @@ void Mesh::end(Group group, GroupState& ending) {
   for (Connection& connection : connections_) {
     n_open_ > 0 ? connection.forget(group) : connection.end("all groups are closed here");
   }
-  std::erase_if(offered_, [group](const auto& entry) { return entry.second.group == group; });
+  std::erase_if(rts_sent_, [group](const auto& entry) { return entry.second.group == group; });
   for (auto& from_peer : incoming_) {
     for (auto& [id, incoming] : from_peer) {
-      if (incoming.group == group) incoming.record = nullptr;
+      if (incoming.group == group) incoming.request = nullptr;
     }
   }
   ending.matching.forget_all();
@@ -373,8 +373,8 @@ void Mesh::end(Group group, GroupState& ending) {
   ending.is_closed = true;
 }
 
-void Mesh::erase_gone() {
-  std::erase_if(groups_, [this](const auto& entry) { return entry.second.is_dropped && all_gone(entry.second); });
+void Mesh::erase_closed() {
+  std::erase_if(groups_, [this](const auto& entry) { return entry.second.is_dropped && all_closed(entry.second); });
 }
 
 }  // namespace samestep::tcp

@@ -1,0 +1,111 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "bindings/array_view.h"
+#include "bindings/device_copies.h"
+#include "core/error.h"
+#include "core/format.h"
+#include "kernels/weighted_sum.h"
+
+namespace samestep {
+
+namespace py = pybind11;
+
+namespace {
+
+constexpr std::size_t kSumWithoutGilAbove = 64 * 1024;  // bytes; below, giving the GIL away costs more than the sum
+
+/// The same leaf of one or two trees.
+struct Leaf {
+  std::optional<DType> dtype;
+  std::vector<kernels::WeightedTerm> terms;
+};
+
+/// Flat memory of `count` sums.
+Array view_flat(const py::handle& object, const char* what, std::size_t count) {
+  Array flat = view_of(object.ptr(), what);
+  if (!flat->contiguous || flat->device.kind != DeviceKind::cpu || static_cast<std::size_t>(flat->count) != count) {
+    throw InvalidArgumentError(str(what, ": needs ", count, " contiguous elements in host memory"));
+  }
+  return flat;
+}
+
+/// Collects terms, and keeps the memory in which they lie.
+class Terms {
+ public:
+  Terms(std::size_t n_leaves, DType wide) : leaves_(n_leaves), wide_(wide) {}
+
+  void add(std::size_t i, PyObject* object, double weight, std::size_t count) {
+    if (object == Py_None) return;
+    Array array = view_of(object);
+    require_reachable(object, array.mutable_view());
+    const std::size_t parts = is_complex(array->dtype) ? 2 : 1;
+    Leaf& leaf = leaves_[i];
+    const bool fits =
+        kernels::sum_dtype(array->dtype) == wide_ && parts * static_cast<std::size_t>(array->count) == count;
+    if (!fits || leaf.dtype.value_or(array->dtype) != array->dtype) {
+      throw InvalidArgumentError(str("add_weighted: leaf ", i, " does not fit its place of ", count, " elements"));
+    }
+    leaf.dtype = array->dtype;
+    leaf.terms.push_back({data_of(array.view()), weight});
+    arrays_.push_back(std::move(array));
+  }
+  const std::vector<Leaf>& leaves() const { return leaves_; }
+
+ private:
+  const void* data_of(const ArrayView& view) {
+    if (view.contiguous && view.device.kind == DeviceKind::cpu) return view.data;
+    copies_.push_back(std::make_unique<std::byte[]>(view.nbytes()));
+    if (view.nbytes() != 0) pack_elements(view, copies_.back().get());
+    return copies_.back().get();
+  }
+
+  std::vector<Leaf> leaves_;
+  DType wide_;
+  std::vector<Array> arrays_;
+  std::vector<std::unique_ptr<std::byte[]>> copies_;
+};
+
+void add_weighted(const std::vector<std::pair<py::list, double>>& trees, const std::vector<std::size_t>& starts,
+                  const py::list& sums, const py::object& out) {
+  const std::size_t n_leaves = starts.size() - 1, count = starts.back();
+  const Array result = view_flat(out, "add_weighted: out", count);
+  require_writable(result.view(), "add_weighted: out");
+  std::vector<Array> added;
+  for (const py::handle& sum : sums) {
+    added.push_back(view_flat(sum, "add_weighted: sums", count));
+    if (added.back()->dtype != result->dtype) throw InvalidArgumentError("add_weighted: sums and out differ in dtype");
+  }
+  Terms terms(n_leaves, result->dtype);
+  for (const auto& [leaves, weight] : trees) {
+    if (leaves.size() != n_leaves) throw InvalidArgumentError("add_weighted: trees differ in their leaves");
+    for (std::size_t i = 0; i < n_leaves; ++i) {
+      terms.add(i, PyList_GET_ITEM(leaves.ptr(), static_cast<Py_ssize_t>(i)), weight, starts[i + 1] - starts[i]);
+    }
+  }
+  std::optional<py::gil_scoped_release> no_gil;
+  if (result->nbytes() > kSumWithoutGilAbove) no_gil.emplace();
+  std::vector<const void*> parts(added.size());
+  for (std::size_t i = 0; i < n_leaves; ++i) {
+    const std::size_t offset = starts[i] * itemsize(result->dtype);
+    for (std::size_t k = 0; k < added.size(); ++k) parts[k] = static_cast<const std::byte*>(added[k]->data) + offset;
+    const Leaf& leaf = terms.leaves()[i];
+    kernels::add_weighted(leaf.dtype.value_or(result->dtype), leaf.terms, parts,
+                          static_cast<std::byte*>(result->data) + offset, starts[i + 1] - starts[i]);
+  }
+}
+
+}  // namespace
+
+void bind_weighted_sum(py::module_& m) {
+  m.def("add_weighted", &add_weighted, py::arg("trees"), py::arg("starts"), py::arg("sums"), py::arg("out"),
+        "out = sums[n-1] + (... + (sums[0] + the sum of weight times array)) in one pass: at most two pairs of leaves "
+        "and weight. Leaf i, any array or None, is out[starts[i]:starts[i + 1]].");
+}
+
+}  // namespace samestep

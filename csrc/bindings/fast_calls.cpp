@@ -1,0 +1,224 @@
+// The fast paths of the collectives that training calls millions of times, without pybind11: through it a method with
+// keywords costs more than the whole operation. See fast_method.cpp.
+
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "bindings/fast_method.h"
+#include "bindings/fast_views.h"
+#include "bindings/pending_work.h"
+#include "bindings/python_errors.h"
+#include "communicator/communicator.h"
+
+namespace samestep {
+
+namespace py = pybind11;
+
+namespace {
+
+/// Objects that stand for an operator, compared by address: the enum's members and interned names.
+struct KnownOp {
+  PyObject* object;
+  ReduceOp op;
+};
+std::array<KnownOp, 32> known_ops{};
+std::size_t n_known_ops = 0;
+
+const ReduceOp* find_op(PyObject* object) {
+  for (std::size_t i = 0; i < n_known_ops; ++i) {
+    if (known_ops[i].object == object) return &known_ops[i].op;
+  }
+  return nullptr;
+}
+
+void register_op(py::object object, int op) {
+  if (n_known_ops == known_ops.size()) throw py::value_error("register_op: the table is full");
+  PyObject* kept = object.release().ptr();
+  if (PyUnicode_Check(kept)) PyUnicode_InternInPlace(&kept);
+  known_ops[n_known_ops++] = {kept, static_cast<ReduceOp>(op)};
+}
+
+/// An allreduce bound to a communicator, for callers that are not a FastGroup.
+struct FastCall {
+  std::shared_ptr<Communicator> communicator;
+  double timeout;
+  py::object general;  // handles the calls that the fast path declines
+};
+
+/// The arguments of a call, as far as the fast path supports them.
+struct Arguments {
+  PyObject* x = nullptr;
+  PyObject* out = nullptr;
+  ReduceOp op = ReduceOp::sum;
+  int root = 0;
+};
+
+struct Names {
+  PyObject* op = PyUnicode_InternFromString("op");
+  PyObject* out = PyUnicode_InternFromString("out");
+  PyObject* root = PyUnicode_InternFromString("root");
+};
+const Names& names() {
+  static const Names all;
+  return all;
+}
+
+bool takes_op(CollectiveType verb) {
+  return verb == CollectiveType::allreduce || verb == CollectiveType::reduce || verb == CollectiveType::reduce_scatter;
+}
+bool takes_root(CollectiveType verb) { return verb == CollectiveType::reduce || verb == CollectiveType::bcast; }
+
+bool parse_op(PyObject* object, Arguments& to) {
+  const ReduceOp* const op = find_op(object);
+  if (op != nullptr) to.op = *op;
+  return op != nullptr;
+}
+
+/// False if the fast path does not support an argument; the method in Python decides whether it is valid.
+bool parse(CollectiveType verb, PyObject* const* args, Py_ssize_t n_args, PyObject* keywords, Arguments& to) {
+  const bool has_op = takes_op(verb);
+  const bool root_is_second = verb == CollectiveType::bcast;
+  if (n_args > (verb == CollectiveType::barrier ? 0 : 1 + (has_op || root_is_second)) ||
+      (n_args == 0 && verb != CollectiveType::barrier)) {
+    return false;
+  }
+  if (n_args > 0) to.x = args[0];
+  if (n_args > 1 && !(root_is_second ? parse_small(args[1], to.root) : parse_op(args[1], to))) return false;
+  const Py_ssize_t n_keywords = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
+  for (Py_ssize_t i = 0; i < n_keywords; ++i) {
+    PyObject* const name = PyTuple_GET_ITEM(keywords, i);
+    PyObject* const value = args[n_args + i];
+    if (name == names().out && verb != CollectiveType::bcast && verb != CollectiveType::barrier) {
+      to.out = value == Py_None ? nullptr : value;
+    } else if (name == names().op && has_op && n_args < 2) {
+      if (!parse_op(value, to)) return false;
+    } else if (name == names().root && takes_root(verb) && !(root_is_second && n_args > 1)) {
+      if (!parse_small(value, to.root)) return false;
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// The arrays of a call, in place, and its description.
+struct BoundArrays {
+  Array in, out;
+  CollectiveArgs call;
+  PyObject* written = nullptr;
+};
+
+/// False if the method in Python must handle the call.
+bool bind_call_arrays(CollectiveType verb, const Communicator& communicator, const Arguments& given, BoundArrays& to) {
+  CollectiveArgs& call = to.call;
+  call.type = verb;
+  if (verb == CollectiveType::barrier) return true;
+  if (takes_root(verb)) call.root = given.root;
+  call.reduction = {given.op, 1.0};
+  const bool at_root = communicator.rank() == given.root;
+  const bool keeps_shape = verb == CollectiveType::allreduce || takes_root(verb);
+  if (given.out == nullptr && !keeps_shape) return false;  // needs a new array
+  const bool writes = verb == CollectiveType::bcast ? !at_root : verb != CollectiveType::reduce || at_root;
+  const bool in_place = given.out == nullptr || given.out == given.x;
+  const ArrayView* const x = borrow_view(given.x, writes && in_place, to.in);
+  if (x == nullptr || (in_place && !keeps_shape)) return false;
+  call.in = x->buffer();
+  read_shape(*x, call.shape);
+  if (in_place) {
+    call.out = x->buffer();
+    if (writes) to.written = given.x;
+    return true;
+  }
+  if (!writes) return false;
+  const ArrayView* const out = borrow_view(given.out, true, to.out);
+  if (out == nullptr) return false;
+  call.out = out->buffer();
+  if (share_memory(call.in, call.out)) return false;
+  to.written = given.out;
+  if (verb == CollectiveType::reduce_scatter) {
+    read_shape(*out, call.shape);
+    return x->n_dims > 0 && x->shape[0] == communicator.size();
+  }
+  return verb != CollectiveType::alltoall || (x->n_dims > 0 && x->shape[0] % communicator.size() == 0);
+}
+
+/// The fast path, for contiguous host memory. Null without a Python error if it declines the call.
+PyObject* run_fast(CollectiveType verb, const FastTarget& target, const Arguments& given) {
+  BoundArrays viewed;
+  if (!bind_call_arrays(verb, *target.communicator, given, viewed)) return nullptr;
+  if (const Communicator::WorkPtr work = target.communicator->run(viewed.call)) {
+    PendingWork pending;
+    pending.start(target.communicator, work);
+    pending.keep(std::move(viewed.in));
+    pending.keep(std::move(viewed.out));
+    pending.wait(target.timeout, PendingWork::AtDeadline::abandon, polls_for(viewed.call.out.nbytes()));
+  }
+  if (viewed.written != nullptr) bump_version(viewed.written);
+  PyObject* const result = given.out != nullptr ? given.out : given.x != nullptr ? given.x : Py_None;
+  Py_INCREF(result);
+  return result;
+}
+
+template <CollectiveType verb>
+PyObject* attempt_collective(const FastTarget& target, PyObject* const* args, Py_ssize_t n_args, PyObject* keywords) {
+  Arguments given;
+  return parse(verb, args, n_args, keywords, given) ? run_fast(verb, target, given) : nullptr;
+}
+
+struct Definition {
+  std::string_view name;
+  FastAttempt attempt;
+};
+constexpr std::array kDefinitions = {
+    Definition{"allreduce", &attempt_collective<CollectiveType::allreduce>},
+    Definition{"reduce", &attempt_collective<CollectiveType::reduce>},
+    Definition{"reduce_scatter", &attempt_collective<CollectiveType::reduce_scatter>},
+    Definition{"bcast", &attempt_collective<CollectiveType::bcast>},
+    Definition{"allgather", &attempt_collective<CollectiveType::allgather>},
+    Definition{"alltoall", &attempt_collective<CollectiveType::alltoall>},
+    Definition{"barrier", &attempt_collective<CollectiveType::barrier>},
+};
+
+PyObject* call_bound(PyObject* self, PyObject* const* args, Py_ssize_t n_args, PyObject* keywords) {
+  const auto& bound = *static_cast<const FastCall*>(PyCapsule_GetPointer(self, nullptr));
+  try {
+    const FastTarget target{bound.communicator, bound.timeout};
+    if (PyObject* const result = attempt_collective<CollectiveType::allreduce>(target, args, n_args, keywords))
+      return result;
+  } catch (...) {
+    set_python_error(std::current_exception());
+    return nullptr;
+  }
+  return PyObject_Vectorcall(bound.general.ptr(), args, static_cast<std::size_t>(n_args), keywords);
+}
+
+PyMethodDef bound_definition = {"allreduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call_bound)),
+                                METH_FASTCALL | METH_KEYWORDS, nullptr};
+
+py::object make_fast_allreduce(std::shared_ptr<Communicator> communicator, double timeout, py::object general) {
+  auto bound = std::make_unique<FastCall>(FastCall{std::move(communicator), timeout, std::move(general)});
+  const py::capsule self(bound.release(), [](void* pointer) { delete static_cast<FastCall*>(pointer); });
+  return py::reinterpret_steal<py::object>(PyCFunction_NewEx(&bound_definition, self.ptr(), nullptr));
+}
+
+}  // namespace
+
+FastAttempt find_fast_collective(const char* name) {
+  for (const Definition& definition : kDefinitions) {
+    if (definition.name == name) return definition.attempt;
+  }
+  return nullptr;
+}
+
+void bind_fast_calls(py::module_& m) {
+  m.def("register_op", &register_op, py::arg("object"), py::arg("op"),
+        "Let this very object stand for an operator in fast calls.");
+  m.def("fast_allreduce", &make_fast_allreduce, py::arg("communicator"), py::arg("timeout"), py::arg("general"),
+        "allreduce of a communicator; `general` takes what is not the common case.");
+}
+
+}  // namespace samestep

@@ -1,0 +1,190 @@
+#include "bindings/fast_tree.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "bindings/array_sources.h"
+#include "bindings/fast_views.h"
+#include "communicator/fused_collectives.h"
+#include "core/error.h"
+
+namespace samestep {
+
+namespace py = pybind11;
+using py::operator""_a;
+
+namespace {
+
+constexpr int kDeepest = 50;
+
+bool is_container(PyObject* node) {
+  return PyDict_CheckExact(node) || PyList_CheckExact(node) || PyTuple_CheckExact(node);
+}
+
+std::uint64_t hash_of(std::string_view text) {
+  std::uint64_t h = 0xcbf2'9ce4'8422'2325;  // FNV-1a, eight bytes at a time
+  while (!text.empty()) {
+    std::uint64_t word = 0;
+    const std::size_t n = std::min(text.size(), sizeof word);
+    std::memcpy(&word, text.data(), n);
+    h = (h ^ word) * 0x0000'0100'0000'01b3;
+    h ^= h >> 29;
+    text.remove_prefix(n);
+  }
+  return h;
+}
+
+py::object copy_of(PyObject* node) {
+  if (PyDict_CheckExact(node)) {
+    auto copy = py::reinterpret_steal<py::object>(PyDict_Copy(node));
+    PyObject *key = nullptr, *value = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(node, &at, &key, &value) != 0;) {
+      if (is_container(value)) PyDict_SetItem(copy.ptr(), key, copy_of(value).ptr());
+    }
+    return copy;
+  }
+  if (PyList_CheckExact(node)) {
+    py::list copy(static_cast<std::size_t>(PyList_GET_SIZE(node)));
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(node); ++i) {
+      PyList_SET_ITEM(copy.ptr(), i, copy_of(PyList_GET_ITEM(node, i)).release().ptr());
+    }
+    return copy;
+  }
+  if (PyTuple_CheckExact(node)) {
+    py::tuple copy(static_cast<std::size_t>(PyTuple_GET_SIZE(node)));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(node); ++i) {
+      PyTuple_SET_ITEM(copy.ptr(), i, copy_of(PyTuple_GET_ITEM(node, i)).release().ptr());
+    }
+    return copy;
+  }
+  return py::reinterpret_borrow<py::object>(node);
+}
+
+/// After a failure other ranks may still write into the leaves: they are kept for good.
+template <class Action>
+void run_on(const py::object& object, Action action) {
+  const auto& tree = object.cast<const FastTree&>();
+  try {
+    const py::gil_scoped_release no_gil;
+    action(tree.leaves());
+  } catch (const InvalidArgumentError&) {  // nothing has started
+    throw;
+  } catch (...) {
+    object.inc_ref();
+    throw;
+  }
+  tree.bump_versions();
+}
+
+}  // namespace
+
+std::unique_ptr<FastTree> FastTree::of(const py::object& tree) {
+  if (!is_container(tree.ptr())) return nullptr;
+  std::unique_ptr<FastTree> plain(new FastTree(tree));
+  if (!plain->visit(tree.ptr(), 0) || !plain->leaves_do_not_overlap()) return nullptr;
+  for (const Array& array : plain->arrays_) plain->leaves_.push_back(array->buffer());
+  return plain;
+}
+
+bool FastTree::visit(PyObject* node, int depth) {
+  if (depth > kDeepest) return false;
+  if (PyDict_CheckExact(node)) return visit_dict(node, depth);
+  const bool is_list = PyList_CheckExact(node);
+  if (!is_list && !PyTuple_CheckExact(node)) return add_leaf(node);
+  const Py_ssize_t n = is_list ? PyList_GET_SIZE(node) : PyTuple_GET_SIZE(node);
+  mix(static_cast<std::uint64_t>(n) << 2 | (is_list ? 1 : 2));
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    if (!visit(is_list ? PyList_GET_ITEM(node, i) : PyTuple_GET_ITEM(node, i), depth + 1)) return false;
+  }
+  return true;
+}
+
+bool FastTree::visit_dict(PyObject* node, int depth) {
+  std::vector<std::pair<std::string_view, PyObject*>> items;
+  items.reserve(static_cast<std::size_t>(PyDict_GET_SIZE(node)));
+  PyObject *key = nullptr, *value = nullptr;
+  for (Py_ssize_t at = 0; PyDict_Next(node, &at, &key, &value) != 0;) {  // a step has pushed them out of the cache
+    for (const auto* object : {key, value}) {
+      __builtin_prefetch(object);
+      __builtin_prefetch(reinterpret_cast<const char*>(object) + 64);
+    }
+  }
+  for (Py_ssize_t at = 0; PyDict_Next(node, &at, &key, &value) != 0;) {
+    Py_ssize_t nbytes = 0;
+    const char* const text = PyUnicode_CheckExact(key) ? PyUnicode_AsUTF8AndSize(key, &nbytes) : nullptr;
+    if (text == nullptr) {
+      PyErr_Clear();  // half a surrogate pair
+      return false;
+    }
+    items.emplace_back(std::string_view(text, static_cast<std::size_t>(nbytes)), value);
+  }
+  const auto by_key = [](const auto& a, const auto& b) { return a.first < b.first; };  // UTF-8 sorts as code points do
+  if (!std::is_sorted(items.begin(), items.end(), by_key)) std::sort(items.begin(), items.end(), by_key);
+  mix(static_cast<std::uint64_t>(items.size()) << 2 | 3);
+  for (const auto& [name, child] : items) {
+    mix(hash_of(name));
+    if (!visit(child, depth + 1)) return false;
+  }
+  return true;
+}
+
+bool FastTree::add_leaf(PyObject* object) {
+  static PyObject* const numpy_array = py::object(py::module_::import("numpy").attr("ndarray")).release().ptr();
+  if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != numpy_array && !sources::facts_of(Py_TYPE(object)).torch)
+    return false;
+  Array array;
+  const ArrayView* const view = borrow_view(object, true, array);
+  if (view == nullptr) return false;
+  mix(std::uint64_t{static_cast<std::uint8_t>(view->dtype)} << 8 | static_cast<std::uint8_t>(view->n_dims));
+  for (int i = 0; i < view->n_dims; ++i) mix(static_cast<std::uint64_t>(view->shape[i]));
+  objects_.push_back(object);
+  arrays_.push_back(std::move(array));
+  return true;
+}
+
+bool FastTree::leaves_do_not_overlap() const {
+  std::vector<std::pair<const std::byte*, const std::byte*>> runs;
+  for (const Array& array : arrays_) {
+    const auto* const begin = static_cast<const std::byte*>(array->data);
+    if (array->count != 0) runs.emplace_back(begin, begin + array->nbytes());
+  }
+  if (!std::is_sorted(runs.begin(), runs.end())) std::sort(runs.begin(), runs.end());
+  for (std::size_t i = 1; i < runs.size(); ++i) {
+    if (runs[i].first < runs[i - 1].second) return false;
+  }
+  return true;
+}
+
+py::object FastTree::copy() const { return copy_of(tree_.ptr()); }
+
+void FastTree::bump_versions() const {
+  for (PyObject* object : objects_) samestep::bump_version(object);
+}
+
+void bind_fast_tree(py::module_& m) {
+  py::class_<FastTree>(m, "FastTree", "A tree of arrays that can be read and written as they lie.")
+      .def_property_readonly("digest", &FastTree::digest)
+      .def("copy", &FastTree::copy);
+  m.def("fast_tree", &FastTree::of, "tree"_a,
+        "A FastTree, or None where a container, key or leaf is not what most trees are made of.");
+  py::class_<FusedCollectives>(m, "FusedCollectives",
+                               "Collectives over plain trees; see csrc/communicator/fused_collectives.h.")
+      .def(py::init<std::shared_ptr<Communicator>>(), "communicator"_a)
+      .def(
+          "bcast",
+          [](FusedCollectives& self, const py::object& tree, int root, double timeout) {
+            run_on(tree, [&](auto& leaves) { self.bcast(leaves, root, Deadline::after(Seconds(timeout))); });
+          },
+          "tree"_a, "root"_a, "timeout"_a)
+      .def(
+          "allreduce",
+          [](FusedCollectives& self, const py::object& tree, int op, double factor, double timeout) {
+            const Reduction reduction{static_cast<ReduceOp>(op), factor};
+            run_on(tree, [&](auto& leaves) { self.allreduce(leaves, reduction, Deadline::after(Seconds(timeout))); });
+          },
+          "tree"_a, "op"_a, "factor"_a, "timeout"_a);
+}
+
+}  // namespace samestep

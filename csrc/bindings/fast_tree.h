@@ -1,0 +1,49 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "bindings/array_view.h"
+#include "core/buffer.h"
+
+namespace samestep {
+
+/// A tree of the usual kind: dicts with string keys, lists and tuples, whose leaves are writable contiguous NumPy
+/// arrays and torch tensors in host memory, without aliases. Other trees are handled in Python.
+class FastTree {
+ public:
+  /// Null if `tree` is no plain tree. With the GIL held.
+  static std::unique_ptr<FastTree> of(const pybind11::object& tree);
+
+  /// The leaves in the order of samestep.trees: dicts by sorted key.
+  const std::vector<Buffer>& leaves() const { return leaves_; }
+  /// 64 bits of names, dtypes and shapes: the same on ranks that hold the same tree.
+  std::uint64_t digest() const { return digest_; }
+
+  /// New containers around the same leaves.
+  pybind11::object copy() const;
+  /// See samestep::bump_version, for every leaf.
+  void bump_versions() const;
+
+ private:
+  explicit FastTree(pybind11::object tree) : tree_(std::move(tree)) {}
+  bool visit(PyObject* node, int depth);
+  bool visit_dict(PyObject* node, int depth);
+  bool add_leaf(PyObject* object);
+  bool leaves_do_not_overlap() const;
+  void mix(std::uint64_t word) {
+    digest_ = (digest_ ^ word) * 0x9e37'79b9'7f4a'7c15;  // odd: 2^64 divided by the golden ratio
+    digest_ ^= digest_ >> 32;
+  }
+
+  pybind11::object tree_;
+  std::vector<PyObject*> objects_;  // held by the tree
+  std::vector<Array> arrays_;
+  std::vector<Buffer> leaves_;
+  std::uint64_t digest_ = 0;
+};
+
+}  // namespace samestep

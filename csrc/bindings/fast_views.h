@@ -1,0 +1,33 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+
+#include "bindings/array_view.h"
+
+namespace samestep {
+
+// What the fast paths share.
+
+/// Contiguous host memory, writable if requested. Null if the method in Python must handle the array.
+inline const ArrayView* borrow_view(PyObject* object, bool written, Array& array) {
+  if (!try_view(object, array)) return nullptr;  // the method in Python reports the error
+  const ArrayView& view = array.view();
+  const bool fits = view.contiguous && view.device.kind == DeviceKind::cpu && !(written && view.readonly);
+  return fits ? &view : nullptr;
+}
+
+/// Reads a small integer. False for anything else, which the method in Python handles.
+inline bool parse_small(PyObject* object, int& to) {
+  if (!PyLong_CheckExact(object)) return false;
+  int overflow = 0;
+  const long value = PyLong_AsLongAndOverflow(object, &overflow);
+  to = static_cast<int>(value);
+  return overflow == 0 && value == to;
+}
+
+/// Polls before the GIL is released: short operations complete before another thread could take it.
+inline int polls_for(std::size_t nbytes) { return nbytes < (64 << 10) ? 400 : 0; }
+
+}  // namespace samestep

@@ -1,0 +1,307 @@
+// Collectives inside programs that JAX has compiled: XLA calls `handle_call` with the arrays of one `CompiledCall`.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "bindings/array_view.h"
+#include "bindings/python_errors.h"
+#include "communicator/fused_collectives.h"
+#include "core/error.h"
+#include "core/format.h"
+#include "core/user_call.h"
+#include "jax/xla_ffi.h"
+
+namespace samestep {
+
+namespace py = pybind11;
+using py::operator""_a;
+
+namespace {
+
+/// One array that a program hands over: contiguous, in host memory.
+struct ProgramArray {
+  Buffer buffer;
+  Shape shape;
+};
+using ProgramArrays = std::vector<ProgramArray>;
+
+/// One place in a program where ranks communicate. Thread-safe, as the group is.
+class CompiledCall {
+ public:
+  struct Description {
+    CollectiveType type;
+    Reduction reduction;
+    int root;
+    double timeout;
+    std::string act;      ///< what the user called
+    std::uint64_t names;  ///< hash of the names of a tree's leaves
+    py::object explain;   ///< called where trees differ between ranks; None for one array, which the group compares
+  };
+
+  CompiledCall(std::shared_ptr<Communicator> group, Description description)
+      : group_(std::move(group)), fused_(group_), description_(std::move(description)) {}
+  CompiledCall(const CompiledCall&) = delete;
+  CompiledCall& operator=(const CompiledCall&) = delete;
+  ~CompiledCall() {
+    const py::gil_scoped_acquire gil;
+    description_.explain = py::none();
+  }
+
+  /// Without the GIL.
+  void run(const ProgramArrays& in, const ProgramArrays& out) {
+    const UserCall call(description_.act);
+    const Deadline deadline = Deadline::after(Seconds(description_.timeout));
+    if (!description_.explain.is_none()) compare(in, deadline);
+    if (description_.type == CollectiveType::allreduce) return allreduce(in, out, deadline);
+    for (std::size_t i = 0; i < in.size(); ++i) run_one(in[i], out[i], deadline);
+  }
+
+ private:
+  void compare(const ProgramArrays& in, const Deadline& deadline) {
+    std::uint64_t digest = description_.names;
+    for (const ProgramArray& array : in) {
+      digest ^= Signature{.type = description_.type, .dtype = array.buffer.dtype, .shape = array.shape}.digest();
+      digest *= 0x9e37'79b9'7f4a'7c15;  // odd: 2^64 divided by the golden ratio
+    }
+    std::uint64_t both[] = {digest, ~digest};  // the largest, and the complement of the smallest
+    const Buffer buffer{both, 2, DType::uint64};
+    fused_.run({CollectiveType::allreduce, buffer, buffer, {ReduceOp::max}, -1, Shape::flat(2)}, deadline);
+    if (both[0] == ~both[1]) return;
+    const py::gil_scoped_acquire gil;
+    description_.explain();
+    throw MismatchError(str(description_.act, " in group ", group_->name(), ": the ranks pass different trees"));
+  }
+
+  void allreduce(const ProgramArrays& in, const ProgramArrays& out, const Deadline& deadline) {
+    std::vector<ConstBuffer> from;
+    std::vector<Buffer> to;
+    for (const ProgramArray& array : in) from.push_back(array.buffer);
+    for (const ProgramArray& array : out) to.push_back(array.buffer);
+    fused_.allreduce(from, to, description_.reduction, deadline);
+  }
+
+  void run_one(const ProgramArray& in, const ProgramArray& out, const Deadline& deadline) {
+    const bool at_root = group_->rank() == description_.root;
+    CollectiveArgs args{description_.type, in.buffer, out.buffer, description_.reduction, description_.root, in.shape};
+    if (args.type == CollectiveType::reduce_scatter) args.shape = out.shape;
+    if (args.type == CollectiveType::bcast) args.in = {};
+    // The result of a program is new memory: it gets root's values there, and what a reduction leaves as it was.
+    if (in.buffer.nbytes() != 0 &&
+        ((args.type == CollectiveType::bcast && at_root) || (args.type == CollectiveType::reduce && !at_root))) {
+      std::copy_n(static_cast<const std::byte*>(in.buffer.data), in.buffer.nbytes(),
+                  static_cast<std::byte*>(out.buffer.data));
+    }
+    fused_.run(args, deadline);
+  }
+
+  std::shared_ptr<Communicator> group_;
+  FusedCollectives fused_;
+  Description description_;
+};
+
+/// The calls of all programs of this process that are alive, by number.
+class CompiledCalls {
+ public:
+  std::int64_t add(const std::shared_ptr<CompiledCall>& call) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(calls_, [](const auto& entry) { return entry.second.expired(); });
+    calls_[++last_] = call;
+    return last_;
+  }
+  std::shared_ptr<CompiledCall> at(std::int64_t number) {
+    const std::lock_guard lock(mutex_);
+    const auto found = calls_.find(number);
+    auto call = found == calls_.end() ? nullptr : found->second.lock();
+    if (call == nullptr) throw UnavailableError(str("this process has no compiled call ", number));
+    return call;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<std::int64_t, std::weak_ptr<CompiledCall>> calls_;
+  std::int64_t last_ = 0;
+};
+
+CompiledCalls& compiled_calls() {
+  static auto* const calls = new CompiledCalls;  // never freed: threads of XLA may outlive static objects
+  return *calls;
+}
+
+DType to_dtype(xla::DataType dtype) {
+  switch (dtype) {
+    case xla::kBool:
+      return DType::bool_;
+    case xla::kInt8:
+      return DType::int8;
+    case xla::kInt16:
+      return DType::int16;
+    case xla::kInt32:
+      return DType::int32;
+    case xla::kInt64:
+      return DType::int64;
+    case xla::kUint8:
+      return DType::uint8;
+    case xla::kUint16:
+      return DType::uint16;
+    case xla::kUint32:
+      return DType::uint32;
+    case xla::kUint64:
+      return DType::uint64;
+    case xla::kFloat16:
+      return DType::float16;
+    case xla::kBfloat16:
+      return DType::bfloat16;
+    case xla::kFloat32:
+      return DType::float32;
+    case xla::kFloat64:
+      return DType::float64;
+    case xla::kComplex64:
+      return DType::complex64;
+    case xla::kComplex128:
+      return DType::complex128;
+    case xla::kFloat8E4M3FN:
+      return DType::float8_e4m3fn;
+    case xla::kFloat8E5M2:
+      return DType::float8_e5m2;
+    default:
+      throw InvalidArgumentError(
+          str("a program passes elements of XLA's type ", static_cast<int>(dtype), ", which no collective takes"));
+  }
+}
+
+ProgramArray to_array(void* data, DType dtype, std::span<const std::int64_t> extents) {
+  ProgramArray array{{data, 1, dtype}, {}};
+  for (const std::int64_t given : extents) {
+    const auto extent = static_cast<std::uint64_t>(given);
+    array.buffer.count *= extent;
+    if (array.shape.n_dims < Shape::kMaxDims) {
+      array.shape.extents[array.shape.n_dims++] = extent;
+    } else {
+      array.shape.extents[Shape::kMaxDims - 1] *= extent;
+    }
+  }
+  return array;
+}
+
+ProgramArrays to_arrays(const xla::Arrays& given) {
+  ProgramArrays arrays;
+  for (std::int64_t i = 0; i < given.size; ++i) {
+    const xla::Array& array = *given.values[i];
+    if (array.dtype == xla::kToken) continue;
+    arrays.push_back(
+        to_array(array.data, to_dtype(array.dtype), {array.extents, static_cast<std::size_t>(array.n_dims)}));
+  }
+  return arrays;
+}
+
+std::int64_t call_number(const xla::Attributes& attributes) {
+  if (attributes.size != 1 || attributes.types[0] != xla::kScalar) {
+    throw UnavailableError("XLA passes other attributes than one number");
+  }
+  return *static_cast<const std::int64_t*>(static_cast<const xla::Scalar*>(attributes.values[0])->value);
+}
+
+/// An error as samestep.group.jax_errors finds it again in what JAX raises.
+std::string text_of(std::exception_ptr pointer) {
+  const py::gil_scoped_acquire gil;
+  const auto error = py::reinterpret_steal<py::object>(make_python_error(pointer));
+  return py::module_::import("samestep.group.jax_errors").attr("text_of")(error).cast<std::string>();
+}
+
+xla::Error* failed(const xla::Api& api, const std::string& text) {
+  xla::ErrorArgs args{sizeof args, nullptr, text.c_str(), xla::kInternal};
+  return api.create_error(&args);
+}
+
+/// What XLA calls, on one of its threads.
+xla::Error* handle_call(xla::Call* call) {
+  if (call->extensions != nullptr && call->extensions->type == xla::Extension::kMetadata) {
+    xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(call->extensions)->metadata;
+    metadata.version.major = xla::kMajorVersion;
+    metadata.version.minor = xla::kMinorVersion;
+    metadata.traits = 0;
+    return nullptr;
+  }
+  if (call->stage != xla::kExecute) return nullptr;
+  try {
+    compiled_calls().at(call_number(call->attributes))->run(to_arrays(call->args), to_arrays(call->results));
+    return nullptr;
+  } catch (...) {
+    return failed(*call->api, text_of(std::current_exception()));
+  }
+}
+
+/// Arrays of NumPy, for programs that do not run on the host. All without gaps.
+ProgramArrays to_arrays(const std::vector<Array>& given) {
+  ProgramArrays arrays;
+  for (const Array& array : given) {
+    arrays.push_back(to_array(array->data, array->dtype, {array->shape, static_cast<std::size_t>(array->n_dims)}));
+  }
+  return arrays;
+}
+
+std::vector<Array> views_of(const std::vector<py::object>& given) {
+  std::vector<Array> views;
+  for (const py::object& array : given) views.push_back(view_of(array.ptr()));
+  return views;
+}
+
+CollectiveType type_named(const std::string& verb) {
+  for (const CollectiveType type :
+       {CollectiveType::allreduce, CollectiveType::reduce, CollectiveType::bcast, CollectiveType::allgather,
+        CollectiveType::reduce_scatter, CollectiveType::alltoall}) {
+    if (name(type) == verb) return type;
+  }
+  throw InvalidArgumentError("programs have no collective " + verb);
+}
+
+/// A call with the number by which programs know it.
+struct NumberedCall {
+  std::shared_ptr<CompiledCall> call;
+  std::int64_t number;
+
+  NumberedCall(std::shared_ptr<Communicator> group, CompiledCall::Description description)
+      : call(std::make_shared<CompiledCall>(std::move(group), std::move(description))),
+        number(compiled_calls().add(call)) {}
+};
+
+}  // namespace
+
+void bind_compiled_calls(py::module_& m) {
+  py::class_<NumberedCall>(m, "CompiledCall", "One place in a program compiled by JAX where ranks communicate.")
+      .def(py::init([](std::shared_ptr<Communicator> group, const std::string& verb, int op, double factor, int root,
+                       double timeout, std::string act, std::uint64_t names, py::object explain) {
+             return NumberedCall(std::move(group), {type_named(verb),
+                                                    {static_cast<ReduceOp>(op), factor},
+                                                    root,
+                                                    timeout,
+                                                    std::move(act),
+                                                    names,
+                                                    std::move(explain)});
+           }),
+           "group"_a, "verb"_a, py::kw_only(), "op"_a, "factor"_a, "root"_a, "timeout"_a, "act"_a, "names"_a,
+           "explain"_a)
+      .def_readonly("number", &NumberedCall::number)
+      .def(
+          "run",
+          [](const NumberedCall& self, const std::vector<py::object>& in, const std::vector<py::object>& out) {
+            const std::vector<Array> inputs = views_of(in), outputs = views_of(out);
+            const auto call = self.call;
+            const py::gil_scoped_release no_gil;
+            call->run(to_arrays(inputs), to_arrays(outputs));
+          },
+          "inputs"_a, "outputs"_a, "The call on NumPy arrays without gaps.");
+  m.def(
+      "compiled_call_handler", [] { return py::capsule(reinterpret_cast<void*>(&handle_call)); },
+      "What XLA calls for a CompiledCall, given its `number`.");
+}
+
+}  // namespace samestep

@@ -1,0 +1,92 @@
+#include "collectives/pairwise_exchange.h"
+
+#include "core/error.h"
+#include "core/format.h"
+#include "kernels/stream.h"
+#include "transport/tags.h"
+
+namespace samestep {
+
+std::size_t PairwiseExchange::max_inline_bytes(ProgressEngine& engine, CollectiveType verb) {
+  const HeaderExchange& header_exchange = engine.header_exchange();
+  if (verb == CollectiveType::bcast) return without_descriptor_space(header_exchange.max_inline_single_source());
+  // In these each rank sends the same to all peers.
+  const bool same_to_all = header_exchange.max_inline_per_peer() == 0 &&
+                           (verb == CollectiveType::allgatherv || verb == CollectiveType::make_group);
+  return without_descriptor_space(verb == CollectiveType::allgather || same_to_all
+                                      ? header_exchange.max_inline()
+                                      : header_exchange.max_inline_per_peer());
+}
+
+void PairwiseExchange::post(std::uint64_t digest) {
+  const PeerTransfer* first = nullptr;  // a block that is the same for all peers is copied once
+  bool all_alike = true;
+  for (int peer = 0; peer < engine().size(); ++peer) {
+    if (peer == engine().rank()) continue;
+    const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(peer)];
+    if (first == nullptr) first = &transfer;
+    all_alike = all_alike && transfer.out == first->out && transfer.out_nbytes == first->out_nbytes;
+  }
+  const auto data = [&](const PeerTransfer& transfer) -> HeaderExchange::Bytes {
+    if (!is_inline(transfer.out_nbytes)) return {};
+    return {transfer.out, transfer.out_nbytes};
+  };
+  if (all_alike) {
+    engine().header_exchange().post(sequence_, digest, first ? data(*first) : HeaderExchange::Bytes{});
+    return;
+  }
+  std::vector<HeaderExchange::Bytes> parts;
+  for (const PeerTransfer& transfer : transfers_) parts.push_back(data(transfer));
+  engine().header_exchange().post_per_peer(sequence_, digest, parts);
+}
+
+void PairwiseExchange::start_work() {
+  const int tag = tags::of_operation(sequence_, 0);
+  for (int step = 0; step < engine().size(); ++step) {
+    const int peer = (engine().rank() + step) % engine().size();
+    const auto i = static_cast<std::size_t>(peer);
+    const PeerTransfer& transfer = transfers_[i];
+    if (peer == engine().rank()) {
+      if (transfer.in_nbytes != 0 && transfer.in != transfer.out)
+        engine().copy_local(transfer.in, transfer.out, transfer.in_nbytes);
+      continue;
+    }
+    if (!is_inline(transfer.in_nbytes)) {
+      receives_[i].receive(engine().transport(), transfer.in, transfer.in_nbytes, peer, tag);
+    } else if (const HeaderExchange::Bytes data = engine().header_exchange().data(sequence_, peer);
+               data.size() != transfer.in_nbytes) {
+      throw_wrong_size(peer, data.size(), transfer.in_nbytes);
+    } else if (!data.empty()) {
+      kernels::copy(transfer.in, data.data(), data.size());
+    }
+    if (!is_inline(transfer.out_nbytes)) {
+      sends_.send(engine().transport(), transfer.out, transfer.out_nbytes, peer, tag);
+      engine().count_message(transfer.out_nbytes);
+    }
+  }
+}
+
+void PairwiseExchange::throw_wrong_size(int peer, std::size_t sent, std::size_t expected) const {
+  throw MismatchError(str(describe(), ": rank ", peer, " sends ", sent, " bytes where this rank expects ", expected));
+}
+
+bool PairwiseExchange::work() {
+  bool finished = sends_.test(engine().transport());
+  for (RequestSet& receive : receives_) finished = receive.test(engine().transport()) && finished;
+  return finished;
+}
+
+std::vector<int> PairwiseExchange::pending_peers() {
+  std::vector<int> peers;
+  for (std::size_t i = 0; i < receives_.size(); ++i) {
+    if (!receives_[i].test(engine().transport())) peers.push_back(static_cast<int>(i));
+  }
+  return peers;
+}
+
+void PairwiseExchange::abort() {
+  Collective::abort();
+  for (RequestSet& receive : receives_) receive.abandon(engine().transport());
+}
+
+}  // namespace samestep

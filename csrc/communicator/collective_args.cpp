@@ -1,0 +1,77 @@
+#include "communicator/collective_args.h"
+
+#include "communicator/checks.h"
+#include "core/error.h"
+#include "core/format.h"
+#include "core/user_call.h"
+
+namespace samestep {
+namespace {
+
+ReduceOp op_of(const CollectiveArgs& args) { return reduces(args.type) ? args.reduction.op : ReduceOp::sum; }
+
+/// Prefixes the error with the name of the user's call.
+void can_reduce(std::string_view verb, const CollectiveArgs& args) {
+  try {
+    require_reducible(args.in.dtype, args.reduction);
+  } catch (const InvalidArgumentError& error) {
+    throw InvalidArgumentError(str(user_call().empty() ? verb : std::string_view(user_call()), ": ", error.what()));
+  }
+}
+
+/// Checks the counts on a rank that uses both buffers.
+void counts_match(std::string_view verb, const CollectiveArgs& args, int rank, int size) {
+  const auto n_ranks = static_cast<std::uint64_t>(size);
+  const auto own_count = [&] { return args.counts[static_cast<std::size_t>(rank)]; };
+  switch (args.type) {
+    case CollectiveType::allgather:
+    case CollectiveType::gather:
+      return checks::has_count(verb, "out", args.out, args.in.count * n_ranks);
+    case CollectiveType::reduce_scatter:
+    case CollectiveType::scatter:
+      return checks::has_count(verb, "the input", args.in, args.out.count * n_ranks);
+    case CollectiveType::allgatherv:
+    case CollectiveType::gatherv:
+      checks::counts_fill(verb, "counts", args.counts, size, args.out);
+      return checks::has_count(verb, "the input", args.in, own_count());
+    case CollectiveType::scatterv:
+      checks::counts_fill(verb, "counts", args.counts, size, args.in);
+      return checks::has_count(verb, "out", args.out, own_count());
+    case CollectiveType::alltoallv:
+      checks::counts_fill(verb, "send counts", args.counts, size, args.in);
+      return checks::counts_fill(verb, "receive counts", args.recv_counts, size, args.out);
+    default:
+      checks::has_count(verb, "out", args.out, args.in.count);
+  }
+  if (args.type == CollectiveType::alltoall && args.in.count % n_ranks != 0) {
+    throw InvalidArgumentError(
+        str("alltoall: ", args.in.count, " elements are no whole number of blocks for ", size, " ranks"));
+  }
+}
+
+}  // namespace
+
+Signature CollectiveArgs::signature() const {
+  if (type == CollectiveType::barrier) return {};
+  return {type, own().dtype, op_of(*this), root, has_counts(type) ? Shape{} : shape};
+}
+
+std::uint64_t CollectiveArgs::digest() const {
+  if (type == CollectiveType::barrier || has_counts(type)) return signature().digest();
+  return samestep::digest(type, own().dtype, op_of(*this), root, shape);
+}
+
+void checks::arguments(const CollectiveArgs& args, int rank, int size, bool on_host) {
+  if (args.type == CollectiveType::barrier) return;
+  const std::string_view verb = name(args.type);
+  if (has_root(args.type)) root_in_group(verb, args.root, size);
+  const bool has_in = args.uses_in(rank), has_out = args.uses_out(rank);
+  if (on_host && has_out) checks::in_host_memory(verb, args.out);
+  if (on_host && has_in) checks::in_host_memory(verb, args.in);
+  if (reduces(args.type)) can_reduce(verb, args);
+  if (!has_in || !has_out) return;
+  same_dtype(verb, args.in, args.out);
+  counts_match(verb, args, rank, size);
+}
+
+}  // namespace samestep

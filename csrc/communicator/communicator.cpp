@@ -1,0 +1,58 @@
+#include "communicator/communicator.h"
+
+namespace samestep {
+
+Communicator::WorkPtr Communicator::start(const CollectiveArgs& args) {
+  checks::arguments(args, rank(), size(), info_.on_host);
+  return start_collective(args);
+}
+
+Communicator::WorkPtr Communicator::run(const CollectiveArgs& args) {
+  checks::arguments(args, rank(), size(), info_.on_host);
+  return run_collective(args);
+}
+
+Communicator::WorkPtr Communicator::start(const SendArgs& args) {
+  checks::arguments(args, size(), info_.on_host);
+  return start_send(args);
+}
+
+Communicator::WorkPtr Communicator::start(const RecvArgs& args) {
+  checks::arguments(args, size(), info_.on_host);
+  return start_recv(args);
+}
+
+Communicator::WorkPtr Communicator::run(const SendArgs& args) {
+  checks::arguments(args, size(), info_.on_host);
+  return run_send(args);
+}
+
+Communicator::WorkPtr Communicator::run(const RecvArgs& args, Status& status) {
+  checks::arguments(args, size(), info_.on_host);
+  return run_recv(args, status);
+}
+
+Communicator::WorkPtr Communicator::run(const SendArgs& sent, const RecvArgs& received, Status& status,
+                                        WorkPtr& sending) {
+  checks::arguments(sent, size(), info_.on_host);
+  checks::arguments(received, size(), info_.on_host);
+  return run_sendrecv(sent, received, status, sending);
+}
+
+Communicator::WorkPtr Communicator::run_recv(const RecvArgs& args, Status& status) {
+  (void)status;
+  return start_recv(args);
+}
+
+Communicator::WorkPtr Communicator::run_sendrecv(const SendArgs& sent, const RecvArgs& received, Status& status,
+                                                 WorkPtr& sending) {
+  sending = run_send(sent);
+  return run_recv(received, status);
+}
+
+void Communicator::configure(const GroupSettings& settings) {
+  if (settings.oversubscribed) oversubscribed_.store(*settings.oversubscribed, std::memory_order_relaxed);
+  apply(settings);
+}
+
+}  // namespace samestep

@@ -1,0 +1,232 @@
+#include "device/device_communicator.h"
+
+#include <numeric>
+
+#include "communicator/checks.h"
+#include "core/error.h"
+#include "core/format.h"
+#include "core/wait_hooks.h"
+#include "device/device_cliques.h"
+#include "device/host_path.h"
+#include "device/nccl_path.h"
+#include "nccl/nccl_reduction.h"
+#include "waiting/backoff.h"
+
+namespace samestep {
+
+namespace {
+
+std::vector<int> all_ranks(const Communicator& of) {
+  std::vector<int> ranks(static_cast<std::size_t>(of.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+bool on_host(const ConstBuffer& buffer) { return buffer.device.kind == DeviceKind::cpu; }
+
+}  // namespace
+
+DeviceCommunicator::DeviceCommunicator(std::shared_ptr<Communicator> host, DeviceOptions options)
+    : Communicator({host->rank(), host->size(), host->name(), host->transport(), host->oversubscribed(),
+                    host->max_inline(), /*on_host=*/false}),
+      host_(std::move(host)),
+      options_(std::move(options)) {}
+
+DeviceCommunicator::~DeviceCommunicator() = default;
+
+std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Communicator> host, DeviceOptions options,
+                                                             const Deadline& deadline) {
+  std::shared_ptr<DeviceCommunicator> made(new DeviceCommunicator(std::move(host), std::move(options)));
+  const std::vector<int> ranks = all_ranks(*made->host_);
+  // To the user all three are one group.
+  made->through_host_ = made->host_->group(ranks, deadline, made->host_->name());
+  made->signature_check_ = made->host_->group(ranks, deadline, made->host_->name());
+  made->staged_ = std::make_unique<HostPath>(made->host_, made->through_host_, made->options_);
+  std::shared_ptr<NcclComm> comm;
+  if (made->options_.nccl != nullptr) {
+    NcclComm::Options of{made->options_.gpu, made->options_.nccl, made->options_.device, made->options_.timeout};
+    comm = NcclComm::open(std::move(of), made->host_, made->signature_check_, deadline);
+    made->nccl_ = std::make_unique<NcclPath>(comm, made->signature_check_);
+  }
+  made->cliques_ = DeviceCliques::make(made->host_, made->signature_check_, made->options_, comm);
+  return made;
+}
+
+// ---- which memory
+
+void DeviceCommunicator::check_here(std::string_view verb, ConstBuffer& buffer) const {
+  if (buffer.device.kind != options_.gpu->kind()) {
+    if (on_host(buffer)) {
+      throw InvalidArgumentError(
+          str(verb, ": one array is in host memory and the other in device memory; move one of them to the other's"));
+    }
+    throw UnavailableError(str(verb, ": the array is not on a device that this group reaches with ",
+                               options_.gpu->path(), "; move it to host memory first"));
+  }
+  if (buffer.device.index < 0)
+    buffer.device.index = buffer.count == 0 ? options_.device : options_.gpu->device_of(buffer.data);
+  if (buffer.device.index < 0) {
+    throw InvalidArgumentError(str(verb, ": the array says that it is in device memory, but ", options_.gpu->path(),
+                                   " does not know its address"));
+  }
+  if (buffer.device.index != options_.device) {
+    throw InvalidArgumentError(str(verb, ": the array is on device ", buffer.device.index, ", but rank ", rank(),
+                                   " of group '", name(), "' uses device ", options_.device,
+                                   "; make it there, or choose devices in initialize()"));
+  }
+}
+
+void DeviceCommunicator::check_here(std::string_view verb, Buffer& buffer) const {
+  ConstBuffer same = buffer;
+  check_here(verb, same);
+  buffer.device = same.device;
+}
+
+bool DeviceCommunicator::is_on_host(const CollectiveArgs& args) const {
+  return (!args.uses_in(rank()) || on_host(args.in)) && (!args.uses_out(rank()) || on_host(args.out));
+}
+
+// ---- operations
+
+Communicator::WorkPtr DeviceCommunicator::start_collective(const CollectiveArgs& given) {
+  if (is_on_host(given)) return Inner{*host_}.start_collective(given);
+  CollectiveArgs args = given;
+  const std::string_view verb = samestep::name(args.type);
+  const DType dtype = args.own().dtype;
+  if (args.uses_in(rank())) {
+    check_here(verb, args.in);
+  } else {
+    args.in = {nullptr, 0, dtype};
+  }
+  if (args.uses_out(rank())) {
+    check_here(verb, args.out);
+  } else {
+    args.out = {nullptr, 0, dtype};
+  }
+  return nccl_ != nullptr && nccl_->has(args) ? nccl_->start(args) : staged_->start(args);
+}
+
+Communicator::WorkPtr DeviceCommunicator::run_collective(const CollectiveArgs& args) {
+  return is_on_host(args) ? Inner{*host_}.run_collective(args) : start_collective(args);
+}
+
+Communicator::WorkPtr DeviceCommunicator::start_send(const SendArgs& args) {
+  if (args.is_object || on_host(args.in)) return Inner{*host_}.start_send(args);
+  SendArgs here = args;
+  check_here("send", here.in);
+  return staged_->start(here);
+}
+
+Communicator::WorkPtr DeviceCommunicator::start_recv(const RecvArgs& args) {
+  if (on_host(args.out)) return Inner{*host_}.start_recv(args);
+  RecvArgs here = args;
+  check_here("recv", here.out);
+  return staged_->start(here);
+}
+
+Communicator::WorkPtr DeviceCommunicator::run_send(const SendArgs& args) {
+  return on_host(args.in) ? Inner{*host_}.run_send(args) : start_send(args);
+}
+
+Communicator::WorkPtr DeviceCommunicator::run_recv(const RecvArgs& args, Status& status) {
+  return on_host(args.out) ? Inner{*host_}.run_recv(args, status) : start_recv(args);
+}
+
+Communicator::WorkPtr DeviceCommunicator::allreduce_many(std::span<const InOut> given, const Reduction& reduction) {
+  std::vector<InOut> buffers(given.begin(), given.end());
+  if (nccl_ == nullptr || buffers.empty() || !to_nccl_reduction(buffers[0].in.dtype, reduction)) {
+    throw InvalidArgumentError("allreduce_many: not for NCCL");
+  }
+  for (auto& [in, out] : buffers) {
+    check_here("allreduce", in);
+    check_here("allreduce", out);
+    checks::same_dtype("allreduce", in, out);
+    checks::same_dtype("allreduce", buffers[0].in, out);
+    checks::has_count("allreduce", "out", out, in.count);
+  }
+  return nccl_->allreduce_many(std::move(buffers), reduction);
+}
+
+Communicator::WorkPtr DeviceCommunicator::bcast_many(std::span<const Buffer> given, int root) {
+  checks::root_in_group("bcast", root, size());
+  if (nccl_ == nullptr || given.empty()) throw InvalidArgumentError("bcast_many: not for NCCL");
+  std::vector<Buffer> buffers(given.begin(), given.end());
+  for (Buffer& buffer : buffers) check_here("bcast", buffer);
+  return nccl_->bcast_many(std::move(buffers), root);
+}
+
+Communicator::Counters DeviceCommunicator::counters() const {
+  Counters sum = host_->counters();
+  const Counters staged = through_host_->counters();
+  sum.operations += staged.operations + cliques_->n_launched();
+  sum.messages += staged.messages;
+  sum.bytes += staged.bytes + cliques_->n_launched_bytes();
+  if (nccl_ != nullptr) {
+    sum.operations += nccl_->n_launched();
+    sum.bytes += nccl_->n_launched_bytes();
+  }
+  return sum;
+}
+
+// ---- groups, and the end
+
+std::shared_ptr<Communicator> DeviceCommunicator::wrap(std::shared_ptr<Communicator> child,
+                                                       const Deadline& deadline) const {
+  return child == nullptr ? nullptr : open(std::move(child), options_, deadline);
+}
+
+std::shared_ptr<Communicator> DeviceCommunicator::split(int color, int key, const Deadline& deadline,
+                                                        const std::string& called) {
+  return wrap(host_->split(color, key, deadline, called), deadline);
+}
+
+std::shared_ptr<Communicator> DeviceCommunicator::group(std::span<const int> ranks, const Deadline& deadline,
+                                                        const std::string& called) {
+  return wrap(host_->group(ranks, deadline, called), deadline);
+}
+
+void DeviceCommunicator::progress() {
+  staged_->progress();
+  host_->progress();
+}
+
+void DeviceCommunicator::close(const Deadline& deadline) {
+  Backoff pause(/*oversubscribed=*/true);
+  while (!staged_->idle()) {
+    if (deadline.passed()) throw TimeoutError(str("close: operations of group '", name(), "' are under way"));
+    if (pause.step()) wait_hooks().interrupt();
+  }
+  cliques_->close(deadline);
+  if (nccl_ != nullptr) nccl_->comm()->close(deadline);
+  signature_check_->close(deadline);
+  through_host_->close(deadline);
+  host_->close(deadline);
+}
+
+void DeviceCommunicator::abandon_devices(const std::exception_ptr& error) {
+  cliques_->abandon(error);
+  if (nccl_ != nullptr) nccl_->comm()->abandon(error);
+  staged_->abandon(error);
+}
+
+void DeviceCommunicator::abandon(std::exception_ptr error, const std::string& reason) {
+  abandon_devices(error);
+  signature_check_->abandon(error, reason);
+  through_host_->abandon(error, reason);
+  host_->abandon(error, reason);
+}
+
+void DeviceCommunicator::revoke(const std::string& why, std::uint64_t block) {
+  abandon_devices(std::make_exception_ptr(StepError(why)));
+  signature_check_->revoke(why, block);
+  through_host_->revoke(why, block);
+  host_->revoke(why, block);
+}
+
+void DeviceCommunicator::apply(const GroupSettings& settings) {
+  host_->configure(settings);
+  through_host_->configure(settings);
+  signature_check_->configure(settings);
+}
+
+}  // namespace samestep

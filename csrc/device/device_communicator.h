@@ -1,0 +1,101 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "communicator/communicator.h"
+#include "nccl/nccl_comm.h"
+
+namespace samestep {
+
+class DeviceCliques;
+
+/// How a group treats device memory.
+struct DeviceOptions {
+  std::shared_ptr<GpuLibrary> gpu;
+  int device = 0;                       ///< of this rank; its buffers are there
+  std::shared_ptr<NcclLibrary> nccl;    ///< null: everything goes through the host
+  Seconds timeout{600};                 ///< for operations that nobody waits for on the host
+  std::size_t staging_bytes = 4 << 20;  ///< bytes of a long buffer that are staged at a time
+  bool gpu_aware = false;               ///< the host group hands long messages of device memory to MPI itself
+};
+
+/// A group whose ranks have a GPU each: device memory goes through NCCL, or through pinned host memory and `host`
+/// where NCCL has no such operation or there is no NCCL; host memory goes to `host` as it is.
+///
+/// All ranks call a verb with device memory, or all with host memory; point to point each as it likes. Messages of
+/// device memory go through the host, so that tags, any source and any order of calls mean what they always do.
+///
+/// Works on device memory are ordered with streams (`Work::make_stream_wait`); verbs do not wait. Ranks that do not
+/// agree are found out on the host, beside the operation: MismatchError on all of them, and device memory cannot be
+/// used in this group any more.
+///
+/// Collective over `host`, of which it makes two more groups.
+class DeviceCommunicator final : public Communicator {
+ public:
+  static std::shared_ptr<DeviceCommunicator> open(std::shared_ptr<Communicator> host, DeviceOptions options,
+                                                  const Deadline& deadline);
+  ~DeviceCommunicator() override;
+
+  const std::shared_ptr<Communicator>& host() const { return host_; }
+  const DeviceOptions& options() const { return options_; }
+
+  /// Each output = the reduction of its input over all ranks, as one operation. All of one dtype.
+  WorkPtr allreduce_many(std::span<const InOut> buffers, const Reduction& reduction);
+  /// Each buffer = root's, as one operation.
+  WorkPtr bcast_many(std::span<const Buffer> buffers, int root);
+
+  /// Operations on lists of arrays on several devices of each rank.
+  DeviceCliques& cliques() { return *cliques_; }
+
+  std::shared_ptr<Communicator> split(int color, int key, const Deadline& deadline, const std::string& called) override;
+  std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline& deadline,
+                                      const std::string& called) override;
+  PeerMemory* peer_memory() override { return host_->peer_memory(); }
+  void progress() override;
+  void check_peers() override { host_->check_peers(); }
+  void close(const Deadline& deadline) override;
+  void abandon(std::exception_ptr error, const std::string& reason) override;
+  void revoke(const std::string& why, std::uint64_t block) override;
+  bool is_revoked() override { return host_->is_revoked(); }
+  void open_block(std::uint64_t block) override { host_->open_block(block); }
+  void close_block(std::uint64_t block) override { host_->close_block(block); }
+  void announce_block_end(std::uint64_t block) override { host_->announce_block_end(block); }
+  bool usable() const override { return host_->usable(); }
+  Counters counters() const override;
+
+ protected:
+  WorkPtr start_collective(const CollectiveArgs& args) override;
+  WorkPtr run_collective(const CollectiveArgs& args) override;
+  WorkPtr start_send(const SendArgs& args) override;
+  /// Into device memory only messages that fill it: what is staged is copied whole.
+  WorkPtr start_recv(const RecvArgs& args) override;
+  WorkPtr run_send(const SendArgs& args) override;
+  WorkPtr run_recv(const RecvArgs& args, Status& status) override;
+  void apply(const GroupSettings& settings) override;
+
+ private:
+  DeviceCommunicator(std::shared_ptr<Communicator> host, DeviceOptions options);
+
+  /// Are all arrays of this rank in host memory?
+  bool is_on_host(const CollectiveArgs& args) const;
+  void check_here(std::string_view verb, ConstBuffer& buffer) const;
+  void check_here(std::string_view verb, Buffer& buffer) const;
+  /// Ends what is under way on devices, whichever way it goes.
+  void abandon_devices(const std::exception_ptr& error);
+  std::shared_ptr<Communicator> wrap(std::shared_ptr<Communicator> child, const Deadline& deadline) const;
+
+  class HostPath;  // host_path.h
+  class NcclPath;  // nccl_path.h
+
+  std::shared_ptr<Communicator> host_;
+  DeviceOptions options_;
+  std::shared_ptr<Communicator> through_host_;     // the same ranks, for collectives that are staged or go by address
+  std::shared_ptr<Communicator> signature_check_;  // the same ranks, for what goes beside NCCL
+  std::unique_ptr<HostPath> staged_;
+  std::unique_ptr<NcclPath> nccl_;  // null without NCCL
+  std::shared_ptr<DeviceCliques> cliques_;
+};
+
+}  // namespace samestep

@@ -1,0 +1,216 @@
+#include "device/host_path.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace samestep {
+namespace {
+
+/// A collective that begins once its elements have come to the host; it keeps its counts.
+class HostCall {
+ public:
+  HostCall(std::shared_ptr<Communicator> host, const CollectiveArgs& args)
+      : host_(std::move(host)),
+        args_(args),
+        counts_(args.counts.begin(), args.counts.end()),
+        recv_counts_(args.recv_counts.begin(), args.recv_counts.end()) {}
+
+  Communicator::WorkPtr start(const ConstBuffer& in, const Buffer& out, const Shape& shape) const {
+    CollectiveArgs args = args_;
+    args.in = in;
+    args.out = out;
+    if (args.type == CollectiveType::bcast) args.out = {const_cast<void*>(in.data), in.count, in.dtype};
+    args.shape = shape;
+    args.counts = counts_;
+    args.recv_counts = recv_counts_;
+    return host_->start(args);
+  }
+  const Shape& shape() const { return args_.shape; }
+
+ private:
+  std::shared_ptr<Communicator> host_;
+  CollectiveArgs args_;
+  std::vector<std::uint64_t> counts_, recv_counts_;
+};
+
+}  // namespace
+
+DeviceCommunicator::HostPath::HostPath(std::shared_ptr<Communicator> messages,
+                                       std::shared_ptr<Communicator> collectives, const DeviceOptions& options)
+    : messages_(std::move(messages)),
+      collectives_(std::move(collectives)),
+      gpu_(options.gpu),
+      segment_nbytes_(options.staging_bytes),
+      gpu_aware_(options.gpu_aware && messages_->transport() == "mpi"),
+      staging_(HostStaging::make(gpu_, options.device, messages_, collectives_)) {
+  if (gpu_aware_) copy_local_on_device();
+}
+
+Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& args) {
+  const auto call = std::make_shared<const HostCall>(collectives_, args);
+  const auto start = [call](const ConstBuffer& in, const Buffer& out, const Shape& shape) {
+    return call->start(in, out, shape);
+  };
+  const auto start_whole = [call](const ConstBuffer& in, const Buffer& out) {
+    return call->start(in, out, call->shape());
+  };
+  ConstBuffer in = args.in;
+  Buffer out = args.out;
+  const int rank = collectives_->rank();
+  switch (args.type) {
+    case CollectiveType::allreduce:
+    case CollectiveType::reduce:
+      return in_segments(in, out, args.shape, start, /*only_moves=*/false);
+    case CollectiveType::bcast:
+      in = args.out;
+      if (rank == args.root) {
+        out.data = nullptr;
+      } else {
+        in.data = nullptr;
+      }
+      return in_segments(in, out, args.shape, start, /*only_moves=*/true);
+    case CollectiveType::reduce_scatter:
+      return whole(in, out, start_whole);
+    default: {
+      std::vector<PeerTransfer> transfers(static_cast<std::size_t>(collectives_->size()));
+      plan_transfers(args, rank, transfers);
+      return exchange(in, out, transfers, start_whole);
+    }
+  }
+}
+
+Communicator::WorkPtr DeviceCommunicator::HostPath::start(const SendArgs& args) {
+  const ConstBuffer in = args.in;
+  const auto start = [host = messages_, dest = args.dest, tag = args.tag](const ConstBuffer& from) {
+    return host->send({from.data, from.count, from.dtype}, dest, tag);
+  };
+  if (goes_by_address(in.nbytes())) return message_by_address(in, /*sends=*/true, [start, in] { return start(in); });
+  return whole(
+      in, Buffer{nullptr, 0, in.dtype}, [start](const ConstBuffer& from, const Buffer&) { return start(from); },
+      /*message=*/true);
+}
+
+Communicator::WorkPtr DeviceCommunicator::HostPath::start(const RecvArgs& args) {
+  const Buffer out = args.out;
+  const bool direct = goes_by_address(out.nbytes());
+  const auto start = [host = messages_, args, direct](const Buffer& to) {
+    RecvArgs here = args;
+    here.out = {to.data, to.count, to.dtype, direct ? to.device : Device{}};
+    return Inner{*host}.start_recv(here);
+  };
+  if (direct) return message_by_address(out, /*sends=*/false, [start, out] { return start(out); });
+  return whole(
+      ConstBuffer{nullptr, 0, out.dtype}, out, [start](const ConstBuffer&, const Buffer& to) { return start(to); },
+      /*message=*/true);
+}
+
+// ---- staged
+
+Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(
+    ConstBuffer in, Buffer out, const Shape& shape, std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start,
+    bool only_moves) {
+  const std::size_t item = itemsize(in.dtype), count = std::max(in.count, out.count);
+  const std::size_t longest = std::max(segment_nbytes_ / item, std::size_t{1});
+  StagedOperation call;
+  call.after = {in.stream, out.stream};
+  for (std::size_t at = 0; at < count || at == 0; at += longest) {
+    const std::size_t n = std::min(longest, count - at);
+    StagedSegment part;
+    if (in.data != nullptr) part.in = static_cast<const std::byte*>(in.data) + at * item;
+    if (out.data != nullptr) part.out = static_cast<std::byte*>(out.data) + at * item;
+    part.gpu_direct = only_moves && run_goes_by_address(n * item);
+    if (!part.gpu_direct) part.in_nbytes = part.out_nbytes = n * item;
+    part.in_place = true;
+    const Shape described = at == 0 ? shape : Shape::flat(n);  // ranks are compared at the first segment
+    const bool writes = out.data != nullptr;
+    auto* const lies = part.gpu_direct ? const_cast<std::byte*>(part.in != nullptr ? part.in : part.out) : nullptr;
+    part.start = [start, described, n, dtype = in.dtype, writes, lies](std::byte* memory, std::byte*) {
+      if (lies != nullptr) memory = lies;
+      return start({memory, n, dtype}, writes ? Buffer{memory, n, dtype} : Buffer{}, described);
+    };
+    call.parts.push_back(std::move(part));
+  }
+  return staging_->start(std::move(call));
+}
+
+Communicator::WorkPtr DeviceCommunicator::HostPath::whole(ConstBuffer in, Buffer out, Start start, bool message) {
+  StagedSegment part;
+  part.in = static_cast<const std::byte*>(in.data);
+  part.in_nbytes = in.nbytes();
+  part.out = static_cast<std::byte*>(out.data);
+  part.out_nbytes = out.nbytes();
+  part.start = [start = std::move(start), in, out](std::byte* from, std::byte* to) {
+    return start({in.count != 0 ? from : nullptr, in.count, in.dtype},
+                 {out.count != 0 ? to : nullptr, out.count, out.dtype});
+  };
+  StagedOperation call;
+  call.after = {in.stream, out.stream};
+  call.message = message;
+  if (message && out.data != nullptr) call.itemsize = itemsize(out.dtype);
+  call.parts.push_back(std::move(part));
+  return staging_->start(std::move(call));
+}
+
+// ---- by address: MPI gets device memory as it lies
+
+bool DeviceCommunicator::HostPath::goes_by_address(std::size_t nbytes) const {
+  // Shorter ones travel with their header, which the host writes and reads.
+  constexpr std::size_t kShortest = 4 << 10;
+  return gpu_aware_ && nbytes >= kShortest;
+}
+
+bool DeviceCommunicator::HostPath::run_goes_by_address(std::size_t nbytes) const {
+  return goes_by_address(nbytes) && nbytes > collectives_->max_inline();
+}
+
+void DeviceCommunicator::HostPath::copy_local_on_device() {
+  GroupSettings settings;
+  settings.copy_local = [staging = std::weak_ptr(staging_), gpu = gpu_](std::byte* to, const std::byte* from,
+                                                                        std::size_t nbytes) {
+    if (gpu->device_of(from) < 0) {
+      std::memmove(to, from, nbytes);  // staged
+    } else if (const auto copier = staging.lock()) {
+      copier->copy_own(to, from, nbytes);
+    }
+  };
+  collectives_->configure(settings);
+}
+
+Communicator::WorkPtr DeviceCommunicator::HostPath::message_by_address(const ConstBuffer& buffer, bool sends,
+                                                                       std::function<WorkPtr()> start) {
+  StagedSegment part;
+  if (sends) {
+    part.in = static_cast<const std::byte*>(buffer.data);
+  } else {
+    part.out = static_cast<std::byte*>(const_cast<void*>(buffer.data));
+  }
+  part.gpu_direct = true;
+  part.start = [start = std::move(start)](std::byte*, std::byte*) { return start(); };
+  // A receive writes when MPI pleases, so it too begins after what its memory is still used for.
+  StagedOperation call;
+  call.after = {buffer.stream};
+  call.message = true;
+  call.parts.push_back(std::move(part));
+  return staging_->start(std::move(call));
+}
+
+Communicator::WorkPtr DeviceCommunicator::HostPath::exchange(ConstBuffer in, Buffer out,
+                                                             std::span<const PeerTransfer> transfers, Start start) {
+  const auto goes = [this](std::size_t nbytes) { return nbytes == 0 || run_goes_by_address(nbytes); };
+  bool any = false, all_long = true;
+  for (const PeerTransfer& transfer : transfers) {
+    any = any || transfer.out_nbytes != 0 || transfer.in_nbytes != 0;
+    all_long = all_long && goes(transfer.out_nbytes) && goes(transfer.in_nbytes);
+  }
+  if (!any || !all_long) return whole(in, out, std::move(start));
+  StagedSegment part;
+  part.gpu_direct = true;
+  part.start = [start = std::move(start), from = ConstBuffer{in.data, in.count, in.dtype},
+                to = Buffer{out.data, out.count, out.dtype}](std::byte*, std::byte*) { return start(from, to); };
+  StagedOperation call;
+  call.after = {in.stream, out.stream};
+  call.parts.push_back(std::move(part));
+  return staging_->start(std::move(call));
+}
+
+}  // namespace samestep

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "collectives/peer_transfer.h"
+#include "device/device_communicator.h"
+#include "gpu/staging.h"
+
+namespace samestep {
+
+/// What a group does with device memory without NCCL: staging through pinned memory, or device pointers that a
+/// GPU-aware MPI gets. Buffers have been checked.
+class DeviceCommunicator::HostPath {
+ public:
+  /// `messages`: the group of sends and receives. `collectives`: another one of the same ranks.
+  HostPath(std::shared_ptr<Communicator> messages, std::shared_ptr<Communicator> collectives,
+           const DeviceOptions& options);
+
+  WorkPtr start(const CollectiveArgs& args);
+  WorkPtr start(const SendArgs& args);
+  /// Only messages that fill the buffer: what is staged is copied whole.
+  WorkPtr start(const RecvArgs& args);
+
+  void progress() { staging_->progress(); }
+  bool idle() { return staging_->idle(); }
+  void abandon(std::exception_ptr error) { staging_->abandon(std::move(error)); }
+
+ private:
+  using Start = std::function<WorkPtr(ConstBuffer, Buffer)>;
+
+  /// In segments, each of which `start` starts with the shape that ranks compare.
+  WorkPtr in_segments(ConstBuffer in, Buffer out, const Shape& shape,
+                      std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start, bool only_moves);
+  WorkPtr whole(ConstBuffer in, Buffer out, Start start, bool message = false);
+  /// A collective that only moves data: by address where MPI gets all of its transfers, else staged. Which of the two
+  /// is this rank's own affair.
+  WorkPtr exchange(ConstBuffer in, Buffer out, std::span<const PeerTransfer> transfers, Start start);
+  WorkPtr message_by_address(const ConstBuffer& buffer, bool sends, std::function<WorkPtr()> start);
+  /// Whether a message of so many bytes goes to MPI as it lies.
+  bool goes_by_address(std::size_t nbytes) const;
+  /// Whether a run of a collective does.
+  bool run_goes_by_address(std::size_t nbytes) const;
+  /// Lets what a rank has for itself be copied on the device.
+  void copy_local_on_device();
+
+  std::shared_ptr<Communicator> messages_, collectives_;
+  std::shared_ptr<GpuLibrary> gpu_;
+  std::size_t segment_nbytes_;
+  bool gpu_aware_;
+  std::shared_ptr<HostStaging> staging_;
+};
+
+}  // namespace samestep

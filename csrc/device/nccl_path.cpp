@@ -1,0 +1,133 @@
+#include "device/nccl_path.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "collectives/peer_transfer.h"
+#include "core/format.h"
+#include "nccl/nccl_reduction.h"
+
+namespace samestep {
+namespace {
+
+/// Of a list of buffers, for ranks to compare: how many, and a digest of their lengths.
+struct ManyBuffers {
+  std::size_t n = 0, nbytes = 0;
+  std::uint64_t lengths = 0;
+  std::vector<StreamHandle> streams;
+
+  void add(const ConstBuffer& buffer) {
+    ++n;
+    nbytes += buffer.nbytes();
+    lengths = lengths * 31 + buffer.count + 1;
+    streams.push_back(buffer.stream);
+  }
+  Shape shape() const {
+    Shape shape = Shape::flat(n);
+    shape.n_dims = 2;
+    shape.extents[1] = lengths;
+    return shape;
+  }
+};
+
+}  // namespace
+
+DeviceCommunicator::NcclPath::NcclPath(std::shared_ptr<NcclComm> comm, std::shared_ptr<Communicator> signature_check)
+    : comm_(std::move(comm)),
+      signature_check_(std::move(signature_check)),
+      rank_(signature_check_->rank()),
+      size_(static_cast<std::size_t>(signature_check_->size())) {}
+
+bool DeviceCommunicator::NcclPath::has(const CollectiveArgs& args) const {
+  return !reduces(args.type) || to_nccl_reduction(args.own().dtype, args.reduction).has_value();
+}
+
+nccl_calls::Calls DeviceCommunicator::NcclPath::messages_of(const CollectiveArgs& args) const {
+  std::vector<PeerTransfer> transfers(size_);
+  plan_transfers(args, rank_, transfers);
+  std::vector<std::uint64_t> sent, received;
+  const std::size_t item = itemsize(args.own().dtype);
+  for (const PeerTransfer& transfer : transfers) {
+    sent.push_back(transfer.out_nbytes / item);
+    received.push_back(transfer.in_nbytes / item);
+  }
+  return nccl_calls::messages(comm_->nccl(), args.in, std::move(sent), args.out, std::move(received));
+}
+
+nccl_calls::Calls DeviceCommunicator::NcclPath::calls_of(const CollectiveArgs& args) const {
+  const NcclLibrary& nccl = comm_->nccl();
+  const auto form = [&args] { return to_nccl_reduction(args.own().dtype, args.reduction).value(); };
+  switch (args.type) {
+    case CollectiveType::allreduce:
+      return nccl_calls::all_reduce(nccl, form(), args.reduction, {{args.in, args.out}});
+    case CollectiveType::reduce:
+      return nccl_calls::reduce(nccl, form(), args.reduction, args.in, args.out, args.root);
+    case CollectiveType::reduce_scatter:
+      return nccl_calls::reduce_scatter(nccl, form(), args.reduction, args.in, args.out);
+    case CollectiveType::bcast:
+      return nccl_calls::broadcast(nccl, {args.out}, args.root);
+    case CollectiveType::allgather:
+      return nccl_calls::all_gather(nccl, args.in, args.out);
+    case CollectiveType::allgatherv:
+      return nccl_calls::all_gather_v(nccl, rank_, args.in, args.out, {args.counts.begin(), args.counts.end()});
+    default:
+      return messages_of(args);
+  }
+}
+
+Communicator::WorkPtr DeviceCommunicator::NcclPath::launch(const CollectiveArgs& args, NcclLaunch launch,
+                                                           std::size_t nbytes) {
+  if (!has_counts(args.type)) {  // which may differ between ranks
+    CollectiveArgs compared = args;
+    compared.in = {nullptr, 0, args.own().dtype};
+    compared.out = {nullptr, 0, args.own().dtype};
+    launch.signature_check = signature_check_->start(compared);
+  }
+  signature_check_->progress();
+  ++n_launched_;
+  if (size_ > 1) n_launched_bytes_ += nbytes;
+  return comm_->launch(std::move(launch));
+}
+
+Communicator::WorkPtr DeviceCommunicator::NcclPath::start(const CollectiveArgs& args) {
+  const ConstBuffer own = args.own();
+  NcclLaunch one;
+  one.what = str(samestep::name(args.type), " of ", own.count, " ", samestep::name(own.dtype), " on the device");
+  one.after = {args.in.stream, args.out.stream};
+  one.calls = calls_of(args);
+  return launch(args, std::move(one), std::max(args.in.nbytes(), args.out.nbytes()));
+}
+
+Communicator::WorkPtr DeviceCommunicator::NcclPath::allreduce_many(std::vector<InOut> buffers,
+                                                                   const Reduction& reduction) {
+  ManyBuffers many;
+  NcclLaunch all;
+  for (const auto& [in, out] : buffers) {
+    many.add(out);
+    all.after.push_back(in.stream);
+  }
+  const CollectiveArgs args{.type = CollectiveType::allreduce,
+                            .in = buffers[0].in,
+                            .out = buffers[0].out,
+                            .reduction = reduction,
+                            .shape = many.shape()};
+  const DType dtype = args.out.dtype;
+  all.what = str("allreduce of ", many.n, " arrays of ", samestep::name(dtype), " on the device");
+  all.after.insert(all.after.end(), many.streams.begin(), many.streams.end());
+  all.calls =
+      nccl_calls::all_reduce(comm_->nccl(), to_nccl_reduction(dtype, reduction).value(), reduction, std::move(buffers));
+  return launch(args, std::move(all), many.nbytes);
+}
+
+Communicator::WorkPtr DeviceCommunicator::NcclPath::bcast_many(std::vector<Buffer> buffers, int root) {
+  ManyBuffers many;
+  for (const Buffer& buffer : buffers) many.add(buffer);
+  const CollectiveArgs args{.type = CollectiveType::bcast, .out = buffers[0], .root = root, .shape = many.shape()};
+  NcclLaunch all;
+  all.what = str("bcast of ", many.n, " arrays on the device");
+  all.after = many.streams;
+  all.calls = nccl_calls::broadcast(comm_->nccl(), std::move(buffers), root);
+  return launch(args, std::move(all), many.nbytes);
+}
+
+}  // namespace samestep

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/device_communicator.h"
+#include "nccl/nccl_calls.h"
+
+namespace samestep {
+
+/// Operations on device memory through NCCL. Ranks compare each of them on the host, beside it. Buffers have been
+/// checked.
+class DeviceCommunicator::NcclPath {
+ public:
+  NcclPath(std::shared_ptr<NcclComm> comm, std::shared_ptr<Communicator> signature_check);
+
+  const std::shared_ptr<NcclComm>& comm() const { return comm_; }
+  /// Whether NCCL has this operation, or the parts to make it of.
+  bool has(const CollectiveArgs& args) const;
+  WorkPtr start(const CollectiveArgs& args);
+  WorkPtr allreduce_many(std::vector<InOut> buffers, const Reduction& reduction);
+  WorkPtr bcast_many(std::vector<Buffer> buffers, int root);
+
+  std::uint64_t n_launched() const { return n_launched_; }
+  std::uint64_t n_launched_bytes() const { return n_launched_bytes_; }
+
+ private:
+  /// Starts the comparison of `args` between ranks, then the operation.
+  WorkPtr launch(const CollectiveArgs& args, NcclLaunch launch, std::size_t nbytes);
+  nccl_calls::Calls calls_of(const CollectiveArgs& args) const;
+  /// What NCCL lacks, made of its sends and receives in one group.
+  nccl_calls::Calls messages_of(const CollectiveArgs& args) const;
+
+  std::shared_ptr<NcclComm> comm_;
+  std::shared_ptr<Communicator> signature_check_;
+  int rank_;
+  std::size_t size_;
+  std::atomic<std::uint64_t> n_launched_ = 0, n_launched_bytes_ = 0;  // for `counters` alone: pair with nothing
+};
+
+}  // namespace samestep

@@ -1,0 +1,43 @@
+#include "engine/family.h"
+
+#include <algorithm>
+
+#include "engine/progress_engine.h"
+
+namespace samestep {
+
+void Family::add(const std::shared_ptr<ProgressEngine>& engine) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(engines_, [](const auto& one) { return one.expired(); });
+  engines_.push_back(engine);
+}
+
+void Family::leave(const std::exception_ptr& error, const Departure& why) {
+  std::vector<std::weak_ptr<ProgressEngine>> progress_engines;
+  {
+    const std::lock_guard lock(mutex_);
+    progress_engines = engines_;
+  }
+  for (const auto& weak : progress_engines) {
+    if (const std::shared_ptr<ProgressEngine> engine = weak.lock()) engine->leave(error, why);
+  }
+}
+
+void Family::open_block(std::uint64_t block) {
+  const std::lock_guard lock(mutex_);
+  blocks_.push_back(block);
+  n_open_blocks_.store(blocks_.size(), std::memory_order_relaxed);
+}
+
+void Family::close_block(std::uint64_t block) {
+  const std::lock_guard lock(mutex_);
+  std::erase(blocks_, block);
+  n_open_blocks_.store(blocks_.size(), std::memory_order_relaxed);
+}
+
+bool Family::is_open(std::uint64_t block) {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::find(blocks_, block) != blocks_.end();
+}
+
+}  // namespace samestep

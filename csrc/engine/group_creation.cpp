@@ -1,0 +1,73 @@
+#include "engine/group_creation.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "transport/tags.h"
+
+namespace samestep {
+
+GroupCreation::GroupCreation(std::shared_ptr<ProgressEngine> shared_engine, std::vector<int> ranks)
+    : Operation(std::move(shared_engine)),
+      ranks_(std::move(ranks)),
+      received_(ranks_.size()),
+      receives_(ranks_.size()) {
+  std::uint64_t digest = 0xcbf29ce484222325u;  // FNV-1a over the ranks
+  for (const int rank : ranks_) digest = (digest ^ static_cast<std::uint64_t>(rank)) * 0x100000001b3u;
+  own_.digest = digest;
+}
+
+void GroupCreation::begin(std::uint64_t) {
+  own_.number = engine().transport().reserve_group_id();
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    received_[i] = own_;
+    if (ranks_[i] == engine().rank()) continue;
+    sends_.send(engine().transport(), &own_, sizeof own_, ranks_[i], tags::kMakeGroup);
+    receives_[i].receive(engine().transport(), &received_[i], sizeof received_[i], ranks_[i], tags::kMakeGroup);
+  }
+}
+
+bool GroupCreation::advance() {
+  bool finished = sends_.test(engine().transport());
+  for (RequestSet& receive : receives_) finished = receive.test(engine().transport()) && finished;
+  if (!finished) return false;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    if (received_[i].digest != own_.digest) {
+      throw MismatchError(str(describe(), ": rank ", ranks_[i], " calls group with another list of ranks"));
+    }
+  }
+  return true;
+}
+
+std::uint32_t GroupCreation::group_id() const {
+  std::uint32_t highest = 0;
+  for (const Announcement& word : received_) highest = std::max(highest, word.number);
+  return highest;
+}
+
+bool GroupCreation::needs(int peer, std::uint64_t) {
+  const auto found = std::find(ranks_.begin(), ranks_.end(), peer);
+  return found != ranks_.end() &&
+         !receives_[static_cast<std::size_t>(found - ranks_.begin())].test(engine().transport());
+}
+
+std::string GroupCreation::what() const {
+  std::string list;
+  for (const int rank : ranks_) list += str(list.empty() ? "" : ", ", rank);
+  return str("group of ranks [", list, "]");
+}
+
+std::vector<int> GroupCreation::pending_peers_of_operation() {
+  std::vector<int> late;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    if (!receives_[i].test(engine().transport())) late.push_back(ranks_[i]);
+  }
+  return late;
+}
+
+void GroupCreation::abort() {
+  for (RequestSet& receive : receives_) receive.abandon(engine().transport());
+}
+
+}  // namespace samestep

@@ -1,0 +1,84 @@
+#include "engine/message_inbox.h"
+
+#include <cstring>
+
+#include "transport/tags.h"
+
+namespace samestep {
+
+MessageHeader MessageInbox::header_of(Bytes message) {
+  MessageHeader header;
+  std::memcpy(&header, message.data(), sizeof header);
+  return header;
+}
+
+MessageInbox::Bytes MessageInbox::received() const {
+  const MessageHeader header = header_of(room_);
+  return Bytes(room_).first(sizeof header + (header.body == kInlineBody ? header.nbytes() : 0));
+}
+
+void MessageInbox::deliver(int source, Bytes message, PostedReceive& receive) {
+  receive.take(source, header_of(message), message.subspan(sizeof(MessageHeader)));
+}
+
+void MessageInbox::post() {
+  if (!request_.active && matcher_.has_posted()) receive_next();
+}
+
+void MessageInbox::receive_next() {
+  room_.resize(transport_.eager_limit());
+  request_ = transport_.receive(room_.data(), room_.size(), kAnySource, tags::kUserMessage);
+}
+
+void MessageInbox::post_receive(PostedReceive& receive, int source, int tag) {
+  Message* const found = matcher_.find(source, tag);
+  if (found == nullptr) {
+    matcher_.post(source, tag, &receive);
+    post();
+    return;
+  }
+  const Message message = std::move(*found);
+  matcher_.drop(found);
+  deliver(message.source, message.bytes, receive);
+}
+
+bool MessageInbox::withdraw(PostedReceive& receive) { return matcher_.withdraw(&receive); }
+
+bool MessageInbox::take_next() {
+  Transport::Envelope from;
+  if (!request_.active || !transport_.test(request_, &from)) return false;
+  const Bytes message = received();
+  const int tag = header_of(message).tag;
+  if (PostedReceive* const receive = matcher_.match(from.source, tag); receive != nullptr) {
+    deliver(from.source, message, *receive);
+  } else {
+    matcher_.keep({from.source, tag, {message.begin(), message.end()}});
+  }
+  return true;
+}
+
+void MessageInbox::poll() {
+  while (matcher_.has_posted()) {
+    post();
+    if (!take_next()) return;
+  }
+}
+
+bool MessageInbox::probe(int source, int tag, Status& status) {
+  poll();  // receives that were posted before come first
+  Transport::Envelope from;
+  for (;;) {
+    if (!request_.active && transport_.probe(tags::kUserMessage, from)) receive_next();
+    if (!take_next()) break;
+  }
+  const Message* const message = matcher_.find(source, tag);
+  if (message == nullptr) return false;
+  status = {message->source, message->tag, header_of(message->bytes).count};
+  return true;
+}
+
+void MessageInbox::abandon() {
+  if (request_.active) transport_.cancel(request_);
+}
+
+}  // namespace samestep

@@ -1,0 +1,118 @@
+#include "engine/operation.h"
+
+#include <cstring>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "transport/tags.h"
+
+namespace samestep {
+
+bool Operation::done() {
+  if (!finished()) engine_->progress();
+  return finished();
+}
+
+std::string Operation::describe() const {
+  return str(called_.empty() ? what() : called_, " (", which(), "group '", engine_->name(), "')");
+}
+
+void Operation::fail(std::exception_ptr error) {
+  if (finished()) return;
+  abort();
+  error_ = std::move(error);
+  finish();
+}
+
+void Collective::begin(std::uint64_t sequence) {
+  sequence_ = sequence;
+  post_if_possible();
+}
+
+bool Collective::post_if_possible() {
+  if (!engine().header_exchange().can_post(sequence_)) return false;
+  post(digest_);
+  stage_ = Stage::exchange_headers;
+  return true;
+}
+
+bool Collective::advance() {
+  if (stage_ == Stage::post && !post_if_possible()) return false;
+  if (stage_ == Stage::exchange_headers) {
+    HeaderExchange& header_exchange = engine().header_exchange();
+    if (!header_exchange.complete(sequence_)) return false;
+    if (signatures_match()) {
+      stage_ = Stage::work;
+      try {
+        start_work();
+      } catch (...) {  // the data of one rank do not fit: only this operation fails
+        header_exchange.release(sequence_);
+        throw;
+      }
+    } else {
+      exchange_descriptions();
+      stage_ = Stage::mismatch;
+    }
+    if (!(stage_ == Stage::work && holds_headers())) header_exchange.release(sequence_);
+  }
+  if (stage_ == Stage::mismatch) {
+    if (!pending_descriptions_.test(engine().transport())) return false;
+    throw_mismatch();
+  }
+  try {
+    if (!work()) return false;
+  } catch (const MismatchError&) {  // the data of one rank do not fit: only this operation fails
+    if (holds_headers()) engine().header_exchange().release(sequence_);
+    throw;
+  }
+  if (holds_headers()) engine().header_exchange().release(sequence_);
+  return true;
+}
+
+bool Collective::signatures_match() {
+  bool agree = true;
+  for (int peer = 0; peer < engine().size(); ++peer) {
+    if (peer == engine().rank()) continue;
+    const HeaderExchange::Header header = engine().header_exchange().header(sequence_, peer);
+    if (header.sequence != static_cast<std::uint32_t>(sequence_)) {
+      throw Error(str(describe(), ": rank ", peer, " is at operation ", header.sequence,
+                      "; messages were lost or mixed up by the transport"));
+    }
+    agree = agree && header.digest == digest_;
+  }
+  return agree;
+}
+
+void Collective::exchange_descriptions() {
+  descriptions_.resize(static_cast<std::size_t>(engine().size()));
+  const auto rank = static_cast<std::size_t>(engine().rank());
+  const std::string mine = called().empty() ? what() : called() + "\n" + what();
+  std::strncpy(descriptions_[rank].data(), mine.c_str(), kDescriptionBytes - 1);
+  const int tag = tags::of_operation(sequence_, tags::kPhaseDescribe);
+  for (int peer = 0; peer < engine().size(); ++peer) {
+    if (peer == engine().rank()) continue;
+    pending_descriptions_.send(engine().transport(), descriptions_[rank].data(), kDescriptionBytes, peer, tag);
+    pending_descriptions_.receive(engine().transport(), descriptions_[static_cast<std::size_t>(peer)].data(),
+                                  kDescriptionBytes, peer, tag);
+  }
+}
+
+void Collective::throw_mismatch() {
+  std::vector<std::string> texts;
+  for (const auto& description : descriptions_) texts.emplace_back(description.data());
+  throw MismatchError(mismatch_text(engine().name(), sequence_, texts));
+}
+
+bool Collective::needs(int peer, std::uint64_t first_absent) {
+  // A peer that left after it took part has sent all of its messages.
+  (void)peer;
+  return sequence_ >= first_absent;
+}
+
+std::string Collective::which() const { return str("operation ", sequence_, " of "); }
+
+std::vector<int> Collective::pending_peers_of_operation() {
+  return stage_ == Stage::work ? pending_peers() : engine().header_exchange().missing(sequence_);
+}
+
+}  // namespace samestep

@@ -1,0 +1,122 @@
+#include "engine/point_to_point.h"
+
+#include <cstring>
+#include <mutex>
+
+#include "communicator/checks.h"
+#include "core/error.h"
+#include "core/format.h"
+#include "kernels/stream.h"
+#include "transport/tags.h"
+
+namespace samestep {
+namespace {
+
+std::string peer_text(int peer) { return peer == kAnySource ? "any rank" : str("rank ", peer); }
+std::string tag_text(int tag) { return tag == kAnyTag ? "any tag" : str("tag ", tag); }
+
+}  // namespace
+
+void Send::begin(std::uint64_t) {
+  const bool is_eager = engine().transport().is_eager(args_.in.data, sizeof(MessageHeader) + args_.in.nbytes());
+  const MessageHeader header{args_.in.count, MessageHeader::kind_of(args_.in.dtype, args_.is_object),
+                             is_eager ? kInlineBody : engine().next_body_id(), args_.tag};
+  head_.resize(sizeof header + (is_eager ? args_.in.nbytes() : 0));
+  std::memcpy(head_.data(), &header, sizeof header);
+  if (is_eager) kernels::copy(head_.data() + sizeof header, args_.in.data, args_.in.nbytes());
+  head_request_ = engine().transport().send(head_.data(), head_.size(), args_.dest, tags::kUserMessage);
+  if (!is_eager) {
+    body_.send(engine().transport(), args_.in.data, args_.in.nbytes(), args_.dest, tags::of_body(header.body));
+  }
+  engine().count_message(args_.in.nbytes());
+}
+
+bool Send::advance() { return engine().transport().test(head_request_) && body_.test(engine().transport()); }
+
+std::string Send::what() const {
+  const std::string what = args_.is_object ? "send_object" : str("send of ", args_.in.count, " ", name(args_.in.dtype));
+  return str(what, " to rank ", args_.dest, " with ", tag_text(args_.tag));
+}
+
+void Receive::begin(std::uint64_t) { engine().inbox().post_receive(*this, args_.source, args_.tag); }
+
+void Receive::take(int source, const MessageHeader& sent, std::span<const std::byte> elements) {
+  has_head_ = true;
+  sent_ = sent;
+  status_ = {source, sent.tag, sent.count};
+  if (args_.fit == Fit::object && sent.is_object()) {
+    object_.resize(sent.nbytes());
+    args_.out = {object_.data(), object_.size(), DType::uint8};
+  }
+  fits_ = sent.fits(args_.out, args_.fit);
+  const std::size_t nbytes = sent.nbytes();
+  if (sent.body == kInlineBody) {
+    if (fits_ && args_.out.device.kind != DeviceKind::cpu) {  // which the host cannot write to
+      object_.assign(elements.begin(), elements.begin() + static_cast<std::ptrdiff_t>(nbytes));
+    } else if (fits_) {
+      kernels::copy(args_.out.data, elements.data(), nbytes);
+    }
+    return;
+  }
+  if (!fits_) unwanted_.resize(nbytes);
+  body_.receive(engine().transport(), fits_ ? args_.out.data : unwanted_.data(), nbytes, source,
+                tags::of_body(sent.body));
+}
+
+bool Receive::advance() {
+  if (!has_head_ || !body_.test(engine().transport())) return false;
+  if (!fits_) throw_mismatch();
+  return true;
+}
+
+void Receive::throw_mismatch() const {
+  throw MismatchError(unfit_text(describe(), status_, sent_.dtype(), sent_.is_object(), args_.fit));
+}
+
+bool Receive::needs(int peer, std::uint64_t) {
+  if (has_head_) return peer == status_.source;
+  // The receive accepts any rank: the lost one may have been about to send.
+  return args_.source == kAnySource ? !engine().departures().is_harmless(peer) : peer == args_.source;
+}
+
+std::string Receive::what() const {
+  const std::string what =
+      args_.fit == Fit::object ? "recv_object" : str("recv of ", args_.out.count, " ", name(args_.out.dtype));
+  return str(what, " from ", peer_text(args_.source), " with ", tag_text(args_.tag));
+}
+
+std::vector<int> Receive::pending_peers_of_operation() {
+  if (has_head_) return {status_.source};
+  if (args_.source != kAnySource) return {args_.source};
+  std::vector<int> others;
+  for (int rank = 0; rank < engine().size(); ++rank) {
+    if (rank != engine().rank() && !engine().departures().has_left(rank)) others.push_back(rank);
+  }
+  return others;
+}
+
+bool Receive::cancel() {
+  const std::lock_guard lock(engine().mutex());
+  if (finished()) return false;
+  if (!withdraw()) return false;
+  fail(std::make_exception_ptr(TimeoutError(describe() + ": given up, no message had come")));
+  return true;
+}
+
+bool Probe::advance() {
+  Status status;
+  if (!engine().inbox().probe(source(), tag(), status)) return false;
+  set_status(status);
+  return true;
+}
+
+std::string Probe::what() const {
+  return str("probe for a message from ", peer_text(source()), " with ", tag_text(tag()));
+}
+
+void Receive::abort() {
+  engine().inbox().withdraw(*this);
+  body_.abandon(engine().transport());
+}
+
+}  // namespace samestep

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "communicator/communicator.h"
+#include "engine/message_inbox.h"
+#include "engine/operation.h"
+
+namespace samestep {
+
+class Send : public Operation {
+ public:
+  Send(std::shared_ptr<ProgressEngine> engine, const SendArgs& args) : Operation(std::move(engine)), args_(args) {}
+
+  bool is_collective() const override { return false; }
+  void begin(std::uint64_t) override;
+  bool advance() override;
+  bool needs(int peer, std::uint64_t) override { return peer == args_.dest; }
+  std::vector<int> pending_peers_of_operation() override { return {args_.dest}; }
+
+ protected:
+  void abort() override {}
+  std::string what() const override;
+
+ private:
+  SendArgs args_;
+  std::vector<std::byte> head_;
+  Transport::Request head_request_;
+  RequestSet body_;
+};
+
+class Receive : public Operation, private MessageInbox::PostedReceive {
+ public:
+  /// With `Fit::object` the operation allocates the memory.
+  Receive(std::shared_ptr<ProgressEngine> engine, const RecvArgs& args) : Operation(std::move(engine)), args_(args) {}
+
+  bool is_collective() const override { return false; }
+  void begin(std::uint64_t) override;
+  bool advance() override;
+  bool needs(int peer, std::uint64_t) override;
+  std::vector<int> pending_peers_of_operation() override;
+  Status status() const override { return status_; }
+  std::span<const std::byte> object() const override { return object_; }
+
+  bool cancel() override;
+
+ protected:
+  void abort() override;
+  std::string what() const override;
+  /// Called with the header: copies the elements, or starts to receive them.
+  void take(int source, const MessageHeader& header, std::span<const std::byte> elements) override;
+  int source() const { return args_.source; }
+  int tag() const { return args_.tag; }
+  void set_status(const Status& status) { status_ = status; }
+  /// Cancels the receive. False if a message has matched it.
+  virtual bool withdraw() { return engine().inbox().withdraw(*this); }
+
+ private:
+  [[noreturn]] void throw_mismatch() const;
+
+  RecvArgs args_;
+  bool has_head_ = false;
+  MessageHeader sent_{};
+  bool fits_ = true;
+  std::vector<std::byte> unwanted_;  // receives a body that does not fit
+  RequestSet body_;
+  std::vector<std::byte> object_;
+  Status status_;
+};
+
+/// Waits for a message that such a receive would get, and leaves it unreceived. Its result is the status.
+class Probe final : public Receive {
+ public:
+  Probe(std::shared_ptr<ProgressEngine> engine, const RecvArgs& args) : Receive(std::move(engine), args) {}
+
+  void begin(std::uint64_t) override {}
+  bool advance() override;
+
+ protected:
+  void abort() override {}
+  bool withdraw() override { return true; }
+  std::string what() const override;
+};
+
+}  // namespace samestep

@@ -1,0 +1,482 @@
+#include "engine/progress_engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "core/progress_source.h"
+#include "core/wait_hooks.h"
+#include "engine/bruck_header_exchange.h"
+#include "engine/linear_header_exchange.h"
+#include "engine/operation.h"
+#include "transport/tags.h"
+#include "waiting/backoff.h"
+
+namespace samestep {
+namespace {
+
+/// Sent to all peers by a rank that leaves, because they may wait for it.
+struct LeaveNotice {
+  std::uint64_t first_absent;
+  Departure why;
+};
+
+constexpr Seconds kPingAfter{1};  // of waiting: most late peers are merely late
+constexpr Seconds kPingAgainAfter{0.25};
+constexpr int kPingAllUpTo = 64;    // ranks; in a larger group the ranks that are waited for,
+constexpr int kPingRoundRobin = 8;  // and so many others each time
+
+/// The engines of this process that have started an operation.
+std::vector<std::weak_ptr<ProgressEngine>>& progress_engines() {
+  static auto& all =
+      *new std::vector<std::weak_ptr<ProgressEngine>>;  // never destroyed: threads may wait while the process ends
+  return all;
+}
+std::mutex& progress_engines_mutex() {
+  static auto& mutex = *new std::mutex;
+  return mutex;
+}
+
+std::atomic<bool> ranks_are_lost = false, ranks_have_left = false;
+
+std::unique_ptr<HeaderExchange> make_message_header_exchange(Transport& transport, const ExchangeOptions& options) {
+  const std::size_t wanted = options.inline_limit;
+  if (transport.size() > options.bruck_above) {
+    return std::make_unique<BruckHeaderExchange>(transport,
+                                                 BruckHeaderExchange::max_inline_for(wanted, transport.size()));
+  }
+  return std::make_unique<LinearHeaderExchange>(transport,
+                                                LinearHeaderExchange::max_inline_for(wanted, transport.size()));
+}
+
+}  // namespace
+
+ProgressEngine::ProgressEngine(std::unique_ptr<Transport> transport, ExchangeOptions options,
+                               std::unique_ptr<HeaderExchange> header_exchange)
+    : transport_(std::move(transport)),
+      rank_(transport_->rank()),
+      size_(transport_->size()),
+      options_(std::move(options)),
+      inbox_(*transport_),
+      header_exchange_(std::move(header_exchange)),
+      departures_(options_, rank_, size_) {
+  if (options_.family == nullptr) options_.family = std::make_shared<Family>();
+  if (header_exchange_ == nullptr) header_exchange_ = make_message_header_exchange(*transport_, options_);
+  refusal_ = std::make_exception_ptr(NotInitializedError(str(
+      "this process was forked from rank ", rank_, " of group '", name(), "' and is no rank itself: only rank ", rank_,
+      " may use the group; more ranks are started by `samestep run`, mpirun or ", "samestep.multiprocessing.spawn")));
+  register_listener();
+}
+
+void ProgressEngine::apply(const GroupSettings& settings) {
+  const std::lock_guard lock(mutex_);
+  if (settings.naming) options_.naming = *settings.naming;
+  if (settings.hosts) options_.hosts = *settings.hosts;
+  if (settings.oversubscribed) options_.oversubscribed = *settings.oversubscribed;
+  if (settings.algorithm) options_.algorithm = parse_algorithm(*settings.algorithm);
+  if (settings.segment_bytes) options_.segment_bytes = *settings.segment_bytes;
+  if (settings.default_segment_bytes && options_.segment_bytes == 0) {
+    options_.segment_bytes = *settings.default_segment_bytes;
+  }
+  if (settings.max_message.value_or(0) != 0) transport_->set_max_message(*settings.max_message);
+  if (settings.copy_local) copy_local_ = settings.copy_local;
+}
+
+ProgressEngine::~ProgressEngine() { unregister_listener(); }
+
+/// Other threads may have been in the middle of anything when the process was forked. So this only makes every use
+/// throw, and neither allocates nor frees memory.
+void ProgressEngine::after_fork_in_child() noexcept {
+  std::construct_at(&mutex_);                // the thread that held it, if one did, does not exist here
+  if (std::exchange(forked_, true)) return;  // in the parent already, which is a child itself
+  broken_.swap(refusal_);
+}
+
+void ProgressEngine::register_once() {
+  if (registered_) return;
+  registered_ = true;
+  const std::lock_guard lock(progress_engines_mutex());
+  std::erase_if(progress_engines(), [](const auto& engine) { return engine.expired(); });
+  progress_engines().push_back(weak_from_this());
+}
+
+void ProgressEngine::progress_everywhere() {
+  std::vector<std::shared_ptr<ProgressEngine>> all;
+  {
+    const std::lock_guard lock(progress_engines_mutex());
+    for (const auto& engine : progress_engines()) all.push_back(engine.lock());
+  }
+  for (const auto& engine : all) {
+    if (engine == nullptr) continue;
+    // If another thread holds the mutex, that thread makes the progress.
+    const std::unique_lock alone(engine->mutex_, std::try_to_lock);
+    if (alone.owns_lock() && engine->usable()) engine->progress();
+  }
+  progress_all();
+}
+
+void ProgressEngine::require_usable() const {
+  if (closed_) {
+    throw NotInitializedError(str("group '", name(), "' is closed: call samestep.initialize() again to start anew"));
+  }
+  if (broken_) std::rethrow_exception(broken_);
+}
+
+void ProgressEngine::start(const std::shared_ptr<Operation>& operation) {
+  const std::lock_guard lock(mutex_);
+  require_usable();
+  register_once();
+  std::uint64_t sequence = 0;
+  if (operation->is_collective()) {
+    sequence = next_sequence_++;
+    collectives_.push_back(operation);
+  } else {
+    ++point_to_point_started_;
+    pending_messages_.push_back(operation);
+  }
+  // The fast path has posted the header already, and calls this with the mutex held since.
+  if (operation->is_collective() && std::exchange(adopts_posted_header_, false)) {
+    static_cast<Collective&>(*operation).begin_posted(sequence);
+  } else {
+    operation->begin(sequence);
+  }
+  const bool alone = collectives_.size() == 1 && collectives_.front() == operation;
+  if (const unsigned polls = std::exchange(polls_at_start_, 0); polls != 0 && alone) {
+    poll_operation(*operation, polls);
+  } else {
+    progress();
+  }
+  fail_bereft();
+}
+
+std::exception_ptr ProgressEngine::advance(Operation& operation) {
+  if (operation.finished()) return nullptr;
+  try {
+    if (operation.advance()) operation.finish();
+  } catch (const MismatchError&) {  // found by all ranks: the group can continue
+    operation.fail(std::current_exception());
+  } catch (const std::exception&) {
+    operation.fail(std::current_exception());
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+void ProgressEngine::poll_operation(Operation& operation, unsigned polls) {
+  Backoff pause = Backoff::for_fast_path(options_.oversubscribed);
+  std::exception_ptr transport_failed;
+  for (unsigned i = 0; i < polls && !operation.finished(); ++i) {
+    if (i != 0 && pause.step()) break;
+    transport_failed = advance(operation);
+  }
+  drop_finished();
+  if (transport_failed) abandon(transport_failed, "its transport failed");
+}
+
+void ProgressEngine::progress() {
+  const std::lock_guard lock(mutex_);
+  if (forked_) std::rethrow_exception(broken_);
+  std::exception_ptr transport_failed;
+  try {
+    inbox_.poll();
+  } catch (const std::exception&) {
+    transport_failed = std::current_exception();
+  }
+  const auto step = [&](Operation& operation) {
+    if (const std::exception_ptr failed = advance(operation)) transport_failed = failed;
+  };
+  for (const auto& operation : collectives_) step(*operation);
+  for (const auto& operation : pending_messages_) step(*operation);
+  drop_finished();
+  if (transport_failed) abandon(transport_failed, "its transport failed");
+}
+
+void ProgressEngine::drop_finished() {
+  if (!usable() || !departures_.empty()) return;  // the transport may still access the buffers of failed operations
+  while (!collectives_.empty() && collectives_.front()->finished()) collectives_.pop_front();
+  std::erase_if(pending_messages_, [](const auto& operation) { return operation->finished(); });
+}
+
+void ProgressEngine::wait(Operation& operation, const Deadline& deadline) {
+  Backoff pause(
+      options_.oversubscribed, [this] { return transport_->wait_for_activity(); },
+      [this] { return transport_->make_waiter(); });
+  bool warned = false;
+  Seconds ping_at = kPingAfter;
+  std::uint64_t moved = 0;
+  while (!operation.done()) {
+    if (const std::uint64_t now = progress_count_.load(std::memory_order_relaxed) + transport_->ended(); now != moved) {
+      moved = now;
+      pause.note_progress();
+    }
+    if (!pause.step()) continue;
+    wait_hooks().interrupt();
+    progress_everywhere();
+    if (pause.waited() > ping_at) {
+      ping_at = pause.waited() + kPingAgainAfter;
+      ping(operation);
+    }
+    poll_peer_failures();
+    revoke_if_left_behind(operation);
+    if (operation.finished()) break;
+    if (deadline.passed()) {
+      note_late(operation, deadline.timeout());
+      throw TimeoutError(timeout_message(operation, deadline.timeout()) + ": the deadline has passed");
+    }
+    if (!warned && pause.waited().count() > wait_hooks().warn_after_s) {
+      warned = true;
+      wait_hooks().warn(timeout_message(operation, pause.waited()) + ": still waiting");
+    }
+  }
+  if (!operation.error()) return;
+  follow_the_lost();
+  std::rethrow_exception(operation.error());
+}
+
+void ProgressEngine::ping(Operation& operation) {
+  const std::lock_guard lock(mutex_);
+  if (!usable() || operation.finished()) return;
+  if (operation.is_collective()) header_exchange_->on_slow_wait(operation.sequence());
+  if (size_ > kPingAllUpTo) {
+    for (const int peer : operation.pending_peers_of_operation()) transport_->ping(peer);
+    for (int i = 0; i < kPingRoundRobin; ++i) {  // the ranks that are waited for may wait for a dead one
+      next_pinged_ = (next_pinged_ + 1) % size_;
+      if (next_pinged_ != rank_) transport_->ping(next_pinged_);
+    }
+    return;
+  }
+  for (int peer = 0; peer < size_; ++peer) {  // the rank that is waited for may itself wait for a dead one
+    if (peer != rank_) transport_->ping(peer);
+  }
+}
+
+namespace {
+
+double in_hundredths(Seconds time) { return std::round(time.count() * 100) / 100; }
+
+}  // namespace
+
+std::string ProgressEngine::timeout_message(Operation& operation, Seconds waited) {
+  const std::lock_guard lock(mutex_);
+  const std::vector<int> late = operation.pending_peers_of_operation();
+  std::vector<int> here;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (std::find(late.begin(), late.end(), rank) == late.end()) here.push_back(rank);
+  }
+  std::string text = str(departures_.name(rank_), ": ", operation.describe(), " has waited ", in_hundredths(waited),
+                         " s for ", late.empty() ? "data from ranks that have arrived" : departures_.list(late));
+  if (operation.is_collective() && !late.empty()) text += "; arrived: " + departures_.list(here);
+  return text;
+}
+
+void ProgressEngine::note_late(Operation& operation, Seconds waited) {
+  const std::lock_guard lock(mutex_);
+  const std::vector<int> late = operation.pending_peers_of_operation();
+  const std::string for_whom = late.empty() ? "data from ranks that have arrived" : departures_.list(late);
+  Departure why =
+      Departure::of(Departure::Why::late, departures_.world_rank(rank_),
+                    str("it has waited ", in_hundredths(waited), " s for ", for_whom, " in ", operation.describe()));
+  for (const int rank : late) {
+    if (why.n_late < Departure::kMaxLate) why.late[why.n_late++] = departures_.world_rank(rank);
+  }
+  late_ = why;
+}
+
+// ---- ranks that leave
+
+bool ProgressEngine::has_lost_ranks() { return ranks_are_lost; }
+bool ProgressEngine::has_departed_ranks() { return ranks_have_left; }
+
+void ProgressEngine::poll_peer_failures() {
+  const std::lock_guard lock(mutex_);
+  if (closed_ || forked_) return;
+  const std::map<int, Departures::Entry> news = new_departures();
+  if (broken_) return;  // no operation to fail, but dead ranks have been recorded
+  if (news.empty()) return;
+  const auto is_revocation = [](const auto& entry) { return entry.second.why.why == Departure::Why::revoked; };
+  if (!std::ranges::all_of(news, is_revocation)) ranks_have_left = true;
+  for (int peer = 0; peer < size_; ++peer) transport_->ping(peer);  // a rank may have left because another one has died
+  progress();                                                       // completes what they sent before they left
+  for (const auto& [peer, entry] : news) departures_.add(peer, entry);
+  fail_bereft();
+  drop_finished();
+}
+
+std::map<int, Departures::Entry> ProgressEngine::new_departures() {
+  std::map<int, Departures::Entry> news;
+  const std::vector<Transport::PeerFailure> failures =
+      transport_->failed_peers();  // first: a dead rank may have sent a notice before
+  Transport::Envelope from;
+  while (transport_->probe(tags::kLeaveNotice, from)) {
+    LeaveNotice notice{};
+    Transport::Request request = transport_->receive(&notice, sizeof notice, from.source, tags::kLeaveNotice);
+    while (!transport_->test(request)) {
+    }
+    notice.why.text.back() = '\0';
+    if (!departures_.contains(from.source))
+      news.emplace(from.source, Departures::Entry{notice.first_absent, notice.why});
+  }
+  for (const Transport::PeerFailure& failure : failures) {
+    const int rank = departures_.world_rank(failure.peer);
+    const Departure why = failure.why.value_or(Departure::of(Departure::Why::died, rank, failure.text));
+    if (!failure.why) ranks_are_lost = true;
+    if (!departures_.contains(failure.peer)) news.emplace(failure.peer, Departures::Entry{failure.first_absent, why});
+  }
+  // A rank that learns of a death from another rank must not wait for MPI_Finalize either.
+  const auto tells_of_death = [](const auto& entry) { return entry.second.why.why == Departure::Why::died; };
+  if (std::ranges::any_of(news, tells_of_death)) ranks_are_lost = true;
+  return news;
+}
+
+void ProgressEngine::fail_bereft() {
+  if (departures_.empty()) return;
+  const auto fail_if_needed = [this](Operation& operation) {
+    if (operation.finished()) return;
+    int first = -1;  // the first of the ranks it needs that has left: the cause
+    for (const auto& [peer, entry] : departures_.entries()) {
+      if (!operation.needs(peer, entry.first_absent)) continue;
+      if (first < 0 || entry.why.time_ns < departures_.entries().at(first).why.time_ns) first = peer;
+    }
+    if (first >= 0) fail_dependents(operation, first);
+  };
+  for (const auto& operation : collectives_) fail_if_needed(*operation);
+  for (const auto& operation : pending_messages_) fail_if_needed(*operation);
+}
+
+void ProgressEngine::fail_dependents(Operation& operation, int peer) {
+  const Departure& why = departures_.entries().at(peer).why;
+  const std::string what = operation.describe();
+  if (operation.is_collective()) first_lost_ = std::min(first_lost_, operation.sequence());
+  const std::vector<int> late = departures_.late_behind(peer);
+  if (operation.is_collective() && !late.empty()) {  // this rank waits for the same late ranks
+    const std::string text = str(departures_.name(rank_), ": ", what, " waits for ", departures_.list(late), "; ",
+                                 departures_.name(peer), " has given up: ", why.text.data());
+    lost_ = Lost{std::make_exception_ptr(TimeoutError(text + ": the deadline has passed")), why, false};
+    return operation.fail(lost_->error);
+  }
+  std::string text = str(what, ": ", departures_.text(peer));
+  const std::vector<int> others = operation.pending_peers_of_operation();
+  if (!operation.is_collective() && !others.empty() && std::find(others.begin(), others.end(), peer) == others.end()) {
+    text += "; the message could still have arrived from " + departures_.list(others);
+  }
+  if (why.why == Departure::Why::revoked) {
+    lost_ = Lost{std::make_exception_ptr(StepError(text)), why, false};
+    return operation.fail(lost_->error);
+  }
+  // If a rank has left this group only, its other groups continue.
+  lost_ = Lost{std::make_exception_ptr(PeerLostError(text)), why, why.why != Departure::Why::late};
+  operation.fail(lost_->error);
+}
+
+void ProgressEngine::follow_the_lost() {
+  std::optional<Lost> lost;
+  {
+    const std::lock_guard lock(mutex_);
+    if (usable()) lost = std::exchange(lost_, {});
+  }
+  if (!lost) return;
+  leave(lost->error, lost->why);
+  if (lost->ends_family) options_.family->leave(lost->error, lost->why);
+}
+
+void ProgressEngine::join_family() {
+  if (!std::exchange(in_family_, true)) options_.family->add(shared_from_this());
+}
+
+void ProgressEngine::abandon(const std::exception_ptr& error, const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  const int me = departures_.world_rank(rank_);
+  Departure why = Departure::of(Departure::Why::failed, me, reason);
+  try {
+    std::rethrow_exception(error);
+  } catch (const TimeoutError&) {
+    if (late_) {
+      why = *late_;
+    } else if (!options_.world_ranks.empty()) {
+      why.why = Departure::Why::late;  // another engine of this rank has waited, as for device arrays
+    }
+  } catch (const NotInitializedError&) {
+    why.why = Departure::Why::finished;
+  } catch (...) {
+    if (!options_.world_ranks.empty()) why.why = Departure::Why::late;  // the world may continue
+  }
+  leave(error, why);
+}
+
+void ProgressEngine::leave(const std::exception_ptr& error, const Departure& why) {
+  const std::lock_guard lock(mutex_);
+  if (!usable()) return;
+  broken_ = error;
+  // Peers may still work on operations that have failed here, whose buffers belong to the caller again: they must not
+  // touch them.
+  LeaveNotice notice{std::min(next_sequence_, first_lost_), why};
+  for (const auto& operation : collectives_) {
+    if (!operation->finished()) notice.first_absent = std::min(notice.first_absent, operation->sequence());
+  }
+  header_exchange_->leave(notice.first_absent, why);
+  on_leave_(notice.first_absent);
+  auto bytes = std::make_unique<std::vector<std::byte>>(sizeof notice);
+  std::memcpy(bytes->data(), &notice, sizeof notice);
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_ || departures_.contains(peer)) continue;
+    transport_->send(bytes->data(), bytes->size(), peer, tags::kLeaveNotice);
+  }
+  leave_notices_.push_back(std::move(bytes));
+  for (const auto& operation : collectives_) operation->fail(error);
+  for (const auto& operation : pending_messages_) operation->fail(error);
+  header_exchange_->abandon();
+  inbox_.abandon();
+  retain_forever();  // sends cannot be cancelled: the memory that they read must outlive them
+}
+
+void ProgressEngine::finish_collectives(const Deadline& deadline) {
+  std::vector<std::shared_ptr<Operation>> pending;
+  {
+    const std::lock_guard lock(mutex_);
+    pending.assign(collectives_.begin(), collectives_.end());
+  }
+  for (const auto& operation : pending) {
+    try {
+      wait(*operation, deadline);
+    } catch (const Error&) {  // it is thrown to the caller who waits for the operation
+    }
+  }
+}
+
+/// Fails what no rank completes any more. The caller keeps the buffers of a failed operation: the transport may still
+/// access them.
+void ProgressEngine::fail_pending() {
+  progress();
+  if (!usable()) return;
+  const auto fail = [](Operation& operation) {
+    if (operation.finished()) return;
+    operation.fail(std::make_exception_ptr(
+        NotInitializedError(str(operation.describe(),
+                                ": the group was closed before the operation ended; wait for it "
+                                "before close() or finalize()"))));
+  };
+  for (const auto& operation : collectives_) fail(*operation);
+  for (const auto& operation : pending_messages_) fail(*operation);
+  collectives_.clear();
+  pending_messages_.clear();
+}
+
+void ProgressEngine::close() {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return;
+  if (broken_ == nullptr) fail_pending();
+  const bool whole = broken_ == nullptr;
+  if (whole) {
+    header_exchange_->abandon();
+    inbox_.abandon();
+  }
+  closed_ = true;
+  if (whole) transport_->close();
+}
+
+}  // namespace samestep

@@ -1,0 +1,112 @@
+// Blocks of `together()`: how a group ends on all ranks, wherever they wait, without any other group. As
+// MPI_Comm_revoke of ULFM (Bland et al., "Post-failure recovery of MPI communication capability", 2013).
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "engine/operation.h"
+#include "engine/progress_engine.h"
+#include "transport/tags.h"
+
+namespace samestep {
+namespace {
+
+/// The engines that are kept for as long as the process lives; see retain_forever.
+std::vector<std::shared_ptr<ProgressEngine>>& retained_engines() {
+  static auto& all = *new std::vector<std::shared_ptr<ProgressEngine>>;
+  return all;
+}
+std::mutex& retained_engines_mutex() {
+  static auto& mutex = *new std::mutex;
+  return mutex;
+}
+
+}  // namespace
+
+void ProgressEngine::revoke(const std::string& why, std::uint64_t block) {
+  const std::lock_guard lock(mutex_);
+  Departure departure = Departure::of(Departure::Why::revoked, departures_.world_rank(rank_), why);
+  departure.block = block;
+  leave(std::make_exception_ptr(StepError(str("together() in group '", name(), "': ", why))), departure);
+}
+
+/// A rank that is ahead may have revoked the group in a block that this rank has not entered: what it does before is to
+/// end well.
+bool ProgressEngine::is_revoked() {
+  const std::lock_guard lock(mutex_);
+  return !usable() || std::ranges::any_of(departures_.entries(), [this](const auto& entry) {
+    const Departure& why = entry.second.why;
+    return why.why == Departure::Why::revoked && options_.family->is_open(why.block);
+  });
+}
+
+void ProgressEngine::announce_block_end(std::uint64_t block) {
+  const std::lock_guard lock(mutex_);
+  if (!usable()) return;
+  std::erase_if(block_end_notices_, [this](const auto& notice) {
+    return std::ranges::all_of(notice->sends, [this](auto& request) { return transport_->test(request); });
+  });
+  auto notice = std::make_unique<BlockEndNotice>();
+  notice->end = {block, next_sequence_};
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    notice->sends.push_back(transport_->send(&notice->end, sizeof notice->end, peer, tags::kBlockEndNotice));
+  }
+  block_end_notices_.push_back(std::move(notice));
+}
+
+void ProgressEngine::revoke_if_left_behind(Operation& operation) {
+  const std::lock_guard lock(mutex_);
+  if (!options_.family->has_open_blocks()) return;
+  if (!usable() || !operation.is_collective() || operation.finished()) return;
+  Transport::Envelope from;
+  while (transport_->probe(tags::kBlockEndNotice, from)) {
+    BlockEnd& end = block_ends_[from.source];
+    Transport::Request request = transport_->receive(&end, sizeof end, from.source, tags::kBlockEndNotice);
+    while (!transport_->test(request)) {
+    }
+  }
+  if (block_ends_.empty()) return;
+  for (const int peer : operation.pending_peers_of_operation()) {
+    const auto found = block_ends_.find(peer);
+    if (found == block_ends_.end() || operation.sequence() < found->second.first_absent) continue;
+    if (!options_.family->is_open(found->second.block)) continue;
+    return revoke(str(operation.describe(), " waits for ", departures_.name(peer),
+                      ", which is at the end of the block without this call"),
+                  found->second.block);
+  }
+}
+
+/// Frees the memory of operations if the transport no longer accesses it; otherwise the engine keeps it.
+bool ProgressEngine::discard() {
+  const std::shared_ptr<ProgressEngine> self = shared_from_this();  // operations may hold the last reference
+  const std::lock_guard lock(mutex_);
+  if (broken_ == nullptr || closed_ || forked_ || !transport_->forgets_at_close()) return false;
+  transport_->close();
+  collectives_.clear();
+  pending_messages_.clear();
+  leave_notices_.clear();
+  block_end_notices_.clear();
+  release_retained();
+  discarded_.store(true, std::memory_order_relaxed);
+  return true;
+}
+
+void ProgressEngine::retain_forever() {
+  const std::lock_guard lock(mutex_);
+  if (retained_ || (closed_ && !broken_)) return;
+  retained_ = true;
+  const std::lock_guard guarded(retained_engines_mutex());
+  retained_engines().push_back(shared_from_this());
+}
+
+void ProgressEngine::release_retained() {
+  const std::lock_guard guarded(retained_engines_mutex());
+  std::erase(retained_engines(), shared_from_this());
+}
+
+}  // namespace samestep

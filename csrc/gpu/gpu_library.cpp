@@ -1,0 +1,160 @@
+#include "gpu/gpu_library.h"
+
+#include <array>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "os/dynamic_library.h"
+
+namespace samestep {
+
+using namespace gpu_abi;
+
+namespace {
+
+template <class Function>
+void find(const OpenedLibrary& library, const std::string& symbol, Function& function) {
+  if (library.find(symbol.c_str(), function)) return;
+  throw UnavailableError(str("the GPU runtime ", library.path(), " has no ", symbol,
+                             ": it is too old, or no CUDA or HIP runtime; `samestep doctor` shows what was found"));
+}
+
+}  // namespace
+
+std::shared_ptr<GpuLibrary> GpuLibrary::open(DeviceKind kind, const std::string& path) {
+  const OpenedLibrary library(path);
+  std::shared_ptr<GpuLibrary> gpu(new GpuLibrary);
+  gpu->kind_ = kind;
+  gpu->path_ = path;
+  const bool hip = kind == DeviceKind::rocm;
+  const std::string prefix = gpu->prefix();
+  find(library, prefix + "GetDeviceCount", gpu->get_device_count_);
+  find(library, prefix + "GetDevice", gpu->get_device_);
+  find(library, prefix + "SetDevice", gpu->set_device_);
+  find(library, prefix + "DeviceGetPCIBusId", gpu->device_get_pci_bus_id_);
+  find(library, prefix + "PointerGetAttributes", gpu->pointer_get_attributes_);
+  find(library, prefix + "Malloc", gpu->malloc_);
+  find(library, prefix + "Free", gpu->free_);
+  find(library, hip ? "hipHostMalloc" : "cudaHostAlloc", gpu->host_alloc_);
+  find(library, hip ? "hipHostFree" : "cudaFreeHost", gpu->free_host_);
+  find(library, prefix + "MemcpyAsync", gpu->memcpy_async_);
+  find(library, prefix + "StreamCreateWithFlags", gpu->stream_create_);
+  find(library, prefix + "StreamDestroy", gpu->stream_destroy_);
+  find(library, prefix + "StreamSynchronize", gpu->stream_synchronize_);
+  find(library, prefix + "StreamWaitEvent", gpu->stream_wait_event_);
+  find(library, prefix + "EventCreateWithFlags", gpu->event_create_);
+  find(library, prefix + "EventDestroy", gpu->event_destroy_);
+  find(library, prefix + "EventRecord", gpu->event_record_);
+  find(library, prefix + "EventQuery", gpu->event_query_);
+  find(library, prefix + "GetErrorString", gpu->get_error_string_);
+  find(library, prefix + "GetLastError", gpu->get_last_error_);
+  return gpu;
+}
+
+void GpuLibrary::check(int code, const char* call) const {
+  if (code == 0) [[likely]]
+    return;
+  get_last_error_();  // else the next call in this thread would report the error again
+  throw Error(str(prefix(), call, " failed: ", get_error_string_(code), " (", code, ")"));
+}
+
+int GpuLibrary::device_count() const {
+  int count = 0;
+  check(get_device_count_(&count), "GetDeviceCount");
+  return count;
+}
+
+int GpuLibrary::current_device() const {
+  int device = 0;
+  check(get_device_(&device), "GetDevice");
+  return device;
+}
+
+void GpuLibrary::set_device(int device) const { check(set_device_(device), "SetDevice"); }
+
+std::string GpuLibrary::bus_id(int device) const {
+  std::array<char, 64> text{};
+  check(device_get_pci_bus_id_(text.data(), static_cast<int>(text.size()) - 1, device), "DeviceGetPCIBusId");
+  return text.data();
+}
+
+int GpuLibrary::device_of(const void* data) const {
+  struct Attributes {
+    int type, device;
+    std::array<char, 240> rest;  // larger than in any version
+  } attributes{};
+  const int code = pointer_get_attributes_(&attributes, data);
+  if (code == kInvalidValue && kind_ == DeviceKind::rocm) {  // HIP reports this for host memory; CUDA succeeds
+    get_last_error_();
+    return -1;
+  }
+  check(code, "PointerGetAttributes");
+  return attributes.type == kDeviceMemory || attributes.type == kManagedMemory ? attributes.device : -1;
+}
+
+void* GpuLibrary::allocate(std::size_t nbytes) const {
+  void* data = nullptr;
+  check(malloc_(&data, nbytes), "Malloc");
+  return data;
+}
+
+void GpuLibrary::free(void* data) const noexcept { free_(data); }
+
+void* GpuLibrary::allocate_pinned(std::size_t nbytes) const {
+  void* data = nullptr;
+  check(host_alloc_(&data, nbytes, kPortable), kind_ == DeviceKind::rocm ? "HostMalloc" : "HostAlloc");
+  return data;
+}
+
+void GpuLibrary::free_pinned(void* data) const noexcept { free_host_(data); }
+
+void GpuLibrary::copy(void* to, const void* from, std::size_t nbytes, Stream stream) const {
+  check(memcpy_async_(to, from, nbytes, kCopyEitherWay, stream), "MemcpyAsync");
+}
+
+GpuLibrary::Stream GpuLibrary::make_stream() const {
+  Stream stream = nullptr;
+  check(stream_create_(&stream, kNonBlockingStream), "StreamCreateWithFlags");
+  return stream;
+}
+
+void GpuLibrary::destroy_stream(Stream stream) const noexcept { stream_destroy_(stream); }
+
+void GpuLibrary::synchronize(Stream stream) const { check(stream_synchronize_(stream), "StreamSynchronize"); }
+
+GpuLibrary::Event GpuLibrary::make_event() const {
+  Event event = nullptr;
+  check(event_create_(&event, kOrderOnlyEvent), "EventCreateWithFlags");
+  return event;
+}
+
+void GpuLibrary::destroy_event(Event event) const noexcept { event_destroy_(event); }
+
+void GpuLibrary::record(Event event, Stream stream) const { check(event_record_(event, stream), "EventRecord"); }
+
+void GpuLibrary::wait(Stream stream, Event event) const {
+  check(stream_wait_event_(stream, event, 0), "StreamWaitEvent");
+}
+
+bool GpuLibrary::is_complete(Event event) const {
+  const int code = event_query_(event);
+  if (code != kNotReady) check(code, "EventQuery");
+  return code == 0;
+}
+
+void bind_thread_to_device(const GpuLibrary& gpu, int device) noexcept {
+  try {
+    gpu.set_device(device);
+  } catch (...) {  // the device is lost; the next call throws
+  }
+}
+
+OnDevice::~OnDevice() {
+  if (before_ == device_) return;
+  try {
+    gpu_.set_device(before_);
+  } catch (...) {  // the device is lost; the next call throws
+  }
+}
+
+}  // namespace samestep

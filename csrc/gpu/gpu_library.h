@@ -1,0 +1,117 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "core/buffer.h"
+
+namespace samestep {
+
+/// Constants of the CUDA runtime API, which HIP shares from ROCm 6 on. tests/fakes/check_header.cpp compares them with
+/// CUDA's headers.
+namespace gpu_abi {
+inline constexpr int kInvalidValue = 1;
+inline constexpr int kNotReady = 600;
+inline constexpr int kCopyEitherWay = 4;           ///< cudaMemcpyDefault: inferred from the addresses
+inline constexpr unsigned kNonBlockingStream = 1;  ///< cudaStreamNonBlocking
+inline constexpr unsigned kOrderOnlyEvent = 2;     ///< cudaEventDisableTiming
+inline constexpr unsigned kPortable = 1;           ///< cudaHostAllocPortable
+inline constexpr int kDeviceMemory = 2;            ///< cudaMemoryTypeDevice
+inline constexpr int kManagedMemory = 3;           ///< cudaMemoryTypeManaged
+}  // namespace gpu_abi
+
+/// The functions of the CUDA or HIP runtime that the package uses, looked up at run time: it is built without either
+/// and runs with both. Their names differ only in a prefix.
+///
+/// Calls throw Error with the runtime's message. "The current device" is that of the calling thread.
+/// Sources: CUDA Runtime API, HIP Runtime API.
+class GpuLibrary {
+ public:
+  using Stream = void*;
+  using Event = void*;
+
+  /// Opens the runtime at `path`. Throws UnavailableError, naming the file, if it does not load or lacks a symbol.
+  static std::shared_ptr<GpuLibrary> open(DeviceKind kind, const std::string& path);
+
+  DeviceKind kind() const { return kind_; }
+  const std::string& path() const { return path_; }
+  /// "cuda" or "hip".
+  const char* prefix() const { return kind_ == DeviceKind::rocm ? "hip" : "cuda"; }
+
+  int device_count() const;
+  int current_device() const;
+  void set_device(int device) const;
+  /// The PCI address, which identifies the device in all processes of a host, whatever devices each can see.
+  std::string bus_id(int device) const;
+  /// The device that owns `data`; -1 if it is not device memory.
+  int device_of(const void* data) const;
+
+  void* allocate(std::size_t nbytes) const;
+  void free(void* data) const noexcept;
+  /// Pinned host memory, for asynchronous copies.
+  void* allocate_pinned(std::size_t nbytes) const;
+  void free_pinned(void* data) const noexcept;
+  /// Source and destination may each be on the host or on a device.
+  void copy(void* to, const void* from, std::size_t nbytes, Stream stream) const;
+
+  /// A stream that does not synchronize with the default stream.
+  Stream make_stream() const;
+  void destroy_stream(Stream stream) const noexcept;
+  void synchronize(Stream stream) const;
+  /// An event without timing.
+  Event make_event() const;
+  void destroy_event(Event event) const noexcept;
+  void record(Event event, Stream stream) const;
+  /// Lets later work in `stream` wait for what `event` has recorded.
+  void wait(Stream stream, Event event) const;
+  bool is_complete(Event event) const;
+
+ private:
+  GpuLibrary() = default;
+  void check(int code, const char* call) const;
+
+  DeviceKind kind_ = DeviceKind::cuda;
+  std::string path_;
+  int (*get_device_count_)(int*) = nullptr;
+  int (*get_device_)(int*) = nullptr;
+  int (*set_device_)(int) = nullptr;
+  int (*device_get_pci_bus_id_)(char*, int, int) = nullptr;
+  int (*pointer_get_attributes_)(void*, const void*) = nullptr;
+  int (*malloc_)(void**, std::size_t) = nullptr;
+  int (*free_)(void*) = nullptr;
+  int (*host_alloc_)(void**, std::size_t, unsigned) = nullptr;
+  int (*free_host_)(void*) = nullptr;
+  int (*memcpy_async_)(void*, const void*, std::size_t, int, Stream) = nullptr;
+  int (*stream_create_)(Stream*, unsigned) = nullptr;
+  int (*stream_destroy_)(Stream) = nullptr;
+  int (*stream_synchronize_)(Stream) = nullptr;
+  int (*stream_wait_event_)(Stream, Event, unsigned) = nullptr;
+  int (*event_create_)(Event*, unsigned) = nullptr;
+  int (*event_destroy_)(Event) = nullptr;
+  int (*event_record_)(Event, Stream) = nullptr;
+  int (*event_query_)(Event) = nullptr;
+  const char* (*get_error_string_)(int) = nullptr;
+  int (*get_last_error_)() = nullptr;
+};
+
+/// Makes a device current for the calling thread until the end of the scope.
+class OnDevice {
+ public:
+  OnDevice(const GpuLibrary& gpu, int device) : gpu_(gpu), before_(gpu.current_device()), device_(device) {
+    if (before_ != device_) gpu_.set_device(device_);
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  ~OnDevice();
+
+ private:
+  const GpuLibrary& gpu_;
+  int before_, device_;
+};
+
+/// Makes a device current for the rest of this thread. With OnDevice alone, the thread would create a context on the
+/// first device whenever a scope ends.
+void bind_thread_to_device(const GpuLibrary& gpu, int device) noexcept;
+
+}  // namespace samestep

@@ -1,0 +1,35 @@
+#include "gpu/gpu_memory.h"
+
+#include <algorithm>
+
+namespace samestep {
+
+std::shared_ptr<std::byte> PinnedPool::take(std::size_t nbytes) {
+  nbytes = std::max(nbytes, std::size_t{1});
+  std::pair<void*, std::size_t> block{nullptr, nbytes};
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::find_if(free_.begin(), free_.end(), [&](const auto& kept) {
+      return kept.second >= nbytes && kept.second <= 2 * nbytes + 4096;
+    });
+    if (found != free_.end()) {
+      block = *found;
+      kept_ -= block.second;
+      free_.erase(found);
+    }
+  }
+  if (block.first == nullptr) block.first = gpu_->allocate_pinned(nbytes);
+  return {static_cast<std::byte*>(block.first), [self = shared_from_this(), block](std::byte*) {
+            {
+              const std::lock_guard lock(self->mutex_);
+              if (self->kept_ + block.second <= kKept) {
+                self->free_.push_back(block);
+                self->kept_ += block.second;
+                return;
+              }
+            }
+            self->gpu_->free_pinned(block.first);
+          }};
+}
+
+}  // namespace samestep

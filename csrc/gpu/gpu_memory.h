@@ -1,0 +1,84 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "gpu/gpu_library.h"
+
+namespace samestep {
+
+/// Owns a stream of the device that was current at construction.
+class GpuStream {
+ public:
+  explicit GpuStream(std::shared_ptr<GpuLibrary> gpu) : gpu_(std::move(gpu)), stream_(gpu_->make_stream()) {}
+  GpuStream(const GpuStream&) = delete;
+  GpuStream& operator=(const GpuStream&) = delete;
+  ~GpuStream() { gpu_->destroy_stream(stream_); }
+  GpuLibrary::Stream get() const { return stream_; }
+
+ private:
+  std::shared_ptr<GpuLibrary> gpu_;
+  GpuLibrary::Stream stream_;
+};
+
+/// Owns an event.
+class GpuEvent {
+ public:
+  explicit GpuEvent(std::shared_ptr<GpuLibrary> gpu) : gpu_(std::move(gpu)), event_(gpu_->make_event()) {}
+  GpuEvent(const GpuEvent&) = delete;
+  GpuEvent& operator=(const GpuEvent&) = delete;
+  ~GpuEvent() { gpu_->destroy_event(event_); }
+
+  void record(GpuLibrary::Stream stream) const { gpu_->record(event_, stream); }
+  void make_wait(GpuLibrary::Stream stream) const { gpu_->wait(stream, event_); }
+  bool is_complete() const { return gpu_->is_complete(event_); }
+
+ private:
+  std::shared_ptr<GpuLibrary> gpu_;
+  GpuLibrary::Event event_;
+};
+
+/// Device memory that is freed when the last pointer is dropped.
+inline std::shared_ptr<void> device_memory(const std::shared_ptr<GpuLibrary>& gpu, std::size_t nbytes) {
+  return {gpu->allocate(nbytes), [gpu](void* data) { gpu->free(data); }};
+}
+
+/// Lets later work in `to` wait for the work that each of `streams` has so far.
+inline void order_after(const std::shared_ptr<GpuLibrary>& gpu, GpuLibrary::Stream to,
+                        const std::vector<StreamHandle>& streams) {
+  for (std::size_t i = 0; i < streams.size(); ++i) {
+    if (streams[i] == kNoStream) continue;
+    bool seen = false;
+    for (std::size_t j = 0; j < i; ++j) seen = seen || streams[j] == streams[i];
+    if (seen) continue;
+    const GpuEvent produced(gpu);
+    produced.record(reinterpret_cast<GpuLibrary::Stream>(streams[i]));
+    produced.make_wait(to);
+  }
+}
+
+/// A pool of pinned host memory: pinning takes as long as copying.
+class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
+ public:
+  explicit PinnedPool(std::shared_ptr<GpuLibrary> gpu) : gpu_(std::move(gpu)) {}
+  PinnedPool(const PinnedPool&) = delete;
+  PinnedPool& operator=(const PinnedPool&) = delete;
+  ~PinnedPool() {
+    for (const auto& [data, _] : free_) gpu_->free_pinned(data);
+  }
+
+  /// At least `nbytes`, which return to the pool when the last pointer is dropped.
+  std::shared_ptr<std::byte> take(std::size_t nbytes);
+
+ private:
+  static constexpr std::size_t kKept = std::size_t{64} << 20;  // bytes
+
+  std::shared_ptr<GpuLibrary> gpu_;
+  std::mutex mutex_;
+  std::vector<std::pair<void*, std::size_t>> free_;
+  std::size_t kept_ = 0;
+};
+
+}  // namespace samestep

@@ -1,0 +1,286 @@
+#include "gpu/staging.h"
+
+#include <atomic>
+#include <span>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "core/wait_hooks.h"
+#include "engine/progress_engine.h"
+#include "waiting/backoff.h"
+
+namespace samestep {
+
+class HostStaging::StagedWork final : public Work {
+ public:
+  StagedWork(std::shared_ptr<HostStaging> stager, StagedOperation call)
+      : stager_(std::move(stager)), call_(std::move(call)) {}
+
+  bool done() override {
+    if (!ended_) stager_->progress();
+    return ended_;
+  }
+
+  void wait(const Deadline& deadline) override { wait_for(ended_, deadline); }
+
+  bool make_stream_wait(StreamHandle stream, const Deadline& deadline) override {
+    wait_for(handed_over_, deadline);
+    const OnDevice on(*stager_->gpu_, stager_->device_);
+    end_->make_wait(reinterpret_cast<GpuLibrary::Stream>(stream));
+    return true;
+  }
+
+  bool cancel() override {
+    const std::lock_guard lock(stager_->mutex_);
+    if (ended_ || last_started_ == nullptr || !last_started_->cancel()) return false;
+    fail(last_started_->error());
+    return true;
+  }
+  std::exception_ptr error() const override { return ended_ ? error_ : nullptr; }
+  Status status() const override { return status_; }
+
+  // ---- called by HostStaging, which holds its mutex
+
+  bool is_message() const { return call_.message; }
+  bool ended() const { return ended_; }
+  /// Whether all of it has started on the host, so that the next operation may.
+  bool begun() const { return ended_ || n_started_ == call_.parts.size(); }
+  bool sends() const { return call_.message && call_.parts[0].in != nullptr; }
+  /// Makes a step of each segment. `may_begin`: whether segments may start on the host.
+  void advance(bool may_begin) {
+    if (ended_) return;
+    try {
+      if (!ordered_) order();
+      while (pieces_.size() < kInFlight && n_copied_ < call_.parts.size()) copy_out();
+      for (RemoteSegment& piece : pieces_) {
+        if (piece.work == nullptr && !may_start(piece, may_begin)) break;
+        if (!piece.back) copy_back(piece);
+      }
+      while (!pieces_.empty() && pieces_.front().back && pieces_.front().copied->is_complete()) {
+        pieces_.pop_front();
+        ++n_finished_;
+      }
+    } catch (...) {
+      fail(std::current_exception());
+      return;
+    }
+    if (n_handed_over_ == call_.parts.size() && !handed_over_) {
+      end_->record(stager_->in_->get());
+      handed_over_ = true;
+    }
+    if (n_finished_ == call_.parts.size() && handed_over_ && end_->is_complete()) ended_ = true;
+  }
+
+  void fail(std::exception_ptr error) {
+    if (ended_) return;
+    for (RemoteSegment& piece : pieces_) {  // the transport may still write to them
+      if (piece.work != nullptr && !piece.work->done()) kept_for_good().push_back(std::move(piece));
+    }
+    pieces_.clear();
+    error_ = std::move(error);
+    handed_over_ = true;
+    ended_ = true;
+  }
+
+ private:
+  struct RemoteSegment {
+    StagedSegment part;
+    std::shared_ptr<std::byte> memory;
+    std::byte* out;
+    std::unique_ptr<GpuEvent> copied;
+    Communicator::WorkPtr work = nullptr;
+    bool back = false;
+  };
+  static std::vector<RemoteSegment>& kept_for_good() {
+    static auto& kept = *new std::vector<RemoteSegment>;
+    return kept;
+  }
+
+  void order() {
+    order_after(stager_->gpu_, stager_->out_->get(), call_.after);
+    order_after(stager_->gpu_, stager_->in_->get(), call_.after);
+    end_ = std::make_unique<GpuEvent>(stager_->gpu_);
+    ordered_ = true;
+  }
+
+  void copy_out() {
+    const StagedSegment& part = call_.parts[n_copied_];
+    const std::size_t nbytes =
+        part.in_place ? std::max(part.in_nbytes, part.out_nbytes) : part.in_nbytes + part.out_nbytes;
+    RemoteSegment piece{part, stager_->pool_->take(nbytes), nullptr, std::make_unique<GpuEvent>(stager_->gpu_)};
+    piece.out = piece.memory.get() + (part.in_place ? 0 : part.in_nbytes);
+    if (part.gpu_direct) {
+      piece.copied->record(stager_->out_->get());
+    } else if (part.in != nullptr && part.in_nbytes != 0) {
+      stager_->gpu_->copy(piece.memory.get(), part.in, part.in_nbytes, stager_->out_->get());
+      piece.copied->record(stager_->out_->get());
+    }
+    pieces_.push_back(std::move(piece));
+    ++n_copied_;
+  }
+
+  /// Starts the segments that have been copied to the host. The first one alone: if ranks differ, it fails before
+  /// another one has started.
+  bool may_start(RemoteSegment& piece, bool may_begin) {
+    const bool first = n_started_ == 0;
+    if (!may_begin || (!first && n_handed_over_ == 0)) return false;
+    if (!piece.copied->is_complete()) return false;
+    const UserCall called(call_.called, UserCall::Inside::instead);
+    piece.work = piece.part.start(piece.memory.get(), piece.out);
+    last_started_ = piece.work;
+    ++n_started_;
+    return true;
+  }
+
+  /// What lies on the host once the operation has ended, and belongs on the device.
+  std::span<const std::byte> to_copy_back(const RemoteSegment& piece) const {
+    if (piece.part.gpu_direct) return piece.work->object();  // of a message that came with its header
+    return {piece.out, call_.itemsize != 0 ? status_.count * call_.itemsize : piece.part.out_nbytes};
+  }
+
+  void copy_back(RemoteSegment& piece) {
+    if (piece.back || !piece.work->done()) return;
+    status_ = piece.work->status();
+    if (piece.work->error()) std::rethrow_exception(piece.work->error());
+    const std::span<const std::byte> arrived = to_copy_back(piece);
+    if (piece.part.out != nullptr && !arrived.empty()) {
+      stager_->gpu_->copy(piece.part.out, arrived.data(), arrived.size(), stager_->in_->get());
+      piece.copied->record(stager_->in_->get());
+    }
+    piece.back = true;
+    ++n_handed_over_;
+  }
+
+  void wait_for(const std::atomic<bool>& reached, const Deadline& deadline) {
+    Backoff pause(/*oversubscribed=*/true);
+    while (!reached) {
+      stager_->progress();
+      if (reached || !pause.step()) continue;
+      wait_hooks().interrupt();
+      ProgressEngine::progress_everywhere();
+      (call_.message ? stager_->messages_ : stager_->collectives_)->check_peers();
+      if (deadline.passed()) throw_late(deadline);
+    }
+    if (error_) std::rethrow_exception(error_);
+  }
+
+  /// Throws a TimeoutError that names the missing ranks.
+  [[noreturn]] void throw_late(const Deadline& deadline) {
+    Communicator::WorkPtr on_host;
+    bool is_this = true;
+    {
+      const std::lock_guard lock(stager_->mutex_);
+      const StagedWork& first = stager_->next_to_begin(*this);
+      is_this = &first == this;
+      for (const RemoteSegment& piece : first.pieces_) {
+        if (on_host == nullptr && piece.work != nullptr && !piece.work->done()) on_host = piece.work;
+      }
+    }
+    if (on_host != nullptr) on_host->wait(deadline);  // has passed, so this throws and names the missing ranks
+    const Communicator& group = *(call_.message ? stager_->messages_ : stager_->collectives_);
+    throw TimeoutError(str("rank ", group.rank(), ": an operation on device memory in group '", group.name(),
+                           "' has waited ", deadline.timeout().count(), " s for this rank's own device, which has not ",
+                           is_this ? "come so far" : "come so far that an earlier operation could begin"));
+  }
+
+  std::shared_ptr<HostStaging> stager_;
+  StagedOperation call_;
+  std::deque<RemoteSegment> pieces_;
+  std::size_t n_copied_ = 0, n_started_ = 0, n_handed_over_ = 0, n_finished_ = 0;
+  Communicator::WorkPtr last_started_;
+  std::unique_ptr<GpuEvent> end_;
+  Status status_;
+  std::exception_ptr error_;
+  bool ordered_ = false;
+  std::atomic<bool> handed_over_ = false;  // the rest of the work is in the stream
+  std::atomic<bool> ended_ = false;
+};
+
+HostStaging::HostStaging(std::shared_ptr<GpuLibrary> gpu, int device, std::shared_ptr<Communicator> messages,
+                         std::shared_ptr<Communicator> collectives)
+    : gpu_(std::move(gpu)),
+      device_(device),
+      messages_(std::move(messages)),
+      collectives_(std::move(collectives)),
+      pool_(std::make_shared<PinnedPool>(gpu_)) {
+  const OnDevice on(*gpu_, device_);
+  out_ = std::make_unique<GpuStream>(gpu_);
+  in_ = std::make_unique<GpuStream>(gpu_);
+}
+
+std::shared_ptr<HostStaging> HostStaging::make(std::shared_ptr<GpuLibrary> gpu, int device,
+                                               std::shared_ptr<Communicator> messages,
+                                               std::shared_ptr<Communicator> collectives) {
+  std::shared_ptr<HostStaging> made(
+      new HostStaging(std::move(gpu), device, std::move(messages), std::move(collectives)));
+  register_progress_source(made);
+  return made;
+}
+
+std::shared_ptr<Work> HostStaging::start(StagedOperation call) {
+  auto work = std::make_shared<StagedWork>(shared_from_this(), std::move(call));
+  {
+    const std::lock_guard lock(mutex_);
+    under_way_.push_back(work);
+  }
+  progress();
+  return work;
+}
+
+void HostStaging::copy_own(std::byte* to, const std::byte* from, std::size_t nbytes) {
+  const OnDevice on(*gpu_, device_);
+  gpu_->copy(to, from, nbytes, in_->get());
+}
+
+void HostStaging::progress() {
+  const std::lock_guard lock(mutex_);
+  step();
+}
+
+void HostStaging::advance() {
+  const std::unique_lock alone(mutex_, std::try_to_lock);
+  if (!alone) return;
+  try {
+    step();
+  } catch (const Error&) {  // the device is lost; the waits for these operations throw
+  }
+}
+
+void HostStaging::step() {
+  if (under_way_.empty()) return;
+  const OnDevice on(*gpu_, device_);
+  bool collectives_begun = true, sends_begun = true;
+  for (const auto& work : under_way_) {
+    work->advance(!work->is_message() ? collectives_begun : work->sends() ? sends_begun : true);
+    if (work->is_message()) {
+      sends_begun = sends_begun && (!work->sends() || work->begun());
+    } else {
+      collectives_begun = collectives_begun && work->begun();
+    }
+  }
+  std::erase_if(under_way_, [](const auto& work) { return work->ended(); });
+}
+
+HostStaging::StagedWork& HostStaging::next_to_begin(StagedWork& work) {
+  for (const auto& earlier : under_way_) {
+    if (earlier.get() == &work) break;
+    const bool goes_before =
+        work.is_message() ? work.sends() && earlier->is_message() && earlier->sends() : !earlier->is_message();
+    if (goes_before && !earlier->begun()) return *earlier;
+  }
+  return work;
+}
+
+void HostStaging::abandon(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& work : under_way_) work->fail(error);
+  under_way_.clear();
+}
+
+bool HostStaging::idle() {
+  progress();
+  const std::lock_guard lock(mutex_);
+  return under_way_.empty();
+}
+
+}  // namespace samestep

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "communicator/communicator.h"
+#include "core/progress_source.h"
+#include "core/user_call.h"
+#include "gpu/gpu_memory.h"
+
+namespace samestep {
+
+/// A block of elements that is staged: copied to the host, processed there, copied back.
+struct StagedSegment {
+  const std::byte* in = nullptr;  ///< on the device; null: nothing is copied to the host
+  std::size_t in_nbytes = 0;
+  std::byte* out = nullptr;  ///< on the device; null: nothing is copied back
+  std::size_t out_nbytes = 0;
+  bool in_place = false;    ///< input and output share one buffer on the host
+  bool gpu_direct = false;  ///< nothing is copied: `start` passes on device pointers once their streams are ready
+  /// Starts the operation on the host.
+  std::function<Communicator::WorkPtr(std::byte* in, std::byte* out)> start;
+};
+
+struct StagedOperation {
+  std::vector<StagedSegment> parts;
+  std::vector<StreamHandle> after;  ///< streams in which the buffers are produced and used
+  std::string called = user_call();
+  bool message = false;      ///< a send or receive, which need not start in order
+  std::size_t itemsize = 0;  ///< of a receive, where as many elements come back as the message has
+};
+
+/// Operations of a host group on device memory, staged through pinned memory. Three segments of an operation are in
+/// flight at a time, so that copies out, host operations and copies in overlap.
+///
+/// Collectives start on the host in the order of the calls, which is the same on all ranks. There is no thread: every
+/// waiting thread advances all operations, also one that waits for something else (`ProgressSource`). Device memory is
+/// accessed only in the two streams of this object.
+class HostStaging final : public ProgressSource, public std::enable_shared_from_this<HostStaging> {
+ public:
+  /// `messages`: the group of sends and receives. `collectives`: that of collectives.
+  static std::shared_ptr<HostStaging> make(std::shared_ptr<GpuLibrary> gpu, int device,
+                                           std::shared_ptr<Communicator> messages,
+                                           std::shared_ptr<Communicator> collectives);
+
+  std::shared_ptr<Work> start(StagedOperation call);
+  /// Copies from device to device, after the streams that `start` waits for, and before the operation completes.
+  void copy_own(std::byte* to, const std::byte* from, std::size_t nbytes);
+  /// Advances all operations. Never blocks.
+  void progress();
+  void advance() override;
+  /// Ends all operations with `error`.
+  void abandon(std::exception_ptr error);
+  bool idle();
+
+ private:
+  class StagedWork;
+  static constexpr std::size_t kInFlight = 3;
+
+  HostStaging(std::shared_ptr<GpuLibrary> gpu, int device, std::shared_ptr<Communicator> messages,
+              std::shared_ptr<Communicator> collectives);
+  // With the mutex held:
+  void step();
+  /// The earliest operation that must start on the host before `work`, or `work` itself.
+  StagedWork& next_to_begin(StagedWork& work);
+
+  std::shared_ptr<GpuLibrary> gpu_;
+  int device_;
+  std::shared_ptr<Communicator> messages_, collectives_;
+  std::shared_ptr<PinnedPool> pool_;
+  std::unique_ptr<GpuStream> out_, in_;  // device to host, and back
+  std::mutex mutex_;
+  std::deque<std::shared_ptr<StagedWork>> under_way_;
+};
+
+}  // namespace samestep

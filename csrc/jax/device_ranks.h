@@ -1,0 +1,84 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "communicator/communicator.h"
+#include "core/deadline.h"
+#include "jax/clique_key.h"
+#include "jax/ranks_capsule.h"
+
+namespace samestep {
+
+/// What JAX takes for a communicator of MPI: a group, or why there is none.
+struct DeviceGroup {
+  std::shared_ptr<Communicator> communicator;
+  std::string problem = "";  ///< for every call of this group, where `communicator` is null
+
+  /// Throws UnavailableError where there is no group.
+  Communicator& get() const;
+};
+
+/// One operation that JAX waits for later.
+struct DeviceRequest {
+  std::shared_ptr<Communicator> communicator;
+  Communicator::WorkPtr work;
+};
+
+/// Where the ranks of a JAX program are: its devices, process by process.
+struct DeviceLayout {
+  int process = 0;            ///< this one
+  std::vector<int> counts{};  ///< by process: devices
+
+  /// The rank of a device, or -1 for what is no device of the program.
+  int rank_of(DeviceId device) const;
+  /// The device's number within this process, or -1.
+  int local_number(DeviceId device) const;
+};
+
+/// The ranks of this process in the world of all devices of a JAX program: one for each local device. Thread-safe.
+class DeviceRanks {
+ public:
+  DeviceRanks(const RanksCapsule& ranks, DeviceLayout layout, Seconds timeout);
+
+  int rank() const { return worlds_.front()->rank(); }
+  int size() const { return worlds_.front()->size(); }
+
+  /// The group of devices whose first one is `color` and in which the calling device has rank `key`. Collective over
+  /// these devices where `find_clique` finds which they are; else, as in MPI, over all devices of the program.
+  std::shared_ptr<Communicator> split(int color, int key, const void* caller);
+
+  /// Runs a collective to its end.
+  void run(Communicator& group, const CollectiveArgs& args) { wait(group, (group.*functions_.run)(args)); }
+  Communicator::WorkPtr send(Communicator& group, const SendArgs& args) { return (group.*functions_.send)(args); }
+  Communicator::WorkPtr recv(Communicator& group, const RecvArgs& args) { return (group.*functions_.recv)(args); }
+
+  /// Waits until a call has ended. A timeout ends the group, for JAX frees the arrays.
+  void wait(Communicator& group, const Communicator::WorkPtr& work);
+
+  /// Leaves the world and all groups, when the program ends. Peers that go on have some seconds to end too, and what
+  /// this process still has under way is waited for; then they learn that it has left.
+  void close();
+
+ private:
+  std::shared_ptr<Communicator> split_by_color(int color, int key, const void* caller);
+  std::shared_ptr<Communicator> split_as_mpi(int color, int key);
+  void meet_at_end();
+  std::size_t take_rank();
+
+  RanksCapsule functions_;
+  std::vector<std::shared_ptr<Communicator>> worlds_;
+  DeviceLayout layout_;
+  Seconds timeout_;
+  std::mutex mutex_;
+  std::vector<std::uint64_t> splits_;  // by local rank: groups made as in MPI
+  std::vector<bool> busy_;
+  std::vector<std::weak_ptr<Communicator>> groups_;
+  std::atomic<std::uint64_t> waits_begun_{0}, waits_ended_{0};
+};
+
+}  // namespace samestep

@@ -1,0 +1,238 @@
+// The functions of MPI that XLA calls, over groups of samestep. Each returns MPI_SUCCESS, or MPI_ERR_OTHER with a text
+// that MPI_Error_string gives to the thread that called.
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "jax/device_ranks.h"
+#include "jax/mpi_abi.h"
+#include "jax/python_ranks.h"
+
+namespace samestep::mpi_abi {
+namespace {
+
+constexpr int kSuccess = 0, kErrOther = 1;
+constexpr std::size_t kMaxErrorString = 1024, kMaxLibraryVersionString = 8192;  // as MPItrampoline has them
+
+thread_local std::string last_error;
+std::atomic<bool> initialized{false}, finalized{false};
+std::unique_ptr<DeviceRanks> ranks;  // never freed: XLA's threads may use them until the process has ended
+std::string no_ranks = "MPI_Init_thread has not been called";
+
+template <class Call>
+int guarded(Call call) {
+  try {
+    call();
+    return kSuccess;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return kErrOther;
+  }
+}
+
+void print_text(const std::string& text, std::size_t room, char* out, int* length) {
+  const std::size_t n = std::min(text.size(), room - 1);
+  std::memcpy(out, text.data(), n);
+  out[n] = '\0';
+  *length = static_cast<int>(n);
+}
+
+DeviceRanks& world() {
+  if (ranks == nullptr) throw UnavailableError(no_ranks);
+  return *ranks;
+}
+
+Communicator& group_of(Word comm) {
+  if (comm == kNull || comm == kWorld) throw InvalidArgumentError("JAX uses a communicator that it did not make");
+  return reinterpret_cast<const DeviceGroup*>(comm)->get();
+}
+
+std::size_t to_count(int count) {
+  if (count < 0) throw InvalidArgumentError(str("JAX passes a count of ", count));
+  return static_cast<std::size_t>(count);
+}
+
+ConstBuffer input(const void* data, std::size_t count, Word dtype) { return {data, count, to_dtype(dtype)}; }
+Buffer output(void* data, std::size_t count, Word dtype) { return {data, count, to_dtype(dtype)}; }
+
+/// XLA reduces and gathers between arrays that are the same or do not overlap, as Communicator wants it.
+void run(Word comm, const CollectiveArgs& call) { world().run(group_of(comm), call); }
+
+void wait_for(Word* request) {
+  if (*request == kNull) return;
+  const std::unique_ptr<DeviceRequest> waited(reinterpret_cast<DeviceRequest*>(*request));
+  *request = kNull;
+  world().wait(*waited->communicator, waited->work);
+}
+
+void remember(Word comm, Communicator::WorkPtr work, Word* request) {
+  const auto& group = *reinterpret_cast<const DeviceGroup*>(comm);
+  *request = reinterpret_cast<Word>(new DeviceRequest{group.communicator, std::move(work)});
+}
+
+}  // namespace
+}  // namespace samestep::mpi_abi
+
+using namespace samestep;           // NOLINT: the rest of this file is MPI's
+using namespace samestep::mpi_abi;  // NOLINT
+
+SAMESTEP_EXPORT int MPIABI_Init_thread(int*, char***, int, int* provided) {
+  *provided = 3;  // MPI_THREAD_MULTIPLE
+  initialized = true;
+  const int result = guarded([] { ranks = open_device_ranks(); });
+  if (result != kSuccess) {  // XLA does not look at the result. The first collective fails with this text.
+    no_ranks = last_error;
+    std::fprintf(stderr, "%s\n", no_ranks.c_str());
+  }
+  return result;
+}
+
+SAMESTEP_EXPORT int MPIABI_Finalize() {
+  finalized = true;
+  if (ranks != nullptr) ranks->close();
+  return kSuccess;
+}
+
+SAMESTEP_EXPORT int MPIABI_Initialized(int* flag) {
+  *flag = initialized;
+  return kSuccess;
+}
+
+SAMESTEP_EXPORT int MPIABI_Finalized(int* flag) {
+  *flag = finalized;
+  return kSuccess;
+}
+
+/// Always: any thread may make communicators, and XLA asks before it does.
+SAMESTEP_EXPORT int MPIABI_Is_thread_main(int* flag) {
+  *flag = 1;
+  return kSuccess;
+}
+
+SAMESTEP_EXPORT int MPIABI_Get_library_version(char* version, int* length) {
+  print_text("samestep", kMaxLibraryVersionString, version, length);
+  return kSuccess;
+}
+
+SAMESTEP_EXPORT int MPIABI_Error_string(int, char* text, int* length) {
+  print_text(last_error, kMaxErrorString, text, length);
+  return kSuccess;
+}
+
+/// XLA does not look at the result of this and the next two: what went wrong is told by the calls of the group.
+SAMESTEP_EXPORT int MPIABI_Comm_rank(Word comm, int* rank) {
+  *rank = 0;
+  return guarded([&] { *rank = comm == kWorld ? world().rank() : group_of(comm).rank(); });
+}
+
+SAMESTEP_EXPORT int MPIABI_Comm_size(Word comm, int* size) {
+  *size = 1;
+  return guarded([&] { *size = comm == kWorld ? world().size() : group_of(comm).size(); });
+}
+
+SAMESTEP_EXPORT int MPIABI_Comm_split(Word comm, int color, int key, Word* made) {
+  const void* const caller = __builtin_return_address(0);
+  auto group = std::make_unique<DeviceGroup>();
+  const int result = guarded([&] {
+    if (comm != kWorld) throw InvalidArgumentError("JAX splits another communicator than MPI_COMM_WORLD");
+    group->communicator = world().split(color, key, caller);
+  });
+  if (result != kSuccess) group->problem = last_error;
+  *made = reinterpret_cast<Word>(group.release());
+  return result;
+}
+
+SAMESTEP_EXPORT int MPIABI_Comm_free(Word* comm) {
+  if (*comm != kNull && *comm != kWorld) delete reinterpret_cast<DeviceGroup*>(*comm);
+  *comm = kNull;
+  return kSuccess;
+}
+
+SAMESTEP_EXPORT int MPIABI_Allreduce(const void* in, void* out, int count, Word dtype, Word op, Word comm) {
+  return guarded([&] {
+    const std::size_t n = to_count(count);
+    const void* const from = in == reinterpret_cast<void*>(kInPlace) ? out : in;
+    run(comm,
+        {CollectiveType::allreduce, input(from, n, dtype), output(out, n, dtype), {to_op(op)}, -1, Shape::flat(n)});
+  });
+}
+
+SAMESTEP_EXPORT int MPIABI_Reduce_scatter(const void* in, void* out, const int* counts, Word dtype, Word op,
+                                          Word comm) {
+  return guarded([&] {
+    const auto size = static_cast<std::size_t>(group_of(comm).size());
+    const std::size_t n = to_count(counts[0]);
+    if (std::any_of(counts, counts + size, [&](int count) { return count != counts[0]; })) {
+      throw InvalidArgumentError("JAX scatters blocks of unlike sizes");
+    }
+    run(comm, {CollectiveType::reduce_scatter,
+               input(in, n * size, dtype),
+               output(out, n, dtype),
+               {to_op(op)},
+               -1,
+               Shape::flat(n)});
+  });
+}
+
+SAMESTEP_EXPORT int MPIABI_Allgather(const void* in, int count, Word dtype, void* out, int, Word, Word comm) {
+  return guarded([&] {
+    const std::size_t n = to_count(count), size = static_cast<std::size_t>(group_of(comm).size());
+    run(comm, {CollectiveType::allgather, input(in, n, dtype), output(out, n * size, dtype), {}, -1, Shape::flat(n)});
+  });
+}
+
+SAMESTEP_EXPORT int MPIABI_Alltoall(const void* in, int count, Word dtype, void* out, int, Word, Word comm) {
+  return guarded([&] {
+    const std::size_t n = to_count(count), all = n * static_cast<std::size_t>(group_of(comm).size());
+    run(comm, {CollectiveType::alltoall, input(in, all, dtype), output(out, all, dtype), {}, -1, Shape::flat(all)});
+  });
+}
+
+SAMESTEP_EXPORT int MPIABI_Bcast(void* data, int count, Word dtype, int root, Word comm) {
+  return guarded([&] {
+    const std::size_t n = to_count(count);
+    run(comm, {CollectiveType::bcast, {}, output(data, n, dtype), {}, root, Shape::flat(n)});
+  });
+}
+
+SAMESTEP_EXPORT int MPIABI_Barrier(Word comm) {
+  return guarded([&] { run(comm, {CollectiveType::barrier}); });
+}
+
+SAMESTEP_EXPORT int MPIABI_Isend(const void* in, int count, Word dtype, int dest, int tag, Word comm, Word* request) {
+  return guarded(
+      [&] { remember(comm, world().send(group_of(comm), {input(in, to_count(count), dtype), dest, tag}), request); });
+}
+
+SAMESTEP_EXPORT int MPIABI_Irecv(void* out, int count, Word dtype, int source, int tag, Word comm, Word* request) {
+  return guarded([&] {
+    remember(comm, world().recv(group_of(comm), {output(out, to_count(count), dtype), source, tag, Fit::exactly}),
+             request);
+  });
+}
+
+SAMESTEP_EXPORT int MPIABI_Wait(Word* request, void*) {
+  return guarded([&] { wait_for(request); });
+}
+
+SAMESTEP_EXPORT int MPIABI_Waitall(int count, Word* requests, void*) {
+  return guarded([&] { std::for_each_n(requests, count, [](Word& request) { wait_for(&request); }); });
+}
+
+SAMESTEP_EXPORT int MPIABI_Sendrecv(const void* in, int in_count, Word in_dtype, int dest, int in_tag, void* out,
+                                    int out_count, Word out_dtype, int source, int out_tag, Word comm, void*) {
+  return guarded([&] {
+    Communicator& group = group_of(comm);
+    const auto receiving =
+        world().recv(group, {output(out, to_count(out_count), out_dtype), source, out_tag, Fit::exactly});
+    const auto sending = world().send(group, {input(in, to_count(in_count), in_dtype), dest, in_tag});
+    world().wait(group, receiving);
+    world().wait(group, sending);
+  });
+}

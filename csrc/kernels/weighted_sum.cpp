@@ -1,0 +1,167 @@
+#include "kernels/weighted_sum.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+#include "core/reduce_op.h"
+#include "kernels/half.h"
+#include "kernels/reduce.h"
+
+namespace samestep::kernels {
+namespace {
+
+constexpr std::size_t kBlock = 1024;  // elements: some of each array fit into the first-level cache
+constexpr std::size_t kMaxTerms = 2;
+
+using Widen = void (*)(const std::byte* from, std::byte* to, std::size_t count);
+
+template <class From, class To, class Convert>
+void widen_each(const std::byte* from, std::byte* to, std::size_t count, Convert convert) {
+  for (std::size_t i = 0; i < count; ++i) {
+    From narrow;
+    std::memcpy(&narrow, from + i * sizeof narrow, sizeof narrow);
+    const To wide = convert(narrow);
+    std::memcpy(to + i * sizeof wide, &wide, sizeof wide);
+  }
+}
+
+template <class Integer>
+void widen_integers(const std::byte* from, std::byte* to, std::size_t count) {
+  widen_each<Integer, std::int64_t>(from, to, count, [](Integer x) { return static_cast<std::int64_t>(x); });
+}
+
+using Halves [[gnu::vector_size(8)]] = std::uint16_t;
+using Words [[gnu::vector_size(16)]] = std::uint32_t;
+using Ints [[gnu::vector_size(16)]] = std::int32_t;
+using Floats [[gnu::vector_size(16)]] = float;
+
+template <class Four, class One>
+void widen_halves(const std::byte* from, std::byte* to, std::size_t count, Four four, One one) {
+  constexpr std::size_t kLanes = 4;
+  const std::size_t whole = count - count % kLanes;
+  for (std::size_t i = 0; i < whole; i += kLanes) {
+    Halves halves;
+    std::memcpy(&halves, from + i * sizeof(std::uint16_t), sizeof halves);
+    const Floats wide = four(__builtin_convertvector(halves, Words));
+    std::memcpy(to + i * sizeof(float), &wide, sizeof wide);
+  }
+  widen_each<std::uint16_t, float>(from + whole * sizeof(std::uint16_t), to + whole * sizeof(float), count - whole,
+                                   one);
+}
+
+void widen_float16(const std::byte* from, std::byte* to, std::size_t count) {
+  widen_halves(
+      from, to, count, [](Words words) { return detail::widen_float16<Floats, Ints, Words>(words); }, float16_to_float);
+}
+
+void widen_bfloat16(const std::byte* from, std::byte* to, std::size_t count) {
+  widen_halves(from, to, count, [](Words words) { return __builtin_bit_cast(Floats, words << 16); }, bfloat16_to_float);
+}
+
+/// Null where elements are added as they are.
+Widen widening_of(DType dtype) {
+  switch (dtype) {
+    case DType::float16:
+      return widen_float16;
+    case DType::bfloat16:
+      return widen_bfloat16;
+    case DType::int8:
+      return widen_integers<std::int8_t>;
+    case DType::int16:
+      return widen_integers<std::int16_t>;
+    case DType::int32:
+      return widen_integers<std::int32_t>;
+    case DType::uint8:
+      return widen_integers<std::uint8_t>;
+    case DType::uint16:
+      return widen_integers<std::uint16_t>;
+    case DType::uint32:
+      return widen_integers<std::uint32_t>;
+    default:
+      return nullptr;
+  }
+}
+
+void fill_identity(DType dtype, std::byte* out, std::size_t count) {
+  if (dtype == DType::float32) {
+    std::fill_n(reinterpret_cast<float*>(out), count, -0.0F);
+  } else if (dtype == DType::float64) {
+    std::fill_n(reinterpret_cast<double*>(out), count, -0.0);
+  } else {
+    std::memset(out, 0, count * itemsize(dtype));
+  }
+}
+
+struct Job {
+  DType dtype;  // of the sums
+  std::size_t term_itemsize;
+  Widen widen;
+  std::span<const WeightedTerm> terms;
+  std::span<const void* const> sums;
+  std::byte* out;
+
+  bool is_one_pass() const { return widen == nullptr && sums.size() <= 1; }
+};
+
+/// A block of at most kBlock elements, unless the job is one pass.
+void add_block(const Job& job, std::size_t first, std::size_t count) {
+  alignas(64) std::byte widened[kMaxTerms][kBlock * sizeof(double)];
+  alignas(64) std::byte partial[kBlock * sizeof(double)];
+  std::array<Input, kMaxTerms + 1> inputs;
+  std::size_t n = 0;
+  for (const WeightedTerm& term : job.terms) {
+    if (term.data == nullptr) continue;
+    const std::byte* data = static_cast<const std::byte*>(term.data) + first * job.term_itemsize;
+    if (job.widen != nullptr) {
+      job.widen(data, widened[n], count);
+      data = widened[n];
+    }
+    inputs[n++] = {data, term.weight};
+  }
+  const std::size_t offset = first * itemsize(job.dtype);
+  const std::size_t most = std::max<std::size_t>(n + 1, 2);  // the kernel adds the first two first
+  std::size_t next = 0;
+  while (n < most && next < job.sums.size()) inputs[n++] = {static_cast<const std::byte*>(job.sums[next++]) + offset};
+  if (n == 0) return fill_identity(job.dtype, job.out + offset, count);
+  while (true) {
+    const bool is_last = next == job.sums.size();
+    void* const to = is_last ? job.out + offset : partial;  // `out` may be the sum that is added last
+    reduce_into(job.dtype, ReduceOp::premul, {inputs.data(), n}, {&to, 1}, count);
+    if (is_last) return;
+    inputs[0] = {to};
+    inputs[1] = {static_cast<const std::byte*>(job.sums[next++]) + offset};
+    n = 2;
+  }
+}
+
+}  // namespace
+
+std::optional<DType> sum_dtype(DType dtype) {
+  switch (dtype) {
+    case DType::float16:
+    case DType::bfloat16:
+    case DType::complex64:
+      return DType::float32;
+    case DType::complex128:
+      return DType::float64;
+    case DType::float32:
+    case DType::float64:
+    case DType::uint64:
+      return dtype;
+    default:
+      return is_integer(dtype) ? std::optional(DType::int64) : std::nullopt;
+  }
+}
+
+void add_weighted(DType dtype, std::span<const WeightedTerm> terms, std::span<const void* const> sums, void* out,
+                  std::size_t count) {
+  const DType wide = *sum_dtype(dtype);
+  const std::size_t term_itemsize = is_complex(dtype) ? itemsize(wide) : itemsize(dtype);
+  const Job job{wide, term_itemsize, widening_of(dtype), terms, sums, static_cast<std::byte*>(out)};
+  const std::size_t block = job.is_one_pass() ? count : kBlock;
+  for (std::size_t first = 0; first < count; first += block) add_block(job, first, std::min(block, count - first));
+}
+
+}  // namespace samestep::kernels

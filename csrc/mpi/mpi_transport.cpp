@@ -1,0 +1,282 @@
+#include "mpi/mpi_transport.h"
+
+#include <algorithm>
+#include <mutex>
+#include <numeric>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "collectives/exchange_communicator.h"
+#include "core/error.h"
+#include "core/format.h"
+#include "core/wait_hooks.h"
+#include "transport/tags.h"
+#include "transport/transport.h"
+#include "waiting/backoff.h"
+
+namespace samestep {
+namespace {
+
+constexpr Seconds kBlameAfter{15};                         // longer than it takes to find out who has died
+constexpr std::size_t kMaxMessage = std::size_t{1} << 30;  // bytes, below MPI's 2^31 - 1
+
+/// A duplicate of a communicator, without blocking in MPI.
+MpiLibrary::Handle duplicate(MpiLibrary& library, MpiLibrary::Handle comm, const Deadline& deadline) {
+  static std::vector<std::unique_ptr<MpiLibrary::Handle>> late;  // MPI writes to it when it pleases
+  auto made = std::make_unique<MpiLibrary::Handle>(0);
+  MpiLibrary::Handle request = library.duplicate(comm, *made);
+  MpiLibrary::Status status;
+  Backoff pause(/*oversubscribed=*/true);
+  while (!library.test(request, status)) {
+    if (!pause.step()) continue;
+    if (deadline.passed()) {
+      late.push_back(std::move(made));
+      throw TimeoutError(str("initialize: not all ", library.size(comm),
+                             " ranks of the MPI world have called it after ", deadline.timeout().count(), " s"));
+    }
+    wait_hooks().interrupt();
+  }
+  return *made;
+}
+
+/// A communicator of MPI for one or more groups, whose messages differ by their tags: MPI makes communicators by calls
+/// that block without yielding, and take seconds where ranks share processors.
+struct Channel {
+  Channel(std::shared_ptr<MpiLibrary> mpi, MpiLibrary::Handle handle)
+      : library(std::move(mpi)), comm(handle), rank(library->rank(comm)), size(library->size(comm)) {
+    library->return_errors(comm);
+  }
+
+  /// Groups have the numbers below this one, as many as there are tags for.
+  std::uint32_t most_groups() const {
+    return static_cast<std::uint32_t>((static_cast<std::int64_t>(library->facts().tag_limit) + 1) / tags::kEnd);
+  }
+  /// A number that no group of this rank has or had: what was sent in a group that has been closed may still come.
+  std::uint32_t reserve() {
+    const std::lock_guard lock(mutex);
+    return next++;
+  }
+  void enter(std::uint32_t number) {
+    const std::lock_guard lock(mutex);
+    if (!groups.insert(number).second) {
+      throw Error("two threads of this rank make groups of one world at the same time: make one after the other");
+    }
+    next = std::max(next, number + 1);
+  }
+  void leave(std::uint32_t number) {
+    const std::lock_guard lock(mutex);
+    groups.erase(number);
+    if (groups.empty() && !library->finalized()) library->free(comm);
+  }
+
+  std::shared_ptr<MpiLibrary> library;
+  MpiLibrary::Handle comm;
+  int rank;
+  int size;
+  std::mutex mutex;                      // groups have threads of their own
+  std::set<std::uint32_t> groups = {0};  // in use by this rank; 0 = all ranks of the communicator
+  std::uint32_t next = 1;
+};
+
+class MpiTransport final : public Transport {
+ public:
+  explicit MpiTransport(std::shared_ptr<Channel> channel)
+      : channel_(std::move(channel)),
+        library_(channel_->library),
+        comm_(channel_->comm),
+        rank_(channel_->rank),
+        size_(channel_->size) {
+    members_.resize(static_cast<std::size_t>(size_));
+    std::iota(members_.begin(), members_.end(), 0);
+    rank_of_ = members_;
+  }
+  /// A group of its own communicator, of `ranks` of the parent.
+  MpiTransport(const MpiTransport& parent, std::shared_ptr<Channel> channel, std::span<const int> ranks)
+      : MpiTransport(std::move(channel)) {
+    max_message_ = parent.max_message_;
+    share_watch(parent, ranks);
+  }
+  /// A group on the parent's communicator.
+  MpiTransport(const MpiTransport& parent, std::span<const int> ranks, std::uint32_t number)
+      : channel_(parent.channel_),
+        library_(channel_->library),
+        comm_(channel_->comm),
+        rank_(-1),
+        size_(static_cast<int>(ranks.size())),
+        max_message_(parent.max_message_),
+        number_(number),
+        rank_of_(static_cast<std::size_t>(channel_->size), -1) {
+    channel_->enter(number);
+    for (const int rank : ranks) {
+      const int member = parent.member(rank);
+      rank_of_[static_cast<std::size_t>(member)] = static_cast<int>(members_.size());
+      members_.push_back(member);
+    }
+    rank_ = rank_of_[static_cast<std::size_t>(channel_->rank)];
+    share_watch(parent, ranks);
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string_view name() const override { return "mpi"; }
+  std::size_t max_message() const override { return max_message_; }
+  void set_max_message(std::size_t nbytes) override { max_message_ = std::min(nbytes, kMaxMessage); }
+
+  Request send(const void* data, std::size_t nbytes, int dest, int tag) override {
+    Request request;
+    attempt([&] { request = {library_->send(comm_, data, static_cast<int>(nbytes), member(dest), own(tag)), true}; });
+    return request;
+  }
+
+  Request receive(void* data, std::size_t capacity, int source, int tag) override {
+    Request request{0, true};  // which never ends if MPI fails
+    attempt([&] {
+      request.bits = library_->receive(comm_, data, static_cast<int>(capacity), mpi_source(source), own(tag));
+    });
+    return request;
+  }
+
+  bool test(Request& request, Envelope* envelope) override {
+    if (!request.active) return true;
+    if (has_failed() && Clock::now() - failure_->at > kBlameAfter) throw Error(failure_->text);
+    MpiLibrary::Status status;
+    bool ended = false;
+    attempt([&] { ended = library_->test(request.bits, status); });
+    if (!ended) return false;
+    request.active = false;
+    if (envelope != nullptr) *envelope = in_group(status);
+    return true;
+  }
+
+  bool cancel(Request& request) override {
+    if (!request.active || library_->finalized() || has_failed()) return false;
+    const bool cancelled = library_->cancel(request.bits);
+    request.active = request.bits != library_->facts().request_null;
+    return cancelled;
+  }
+
+  bool probe(int tag, Envelope& envelope) override {
+    MpiLibrary::Status status;
+    bool found = false;
+    attempt([&] { found = library_->probe(comm_, library_->facts().any_source, own(tag), status); });
+    if (found) envelope = in_group(status);
+    return found;
+  }
+
+  std::unique_ptr<Transport> subset(std::span<const int> ranks) override {
+    std::vector<int> list;
+    for (const int rank : ranks) list.push_back(member(rank));
+    const int tag = own(tags::kTransportMakesGroup);
+    const MpiLibrary::Handle comm = library_->create_group(comm_, list, tag);
+    return std::make_unique<MpiTransport>(*this, std::make_shared<Channel>(library_, comm), ranks);
+  }
+
+  std::uint32_t reserve_group_id() override { return channel_->reserve(); }
+  std::unique_ptr<Transport> subset_with(std::span<const int> ranks, std::uint32_t number) override {
+    if (number >= channel_->most_groups()) return subset(ranks);
+    return std::make_unique<MpiTransport>(*this, ranks, number);
+  }
+
+  void set_watch(std::shared_ptr<PeerWatch> watch) override {
+    watch_ = std::move(watch);
+    failure_ = std::make_shared<Failure>();
+    reported_.resize(static_cast<std::size_t>(size_));
+    watched_as_.resize(reported_.size());
+    std::iota(watched_as_.begin(), watched_as_.end(), std::size_t{0});
+  }
+
+  void ping(int peer) override {
+    if (watch_ == nullptr || peer == rank_) return;
+    asks_ = true;
+    watch_->watch(watched_as_[static_cast<std::size_t>(peer)]);
+  }
+
+  std::vector<PeerFailure> failed_peers() override {
+    std::vector<PeerFailure> found;
+    for (int peer = 0; has_failed() && peer < size_; ++peer) ping(peer);
+    for (int peer = 0; asks_ && peer < size_; ++peer) {
+      const auto i = static_cast<std::size_t>(peer);
+      if (reported_[i] || peer == rank_) continue;
+      const std::string why = watch_->death(watched_as_[i]);
+      reported_[i] = !why.empty();
+      if (reported_[i]) found.push_back({peer, 0, why});
+    }
+    return found;
+  }
+
+  void close() override {
+    watch_ = nullptr;
+    asks_ = false;
+    if (!has_failed()) channel_->leave(number_);
+  }
+
+ private:
+  /// What MPI does when a rank has died is its own affair: it may return errors, or crash at the next call. So where
+  /// deaths are known otherwise it is left alone after its first error, until it is known who has died.
+  struct Failure {
+    std::string text;
+    Clock::time_point at;
+  };
+
+  bool has_failed() const { return failure_ != nullptr && !failure_->text.empty(); }
+
+  template <class Call>
+  void attempt(Call&& call) {
+    if (has_failed()) return;
+    try {
+      call();
+    } catch (const Error& error) {
+      if (failure_ == nullptr) throw;
+      *failure_ = {error.what(), Clock::now()};
+    }
+  }
+
+  void share_watch(const MpiTransport& parent, std::span<const int> ranks) {
+    if (parent.watch_ == nullptr) return;
+    watch_ = parent.watch_;
+    failure_ = parent.failure_;
+    reported_.resize(ranks.size());
+    for (const int rank : ranks) watched_as_.push_back(parent.watched_as_[static_cast<std::size_t>(rank)]);
+  }
+
+  int member(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
+  int mpi_source(int source) const { return source == kAnySource ? library_->facts().any_source : member(source); }
+  int own(int tag) const { return tag + static_cast<int>(number_) * tags::kEnd; }
+  Envelope in_group(const MpiLibrary::Status& status) const {
+    return {rank_of_[static_cast<std::size_t>(status.source)], status.tag - own(0)};
+  }
+
+  std::shared_ptr<Channel> channel_;
+  std::shared_ptr<MpiLibrary> library_;
+  MpiLibrary::Handle comm_;
+  int rank_;
+  int size_;
+  std::size_t max_message_ = kMaxMessage;
+  std::uint32_t number_ = 0;       // among the groups of this communicator
+  std::vector<int> members_ = {};  // by rank of the group, ranks of the communicator
+  std::vector<int> rank_of_ = {};  // the inverse
+  std::shared_ptr<PeerWatch> watch_ = nullptr;
+  std::vector<std::size_t> watched_as_ = {};  // by rank
+  std::vector<bool> reported_ = {};
+  std::shared_ptr<Failure> failure_ = nullptr;  // of MPI, for all groups of a watched world
+  bool asks_ = false;                           // nothing is asked of the watch before this rank has waited for long
+};
+
+}  // namespace
+
+void watch_ranks(ExchangeCommunicator& world, std::shared_ptr<PeerWatch> watch) {
+  ProgressEngine& engine = *world.engine_of_group();
+  const std::lock_guard lock(engine.mutex());
+  engine.transport().set_watch(std::move(watch));
+}
+
+std::shared_ptr<Communicator> open_mpi_world(std::shared_ptr<MpiLibrary> library, const ExchangeOptions& options,
+                                             const Deadline& deadline) {
+  const MpiLibrary::Handle world = library->facts().comm_world;
+  const MpiLibrary::Handle comm = duplicate(*library, world, deadline);
+  auto channel = std::make_shared<Channel>(std::move(library), comm);
+  return std::make_shared<ExchangeCommunicator>(std::make_unique<MpiTransport>(std::move(channel)), options);
+}
+
+}  // namespace samestep

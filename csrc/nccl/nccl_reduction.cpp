@@ -1,0 +1,85 @@
+#include "nccl/nccl_reduction.h"
+
+#include "nccl/nccl_library.h"
+
+namespace samestep {
+namespace {
+
+std::optional<int> nccl_type(DType dtype) {
+  using namespace nccl_abi;
+  switch (dtype) {
+    case DType::bool_:
+    case DType::uint8:
+      return kUint8;
+    case DType::int8:
+      return kInt8;
+    case DType::int32:
+      return kInt32;
+    case DType::uint32:
+      return kUint32;
+    case DType::int64:
+      return kInt64;
+    case DType::uint64:
+      return kUint64;
+    case DType::float16:
+      return kFloat16;
+    case DType::bfloat16:
+      return kBfloat16;
+    case DType::float32:
+    case DType::complex64:
+      return kFloat32;
+    case DType::float64:
+    case DType::complex128:
+      return kFloat64;
+    default:
+      return std::nullopt;
+  }
+}
+
+/// For bool as uint8, whose values are 0 and 1.
+std::optional<int> op_of_bools(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+    case ReduceOp::max:
+    case ReduceOp::bor:
+    case ReduceOp::lor:
+      return nccl_abi::kMax;
+    case ReduceOp::prod:
+    case ReduceOp::min:
+    case ReduceOp::band:
+    case ReduceOp::land:
+      return nccl_abi::kMin;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<int> op_of_numbers(DType dtype, ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+      return nccl_abi::kSum;
+    case ReduceOp::prod:
+      return is_complex(dtype) ? std::nullopt : std::optional<int>(nccl_abi::kProd);
+    case ReduceOp::min:
+      return nccl_abi::kMin;
+    case ReduceOp::max:
+      return nccl_abi::kMax;
+    case ReduceOp::avg:
+      return is_integer(dtype) ? std::nullopt : std::optional<int>(nccl_abi::kAvg);
+    case ReduceOp::premul:
+      return is_integer(dtype) ? std::nullopt : std::optional<int>(nccl_abi::kSum);
+    default:
+      return std::nullopt;
+  }
+}
+
+}  // namespace
+
+std::optional<NcclReduction> to_nccl_reduction(DType dtype, const Reduction& reduction) {
+  const std::optional<int> type = nccl_type(dtype);
+  const std::optional<int> op = dtype == DType::bool_ ? op_of_bools(reduction.op) : op_of_numbers(dtype, reduction.op);
+  if (!type || !op) return std::nullopt;
+  return NcclReduction{*type, is_complex(dtype) ? std::size_t{2} : 1, *op, reduction.op == ReduceOp::premul};
+}
+
+}  // namespace samestep

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+
+#include "core/dtype.h"
+#include "core/reduce_op.h"
+
+namespace samestep {
+
+/// A reduction in NCCL's terms.
+struct NcclReduction {
+  int type;                 ///< of nccl_abi::Type
+  std::size_t per_element;  ///< elements of that type in one of ours: 2 for complex numbers
+  int op;                   ///< of nccl_abi::Op
+  bool scaled;              ///< the sum of factor * x instead of `op`
+};
+
+/// Maps bool to uint8 (0 and 1) and complex numbers to pairs. Returns nullopt for what the host must reduce: types that
+/// NCCL lacks (int16), operators that it lacks (bitwise, products of complex numbers), and averages of integers, which
+/// it does not compute exactly. Pure.
+std::optional<NcclReduction> to_nccl_reduction(DType dtype, const Reduction& reduction);
+
+}  // namespace samestep

@@ -1,0 +1,34 @@
+#include "node/path_tuner.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace samestep {
+
+double PathTuner::Times::shortest() const {
+  const auto end = last.begin() + static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(n, kTries));
+  return *std::min_element(last.begin(), end);
+}
+
+PathTuner::Size& PathTuner::entry(std::size_t nbytes) { return sizes_[static_cast<int>(std::bit_width(nbytes))]; }
+
+PathTuner::Path PathTuner::choose(std::size_t nbytes, std::span<const Path> open) {
+  Size& size = entry(nbytes);
+  const std::uint64_t n = size.n_started++;
+  const auto times = [&](Path path) -> const Times& { return size.paths[static_cast<std::size_t>(path)]; };
+  // Operations that are posted before earlier ones have completed find no times yet.
+  const bool all_timed = std::ranges::all_of(open, [&](Path path) { return times(path).n != 0; });
+  if (n < open.size() * kTries || !all_timed) return open[n % open.size()];
+  const auto fastest = std::ranges::min_element(open, {}, [&](Path path) { return times(path).shortest(); });
+  if (n % kExploreEvery != 0) return *fastest;
+  const std::size_t turn = n / kExploreEvery % (open.size() - 1) + 1;
+  return open[(static_cast<std::size_t>(fastest - open.begin()) + turn) % open.size()];
+}
+
+void PathTuner::record_time(std::size_t nbytes, Path path, double seconds) {
+  if (seconds < 0) return;
+  Times& times = entry(nbytes).paths[static_cast<std::size_t>(path)];
+  times.last[times.n++ % kTries] = seconds;
+}
+
+}  // namespace samestep

@@ -1,0 +1,60 @@
+#include "node/reduction_context.h"
+
+#include <cstring>
+#include <vector>
+
+#include "core/ablation.h"
+
+namespace samestep {
+
+ReductionDescriptor ReductionDescriptor::parse(HeaderExchange::Bytes data) {
+  ReductionDescriptor posted;
+  std::memcpy(&posted, data.data(), sizeof posted);
+  return posted;
+}
+
+void ReductionDescriptor::post(ProgressEngine& engine, NodeGroup& group, std::uint64_t sequence, std::uint64_t digest,
+                               CollectiveType verb, ConstBuffer in, const Buffer* out, double factor,
+                               WrappingTimestamp start_time, bool is_prestaged) {
+  ReductionDescriptor posted{};
+  posted.in = group.peers->to_remote_address(in.data, in.nbytes());
+  posted.out =
+      out != nullptr ? group.peers->to_remote_address(out->data, out->nbytes()) : LocalPeers::kSharedAddressBit;
+  posted.factor = factor;
+  posted.start_time = start_time;
+  posted.is_prestaged = is_prestaged;
+  const bool shared = (posted.in & posted.out & LocalPeers::kSharedAddressBit) != 0;
+  const bool few = in.nbytes() <= Thresholds::one_shot_max(engine.size());
+  posted.has_inline_elements =
+      few && !(shared && in.nbytes() >= Thresholds::in_place_min(engine.options().oversubscribed));
+  posted.hidden =
+      !few && !shared &&
+      (group.peers->hides(in.data, in.nbytes()) || (out != nullptr && group.peers->hides(out->data, out->nbytes())));
+  if (!few && engine.rank() == 0 && engine.size() <= Thresholds::kMaxStagedRanks) {
+    std::vector<PathTuner::Path> open;
+    if (is_enabled(Mechanism::single_copy_path)) open.push_back(PathTuner::Path::single_copy);
+    if (is_enabled(Mechanism::copy_in_copy_out_path)) open.push_back(PathTuner::Path::copy_in_copy_out);
+    posted.path = open.size() == 1 ? open.front() : group.path_tuners[verb].choose(in.nbytes(), open);
+  }
+  const HeaderExchange::Bytes prefix(reinterpret_cast<const std::byte*>(&posted), sizeof posted);
+  const HeaderExchange::Bytes data(static_cast<const std::byte*>(in.data),
+                                   posted.has_inline_elements ? in.nbytes() : 0);
+  engine.header_exchange().post(sequence, digest, data, prefix);
+}
+
+bool ReductionContext::all_shared() const {
+  for (int peer = 0; peer < size(); ++peer) {
+    if ((descriptor_of(peer).in & LocalPeers::kSharedAddressBit) == 0) return false;
+    if (wanted_by(peer) && (descriptor_of(peer).out & LocalPeers::kSharedAddressBit) == 0) return false;
+  }
+  return true;
+}
+
+bool ReductionContext::all_at(std::uint64_t step) const {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank() && !group->region->is_at(sequence, peer, step)) return false;
+  }
+  return true;
+}
+
+}  // namespace samestep

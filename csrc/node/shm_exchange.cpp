@@ -1,0 +1,315 @@
+#include "node/shm_exchange.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/ablation.h"
+#include "core/error.h"
+#include "core/format.h"
+#include "kernels/stream.h"
+#include "transport/tags.h"
+
+namespace samestep {
+namespace {
+
+bool uses_stages(PathTuner::Path path) {
+  return path == PathTuner::Path::copy_in_copy_out || path == PathTuner::Path::copy_in_copy_out_nt;
+}
+
+/// Bytes that all ranks access, if each accesses as many as this one. A block that is sent to several ranks counts
+/// once.
+std::size_t footprint_bytes(const std::vector<PeerTransfer>& transfers, int root) {
+  std::size_t in = 0, out = 0;
+  const std::byte* last = nullptr;
+  for (const PeerTransfer& transfer : transfers) {
+    in += transfer.in_nbytes;
+    out += transfer.out == last ? 0 : transfer.out_nbytes;
+    last = transfer.out;
+  }
+  // In a rooted collective root has as much as all others together.
+  return root < 0 ? transfers.size() * (in + out) : 2 * std::max(in, out);
+}
+
+template <class T>
+void append(std::vector<std::byte>& block, const T& value) {
+  const auto* const bytes = reinterpret_cast<const std::byte*>(&value);
+  block.insert(block.end(), bytes, bytes + sizeof value);
+}
+
+}  // namespace
+
+ShmExchange::ShmExchange(std::shared_ptr<ProgressEngine> shared_engine, const Signature& signature,
+                         std::vector<PeerTransfer> transfers, std::shared_ptr<NodeGroup> group)
+    : PairwiseExchange(std::move(shared_engine), signature, std::move(transfers)),
+      group_(std::move(group)),
+      is_vector_variant_(has_counts(signature.type)),
+      can_stage_(StagedExchange::supports(signature.type, engine().size())),
+      footprint_bytes_(footprint_bytes(transfers_, signature.root)),
+      single_copy_(*group_, footprint_bytes_) {
+  for (int peer = 0; peer < engine().size(); ++peer) {
+    const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(peer)];
+    if (peer == engine().rank() || !is_long(transfer)) continue;
+    has_long_ = true;
+    longest_ = std::max({longest_, transfer.out_nbytes, transfer.in_nbytes});
+  }
+}
+
+bool ShmExchange::is_not_shared(const std::byte* data, std::size_t nbytes) {
+  return (group_->peers->to_remote_address(data, nbytes) & LocalPeers::kSharedAddressBit) == 0;
+}
+
+std::vector<ShmExchange::Path> ShmExchange::candidate_paths() const {
+  std::vector<Path> open;
+  const bool via_cma = group_->peers->has_cma();
+  if (via_cma && is_enabled(Mechanism::single_copy_path)) open.push_back(Path::single_copy);
+  if (!via_cma || is_enabled(Mechanism::copy_in_copy_out_path)) open.push_back(Path::copy_in_copy_out);
+  if (via_cma && signature().root >= 0 && is_enabled(Mechanism::split_path)) open.push_back(Path::single_copy_split);
+  if (is_enabled(Mechanism::nontemporal_path) &&
+      StagedExchange::has_several_readers(signature().type, group_->region->size()))
+    open.push_back(Path::copy_in_copy_out_nt);
+  return open;
+}
+
+void ShmExchange::choose_path() {
+  if (!can_stage_) return;
+  bool any_private = false, any_goes_out = false;
+  for (int peer = 0; peer < engine().size(); ++peer) {
+    const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(peer)];
+    if (peer == engine().rank() || !is_long(transfer)) continue;
+    const bool goes_out = !is_inline(transfer.out_nbytes);
+    any_goes_out = any_goes_out || goes_out;
+    any_private = any_private || (goes_out ? is_not_shared(transfer.out, transfer.out_nbytes)
+                                           : is_not_shared(transfer.in, transfer.in_nbytes));
+  }
+  if (!any_private) return;
+  PathTuner& tuner = group_->path_tuners[signature().type];
+  if (engine().rank() == 0) {
+    const std::vector<Path> open = candidate_paths();
+    start_.path = open.size() == 1 ? open.front() : tuner.choose(longest_, open);
+  }
+  const Path likely = engine().rank() == 0 ? start_.path : tuner.last_choice(longest_);
+  const bool will_stage = !group_->peers->has_cma() || uses_stages(likely);
+  if (is_enabled(Mechanism::prestaging) && any_goes_out && will_stage && group_->header_exchange->is_next(sequence_))
+    prestage(likely == Path::copy_in_copy_out_nt);
+}
+
+bool ShmExchange::hides_any() {
+  const PeerTransfer *first = nullptr, *last = nullptr;  // usually the two ends of one array
+  for (int peer = 0; peer < engine().size(); ++peer) {
+    const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(peer)];
+    if (peer == engine().rank() || !is_long(transfer)) continue;
+    if (first == nullptr) first = &transfer;
+    last = &transfer;
+  }
+  const auto hides = [this](const PeerTransfer* transfer) {
+    const LocalPeers& host = *group_->peers;
+    return transfer != nullptr &&
+           (host.hides(transfer->out, transfer->out_nbytes) || host.hides(transfer->in, transfer->in_nbytes));
+  };
+  return hides(first) || (last != first && hides(last));
+}
+
+bool ShmExchange::any_hidden() {
+  bool any = start_.hidden;
+  for (int peer = 0; peer < engine().size(); ++peer) {
+    if (peer == engine().rank()) continue;
+    HeaderExchange::Bytes data = engine().header_exchange().data(sequence_, peer);
+    const bool hidden = is_vector_variant_ ? take<Sizes>(peer, data).hidden != 0 : take<Start>(peer, data).hidden;
+    any = any || hidden;
+  }
+  return any;
+}
+
+/// Stages the first segment before posting, which saves one round of waiting.
+void ShmExchange::prestage(bool non_temporal) {
+  StagedExchange ahead(*group_, sequence_, signature().type, longest_, non_temporal);
+  for (int peer = 0; peer < engine().size(); ++peer) {
+    const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(peer)];
+    if (peer != engine().rank() && !is_inline(transfer.out_nbytes)) ahead.send(peer, transfer.out);
+  }
+  ahead.prestage();
+  start_.is_prestaged = true;
+}
+
+void ShmExchange::post(std::uint64_t digest) {
+  if (!has_long_ && !is_vector_variant_) return PairwiseExchange::post(digest);
+  start_.start_time = last_start_ = WrappingTimestamp::now();
+  choose_path();
+  start_.hidden = hides_any();
+  LocalPeers& host = *group_->peers;
+  const auto size = static_cast<std::size_t>(engine().size());
+  std::vector<std::vector<std::byte>> blocks(size);
+  std::vector<HeaderExchange::Bytes> parts(size);
+  for (std::size_t peer = 0; peer < size; ++peer) {
+    const PeerTransfer& transfer = transfers_[peer];
+    std::vector<std::byte>& block = blocks[peer];
+    is_vector_variant_ ? append(block, Sizes{transfer.out_nbytes, transfer.in_nbytes, start_.hidden})
+                       : append(block, start_);
+    if (is_long(transfer)) {
+      append(block, Addresses{host.to_remote_address(transfer.out, transfer.out_nbytes),
+                              host.to_remote_address(transfer.in, transfer.in_nbytes)});
+    }
+    if (is_inline(transfer.out_nbytes)) block.insert(block.end(), transfer.out, transfer.out + transfer.out_nbytes);
+    parts[peer] = block;
+  }
+  if (size == 2) {  // one peer: no table is needed
+    engine().header_exchange().post(sequence_, digest, parts[static_cast<std::size_t>(1 - engine().rank())]);
+  } else {
+    engine().header_exchange().post_per_peer(sequence_, digest, parts);
+  }
+}
+
+template <class T>
+T ShmExchange::take(int peer, HeaderExchange::Bytes& data) {
+  T value;
+  if (data.size() < sizeof value) throw Error(str(describe(), ": rank ", peer, " runs another version of samestep"));
+  std::memcpy(&value, data.data(), sizeof value);
+  data = data.subspan(sizeof value);
+  return value;
+}
+
+void ShmExchange::start_work() {
+  if (has_long_ && !is_vector_variant_ && engine().rank() != 0) {
+    HeaderExchange::Bytes data = engine().header_exchange().data(sequence_, 0);
+    start_.path = take<Start>(0, data).path;
+  }
+  if (has_long_ || is_vector_variant_) {
+    const bool hidden = any_hidden();
+    via_cma_ = group_->peers->has_cma() && !hidden;
+    if (hidden && !uses_stages(start_.path)) start_.path = Path::copy_in_copy_out;
+  }
+  for (int step = 0; step < engine().size(); ++step) {
+    const int peer = (engine().rank() + step) % engine().size();
+    match_peer(peer, transfers_[static_cast<std::size_t>(peer)]);
+  }
+}
+
+void ShmExchange::match_peer(int peer, const PeerTransfer& transfer) {
+  if (peer == engine().rank()) return;  // see copy_local
+  HeaderExchange::Bytes data = engine().header_exchange().data(sequence_, peer);
+  Start start{};
+  if (is_vector_variant_) {
+    const auto sizes = take<Sizes>(peer, data);
+    if (sizes.out != transfer.in_nbytes || sizes.in != transfer.out_nbytes) {
+      mismatch_ = str(describe(), ": rank ", peer, " sends ", sizes.out, " bytes where this rank expects ",
+                      transfer.in_nbytes, ", and expects ", sizes.in, " where this rank sends ", transfer.out_nbytes);
+      transfers_[static_cast<std::size_t>(peer)] = {};  // neither rank waits for the other
+      return;
+    }
+  } else if (has_long_) {
+    start = take<Start>(peer, data);
+    last_start_ = last_start_.later(start.start_time);
+  }
+  const Addresses theirs = is_long(transfer) ? take<Addresses>(peer, data) : Addresses{};
+  LocalPeers& host = *group_->peers;
+  if (is_inline(transfer.in_nbytes)) {
+    if (data.size() != transfer.in_nbytes) throw_wrong_size(peer, data.size(), transfer.in_nbytes);
+    kernels::copy(transfer.in, data.data(), data.size());
+  } else {
+    const std::uint64_t place = host.to_remote_address(transfer.in, transfer.in_nbytes);
+    begin_transfer({peer, false, transfer.in, place, theirs.out, transfer.in_nbytes, start.is_prestaged});
+  }
+  if (!is_inline(transfer.out_nbytes)) {
+    auto* const out = const_cast<std::byte*>(transfer.out);
+    begin_transfer(
+        {peer, true, out, host.to_remote_address(out, transfer.out_nbytes), theirs.in, transfer.out_nbytes, false});
+  }
+}
+
+StagedExchange& ShmExchange::staged() {
+  if (!staged_) {
+    staged_.emplace(*group_, sequence_, signature().type, longest_, start_.path == Path::copy_in_copy_out_nt);
+    if (start_.is_prestaged) staged_->adopt_prestaged();
+  }
+  return *staged_;
+}
+
+void ShmExchange::begin_transfer(const End& end) {
+  const bool shared = ((end.own_address | end.peer_address) & LocalPeers::kSharedAddressBit) != 0;
+  if (can_stage_ && !shared) {
+    group_->path_tuners[signature().type].record_choice(longest_, start_.path);
+    timed_ = engine().rank() == 0;
+  }
+  if (shared || (via_cma_ && !uses_stages(start_.path))) return copy_single(end);
+  if (can_stage_) {
+    end.outgoing ? staged().send(end.peer, end.local) : staged().receive(end.peer, end.local, end.is_prestaged);
+    return;
+  }
+  const int tag = tags::of_operation(sequence_, 0);
+  if (end.outgoing) {
+    sends_.send(engine().transport(), end.local, end.nbytes, end.peer, tag);
+  } else {
+    receives_[static_cast<std::size_t>(end.peer)].receive(engine().transport(), end.local, end.nbytes, end.peer, tag);
+  }
+}
+
+void ShmExchange::copy_single(const End& end) {
+  const bool i_can = via_cma_ || (end.peer_address & LocalPeers::kSharedAddressBit) != 0;
+  const bool they_can = via_cma_ || (end.own_address & LocalPeers::kSharedAddressBit) != 0;
+  if (!i_can) return;
+  const SingleCopyExchange::Run run{end.peer, end.outgoing, end.local, end.peer_address, end.nbytes};
+  if (!they_can) return single_copy_.copy(run);
+  // The receiver copies. In a rooted collective root would be idle, so with `split` it does a fair share.
+  const bool any_shared = ((end.own_address | end.peer_address) & LocalPeers::kSharedAddressBit) != 0;
+  const auto size = static_cast<std::size_t>(engine().size());
+  const int root = signature().root;
+  if (root < 0 || (start_.path != Path::single_copy_split && !any_shared)) {
+    if (!end.outgoing) single_copy_.copy(run);
+  } else if (root == engine().rank()) {
+    single_copy_.copy_parts(run, size - 1, 1, size);
+  } else {
+    single_copy_.copy_parts(run, 0, size - 1, size);
+  }
+}
+
+bool ShmExchange::peer_is_done(int peer) {
+  if (peer == engine().rank() || !is_long(transfers_[static_cast<std::size_t>(peer)])) return true;
+  return group_->region->is_at(sequence_, peer, ShmRegion::kLastStep);
+}
+
+bool ShmExchange::work() {
+  if (!has_long_) {
+    copy_local();
+    return end();
+  }
+  // The buffers of a rank that has left must not be accessed. The engine soon fails this operation.
+  if (!group_->header_exchange->all_present(sequence_)) return false;
+  if (!own_copies_done_) {
+    const std::uint64_t before = steps();
+    const bool done = single_copy_.work() && (!staged_ || staged_->work()) && PairwiseExchange::work();
+    if (steps() != before) engine().note_progress();
+    if (!done) return false;
+    own_copies_done_ = true;
+    group_->region->set_step(sequence_, engine().rank(), ShmRegion::kLastStep);
+    copy_local();
+  }
+  for (int peer = 0; peer < engine().size(); ++peer) {
+    if (!peer_is_done(peer)) return false;
+  }
+  if (timed_) {
+    group_->path_tuners[signature().type].record_time(
+        longest_, start_.path,
+        WrappingTimestamp::now().since(is_enabled(Mechanism::last_arrival_timing) ? last_start_ : start_.start_time));
+  }
+  return end();
+}
+
+void ShmExchange::copy_local() {
+  const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(engine().rank())];
+  if (transfer.in != transfer.out) kernels::copy_auto(transfer.in, transfer.out, transfer.in_nbytes, footprint_bytes_);
+}
+
+bool ShmExchange::end() {
+  if (!mismatch_.empty()) throw MismatchError(mismatch_);
+  return true;
+}
+
+std::vector<int> ShmExchange::pending_peers() {
+  std::vector<int> late;
+  for (int peer = 0; peer < engine().size(); ++peer) {
+    if (!peer_is_done(peer)) late.push_back(peer);
+  }
+  return late;
+}
+
+}  // namespace samestep

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "core/deadline.h"
+#include "core/remote_segment.h"
+
+namespace samestep {
+
+class SharedHeap;
+
+/// A rank's access to the other ranks of its host. Ranks are numbered as on the host.
+class LocalPeers {
+ public:
+  virtual ~LocalPeers() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  /// Memory that `members` share, this rank among them; initially zero. Collective over them, in the same order on all.
+  /// Throws TimeoutError at the deadline.
+  virtual std::shared_ptr<std::byte> share(std::span<const int> members, std::size_t nbytes,
+                                           const Deadline& deadline) = 0;
+
+  /// The address of this rank's memory for other ranks: an offset in shared memory, or an address in this process.
+  virtual std::uint64_t to_remote_address(const void* data, std::size_t nbytes) = 0;
+  /// Maps `peer`'s memory at an offset in shared memory into this process. Null for an address in that process.
+  virtual std::byte* map_peer_memory(int peer, std::uint64_t place, std::size_t nbytes) = 0;
+  static constexpr std::uint64_t kSharedAddressBit = std::uint64_t{1} << 63;  ///< set in an offset in shared memory
+
+  /// The memory of this rank that all ranks of the host can map. May outlive this object. Null if there is none.
+  virtual std::shared_ptr<SharedHeap> heap() = 0;
+
+  /// Whether the process of this rank has ended.
+  virtual bool ended(int peer) const = 0;
+
+  /// Whether every rank can read and write every other rank's memory by CMA (process_vm_readv, process_vm_writev). The
+  /// same on all ranks.
+  virtual bool has_cma() const = 0;
+  /// Whether CMA cannot reach this memory although `has_cma`: permissions may have changed since then, and some
+  /// mappings are never accessible. Ranks post it, so that all choose another path for the operation.
+  virtual bool hides(const void* data, std::size_t nbytes) const { return (void)data, (void)nbytes, false; }
+  /// Copies between this rank's memory and `peer`'s by CMA. False if the system call fails.
+  virtual bool read_peer(int peer, std::span<const RemoteSegment> pieces) = 0;
+  virtual bool write_peer(int peer, std::span<const RemoteSegment> pieces) = 0;
+  bool read_peer(int peer, void* to, std::uint64_t from, std::size_t nbytes) {
+    const RemoteSegment piece{static_cast<std::byte*>(to), from, nbytes};
+    return nbytes == 0 || read_peer(peer, {&piece, 1});
+  }
+  bool write_peer(int peer, std::uint64_t to, const void* from, std::size_t nbytes) {
+    const RemoteSegment piece{static_cast<std::byte*>(const_cast<void*>(from)), to, nbytes};
+    return nbytes == 0 || write_peer(peer, {&piece, 1});
+  }
+};
+
+}  // namespace samestep

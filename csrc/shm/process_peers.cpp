@@ -1,0 +1,232 @@
+#include "shm/process_peers.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <optional>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "os/cross_memory.h"
+#include "os/process_watch.h"
+#include "os/unix_socket.h"
+#include "shm/shared_heap.h"
+
+namespace samestep {
+namespace {
+
+/// Accompanies a descriptor.
+struct FdMessage {
+  enum class Kind : std::uint32_t { region, segment } kind;
+  std::uint32_t number;
+};
+
+constexpr int kOffsetBits = 40;
+constexpr std::uint32_t kMaxSegments = 1u << 20;
+
+class ProcessPeers final : public LocalPeers {
+ public:
+  ProcessPeers(int rank, int size)
+      : rank_(rank), probe_(static_cast<std::uint64_t>(rank)), peers_(static_cast<std::size_t>(size)) {}
+
+  void connect_all(const Exchange& exchange, const Deadline& deadline);
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(peers_.size()); }
+  std::shared_ptr<std::byte> share(std::span<const int> members, std::size_t nbytes, const Deadline& deadline) override;
+  std::uint64_t to_remote_address(const void* data, std::size_t nbytes) override;
+  std::byte* map_peer_memory(int peer, std::uint64_t place, std::size_t nbytes) override;
+  std::shared_ptr<SharedHeap> heap() override { return heap_; }
+  bool ended(int peer) const override;
+  bool has_cma() const override { return has_cma_; }
+  using LocalPeers::read_peer;
+  using LocalPeers::write_peer;
+  bool hides(const void* data, std::size_t nbytes) const override {
+    return has_cma_ && !is_open_to_others(data, nbytes);
+  }
+  bool read_peer(int peer, std::span<const RemoteSegment> pieces) override {
+    return pull_memory(of(peer).pid, pieces) || (is_forbidden() && pull_memory_by_file(of(peer).pid, pieces));
+  }
+  bool write_peer(int peer, std::span<const RemoteSegment> pieces) override {
+    return push_memory(of(peer).pid, pieces) || (is_forbidden() && push_memory_by_file(of(peer).pid, pieces));
+  }
+
+ private:
+  struct Segment {
+    SharedMemory memory;
+    std::vector<bool> seen;                  // parts whose pages are mapped in this process
+    std::size_t seen_from = 0, seen_to = 0;  // the range checked last
+  };
+  struct Peer {
+    UnixSocket socket;
+    pid_t pid = 0;
+    ProcessWatch watch;
+    std::vector<Segment> segments;
+    std::deque<SharedMemory> regions;  // received and not yet used
+  };
+
+  /// Whether `errno` says that CMA is forbidden, although it was allowed when the ranks connected.
+  bool is_forbidden() const { return has_cma_ && (errno == EPERM || errno == ENOSYS); }
+  Peer& of(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
+  const Peer& of(int peer) const { return peers_[static_cast<std::size_t>(peer)]; }
+  bool probe_cma(const std::vector<std::uint64_t>& probes);
+  bool send_segment(std::uint32_t number, const SharedMemory& segment);
+  std::optional<UnixSocket::Packet> receive(int peer, const Deadline& deadline);
+  void receive_fd(int peer, const Deadline& deadline);
+  static void see(Segment& segment, std::size_t offset, std::size_t nbytes);
+
+  int rank_;
+  volatile std::uint64_t probe_;
+  std::vector<Peer> peers_;
+  bool has_cma_ = false;
+  std::recursive_mutex mutex_;
+  std::shared_ptr<SharedHeap> heap_ = std::make_shared<SharedHeap>();
+};
+
+void ProcessPeers::connect_all(const Exchange& exchange, const Deadline& deadline) {
+  allow_memory_access();
+  std::vector<LocalPeer> all =
+      connect_local_peers(rank_, size(), reinterpret_cast<std::uintptr_t>(&probe_), exchange, deadline);
+  std::vector<std::uint64_t> probes;
+  for (int peer = 0; peer < size(); ++peer) {
+    LocalPeer& found = all[static_cast<std::size_t>(peer)];
+    probes.push_back(found.word);
+    if (peer == rank_) continue;
+    of(peer).socket = std::move(found.socket);
+    of(peer).pid = of(peer).socket.peer();
+    of(peer).watch = ProcessWatch(of(peer).pid);
+  }
+  const std::vector<std::string> verdicts = exchange(probe_cma(probes) ? "1" : "0");
+  has_cma_ = std::all_of(verdicts.begin(), verdicts.end(), [](const std::string& v) { return v == "1"; });
+}
+
+bool ProcessPeers::probe_cma(const std::vector<std::uint64_t>& probes) {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank_) continue;
+    std::uint64_t word = ~std::uint64_t{0};
+    const std::uint64_t address = probes[static_cast<std::size_t>(peer)];
+    if (of(peer).pid == 0 || !read_peer(peer, &word, address, sizeof word)) return false;
+    if (word != static_cast<std::uint64_t>(peer) || !write_peer(peer, address, &word, sizeof word)) return false;
+  }
+  return true;
+}
+
+bool ProcessPeers::ended(int peer) const {
+  const Peer& p = of(peer);
+  return p.watch.ended() || (!p.watch.has_pidfd() && p.socket.at_end());
+}
+
+// ---- memory
+
+bool ProcessPeers::send_segment(std::uint32_t number, const SharedMemory& segment) {
+  const FdMessage message{FdMessage::Kind::segment, number};
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank_) continue;
+    try {
+      of(peer).socket.send(&message, sizeof message, &segment.fd());
+    } catch (const PeerLostError&) {  // the operation that waits for the peer reports it
+    } catch (const UnavailableError&) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::optional<UnixSocket::Packet> ProcessPeers::receive(int peer, const Deadline& deadline) {
+  try {
+    return of(peer).socket.receive(deadline);
+  } catch (const PeerLostError&) {
+    throw PeerLostError(str("rank ", peer, " of this host has not shared its memory: its process has ended"));
+  }
+}
+
+void ProcessPeers::receive_fd(int peer, const Deadline& deadline) {
+  auto packet = receive(peer, deadline);
+  if (!packet) {
+    throw TimeoutError(
+        str("rank ", peer, " of this host has not shared its memory after ", deadline.timeout().count(), " s"));
+  }
+  FdMessage message;
+  if (packet->bytes.size() == sizeof message) std::memcpy(&message, packet->bytes.data(), sizeof message);
+  if (packet->bytes.size() != sizeof message || !packet->fd || message.kind > FdMessage::Kind::segment ||
+      message.number >= kMaxSegments) {
+    throw Error("an unknown packet came from a rank of this host");
+  }
+  SharedMemory memory = SharedMemory::open(std::move(packet->fd));
+  memory.close_fd();
+  if (message.kind == FdMessage::Kind::region) {
+    of(peer).regions.push_back(std::move(memory));
+  } else {
+    std::vector<Segment>& segments = of(peer).segments;
+    segments.resize(std::max<std::size_t>(segments.size(), message.number + 1));
+    segments[message.number].memory = std::move(memory);
+  }
+}
+
+std::shared_ptr<std::byte> ProcessPeers::share(std::span<const int> members, std::size_t nbytes,
+                                               const Deadline& deadline) {
+  const std::lock_guard lock(mutex_);
+  SharedMemory memory;
+  if (const int owner = members.front(); owner == rank_) {
+    memory = SharedMemory::make("samestep", nbytes);
+    const FdMessage message{FdMessage::Kind::region, 0};
+    for (const int peer : members) {
+      if (peer != rank_) of(peer).socket.send(&message, sizeof message, &memory.fd());
+    }
+    memory.close_fd();
+  } else {
+    while (of(owner).regions.empty()) receive_fd(owner, deadline);
+    memory = std::move(of(owner).regions.front());
+    of(owner).regions.pop_front();
+  }
+  const auto kept = std::make_shared<SharedMemory>(std::move(memory));
+  return {kept, kept->data()};
+}
+
+std::uint64_t ProcessPeers::to_remote_address(const void* data, std::size_t nbytes) {
+  const auto spot = heap_->find(data, nbytes);
+  const auto give = [&](const SharedMemory& segment) { return send_segment(spot->segment, segment); };
+  if (!spot || !heap_->publish(spot->segment, give)) return reinterpret_cast<std::uintptr_t>(data);
+  return kSharedAddressBit | (static_cast<std::uint64_t>(spot->segment) << kOffsetBits) | spot->offset;
+}
+
+std::byte* ProcessPeers::map_peer_memory(int peer, std::uint64_t place, std::size_t nbytes) {
+  if ((place & kSharedAddressBit) == 0) return nullptr;
+  const std::size_t number = (place & ~kSharedAddressBit) >> kOffsetBits;
+  const std::size_t offset = place & ((std::uint64_t{1} << kOffsetBits) - 1);
+  const std::lock_guard lock(mutex_);
+  std::vector<Segment>& segments = of(peer).segments;
+  // The peer sent the descriptor before it posted the address, so it has arrived.
+  while (segments.size() <= number || !segments[number].memory) receive_fd(peer, Deadline::after(Seconds(10)));
+  Segment& segment = segments[number];
+  if (offset < segment.seen_from || offset + nbytes > segment.seen_to) see(segment, offset, nbytes);
+  return segment.memory.data() + offset;
+}
+
+void ProcessPeers::see(Segment& segment, std::size_t offset, std::size_t nbytes) {
+  // In the parts of the heap, all of whose pages exist: populating them allocates no memory.
+  constexpr std::size_t kPart = SharedHeap::kPart;
+  segment.seen.resize(segment.memory.nbytes() / kPart);
+  const std::size_t end = (offset + nbytes + kPart - 1) / kPart;
+  for (std::size_t part = offset / kPart; part < end; ++part) {
+    const std::size_t first = part;
+    while (part < end && !segment.seen[part]) segment.seen[part++] = true;
+    if (part != first) populate(segment.memory.data() + first * kPart, (part - first) * kPart);
+  }
+  segment.seen_from = offset;
+  segment.seen_to = offset + nbytes;
+}
+
+}  // namespace
+
+std::shared_ptr<LocalPeers> open_process_peers(int rank, int size, const Exchange& exchange, const Deadline& deadline) {
+  auto host = std::make_shared<ProcessPeers>(rank, size);
+  host->connect_all(exchange, deadline);
+  return host;
+}
+
+}  // namespace samestep

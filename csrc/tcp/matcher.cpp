@@ -1,0 +1,34 @@
+#include "tcp/matcher.h"
+
+namespace samestep::tcp {
+
+RequestState* Matcher::new_request() {
+  if (free_.empty()) return &requests_.emplace_back();
+  RequestState* const record = free_.back();
+  free_.pop_back();
+  *record = RequestState{};
+  return record;
+}
+
+void Matcher::drop(RequestState* record) { free_.push_back(record); }
+
+UnexpectedMessage* Matcher::find_unexpected(const RequestState& receive) {
+  return matcher_.find(receive.peer, receive.tag, [](const UnexpectedMessage& a) { return a.taker == nullptr; });
+}
+
+const UnexpectedMessage* Matcher::find_complete(int tag) {
+  return matcher_.find(kAnySource, tag,
+                       [](const UnexpectedMessage& a) { return a.complete && !a.offered && a.taker == nullptr; });
+}
+
+void Matcher::forget_incomplete(int source) {
+  matcher_.drop_if([source](const UnexpectedMessage& a) { return a.source == source && (!a.complete || a.offered); });
+}
+
+void Matcher::orphan(const RequestState* receive) {
+  matcher_.for_each_unexpected([&](UnexpectedMessage& arrived) {
+    if (arrived.taker == receive) arrived.taker = &discarded_;
+  });
+}
+
+}  // namespace samestep::tcp

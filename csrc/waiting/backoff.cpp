@@ -1,0 +1,91 @@
+#include "waiting/backoff.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+#include <utility>
+
+#include "core/ablation.h"
+#include "kernels/relax.h"
+#include "waiting/yield_monitor.h"
+
+namespace samestep {
+namespace {
+
+constexpr unsigned kSpinPolls = 4000;               // before yielding; a poll costs 5 ns, one of MPI 100 ns
+constexpr unsigned kSpinPollsBeforeActivity = 200;  // polls of sockets, some 80 us: as long as a network may take
+constexpr unsigned kYieldPolls = 8;
+constexpr unsigned kPollsPerClockRead = 16;  // once it yields
+constexpr Seconds kLookEvery{1e-3};
+constexpr Seconds kSleepAfterPolls{20e-3};  // the late rank may need this CPU
+constexpr std::chrono::microseconds kSleep{100};
+
+/// How many times `relax` takes 30 ns. One takes 10 to 50 ns, depending on the x86 processor.
+int relaxes_per_line_transfer() {
+  constexpr int kTries = 3, kTimes = 100;
+  constexpr std::chrono::nanoseconds kLine{30};
+  auto least = Clock::duration::max();
+  for (int i = 0; i < kTries; ++i) {
+    const Clock::time_point start = Clock::now();
+    for (int k = 0; k < kTimes; ++k) kernels::relax();
+    least = std::min(least, Clock::now() - start);
+  }
+  return static_cast<int>(std::min<std::int64_t>(kTimes * kLine / std::max(least, Clock::duration{1}), kTimes));
+}
+
+}  // namespace
+
+void spin_for_line_transfer() {
+  static const int n_relaxes = relaxes_per_line_transfer();
+  for (int i = 0; i < n_relaxes; ++i) kernels::relax();
+}
+
+bool Backoff::step() {
+  ++polls_;
+  // While data moves, neither yields nor sleeps, but still reads the clock: a deadline may pass.
+  if (!std::exchange(has_progressed_, false) && !wait_for_activity()) {
+    if (!oversubscribed_ && polls_ < kSpinPolls) return false;
+    const bool sleeps = may_sleep();
+    if (sleeps && is_fast_path_) return true;
+    if (sleeps) {
+      sleep();
+    } else if (oversubscribed_ && is_fast_path_) {
+      fast_path_yield_monitor().timed_yield();
+    } else {
+      ::sched_yield();
+    }
+    if (polls_ % kPollsPerClockRead != 0 && !sleeps) return false;
+  }
+  const Clock::time_point now = Clock::now();
+  if (started_ == Clock::time_point{}) started_ = last_clock_read_ = now;
+  waited_ = now - started_;
+  if (now - last_clock_read_ < kLookEvery) return false;
+  last_clock_read_ = now;
+  return true;
+}
+
+bool Backoff::may_sleep() const {
+  return waited_ - progressed_at_ > kSleepAfterPolls ||
+         (oversubscribed_ && is_enabled(Mechanism::oversubscribed_sleep) && fast_path_yield_monitor().is_slow());
+}
+
+void Backoff::sleep() {
+  if (oversubscribed_ && make_waiter_ && !waiter_) {
+    waiter_ = make_waiter_();
+    if (waiter_) return;  // the caller polls once more before it sleeps; see Waiter
+    make_waiter_ = {};
+  }
+  waiter_ ? waiter_->sleep() : std::this_thread::sleep_for(kSleep);
+}
+
+bool Backoff::wait_for_activity() {
+  if (!wait_for_activity_ || polls_ < (oversubscribed_ ? kYieldPolls : kSpinPollsBeforeActivity)) return false;
+  if (wait_for_activity_()) return true;
+  wait_for_activity_ = {};
+  return false;
+}
+
+}  // namespace samestep

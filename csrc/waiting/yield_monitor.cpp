@@ -1,0 +1,55 @@
+#include "waiting/yield_monitor.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace samestep {
+namespace {
+
+constexpr std::uint32_t kTimedEvery = 4;  // yields; reading the clock costs a hundredth of one
+constexpr std::chrono::microseconds kLong{500};
+constexpr Clock::duration kTryAgainAfter = std::chrono::milliseconds{100}, kTryAgainAtMost = std::chrono::seconds{2};
+
+}  // namespace
+
+void YieldMonitor::timed_yield() {
+  const bool was_slow = n_slow_.load(std::memory_order_relaxed) >= kSlow;
+  const bool is_timed = was_slow || n_yields_.fetch_add(1, std::memory_order_relaxed) % kTimedEvery == 0;
+  if (!is_timing_ || !is_timed) {
+    ::sched_yield();
+    return;
+  }
+  const Clock::time_point start = Clock::now();
+  ::sched_yield();
+  const Clock::time_point end = Clock::now();
+  record(end - start, end);
+}
+
+void YieldMonitor::record(Clock::duration time, Clock::time_point now) {
+  const int n = n_slow_.load(std::memory_order_relaxed);
+  if (time < kLong) {
+    if (n == 1) try_again_after_.store(0, std::memory_order_relaxed);
+    if (n != 0) n_slow_.store(std::min(n, kSlow) - 1, std::memory_order_relaxed);
+    return;
+  }
+  n_slow_.store(std::min(n + kSlowWeight, kMaxSlow), std::memory_order_relaxed);
+  if (n + kSlowWeight < kSlow) return;
+  const Clock::duration before(try_again_after_.load(std::memory_order_relaxed));
+  const Clock::duration after = std::clamp(2 * before, kTryAgainAfter, kTryAgainAtMost);
+  try_again_after_.store(after.count(), std::memory_order_relaxed);
+  try_again_at_.store((now + after).time_since_epoch().count(), std::memory_order_relaxed);
+}
+
+bool YieldMonitor::is_slow(Clock::time_point now) const {
+  const Clock::rep at = try_again_at_.load(std::memory_order_relaxed);
+  return n_slow_.load(std::memory_order_relaxed) >= kSlow && now.time_since_epoch().count() < at;
+}
+
+YieldMonitor& fast_path_yield_monitor() {
+  static YieldMonitor all;
+  return all;
+}
+
+}  // namespace samestep

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/deadline.h"
+
+namespace samestep {
+
+/// Measures how long `sched_yield` takes. Ranks that wait for each other return the CPU within microseconds. A process
+/// that computes on the same CPU keeps it for a scheduler slice of milliseconds, long after the awaited data has
+/// arrived. Then sleeping is better, because the scheduler favours a woken thread over one that computes.
+///
+/// Thread-safe.
+class YieldMonitor {
+ public:
+  /// Yields, and measures some of the yields.
+  void timed_yield();
+  /// Whether to sleep instead of yielding.
+  bool is_slow() const { return n_slow_.load(std::memory_order_relaxed) >= kSlow && is_slow(Clock::now()); }
+
+  /// The same two with the caller's clock, for tests.
+  void record(Clock::duration time, Clock::time_point now);
+  bool is_slow(Clock::time_point now) const;
+
+  /// For tests that must not depend on time.
+  void disable_timing() { is_timing_ = false; }
+
+ private:
+  // A slow yield counts three, a quick one minus one. A single slow yield is no reason to sleep: a rank may compute
+  // once between thousands of calls.
+  static constexpr int kSlow = 5, kMaxSlow = 8, kSlowWeight = 3;
+
+  // All accesses are relaxed: these are statistics, and a lost update only delays a decision.
+  std::atomic<int> n_slow_{0};
+  std::atomic<std::uint32_t> n_yields_{0};
+  std::atomic<Clock::rep> try_again_at_{0}, try_again_after_{0};
+  bool is_timing_ = true;
+};
+
+/// The monitor of this process for yields in the fast path. Elsewhere a slow yield proves nothing: the rank that runs
+/// meanwhile may work on the same operation.
+YieldMonitor& fast_path_yield_monitor();
+
+}  // namespace samestep
