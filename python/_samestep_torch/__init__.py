@@ -4,7 +4,10 @@ A package of its own because it must cost nothing and never fail: it imports nei
 which `import samestep` would do, and a torch without `torch.distributed` is no error.
 """
 
+import os
 from typing import Any
+
+from _samestep_torch import gloo, no_mpi
 
 _NAME = "samestep"
 
@@ -18,6 +21,9 @@ def autoload() -> None:
             return
         dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu"])
         _serve_launchers()
+        no_mpi.install()
+        if os.environ.get(gloo.VARIABLE, "") not in ("", "0"):
+            gloo.replace(dist, _NAME)
     except Exception as error:  # torch would refuse to be imported
         import warnings
 
@@ -33,6 +39,8 @@ def _create(options: Any, backend_options: Any = None) -> Any:
 def _serve_launchers() -> None:
     """Of MPI and of Slurm, which tell ranks who they are, but set no `RANK`: `env://` meets there, too.
 
+    So does a script that nothing has launched: it is a world of one.
+
     torch does not tell a handler what it meets for, so the handler looks: groups of other backends meet as ever.
     """
     import importlib
@@ -41,10 +49,12 @@ def _serve_launchers() -> None:
     usual = handlers["env"]
 
     def env(url: str, **how: Any) -> Any:
-        import os
-
         ranks = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-        if "RANK" in os.environ or "rank=" in url or not any(name in os.environ for name in ranks):
+        launched = any(name in os.environ for name in ranks)
+        # With one of these set, somebody started several ranks and forgot the rest, which torch's own handler says.
+        partly = ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        alone = "world_size=" not in url and not any(name in os.environ for name in partly)
+        if "RANK" in os.environ or "rank=" in url or not (launched or alone):
             return usual(url, **how)
         if _NAME not in _backend_that_meets():
             return usual(url, **how)
@@ -67,6 +77,6 @@ def _backend_that_meets() -> str:
 
 
 def _meet(url: str, **how: Any) -> Any:
-    from samestep.torch.launchers import meet
+    from samestep.torch.launchers import rendezvous_handler
 
-    return meet(url, **how)
+    return rendezvous_handler(url, **how)

@@ -9,21 +9,25 @@ opt = ss.DistributedOptimizer(backend, opt)
 """
 
 from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend
-from samestep.data import DistributedDataContainer, DistributedSampler
+from samestep.data import DistributedDataContainer, DistributedSampler, Shard
 from samestep.errors import (
     Error,
     InvalidArgumentError,
     MismatchError,
     NotInitializedError,
     PeerLostError,
+    StepError,
     TimeoutError,
     UnavailableError,
 )
 from samestep.functions import (
+    all,  # noqa: F401 - not in __all__, for the sake of `import *`
+    all_finite,
     allgather,
     allreduce,
     allreduce_tree,
     alltoall,
+    any,  # noqa: F401
     barrier,
     bcast,
     gather,
@@ -47,13 +51,20 @@ from samestep.functions import (
     recv,
     reduce,
     reduce_scatter,
+    same,
     scatter,
     send,
+    together,
     total_workers,
 )
-from samestep.gradients import allreduce_gradients
-from samestep.objects import ANY
-from samestep.optimizer import DistributedOptimizer
+from samestep.group.objects import ANY
+from samestep.group.work import Status, Work
+from samestep.notebook import (
+    launch,
+    load_ipython_extension,  # noqa: F401 - for %load_ext
+    unload_ipython_extension,  # noqa: F401
+)
+from samestep.optimizer import DistributedOptimizer, ShardedOptimizer
 from samestep.reduce_ops import (
     AVG,
     BAND,
@@ -68,14 +79,32 @@ from samestep.reduce_ops import (
     ReduceOp,
     premul,
 )
-from samestep.synchronization import synchronize
-from samestep.work import Status, Work
-from samestep.world import finalize, get_distributed_backend, initialize, initialized, missing
+from samestep.step import Accumulator, gather_metrics, metric_mean, steps
+from samestep.step.gradients import allreduce_gradients
+from samestep.trees.broadcast import synchronize
+from samestep.world.lifecycle import finalize, get_distributed_backend, initialize, initialized, missing
 
 avg = AVG
 """Lux's name of the averaging operator."""
 
 __version__ = "0.1.0"
+
+_MODULES = (
+    "data",
+    "distributed",
+    "errors",
+    "fluxmpi",
+    "multiprocessing",
+    "optimizer",
+    "testing",
+    "torch",
+)
+
+
+def __dir__() -> list[str]:
+    """Public names, and public modules that have been imported."""
+    return sorted(["__version__", *__all__, *(name for name in _MODULES if name in globals())])
+
 
 __all__ = [
     "ANY",
@@ -89,6 +118,7 @@ __all__ = [
     "MIN",
     "PROD",
     "SUM",
+    "Accumulator",
     "Backend",
     "DistributedDataContainer",
     "DistributedOptimizer",
@@ -102,10 +132,14 @@ __all__ = [
     "NotInitializedError",
     "PeerLostError",
     "ReduceOp",
+    "Shard",
+    "ShardedOptimizer",
     "Status",
+    "StepError",
     "TimeoutError",
     "UnavailableError",
     "Work",
+    "all_finite",
     "allgather",
     "allreduce",
     "allreduce_gradients",
@@ -116,6 +150,7 @@ __all__ = [
     "bcast",
     "finalize",
     "gather",
+    "gather_metrics",
     "get_distributed_backend",
     "iallgather",
     "iallreduce",
@@ -130,8 +165,10 @@ __all__ = [
     "ireduce_scatter",
     "iscatter",
     "isend",
+    "launch",
     "local_rank",
     "local_size",
+    "metric_mean",
     "missing",
     "node_count",
     "node_rank",
@@ -141,8 +178,11 @@ __all__ = [
     "recv",
     "reduce",
     "reduce_scatter",
+    "same",
     "scatter",
     "send",
+    "steps",
     "synchronize",
+    "together",
     "total_workers",
 ]

@@ -1,253 +1,63 @@
-"""The backend: a group of ranks with everything that can be done with it."""
+"""The backend classes: a group of ranks with all of its operations."""
 
 from __future__ import annotations
 
-import functools
-import os
-import weakref
-from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Any, ClassVar, TypeVar
+from contextlib import AbstractContextManager
+from types import FunctionType
+from typing import Any, Literal, TypeVar
 
-import numpy as np
-
-from samestep import _core, arrays, hosts
-from samestep.errors import PeerLostError
-from samestep.list_verbs import ListVerbs
-from samestep.objects import MessageVerbs
-from samestep.reduce_ops import AVG
-from samestep.work import Status, seconds
+from samestep import arrays
+from samestep.multidevice.methods import MultiDeviceMethods
+from samestep.reduce_ops import AVG, Op
 
 __all__ = ["Backend", "MPIBackend", "NCCLBackend", "NativeBackend"]
 
-_Self = TypeVar("_Self", bound="Backend")
+_Tree = TypeVar("_Tree")
 
 
-class Backend(MessageVerbs, ListVerbs):
-    """A group of ranks: the world that `initialize` returns, or a group made from it.
+class Backend(MultiDeviceMethods):
+    """A group of ranks: the whole job, as `initialize` returns it, or a subgroup.
 
-    Not to be constructed: call `samestep.initialize()`, `split` or `group`.
+    Do not construct it; call `samestep.initialize()`, `split` or `group`.
     """
 
-    kind: ClassVar[str] = ""
-    """"mpi", "nccl" or "native": the name that `initialize` takes."""
-
-    def __init__(
-        self,
-        comm: _core.Communicator,
-        *,
-        timeout: float,
-        device: int | None = None,
-        world_hosts: list[str],
-        at_end: Callable[[], None] = lambda: None,
-        beneath: _core.Communicator | None = None,
-    ) -> None:
-        self._comm = comm
-        self._pid = os.getpid()
-        self._at_end = at_end
-        self._beneath = beneath  # what brought the ranks together, if not `comm`
-        self._timeout = timeout
-        self._device = device
-        self._hosts = world_hosts  # by rank of this group
-        self._placement = hosts.place(world_hosts, comm.rank)
-        for verb in _core.HOT_VERBS:  # as methods of Python the calls of every step would cost as much again
-            general = functools.partial(getattr(type(self), verb), weakref.proxy(self))
-            setattr(self, verb, _core.hot_call(verb, comm, timeout, general))
-        for verb in ("send", "recv", "sendrecv"):
-            general = functools.partial(getattr(type(self), verb), weakref.proxy(self))
-            setattr(self, verb, _core.hot_message(verb, comm, timeout, Status, general))
-        self._children: list[Backend] = []
-        self._node: Backend | None = None
-        self._cross: Backend | None = None
-        self._closed = False
-
-    # ---- who and where
-
-    @property
-    def name(self) -> str:
-        """Name of the group in messages: "world", "world/split 0 color 1", ..."""
-        return self._comm.name
-
-    @property
-    def local_rank(self) -> int:
-        """Number of this rank among those of its host (torchrun's and Horovod's meaning), from 0."""
-        return self._placement.local_rank
-
-    @property
-    def local_size(self) -> int:
-        """How many ranks of the group run on this host."""
-        return self._placement.local_size
-
-    @property
-    def node_rank(self) -> int:
-        """Number of this host among those of the group, in the order of their first ranks."""
-        return self._placement.node_rank
-
-    @property
-    def node_count(self) -> int:
-        """How many hosts the group has."""
-        return self._placement.node_count
-
-    @property
-    def device(self) -> int | None:
-        """Index, among the visible ones, of the GPU assigned to this rank; None without one."""
-        return self._device
-
-    @property
-    def timeout(self) -> float:
-        """Seconds that an operation may take before it raises TimeoutError."""
-        return self._timeout
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` has been called."""
-        return self._closed
-
-    @property
-    def engine(self) -> str:
-        """What carries host arrays.
-
-        "self" for a group of one, "node" (shared memory of one host), "hier" (so within hosts, messages between
-        them), "mpi" or "tcp" (messages alone).
-        """
-        return self._comm.engine
-
-    def counters(self) -> _core.Counters:
-        """Operations started, messages sent and bytes sent by this rank so far."""
-        return self._comm.counters()
-
-    def __repr__(self) -> str:
-        return f"<samestep.{type(self).__name__} {self.name!r}: rank {self.rank} of {self.size}>"
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "a Backend cannot be pickled; call samestep.get_distributed_backend() where it is needed"
-        )
-
-    # ---- groups
-
-    def split(self: _Self, color: int | None, key: int = 0, *, timeout: float | None = None) -> _Self | None:
-        """Divide the group: ranks that give the same color form a new group. Collective.
-
-        Args:
-          color: >= 0, or None to belong to no new group.
-          key: ranks are ordered by (key, old rank).
-          timeout: seconds, else the group's.
-
-        Returns:
-          The new group, or None where `color` is None.
-
-        Source: MPI 5.0, section 7.4.2 (MPI_Comm_split).
-        """
-        color = None if color is None else self._rank_number(color, "split", "color")
-        key = self._rank_number(key, "split", "key")
-        comm = self._comm.split(-1 if color is None else color, key, self._seconds(timeout))
-        # Collective in the parent, so that ranks without a new group take part too.
-        table = self.allgather_object((color, key))
-        if comm is None:
-            return None
-        members = sorted((k, r) for r, (c, k) in enumerate(table) if c == color)
-        return self._child(comm, [self._hosts[r] for _, r in members])
-
-    def group(self: _Self, ranks: Iterable[int], *, timeout: float | None = None) -> _Self:
-        """The group of these ranks, in this order. Called by these ranks only, all with the same list.
-
-        Args:
-          ranks: distinct ranks of this group, this one among them.
-          timeout: seconds, else the group's.
-
-        Source: MPI 5.0, section 7.4.2 (MPI_Comm_create_group).
-        """
-        members = [int(r) for r in ranks]
-        comm = self._comm.group(members, self._seconds(timeout))
-        return self._child(comm, [self._hosts[r] for r in members])
-
-    @property
-    def node(self: _Self) -> _Self:
-        """The group of the ranks on this host. On one host, this group itself.
-
-        Where there are several hosts it is made at the first use, which is collective over this group.
-        """
-        return self._levels()[0]
-
-    @property
-    def cross(self: _Self) -> _Self:
-        """The group of one rank per host: those with this rank's `local_rank`. Made like `node`."""
-        return self._levels()[1]
-
-    def _levels(self: _Self) -> tuple[_Self, _Self]:
-        if self._node is None or self._cross is None:
-            if self.node_count == 1:
-                alone = _core.make_self_communicator(f"{self.name}/cross")
-                node, cross = self, self._child(alone, [self._hosts[self.rank]])
-            else:
-                within, across = self.split(self.node_rank), self.split(self.local_rank)
-                assert within is not None
-                assert across is not None
-                node, cross = within, across
-            self._node, self._cross = node, cross
-            return node, cross
-        return self._node, self._cross  # type: ignore[return-value]
-
-    def _child(
-        self: _Self, comm: _core.Communicator, world_hosts: list[str], *, timeout: float | None = None
-    ) -> _Self:
-        child = type(self)(
-            comm, timeout=timeout or self._timeout, device=self._device, world_hosts=world_hosts
-        )
-        self._children.append(child)
-        return child
-
-    def _seconds(self, timeout: float | None) -> float:
-        return self._timeout if timeout is None else seconds(timeout)
-
-    # ---- memory
-
-    def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float64) -> np.ndarray[Any, Any]:
-        """A NumPy array for use with this group, its elements not set. `torch.from_numpy` makes a tensor of it.
-
-        Engines that share memory between the ranks of a host place it there; the results are the same anyhow.
-        """
-        kind = np.dtype(dtype)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        block = _core.allocate_shared(self._comm, nbytes) if nbytes > 0 and not kind.hasobject else None
-        if block is None:
-            return np.empty(shape, kind)
-        memory: np.ndarray[Any, Any] = np.frombuffer(memoryview(block), np.uint8, nbytes)
-        shaped: np.ndarray[Any, Any] = memory.view(kind).reshape(shape)
-        return shaped
-
-    def zeros(self, shape: int | tuple[int, ...], dtype: Any = np.float64) -> np.ndarray[Any, Any]:
-        """As `empty`, all elements zero."""
-        array = self.empty(shape, dtype)
-        array[...] = 0
-        return array
-
     def empty_like(self, tree: Any) -> Any:
-        """A tree of new arrays with the shapes, dtypes and libraries (NumPy, torch) of the leaves of `tree`."""
+        """Return a tree of new arrays with the shapes, dtypes and libraries (NumPy, torch) of the leaves of `tree`.
+
+        The elements are not initialised. Other leaves are returned as they are.
+        """
         from samestep import trees
 
         _, leaves, rebuild = trees.flatten(tree)
         return rebuild([arrays.new_like(leaf) if arrays.is_array(leaf) else leaf for leaf in leaves])
 
-    # ---- training helpers
-
     def synchronize(
-        self, tree: Any, *, root: int = 0, objects: str = "keep", timeout: float | None = None
-    ) -> Any:
-        """Give every rank root's values of all leaves of a tree; see `samestep.synchronize`."""
-        from samestep import synchronization
+        self,
+        tree: _Tree,
+        *,
+        root: int = 0,
+        objects: Literal["keep", "pickle"] = "keep",
+        timeout: float | None = None,
+    ) -> _Tree:
+        """Broadcast all leaves of a tree from rank `root`; see `samestep.synchronize`."""
+        from samestep.trees import broadcast
 
-        return synchronization.synchronize(self, tree, root=root, objects=objects, timeout=timeout)
+        return broadcast.synchronize(self, tree, root=root, objects=objects, timeout=timeout)
 
-    def allreduce_gradients(self, grads: Any, op: Any = AVG, *, timeout: float | None = None) -> Any:
-        """Reduce all arrays of a tree in a handful of messages; see `samestep.allreduce_gradients`."""
-        from samestep import gradients
+    def allreduce_gradients(
+        self, grads: _Tree, op: Op = AVG, *, weight: float | None = None, timeout: float | None = None
+    ) -> _Tree:
+        """Average all arrays of a tree over the ranks, fused into few messages; see `samestep.allreduce_gradients`."""
+        from samestep.step import gradients
 
-        return gradients.allreduce_gradients(self, grads, op, timeout=timeout)
+        return gradients.allreduce_gradients(self, grads, op, weight=weight, timeout=timeout)
 
-    def allreduce_tree(self, tree: Any, op: Any = "sum", *, timeout: float | None = None) -> Any:
-        """`allreduce` of all arrays of a tree, fused; in place where leaves can be written.
+    def allreduce_tree(
+        self, tree: _Tree, op: Op = "sum", *, weight: float | None = None, timeout: float | None = None
+    ) -> _Tree:
+        """Reduce all arrays of a tree over all ranks, fused into few messages; writable leaves are reduced in place.
+
+        With `weight` and op AVG, the weighted mean; see `samestep.allreduce_tree`.
 
         Returns:
           The tree with the reduced leaves.
@@ -258,103 +68,150 @@ class Backend(MessageVerbs, ListVerbs):
           >>> backend.allreduce_tree({"w": np.ones(2), "b": np.zeros(1)})
           {'w': array([1., 1.]), 'b': array([0.])}
         """
-        from samestep import gradients
+        from samestep.step import gradients
 
-        return gradients.allreduce_tree(self, tree, op, timeout=timeout)
+        return gradients.allreduce_tree(self, tree, op, weight=weight, timeout=timeout)
+
+    def same(self, tree: Any, *, timeout: float | None = None) -> str:
+        """Check that all ranks hold the same bits in all leaves of a tree. Collective.
+
+        Every rank hashes each of its leaves (128 bits that depend on the position of every byte). The ranks exchange
+        16 bytes; only if these differ do they exchange the hashes of the leaves.
+
+        Args:
+          tree: containers of arrays, numbers and strings; a torch module or optimizer stands for its state.
+          timeout: seconds; None for the group's timeout.
+
+        Returns:
+          The hash of the tree, 32 hexadecimal digits, the same on all ranks. It also depends on the names, dtypes and
+          shapes of the leaves.
+
+        Raises:
+          MismatchError: on all ranks, if they differ; names the first leaf that differs, and the ranks whose bits
+            differ from those of most ranks.
+
+        Example:
+          >>> import numpy as np, samestep as ss
+          >>> backend = ss.initialize()
+          >>> backend.same({"w": np.arange(3.0)}) == backend.same({"w": np.array([0.0, 2.0, 1.0])})
+          False
+        """
+        from samestep.step import state_hash
+
+        return state_hash.same(self, tree, timeout=timeout)
+
+    def together(self, *, timeout: float | None = None) -> AbstractContextManager[Backend, None]:
+        """A block that all ranks leave together: an exception on one rank ends it on all of them.
+
+        All ranks enter the block. Where a rank leaves it by an exception, the others get a `StepError` that names the
+        rank, the class, the text and the line: in whatever operation of this group, or of groups made from it, they
+        wait, or at the end of the block. The rank itself gets the same, with the exception as `__cause__`, but a
+        `KeyboardInterrupt` or `SystemExit` stays what it is. Afterwards the group can be used, and so can groups made
+        from it; operations and messages that had not ended are dropped, and arrays they were to write may hold
+        anything. A rank that returns from the block early, while others wait for it in a collective, ends
+        the block, too.
+
+        Blocks may be nested, of one group or of groups made from it. Leaving costs one reduction of 40 bytes, entering
+        nothing but the first time, when a second communicator is made.
+
+        Args:
+          timeout: seconds to wait for the others at the end of the block, else the group's.
+
+        Raises:
+          StepError: see above; on all ranks of the group.
+          MismatchError: on all ranks: they leave different blocks.
+          TimeoutError: a rank has not come to the end of the block; the group ends.
+
+        Source: ULFM (MPI_Comm_revoke, MPI_Comm_agree), for exceptions in place of processes that die.
+
+        Example:
+          >>> import numpy as np, samestep as ss
+          >>> backend = ss.initialize()
+          >>> try:
+          ...     with backend.together():
+          ...         if backend.rank == 0:
+          ...             raise ValueError("bad batch")
+          ...         backend.allreduce(np.ones(3))
+          ... except ss.StepError as error:
+          ...     print(error.rank, error.kind, error.text)
+          0 ValueError bad batch
+          >>> backend.allreduce(1.0) == backend.size
+          True
+        """
+        from samestep.step.together import Together
+
+        return Together(self, timeout)
+
+    def any(self, flag: bool, *, timeout: float | None = None) -> bool:
+        """Whether `flag` is true on any rank; the same answer on all ranks. Collective, 8 bytes.
+
+        Example:
+          >>> import samestep as ss
+          >>> backend = ss.initialize()
+          >>> backend.any(backend.rank == 0), backend.any(False)
+          (True, False)
+        """
+        from samestep.step import decide
+
+        return decide.any_rank(self, flag, "any()", timeout)
+
+    def all(self, flag: bool, *, timeout: float | None = None) -> bool:
+        """Whether `flag` is true on all ranks; the same answer on all ranks. Collective, 8 bytes.
+
+        Example:
+          >>> import samestep as ss
+          >>> backend = ss.initialize()
+          >>> backend.all(True), backend.all(backend.rank > 0)
+          (True, False)
+        """
+        from samestep.step import decide
+
+        return not decide.any_rank(self, not flag, "all()", timeout)
+
+    def all_finite(self, tree: Any, *, timeout: float | None = None) -> bool:
+        """Whether all elements of all arrays and numbers of a tree are finite, on all ranks. Collective, 8 bytes.
+
+        For skipping a step on all ranks, as a loss scaler does. Of gradients that have been averaged, infinities and
+        NaNs are on all ranks already: then each rank may look for itself, and all of them see the same.
+
+        Args:
+          tree: of any arrays, numbers and containers; a torch module stands for the `.grad` of its parameters. Whole
+            numbers, flags and texts are finite.
+          timeout: seconds, else the group's.
+
+        Example:
+          >>> import numpy as np, samestep as ss
+          >>> backend = ss.initialize()
+          >>> backend.all_finite({"w": np.ones(2)}), backend.all_finite([np.array([1.0, np.nan])])
+          (True, False)
+        """
+        from samestep.step import decide
+
+        return not decide.any_rank(self, not decide.is_finite(tree), "all_finite()", timeout)
 
     def println(self, *args: Any, timeout: float | None = None) -> None:
-        """Print a line from every rank, whole and in order of rank. Collective."""
-        from samestep import printing
+        """Print one line from every rank, in rank order and never interleaved. Collective.
+
+        Args:
+          args: as for `print`; each rank may pass other ones.
+          timeout: seconds; None for the group's timeout.
+        """
+        from samestep.group import printing
 
         printing.println(self, *args, timeout=timeout)
 
-    # ---- the end
 
-    def close(self, *, timeout: float | None = None) -> None:
-        """End the group and those made from it. Collective, idempotent.
-
-        After an error that ended the group nobody is waited for.
-        """
-        if self._closed:
-            return
-        self._closed = True
-        if self._is_forked:
-            return
-        for child in reversed(self._children):
-            if self._comm.usable:
-                child.close(timeout=timeout)
-            else:  # the rank that ended this group may be one of that
-                child._abandon(f"{self._comm.name} had ended with an error")
-        try:
-            self._end(self._seconds(timeout))
-        finally:
-            self._at_end()
-
-    def _end(self, timeout: float) -> None:
-        met = False
-        try:
-            was_usable = self._comm.usable
-            met = self._close(self._comm, timeout) and was_usable
-        finally:
-            if self._beneath is not None:
-                if not met:  # which it does not know: its ranks would wait for each other
-                    self._beneath.abandon(f"{self._comm.name} had ended with an error")
-                self._close(self._beneath, timeout)
-
-    @property
-    def _is_forked(self) -> bool:
-        """Whether this process was forked from the rank: what it does is nothing to the others."""
-        return os.getpid() != self._pid
-
-    def _call_at_end(self, end: Callable[[], None]) -> None:
-        """Calls `end` once the group has ended, before what was to be called then."""
-        then = self._at_end
-
-        def both() -> None:
-            try:
-                end()
-            finally:
-                then()
-
-        self._at_end = both
-
-    def _close(self, comm: _core.Communicator, timeout: float) -> bool:
-        """Whether all ranks met once more."""
-        try:
-            comm.close(timeout)
-        except PeerLostError as error:  # the others have ended it: there is nobody to wait for
-            comm.abandon(str(error))
-            comm.close(self._timeout)
-            return False
-        return True
-
-    def _abandon(self, reason: str) -> None:
-        """This process leaves without the others: those who wait for it are told."""
-        if self._is_forked:
-            return
-        for child in self._children:
-            child._abandon(reason)
-        if not self._closed:
-            self._closed = True
-            self._comm.abandon(reason)
-            if self._beneath is not None:
-                self._beneath.abandon(reason)
-            self._at_end()
-
-    def __enter__(self: _Self) -> _Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self._abandon(f"it ended with {type(error).__name__}: {error}")
+for _class in Backend.__mro__[1:-1]:
+    for _name, _verb in vars(_class).items():  # for the texts of TypeErrors: "Backend.bcast() takes ..."
+        _function = _verb
+        while _function is not None:
+            if isinstance(_function, FunctionType):
+                _function.__qualname__ = f"Backend.{_name}"
+            _function = getattr(_function, "__wrapped__", None)  # below decorators
 
 
 class MPIBackend(Backend):
-    """Ranks of an MPI job, host arrays through its MPI library, whichever that is.
+    """The ranks of an MPI job, with any MPI library. Host arrays use shared memory within a host and MPI between hosts.
 
     Started by `mpirun`, `srun` or `samestep run`. See `samestep.initialize`.
     """
@@ -363,21 +220,15 @@ class MPIBackend(Backend):
 
 
 class NativeBackend(Backend):
-    """Ranks with nothing installed but this package: of one host through shared memory, of several over TCP.
+    """Ranks that need nothing but this package: shared memory within a host, TCP between hosts.
 
-    Started by `samestep run`, torchrun or any other means that sets the same variables. See `samestep.initialize`.
+    Started by `samestep run`, torchrun or any launcher that sets the same variables. See `samestep.initialize`.
     """
 
     kind = "native"
 
 
 class NCCLBackend(Backend):
-    """Device arrays through NCCL or RCCL, host arrays through another backend."""
+    """Device arrays through NCCL or RCCL; host arrays through MPI or the native backend. See `samestep.initialize`."""
 
     kind = "nccl"
-
-
-def _warn(text: str) -> None:
-    import logging  # costs as much to import as half the package
-
-    logging.getLogger("samestep").warning(text)

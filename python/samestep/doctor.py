@@ -11,10 +11,15 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from samestep import _core, accelerators, facts, gpu_aware, levels, packing
-from samestep.__main__ import package_version
+from samestep import _core, _settings
+from samestep._util import jax_variables, launchers, mpi_library, unknown_settings
+from samestep._util.commands import package_version
+from samestep._util.json_layout import Map
 from samestep.errors import Error
-from samestep.launch import mpi_library, mpirun
+from samestep.gpu import discovery, mpi_support
+from samestep.group import json_exchange
+from samestep.launch import mpirun
+from samestep.world import environment, limits, transports
 
 _LIBRARIES = ("numpy", "mpi4py", "torch", "jax", "optax", "cupy")
 _VARIABLES = ("SAMESTEP_", "MPI4PY_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE", "OMP_NUM_THREADS")
@@ -25,12 +30,12 @@ Row = tuple[str, str, "bool | None"]
 
 
 def examine() -> dict[str, Any]:
-    """Looks at everything. Never raises; whatever is missing is told in its `detail`, with the cure."""
-    known = facts.gather(probe_mpi=False)
+    """Looks at everything. Never raises; the `detail` of what is missing names the cure."""
+    known = environment.gather(probe_mpi=False)
     library = mpi_library.probe()  # in another process, which a broken library may take down
     known.mpi_loadable, known.mpi_detail = bool(library.path), library.problem or library.detail
-    started_by = facts.launcher()
-    devices = (accelerators.cuda_devices(), accelerators.hip_devices())
+    started_by = launchers.launcher()
+    devices = (discovery.cuda_devices(), discovery.hip_devices())
     return {
         "samestep": package_version(),
         "python": {"version": platform.python_version(), "executable": sys.executable},
@@ -51,17 +56,21 @@ def examine() -> dict[str, Any]:
         "devices": {found.kind: {"count": found.count, "detail": found.detail} for found in devices},
         "runtimes": {kind: _runtime(kind) for kind in ("cuda", "hip")},
         "network": _network(),
-        "packing": {
-            found.kind: packing.describe(found.kind) if found.count else "no device" for found in devices
-        },
         "gpu_aware": {
-            found.kind: gpu_aware.describe(found.kind) if found.count else "no device" for found in devices
+            found.kind: mpi_support.describe(found.kind) if found.count else "no device" for found in devices
         },
         "nccl": {"usable": known.nccl_loadable, "detail": known.nccl_detail},
-        "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_VARIABLES)},
+        "limits": limits.examine(),
+        "forbidden_calls": _core.forbidden_calls(),
+        "variables": {
+            name: "(hidden)" if name == _settings.SECRET else os.environ[name]
+            for name in sorted(os.environ)
+            if name.startswith(_VARIABLES)
+        },
         "choice": (choice := _choice(known)),
-        "engine": levels.describe(choice["host"]) if choice["host"] else "",
-        "algorithm": levels.describe_algorithm(),
+        "jax": jax_variables.describe(),
+        "transport": transports.describe(choice["host"]) if choice["host"] else "",
+        "algorithm": transports.describe_algorithm(),
     }
 
 
@@ -93,21 +102,23 @@ def rows(found: Mapping[str, Any]) -> list[Row]:
             if found["devices"][kind]["count"]
         ),
         *(
-            (f"{kind.upper()} packing", told, not told.startswith("off"))
-            for kind, told in found.get("packing", {}).items()
-            if found["devices"][kind]["count"]
-        ),
-        *(
-            (f"{kind.upper()} in MPI", told, None)
-            for kind, told in found.get("gpu_aware", {}).items()
+            (f"{kind.upper()} in MPI", text, None)
+            for kind, text in found.get("gpu_aware", {}).items()
             if found["devices"][kind]["count"]
         ),
         ("network", found["network"]["detail"], bool(found["network"]["address"])),
         ("NCCL", found["nccl"]["detail"], found["nccl"]["usable"] or None),
+        *limits.rows(found["limits"]),
+        *(("one host", text, None) for text in found["forbidden_calls"]),
         ("variables", ", ".join(f"{n}={v}" for n, v in found["variables"].items()) or "none set", None),
+        *(
+            ("variables", unknown_settings.warning(*pair), False)
+            for pair in unknown_settings.unknown(found["variables"]).items()
+        ),
         ("choice", ": ".join(named), bool(choice["backend"])),
-        *((("engine", found["engine"], None),) if found["engine"] else ()),
+        *((("transport", found["transport"], None),) if found["transport"] else ()),
         ("algorithm", found["algorithm"], None),
+        ("JAX on CPU", found["jax"], None),
     ]
 
 
@@ -142,15 +153,20 @@ def render(report: Sequence[Row], *, colour: bool) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs `samestep doctor`; returns the exit code, 0 whatever was found."""
+def parser() -> argparse.ArgumentParser:
+    """Of `samestep doctor`."""
     parser = argparse.ArgumentParser(
         prog="samestep doctor", description="Shows what was found here, which backend is chosen, and why."
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     text = "bring the ranks of the job together and print where each is; start it as the job is started"
     parser.add_argument("--run", action="store_true", help=text)
-    flags = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `samestep doctor`; returns the exit code, 0 whatever was found."""
+    flags = parser().parse_args(argv)
     if flags.run:
         return _run(as_json=flags.json)
     found = examine()
@@ -160,26 +176,25 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(*, as_json: bool) -> int:
     """Brings the ranks together as `initialize()` does; rank 0 prints a line for each."""
-    from samestep import world
+    from samestep.world import lifecycle
 
-    backend = world.initialize()
-    found = backend.gather_object(
-        {
-            "rank": backend.rank,
-            "host": platform.node(),
-            "pid": os.getpid(),
-            "local_rank": backend.local_rank,
-            "node_rank": backend.node_rank,
-            "launcher": facts.launcher().name,
-            "backend": type(backend).__name__,
-            "engine": backend.engine,
-            "address": _network()["address"],
-            "interface": _network()["interface"],
-        }
-    )
+    backend = lifecycle.initialize()
+    mine = {
+        "rank": backend.rank,
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "local_rank": backend.local_rank,
+        "node_rank": backend.node_rank,
+        "launcher": launchers.launcher().name,
+        "backend": type(backend).__name__,
+        "transport": backend.transport,
+        "address": _network()["address"],
+        "interface": _network()["interface"],
+    }
+    found = json_exchange.gather(backend._comm, mine, Map((str, int)), 0, backend.timeout)
     if found is not None:
         print(json.dumps(found, indent=2) if as_json else table(found))
-    world.finalize()
+    lifecycle.finalize()
     return 0
 
 
@@ -207,7 +222,7 @@ def _mpirun() -> dict[str, str]:
 
 def _runtime(kind: str) -> dict[str, str]:
     """The library that device arrays are reached with."""
-    library = accelerators.runtime_library(kind)
+    library = discovery.runtime_library(kind)
     return {"path": library.path, "detail": library.detail}
 
 
@@ -215,7 +230,7 @@ def _network() -> dict[str, str]:
     """Where this process would listen as a rank of several hosts, without MPI."""
     from samestep.rendezvous import interfaces
 
-    master = os.environ.get("MASTER_ADDR") or (facts.slurm_meeting() or ("", 0))[0]
+    master = os.environ.get("MASTER_ADDR") or (launchers.slurm_meeting() or ("", 0))[0]
     try:
         address = interfaces.own_address(master, os.environ, several_hosts=True)
     except Error as error:
@@ -223,7 +238,7 @@ def _network() -> dict[str, str]:
     if not address:
         return {"address": "", "interface": "", "detail": "no address that another host could reach"}
     variable, names = interfaces.check_names(os.environ)
-    toward = f"on the way to {master}, the host of rank 0" if master else "on the way out"
+    toward = f"towards {master}, the host of rank 0" if master else "to other hosts"
     why = f"{variable}={','.join(names)}" if names else toward
     interface = interfaces.of_address(address)
     detail = f"NativeBackend listens at {address} of {interface or '?'} between hosts ({why})"

@@ -1,4 +1,4 @@
-"""The errors of the package: one class for each way a caller can react.
+"""The errors of the package: one class for each reaction of a caller.
 
 Each derives from `Error` and from the builtin class that a user would catch.
 """
@@ -13,6 +13,7 @@ __all__ = [
     "MismatchError",
     "NotInitializedError",
     "PeerLostError",
+    "StepError",
     "TimeoutError",
     "UnavailableError",
 ]
@@ -26,36 +27,63 @@ class Error(Exception):
 
 
 class InvalidArgumentError(Error, ValueError):
-    """The caller's mistake: a wrong value. Nothing has happened; retrying cannot help."""
+    """An argument has a wrong value. Nothing was sent; retrying cannot help."""
 
     __module__ = "samestep"
 
 
 class MismatchError(Error, ValueError):
-    """Ranks disagree about one operation. Raised with the same text on every rank; the group stays usable."""
+    """Ranks called different operations, or passed different arguments. All ranks raise the same text.
+
+    The group stays usable.
+    """
 
     __module__ = "samestep"
 
 
 class NotInitializedError(Error, RuntimeError):
-    """There is no backend yet, the group has been closed, or this process was forked from a rank."""
+    """There is no backend yet, the group is closed, or this process was forked from a rank."""
 
     __module__ = "samestep"
 
 
 class UnavailableError(Error, RuntimeError):
-    """A backend, library or device cannot be used. Says what was looked for, and the cure."""
+    """A backend, library or device is missing or unusable. The text says where it was searched, and what to do."""
 
     __module__ = "samestep"
 
 
 class TimeoutError(Error, builtins.TimeoutError):
-    """A deadline has passed. Names the operation, who arrived and who did not; the peers may still be alive."""
+    """A deadline has passed. The text names the operation and the ranks that are missing, which may be alive."""
 
     __module__ = "samestep"
 
 
 class PeerLostError(Error, ConnectionError):
-    """A peer has ended or left the group, which cannot be used any more."""
+    """A peer has ended or left the group. The group can no longer be used."""
 
     __module__ = "samestep"
+
+
+class StepError(Error, RuntimeError):
+    """An exception on one rank has ended a block of `Backend.together`, on all ranks; the group stays usable.
+
+    On the rank that raised the exception it is the `__cause__`. Arrays that the block has written may hold anything.
+    """
+
+    __module__ = "samestep"
+
+    def __init__(
+        self, message: str, *, rank: int = -1, kind: str = "", text: str = "", line: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        """The rank that raised the exception, in the group of the block; -1 while the ranks have not met."""
+        self.kind = kind
+        """Name of its class."""
+        self.text = text
+        """Its text."""
+        self.line = line
+        """Where it was raised: "file:line, in function"."""
+        self.is_here = False
+        """Whether this rank raised it."""

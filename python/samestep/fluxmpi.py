@@ -15,12 +15,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from samestep import data, gradients, optimizer, printing, synchronization, world
+from samestep import _core, _settings, data, optimizer
 from samestep.backend import Backend
-from samestep.reduce_ops import ReduceOp
-from samestep.work import Work
+from samestep.group import printing
+from samestep.group.work import Work
+from samestep.reduce_ops import Op, ReduceOp
+from samestep.step import gradients
+from samestep.trees import broadcast
+from samestep.world import lifecycle
 
 __all__ = [
     "DistributedDataContainer",
@@ -41,22 +45,28 @@ __all__ = [
     "total_workers",
 ]
 
+_T = TypeVar("_T")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 def Init(*, gpu_devices: Sequence[int] | None = None, verbose: bool = False) -> None:
     """Start; a second call does nothing. `gpu_devices`: a GPU for each rank of a host, by default in turn."""
     if not Initialized():
-        world.initialize(cuda_devices=gpu_devices)
+        lifecycle.initialize(cuda_devices=gpu_devices)
     if verbose:
         fluxmpi_println("initialized")
 
 
 def Initialized() -> bool:
     """Whether `Init` has been called."""
-    return world.initialized()
+    return lifecycle.initialized()
 
 
 def _world() -> Backend:
-    return world.get_distributed_backend()
+    return lifecycle.get_distributed_backend()
 
 
 def local_rank() -> int:
@@ -69,42 +79,42 @@ def total_workers() -> int:
     return _world().size
 
 
-def synchronize(tree: Any, *, root_rank: int = 0) -> Any:
+def synchronize(tree: _T, *, root_rank: int = 0) -> _T:
     """Give every rank root's values; see `samestep.synchronize`."""
-    return synchronization.synchronize(_world(), tree, root=root_rank)
+    return broadcast.synchronize(_world(), tree, root=root_rank)
 
 
-def allreduce(x: Any, op: Any = "sum") -> Any:
+def allreduce(x: _T, op: Op = "sum") -> _T:
     """Reduce over all ranks; see `Backend.allreduce`."""
     return _world().allreduce(x, op)
 
 
-def bcast(x: Any, root_rank: int = 0) -> Any:
+def bcast(x: _T, root_rank: int = 0) -> _T:
     """Give every rank root's array; see `Backend.bcast`."""
     return _world().bcast(x, root=root_rank)
 
 
-def reduce(x: Any, op: Any = "sum", root_rank: int = 0) -> Any:
+def reduce(x: _T, op: Op = "sum", root_rank: int = 0) -> _T:
     """Reduce to root; elsewhere `x` stays as it is. See `Backend.reduce`."""
     return _world().reduce(x, op, root=root_rank)
 
 
-def Iallreduce(x: Any, op: Any = "sum") -> Work:
+def Iallreduce(x: _T, op: Op = "sum") -> Work[_T]:
     """`allreduce` without waiting: the result is that of `.wait()`."""
     return _world().iallreduce(x, op)
 
 
-def Ibcast(x: Any, root_rank: int = 0) -> Work:
+def Ibcast(x: _T, root_rank: int = 0) -> Work[_T]:
     """`bcast` without waiting: the result is that of `.wait()`."""
     return _world().ibcast(x, root=root_rank)
 
 
-def allreduce_gradients(grads: Any) -> Any:
+def allreduce_gradients(grads: _T) -> _T:
     """The sum of gradients over all ranks; see `samestep.allreduce_gradients`, whose default is the mean."""
     return gradients.allreduce_gradients(_world(), grads, ReduceOp.SUM)
 
 
-def DistributedOptimizer(opt: Any) -> Any:
+def DistributedOptimizer(opt: _T) -> _T:
     """`opt` with summed gradients; see `samestep.DistributedOptimizer`, whose default is the mean."""
     return optimizer.DistributedOptimizer(_world(), opt, op=ReduceOp.SUM)
 
@@ -124,7 +134,8 @@ def fluxmpi_print(*args: Any) -> None:
     text = "".join(map(str, args))
     end = "\n" if text.endswith("\n") else ""
     if Initialized():
-        printing.write(_world(), text.removesuffix("\n"), end=end)
+        with _core.UserCall("fluxmpi_println" if end else "fluxmpi_print"):
+            printing.write(_world(), text.removesuffix("\n"), end=end)
     else:
         sys.stdout.write(f"{printing.now()} {text}")
 
@@ -132,10 +143,10 @@ def fluxmpi_print(*args: Any) -> None:
 def disable_cudampi_support(*, disable: bool = True) -> None:
     """Keep device memory from MPI, which is the default here. For the next `Init`.
 
-    The same as the variable `SAMESTEP_GPU_AWARE_MPI` set to 0. Device arrays are taken either way: they go through
-    memory of the host, or through NCCL.
+    The same as the variable `SAMESTEP_GPU_AWARE_MPI` set to 0. Device arrays are accepted in both cases: they are
+    staged through host memory, or use NCCL.
 
     Args:
       disable: False takes this back, and leaves it to the MPI library: `auto`.
     """
-    os.environ["SAMESTEP_GPU_AWARE_MPI"] = "0" if disable else "auto"
+    os.environ[_settings.GPU_AWARE_MPI] = "0" if disable else "auto"

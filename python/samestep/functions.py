@@ -1,28 +1,28 @@
-"""The methods of `Backend` as functions that take the backend first."""
+"""The methods of `Backend` as functions whose first argument is the backend."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from samestep.backend import Backend
-from samestep.verbs import require_backend
+from samestep.group.collectives import require_backend
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def _function(method: Callable[Concatenate[Backend, _P], _R]) -> Callable[Concatenate[Backend, _P], _R]:
+def _function(method: _F) -> _F:
+    """Return a function with the signature of the method, including its overloads."""
     name = method.__name__
 
-    def function(backend: Backend, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def function(backend: Backend, /, *args: Any, **kwargs: Any) -> Any:
         require_backend(name, backend)
-        return getattr(backend, name)(*args, **kwargs)  # type: ignore[no-any-return]
+        return getattr(backend, name)(*args, **kwargs)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"`backend.{name}(...)`: see `Backend.{name}`.\n\n{method.__doc__ or ''}"
     function.__wrapped__ = method  # type: ignore[attr-defined]
-    return function
+    return cast("_F", function)
 
 
 def _property(name: str, doc: str) -> Callable[[Backend], int]:
@@ -40,12 +40,12 @@ def _property(name: str, doc: str) -> Callable[[Backend], int]:
     return function
 
 
-rank = _property("rank", "This process's number in the group, from 0.")
-total_workers = _property("total_workers", "How many ranks the group has.")
-local_rank = _property("local_rank", "Number of this rank among those of its host, from 0.")
-local_size = _property("local_size", "How many ranks of the group run on this host.")
-node_rank = _property("node_rank", "Number of this host among those of the group.")
-node_count = _property("node_count", "How many hosts the group has.")
+rank = _property("rank", "Return the rank of this process in the group, 0 <= rank < total_workers.")
+total_workers = _property("total_workers", "Return the number of ranks of the group.")
+local_rank = _property("local_rank", "Return the rank of this process among those of its host, from 0.")
+local_size = _property("local_size", "Return the number of ranks of the group on this host.")
+node_rank = _property("node_rank", "Return the number of this host among those of the group, from 0.")
+node_count = _property("node_count", "Return the number of hosts of the group.")
 
 allreduce = _function(Backend.allreduce)
 iallreduce = _function(Backend.iallreduce)
@@ -70,4 +70,9 @@ irecv = _function(Backend.irecv)
 barrier = _function(Backend.barrier)
 ibarrier = _function(Backend.ibarrier)
 allreduce_tree = _function(Backend.allreduce_tree)
+same = _function(Backend.same)
+together = _function(Backend.together)
+any = _function(Backend.any)
+all = _function(Backend.all)
+all_finite = _function(Backend.all_finite)
 println = _function(Backend.println)

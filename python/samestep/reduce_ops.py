@@ -1,12 +1,13 @@
-"""Reduction operators and what users may write for them."""
+"""Reduction operators, and the values that stand for them."""
 
 from __future__ import annotations
 
 import builtins
 import enum
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from samestep import _core
 from samestep.errors import InvalidArgumentError
@@ -22,6 +23,7 @@ __all__ = [
     "MIN",
     "PROD",
     "SUM",
+    "Op",
     "Premul",
     "ReduceOp",
     "premul",
@@ -29,14 +31,14 @@ __all__ = [
 
 
 class ReduceOp(enum.Enum):
-    """How the elements of all ranks become one.
+    """How the elements of all ranks are combined.
 
-    Wherever an operator is asked for, these may be written too: the lower-case name ("sum"),
-    `operator.add` and `operator.mul`, the builtins `min` and `max`, and `premul(factor)`.
+    An argument `op` may also be the lower-case name ("sum"), `operator.add` or `operator.mul`, the builtins `sum`,
+    `min` and `max`, or `premul(factor)`.
 
-    `AVG` is the sum divided by the number of ranks: one multiplication after the sum for floats, floor
-    division of an exact 64-bit sum for integers. Sums of float16 and bfloat16 are made in float32 and
-    rounded once. `BAND BOR BXOR LAND LOR` are for integers and bool, `MIN MAX` not for complex numbers.
+    `AVG` is the sum divided by the number of ranks: for floats one multiplication after the sum, for integers the
+    floor division of an exact 64-bit sum. float16 and bfloat16 are summed in float32 and rounded once.
+    `BAND BOR BXOR LAND LOR` accept integers and bool; `MIN MAX` do not accept complex numbers.
     """
 
     SUM = 0
@@ -55,7 +57,7 @@ SUM, PROD, MIN, MAX, AVG = ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MIN, ReduceOp.M
 BAND, BOR, BXOR, LAND, LOR = ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR, ReduceOp.LAND, ReduceOp.LOR
 
 PREMUL = 10
-"""The number of `Premul` in the core."""
+"""The code of `Premul` in the core."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,13 @@ class Premul:
 
 
 def premul(factor: float) -> Premul:
-    """The operator "sum of factor * x"; each rank may give its own factor.
+    """Return the operator "sum of factor * x", with one factor for each rank.
 
     Args:
-      factor: a real number; a whole one where the arrays are of integers.
+      factor: a real number; an integer for integer arrays.
+
+    Raises:
+      InvalidArgumentError: `factor` is not a real number.
 
     Example:
       >>> import numpy as np, samestep as ss
@@ -83,7 +88,11 @@ def premul(factor: float) -> Premul:
         raise InvalidArgumentError(f"premul: factor must be a real number, got {factor!r}") from error
 
 
-_NAMED = {op.name.lower(): op for op in ReduceOp}
+OpName = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor"]
+Op: TypeAlias = ReduceOp | Premul | OpName | Callable[..., Any]
+"""The type of the arguments `op`; the functions allowed are those that `ReduceOp` lists."""
+
+_NAMED: dict[Any, ReduceOp] = {op.name.lower(): op for op in ReduceOp}
 _FUNCTIONS: dict[Any, ReduceOp] = {
     operator.add: SUM,
     operator.iadd: SUM,
@@ -95,11 +104,15 @@ _FUNCTIONS: dict[Any, ReduceOp] = {
 }
 
 
-def resolve(op: Any) -> tuple[int, float]:
-    """The operator's number in the core, and this rank's factor.
+def resolve(op: Op, verb: str = "") -> tuple[int, float]:
+    """Return the operator's code in the core, and this rank's factor.
+
+    Args:
+      op: the operator.
+      verb: what the user called, at the beginning of errors.
 
     Raises:
-      InvalidArgumentError: `op` stands for no operator.
+      InvalidArgumentError: `op` is not an operator.
 
     Example:
       >>> resolve("max"), resolve(premul(0.25))
@@ -114,13 +127,13 @@ def resolve(op: Any) -> tuple[int, float]:
     except TypeError:  # cannot be hashed
         known = None
     if known is None:
-        names = ", ".join(_NAMED)
+        names, head = ", ".join(_NAMED), f"{verb}: " if verb else ""
         if hasattr(op, "shape"):  # as in MPI's Allreduce(x, y)
             raise InvalidArgumentError(
-                f"op is an array; use one of {names}; an array to receive into is given by name: out="
+                f"{head}op is an array; use one of {names}; pass the output array by keyword: out="
             )
         raise InvalidArgumentError(
-            f"op {op!r} is no reduction; use one of {names}, or samestep.premul(factor)"
+            f"{head}op {op!r} is not a reduction; use one of {names}, or samestep.premul(factor)"
         )
     return known.value, 1.0
 

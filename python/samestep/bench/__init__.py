@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from samestep import facts
+from samestep._util import launchers
+from samestep.launch.arguments import whole_number
 
 VERBS = ("allreduce", "bcast", "allgather", "reduce_scatter", "alltoall")
 _DESCRIPTION = """\
 Times a collective on float32 arrays, many calls in a row, in about a minute: on ordinary NumPy arrays
 (samestep), on arrays of backend.empty (shared), and with mpi4py on ordinary ones where an MPI library is
 there. Also under another launcher: mpirun -n 2 samestep bench. Close other programs first: a busy core
-doubles the times of whoever waits."""
+doubles the times of waiting ranks."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     Outside of a launcher it starts the ranks itself, by `samestep run`; as a rank it measures.
     """
     flags = _arguments(argv)
-    if facts.launcher().name:
+    if launchers.launcher().name:
         from samestep.bench import ranks
 
         return ranks.main(flags.verb, flags.plot, flags.terminal)
@@ -33,27 +34,33 @@ def main(argv: Sequence[str]) -> int:
 
     try:
         mpirun.find()
-        way = "--mpi"  # mpi4py's times beside ours
+        launcher = "--mpi"  # mpi4py's times beside ours
     except mpirun.LaunchError:
-        way = "--native"
-    words = [way, "-n", str(flags.n), "--raw", "-m", "samestep", "bench", *argv]
+        launcher = "--native"
+    words = [launcher, "-n", str(flags.n), "--raw", "-m", "samestep", "bench", *argv]
     if sys.stderr.isatty():
         words += ["--terminal", os.ttyname(sys.stderr.fileno())]
     return run.main(words)
 
 
-def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+def parser() -> argparse.ArgumentParser:
+    """Of `samestep bench`."""
     parser = argparse.ArgumentParser(prog="samestep bench", description=_DESCRIPTION)
-    parser.add_argument("-n", type=int, default=2, metavar="N", help="ranks to start (%(default)s)")
+    parser.add_argument("-n", type=whole_number, default=2, metavar="N", help="ranks to start (%(default)s)")
     parser.add_argument("--verb", choices=VERBS, default=VERBS[0], help="what to time (%(default)s)")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the times over size; needs matplotlib"
     )
     # Where the progress bar goes; set by the process that starts the ranks, which have no terminal.
     parser.add_argument("--terminal", help=argparse.SUPPRESS)
-    flags = parser.parse_args(argv)
+    return parser
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    ours = parser()
+    flags = ours.parse_args(argv)
     if flags.plot and not find_spec("matplotlib"):
-        parser.error("--plot needs matplotlib: pip install matplotlib")
+        ours.error("--plot needs matplotlib: pip install matplotlib")
     if flags.plot and not flags.plot.parent.is_dir():
-        parser.error(f"there is no folder {flags.plot.parent}")
+        ours.error(f"there is no folder {flags.plot.parent}")
     return flags

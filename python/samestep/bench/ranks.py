@@ -14,9 +14,9 @@ import numpy as np
 from samestep import _core
 from samestep.backend import Backend
 from samestep.bench.progress import DEFAULT_TERMINAL, Progress
-from samestep.world import finalize, initialize
+from samestep.bench.sizes import KIB, MIB, size
+from samestep.world.lifecycle import finalize, initialize
 
-KIB, MIB = 1 << 10, 1 << 20
 _SIZES = (8, KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 _BURST = 0.02  # seconds of calls in a row
 _ROUNDS = 7
@@ -31,11 +31,11 @@ def main(verb: str, plot: Path | None, terminal: str | None) -> int:
     """Measures on all ranks; rank 0 prints. Returns the exit code."""
     busy = os.getloadavg()[0]
     backend = initialize()
-    first = backend.rank == 0
+    first, several = backend.rank == 0, backend.size > 1
     progress = Progress(terminal or DEFAULT_TERMINAL, shown=first)
     begin, times = time.monotonic(), {}
     if first:
-        print(title(backend, verb))
+        print(title(backend, verb), legend(backend), sep="\n")
         if busy > _BUSY:
             print(f"other programs are running (load {busy:.1f}): times are longer than they need be")
     for done, nbytes in enumerate(_SIZES):
@@ -44,42 +44,53 @@ def main(verb: str, plot: Path | None, terminal: str | None) -> int:
         times[nbytes] = measure(backend, calls(backend, verb, nbytes))
         progress.clear()
         if first:
-            print(
-                *([head(times[nbytes])] if not done else []), row(nbytes, times[nbytes]), sep="\n", flush=True
-            )
+            lines = [row(nbytes, times[nbytes], speed=several)]
+            print(*([] if done else [head(times[nbytes], speed=several)]), *lines, sep="\n", flush=True)
     finalize()
-    if first:
+    if first and several:
         print("\n".join(findings(times)))
-        if plot:
-            from samestep.bench.plot import draw
+    if first and plot:
+        from samestep.bench.plot import draw
 
-            draw(times, title(backend, verb), plot)
+        draw(times, title(backend, verb), plot)
+        print(f"plot: {plot.resolve()}")
     return 0
 
 
 def title(backend: Backend, verb: str) -> str:
     """What the table is about."""
     return (
-        f"{verb} of float32, {backend.size} rank(s) on {_core.usable_cpus()} core(s), engine {backend.engine}: "
+        f"{verb} of float32, {backend.size} rank(s) on {_core.usable_cpus()} core(s), transport {backend.transport}: "
         f"us per call, median of {_ROUNDS} runs, slowest rank"
     )
 
 
-def head(times: Mapping[str, float]) -> str:
+def legend(backend: Backend) -> str:
+    """What the columns are about."""
+    if backend.size == 1:
+        return "One rank exchanges nothing, so these are the times of the calls alone; -n 2 measures an exchange."
+    return "GB/s: bytes that each rank passes in, per second, in the fastest of our columns."
+
+
+def head(times: Mapping[str, float], *, speed: bool = True) -> str:
     """The names of the columns."""
-    ratios = "".join(f"  mpi4py/{name}" for name in times if "mpi4py" in times and name != "mpi4py")
-    return f"{'size':>8}" + "".join(f"{name:>12}" for name in times) + f"{'GB/s':>8}" + ratios
+    ratios = [f"mpi4py/{name}" for name in times if "mpi4py" in times and name != "mpi4py"]
+    return _line("size", list(times), ["GB/s"] * speed, ratios)
 
 
-def row(nbytes: int, times: Mapping[str, float]) -> str:
+def row(nbytes: int, times: Mapping[str, float], *, speed: bool = True) -> str:
     """One line: microseconds, bytes of one rank per second for the fastest of ours, times faster than mpi4py."""
     ours = [name for name in times if name != "mpi4py"]
-    columns = "".join(f"{seconds * 1e6:>12.2f}" for seconds in times.values())
-    speed = nbytes / min(times[name] for name in ours) / 1e9
-    ratios = "".join(
-        f"{times['mpi4py'] / times[name]:>{len(name) + 9}.2f}" for name in ours if "mpi4py" in times
-    )
-    return f"{size(nbytes):>8}{columns}{speed:>8.2f}{ratios}"
+    fastest = nbytes / min(times[name] for name in ours) / 1e9
+    ratios = [f"{times['mpi4py'] / times[name]:.2f}" for name in ours if "mpi4py" in times]
+    micros = [f"{seconds * 1e6:.2f}" for seconds in times.values()]
+    return _line(size(nbytes), micros, [f"{fastest:.2f}"] * speed, ratios)
+
+
+def _line(first: str, times: Sequence[str], speed: Sequence[str], ratios: Sequence[str]) -> str:
+    """Columns of one width each, and a space between them whatever they hold."""
+    cells = [f"{first:>8}", *(f"{cell:>11}" for cell in times), *(f"{cell:>7}" for cell in speed)]
+    return " ".join([*cells, *(f"{cell:>16}" for cell in ratios)])
 
 
 def findings(times: Times) -> list[str]:
@@ -124,14 +135,6 @@ def faster_where(times: Times, ours: str, theirs: str) -> str:
 
 def _run(sizes: Sequence[int]) -> str:
     return f"at {size(sizes[0])}" if len(sizes) == 1 else f"from {size(sizes[0])} to {size(sizes[-1])}"
-
-
-def size(nbytes: int) -> str:
-    """Bytes for people."""
-    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
-        if nbytes % unit == 0:
-            return f"{nbytes // unit} {name}"
-    return f"{nbytes} B"
 
 
 def measure(backend: Backend, contenders: Mapping[str, Call]) -> dict[str, float]:

@@ -1,6 +1,7 @@
-"""Which part of the data each rank works on."""
+"""Division of the data among ranks."""
 
 from samestep.data.container import DistributedDataContainer
 from samestep.data.sampler import DistributedSampler
+from samestep.data.steps import Shard
 
-__all__ = ["DistributedDataContainer", "DistributedSampler"]
+__all__ = ["DistributedDataContainer", "DistributedSampler", "Shard"]

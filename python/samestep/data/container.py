@@ -11,7 +11,7 @@ import numpy as np
 from samestep.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from samestep.backend import Backend
+    from samestep.group.group import Group
 
 
 def part_of(length: int, rank: int, size: int) -> range:
@@ -32,12 +32,12 @@ class DistributedDataContainer:
     """This rank's part of `data`: has a length, items and slices, can be iterated, and is a torch `Dataset`.
 
     A dict, tuple or named tuple holds columns of equal length; an item is then the same container of one
-    item of each. All else with `len` and item access is a sequence of items: list, array, memmap, tensor,
-    torch `Dataset`, Hugging Face `Dataset`. Nothing is read before an item is asked for, and slices are
-    passed on as slices, so that those of arrays are views.
+    item of each. Any other object with `len` and item access is a sequence of items: list, array, memmap, tensor,
+    torch `Dataset`, Hugging Face `Dataset`. Items are read on access. Slices are
+    passed on as slices, so that slices of arrays are views.
 
     Parts are contiguous, in order of rank, together hold every item exactly once, and differ in length by
-    at most one: ranks may see different numbers of batches. Where all must take the same number of steps,
+    at most one: ranks may see different numbers of batches. If all must take the same number of steps,
     use `DistributedSampler` with mode "pad" or "drop", or drop the last batch. No communication.
 
     Args:
@@ -55,7 +55,7 @@ class DistributedDataContainer:
       (3, {'x': array([4, 5]), 'y': 9}, [7, 8])
     """
 
-    def __init__(self, backend: Backend, data: Any) -> None:
+    def __init__(self, backend: Group, data: Any) -> None:
         self.data = data
         self.indices = part_of(_length(data), backend.rank, backend.size)
         """Where this part lies in `data`."""
@@ -64,7 +64,7 @@ class DistributedDataContainer:
         return len(self.indices)
 
     def __getitem__(self, index: Any) -> Any:
-        """One item, or several: a slice, or a list or array of indices where `data` takes such."""
+        """One item, or several: a slice, or a list or array of indices if `data` accepts one."""
         if isinstance(index, slice):
             return self._take(_as_slice(self.indices[index]))
         if isinstance(index, (list, tuple, np.ndarray)):
@@ -75,7 +75,7 @@ class DistributedDataContainer:
         return map(self._take, self.indices)
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """The items at several indices: what torch's DataLoader asks a data set for if it can."""
+        """The items at several indices; torch's DataLoader calls it if it exists."""
         places = [self.indices[i] for i in indices]
         many = getattr(self.data, "__getitems__", None)
         return many(places) if many is not None else [self._take(place) for place in places]

@@ -1,4 +1,4 @@
-"""In which order each rank visits the data."""
+"""The order in which each rank visits the data."""
 
 from __future__ import annotations
 
@@ -8,31 +8,37 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from samestep.data.steps import Shard, shards_of_step
 from samestep.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from samestep.backend import Backend
+    from samestep.group.group import Group
 
 Mode = Literal["exact", "pad", "drop"]
 
 
 class DistributedSampler:
-    """This rank's share of the indices of `data`, newly ordered each epoch; fits `DataLoader(sampler=)`.
+    """This rank's share of the indices of `data`, shuffled anew in each epoch; usable as `DataLoader(sampler=)`.
 
-    All ranks draw the same permutation from `seed` and epoch, without communication, and take turns: rank r
-    visits places r, r + size, r + 2 size, ... Without `set_epoch` every pass is in the same order.
+    All ranks draw the same permutation from `seed` and epoch, without communication. Rank r
+    visits positions r, r + size, r + 2 size, ... of it. Without `set_epoch` all passes have the same order.
 
     Args:
       backend: the group that shares the data.
-      data: the whole data, or anything with its length, or that length.
+      data: the whole data set, or any object of the same length, or the length.
       shuffle: False for the order of the data.
       seed: >= 0, the same on all ranks.
-      mode: what to do where the ranks do not divide the number of items. "exact": every item once, so that
-        some ranks have one more. "pad": all as many as the longest, by visiting items again. "drop": all as
-        many as the shortest, leaving items out (others in each epoch).
+      mode: what to do if the number of items is no multiple of the number of ranks. "exact": every item once, so
+        that some ranks have one more. "pad": every rank has as many as the longest one and repeats items. "drop":
+        every rank has as many as the shortest one and omits items (different ones in each epoch).
+        None: "pad", or "exact" with `batch_size`.
+        With `batch_size`, the same for a last step of fewer items: keep it, fill it up with items from the
+        beginning, or drop it.
+      batch_size: items of one step over all ranks, > 0. Then iterate over `steps()`, not over the sampler.
+      shards: number of parts of a step, > 0; see `Accumulator`. Required with `batch_size`, and only valid with it.
 
     Raises:
-      InvalidArgumentError: a negative seed or length, or another mode.
+      InvalidArgumentError: a negative seed or length, another mode, or only one of `batch_size` and `shards`.
 
     Example:
       >>> import samestep as ss
@@ -46,10 +52,20 @@ class DistributedSampler:
     """
 
     def __init__(
-        self, backend: Backend, data: Sized | int, *, shuffle: bool = True, seed: int = 0, mode: Mode = "pad"
+        self,
+        backend: Group,
+        data: Sized | int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        mode: Mode | None = None,
+        batch_size: int | None = None,
+        shards: int | None = None,
     ) -> None:
         self.rank, self.size = backend.rank, backend.size
         self.n_items = len(data) if isinstance(data, Sized) else operator.index(data)
+        if mode is None:
+            mode = "pad" if batch_size is None else "exact"
         self.shuffle, self.seed, self.mode = bool(shuffle), operator.index(seed), mode
         if self.n_items < 0 or self.seed < 0:
             raise InvalidArgumentError(
@@ -59,25 +75,72 @@ class DistributedSampler:
             raise InvalidArgumentError(
                 f"DistributedSampler: mode must be 'exact', 'pad' or 'drop', got {mode!r}"
             )
+        if (batch_size is None) != (shards is None):
+            raise InvalidArgumentError(
+                "DistributedSampler: batch_size and shards are given together or not at all"
+            )
+        self.batch_size = None if batch_size is None else operator.index(batch_size)
+        self.shards = None if shards is None else operator.index(shards)
+        if (self.batch_size is not None and self.batch_size < 1) or (
+            self.shards is not None and self.shards < 1
+        ):
+            raise InvalidArgumentError(
+                f"DistributedSampler: batch_size and shards must be >= 1, got {batch_size} and {shards}"
+            )
         self.epoch = 0
         self._begin = 0  # items of this epoch that all ranks together had visited before the current pass
         self._taken = 0  # indices that this rank has handed out in the current pass
         self._finished = False
 
     def __len__(self) -> int:
-        """How many indices the next pass gives this rank; after `load_state_dict`, those that are left."""
-        n_left = self.n_items - self._next_begin()
+        """Number of indices of this rank in the next pass, or of steps with `batch_size`; after loading, those left."""
+        n_left = max(0, self.n_items - self._next_begin())
+        if self.batch_size is not None:
+            return n_left // self.batch_size if self.mode == "drop" else -(-n_left // self.batch_size)
         if self.mode == "exact":
             return max(0, -(-(n_left - self.rank) // self.size))
         return -(-n_left // self.size) if self.mode == "pad" else n_left // self.size
 
     def __iter__(self) -> Iterator[int]:
+        if self.batch_size is not None:
+            raise InvalidArgumentError("DistributedSampler: with batch_size iterate over steps()")
         length = len(self)
         self._begin, self._taken, self._finished = self._next_begin(), 0, False
         left = self.order()[self._begin :]
         for i in range(length):
             self._taken = i + 1
             yield int(left[(self.rank + i * self.size) % len(left)])
+        self._finished = True
+
+    def steps(self) -> Iterator[list[Shard]]:
+        """This rank's shards of each step of the epoch, or of its remaining steps; the same steps on all ranks.
+
+        Every rank gets the same number of steps, even if it has no shards. The items and the seed of a shard do not
+        depend on the number of ranks. `state_dict` counts a step from when it is yielded.
+
+        Raises:
+          InvalidArgumentError: there is no `batch_size`.
+
+        Example:
+          >>> import samestep as ss
+          >>> sampler = ss.DistributedSampler(ss.initialize(), 5, batch_size=4, shards=2, shuffle=False)
+          >>> [[shard.items.tolist() for shard in step] for step in sampler.steps()]
+          [[[0, 1], [2, 3]], [[4], []]]
+        """
+        if self.batch_size is None or self.shards is None:
+            raise InvalidArgumentError("DistributedSampler.steps: give batch_size and shards to the sampler")
+        return self._steps(self.batch_size, self.shards)
+
+    def _steps(self, batch_size: int, n_shards: int) -> Iterator[list[Shard]]:
+        n_steps = len(self)
+        self._begin, self._taken, self._finished = self._next_begin(), 0, False
+        order, begin = self.order(), self._begin
+        for start in range(begin, begin + n_steps * batch_size, batch_size):
+            items = order[start : start + batch_size]
+            if self.mode == "pad":
+                items = np.concatenate([items, np.resize(order, batch_size - len(items))])
+            self._begin = min(start + batch_size, self.n_items)
+            yield shards_of_step(items, n_shards, self.rank, self.size, [self.seed, self.epoch, start])
         self._finished = True
 
     def order(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -89,24 +152,40 @@ class DistributedSampler:
         return np.random.RandomState(bits).permutation(self.n_items)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the permutation before each epoch, on all ranks. A loaded epoch goes on where it was."""
+        """Choose the permutation before each epoch, on all ranks. A loaded epoch continues where it was saved."""
         if epoch != self.epoch or self._finished:
             self.epoch, self._begin, self._taken, self._finished = operator.index(epoch), 0, 0, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Where all ranks are, given that each has handed out as many indices as this one."""
+        """The position of all ranks, if each has yielded as many indices as this one."""
         visited = min(self._begin + self._taken * self.size, self.n_items)
-        return {"n_items": self.n_items, "seed": self.seed, "epoch": self.epoch, "visited": visited}
+        state: dict[str, Any] = {
+            "n_items": self.n_items,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "visited": visited,
+        }
+        if self.batch_size is not None:
+            state |= {"batch_size": self.batch_size, "shards": self.shards}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there, at any number of ranks: the next pass gives what is left of that epoch.
+        """Continue from a saved position, on any number of ranks: the next pass yields the rest of that epoch.
 
         Raises:
-          InvalidArgumentError: the state is of data of another length.
+          InvalidArgumentError: the state is of data of another length, or of another `batch_size` or `shards`.
         """
         if state["n_items"] != self.n_items:
             raise InvalidArgumentError(
                 f"DistributedSampler: the state is of {state['n_items']} items, the data have {self.n_items}"
+            )
+        if self.batch_size is not None and state.get("batch_size", self.batch_size) != self.batch_size:
+            raise InvalidArgumentError(
+                f"DistributedSampler: the state is of batch_size={state['batch_size']}, not {self.batch_size}"
+            )
+        if self.shards is not None and state.get("shards", self.shards) != self.shards:
+            raise InvalidArgumentError(
+                f"DistributedSampler: the state is of shards={state['shards']}, not {self.shards}"
             )
         self.seed, self.epoch, self._begin = state["seed"], state["epoch"], state["visited"]
         self._taken, self._finished = 0, False

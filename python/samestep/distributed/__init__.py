@@ -9,6 +9,16 @@ gradients /= dist.get_world_size()
 Each function checks its arguments and calls the one `samestep.Backend` of the process.
 """
 
+from samestep.distributed.backends import (
+    Backend,
+    ReduceOp,
+    is_available,
+    is_backend_available,
+    is_gloo_available,
+    is_mpi_available,
+    is_nccl_available,
+    reduce_op,
+)
 from samestep.distributed.collectives import (
     all_gather,
     all_reduce,
@@ -34,18 +44,8 @@ from samestep.distributed.multigpu import (
     broadcast_multigpu,
     reduce_multigpu,
 )
-from samestep.distributed.names import (
-    Backend,
-    ReduceOp,
-    is_available,
-    is_backend_available,
-    is_gloo_available,
-    is_mpi_available,
-    is_nccl_available,
-    reduce_op,
-)
+from samestep.distributed.process_group import destroy_process_group, init_process_group
 from samestep.distributed.requests import Request
-from samestep.distributed.starting import destroy_process_group, init_process_group
 from samestep.rendezvous import (
     FileStore,
     HashStore,

@@ -1,7 +1,7 @@
-"""What users pass as tensors, and the runs of memory that the core works on in their place.
+"""The contiguous buffers that the core uses for the arrays that users pass.
 
-Ranks have to agree on counts, not on shapes, so the core sees flat runs: the array's own memory where that is
-one run, and otherwise a copy. Lists of arrays are one run, too.
+Ranks have to agree on counts, not on shapes, so the core gets flat buffers: the memory of the array itself if that is
+contiguous, otherwise a copy. A list of arrays becomes one buffer, too.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from samestep import _core, arrays
-from samestep.device_arrays import FlatView
 from samestep.errors import InvalidArgumentError
+from samestep.gpu.device_array import FlatView
 
 __all__ = [
     "Place",
+    "contiguous_or_none",
     "count",
     "described",
     "fill",
@@ -26,35 +27,34 @@ __all__ = [
     "joined",
     "listed",
     "new_run",
-    "plain",
     "read",
     "spread",
 ]
 
 
 class Place(NamedTuple):
-    """Where the core receives, and what has to be done after that; it gives the function's return value."""
+    """The buffer that the core receives into, and the function to call afterwards, which gives the return value."""
 
     run: Any
     finish: Callable[[], Any] | None
 
 
 def described(x: Any, verb: str, name: str = "tensor") -> arrays.ArrayInfo:
-    """What an array is. Raises TypeError, naming the parameter, where `x` is none."""
+    """Describe an array. Raises TypeError, naming the parameter, if `x` is no array."""
     if not arrays.is_array(x):
         raise TypeError(f"{verb}: {name} must be an array, got {type(x).__name__}")
     return arrays.info(x)
 
 
 def count(known: arrays.ArrayInfo) -> int:
-    """Elements of an array."""
+    """Number of elements of an array."""
     return math.prod(known.shape)
 
 
 def _flat(x: Any, known: arrays.ArrayInfo) -> Any:
-    """The memory of `x` as a run of one dimension; None where it is none, or the library is unknown."""
+    """The memory of `x` as a buffer of one dimension; None if it is not contiguous, or the library is unknown."""
     if len(known.shape) == 1:
-        return x  # the core stages it where it has gaps
+        return x  # the core stages it if it has gaps
     if known.contiguous and isinstance(x, np.ndarray):
         return x.reshape(-1)
     torch = sys.modules.get("torch")
@@ -65,8 +65,8 @@ def _flat(x: Any, known: arrays.ArrayInfo) -> Any:
     return None
 
 
-def plain(x: Any) -> Any:
-    """A run that the core may write in place of `x`, where that is to be seen in a microsecond; else None."""
+def contiguous_or_none(x: Any) -> Any:
+    """A buffer that the core may write in place of `x`, if a check of a microsecond finds one; else None."""
     if type(x) is np.ndarray:
         flags = x.flags
         if flags.writeable and (x.ndim == 1 or flags.c_contiguous):
@@ -79,23 +79,23 @@ def plain(x: Any) -> Any:
 
 
 def read(x: Any, known: arrays.ArrayInfo, *, beside_lists: bool = False) -> Any:
-    """The elements of `x` as a run to send from.
+    """The elements of `x` as a buffer to send.
 
-    `beside_lists`: ranks give lists of arrays, too, whose run is of the host also for arrays in device memory.
+    `beside_lists`: other buffers of the operation are joined lists, which are in host memory even for device arrays.
     """
     run = None if beside_lists and known.device != "cpu" else _flat(x, known)
     return joined([x], known) if run is None else run
 
 
 def in_place(x: Any, known: arrays.ArrayInfo, *, filled: bool = True, beside_lists: bool = False) -> Place:
-    """Where the core puts the result that `x` is to get.
+    """Prepare `x` to receive the result of an operation.
 
-    `x` itself gets it where it can be written, and nothing is returned; else a new array is returned.
+    If `x` can be written it receives the result, and the function returns None; otherwise it returns a new array.
 
     Args:
       x: the array.
-      known: what it is.
-      filled: the core reads the elements of `x` there first.
+      known: its description.
+      filled: the core also reads the elements of `x` there.
       beside_lists: as for `read`.
     """
     run = _flat(x, known) if known.writable and not (beside_lists and known.device != "cpu") else None
@@ -105,14 +105,14 @@ def in_place(x: Any, known: arrays.ArrayInfo, *, filled: bool = True, beside_lis
     if filled:
         _core.pack([x], staged)
     if not known.writable:
-        return Place(_flat(staged, arrays.info(staged)), lambda: arrays.finish(x, staged))
+        return Place(_flat(staged, arrays.info(staged)), lambda: arrays.to_library_of(x, staged))
     if not filled:
         _core.pack([x], staged)
-    _core.unpack(staged, [x])  # an array that cannot be written is refused before anything is sent
+    _core.unpack(staged, [x])  # an array that cannot be written is rejected before anything is sent
 
     def finish() -> None:
         _core.unpack(staged, [x])
-        _core.note_written(x)
+        _core.bump_version(x)
 
     return Place(staged, finish)
 
@@ -123,15 +123,15 @@ def listed(
     """Check a list of one array for each rank.
 
     Args:
-      tensors: what the user gave.
-      n: how many there have to be.
-      like: dtype and count they must have.
+      tensors: the argument of the user.
+      n: the required number.
+      like: the required dtype and count.
       verb, name: function and parameter, for messages.
-      written: they are to receive.
+      written: whether they receive.
 
     Raises:
-      TypeError: no list or tuple, or an entry that is no array.
-      InvalidArgumentError: another length; an entry of another dtype or count, or that cannot receive.
+      TypeError: not a list or tuple, or an entry is no array.
+      InvalidArgumentError: the length is wrong; an entry has another dtype or count, or cannot be written.
     """
     if not isinstance(tensors, (list, tuple)):
         raise TypeError(f"{verb}: {name} must be a list or tuple of arrays, got {type(tensors).__name__}")
@@ -154,37 +154,37 @@ def listed(
 
 
 def new_run(like: Any, known: arrays.ArrayInfo, n: int) -> Any:
-    """A run to receive `n` arrays like one."""
+    """A buffer to receive `n` arrays of the same description."""
     return _staging(like, known, (n * count(known),))
 
 
 def _staging(like: Any, known: arrays.ArrayInfo, shape: tuple[int, ...]) -> Any:
-    """A new array that others are copied into and from: of the host also for arrays in device memory."""
+    """A new host array as a staging buffer, also for arrays in device memory."""
     if known.device != "cpu":
-        return arrays.new_of("numpy", known.dtype, shape)
+        return arrays.new_array("numpy", known.dtype, shape)
     return arrays.new_like(like, shape)
 
 
 def joined(tensors: Any, known: arrays.ArrayInfo) -> Any:
-    """The elements of arrays like `known`, one array after the other, as a new run."""
+    """The concatenated elements of arrays like `known`, in a new buffer."""
     run = new_run(tensors[0], known, len(tensors))
     _core.pack(list(tensors), run)
     return run
 
 
 def spread(run: Any, tensors: Any, infos: list[arrays.ArrayInfo]) -> None:
-    """Write a run into arrays, one after the other; entries that cannot be written are replaced by new arrays."""
+    """Split a buffer into the arrays of a list; entries that cannot be written are replaced by new arrays."""
     targets = [x if known.writable else arrays.new_like(x) for x, known in zip(tensors, infos, strict=True)]
     _core.unpack(run, targets)
     for i, (known, target) in enumerate(zip(infos, targets, strict=True)):
         if known.writable:
-            _core.note_written(target)
+            _core.bump_version(target)
         else:
-            tensors[i] = arrays.finish(tensors[i], target)
+            tensors[i] = arrays.to_library_of(tensors[i], target)
 
 
 def fill(run: Any, tensors: Any, infos: list[arrays.ArrayInfo], *, only: int | None = None) -> None:
-    """Write the same run into each array, or into one; entries that cannot be written are replaced."""
+    """Copy the same buffer into each array, or into one; entries that cannot be written are replaced."""
     for i, known in enumerate(infos):
         if only in (None, i):
             one = [tensors[i]]

@@ -1,8 +1,8 @@
 """Collectives under torch's names, on arrays of any library.
 
-Rules for all of them. A rank that is not in `group` gets None at once. `async_op=True` gives a `Request`. Results
-are written into the given arrays and None is returned; where an array cannot be written (JAX, read-only NumPy) the
-new array is returned, and in a list the entry is replaced. Ranks that disagree in function, element count, dtype,
+Rules for all of them. A rank that is not in `group` gets None immediately. `async_op=True` gives a `Request`. Results
+are written into the given arrays, and None is returned. If an array cannot be written (JAX, read-only NumPy), a new
+array is returned; in a list the entry is replaced. Ranks that disagree in function, element count, dtype,
 op or root all raise MismatchError, and the group stays usable.
 """
 
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from samestep.distributed import buffers, groups
+from samestep.distributed.backends import ReduceOp
 from samestep.distributed.groups import WORLD
-from samestep.distributed.names import ReduceOp
 from samestep.distributed.requests import started
 from samestep.errors import InvalidArgumentError
-from samestep.reduce_ops import resolve
+from samestep.reduce_ops import Op, resolve
 
 __all__ = ["all_gather", "all_reduce", "barrier", "broadcast", "gather", "reduce", "scatter"]
 
@@ -32,10 +32,10 @@ def broadcast(
     """Give every rank of the group the elements of rank `src`.
 
     Args:
-      tensor: array; its shape may differ between ranks where the element count is the same.
+      tensor: array; ranks must agree on its element count, not on its shape.
       src: global rank that sends.
       group: `group.WORLD` or what `new_group` returned.
-      async_op: return a `Request` at once.
+      async_op: return a `Request` without waiting.
       group_src: instead of `src`, the rank within the group.
 
     Example:
@@ -49,7 +49,7 @@ def broadcast(
     if of is None:
         return None
     root = groups.rank_in(of, "broadcast", "src", src, group_src)
-    if not async_op and (plain := buffers.plain(tensor)) is not None:
+    if not async_op and (plain := buffers.contiguous_or_none(tensor)) is not None:
         of.bcast(plain, root=root)
         return None
     known = buffers.described(tensor, "broadcast")
@@ -58,17 +58,17 @@ def broadcast(
         finish = None if known.writable else lambda: tensor
     else:
         run, finish = buffers.in_place(tensor, known, filled=False)
-    return started(of, of._comm.broadcast(run, root), finish, async_op)
+    return started(of, of._comm.bcast(run, root), finish, async_op)
 
 
-def all_reduce(tensor: Any, op: Any = ReduceOp.SUM, group: Any = WORLD, async_op: bool = False) -> Any:
+def all_reduce(tensor: Any, op: Op = ReduceOp.SUM, group: Any = WORLD, async_op: bool = False) -> Any:
     """Reduce over all ranks of the group; every rank gets the result, the same bits everywhere.
 
     Args:
-      tensor: array; its shape may differ between ranks where the element count is the same.
-      op: a `ReduceOp`, or whatever `samestep.ReduceOp` allows.
+      tensor: array; ranks must agree on its element count, not on its shape.
+      op: a `ReduceOp`, or any value that `samestep.ReduceOp` accepts.
       group: `group.WORLD` or what `new_group` returned.
-      async_op: return a `Request` at once.
+      async_op: return a `Request` without waiting.
 
     Example:
       >>> import numpy as np, samestep.distributed as dist
@@ -82,19 +82,19 @@ def all_reduce(tensor: Any, op: Any = ReduceOp.SUM, group: Any = WORLD, async_op
     of = groups.resolve(group)
     if of is None:
         return None
-    if not async_op and (plain := buffers.plain(tensor)) is not None:
+    if not async_op and (plain := buffers.contiguous_or_none(tensor)) is not None:
         of.allreduce(plain, op)
         return None
     known = buffers.described(tensor, "all_reduce")
-    code, factor = resolve(op)
+    code, factor = resolve(op, "all_reduce")
     run, finish = buffers.in_place(tensor, known)
-    return started(of, of._comm.all_reduce(run, None, code, factor), finish, async_op)
+    return started(of, of._comm.allreduce(run, None, code, factor), finish, async_op)
 
 
 def reduce(
     tensor: Any,
     dst: int | None = None,
-    op: Any = ReduceOp.SUM,
+    op: Op = ReduceOp.SUM,
     group: Any = WORLD,
     async_op: bool = False,
     *,
@@ -103,11 +103,11 @@ def reduce(
     """Reduce over all ranks of the group; rank `dst` gets the result. All other arrays keep their elements.
 
     Args:
-      tensor: array; its shape may differ between ranks where the element count is the same.
+      tensor: array; ranks must agree on its element count, not on its shape.
       dst: global rank that gets the result.
-      op: a `ReduceOp`, or whatever `samestep.ReduceOp` allows.
+      op: a `ReduceOp`, or any value that `samestep.ReduceOp` accepts.
       group: `group.WORLD` or what `new_group` returned.
-      async_op: return a `Request` at once.
+      async_op: return a `Request` without waiting.
       group_dst: instead of `dst`, the rank within the group.
     """
     of = groups.resolve(group)
@@ -115,7 +115,7 @@ def reduce(
         return None
     known = buffers.described(tensor, "reduce")
     root = groups.rank_in(of, "reduce", "dst", dst, group_dst)
-    code, factor = resolve(op)
+    code, factor = resolve(op, "reduce")
     if of.rank == root:
         run, finish = buffers.in_place(tensor, known)
     else:
@@ -125,16 +125,16 @@ def reduce(
 
 
 def all_gather(tensor_list: Sequence[Any], tensor: Any, group: Any = WORLD, async_op: bool = False) -> Any:
-    """Every rank of the group gets all ranks' arrays: `tensor_list[i]` becomes that of group rank i.
+    """Every rank of the group gets all ranks' arrays: `tensor_list[i]` is the array of group rank i.
 
     Args:
       tensor_list: one array for each rank of the group, with the dtype and count of `tensor`.
       tensor: this rank's array.
       group: `group.WORLD` or what `new_group` returned.
-      async_op: return a `Request` at once.
+      async_op: return a `Request` without waiting.
 
     Raises:
-      InvalidArgumentError: names the list, and the entry that does not fit.
+      InvalidArgumentError: names the list, and the entry that is wrong.
     """
     of = groups.resolve(group)
     if of is None:
@@ -142,7 +142,7 @@ def all_gather(tensor_list: Sequence[Any], tensor: Any, group: Any = WORLD, asyn
     known = buffers.described(tensor, "all_gather")
     infos = buffers.listed(tensor_list, of.size, known, "all_gather", "tensor_list", written=True)
     run = buffers.new_run(tensor, known, of.size)
-    work = of._comm.all_gather(buffers.read(tensor, known, beside_lists=True), run)
+    work = of._comm.allgather(buffers.read(tensor, known, beside_lists=True), run)
     return started(of, work, lambda: buffers.spread(run, tensor_list, infos), async_op)
 
 
@@ -155,18 +155,18 @@ def gather(
     *,
     group_dst: int | None = None,
 ) -> Any:
-    """Rank `dst` gets all ranks' arrays: `gather_list[i]` becomes that of group rank i.
+    """Rank `dst` gets all ranks' arrays: `gather_list[i]` is the array of group rank i.
 
     Args:
       tensor: this rank's array.
-      gather_list: at `dst` one array for each rank of the group; None or [] elsewhere.
-      dst: global rank that receives; 0 where neither it nor `group_dst` is given.
+      gather_list: at `dst` one array for each rank of the group; None or [] on other ranks.
+      dst: global rank that receives; 0 if neither it nor `group_dst` is given.
       group: `group.WORLD` or what `new_group` returned.
-      async_op: return a `Request` at once.
+      async_op: return a `Request` without waiting.
       group_dst: instead of `dst`, the rank within the group.
 
     Raises:
-      InvalidArgumentError: a list elsewhere, none at `dst`, or one that does not fit.
+      InvalidArgumentError: a list on another rank, none at `dst`, or a wrong one.
     """
     of = groups.resolve(group)
     if of is None:
@@ -197,14 +197,14 @@ def scatter(
 
     Args:
       tensor: array to receive into.
-      scatter_list: at `src` one array for each rank of the group; None or [] elsewhere.
-      src: global rank that sends; 0 where neither it nor `group_src` is given.
+      scatter_list: at `src` one array for each rank of the group; None or [] on other ranks.
+      src: global rank that sends; 0 if neither it nor `group_src` is given.
       group: `group.WORLD` or what `new_group` returned.
-      async_op: return a `Request` at once.
+      async_op: return a `Request` without waiting.
       group_src: instead of `src`, the rank within the group.
 
     Raises:
-      InvalidArgumentError: a list elsewhere, none at `src`, or one that does not fit.
+      InvalidArgumentError: a list on another rank, none at `src`, or a wrong one.
     """
     of = groups.resolve(group)
     if of is None:
@@ -231,7 +231,7 @@ def _root(of: Any, verb: str, name: str, rank: Any, group_rank: Any) -> int:
 
 
 def _check_whose_list(of: Any, root: int, tensors: Any, verb: str, name: str) -> None:
-    """Raises InvalidArgumentError where a list is given elsewhere than at the root, or none there."""
+    """Raises InvalidArgumentError if a rank other than root has a list, or root has none."""
     absent = tensors is None or (isinstance(tensors, (list, tuple)) and not tensors)
     role = f"rank {groups.members(of)[root]}"
     if of.rank == root and absent:

@@ -1,4 +1,4 @@
-"""Groups as torch.distributed has them: handles, their members' global ranks, who belongs and who does not."""
+"""Groups as in torch.distributed: handles, the global ranks of their members, and membership."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Final
 
-from samestep import world
-from samestep.agreement import by_rank
+from samestep import _core
+from samestep._util.json_layout import Many
+from samestep._util.text import by_rank
 from samestep.backend import Backend as Group
-from samestep.distributed import crossing
-from samestep.distributed.names import KINDS, Backend
+from samestep.distributed import other_backend
+from samestep.distributed.backends import KINDS, Backend, BackendName
 from samestep.errors import InvalidArgumentError, MismatchError, NotInitializedError, UnavailableError
 from samestep.rendezvous.store import seconds_of
+from samestep.world import lifecycle
 
 __all__ = [
     "GroupMember",
@@ -28,7 +30,7 @@ __all__ = [
 
 
 class _Handle:
-    """A group that is no `samestep.Backend`: the world whichever it is, or a group this rank is not in."""
+    """A handle that is no `samestep.Backend`: the current world, or a group without this rank."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -60,21 +62,21 @@ _members: weakref.WeakKeyDictionary[Group, list[int]] = weakref.WeakKeyDictionar
 
 
 def is_initialized() -> bool:
-    """Whether there is a world, by `init_process_group` or by `samestep.initialize`."""
-    return world.initialized()
+    """Whether `init_process_group` or `samestep.initialize` has made a world."""
+    return lifecycle.initialized()
 
 
 def the_world() -> Group:
     """The world's backend. Raises NotInitializedError before `init_process_group`."""
-    if not world.initialized():
+    if not lifecycle.initialized():
         raise NotInitializedError(
             "there is no process group: call samestep.distributed.init_process_group(backend) first"
         )
-    return world.get_distributed_backend()
+    return lifecycle.get_distributed_backend()
 
 
 def resolve(handle: Any) -> Group | None:
-    """The backend behind a `group=` argument; None where this rank is not in the group.
+    """The backend of a `group=` argument; None if this rank is not in the group.
 
     Raises:
       TypeError: `handle` is no group.
@@ -102,10 +104,10 @@ def members(of: Group) -> list[int]:
 
 
 def rank_in(of: Group, verb: str, name: str, rank: Any, group_rank: Any) -> int:
-    """The rank within a group that is meant by `name=` (global) or `group_<name>=` (of the group).
+    """Convert `name=` (a global rank) or `group_<name>=` (a rank of the group) to a rank of the group.
 
     Raises:
-      TypeError: neither is given, or one that is no int.
+      TypeError: neither is given, or one is no int.
       InvalidArgumentError: both are given, or the rank is not in the group.
     """
     if rank is not None and group_rank is not None:
@@ -131,7 +133,7 @@ def rank_in(of: Group, verb: str, name: str, rank: Any, group_rank: Any) -> int:
 
 
 def whole_number(value: Any, verb: str, name: str) -> int:
-    """`value` as an int. Raises TypeError, naming the parameter, where it is none."""
+    """`value` as an int. Raises TypeError, naming the parameter, if it is no whole number."""
     if not isinstance(value, bool):
         try:
             return operator.index(value)
@@ -141,7 +143,7 @@ def whole_number(value: Any, verb: str, name: str) -> int:
 
 
 def get_rank(group: Any = WORLD) -> int:
-    """This process's rank in the group; -1 where it is not in it.
+    """This process's rank in the group; -1 if it is not a member.
 
     Example:
       >>> import samestep.distributed as dist
@@ -155,7 +157,7 @@ def get_rank(group: Any = WORLD) -> int:
 
 
 def get_world_size(group: Any = WORLD) -> int:
-    """How many ranks the group has; -1 where this process is not in it."""
+    """Number of ranks of the group; -1 if this process is not a member."""
     of = resolve(group)
     return -1 if of is None else of.size
 
@@ -175,15 +177,15 @@ def get_backend(group: Any = WORLD) -> str:
 def new_group(
     ranks: Iterable[int] | None = None,
     timeout: timedelta | float | None = None,
-    backend: str | None = None,
+    backend: BackendName | None = None,
 ) -> Any:
     """A group of some of the ranks. Collective over the world: all ranks call it with the same list.
 
     Args:
       ranks: global ranks, in any order; the group's own ranks follow the sorted list. None: all.
       timeout: of operations in the group, a timedelta or seconds. None: the world's.
-      backend: None: the world's. It may be "gloo" in a world on "mpi"; and "mpi" in one on "gloo", where a
-        launcher of MPI started all ranks of the world and no others.
+      backend: None: the world's. In a world on "mpi" it may be "gloo". In a world on "gloo" it may be "mpi" if a
+        launcher of MPI has started exactly the ranks of the world.
 
     Returns:
       A handle for `group=`, which is the group's `samestep.Backend`; `GroupMember.NON_GROUP_MEMBER` on ranks
@@ -206,10 +208,13 @@ def new_group(
     chosen = list(range(of.size)) if ranks is None else _listed(ranks)
     seconds = of.timeout if timeout is None else seconds_of(timeout)
     kind = of.kind if backend is None else KINDS[Backend(backend)]
-    lists = of.allgather_object((sorted(chosen), kind))
+    with _core.UserCall("new_group"):
+        lists = of._allgather_facts((sorted(chosen), kind), [Many(int), str])
     if any(other != lists[0] for other in lists):
-        told = by_rank([str(given) if kind == of.kind else f"{given} on {kind}" for given, kind in lists])
-        raise MismatchError(f"new_group: the ranks gave different lists: {told}")
+        lists_text = by_rank(
+            [str(given) if kind == of.kind else f"{given} on {kind}" for given, kind in lists]
+        )
+        raise MismatchError(f"new_group: the ranks gave different lists: {lists_text}")
     for rank in chosen:
         if not 0 <= rank < of.size or chosen.count(rank) > 1:
             what = "is outside the world" if not 0 <= rank < of.size else "occurs twice in a group"
@@ -217,15 +222,15 @@ def new_group(
     if not chosen:
         raise InvalidArgumentError("new_group: a group needs at least one rank, got an empty list")
     everyone = sorted(chosen)
-    if kind != of.kind and (why := crossing.why_not(of, kind)):
+    if kind != of.kind and (why := other_backend.reason_unavailable(of, kind)):
         raise UnavailableError(f"new_group: {why}; or leave backend out")
     if of.rank not in chosen:
         return GroupMember.NON_GROUP_MEMBER
     if kind == of.kind:
         comm = of._comm.group(everyone, seconds)
-        made = of._child(comm, [of._hosts[rank] for rank in everyone], timeout=seconds)
+        made = of._child(comm, everyone, timeout=seconds)
     else:
-        made = crossing.open_group(of, kind, everyone, seconds)
+        made = other_backend.open_group(of, kind, everyone, seconds)
     _members[made] = everyone
     return made
 

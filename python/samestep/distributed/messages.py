@@ -1,6 +1,6 @@
 """Messages between two ranks under torch's names.
 
-A message meets only a receive with its tag in the same group; those of one sender with one tag stay in order.
+A message matches only receives with its tag in the same group. Messages of one sender with one tag stay in order.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from samestep.distributed import buffers, groups
 from samestep.distributed.groups import WORLD
 from samestep.distributed.requests import Request, started
 from samestep.errors import InvalidArgumentError, TimeoutError
-from samestep.objects import ANY
+from samestep.group.objects import ANY
 
 __all__ = ["irecv", "isend", "recv", "send"]
 
-_MOST_TAG = 2**31 - 1
+_MAX_TAG = 2**31 - 1
 _NON_MEMBER = -1
 
 
 def send(
     tensor: Any, dst: int | None = None, group: Any = WORLD, tag: int = 0, *, group_dst: int | None = None
 ) -> None:
-    """Send an array to a rank; return once it may be written again.
+    """Send an array to a rank; return once the array may be reused.
 
     Args:
       tensor: array of any layout.
@@ -43,7 +43,7 @@ def send(
 def isend(
     tensor: Any, dst: int | None = None, group: Any = WORLD, tag: int = 0, *, group_dst: int | None = None
 ) -> Request | None:
-    """`send` without waiting; the array must stay as it is until the `Request` is completed."""
+    """`send` without waiting; the array must not change until the `Request` is completed."""
     of = groups.resolve(group)
     if of is None:
         return None
@@ -58,13 +58,13 @@ def recv(
 
     Args:
       tensor: array with the dtype and element count of the message; has to be writable.
-      src: global rank; None: whoever of the group sends.
+      src: global rank; None: any rank of the group.
       group: `group.WORLD` or what `new_group` returned.
-      tag: the message's.
+      tag: of the message.
       group_src: instead of `src`, the rank within the group.
 
     Returns:
-      The sender's global rank; -1 where this rank is not in the group.
+      The sender's global rank; -1 if this rank is not in the group.
 
     Raises:
       MismatchError: the message has another dtype or count; it is consumed.
@@ -122,6 +122,6 @@ def _peer(of: Backend, verb: str, name: str, rank: Any, group_rank: Any) -> int:
 
 def _checked(tag: Any, verb: str) -> int:
     number = groups.whole_number(tag, verb, "tag")
-    if not 0 <= number <= _MOST_TAG:
+    if not 0 <= number <= _MAX_TAG:
         raise InvalidArgumentError(f"{verb}: tag must be at least 0 and below 2**31, got {number}")
     return number

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from samestep import lists
 from samestep.distributed import buffers, groups
+from samestep.distributed.backends import ReduceOp
 from samestep.distributed.groups import WORLD
-from samestep.distributed.names import ReduceOp
 from samestep.distributed.requests import started
 from samestep.errors import InvalidArgumentError
-from samestep.lists_on_host import Listed
+from samestep.multidevice import collectives
+from samestep.multidevice.host_path import ArrayList
+from samestep.reduce_ops import Op
 
 __all__ = ["all_gather_multigpu", "all_reduce_multigpu", "broadcast_multigpu", "reduce_multigpu"]
 
@@ -31,8 +32,8 @@ def broadcast_multigpu(
 ) -> Any:
     """Give all arrays of all ranks the elements of `tensor_list[src_tensor]` of rank `src`.
 
-    With `async_op=True` too, in a group with NCCL a list that goes through the host, and the first use of a list of
-    devices, meets the other ranks inside the call: it has no place between a send and its recv.
+    In a group with NCCL, the call blocks for the other ranks, even with `async_op=True`, if the list is staged through
+    the host or this list of devices is used for the first time. So do not call it between a send and its recv.
     """
     verb = "broadcast_multigpu"
     of = groups.resolve(group)
@@ -41,18 +42,18 @@ def broadcast_multigpu(
     listed = _checked(tensor_list, verb)
     root = groups.rank_in(of, verb, "src", src, group_src)
     place = groups.whole_number(src_tensor, verb, "src_tensor")
-    lists.require_index(place, listed, "src_tensor")
-    begun = lists.bcast(of, listed, root, place)
-    return started(of, begun.works, _replacing(tensor_list, begun), async_op, begun.deadline)
+    collectives.require_index(place, listed, "src_tensor")
+    pending = collectives.bcast(of, listed, root, place)
+    return started(of, pending.works, _replacing(tensor_list, pending), async_op, pending.deadline)
 
 
 def all_reduce_multigpu(
-    tensor_list: Sequence[Any], op: Any = ReduceOp.SUM, group: Any = WORLD, async_op: bool = False
+    tensor_list: Sequence[Any], op: Op = ReduceOp.SUM, group: Any = WORLD, async_op: bool = False
 ) -> Any:
     """Reduce over all arrays of all ranks; all of them get the result.
 
-    With `async_op=True` too, in a group with NCCL a list that goes through the host, and the first use of a list of
-    devices, meets the other ranks inside the call: it has no place between a send and its recv.
+    In a group with NCCL, the call blocks for the other ranks, even with `async_op=True`, if the list is staged through
+    the host or this list of devices is used for the first time. So do not call it between a send and its recv.
 
     Example:
       >>> import numpy as np, samestep.distributed as dist
@@ -66,14 +67,14 @@ def all_reduce_multigpu(
     of = groups.resolve(group)
     if of is None:
         return None
-    begun = lists.allreduce(of, _checked(tensor_list, "all_reduce_multigpu"), op)
-    return started(of, begun.works, _replacing(tensor_list, begun), async_op, begun.deadline)
+    pending = collectives.allreduce(of, _checked(tensor_list, "all_reduce_multigpu"), op)
+    return started(of, pending.works, _replacing(tensor_list, pending), async_op, pending.deadline)
 
 
 def reduce_multigpu(  # noqa: PLR0917 - positions that scripts rely on
     tensor_list: Sequence[Any],
     dst: int | None = None,
-    op: Any = ReduceOp.SUM,
+    op: Op = ReduceOp.SUM,
     group: Any = WORLD,
     async_op: bool = False,
     dst_tensor: int = 0,
@@ -82,8 +83,8 @@ def reduce_multigpu(  # noqa: PLR0917 - positions that scripts rely on
 ) -> Any:
     """Reduce over all arrays of all ranks; `tensor_list[dst_tensor]` of rank `dst` gets the result.
 
-    With `async_op=True` too, in a group with NCCL a list that goes through the host, and the first use of a list of
-    devices, meets the other ranks inside the call: it has no place between a send and its recv.
+    In a group with NCCL, the call blocks for the other ranks, even with `async_op=True`, if the list is staged through
+    the host or this list of devices is used for the first time. So do not call it between a send and its recv.
     """
     verb = "reduce_multigpu"
     of = groups.resolve(group)
@@ -92,9 +93,9 @@ def reduce_multigpu(  # noqa: PLR0917 - positions that scripts rely on
     listed = _checked(tensor_list, verb)
     root = groups.rank_in(of, verb, "dst", dst, group_dst)
     place = groups.whole_number(dst_tensor, verb, "dst_tensor")
-    lists.require_index(place, listed, "dst_tensor")
-    begun = lists.reduce(of, listed, op, root, place)
-    return started(of, begun.works, _replacing(tensor_list, begun), async_op, begun.deadline)
+    collectives.require_index(place, listed, "dst_tensor")
+    pending = collectives.reduce(of, listed, op, root, place)
+    return started(of, pending.works, _replacing(tensor_list, pending), async_op, pending.deadline)
 
 
 def all_gather_multigpu(
@@ -103,10 +104,10 @@ def all_gather_multigpu(
     group: Any = WORLD,
     async_op: bool = False,
 ) -> Any:
-    """Every array of every rank goes to every list.
+    """Gather all arrays of all ranks into every list.
 
-    With `async_op=True` too, in a group with NCCL a list that goes through the host, and the first use of a list of
-    devices, meets the other ranks inside the call: it has no place between a send and its recv.
+    In a group with NCCL, the call blocks for the other ranks, even with `async_op=True`, if the list is staged through
+    the host or this list of devices is used for the first time. So do not call it between a send and its recv.
 
     Args:
       output_tensor_lists: as many lists as there are inputs, each on its input's device; input j of rank k arrives
@@ -119,7 +120,7 @@ def all_gather_multigpu(
     of = groups.resolve(group)
     if of is None:
         return None
-    listed = lists.checked(input_tensor_list, verb, "input_tensor_list")
+    listed = collectives.checked(input_tensor_list, verb, "input_tensor_list")
     n = len(listed.arrays)
     if not isinstance(output_tensor_lists, (list, tuple)):
         kind = type(output_tensor_lists).__name__
@@ -132,30 +133,30 @@ def all_gather_multigpu(
     for i, tensors in enumerate(output_tensor_lists):
         name = f"output_tensor_lists[{i}]"
         infos = buffers.listed(tensors, of.size * n, listed.infos[0], verb, name, written=True)
-        receives.append(lists.targets(tensors, infos))
-    begun = lists.allgather(of, listed, receives)
+        receives.append(collectives.targets(tensors, infos))
+    pending = collectives.allgather(of, listed, receives)
 
     def finish() -> None:
-        begun.finish()
+        pending.finish()
         for tensors, received in zip(output_tensor_lists, receives, strict=True):
-            _replace(tensors, lists.results(tensors, received))
+            _replace(tensors, collectives.results(tensors, received))
 
-    return started(of, begun.works, finish, async_op, begun.deadline)
+    return started(of, pending.works, finish, async_op, pending.deadline)
 
 
-def _checked(tensors: Any, verb: str) -> Listed:
-    """A list whose arrays are to be written, or replaced where they cannot be."""
-    listed = lists.checked(tensors, verb, "tensor_list")
+def _checked(tensors: Any, verb: str) -> ArrayList:
+    """Check a list whose arrays are written, or replaced if they cannot be."""
+    listed = collectives.checked(tensors, verb, "tensor_list")
     buffers.listed(tensors, len(tensors), listed.infos[0], verb, "tensor_list", written=True)
     return listed
 
 
-def _replacing(tensors: Any, begun: lists.Begun) -> Callable[[], None]:
-    return lambda: _replace(tensors, begun.finish())
+def _replacing(tensors: Any, pending: collectives.PendingResult) -> Callable[[], None]:
+    return lambda: _replace(tensors, pending.finish())
 
 
 def _replace(tensors: Any, results: Sequence[Any]) -> None:
-    """Puts new arrays in the places of those that could not be written."""
+    """Replace the arrays that cannot be written by new ones."""
     for i, result in enumerate(results):
         if result is not tensors[i]:
             tensors[i] = result

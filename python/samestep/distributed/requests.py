@@ -1,4 +1,4 @@
-"""Operations under way, as torch.distributed returns them; none is lost when its request is dropped."""
+"""Operations in progress, as torch.distributed returns them; none is lost when its request is dropped."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from samestep import _core, uncaught
-from samestep.backend import Backend
+from samestep import _core
+from samestep._util.deadline import Deadline
 from samestep.errors import Error
+from samestep.group.group import Group
+from samestep.group.work import Works
 from samestep.rendezvous.store import seconds_of
-from samestep.work import Deadline, Works
+from samestep.world import crash_report
 
 __all__ = ["Request"]
 
-_DRAIN_S = 1.0  # for what was dropped, where all ranks have come to the end
-_FEW = 32  # requests that are not worth looking through
+_DRAIN_S = 1.0  # to complete dropped requests when all ranks finish
+_MIN_TO_SWEEP = 32  # this many requests are kept without a search for completed ones
 
 
 class Request(Works):
-    """An operation under way: what the functions return with `async_op=True`, and `isend` and `irecv` always.
+    """An operation in progress: what the functions return with `async_op=True`, and `isend` and `irecv` always.
 
     Any number may be outstanding, in any mixture, and be waited for in any order. One that is dropped is
-    carried out all the same.
+    still completed.
 
     Example:
       >>> import numpy as np, samestep.distributed as dist
@@ -45,7 +47,7 @@ class Request(Works):
         self._given_up = False
 
     def is_completed(self) -> bool:
-        """Make progress; True once the operation has ended, well or not, and its buffers hold the result."""
+        """Make progress. True once the operation has ended, with its result in the buffers or with an error."""
         return self.done()
 
     def wait(self, timeout: timedelta | float | None = None, *, host: bool = False) -> Any:
@@ -53,19 +55,19 @@ class Request(Works):
 
         Args:
           timeout: a timedelta or seconds, after which TimeoutError is raised and `wait` may be called again.
-            None: the group's timeout, which ends the group where it runs out.
-          host: wait in this process also for the device, as `samestep.Work.wait` says.
+            None: the group's timeout, after which the group ends.
+          host: also block this process until the device has finished, see `samestep.Work.wait`.
 
         Raises:
-          Error: what went wrong in the operation, each time it is asked.
+          Error: the error of the operation, in every call.
         """
         return self._wait_all(None if timeout is None else seconds_of(timeout), timeout is None, host)
 
-    def _wait_blocking(self, timeout: float | None) -> Any:
-        return self.wait(timeout)
+    def _wait_blocking(self, timeout: float | None = None, *, on_host: bool = False) -> Any:
+        return self.wait(timeout, host=on_host)
 
     def _give_up(self) -> None:
-        """The group ends now: nobody waits for this any more."""
+        """The group ends now, and this request is no longer awaited."""
         self._given_up = True
         for work in self._all:
             work.cancel()
@@ -75,20 +77,20 @@ class Request(Works):
             super().__del__()
 
 
-_outstanding: weakref.WeakKeyDictionary[Backend, list[Request]] = weakref.WeakKeyDictionary()
+_outstanding: weakref.WeakKeyDictionary[Group, list[Request]] = weakref.WeakKeyDictionary()
 _at_exit_registered = False
 
 
 def started(
-    of: Backend,
+    of: Group,
     work: _core.Work | Sequence[_core.Work],
     finish: Callable[[], Any] | None,
     async_op: bool,
     deadline: Deadline | None = None,
 ) -> Any:
-    """What a function returns whose operation has begun: its request, or the result after waiting.
+    """The return value of a function that has started an operation: the request, or the result after waiting.
 
-    `deadline`: of the call, where it has waited already.
+    `deadline`: of the call, if it has already waited.
     """
     inner = [work] if isinstance(work, _core.Work) else work
     request = Request(inner, of.timeout, finish)
@@ -97,24 +99,24 @@ def started(
     return request._wait_all(None if deadline is None else deadline.left(), abandon=True, on_host=False)
 
 
-def _kept(of: Backend, request: Request) -> Request:
+def _kept(of: Group, request: Request) -> Request:
     global _at_exit_registered  # noqa: PLW0603
     if not _at_exit_registered:
         _at_exit_registered = True
-        atexit.register(_at_exit)  # after the world's own hook, and so before it
+        atexit.register(_at_exit)  # registered after the world's own hook, so it runs before
     kept = _outstanding.setdefault(of, [])
     kept.append(request)
-    if len(kept) >= _FEW and len(kept) & (len(kept) - 1) == 0:  # rarely, the more there are
+    if len(kept) >= _MIN_TO_SWEEP and len(kept) & (len(kept) - 1) == 0:  # less often the more there are
         kept[:] = [other for other in kept if not other.done()]
     return request
 
 
-def drain(groups: Iterable[Backend], *, receives: bool = True) -> None:
-    """Carries out what was dropped in these groups, as far as that is possible in a short time; gives up the rest.
+def drain(groups: Iterable[Group], *, receives: bool = True) -> None:
+    """Complete the dropped requests of these groups within a short time; cancel the others.
 
     Args:
-      groups: which are about to end.
-      receives: wait for messages, too.
+      groups: those that are about to end.
+      receives: also wait for receives.
     """
     deadline = time.monotonic() + _DRAIN_S
     for request in [request for of in groups for request in _outstanding.pop(of, [])]:
@@ -122,14 +124,14 @@ def drain(groups: Iterable[Backend], *, receives: bool = True) -> None:
         try:
             if not request.done() and left > 0 and (receives or not request._inner.cancel()):
                 request.wait(left)
-        except Error:  # whoever dropped it does not want to know
+        except Error:  # the request was dropped: nobody reads its error
             pass
         if not request.done():
             request._give_up()
 
 
 def _at_exit() -> None:
-    if uncaught.last_uncaught() is None:
+    if crash_report.last_uncaught() is None:
         drain([of for of in _outstanding if not of.closed], receives=False)
     for kept in list(_outstanding.values()):
         for request in kept:

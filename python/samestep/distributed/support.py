@@ -1,8 +1,8 @@
-"""What is carried how: verb by backend and device. One table, for the page and for the tests.
+"""The support matrix of `samestep.distributed`: operation by backend and device, for the page and for the tests.
 
     python -m samestep.distributed.support > docs/support.md
 
-Each cell is run by `tests/distributed/test_dist_support.py`, which counts the operations of the engine as well.
+`tests/distributed/test_dist_support.py` runs each cell, and counts the operations of the core.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ COMPOSED: Final = "composed"
 STAGED: Final = "staged"
 
 MEANING: Final = {
-    NATIVE: "one operation of the backend's engine",
-    COMPOSED: "several of them, or work of the ranks themselves besides",
-    STAGED: "by way of host memory",
+    NATIVE: "one operation of the core",
+    COMPOSED: "several operations of the core, or additional work in Python",
+    STAGED: "through a copy in host memory",
 }
 
 
 class Column(NamedTuple):
-    """Where arrays lie, and the backend that carries them from there."""
+    """A backend, and the device of the arrays."""
 
     backend: str
     device: str
@@ -49,7 +49,7 @@ COLUMNS: Final = (
     Column("nccl", "CUDA"),
 )
 
-_HOST: Final = (NATIVE, NATIVE, NATIVE)  # nccl has a host backend beside it
+_HOST: Final = (NATIVE, NATIVE, NATIVE)  # nccl includes a backend for host arrays
 _PARTS: Final = (COMPOSED, COMPOSED, COMPOSED)
 _COLLECTIVE: Final = (*_HOST, STAGED, STAGED, NATIVE)
 _ROUTED: Final = (*_HOST, STAGED, STAGED, COMPOSED)  # sends and receives of NCCL
@@ -107,38 +107,37 @@ IN_2019: Final = {
 """torch.distributed of June 2019: gloo on CPU and GPU, mpi, nccl."""
 
 _HEAD = """\
-# What is carried
+# Support matrix
 
 <!-- Made by `python -m samestep.distributed.support > docs/support.md`. -->
 
-Verbs by backend and by where the arrays lie. Every cell is run by a test, `tests/distributed/test_dist_support.py`, at
-one, two and three ranks, which counts the operations, too. To the right stands what `torch.distributed` of June 2019
-could do: ✓, ✘, and ? where it depended on the MPI it was built with.
+The functions of [`samestep.distributed`](torch-distributed.md) by backend and device of the arrays. A test runs every
+cell on one, two and three ranks and counts the operations: `tests/distributed/test_dist_support.py`. The columns to the
+right show `torch.distributed` of June 2019: ✓ supported, ✘ not supported, ? depending on the MPI library of the build.
 
 {meaning}
 """
 
 _DEVICES = """
-Cells of arrays on devices are run on [stand-ins](gpus.md) of CUDA and NCCL. ROCm takes the same paths. Verbs with an
-array for each rank pack them in host memory; `Backend.allgather`, `gather` and `scatter`, which have one array
-instead, go through NCCL. Those for several devices go through NCCL where each array of a list is on a device of its
-own.
+Cells with device arrays run on [stand-ins](gpus.md) of CUDA and NCCL. ROCm uses the same code. Functions that take one
+array per rank pack the arrays in host memory; `Backend.allgather`, `gather` and `scatter`, which take a single array,
+use NCCL. The functions for several devices use NCCL if each array of a list is on a device of its own.
 """
 
 _BEYOND = """
-## Beyond those
+## Further operations
 
-Methods of [`Backend`](api/operations.md) for what torch had no functions in 2019. `get_distributed_backend()` is the
-world's, and what `new_group` returns to members is one.
+Methods of [`Backend`](api/operations.md) that had no counterpart in torch in 2019. `get_distributed_backend()` returns
+the backend of all ranks; `new_group` returns that of a group.
 """
 
 
 def page() -> str:
-    """The page of the documentation, as Markdown.
+    """Return the page of the documentation, as Markdown.
 
     Example:
       >>> print(page().splitlines()[0])
-      # What is carried
+      # Support matrix
     """
     used = {how for cells in (VERBS | BEYOND).values() for how in cells}
     meaning = [f"- **{how}**: {text}." for how, text in MEANING.items() if how in used]

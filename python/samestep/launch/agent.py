@@ -6,14 +6,16 @@ Process tree of a rank, by `mpirun` and without it::
     launcher       -> agent -> rank -> whatever the rank starts
     ssh    -> stub -> agent -> rank -> whatever the rank starts       (no stub for a host's only rank)
 
-`mpirun` may kill the stub at any time and without warning. The agent, in a session of its own, learns of
-it, passes on what the rank still printed, ends the rank and tells the launcher. A rank dies with its agent,
+`mpirun` may kill the stub at any time and without warning. The agent, in a session of its own, detects
+it, forwards the remaining output of the rank, ends the rank and notifies the launcher. A rank dies with its agent,
 and an agent ends its rank when the connection to the launcher breaks. Runs under `python -I -S`, so it can
 use the standard library only.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -23,20 +25,29 @@ import time
 from functools import partial
 from typing import Any, NoReturn
 
+from samestep import _settings
 from samestep.launch import frames, processes
-from samestep.launch.bootstrap import BOOTSTRAP, connect, rank_and_size, told
+from samestep.launch.bootstrap import BOOTSTRAP, connect, rank_and_size, read_bootstrap
 from samestep.launch.lines import Lines
 from samestep.launch.loop import Loop
 from samestep.launch.rank_process import Feeder, spawn
 
-_MOST_UNSENT = 1 << 20  # bytes waiting for the launcher, above which the rank's output stays in its pipe
-_MOST_PARTIAL = 4096  # bytes of an unfinished line that are worth showing
-_GRACE_S = 1.0  # between SIGTERM and SIGKILL, where there is no launcher to say
+_MAX_UNSENT = 1 << 20  # bytes waiting for the launcher, above which the rank's output stays in its pipe
+_MAX_PARTIAL = 4096  # bytes of an unfinished line that are shown
+# A rank writes a line in several pieces, and one read for all that comes within this time is cheaper. The longer time
+# is for ranks that write much, see `next_moment`.
+_GATHER_S, _LONGEST_GATHER_S = 0.005, 0.04
+_MUCH = 512  # bytes in one read: more than a progress bar or a line writes
+_PIPE = (
+    1 << 20
+)  # bytes that a pipe takes before its writer has to wait; the most that an ordinary user may ask for
+_AT_ONCE = 1 << 18  # bytes that are read in one piece
+_GRACE_S = 1.0  # seconds between SIGTERM and SIGKILL if there is no launcher to decide
 _LAST_WORDS_S = 0.2  # time for a rank that called MPI_Abort to end by itself, with its own exit code
 
 
 class Agent:
-    """Keeper of one rank, until the launcher lets it go."""
+    """Supervises one rank until the launcher releases it."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -54,11 +65,14 @@ class Agent:
         self._lines = {1: Lines(), 2: Lines()}
         self._live: set[int] = set()
         self._pipes: dict[int, int] = {}  # pipe -> the rank's descriptor
+        self._gathering: set[int] = set()  # pipes that are not polled for a moment
+        self._moments: dict[int, float] = {}  # pipe -> how long this is
+        self._rooms: dict[int, int] = {}  # pipe -> bytes
         self._feeder: Feeder | None = None
         self._loop = Loop()
 
     def run(self) -> None:
-        """Serves until the launcher says leave, or until it is gone and so is the rank."""
+        """Serve until the launcher sends LEAVE, or until both the launcher and the rank have ended."""
         for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(signum, signal.SIG_IGN)
         self._loop.on_signals((signal.SIGCHLD, signal.SIGTERM), self._on_signals)
@@ -70,8 +84,8 @@ class Agent:
             if self._connected:
                 self._loop.writing(self._link.fileno(), self._transmit if self._unsent else None)
             for pipe in self._pipes:
-                keeps_up = len(self._unsent) <= _MOST_UNSENT
-                self._loop.reading(pipe, partial(self._read, pipe) if keeps_up else None)
+                wanted = len(self._unsent) <= _MAX_UNSENT and pipe not in self._gathering
+                self._loop.reading(pipe, partial(self._gather, pipe) if wanted else None)
 
     # --- the launcher
 
@@ -100,7 +114,7 @@ class Agent:
             self._obey(kind, payload)
 
     def _disconnect(self) -> None:
-        """The launcher is gone, or out of reach: so must the rank be, soon."""
+        """The launcher has ended or cannot be reached: end the rank soon."""
         self._loop.reading(self._link.fileno(), None)
         self._loop.writing(self._link.fileno(), None)
         self._connected = False
@@ -124,16 +138,20 @@ class Agent:
         self._error_file = os.path.join(
             os.environ.get("TMPDIR", "/tmp"), f"samestep-{os.urandom(8).hex()}.json"
         )
-        environment = {**os.environ, **env, "SAMESTEP_ERROR_FILE": self._error_file}
+        environment = {**os.environ, **env, _settings.ERROR_FILE: self._error_file}
         environment.pop(BOOTSTRAP, None)
         self._rank_pid, pipe, outputs = spawn(argv, environment, cwd, stdin=stdin)
         self._pipes = {pipe: fd for fd, pipe in outputs.items()}
+        for one in self._pipes:
+            with contextlib.suppress(OSError):  # because the number of processes of a user is limited
+                fcntl.fcntl(one, fcntl.F_SETPIPE_SZ, _PIPE)
+            self._rooms[one] = fcntl.fcntl(one, fcntl.F_GETPIPE_SZ)
         if pipe is not None:
             self._feeder = Feeder(self._loop, pipe, lambda nbytes: self._send(frames.TAKEN, nbytes))
         self._send(frames.STARTED, {"pid": self._rank_pid})
 
     def _signal(self, signum: int) -> None:
-        """To the rank's process group; SIGKILL to everything below, whatever its group."""
+        """Signal the process group of the rank; SIGKILL goes to all its descendants."""
         self._signals.append(signum)
         self._signalled_at = self._signalled_at or time.time()
         if signum == signal.SIGKILL:
@@ -142,7 +160,7 @@ class Agent:
             processes.send_signal([-self._rank_pid], signum)
 
     def _end_rank(self) -> None:
-        """Ends the rank without being told to: the launcher or `mpirun` is gone."""
+        """End the rank because the launcher or `mpirun` has ended."""
         self._signal(signal.SIGTERM)
         self._loop.after(_GRACE_S, self._kill)
         if not self._rank_pid:
@@ -153,14 +171,28 @@ class Agent:
             self._signal(signal.SIGKILL)
             self._loop.after(0.1, self._kill)  # again, for what a process started just before it died
 
+    def _gather(self, pipe: int) -> None:
+        """Read `pipe` after a short delay, because more is likely to arrive."""
+
+        def read() -> None:
+            self._gathering.discard(pipe)
+            if pipe in self._pipes:
+                self._read(pipe)
+
+        self._gathering.add(pipe)
+        self._loop.reading(pipe, None)
+        self._loop.after(self._moments.get(pipe, _GATHER_S), read)
+
     def _read(self, pipe: int) -> bool:
-        """Passes on what is in `pipe` now; False when it is empty or closed."""
+        """Forward the current contents of `pipe`; False if it is empty or closed."""
         fd = self._pipes[pipe]
         try:
-            data = os.read(pipe, 1 << 16)
+            data = os.read(pipe, _AT_ONCE)
         except BlockingIOError:
             return False
         if data:
+            moment = self._moments.get(pipe, _GATHER_S)
+            self._moments[pipe] = next_moment(moment, len(data), self._rooms[pipe])
             whole = self._lines[fd].feed(data)
         else:
             whole = self._lines[fd].rest()
@@ -170,7 +202,7 @@ class Agent:
         if whole:
             self._send(frames.LINES[fd], whole)
         if data and fd in self._live:
-            self._send(frames.PARTIAL[fd], self._lines[fd].unfinished[-_MOST_PARTIAL:])
+            self._send(frames.PARTIAL[fd], self._lines[fd].unfinished[-_MAX_PARTIAL:])
         return bool(data)
 
     def _drain(self) -> None:
@@ -179,7 +211,7 @@ class Agent:
                 continue
 
     def _take_error(self) -> Any:
-        """What the rank's uncaught exception left in its file (see `samestep.uncaught`), or None."""
+        """The uncaught exception that the rank has written to its file (see `samestep.world.crash_report`), or None."""
         try:
             with open(self._error_file, "rb") as file:
                 record = json.loads(file.read(1 << 20))
@@ -198,7 +230,7 @@ class Agent:
             self._send(frames.DONE)
 
     def _on_signals(self, signums: bytes) -> None:
-        if signal.SIGTERM in signums:  # sent by the kernel: the stub is gone
+        if signal.SIGTERM in signums:  # from PR_SET_PDEATHSIG: the parent has ended
             self._send(frames.CUT_OFF)
             self._loop.after(_LAST_WORDS_S, self._end_rank)
         ended = time.time()
@@ -214,8 +246,29 @@ class Agent:
                 self._loop.after(_GRACE_S, self._kill)
 
 
+def next_moment(seconds: float, nbytes: int, room: int) -> float:
+    """How long to gather output before the next read. Pure.
+
+    Args:
+      seconds: how long it was gathered before the last read.
+      nbytes: what that read has found, at most `_AT_ONCE`.
+      room: bytes that the pipe takes before its writer has to wait; an eighth of it is wanted in the next read.
+
+    Example:
+      >>> next_moment(0.005, 20_000, 1 << 20), next_moment(0.04, 20_000, 1 << 20), next_moment(0.04, 100, 1 << 20)
+      (0.01, 0.04, 0.005)
+      >>> next_moment(0.04, 1 << 18, 1 << 20), next_moment(0.04, 1 << 16, 1 << 16)
+      (0.01, 0.005)
+    """
+    if nbytes < _MUCH:
+        return _GATHER_S
+    is_all = nbytes < _AT_ONCE
+    wanted = seconds * room / 8 / nbytes if is_all else seconds / 4
+    return min(wanted, 2 * max(seconds, 0.001), _LONGEST_GATHER_S)
+
+
 def _one_of(ranks: list[int]) -> int:
-    """The rank that this process is the agent of; one process for each returns, and another waits for them all."""
+    """Fork one agent for each rank. Each returns its rank; the parent waits for them all."""
     if len(ranks) == 1:
         return ranks[0]
     parent = os.getpid()
@@ -239,13 +292,13 @@ def _split_off() -> None:
 
 def main() -> NoReturn:
     """Under `mpirun` splits into stub and agent, in a remote shell into an agent for each rank; serves."""
-    bootstrap = told()
+    bootstrap = read_bootstrap()
     if "ranks" in bootstrap:
         bootstrap["rank"] = _one_of(bootstrap["ranks"])
     else:
         _split_off()
     processes.adopt_orphans()
-    hello = {"token": bootstrap["token"], "host": socket.gethostname(), **rank_and_size(bootstrap)}
+    hello = {"host": socket.gethostname(), **rank_and_size(bootstrap)}
     link = connect(bootstrap)
     link.sendall(frames.encode(frames.HELLO, hello))
     Agent(link).run()

@@ -6,9 +6,12 @@ import argparse
 import math
 import os
 import shlex
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from samestep import _settings
+from samestep.launch import clusters
 from samestep.launch.plan import Host, parse_hosts
 
 MPI_IS_THE_DEFAULT = False
@@ -49,8 +52,11 @@ class Options:
       timeout_s: end the run after this time, or None.
       master_addr, master_port: for MASTER_ADDR and MASTER_PORT; None = choose.
       n_nodes, node_rank: how many runs like this make the job, one on each node, and which of them this is.
+      cluster: the system that said which node this is; "" = the command line.
+      secret_file: holds the secret of the job; None = decide by the rest.
       max_restarts: how often to start all ranks anew after one has failed.
       n_restarts: how often that has happened.
+      jax: let JAX programs on CPU use samestep between ranks, unless they select another implementation.
       rank_argument: first argument of each rank, with `{local_rank}`; "" = none.
     """
 
@@ -71,8 +77,11 @@ class Options:
     master_port: int | None = None
     n_nodes: int = 1
     node_rank: int = 0
+    cluster: str = ""
+    secret_file: str | None = None
     max_restarts: int = 0
     n_restarts: int = 0
+    jax: bool = True
     rank_argument: str = ""
 
     @property
@@ -87,16 +96,20 @@ class Options:
         return [*start, self.program, *own, *self.arguments]
 
     def log_files(self) -> dict[tuple[int, int], str]:
-        """Name of the file in `logs` for each (rank of this run, 1 or 2)."""
+        """Name of the file in `logs` for each (rank of the whole job, 1 or 2) that this run starts."""
         return {
-            (rank, fd): name.format(rank=rank, node=self.node_rank, local_rank=rank)
-            for rank in range(self.n_ranks)
+            (rank, fd): name.format(rank=rank, node=self.node_rank, local_rank=rank - self.first_rank)
+            for rank in range(self.first_rank, self.first_rank + self.n_ranks)
             for fd, name in zip((1, 2), self.log_names, strict=True)
         }
 
 
-def parse(argv: Sequence[str]) -> Options:
+def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
     """Reads what follows `samestep run`. Everything after the program is the program's.
+
+    Args:
+      argv: the words.
+      env: says what the words leave out where a cluster system started the launcher on each node: see `clusters`.
 
     Raises:
       SystemExit: with code 2 and a usage line for a wrong command line, with 0 for `--help`.
@@ -105,26 +118,27 @@ def parse(argv: Sequence[str]) -> Options:
       >>> parse(["-n", "2", "train.py", "-n", "7"]).arguments
       ('-n', '7')
     """
-    parser = _parser()
+    ours = parser()
     own, rest = split(list(argv), _WITH_VALUE)
     if other := next((word for word in own if word.partition("=")[0] in _OF_OTHERS), None):
-        parser.error(f"there is no {other}; the number of ranks is -n N, for example -n 4")
-    flags = parser.parse_args(own)
+        ours.error(f"there is no {other}; the number of ranks is -n N, for example -n 4")
+    flags = ours.parse_args(own)
     if not rest:
-        parser.error("what to run? Give a script, or -m module, or --no-python program")
+        ours.error("what to run? Give a script, or -m module, or --no-python program")
+    cluster = _ask_cluster(ours, flags, env)
     hosts = flags.hosts or ()
     n_from_hosts = sum(host.n_ranks for host in hosts)
     n_ranks = flags.n or n_from_hosts
     if not n_ranks:
         after = "; flags stand before the program" if "-n" in rest[1:] else ""
-        parser.error(f"how many ranks? Give -n N, for example -n 4{after}")
+        ours.error(f"how many ranks? Give -n N, for example -n 4{after}")
     if hosts and n_ranks != n_from_hosts:
-        parser.error(f"-n {n_ranks} and --hosts, which has room for {n_from_hosts}, must agree; leave -n out")
+        ours.error(f"-n {n_ranks} and --hosts, which has room for {n_from_hosts}, must agree; leave -n out")
     if flags.module and flags.no_python:
-        parser.error("-m and --no-python exclude each other")
+        ours.error("-m and --no-python exclude each other")
     if flags.mpi and flags.native:
-        parser.error("--mpi and --native exclude each other")
-    _check_nodes(parser, flags)
+        ours.error("--mpi and --native exclude each other")
+    _check_nodes(ours, flags)
     return Options(
         n_ranks=n_ranks,
         program=rest[0],
@@ -141,12 +155,15 @@ def parse(argv: Sequence[str]) -> Options:
         master_port=flags.master_port or (_PORT if flags.nnodes > 1 else None),
         n_nodes=flags.nnodes,
         node_rank=flags.node_rank,
+        cluster=cluster,
+        secret_file=flags.secret_file,
         max_restarts=flags.max_restarts,
         n_restarts=flags.restarted,
+        jax=not flags.no_jax,
     )
 
 
-RESTART_COUNT = "SAMESTEP_RESTART_COUNT"
+RESTART_COUNT = _settings.RESTART_COUNT
 _OF_OTHERS = ("-np", "--np", "--nproc", "--nproc-per-node", "--ntasks")  # what other launchers call -n
 RESTARTED = "--restarted"  # what the launcher tells itself
 _PORT = 29500  # of a job of several runs, which could not tell each other of a free one
@@ -157,6 +174,7 @@ _WITH_VALUE = (
     "--rsh",
     "--nnodes",
     "--node-rank",
+    "--secret-file",
     "--env",
     "--timeout",
     "--max-restarts",
@@ -164,6 +182,26 @@ _WITH_VALUE = (
     "--master-addr",
     "--master-port",
 )
+
+
+def _ask_cluster(parser: argparse.ArgumentParser, flags: argparse.Namespace, env: Mapping[str, str]) -> str:
+    """Completes the flags by what the cluster system says; returns its name, "" for none."""
+    found = None
+    if not (flags.hosts or flags.mpi or flags.node_rank is not None or flags.nnodes == 1):
+        try:
+            found = clusters.nodes(env, socket.getfqdn(), flags.nnodes)
+        except ValueError as error:
+            parser.error(str(error))
+    if found is None:
+        flags.nnodes, flags.node_rank = flags.nnodes or 1, flags.node_rank or 0
+        return ""
+    if flags.nnodes not in (None, found.n_nodes):
+        parser.error(f"--nnodes {flags.nnodes}, but {found.system} says {found.n_nodes}; leave --nnodes out")
+    flags.nnodes, flags.node_rank = found.n_nodes, found.node_rank
+    flags.master_addr = flags.master_addr or found.master_addr
+    flags.master_port = flags.master_port or found.master_port
+    flags.n = flags.n or found.n_ranks
+    return found.system if found.n_nodes > 1 else ""
 
 
 def _check_nodes(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> None:
@@ -179,7 +217,8 @@ def _check_nodes(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> 
         parser.error("--nnodes needs --master-addr, the address of node 0")
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Of `samestep run`, for its own flags; what follows them is the program."""
     parser = argparse.ArgumentParser(
         prog="samestep run",
         usage=_USAGE,
@@ -200,10 +239,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--hosts", type=_hosts, metavar="A:2,B:2", help="hosts and ranks on each, in rank order")
     rsh = "remote shell for other hosts without MPI (default: ssh)"
     add("--rsh", type=_words, default=("ssh",), metavar="CMD", help=rsh)
-    add(
-        "--nnodes", type=whole_number, default=1, metavar="N", help="runs that make the job, one on each node"
-    )
-    add("--node-rank", type=count, default=0, metavar="R", help="which of them this is, from 0")
+    add("--nnodes", type=whole_number, metavar="N", help="runs that make the job, one per node")
+    add("--node-rank", type=count, metavar="R", help="which of them this is, from 0")
+    secret = "the job's secret, made where there is none (with --nnodes: ~/.config/samestep/secret)"
+    add("--secret-file", metavar="FILE", help=secret)
     add(
         "--env",
         type=_variable,
@@ -213,6 +252,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--raw", action="store_true", help="do not put the rank in front of each line")
     add("--logs", metavar="DIR", help="also write DIR/rank_<r>.out and .err")
+    add("--no-jax", action="store_true", help="leave the CPU collectives of JAX as they are")
     add("--timeout", type=_seconds, metavar="S", help="end the run after S seconds, exit code 124")
     restarts = "start all ranks anew, up to N times, after one has failed"
     add("--max-restarts", type=count, default=0, metavar="N", help=restarts)

@@ -8,9 +8,11 @@ import socket
 import sys
 from typing import Any
 
+from samestep import _settings
+from samestep._util import handshake
 from samestep.launch import network
 
-BOOTSTRAP = "SAMESTEP_LAUNCH"
+BOOTSTRAP = _settings.LAUNCH
 """Variable that tells agents where their launcher listens: JSON with `host`, `addresses`, `port`, `token`.
 
 Where no `mpirun` starts the agents, also with `ranks`, for each of which there is to be one, and `size`.
@@ -43,6 +45,7 @@ def connect(bootstrap: dict[str, Any]) -> socket.socket:
             tried.append(f"{address}:{bootstrap['port']} ({error})")
             continue
         network.notice_silence(link)
+        _greet(link, bootstrap["token"])
         return link
     raise SystemExit(
         f"samestep: a rank on {host} cannot reach its launcher on {bootstrap['host']} at "
@@ -51,7 +54,26 @@ def connect(bootstrap: dict[str, Any]) -> socket.socket:
     )
 
 
-def told() -> dict[str, Any]:
+def _greet(link: socket.socket, token: str) -> None:
+    """Proves to the launcher that this is one of its agents, after it has proved to be the launcher."""
+    ours = handshake.Client(handshake.AGENT, token.encode())
+    proof = None
+    try:
+        link.sendall(ours.hello)
+        while proof is None:
+            data = link.recv(ours.n_missing)
+            if not data:
+                raise ConnectionResetError("it has closed the connection")
+            proof = ours.feed(data)
+        link.sendall(proof)
+    except (OSError, ValueError) as error:
+        link.close()
+        raise SystemExit(
+            f"samestep: what listens at the launcher's port is not the launcher: {error}"
+        ) from None
+
+
+def read_bootstrap() -> dict[str, Any]:
     """What the launcher says."""
     text = os.environ[BOOTSTRAP]
     if text == FROM_STDIN:

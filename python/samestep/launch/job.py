@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from samestep.launch import processes
-from samestep.launch.ending import Ending
+from samestep.launch.exit_status import ProcessExit
 from samestep.launch.lines import Lines
 from samestep.launch.loop import Loop
 from samestep.launch.output import Output
@@ -84,14 +84,14 @@ class Job:
         """To the first process group in the session of each program that still runs."""
         processes.send_signal([-pid for pid in self._running], signum)
 
-    def on_ended(self, pid: int, status: int) -> tuple[Program, Ending] | None:
+    def on_ended(self, pid: int, status: int) -> tuple[Program, ProcessExit] | None:
         """A child of this process ended: which program that was, or None."""
         program = self._running.pop(pid, None)
         if program is None:
             return None
         if not self._running:
             self._finish()
-        return program, Ending(program.name, pid, status, time.time())
+        return program, ProcessExit(program.name, pid, status, time.time())
 
     def _finish(self) -> None:
         for fd, pipe in self._pipes.items():

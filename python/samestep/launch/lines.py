@@ -1,4 +1,4 @@
-"""Whole lines out of what a process writes."""
+"""Splits the output of a process into whole lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _LONG_PROGRESS = 1 << 16
 
 
 class Lines:
-    r"""Cuts what a process writes to one descriptor into whole lines.
+    r"""Splits the output of one descriptor into whole lines.
 
     A line ends at a newline. A progress bar that only ever returns the carriage is cut at a return once it is
     64 KiB long, and any line at 16 MiB, so that memory stays bounded; such a piece gets a newline of its own.

@@ -1,4 +1,4 @@
-"""One thread that waits for descriptors, signals and times, and calls what belongs to each."""
+"""An event loop of one thread: descriptors, signals and timers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Act = Callable[[], object]
 
 
 class Loop:
-    """What to call when a descriptor is ready, a signal arrives, or a time has come.
+    """Callbacks for ready descriptors, signals, and points in time.
 
     `reading` and `writing` may be called at any time with any descriptor, again and again; None as act stops
     watching, which has to be done before the descriptor is closed.
@@ -45,7 +45,7 @@ class Loop:
         self.reading(reading, lambda: act(os.read(reading, 4096)))
 
     def turn(self) -> None:
-        """Waits for the next event and calls what belongs to it and to all others that have come."""
+        """Wait for the next event, and call the callbacks of all pending events."""
         wait = max(0.0, min(at for at, _ in self._due) - time.monotonic()) if self._due else None
         for key, events in self._selector.select(wait):
             for event in (selectors.EVENT_WRITE, selectors.EVENT_READ):

@@ -8,8 +8,8 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 
+from samestep._util.mpi_library import MpiLibrary, family_of, probe
 from samestep.errors import UnavailableError
-from samestep.launch.mpi_library import MpiLibrary, family_of, probe
 from samestep.launch.network import may_leave_host
 
 # As root, with more ranks than cores. Open MPI 4 and 5 read different names and ignore each other's.
@@ -33,7 +33,7 @@ _RANK_NAMES = frozenset(("PRTE_LAUNCHED", "OMPI_FILE_LOCATION", "OMPI_MCA_num_pr
 
 
 class LaunchError(UnavailableError):
-    """The ranks cannot be started; the text says what was looked for, and the cure."""
+    """The ranks cannot be started; the text says what was searched for, and the remedy."""
 
 
 def command(
@@ -47,7 +47,7 @@ def command(
     Args:
       n: number of ranks, > 0.
       argv: program and arguments of each rank.
-      hosts: where, as in "a:2,b:1"; this host, or what a batch system allotted, if None.
+      hosts: as in "a:2,b:1"; None: this host, or the hosts of a batch job.
       export: names of variables that ranks on other hosts get, too (MPICH passes on all).
 
     Raises:
@@ -131,7 +131,7 @@ def _family_of_program(mpirun: str) -> str:
 
 
 def outside_any_job(env: Mapping[str, str]) -> dict[str, str]:
-    """`env` without what an enclosing launcher told this process about its rank.
+    """`env` without the variables of an enclosing launcher about the rank of this process.
 
     Example:
       >>> outside_any_job({"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "HOME": "/root"})

@@ -1,4 +1,4 @@
-"""Where agents find their launcher."""
+"""The addresses at which agents reach their launcher."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def may_leave_host(hosts: Iterable[str]) -> bool:
 
 
 def notice_silence(link: socket.socket) -> None:
-    """Has the kernel end a connection whose other host has been silent for 7 s, before ranks notice it by theirs."""
+    """Let the kernel end a connection whose other host is silent for 7 s, before those of ranks time out."""
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, number in (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 4)):
@@ -58,10 +58,10 @@ def listen(*, everywhere: bool) -> tuple[socket.socket, list[str]]:
 
 
 def reserve_port() -> socket.socket:
-    """A socket bound to a free TCP port, which keeps it from others but servers that reuse addresses, as most do.
+    """A socket bound to a free TCP port, which reserves it, except from servers that reuse addresses, as most do.
 
-    Outside the range that the kernel chooses from, where that leaves any: else the port may be taken by an
-    outgoing connection while it is reserved for a rank that is yet to start.
+    Outside the range that the kernel chooses from, if possible. Otherwise an outgoing connection may take the port
+    before the rank that needs it has started.
     """
     for port in [*random.sample(_ports_of_servers(), k=_PORTS_TO_TRY), 0]:
         holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -1,31 +1,36 @@
-"""What the ranks print, as whole lines on this process's stdout and stderr and in one file per rank."""
+"""Writes the output of the ranks as whole lines to stdout and stderr, and to one file per rank."""
 
 from __future__ import annotations
 
 import os
+import re
+import select
 import selectors
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
+from samestep._util.text import LINE_HEAD
+from samestep.launch import terminal
 from samestep.launch.loop import Loop
 
 _AT_ONCE = 4096  # bytes that a pipe which is ready takes without blocking (PIPE_BUF)
+_MAX_PIECES = 16  # of so many bytes, before the loop looks at the ranks again
 _CLEAR_LINE = b"\r\x1b[K"
-_TAIL_LINES = 20
-_TAIL_LINE_BYTES = 4000
+_WITHOUT_HEAD = re.compile(rb"^(?!" + LINE_HEAD + rb")", re.MULTILINE)
 
 
 class Output:
     """Writes lines of many ranks so that no line is ever torn and no write blocks the caller.
 
-    On a terminal the newest unfinished line (a progress bar, a question) stands below the finished ones.
+    On a terminal that can redraw a line, the newest unfinished one (a progress bar, a question) stands below the
+    finished ones; elsewhere it is shown once it is finished, in its last state. A line that `samestep.println` has
+    written names its rank itself and gets no second prefix.
 
     Args:
       loop: watches stdout and stderr while something waits to be written.
-      raw: leave out the rank in front of each line.
+      raw: leave out the rank in front of each line, and all bytes as they are.
       logs: files of `open_logs`, or nothing.
       shown: which of the ranks' descriptors 1 and 2 are shown at all.
       on_lost: called once with the error when stdout can no longer be written.
@@ -46,29 +51,28 @@ class Output:
         self._on_lost = on_lost
         self._shown = shown
         self._waiting: deque[tuple[int, memoryview]] = deque()
-        self._tails: dict[int, deque[bytes]] = {}
         self._lost: set[int] = set()
         self._unfinished: tuple[int, int, bytes] | None = None  # rank, descriptor, what the terminal shows
-        self.live = [fd for fd in shown if os.isatty(fd)]
+        self.live = [fd for fd in shown if terminal.redraws(fd)]
         self.n_waiting = 0
 
     def lines(self, rank: int, fd: int, data: bytes) -> None:
         """Whole lines that `rank` wrote to its descriptor `fd` (1 or 2)."""
+        visible = _last_states(data) if b"\r" in data and (not self._raw or fd in self.live) else data
         if self._logs:
-            self._log(rank, fd, data)
-        if fd == 2:
-            tail = self._tails.setdefault(rank, deque(maxlen=_TAIL_LINES))
-            tail.extend(_visible(line)[:_TAIL_LINE_BYTES] for line in data[:-1].split(b"\n"))
+            self._log(rank, fd, data if self._raw else visible)
         if fd not in self._shown:
             return
-        if fd in self.live and b"\r" in data:
-            data = b"".join(_visible(line) + b"\n" for line in data[:-1].split(b"\n"))
-        if not self._raw:
+        if visible and not self._raw:
             prefix = b"[%d] " % rank
-            data = prefix + data[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
+            if b" / " in visible:
+                visible = _WITHOUT_HEAD.sub(prefix, visible[:-1]) + b"\n"
+            else:
+                visible = prefix + visible[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
         if self._unfinished and self._unfinished[:2] == (rank, fd):
             self._hide_unfinished(forget=True)
-        self._put(fd, data)
+        if visible:
+            self._put(fd, visible)
 
     def unfinished(self, rank: int, fd: int, text: bytes) -> None:
         """What `rank` has written of a line so far; shown on a terminal only."""
@@ -77,18 +81,13 @@ class Output:
         self._hide_unfinished(forget=True)
         if text:
             shown = (b"" if self._raw else b"[%d] " % rank) + _visible(text)
-            columns = shutil.get_terminal_size().columns
-            self._unfinished = (rank, fd, shown.decode(errors="replace")[: columns - 1].encode())
+            width = terminal.columns(fd) - 1
+            self._unfinished = (rank, fd, shown.decode(errors="replace")[:width].encode())
             self._push(fd, self._unfinished[2])
 
     def plain(self, fd: int, data: bytes) -> None:
-        """Whole lines of nobody's: the launcher's own or mpirun's."""
+        """Whole lines that belong to no rank: those of the launcher or of mpirun."""
         self._put(fd, data)
-
-    def tail(self, rank: int) -> list[bytes]:
-        """The last 20 lines that `rank` wrote to stderr, as shown."""
-        prefix = b"" if self._raw else b"[%d] " % rank
-        return [prefix + line for line in self._tails.get(rank, ())]
 
     def flush(self, seconds: float | None) -> None:
         """Waits until all is written, at most `seconds`; the rest is dropped."""
@@ -108,7 +107,7 @@ class Output:
         self._waiting.clear()
 
     def watch(self) -> None:
-        """Goes on writing when the first waiting bytes can be written."""
+        """Continue writing when the first pending bytes can be written."""
         for fd in (1, 2):
             first = bool(self._waiting) and self._waiting[0][0] == fd
             self._loop.writing(fd, partial(self._write, fd) if first else None)
@@ -133,6 +132,14 @@ class Output:
             self.n_waiting += len(data)
 
     def _write(self, fd: int) -> None:
+        """Writes what waits for `fd`, which is ready, as long as it stays so: a turn of the loop costs more."""
+        self._write_piece(fd)
+        for _ in range(_MAX_PIECES - 1):
+            if not self._waiting or self._waiting[0][0] != fd or not _is_ready(fd):
+                return
+            self._write_piece(fd)
+
+    def _write_piece(self, fd: int) -> None:
         _, data = self._waiting[0]
         try:
             n_written = os.write(fd, data[:_AT_ONCE])
@@ -165,16 +172,29 @@ class Output:
             self.plain(2, f"samestep: the files of --logs end here: {why}\n".encode())
 
 
+def _is_ready(fd: int) -> bool:
+    """Whether `fd` can be written to, or is broken, now."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(0))
+
+
 def open_logs(
     directory: str, names: Mapping[tuple[int, int], str], *, append: bool = False
 ) -> dict[tuple[int, int], int]:
     """Creates `directory` and in it, empty, the named files; returns them by the same keys (rank, 1 or 2).
 
-    With `append` what the files hold stays.
+    With `append` the files keep their contents.
     """
     os.makedirs(directory, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if append else os.O_TRUNC)
     return {key: os.open(os.path.join(directory, name), flags, 0o666) for key, name in names.items()}
+
+
+def _last_states(data: bytes) -> bytes:
+    """Whole lines without what they overwrote; one that was erased in the end, as progress bars do, is left out."""
+    lines = ((line, _visible(line)) for line in data[:-1].split(b"\n"))
+    return b"".join(text + b"\n" for line, text in lines if text.strip() or b"\r" not in line)
 
 
 def _visible(line: bytes) -> bytes:

@@ -1,10 +1,12 @@
-"""Which rank runs where, and what its environment says. Pure: no host is asked, nothing is started."""
+"""The placement of ranks on hosts, and their environments. Pure: no host is contacted, nothing is started."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from samestep import _settings
 
 _FOR_OTHER_HOSTS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _PREFIXES_FOR_OTHER_HOSTS = ("SAMESTEP_", "NCCL_", "OMP_")
@@ -91,8 +93,7 @@ def environment(
     """The variables that a rank gets on top of those it inherits, by the names that torchrun made common.
 
     One thread per rank for OpenMP where several ranks share a host and `inherited` does not say otherwise. The
-    secret lets ranks of this job in where they meet, and nobody else; `inherited` may have one already, and "" is
-    none.
+    secret admits only ranks of this job to the rendezvous; "" is none.
     """
     variables = {
         "MASTER_ADDR": master_addr,
@@ -107,8 +108,8 @@ def environment(
         "TORCHELASTIC_USE_AGENT_STORE" in inherited
     ):  # of a torchrun that runs this: it does not listen at this port
         variables["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    if secret := inherited.get("SAMESTEP_SECRET", secret):
-        variables["SAMESTEP_SECRET"] = secret
+    if secret:
+        variables[_settings.SECRET] = secret
     if place.local_size > 1 and "OMP_NUM_THREADS" not in inherited:
         variables["OMP_NUM_THREADS"] = "1"
     return variables

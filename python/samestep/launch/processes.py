@@ -1,4 +1,4 @@
-"""What the kernel offers to lose no process: parents' deaths, orphans, the tree below a process."""
+"""Linux calls by which no process is lost: signals on a parent's death, orphans, the process tree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def die_with_parent(parent: int, signum: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of descendants whose own parent ends, so that none gets lost."""
+    """Make this process the parent of descendants whose own parent ends (a subreaper)."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

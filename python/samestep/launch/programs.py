@@ -1,4 +1,4 @@
-"""What the launcher starts itself so that there is an agent for each rank."""
+"""The programs that the launcher starts so that there is an agent for each rank."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from samestep._util import start
 from samestep.launch import mpirun, network
 from samestep.launch.arguments import Options
 from samestep.launch.bootstrap import BOOTSTRAP, FROM_STDIN
@@ -25,8 +26,7 @@ def programs(options: Options, where: Mapping[str, Any]) -> list[Program]:
     Raises:
       LaunchError: there is no `mpirun`, where one is needed.
     """
-    start = os.path.join(os.path.dirname(__file__), "start.py")
-    agent = [sys.executable, "-I", "-S", start, "agent"]
+    agent = [sys.executable, "-I", "-S", start.__file__, "launch.agent"]
     env = mpirun.outside_any_job(os.environ)
     if options.mpi:
         hosts = ",".join(f"{host.name}:{host.n_ranks}" for host in options.hosts) or None
@@ -48,8 +48,8 @@ def programs(options: Options, where: Mapping[str, Any]) -> list[Program]:
             ]
         else:
             line = [*options.rsh, host, _for_shell(agent, env)]
-            told = json.dumps({**where, "ranks": list(ranks)}).encode() + b"\n"
-            found.append(Program(f"{options.rsh[0]} to {host}", line, env, tuple(ranks), stdin=told))
+            message = json.dumps({**where, "ranks": list(ranks)}).encode() + b"\n"
+            found.append(Program(f"{options.rsh[0]} to {host}", line, env, tuple(ranks), stdin=message))
     return found
 
 
@@ -66,7 +66,7 @@ def _ranks_by_host(options: Options) -> list[tuple[str, range]]:
 def _for_shell(agent: list[str], env: Mapping[str, str]) -> str:
     """The command that starts all agents of a host: an sshd lets in only so many connections at a time.
 
-    They read from the shell where the launcher is, for everybody can read a command line.
+    They read the address of the launcher from the shell, because everybody can read a command line.
     """
     variables = {
         name: env[name] for name in ("LD_LIBRARY_PATH",) if name in env

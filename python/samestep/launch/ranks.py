@@ -1,52 +1,63 @@
-"""The launcher's side of the agents: who has come, and what became of each rank."""
+"""The connected agents, and the state of each rank, in the launcher."""
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
+from samestep._util import handshake
+from samestep._util.json_layout import loads
+from samestep._util.strangers import Strangers
 from samestep.launch import frames, network
-from samestep.launch.ending import Ending
+from samestep.launch.exit_status import ProcessExit
 from samestep.launch.lines import LONGEST_LINE
 from samestep.launch.loop import Loop
 from samestep.launch.output import Output
 from samestep.launch.standard_input import StandardInput
 
+_LARGEST_HELLO = 1 << 12
+_LOOK_S = 1.0  # between checks of connections that have not identified themselves
 _SEND_TIMEOUT_S = 5.0  # commands are small and agents always read
 
 
 @dataclass
 class Rank:
-    """One rank as the launcher knows it.
+    """The state of one rank in the launcher.
 
     Attributes:
-      name: with its number in the whole job.
+      number: among the ranks of this run.
+      in_job: its number in the whole job, as shown to users.
       host: "" if it is the launcher's.
-      link: connection to its agent; None once that is gone.
+      link: connection to its agent; None once that is closed.
       pid: 0 until it has started.
       cut_off: `mpirun` ended its agent's stub.
       ending: how its process ended; None while it runs.
-      all_gone: it and everything it started has ended, or is out of sight.
+      all_gone: it and all its descendants have ended, or can no longer be reached.
     """
 
     number: int
-    name: str
+    in_job: int
     host: str
     link: socket.socket | None
     decoder: frames.Decoder = field(default_factory=lambda: frames.Decoder(most=2 * LONGEST_LINE))
     pid: int = 0
     cut_off: bool = False
-    ending: Ending | None = None
+    ending: ProcessExit | None = None
     all_gone: bool = False
 
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return f"rank {self.in_job}"
+
     def send(self, kind: bytes, content: object = b"") -> None:
-        """Tells the agent something. One that cannot be told is lost: reading from it gives the end now."""
+        """Send a frame to the agent. If that fails, the next read reports that the connection is lost."""
         if self.link is not None:
             try:
                 self.link.sendall(frames.encode(kind, content))
@@ -55,13 +66,40 @@ class Rank:
                     self.link.shutdown(socket.SHUT_RDWR)
 
 
+class _Newcomer:
+    """A connection that has not authenticated yet; afterwards it names its rank."""
+
+    def __init__(self, link: socket.socket, address: str, token: str) -> None:
+        self.link, self.address = link, address
+        self._greeting = handshake.Greeting(handshake.AGENT, token.encode())
+        self._decoder = frames.Decoder(most=_LARGEST_HELLO)
+
+    def receive(self) -> dict[str, Any] | None:
+        """The HELLO of the agent, once it is complete. Raises OSError or ValueError for any other client."""
+        data = self.link.recv(1 << 12)
+        if not data:
+            raise ConnectionResetError("it has closed the connection")
+        if not self._greeting.done:
+            if answer := self._greeting.feed(data):
+                self.link.sendall(answer)
+            data = self._greeting.rest
+        if not self._greeting.done:
+            return None
+        for kind, payload in self._decoder.feed(data):
+            if kind != frames.HELLO:
+                raise ValueError("it did not say hello")
+            hello: dict[str, Any] = loads(payload, {"host": str, "rank": int, "size": int})
+            return hello
+        return None
+
+
 class Ranks:
     """All ranks that have reported, by number; accepts agents and reads what they send.
 
     Args:
       loop: watches the listening socket and the agents' connections.
       server: where agents connect.
-      token: what an agent has to know. Who does not is disconnected without an answer.
+      token: the secret of agents, see `handshake`. Other clients are disconnected and reported once.
       n_ranks: how many are expected.
       output: gets what ranks print.
       first_rank: number of the first in the whole job.
@@ -79,7 +117,7 @@ class Ranks:
     ) -> None:
         self.by_number: dict[int, Rank] = {}
         self.problem = ""
-        self._strangers: set[socket.socket] = set()
+        self._strangers = Strangers("the launcher's port", self._tell)
         self.input = StandardInput(loop, lambda data: self.by_number[0].send(frames.INPUT, data))
         self._loop = loop
         self._server = server
@@ -99,63 +137,78 @@ class Ranks:
         return len(self.by_number) == self._n_ranks
 
     def pause(self, paused: bool) -> None:
-        """Stops listening to the agents, or goes on, so that what ranks print does not pile up here."""
+        """Stop or resume reading from the agents, so that the output of ranks does not pile up here."""
         for rank in self.by_number.values():
             if rank.link is not None:
                 self._loop.reading(rank.link.fileno(), None if paused else partial(self._on_agent, rank))
 
-    def give_up(self, rank: Rank) -> None:
-        """Takes `rank` as gone: its connection broke, or its agent does not answer."""
+    def mark_lost(self, rank: Rank) -> None:
+        """Mark `rank` as lost: its connection broke, or its agent does not answer."""
         if rank.link is not None:
             self._loop.reading(rank.link.fileno(), None)
             rank.link.close()
             rank.link = None
         if not rank.all_gone and rank.ending is None:
-            rank.ending = Ending(rank.name, rank.pid, None, time.time(), host=rank.host)
+            rank.ending = ProcessExit(
+                rank.name, rank.pid, None, time.time(), host=rank.host, rank=rank.in_job
+            )
         rank.all_gone = True
 
     def close(self) -> None:
-        """Lets nobody in any more."""
-        for link in (self._server, *self._strangers):
-            self._loop.reading(link.fileno(), None)
-            link.close()
-        self._strangers.clear()
+        """Accept no more connections."""
+        for link in self._strangers.all():
+            self._drop(link)
+        self._loop.reading(self._server.fileno(), None)
+        self._server.close()
 
     def _accept(self) -> None:
         try:
-            link, _ = self._server.accept()
+            link, address = self._server.accept()
         except OSError:
             return
         link.settimeout(_SEND_TIMEOUT_S)
         network.notice_silence(link)
-        self._strangers.add(link)
-        self._loop.reading(link.fileno(), partial(self._on_stranger, link, frames.Decoder(most=1 << 16)))
+        if not self._strangers:
+            self._loop.after(_LOOK_S, self._drop_late)
+        if (oldest := self._strangers.add(link)) is not None:
+            self._drop(oldest)
+        newcomer = _Newcomer(link, f"{address[0]}:{address[1]}", self._token)
+        self._loop.reading(link.fileno(), partial(self._on_stranger, newcomer))
 
-    def _on_stranger(self, link: socket.socket, decoder: frames.Decoder) -> None:
+    def _on_stranger(self, newcomer: _Newcomer) -> None:
+        link = newcomer.link
         try:
-            data = link.recv(1 << 16)
-            arrived = list(decoder.feed(data))
-            if data and not arrived:
-                return
-            kind, payload = arrived[0]
-            hello = json.loads(payload)
-            known = kind == frames.HELLO and hmac.compare_digest(str(hello.pop("token")), self._token)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            known = False
-        self._loop.reading(link.fileno(), None)
-        self._strangers.remove(link)
-        if known:
+            hello = newcomer.receive()
+        except (OSError, ValueError) as error:
+            self._strangers.report(newcomer.address, str(error))
+            self._drop(link)
+            return
+        if hello is not None:
+            self._loop.reading(link.fileno(), None)
+            self._strangers.remove(link)
             self._welcome(link, **hello)
-        else:
-            link.close()
+
+    def _drop(self, link: socket.socket) -> None:
+        self._strangers.remove(link)
+        self._loop.reading(link.fileno(), None)
+        link.close()
+
+    def _drop_late(self) -> None:
+        for link in self._strangers.late():
+            self._drop(link)
+        if self._strangers:
+            self._loop.after(_LOOK_S, self._drop_late)
+
+    def _tell(self, text: str) -> None:
+        self._output.plain(2, f"samestep: {text}\n".encode())
 
     def _welcome(self, link: socket.socket, host: str, rank: int, size: int) -> None:
-        if size != self._n_ranks or rank in self.by_number:
+        if size != self._n_ranks or rank in self.by_number or not 0 <= rank < size:
             self.problem = f"mpirun started rank {rank} of {size} on {host}; {self._n_ranks} were asked for"
             link.close()
             return
         self.by_number[rank] = Rank(
-            rank, f"rank {self._first_rank + rank}", "" if host == socket.gethostname() else host, link
+            rank, self._first_rank + rank, "" if host == socket.gethostname() else host, link
         )
 
     def _on_agent(self, rank: Rank) -> None:
@@ -166,14 +219,14 @@ class Ranks:
                 raise ConnectionResetError
             for kind, payload in rank.decoder.feed(data):
                 self._on_frame(rank, kind, payload)
-        except (OSError, ValueError):
-            self.give_up(rank)
+        except (OSError, ValueError, LookupError, TypeError):
+            self.mark_lost(rank)
 
     def _on_frame(self, rank: Rank, kind: bytes, payload: bytes) -> None:
         if kind in _DESCRIPTOR_OF_LINES:
-            self._output.lines(rank.number, _DESCRIPTOR_OF_LINES[kind], payload)
+            self._output.lines(rank.in_job, _DESCRIPTOR_OF_LINES[kind], payload)
         elif kind in _DESCRIPTOR_OF_PARTIAL:
-            self._output.unfinished(rank.number, _DESCRIPTOR_OF_PARTIAL[kind], payload)
+            self._output.unfinished(rank.in_job, _DESCRIPTOR_OF_PARTIAL[kind], payload)
         elif kind == frames.STARTED:
             rank.pid = json.loads(payload)["pid"]
         elif kind == frames.TAKEN:
@@ -184,7 +237,7 @@ class Ranks:
             how = json.loads(payload)
             how["signals"] = tuple(how["signals"])
             how["ended_by"] = "mpirun" if rank.cut_off else "the launcher"
-            rank.ending = Ending(rank.name, rank.pid, host=rank.host, **how)
+            rank.ending = ProcessExit(rank.name, rank.pid, host=rank.host, rank=rank.in_job, **how)
         elif kind == frames.DONE:
             rank.all_gone = True
 

@@ -8,6 +8,8 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 
+from samestep._settings import REPORTED
+from samestep._util.unknown_settings import warn_unknown
 from samestep.launch.arguments import RESTARTED, Options, parse
 from samestep.launch.mpirun import LaunchError
 from samestep.launch.network import may_leave_host
@@ -31,6 +33,12 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
     options = parsed()
     if why := _why_not(options):
         return _refuse(command, why)
+    _warn_of_variables(command, options)
+    if options.cluster:
+        where = f"node {options.node_rank} of {options.n_nodes}, and node 0 is {options.master_addr}"
+        print(
+            f"{command}: {where}, by {options.cluster}; --nnodes 1 runs on this node alone", file=sys.stderr
+        )
     _allow_descriptors(3 * options.n_ranks + 100)
     try:
         supervisor = Supervisor(options)
@@ -44,8 +52,15 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
     return code
 
 
+def _warn_of_variables(command: str, options: Options) -> None:
+    """Warn of unknown variables once; the ranks, and a restarted launcher, do not repeat it."""
+    env = {**os.environ, **options.env}
+    if unknown := warn_unknown(lambda text: print(f"{command}: {text}", file=sys.stderr), env):
+        os.environ[REPORTED] = ",".join(unknown)
+
+
 def _run_again(options: Options, argv: Sequence[str]) -> None:
-    """As the program that this process runs, anew: nothing is left of the ranks before, nor of what watched them."""
+    """Execute this program anew, so that nothing remains of the previous ranks and their supervision."""
     count = options.n_restarts + 1
     print(f"samestep: restart {count} of {options.max_restarts}", file=sys.stderr, flush=True)
     rest = argv[2:] if argv[0] == RESTARTED else argv
@@ -53,7 +68,7 @@ def _run_again(options: Options, argv: Sequence[str]) -> None:
 
 
 def _why_not(options: Options) -> str:
-    """What every rank would say, where none can find its program; else ""."""
+    """The error that every rank would print if the program cannot be found; else ""."""
     program = options.program
     if may_leave_host(host.name for host in options.hosts):
         if options.hosts and not options.mpi and shutil.which(options.rsh[0]) is None:
@@ -83,7 +98,7 @@ def _allow_descriptors(wanted: int) -> None:
 
 
 def _open_standard_descriptors() -> None:
-    """So that no socket of ours becomes somebody's standard output, where the caller has closed it."""
+    """Open closed standard descriptors, so that no socket gets the number of one."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         continue
     os.close(fd)

@@ -1,6 +1,6 @@
-"""Our standard input, for rank 0.
+"""Forwards standard input to rank 0.
 
-Not by way of `mpirun`: that of Open MPI 5 forgets the end of the input (seen with 5.0.11), and repeats parts
+Not through `mpirun`: that of Open MPI 5 loses the end of the input (seen with 5.0.11), and repeats parts
 of inputs above 64 KiB (https://github.com/openpmix/prrte/issues/2579).
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from samestep.launch.loop import Loop
 
-_MOST_ON_THE_WAY = 1 << 18  # bytes that the rank has not read yet
+_MAX_ON_THE_WAY = 1 << 18  # bytes that the rank has not read yet
 _AT_ONCE = 1 << 16
 
 
@@ -20,7 +20,7 @@ class StandardInput:
 
     Args:
       loop: watches descriptor 0 while there is room.
-      send: gets what was read; b"" is the end.
+      send: called with the data; b"" is the end.
     """
 
     def __init__(self, loop: Loop, send: Callable[[bytes], None]) -> None:
@@ -35,8 +35,8 @@ class StandardInput:
         self._on_the_way -= nbytes
 
     def watch(self) -> None:
-        """Reads from now on if there is room and somebody may type, else not."""
-        room = self._on_the_way + _AT_ONCE <= _MOST_ON_THE_WAY
+        """Start or stop reading: reads if there is room and this is the foreground process."""
+        room = self._on_the_way + _AT_ONCE <= _MAX_ON_THE_WAY
         wanted = room and not self._ended and self._may_read()
         self._loop.reading(0, self._read if wanted else None)
 

@@ -1,7 +1,7 @@
-"""The launcher's main loop: starts the ranks, by `mpirun` or itself, shows what they print, and ends them all.
+"""The launcher's main loop: starts the ranks, by `mpirun` or itself, shows their output, and ends them all.
 
-One thread, one loop. Agents (see `agent.py`) report over TCP; which rank's fault a failure was is decided in
-`ending.py`, which rank gets which environment in `plan.py`.
+One thread, one loop. Agents (see `agent.py`) report over TCP; `causes.py` finds the
+root cause of a failure, `plan.py` makes the environments of the ranks.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from samestep._util import jax_variables
+from samestep._util.text import ranks_text
 from samestep.launch import frames, network, plan, processes
 from samestep.launch.arguments import Options
-from samestep.launch.ending import Ending, others, ranks_text, root_cause
+from samestep.launch.causes import others, root_cause
+from samestep.launch.exit_status import ProcessExit
 from samestep.launch.job import Job, Program
+from samestep.launch.job_secret import job_secret
 from samestep.launch.loop import Loop
 from samestep.launch.output import Output, open_logs
 from samestep.launch.programs import programs
 from samestep.launch.ranks import Ranks
 
-_MOST_WAITING = 8 << 20  # bytes not yet written, above which the ranks have to wait
+_MAX_WAITING = 8 << 20  # bytes not yet written, above which the ranks have to wait
 _GIVE_UP_S = 3.0  # after SIGKILL, on an agent that does not answer
 _JOB_GRACE_S = 2.0  # for `mpirun` or an agent to end by itself after its last rank
 _LATE_S = 30.0
@@ -34,7 +38,7 @@ _CAUSE_S = 1.0  # for the rank whose failure another one noticed to end by itsel
 
 @dataclass(frozen=True)
 class _End:
-    """Why the run ends before its ranks do, how they are made to; the exit code, or None for the root's."""
+    """Why and how the run ends before its ranks do. The exit code; None for that of the root cause."""
 
     why: str
     signals: tuple[tuple[float, int], ...]
@@ -54,7 +58,8 @@ class Supervisor:
     """One run, from its start to the exit code.
 
     Raises:
-      LaunchError: there is no `mpirun`; OSError: the log directory cannot be made. Nothing was started then.
+      LaunchError: there is no `mpirun`, or the secret's file cannot be used; OSError: the log directory cannot be
+        made. Nothing was started then.
     """
 
     def __init__(self, options: Options) -> None:
@@ -62,7 +67,9 @@ class Supervisor:
         self._loop = Loop()
         self._started = False
         self._leaving = False
-        self._left_first: Ending | None = None  # what should have stayed until its ranks are gone
+        self._left_first: ProcessExit | None = (
+            None  # programs that should have run until their ranks had ended
+        )
         self._waits_for_cause = False
         self._end: _End | None = None
         self._running_at_end: list[int] = []
@@ -73,6 +80,7 @@ class Supervisor:
         self._output = Output(
             self._loop, raw=options.raw, logs=logs, on_lost=self._on_output_lost, shown=options.shown
         )
+        self._secret = job_secret(options, os.environ, self._say)
         hosts = [host.name for host in options.hosts]
         leaves = bool(hosts or options.mpi) and network.may_leave_host(hosts)
         server, addresses = network.listen(everywhere=leaves)
@@ -89,9 +97,9 @@ class Supervisor:
         )
 
     def run(self) -> int:
-        """Runs to the end, when no process of the run is left, and returns the exit code.
+        """Run until no process of the run is left, and return the exit code.
 
-        Takes this process over: its signals, and every process below it, which is ended with the run.
+        Takes over the signals of this process, and all its descendants, which end with the run.
         """
         processes.adopt_orphans()
         ends = [signum for signum in _AFTER_SIGNAL if signal.getsignal(signum) != signal.SIG_IGN]  # nohup
@@ -114,7 +122,7 @@ class Supervisor:
 
     @property
     def a_rank_failed(self) -> bool:
-        """Once the run has ended: because of a failure, and not because somebody wished it."""
+        """Whether the run has ended because of a failure, not on request."""
         by_wish = self._end is not None and self._end.exit_code is not None
         return not by_wish and any(rank.ending and rank.ending.failed for rank in self._ranks)
 
@@ -135,7 +143,7 @@ class Supervisor:
             self._let_go()
 
     def _all_gone(self) -> bool:
-        """No rank is left, and none will come."""
+        """No rank is left, and none will connect."""
         settled = self._started or self._end is not None
         return settled and all(rank.all_gone for rank in self._ranks)
 
@@ -146,13 +154,14 @@ class Supervisor:
         places = plan.on_node(here, options.node_rank, options.n_nodes) if options.n_nodes > 1 else here
         address = options.master_addr or self._address_of_first_host()
         port = options.master_port or self._reserved_port()
-        secret = secrets.token_hex(16) if options.n_nodes == 1 else ""  # which the other runs would not know
         start = {"cwd": os.getcwd(), "live": self._output.live}
         for rank, place in zip(self._ranks, places, strict=True):
             env = plan.for_other_hosts(os.environ) if rank.host else {}
             env |= plan.environment(
-                place, master_addr=address, master_port=port, secret=secret, inherited=os.environ
+                place, master_addr=address, master_port=port, secret=self._secret, inherited=os.environ
             )
+            if options.jax:
+                env |= jax_variables.for_ranks({**os.environ, **options.env})
             start["argv"] = options.rank_argv(sys.executable, place.local_rank)
             rank.send(frames.START, {**start, "env": env | options.env, "stdin": rank.number == 0})
 
@@ -167,14 +176,13 @@ class Supervisor:
         return socket.gethostname() if not first or network.is_name_of_this_host(first) else first
 
     def _begin_end(self, end: _End) -> None:
-        """Starts to end all ranks; a second wish to end, while this goes on, makes it SIGKILL at once."""
+        """Start to end all ranks. A second request to end meanwhile sends SIGKILL immediately."""
         if self._end is not None:
             if end.why.startswith("SIG"):
                 self._signal_ranks(signal.SIGKILL)
             return
         self._end = end
-        first = self._options.first_rank
-        self._running_at_end = [first + rank.number for rank in self._ranks if rank.ending is None]
+        self._running_at_end = [rank.in_job for rank in self._ranks if rank.ending is None]
         for delay, signum in end.signals:
             self._loop.after(delay, partial(self._signal_ranks, signum))
         self._loop.after(end.signals[-1][0] + _GIVE_UP_S, self._give_up)
@@ -189,10 +197,10 @@ class Supervisor:
 
     def _give_up(self) -> None:
         for rank in self._ranks:
-            self._ranks.give_up(rank)
+            self._ranks.mark_lost(rank)
 
     def _let_go(self) -> None:
-        """Lets the agents leave, after which they and `mpirun` end by themselves or are made to."""
+        """Release the agents. Then they and `mpirun` end by themselves, or are killed."""
         self._leaving = True
         self._ranks.close()
         self._job.quiet = self._started or self._end is not _WITHOUT_JOB
@@ -203,7 +211,7 @@ class Supervisor:
         self._loop.after(2 * _JOB_GRACE_S, lambda: self._job.signal(signal.SIGKILL))
 
     def _sweep(self) -> list[int]:
-        """Ends what is still below this process; returns what cannot be ended."""
+        """End the remaining descendants of this process; returns those that cannot be ended."""
         me = os.getpid()
         begin = time.monotonic()
         while left := processes.descendants(me):
@@ -216,7 +224,7 @@ class Supervisor:
             list(processes.reap())
         return []
 
-    # --- what is said about it
+    # --- messages
 
     def _tell_who_is_late(self) -> None:
         if not self._started and self._end is None:
@@ -226,8 +234,8 @@ class Supervisor:
             rsh = self._options.rsh[0]
             advice = f"; does {rsh} to every host work without a password?" if self._options.hosts else ""
             late = f"{ranks_text(missing)} did not start within {_LATE_S:.0f} s"
-            awaited = [program for program in self._programs if not self._have_reported(program)]
-            self._say(f"{late}; still waiting for {awaited[0].name}{advice}")
+            late_programs = [program for program in self._programs if not self._have_reported(program)]
+            self._say(f"{late}; still waiting for {late_programs[0].name}{advice}")
 
     def _report(self, left: Sequence[int]) -> int:
         if left:
@@ -246,10 +254,7 @@ class Supervisor:
             self._say(self._ranks.problem or f"{self._programs[0].name} ended before its ranks did")
             return 1
         self._say(f"root cause: {root}")
-        for rank in self._ranks:
-            if rank.ending is root:
-                self._output.plain(2, b"".join(line + b"\n" for line in self._output.tail(rank.number)))
-        if root is self._left_first and self._started and root.exit_code < 128:
+        if root.ending is self._left_first and self._started and root.exit_code < 128:
             self._say("mpirun ended the ranks by itself, as it does when one calls MPI_Abort")
         for line in others(endings, root):
             self._say(line)
@@ -259,7 +264,7 @@ class Supervisor:
         self._output.plain(2, f"samestep: {text}\n".encode())
 
     def _on_output_lost(self, error: OSError) -> None:
-        if isinstance(error, BrokenPipeError):  # whoever read our output has read enough
+        if isinstance(error, BrokenPipeError):  # the reader of our output has closed it
             self._begin_end(_End("", _AFTER_SIGNAL[signal.SIGTERM].signals, 128 + signal.SIGPIPE))
         else:
             self._say(f"cannot write to standard output: {error.strerror}")
@@ -273,7 +278,7 @@ class Supervisor:
                 self._begin_end(_AFTER_SIGNAL[signal.Signals(signum)])
         for pid, status in processes.reap():
             ended = self._job.on_ended(pid, status)
-            # An agent that has reported is missed when its connection breaks.
+            # The loss of an agent that has reported is noticed by its connection.
             if ended and not self._leaving and self._end is None and not self._have_reported(ended[0]):
                 self._left_first = ended[1]
 
@@ -282,6 +287,6 @@ class Supervisor:
 
     def _choose_what_to_watch(self) -> None:
         self._output.watch()
-        self._ranks.pause(self._output.n_waiting > _MOST_WAITING and self._end is None)
+        self._ranks.pause(self._output.n_waiting > _MAX_WAITING and self._end is None)
         if self._started:
             self._ranks.input.watch()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from samestep import uncaught
 from samestep.launch import processes
+from samestep.world import crash_report
 
 __all__ = ["run"]
 
@@ -26,13 +24,8 @@ def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], report: Conne
     except KeyboardInterrupt:  # the parent has got it, too
         pass
     except Exception as error:
-        uncaught.remember(error)
-        record = {
-            "time": time.time(),
-            "class": f"{type(error).__module__}.{type(error).__qualname__}",
-            "text": traceback.format_exc(),
-            "pid": os.getpid(),
-        }
+        crash_report.remember(error)
+        record = {**crash_report.record_of(error), "traceback": traceback.format_exc()}
         report.send_bytes(json.dumps(record).encode())
         sys.exit(1)
     finally:

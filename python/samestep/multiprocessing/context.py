@@ -12,7 +12,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from samestep.launch.ending import Ending, describe, root_cause
+from samestep.launch.causes import root_cause
+from samestep.launch.exit_status import ProcessExit, describe
 from samestep.multiprocessing.failures import (
     ProcessException,
     ProcessExitedException,
@@ -33,7 +34,7 @@ class ProcessContext:
         self._pids = [process.pid or 0 for process in self._processes]
         self._reports = {i: report for i, (_, report) in enumerate(started)}
         self._errors: dict[int, dict[str, Any]] = {}
-        self._endings: dict[int, Ending] = {}
+        self._endings: dict[int, ProcessExit] = {}
         self._signalled_at: float | None = None
         self._signals: tuple[int, ...] = ()
         self._noticed_at = math.inf
@@ -75,7 +76,7 @@ class ProcessContext:
         return True
 
     def _wait(self, seconds: float) -> None:
-        """Waits until a process has ended or told of an exception, and notes what happened."""
+        """Wait until a process has ended or reported an exception, and record the result."""
         running = {process.sentinel: i for i, process in enumerate(self._processes) if i not in self._endings}
         watched: list[Any] = [*running, *self._reports.values()]
         ready = wait(watched, None if math.isinf(seconds) else max(0.0, seconds))
@@ -97,12 +98,26 @@ class ProcessContext:
         self._endings[i] = self._ending(i, process.exitcode)
         process.close()
 
-    def _ending(self, i: int, status: int | None) -> Ending:
+    def _ending(self, i: int, status: int | None) -> ProcessExit:
         signalled_at, signals = self._signalled_at, self._signals
         error = self._errors.get(i)
-        return Ending(f"process {i}", self._pids[i], status, time.time(), signalled_at, signals, error)
+        return ProcessExit(
+            f"process {i}",
+            self._pids[i],
+            status,
+            time.time(),
+            signalled_at,
+            signals,
+            error,
+            rank=self._first_rank() + i,
+        )
 
-    def _failed(self) -> dict[int, Ending]:
+    def _first_rank(self) -> int:
+        """The rank of process 0, if a process has reported its own: this may be one host of several."""
+        known = (error["rank"] - i for i, error in self._errors.items() if error["rank"] is not None)
+        return next(known, 0)
+
+    def _failed(self) -> dict[int, ProcessExit]:
         """Processes that have failed by themselves; one that has raised may not have ended yet."""
         raised = {i: self._ending(i, 1) for i in self._errors if i not in self._endings}
         return {i: ending for i, ending in {**self._endings, **raised}.items() if ending.failed}
@@ -114,7 +129,8 @@ class ProcessContext:
             return False
         self._noticed_at = min(self._noticed_at, time.monotonic())
         causes = [ending for ending in failed.values() if not ending.is_consequence]
-        return bool(causes) or time.monotonic() >= self._noticed_at + _CAUSE_S
+        all_ended = len(self._endings) == len(self._processes)
+        return bool(causes) or all_ended or time.monotonic() >= self._noticed_at + _CAUSE_S
 
     def _end(self, grace: float) -> None:
         """Ends all processes that still run; returns when none is left."""
@@ -134,15 +150,26 @@ class ProcessContext:
                 process.kill() if signum == signal.SIGKILL else process.terminate()
 
     def _first_failure(self) -> ProcessException:
-        failed = self._failed()
-        root = root_cause(list(failed.values()))
+        cause = root_cause(list(self._endings.values()))
+        assert cause is not None
+        root = cause.ending or cause.noticed
+        index = next(i for i, ending in self._endings.items() if ending is root)
         assert root is not None
-        index = next(i for i, ending in failed.items() if ending is root)
-        if root.error is not None:
-            text = f"\n\n-- Process {index} terminated with the following error:\n{root.error['text']}"
-            return ProcessRaisedException(text, index, root.pid)
+        if root is cause.noticed:
+            return ProcessRaisedException(f"{cause}{_traceback(root)}", index, root.pid)
+        if cause.noticed is None and root.error is not None:
+            return ProcessRaisedException(_traceback(root), index, root.pid)
         status = int(root.status or 0)
         how = describe(status)
         name = how.removeprefix("signal ") if status < 0 else None
         text = f"process {index} terminated with {how}"
+        if cause.noticed is not None:
+            text = f"{cause}{_traceback(cause.noticed)}"
         return ProcessExitedException(text, index, root.pid, status, name)
+
+
+def _traceback(ending: ProcessExit) -> str:
+    error = ending.error or {}
+    return (
+        f"\n\n-- {ending.who.capitalize()} terminated with the following error:\n{error.get('traceback', '')}"
+    )

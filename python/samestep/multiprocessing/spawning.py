@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
+import multiprocessing.spawn
 import os
+import pickletools
 from collections.abc import Callable
 from multiprocessing import popen_spawn_posix
 from multiprocessing.context import set_spawning_popen
@@ -32,7 +35,7 @@ def spawn(  # noqa: PLR0917 - positions that scripts rely on
     They get no variables of a launcher: `fn` passes `rank=i` to `init_process_group`.
 
     Args:
-      fn: a function at the top level of a module.
+      fn: a function at the top level of a module. A script may define it itself, a notebook may not.
       args: what it gets after the index.
       nprocs: how many processes, at least 1.
       join: wait for all of them.
@@ -43,8 +46,8 @@ def spawn(  # noqa: PLR0917 - positions that scripts rely on
       None once all have ended well; with `join=False` a `ProcessContext` at once.
 
     Raises:
-      InvalidArgumentError: a wrong number or start method, or `fn` and `args` that cannot be pickled; nothing has
-        been started.
+      InvalidArgumentError: a wrong number or start method, `fn` and `args` that cannot be pickled or are defined in a
+        notebook, or a call outside of `if __name__ == "__main__":`; nothing has been started.
       ProcessRaisedException, ProcessExitedException: as `ProcessContext.join`.
 
     Example:
@@ -89,7 +92,7 @@ def _start(fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, *, daemon
     return ProcessContext(started)
 
 
-class _Rehearsal:
+class _TrialRun:
     """Stands for a process that is being started, so that locks and queues can be pickled."""
 
     DupFd = popen_spawn_posix._DupFd
@@ -99,19 +102,51 @@ class _Rehearsal:
 
 
 def _check_pickles(fn: Any, args: Any) -> None:
+    """Refuse objects that cannot be sent to a new process, while the caller can still be advised."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise InvalidArgumentError(
+            "spawn: called while a process that it has started imports this script. Put the call under "
+            "`if __name__ == '__main__':`, so that it is made once"
+        )
     if not callable(fn):
         raise TypeError(f"spawn: fn must be a function, got {type(fn).__name__}")
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"spawn: args must be a tuple, got {type(args).__name__}")
-    rehearsal: Any = _Rehearsal()
+    cures = {
+        "fn": "Define it with `def` at the top level of a module",
+        "args": "Pass numbers, arrays and other plain data, and open files and the like in fn",
+    }
+    for name, value in (("fn", fn), ("args", tuple(args))):
+        try:
+            pickled = _try(value)
+        except Exception as error:
+            raise InvalidArgumentError(
+                f"spawn: {name} cannot be pickled, which is how it gets to the new processes ({error}). {cures[name]}"
+            ) from error
+        if (of_main := _name_in_main(pickled)) and not _main_can_be_imported():
+            raise InvalidArgumentError(
+                f"spawn: {of_main} is defined in a notebook or an interactive session, which new processes cannot "
+                f"import. Write it to a file and import it from there: in a notebook begin the cell with "
+                f"`%%writefile train.py`, then `import train` and pass train.{of_main}"
+            )
+
+
+def _try(value: Any) -> bytes:
+    rehearsal: Any = _TrialRun()
     set_spawning_popen(rehearsal)
     try:
-        for name, value in (("fn", fn), ("args", tuple(args))):
-            try:
-                ForkingPickler.dumps(value)
-            except Exception as error:
-                raise InvalidArgumentError(
-                    f"spawn: {name} cannot be pickled, which is how it gets to the new processes: {error}"
-                ) from error
+        return bytes(ForkingPickler.dumps(value))
     finally:
         set_spawning_popen(None)
+
+
+def _name_in_main(pickled: bytes) -> str:
+    """The first function or class of `__main__` that is part of a pickle, or ""."""
+    texts = [argument for _, argument, _ in pickletools.genops(pickled) if isinstance(argument, str)]
+    return next((name for module, name in itertools.pairwise(texts) if module == "__main__"), "")
+
+
+def _main_can_be_imported() -> bool:
+    """Whether a new process finds what is defined in `__main__`, as `multiprocessing` looks for it."""
+    found = multiprocessing.spawn.get_preparation_data("")
+    return "init_main_from_name" in found or os.path.isfile(found.get("init_main_from_path", ""))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from samestep.gradients import allreduce_gradients
+from samestep.step.gradients import allreduce_gradients
+from samestep.step.state_hash import Verifier
 
 if TYPE_CHECKING:
-    from samestep.backend import Backend
+    from samestep.group.group import Group
 
 
-def distribute(backend: Backend, opt: Any, op: Any) -> Any:
+def distribute(backend: Group, opt: Any, op: Any) -> Any:
     """Return `opt` with an `update` that first reduces its first argument over all ranks.
 
     A named tuple, as optax has, comes back as the same type, so that `isinstance` tests, `optax.chain` and
@@ -19,9 +20,12 @@ def distribute(backend: Backend, opt: Any, op: Any) -> Any:
     if not (isinstance(opt, tuple) and hasattr(opt, "_replace")):
         return DistributedTransformation(backend, opt, op)
     inner = opt.update  # type: ignore[attr-defined]
+    verifier = Verifier.wanted(backend, "DistributedOptimizer")
 
-    def update(grads: Any, *args: Any, **kwargs: Any) -> Any:
-        return inner(allreduce_gradients(backend, grads, op), *args, **kwargs)
+    def update(grads: Any, *args: Any, weight: float | None = None, **kwargs: Any) -> Any:
+        if verifier is not None:
+            verifier.before_step({"args": args, "kwargs": kwargs})
+        return inner(allreduce_gradients(backend, grads, op, weight=weight), *args, **kwargs)
 
     return opt._replace(update=update)
 
@@ -29,12 +33,17 @@ def distribute(backend: Backend, opt: Any, op: Any) -> Any:
 class DistributedTransformation:
     """An optimizer object whose `update` averages first; all else, also assignment, is the inner's."""
 
-    def __init__(self, backend: Backend, inner: Any, op: Any) -> None:
-        self.__dict__.update(_backend=backend, inner=inner, _op=op)
+    def __init__(self, backend: Group, inner: Any, op: Any) -> None:
+        verifier = Verifier.wanted(backend, f"DistributedOptimizer({type(inner).__name__})")
+        self.__dict__.update(_backend=backend, inner=inner, _op=op, _verifier=verifier)
 
-    def update(self, grads: Any, *args: Any, **kwargs: Any) -> Any:
-        """The inner `update` with `grads` reduced over all ranks. Collective."""
-        return self.inner.update(allreduce_gradients(self._backend, grads, self._op), *args, **kwargs)
+    def update(self, grads: Any, *args: Any, weight: float | None = None, **kwargs: Any) -> Any:
+        """The inner `update` with `grads` reduced over all ranks, each of which counts as `weight`. Collective."""
+        if self._verifier is not None:
+            self._verifier.before_step({"args": args, "kwargs": kwargs})
+        return self.inner.update(
+            allreduce_gradients(self._backend, grads, self._op, weight=weight), *args, **kwargs
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name == "inner":  # not yet there while being unpickled or copied

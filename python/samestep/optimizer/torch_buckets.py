@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from samestep import arrays
+from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
+from samestep.trees.fusion import leaves_text
 
 if TYPE_CHECKING:
-    from samestep.backend import Backend
+    from samestep.group.group import Group
 
 
 class Slot:
@@ -53,7 +54,7 @@ class Slot:
             parameter.grad = place
         self.place = place
 
-    def settle(self, used: bool) -> None:
+    def write_back(self, used: bool) -> None:
         """Take the reduced gradient, unless no rank had one."""
         assert self.place is not None
         parameter = self._parameter()
@@ -81,15 +82,18 @@ class Bucket:
 
     @property
     def started(self) -> bool:
-        """Whether the reduction is under way."""
+        """Whether the reduction is in progress."""
         return self._work is not None
 
-    def start(self, backend: Backend, op: Any) -> None:
+    def start(self, backend: Group, op: Any) -> None:
         """Start the reduction of what the slots hold now."""
         for slot in self.slots:
             if slot.place is None:
                 slot.gather()
-        self._work = backend.iallreduce(self._memory(), op)
+        names = [slot.name for slot in self.slots]
+        what = f"gradients of {leaves_text(names)}" if names else "flags"
+        with _core.UserCall(f"DistributedOptimizer: {what}"):
+            self._work = backend.iallreduce(self._memory(), op)
 
     def finish(self) -> None:
         """Wait for the reduction."""
@@ -104,7 +108,7 @@ class Bucket:
         return place.as_strided((place.numel(),), (1,))  # dense, in whatever order the axes lie
 
 
-def flat_memory(backend: Backend, slots: list[Slot], n_extra: int) -> torch.Tensor:
+def flat_memory(backend: Group, slots: list[Slot], n_extra: int) -> torch.Tensor:
     """A buffer for the gradients of `slots`, which are of one dtype, and `n_extra` more elements."""
     dtype = slots[0].layout.dtype if slots else torch.float32
     count = sum(slot.layout.numel() for slot in slots) + n_extra

@@ -16,21 +16,24 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from samestep import agreement
-from samestep.errors import InvalidArgumentError, MismatchError
-from samestep.fusion import plan_messages, timer
-from samestep.gradients import op_name
+from samestep import _core
+from samestep.errors import InvalidArgumentError, MismatchError, StepError
 from samestep.optimizer.torch_buckets import Bucket, Slot, flat_memory
+from samestep.optimizer.torch_state import named_parameters, require_plain, state_of
 from samestep.reduce_ops import Premul, ReduceOp, resolve
+from samestep.step.state_hash import Verifier
+from samestep.trees import signature
+from samestep.trees.allreduce import op_name
+from samestep.trees.fusion import plan_messages, timer
 
 if TYPE_CHECKING:
-    from samestep.backend import Backend
+    from samestep.group.group import Group
 
 # Who averages a parameter: the newest optimizer made distributed, e.g. when a notebook cell has run again.
 _owners: dict[int, tuple[weakref.ref[torch.Tensor], Any, weakref.ref[Averager]]] = {}
 
 
-def distribute(backend: Backend, optimizer: torch.optim.Optimizer, op: Any) -> torch.optim.Optimizer:
+def distribute(backend: Group, optimizer: torch.optim.Optimizer, op: Any) -> torch.optim.Optimizer:
     """Average the gradients of `optimizer`'s parameters at the end of every backward pass. Returns `optimizer`.
 
     From now on that belongs to the parameters, until another optimizer is made distributed over them.
@@ -41,19 +44,26 @@ def distribute(backend: Backend, optimizer: torch.optim.Optimizer, op: Any) -> t
     A gradient kept from one step is overwritten by the next backward: clone it. Adding up gradients over
     several backward passes needs `no_sync` if `op` is not AVG.
     """
-    if not isinstance(op, Premul) and resolve(op) not in (resolve(ReduceOp.AVG), resolve(ReduceOp.SUM)):
+    if not isinstance(op, Premul) and resolve(op, "DistributedOptimizer") not in (
+        resolve(ReduceOp.AVG),
+        resolve(ReduceOp.SUM),
+    ):
         raise InvalidArgumentError(
             f"DistributedOptimizer: gradients can be combined by AVG, SUM or premul, not {op}"
         )
+    require_plain(optimizer, "DistributedOptimizer", but="_samestep_averager")
     averager = Averager(backend, optimizer, op)
     add_param_group = type(optimizer).add_param_group
     myself = weakref.ref(optimizer)
 
     def add_and_take_in(param_group: dict[str, Any]) -> None:
         add_param_group(cast(torch.optim.Optimizer, myself()), param_group)
-        averager.take_in()
+        averager.refresh_parameters()
 
     optimizer.add_param_group = add_and_take_in
+    verifier = Verifier.wanted(backend, f"DistributedOptimizer({type(optimizer).__name__})")
+    if verifier is not None:
+        optimizer.register_step_pre_hook(lambda opt, *_: verifier.before_step(state_of(opt)))
     optimizer._samestep_averager = averager
     return optimizer
 
@@ -88,7 +98,7 @@ class _Pass:
 class Averager:
     """The hooks and buckets of one optimizer."""
 
-    def __init__(self, backend: Backend, optimizer: torch.optim.Optimizer, op: Any) -> None:
+    def __init__(self, backend: Group, optimizer: torch.optim.Optimizer, op: Any) -> None:
         self.paused = False
         self._backend = backend
         self._optimizer = weakref.ref(optimizer)
@@ -99,23 +109,21 @@ class Averager:
         self._bucket_of: dict[Slot, Bucket] = {}
         self._n_started = 0
         self._pass: weakref.ref[_Pass] | None = None
-        self.take_in()
+        self.refresh_parameters()
 
-    def take_in(self) -> None:
+    def refresh_parameters(self) -> None:
         """Hook and plan for all parameters that the optimizer has now. Collective."""
         optimizer = self._optimizer()
         if optimizer is None:
             return
-        named = {
-            f"param_groups[{g}]['params'][{i}]": parameter
-            for g, group in enumerate(optimizer.param_groups)
-            for i, parameter in enumerate(group["params"])
-        }
+        named = named_parameters(optimizer)
         _compare(
-            self._backend, f"DistributedOptimizer({type(optimizer).__name__}, op={op_name(self._op)})", named
+            self._backend,
+            f"DistributedOptimizer({type(optimizer).__name__}, op={op_name(self._op, 'DistributedOptimizer')})",
+            named,
         )
         for parameter in named.values():
-            _own(parameter, self)
+            _claim(parameter, self)
         self._frozen = [weakref.ref(p) for p in named.values() if not p.requires_grad]
         old = self._slots
         self._slots = {
@@ -179,11 +187,11 @@ class Averager:
     def _begin(self) -> _Pass:
         for bucket in self._buckets:
             if bucket.started:  # left over from a pass that raised; all ranks had started it
-                with contextlib.suppress(MismatchError):
+                with contextlib.suppress(MismatchError, StepError):
                     bucket.finish()
         frozen = [parameter() for parameter in self._frozen]
         if any(parameter is not None and parameter.requires_grad for parameter in frozen):
-            self.take_in()
+            self.refresh_parameters()
         if not self._buckets:
             self._plan()
         for bucket in self._buckets:
@@ -202,7 +210,7 @@ class Averager:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """The pass is over: reduce what is not yet under way, wait, and give every parameter its gradient."""
+        """The pass is over: reduce what is not yet in progress, wait, and give every parameter its gradient."""
         self._pass = None
         flags = self._buckets[-1].tail
         assert flags is not None
@@ -213,21 +221,22 @@ class Averager:
         for bucket in self._buckets:
             bucket.finish()
         for slot, flag in zip(slots, flags.tolist(), strict=True):
-            slot.settle(flag != 0)
+            slot.write_back(flag != 0)
 
 
-def _compare(backend: Backend, act: str, named: dict[str, torch.Tensor]) -> None:
-    whats = [
+def _compare(backend: Group, act: str, named: dict[str, torch.Tensor]) -> None:
+    kinds = [
         f"{str(p.dtype)[6:]} {tuple(p.shape)} strides {p.stride()}{'' if p.requires_grad else ' frozen'}"
         for p in named.values()
     ]
-    mine = agreement.Description(act, list(named), whats, list(range(len(named))))
-    everyone = agreement.everyones(backend, mine, timer(None))
+    mine = signature.Description(act, list(named), kinds, list(range(len(named))))
+    with _core.UserCall(act):
+        everyone = signature.gather_if_different(backend, mine, timer(None))
     if everyone is not None:
-        agreement.check_same(backend.name, everyone)
+        signature.check_same(backend.name, everyone)
 
 
-def _own(parameter: torch.Tensor, averager: Averager) -> None:
+def _claim(parameter: torch.Tensor, averager: Averager) -> None:
     """Let `averager` know of each gradient of `parameter`, and nobody else any more."""
     key = id(parameter)
     if key in _owners and _owners[key][0]() is parameter:

@@ -1,22 +1,23 @@
-"""How ranks find each other: stores, and meetings at them.
+"""How ranks find each other: stores, and the rendezvous of ranks at them.
 
-`meet(url, rank, world_size, timeout)` brings all ranks of a job together; nothing here imports the compiled core.
+`open_rendezvous(url, rank, world_size, timeout)` waits for all ranks of a job.
+Nothing here imports the compiled core.
 """
 
 from samestep.rendezvous.file_store import FileStore
 from samestep.rendezvous.handlers import register_rendezvous_handler
-from samestep.rendezvous.meeting import Meeting, join, meet
+from samestep.rendezvous.rendezvous import Rendezvous, join, open_rendezvous
 from samestep.rendezvous.store import HashStore, PrefixStore, Store
 from samestep.rendezvous.tcp_store import TCPStore
 
 __all__ = [
     "FileStore",
     "HashStore",
-    "Meeting",
     "PrefixStore",
+    "Rendezvous",
     "Store",
     "TCPStore",
     "join",
-    "meet",
+    "open_rendezvous",
     "register_rendezvous_handler",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -11,9 +12,9 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
-from samestep.errors import InvalidArgumentError, NotInitializedError
+from samestep.errors import InvalidArgumentError, NotInitializedError, UnavailableError
 from samestep.rendezvous import file_locks
 from samestep.rendezvous.store import DEFAULT_TIMEOUT, Store
 from samestep.rendezvous.table import WRITES, Path, Table
@@ -22,6 +23,8 @@ __all__ = ["FileStore"]
 
 _MAGIC = "samestep store 1 "
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02  # between looks at the file
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+_OF_OTHERS = 0o077
 _LONGEST_TURN_S = 2.0  # that somebody who leaves waits for another one's
 
 
@@ -30,16 +33,18 @@ class FileStore(Store):
 
     The file is a log: a first line with a number that occurs once, then one line for each change. Everybody holds a
     lock on it while the store is open, so a file without locks is known to be left over. The last to close the store
-    removes the file.
+    removes the file. It belongs to one user and nobody else may read or write it, so that what is read there was
+    written by processes of this user; symbolic links are not followed.
 
     Args:
-      file_name: absolute path of nothing yet, or of an empty file.
+      file_name: absolute path of nothing yet, or of an empty file of this user.
       world_size: accepted and ignored.
       timeout: of `get` and `wait`, and of access to the file; a timedelta or seconds.
 
     Raises:
-      InvalidArgumentError: no such path can hold a store, or a file that was left by another job, or that is no
-        store at all, is there; that file keeps its bytes.
+      InvalidArgumentError: no such path can hold a store; or a file that was left by another job, that is no store at
+        all, that belongs to another user, or that other users may read or write, is there; it keeps its bytes.
+      UnavailableError: the file cannot be written, as on a full disk; of every operation that writes.
 
     Example:
       >>> import tempfile
@@ -56,6 +61,7 @@ class FileStore(Store):
         self, file_name: str, world_size: int = -1, timeout: timedelta | float = DEFAULT_TIMEOUT
     ) -> None:
         super().__init__(timeout)
+        self.private = True
         self.where = f"file {file_name}"
         self._file_name = file_name
         self._mutex = threading.Lock()  # the file's lock does not hold between threads of one store
@@ -79,10 +85,22 @@ class FileStore(Store):
             self._read()
             result = self._table.apply(operation, *arguments)
             if operation in WRITES:
-                line = json.dumps([operation, *arguments]).encode() + b"\n"
-                _write(self._fd, line, self._end)
-                self._end += len(line)
+                self._append(json.dumps([operation, *arguments]).encode() + b"\n")
             return result
+
+    def _append(self, line: bytes) -> None:
+        try:
+            _write(self._fd, line, self._end)
+        except OSError as error:
+            self._forget(error)
+        self._end += len(line)
+
+    def _forget(self, error: OSError) -> NoReturn:
+        """What the file could not take has not happened: the table is read anew, and a part of a line is removed."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, self._end)
+        self._table, self._end = Table(), 0
+        raise _cannot_write(self._file_name, error) from error
 
     def _await(self, paths: Sequence[Path], seconds: float) -> list[Path]:
         deadline = time.monotonic() + seconds
@@ -93,6 +111,9 @@ class FileStore(Store):
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             if os.fstat(self._fd).st_size != self._end:
                 missing = list(self._apply("missing", paths))
+            else:  # another thread of this process may have read the rest of the file
+                with self._mutex:
+                    missing = list(self._table.apply("missing", paths))
         return missing
 
     def _open(self) -> int:
@@ -101,21 +122,35 @@ class FileStore(Store):
             try:
                 with file_locks.exclusive(fd, file_locks.TURN, self._timeout, self.where):
                     if _is_at(fd, self._file_name):  # else it was removed meanwhile
-                        self._join(fd)
-                        return fd
+                        if self._join(fd):
+                            return fd
+                        os.unlink(self._file_name)
             except BaseException:
                 os.close(fd)
                 raise
             os.close(fd)
 
-    def _join(self, fd: int) -> None:
+    def _join(self, fd: int) -> bool:
+        """Takes part in the store of an open file; False if it is empty and others may have opened it, too."""
         begin = os.pread(fd, len(_MAGIC), 0)
         if begin and (begin != _MAGIC.encode() or file_locks.is_free(fd, file_locks.ALIVE)):
             whose = "was left by another job" if begin == _MAGIC.encode() else "is not a store of samestep"
             raise InvalidArgumentError(f"{self._file_name} {whose}: remove it, or give another path")
+        is_shared = bool(os.fstat(fd).st_mode & _OF_OTHERS)
+        if is_shared and begin:
+            raise InvalidArgumentError(
+                f"{self._file_name} may be read or written by other users: remove it, or give another path"
+            )
+        if is_shared:
+            return False
         if not begin:
-            _write(fd, f"{_MAGIC}{os.urandom(8).hex()}\n".encode(), 0)
+            try:
+                _write(fd, f"{_MAGIC}{os.urandom(8).hex()}\n".encode(), 0)
+            except OSError as error:
+                os.ftruncate(fd, 0)
+                raise _cannot_write(self._file_name, error) from error
         file_locks.share(fd, file_locks.ALIVE)
+        return True
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -131,7 +166,7 @@ class FileStore(Store):
             if not line.startswith(_MAGIC.encode()):
                 self._table.apply(*json.loads(line))
         self._end += whole
-        if whole < len(data):  # whoever wrote this was killed in the middle of it
+        if whole < len(data):  # the writer was killed before it had written all
             os.ftruncate(self._fd, self._end)
 
 
@@ -141,12 +176,49 @@ def _open_regular(file_name: str) -> int:
         raise InvalidArgumentError(f"path {path!r} of a store must be the absolute path of a file")
     if not os.path.isdir(os.path.dirname(path)):
         raise InvalidArgumentError(f"path {path!r} of a store: there is no directory {os.path.dirname(path)}")
-    try:
-        if os.path.lexists(path) and not stat.S_ISREG(os.stat(path).st_mode):
-            raise InvalidArgumentError(f"path {path!r} of a store is not a regular file")
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
-    except OSError as error:
-        raise InvalidArgumentError(f"path {path!r} cannot hold a store: {error.strerror}") from error
+    while True:
+        try:
+            fd = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            try:
+                fd = os.open(path, _FLAGS)
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            except OSError as error:
+                raise _cannot_hold(path, error) from error
+        except OSError as error:
+            raise _cannot_hold(path, error) from error
+        try:
+            _check_owner(fd, path)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+
+def _cannot_hold(path: str, error: OSError) -> InvalidArgumentError:
+    why = error.strerror
+    if error.errno == errno.ELOOP:
+        why = "it is a symbolic link, which is not followed"
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        with contextlib.suppress(OSError):
+            if (owner := os.lstat(path).st_uid) != os.geteuid():
+                why = f"it belongs to another user (uid {owner})"
+    elif error.errno in (errno.EISDIR, errno.ENXIO):
+        why = "it is not a regular file"
+    return InvalidArgumentError(f"path {path!r} cannot hold a store: {why}; give another path")
+
+
+def _check_owner(fd: int, path: str) -> None:
+    facts = os.fstat(fd)  # of what is open, not of what has the name by now
+    if not stat.S_ISREG(facts.st_mode):
+        raise InvalidArgumentError(
+            f"path {path!r} cannot hold a store: it is not a regular file; give another path"
+        )
+    if facts.st_uid != os.geteuid():
+        raise InvalidArgumentError(
+            f"path {path!r} cannot hold a store: it belongs to another user (uid {facts.st_uid}); give another path"
+        )
 
 
 def _is_at(fd: int, file_name: str) -> bool:
@@ -161,6 +233,13 @@ def _write(fd: int, data: bytes, at: int) -> None:
     while data:
         written = os.pwrite(fd, data, at)
         data, at = data[written:], at + written
+
+
+def _cannot_write(file_name: str, error: OSError) -> UnavailableError:
+    """The disk is full, a quota is used up, or the device fails."""
+    return UnavailableError(
+        f"the store in {file_name} cannot be written: {error.strerror}; free some space there, or give a path elsewhere"
+    )
 
 
 def _leave(fd: int, file_name: str, pid: int) -> None:

@@ -1,4 +1,4 @@
-"""Ways to meet that an application adds."""
+"""Rendezvous URLs that an application adds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _numbers = itertools.count()
 
 
 def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
-    """Lets ranks meet by URLs of another scheme.
+    """Register a function that opens the store for URLs of another scheme.
 
     Args:
       scheme: what stands before `://`.
@@ -31,11 +31,11 @@ def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
       InvalidArgumentError: the scheme is taken.
 
     Example:
-      >>> from samestep.rendezvous import HashStore, meet
+      >>> from samestep.rendezvous import HashStore, open_rendezvous
       >>> def alone(url):
       ...     yield HashStore(), 0, 1
       >>> register_rendezvous_handler("alone", alone)
-      >>> meet("alone://").size
+      >>> open_rendezvous("alone://").size
       1
     """
     if not isinstance(scheme, str) or not scheme:

@@ -10,11 +10,12 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
+from samestep import _settings
 from samestep.errors import InvalidArgumentError, UnavailableError
 
 __all__ = ["addresses", "check_names", "of_address", "own_address"]
 
-_VARIABLES = ("SAMESTEP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+_VARIABLES = (_settings.SOCKET_IFNAME, "GLOO_SOCKET_IFNAME")
 _SIOCGIFADDR = 0x8915
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # of documentation: nothing is sent there, only the route is asked
 
@@ -102,7 +103,7 @@ def of_address(address: str) -> str:
 
 
 def _source_toward(host: str) -> str:
-    """This host's address on the way to another; empty without a way."""
+    """This host's address on the route to another host; empty without a route."""
     with contextlib.suppress(OSError):
         for family, kind, number, _, where in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind, number) as probe:

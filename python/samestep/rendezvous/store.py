@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from samestep.errors import InvalidArgumentError, TimeoutError
+from samestep._util.deadline import seconds
+from samestep.errors import TimeoutError
 from samestep.rendezvous.table import WRITES, Path, Table
 
 __all__ = ["DEFAULT_TIMEOUT", "HashStore", "PrefixStore", "Store", "seconds_of"]
@@ -22,14 +23,11 @@ def seconds_of(timeout: timedelta | float) -> float:
 
     Raises:
       TypeError: neither a timedelta nor a number.
-      InvalidArgumentError: not above 0.
+      InvalidArgumentError: not above 0, or longer than any wait.
     """
     if isinstance(timeout, bool) or not isinstance(timeout, (timedelta, int, float)):
         raise TypeError(f"timeout must be a datetime.timedelta or seconds, got {type(timeout).__name__}")
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    if not seconds > 0:
-        raise InvalidArgumentError(f"timeout must be above 0, got {timeout}")
-    return seconds
+    return seconds(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
 
 
 class Store(abc.ABC):
@@ -50,6 +48,8 @@ class Store(abc.ABC):
     _prefix: tuple[str, ...] = ()
     where = "this process"
     """Where it is kept, for messages."""
+    private = False
+    """Whether only processes of this job, or of this user, can reach it: a secret that is kept there is one."""
 
     def __init__(self, timeout: timedelta | float = DEFAULT_TIMEOUT) -> None:
         self._timeout = seconds_of(timeout)
@@ -158,6 +158,8 @@ def _text(value: str | bytes) -> str:
 class HashStore(Store):
     """A store for the threads of one process."""
 
+    private = True
+
     def __init__(self, timeout: timedelta | float = DEFAULT_TIMEOUT) -> None:
         super().__init__(timeout)
         self._table = Table()
@@ -193,6 +195,7 @@ class PrefixStore(Store):
         self._store = store
         self._prefix = (*store._prefix, prefix)
         self.where = store.where
+        self.private = store.private
 
     @property
     def timeout(self) -> timedelta:

@@ -1,7 +1,8 @@
 """The contents of a store, and every atomic operation on them. Pure: no clock, no lock, no socket.
 
 Operations, paths and results are JSON values, so a store can send them to another process or write them down. Bytes
-travel as text of the same length (latin-1).
+travel as text of the same length (latin-1). Clients may be strangers, so arguments are checked before use, and
+a table can be bounded.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from samestep._util.json_layout import Many, fits
 from samestep.errors import InvalidArgumentError
 
-__all__ = ["RESERVED", "WRITES", "Path", "Table"]
+__all__ = ["RESERVED", "RESULTS", "WRITES", "Path", "Table"]
 
 Path = Sequence[str]  # the prefixes, outermost first, and the key
 
@@ -20,11 +22,36 @@ RESERVED = "\0samestep"
 """First prefix of what samestep itself keeps in a user's store; not counted as the user's."""
 
 WRITES = frozenset(("set", "add", "compare_set", "delete"))
-_NUMBER = re.compile(r"-?[0-9]+")
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
+_ENTRY_NBYTES = 200  # that Python needs for an entry, beside its text
+
+_PATH = Many(str)
+_ARGUMENTS: dict[str, list[Any]] = {
+    "set": [_PATH, str],
+    "add": [_PATH, int],
+    "compare_set": [_PATH, str, str],
+    "delete": [_PATH],
+    "values": [Many(_PATH)],
+    "missing": [Many(_PATH)],
+    "count": [_PATH],
+}
+RESULTS: dict[str, Any] = {
+    "set": None,
+    "add": int,
+    "compare_set": str,
+    "delete": bool,
+    "values": Many((str, None)),
+    "missing": Many(_PATH),
+    "count": int,
+}
+"""Layout of what each operation returns."""
 
 
 class Table:
-    """Values by path; `apply` is the only way in.
+    """Values by path; `apply` is the only entry.
+
+    Args:
+      most_nbytes: of all paths and values, and of one answer; None: as many as there is memory for.
 
     Example:
       >>> table = Table()
@@ -32,23 +59,39 @@ class Table:
       (2, ['2', None])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_nbytes: int | None = None) -> None:
         self._values: dict[tuple[str, ...], str] = {}
+        self._most = most_nbytes
+        self._nbytes = 0
 
     def apply(self, operation: str, *arguments: Any) -> Any:
-        """Carries out one operation and returns its result.
+        """Apply one operation and return its result.
 
         Raises:
-          InvalidArgumentError: `add` to a value that is no number.
-          ValueError, TypeError: not an operation, or not its arguments.
+          InvalidArgumentError: `add` to a value that is no number, or beyond 64 bits; the table is full.
+          ValueError: not an operation, or not its arguments.
         """
-        act = _OPERATIONS.get(operation)
-        if act is None:
-            raise ValueError(f"a store has no operation {operation!r}")
-        return act(self, *arguments)
+        layout = _ARGUMENTS.get(operation) if isinstance(operation, str) else None
+        if layout is None or not fits(arguments, layout):
+            raise ValueError(f"a store has no operation {str(operation)[:40]!r} with such arguments")
+        return _OPERATIONS[operation](self, *arguments)
 
     def _set(self, path: Path, value: str) -> None:
-        self._values[tuple(path)] = value
+        if not path:
+            raise ValueError("a key is missing")
+        value.encode("latin-1")  # or others could not read it
+        key = tuple(path)
+        if self._most is not None:
+            before = self._cost(key, self._values[key]) if key in self._values else 0
+            grown = self._nbytes - before + self._cost(key, value)
+            if grown > self._most:
+                raise InvalidArgumentError(_FULL)
+            self._nbytes = grown
+        self._values[key] = value
+
+    @staticmethod
+    def _cost(key: tuple[str, ...], value: str) -> int:
+        return _ENTRY_NBYTES * (1 + len(key)) + sum(map(len, key)) + len(value)
 
     def _add(self, path: Path, amount: int) -> int:
         before = self._values.get(tuple(path), "0")
@@ -56,20 +99,31 @@ class Table:
             raise InvalidArgumentError(
                 f"add: the value of key {path[-1]!r} is {before[:40]!r}, which is no number"
             )
-        self._values[tuple(path)] = str(int(before) + int(amount))
-        return int(before) + int(amount)
+        total = int(before) + amount
+        if not fits(total, int):
+            raise InvalidArgumentError(f"add: the value of key {path[-1]!r} would not fit into 64 bits")
+        self._set(path, str(total))
+        return total
 
     def _compare_set(self, path: Path, expected: str, desired: str) -> str:
         now = self._values.get(tuple(path))
         if now == expected or (now is None and not expected):
-            now = self._values[tuple(path)] = desired
+            self._set(path, desired)
+            now = desired
         return expected if now is None else now
 
     def _delete(self, path: Path) -> bool:
-        return self._values.pop(tuple(path), None) is not None
+        key = tuple(path)
+        value = self._values.pop(key, None)
+        if value is not None and self._most is not None:
+            self._nbytes -= self._cost(key, value)
+        return value is not None
 
     def _read(self, paths: Sequence[Path]) -> list[str | None]:
-        return [self._values.get(tuple(path)) for path in paths]
+        found = [self._values.get(tuple(path)) for path in paths]
+        if self._most is not None and sum(len(value) for value in found if value) > self._most:
+            raise InvalidArgumentError(_FULL)
+        return found
 
     def _missing(self, paths: Sequence[Path]) -> list[Path]:
         return [path for path in paths if tuple(path) not in self._values]
@@ -78,10 +132,11 @@ class Table:
         """Paths under `prefix`; from the root those of the user alone."""
         above = tuple(prefix)
         return sum(
-            path[: len(above)] == above and (bool(above) or path[0] != RESERVED) for path in self._values
+            path[: len(above)] == above and (bool(above) or path[:1] != (RESERVED,)) for path in self._values
         )
 
 
+_FULL = "the store is full: open to everybody, it keeps little; give all ranks one SAMESTEP_SECRET"
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "set": Table._set,
     "add": Table._add,

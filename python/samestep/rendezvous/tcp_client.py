@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import threading
 import time
 from typing import Any
 
+from samestep._util import frames, handshake
+from samestep._util.json_layout import loads
 from samestep.errors import (
     InvalidArgumentError,
     NotInitializedError,
@@ -17,19 +18,23 @@ from samestep.errors import (
     TimeoutError,
     UnavailableError,
 )
-from samestep.launch import frames
-from samestep.rendezvous import handshake
+from samestep.rendezvous import same_user
+from samestep.rendezvous.table import RESULTS
 from samestep.rendezvous.tcp_address import address_text
-from samestep.rendezvous.tcp_server import LARGEST_FRAME, REFUSAL, REQUEST
+from samestep.rendezvous.tcp_server import CLOSED, LARGEST_FRAME, OPEN, REFUSAL, REQUEST, RESULT
 
 __all__ = ["Client"]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # between attempts to connect
+_RESULTS = {**RESULTS, "await": RESULTS["missing"]}
 _GRACE_S = 5.0  # for an answer, on top of the time that was asked for
 
 
 class Client:
     """Asks the server at an address. Threads do not wait for each other: each request has a connection of its own.
+
+    Attributes:
+      private: the server lets in processes of this job, or of this user, only, and has proved to be one itself.
 
     Args:
       host, port: where the server is.
@@ -43,6 +48,7 @@ class Client:
 
     def __init__(self, host: str, port: int, secret: bytes, timeout: float) -> None:
         self._host, self._port, self._secret = host, port, secret
+        self.private = bool(secret)
         self._where = address_text(host, port)
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -69,10 +75,18 @@ class Client:
             raise PeerLostError(
                 f"rank 0, which keeps the store at {self._where}, has ended: {error}"
             ) from error
-        answer = json.loads(payload)
-        if kind == REFUSAL:
-            raise InvalidArgumentError(answer)
-        return answer[0]
+        try:
+            if kind == REFUSAL:
+                raise InvalidArgumentError(loads(payload, str))
+            if kind != RESULT:
+                raise ValueError("neither a result nor a refusal")
+            return loads(payload, [_RESULTS[words[0]]], most=LARGEST_FRAME)[0]
+        except ValueError as error:
+            if isinstance(error, InvalidArgumentError):
+                raise
+            raise UnavailableError(
+                f"what answers at {self._where} is no store of samestep: {error}"
+            ) from error
 
     def _ask(self, link: socket.socket, request: bytes, patience: float) -> tuple[bytes, bytes]:
         try:
@@ -85,6 +99,11 @@ class Client:
                 if not data:
                     raise ConnectionResetError("it has closed the connection")
                 arrived = list(decoder.feed(data))
+        except ValueError as error:
+            link.close()
+            raise UnavailableError(
+                f"what answers at {self._where} is no store of samestep: {error}"
+            ) from error
         except BaseException:
             link.close()
             raise
@@ -137,6 +156,49 @@ class Client:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _connect(self, timeout: float) -> socket.socket:
+        if self._secret or not same_user.is_loopback(self._host):
+            return self._connect_tcp(timeout)
+        try:
+            return self._connect_local(timeout)
+        except ConnectionRefusedError:
+            pass
+        refusal = self._why_refused(timeout)
+        with contextlib.suppress(ConnectionRefusedError):
+            return self._connect_local(timeout)  # a store opens it before it answers at its port
+        raise UnavailableError(refusal)
+
+    def _why_refused(self, timeout: float) -> str:
+        """As a text: an error in a variable keeps its frames, and what its callers hold, such as the world."""
+        try:  # tells whether nobody is there, another program, or a store with a secret
+            self._connect_tcp(timeout).close()
+        except UnavailableError as error:
+            return str(error)
+        return (
+            f"the store at {self._where} has no secret and is kept by no process of this user on this host; give all "
+            "ranks of the job one SAMESTEP_SECRET"
+        )
+
+    def _connect_local(self, timeout: float) -> socket.socket:
+        link = same_user.connect(self._port, timeout)
+        try:
+            said = b""
+            while len(said) < len(OPEN):
+                data = link.recv(len(OPEN) - len(said))
+                if not data:
+                    raise ConnectionResetError("the connection was closed at once")
+                said += data
+        except BaseException:
+            link.close()
+            raise
+        if said not in (OPEN, CLOSED):
+            link.close()
+            raise UnavailableError(
+                f"another program answers beside {self._where}; choose another port (MASTER_PORT, or in the URL)"
+            )
+        self.private = said == CLOSED
+        return link
+
+    def _connect_tcp(self, timeout: float) -> socket.socket:
         link = socket.create_connection((self._host, self._port), timeout=timeout)
         try:
             if link.getsockname() == link.getpeername():  # where nobody listens this can happen by chance
@@ -150,22 +212,23 @@ class Client:
         return link
 
     def _greet(self, link: socket.socket) -> None:
-        hello, nonce = handshake.hello()
-        link.sendall(hello)
-        answer = b""
-        while len(answer) < handshake.ANSWER_NBYTES:
-            data = link.recv(handshake.ANSWER_NBYTES - len(answer))
-            if not data:
-                raise ConnectionResetError("the connection was closed at once")
-            answer += data
-            if answer[: len(handshake.MAGIC)] != handshake.MAGIC[: len(answer)]:
-                raise UnavailableError(
-                    f"another program answers at {self._where}; choose another port (MASTER_PORT, or in the URL)"
-                )
-        proof = handshake.check_answer(answer, nonce, self._secret)
-        if proof is None:
+        ours = handshake.Client(handshake.STORE, self._secret)
+        link.sendall(ours.hello)
+        proof = None
+        try:
+            while proof is None:
+                data = link.recv(ours.n_missing)
+                if not data:
+                    raise ConnectionResetError("the connection was closed at once")
+                proof = ours.feed(data)
+        except ValueError:
+            raise UnavailableError(
+                f"another program answers at {self._where}; choose another port (MASTER_PORT, or in the URL)"
+            ) from None
+        except PermissionError:
             raise UnavailableError(
                 f"the store at {self._where} is another job's: SAMESTEP_SECRET differs; choose another port "
-                "(MASTER_PORT, or in the URL), or give all ranks of the job the same secret"
-            )
+                "(MASTER_PORT, or in the URL), or give all ranks of the job the same secret (`samestep run --nnodes` "
+                "takes it from ~/.config/samestep/secret of each node where it is not given)"
+            ) from None
         link.sendall(proof)

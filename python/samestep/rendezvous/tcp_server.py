@@ -3,61 +3,83 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from samestep._util import frames, handshake
+from samestep._util.json_layout import Many, fits, loads
+from samestep._util.strangers import Strangers
 from samestep.errors import InvalidArgumentError
-from samestep.launch import frames
-from samestep.rendezvous import handshake
+from samestep.rendezvous import same_user
 from samestep.rendezvous.table import WRITES, Table
+from samestep.rendezvous.tcp_address import address_text
 
-__all__ = ["LARGEST_FRAME", "REQUEST", "Server"]
+__all__ = ["CLOSED", "LARGEST_FRAME", "OPEN", "REFUSAL", "REQUEST", "RESULT", "Server"]
 
 REQUEST = b"Q"  # JSON: an operation of Table and its arguments, or "await", paths, seconds
 RESULT, REFUSAL = b"R", b"E"
 LARGEST_FRAME = 1 << 28
-_STRANGER_S = 10.0  # for a connection to prove that it is one of ours
-_MOST_STRANGERS = 512
+OPEN, CLOSED = handshake.STORE + b"o", handshake.STORE + b"c"
+"""What a process of this user hears first at the Unix socket: whether others are let in at the port."""
+
+_LARGEST_OF_UNPROVED = 1 << 20  # bytes of a frame
+_MAX_UNPROVED_NBYTES = (
+    64 << 20
+)  # bytes of what clients without a secret store, and of what they have in progress
+_MAX_UNPROVED = 8192  # clients without a secret
+_PATH_NBYTES = 256  # that a path which is waited for costs
+_LONGEST_WAIT_S = 1e7
 _TICK_S = 1.0
+_REQUEST = Many((str, float, Many((str, Many(str)))))
+_AWAIT = [Many(Many(str)), float]
 
 
 class _Connection:
     """One connection: a stranger until it has proved itself, then a client with at most one request at a time."""
 
-    def __init__(self, link: socket.socket, deadline: float, secret: bytes) -> None:
-        self.link = link
-        self.is_client = False
-        self.deadline: float | None = deadline  # of the handshake, then of what it waits for
-        self.greeting = handshake.Greeting(secret)
-        self.decoder = frames.Decoder(most=LARGEST_FRAME)
+    def __init__(self, link: socket.socket, address: str, secret: bytes | None, *, is_proof: bool) -> None:
+        self.link, self.address = link, address
+        self.greeting = None if secret is None else handshake.Greeting(handshake.STORE, secret)
+        self.is_client = secret is None
+        self.is_proved = is_proof  # once it is a client
+        self.deadline: float | None = None  # of what it waits for
+        self.decoder = frames.Decoder(most=LARGEST_FRAME if is_proof else _LARGEST_OF_UNPROVED)
         self.unsent = bytearray()
         self.missing: set[tuple[str, ...]] = set()
+        self.n_held = 0  # bytes, as last counted
 
 
 class Server:
-    """Serves a table until `close`. Whoever does not know the secret is disconnected, whatever it sends.
+    """Serves a table until `close`. Who is let in at the port has to know the secret.
 
     Args:
       listener: a listening socket, owned from now on.
-      secret: of the job.
+      secret: of the job; empty where there is none. Then any client is accepted, but cannot store much, unless the
+        listener is of the loopback interface: then nobody is, but for processes of this user at `local`.
+      local: a listening socket of `same_user`, owned from now on; None where there is a secret.
     """
 
-    def __init__(self, listener: socket.socket, secret: bytes) -> None:
-        self._listener = listener
-        self._secret = secret
-        self._table = Table()
-        self._connections: set[_Connection] = set()
+    def __init__(self, listener: socket.socket, secret: bytes, local: socket.socket | None = None) -> None:
+        self.private = bool(secret) or same_user.is_loopback(str(listener.getsockname()[0]))
+        self._secret = secret if secret or not self.private else os.urandom(32)  # which nobody knows
+        self._table = Table(None if self.private else _MAX_UNPROVED_NBYTES)
+        self._connections: dict[socket.socket, _Connection] = {}
         self._waiting: dict[tuple[str, ...], set[_Connection]] = {}
+        self._n_held = 0
         self._ends_at: float | None = None
+        self._strangers = Strangers(f"the store's port {listener.getsockname()[1]}", _warn)
         self._wake, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, lambda _: self._accept())
+        self._listeners = [listener, *([local] if local is not None else [])]
+        for one, accept in zip(self._listeners, (self._accept, self._accept_local), strict=False):
+            one.setblocking(False)
+            self._selector.register(one, selectors.EVENT_READ, partial(self._on_listener, one, accept))
         self._selector.register(self._woken, selectors.EVENT_READ, lambda _: self._woken.recv(64))
         self._thread = threading.Thread(target=self._serve, name="samestep-store", daemon=True)
         self._thread.start()
@@ -73,60 +95,84 @@ class Server:
         try:
             while self._ends_at is None or (self._has_clients() and time.monotonic() < self._ends_at):
                 for key, events in self._selector.select(self._patience()):
-                    act: Callable[[int], object] = key.data
-                    act(events)
+                    if self._selector.get_map().get(key.fd) is key:  # else closed by an act before this one
+                        act: Callable[[int], object] = key.data
+                        act(events)
                 self._look_at_the_clock()
         finally:
-            for connection in list(self._connections):
+            for connection in list(self._connections.values()):
                 self._drop(connection)
             self._selector.close()
-            for link in (self._listener, self._wake, self._woken):
+            for link in (*self._listeners, self._wake, self._woken):
                 link.close()
 
     def _has_clients(self) -> bool:
-        return any(connection.is_client for connection in self._connections)
+        return any(connection.is_client for connection in self._connections.values())
 
     def _patience(self) -> float:
         now = time.monotonic()
-        times = [c.deadline for c in self._connections if c.deadline is not None]
+        times = [c.deadline - now for c in self._connections.values() if c.deadline is not None]
         if self._ends_at is not None:
-            times.append(self._ends_at)
-        return max(0.0, min([_TICK_S, *(t - now for t in times)]))
+            times.append(self._ends_at - now)
+        if (left := self._strangers.seconds_left()) is not None:
+            times.append(left)
+        return max(0.0, min([_TICK_S, *times]))
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
-        for connection in [c for c in self._connections if c.deadline is not None and c.deadline <= now]:
-            if connection.is_client:
-                self._stop_waiting(connection)
-            else:
-                self._drop(connection)
+        for connection in [
+            c for c in self._connections.values() if c.deadline is not None and c.deadline <= now
+        ]:
+            self._stop_waiting(connection)
+        for link in self._strangers.late():
+            self._refuse(self._connections[link], "it has not proved itself in time")
 
     # --- connections
 
-    def _accept(self) -> None:
-        strangers = [c for c in self._connections if not c.is_client]
-        if len(strangers) >= _MOST_STRANGERS:
-            self._drop(min(strangers, key=lambda c: c.deadline or 0.0))
+    def _on_listener(
+        self, listener: socket.socket, accept: Callable[[socket.socket, Any], None], _: int
+    ) -> None:
         try:
-            link, _ = self._listener.accept()
+            link, address = listener.accept()
         except BlockingIOError:
             return
         except OSError:  # no descriptor is free: not to be asked again at once, for ever
             time.sleep(0.01)
             return
         link.setblocking(False)
+        accept(link, address)
+
+    def _accept(self, link: socket.socket, address: Any) -> None:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection = _Connection(link, time.monotonic() + _STRANGER_S, self._secret)
-        self._connections.add(connection)
-        self._selector.register(link, selectors.EVENT_READ, lambda events: self._on_ready(connection, events))
+        self._add(_Connection(link, address_text(*address[:2]), self._secret, is_proof=self.private))
+        if (oldest := self._strangers.add(link)) is not None:
+            self._drop(self._connections[oldest])
+
+    def _accept_local(self, link: socket.socket, _: Any) -> None:
+        if (user := same_user.user_of(link)) != os.geteuid():
+            self._strangers.report(f"uid {user} of this host", "it is another user's process")
+            link.close()
+            return
+        connection = _Connection(link, "this user's processes", None, is_proof=True)
+        self._add(connection)
+        self._send(connection, CLOSED if self.private else OPEN)
+
+    def _add(self, connection: _Connection) -> None:
+        self._connections[connection.link] = connection
+        self._selector.register(connection.link, selectors.EVENT_READ, partial(self._on_ready, connection))
 
     def _drop(self, connection: _Connection) -> None:
-        if connection in self._connections:
+        if self._connections.pop(connection.link, None) is not None:
             self._forget_wait(connection)
-            self._connections.remove(connection)
+            self._n_held -= connection.n_held
+            self._strangers.remove(connection.link)
             self._selector.unregister(connection.link)
             connection.link.close()
+
+    def _refuse(self, connection: _Connection, why: str) -> None:
+        self._strangers.report(connection.address, why)
+        self._drop(connection)
 
     def _on_ready(self, connection: _Connection, events: int) -> None:
         try:
@@ -135,12 +181,30 @@ class Server:
             if events & selectors.EVENT_READ:
                 data = connection.link.recv(1 << 16)
                 if not data:
-                    raise ConnectionResetError
+                    self._drop(connection)
+                    return
                 self._on_data(connection, data)
+            self._count(connection)
         except BlockingIOError:
             return
-        except (OSError, ValueError, TypeError, LookupError, RecursionError):  # gone, or not one of ours
+        except OSError:
             self._drop(connection)
+        except Exception as error:  # whatever it has sent ends its own connection, and nothing else
+            self._refuse(connection, str(error)[:200])
+
+    def _count(self, connection: _Connection) -> None:
+        """Keep the pending bytes of clients without a secret below a limit, by closing the largest connection."""
+        if connection.is_proved or connection.link not in self._connections:
+            return
+        n_held = (
+            connection.decoder.n_waiting + len(connection.unsent) + _PATH_NBYTES * len(connection.missing)
+        )
+        self._n_held += n_held - connection.n_held
+        connection.n_held = n_held
+        if self._n_held > _MAX_UNPROVED_NBYTES:
+            self._refuse(
+                max(self._connections.values(), key=lambda c: c.n_held), "clients hold too much memory"
+            )
 
     def _send(self, connection: _Connection, data: bytes) -> None:
         connection.unsent += data
@@ -157,28 +221,28 @@ class Server:
 
     def _on_data(self, connection: _Connection, data: bytes) -> None:
         if not connection.is_client:
+            assert connection.greeting is not None
             self._send(connection, connection.greeting.feed(data))
             if not connection.greeting.done:
                 return
-            connection.is_client, connection.deadline = True, None
+            if not connection.is_proved and len(self._connections) > _MAX_UNPROVED:
+                raise ValueError("there are too many clients without a secret")
+            connection.is_client = True
+            self._strangers.remove(connection.link)
             data = connection.greeting.rest
         for kind, payload in connection.decoder.feed(data):
-            operation, *arguments = json.loads(payload)
-            if kind != REQUEST or connection.missing:
-                raise ValueError("not a request")
-            self._answer(connection, operation, arguments)
+            if connection.link not in self._connections:
+                return
+            if kind != REQUEST or connection.missing or connection.unsent:
+                raise ValueError("not a request, or one before the last was answered")
+            self._answer(connection, loads(payload, _REQUEST, most=LARGEST_FRAME))
 
     # --- requests
 
-    def _answer(self, connection: _Connection, operation: str, arguments: list[Any]) -> None:
+    def _answer(self, connection: _Connection, request: list[Any]) -> None:
+        operation, *arguments = request or [""]
         if operation == "await":
-            paths, seconds = arguments
-            connection.missing = {tuple(path) for path in self._table.apply("missing", paths)}
-            for path in connection.missing:
-                self._waiting.setdefault(path, set()).add(connection)
-            connection.deadline = time.monotonic() + float(seconds)
-            if not connection.missing:
-                self._stop_waiting(connection)
+            self._await(connection, arguments)
             return
         try:
             result = self._table.apply(operation, *arguments)
@@ -188,6 +252,17 @@ class Server:
         self._send(connection, frames.encode(RESULT, [result]))
         if operation in WRITES and not self._table.apply("missing", arguments[:1]):
             self._tell(tuple(arguments[0]))
+
+    def _await(self, connection: _Connection, arguments: list[Any]) -> None:
+        if not fits(arguments, _AWAIT):
+            raise ValueError("await: not its arguments")
+        paths, seconds = arguments
+        connection.missing = {tuple(path) for path in self._table.apply("missing", paths)}
+        for path in connection.missing:
+            self._waiting.setdefault(path, set()).add(connection)
+        connection.deadline = time.monotonic() + min(float(seconds), _LONGEST_WAIT_S)
+        if not connection.missing:
+            self._stop_waiting(connection)
 
     def _tell(self, path: tuple[str, ...]) -> None:
         for connection in self._waiting.pop(path, ()):
@@ -208,3 +283,9 @@ class Server:
             if not waiters:
                 self._waiting.pop(path, None)
         connection.missing.clear()
+
+
+def _warn(text: str) -> None:
+    import logging  # costs as much to import as half the package
+
+    logging.getLogger("samestep").warning("%s", text)

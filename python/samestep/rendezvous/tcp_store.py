@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from samestep._util import handshake
 from samestep.errors import InvalidArgumentError, TimeoutError
-from samestep.rendezvous import handshake, tcp_address
+from samestep.rendezvous import same_user, tcp_address
 from samestep.rendezvous.store import DEFAULT_TIMEOUT, Store, seconds_of
 from samestep.rendezvous.table import RESERVED, Path
 from samestep.rendezvous.tcp_client import Client
@@ -24,7 +25,9 @@ _WORKERS, _ALL_HERE = [RESERVED, "workers"], [RESERVED, "workers are here"]
 class TCPStore(Store):
     """A store that one process keeps and others reach over TCP.
 
-    Where `SAMESTEP_SECRET` is set, only processes with the same value are let in.
+    Where `SAMESTEP_SECRET` is set, only processes with the same value are let in. Where it is not, a store at an
+    address of the loopback interface ("localhost") lets in processes of this user only, and any other store
+    everybody.
 
     Args:
       host_name: address or name of the host that keeps it. The master listens on all interfaces if this is a
@@ -34,6 +37,7 @@ class TCPStore(Store):
       is_master: keep the store, in this process.
       timeout: to reach the master, and of `get` and `wait`; a timedelta or seconds.
       wait_for_workers: with `world_size`, return only when that many have opened it.
+      secret: that others have to know; None: `SAMESTEP_SECRET`.
 
     Raises:
       InvalidArgumentError: a wrong host, port, count or time.
@@ -58,17 +62,24 @@ class TCPStore(Store):
         is_master: bool = False,
         timeout: timedelta | float = DEFAULT_TIMEOUT,
         wait_for_workers: bool = True,
+        *,
+        secret: bytes | None = None,
     ) -> None:
         super().__init__(timeout)
         if world_size is not None and world_size < 1:
             raise InvalidArgumentError(f"TCPStore: world_size must be at least 1, got {world_size}")
         tcp_address.check_address(host_name, port)
-        secret, reached_at, server = handshake.job_secret(), host_name or "localhost", None
+        reached_at, server = host_name or "localhost", None
+        secret = handshake.job_secret() if secret is None else secret
         if is_master:
             listener = tcp_address.listen(host_name, port)
             bound, port = listener.getsockname()[:2]
             reached_at = "127.0.0.1" if bound in ("0.0.0.0", "::") else bound
-            server = Server(listener, secret)
+            try:
+                server = Server(listener, secret, None if secret else same_user.listen(port))
+            except BaseException:
+                listener.close()
+                raise
         elif port == 0:
             raise InvalidArgumentError(
                 "TCPStore: port 0 is for the master, which chooses one; give the one it chose"
@@ -81,6 +92,7 @@ class TCPStore(Store):
             if server is not None:
                 server.close(0.0)
             raise
+        self.private = server.private if server is not None else self._client.private
         self._leave = weakref.finalize(self, _leave, self._client, server, os.getpid())
         if world_size is not None and wait_for_workers:
             self._wait_for_workers(world_size)

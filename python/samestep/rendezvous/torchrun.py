@@ -28,7 +28,7 @@ def agent_store(host: str, port: int, timeout: float) -> Store | None:
     try:
         import torch.distributed as dist
 
-        from samestep.torch.store import TorchStore
+        from samestep.rendezvous.torch_store import TorchStore
     except ImportError as error:
         raise UnavailableError(f"{where} is reached with torch, which is not here: {error}") from error
     try:
@@ -38,6 +38,8 @@ def agent_store(host: str, port: int, timeout: float) -> Store | None:
     except dist.DistError as error:
         raise UnavailableError(f"{where} does not answer: {error}") from error
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    meeting = TorchStore(dist.PrefixStore(f"samestep/{attempt}/{next(_numbers)}", store), timeout)
-    meeting.where = f"{where}, which keeps who has joined over restarts, unless it is started with {_FRESH}"
-    return meeting
+    rendezvous = TorchStore(dist.PrefixStore(f"samestep/{attempt}/{next(_numbers)}", store), timeout)
+    rendezvous.where = (
+        f"{where}, which keeps who has joined over restarts, unless it is started with {_FRESH}"
+    )
+    return rendezvous

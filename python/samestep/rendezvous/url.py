@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
-from samestep import facts
+from samestep._util import launchers
 from samestep.errors import InvalidArgumentError
 from samestep.rendezvous.tcp_address import check_address
 
@@ -63,7 +63,7 @@ def parse(
     """
     parts = _split(url)
     in_query = parse_qs(parts.query, keep_blank_values=True)
-    started_by = facts.launcher(env)
+    started_by = launchers.launcher(env)
     names = {"rank": ("RANK", started_by.rank), "world_size": ("WORLD_SIZE", started_by.size)}
     found: dict[str, int] = {}
     for name, given in (("rank", rank), ("world_size", world_size)):
@@ -110,7 +110,7 @@ def _split(url: str) -> SplitResult:
         )
     if parts.scheme not in SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        raise InvalidArgumentError(f"{url!r} is no way to meet; there are {known}")
+        raise InvalidArgumentError(f"{url!r} is not a known init_method; there are {known}")
     return parts
 
 
@@ -136,7 +136,7 @@ def _place(
             raise InvalidArgumentError(f"{url!r} must have an absolute path and no host: file:///path")
         return "", 0, parts.path
     if parts.scheme == "env":
-        slurm_host, slurm_port = facts.slurm_meeting(env) or ("", 0)
+        slurm_host, slurm_port = launchers.slurm_meeting(env) or ("", 0)
         host = env.get("MASTER_ADDR", slurm_host)
         if not host and rank != 0:
             raise InvalidArgumentError(

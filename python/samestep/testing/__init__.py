@@ -13,9 +13,10 @@ def test_sum(group):                              # the world of these ranks, an
     assert group.allreduce(x)[0] == group.size * (group.size + 1) / 2
 ```
 
-`pytest` starts the ranks: fresh interpreters, once for each number of ranks, by the mpirun that belongs to
-the MPI library mpi4py loads; one rank needs no mpirun. All files share them, as they share the process of a
-plain pytest; tests without the mark run first. `mpirun -n 2 pytest` runs the same files on the ranks it
+`pytest` starts the ranks: fresh interpreters, once for each number of ranks, without MPI. Only backends that
+are made of MPI (`samestep_backends`, `backends=`) have ranks of their own, started by the mpirun that belongs to
+the MPI library mpi4py loads. All files share them, as they share the process of a plain pytest; tests without
+the mark run first. `mpirun -n 2 pytest` runs the same files on the ranks it
 has: tests for other numbers of ranks are deselected and counted, rank 0 prints, the exit codes agree.
 
 **The mark**: `@pytest.mark.ranks(*sizes, dies=(), fresh=False, timeout=None, backends=None)`
@@ -28,8 +29,9 @@ has: tests for other numbers of ranks are deselected and counted, rank 0 prints,
 
 **Fixtures**
 
-- `group`: the world as an `ss.Backend`, on each backend in turn: `self` (one rank only), `mpi`, `direct` (MPI without
-  shared memory), `native`, `nccl`. It is kept from
+- `group`: the world as an `ss.Backend`, on each backend in turn: `self` (one rank only), `native` (shared memory),
+  `tcp`, `mpi`, `direct` (MPI without shared memory), `nccl`. One rank is the same on all: it runs on `self` alone
+  where the ini option names that. It is kept from
   test to test; a test that breaks a group on purpose breaks a `group.split(0)`.
 - `ranks`: the number of ranks, for tests that initialise by themselves.
 
@@ -49,7 +51,7 @@ To skip is a decision of all ranks: a test that some ranks skip has failed.
 [tool.pytest.ini_options]
 samestep_ranks_expected = ["2:40", "3:40"]        # tests that must have run on 2 and on 3 ranks
 samestep_ranks_timeout = "60"
-samestep_backends = ["self", "mpi"]
+samestep_backends = ["self", "native"]
 ```
 
 a run of everything fails if fewer tests ran than were promised, be it that they were skipped or never
@@ -57,3 +59,15 @@ collected. A run that was narrowed (`-k`, `-m`, a path) keeps no promises.
 
 Not supported in the ranks: `--pdb`, `-s`, measuring coverage, and pytest-xdist.
 """
+
+from typing import Any
+
+__all__ = ["same_bits"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "same_bits":  # pytest loads this package in every run, and has no use for it
+        from samestep.testing.compare_bits import same_bits
+
+        return same_bits
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

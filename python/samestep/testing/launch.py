@@ -1,4 +1,4 @@
-"""Fresh interpreters for the tests of some files, and how they are told, watched and ended."""
+"""Fresh interpreters for the tests of some files, and how they are started, watched and ended."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from samestep.testing import wire
+from samestep.launch import mpirun
+from samestep.testing import protocol
+from samestep.testing.processes import Processes
+from samestep.testing.scheduling import Start
 
 START_S = 120.0  # every rank must have collected its files by then; importing frameworks is slow on few cores
 QUIT_S = 30.0  # a normal end
 TERM_S = 3.0  # between SIGTERM and SIGKILL
 DUMP_S = 2.0  # for a rank to write where it is
 POLL_S = 0.05
-# MPICH's launcher signals the other ranks and ends when one dies; a shell between them hides the death.
-SURVIVE = 'trap "" USR1; "$@"; true'
 
 
 class LaunchError(Exception):
@@ -32,26 +32,27 @@ class LaunchError(Exception):
 
 
 class Launch:
-    """`size` interpreters, ready to run the tests of the files at `paths` one after the other.
+    """Fresh interpreters, ready to run the tests of the files at `paths` one after the other.
 
     Args:
-      size: number of ranks; one rank needs no launcher.
+      start: how many ranks, and whether by the launcher of an MPI library.
       paths: the test files.
       options: options of pytest in the ranks.
       folder: an empty folder for the socket, the logs and temporary files.
-      tolerant: ask the launcher to let the others live when a rank dies.
+      tolerant: ask the launcher not to end the other ranks when one dies.
 
     Attributes:
-      problems: what a rank says of each file it could not collect, by the part of a node id before "::".
+      problems: the error of each file that a rank could not collect, by the part of a node id before "::".
 
     Raises:
       LaunchError: a rank did not start.
     """
 
     def __init__(
-        self, size: int, paths: Sequence[Path], *, options: dict[str, Any], folder: Path, tolerant: bool
+        self, start: Start, paths: Sequence[Path], *, options: dict[str, Any], folder: Path, tolerant: bool
     ) -> None:
-        self.size = size
+        self.start = start
+        self.size = start.size
         self.paths = list(paths)
         self.problems: dict[str, str] = {}
         self.folder = folder
@@ -59,24 +60,16 @@ class Launch:
         self._pids: dict[int, int] = {}
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(folder / "s"))
-            listener.listen(size)
-            self._process = self._start(tolerant)
+            listener.listen(self.size)
+            try:
+                self._processes = Processes(start, folder, tolerant=tolerant)
+            except mpirun.LaunchError as error:
+                raise LaunchError(f"{self.size} ranks cannot be started: {error}") from None
             try:
                 self._meet(listener, options)
             except BaseException:
                 self.kill()
                 raise
-
-    def _start(self, tolerant: bool) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "samestep.testing.worker", str(self.folder / "s"), str(self.folder)]
-        env = {"OMP_NUM_THREADS": "1", **os.environ}
-        if self.size > 1:
-            argv, extra = _under_mpirun(self.size, argv, tolerant=tolerant)
-            env |= extra
-        with (self.folder / "launcher.log").open("wb") as log:
-            return subprocess.Popen(
-                argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
 
     def _meet(self, listener: socket.socket, options: dict[str, Any]) -> None:
         deadline = time.monotonic() + START_S
@@ -90,7 +83,7 @@ class Launch:
         if set(self.connections) != set(range(self.size)):
             raise LaunchError(f"of {self.size} ranks these came: {sorted(self.connections)}")
         for connection in self.connections.values():
-            connection.send(wire.Setup(options, [str(path) for path in self.paths]))
+            connection.send(protocol.Setup(options, [str(path) for path in self.paths]))
         for rank, connection in self.connections.items():
             for file, problem in self._receive(connection, deadline).problems.items():
                 self.problems.setdefault(file, f"rank {rank} could not collect {file}:\n{problem}")
@@ -109,25 +102,28 @@ class Launch:
 
     def _until(self, deadline: float, ready: Callable[[], Any], act: str) -> None:
         while not ready():
-            gone = self._process.poll()
+            gone = self._processes.first_code()
             if gone is not None or time.monotonic() > deadline:
-                why = f"the launcher ended with {gone}" if gone is not None else f"{START_S:g} s have passed"
+                who = "the launcher" if self.start.mpi else "a rank"
+                why = (
+                    f"{who} ended with exit code {gone}" if gone is not None else f"{START_S:g} s have passed"
+                )
                 raise LaunchError(f"not all of {self.size} ranks have {act}: {why}{self.printed()}")
 
-    def tell(self, order: wire.Run) -> None:
+    def tell(self, order: protocol.Run) -> None:
         """Send `order` to all ranks that are alive."""
         for connection in self.connections.values():
-            with contextlib.suppress(OSError):  # seen as an end of file by whoever listens
+            with contextlib.suppress(OSError):  # the reader sees the end of the file
                 connection.send(order)
 
     def dump(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Where each of `ranks` is now: the Python tracebacks of its threads."""
+        """The Python tracebacks of all threads of each of `ranks`."""
         before = {rank: self._log(rank) for rank in ranks}
         for rank in before:
             self._signal(self._pids[rank], signal.SIGUSR1)
         deadline = time.monotonic() + DUMP_S
         last: dict[int, str] = {}
-        while time.monotonic() < deadline:  # until all have written and nobody writes any more
+        while time.monotonic() < deadline:  # until all have written, and no rank writes any more
             now = {rank: self._log(rank)[len(text) :] for rank, text in before.items()}
             if now == last and all(now.values()):
                 break
@@ -141,10 +137,12 @@ class Launch:
             return "".join(self._tail(f"rank_{r}") for r in range(self.size)) + self._tail("launcher")
         return self._tail(f"rank_{rank}")
 
-    def epitaph(self) -> str:
-        """What the launcher says about a rank that died; unless tolerant, it then ends by itself."""
+    def last_output(self) -> str:
+        """The message of the launcher about a rank that died. Unless tolerant, the launcher then ends by itself."""
+        if not self.start.mpi:
+            return ""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(TERM_S)
+            self._processes.wait(TERM_S)
         return self._tail("launcher")
 
     def _tail(self, name: str, lines: int = 40) -> str:
@@ -156,7 +154,7 @@ class Launch:
         return (self.folder / f"rank_{rank}.log").read_text(errors="replace")
 
     def quit(self) -> str:
-        """End the ranks in the normal way, by finalising; whoever does not end in time is killed.
+        """End the ranks normally, by finalising; a rank that does not end in time is killed.
 
         Returns:
           What went wrong, or an empty string.
@@ -165,30 +163,26 @@ class Launch:
             with contextlib.suppress(OSError):
                 connection.send(None)
         try:
-            code = self._process.wait(QUIT_S)
+            code = self._processes.wait(QUIT_S)
         except subprocess.TimeoutExpired:
             places = "".join(f"\nrank {rank}: {text}" for rank, text in self.dump(self.connections).items())
             self.kill()
             return f"the ranks did not end within {QUIT_S:g} s{places}"
+        self._processes.close()
         self._close()
         return f"the ranks ended with exit code {code}{self.printed()}" if code else ""
 
     def kill(self) -> None:
-        """End the ranks now: SIGTERM to the launcher, then SIGKILL to whatever is left."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(TERM_S)
+        """End the ranks now, by SIGTERM and then by SIGKILL."""
+        self._processes.terminate(TERM_S)
         for rank, connection in self.connections.items():
-            if _open(connection):  # so the process lives, and its id cannot have become another's
+            if _open(connection):  # so the process still exists, and its id has not been reused
                 self._signal(self._pids[rank], signal.SIGKILL)
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+        self._processes.kill()
         self._close()
 
     def forget(self, rank: int) -> None:
-        """Rank has closed its socket: it is dead or about to be."""
+        """The rank has closed its socket: it has ended or is about to."""
         self.connections.pop(rank).close()
         self._pids.pop(rank)
 
@@ -204,7 +198,7 @@ class Launch:
 
 
 def _open(connection: Connection) -> bool:
-    """Whether the other end is still there; what it said meanwhile is dropped."""
+    """Whether the other end is still open; discards what it has sent meanwhile."""
     try:
         while connection.poll(0):
             connection.recv()
@@ -216,18 +210,3 @@ def _open(connection: Connection) -> bool:
 def _shorten(traceback: str) -> str:
     """Leave out of faulthandler's tracebacks what lies below the test function, which is pytest."""
     return re.sub(r"\n  File [^\n]* in pytest_pyfunc_call(\n  File [^\n]*)*", "", traceback)
-
-
-def _under_mpirun(size: int, argv: list[str], *, tolerant: bool) -> tuple[list[str], dict[str, str]]:
-    from samestep.launch import mpirun
-
-    try:
-        hydra = mpirun.find()[1] == "hydra"
-        if hydra and tolerant:
-            argv = ["sh", "-c", SURVIVE, "sh", *argv]
-        command, extra = mpirun.command(size, argv)
-    except mpirun.LaunchError as error:
-        raise LaunchError(f"{size} ranks cannot be started: {error}") from None
-    if tolerant:
-        command.insert(1, "-disable-auto-cleanup" if hydra else "--continuous")
-    return command, extra

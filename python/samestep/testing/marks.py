@@ -1,4 +1,4 @@
-"""`@pytest.mark.ranks(...)`: what it accepts, and the worlds a test therefore runs in."""
+"""`@pytest.mark.ranks(...)`: its arguments, and the jobs (size and backend) that a test runs in."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ MARKER_HELP = (
 )
 
 ONE_RANK_BACKENDS = frozenset({"self"})
+WITHOUT_MPI = frozenset({"self", "native", "tcp", "halving", "hier", "nccl"})
 
 
 class World(NamedTuple):
-    """Where one test item runs: how many ranks, and the backend of its `group` (None: it asks for none)."""
+    """Where one test item runs: how many ranks, and the backend of its `group` (None: it uses none)."""
 
     size: int
     backend: str | None
@@ -42,24 +43,27 @@ class Ranks:
         """Whether the test gets a launch of its own, which no other test uses before or after it."""
         return self.fresh or bool(self.dies)
 
-    def worlds(self, backends: Sequence[str], *, with_group: bool) -> list[World]:
-        """The worlds to run in: every size on every backend that can have it, or every size once.
+    def jobs(self, backends: Sequence[str], *, with_group: bool) -> list[World]:
+        """The jobs to run in: every size on every backend that supports it, or every size once.
+
+        One rank is the same on every backend, so it runs only on `self` where `backends` has that.
 
         Args:
           backends: names to use where the mark names none; `self` has one rank only.
           with_group: whether the test asks for the fixture `group`.
 
         Example:
-          >>> Ranks((1, 2)).worlds(["self", "mpi"], with_group=True)
-          [World(size=1, backend='self'), World(size=1, backend='mpi'), World(size=2, backend='mpi')]
-          >>> Ranks((1, 2)).worlds(["self", "mpi"], with_group=False)
+          >>> Ranks((1, 2)).jobs(["self", "native"], with_group=True)
+          [World(size=1, backend='self'), World(size=2, backend='native')]
+          >>> Ranks((1, 2)).jobs(["self", "native"], with_group=False)
           [World(size=1, backend=None), World(size=2, backend=None)]
         """
         if not with_group:
             return [World(size, None) for size in self.sizes]
-        names = self.backends or backends
-        worlds = [World(size, name) for size in self.sizes for name in names]
-        return [w for w in worlds if w.size == 1 or w.backend not in ONE_RANK_BACKENDS]
+        names = self.backends or tuple(backends)
+        of_one = names if self.backends else tuple(n for n in names if n in ONE_RANK_BACKENDS) or names
+        of_more = tuple(name for name in names if name not in ONE_RANK_BACKENDS)
+        return [World(size, name) for size in self.sizes for name in (of_one if size == 1 else of_more)]
 
 
 def parse(

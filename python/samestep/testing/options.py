@@ -1,4 +1,4 @@
-"""Settings of the plugin, in pytest.ini or pyproject.toml, and the places where its parts meet."""
+"""Settings of the plugin, in pytest.ini or pyproject.toml."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from samestep.testing.summary import Tally
     from samestep.testing.world import WorldHolder
 
 HOLDER: pytest.StashKey[WorldHolder] = pytest.StashKey()
-TALLY: pytest.StashKey[Tally] = pytest.StashKey()
-
 EXPECTED_INI = "samestep_ranks_expected"
+EXPECTED_NAME: pytest.StashKey[str] = pytest.StashKey()
+"""Name of another ini option to read instead, for a suite that can be run at several lengths."""
 TIMEOUT_INI = "samestep_ranks_timeout"
 BACKENDS_INI = "samestep_backends"
 
@@ -26,7 +25,7 @@ def add(parser: pytest.Parser) -> None:
     parser.addini(
         TIMEOUT_INI, "seconds a test with the mark `ranks` may take; the mark can say else", default="60"
     )
-    parser.addini(BACKENDS_INI, "backends that the fixture `group` stands for", "args", ["self", "mpi"])
+    parser.addini(BACKENDS_INI, "backends that the fixture `group` stands for", "args", ["self", "native"])
 
 
 def default_timeout(config: pytest.Config) -> float:
@@ -54,9 +53,10 @@ def expected(config: pytest.Config) -> dict[int, int]:
       pytest.UsageError: an entry is not `size:count`.
     """
     promised = {}
-    for entry in config.getini(EXPECTED_INI):
+    name = config.stash.get(EXPECTED_NAME, EXPECTED_INI)
+    for entry in config.getini(name):
         size, _, count = entry.partition(":")
         if not (size.isdigit() and count.isdigit()):
-            raise pytest.UsageError(f"{EXPECTED_INI}: entries are size:count, as in 2:40, got {entry!r}")
+            raise pytest.UsageError(f"{name}: entries are size:count, as in 2:40, got {entry!r}")
         promised[int(size)] = int(count)
     return promised

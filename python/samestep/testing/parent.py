@@ -1,4 +1,4 @@
-"""Plain `pytest`: the process the user started collects, starts the ranks, and speaks for them."""
+"""Plain `pytest`: the process the user started collects, starts the ranks, and reports for them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from samestep.testing import marks, reports, wire
+from samestep.testing import marks, protocol, reports
 from samestep.testing.launch import Launch, LaunchError
-from samestep.testing.options import TALLY, default_timeout
-from samestep.testing.order import world_of
+from samestep.testing.options import default_timeout
+from samestep.testing.scheduling import Start, start_of, world_of
+from samestep.testing.summary import TALLY
 
 CRASH = "Fatal Python error"  # faulthandler's first words
 GRACE_S = 10.0  # for the other ranks to end by themselves once one has failed
@@ -24,14 +25,14 @@ LEFT_OUT = ("no:terminal", "no:cacheprovider", "no:faulthandler", "no:junitxml")
 
 
 class ParentPlugin:
-    """Runs marked items on ranks, one launch per rank count where it can; leaves the others to pytest."""
+    """Runs marked items on ranks, with as few launches as possible; leaves other items to pytest."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._folder = Path(tempfile.mkdtemp(prefix="samestep-"))
         self._launch: Launch | None = None
-        self._hopeless: dict[tuple[Path, int], str] = {}
-        self._one_by_one: set[int] = set()  # rank counts whose files have to be kept apart
+        self._hopeless: dict[tuple[Path, Start], str] = {}
+        self._one_by_one: set[Start] = set()  # whose files have to be kept apart
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
@@ -48,11 +49,11 @@ class ParentPlugin:
         return True
 
     def pytest_sessionfinish(self) -> None:
-        """End the last launch in the normal way."""
+        """End the last launch normally."""
         self._end()
 
     def pytest_unconfigure(self) -> None:
-        """Leave nothing behind, whatever happened."""
+        """End all ranks, whatever happened."""
         if self._launch is not None:
             self._launch.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -75,12 +76,12 @@ class ParentPlugin:
     def _follow(
         self, item: pytest.Item, next_id: str | None, mark: marks.Ranks, launch: Launch
     ) -> dict[int, list[pytest.TestReport]]:
-        """What each rank reports of `item`; a launch that is no longer usable afterwards is ended."""
+        """The reports of each rank about `item`. Ends the launch if it is no longer usable."""
         if problem := launch.problem(item.nodeid):
             return {0: [reports.failure(item, problem, when="setup")]}
         timeout = mark.timeout or default_timeout(self._config)
-        launch.tell(wire.Run(item.nodeid, next_id, timeout))
-        run = _OneTest(item, launch, mark, timeout, self._config)
+        launch.tell(protocol.Run(item.nodeid, next_id, timeout))
+        run = _TestCase(item, launch, mark, timeout, self._config)
         run.follow()
         if not run.usable:
             launch.kill()
@@ -89,54 +90,54 @@ class ParentPlugin:
         return run.by_rank
 
     def _fits(self, item: pytest.Item, mark: marks.Ranks | None) -> bool:
-        """Whether `item` can run in the interpreters that are there."""
+        """Whether `item` can run in the current launch."""
         if mark is None or mark.alone or self._launch is None:
             return False
-        return item.path in self._launch.paths and self._launch.size == world_of(item).size
+        return item.path in self._launch.paths and self._launch.start == start_of(item)
 
     def _launch_for(self, item: pytest.Item, mark: marks.Ranks) -> Launch:
         if self._launch is not None and self._fits(item, mark):
             return self._launch
         self._end()
-        size = world_of(item).size
-        if (item.path, size) in self._hopeless:
-            raise LaunchError(self._hopeless[item.path, size])
+        start = start_of(item)
+        if (item.path, start) in self._hopeless:
+            raise LaunchError(self._hopeless[item.path, start])
         paths = self._paths_for(item, mark)
         try:
-            self._launch = self._begin(size, paths, tolerant=bool(mark.dies))
+            self._launch = self._begin(start, paths, tolerant=bool(mark.dies))
         except LaunchError as error:
             if len(paths) == 1:
-                self._hopeless[item.path, size] = str(error)
+                self._hopeless[item.path, start] = str(error)
                 raise
-            self._one_by_one.add(size)  # any of these files may be what ends the ranks
+            self._one_by_one.add(start)  # any of these files may be the one that ends the ranks
             return self._launch_for(item, mark)
         return self._launch
 
     def _paths_for(self, item: pytest.Item, mark: marks.Ranks) -> list[Path]:
         """The files that a launch for `item` serves: those of all items from here on that can share it."""
-        size = world_of(item).size
-        if mark.alone or size in self._one_by_one:
+        start = start_of(item)
+        if mark.alone or start in self._one_by_one:
             return [item.path]
         from_here = itertools.dropwhile(lambda other: other is not item, item.session.items)
         marked = [(other, found) for other in from_here if (found := marks.of(other))]
-        shared = [other.path for other, found in marked if not found.alone and world_of(other).size == size]
+        shared = [other.path for other, found in marked if not found.alone and start_of(other) == start]
         return list(dict.fromkeys([item.path, *shared]))
 
-    def _begin(self, size: int, paths: list[Path], *, tolerant: bool) -> Launch:
+    def _begin(self, start: Start, paths: list[Path], *, tolerant: bool) -> Launch:
         tally = self._config.stash[TALLY]
         folder = self._folder / str(tally.n_launches)
         folder.mkdir()
         tally.n_launches += 1
         options = _options_of_ranks(self._config)
-        return Launch(size, paths, options=options, folder=folder, tolerant=tolerant)
+        return Launch(start, paths, options=options, folder=folder, tolerant=tolerant)
 
     def _end(self) -> str:
-        """End the ranks in the normal way; what went wrong, or an empty string."""
+        """End the ranks normally. Returns the error, or an empty string."""
         launch, self._launch = self._launch, None
         return launch.quit() if launch is not None else ""
 
 
-class _OneTest:
+class _TestCase:
     """Follows the ranks through one test until all have ended it, died, or run out of time."""
 
     def __init__(
@@ -156,13 +157,13 @@ class _OneTest:
         self.place = ""
 
     def follow(self) -> None:
-        """Listen until the test has ended on every rank, one way or another."""
+        """Read reports until the test has ended on every rank."""
         while self._pending and (left := self._deadline - time.monotonic()) > 0:
             for end in wait(list(self._pending.values()), left):
                 self._hear(next(rank for rank, c in self._pending.items() if c is end))
         if self._pending:
             self._give_up_on(self._launch.dump(self._pending))
-        self._tell_of_the_dead()
+        self._report_dead_ranks()
         for rank in self._mark.dies:
             if self.by_rank[rank] and not any(r.failed for r in self.by_rank[rank]):
                 self._add(rank, f"rank {rank} was to die, as dies={set(self._mark.dies)} says, but lives")
@@ -174,12 +175,12 @@ class _OneTest:
         except (EOFError, OSError):
             self._has_died(rank)
             return
-        if isinstance(message, wire.Report):
+        if isinstance(message, protocol.Report):
             report = self._config.hook.pytest_report_from_serializable(config=self._config, data=message.data)
             self.by_rank[rank].append(report)
             if report.failed:
                 self._expect_the_end(rank)
-        elif isinstance(message, wire.Done):
+        elif isinstance(message, protocol.Done):
             del self._pending[rank]
             self.place = self.place or message.place
 
@@ -193,13 +194,13 @@ class _OneTest:
         self._dead.append(rank)
         self._expect_the_end(rank)
 
-    def _tell_of_the_dead(self) -> None:
+    def _report_dead_ranks(self) -> None:
         """A launcher ends all ranks when one dies: the one that crashed, or else the first, is the cause."""
         logs = {rank: self._launch.printed(rank) for rank in self._dead}
         crashed = [rank for rank in self._dead if CRASH in logs[rank]]
         cause = next(iter(crashed or self._dead), None)
         for rank in self._dead:
-            launcher = self._launch.epitaph() if rank == cause else ""
+            launcher = self._launch.last_output() if rank == cause else ""
             consequence = rank != cause or self._failed_first not in self._dead
             text = f"rank {rank} died during the test{logs[rank]}{launcher}"
             self._add(rank, text, consequence=consequence)
@@ -218,7 +219,7 @@ class _OneTest:
         self.usable = False
 
     def _expect_the_end(self, rank: int) -> None:
-        """`rank` has failed: the others get little more time."""
+        """`rank` has failed: shorten the time of the others."""
         self.usable = False
         if self._failed_first is None:
             self._failed_first = rank

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from samestep.testing import marks, options, order, summary, wire
+from samestep._util import launchers
+from samestep.testing import marks, options, protocol, scheduling, summary
 
 if TYPE_CHECKING:
     from samestep.backend import Backend
@@ -24,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Only rank 0 of an mpirun writes a report file; decided before the plugin that writes it looks."""
-    world = wire.launcher_world()
+    world = protocol.launcher_world()
     if world is not None and world[0] != 0:
         config.option.xmlpath = None
 
@@ -33,30 +34,41 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Find out what this process is: the parent of ranks, a rank of an mpirun, or a rank of a parent."""
     config.addinivalue_line("markers", marks.MARKER_HELP)
-    config.stash[options.TALLY] = summary.Tally()
+    config.stash[summary.TALLY] = summary.Tally()
     if config.pluginmanager.has_plugin("samestep-rank") or config.getoption("help", False):
         return
     options.expected(config)
-    world = wire.launcher_world()
+    world = protocol.launcher_world()
     if world is None:
+        _refuse_several_parents()
         from samestep.testing.parent import ParentPlugin
 
         config.pluginmanager.register(ParentPlugin(config), "samestep-parent")
     else:
-        from samestep.testing.together import TogetherPlugin
+        from samestep.testing.spmd_plugin import SpmdPlugin
 
-        config.pluginmanager.register(TogetherPlugin(config, world[1]), _TOGETHER)
+        config.pluginmanager.register(SpmdPlugin(config, world[1]), _TOGETHER)
+
+
+def _refuse_several_parents() -> None:
+    started_by = launchers.launcher()
+    if started_by.name == "samestep" and started_by.size > 1:
+        raise pytest.UsageError(
+            f"samestep run has started {started_by.size} pytests, each of which would start ranks for its tests. Run "
+            f"plain `pytest`; or `samestep run --mpi -n {started_by.size} -m pytest`, for one launch of the tests of "
+            "this size"
+        )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one item of a marked test for each world."""
-    order.parametrise(metafunc)
+    scheduling.parametrise(metafunc)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Bring together what can share a launch."""
-    order.sort(items)
+    scheduling.sort(items)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -68,17 +80,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
     """Say what ran on how many ranks."""
-    summary.write(terminalreporter, config.stash[options.TALLY], _shortages(config))
+    summary.write(terminalreporter, config.stash[summary.TALLY], _shortages(config))
 
 
 def _shortages(config: pytest.Config) -> list[str]:
     if config.pluginmanager.has_plugin("samestep-rank"):
         return []
-    world = wire.launcher_world()
-    return summary.shortages(config, config.stash[options.TALLY], world[1] if world else None)
+    world = protocol.launcher_world()
+    return summary.shortages(config, config.stash[summary.TALLY], world[1] if world else None)
 
 
-@pytest.fixture(name=order.WORLD)
+@pytest.fixture(name=scheduling.WORLD)
 def _world(request: pytest.FixtureRequest) -> marks.World:
     if not hasattr(request, "param"):
         name = request.node.name

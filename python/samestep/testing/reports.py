@@ -1,4 +1,4 @@
-"""Many ranks' reports of one test become one: the rank that failed first in time speaks first."""
+"""Merges the reports of all ranks about one test; the rank that failed first comes first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RanksRepr(TerminalRepr):
         self.reprcrash = getattr(text, "reprcrash", None) or ReprFileLocation("", 0, str(text).split("\n")[0])
 
     def toterminal(self, tw: TerminalWriter) -> None:
-        """Write it, saying only once what several ranks say."""
+        """Write it; equal texts of several ranks are written once."""
         tw.line(self.headline, red=True, bold=True)
         shown: dict[str, int] = {}
         for rank, text in self.texts:
@@ -67,8 +67,8 @@ def failure(
 def merge(by_rank: Mapping[int, Sequence[pytest.TestReport]]) -> list[pytest.TestReport]:
     """One report per phase that any rank went through.
 
-    A phase failed if it failed on any rank. A rank that skips what others run is a failure too: it
-    would otherwise pass unseen.
+    A phase failed if it failed on any rank. A rank that skips a test which others run is a failure, too,
+    because nobody would notice it otherwise.
     """
     merged = []
     for phase in PHASES:
@@ -118,7 +118,7 @@ def _tell(failed: dict[int, pytest.TestReport], n_ranks: int) -> RanksRepr:
 
 
 def is_consequence(report: pytest.TestReport) -> bool:
-    """Whether a failure only says that another rank was missed, so that the other one is the root cause."""
+    """Whether a failure only reports that another rank was missing, which is then the root cause."""
     if hasattr(report, "consequence"):
         return bool(report.consequence)
     message = getattr(getattr(report.longrepr, "reprcrash", None), "message", "")

@@ -1,4 +1,4 @@
-"""What ran where: counted while it runs, told at the end, compared with what was promised."""
+"""What ran where: counted while it runs, printed at the end, compared with the expected numbers."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Tally:
         lines = []
         if self.ran:
             sizes = sorted({world.size for world in self.ran})
-            told = ", ".join(self._size_line(size, first=size == sizes[0]) for size in sizes)
+            counts = ", ".join(self._size_line(size, first=size == sizes[0]) for size in sizes)
             where = "".join(f"; {place}" for place in sorted(self.places))
             launches = f"; {_counted(self.n_launches, 'launch', 'launches')}" if self.n_launches else ""
             tests = _counted(sum(self.ran.values()), "test", "tests")
-            lines.append(f"{tests}: {told}{where}{launches}")
+            lines.append(f"{tests}: {counts}{where}{launches}")
         if self.left_out:
-            told = ", ".join(f"{n} {why}" for why, n in sorted(self.left_out.items()))
-            lines.append(f"not run here: {told}")
+            counts = ", ".join(f"{n} {why}" for why, n in sorted(self.left_out.items()))
+            lines.append(f"not run here: {counts}")
         return lines
 
     def _size_line(self, size: int, *, first: bool) -> str:
@@ -53,6 +53,9 @@ class Tally:
         names = parts[0][0] if len(parts) == 1 else ", ".join(f"{n} {name}" for name, n in parts)
         unit = ("" if not first else " rank") if size == 1 else (" ranks" if first else "")
         return f"{self.ran_at(size)} on {size}{unit} ({names})"
+
+
+TALLY: pytest.StashKey[Tally] = pytest.StashKey()
 
 
 def _counted(n: int, one: str, many: str) -> str:

@@ -1,6 +1,6 @@
-"""One rank: `python -m samestep.testing.worker SOCKET FOLDER`, started by the parent pytest.
+"""One rank: `python -m samestep.testing.worker SOCKET FOLDER [RANK]`, started by the parent pytest.
 
-Collects the files it is told as the parent did, then runs the tests it is told to, in the order it is told.
+Collects the files that the parent names, then runs the requested tests in the requested order.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import IO, TYPE_CHECKING, NoReturn
 
 import pytest
 
-from samestep.testing import wire
+from samestep.testing import protocol
 from samestep.testing.options import HOLDER, default_timeout
 
 if TYPE_CHECKING:
     from samestep.testing.world import WorldHolder
 
-SELF_DESTRUCT_S = 20.0  # after a test's own deadline: the parent is gone or stuck, so end without its help
+SELF_DESTRUCT_S = (
+    20.0  # after a test's own deadline: the parent has died or hangs, so the rank ends by itself
+)
 
 
 class RankPlugin:
@@ -41,22 +43,22 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Run what the parent says until it says no more."""
+        """Run the tests that the parent requests, until it closes the connection."""
         self._items = {item.nodeid: item for item in session.items}
-        self._parent.send(wire.Ready(self._problems))
-        session.testsfailed = 0  # files that cannot be collected: the parent tells of them
+        self._parent.send(protocol.Ready(self._problems))
+        session.testsfailed = 0  # files that cannot be collected: the parent reports them
         while (order := self._next_order()) is not None:
             self._run(order)
         return True
 
-    def _next_order(self) -> wire.Run | None:
+    def _next_order(self) -> protocol.Run | None:
         try:
-            order: wire.Run | None = self._parent.recv()
+            order: protocol.Run | None = self._parent.recv()
         except (EOFError, OSError):
             _leave("the pytest process has gone")
         return order
 
-    def _run(self, order: wire.Run) -> None:
+    def _run(self, order: protocol.Run) -> None:
         item = self._items.get(order.nodeid)
         if item is None:
             _leave(f"this rank did not collect {order.nodeid}; has it {len(self._items)} other tests?")
@@ -64,19 +66,19 @@ class RankPlugin:
         next_item = self._items.get(order.next_id) if order.next_id else None
         item.ihook.pytest_runtest_protocol(item=item, nextitem=next_item)
         faulthandler.cancel_dump_traceback_later()
-        self._parent.send(wire.Done(self._config.stash[HOLDER].place))
+        self._parent.send(protocol.Done(self._config.stash[HOLDER].place))
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Send each phase as it ends; a failure is told to the peers at once."""
+        """Send each phase as it ends; a failure is reported to the peers at once."""
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        self._parent.send(wire.Report(data))
+        self._parent.send(protocol.Report(data))
         if report.failed:
-            self._config.stash[HOLDER].give_up(f"{report.nodeid} failed on this rank")
+            self._config.stash[HOLDER].fail(f"{report.nodeid} failed on this rank")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        """Finalise the world while all ranks are here."""
+        """Finalise the world while all ranks are alive."""
         self._config.stash[HOLDER].close()
 
 
@@ -93,15 +95,15 @@ def _redirect(path: Path) -> IO[str]:
     return log
 
 
-def main(socket_path: str, folder: str) -> int:
-    """Run one rank until the parent says it is enough."""
-    rank, _ = wire.launcher_world() or (0, 1)
+def main(socket_path: str, folder: str, given_rank: str = "") -> int:
+    """Run one rank until the parent ends it. The rank is an argument unless an MPI launcher has set it."""
+    rank = int(given_rank) if given_rank else (protocol.launcher_world() or (0, 1))[0]
     log = _redirect(Path(folder) / f"rank_{rank}.log")
     faulthandler.enable(log, all_threads=True)
     faulthandler.register(signal.SIGUSR1, log, all_threads=True)
-    parent = wire.connect(socket_path)
-    parent.send(wire.Hello(rank, os.getpid()))
-    setup: wire.Setup = parent.recv()
+    parent = protocol.connect(socket_path)
+    parent.send(protocol.Hello(rank, os.getpid()))
+    setup: protocol.Setup = parent.recv()
     options = setup.options | {"basetemp": str(Path(folder) / f"tmp_{rank}")}
     config = pytest.Config.fromdictargs(options, setup.paths)
     plugin = RankPlugin(parent, log, config)

@@ -1,4 +1,4 @@
-"""The world a rank offers to its tests: one backend at a time, made again when a test has ended it."""
+"""The world that a rank provides to its tests: one backend at a time, made anew after a test has closed it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from samestep import world
+from samestep import _settings
+from samestep._util import launchers
 from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend
+from samestep.testing import protocol
+from samestep.world import lifecycle
 
 
 class WorldHolder:
@@ -19,55 +22,55 @@ class WorldHolder:
 
     def __init__(self, timeout: float, folder: Path | None = None) -> None:
         self._timeout = timeout
-        self._folder = folder or Path(tempfile.gettempdir())  # for files by which ranks meet
+        self._folder = folder or Path(tempfile.gettempdir())  # for the files of a rendezvous
         self._name: str | None = None
         self._backend: Backend | None = None
         self.place = ""
 
     def get(self, name: str) -> Backend:
-        """The world on backend `name`; collective when the last one was another or has been closed."""
+        """The world on backend `name`; collective if the last one was another backend or has been closed."""
         if self._backend is None or self._name != name or self._backend.closed:
             self.close()
-            self._backend = _opening(name)(self._timeout, self._folder)
+            self._backend = _opener(name)(self._timeout, self._folder)
             self._name = name
             self.place = _place(self._backend)
         return self._backend
 
-    def give_up(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
         """Tell the peers that this rank has failed, so that they need not wait for a deadline."""
         if self._backend is not None and not self._backend.closed:
             self._backend._abandon(reason)
 
     def close(self) -> None:
-        """Finalise whatever world exists, ours or one a test made."""
+        """Finalise the current world, also one that a test has made."""
         self._name = self._backend = None
-        if world.initialized():
-            world.finalize()
+        if lifecycle.initialized():
+            lifecycle.finalize()
         while _places:
             with contextlib.suppress(OSError):
                 _places.pop().rmdir()
 
 
-def offer(name: str, opening: Callable[[float, Path], Backend]) -> None:
-    """Let `samestep_backends` and the mark `ranks` name another world.
+def register_world(name: str, opener: Callable[[float, Path], Backend]) -> None:
+    """Add a world that `samestep_backends` and the mark `ranks` may name.
 
     Args:
       name: of the world.
-      opening: makes it, collectively, given the timeout and a folder for files by which ranks may meet.
+      opener: a collective function of the timeout and of a folder for the files of a rendezvous.
     """
-    _OPENINGS[name] = opening
+    _OPENERS[name] = opener
 
 
 def _alone(timeout: float, _: Path) -> Backend:
-    return world.initialize(NativeBackend, timeout=timeout)
+    return lifecycle.initialize(NativeBackend, timeout=timeout)
 
 
 def _mpi(timeout: float, _: Path) -> Backend:
-    return world.initialize(MPIBackend, timeout=timeout)
+    return lifecycle.initialize(MPIBackend, timeout=timeout)
 
 
 def _nccl(timeout: float, _: Path) -> Backend:
-    return world.initialize(NCCLBackend, timeout=timeout)
+    return lifecycle.initialize(NCCLBackend, timeout=timeout)
 
 
 @contextlib.contextmanager
@@ -83,13 +86,15 @@ def _variable(name: str, value: str) -> Iterator[None]:
 
 
 def _mpi_alone(timeout: float, folder: Path) -> Backend:
-    """All through MPI, shared memory or not."""
-    with _variable("SAMESTEP_MPI_ENGINE", "direct"):
+    """Over MPI alone, without shared memory."""
+    with _variable(_settings.MPI_TRANSPORT, "mpi"):
         return _mpi(timeout, folder)
 
 
 def _native(timeout: float, folder: Path) -> Backend:
-    """Without MPI, but for the ranks' agreement on a place to meet."""
+    """Without MPI. If an MPI launcher has started the ranks, they agree on a rendezvous over MPI."""
+    if protocol.launcher_world() is None:
+        return lifecycle.initialize(NativeBackend, timeout=timeout)
     from mpi4py import MPI
 
     ranks = MPI.COMM_WORLD
@@ -98,7 +103,7 @@ def _native(timeout: float, folder: Path) -> Backend:
     place = ranks.bcast(tempfile.mkdtemp(prefix="samestep-", dir=folder) if ranks.Get_rank() == 0 else None)
     method = f"file://{place}/meeting"
     try:
-        return world.initialize(
+        return lifecycle.initialize(
             NativeBackend,
             init_method=method,
             rank=ranks.Get_rank(),
@@ -112,43 +117,41 @@ def _native(timeout: float, folder: Path) -> Backend:
 
 def _tcp(timeout: float, folder: Path) -> Backend:
     """Without MPI, as between hosts."""
-    with _variable("SAMESTEP_NATIVE_ENGINE", "tcp"):
+    with _variable(_settings.NATIVE_TRANSPORT, "tcp"):
         return _native(timeout, folder)
 
 
 def _halving(timeout: float, folder: Path) -> Backend:
-    """As between many hosts: partners exchange halves."""
-    with _variable("SAMESTEP_ALGORITHM", "halving"), _variable("SAMESTEP_WINDOW_PIECE", "4096"):
+    """Recursive halving, as between many hosts."""
+    with _variable(_settings.ALGORITHM, "recursive_halving"), _variable(_settings.SEGMENT_BYTES, "4096"):
         return _tcp(timeout, folder)
 
 
 def _pretended_host(rank: int, size: int) -> str:
-    """Which host a rank says it is on: two on each where that fills hosts, else one, so that sums keep their order."""
+    """The simulated host of a rank: two ranks on each if that fills all hosts, else one, so that sums keep order."""
     return str(rank // 2 if size > 2 and size % 2 == 0 else rank)
 
 
 def _hier_native(timeout: float, folder: Path) -> Backend:
-    """Over TCP, at two levels."""
-    with _variable("SAMESTEP_NATIVE_ENGINE", "hier"):
+    """Shared memory within simulated hosts, TCP between them."""
+    with _variable(_settings.NATIVE_TRANSPORT, "hierarchical"):
         return _over_hosts(_native, timeout, folder)
 
 
 def _hier_mpi(timeout: float, folder: Path) -> Backend:
-    """Over MPI, at two levels."""
-    with _variable("SAMESTEP_MPI_ENGINE", "hier"):
+    """Shared memory within simulated hosts, MPI between them."""
+    with _variable(_settings.MPI_TRANSPORT, "hierarchical"):
         return _over_hosts(_mpi, timeout, folder)
 
 
-def _over_hosts(opening: Callable[[float, Path], Backend], timeout: float, folder: Path) -> Backend:
-    from mpi4py import MPI
-
-    ranks = MPI.COMM_WORLD
-    with _variable("SAMESTEP_HOST_ID", _pretended_host(ranks.Get_rank(), ranks.Get_size())):
-        return opening(timeout, folder)
+def _over_hosts(opener: Callable[[float, Path], Backend], timeout: float, folder: Path) -> Backend:
+    started_by = launchers.launcher()
+    with _variable(_settings.HOST_ID, _pretended_host(started_by.rank, started_by.size)):
+        return opener(timeout, folder)
 
 
-_places: list[Path] = []  # of meetings; their files go with the worlds
-_OPENINGS: dict[str, Callable[[float, Path], Backend]] = {
+_places: list[Path] = []  # folders of rendezvous files, removed with the job
+_OPENERS: dict[str, Callable[[float, Path], Backend]] = {
     "self": _alone,
     "mpi": _mpi,
     "direct": _mpi_alone,
@@ -161,10 +164,10 @@ _OPENINGS: dict[str, Callable[[float, Path], Backend]] = {
 }
 
 
-def _opening(name: str) -> Callable[[float, Path], Backend]:
-    if name not in _OPENINGS:
-        raise ValueError(f"samestep_backends: unknown backend {name!r}; known: {', '.join(_OPENINGS)}")
-    return _OPENINGS[name]
+def _opener(name: str) -> Callable[[float, Path], Backend]:
+    if name not in _OPENERS:
+        raise ValueError(f"samestep_backends: unknown backend {name!r}; known: {', '.join(_OPENERS)}")
+    return _OPENERS[name]
 
 
 def _place(backend: Backend) -> str:

@@ -1,7 +1,7 @@
 """A backend for `torch.distributed`: `init_process_group("samestep")` in a script that is otherwise unchanged.
 
 Installing samestep makes torch know the name; nothing has to be imported. `register` does the same by hand, for a
-torch that was told not to look for backends (`TORCH_DEVICE_BACKEND_AUTOLOAD=0`).
+torch that does not load backends (`TORCH_DEVICE_BACKEND_AUTOLOAD=0`).
 """
 
 from _samestep_torch import autoload as _autoload

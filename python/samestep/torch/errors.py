@@ -35,7 +35,7 @@ _ALSO_TORCH: dict[type[Exception], type[Exception]] = {
 
 
 def for_torch(error: Exception) -> Exception:
-    """The same error, as a `DistBackendError` too where torch would raise one.
+    """The same error, also as a `DistBackendError` if torch would raise one.
 
     Example:
       >>> isinstance(for_torch(errors.PeerLostError("rank 1 has ended")), RuntimeError)
@@ -45,6 +45,6 @@ def for_torch(error: Exception) -> Exception:
     if kind is None:
         return error
     text = str(error)
-    if kind is TimeoutError:  # a word that scripts for torch look for, and what to do
+    if kind is TimeoutError:  # the word that scripts for torch search for, and the remedy
         text += "; the timeout of init_process_group, or new_group, may be too short"
     return kind(text).with_traceback(error.__traceback__)

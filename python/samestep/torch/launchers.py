@@ -1,4 +1,4 @@
-"""`init_process_group` under mpirun or srun, which tell ranks who they are, but not where a store is."""
+"""`init_process_group` under mpirun or srun, which give a process its rank but no store."""
 
 from __future__ import annotations
 
@@ -10,43 +10,48 @@ from typing import Any
 
 import torch.distributed as dist
 
-from samestep import _core, facts
+from samestep import _core
+from samestep._util import launchers
 from samestep.errors import InvalidArgumentError, UnavailableError
-from samestep.rendezvous import mpi_world
+from samestep.world import bootstrap_mpi, environment
 
-__all__ = ["meet"]
+__all__ = ["rendezvous_handler"]
 
 
-def meet(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """A handler of torch for `mpi://`, and for `env://` where a launcher of MPI, or Slurm, has set no `RANK`.
+def rendezvous_handler(
+    url: str, timeout: timedelta = timedelta(minutes=30), **_: Any
+) -> Iterator[tuple[Any, int, int]]:
+    """A handler of torch for `mpi://`, and for `env://` where nothing has set `RANK`: under MPI or Slurm, or alone.
 
-    Rank 0 keeps a store: at a free port, of which it tells over MPI, or where ranks of Slurm meet, see
-    `facts.slurm_meeting`. `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` are
-    set afterwards where they are not, as torchrun does before.
+    Rank 0 keeps a store: at a free port, which it broadcasts over MPI, or where ranks of Slurm meet, see
+    `slurm_meeting`. A process that no launcher has started is a world of one rank. `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
+    `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` are set afterwards if they are missing, as torchrun sets them.
 
     Yields:
-      The store, this rank, and how many there are.
+      The store, this rank, and the number of ranks.
 
     Raises:
       UnavailableError: MPI cannot be loaded, or is not that of the launcher, whose ranks would each be alone; or
         Slurm does not say on which hosts the ranks are.
       InvalidArgumentError: the URL says another rank or size.
     """
-    started_by = facts.launcher()
-    if started_by.name == "srun" and not url.startswith("mpi:"):
+    started_by = launchers.launcher()
+    if not started_by.name and not url.startswith("mpi:"):
+        store, rank, size = dist.TCPStore("127.0.0.1", 0, 1, True, timeout, wait_for_workers=False), 0, 1
+    elif started_by.name == "srun" and not url.startswith("mpi:"):
         _check_claims(url, {"rank": started_by.rank, "world_size": started_by.size}, "Slurm")
         store, rank, size = _at_first_host(started_by, timeout), started_by.rank, started_by.size
     else:
         store, rank, size = _over_mpi(url, timeout)
-    told = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": store.host, "MASTER_PORT": store.port}
-    for name, value in (told | _place(dist.PrefixStore("samestep hosts", store), rank, size)).items():
+    found = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": store.host, "MASTER_PORT": store.port}
+    for name, value in (found | _place(dist.PrefixStore("samestep hosts", store), rank, size)).items():
         os.environ.setdefault(name, str(value))
     yield store, rank, size
 
 
 def _over_mpi(url: str, timeout: timedelta) -> tuple[dist.TCPStore, int, int]:
-    loaded = mpi_world.load()
-    started = facts.gather(probe_mpi=False, cuda=False, hip=False)
+    loaded = bootstrap_mpi.load()
+    started = environment.gather(probe_mpi=False, cuda=False, hip=False)
     _core.check_launch(started, _core.World(size=loaded.size, library=loaded.description))
     from mpi4py import MPI
 
@@ -62,8 +67,8 @@ def _over_mpi(url: str, timeout: timedelta) -> tuple[dist.TCPStore, int, int]:
     return store, rank, size
 
 
-def _at_first_host(started_by: facts.Launcher, timeout: timedelta) -> dist.TCPStore:
-    place = facts.slurm_meeting() or ("", 0)
+def _at_first_host(started_by: launchers.Launcher, timeout: timedelta) -> dist.TCPStore:
+    place = launchers.slurm_meeting() or ("", 0)
     host = os.environ.get("MASTER_ADDR", place[0])
     port = int(os.environ.get("MASTER_PORT", place[1]))
     if not host or not port:
@@ -75,7 +80,7 @@ def _at_first_host(started_by: facts.Launcher, timeout: timedelta) -> dist.TCPSt
 
 
 def _place(store: Any, rank: int, size: int) -> dict[str, int]:
-    """Where this rank is among those of its host."""
+    """This rank's number among those of its host, and their number, as variables."""
     store.set(str(rank), socket.gethostname())
     everywhere = [store.get(str(r)) for r in range(size)]
     same_host = [r for r, name in enumerate(everywhere) if name == everywhere[rank]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -11,33 +12,52 @@ from torch._C import _distributed_c10d as c10d
 
 from samestep import _core
 from samestep.errors import InvalidArgumentError
-from samestep.torch import eager, tensors, verbs, work
+from samestep.torch import no_autograd, tensors, verbs, verify, work
+from samestep.torch.bootstrap import open_group
+from samestep.torch.bucket_memory import BucketMemory
 from samestep.torch.errors import for_torch
-from samestep.torch.lifetime import Lifetime
-from samestep.torch.opening import open_group
-from samestep.torch.placement import Placement
+from samestep.torch.shutdown import GroupShutdown
 
 __all__ = ["ProcessGroup", "create"]
 
 
 def create(options: Any, backend_options: Any = None) -> Any:
-    """What torch calls for `init_process_group("samestep")` and `new_group`. Collective over the members.
+    """Called by torch for `init_process_group("samestep")` and `new_group`. Collective over the members.
 
     Args:
       options: `torch._C._distributed_c10d._DistributedBackendOptions`.
-      backend_options: what the user gave as `pg_options`.
+      backend_options: the user's `pg_options`.
 
     Raises:
-      InvalidArgumentError: there are `pg_options`.
+      InvalidArgumentError: there are `pg_options`, or other backends for other devices where torch cannot have both.
       TimeoutError, UnavailableError: as `open_group`.
     """
     if backend_options is not None:
         raise InvalidArgumentError("the backend 'samestep' takes no pg_options; leave them out")
+    if not _HAS_DEVICE_BACKENDS and (others := _other_backends()):
+        raise InvalidArgumentError(
+            f"init_process_group: this torch ({torch.__version__}) cannot have 'samestep' beside {', '.join(others)}: "
+            "a backend written in Python handles all devices of its group; write init_process_group('samestep')"
+        )
     return (DeviceBackend if _HAS_DEVICE_BACKENDS else ProcessGroup)(options)
 
 
+def _leave_to_verbs(*_: Any) -> Any:
+    return NotImplemented
+
+
+def _other_backends() -> list[str]:
+    """The backends that the user named beside this one, such as "cuda:nccl", read from the calling frame of torch."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_name != "_new_process_group_helper":
+        frame = frame.f_back
+    config = frame.f_locals.get("backend_config")
+    table = config.get_device_backend_map() if config is not None else {}
+    return [f"{device}:{name}" for device, name in table.items() if name != "samestep"]
+
+
 class _Group(verbs.Verbs):
-    """What both classes below have: the group behind the verbs, its end, and what torch asks it."""
+    """The common part of both classes below: the group, its shutdown, and the queries of torch."""
 
     def _open(self, options: Any) -> None:
         members = list(options.global_ranks_in_group)
@@ -57,8 +77,13 @@ class _Group(verbs.Verbs):
         except Exception as error:
             raise for_torch(error) from None
         self._comm: _core.Communicator = self._backend._comm
-        self._lifetime = Lifetime(self._backend)
-        self._placement = Placement(self._comm)
+        self._prepare_calls()
+        self._lifetime = GroupShutdown(self._backend)
+        verify.install()
+        self._placement = BucketMemory(self._comm)
+
+    def _prepare_calls(self) -> None:
+        self._all_reduce_now = _core.fast_allreduce(self._comm, self._timeout, _leave_to_verbs)
 
     def getBackendName(self) -> str:
         return "samestep"
@@ -78,15 +103,16 @@ class _Group(verbs.Verbs):
     def set_timeout(self, timeout: timedelta) -> None:
         """Of operations started from now on."""
         self._timeout = timeout.total_seconds()
+        self._prepare_calls()
 
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Ends the group, see `Lifetime.end`. Idempotent."""
+        """Ends the group, see `GroupShutdown.end`. Idempotent."""
         self._lifetime.end()
 
     def abort(self) -> None:
-        """This rank leaves at once; operations under way fail here, and where others wait for it."""
+        """This rank leaves immediately. Pending operations fail on it, and on ranks that wait for it."""
         self._lifetime.leave("it called abort")
 
     def __repr__(self) -> str:
@@ -95,7 +121,7 @@ class _Group(verbs.Verbs):
 
 
 class ProcessGroup(_Group, dist.ProcessGroup):
-    """Ranks of a torch.distributed group over the engines of samestep, tensors on the host.
+    """A torch.distributed group over the transports of samestep, for tensors in host memory.
 
     Made by `init_process_group("samestep")` and `new_group`; takes the place of torch's own object.
     """
@@ -144,7 +170,7 @@ class DeviceBackend(_Group, c10d.Backend):
         self._open(options)
 
 
-eager.hide_from_compiler(
+no_autograd.disable_dynamo(
     verbs,
     verbs.Verbs,
     _Group,
@@ -152,8 +178,9 @@ eager.hide_from_compiler(
     DeviceBackend,
     work,
     work.Work,
+    work.Finished,
     work.Received,
     work.Future,
-    Lifetime,
+    GroupShutdown,
     tensors,
 )

@@ -1,4 +1,4 @@
-"""Sums of sparse tensors: the entries of all ranks, joined."""
+"""Sums of sparse tensors: the entries of all ranks are concatenated and coalesced."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["all_reduce"]
 def all_reduce(
     comm: _core.Communicator, tensor: torch.Tensor, op: Any, timeout: float
 ) -> tuple[list[_core.Work], Callable[[], None]]:
-    """Starts the sum of a sparse tensor over all ranks, which meet once to learn how many entries each has.
+    """Start the sum of a sparse tensor over all ranks. Blocks for one exchange of the numbers of entries.
 
     Args:
       comm: the group.
       tensor: of COO layout and the same shape on all ranks; gets the sum, coalesced.
       op: only SUM.
-      timeout: seconds to learn the numbers of entries.
+      timeout: seconds for the exchange of the numbers of entries.
 
     Returns:
-      The operations under way, and what brings the result home after them.
+      The pending operations, and the function that assembles the result afterwards.
 
     Raises:
       InvalidArgumentError: another operator or layout.
@@ -39,15 +39,15 @@ def all_reduce(
     mine = tensor.coalesce()
     entries, values = mine.indices().T.contiguous(), mine.values().contiguous()
     n_entries = torch.empty(comm.size, dtype=torch.int64)
-    comm.all_gather(torch.tensor([len(entries)]), n_entries).wait(timeout, True)
+    comm.allgather(torch.tensor([len(entries)]), n_entries).wait(timeout, True)
     n = int(n_entries.sum())
     all_entries = torch.empty((n, *entries.shape[1:]), dtype=entries.dtype)
     all_values = torch.empty((n, *values.shape[1:]), dtype=values.dtype)
     parts = []
-    for own, everyones in ((entries, all_entries), (values, all_values)):
+    for own, gathered in ((entries, all_entries), (values, all_values)):
         row = own.shape[1:].numel()
         counts = [k * row for k in n_entries.tolist()]
-        parts.append(comm.all_gather_v(own.view(-1), everyones.view(-1), counts))
+        parts.append(comm.allgatherv(own.view(-1), gathered.view(-1), counts))
 
     def finish() -> None:
         total = torch.sparse_coo_tensor(all_entries.T, all_values, tensor.shape, check_invariants=False)

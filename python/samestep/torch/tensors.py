@@ -1,4 +1,4 @@
-"""Tensors and operators of torch in the terms of the core."""
+"""Conversion of tensors and operators of torch to those of the core."""
 
 from __future__ import annotations
 
@@ -9,23 +9,29 @@ import torch
 import torch.distributed as dist
 
 from samestep.errors import InvalidArgumentError
-from samestep.reduce_ops import AVG, BAND, BOR, BXOR, MAX, MIN, PROD, SUM, premul, resolve
+from samestep.reduce_ops import AVG, BAND, BOR, BXOR, MAX, MIN, PROD, SUM, ReduceOp, premul, resolve
 
-__all__ = ["copy_back", "flat", "joined", "memory", "reduction", "same_count", "summand"]
+__all__ = [
+    "copy_back",
+    "flat",
+    "joined",
+    "memory",
+    "operator_of",
+    "reduction",
+    "run_of",
+    "same_count",
+    "summand",
+]
 
+_Tensor, _STRIDED = torch.Tensor, torch.strided
 _Op = dist.ReduceOp.RedOpType
-_OPS = {
-    _Op.SUM: SUM,
-    _Op.AVG: AVG,
-    _Op.PRODUCT: PROD,
-    _Op.MIN: MIN,
-    _Op.MAX: MAX,
-    _Op.BAND: BAND,
-    _Op.BOR: BOR,
-    _Op.BXOR: BXOR,
-}
-# What the core cannot name is moved as bytes.
-_NAMED = (
+_OPS = (
+    *((_Op.SUM, SUM), (_Op.AVG, AVG), (_Op.MAX, MAX), (_Op.MIN, MIN), (_Op.PRODUCT, PROD)),
+    *((_Op.BAND, BAND), (_Op.BOR, BOR), (_Op.BXOR, BXOR)),
+)
+"""No dict: to hash an operator of torch takes longer than to compare it with all of them."""
+# dtypes that the core does not have are moved as bytes
+_NAMED = {
     *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32),
     *(
         torch.uint64,
@@ -37,19 +43,22 @@ _NAMED = (
         torch.complex128,
     ),
     *(torch.float8_e4m3fn, torch.float8_e5m2),
-)
+}
 
 
 def reduction(op: Any) -> tuple[int, float]:
     """The number of a `ReduceOp` in the core, and this rank's factor.
 
     Raises:
-      InvalidArgumentError: there is no such reduction here.
+      InvalidArgumentError: the core has no such reduction.
 
     Example:
       >>> reduction(dist.ReduceOp.SUM)
       (0, 1.0)
     """
+    known = operator_of(op)
+    if known is not None:
+        return resolve(known)
     kind = getattr(op, "op", op)
     if kind == _Op.PREMUL_SUM:
         factor = getattr(op, "factor", None)
@@ -58,13 +67,31 @@ def reduction(op: Any) -> tuple[int, float]:
                 "PREMUL_SUM: this torch keeps the factor to itself; multiply the tensor and use SUM"
             )
         return resolve(premul(float(factor)))
-    if kind not in _OPS:
-        raise InvalidArgumentError(f"the backend 'samestep' has no reduction {kind}")
-    return resolve(_OPS[kind])
+    raise InvalidArgumentError(f"the backend 'samestep' has no reduction {kind}")
+
+
+def operator_of(op: Any) -> ReduceOp | None:
+    """The operator of samestep for a `ReduceOp`; None for those that need a factor."""
+    for theirs, ours in _OPS:
+        if op == theirs:
+            return ours
+    return None
+
+
+def run_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A contiguous host tensor as a tensor of one dimension, detached from autograd; None for any other tensor.
+
+    Must give the same shape as `summand`, because other ranks may use that path.
+    """
+    if type(tensor) is not _Tensor or not tensor.is_cpu or tensor.layout is not _STRIDED:
+        return None
+    if not tensor.is_contiguous():
+        return None
+    return tensor if tensor.dim() == 1 else tensor.detach().view(-1)
 
 
 def memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as the core may move it; one of a type that the core cannot name as its bytes.
+    """The tensor as the core may move it; as bytes if the core does not have its dtype.
 
     Raises:
       InvalidArgumentError: as `summand`.
@@ -74,14 +101,17 @@ def memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def summand(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as the core may reduce it: dense, on the host, apart from autograd.
+    """The tensor as the core may reduce it: dense, on the host, detached from autograd.
 
     Raises:
       InvalidArgumentError: the tensor is on a device, or sparse.
     """
-    if tensor.device.type != "cpu":
+    run = run_of(tensor)
+    if run is not None:
+        return run
+    if not tensor.is_cpu:
         raise InvalidArgumentError(
-            f"the backend 'samestep' carries tensors of the host, got one on {tensor.device}; move it by .cpu(), "
+            f"the backend 'samestep' handles host tensors, got one on {tensor.device}; move it by .cpu(), "
             "or use a backend for that device: init_process_group('cpu:gloo,cuda:nccl')"
         )
     if tensor.layout is not torch.strided:
@@ -94,21 +124,21 @@ def summand(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same_count(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether all have as many elements as the first."""
+    """Whether all have the same number of elements."""
     return all(tensor.numel() == tensors[0].numel() for tensor in tensors)
 
 
 def flat(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """One new tensor with room for all of these."""
+    """A new tensor with room for all of these."""
     return torch.empty(sum(tensor.numel() for tensor in tensors), dtype=dtype)
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One new tensor with the elements of all of these, one after the other."""
+    """A new tensor with the concatenated elements of all of these."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def copy_back(source: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """The elements of `source`, in turn, into each of these."""
+    """Split `source` into these tensors."""
     for tensor, part in zip(tensors, source.split([t.numel() for t in tensors]), strict=True):
         tensor.detach().copy_(part.view(tensor.shape))

@@ -1,6 +1,6 @@
-"""Operations under way, as torch.distributed sees them.
+"""Operations in progress, as torch.distributed sees them.
 
-Nothing runs beside the caller: an operation is announced where it is started, and carried out by whoever waits.
+There is no background thread: starting an operation posts it, and any thread that waits makes progress.
 `wait` and `is_completed` do that; so does reading a future from Python. A future that autograd's hooks have asked for
 is read from C++, after the backward pass: all of those are completed by a callback at the end of the pass, in the
 order in which they were started, before the one in which DistributedDataParallel reads them.
@@ -21,20 +21,23 @@ import torch.distributed as dist
 
 from samestep import _core
 from samestep.errors import Error
-from samestep.torch.eager import aside
 from samestep.torch.errors import for_torch
+from samestep.torch.no_autograd import without_autograd
 
-__all__ = ["Future", "Work"]
+__all__ = ["Finished", "Future", "Received", "Work"]
+
+_NO_TIME = timedelta(0)
+_init_work = dist.Work.__init__
 
 
 class Work(dist.Work):
-    """One collective or message; several operations of the core where lists of tensors need them.
+    """One collective or message; several operations of the core if lists of tensors need them.
 
     Args:
       parts: the operations of the core, in the order of their start.
       result: tensors that are the result; `get_future` gives their list.
-      timeout: seconds for all of it, where `wait` says no other.
-      finish: brings the results home once all parts have ended.
+      timeout: seconds for all of it, unless `wait` gives another one.
+      finish: copies the results into the user's tensors once all parts have ended.
     """
 
     def __init__(
@@ -44,45 +47,51 @@ class Work(dist.Work):
         timeout: float,
         finish: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__()
+        _init_work(self)
         self._parts = parts
         self._result = result
         self._timeout = timeout
-        self._finish = finish
-        self._ended = False
-        self._error: Exception | None = None
-        self._future: Future | None = None
-        self._ending: torch.futures.Future | None = None
-        self._source = -1
+        if finish is not None:
+            self._finish = finish
+
+    # Defaults on the class: setting them in each instance would take as long as a short operation.
+    _ended = False
+    _finish: Callable[[], None] | None = None
+    _error: Exception | None = None
+    _future: Future | None = None
+    _ending: torch.futures.Future | None = None
+    _source = -1
 
     # ---- what torch and its users call
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Blocks until the operation has ended; True, or raises what went wrong.
+        """Block until the operation has ended. True, or raises its error.
 
         Args:
-          timeout: None or 0: the group's, which ends the group where it runs out. Running out of another one
-            breaks nothing.
+          timeout: None or 0: the timeout of the group, after which the group ends. After another timeout the
+            group stays usable.
         """
         if not self._ended:
-            own = timeout is not None and timeout > timedelta(0)
-            self._complete(timeout.total_seconds() if own and timeout else self._timeout, ends_group=not own)
+            if timeout is None or timeout <= _NO_TIME:
+                self._complete(self._timeout, True)
+            else:
+                self._complete(timeout.total_seconds(), False)
         if self._error is not None:
             raise self._error
         return True
 
     def is_completed(self) -> bool:
-        """Makes progress; whether the operation has ended, well or not."""
+        """Make progress. Whether the operation has ended, with or without an error."""
         if not self._ended and all(part.done() for part in self._parts):
-            self._complete(self._timeout, ends_group=True)
+            self._complete(self._timeout, True)
         return self._ended
 
     def is_success(self) -> bool:
-        """Whether it has ended well."""
+        """Whether it has ended without an error."""
         return self._ended and self._error is None
 
     def exception(self) -> Exception | None:
-        """What went wrong, or None; also None while it is under way."""
+        """The error, or None; None also while it is pending."""
         return self._error
 
     def result(self) -> list[torch.Tensor]:
@@ -96,13 +105,13 @@ class Work(dist.Work):
     def get_future(self) -> Future:
         """The future of the list of tensors.
 
-        In a hook of autograd it is complete at the end of the backward pass, or when it is read; elsewhere at once,
-        because C++ could wait for it, where nothing would make it so.
+        In a hook of autograd it completes at the end of the backward pass, or when it is read. Elsewhere this call
+        completes it, because C++ might wait for it without making progress.
         """
         if self._future is None:
             self._future = Future(self)
             if self._ended:
-                self._future.settle()
+                self._future.resolve()
             elif _in_backward() and not _read_at_once(sys._getframe().f_back):
                 _complete_after_backward(self)
             else:
@@ -110,7 +119,7 @@ class Work(dist.Work):
         return self._future
 
     def ending(self) -> torch.futures.Future:
-        """A future for a profiler: it is settled once the operation has ended, well or not, and nobody waits for it."""
+        """A future for a profiler: it is set once the operation has ended, with or without an error."""
         self._ending = torch.futures.Future()
         if self._ended:
             self._ending.set_result(None)
@@ -124,36 +133,53 @@ class Work(dist.Work):
 
     # ---- how it ends
 
-    def _complete(self, seconds: float, *, ends_group: bool) -> None:
-        deadline = time.monotonic() + seconds
+    def _complete(self, seconds: float, ends_group: bool) -> None:
         try:
-            for part in self._parts:
-                part.wait(max(0.0, deadline - time.monotonic()), ends_group)
+            parts = self._parts
+            if len(parts) == 1:
+                parts[0].wait(seconds, ends_group)
+            else:
+                self._wait_for_all(seconds, ends_group)
         except Error as error:
             if not ends_group and not all(part.done() for part in self._parts):
                 raise for_torch(error) from None
             self._error = for_torch(error)
-        if self._error is None and self._finish is not None:
-            with aside():
+        if self._finish is not None and self._error is None:
+            with without_autograd():
                 self._finish()
         self._end()
 
+    def _wait_for_all(self, seconds: float, ends_group: bool) -> None:
+        deadline = time.monotonic() + seconds
+        for part in self._parts:
+            part.wait(max(0.0, deadline - time.monotonic()), ends_group)
+
     def _end(self) -> None:
         self._ended = True
-        self._parts, self._finish = (), None
+        self._parts = ()
+        if self._finish is not None:
+            self._finish = None
         if self._ending is not None:
             self._ending.set_result(None)
         if self._future is not None:
-            self._future.settle()
+            self._future.resolve()
 
     def _try_wait(self) -> None:
-        """Completes it; what went wrong is left to those who ask."""
+        """Complete it, and leave its error to `wait` and `exception`."""
         if not self._ended:
-            self._complete(self._timeout, ends_group=True)
+            self._complete(self._timeout, True)
+
+
+class Finished(Work):
+    """An operation that has ended before it is returned."""
+
+    def __init__(self, result: list[torch.Tensor]) -> None:
+        super().__init__((), result, 0.0)
+        self._ended = True
 
 
 class Received(Work):
-    """A message that is received."""
+    """A receive."""
 
     def _end(self) -> None:
         if self._error is None:
@@ -162,17 +188,17 @@ class Received(Work):
 
 
 class Future(torch.futures.Future):
-    """The future of a Work. Whoever reads it in Python completes the Work.
+    """The future of a Work. Reading it in Python completes the Work.
 
     Args:
-      work: whose result it is.
+      work: the operation.
     """
 
     def __init__(self, work: Work) -> None:
         super().__init__()
         self._work = work
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         """Called when the Work has ended."""
         error = self._work.exception()
         if error is None:
@@ -181,12 +207,12 @@ class Future(torch.futures.Future):
             self.set_exception(error)
 
     def done(self) -> bool:
-        """Makes progress; whether there is a result or an error."""
+        """Make progress. Whether there is a result or an error."""
         self._work.is_completed()
         return bool(super().done())
 
     def wait(self) -> Any:
-        """The result; raises what went wrong."""
+        """The result; raises the error of the operation."""
         self._work._try_wait()
         return super().wait()
 
@@ -197,7 +223,7 @@ class Future(torch.futures.Future):
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
         """A future of what `callback(self)` returns."""
-        after = _After(self._work)
+        after = _ThenFuture(self._work)
 
         def act(future: Any) -> None:
             try:
@@ -212,10 +238,10 @@ class Future(torch.futures.Future):
         return after
 
 
-class _After(Future):
-    """What `then` returned: its own callback settles it."""
+class _ThenFuture(Future):
+    """The future that `then` returns: its callback sets it."""
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         pass
 
 
@@ -234,7 +260,7 @@ def _in_backward() -> bool:
 def _read_at_once(caller: FrameType | None) -> bool:
     """Whether a hook in Python lets the reducer start the operation, as torch's own hooks around optimizers do.
 
-    What the hook then waits for is a future of C++, in which nothing here sees that somebody waits.
+    The hook then waits for a future of C++, which does not call this class.
     """
     return caller is not None and "_run_allreduce_hook" in caller.f_code.co_names
 

@@ -1,0 +1,219 @@
+"""The environment variables of samestep: names, types, defaults and meaning.
+
+No other file spells a name in code. `docs/launching.md` contains the output of `markdown()`. The module imports only
+the standard library, because the agents of `samestep run` need it. `_util.unknown_settings` warns of misspelt names.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from samestep.errors import InvalidArgumentError
+
+PREFIX = "SAMESTEP_"
+
+ALGORITHM = "SAMESTEP_ALGORITHM"
+CUDART_LIBRARY = "SAMESTEP_CUDART_LIBRARY"
+ERROR_FILE = "SAMESTEP_ERROR_FILE"
+GPU_AWARE_MPI = "SAMESTEP_GPU_AWARE_MPI"
+HIP_LIBRARY = "SAMESTEP_HIP_LIBRARY"
+HOST_ID = "SAMESTEP_HOST_ID"
+ISA = "SAMESTEP_ISA"
+LAUNCH = "SAMESTEP_LAUNCH"
+MPI_MAX_MESSAGE = "SAMESTEP_MPI_MAX_MESSAGE"
+MPI_TRANSPORT = "SAMESTEP_MPI_TRANSPORT"
+NATIVE_TRANSPORT = "SAMESTEP_NATIVE_TRANSPORT"
+NCCL_LIBRARY = "SAMESTEP_NCCL_LIBRARY"
+REPLACE_GLOO = "SAMESTEP_REPLACE_GLOO"
+RECORD = "SAMESTEP_RECORD"
+REPORTED = "SAMESTEP_REPORTED"
+RESTART_COUNT = "SAMESTEP_RESTART_COUNT"
+SECRET = "SAMESTEP_SECRET"
+SEGMENT_BYTES = "SAMESTEP_SEGMENT_BYTES"
+SHARED_LIMIT = "SAMESTEP_SHARED_LIMIT"
+SOCKET_IFNAME = "SAMESTEP_SOCKET_IFNAME"
+STAGING_BYTES = "SAMESTEP_STAGING_BYTES"
+TIMEOUT = "SAMESTEP_TIMEOUT"
+TRUST_NETWORK = "SAMESTEP_TRUST_NETWORK"
+VERIFY = "SAMESTEP_VERIFY"
+WARN_AFTER = "SAMESTEP_WARN_AFTER"
+
+TRANSPORTS = {"mpi": MPI_TRANSPORT, "native": NATIVE_TRANSPORT}
+"""Of each backend, the variable that requests a transport."""
+
+
+class Setting(NamedTuple):
+    """One environment variable."""
+
+    type: str
+    '"bytes", "seconds", "number", "file", "folder", "text", or the words that it may say, the '
+    "default first."
+    default: str
+    """What holds where the variable is not set, in the words of the page; "" = nothing."""
+    meaning: str
+    """For the page, in Markdown."""
+    must_agree: tuple[str, ...] = ()
+    """Where all ranks need the same value: groups of "mpi", of "native", with "devices"."""
+    zero_is_unset: bool = False
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The values that it may have; none where any will do."""
+        return tuple(self.type.split("|")) if "|" in self.type else ()
+
+
+_ALL = ("mpi", "native")
+SETTINGS = {
+    TIMEOUT: Setting("seconds", "600", "after which a wait ends with an error"),
+    WARN_AFTER: Setting(
+        "seconds", "30", "after which a wait warns, once, and names the ranks that are missing"
+    ),
+    HOST_ID: Setting(
+        "text",
+        "",
+        "divides the ranks of one machine into hosts: ranks with different texts count as ranks of "
+        "different hosts",
+    ),
+    MPI_TRANSPORT: Setting(
+        "auto|shm|hierarchical|mpi",
+        "auto",
+        "how ranks communicate under MPI: `shm` through shared memory, `hierarchical` so within hosts"
+        " and through MPI between them, `mpi` through MPI; `auto` is `shm` on one host, "
+        "`hierarchical` on several if one of them has several ranks, else `mpi`",
+        ("mpi",),
+    ),
+    NATIVE_TRANSPORT: Setting(
+        "auto|shm|hierarchical|tcp", "auto", "the same without MPI, with `tcp` in place of `mpi`", ("native",)
+    ),
+    ALGORITHM: Setting(
+        "auto|two_shot|recursive_halving|recursive_doubling",
+        "auto",
+        "how long buffers are reduced over messages, between ranks or hosts; `auto` is [the "
+        "cheapest](scaling.md) for their number and the bytes",
+        _ALL,
+    ),
+    SEGMENT_BYTES: Setting(
+        "bytes",
+        "by the number of ranks",
+        "the part of each rank in a segment of a long reduction",
+        _ALL,
+        zero_is_unset=True,
+    ),
+    MPI_MAX_MESSAGE: Setting("bytes", "2^30", "longest message given to MPI", ("mpi",), zero_is_unset=True),
+    GPU_AWARE_MPI: Setting(
+        "0|1|auto",
+        "0",
+        "whether device arrays that are only moved are handed to MPI as they are, see "
+        "[GPUs](gpus.md#gpu-aware-mpi)",
+        ("mpi",),
+    ),
+    STAGING_BYTES: Setting(
+        "bytes",
+        "4 MiB",
+        "part of a device array that is staged through the host at a time",
+        ("devices",),
+        zero_is_unset=True,
+    ),
+    ISA: Setting(
+        "portable|avx2|avx512", "the fastest", "instruction set of the reductions; the bits are the same"
+    ),
+    SHARED_LIMIT: Setting(
+        "bytes",
+        "half of the memory, divided by the ranks of the host",
+        "most shared memory that a rank takes with `shared_arrays=True`; further NumPy arrays are not shared",
+    ),
+    VERIFY: Setting(
+        "number",
+        "0",
+        "every how many steps `DistributedOptimizer`, and `DistributedDataParallel` over samestep, compare parameters "
+        "and state between ranks, see [the same step](same-step.md#comparing-ranks); 0 for never",
+    ),
+    SECRET: Setting(
+        "text",
+        "",
+        "where ranks meet without MPI, only processes with the same value may join; `samestep run` "
+        "sets a random one, with `--nnodes` [that of a file](#several-hosts)",
+    ),
+    TRUST_NETWORK: Setting(
+        "0|1",
+        "0",
+        "`1` on all ranks: objects are accepted from ranks of other hosts that have met without a "
+        "secret; see [security](security.md)",
+    ),
+    SOCKET_IFNAME: Setting(
+        "text",
+        "the one that leads to rank 0",
+        "network interfaces to use, with commas between; each has to exist, and the first with an "
+        "address is taken. `GLOO_SOCKET_IFNAME` is read where it is unset",
+    ),
+    CUDART_LIBRARY: Setting("file", "searched", "the CUDA runtime"),
+    HIP_LIBRARY: Setting("file", "searched", "the HIP runtime"),
+    NCCL_LIBRARY: Setting("file", "searched", "NCCL or RCCL"),
+    REPLACE_GLOO: Setting(
+        "0|1", "0", '`1`: `init_process_group("gloo")` of torch starts this backend, see [DDP](ddp.md)'
+    ),
+    ERROR_FILE: Setting(
+        "file", "", "set by `samestep run`: into which a rank writes the exception that ended it"
+    ),
+    RESTART_COUNT: Setting(
+        "number", "", "set by `samestep run`: how often it has started the ranks anew, see `--max-restarts`"
+    ),
+    LAUNCH: Setting("text", "", "set by `samestep run`: where the launcher listens"),
+    RECORD: Setting("folder", "", "set by `samestep same`: where rank 0 records the hashes of all means"),
+    REPORTED: Setting("text", "", "set by `samestep run`: the unknown names that it has warned about"),
+}
+"""Name -> what it is. In the order of the page."""
+
+OF_TESTS = ("SAMESTEP_TEST_JOB", "SAMESTEP_TEST_LAYOUT", "SAMESTEP_TEST_RUN")
+RENAMED = {
+    "SAMESTEP_MPI_ENGINE": MPI_TRANSPORT,
+    "SAMESTEP_NATIVE_ENGINE": NATIVE_TRANSPORT,
+    "SAMESTEP_WINDOW_PIECE": SEGMENT_BYTES,
+    "SAMESTEP_MPI_PIECE": MPI_MAX_MESSAGE,
+    "SAMESTEP_STAGING_PIECE": STAGING_BYTES,
+}
+"""Names that variables had before, and have now."""
+
+
+def must_agree(where: str) -> tuple[str, ...]:
+    """The variables that all ranks need alike in groups of "mpi" or "native", or with "devices".
+
+    Example:
+      >>> must_agree("native")
+      ('SAMESTEP_NATIVE_TRANSPORT', 'SAMESTEP_ALGORITHM', 'SAMESTEP_SEGMENT_BYTES')
+    """
+    return tuple(name for name, setting in SETTINGS.items() if where in setting.must_agree)
+
+
+def parse(name: str, text: str | None) -> str:
+    """What `text` means for a variable of words or bytes; None: it is not set.
+
+    Raises:
+      InvalidArgumentError: it means nothing.
+
+    Example:
+      >>> parse("SAMESTEP_MPI_MAX_MESSAGE", "01000"), parse("SAMESTEP_ALGORITHM", None)
+      ('1000', 'auto')
+    """
+    setting = SETTINGS[name]
+    if words := setting.words:
+        if text is None or text in words:
+            return words[0] if text is None else text
+        raise InvalidArgumentError(f"{name} must be {', '.join(words[:-1])} or {words[-1]}, got {text!r}")
+    if text is None:
+        return ""
+    if text.isascii() and text.isdigit():
+        return "" if setting.zero_is_unset and int(text) == 0 else str(int(text))
+    raise InvalidArgumentError(f"{name} must be a number of bytes, got {text!r}")
+
+
+def markdown() -> str:
+    """The table of the page on launching."""
+    rows = ["| variable | type | default | same on all ranks | meaning |", "|---|---|---|---|---|"]
+    for name, setting in SETTINGS.items():
+        words = ", ".join(f"`{word}`" for word in setting.words)
+        agree = {(): "", _ALL: "yes", ("devices",): "with device arrays"}.get(setting.must_agree, "yes")
+        rows.append(
+            f"| `{name}` | {words or setting.type} | {setting.default or '-'} | {agree} | {setting.meaning} |"
+        )
+    return "\n".join(rows) + "\n"

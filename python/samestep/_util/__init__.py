@@ -1,0 +1,1 @@
+"""Small things that know of no group and no core."""

@@ -1,0 +1,22 @@
+"""The commands of `samestep`, and the version that is installed."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+COMMANDS = {
+    "run": ("samestep.launch.run", "start a program on several ranks and end them together"),
+    "doctor": ("samestep.doctor", "show what was found on this machine and which backend is chosen"),
+    "bench": ("samestep.bench", "time a collective on this machine, beside mpi4py's"),
+    "same": ("samestep.testing.compare_bits", "compare the bits of a program on several numbers of ranks"),
+    "completion": ("samestep.completion", "print what bash or zsh needs to complete this command"),
+}
+"""Command -> module with `main(arguments) -> exit code` and `parser`, and what it does."""
+
+
+def package_version() -> str:
+    """The installed version, or "not installed" where the package is only in the path."""
+    try:
+        return version("samestep")
+    except PackageNotFoundError:
+        return "not installed"

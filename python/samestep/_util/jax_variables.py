@@ -1,0 +1,93 @@
+"""What has to be set for JAX to use samestep between processes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from samestep.errors import UnavailableError
+
+__all__ = ["LIBRARY", "describe", "environment", "find_library", "for_ranks", "library"]
+
+_IMPLEMENTATION, LIBRARY = "JAX_CPU_COLLECTIVES_IMPLEMENTATION", "MPITRAMPOLINE_LIB"
+_PATH, _ON_PATH = "PYTHONPATH", Path(__file__).parents[1] / "jax" / "on_path"
+_TESTED_FROM = (0, 10)  # of jaxlib
+
+
+def find_library() -> str:
+    """The path of the library that jaxlib loads in place of an MPI library; "" where there is none."""
+    core = find_spec("samestep._core")
+    found = Path(core.origin).parent / "jax" / "libsamestep_jax.so" if core and core.origin else None
+    return str(found) if found and found.exists() else ""
+
+
+def library() -> str:
+    """The same.
+
+    Raises:
+      UnavailableError: this installation has none.
+
+    Example:
+      >>> library().endswith("samestep/jax/libsamestep_jax.so")
+      True
+    """
+    if not (found := find_library()):
+        raise UnavailableError("this installation of samestep has no libsamestep_jax.so: install it anew")
+    return found
+
+
+def environment(given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables to add to `given` for JAX to use samestep between processes, and to find the job of a launcher.
+
+    Nothing where `given` asks for other collectives, or for another library.
+
+    Raises:
+      UnavailableError: as `library`.
+
+    Example:
+      >>> sorted(environment({}))
+      ['JAX_CPU_COLLECTIVES_IMPLEMENTATION', 'MPITRAMPOLINE_LIB', 'PYTHONPATH']
+      >>> environment({"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"})
+      {}
+    """
+    if given.get(_IMPLEMENTATION, "mpi") != "mpi" or given.get(LIBRARY):
+        return {}
+    path = [entry for entry in given.get(_PATH, "").split(os.pathsep) if entry and entry != str(_ON_PATH)]
+    return {_IMPLEMENTATION: "mpi", LIBRARY: library(), _PATH: os.pathsep.join([str(_ON_PATH), *path])}
+
+
+def for_ranks(given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The same for the ranks of a launcher: nothing, too, where there is no JAX, or only one that was never tested."""
+    return environment(given) if _jaxlib_is_known() and find_library() else {}
+
+
+def describe(given: Mapping[str, str] = os.environ) -> str:
+    """The implementation of collectives between the processes of a JAX program on CPU, for `samestep doctor`."""
+    installed = _jaxlib_version()
+    if not installed:
+        return "jaxlib is not installed"
+    if not find_library():
+        return "gloo: this installation has no libsamestep_jax.so"
+    if given.get(_IMPLEMENTATION, "mpi") != "mpi":
+        return f"{given[_IMPLEMENTATION]} ({_IMPLEMENTATION})"
+    if other := given.get(LIBRARY, ""):
+        return "samestep" if other == library() else f"{other} ({LIBRARY})"
+    if not _jaxlib_is_known():
+        return f"gloo: jaxlib {installed} is older than the versions that were tested with samestep"
+    return f"samestep under `samestep run`; elsewhere with {_IMPLEMENTATION}=mpi (docs/jax.md)"
+
+
+def _jaxlib_version() -> str:
+    try:
+        return version("jaxlib")
+    except PackageNotFoundError:
+        return ""
+
+
+def _jaxlib_is_known() -> bool:
+    numbers = re.findall(r"\d+", _jaxlib_version())[:2]
+    return tuple(map(int, numbers)) >= _TESTED_FROM

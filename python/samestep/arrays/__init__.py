@@ -1,0 +1,37 @@
+"""What counts as an array, what may be written, and new arrays of the same library."""
+
+from samestep.arrays.allocate import (
+    copy,
+    copy_if_overlapping,
+    fill_with_zeros,
+    new_array,
+    new_like,
+    to_library,
+    to_library_of,
+)
+from samestep.arrays.describe import (
+    ArrayInfo,
+    extents,
+    info,
+    is_array,
+    is_jax,
+    library_of,
+    readable,
+)
+
+__all__ = [
+    "ArrayInfo",
+    "copy",
+    "copy_if_overlapping",
+    "extents",
+    "fill_with_zeros",
+    "info",
+    "is_array",
+    "is_jax",
+    "library_of",
+    "new_array",
+    "new_like",
+    "readable",
+    "to_library",
+    "to_library_of",
+]

@@ -1,0 +1,119 @@
+"""New arrays of the same library, to receive into, and what becomes of them.
+
+No array library but NumPy is imported: an array of another library exists only where that library has
+been imported already.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from samestep import _core
+from samestep._util.dtypes import numpy_dtype
+from samestep.arrays.describe import info, is_jax, library_of
+from samestep.errors import InvalidArgumentError
+from samestep.gpu.device_array import DeviceArray
+
+_ALIGNMENT = 64  # JAX takes NumPy memory over without a copy only where it is aligned so
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    block = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % _ALIGNMENT
+    return block[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def new_array(library: str, dtype: str, shape: tuple[int, ...]) -> Any:
+    """A new writable array to receive into, for what `library_of` named. Device memory is of the current device.
+
+    For JAX it is NumPy memory, or our own device memory, that `to_library_of` turns into a JAX array.
+    """
+    if library.startswith("torch"):
+        import torch
+
+        device = torch.device("cuda", torch.cuda.current_device()) if library == "torch gpu" else None
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+    if library == "cupy":
+        import cupy
+
+        return cupy.empty(shape, numpy_dtype(dtype))
+    if library in ("gpu", "jax gpu"):
+        return _on_device(dtype, shape, None)
+    known = numpy_dtype(dtype)
+    return _aligned(shape, known) if library == "jax" else np.empty(shape, known)
+
+
+def _on_device(dtype: str, shape: tuple[int, ...], stream: int | None, kind: str = "") -> DeviceArray:
+    from samestep.gpu import runtime
+
+    return DeviceArray(runtime.current_gpu(kind), dtype, tuple(shape), stream=stream)
+
+
+def new_like(x: Any, shape: tuple[int, ...] | None = None) -> Any:
+    """A new writable array to receive into, with the dtype, library and (unless given) shape of `x`."""
+    known = info(x)
+    library = library_of(x)
+    of_shape = known.shape if shape is None else shape
+    if library == "gpu":
+        from samestep.arrays.streams import stream_of
+
+        return _on_device(known.dtype, of_shape, stream_of(x), known.device)
+    return new_array(library, known.dtype, of_shape)
+
+
+def fill_with_zeros(x: Any) -> None:
+    """Set all elements of an array that `new_array` made."""
+    _core.unpack(np.zeros(info(x).nbytes, np.uint8), [x])
+
+
+def to_library_of(x: Any, received: Any) -> Any:
+    """What was received into `new_like(x)`, as an array of the library and device of `x`."""
+    if not is_jax(x):
+        return received
+    if not isinstance(received, np.ndarray):
+        return to_library("jax gpu", received)
+    return sys.modules["jax"].device_put(received, x.sharding)
+
+
+def to_library(library: str, received: Any) -> Any:
+    """What was received into `new_array(library, ...)`, as an array of that library."""
+    if library not in ("jax", "jax gpu"):
+        return received
+    import jax
+
+    return jax.dlpack.from_dlpack(received) if library == "jax gpu" else jax.device_put(received)
+
+
+def copy_if_overlapping(x: Any, out: Any, verb: str) -> Any:
+    """`x`, or a copy of it where writing to `out` would change it."""
+    try:
+        overlap = _core.share_memory(x, out)
+    except (TypeError, InvalidArgumentError):
+        info(x, verb)
+        info(out, verb)
+        raise
+    if not overlap:
+        return x
+    own = new_like(x)
+    copy(x, own, verb)
+    return own
+
+
+def copy(x: Any, out: Any, verb: str) -> None:
+    """Copy the elements of `x` into `out`, whichever libraries and layouts they have.
+
+    Raises:
+      InvalidArgumentError: `out` has another dtype or shape, or cannot be written.
+    """
+    source, target = info(x, verb), info(out, verb)
+    if (source.dtype, source.shape) != (target.dtype, target.shape):
+        raise InvalidArgumentError(
+            f"{verb}: out is {target.dtype}{list(target.shape)} but the input is {source.dtype}{list(source.shape)}"
+        )
+    block = np.empty(source.nbytes, np.uint8)
+    _core.pack([x], block)
+    _core.unpack(block, [out])

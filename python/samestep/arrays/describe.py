@@ -1,0 +1,141 @@
+"""What counts as an array, and what it is, whichever library made it."""
+
+from __future__ import annotations
+
+import array as _array
+import math
+import operator
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from samestep import _core
+from samestep._util.text import short_repr
+from samestep.errors import InvalidArgumentError
+
+__all__ = ["ArrayInfo", "extents", "info", "is_array", "is_jax", "library_of", "readable"]
+
+_MAX_NBYTES = 1 << 57  # no machine gives a process more addresses
+
+
+class ArrayInfo(NamedTuple):
+    """What an array is, whichever library made it."""
+
+    dtype: str
+    """NumPy's name of the element type; "bfloat16" and the float8 types as ml_dtypes names them."""
+    shape: tuple[int, ...]
+    nbytes: int
+    writable: bool
+    contiguous: bool
+    device: str
+    """"cpu", "cuda" or "rocm"."""
+
+
+def is_array(x: Any) -> bool:
+    """Whether `x` is an array: not a Python or NumPy scalar, not bytes or str, not a list.
+
+    Example:
+      >>> is_array(np.zeros(3)), is_array(np.float32(1)), is_array([1.0])
+      (True, False, False)
+    """
+    if isinstance(x, (np.ndarray, _array.array, memoryview, bytearray)):
+        return True
+    if isinstance(x, (np.generic, type)):
+        return False
+    return hasattr(x, "__dlpack__") or hasattr(x, "__cuda_array_interface__")
+
+
+def info(x: Any, verb: str | None = None) -> ArrayInfo:
+    """Describe an array.
+
+    Args:
+      x: the array.
+      verb: what the user called, at the beginning of errors.
+
+    Raises:
+      TypeError: `x` is no array.
+      InvalidArgumentError: its elements cannot be sent (dtype, byte order, layout).
+    """
+    try:
+        dtype, shape, _, nbytes, readonly, contiguous, device, _, _ = _core.view_info(x)
+    except (TypeError, InvalidArgumentError) as error:
+        if verb is None:
+            raise
+        raise type(error)(f"{verb}: {error}") from error
+    return ArrayInfo(dtype, shape, nbytes, not readonly, contiguous, device)
+
+
+def readable(x: Any, verb: str) -> tuple[Any, bool]:
+    """An array for what a user passes where a value is meant: arrays as they are, numbers as 0-d arrays.
+
+    Returns:
+      The array, and whether `x` was a number, so that the result should be one.
+    """
+    if isinstance(x, (np.generic, bool, int, float, complex)):
+        value = np.array(x)
+        if value.dtype == object:
+            raise InvalidArgumentError(
+                f"{verb}: {x!r} does not fit 64 bits; send it with the ..._object verbs"
+            )
+        return value, True
+    return x, False
+
+
+def extents(shape: Any, itemsize: int, verb: str) -> tuple[int, ...]:
+    """The shape of a new array whose elements have `itemsize` bytes.
+
+    Raises:
+      TypeError: `shape` is neither an int nor a sequence of ints.
+      InvalidArgumentError: an extent is negative, or no memory can hold so many elements.
+
+    Example:
+      >>> extents(3, 8, "empty"), extents([2, np.int64(5)], 8, "empty")
+      ((3,), (2, 5))
+    """
+    try:
+        given = shape if np.iterable(shape) and not isinstance(shape, (str, bytes)) else [shape]
+        result = tuple(operator.index(extent) for extent in given)
+    except TypeError:
+        raise TypeError(
+            f"{verb}: shape must be an int or a sequence of ints, got {short_repr(shape)}"
+        ) from None
+    if any(extent < 0 for extent in result):
+        raise InvalidArgumentError(f"{verb}: shape {short_repr(shape)} has a negative extent")
+    if math.prod(extent for extent in result if extent) * itemsize > _MAX_NBYTES:
+        raise InvalidArgumentError(
+            f"{verb}: shape {short_repr(shape)} of {itemsize} bytes for each element is more than any memory holds"
+        )
+    return result
+
+
+def _library(x: Any) -> str:
+    return type(x).__module__.partition(".")[0]
+
+
+def is_jax(x: Any) -> bool:
+    """Whether `x` is a JAX array (a tracer counts too)."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(x, jax.Array)
+
+
+def library_of(x: Any) -> str:
+    """Name of the library whose arrays `x` should be answered with.
+
+    "numpy", "torch" or "jax"; for device memory "torch gpu", "jax gpu", "cupy", or "gpu" for our own arrays, where
+    the library of `x` cannot be asked for one.
+    """
+    if is_jax(x):
+        return "jax gpu" if _jax_platform(x) in ("gpu", "cuda", "rocm") else "jax"
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return "torch gpu" if x.is_cuda else "torch"
+    if isinstance(x, np.ndarray) or not hasattr(x, "__cuda_array_interface__"):
+        on_device = not isinstance(x, np.ndarray) and _core.view_info(x)[6] != "cpu"
+        return "gpu" if on_device else "numpy"
+    return "cupy" if _library(x) == "cupy" else "gpu"
+
+
+def _jax_platform(x: Any) -> str:
+    jax = sys.modules["jax"]
+    return "" if isinstance(x, jax.core.Tracer) else next(iter(x.devices())).platform

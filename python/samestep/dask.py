@@ -1,0 +1,146 @@
+"""Ranks on the workers of a Dask cluster: `run(client, function)`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from samestep.errors import Error
+from samestep.launch import plan
+from samestep.world.lifecycle import finalize, initialized
+
+__all__ = ["run"]
+
+_GRACE_S = 10.0  # for the other ranks to end after one has failed
+
+
+def run(
+    client: Any,
+    function: Callable[..., Any],
+    *arguments: Any,
+    workers: Sequence[str] | None = None,
+    **keywords: Any,
+) -> list[Any]:
+    """Calls a function on every worker of a Dask cluster, each as one rank of a job; returns their results by rank.
+
+    The function starts with `samestep.initialize()`, as a script does, and returns something that can be pickled. Ranks
+    are numbered host by host. The workers have to be processes, one for each rank: `LocalCluster(processes=True)`.
+
+    Args:
+      client: a `distributed.Client`.
+      function: called with `arguments` and `keywords`. Its backend is finalized when it returns.
+      workers: their addresses; None = all that the cluster has now.
+
+    Raises:
+      ValueError: the cluster has no such workers, or several ranks would share a process.
+      Exception: of the first rank that failed by an error of its own. The others end by the errors that they get in
+        consequence, and what goes on is cancelled. A worker that dies is a `PeerLostError` of the others that names its
+        rank.
+
+    Example:
+      >>> def total():
+      ...     import numpy as np, samestep as ss
+      ...     return float(ss.initialize().allreduce(np.ones(1))[0])
+      >>> from distributed import Client, LocalCluster  # doctest: +SKIP
+      >>> samestep.dask.run(Client(LocalCluster(n_workers=2)), total)  # doctest: +SKIP
+      [2.0, 2.0]
+    """
+    distributed: Any = importlib.import_module("distributed")  # without types
+
+    places = _places(client, workers)
+    addresses = [address for address, _ in places]
+    where = client.run(_free_address, workers=addresses[:1])[addresses[0]]
+    job, secret = secrets.token_hex(4), secrets.token_hex(16)
+    futures = []
+    for address, place in places:
+        variables = plan.environment(
+            place, master_addr=where[0], master_port=where[1], secret=secret, inherited={}
+        )
+        future = client.submit(
+            *(_rank, function, arguments, keywords, variables),
+            key=f"samestep-{job}-rank-{place.rank}",
+            workers=[address],
+            allow_other_workers=False,
+            pure=False,
+            retries=0,
+        )
+        futures.append(future)
+    try:
+        if all(
+            future.status == "finished" for future in distributed.as_completed(futures, raise_errors=False)
+        ):
+            return [future.result() for future in futures]
+        with contextlib.suppress(TimeoutError):  # a rank that does not end after another one has failed
+            distributed.wait(list(futures), timeout=_GRACE_S)
+        errors = [future.exception() for future in futures if future.status == "error"]
+        raise next((error for error in errors if not isinstance(error, Error)), errors[0])
+    finally:
+        client.cancel(list(futures), force=True)
+
+
+def _places(client: Any, workers: Sequence[str] | None) -> list[tuple[str, plan.Place]]:
+    """Address and place of each rank, host by host."""
+    known = client.scheduler_info(n_workers=-1)["workers"]
+    chosen = sorted(known if workers is None else workers)
+    if not chosen or (unknown := [address for address in chosen if address not in known]):
+        asked = ", ".join(unknown) if chosen else "any"
+        raise ValueError(
+            f"samestep.dask.run: the cluster has no worker {asked}; it has {', '.join(known) or 'none'}"
+        )
+    processes = client.run(_process, workers=chosen)
+    if len(set(processes.values())) < len(chosen):
+        raise ValueError(
+            "samestep.dask.run: several workers share a process, and a rank needs one of its own: "
+            "LocalCluster(processes=True), or one worker for each process"
+        )
+    hosts = [known[address]["host"] for address in chosen]
+    in_order = sorted(range(len(chosen)), key=lambda i: hosts.index(hosts[i]))
+    return list(zip([chosen[i] for i in in_order], plan.places([hosts[i] for i in in_order]), strict=True))
+
+
+def _process() -> tuple[str, int]:
+    return socket.gethostname(), os.getpid()
+
+
+def _free_address(dask_worker: Any) -> tuple[str, int]:
+    """Of this worker's host: its address in the cluster, and a port that was free just now."""
+    host = dask_worker.address.rpartition("/")[2].rpartition(":")[0].strip("[]")
+    with socket.create_server((host, 0)) as listener:
+        return host, listener.getsockname()[1]
+
+
+def _rank(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    variables: Mapping[str, str],
+) -> Any:
+    """Runs on a worker: the function as a rank of the job that the variables describe."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        found = function(*arguments, **keywords)
+        _finalize()
+        return found
+    except BaseException:
+        with contextlib.suppress(
+            Error
+        ):  # the others are not at their end, and the first error is the one to show
+            _finalize()
+        raise
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _finalize() -> None:
+    if initialized():
+        finalize()

@@ -1,0 +1,1 @@
+"""The GPUs of this rank: their libraries, their memory, and groups that take it."""

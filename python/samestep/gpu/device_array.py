@@ -1,0 +1,105 @@
+"""Arrays of our own in device memory, for libraries that cannot be asked for new ones."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from samestep import _core
+from samestep._util.dtypes import numpy_dtype
+
+__all__ = ["DeviceArray", "FlatView"]
+
+_TYPES = {
+    "bool": "|b1",
+    "int8": "|i1",
+    "uint8": "|u1",
+    "int16": "<i2",
+    "int32": "<i4",
+    "int64": "<i8",
+    "uint16": "<u2",
+    "uint32": "<u4",
+    "uint64": "<u8",
+    "float16": "<f2",
+    "float32": "<f4",
+    "float64": "<f8",
+    "complex64": "<c8",
+    "complex128": "<c16",
+}
+_DLPACK_DEVICES = {"cuda": 2, "rocm": 10}
+
+
+class DeviceArray:
+    """Device memory with a dtype and a shape, contiguous and writable, not initialised.
+
+    It does nothing but hold elements: hand it to a library that takes `__cuda_array_interface__` or DLPack. Its memory
+    is freed with the last array that uses it, and to free memory waits for all that the device is doing (cudaFree,
+    hipFree): in a loop pass `out=` and let results be written to the same array.
+    """
+
+    def __init__(
+        self,
+        gpu: _core.GpuLibrary,
+        dtype: str,
+        shape: tuple[int, ...],
+        *,
+        device: int | None = None,
+        stream: int | None = None,
+    ) -> None:
+        """An array on `device` (None: the current one) that is used in `stream` (None: by the host's order)."""
+        place = gpu.current_device() if device is None else device
+        self._memory = gpu.allocate(math.prod(shape) * _core.itemsize(dtype), place)
+        self._kind = gpu.kind
+        self.dtype = dtype
+        self.shape = shape
+        self.stream = stream
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.dtype not in _TYPES:
+            raise AttributeError(f"__cuda_array_interface__ has no {self.dtype}")
+        return {
+            "shape": self.shape,
+            "typestr": _TYPES[self.dtype],
+            "data": (self._memory.address, False),
+            "version": 3,
+            "strides": None,
+            "stream": None if self.stream is None else self.stream or 1,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _DLPACK_DEVICES[self._kind], self._memory.device
+
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+    ) -> Any:
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError("DeviceArray makes no copies; use numpy()")
+        memory = self._memory
+        versioned = max_version is not None and max_version[0] >= 1
+        return _core.to_dlpack(
+            memory, memory.address, self.dtype, self.shape, self._kind, memory.device, versioned
+        )
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """A copy on the host, once what is in the array's stream has ended."""
+        host: np.ndarray[Any, Any] = np.empty(self.shape, numpy_dtype(self.dtype))
+        _core.pack([self], host.view(np.uint8) if host.ndim else host)
+        return host
+
+    def __repr__(self) -> str:
+        return f"<samestep.DeviceArray: {self.dtype}{list(self.shape)} on {self._kind} {self._memory.device}>"
+
+
+class FlatView:
+    """The elements of a contiguous array in device memory, as one dimension."""
+
+    def __init__(self, array: Any, count: int) -> None:
+        self._array = array
+        self._shape = (count,)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self._array.__cuda_array_interface__, "shape": self._shape, "strides": None}

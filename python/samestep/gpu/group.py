@@ -1,0 +1,109 @@
+"""Groups whose ranks have a GPU each: who may join, and the communicator that takes their arrays."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from samestep import _core, _settings
+from samestep.errors import Error, UnavailableError
+from samestep.gpu import mpi_support
+from samestep.gpu.runtime import gpu
+from samestep.gpu.runtime import nccl as nccl_of
+
+__all__ = ["DeviceInfo", "open_device", "open_group", "require_all"]
+
+
+class DeviceInfo(NamedTuple):
+    """What one rank tells the others before device arrays can be used."""
+
+    problem: str
+    """Why this rank cannot; "" if it can."""
+    nccl: str
+    """Version of NCCL or RCCL, "" without it."""
+    place: str
+    """Host and physical device."""
+
+
+def open_device(kind: str, device: int | None, host: str, *, with_nccl: bool) -> DeviceInfo:
+    """Open what this rank needs for its device. Never raises: the ranks compare what they found first."""
+    if device is None:
+        return DeviceInfo("no device is assigned to it", "", "")
+    try:
+        place = f"{host} {gpu(kind).bus_id(device)}"
+        return DeviceInfo("", nccl_of(kind).version if with_nccl else "", place)
+    except Error as error:
+        return DeviceInfo(str(error), "", "")
+
+
+def require_all(table: list[DeviceInfo]) -> None:
+    """Raise the same UnavailableError on all ranks where NCCL cannot be used by all of them together. Pure."""
+    problems = [f"rank {rank}: {info.problem}" for rank, info in enumerate(table) if info.problem]
+    if problems:
+        raise UnavailableError(f"NCCLBackend cannot be used. {'; '.join(problems)}")
+    versions = {info.nccl: rank for rank, info in reversed(list(enumerate(table)))}
+    if len(versions) > 1:
+        found = ", ".join(f"{version} on rank {rank}" for version, rank in versions.items())
+        raise UnavailableError(
+            f"NCCLBackend: all ranks must load the same NCCL, but there is {found}. Cure: install one version in all "
+            "environments, or set SAMESTEP_NCCL_LIBRARY to the same file on all ranks"
+        )
+    _require_own_devices(table)
+
+
+class DeviceList(NamedTuple):
+    """What one rank tells the others before it uses several devices together."""
+
+    places: list[str]
+    """Host and physical device of each."""
+    may_share: bool
+    """Whether its NCCL takes a device that another rank uses too."""
+
+
+def can_join(table: list[DeviceList]) -> bool:
+    """Whether NCCL takes all devices of all ranks together. Pure."""
+    places = [place for listed in table for place in listed.places]
+    if any(len(set(listed.places)) < len(listed.places) for listed in table):
+        return False
+    return len(set(places)) == len(places) or all(listed.may_share for listed in table)
+
+
+def sharing_is_allowed(kind: str) -> bool:
+    """Whether NCCL in this process is configured to accept a device that another rank uses too."""
+    return _may_share(nccl_of("hip" if kind == "rocm" else "cuda").version)
+
+
+def _may_share(nccl: str) -> bool:
+    if os.environ.get("NCCL_HOSTID"):
+        return True
+    version = tuple(int(part) for part in nccl.split("."))
+    return version >= (2, 30) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+
+
+def _require_own_devices(table: list[DeviceInfo]) -> None:
+    sharing: dict[str, list[int]] = {}
+    for rank, info in enumerate(table):
+        sharing.setdefault(info.place, []).append(rank)
+    ranks = next((ranks for ranks in sharing.values() if len(ranks) > 1), None)
+    if ranks is None or _may_share(table[0].nccl):
+        return
+    device = table[ranks[0]].place.split()[-1]
+    raise UnavailableError(
+        f"NCCLBackend: ranks {' and '.join(map(str, ranks))} use the same device ({device}), which NCCL "
+        f"{table[0].nccl} refuses. Cure: start as many ranks as there are devices; or use NCCL 2.30 or newer with "
+        "NCCL_MULTI_RANK_GPU_ENABLE=1; or samestep.MPIBackend or NativeBackend, which take device arrays too"
+    )
+
+
+def open_group(
+    comm: _core.Communicator, kind: str, device: int, timeout: float, *, with_nccl: bool
+) -> _core.Communicator:
+    """The group of `comm` that takes arrays of `device` as well. Collective.
+
+    Environment: `SAMESTEP_STAGING_BYTES` is how many bytes of a long array go through the host at a time (default
+    4 MiB).
+    """
+    nccl = nccl_of(kind) if with_nccl else None
+    piece = int(os.environ.get(_settings.STAGING_BYTES, "0"))
+    direct = comm.transport == "mpi" and mpi_support.decide(kind, device)[0]
+    return _core.open_devices(comm, gpu(kind), device, nccl, piece, timeout, direct)

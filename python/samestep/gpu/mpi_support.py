@@ -1,0 +1,151 @@
+"""Whether device memory is handed to MPI as it lies, where it is only moved: only where that was asked for.
+
+A library that says it can may still crash, and one that says it cannot may do so in part; see `decide`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Mapping
+
+from samestep import _settings
+from samestep.errors import InvalidArgumentError
+
+__all__ = ["decide", "describe", "query", "wanted"]
+
+VARIABLE = _settings.GPU_AWARE_MPI
+_TRIAL_TIMEOUT_S = 60.0
+_COUNT = 1 << 16  # bytes: longer than any eager message
+_OF_A_JOB = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "SLURM_", "PALS_", "FLUX_")
+
+
+def wanted(env: Mapping[str, str]) -> str:
+    """ "0", "1" or "auto". Pure.
+
+    Raises:
+      InvalidArgumentError: it is set to something else.
+
+    Example:
+      >>> wanted({}), wanted({"SAMESTEP_GPU_AWARE_MPI": "auto"})
+      ('0', 'auto')
+    """
+    return _settings.parse(VARIABLE, env.get(VARIABLE))
+
+
+def decide(kind: str, device: int) -> tuple[bool, str]:
+    """Whether MPI is given device memory, and why.
+
+    With `auto`: if the library says that it can (MPIX_Query_cuda_support, MPIX_Query_rocm_support,
+    MPIX_Query_hip_support) and has sent a device buffer in a process of its own, which a library that is wrong
+    about itself takes down instead of this one. Once in a process.
+
+    Args:
+      kind: "cuda" or "hip".
+      device: on which it is tried.
+    """
+    asked = wanted(os.environ)
+    if asked != "auto":
+        return asked == "1", f"{VARIABLE}={asked}" if VARIABLE in os.environ else "not asked for"
+    return _tried(kind, device)
+
+
+@functools.cache
+def _tried(kind: str, device: int) -> tuple[bool, str]:
+    if not query(kind):
+        return False, "the MPI library says that it cannot"
+    problem = _trial(kind, device)
+    return not problem, problem or "the MPI library can, and did"
+
+
+def query(kind: str) -> bool:
+    """What the MPI library says of itself. False if it does not load or has no word for it."""
+    from samestep._util import mpi_library
+
+    path = mpi_library.load().path
+    if not path:
+        return False
+    library = ctypes.CDLL(path)
+    names = (
+        ("MPIX_Query_cuda_support",)
+        if kind == "cuda"
+        else ("MPIX_Query_rocm_support", "MPIX_Query_hip_support")
+    )
+    for name in names:
+        function = getattr(library, name, None)
+        if function is None:
+            continue
+        if name.endswith("hip_support"):  # MPICH's, which writes its answer
+            answer = ctypes.c_int(0)
+            function(ctypes.byref(answer))
+            return bool(answer.value)
+        return bool(function())
+    return False
+
+
+def _trial(kind: str, device: int) -> str:
+    """Why a message from device memory to device memory did not arrive in a process of its own, or ""."""
+    import subprocess  # not for those who only import the package
+
+    env = {
+        k: v for k, v in os.environ.items() if not k.startswith(_OF_A_JOB)
+    }  # alone, not a rank of this job
+    env |= {
+        k: v
+        for k, v in os.environ.items()
+        if k.startswith("OMPI_MCA_") and "ess" not in k and "pmix" not in k
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "samestep.gpu.mpi_support", kind, str(device)],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TRIAL_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the MPI library says that it can, but a trial did not end: {error}"
+    if done.returncode == 0 and done.stdout.endswith("arrived\n"):
+        return ""
+    last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+    return f"the MPI library says that it can, but a trial failed with exit code {done.returncode}: {last}"
+
+
+def describe(kind: str) -> str:
+    """One sentence for `samestep doctor`. Never raises; tries nothing."""
+    try:
+        asked = wanted(os.environ)
+    except InvalidArgumentError as error:
+        return str(error)
+    says = f"the MPI library says that it {'can' if query(kind) else 'cannot'}"
+    how = {"0": "off", "1": "on", "auto": "if a trial succeeds"}[asked]
+    return f"{how} ({VARIABLE}={asked}); {says}"
+
+
+def _main(kind: str, device: int) -> None:
+    """The trial: a message from device memory to device memory, by this process to itself."""
+    from mpi4py import MPI
+
+    from samestep import _core
+    from samestep.gpu import runtime
+    from samestep.gpu.device_array import DeviceArray
+
+    gpu = runtime.gpu(kind)
+    gpu.set_device(device)
+    arrays = [DeviceArray(gpu, "uint8", (_COUNT,), device=device) for _ in range(2)]
+    sent = bytes(k % 251 for k in range(_COUNT))
+    _core.unpack(bytearray(sent), [arrays[0]])
+    buffers = [MPI.memory.fromaddress(array._memory.address, _COUNT) for array in arrays]
+    requests = [MPI.COMM_SELF.Irecv(buffers[1], 0, 0), MPI.COMM_SELF.Isend(buffers[0], 0, 0)]
+    MPI.Request.Waitall(requests)
+    if arrays[1].numpy().tobytes() != sent:
+        sys.exit("the message arrived with other bytes")
+    print("arrived", flush=True)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,1 @@
+"""A group of ranks: its collectives, messages and objects."""

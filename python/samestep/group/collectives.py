@@ -1,0 +1,385 @@
+"""Collectives on arrays, as methods of `Backend`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from samestep import _core, arrays
+from samestep.errors import InvalidArgumentError
+from samestep.group.compiled import traceable
+from samestep.group.method_support import MethodSupport
+from samestep.group.work import CallTimeout, Work
+from samestep.reduce_ops import Op, resolve
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["CollectiveMethods", "require_backend"]
+
+_A = TypeVar("_A")  # an array, or a number
+
+
+def require_backend(function: str, given: Any) -> None:
+    """Raise TypeError unless `given`, the first argument of `function`, is a backend."""
+    if not isinstance(given, CollectiveMethods):
+        raise TypeError(
+            f"{function}: the first argument is the backend, e.g. samestep.get_distributed_backend(), "
+            f"got {type(given).__name__}"
+        )
+
+
+class CollectiveMethods(MethodSupport):
+    """Collectives on arrays. All ranks of a group call the same collectives in the same order.
+
+    Each blocking method has a non-blocking variant `i...` that returns a `Work`. Rules for all of them:
+
+    * Arrays may come from any library and have any memory layout; strided arrays are staged.
+    * A writable array is changed in place, and the result is always returned. For an array that is not writable
+      (JAX, read-only NumPy) the result is a new array of the same library. With `out=` the result is written there,
+      and `x` keeps its elements.
+    * `x` may be a Python or NumPy number; then the result is a number.
+    * `timeout`: seconds until `TimeoutError`, after which the group cannot be used; by default the timeout of the
+      group. With `timeout` the host also waits for the device to finish; without it only the device's stream waits.
+    * If ranks differ in shape, dtype, op or root, every rank raises `MismatchError` and the group stays usable.
+    """
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process in the group, 0 <= rank < size."""
+        return self._comm.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks of the group."""
+        return self._comm.size
+
+    # ---- reductions
+
+    @_core.fast_method
+    @traceable
+    def allreduce(self, x: _A, op: Op = "sum", *, out: _A | None = None, timeout: float | None = None) -> _A:
+        """Reduce `x` over all ranks, elementwise; every rank gets the result.
+
+        Args:
+          x: array of any shape, the same shape and dtype on all ranks.
+          op: an operator, see `ReduceOp`.
+          out: array of the same shape and dtype for the result.
+          timeout: seconds, see the class.
+
+        Returns:
+          `x` itself, or `out`, or a new array if `x` is not writable. The bits are the same on all ranks.
+
+        Raises:
+          InvalidArgumentError: the dtype does not support `op`, or `out` does not fit; nothing was sent.
+          MismatchError: on every rank, if the ranks differ in shape, dtype or op.
+          TimeoutError, PeerLostError: ranks are late or have ended; the group cannot be used any more.
+
+        Source: MPI 5.0, section 6.9.6 (MPI_Allreduce).
+
+        Example:
+          >>> import numpy as np, samestep as ss
+          >>> backend = ss.initialize()
+          >>> backend.allreduce(np.array([1.0, 2.0]), "sum") / backend.size
+          array([1., 2.])
+        """
+        limit = self._call_timeout(timeout)
+        return self._start_allreduce(x, op, out, limit)._wait_blocking(on_host=limit.on_host)
+
+    def iallreduce(self, x: _A, op: Op = "sum", *, out: _A | None = None) -> Work[_A]:
+        """Non-blocking `allreduce`; the result of the Work is what `allreduce` returns."""
+        return self._start_allreduce(x, op, out, self._call_timeout(None))
+
+    def _start_allreduce(self, x: _A, op: Op, out: _A | None, limit: CallTimeout) -> Work[_A]:
+        code, factor = resolve(op, "allreduce")
+        x, is_number = arrays.readable(x, "allreduce")
+        into, finish = self._output_like(x, out, is_number, "allreduce")
+        return Work(self._comm.allreduce(x, into, code, factor), limit.seconds, finish)
+
+    @_core.fast_method
+    @traceable
+    def reduce(
+        self,
+        x: _A,
+        op: Op = "sum",
+        root: int = 0,
+        *,
+        out: _A | None = None,
+        timeout: float | None = None,
+    ) -> _A:
+        """Reduce `x` over all ranks, elementwise; root gets the result.
+
+        Args:
+          x: array of any shape, the same shape and dtype on all ranks.
+          op: an operator, see `ReduceOp`.
+          root: the rank, of this group, that gets the result.
+          out: at root, an array of the same shape and dtype for the result.
+          timeout: seconds, see the class.
+
+        Returns:
+          At root as `allreduce`; elsewhere `x`, unchanged.
+
+        Source: MPI 5.0, section 6.9.1 (MPI_Reduce).
+        """
+        limit = self._call_timeout(timeout)
+        return self._start_reduce(x, op, root, out, limit)._wait_blocking(on_host=limit.on_host)
+
+    def ireduce(self, x: _A, op: Op = "sum", root: int = 0, *, out: _A | None = None) -> Work[_A]:
+        """Non-blocking `reduce`."""
+        return self._start_reduce(x, op, root, out, self._call_timeout(None))
+
+    def _start_reduce(self, x: _A, op: Op, root: int, out: _A | None, limit: CallTimeout) -> Work[_A]:
+        code, factor = resolve(op, "reduce")
+        array, is_number = arrays.readable(x, "reduce")
+        root = self._rank_number(root, "reduce", "root")
+        if self.rank == root:
+            into, finish = self._output_like(array, out, is_number, "reduce")
+        else:
+            into, finish = None, (lambda: array.item() if is_number else array)
+        return Work(self._comm.reduce(array, into, code, factor, root), limit.seconds, finish)
+
+    @_core.fast_method
+    @traceable
+    def reduce_scatter(
+        self, x: _A, op: Op = "sum", *, out: _A | None = None, timeout: float | None = None
+    ) -> _A:
+        """Reduce `x` over all ranks, elementwise; rank r gets block r of the result.
+
+        Args:
+          x: array of shape `(size, *shape)`, the same on all ranks; not changed.
+          op: an operator, see `ReduceOp`.
+          out: array of shape `shape` for the result.
+          timeout: seconds, see the class.
+
+        Returns:
+          `out`, or a new array of shape `shape`.
+
+        Source: MPI 5.0, section 6.10.1 (MPI_Reduce_scatter_block).
+        """
+        limit = self._call_timeout(timeout)
+        return self._start_reduce_scatter(x, op, out, limit)._wait_blocking(on_host=limit.on_host)
+
+    def ireduce_scatter(self, x: _A, op: Op = "sum", *, out: _A | None = None) -> Work[_A]:
+        """Non-blocking `reduce_scatter`."""
+        return self._start_reduce_scatter(x, op, out, self._call_timeout(None))
+
+    def _start_reduce_scatter(self, x: _A, op: Op, out: _A | None, limit: CallTimeout) -> Work[_A]:
+        code, factor = resolve(op, "reduce_scatter")
+        shape = self._block_shape(x, "reduce_scatter")
+        into, finish = self._output_of_shape(x, shape, out)
+        return Work(self._comm.reduce_scatter(x, into, code, factor), limit.seconds, finish)
+
+    # ---- one to all, all to one
+
+    @_core.fast_method
+    @traceable
+    def bcast(self, x: _A, root: int = 0, *, out: _A | None = None, timeout: float | None = None) -> _A:
+        """Broadcast the elements of root's array to all ranks.
+
+        Args:
+          x: array, the same shape and dtype on all ranks.
+          root: the rank, of this group, whose elements are sent.
+          out: array for the result, on every rank; root's `out` is written as well.
+          timeout: seconds, see the class.
+
+        Returns:
+          `x`, or `out`, or a new array if `x` is not writable.
+
+        Source: MPI 5.0, section 6.4 (MPI_Bcast).
+        """
+        limit = self._call_timeout(timeout)
+        return self._start_bcast(x, root, out, limit)._wait_blocking(on_host=limit.on_host)
+
+    def ibcast(self, x: _A, root: int = 0, *, out: _A | None = None) -> Work[_A]:
+        """Non-blocking `bcast`."""
+        return self._start_bcast(x, root, out, self._call_timeout(None))
+
+    def _start_bcast(self, x: _A, root: int, out: _A | None, limit: CallTimeout) -> Work[_A]:
+        array, is_number = arrays.readable(x, "bcast")
+        root = self._rank_number(root, "bcast", "root")
+        if self.rank == root:
+            if out is None:
+                return Work(
+                    self._comm.bcast(array, root),
+                    limit.seconds,
+                    lambda: array.item() if is_number else array,
+                )
+            arrays.copy(array, out, "bcast")
+            return Work(self._comm.bcast(out, root), limit.seconds, lambda: out)
+        if out is not None and array is not None:
+            known = arrays.info(array, "bcast")
+            self._require_fitting(out, known.dtype, known.shape, "bcast")
+        into, finish = self._output_like(array, out, is_number, "bcast")
+        return Work(self._comm.bcast(array if into is None else into, root), limit.seconds, finish)
+
+    @overload
+    def gather(
+        self, x: complex, root: int = 0, *, out: Any = None, timeout: float | None = None
+    ) -> np.ndarray[Any, Any] | None: ...
+    @overload
+    def gather(
+        self, x: _A, root: int = 0, *, out: _A | None = None, timeout: float | None = None
+    ) -> _A | None: ...
+    def gather(self, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None) -> Any:
+        """Gather the arrays of all ranks at root.
+
+        Args:
+          x: array of any shape, the same shape and dtype on all ranks.
+          root: the rank, of this group, that gets the arrays.
+          out: at root, an array of shape `(size, *x.shape)` for the result.
+          timeout: seconds, see the class.
+
+        Returns:
+          At root `out`, or a new array of that shape, whose entry r is the array of rank r; elsewhere None.
+
+        Source: MPI 5.0, section 6.5 (MPI_Gather).
+        """
+        limit = self._call_timeout(timeout)
+        return self._start_gather(x, root, out, limit)._wait_blocking(on_host=limit.on_host)
+
+    @overload
+    def igather(self, x: complex, root: int = 0, *, out: Any = None) -> Work[np.ndarray[Any, Any] | None]: ...
+    @overload
+    def igather(self, x: _A, root: int = 0, *, out: _A | None = None) -> Work[_A | None]: ...
+    def igather(self, x: Any, root: int = 0, *, out: Any = None) -> Work[Any]:
+        """Non-blocking `gather`."""
+        return self._start_gather(x, root, out, self._call_timeout(None))
+
+    def _start_gather(self, x: Any, root: int, out: Any, limit: CallTimeout) -> Work[Any]:
+        x, _ = arrays.readable(x, "gather")
+        root = self._rank_number(root, "gather", "root")
+        if self.rank != root:
+            return Work(self._comm.gather(x, None, root), limit.seconds)
+        into, finish = self._output_of_shape(x, (self.size, *arrays.info(x, "gather").shape), out)
+        return Work(self._comm.gather(x, into, root), limit.seconds, finish)
+
+    @overload
+    def scatter(
+        self, x: None = None, root: int = 0, *, out: None = None, timeout: float | None = None
+    ) -> Any: ...
+    @overload
+    def scatter(
+        self, x: _A | None = None, root: int = 0, *, out: _A | None = None, timeout: float | None = None
+    ) -> _A: ...
+    def scatter(self, x: Any = None, root: int = 0, *, out: Any = None, timeout: float | None = None) -> Any:
+        """Scatter the blocks of root's array: rank r gets block r.
+
+        Args:
+          x: at root, shape `(size, *shape)`; elsewhere None.
+          root: the rank, of this group, whose blocks are sent.
+          out: array of shape `shape` for the result; None for a new array of root's library.
+          timeout: seconds, see the class.
+
+        Source: MPI 5.0, section 6.6 (MPI_Scatter).
+        """
+        limit = self._call_timeout(timeout)
+        return self._start_scatter(x, root, out, limit)._wait_blocking(on_host=limit.on_host)
+
+    @overload
+    def iscatter(self, x: None = None, root: int = 0, *, out: None = None) -> Work[Any]: ...
+    @overload
+    def iscatter(self, x: _A | None = None, root: int = 0, *, out: _A | None = None) -> Work[_A]: ...
+    def iscatter(self, x: Any = None, root: int = 0, *, out: Any = None) -> Work[Any]:
+        """Non-blocking `scatter`; the call itself waits once, for the shape and dtype from root."""
+        return self._start_scatter(x, root, out, self._call_timeout(None))
+
+    def _start_scatter(self, x: Any, root: int, out: Any, limit: CallTimeout) -> Work[Any]:
+        def checked() -> tuple[int, ...]:
+            shape = self._block_shape(x, "scatter")
+            self._require_fitting(out, arrays.info(x, "scatter").dtype, shape, "scatter")
+            return shape
+
+        library, dtype, shape = self._broadcast_metadata(x, root, "scatter", checked, limit)
+        into = arrays.new_array(library, dtype, shape) if out is None else out
+        finish = (lambda: arrays.to_library(library, into)) if out is None else (lambda: out)
+        return Work(self._comm.scatter(x if self.rank == root else None, into, root), limit.seconds, finish)
+
+    # ---- all to all
+
+    @overload
+    def allgather(
+        self, x: complex, out: Any = None, *, timeout: float | None = None
+    ) -> np.ndarray[Any, Any]: ...
+    @overload
+    def allgather(self, x: _A, out: _A | None = None, *, timeout: float | None = None) -> _A: ...
+    @_core.fast_method
+    @traceable
+    def allgather(self, x: Any, out: Any = None, *, timeout: float | None = None) -> Any:
+        """Gather the arrays of all ranks at every rank.
+
+        Args:
+          x: array, the same shape and dtype on all ranks.
+          out: array of shape `(size, *x.shape)` for the result.
+          timeout: seconds, see the class.
+
+        Returns:
+          `out`, or a new array of that shape, whose entry r is the array of rank r.
+
+        Source: MPI 5.0, section 6.7 (MPI_Allgather).
+
+        Example:
+          >>> import numpy as np, samestep as ss
+          >>> ss.initialize().allgather(np.array([7, 8])).shape
+          (1, 2)
+        """
+        limit = self._call_timeout(timeout)
+        return self._start_allgather(x, out, limit)._wait_blocking(on_host=limit.on_host)
+
+    @overload
+    def iallgather(self, x: complex, out: Any = None) -> Work[np.ndarray[Any, Any]]: ...
+    @overload
+    def iallgather(self, x: _A, out: _A | None = None) -> Work[_A]: ...
+    def iallgather(self, x: Any, out: Any = None) -> Work[Any]:
+        """Non-blocking `allgather`."""
+        return self._start_allgather(x, out, self._call_timeout(None))
+
+    def _start_allgather(self, x: Any, out: Any, limit: CallTimeout) -> Work[Any]:
+        x, _ = arrays.readable(x, "allgather")
+        into, finish = self._output_of_shape(x, (self.size, *arrays.info(x, "allgather").shape), out)
+        return Work(self._comm.allgather(x, into), limit.seconds, finish)
+
+    @_core.fast_method
+    @traceable
+    def alltoall(self, x: _A, out: _A | None = None, *, timeout: float | None = None) -> _A:
+        """Exchange blocks: block i of `x` is sent to rank i, and block i of the result is received from rank i.
+
+        Args:
+          x: array whose first extent is a multiple of `size`, the same shape and dtype on all ranks; not changed.
+          out: array of the same shape for the result.
+          timeout: seconds, see the class.
+
+        Source: MPI 5.0, section 6.8 (MPI_Alltoall).
+        """
+        limit = self._call_timeout(timeout)
+        return self._start_alltoall(x, out, limit)._wait_blocking(on_host=limit.on_host)
+
+    def ialltoall(self, x: _A, out: _A | None = None) -> Work[_A]:
+        """Non-blocking `alltoall`."""
+        return self._start_alltoall(x, out, self._call_timeout(None))
+
+    def _start_alltoall(self, x: _A, out: _A | None, limit: CallTimeout) -> Work[_A]:
+        shape = arrays.info(x, "alltoall").shape
+        if not shape or shape[0] % self.size:
+            raise InvalidArgumentError(
+                f"alltoall: the first extent of shape {shape} is not a multiple of the {self.size} ranks"
+            )
+        into, finish = self._output_of_shape(x, shape, out)
+        return Work(self._comm.alltoall(x, into), limit.seconds, finish)
+
+    @_core.fast_method
+    def barrier(self, *, timeout: float | None = None) -> None:
+        """Wait until every rank of the group has called it.
+
+        Args:
+          timeout: seconds, see the class.
+
+        Source: MPI 5.0, section 6.3 (MPI_Barrier).
+        """
+        limit = self._call_timeout(timeout)
+        self._start_barrier(limit)._wait_blocking(on_host=limit.on_host)
+
+    def ibarrier(self) -> Work[None]:
+        """Non-blocking `barrier`; the Work is done when every rank has called it."""
+        return self._start_barrier(self._call_timeout(None))
+
+    def _start_barrier(self, limit: CallTimeout) -> Work[None]:
+        return Work(self._comm.barrier(), limit.seconds)

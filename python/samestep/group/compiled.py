@@ -1,0 +1,137 @@
+"""Collectives in functions that JAX traces, where arrays have no values yet: the call becomes part of the program."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from samestep._util.deadline import seconds
+from samestep.errors import InvalidArgumentError
+from samestep.group.compiled_collective import Collective
+from samestep.reduce_ops import Op, resolve
+
+__all__ = ["Collective", "call", "call_function", "group_of", "is_traced", "traceable"]
+
+Group = Any  # samestep.group.group.Group, which is made of what this module serves
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def is_traced(leaves: Sequence[Any]) -> bool:
+    """Whether a leaf is only a stand-in for an array, because JAX is tracing the caller."""
+    jax = sys.modules.get("jax")
+    return jax is not None and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+
+
+def group_of(backend: Group) -> Group:
+    """The group that compiled programs use: all ranks of `backend`, apart from it.
+
+    JAX runs a program while Python goes on, so its messages would otherwise meet the caller's in an order
+    that differs from rank to rank. Made when the first program is traced, collectively: all ranks trace the
+    same one.
+    """
+    group: Group | None = backend._cache.get("compiled programs")
+    if group is None:
+        group = backend._split(0, backend.rank, backend.timeout, backend.name)
+        assert group is not None
+        backend._cache["compiled programs"] = group
+    return group
+
+
+def call(collective: Collective, leaves: Sequence[Any]) -> list[Any]:
+    """Make the collective part of the program that is being traced, behind those that are part of it already.
+
+    Args:
+      collective: of the group that `group_of` returns.
+      leaves: tracers, arrays and numbers.
+
+    Returns:
+      Tracers of the results.
+
+    Raises:
+      InvalidArgumentError: the program is for several devices at once, or is to be differentiated where there is no
+        derivative.
+    """
+    from samestep.group import jax_primitive
+
+    _refuse_parallel_devices(collective.act)
+    return jax_primitive.bind(collective, leaves)
+
+
+def call_function(
+    act: str,
+    function: Callable[..., Sequence[Any]],
+    leaves: Sequence[Any],
+    *,
+    shapes: Sequence[tuple[int, ...]] | None = None,
+) -> list[Any]:
+    """Make a call of `function`, with writable NumPy arrays of the leaves' values, part of the program.
+
+    Args:
+      act: what the user called, for errors.
+      function: gets the values when the program runs, and returns arrays of the same dtypes.
+      leaves: of the tree; tracers, arrays and numbers.
+      shapes: of the results; those of the leaves unless given.
+
+    Raises:
+      InvalidArgumentError: the program is for several devices at once, or is transformed by `vmap` or `grad`.
+    """
+    from samestep.group import jax_primitive
+
+    _refuse_parallel_devices(act)
+    return jax_primitive.bind_function(act, function, leaves, shapes)
+
+
+def traceable(method: _Method) -> _Method:
+    """A verb on one array that becomes part of the program where the array is a tracer."""
+    signature = inspect.signature(method)
+    verb = method.__name__
+
+    @functools.wraps(method)
+    def either(self: Group, x: Any, *args: Any, **keywords: Any) -> Any:
+        if not is_traced([x]):
+            return method(self, x, *args, **keywords)
+        given = signature.bind(self, x, *args, **keywords)
+        given.apply_defaults()
+        return _call_verb(self, verb, x, given.arguments)
+
+    return either  # type: ignore[return-value]
+
+
+def _call_verb(backend: Group, verb: str, x: Any, given: dict[str, Any]) -> Any:
+    if given["out"] is not None:
+        raise InvalidArgumentError(f"{verb}: out= is not available in functions compiled by JAX")
+    op: Op = given.get("op", "sum")
+    code, factor = resolve(op)
+    root = backend._rank_number(given.get("root", 0), verb, "root")
+    backend._require_root(root, verb)
+    extents = x.shape
+    if verb == "reduce_scatter" and (not extents or extents[0] != backend.size):
+        raise InvalidArgumentError(
+            f"{verb}: the array must have shape (size, ...) = ({backend.size}, ...), got {extents}"
+        )
+    if verb == "alltoall" and (not extents or extents[0] % backend.size):
+        raise InvalidArgumentError(
+            f"{verb}: the first extent of shape {extents} is no multiple of the {backend.size} ranks"
+        )
+    timeout = given["timeout"]
+    limit = backend.timeout if timeout is None else seconds(timeout)
+    return call(Collective(group_of(backend), verb, verb, code, factor, root, limit), [x])[0]
+
+
+def _refuse_parallel_devices(act: str) -> None:
+    """Inside `pmap` and `shard_map` each device would call, in no order that ranks agree on."""
+    import jax
+
+    if not hasattr(jax.sharding, "get_abstract_mesh"):  # JAX before 0.5
+        return
+    mesh = jax.sharding.get_abstract_mesh()
+    n_devices = math.prod(mesh.shape[axis] for axis in getattr(mesh, "manual_axes", ()))
+    if n_devices > 1:
+        raise InvalidArgumentError(
+            f"{act} inside pmap or shard_map would be called by each of {n_devices} devices; reduce over them first "
+            "(jax.lax.psum or pmean) and call it outside, or start one rank for each device"
+        )

@@ -1,0 +1,29 @@
+"""A collective of a program compiled by JAX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from samestep.reduce_ops import ReduceOp
+
+__all__ = ["Collective"]
+
+
+class Collective(NamedTuple):
+    """What ranks do at one place in a program, but for the arrays."""
+
+    group: Any
+    """The backend's group for compiled programs."""
+    verb: str
+    act: str
+    """What the user called, for errors."""
+    op: int = ReduceOp.SUM.value
+    factor: float = 1.0
+    root: int = 0
+    timeout: float = math.inf
+    names: tuple[str, ...] = ("",)
+    """Of the leaves of a tree."""
+    explain: Callable[..., None] | None = None
+    """For trees, which the ranks compare: `explain(group, act, names, shapes, dtypes)` raises where they differ."""

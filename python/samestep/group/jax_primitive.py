@@ -1,0 +1,269 @@
+"""The primitive that stands for a collective in programs of JAX: how it is compiled, differentiated and vectorised.
+
+On CPU it is one custom call of XLA, whatever the number of arrays. The calls of a program are chained by a token, which
+JAX hands through loops and branches: all ranks make them in the order in which they were traced. On other platforms,
+and in programs for several devices, it is a call back to Python.
+
+Derivatives are those of the map from all ranks' inputs to all ranks' results, as with `jax.lax.psum` and torch: the
+gradient on a rank is that of the sum of what all ranks compute.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax._src import core, dispatch, effects
+from jax.interpreters import ad, batching, mlir
+
+from samestep import _core
+from samestep.errors import InvalidArgumentError
+from samestep.group import jax_errors
+from samestep.group.compiled_collective import Collective
+from samestep.reduce_ops import PREMUL, ReduceOp
+
+__all__ = ["bind", "bind_function"]
+
+_TARGET = "samestep_collective"
+_SUM, _AVG = ReduceOp.SUM.value, ReduceOp.AVG.value
+_ALLOWED_IN = ("ordered", "lowerable", "control_flow_allowed", "custom_derivatives_allowed", "remat_allowed")
+
+
+class _Order(effects.Effect):  # type: ignore[misc]
+    """That a program makes its collectives in the order in which they were traced."""
+
+    def __str__(self) -> str:
+        return "samestep"
+
+
+_ORDER = _Order()
+_aval = getattr(jax, "typeof", None) or jax.core.get_aval  # the second until JAX 0.6
+
+
+def bind(collective: Collective, leaves: Sequence[Any]) -> list[Any]:
+    """Add the collective to the program that is being traced."""
+    jax_errors.install()
+    return list(_primitive().bind(*map(jnp.asarray, leaves), collective=collective))
+
+
+@functools.cache
+def _primitive() -> Any:
+    for where in (*_ALLOWED_IN, "shardable_ordered"):  # the last one is newer than JAX 0.4
+        if hasattr(effects, f"{where}_effects"):
+            getattr(effects, f"{where}_effects").add_type(_Order)
+    made = core.Primitive(_TARGET)
+    made.multiple_results = True
+    made.def_impl(functools.partial(dispatch.apply_primitive, made))
+    made.def_effectful_abstract_eval(_abstract_results)
+    ad.primitive_jvps[made] = _jvp
+    ad.primitive_transposes[made] = _transpose
+    batching.primitive_batchers[made] = _batch
+    anew = {"cacheable": False} if "cacheable" in inspect.signature(mlir.register_lowering).parameters else {}
+    mlir.register_lowering(made, _lower_to_callback, **anew)
+    if hasattr(jax, "ffi"):  # since JAX 0.5
+        jax.ffi.register_ffi_target(_TARGET, _core.compiled_call_handler(), platform="cpu")
+        mlir.register_lowering(made, _lower_to_custom_call, platform="cpu", **anew)
+    return made
+
+
+def _abstract_results(*avals: Any, collective: Collective) -> tuple[list[Any], set[_Order]]:
+    def shape(given: tuple[int, ...]) -> tuple[int, ...]:
+        if collective.verb == "allgather":
+            return (collective.group.size, *given)
+        return given[1:] if collective.verb == "reduce_scatter" else given
+
+    return [core.ShapedArray(shape(aval.shape), aval.dtype) for aval in avals], {_ORDER}
+
+
+# ---- how it is compiled
+
+
+def _compiled_call(ctx: Any, collective: Collective) -> _core.CompiledCall:
+    """What the program refers to by its number. It lives as long as the group: XLA may still run a program that Python
+    has dropped.
+    """
+    group, verb, act, op, factor, root, timeout, names, explain = collective
+    shapes, dtypes = zip(*((aval.shape, str(aval.dtype)) for aval in ctx.avals_in), strict=True)
+    made = _core.CompiledCall(
+        group._comm,
+        verb,
+        op=op,
+        factor=factor,
+        root=root,
+        timeout=timeout,
+        act=act,
+        names=zlib.crc32("\0".join([act, *names]).encode(errors="surrogatepass")),
+        explain=explain and functools.partial(explain, group, act, names, shapes, dtypes),
+    )
+    group._cache.setdefault("compiled calls", []).append(made)
+    return made
+
+
+def _lower_to_custom_call(ctx: Any, *args: Any, collective: Collective) -> Any:
+    if getattr(ctx.module_context.axis_context, "num_devices", 1) != 1:
+        return _lower_to_callback(ctx, *args, collective=collective)
+    made = _compiled_call(ctx, collective)
+    with_token = ctx.replace(
+        avals_in=(core.abstract_token, *ctx.avals_in), avals_out=(core.abstract_token, *ctx.avals_out)
+    )
+    rule = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True)
+    token, *results = rule(with_token, ctx.tokens_in.get(_ORDER), *args, number=np.int64(made.number))
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({_ORDER: token})))
+    return results
+
+
+def _lower_to_callback(ctx: Any, *args: Any, collective: Collective) -> Any:
+    made = _compiled_call(ctx, collective)
+
+    def on_host(*given: Any) -> list[Any]:
+        results = [np.empty(aval.shape, aval.dtype) for aval in ctx.avals_out]
+        with jax_errors.transport():
+            made.run([np.asarray(value, order="C") for value in given], results)
+        return results
+
+    return _emit_callback(ctx, on_host, args)
+
+
+def _emit_callback(ctx: Any, on_host: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:
+    """A call back on the first of the program's devices."""
+    from jax._src.callback import _callback_op_sharding
+
+    results, token, _ = mlir.emit_python_callback(
+        ctx,
+        on_host,
+        ctx.tokens_in.get(_ORDER),
+        list(args),
+        ctx.avals_in,
+        ctx.avals_out,
+        has_side_effect=True,
+        sharding=_callback_op_sharding(ctx.module_context.axis_context, None, ctx.avals_out),
+    )
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({_ORDER: token})))
+    return results
+
+
+# ---- derivatives
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, collective: Collective) -> tuple[Any, Any]:
+    """All are linear, but for the operators that are not: a reduction of tangents is the tangent of the reduction."""
+    if collective.op not in (_SUM, _AVG, PREMUL):
+        raise InvalidArgumentError(
+            f"{collective.act}: only reductions with op sum, avg and premul have a derivative; "
+            "keep others out of it with jax.lax.stop_gradient(x)"
+        )
+    results = _primitive().bind(*primals, collective=collective)
+    moved = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+    changes = [ad.Zero(_aval(result).to_tangent_aval()) for result in results]
+    part = _part(collective, moved, "tangent")
+    for i, change in zip(moved, _bind_some(part, [tangents[i] for i in moved]), strict=True):
+        changes[i] = change
+    return results, changes
+
+
+def _transpose(cotangents: Sequence[Any], *inputs: Any, collective: Collective) -> list[Any]:
+    moved = [i for i, cotangent in enumerate(cotangents) if not isinstance(cotangent, ad.Zero)]
+    given = [cotangents[i] for i in moved]
+    back = _part(collective, moved, "gradient")._replace(
+        verb=_TRANSPOSED[collective.verb], op=_SUM, factor=1.0
+    )
+    size, root, rank = collective.group.size, collective.root, collective.group.rank
+    scale = {_AVG: 1.0 / size, PREMUL: collective.factor}.get(collective.op)
+    changes = _bind_some(back, given)
+    if scale is not None:
+        changes = [change * jnp.asarray(scale, change.dtype) for change in changes]
+    if collective.verb == "bcast" and rank != root:
+        changes = [jnp.zeros_like(change) for change in changes]
+    if collective.verb == "reduce" and rank != root:  # where the result was the input
+        changes = [change + own for change, own in zip(changes, given, strict=True)]
+    results = [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in inputs]
+    for i, change in zip(moved, changes, strict=True):
+        results[i] = change
+    return results
+
+
+_TRANSPOSED = {
+    "allreduce": "allreduce",
+    "bcast": "reduce",
+    "reduce": "bcast",
+    "allgather": "reduce_scatter",
+    "reduce_scatter": "allgather",
+    "alltoall": "alltoall",
+}
+
+
+def _part(collective: Collective, moved: Sequence[int], what: str) -> Collective:
+    names = tuple(collective.names[i] for i in moved)
+    return collective._replace(act=f"{what} of {collective.act}", names=names)
+
+
+def _bind_some(collective: Collective, leaves: list[Any]) -> list[Any]:
+    return list(_primitive().bind(*leaves, collective=collective)) if leaves else []
+
+
+# ---- vmap
+
+
+def _batch(args: Sequence[Any], axes: Sequence[Any], *, collective: Collective) -> tuple[Any, Any]:
+    """One call for all of them: the new axis is one more of what is communicated."""
+    if collective.verb in ("allreduce", "bcast", "reduce"):
+        return _primitive().bind(*args, collective=collective), axes
+    (x,), (axis,) = args, axes
+    behind_blocks = jnp.moveaxis(x, axis, 0 if collective.verb == "allgather" else 1)
+    after = {"allgather": 1, "reduce_scatter": 0, "alltoall": 1}[collective.verb]
+    return _primitive().bind(behind_blocks, collective=collective), [after]
+
+
+# ---- functions of the host
+
+
+def bind_function(
+    act: str,
+    function: Callable[..., Sequence[Any]],
+    leaves: Sequence[Any],
+    shapes: Sequence[tuple[int, ...]] | None,
+) -> list[Any]:
+    """Add a call of a Python function to the program, in one order with its collectives."""
+    jax_errors.install()
+    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    results = zip(shapes or [x.shape for x in arrays], arrays, strict=True)
+    types = tuple((tuple(shape), str(x.dtype)) for shape, x in results)
+    return list(_function_primitive().bind(*arrays, act=act, function=function, types=types))
+
+
+@functools.cache
+def _function_primitive() -> Any:
+    _primitive()  # makes the effect known
+    made = core.Primitive("samestep_function")
+    made.multiple_results = True
+    made.def_impl(functools.partial(dispatch.apply_primitive, made))
+    made.def_effectful_abstract_eval(
+        lambda *_, types, **__: (
+            [core.ShapedArray(shape, np.dtype(dtype)) for shape, dtype in types],
+            {_ORDER},
+        )
+    )
+    ad.primitive_jvps[made] = _refuse_transformation
+    batching.primitive_batchers[made] = _refuse_transformation
+    mlir.register_lowering(made, _lower_function)
+    return made
+
+
+def _refuse_transformation(*_: Any, act: str, **__: Any) -> Any:
+    raise InvalidArgumentError(
+        f"{act} can be compiled by jit, but not transformed by vmap or grad; call it outside of them"
+    )
+
+
+def _lower_function(ctx: Any, *args: Any, act: str, function: Any, types: Any) -> Any:
+    def on_host(*values: Any) -> list[Any]:
+        with jax_errors.transport():
+            return list(function(*[np.array(value) for value in values]))
+
+    return _emit_callback(ctx, on_host, args)

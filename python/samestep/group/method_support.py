@@ -1,0 +1,139 @@
+"""What the methods of a group share: their timeouts, outputs, checks of arguments, and the exchange of metadata."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from samestep import _core, arrays
+from samestep._util.deadline import seconds
+from samestep._util.json_layout import Many
+from samestep.errors import InvalidArgumentError
+from samestep.group import json_exchange
+from samestep.group.work import CallTimeout
+
+__all__ = ["MethodSupport"]
+
+
+class MethodSupport(_core.FastGroup):
+    """The base of the classes whose methods are the operations of a group."""
+
+    # ---- timeouts
+
+    def _call_timeout(self, timeout: float | None) -> CallTimeout:
+        """The timeout of a call, and whether it waits for devices on the host."""
+        return CallTimeout(self._timeout, False) if timeout is None else CallTimeout(seconds(timeout), True)
+
+    # ---- outputs
+
+    def _output_like(self, x: Any, out: Any, is_number: bool, verb: str) -> tuple[Any, Callable[[], Any]]:
+        """The output array (None: `x` itself) and a function that returns the result, which has the shape of `x`."""
+        if out is not None:
+            return out, lambda: out
+        if is_number:
+            return None, x.item
+        if arrays.info(x, verb).writable:
+            return None, lambda: x
+        into = arrays.new_like(x)
+        return into, lambda: arrays.to_library_of(x, into)
+
+    def _output_of_shape(self, x: Any, shape: tuple[int, ...], out: Any) -> tuple[Any, Callable[[], Any]]:
+        """The output array and a function that returns the result, which has another shape than `x`."""
+        if out is not None:
+            return out, lambda: out
+        into = arrays.new_like(x, shape)
+        return into, lambda: arrays.to_library_of(x, into)
+
+    def _block_shape(self, x: Any, verb: str) -> tuple[int, ...]:
+        shape = arrays.info(x, verb).shape
+        if not shape or shape[0] != self._comm.size:
+            raise InvalidArgumentError(
+                f"{verb}: the array must have shape (size, ...) = ({self._comm.size}, ...), got {shape}"
+            )
+        return shape[1:]
+
+    def _require_fitting(self, out: Any, dtype: str, shape: tuple[int, ...], verb: str) -> None:
+        """Raise InvalidArgumentError unless `out` fits; for calls in which the core does not see the input."""
+        if out is None:
+            return
+        given = arrays.info(out, verb)
+        if given.dtype != dtype or math.prod(given.shape) != math.prod(shape) or not given.writable:
+            writable = "" if given.writable else "read-only "
+            raise InvalidArgumentError(
+                f"{verb}: out is {writable}{given.dtype}{list(given.shape)}, but the result is {dtype}{list(shape)}"
+            )
+
+    @staticmethod
+    def _rank_number(given: Any, verb: str, what: str) -> int:
+        """Convert a rank or colour to an int; the core checks that the rank exists.
+
+        Raises:
+          TypeError: `given` is not an integer.
+          InvalidArgumentError: it does not fit into a C int.
+        """
+        if hasattr(given, "shape") and len(given.shape) > 0:  # as in MPI's Gather(x, y)
+            advice = "; pass the output array by keyword: out=" if what == "root" else ""
+            raise TypeError(f"{verb}: {what} must be an int, but it is an array{advice}")
+        try:
+            number = operator.index(given)
+        except TypeError:
+            raise TypeError(f"{verb}: {what} must be an int, got {given!r}") from None
+        if not -(2**31) <= number < 2**31:
+            raise InvalidArgumentError(f"{verb}: {what} {number} is not between -2**31 and 2**31 - 1")
+        return number
+
+    @staticmethod
+    def _tag_number(given: Any, verb: str, *, or_any: bool = False) -> int:
+        try:
+            tag = operator.index(given)
+        except TypeError:
+            raise TypeError(f"{verb}: tag must be an int, got {given!r}") from None
+        if not (0 <= tag < 2**31 or (or_any and tag == -1)):
+            size = "negative" if tag < 0 else "too large"
+            raise InvalidArgumentError(f"{verb}: tag {tag} is {size}; tags are 0..{2**31 - 1}")
+        return tag
+
+    def _require_root(self, root: int, verb: str) -> None:
+        root = self._rank_number(root, verb, "root")
+        if not 0 <= root < self._comm.size:
+            raise InvalidArgumentError(
+                f"{verb}: root {root} is outside this group's ranks 0..{self._comm.size - 1}"
+            )
+
+    def _allgather_facts(self, fact: Any, layout: Any, timeout: float | None = None) -> list[Any]:
+        """Allgather one JSON value per rank; see `json_exchange.allgather`."""
+        return json_exchange.allgather(
+            self._comm, fact, layout, self._timeout if timeout is None else timeout
+        )
+
+    def _bcast_facts(self, fact: Any, layout: Any, root: int, timeout: float | None = None) -> Any:
+        """Broadcast a JSON value from root; see `json_exchange.broadcast`."""
+        return json_exchange.broadcast(
+            self._comm, fact, layout, root, self._timeout if timeout is None else timeout
+        )
+
+    def _broadcast_metadata(
+        self, x: Any, root: int, verb: str, shape: Callable[[], tuple[int, ...]], limit: CallTimeout
+    ) -> tuple[str, str, tuple[int, ...]]:
+        """Broadcast library, dtype and shape of root's array, or the error that prevents root from sending it."""
+        self._require_root(root, verb)
+        metadata: Any = None
+        failed: Exception | None = None
+        if self._comm.rank == root:
+            try:
+                dtype = arrays.info(x, verb).dtype
+                metadata = (arrays.library_of(x), dtype, shape())
+            except (TypeError, ValueError) as error:
+                failed, metadata = error, str(error)
+        with _core.UserCall(f"{verb}(root={root})"):
+            metadata = self._bcast_facts(metadata, ([str, str, Many(int)], str), root, limit.seconds)
+        if failed is not None:
+            raise failed
+        if isinstance(metadata, str):
+            raise InvalidArgumentError(
+                f"{verb}: root rank {root} cannot send: {metadata.removeprefix(f'{verb}: ')}"
+            )
+        library, dtype, extents = metadata
+        return library, dtype, tuple(extents)

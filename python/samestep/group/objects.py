@@ -1,0 +1,454 @@
+"""Point-to-point messages, and operations on Python objects, as methods of `Backend`."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from samestep import _core, arrays
+from samestep._util.text import ranks_text
+from samestep.errors import InvalidArgumentError, MismatchError
+from samestep.group import trust
+from samestep.group.collectives import CollectiveMethods
+from samestep.group.work import CallTimeout, Status, Work
+
+__all__ = ["ANY", "MessageMethods"]
+
+ANY = -1
+"""Any source, or any tag."""
+
+_NO_STATUS = Status(-1, -1, 0)
+_T = TypeVar("_T")
+_NO_BYTES = np.empty(0, np.uint8)
+_MAX_TEXT = 1000
+_core.set_status_type(Status)
+
+
+class _CompletedWork:
+    """Stands for the core's operation if source or dest is None: it is complete."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout: float, ends_group: bool, on_host: bool = False) -> None:
+        pass
+
+    def exception(self) -> None:
+        return None
+
+    def cancel(self) -> bool:
+        return True
+
+
+class _SendRecvWork(Work[Status]):
+    """A send and a receive as one Work, whose result is that of the receive."""
+
+    __slots__ = ("_received", "_sent")
+
+    def __init__(self, sent: Work[None], received: Work[Status]) -> None:
+        super().__init__(received._inner, received._timeout, received._finish)
+        self._sent = sent
+        self._received = received  # to keep it alive: a dropped Work waits
+
+    def done(self) -> bool:
+        return self._sent.done() and super().done()
+
+    def wait(self, timeout: float | None = None, *, host: bool = False) -> Status:
+        result = super().wait(timeout, host=host)
+        self._sent.wait(timeout, host=host)
+        return result
+
+    def exception(self) -> BaseException | None:
+        return self._sent.exception() or super().exception()
+
+    def _wait_blocking(self, timeout: float | None = None, *, on_host: bool = False) -> Status:
+        try:
+            try:
+                result = super()._wait_blocking(timeout, on_host=on_host)
+            except MismatchError:  # of the received message: the group stays usable, and the send completes
+                self._sent._wait_blocking(timeout, on_host=on_host)
+                raise
+            self._sent._wait_blocking(timeout, on_host=on_host)
+        except BaseException:
+            self._sent._detach()
+            self._received._detach()
+            raise
+        return result
+
+
+def _wait_or_cancel(receive: Work[_T]) -> _T:
+    try:
+        return receive.wait(receive._timeout)
+    except BaseException:
+        receive._inner.cancel()
+        raise
+
+
+def _pickled(obj: Any) -> np.ndarray[Any, Any]:
+    return np.frombuffer(pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), np.uint8)
+
+
+def _pickled_or_why(obj: Any) -> tuple[np.ndarray[Any, Any], list[Exception]]:
+    """The pickled object and []; or, if pickling fails, the text of the error and a list that holds the error.
+
+    The text is sent to the other ranks, which would otherwise wait. The list lets the caller drop its reference to the
+    error, whose traceback would keep the object alive.
+    """
+    try:
+        return _pickled(obj), []
+    except Exception as error:
+        return np.frombuffer(_text(error).encode(errors="replace"), np.uint8), [error]
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_MAX_TEXT]
+
+
+def _refused(verb: str, root: int, why: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{verb}: root rank {root} cannot pickle its object: {why}")
+
+
+class MessageMethods(CollectiveMethods):
+    """Messages between two ranks, and collectives on objects.
+
+    Messages from one sender with one tag arrive in the order in which they were sent, and match receives in the order
+    in which these were posted. A message that does not fit its receive (another dtype, too many elements, an object
+    where an array is received, or vice versa) raises `MismatchError` in the receiver; it is consumed, and the next
+    receive gets the next message. Objects are pickled: receive them only from ranks you trust.
+
+    `None` in place of a rank means no rank (`MPI.PROC_NULL`), as at the ends of a chain: nothing is sent or received,
+    and the status of the receive is `Status(-1, -1, 0)`.
+    """
+
+    _trusted: bool
+    """Whether all ranks have proved that they belong to the job."""
+
+    @_core.fast_method
+    def send(self, x: Any, dest: int | None, tag: int = 0, *, timeout: float | None = None) -> None:
+        """Send an array; returns when `x` may be written again.
+
+        Args:
+          x: array of any shape and layout.
+          dest: rank of this group; None for no rank.
+          tag: 0 <= tag < 2**31; receives select messages by tag.
+          timeout: seconds; None for the group's timeout. A timeout ends the group, because a partly sent message
+            cannot be cancelled.
+
+        Source: MPI 5.0, section 3.2 (MPI_Send).
+        """
+        limit = self._call_timeout(timeout)
+        self._start_send(x, dest, tag, limit)._wait_blocking(on_host=limit.on_host)
+
+    def isend(self, x: Any, dest: int | None, tag: int = 0) -> Work[None]:
+        """Non-blocking `send`; do not change `x` until the Work is done."""
+        return self._start_send(x, dest, tag, self._call_timeout(None))
+
+    def _start_send(self, x: Any, dest: int | None, tag: int, limit: CallTimeout) -> Work[None]:
+        x, _ = arrays.readable(x, "send")
+        tag = self._tag_number(tag, "send")
+        if dest is None:
+            return self._completed(None, limit)
+        return Work(self._comm.send(x, self._rank_number(dest, "send", "dest"), tag), limit.seconds)
+
+    @_core.fast_method
+    def recv(
+        self, out: Any, source: int | None = ANY, tag: int = ANY, *, timeout: float | None = None
+    ) -> Status:
+        """Receive the next message into `out`.
+
+        Args:
+          out: writable array with the dtype of the message and room for its elements. A shorter message fills the
+            first elements, in C order, and leaves the others; the status has the count. A device array has to have
+            exactly the size of the message.
+          source: rank of this group, or ANY; None for no rank.
+          tag: the tag of the message, or ANY.
+          timeout: seconds; None for the group's timeout. A timeout cancels the receive; the group stays usable.
+
+        Returns:
+          The source, tag and number of elements of the message.
+
+        Source: MPI 5.0, section 3.2 (MPI_Recv).
+        """
+        return _wait_or_cancel(self._start_recv(out, source, tag, self._call_timeout(timeout)))
+
+    def irecv(self, out: Any, source: int | None = ANY, tag: int = ANY) -> Work[Status]:
+        """Non-blocking `recv`; the result of the Work is the Status."""
+        return self._start_recv(out, source, tag, self._call_timeout(None))
+
+    def _start_recv(self, out: Any, source: int | None, tag: int, limit: CallTimeout) -> Work[Status]:
+        tag = self._tag_number(tag, "recv", or_any=True)
+        if source is None:
+            return self._completed(_NO_STATUS, limit)
+        inner = self._comm.recv(out, self._rank_number(source, "recv", "source"), tag, exactly=False)
+        return Work(inner, limit.seconds, lambda: _status(inner))
+
+    def probe(self, source: int | None = ANY, tag: int = ANY, *, timeout: float | None = None) -> Status:
+        """Wait until a matching message has arrived, without receiving it.
+
+        Args:
+          source: as for `recv`.
+          tag: as for `recv`.
+          timeout: seconds; None for the group's timeout. The group stays usable after a timeout.
+
+        Returns:
+          The status of the message; its count is elements of an array, or bytes of a pickled object.
+
+        Source: MPI 5.0, section 3.8.1 (MPI_Probe).
+
+        Example:
+          >>> import numpy as np, samestep as ss
+          >>> backend = ss.initialize()
+          >>> backend.send(np.arange(3), dest=0)
+          >>> out = np.empty(backend.probe().count, int)
+          >>> backend.recv(out).count, out
+          (3, array([0, 1, 2]))
+        """
+        return _wait_or_cancel(self._probe(source, tag, self._call_timeout(timeout)))
+
+    def iprobe(self, source: int | None = ANY, tag: int = ANY) -> Status | None:
+        """The status of a matching message; None if none has arrived. Never blocks."""
+        work = self._probe(source, tag, self._call_timeout(None))
+        if work.done():
+            return work.wait()
+        work._inner.cancel()
+        return None
+
+    def _probe(self, source: int | None, tag: int, limit: CallTimeout) -> Work[Status]:
+        tag = self._tag_number(tag, "probe", or_any=True)
+        if source is None:
+            return self._completed(_NO_STATUS, limit)
+        inner = self._comm.probe(self._rank_number(source, "probe", "source"), tag)
+        return Work(inner, limit.seconds, lambda: _status(inner))
+
+    def _completed(self, result: _T, limit: CallTimeout) -> Work[_T]:
+        return Work(cast("_core.Work", _CompletedWork()), limit.seconds, lambda: result)
+
+    @_core.fast_method
+    def sendrecv(
+        self,
+        x: Any,
+        dest: int | None,
+        out: Any,
+        source: int | None = ANY,
+        *,
+        sendtag: int = 0,
+        recvtag: int = ANY,
+        timeout: float | None = None,
+    ) -> Status:
+        """Send `x` to `dest` and receive into `out` at the same time, which avoids deadlock in rings.
+
+        Args: as for `send` and `recv`.
+
+        Source: MPI 5.0, section 3.10 (MPI_Sendrecv).
+
+        Example: exchange of ghost cells along a chain of ranks.
+          >>> import numpy as np, samestep as ss
+          >>> backend = ss.initialize()
+          >>> right = backend.rank + 1 if backend.rank + 1 < backend.size else None
+          >>> left = backend.rank - 1 if backend.rank > 0 else None
+          >>> cells = np.zeros(5)
+          >>> backend.sendrecv(cells[-1:], right, cells[:1], left).count
+          0
+        """
+        limit = self._call_timeout(timeout)
+        both = self._start_sendrecv(x, dest, out, source, sendtag, recvtag, limit)
+        return both._wait_blocking(on_host=limit.on_host)
+
+    def isendrecv(
+        self,
+        x: Any,
+        dest: int | None,
+        out: Any,
+        source: int | None = ANY,
+        *,
+        sendtag: int = 0,
+        recvtag: int = ANY,
+    ) -> Work[Status]:
+        """Non-blocking `sendrecv`; the result of the Work is the Status of the received message."""
+        return self._start_sendrecv(x, dest, out, source, sendtag, recvtag, self._call_timeout(None))
+
+    def _start_sendrecv(  # noqa: PLR0917
+        self,
+        x: Any,
+        dest: int | None,
+        out: Any,
+        source: int | None,
+        sendtag: int,
+        recvtag: int,
+        limit: CallTimeout,
+    ) -> Work[Status]:
+        x, _ = arrays.readable(x, "sendrecv")
+        x = arrays.copy_if_overlapping(x, out, "sendrecv")
+        received = self._start_recv(out, source, recvtag, limit)
+        try:
+            return _SendRecvWork(self._start_send(x, dest, sendtag, limit), received)
+        except Exception:
+            received._inner.cancel()
+            raise
+
+    # ---- objects
+
+    def _require_trust(self, verb: str) -> None:
+        if not self._trusted:
+            raise trust.refuse_objects(verb)
+
+    def bcast_object(self, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
+        """Broadcast a picklable object from root. At root the object itself is returned."""
+        limit = self._call_timeout(timeout)
+        return self._start_bcast_object(obj, root, limit)._wait_blocking(on_host=limit.on_host)
+
+    def ibcast_object(self, obj: Any = None, root: int = 0) -> Work[Any]:
+        """Non-blocking `bcast_object`; the call itself waits once, for the size."""
+        return self._start_bcast_object(obj, root, self._call_timeout(None))
+
+    def _start_bcast_object(self, obj: Any, root: int, limit: CallTimeout) -> Work[Any]:
+        self._require_trust("bcast_object")
+        self._require_root(root, "bcast_object")
+        data, failed = _pickled_or_why(obj) if self.rank == root else (_NO_BYTES, [])
+        size = np.array([-data.size if failed else data.size], np.int64)  # negative: that of a text
+        with _core.UserCall(f"bcast_object(root={root})"):
+            self._comm.bcast(size, root).wait(limit.seconds, True)
+            if self.rank != root:
+                data = np.empty(abs(int(size[0])), np.uint8)
+            inner = self._comm.bcast(data, root)
+            if size[0] < 0:
+                inner.wait(limit.seconds, True)
+                raise failed.pop() if failed else _refused("bcast_object", root, data.tobytes().decode())
+        return Work(inner, limit.seconds, lambda: obj if self.rank == root else pickle.loads(data.data))
+
+    def allgather_object(self, obj: _T, *, timeout: float | None = None) -> list[_T]:
+        """Gather picklable objects; every rank gets the list of all ranks' objects, in rank order."""
+        limit = self._call_timeout(timeout)
+        return self._start_allgather_object(obj, limit)._wait_blocking(on_host=limit.on_host)
+
+    def iallgather_object(self, obj: _T) -> Work[list[_T]]:
+        """Non-blocking `allgather_object`; the call itself waits once, for the sizes."""
+        return self._start_allgather_object(obj, self._call_timeout(None))
+
+    def _start_allgather_object(self, obj: _T, limit: CallTimeout) -> Work[list[_T]]:
+        self._require_trust("allgather_object")
+        with _core.UserCall("allgather_object"):
+            data, counts = self._exchange_sizes(obj, "allgather_object", limit)
+            into = np.empty(sum(counts), np.uint8)
+            inner = self._comm.allgatherv(data, into, counts)
+        return Work(inner, limit.seconds, lambda: _unpickle_each(into, counts))
+
+    def gather_object(self, obj: _T, root: int = 0, *, timeout: float | None = None) -> list[_T] | None:
+        """Gather picklable objects; root gets the list in rank order, the others get None."""
+        limit = self._call_timeout(timeout)
+        return self._start_gather_object(obj, root, limit)._wait_blocking(on_host=limit.on_host)
+
+    def igather_object(self, obj: _T, root: int = 0) -> Work[list[_T] | None]:
+        """Non-blocking `gather_object`; the call itself waits once, for the sizes."""
+        return self._start_gather_object(obj, root, self._call_timeout(None))
+
+    def _start_gather_object(self, obj: _T, root: int, limit: CallTimeout) -> Work[list[_T] | None]:
+        self._require_trust("gather_object")
+        self._require_root(root, "gather_object")
+        with _core.UserCall(f"gather_object(root={root})"):
+            data, counts = self._exchange_sizes(obj, "gather_object", limit)
+            if self.rank != root:
+                return Work(self._comm.gatherv(data, None, [], root), limit.seconds)
+            into = np.empty(sum(counts), np.uint8)
+            inner = self._comm.gatherv(data, into, counts, root)
+        return Work(inner, limit.seconds, lambda: _unpickle_each(into, counts))
+
+    def scatter_object(
+        self, objects: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None
+    ) -> Any:
+        """Scatter picklable objects: rank r gets `objects[r]` of root's list. Other ranks pass None."""
+        limit = self._call_timeout(timeout)
+        return self._start_scatter_object(objects, root, limit)._wait_blocking(on_host=limit.on_host)
+
+    def iscatter_object(self, objects: Sequence[Any] | None = None, root: int = 0) -> Work[Any]:
+        """Non-blocking `scatter_object`; the call itself waits once, for the sizes."""
+        return self._start_scatter_object(objects, root, self._call_timeout(None))
+
+    def _start_scatter_object(
+        self, objects: Sequence[Any] | None, root: int, limit: CallTimeout
+    ) -> Work[Any]:
+        self._require_trust("scatter_object")
+        self._require_root(root, "scatter_object")
+        metadata: Any = None
+        parts: list[np.ndarray[Any, Any]] = []
+        failed: list[Exception] = []
+        if self.rank == root:
+            if objects is None or len(objects) != self.size:
+                metadata = f"scatter_object: root must give a list of {self.size} objects, one for each rank"
+            else:
+                try:
+                    parts = [_pickled(obj) for obj in objects]
+                    metadata = [part.size for part in parts]
+                except Exception as error:
+                    failed, metadata = [error], str(_refused("scatter_object", root, _text(error)))
+        with _core.UserCall(f"scatter_object(root={root})"):
+            counts = self._start_bcast_object(metadata, root, limit)._wait_blocking(on_host=limit.on_host)
+            if isinstance(counts, str):
+                raise failed.pop() if failed else InvalidArgumentError(counts)
+            into = np.empty(counts[self.rank], np.uint8)
+            data = np.concatenate(parts) if parts else None
+            inner = self._comm.scatterv(data, into, counts, root)
+        return Work(inner, limit.seconds, lambda: pickle.loads(into.data))
+
+    def _exchange_sizes(
+        self, obj: Any, verb: str, limit: CallTimeout
+    ) -> tuple[np.ndarray[Any, Any], list[int]]:
+        """The pickled object, and the sizes of all ranks' pickled objects. Collective."""
+        data, failed = _pickled_or_why(obj)
+        sizes = np.empty(self.size, np.int64)
+        self._comm.allgather(np.array(-1 if failed else data.size, np.int64), sizes).wait(limit.seconds, True)
+        if failed:
+            raise failed.pop()
+        unable = np.flatnonzero(sizes < 0)
+        if unable.size:
+            raise InvalidArgumentError(
+                f"{verb}: {ranks_text(unable.tolist())} cannot pickle what was given there"
+            )
+        return data, [int(n) for n in sizes]
+
+    def send_object(self, obj: Any, dest: int | None, tag: int = 0, *, timeout: float | None = None) -> None:
+        """Send an object of any size to one rank, which receives it with `recv_object`; to None: to nobody."""
+        limit = self._call_timeout(timeout)
+        self._start_send_object(obj, dest, tag, limit)._wait_blocking(on_host=limit.on_host)
+
+    def isend_object(self, obj: Any, dest: int | None, tag: int = 0) -> Work[None]:
+        """`send_object` without waiting; the object is taken as it is now."""
+        return self._start_send_object(obj, dest, tag, self._call_timeout(None))
+
+    def _start_send_object(self, obj: Any, dest: int | None, tag: int, limit: CallTimeout) -> Work[None]:
+        self._require_trust("send_object")
+        data = _pickled(obj)
+        tag = self._tag_number(tag, "send_object")
+        if dest is None:
+            return self._completed(None, limit)
+        dest = self._rank_number(dest, "send_object", "dest")
+        return Work(self._comm.send_object(data, dest, tag), limit.seconds)
+
+    def recv_object(self, source: int | None = ANY, tag: int = ANY, *, timeout: float | None = None) -> Any:
+        """Receive the next object that was sent with `send_object`. If `source` is None, returns None."""
+        return _wait_or_cancel(self._start_recv_object(source, tag, self._call_timeout(timeout)))
+
+    def irecv_object(self, source: int | None = ANY, tag: int = ANY) -> Work[Any]:
+        """Non-blocking `recv_object`; the result of the Work is the object."""
+        return self._start_recv_object(source, tag, self._call_timeout(None))
+
+    def _start_recv_object(self, source: int | None, tag: int, limit: CallTimeout) -> Work[Any]:
+        self._require_trust("recv_object")
+        tag = self._tag_number(tag, "recv_object", or_any=True)
+        if source is None:
+            return self._completed(None, limit)
+        inner = self._comm.recv_object(self._rank_number(source, "recv_object", "source"), tag)
+        return Work(inner, limit.seconds, lambda: pickle.loads(inner.object()))
+
+
+def _status(inner: _core.Work) -> Status:
+    status = inner.status()
+    return Status(status.source, status.tag, status.count)
+
+
+def _unpickle_each(data: np.ndarray[Any, Any], counts: list[int]) -> list[Any]:
+    ends = np.cumsum(counts)
+    return [pickle.loads(data[end - n : end].data) for n, end in zip(counts, ends, strict=True)]

@@ -1,0 +1,49 @@
+"""Printing from many ranks without a muddle."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from samestep import _core
+from samestep.group import json_exchange
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+
+
+def println(backend: Group, *args: Any, timeout: float | None = None) -> None:
+    """Print from each rank, collectively: whole lines in order of rank, with time and `[rank / size]`.
+
+    Rank 0 does the writing, so a launcher cannot interleave the lines. Arguments are joined
+    as by `print`.
+
+    Example:
+      >>> import samestep as ss
+      >>> backend = ss.initialize()
+      >>> ss.println(backend, "loss", 0.25)  # doctest: +SKIP
+      2026-11-21 09:25:01 [0 / 1] loss 0.25
+    """
+    write(backend, " ".join(map(str, args)), end="\n", timeout=timeout)
+
+
+def write(backend: Group, text: str, *, end: str, timeout: float | None = None) -> None:
+    """Write each rank's `text` in order of rank, with a head on each line and `end` behind it. Collective."""
+    begin = head(backend.rank, backend.size)
+    mine = "\n".join(begin + line for line in text.split("\n")) + end
+    with _core.UserCall("println"):
+        texts = json_exchange.gather(backend._comm, mine, str, 0, backend._seconds(timeout))
+    if texts is not None:
+        sys.stdout.write("".join(texts))
+        sys.stdout.flush()
+
+
+def head(rank: int, size: int) -> str:
+    """What a line begins with; matches `LINE_HEAD`."""
+    return f"{now()} [{rank} / {size}] "
+
+
+def now() -> str:
+    """This host's local time, to the second."""
+    return time.strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,211 @@
+"""Pending operations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from samestep import _core
+from samestep._util.deadline import Deadline, seconds
+from samestep.errors import NotInitializedError
+
+__all__ = ["CallTimeout", "Status", "Work", "Works"]
+
+_T = TypeVar("_T")
+
+
+class Status(NamedTuple):
+    """Source, tag and length of a received message."""
+
+    source: int
+    """Rank of the sender, in the group it was received on."""
+    tag: int
+    """The tag it was sent with."""
+    count: int  # type: ignore[assignment]  # hides the method of tuples
+    """Elements received."""
+
+
+class CallTimeout(NamedTuple):
+    """The timeout of a call, for all of its steps."""
+
+    seconds: float
+    on_host: bool
+    """Whether the host also waits for the device; so if the caller passed a timeout."""
+
+
+class Work(Generic[_T]):
+    """A pending operation, as every `i...` method returns it.
+
+    Any number of operations may be pending, and they may be waited for in any order; waiting for one makes progress
+    on all. A `Work` that is garbage-collected first waits for its operation. `await work` works in coroutines.
+
+    Example:
+      >>> import numpy as np, samestep as ss
+      >>> backend = ss.initialize()
+      >>> work = backend.iallreduce(np.ones(3))
+      >>> work.wait()
+      array([1., 1., 1.])
+      >>> work.done(), work.exception()
+      (True, None)
+    """
+
+    __slots__ = ("_finish", "_has_result", "_inner", "_result", "_timeout")
+
+    def __init__(self, inner: _core.Work, timeout: float, finish: Callable[[], _T] | None = None) -> None:
+        self._inner = inner
+        self._timeout = timeout
+        self._finish = finish
+        self._has_result = False
+        self._result: Any = None
+
+    def done(self) -> bool:
+        """Make progress. Returns whether the operation has ended, with a result or an error. Never blocks."""
+        return self._inner.done()
+
+    def wait(self, timeout: float | None = None, *, host: bool = False) -> _T:
+        """Wait until the operation has ended, and return the result of the blocking form.
+
+        For device arrays the host does not wait: the stream in which the arrays are used waits, and work submitted
+        to it afterwards sees the result.
+
+        Args:
+          timeout: most seconds to wait. The operation stays pending after a timeout, and `wait` may be called again.
+            None for the group's timeout, which ends the group when it expires.
+          host: also wait on the host for the device, as with a timeout.
+
+        Raises:
+          TimeoutError: the timeout has expired; names the ranks that are missing.
+          Error: the error of the operation, in every call.
+        """
+        limit = self._timeout if timeout is None else seconds(timeout, "wait: timeout", may_be_over=True)
+        self._inner.wait(limit, timeout is None, host or timeout is not None)
+        return self._take()
+
+    def exception(self) -> BaseException | None:
+        """The error of the operation, or None; None while the operation is pending."""
+        return self._inner.exception() if self._inner.done() else None
+
+    def _take(self) -> _T:
+        if not self._has_result:
+            self._result = self._finish() if self._finish is not None else None
+            self._has_result = True
+            self._finish = None
+        result: _T = self._result
+        return result
+
+    def _wait_blocking(self, timeout: float | None = None, *, on_host: bool = False) -> _T:
+        limit = self._timeout if timeout is None else float(timeout)
+        try:
+            self._inner.wait(limit, True, on_host or timeout is not None)
+        except BaseException:
+            self._detach()
+            raise
+        return self._take()
+
+    def _detach(self) -> None:
+        """Forget the operation, so that `__del__` does not wait for it after a blocking call has failed."""
+        if hasattr(self, "_inner"):
+            del self._inner
+
+    def __await__(self) -> Generator[Any, None, _T]:
+        import asyncio  # costs more to import than the rest of the package
+
+        pause = 0.0
+        while not self.done():
+            yield from asyncio.sleep(pause).__await__()
+            pause = min(pause + 1e-4, 5e-3)
+        return self.wait(0.0)
+
+    def __del__(self) -> None:
+        inner = getattr(self, "_inner", None)  # __init__ may have failed
+        try:
+            if inner is not None and not inner.done():
+                inner.wait(self._timeout, True)
+        except Exception as error:
+            _warn_dropped(error)
+
+    def __repr__(self) -> str:
+        try:
+            state = "in progress" if not self.done() else "failed" if self.exception() else "done"
+        except AttributeError:  # see _detach
+            state = "cancelled"
+        return f"<samestep.Work: {state}>"
+
+
+class Works(Work[Any]):
+    """Several operations as one Work, whose result is assembled when all have ended."""
+
+    __slots__ = ("_all", "_failure")
+
+    def __init__(
+        self, inner: Sequence[_core.Work], timeout: float, finish: Callable[[], Any] | None = None
+    ) -> None:
+        super().__init__(inner[-1], timeout, finish)
+        self._failure: Exception | None = None
+        self._all = inner
+
+    def done(self) -> bool:
+        """Make progress. Returns whether all operations have ended and the arrays hold the result."""
+        ended = [work.done() for work in self._all]  # all of them make progress
+        if all(ended) and not any(work.exception() for work in self._all):
+            self._deliver()
+        return all(ended)
+
+    def wait(self, timeout: float | None = None, *, host: bool = False) -> Any:
+        """As `Work.wait`, for all operations."""
+        return self._wait_all(timeout, timeout is None, host or timeout is not None)
+
+    def exception(self) -> BaseException | None:
+        """The error of the operation, or None; None while the operation is pending."""
+        if not self.done():
+            return None
+        return next(filter(None, (work.exception() for work in self._all)), self._failure)
+
+    def _wait_all(self, timeout: float | None, abandon: bool, on_host: bool) -> Any:
+        limit = self._timeout if timeout is None else seconds(timeout, "wait: timeout", may_be_over=True)
+        deadline = Deadline(limit)
+        for work in self._all:
+            work.wait(deadline.left(), abandon, on_host)
+        self._deliver()
+        if self._failure is not None:
+            raise self._failure
+        return self._result
+
+    def _wait_blocking(self, timeout: float | None = None, *, on_host: bool = False) -> Any:
+        try:
+            return self._wait_all(timeout, True, on_host or timeout is not None)
+        except BaseException:
+            self._detach()
+            raise
+
+    def _detach(self) -> None:
+        self._all = ()
+
+    def _deliver(self) -> None:
+        """Assemble the result, once."""
+        if self._has_result or self._failure is not None:
+            return
+        try:
+            self._take()
+        except Exception as error:
+            self._failure = error
+
+    def __del__(self) -> None:
+        works = getattr(self, "_all", ())  # __init__ may have failed
+        if not works or self._has_result or self._failure is not None:
+            return
+        try:
+            if not all(work.done() for work in works) or not any(work.exception() for work in works):
+                self._wait_blocking(None)
+        except Exception as error:
+            _warn_dropped(error)
+
+
+def _warn_dropped(error: Exception) -> None:
+    # A forked process drops its parent's operation.
+    if isinstance(error, NotInitializedError) or sys.is_finalizing():
+        return
+    import logging
+
+    logging.getLogger("samestep").warning("an operation dropped without wait() failed: %s", error)

@@ -1,0 +1,110 @@
+"""How the devices of a JAX program find each other.
+
+JAX's own distributed client says which process this is and has a store of keys and values; it exists before the first
+collective does. Process 0 opens a store of samestep, tells its port there, and the ranks meet at it as anywhere. Each
+device is a rank, so a process with several devices has several.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from samestep import _core, _settings
+from samestep._util.json_layout import Many, Map
+from samestep.group import hosts
+from samestep.rendezvous.rendezvous import Rendezvous, join
+from samestep.rendezvous.tcp_store import TCPStore
+from samestep.world import bootstrap_native, equal_settings, lifecycle, transports
+
+__all__ = ["open_ranks"]
+
+_PREFIX = "samestep"
+_LAYOUT = [str, Many(int), Map(str)]
+
+_kept: list[Any] = []  # what has to live as long as the ranks
+
+
+def open_ranks() -> tuple[Any, int, tuple[int, ...], float]:
+    """Brings the devices of all processes together. Collective; called by the library that jaxlib has loaded.
+
+    Returns:
+      A capsule with a group of all devices for each device of this process; the number of this process; how many
+      devices each process has; and the seconds that any operation may take.
+
+    Raises:
+      TimeoutError: names the ranks that did not join.
+      UnavailableError: ranks cannot reach each other, or there is no distributed client.
+    """
+    from jax._src import distributed
+
+    from samestep.jax import float16
+
+    float16.install()
+    timeout = lifecycle._seconds("timeout", None, _settings.TIMEOUT, lifecycle.DEFAULT_TIMEOUT)
+    lifecycle.prepare_core()
+    state: Any = distributed.global_state
+    client, process, n_processes = state.client, int(state.process_id), int(state.num_processes)
+    mine = _local_devices()
+    store, port = _open_store(client, process, str(state.coordinator_address), timeout)
+    client.key_value_set(f"{_PREFIX}/devices/{process}", str(mine))
+    counts = [int(_get(client, f"devices/{other}", timeout)) for other in range(n_processes)]
+    first = sum(counts[:process])
+
+    def open_rank(rank: int) -> _core.Communicator:
+        place = store if store is not None and rank == 0 else TCPStore(port[0], port[1], timeout=timeout)
+        with_all = join(place, rank, sum(counts), timeout, owned=True)
+        _kept.append(with_all)
+        return _over(with_all, timeout)
+
+    with ThreadPoolExecutor(mine) as pool:
+        ranks = list(pool.map(open_rank, range(first, first + mine)))
+    return _core.capsule_of(ranks), process, tuple(counts), timeout
+
+
+def _open_store(
+    client: Any, process: int, coordinator: str, timeout: float
+) -> tuple[TCPStore | None, tuple[str, int]]:
+    """The store at which all meet: process 0's, on the host of JAX's coordinator, which is process 0 as well."""
+    host = coordinator.rpartition(":")[0].strip("[]")
+    if process != 0:
+        return None, (host, int(_get(client, "port", timeout)))
+    store = TCPStore(host, 0, is_master=True, timeout=timeout)
+    client.key_value_set(f"{_PREFIX}/port", str(store.port))
+    return store, (host, store.port)
+
+
+def _get(client: Any, key: str, timeout: float) -> str:
+    return str(client.blocking_key_value_get(f"{_PREFIX}/{key}", int(timeout * 1000)))
+
+
+def _local_devices() -> int:
+    """How many devices XLA is about to make of this process's CPU, as jax.config and XLA_FLAGS say."""
+    from jax._src import xla_bridge
+
+    asked = getattr(xla_bridge, "num_cpu_devices", None)
+    if asked is not None and asked.value > 0:
+        return int(asked.value)
+    flag = re.findall(r"--xla_force_host_platform_device_count[= ](\d+)", os.environ.get("XLA_FLAGS", ""))
+    return int(flag[-1]) if flag else 1
+
+
+def _over(rendezvous: Rendezvous, timeout: float) -> _core.Communicator:
+    """The group of all ranks of a meeting: shared memory within a host, TCP between hosts."""
+    mine: list[Any] = [
+        hosts.host_identity(),
+        sorted(os.sched_getaffinity(0)),
+        equal_settings.local_settings(),
+    ]
+    table = [mine] if rendezvous.size == 1 else rendezvous.allgather_json(mine, _LAYOUT)
+    everywhere = [host for host, *_ in table]
+    comm, _ = bootstrap_native.communicator_over(rendezvous, timeout, "jax")
+    comm, bootstrap_comm = transports.select_transport(
+        comm, "native", [asked for *_, asked in table], everywhere, timeout
+    )
+    _kept.append(bootstrap_comm)
+    neighbours = [cpus for host, cpus, _ in table if host == mine[0]]
+    comm.configure(oversubscribed=hosts.oversubscribed(neighbours, _core.usable_cpus()))
+    return comm

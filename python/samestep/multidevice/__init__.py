@@ -1,0 +1,1 @@
+"""Collectives with several arrays on each rank."""

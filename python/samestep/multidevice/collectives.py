@@ -1,0 +1,245 @@
+"""Collectives over lists of arrays, several per rank: through an NCCL clique, or staged through the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from samestep import _core, arrays
+from samestep._util.deadline import Deadline
+from samestep.arrays import ArrayInfo
+from samestep.errors import InvalidArgumentError
+from samestep.multidevice import host_path as host
+from samestep.multidevice import nccl_path as devices
+from samestep.multidevice.host_path import ArrayList
+from samestep.reduce_ops import resolve
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+
+
+class PendingResult(NamedTuple):
+    """Pending operations, and the function that returns the result when all have ended."""
+
+    works: Sequence[_core.Work]
+    finish: Callable[[], Any]
+    deadline: Deadline
+    """Of the call, where it is one that waits."""
+
+
+# ---- what a list is
+
+
+def checked(given: Any, act: str, name: str = "arrays") -> ArrayList:
+    """A user's list.
+
+    Raises:
+      TypeError: no list or tuple, or an entry that is no array.
+      InvalidArgumentError: it is empty, or entries differ in dtype or count.
+    """
+    if not isinstance(given, (list, tuple)):
+        raise TypeError(f"{act}: {name} must be a list or tuple of arrays, got {type(given).__name__}")
+    if not given:
+        raise InvalidArgumentError(f"{act}: {name} must have at least one array")
+    for i, x in enumerate(given):
+        if not arrays.is_array(x):
+            raise TypeError(f"{act}: {name}[{i}] must be an array, got {type(x).__name__}")
+    listed = ArrayList(act, list(given), [arrays.info(x, act) for x in given])
+    for i, known in enumerate(listed.infos):
+        if (known.dtype, math.prod(known.shape)) != (listed.dtype, listed.n_elements):
+            raise InvalidArgumentError(
+                f"{act}: {name}[{i}] has {math.prod(known.shape)} elements of {known.dtype}, "
+                f"but {listed.n_elements} of {listed.dtype} are needed"
+            )
+    return listed
+
+
+def called(listed: ArrayList) -> _core.UserCall:
+    """For texts of errors of what is started meanwhile."""
+    n = len(listed.arrays)
+    return _core.UserCall(f"{listed.act} of {n} array{'s' * (n > 1)} of {listed.dtype}[{listed.n_elements}]")
+
+
+def require_index(value: int, listed: ArrayList, name: str) -> None:
+    """Raises InvalidArgumentError unless `value` is the index of an array of the list."""
+    if not 0 <= value < len(listed.arrays):
+        raise InvalidArgumentError(
+            f"{listed.act}: {name} {value} is outside the list of {len(listed.arrays)} arrays"
+        )
+
+
+def outputs(group: Group, listed: ArrayList, outs: Sequence[Any] | None) -> list[list[Any]]:
+    """For each array of a list one to receive everybody's: those given, or new ones. Raises as `checked`."""
+    n = group.size * len(listed.arrays)
+    if outs is None:
+        return [
+            [_new_like(x, known, (n, *known.shape))]
+            for x, known in zip(listed.arrays, listed.infos, strict=True)
+        ]
+    given = checked(outs, listed.act, "outs")
+    if (len(given.arrays), given.dtype, given.n_elements) != (
+        len(listed.arrays),
+        listed.dtype,
+        n * listed.n_elements,
+    ):
+        raise InvalidArgumentError(
+            f"{listed.act}: outs must be {len(listed.arrays)} arrays of {n * listed.n_elements} {listed.dtype}, got "
+            f"{len(given.arrays)} of {given.n_elements} {given.dtype}"
+        )
+    if not all(known.writable for known in given.infos):
+        raise InvalidArgumentError(f"{listed.act}: an array of outs cannot be written")
+    return [[out] for out in given.arrays]
+
+
+# ---- operations
+
+
+def allreduce(group: Group, listed: ArrayList, op: Any, timeout: float | None = None) -> PendingResult:
+    """Reduces over all arrays; the result is the list of all of them, new ones for those that cannot be written."""
+    code, factor = resolve(op, listed.act)
+    deadline = Deadline(group._timeout if timeout is None else timeout)
+    clique_id = devices.clique_id(group, listed, "allreduce", deadline, code=code)
+    if clique_id != devices.VIA_HOST:
+        into = targets(listed.arrays, listed.infos)
+        work = _core.allreduce_list(group._comm, clique_id, listed.arrays, into, code, factor)
+        return PendingResult([work], lambda: results(listed.arrays, into), deadline)
+    run, wide_code, wide_factor, finished = host.combined(listed, code, factor, group.size)
+    calls, check = host.compared(group, listed, "allreduce", code=code)
+    reduced = host.explained(group._comm.allreduce(run, None, wide_code, wide_factor), check)
+
+    def finish() -> list[Any]:
+        check()
+        return _filled(finished(run), listed)
+
+    return PendingResult([calls, reduced], finish, deadline)
+
+
+def reduce(  # noqa: PLR0917
+    group: Group, listed: ArrayList, op: Any, root: int, root_array: int, timeout: float | None = None
+) -> PendingResult:
+    """Reduces over all arrays into one of root's; the result is the list of all of this rank's."""
+    code, factor = resolve(op, listed.act)
+    deadline = Deadline(group._timeout if timeout is None else timeout)
+    clique_id = devices.clique_id(group, listed, "reduce", deadline, code=code, root=root)
+    at_root = group.rank == root
+    written = {root_array} if at_root else set[int]()
+    if clique_id != devices.VIA_HOST:
+        into = targets(listed.arrays, listed.infos, written)
+        out = into[root_array] if at_root else None
+        work = _core.reduce_list(group._comm, clique_id, listed.arrays, out, code, factor, root, root_array)
+        return PendingResult([work], lambda: results(listed.arrays, into), deadline)
+    run, wide_code, wide_factor, finished = host.combined(listed, code, factor, group.size)
+    calls, check = host.compared(group, listed, "reduce", code=code, root_array=root_array)
+    reduced = host.explained(group._comm.reduce(run, None, wide_code, wide_factor, root), check)
+
+    def finish() -> list[Any]:
+        check()
+        return _filled(finished(run), listed, written)
+
+    return PendingResult([calls, reduced], finish, deadline)
+
+
+def bcast(
+    group: Group, listed: ArrayList, root: int, root_array: int, timeout: float | None = None
+) -> PendingResult:
+    """Gives all arrays the elements of one of root's; the result is the list of all of this rank's."""
+    deadline = Deadline(group._timeout if timeout is None else timeout)
+    clique_id = devices.clique_id(group, listed, "bcast", deadline, root=root)
+    sent = {root_array} if group.rank == root else set[int]()
+    written = set(range(len(listed.arrays))) - sent
+    if clique_id != devices.VIA_HOST:
+        into = targets(listed.arrays, listed.infos, written)
+        work = _core.bcast_list(group._comm, clique_id, into, root, root_array)
+        return PendingResult([work], lambda: results(listed.arrays, into), deadline)
+    run = host.host_buffer(listed, 1)
+    if sent:
+        _core.pack([listed.arrays[root_array]], run)
+    calls, check = host.compared(group, listed, "bcast", root_array=root_array)
+    sent_to_all = host.explained(group._comm.bcast(run, root), check)
+
+    def finish() -> list[Any]:
+        check()
+        return _filled(run, listed, written)
+
+    return PendingResult([calls, sent_to_all], finish, deadline)
+
+
+def allgather(
+    group: Group, listed: ArrayList, receives: list[list[Any]], timeout: float | None = None
+) -> PendingResult:
+    """Gathers all arrays.
+
+    Args:
+      group: the ranks.
+      listed: this rank's arrays.
+      receives: for each array of the list, where it is, what everybody's are received into: one writable array, or
+        one for each of all ranks' arrays.
+      timeout: seconds for all steps of the call; None: the group's.
+
+    Returns:
+      Its result is `receives`, each list of one array as that array.
+    """
+    n = group.size * len(listed.arrays)
+    deadline = Deadline(group._timeout if timeout is None else timeout)
+    clique_id = devices.clique_id(group, listed, "allgather", deadline, also=receives)
+
+    def finished() -> list[Any]:
+        return [
+            arrays.to_library_of(x, pieces[0]) if len(pieces) == 1 else pieces
+            for x, pieces in zip(listed.arrays, receives, strict=True)
+        ]
+
+    if clique_id != devices.VIA_HOST:
+        work = _core.allgather_list(group._comm, clique_id, listed.arrays, receives)
+        return PendingResult([work], finished, deadline)
+    joined, run = host.host_buffer(listed, len(listed.arrays)), host.host_buffer(listed, n)
+    _core.pack(listed.arrays, joined)
+    calls, check = host.compared(group, listed, "allgather")
+    gathered = host.explained(group._comm.allgather(joined, run), check)
+
+    def finish() -> list[Any]:
+        check()
+        for pieces in receives:
+            _core.unpack(run, pieces)
+            for piece in pieces:
+                _core.bump_version(piece)
+        return finished()
+
+    return PendingResult([calls, gathered], finish, deadline)
+
+
+def _filled(run: Any, listed: ArrayList, only: Container[int] | None = None) -> list[Any]:
+    """Writes a run into each array, or `only` into some."""
+    into = targets(listed.arrays, listed.infos, only)
+    for i, target in enumerate(into):
+        if only is None or i in only:
+            _core.unpack(run, [target])
+            _core.bump_version(target)
+    return results(listed.arrays, into)
+
+
+# ---- arrays that receive
+
+
+def _new_like(x: Any, known: ArrayInfo, shape: tuple[int, ...] | None = None) -> Any:
+    with devices.on_device_of(x, known):
+        return arrays.new_like(x, shape)
+
+
+def targets(
+    given: Sequence[Any], infos: Sequence[ArrayInfo], only: Container[int] | None = None
+) -> list[Any]:
+    """The arrays, with new ones in place of those that cannot be written, as far as they are to be: all, or `only`."""
+    return [
+        x if known.writable or (only is not None and i not in only) else _new_like(x, known)
+        for i, (x, known) in enumerate(zip(given, infos, strict=True))
+    ]
+
+
+def results(given: Sequence[Any], received: Sequence[Any]) -> list[Any]:
+    """What was received into `targets(given)`."""
+    return [
+        x if target is x else arrays.to_library_of(x, target)
+        for x, target in zip(given, received, strict=True)
+    ]

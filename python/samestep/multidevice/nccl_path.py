@@ -1,0 +1,112 @@
+"""Lists of arrays in device memory: which list of devices it is, and whether it has a clique of NCCL."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samestep import _core
+from samestep._util.deadline import Deadline
+from samestep.arrays import ArrayInfo
+from samestep.errors import MismatchError
+from samestep.multidevice.host_path import ArrayList
+from samestep.reduce_ops import SUM
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+
+VIA_HOST = 0
+"""Returned instead of a clique: the arrays are staged through the host."""
+
+
+def clique_id(
+    group: Group,
+    listed: ArrayList,
+    verb: str,
+    deadline: Deadline,
+    *,
+    code: int | None = None,
+    root: int = 0,
+    also: Sequence[Sequence[Any]] = (),
+) -> int:
+    """The number of the device list whose clique runs this call, or `VIA_HOST`.
+
+    In a group with NCCL the ranks synchronize here, unless each uses a list of devices that has a clique.
+    """
+    comm = group._comm
+    if not _core.has_nccl(comm):
+        return VIA_HOST
+    places = _devices(listed, also) if code is None or _core.nccl_reduces(listed.dtype, code) else []
+    known = _core.list_number(comm, places) if places else 0
+    if known:
+        return known
+    # A rank that knows its list starts another operation instead, so a difference raises an error on all ranks.
+    op = SUM.value if code is None else code
+    try:
+        _core.check_list_signature(comm, verb, listed.dtype, op, root, 0, 0, 0, 0).wait(deadline.left(), True)
+    except MismatchError as error:
+        _core.fail_list_check(comm, str(error))
+        raise
+    return _first_use(group, listed, places, deadline)
+
+
+def _devices(listed: ArrayList, also: Sequence[Sequence[Any]]) -> list[int]:
+    """The device of each array; empty where NCCL cannot take them, as several on one device.
+
+    `also`: for each array others that must be where it is.
+    """
+    kinds = {known.device for known in listed.infos}
+    if len(kinds) != 1 or "cpu" in kinds or not listed.n_elements:
+        return []
+    places = [device_of(x) for x in listed.arrays]
+    together = all(device_of(y) == place for place, ys in zip(places, also, strict=False) for y in ys)
+    return places if together and len(set(places)) == len(places) else []
+
+
+def device_of(x: Any) -> int:
+    """Index of the device that an array lies on, -1 for the host."""
+    from samestep.gpu import runtime
+
+    view = _core.view_info(x)
+    return -1 if view[6] == "cpu" else runtime.current_gpu(view[6]).device_of(view[8])
+
+
+def _first_use(group: Group, listed: ArrayList, places: list[int], deadline: Deadline) -> int:
+    """Number the ranks' device lists and create their clique, if NCCL accepts all devices together. Collective."""
+    from samestep._util.json_layout import Many
+    from samestep.gpu import group as gpu_group
+    from samestep.gpu import runtime
+    from samestep.group import json_exchange
+
+    comm = group._comm
+    n_places = np.empty(group.size, np.int64)
+    comm.allgather(np.array([len(places)], np.int64), n_places).wait(deadline.left(), True)
+    if not places or (n_places != len(places)).any():
+        return VIA_HOST
+    gpu = runtime.current_gpu(listed.infos[0].device)
+    host_name = group._hosts[group.rank]
+    named = [f"{host_name} {gpu.bus_id(place)}" for place in places]
+    mine = (named, gpu_group.sharing_is_allowed(gpu.kind))
+    received = json_exchange.allgather(comm, mine, [Many(str), bool], deadline.left())
+    table = [gpu_group.DeviceList(*entry) for entry in received]
+    return _core.add_list(comm, places, deadline.left()) if gpu_group.can_join(table) else VIA_HOST
+
+
+@contextlib.contextmanager
+def on_device_of(x: Any, known: ArrayInfo) -> Iterator[None]:
+    """Makes the array's device the current one, where new arrays are made."""
+    if known.device == "cpu" or known.nbytes == 0:
+        yield
+        return
+    from samestep.gpu import runtime
+
+    gpu = runtime.current_gpu(known.device)
+    before = gpu.current_device()
+    gpu.set_device(device_of(x))
+    try:
+        yield
+    finally:
+        gpu.set_device(before)

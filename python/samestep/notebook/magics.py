@@ -1,0 +1,80 @@
+"""`%%ranks`: a cell runs on ranks that live on between cells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from samestep.errors import Error
+from samestep.multiprocessing.failures import ProcessException
+from samestep.notebook.ranks import Ranks
+
+__all__ = ["load", "unload"]
+
+_GRACE_S = 10.0  # for the other ranks to end the cell that one has failed in
+_USAGE = "write %%ranks N above the cell, with N at least 1, or %ranks end"
+
+
+class _Magic:
+    """The ranks of one notebook."""
+
+    def __init__(self) -> None:
+        self._ranks: Ranks | None = None
+        self._n = 0  # as the last cell wanted
+        self._cells = 0
+
+    def __call__(self, line: str, cell: str | None = None) -> None:
+        """`%%ranks N` runs the cell; `%ranks end` ends the ranks, and `%ranks` says how many there are."""
+        word = line.strip()
+        if cell is None:
+            if word == "end":
+                self.end()
+            elif word:
+                raise Error(_USAGE)
+            print(f"{self._ranks.n if self._ranks is not None and self._ranks.alive else 0} ranks")
+            return
+        self._run(self._wanted(word), cell)
+
+    def _wanted(self, word: str) -> int:
+        if not word and self._n:
+            return self._n
+        if not (word.isascii() and word.isdigit() and int(word)):
+            raise Error(f"%%ranks {word}: {_USAGE}")
+        return int(word)
+
+    def _run(self, n: int, cell: str) -> None:
+        ranks, self._n = self._ranks, n
+        if ranks is not None and not ranks.alive:
+            print("%%ranks: the ranks of earlier cells have ended; these are new ones")
+        if ranks is None or not ranks.alive or ranks.n != n:
+            self.end()
+            ranks = self._ranks = Ranks(n)
+        self._cells += 1
+        try:
+            ranks.order("cell", (cell, self._cells), grace=_GRACE_S)
+        except (ProcessException, KeyboardInterrupt):
+            if not ranks.n:
+                self._ranks = None
+                print("%%ranks: all ranks have been ended, with what they had; the next cell starts new ones")
+            raise
+
+    def end(self) -> None:
+        """Ends the ranks, if there are any."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            ranks.end()
+
+
+_magics: dict[int, _Magic] = {}
+
+
+def load(shell: Any) -> None:
+    """Registers `%%ranks` and `%ranks` with a shell of IPython."""
+    magic = _magics.setdefault(id(shell), _Magic())
+    shell.register_magic_function(magic, "line_cell", "ranks")
+
+
+def unload(shell: Any) -> None:
+    """Ends the ranks of a shell. Its magics stay, and start new ones."""
+    magic = _magics.pop(id(shell), None)
+    if magic is not None:
+        magic.end()

@@ -1,0 +1,220 @@
+"""The notebook's side: interpreters that are the ranks of a job of this host, their output and their answers."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pickle
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import IO, Any, TextIO
+
+from samestep.launch import network, plan
+from samestep.launch.exit_status import ProcessExit
+from samestep.launch.lines import Lines
+from samestep.multiprocessing.failures import (
+    ProcessException,
+    ProcessExitedException,
+    ProcessRaisedException,
+)
+
+__all__ = ["Ranks"]
+
+_TERM_S = 3.0  # between SIGTERM and SIGKILL
+_QUIT_S = 10.0  # for ranks without orders to finalize
+
+
+@dataclass(eq=False)
+class _Rank:
+    number: int
+    process: subprocess.Popen[bytes]
+    link: Connection
+    lines: dict[int, Lines] = field(default_factory=lambda: {1: Lines(), 2: Lines()})
+
+    def pipe(self, fd: int) -> IO[bytes]:
+        """What it writes to its descriptor 1 or 2."""
+        pipe = self.process.stdout if fd == 1 else self.process.stderr
+        assert pipe is not None
+        return pipe
+
+
+class Ranks:
+    """`n` interpreters, each with its place in a job of its own. They end with this process, or by `end`."""
+
+    def __init__(self, n: int) -> None:
+        self._port = network.reserve_port()
+        self._ranks: list[_Rank] = []
+        secret = secrets.token_hex(16)
+        try:
+            for place in plan.places([""] * n):
+                self._ranks.append(self._start(place, secret))
+            for rank in self._ranks:
+                rank.link.send_bytes(pickle.dumps(sys.path))
+        except BaseException:
+            self.end(now=True)
+            raise
+
+    def _start(self, place: plan.Place, secret: str) -> _Rank:
+        port = self._port.getsockname()[1]
+        variables = plan.environment(
+            place, master_addr="127.0.0.1", master_port=port, secret=secret, inherited=os.environ
+        )
+        ours, theirs = socket.socketpair()
+        code = f"from samestep.notebook import rank; rank.main({theirs.fileno()}, {os.getpid()})"
+        with ours, theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # an interrupt is for the notebook alone
+            )
+            link = Connection(ours.detach())
+        rank = _Rank(place.rank, process, link)
+        for fd in (1, 2):
+            os.set_blocking(rank.pipe(fd).fileno(), False)
+        return rank
+
+    @property
+    def n(self) -> int:
+        """How many there are."""
+        return len(self._ranks)
+
+    @property
+    def alive(self) -> bool:
+        """Whether all of them still run."""
+        return bool(self._ranks) and all(rank.process.poll() is None for rank in self._ranks)
+
+    def order(self, kind: str, content: Any, *, grace: float) -> list[Any]:
+        """Has all ranks obey, shows what they print meanwhile, and returns their answers by rank.
+
+        Args:
+          kind: "call" or "cell".
+          content: for it; see `rank.py`.
+          grace: seconds that the others have after one has failed; then all ranks are ended.
+
+        Raises:
+          ProcessException: of the rank that failed first, in time, and not only because of another one.
+          KeyboardInterrupt: all ranks have been ended.
+        """
+        answers: dict[int, tuple[str, Any]] = {}
+        try:
+            message = pickle.dumps((kind, content))
+            for rank in self._ranks:
+                with contextlib.suppress(ConnectionError):  # it has ended, which is seen below
+                    rank.link.send_bytes(message)
+            self._collect(answers, grace)
+        except BaseException:
+            self.end(now=True)
+            raise
+        if all(kind == "result" for kind, _ in answers.values()) and len(answers) == self.n:
+            return [answers[rank.number][1] for rank in self._ranks]
+        error = self._failure(answers)
+        if len(answers) < self.n or any(kind == "exit" for kind, _ in answers.values()):
+            self.end(now=True)
+        raise error
+
+    def _collect(self, answers: dict[int, tuple[str, Any]], grace: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            for rank in self._ranks:
+                selector.register(rank.link, selectors.EVENT_READ, (rank, 0))
+                for fd in (1, 2):
+                    selector.register(rank.pipe(fd), selectors.EVENT_READ, (rank, fd))
+            deadline = math.inf
+            while len(answers) < self.n and (left := deadline - time.monotonic()) > 0:
+                for key, _ in selector.select(None if math.isinf(left) else left):
+                    rank, fd = key.data
+                    if not fd:
+                        answers[rank.number] = self._answer(rank)
+                        if answers[rank.number][0] != "result":
+                            deadline = min(deadline, time.monotonic() + grace)
+                    if not fd or self._show(rank, fd) == b"":
+                        selector.unregister(key.fileobj)
+        for rank in self._ranks:
+            for fd in (1, 2):
+                while self._show(rank, fd):
+                    continue
+                _print(rank.number, fd, rank.lines[fd].rest())
+
+    def _answer(self, rank: _Rank) -> tuple[str, Any]:
+        try:
+            kind, content = pickle.loads(rank.link.recv_bytes())
+        except (EOFError, OSError):
+            return "exit", {"time": time.time(), "status": rank.process.wait()}
+        return kind, content
+
+    def _show(self, rank: _Rank, fd: int) -> bytes | None:
+        """Reads what a rank has written, and prints whole lines. None: nothing is there yet; b"": its end."""
+        data: bytes | None = rank.pipe(fd).read(1 << 16)
+        if data:
+            _print(rank.number, fd, rank.lines[fd].feed(data))
+        return data
+
+    def _failure(self, answers: dict[int, tuple[str, Any]]) -> ProcessException:
+        """Of the rank that failed first, in time, and not only because of another one."""
+        endings = {i: self._ending(i, *answer) for i, answer in answers.items() if answer[0] != "result"}
+        number = min(endings, key=lambda i: (_is_consequence(endings[i]), endings[i].since))
+        first = endings[number]
+        waiting = [str(rank.number) for rank in self._ranks if rank.number not in answers]
+        rest = f"\nStill busy, and ended: rank {', '.join(waiting)}" if waiting else ""
+        if first.error is not None:
+            text = f"rank {number} raised {first.error_name}\n\n{first.error['traceback']}{rest}"
+            return ProcessRaisedException(text, number, first.pid)
+        status = first.status or 0
+        name = first.fate.removeprefix("signal ") if status < 0 else None
+        return ProcessExitedException(
+            f"rank {number} ended with {first.fate}{rest}", number, first.pid, status, name
+        )
+
+    def _ending(self, number: int, kind: str, content: dict[str, Any]) -> ProcessExit:
+        error = content if kind == "error" else None
+        process = self._ranks[number].process
+        status = 1 if error else content["status"]
+        return ProcessExit(f"rank {number}", process.pid, status, content["time"], error=error, rank=number)
+
+    def end(self, *, now: bool = False) -> None:
+        """Ends all ranks: by closing their orders, or `now` by SIGTERM; those that do not end by SIGKILL."""
+        for rank in self._ranks:
+            rank.link.close()
+            if now:
+                _signal(rank.process, signal.SIGTERM)
+        deadline = time.monotonic() + (_TERM_S if now else _QUIT_S)
+        for rank in self._ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rank.process.wait(max(0.0, deadline - time.monotonic()))
+            _signal(rank.process, signal.SIGKILL)  # and what it has started
+            rank.process.wait()
+            for fd in (1, 2):
+                rank.pipe(fd).close()
+        self._ranks = []
+        self._port.close()
+
+
+def _is_consequence(ending: ProcessExit) -> bool:
+    return ending.is_consequence or ending.error_name == "StepError"
+
+
+def _signal(process: subprocess.Popen[bytes], signum: int) -> None:
+    """To the process group of a rank, which the rank leads."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signum)
+
+
+def _print(number: int, fd: int, data: bytes) -> None:
+    """Lines of a rank, each with its number, where Python's output goes: in a notebook, below the cell."""
+    if data:
+        to: TextIO = sys.stdout if fd == 1 else sys.stderr
+        text = data.decode(errors="replace")
+        to.write("".join(f"[{number}] {line.rpartition(chr(13))[2]}\n" for line in text[:-1].split("\n")))
+        to.flush()

@@ -1,0 +1,185 @@
+"""The collectives of sharded updates: whole leaves in, this rank's elements out, and the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samestep import _core, arrays
+from samestep._util.dtypes import numpy_dtype
+from samestep.arrays import ArrayInfo
+from samestep.errors import InvalidArgumentError
+from samestep.optimizer.partition import Buffer, Partition
+from samestep.reduce_ops import Op
+from samestep.step.leaves import Flat
+from samestep.trees import signature
+from samestep.trees.fusion import as_dtype, timer
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+
+__all__ = ["FlatExchange", "from_bytes", "itemsize"]
+
+
+class FlatExchange:
+    """Moves leaves through flat buffers, one for each dtype of the partition.
+
+    Args:
+      backend: the group.
+      partition: of the leaves.
+      names: of the leaves, for errors.
+    """
+
+    def __init__(self, backend: Group, partition: Partition, names: Sequence[str]) -> None:
+        self.partition = partition
+        self._backend = backend
+        self._names = names
+        self._memory: dict[tuple[str, str], Flat] = {}
+
+    def part(self, leaf: int) -> range:
+        """The elements of `leaf` that this rank owns."""
+        return self.partition.part(leaf, self._backend.rank)
+
+    def agreed_dtypes(self, act: str, split: list[int], kinds: list[str]) -> list[str | None]:
+        """The dtypes of the gradients of some leaves; None where no rank has one. Collective.
+
+        Args:
+          act: what the user called.
+          split: the leaves.
+          kinds: of each, dtype and shape of this rank's gradient, or "None".
+
+        Raises:
+          MismatchError: ranks differ in more than what is None, on all ranks; names the first leaf.
+        """
+        names = [self._names[i] for i in split]
+        mine = signature.Description(act, names, kinds, list(range(len(split))))
+        everyone = signature.gather_if_different(self._backend, mine, timer(None))
+        if everyone is not None:
+            signature.check_same(self._backend.name, everyone, absent_is_fine=True)
+            columns = zip(*(theirs.kinds for theirs in everyone), strict=True)
+            kinds = [next((what for what in column if what != signature.ABSENT), "") for column in columns]
+        return [what.split(" ")[0] if what not in ("", signature.ABSENT) else None for what in kinds]
+
+    def reduce_scatter(
+        self, leaves: Sequence[Any], dtypes: Sequence[str | None], op: Op
+    ) -> list[Flat | None]:
+        """Reduce all leaves over all ranks. Collective.
+
+        Args:
+          leaves: the arrays; None counts as zeros.
+          dtypes: of each; None for a leaf that no rank has.
+          op: as for `Backend.reduce_scatter`.
+
+        Returns:
+          By leaf, the bytes of this rank's elements, which the next call overwrites; None for leaves of no rank.
+        """
+        own: list[Flat | None] = [None] * len(leaves)
+        works = []
+        for key, buffer in self.partition.buffers.items():
+            dtype = self._common_dtype(buffer, dtypes)
+            if dtype is None or not buffer.block:
+                continue
+            flat, nbytes = self._flat(key, dtype, buffer.block * self._backend.size)
+            for i, start in zip(buffer.leaves, buffer.starts, strict=True):
+                whole = flat[start * nbytes : (start + self.partition.counts[i]) * nbytes]
+                if leaves[i] is None:
+                    whole[:] = 0
+                elif len(whole):
+                    _core.pack([leaves[i]], whole)
+            blocks = as_dtype(flat, dtype).reshape(self._backend.size, buffer.block)
+            works.append(self._backend.ireduce_scatter(blocks, op, out=blocks[self._backend.rank]))
+            for i, start in zip(buffer.leaves, buffer.starts, strict=True):
+                if dtypes[i] is not None:
+                    part = self.part(i)
+                    own[i] = flat[(start + part.start) * nbytes : (start + part.stop) * nbytes]
+        for work in works:
+            work.wait()
+        return own
+
+    def allgather(self, parts: Sequence[Any], infos: Sequence[ArrayInfo | None]) -> list[Flat | None]:
+        """Join the parts of all ranks. Collective.
+
+        Args:
+          parts: by leaf, an array of this rank's elements, of any dtype; what has no info is left out.
+          infos: of the parts.
+
+        Returns:
+          By leaf the bytes of all its elements, which are the caller's; None for what was left out.
+        """
+        whole: list[Flat | None] = [None] * len(parts)
+        works = []
+        for key, buffer in self.partition.buffers.items():
+            kinds = [None if (info := infos[i]) is None else info.dtype for i in buffer.leaves]
+            for dtype in dict.fromkeys(kind for kind in kinds if kind is not None):
+                mine, nbytes = self._flat(f"part of {key}", dtype, buffer.block)
+                flat = self._backend.empty(len(mine) * self._backend.size, "uint8")
+                for i, start, kind in zip(buffer.leaves, buffer.starts, kinds, strict=True):
+                    if kind != dtype:
+                        continue
+                    part = self.part(i)
+                    at = start + part.start - self._backend.rank * buffer.block
+                    if part:
+                        _core.pack([parts[i]], mine[at * nbytes : (at + len(part)) * nbytes])
+                    whole[i] = flat[start * nbytes : (start + self.partition.counts[i]) * nbytes]
+                if len(mine):
+                    works.append(self._backend.iallgather(mine, out=flat.reshape(self._backend.size, -1)))
+        for work in works:
+            work.wait()
+        return whole
+
+    def gather(self, leaf: int, part: Any, dtype: str, root: int | None) -> Flat | None:
+        """The bytes of a whole array like `leaf` from its parts. Collective.
+
+        Args:
+          leaf: which leaf of the partition.
+          part: an array of this rank's elements; None where it has none.
+          dtype: of the array.
+          root: the rank that gets it, None elsewhere; None for all ranks.
+        """
+        backend = self._backend
+        lengths = [len(self.partition.part(leaf, rank)) * itemsize(dtype) for rank in range(backend.size)]
+        mine: Flat = np.empty(lengths[backend.rank], np.uint8)
+        if part is not None and len(mine):
+            _core.pack([part], mine)
+        is_here = root is None or backend.rank == root
+        whole: Flat | None = np.empty(sum(lengths), np.uint8) if is_here else None
+        if root is None:
+            work = backend._comm.allgatherv(mine, whole, lengths)
+        else:
+            work = backend._comm.gatherv(mine, whole, lengths if is_here else [], root)
+        work.wait(backend._seconds(None), True)
+        return whole
+
+    def _common_dtype(self, buffer: Buffer, dtypes: Sequence[str | None]) -> str | None:
+        found = {dtypes[i]: i for i in reversed(buffer.leaves) if dtypes[i] is not None}
+        if len(found) > 1:
+            one, other = [f"{signature.leaf_text(self._names[i])} is {dtype}" for dtype, i in found.items()][
+                :2
+            ]
+            raise InvalidArgumentError(
+                f"ShardedOptimizer: the gradient of {one} and that of {other}, but the parameters are of one dtype; "
+                "cast the gradients"
+            )
+        return next(iter(found), None)
+
+    def _flat(self, use: str, dtype: str, count: int) -> tuple[Flat, int]:
+        """Memory for `count` elements that is kept for this use, as bytes, and the bytes of one element."""
+        nbytes = itemsize(dtype)
+        key = use, dtype
+        if key not in self._memory or len(self._memory[key]) != count * nbytes:
+            self._memory[key] = self._backend.zeros(count * nbytes, "uint8")  # gaps between leaves stay zero
+        return self._memory[key], nbytes
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element."""
+    return 2 if dtype == "bfloat16" else numpy_dtype(dtype).itemsize
+
+
+def from_bytes(data: Flat, library: str, dtype: str, shape: tuple[int, ...]) -> Any:
+    """An array of its own from the bytes of its elements."""
+    target = arrays.new_array(library, dtype, shape)
+    _core.unpack(data, [target])
+    return arrays.to_library(library, target)

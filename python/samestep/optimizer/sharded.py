@@ -1,0 +1,415 @@
+"""Optimizers of which each rank keeps a part of the state: the first stage of ZeRO for any init/update pair."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from samestep import _core, arrays, trees
+from samestep._util.dtypes import numpy_dtype
+from samestep.errors import InvalidArgumentError
+from samestep.group import compiled
+from samestep.optimizer import probe
+from samestep.optimizer.flat_exchange import FlatExchange, from_bytes, itemsize
+from samestep.optimizer.partition import Partition
+from samestep.optimizer.probe import part_shape
+from samestep.step.gradients import allreduce_gradients
+from samestep.step.leaves import ADDED_AS, Flat, LeafSpec, to_leaf
+from samestep.step.state_hash import Verifier
+from samestep.trees import signature
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+
+__all__ = ["ShardedTransformation", "distribute", "sharded_of"]
+
+_ACT = "ShardedOptimizer"
+_UNLIKE = 1000  # elements of the first of the arrays by which leaves of a state are distinguished
+
+
+def distribute(backend: Group, opt: Any, op: Any, *, elementwise: bool) -> Any:
+    """Return what is used as `opt` was; a named tuple, as optax has, comes back as the same type."""
+    sharded = ShardedTransformation(backend, opt, op, elementwise=elementwise)
+    if isinstance(opt, tuple) and hasattr(opt, "_replace"):
+        return opt._replace(init=sharded.init, update=sharded.update)
+    return sharded
+
+
+def sharded_of(opt: Any) -> ShardedTransformation:
+    """What `distribute` made `opt` of.
+
+    Raises:
+      InvalidArgumentError: it did not.
+    """
+    found = opt if isinstance(opt, ShardedTransformation) else getattr(opt.update, "__self__", None)
+    if not isinstance(found, ShardedTransformation):
+        raise InvalidArgumentError(f"{_ACT}: {opt!r} is not what ShardedOptimizer returned")
+    return found
+
+
+class _Plan(NamedTuple):
+    """Parameters of one structure, and the part of them that this rank updates."""
+
+    names: list[str]
+    specs: list[LeafSpec]
+    rebuild: Callable[[Sequence[Any]], Any]
+    leaves: list[Any]
+    """What is no array; None for arrays."""
+    exchange: FlatExchange
+
+    def split(self) -> list[int]:
+        """The leaves that ranks divide among them."""
+        return [i for i, spec in enumerate(self.specs) if spec.group]
+
+    def cut(self, flat: trees.Flat, act: str) -> Any:
+        """This rank's part of a tree like the parameters."""
+        if flat.names != self.names:
+            raise InvalidArgumentError(f"{act}: the leaves are not those of the parameters")
+        values = list(flat.leaves)
+        for i in self.split():
+            if values[i] is not None:
+                values[i] = _cut(values[i], self.specs[i].shape, self.held(i), self.names[i])
+        return flat.rebuild(values)
+
+    def held(self, i: int) -> range:
+        """The elements of leaf i that the optimizer sees: this rank's part, or the first for an empty part.
+
+        XLA may compile a function of several arrays to other roundings where one of them is empty.
+        """
+        part = self.exchange.part(i)
+        return part if part or math.prod(self.specs[i].shape) == 0 else range(1)
+
+    def part_shape(self, i: int) -> tuple[int, ...]:
+        return part_shape(self.specs[i].shape, len(self.held(i)))
+
+    def with_leaves(self, make: Callable[[int, LeafSpec], Any]) -> Any:
+        """A tree like the parameters with other arrays."""
+        return self.rebuild(
+            [make(i, spec) if spec.group else self.leaves[i] for i, spec in enumerate(self.specs)]
+        )
+
+
+class ShardedTransformation:
+    """An optimizer object that keeps this rank's part of the state; all other attributes are the inner's."""
+
+    def __init__(self, backend: Group, inner: Any, op: Any, *, elementwise: bool) -> None:
+        self.inner = inner
+        self._backend = backend
+        self._op = op
+        self._elementwise = elementwise
+        self._plans: dict[Any, _Plan] = {}
+        self._plan: _Plan | None = None  # of the last parameters seen
+        self._verifier = Verifier.wanted(backend, f"{_ACT}({type(inner).__name__})")
+
+    def init(self, params: Any) -> Any:
+        """The state of this rank's part of the parameters. No communication."""
+        flat = trees.flatten(params)
+        if compiled.is_traced(flat.leaves):
+            raise InvalidArgumentError(f"{_ACT}: call init outside of compiled functions")
+        plan = self._plan_for(flat)
+        return self.inner.init(params if self._backend.size == 1 else plan.cut(flat, f"{_ACT}.init"))
+
+    def update(
+        self, grads: Any, state: Any, params: Any = None, *, weight: float | None = None, **extra: Any
+    ) -> Any:
+        """Updates of all parameters, and the new state of this rank's part. Collective."""
+        rest = () if params is None else (params,)
+        if self._verifier is not None:
+            self._verifier.before_step({"params": params})
+        if weight is not None:
+            if self._op is None:
+                raise InvalidArgumentError(
+                    f"{_ACT}: weight is for gradients that are averaged here, not for op=None"
+                )
+            grads = allreduce_gradients(self._backend, grads, self._op, weight=weight)
+        is_reduced = self._op is None or weight is not None
+        if self._backend.size == 1:
+            if not is_reduced:
+                grads = allreduce_gradients(self._backend, grads, self._op)
+            return self.inner.update(grads, state, *rest, **extra)
+        flat = trees.flatten(grads)
+        plan = self._plan_of_update(flat, params)
+        parts = plan.cut(flat, f"{_ACT}.update") if is_reduced else self._reduced(plan, flat)
+        rest = () if params is None else (plan.cut(trees.flatten(params), f"{_ACT}.update"),)
+        updates, state = self.inner.update(parts, state, *rest, **extra)
+        return self._joined(plan, trees.flatten(updates)), state
+
+    # ---- plans
+
+    def _plan_for(self, flat: trees.Flat) -> _Plan:
+        specs = [_spec(name, leaf) for name, leaf in zip(flat.names, flat.leaves, strict=True)]
+        key = tuple(flat.names), tuple((spec.dtype, spec.shape) for spec in specs)
+        if key not in self._plans:
+            counts = [math.prod(spec.shape) for spec in specs]
+            partition = Partition(
+                counts, [spec.dtype if spec.group else None for spec in specs], self._backend.size
+            )
+            others = [None if spec.group else leaf for spec, leaf in zip(specs, flat.leaves, strict=True)]
+            exchange = FlatExchange(self._backend, partition, flat.names)
+            plan = _Plan(flat.names, specs, flat.rebuild, others, exchange)
+            if not self._elementwise and not compiled.is_traced(flat.leaves):
+                _require_elementwise(self.inner, plan)
+            self._plans[key] = plan
+        self._plan = self._plans[key]
+        return self._plan
+
+    def _plan_of_update(self, grads: trees.Flat, params: Any) -> _Plan:
+        if params is not None:
+            return self._plan_for(trees.flatten(params))
+        known = self._plan
+        return known if known is not None and known.names == grads.names else self._plan_for(grads)
+
+    # ---- gradients in, updates out
+
+    def _reduced(self, plan: _Plan, flat: trees.Flat) -> Any:
+        """This rank's part of the reduced gradients."""
+        if flat.names != plan.names:
+            raise InvalidArgumentError(
+                f"{_ACT}.update: the leaves of the gradients are not those of the parameters"
+            )
+        specs = [_spec(name, leaf) for name, leaf in zip(flat.names, flat.leaves, strict=True)]
+        split = plan.split()
+        for i in split:
+            if specs[i].group and specs[i].shape != plan.specs[i].shape:
+                raise InvalidArgumentError(
+                    f"{_ACT}.update: the gradient of {signature.leaf_text(plan.names[i])} has shape "
+                    f"{specs[i].shape}, the parameter {plan.specs[i].shape}"
+                )
+        found = [specs[i].what for i in split]
+
+        def on_host(*leaves: Any) -> list[Any]:
+            with _core.UserCall(f"{_ACT}.update"):
+                kinds = plan.exchange.agreed_dtypes(f"{_ACT}.update", split, found)
+                whole: list[Any] = [None] * len(specs)
+                dtypes: list[str | None] = [None] * len(specs)
+                for i, leaf, dtype in zip(split, leaves, kinds, strict=True):
+                    whole[i], dtypes[i] = leaf, dtype
+                own = plan.exchange.reduce_scatter(whole, dtypes, self._op)
+            parts: list[Any] = []
+            for i, dtype in zip(split, kinds, strict=True):
+                data, library = own[i], _library(specs[i], plan.specs[i])
+                if data is None or dtype is None:
+                    parts.append(None)
+                    continue
+                if not plan.exchange.part(i):
+                    data = np.zeros(len(plan.held(i)) * itemsize(dtype), np.uint8)
+                parts.append(from_bytes(data, library, dtype, plan.part_shape(i)))
+            return parts
+
+        shapes = {i: plan.part_shape(i) for i in split}
+        return flat.rebuild(self._run(on_host, f"{_ACT}.update", flat.leaves, split, shapes))
+
+    def _joined(self, plan: _Plan, flat: trees.Flat) -> Any:
+        """The updates of all ranks."""
+        if flat.names != plan.names:
+            raise InvalidArgumentError(
+                f"{_ACT}: the optimizer returned updates with other leaves than the gradients"
+            )
+        specs = [_spec(name, leaf) for name, leaf in zip(flat.names, flat.leaves, strict=True)]
+        split = [i for i in plan.split() if specs[i].group]
+        for i in split:
+            if specs[i].shape != plan.part_shape(i):
+                raise InvalidArgumentError(
+                    f"{_ACT}: the optimizer returned an update of shape {specs[i].shape} for the part "
+                    f"{plan.part_shape(i)} of {signature.leaf_text(plan.names[i])}"
+                )
+
+        def on_host(*leaves: Any) -> list[Any]:
+            parts: list[Any] = [None] * len(specs)
+            infos: list[Any] = [None] * len(specs)
+            for i, leaf in zip(split, leaves, strict=True):
+                parts[i], infos[i] = leaf, arrays.info(leaf)
+            with _core.UserCall(f"{_ACT}.update"):
+                whole = plan.exchange.allgather(parts, infos)
+            return [_whole(whole[i], specs[i], plan.specs[i]) for i in split]
+
+        shapes = {i: plan.specs[i].shape for i in split}
+        return flat.rebuild(self._run(on_host, f"{_ACT}.update", flat.leaves, split, shapes))
+
+    def _run(
+        self,
+        function: Callable[..., list[Any]],
+        act: str,
+        leaves: Sequence[Any],
+        split: list[int],
+        shapes: dict[int, tuple[int, ...]],
+    ) -> list[Any]:
+        """`leaves` with the results of `function` in the places `split`; in a compiled program when that runs."""
+        results = list(leaves)
+        moved = [leaves[i] for i in split]
+        if not compiled.is_traced(moved):
+            values = function(*moved)
+        else:
+            present = [i for i in split if leaves[i] is not None]
+
+            def on_host(*given: Any) -> list[Any]:
+                by_leaf = dict(zip(present, given, strict=True))
+                done = dict(zip(split, function(*[by_leaf.get(i) for i in split]), strict=True))
+                return [np.asarray(done[i]) for i in present]
+
+            given = compiled.call_function(
+                act, on_host, [leaves[i] for i in present], shapes=[shapes[i] for i in present]
+            )
+            by_leaf = dict(zip(present, given, strict=True))
+            values = [by_leaf.get(i) for i in split]
+        for i, value in zip(split, values, strict=True):
+            results[i] = value
+        return results
+
+    # ---- checkpoints
+
+    def gather_state(self, state: Any, params: Any, root: int | None) -> Any:
+        """See `samestep.optimizer.gather_state`."""
+        plan = self._plan_for(trees.flatten(params))
+        if self._backend.size == 1:
+            return state
+        flat = trees.flatten(state)
+        values = list(flat.leaves)
+        with _core.UserCall("gather_state"):
+            for k, i in enumerate(self._owners(plan, flat.names)):
+                if i is not None:
+                    leaf, dtype = values[k], arrays.info(values[k]).dtype
+                    data = plan.exchange.gather(i, leaf, dtype, root)
+                    values[k] = (
+                        None
+                        if data is None
+                        else from_bytes(data, arrays.library_of(leaf), dtype, plan.specs[i].shape)
+                    )
+        is_here = root is None or self._backend.rank == root
+        return flat.rebuild(values) if is_here else None
+
+    def shard_state(self, state: Any, params: Any) -> Any:
+        """See `samestep.optimizer.shard_state`."""
+        plan = self._plan_for(trees.flatten(params))
+        if self._backend.size == 1:
+            return state
+        flat = trees.flatten(state)
+        values = list(flat.leaves)
+        for k, i in enumerate(self._owners(plan, flat.names)):
+            if i is not None:
+                shape = arrays.info(values[k]).shape
+                if shape != plan.specs[i].shape:
+                    raise InvalidArgumentError(
+                        f"shard_state: {signature.leaf_text(flat.names[k])} has shape {shape}, its parameter "
+                        f"{plan.specs[i].shape}; pass the whole state, as gather_state returns it"
+                    )
+                part = _cut(values[k], shape, plan.held(i), flat.names[k])
+                values[k] = (
+                    part.copy() if isinstance(part, np.ndarray) else part
+                )  # a view would keep the whole
+        return flat.rebuild(values)
+
+    def _owners(self, plan: _Plan, names: list[str]) -> list[int | None]:
+        """By leaf of the state, the leaf of the parameters whose shape it has, as arrays of unlike lengths show."""
+
+        def unlike(i: int, spec: LeafSpec) -> Any:
+            return _zeros(spec, part_shape(spec.shape, _UNLIKE + i))
+
+        flat = trees.flatten(self.inner.init(plan.with_leaves(unlike)))
+        if flat.names != names:
+            raise InvalidArgumentError(
+                f"{_ACT}: this is no state of {type(self.inner).__name__} for these parameters"
+            )
+        owners: list[int | None] = []
+        for name, leaf in zip(flat.names, flat.leaves, strict=True):
+            shape = arrays.info(leaf).shape if arrays.is_array(leaf) else ()
+            owner = next((n - _UNLIKE for n in shape if n >= _UNLIKE), None)
+            if owner is not None and shape != part_shape(plan.specs[owner].shape, _UNLIKE + owner):
+                raise InvalidArgumentError(
+                    f"{_ACT}: {signature.leaf_text(name)} of the state has shape {shape} for parameters of "
+                    f"{part_shape(plan.specs[owner].shape, _UNLIKE + owner)}; only states of their shape can be joined"
+                )
+            owners.append(owner)
+        return owners
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # not yet there while being unpickled or copied
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __repr__(self) -> str:
+        return f"ShardedTransformation({self.inner!r})"
+
+
+def _spec(name: str, leaf: Any) -> LeafSpec:
+    """What a leaf is; `group` is empty for what is not divided among ranks."""
+    if compiled.is_traced([leaf]):
+        return LeafSpec(f"{leaf.dtype} {tuple(leaf.shape)}", "jax", str(leaf.dtype), tuple(leaf.shape))
+    is_number = type(leaf) in (int, float, complex) or (
+        isinstance(leaf, np.generic) and leaf.dtype.kind in "iufc"
+    )
+    value = np.asarray(leaf) if is_number else leaf
+    looks = signature.describe_leaves([name], [value], "ShardedOptimizer")
+    info = looks.infos[0]
+    if info is None or info.dtype not in ADDED_AS:
+        return LeafSpec(looks.kinds[0])
+    return LeafSpec(
+        looks.kinds[0], "number" if is_number else arrays.library_of(value), info.dtype, info.shape, is_number
+    )
+
+
+def _library(spec: LeafSpec, otherwise: LeafSpec) -> str:
+    library = spec.library or otherwise.library
+    return "numpy" if library == "number" else library
+
+
+def _cut(leaf: Any, shape: tuple[int, ...], part: range, name: str) -> Any:
+    """Some elements of an array, in a shape of as many dimensions. A view where the library makes one."""
+    array = leaf if hasattr(leaf, "reshape") else np.asarray(leaf)
+    if tuple(array.shape) != shape:
+        raise InvalidArgumentError(
+            f"{_ACT}: {signature.leaf_text(name)} has shape {tuple(array.shape)}, the parameter {shape}"
+        )
+    if hasattr(array, "detach"):
+        array = array.detach()
+    return array.reshape(-1)[part.start : part.stop].reshape(part_shape(shape, len(part)))
+
+
+def _whole(data: Flat | None, spec: LeafSpec, of: LeafSpec) -> Any:
+    """A leaf of the library of `spec` and the shape of the parameter from the bytes of its elements."""
+    assert data is not None
+    if spec.library == "numpy" and not of.is_number:
+        return data.view(numpy_dtype(spec.dtype)).reshape(of.shape)
+    leaf = from_bytes(data, _library(spec, of), spec.dtype, of.shape)
+    return leaf.item() if of.is_number else leaf
+
+
+def _zeros(spec: LeafSpec, shape: tuple[int, ...]) -> Any:
+    count = math.prod(shape)
+    return _from_elements(np.zeros(count), spec, shape)
+
+
+def _from_elements(elements: Flat, spec: LeafSpec, shape: tuple[int, ...]) -> Any:
+    """A leaf of the library and dtype of `spec` from numbers in float64."""
+    kind = np.dtype(spec.group)
+    if spec.dtype.startswith("complex"):
+        elements = np.repeat(elements, 2)
+    if kind.kind != "f":
+        elements = np.abs(np.clip(elements, -100, 100))
+    library = "numpy" if spec.is_number else spec.library
+    return to_leaf(elements.astype(kind), spec._replace(shape=shape, library=library, is_number=False))
+
+
+def _require_elementwise(inner: Any, plan: _Plan) -> None:
+    split = plan.split()
+
+    def trial(params: list[Flat], steps: list[list[Flat]], shapes: list[tuple[int, ...]]) -> list[list[Flat]]:
+        place = {i: k for k, i in enumerate(split)}
+
+        def tree(values: list[Flat]) -> Any:
+            return plan.with_leaves(lambda i, spec: _from_elements(values[place[i]], spec, shapes[place[i]]))
+
+        start = tree(params)
+        state = inner.init(start)
+        results = []
+        for grads in steps:
+            updates, state = inner.update(tree(grads), state, start)
+            leaves = trees.flatten(updates).leaves
+            results.append([probe.as_elements(leaves[i]) for i in split])
+        return results
+
+    specs = [plan.specs[i] for i in split]
+    probe.require_elementwise(type(inner).__name__, [plan.names[i] for i in split], specs, trial)

@@ -1,0 +1,75 @@
+"""The trial of `probe` for torch optimizers: copies of an optimizer on small parameters."""
+
+from __future__ import annotations
+
+import collections
+import copy
+from typing import Any
+
+import torch
+
+from samestep.optimizer import probe
+from samestep.optimizer.torch_sharded_state import is_like
+from samestep.optimizer.torch_state import named_parameters
+from samestep.step.leaves import Flat, LeafSpec
+
+__all__ = ["require_elementwise"]
+
+
+def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
+    """Check that an optimizer works element by element; see `probe.require_elementwise`."""
+    named = {name: p for name, p in named_parameters(optimizer).items() if p.requires_grad}
+    specs = [LeafSpec("", "torch", str(p.dtype)[6:], tuple(p.shape)) for p in named.values()]
+
+    def trial(params: list[Flat], steps: list[list[Flat]], shapes: list[tuple[int, ...]]) -> list[list[Flat]]:
+        small = [
+            torch.nn.Parameter(torch.from_numpy(value.copy()).to(p.dtype).to(p.device).reshape(shape))
+            for value, p, shape in zip(params, named.values(), shapes, strict=True)
+        ]
+        other = _on(optimizer, dict(zip(named.values(), small, strict=True)))
+        results = []
+        for grads in steps:
+            before = [p.detach().clone() for p in small]
+            for parameter, grad in zip(small, grads, strict=True):
+                parameter.grad = (
+                    torch.from_numpy(grad.copy())
+                    .to(parameter.dtype)
+                    .to(parameter.device)
+                    .reshape_as(parameter)
+                )
+            other.step()
+            results.append(
+                [
+                    (p.detach().double() - old.double()).reshape(-1).cpu().numpy()
+                    for p, old in zip(small, before, strict=True)
+                ]
+            )
+        return results
+
+    probe.require_elementwise(type(optimizer).__name__, list(named), specs, trial)
+
+
+def _on(
+    optimizer: torch.optim.Optimizer, new: dict[torch.Tensor, torch.nn.Parameter]
+) -> torch.optim.Optimizer:
+    """An optimizer of the same class and settings for other parameters, made as `pickle` makes one."""
+    groups = [
+        {
+            **{key: copy.deepcopy(value) for key, value in group.items() if key != "params"},
+            "params": [new[p] for p in group["params"] if p in new],
+        }
+        for group in optimizer.param_groups
+    ]
+    state: dict[Any, Any] = collections.defaultdict(dict)
+    for old, entries in optimizer.state.items():
+        if old in new:
+            state[new[old]] = {key: _shrunk(key, value, old, new[old]) for key, value in entries.items()}
+    made: Any = object.__new__(type(optimizer))
+    made.__setstate__({**optimizer.__getstate__(), "state": state, "param_groups": groups})
+    return made
+
+
+def _shrunk(key: str, value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
+    if not is_like(key, value, old):
+        return copy.deepcopy(value)
+    return value.reshape(-1)[: new.numel()].clone().reshape(new.shape)

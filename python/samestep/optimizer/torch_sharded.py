@@ -1,0 +1,279 @@
+"""torch optimizers of which each rank keeps a part of the state; the optimizer object stays what it is.
+
+While `step` runs, each parameter in `param_groups` is replaced by a view of the elements that this rank owns, to which
+the state belongs. Everything else, such as schedulers, `zero_grad` and clipping, sees the parameters themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from samestep import _core, arrays
+from samestep.errors import InvalidArgumentError
+from samestep.optimizer.flat_exchange import FlatExchange
+from samestep.optimizer.partition import Partition
+from samestep.optimizer.probe import part_shape
+from samestep.optimizer.torch_probe import require_elementwise
+from samestep.optimizer.torch_sharded_state import gather, part_of, slice_state
+from samestep.optimizer.torch_shards import ShardedGradients
+from samestep.optimizer.torch_state import named_parameters, require_plain
+from samestep.reduce_ops import Premul
+from samestep.step.gradients import allreduce_tree
+from samestep.step.state_hash import Verifier
+from samestep.trees.fusion import bump_versions
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+
+__all__ = ["distribute"]
+
+_ACT = "ShardedOptimizer"
+
+
+def distribute(
+    backend: Group, optimizer: torch.optim.Optimizer, op: Any, *, shards: int | None, elementwise: bool
+) -> torch.optim.Optimizer:
+    """Let `optimizer` update this rank's part of its parameters. Returns `optimizer`. No communication."""
+    require_plain(optimizer, _ACT)
+    if not elementwise:
+        require_elementwise(optimizer)
+    parts = _ShardedStep(backend, optimizer, op, shards)
+    known: Any = optimizer
+    known._samestep_parts = parts
+    known.average = parts.average
+    for name in ("step", "state_dict", "load_state_dict", "add_param_group"):
+        setattr(known, name, types.MethodType(_through(name), weakref.proxy(optimizer)))
+    known.__getstate__ = _refuse_copy
+    if shards is not None:
+        known.shard = parts.gradients.shard
+    return optimizer
+
+
+def _through(name: str) -> Any:
+    """A method of the optimizer that is one of its `_ShardedStep`."""
+
+    def call(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(optimizer._samestep_parts, name)(*args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+def _refuse_copy() -> Any:
+    raise InvalidArgumentError(f"{_ACT}: this optimizer cannot be copied or pickled; save its state_dict()")
+
+
+class _ShardedStep:
+    """The part of this rank: views of the parameters, their state, and the collectives around a step."""
+
+    def __init__(self, backend: Group, optimizer: torch.optim.Optimizer, op: Any, shards: int | None) -> None:
+        self._backend = backend
+        self._optimizer = weakref.ref(optimizer)
+        self._op = op
+        self._inner = {
+            name: getattr(type(optimizer), name)
+            for name in ("step", "state_dict", "load_state_dict", "add_param_group")
+        }
+        self.gradients: Any = None if shards is None else ShardedGradients(backend, optimizer, shards)
+        self._is_averaged = False
+        self._verifier = Verifier.wanted(backend, f"{_ACT}({type(optimizer).__name__})")
+        whole = {p: dict(entries) for p, entries in optimizer.state.items()}
+        self._idle: dict[int, dict[str, Any]] = {}  # state of parameters that are not trained, whole
+        self._divide()
+        self._set_state(whole)
+
+    def _known(self) -> torch.optim.Optimizer:
+        return cast(torch.optim.Optimizer, self._optimizer())
+
+    def _divide(self) -> None:
+        """Plan the parts for the parameters that the optimizer has now."""
+        named = named_parameters(self._known())
+        self._names, self._parameters = list(named), list(named.values())
+        self._trained = [p.requires_grad for p in self._parameters]
+        partition = Partition(
+            [p.numel() for p in self._parameters],
+            [str(p.dtype)[6:] if p.requires_grad else None for p in self._parameters],
+            self._backend.size,
+        )
+        self._exchange = FlatExchange(self._backend, partition, self._names)
+        self._parts = [
+            torch.nn.Parameter(p.new_empty(part_shape(p.shape, len(self._exchange.part(i)))))
+            for i, p in enumerate(self._parameters)
+        ]
+
+    def _set_state(self, whole: dict[torch.Tensor, dict[str, Any]]) -> None:
+        """Keep this rank's part of the state of each parameter."""
+        state = self._known().state
+        state.clear()
+        self._idle = {
+            i: whole[p] for i, p in enumerate(self._parameters) if p in whole and not self._trained[i]
+        }
+        for i, (parameter, part) in enumerate(zip(self._parameters, self._parts, strict=True)):
+            if parameter in whole and self._trained[i] and part.numel():
+                state[part] = slice_state(whole[parameter], parameter, self._exchange.part(i))
+
+    def _divide_anew(self, change: Any = lambda: None) -> None:
+        """Divide after the set of parameters has changed, which moves the parts. Collective."""
+        entries = self._gathered_state()
+        whole = {p: entries[i] for i, p in enumerate(self._parameters) if i in entries}
+        change()
+        self._divide()
+        self._set_state(whole)
+
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        """Take in further parameters. Collective."""
+        self._divide_anew(lambda: self._inner["add_param_group"](self._known(), group))
+
+    # ---- a step
+
+    def average(self) -> None:
+        """Give all parameters the mean gradient on all ranks, e.g. to clip it before `step`. Collective."""
+        if self.gradients is not None:
+            self.gradients.average()
+        elif self._op is not None:
+            tree = {name: p.grad for name, p in zip(self._names, self._parameters, strict=True)}
+            with _core.UserCall(f"{_ACT}.average()"):
+                mean = allreduce_tree(self._backend, tree, self._op)
+            for name, parameter in zip(self._names, self._parameters, strict=True):
+                parameter.grad = mean[name]
+        self._is_averaged = True
+
+    def step(self, closure: Any = None) -> Any:
+        """One step: average, update this rank's part, and share it. Collective."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._trained != [p.requires_grad for p in self._parameters]:
+            self._divide_anew()
+        if self._verifier is not None:
+            self._verifier.before_step({"parameters": dict(zip(self._names, self._parameters, strict=True))})
+        with torch.no_grad(), _core.UserCall(f"{_ACT}.step()"):
+            self._set_gradients()
+            try:
+                with self._parts_in_groups():
+                    self._inner["step"](self._known())
+            finally:
+                for part in self._parts:
+                    part.grad = None
+            self._share()
+        return loss
+
+    def _set_gradients(self) -> None:
+        """Point the parts at the parameters as they lie now, and give them this rank's gradients."""
+        if self.gradients is not None:
+            self.gradients.before_step()
+        split = [i for i, trained in enumerate(self._trained) if trained]
+        flats = {i: _in_memory_order(self._parameters[i], self._names[i]) for i in split}
+        for i in split:
+            part = self._exchange.part(i)
+            self._parts[i].data = flats[i][part.start : part.stop].view(self._parts[i].shape)
+        grads = {i: _like_parameter(self._parameters[i], self._names[i]) for i in split}
+        is_alone = self._backend.size == 1 and not isinstance(self._op, Premul)
+        if self._is_averaged or self._op is None or self.gradients is not None or is_alone:
+            own = {i: None if g is None else part_of(g, self._exchange.part(i)) for i, g in grads.items()}
+        else:
+            own = self._reduced(split, grads)
+        self._is_averaged = False
+        for i, grad in own.items():
+            if grad is not None and self._parts[i].numel():
+                self._parts[i].grad = grad.view(self._parts[i].shape)
+
+    def _reduced(
+        self, split: list[int], grads: dict[int, torch.Tensor | None]
+    ) -> dict[int, torch.Tensor | None]:
+        shapes = {i: tuple(self._parameters[i].shape) for i in split}
+        kinds = ["None" if (g := grads[i]) is None else f"{str(g.dtype)[6:]} {shapes[i]}" for i in split]
+        dtypes: list[str | None] = [None] * len(self._names)
+        leaves: list[Any] = [None] * len(self._names)
+        for i, dtype in zip(split, self._exchange.agreed_dtypes(f"{_ACT}.step()", split, kinds), strict=True):
+            leaves[i], dtypes[i] = grads[i], dtype
+        own = self._exchange.reduce_scatter(leaves, dtypes, self._op)
+        reduced: dict[int, torch.Tensor | None] = {}
+        for i in split:
+            data, dtype = own[i], dtypes[i]
+            reduced[i] = None
+            if data is not None and dtype is not None and len(data):
+                host = torch.from_numpy(data).view(getattr(torch, dtype))
+                reduced[i] = host.to(self._parameters[i].device)
+        return reduced
+
+    def _share(self) -> None:
+        """Give every rank all elements of the parameters."""
+        if self._backend.size == 1:  # the part is the whole, and a view of it
+            return
+        infos: list[Any] = [None] * len(self._parts)
+        for i, trained in enumerate(self._trained):
+            if trained:
+                infos[i] = arrays.info(self._parts[i].detach())
+        whole = self._exchange.allgather([part.detach() for part in self._parts], infos)
+        for i, data in enumerate(whole):
+            if data is not None and len(data):
+                _core.unpack(data, [_in_memory_order(self._parameters[i], self._names[i])])
+        bump_versions(p for p, trained in zip(self._parameters, self._trained, strict=True) if trained)
+
+    @contextlib.contextmanager
+    def _parts_in_groups(self) -> Iterator[None]:
+        optimizer = self._known()
+        parts = iter(self._parts)
+        for group in optimizer.param_groups:
+            group["params"] = [next(parts) for _ in group["params"]]
+        try:
+            yield
+        finally:
+            parameters = iter(self._parameters)  # `load_state_dict` makes new groups
+            for group in optimizer.param_groups:
+                group["params"] = [next(parameters) for _ in group["params"]]
+
+    # ---- checkpoints
+
+    def _gathered_state(self, root: int | None = None) -> dict[int, dict[str, Any]]:
+        state = self._known().state
+        mine = {i: state[part] for i, part in enumerate(self._parts) if part in state}
+        whole = gather(self._backend, self._exchange, self._parameters, self._parts, mine, root=root)
+        return dict(sorted({**whole, **self._idle}.items()))
+
+    def state_dict(self, *, root: int | None = None) -> dict[str, Any] | None:
+        """What the unsharded optimizer returns, on all ranks or on `root`, None elsewhere. Collective."""
+        whole = self._gathered_state(root)
+        if root is not None and self._backend.rank != root:
+            return None
+        with self._parts_in_groups():
+            result: dict[str, Any] = self._inner["state_dict"](self._known())
+        return {**result, "state": whole}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take this rank's part of what the unsharded optimizer, or `state_dict` on any number of ranks, returned."""
+        own = {
+            i: slice_state(entries, self._parameters[i], self._exchange.part(i))
+            for i, entries in state_dict["state"].items()
+            if self._trained[i] and self._parts[i].numel()
+        }
+        self._idle = {i: entries for i, entries in state_dict["state"].items() if not self._trained[i]}
+        with self._parts_in_groups():
+            self._inner["load_state_dict"](self._known(), {**state_dict, "state": own})
+
+
+def _in_memory_order(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """All elements as one axis, in the order in which they lie; a view."""
+    if torch.empty_like(tensor, device="meta").stride() != tensor.stride():
+        raise InvalidArgumentError(f"{_ACT}: {name} has gaps or repeats in memory; pass p.contiguous()")
+    return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def _like_parameter(parameter: torch.Tensor, name: str) -> torch.Tensor | None:
+    """The gradient, flat, in the order in which the elements of the parameter lie."""
+    grad = parameter.grad
+    if grad is None:
+        return None
+    if grad.layout is not torch.strided:
+        raise InvalidArgumentError(f"{_ACT}: the gradient of {name} is sparse ({grad.layout})")
+    if grad.stride() != parameter.stride():
+        grad = torch.empty_like(parameter, dtype=grad.dtype).copy_(grad)
+    return _in_memory_order(grad, f"the gradient of {name}")

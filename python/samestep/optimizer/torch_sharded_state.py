@@ -1,0 +1,127 @@
+"""The state of a sharded torch optimizer: parts of tensors like a parameter, and values that all parts share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from samestep import _core
+from samestep._util.json_layout import Many
+from samestep.errors import InvalidArgumentError
+from samestep.optimizer.flat_exchange import FlatExchange
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+
+__all__ = ["gather", "is_like", "part_of", "slice_state"]
+
+_PART, _TENSOR, _VALUE = "part", "tensor", "value"
+
+
+def part_of(flat: torch.Tensor, part: range) -> torch.Tensor:
+    """Some elements of a tensor of one axis; a view."""
+    return flat[part.start : part.stop]
+
+
+def is_like(key: str, value: Any, parameter: torch.Tensor) -> bool:
+    """Whether an entry of the state has an element for each of the parameter's."""
+    return isinstance(value, torch.Tensor) and value.shape == parameter.shape and key != "step"
+
+
+def slice_state(entries: dict[str, Any], parameter: torch.Tensor, part: range) -> dict[str, Any]:
+    """The state of a part of a parameter: elements of tensors of its shape; copies of other tensors."""
+    return {key: _sliced(key, value, parameter, part) for key, value in entries.items()}
+
+
+def _sliced(key: str, value: Any, parameter: torch.Tensor, part: range) -> Any:
+    if not is_like(key, value, parameter):
+        return value.clone() if isinstance(value, torch.Tensor) else value
+    aligned = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+    flat = aligned.as_strided((aligned.numel(),), (1,))
+    shape = (1,) * (parameter.dim() - 1) + (len(part),)
+    return part_of(flat, part).reshape(shape).clone()
+
+
+def gather(
+    backend: Group,
+    exchange: FlatExchange,
+    parameters: Sequence[torch.Tensor],
+    parts: Sequence[torch.Tensor],
+    mine: dict[int, dict[str, Any]],
+    *,
+    root: int | None,
+) -> dict[int, dict[str, Any]]:
+    """The state of whole parameters, by their index, on all ranks or on `root`. Collective.
+
+    Args:
+      backend: the group.
+      exchange: of the parts.
+      parameters: of the optimizer.
+      parts: of this rank.
+      mine: the state of this rank's parts, by index.
+      root: None for all ranks.
+    """
+    facts = [
+        [str(i), key, *_described(key, value, parts[i])]
+        for i, entries in mine.items()
+        for key, value in entries.items()
+    ]
+    with _core.UserCall("ShardedOptimizer: state_dict()"):
+        everyone = backend._allgather_facts(facts, Many([str, str, str, str, str]))
+        table: dict[tuple[int, str], tuple[str, str, str]] = {}
+        for reported in everyone:
+            for index, key, kind, dtype, text in reported:
+                table.setdefault((int(index), key), (kind, dtype, text))
+        whole: dict[int, dict[str, Any]] = {}
+        for (i, key), (kind, dtype, text) in sorted(table.items(), key=lambda item: item[0][0]):
+            if kind == _PART:
+                data = exchange.gather(i, mine[i][key] if i in mine else None, dtype, root)
+                value: Any = _joined(data, getattr(torch, dtype), parameters[i])
+            else:
+                value = _restored(kind, dtype, text)
+            whole.setdefault(i, {})[key] = value
+    return whole
+
+
+def _described(key: str, value: Any, part: torch.Tensor) -> tuple[str, str, str]:
+    if not isinstance(value, torch.Tensor):
+        try:
+            return _VALUE, "", json.dumps(value)
+        except TypeError:
+            raise InvalidArgumentError(
+                f"ShardedOptimizer: the entry {key!r} of the state is a {type(value).__name__}, which "
+                "cannot be gathered"
+            ) from None
+    dtype = str(value.dtype)[6:]
+    if is_like(key, value, part):
+        return _PART, dtype, ""
+    return _TENSOR, dtype, json.dumps([list(value.shape), _bytes_of(value).hex()])
+
+
+def _restored(kind: str, dtype: str, text: str) -> Any:
+    value = json.loads(text)
+    if kind == _VALUE:
+        return value
+    shape, data = value
+    tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+    if tensor.numel():
+        tensor.view(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray.fromhex(data), dtype=torch.uint8))
+    return tensor
+
+
+def _bytes_of(value: torch.Tensor) -> bytes:
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def _joined(data: np.ndarray[Any, Any] | None, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor | None:
+    if data is None:
+        return None
+    result = torch.empty_like(like, dtype=dtype, requires_grad=False)
+    if len(data):
+        _core.unpack(data, [result.as_strided((result.numel(),), (1,))])
+    return result

@@ -1,0 +1,96 @@
+"""torch optimizers whose gradients are added by shard: the same bits on any number of ranks, or exact weights."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from samestep.optimizer.torch_state import named_parameters, require_plain, state_of
+from samestep.step.accumulator import Accumulator
+from samestep.step.state_hash import Verifier
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+
+__all__ = ["ShardedGradients", "distribute"]
+
+
+def distribute(backend: Group, optimizer: torch.optim.Optimizer, shards: int | None) -> Any:
+    """Give `optimizer` the methods `shard` and `average`, and let its `step` average first. Returns `optimizer`.
+
+    Args:
+      backend: the group.
+      optimizer: any of torch.
+      shards: of a step; None for as many as each rank likes.
+    """
+    require_plain(optimizer, "DistributedOptimizer")
+    gradients = ShardedGradients(backend, optimizer, shards)
+    known: Any = optimizer
+    known._samestep_shards = gradients
+    known.shard, known.average = gradients.shard, gradients.average
+    optimizer.register_step_pre_hook(lambda *_: gradients.before_step())
+    return optimizer
+
+
+class ShardedGradients:
+    """The gradients of one step of an optimizer."""
+
+    def __init__(self, backend: Group, optimizer: torch.optim.Optimizer, shards: int | None) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        like = {name: p.detach() for name, p in named_parameters(optimizer).items() if p.requires_grad}
+        self._total = Accumulator(backend, shards, like=like)
+        self._is_averaged = False
+        self._verifier = Verifier.wanted(backend, f"DistributedOptimizer({type(optimizer).__name__})")
+
+    @contextlib.contextmanager
+    def shard(self, index: int | None = None, *, weight: float = 1.0) -> Iterator[None]:
+        """Within this context `backward()` computes the gradients of one shard; at its end they are added.
+
+        Gradients that parameters have before are dropped. Where the context is left by an exception nothing is added.
+
+        Args:
+          index: which shard, if the optimizer has `shards`.
+          weight: how much it counts: most often its number of items, or tokens.
+        """
+        parameters = self._parameters()
+        _drop_gradients(parameters)
+        try:
+            yield
+            grads = {name: p.grad for name, p in parameters.items()}
+            self._total.add(grads, shard=index, weight=weight, copy=False)  # parameters drop them here
+            self._is_averaged = False
+        finally:
+            _drop_gradients(parameters)
+
+    def average(self) -> None:
+        """Give all parameters the mean gradient of the step, e.g. to clip it before `step`. Collective.
+
+        Raises: as `Accumulator.mean`.
+        """
+        mean = self._total.mean()
+        for name, parameter in self._parameters().items():
+            parameter.grad = mean[name]
+        self._is_averaged = True
+
+    def before_step(self) -> None:
+        """Average, unless that has been done."""
+        optimizer = self._optimizer()
+        if self._verifier is not None and optimizer is not None:
+            self._verifier.before_step(state_of(optimizer))
+        if not self._is_averaged:
+            self.average()
+        self._is_averaged = False
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        optimizer = self._optimizer()
+        found = {} if optimizer is None else named_parameters(optimizer)
+        return {name: parameter for name, parameter in found.items() if parameter.requires_grad}
+
+
+def _drop_gradients(parameters: dict[str, torch.Tensor]) -> None:
+    for parameter in parameters.values():
+        parameter.grad = None

@@ -1,0 +1,306 @@
+"""A connection between each two ranks of a job, made once all have met.
+
+Each rank listens at a port of its own, connects to all ranks below it and is connected to by all above. The two ends
+prove to each other that they know a secret: one that rank 0 makes for this world and tells through the store, together
+with the job's own (`SAMESTEP_SECRET`), for strangers can read a store that has none. See `handshake`. Then the one that
+connects says which rank it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import struct
+import time
+
+from samestep._util import handshake
+from samestep._util.strangers import Strangers
+from samestep._util.text import ranks_text
+from samestep.errors import Error, TimeoutError, UnavailableError
+from samestep.rendezvous import descriptors
+from samestep.rendezvous.rendezvous import Rendezvous
+from samestep.rendezvous.tcp_address import address_text
+
+__all__ = ["connect_all"]
+
+_BACKLOG = 4096
+_RANK = struct.Struct("!I")
+_INCOMING_NBYTES = handshake.CLIENT_NBYTES + _RANK.size
+_SECRET_NBYTES = 32
+_TICK_S = 0.5
+_SAME_SECRET = "; is SAMESTEP_SECRET the same on all ranks?"
+
+
+def connect_all(
+    rendezvous: Rendezvous, address: str, host_names: list[str], timeout: float
+) -> list[tuple[socket.socket | None, str]]:
+    """Connects all ranks with each other. Collective.
+
+    Args:
+      rendezvous: of all ranks.
+      address: of this host, by which the others reach this rank.
+      host_names: of all ranks, for texts.
+      timeout: seconds.
+
+    Returns:
+      For each rank a socket, None for this one, and where it leads: `node1 (10.0.0.7:41021)`.
+
+    Raises:
+      UnavailableError: a rank cannot be reached; on all ranks, naming it and its address.
+      TimeoutError: names the ranks to which there is no connection in time.
+    """
+    listener, problem = _listen(address, rendezvous.rank)
+    with listener or contextlib.nullcontext():
+        secret = os.urandom(_SECRET_NBYTES) if rendezvous.rank == 0 else b""
+        port = listener.getsockname()[1] if listener else 0
+        table = rendezvous.allgather_json([address, port, secret.hex(), problem], [str, int, str, str])
+        for *_, theirs in table:
+            if problem or theirs:
+                raise UnavailableError(problem or theirs)
+        assert listener is not None
+        secret = table[0][2].encode() + handshake.job_secret()
+        places = [(host, port) for host, port, *_ in table]
+        where = [f"{name} ({address_text(*place)})" for name, place in zip(host_names, places, strict=True)]
+        links = _connect(rendezvous, listener, secret, where, places=places, timeout=timeout)
+    return [(links.get(rank), where[rank]) for rank in range(rendezvous.size)]
+
+
+def _listen(address: str, rank: int) -> tuple[socket.socket | None, str]:
+    """A socket at a port of its own; or None, and what went wrong."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, 0), family=family, backlog=_BACKLOG), ""
+    except OSError as error:
+        return None, f"rank {rank} cannot listen at {address}: {descriptors.reason(error)}"
+
+
+def _connect(
+    rendezvous: Rendezvous,
+    listener: socket.socket,
+    secret: bytes,
+    where: list[str],
+    *,
+    places: list[tuple[str, int]],
+    timeout: float,
+) -> dict[int, socket.socket]:
+    with contextlib.ExitStack() as at_failure:
+        try:
+            builder = _MeshBuilder(rendezvous, listener, secret, where, timeout)
+            at_failure.callback(builder.close_links)
+            at_failure.callback(builder.close)
+            for rank in range(rendezvous.rank):
+                builder.connect(rank, places[rank])
+            links = builder.wait()
+        except UnavailableError as error:
+            raise _report_failure(rendezvous, str(error)) from error
+        except Error:
+            raise
+        except OSError as error:
+            text = f"rank {rendezvous.rank} cannot connect to the others: {descriptors.reason(error)}"
+            raise _report_failure(rendezvous, text) from error
+        at_failure.pop_all()
+        builder.close()
+        return links
+
+
+def _report_failure(rendezvous: Rendezvous, text: str) -> UnavailableError:
+    """The first cause on all ranks: before any connection is closed, for that is the next rank's error."""
+    rendezvous.report_failure(text)
+    return UnavailableError(rendezvous.failure() or text)
+
+
+class _Outgoing:
+    """The end that connects, to `rank`."""
+
+    def __init__(self, rank: int, secret: bytes) -> None:
+        self.rank = rank
+        self.connected = False
+        self.greeting = handshake.Client(handshake.LINK, secret)
+
+
+class _Incoming:
+    """The end that is connected to: by nobody knows whom."""
+
+    def __init__(self, secret: bytes, address: str) -> None:
+        self.greeting = handshake.Greeting(handshake.LINK, secret)
+        self.n_read = 0
+        self.address = address
+
+
+class _MeshBuilder:
+    """All connections of this rank while they are made."""
+
+    def __init__(
+        self, rendezvous: Rendezvous, listener: socket.socket, secret: bytes, where: list[str], timeout: float
+    ) -> None:
+        self._rendezvous = rendezvous
+        self._secret = secret
+        self._where = where
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._links: dict[int, socket.socket] = {}
+        self._ends: dict[socket.socket, _Outgoing | _Incoming] = {}
+        self._strangers = Strangers(f"the port of rank {rendezvous.rank}", _warn)
+        self._selector = selectors.DefaultSelector()
+        self._listener = listener
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def connect(self, rank: int, place: tuple[str, int]) -> None:
+        family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+        link = socket.socket(family, socket.SOCK_STREAM)
+        link.setblocking(False)
+        self._ends[link] = _Outgoing(rank, self._secret)
+        self._selector.register(link, selectors.EVENT_WRITE)
+        try:
+            number = link.connect_ex(place)
+        except (OSError, OverflowError, ValueError) as error:  # no address, or no port
+            raise self._unreachable(rank, str(error)) from error
+        if number not in (0, errno.EINPROGRESS):
+            raise self._unreachable(rank, os.strerror(number))
+
+    def wait(self) -> dict[int, socket.socket]:
+        """Complete all handshakes and return the connections by rank."""
+        n_missing = self._rendezvous.size - 1
+        asked_at = time.monotonic()
+        while len(self._links) < n_missing:
+            for key, _ in self._selector.select(_TICK_S):
+                assert isinstance(key.fileobj, socket.socket)
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fileobj in self._ends:
+                    self._on_ready(key.fileobj, self._ends[key.fileobj])
+            now = time.monotonic()
+            for link in self._strangers.late():
+                self._refuse(link, "it has not proved itself in time")
+            if now - asked_at > _TICK_S:
+                asked_at = now
+                if failure := self._rendezvous.failure():
+                    raise UnavailableError(failure)
+                if now > self._deadline:
+                    raise self._late()
+        return self._links
+
+    def close(self) -> None:
+        """Closes what has not become a connection between ranks."""
+        for link in self._ends:
+            link.close()
+        self._selector.close()
+
+    def close_links(self) -> None:
+        """Closes the connections between ranks too."""
+        for link in self._links.values():
+            link.close()
+
+    def _late(self) -> TimeoutError:
+        missing = [
+            rank
+            for rank in range(self._rendezvous.size)
+            if rank != self._rendezvous.rank and rank not in self._links
+        ]
+        places = ", ".join(self._where[rank] for rank in missing[:4])
+        return TimeoutError(
+            f"rank {self._rendezvous.rank} at {self._where[self._rendezvous.rank]} has no connection with "
+            f"{ranks_text(missing)} at {places} after {self._timeout:g} s: does a firewall stand between them?"
+        )
+
+    def _unreachable(self, rank: int, why: str) -> UnavailableError:
+        return UnavailableError(
+            f"rank {self._rendezvous.rank} cannot connect to rank {rank} at {self._where[rank]}: {why}; "
+            "SAMESTEP_SOCKET_IFNAME names the network interface to use"
+        )
+
+    # --- both ends
+
+    def _on_ready(self, link: socket.socket, end: _Outgoing | _Incoming) -> None:
+        try:
+            if isinstance(end, _Outgoing):
+                self._on_outgoing(link, end)
+            else:
+                self._on_incoming(link, end)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError) as error:
+            if isinstance(end, _Outgoing):
+                self._drop(link)
+                raise self._unreachable(end.rank, str(error)) from error
+            self._refuse(link, str(error))
+
+    def _on_outgoing(self, link: socket.socket, outgoing: _Outgoing) -> None:
+        if not outgoing.connected:
+            if number := link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise OSError(number, os.strerror(number))
+            outgoing.connected = True
+            link.sendall(outgoing.greeting.hello)
+            self._selector.modify(link, selectors.EVENT_READ)
+            return
+        data = link.recv(outgoing.greeting.n_missing)
+        if not data:
+            raise ConnectionResetError(f"it has closed the connection{_SAME_SECRET}")
+        try:
+            proof = outgoing.greeting.feed(data)
+        except PermissionError as error:
+            raise ValueError(f"{error}{_SAME_SECRET}") from None
+        if proof is not None:
+            link.sendall(proof + _RANK.pack(self._rendezvous.rank))
+            self._keep(link, outgoing.rank)
+
+    def _accept(self) -> None:
+        try:
+            link, address = self._listener.accept()
+        except OSError as error:  # else it has gone again
+            if descriptors.are_used_up(error):
+                self._free_descriptor(error)
+            return
+        if (oldest := self._strangers.add(link)) is not None:
+            self._drop(oldest)
+        link.setblocking(False)
+        self._ends[link] = _Incoming(self._secret, address_text(*address[:2]))
+        self._selector.register(link, selectors.EVENT_READ)
+
+    def _free_descriptor(self, error: OSError) -> None:
+        """Strangers must not take a rank's place; where all guests may be ranks there is none to take."""
+        incoming = self._strangers.all()
+        if len(incoming) < self._rendezvous.size - len(self._links):
+            raise error
+        self._drop(incoming[0])
+
+    def _on_incoming(self, link: socket.socket, incoming: _Incoming) -> None:
+        data = link.recv(_INCOMING_NBYTES - incoming.n_read)  # not more: what comes behind it is for the core
+        if not data:
+            raise ConnectionResetError("it has closed the connection")
+        incoming.n_read += len(data)
+        link.sendall(incoming.greeting.feed(data))
+        if incoming.n_read < _INCOMING_NBYTES:
+            return
+        (rank,) = _RANK.unpack(incoming.greeting.rest)
+        if not self._rendezvous.rank < rank < self._rendezvous.size or rank in self._links:
+            raise ValueError(f"says it is rank {rank}")
+        self._keep(link, rank)
+
+    def _refuse(self, link: socket.socket, why: str) -> None:
+        end = self._ends[link]
+        assert isinstance(end, _Incoming)
+        self._strangers.report(end.address, why)
+        self._drop(link)
+
+    def _drop(self, link: socket.socket) -> None:
+        del self._ends[link]
+        self._strangers.remove(link)
+        self._selector.unregister(link)
+        link.close()
+
+    def _keep(self, link: socket.socket, rank: int) -> None:
+        del self._ends[link]
+        self._strangers.remove(link)
+        self._selector.unregister(link)
+        self._links[rank] = link
+
+
+def _warn(text: str) -> None:
+    import logging  # costs as much to import as half the package
+
+    logging.getLogger("samestep").warning("%s", text)

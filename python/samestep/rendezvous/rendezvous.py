@@ -1,0 +1,301 @@
+"""The rendezvous of a job: all ranks join at a store, and exchange addresses until they are connected."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from samestep._util.json_layout import loads
+from samestep._util.text import ranks_text
+from samestep.errors import (
+    Error,
+    InvalidArgumentError,
+    MismatchError,
+    PeerLostError,
+    TimeoutError,
+    UnavailableError,
+)
+from samestep.rendezvous import handlers, url
+from samestep.rendezvous.file_store import FileStore
+from samestep.rendezvous.store import PrefixStore, Store
+from samestep.rendezvous.table import RESERVED
+from samestep.rendezvous.tcp_address import address_text
+from samestep.rendezvous.tcp_store import TCPStore
+from samestep.rendezvous.torchrun import agent_store
+
+__all__ = ["Rendezvous", "join", "open_rendezvous"]
+
+_LOG_INTERVAL_S = 10.0
+_WARN_AFTER_S = 30.0
+_SHUTDOWN_S = 5.0  # a store may take so long to end
+_RETRY_S = 0.02
+_COMPLETE = "complete"
+_OUTCOMES: dict[str, type[Error]] = {"MismatchError": MismatchError, "TimeoutError": TimeoutError}
+
+_joined_at: set[tuple[str, int]] = set()  # where this process has met already
+
+
+class Rendezvous:
+    """All ranks of a job, after they have joined at a store.
+
+    Attributes:
+      rank, size: of this rank.
+      private: only ranks of this job, or processes of this user, can read the store.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: float, *, owned: bool) -> None:
+        self.rank, self.size = rank, size
+        self.private = store.private
+        self._store = store
+        self._owned = owned
+        self._keys = PrefixStore(RESERVED, store)
+        self._timeout = timeout
+        self._n_exchanges = 0
+        self._closed = False
+
+    def allgather_bytes(self, data: bytes) -> list[bytes]:
+        """Every rank's bytes, by rank. Collective; any number of times.
+
+        Raises:
+          TimeoutError: names the ranks that sent nothing in time.
+          PeerLostError: rank 0, which keeps the store, has ended.
+
+        Example:
+          >>> rendezvous = open_rendezvous("tcp://127.0.0.1:0", rank=0, world_size=1, timeout=5)
+          >>> rendezvous.allgather_bytes(b"mine")
+          [b'mine']
+          >>> rendezvous.close()
+        """
+        number, self._n_exchanges = self._n_exchanges, self._n_exchanges + 1
+        keys, complete = self._keys, f"exchange {number}"
+        keys.set(f"{number} of {self.rank}", data)
+        if keys.add(f"{number} arrived", 1) == self.size:
+            keys.set(complete, b"")
+        paths = keys._paths([f"{number} of {rank}" for rank in range(self.size)])
+        if keys._await(keys._paths([complete]), self._timeout):
+            values = keys._apply("values", paths)
+            missing = [rank for rank, value in enumerate(values) if value is None]
+            raise TimeoutError(
+                f"exchange {number} at {self._store.where}: nothing came from {ranks_text(missing)} of {self.size} "
+                f"within {self._timeout:g} s"
+            )
+        values = keys._apply("values", paths)
+        self._forget(number - 1)
+        return [bytes(value, "latin-1") for value in values]
+
+    def allgather_json(self, fact: Any, layout: Any) -> list[Any]:
+        """Every rank's value, by rank, with tuples as lists. Collective; raises as `allgather_bytes`.
+
+        Args:
+          fact: what JSON can hold.
+          layout: of each rank's, as `samestep._util.json_layout.fits` has it.
+
+        Raises:
+          MismatchError: a rank sent a value of another layout.
+        """
+        received = []
+        for rank, entry in enumerate(self.allgather_bytes(json.dumps(fact).encode())):
+            try:
+                received.append(loads(entry, layout))
+            except ValueError as error:
+                raise MismatchError(
+                    f"the message of rank {rank} at {self._store.where} is malformed ({error}); does it run this "
+                    "version of samestep?"
+                ) from error
+        return received
+
+    @property
+    def master(self) -> str:
+        """Name or address of rank 0's host; empty if the store is not on a host."""
+        return str(getattr(self._store, "host", ""))
+
+    def report_failure(self, text: str) -> None:
+        """Publish that this rank has failed; the others see it in `failure`."""
+        self._keys.compare_set("failure", b"", text)
+
+    def failure(self) -> str:
+        """The failure that a rank has published; empty if none."""
+        return self._keys.compare_set("failure", b"", b"").decode(errors="replace")
+
+    def close(self) -> None:
+        """Leave. No rank may call an exchange afterwards. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._owned:
+            return
+        if isinstance(self._store, FileStore):
+            self._store.remove()  # at once: the next job may use the same path
+        self._store.close()
+
+    def _forget(self, number: int) -> None:
+        """Delete the keys of an exchange that no rank reads any more: all have started the next one."""
+        self._keys.delete_key(f"{number} of {self.rank}")
+        if self.rank == 0:
+            self._keys.delete_key(f"{number} arrived")
+            self._keys.delete_key(f"exchange {number}")
+
+
+class _Deadline:
+    """The time left to join, and the messages logged meanwhile."""
+
+    def __init__(self, timeout: float) -> None:
+        self._begin = time.monotonic()
+        self.timeout = timeout
+
+    @property
+    def left(self) -> float:
+        return self._begin + self.timeout - time.monotonic()
+
+    @property
+    def spent(self) -> float:
+        return time.monotonic() - self._begin
+
+    @property
+    def interval(self) -> float:
+        """Seconds until the next message, or the end."""
+        return max(0.001, min(_LOG_INTERVAL_S, self.left))
+
+    def log_progress(self, text: str) -> None:
+        waited = time.monotonic() - self._begin
+        import logging  # costs as much to import as half the package
+
+        log = logging.getLogger("samestep")
+        log.log(logging.WARNING if waited >= _WARN_AFTER_S else logging.INFO, "%s (%.0f s)", text, waited)
+
+
+def open_rendezvous(
+    method: str = "env://", rank: int | None = None, world_size: int | None = None, timeout: float = 300.0
+) -> Rendezvous:
+    """Wait for all ranks of the job. Collective.
+
+    Args:
+      method: where: `env://` (under torchrun at its agent's store), `tcp://host:port` (of rank 0), `file:///path`,
+        or a scheme that `register_rendezvous_handler` knows.
+      rank, world_size: None = from the URL's query, else from the launcher.
+      timeout: seconds until all ranks have joined, and for each exchange.
+
+    Raises:
+      InvalidArgumentError: a wrong URL, rank or size; a file that is left over.
+      UnavailableError: the port is taken, or the rank has joined already.
+      MismatchError: the ranks do not agree on `world_size`.
+      TimeoutError: names the ranks that did not join, and the address.
+
+    Example:
+      >>> rendezvous = open_rendezvous("tcp://127.0.0.1:0?rank=0&world_size=1", timeout=5)
+      >>> rendezvous.rank, rendezvous.size
+      (0, 1)
+      >>> rendezvous.close()
+    """
+    deadline = _Deadline(timeout)
+    handled = handlers.open_store(method, rank, world_size)
+    if handled is not None:
+        store, rank, world_size = handled
+        return join(store, rank, world_size, deadline.left)
+    how = url.parse(method, rank, world_size)
+    if method.startswith("env://") and (kept := agent_store(how.host, how.port, deadline.left)) is not None:
+        return join(kept, how.rank, how.world_size, deadline.left, owned=True)
+    while True:
+        store = FileStore(how.path, timeout=timeout) if how.path else _reach(how, deadline)
+        store.set_timeout(timeout)
+        try:
+            rendezvous = join(store, how.rank, how.world_size, deadline.left, owned=True)
+        except (PeerLostError, UnavailableError):
+            store.close()
+            if not _may_be_previous_server(how, deadline):
+                raise
+            time.sleep(_RETRY_S)
+        except BaseException:
+            store.close()
+            raise
+        else:
+            _joined_at.add((how.host, how.port))
+            return rendezvous
+
+
+def _may_be_previous_server(how: url.Method, deadline: _Deadline) -> bool:
+    """Whether rank 0 may still be closing the store of this process's previous rendezvous."""
+    seen = not how.path and how.rank != 0 and (how.host, how.port) in _joined_at
+    return seen and deadline.spent < _SHUTDOWN_S and deadline.left > 0
+
+
+def _reach(how: url.Method, deadline: _Deadline) -> TCPStore:
+    waits = f"rank {how.rank} of {how.world_size} waits for rank 0 at {address_text(how.host, how.port)}"
+    while True:
+        try:
+            return TCPStore(how.host, how.port, is_master=how.rank == 0, timeout=deadline.interval)
+        except TimeoutError as error:
+            if deadline.left <= 0:
+                text = f"{waits}, which did not join within {deadline.timeout:g} s: {error.__cause__}"
+                raise TimeoutError(text) from error
+            deadline.log_progress(f"{waits}: {error.__cause__}")
+        except UnavailableError as error:
+            raise UnavailableError(f"rank {how.rank} of {how.world_size} cannot join: {error}") from error
+
+
+def join(store: Store, rank: int, world_size: int, timeout: float, *, owned: bool = False) -> Rendezvous:
+    """Waits for all ranks at a store that is open. Collective; raises as `open_rendezvous`.
+
+    Args:
+      store: used by this job alone.
+      rank, world_size: of this rank.
+      timeout: seconds, as in `open_rendezvous`.
+      owned: the meeting closes the store.
+
+    Example:
+      >>> from samestep.rendezvous.store import HashStore
+      >>> join(HashStore(), 0, 1, timeout=5).allgather_bytes(b"mine")
+      [b'mine']
+    """
+    if not 0 <= rank < world_size:
+        raise InvalidArgumentError(f"rank {rank} is outside a world_size of {world_size}")
+    deadline = _Deadline(timeout)
+    keys = PrefixStore(RESERVED, store)
+    token = os.urandom(8).hex().encode()
+    if keys.compare_set(f"rank {rank}", b"", token) != token:
+        raise UnavailableError(
+            f"rank {rank} has joined already at {store.where}: two processes have this rank, or another job meets "
+            "at the same place; give each rank its own number and each job its own port or file"
+        )
+    received = keys.compare_set("world_size", b"", json.dumps([world_size, rank]))
+    first_size, first = _loads(received, [int, int], store.where)
+    if first_size != world_size:
+        text = f"world_size is {first_size} on rank {first} but {world_size} on rank {rank}, at {store.where}"
+        _decide(keys, "MismatchError", text)
+        raise MismatchError(text)
+    if keys.add("joined", 1) == world_size:
+        keys.compare_set("outcome", b"", _COMPLETE)
+    while keys._await(keys._paths(["outcome"]), deadline.interval):
+        missing = _missing(keys, world_size)
+        text = f"{ranks_text(missing)} of {world_size} did not join at {store.where}"
+        if deadline.left <= 0:
+            _decide(
+                keys, "TimeoutError", f"{text} within {round(timeout, 1):g} s; rank {rank} waits no longer"
+            )
+        else:
+            here = [r for r in range(world_size) if r not in missing]
+            deadline.log_progress(f"rank {rank} waits: {text} yet, {ranks_text(here)} did")
+    outcome = keys.get("outcome").decode(errors="replace")
+    if outcome != _COMPLETE:
+        kind, text = _loads(outcome.encode(), [str, str], store.where)
+        raise _OUTCOMES.get(kind, UnavailableError)(text)
+    return Rendezvous(store, rank, world_size, timeout, owned=owned)
+
+
+def _loads(received: bytes, layout: list[type], where: str) -> Any:
+    try:
+        return loads(received, layout)
+    except ValueError as error:
+        raise UnavailableError(f"the data at {where} is not a rendezvous of ranks: {error}") from error
+
+
+def _decide(keys: Store, kind: str, text: str) -> None:
+    """End the waiting of all ranks with this error, unless an outcome is set already."""
+    keys.compare_set("outcome", b"", json.dumps([kind, text]))
+
+
+def _missing(keys: Store, world_size: int) -> list[int]:
+    values = keys._apply("values", keys._paths([f"rank {rank}" for rank in range(world_size)]))
+    return [rank for rank, value in enumerate(values) if value is None]

@@ -1,0 +1,99 @@
+"""A Unix socket to a store for processes of the same user on this host, whose user the kernel reports.
+
+A port of the loopback interface can be reached by every user of the host. Beside such a port the store listens at a
+Unix socket in the abstract namespace, named after the port: the kernel tells both ends which user the other is
+(SO_PEERCRED), and the namespace is that of the network, so exactly the processes that reach the port reach the socket
+else.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import struct
+import time
+
+from samestep.errors import UnavailableError
+
+__all__ = ["connect", "is_loopback", "listen", "user_of"]
+
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
+_BACKLOG = 1024
+_PAUSE_S = 0.005
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` means this host alone, by its own name or address, without asking a name server.
+
+    Example:
+      >>> [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "10.0.0.1", "node1")]
+      [True, True, True, False, False]
+    """
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def user_of(link: socket.socket) -> int:
+    """Number of the user at the other end of a Unix socket, as reported by the kernel."""
+    credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
+
+
+def listen(port: int) -> socket.socket:
+    """Listens beside a port of this host.
+
+    Raises:
+      UnavailableError: another process has the name.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(_name(port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        taken = error.errno == errno.EADDRINUSE
+        why = "another process has taken the name" if taken else os.strerror(error.errno or 0)
+        raise UnavailableError(
+            f"cannot listen for processes of this user at port {port}: {why}; choose another port (MASTER_PORT, or in "
+            "the URL), or give all ranks one SAMESTEP_SECRET"
+        ) from error
+    return listener
+
+
+def connect(port: int, timeout: float) -> socket.socket:
+    """Connects to the store of the same user beside a port.
+
+    Raises:
+      ConnectionRefusedError: nobody listens there.
+      UnavailableError: another user does.
+      OSError: anything else.
+    """
+    deadline = time.monotonic() + timeout
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        link.settimeout(timeout)
+        while True:
+            try:
+                link.connect(_name(port))
+                break
+            except BlockingIOError:  # its queue is full; unlike TCP's the kernel does not wait for it
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_PAUSE_S)
+        if (user := user_of(link)) != os.geteuid():
+            raise UnavailableError(
+                f"the store at port {port} of this host is another user's (uid {user}); choose another port "
+                "(MASTER_PORT, or in the URL)"
+            )
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def _name(port: int) -> str:
+    return f"\0samestep-store-{port}"

@@ -1,0 +1,341 @@
+"""Gradients of the shards of a step, averaged with bits that do not depend on the number of ranks."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samestep import _core, trees
+from samestep._util.json_layout import Many
+from samestep.errors import InvalidArgumentError
+from samestep.group import compiled
+from samestep.group.collectives import require_backend
+from samestep.step import agree
+from samestep.step.combine import combine, combine_weights
+from samestep.step.leaves import Flat, Layout, LeafSpec, describe, to_leaf
+from samestep.step.partial import Memory, Partial, Term
+from samestep.step.record import Recorder
+from samestep.step.shards import Node, PairwiseTree, final_nodes, shards_of
+from samestep.step.together import note_begun
+from samestep.trees import signature
+from samestep.trees.fusion import Timer, timer
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+
+__all__ = ["Accumulator"]
+
+
+class Accumulator:
+    """The weighted mean of gradients over all shards of a step, on all ranks.
+
+    A step has `shards` parts, independently of the number of ranks. Their gradients are added in one
+    pairwise tree over the shards, ((0 + 1) + (2 + 3)) + ..., half types in float32 and rounded once at the
+    end. So the mean has the same bits on any number of ranks, if the gradients of each shard have.
+
+    Rank r adds the shards of `indices`, a contiguous run, in any order; `DistributedSampler.steps` gives
+    them. In ascending order no more than about log2(shards) partial sums are kept, in host memory. Without
+    `shards` each rank adds any number of gradients, e.g. of micro-batches. The result is the same
+    weighted mean, but its bits depend on which rank adds which gradients.
+
+    Args:
+      backend: the group.
+      shards: of a step, >= 1 and the same on all ranks; a power of two is added fastest. None: see above.
+      like: a tree of the same structure, shapes and dtypes as the gradients, e.g. the parameters. Needed only
+        if ranks have no shards and the containers cannot be pickled.
+
+    Example:
+      >>> import numpy as np, samestep as ss
+      >>> total = ss.Accumulator(ss.initialize(), shards=2)
+      >>> total.add({"w": np.array([1.0, 2.0])}, shard=0, weight=3)
+      >>> total.add({"w": np.array([5.0, 6.0])}, shard=1, weight=1)
+      >>> total.mean()
+      {'w': array([2., 3.])}
+    """
+
+    def __init__(self, backend: Group, shards: int | None = None, *, like: Any = None) -> None:
+        require_backend("Accumulator", backend)
+        self._backend = backend
+        self._fixed = shards is not None
+        self._n_shards = backend.size if shards is None else operator.index(shards)
+        if self._n_shards < 1:
+            raise InvalidArgumentError(f"Accumulator: shards must be >= 1, got {shards}")
+        size = backend.size
+        runs = [shards_of(self._n_shards, rank, size) for rank in range(size)]
+        self._nodes = [final_nodes(self._n_shards, run) for run in runs]
+        self.indices = runs[backend.rank] if self._fixed else range(sys.maxsize)
+        """The shards that this rank adds."""
+        self.weight = 0.0
+        """The sum of all weights of the step that `mean` ended last."""
+        self._is_compared = False
+        self._tree: agree.Tree | None = None
+        self._memory = Memory(lambda count, dtype: backend.empty((count,), dtype))
+        self._recorder = Recorder.wanted(backend.rank)
+        self._act = f"Accumulator(shards={shards}).mean()"
+        self.reset()
+        if like is not None:
+            self._look_at(_flatten(like))
+
+    def reset(self) -> None:
+        """Discard the gradients added since the last `mean`."""
+        self._added: set[int] = set()
+        n_leaves = self._n_shards if self._fixed else sys.maxsize
+        self._partials: PairwiseTree[Partial] = PairwiseTree(n_leaves, self._merge)
+
+    def add(self, grads: Any, *, shard: int | None = None, weight: float = 1.0, copy: bool = True) -> None:
+        """Add the gradients of one shard. No communication.
+
+        Args:
+          grads: tree of arrays: the mean gradients over the items of the shard. They are not changed. A leaf that is
+            None counts as zeros; None on all shards stays None. A torch module stands for the `.grad` of its
+            parameters. Ignored if `weight` is 0; it may be None then.
+          shard: its number, one of `indices`; None if the accumulator has no `shards`.
+          weight: of this shard, >= 0; usually its number of items or tokens.
+          copy: False if nobody changes the arrays before `mean` has returned, for example because each shard has new
+            ones. Saves a pass over memory for every other shard. The bits are the same.
+
+        Raises:
+          InvalidArgumentError: the shard belongs to another rank or has been added before, the weight is negative,
+            infinite or NaN, or the tree has changed. Nothing has been added then.
+        """
+        index = self._index(shard)
+        weight = float(weight)
+        if not (math.isfinite(weight) and weight >= 0):
+            raise InvalidArgumentError(f"Accumulator.add: weight must be finite and >= 0, got {weight}")
+        partial = Partial()
+        if weight > 0:
+            flat = _flatten(grads)
+            specs = self._look_at(flat)
+            _require_whole(specs, flat.names, weight)
+            assert self._tree is not None
+            leaves = [
+                np.asarray(leaf) if spec.is_number else leaf
+                for leaf, spec in zip(flat.leaves, specs, strict=True)
+            ]
+            partial = Partial(Term(leaves, weight), _present(specs))
+        if not self._added:
+            note_begun(self)
+        self._partials.add(Node(0, index), partial)
+        if copy and partial.term is not None and self._tree is not None:
+            partial.settled(self._tree.layout, self._memory)
+        self._added.add(index)
+
+    def _merge(self, partial: Partial, siblings: list[Partial]) -> Partial:
+        if siblings and self._tree is not None:
+            partial.absorb(siblings, self._tree.layout, self._memory)
+        return partial
+
+    def _index(self, shard: int | None) -> int:
+        if not self._fixed:
+            if shard is not None:
+                raise InvalidArgumentError("Accumulator.add: shard is for accumulators with shards=")
+            return len(self._added)
+        if shard is None:
+            raise InvalidArgumentError("Accumulator.add: with shards= every call names its shard")
+        index = operator.index(shard)
+        if index not in self.indices:
+            raise InvalidArgumentError(
+                f"Accumulator.add: rank {self._backend.rank} adds shards {_text(self.indices)} of "
+                f"{self._n_shards}, not {index}"
+            )
+        if index in self._added:
+            raise InvalidArgumentError(f"Accumulator.add: shard {index} has been added already in this step")
+        return index
+
+    def _look_at(self, flat: trees.Flat) -> list[LeafSpec]:
+        """What the leaves are; compares with the trees before."""
+        if compiled.is_traced(flat.leaves):
+            raise InvalidArgumentError("Accumulator: gradients are added outside of compiled functions")
+        specs = describe(flat.names, flat.leaves, "Accumulator")
+        if self._tree is None:
+            self._tree = agree.Tree(Layout(flat.names, specs), flat.rebuild, _examples(flat.leaves, specs))
+            return specs
+        old = self._tree.layout
+        agree.require_like(old, flat.names, specs)
+        new = old.with_absent_from(specs)
+        if new is not old:
+            examples = [
+                now if before is None else before
+                for before, now in zip(self._tree.examples, _examples(flat.leaves, specs), strict=True)
+            ]
+            self._tree = self._tree._replace(examples=examples)
+            self._set_layout(new, list(self._partials.nodes.values()))
+        return specs
+
+    def _set_layout(self, new: Layout, partials: list[Partial]) -> None:
+        assert self._tree is not None
+        old = self._tree.layout
+        if new.specs != old.specs:
+            self._memory.forget()
+            for partial in partials:
+                partial.move(old, new, self._memory)
+        self._tree = self._tree._replace(layout=new)
+
+    def mean(self, *, timeout: float | None = None) -> Any:
+        """The weighted mean over all shards, on all ranks; a new step begins. Collective.
+
+        Args:
+          timeout: seconds for all of it; None for the timeout of the group.
+
+        Returns:
+          A tree of the containers of the first tree added, with new arrays of the same libraries and dtypes; the same
+          bits on all ranks.
+
+        Raises:
+          InvalidArgumentError: on all ranks: shards have not been added (names them and their ranks), or all weights
+            are zero.
+          MismatchError: on all ranks: they differ in the number of shards or in the tree.
+        """
+        try:
+            with _core.UserCall(self._act):
+                return self._mean(timer(timeout))
+        finally:
+            self.reset()
+
+    def _mean(self, left: Timer) -> Any:
+        backend = self._backend
+        if not self._is_compared:
+            agree.agree_on_count(backend, self._n_shards if self._fixed else 0)
+            self._is_compared = True
+        mine = self._finished()
+        present = functools.reduce(operator.or_, (partial.present for partial in mine), 0)
+        missing = self._missing()
+        header = agree.Header(
+            self._tree.digest() if self._tree is not None else 0,
+            agree.header_of_present(present, self._tree),
+            len(missing),
+            [partial.weight for partial in mine],
+        )
+        headers = agree.exchange_headers(backend, header, max(map(len, self._nodes)), left)
+        if any(entry.problem for entry in headers):
+            self._tell_missing(missing)
+        self.weight = combine_weights(self._n_shards, self._nodes, [entry.weights for entry in headers])
+        if self.weight == 0:
+            raise InvalidArgumentError(f"{self._act} in group {backend.name}: all weights are zero")
+        if len({entry.digest for entry in headers}) > 1:
+            agreed = agree.agree_on_tree(backend, self._tree, self._act)
+            self._tree = agreed._replace(layout=self._tree.layout) if self._tree is not None else agreed
+            self._set_layout(agreed.layout, mine)
+        assert self._tree is not None
+        union = agree.union_of_present(backend, headers, present, self._tree)
+        layout = self._tree.layout
+        flats = [partial.settled(layout, self._memory) for partial in mine or [Partial()]]
+        total = combine(backend, self._n_shards, self._nodes, flats, left)
+        result = self._divided(total, union)
+        for taken in flats:
+            self._memory.give_back(
+                {k: flat for k, flat in taken.items() if taken is not total or k not in layout.viewed}
+            )
+        return result
+
+    def _finished(self) -> list[Partial]:
+        """This rank's nodes, in order: those of `_nodes`, unless shards are missing."""
+        partials = [partial for _, partial in self._partials.in_order()]
+        if not self._fixed:
+            while len(partials) > 1:
+                right = partials.pop()
+                self._merge(partials[-1], [right])
+            return partials or [Partial()]
+        n_nodes = len(self._nodes[self._backend.rank])
+        return partials[:n_nodes] + [Partial() for _ in range(n_nodes - len(partials))]
+
+    def _missing(self) -> list[int]:
+        return [i for i in self.indices if i not in self._added] if self._fixed else []
+
+    def _tell_missing(self, missing: list[int]) -> None:
+        everyone = self._backend._allgather_facts(missing, Many(int))
+        text = ", ".join(
+            f"shard{'s' * (len(rows) > 1)} {', '.join(map(str, rows))} of rank {rank}"
+            for rank, rows in enumerate(everyone)
+            if rows
+        )
+        raise InvalidArgumentError(
+            f"{self._act} in group {self._backend.name}: not added: {text}; a shard without items is added with "
+            "weight=0"
+        )
+
+    def _divided(self, total: dict[str, Flat], present: int) -> Any:
+        assert self._tree is not None
+        layout, values = self._tree.layout, list(self._tree.examples)
+        for flat in total.values():
+            _divide(flat, self.weight)
+        for i, spec in enumerate(layout.specs):
+            if spec.group:
+                values[i] = to_leaf(layout.part(total, i), spec, values[i]) if present >> i & 1 else None
+        if self._recorder is not None:
+            self._recorder.add(self.weight, layout.names, values)
+        return self._tree.rebuild(values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state for a checkpoint: the number of shards, which must not change. Call between steps.
+
+        Raises:
+          InvalidArgumentError: shards of a step have been added and `mean` has not been called.
+        """
+        if self._added:
+            raise InvalidArgumentError("Accumulator.state_dict: in the middle of a step; save after mean()")
+        return {"shards": self._n_shards if self._fixed else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Check that the resumed run has the same number of shards.
+
+        Raises:
+          InvalidArgumentError: it does not.
+        """
+        mine = self._n_shards if self._fixed else None
+        if state["shards"] != mine:
+            raise InvalidArgumentError(f"Accumulator: the state is of shards={state['shards']}, not {mine}")
+
+    def __repr__(self) -> str:
+        shards = self._n_shards if self._fixed else None
+        return f"Accumulator(shards={shards}: {len(self._added)} added, rank {self._backend.rank})"
+
+
+def _flatten(grads: Any) -> trees.Flat:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(grads, torch.nn.Module):
+        grads = {name: parameter.grad for name, parameter in grads.named_parameters()}
+    flat = trees.flatten(grads)
+    if flat.names == [""] and describe([""], flat.leaves, "Accumulator.add")[0].what == signature.OBJECT:
+        raise InvalidArgumentError(f"Accumulator.add: {type(grads).__name__} is no tree of arrays")
+    return flat
+
+
+def _examples(leaves: Sequence[Any], specs: Sequence[LeafSpec]) -> list[Any]:
+    """The properties of the leaves that `mean` needs, without the arrays."""
+    return [
+        type(leaf)(0) if spec.is_number else None if spec.group else leaf
+        for leaf, spec in zip(leaves, specs, strict=True)
+    ]
+
+
+def _present(specs: Sequence[LeafSpec]) -> int:
+    """The leaves that hold elements, as bits."""
+    return sum(1 << i for i, spec in enumerate(specs) if spec.group)
+
+
+def _require_whole(specs: Sequence[LeafSpec], names: Sequence[str], weight: float) -> None:
+    if weight != int(weight) or weight >= 2**63:
+        for spec, name in zip(specs, names, strict=True):
+            if "int" in spec.group:
+                raise InvalidArgumentError(
+                    f"Accumulator.add: {signature.leaf_text(name)} has dtype {spec.dtype}, for which weights are whole "
+                    f"numbers below 2**63, got {weight}"
+                )
+
+
+def _divide(flat: Flat, weight: float) -> None:
+    """In place: a float is divided, a whole number rounded down, as `ReduceOp.AVG` does."""
+    divisor = flat.dtype.type(weight)
+    with np.errstate(over="ignore", invalid="ignore"):
+        (np.divide if flat.dtype.kind == "f" else np.floor_divide)(flat, divisor, out=flat)
+
+
+def _text(indices: range) -> str:
+    return f"{indices.start} to {indices.stop - 1}" if indices else "none"

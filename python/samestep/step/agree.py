@@ -1,0 +1,214 @@
+"""The exchange before the data of a step: the weights, and the check that all ranks hold the same leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from samestep import trees
+from samestep._util.json_layout import Many
+from samestep._util.text import by_rank
+from samestep.errors import InvalidArgumentError, MismatchError
+from samestep.step.leaves import Layout, LeafSpec
+from samestep.trees import signature
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+    from samestep.trees.fusion import Timer
+
+__all__ = [
+    "Header",
+    "Tree",
+    "agree_on_count",
+    "agree_on_tree",
+    "exchange_headers",
+    "header_of_present",
+    "require_like",
+    "union_of_present",
+]
+
+_N_WORDS = 4  # before the weights
+_NO_OPINION = 0
+_ALL_PRESENT = 1
+
+
+class Tree(NamedTuple):
+    """The containers and leaves of the trees that are added."""
+
+    layout: Layout
+    rebuild: Callable[[list[Any]], Any]
+    examples: list[Any]
+    """By leaf: what is passed through, or a number of the type to return; None for arrays."""
+
+    def digest(self) -> int:
+        """A 64-bit hash of everything that must agree on all ranks."""
+        from hashlib import blake2b  # imports OpenSSL
+
+        text = "\0".join([*self.layout.names, *(spec.what for spec in self.layout.specs)])
+        return 1 + int.from_bytes(
+            blake2b(text.encode(errors="surrogatepass"), digest_size=7).digest(), "little"
+        )
+
+    def can_be_present(self) -> int:
+        """The leaves that are arrays or numbers, as a bit mask."""
+        return sum(1 << i for i, spec in enumerate(self.layout.specs) if spec.group)
+
+
+class Header(NamedTuple):
+    """The description of one rank's part of a step."""
+
+    digest: int
+    """Of the tree; 0 on a rank that has seen none."""
+    present: int
+    """Which leaves had an array: a hash, or one of the numbers above."""
+    problem: int
+    """Whether something is wrong on this rank, which the ranks then tell each other."""
+    weights: list[float]
+    """Of its nodes, in order."""
+
+
+def header_of_present(present: int, tree: Tree | None) -> int:
+    """`Header.present` for the leaves of a rank: a bit mask, equal for equal leaves."""
+    if tree is None or present == 0:
+        return _NO_OPINION
+    if present == tree.can_be_present():
+        return _ALL_PRESENT
+    from hashlib import blake2b
+
+    digest = blake2b(present.to_bytes(len(tree.layout.specs) // 8 + 1, "little"), digest_size=7)
+    return 2 + int.from_bytes(digest.digest(), "little")
+
+
+def require_like(layout: Layout, names: list[str], specs: list[LeafSpec]) -> None:
+    """Check that a tree has the leaves of the earlier ones. A leaf that is None in one may be an array in the other.
+
+    Raises:
+      InvalidArgumentError: it does not; names the first leaf that differs.
+    """
+    if names != layout.names:
+        name = next(
+            iter(dict.fromkeys([*names, *layout.names]).keys() - (set(names) & set(layout.names))), ""
+        )
+        raise InvalidArgumentError(
+            f"Accumulator.add: the leaves are not those of the trees before, see {signature.leaf_text(name)}"
+        )
+    for name, old, new in zip(names, layout.specs, specs, strict=True):
+        if old.what != new.what and signature.ABSENT not in (old.what, new.what):
+            raise InvalidArgumentError(
+                f"Accumulator.add: {signature.leaf_text(name)} is {new.what} and was {old.what} before"
+            )
+
+
+def exchange_headers(backend: Group, mine: Header, n_weights: int, left: Timer) -> list[Header]:
+    """The headers of all ranks, in order. Collective. `n_weights`: the largest number of nodes of a rank."""
+    weights = np.zeros(n_weights)
+    weights[: len(mine.weights)] = mine.weights
+    words = np.array([mine.digest, mine.present, mine.problem, len(mine.weights)], np.uint64)
+    row = np.concatenate([words, weights.view(np.uint64)])
+    limit = left()  # the call without keywords is the fast one
+    table = np.asarray(backend.allgather(row) if limit is None else backend.allgather(row, timeout=limit))
+    return [_parsed(row) for row in table]
+
+
+def _parsed(row: np.ndarray[Any, np.dtype[np.uint64]]) -> Header:
+    digest, present, problem, n_weights = (int(word) for word in row[:_N_WORDS])
+    return Header(digest, present, problem, row[_N_WORDS : _N_WORDS + n_weights].view(np.float64).tolist())
+
+
+def agree_on_count(backend: Group, n_shards: int) -> None:
+    """Check that all ranks divide a step into the same number of shards. Collective.
+
+    Raises:
+      MismatchError: they do not, on all ranks.
+    """
+    everyone = [str(count) for count in backend._allgather_facts(n_shards, int)]
+    if len(set(everyone)) > 1:
+        raise MismatchError(f"Accumulator in group {backend.name}: shards is {by_rank(everyone)}")
+
+
+def agree_on_tree(backend: Group, mine: Tree | None, act: str) -> Tree:
+    """The common tree of all ranks, also for ranks that have seen none. A leaf may be None here and an array elsewhere.
+
+    Collective; called only if the headers differ.
+
+    Raises:
+      MismatchError: the trees differ, on all ranks; names the first leaf that does.
+    """
+    fact = None
+    if mine is not None:
+        fact = [
+            mine.layout.names,
+            [[s.what, s.library, s.dtype, list(s.shape), s.is_number] for s in mine.layout.specs],
+        ]
+    row = [str, str, str, Many(int), bool]
+    everyone = backend._allgather_facts(fact, ([Many(str), Many(row)], None))
+    holders = [rank for rank, entry in enumerate(everyone) if entry is not None]
+    described = [
+        (
+            entry[0],
+            [LeafSpec(w, lib, dtype, tuple(shape), number) for w, lib, dtype, shape, number in entry[1]],
+        )
+        for entry in (everyone[rank] for rank in holders)
+    ]
+    if len(holders) > 1:
+        _check(backend, everyone, act)
+    names, specs = described[0]
+    layout = Layout(names, specs)
+    for _, others in described[1:]:
+        layout = layout.with_absent_from(others)
+    if len(holders) < backend.size:
+        mine = _share_containers(backend, mine, holders[0], act)
+    assert mine is not None
+    return mine._replace(layout=layout)
+
+
+def _check(backend: Group, everyone: list[Any], act: str) -> None:
+    """Ranks without a tree use the description of the first rank with one, so that all raise the same error."""
+    first = next(entry for entry in everyone if entry is not None)
+    descriptions = [
+        signature.Description(act, entry[0], [row[0] for row in entry[1]], list(range(len(entry[0]))))
+        for entry in (entry or first for entry in everyone)
+    ]
+    signature.check_same(backend.name, descriptions, absent_is_fine=True)
+
+
+def _share_containers(backend: Group, mine: Tree | None, root: int, act: str) -> Tree:
+    """Send the containers to ranks that have none."""
+    import pickle
+
+    sent = None
+    if backend.rank == root and mine is not None:
+        values = [
+            i if spec.group else example
+            for i, (spec, example) in enumerate(zip(mine.layout.specs, mine.examples, strict=True))
+        ]
+        try:
+            sent = pickle.dumps((mine.rebuild(values), mine.examples))
+        except Exception as error:
+            sent = f"{type(error).__name__}: {error}".encode()
+            sent = b"!" + sent
+    received = backend.bcast_object(sent, root=root)
+    if received[:1] == b"!":
+        raise InvalidArgumentError(
+            f"{act} in group {backend.name}: a rank has no shards and the tree cannot be sent to it "
+            f"({received[1:].decode()}); pass like= to Accumulator on all ranks"
+        )
+    if mine is not None:
+        return mine
+    containers, examples = pickle.loads(received)
+    flat = trees.flatten(containers)
+    return Tree(Layout([], []), flat.rebuild, examples)
+
+
+def union_of_present(backend: Group, headers: list[Header], mine: int, tree: Tree) -> int:
+    """The leaves of which any rank has an array, as a bit mask. Collective if ranks differ."""
+    opinions = {header.present for header in headers} - {_NO_OPINION}
+    if opinions == {_ALL_PRESENT}:
+        return tree.can_be_present()
+    if len(opinions) == 1 and all(header.present for header in headers):
+        return mine
+    n_leaves = len(tree.layout.specs)
+    rows = backend._allgather_facts([i for i in range(n_leaves) if mine >> i & 1], Many(int))
+    return sum(1 << i for i in {i for row in rows for i in row})

@@ -1,0 +1,137 @@
+"""Gradients, or any tree of arrays, reduced over all ranks; with weights if their batches differ."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from samestep import _core, arrays, trees
+from samestep.errors import InvalidArgumentError
+from samestep.group import compiled
+from samestep.group.collectives import require_backend
+from samestep.reduce_ops import Op, ReduceOp, resolve
+from samestep.step.accumulator import Accumulator
+from samestep.trees import allreduce
+from samestep.trees.fusion import bump_versions
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+
+__all__ = ["allreduce_gradients", "allreduce_tree"]
+
+_Tree = TypeVar("_Tree")
+
+
+def allreduce_gradients(
+    backend: Group,
+    grads: _Tree,
+    op: Op = ReduceOp.AVG,
+    *,
+    weight: float | None = None,
+    timeout: float | None = None,
+) -> _Tree:
+    """Average gradients over all ranks: a tree in, the tree of mean gradients out. Collective.
+
+    As `allreduce_tree`. A torch module stands for the `.grad` of its parameters, which are written in place.
+
+    With `weight`, e.g. the number of items or tokens of this rank's batch, the result is the gradient of the joined
+    batch, even if batches differ between ranks: the sum of weight times gradient, divided once by the sum of the
+    weights.
+
+    Example:
+      >>> import numpy as np, samestep as ss
+      >>> backend = ss.initialize()
+      >>> grads = {"weight": np.ones((2, 2)), "bias": None}
+      >>> ss.allreduce_gradients(backend, grads)["bias"] is None
+      True
+    """
+    require_backend("allreduce_gradients", backend)
+    act = f"allreduce_gradients(op={allreduce.op_name(op, 'allreduce_gradients')})"
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(grads, torch.nn.Module):
+        return cast("_Tree", _reduce(backend, grads, op, weight, timeout=timeout, act=act))
+    parameters = dict(grads.named_parameters())
+    tree = {name: parameter.grad for name, parameter in parameters.items()}
+    means = _reduce(backend, tree, op, weight, timeout=timeout, act=act)
+    for name, parameter in parameters.items():
+        parameter.grad = means[name]
+    return grads
+
+
+def allreduce_tree(
+    backend: Group,
+    tree: _Tree,
+    op: Op = ReduceOp.SUM,
+    *,
+    weight: float | None = None,
+    timeout: float | None = None,
+) -> _Tree:
+    """Reduce every array and number of `tree` over all ranks, fused into few messages. Collective.
+
+    Arrays that can be written receive the result and are returned themselves. A leaf that is None here but an array on
+    some other rank counts as zeros (and comes back as an array); None everywhere stays None. Strings,
+    flags, functions and the like are passed through. Under `jax.jit` the reduction becomes part of the
+    program.
+
+    Args:
+      backend: the group.
+      tree: of the same structure, shapes and dtypes on all ranks.
+      op: as for `Backend.allreduce`. AVG divides by the number of ranks, also if some had None.
+      weight: with AVG only: the weight of this rank, finite and >= 0. The result is the sum of weight times array,
+        divided once by the sum of the weights, half types in float32. The values of a tree with weight 0
+        are not used, but are overwritten like others. Not in functions compiled by JAX.
+      timeout: seconds for all of it; None for the timeout of the backend.
+
+    Returns:
+      A tree of the same containers.
+
+    Raises:
+      MismatchError: on all ranks, if the trees differ; names the first leaf that does. Nothing has changed.
+      InvalidArgumentError: `tree` is no tree of arrays, e.g. a generator, or `weight` is negative, infinite or NaN; or
+        all weights are zero, on all ranks.
+
+    Example:
+      >>> import numpy as np, samestep as ss
+      >>> backend = ss.initialize()
+      >>> backend.allreduce_tree([np.ones(2), 3.0], "sum")
+      [array([1., 1.]), 3.0]
+    """
+    require_backend("allreduce_tree", backend)
+    act = f"allreduce_tree(op={allreduce.op_name(op, 'allreduce_tree')})"
+    return cast("_Tree", _reduce(backend, tree, op, weight, timeout=timeout, act=act))
+
+
+def _reduce(
+    backend: Group, tree: Any, op: Op, weight: float | None, *, timeout: float | None, act: str
+) -> Any:
+    if weight is None:
+        return allreduce.reduce_tree(backend, tree, op, act, timeout)
+    return _weighted_mean(backend, tree, op, weight, timeout=timeout, act=act)
+
+
+def _weighted_mean(
+    backend: Group, tree: Any, op: Op, weight: float, *, timeout: float | None, act: str
+) -> Any:
+    """The weighted mean over all ranks: into the arrays of `tree` that can be written, else new ones."""
+    if resolve(op) != resolve(ReduceOp.AVG):
+        raise InvalidArgumentError(f"{act}: weight is for op AVG, the weighted mean")
+    flat = trees.flatten(tree)
+    if compiled.is_traced(flat.leaves):
+        raise InvalidArgumentError(f"{act}: weight is not available in functions compiled by JAX")
+    with _core.UserCall(act):
+        total = Accumulator(backend, like=tree)
+        total._is_compared = True  # there is no number of shards to compare
+        total.add(tree, weight=weight)
+        mean = total.mean(timeout=timeout)
+    if tree is None:
+        return mean
+    new = trees.flatten(mean).leaves
+    return flat.rebuild([_into(old, value) for old, value in zip(flat.leaves, new, strict=True)])
+
+
+def _into(old: Any, new: Any) -> Any:
+    if not arrays.is_array(old) or not arrays.info(old).writable:
+        return new
+    arrays.copy(new, old, "allreduce_tree")
+    bump_versions([old])
+    return old

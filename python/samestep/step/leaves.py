@@ -1,0 +1,197 @@
+"""The leaves of a tree as slices of one flat array for each type in which they are added."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from samestep import _core, arrays
+from samestep.errors import InvalidArgumentError
+from samestep.trees import signature
+
+__all__ = ["Flat", "Layout", "LeafSpec", "describe", "identity_of", "read", "to_leaf", "widened"]
+
+Flat = np.ndarray[Any, Any]
+
+_FLOATS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
+_COMPLEX = {"complex64": "float32", "complex128": "float64"}  # pairs: weights are real
+_INTEGERS = dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"), "int64")
+ADDED_AS = {**_FLOATS, **_COMPLEX, **_INTEGERS, "uint64": "uint64"}
+"""By dtype of a leaf: the dtype in which it is added. Half types are so rounded once, at the end."""
+
+
+class LeafSpec(NamedTuple):
+    """The description of a leaf that all ranks share."""
+
+    what: str
+    """dtype, shape and kind of memory of an array, or what else it is: as `signature.describe_leaves`."""
+    library: str = ""
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    is_number: bool = False
+
+    @property
+    def group(self) -> str:
+        """The dtype in which it is added; "" if it has no elements."""
+        return ADDED_AS.get(self.dtype, "")
+
+    @property
+    def is_viewed(self) -> bool:
+        """Whether `to_leaf` returns a view of the sums."""
+        is_plain = self.dtype == self.group or self.dtype in _COMPLEX
+        return bool(self.group) and is_plain and self.library in ("numpy", "torch")
+
+    @property
+    def n_elements(self) -> int:
+        """Elements of the flat array; a complex number is two."""
+        return int(np.prod(self.shape, dtype=np.int64)) * (2 if self.dtype in _COMPLEX else 1)
+
+
+class Place(NamedTuple):
+    """The leaves in one flat array."""
+
+    leaves: list[int]
+    starts: list[int]
+    """The first element of each leaf, and the number of all elements."""
+
+
+class Layout:
+    """The position of each leaf: in one flat array for each dtype in which leaves are added, one after another."""
+
+    def __init__(self, names: Sequence[str], specs: Sequence[LeafSpec]) -> None:
+        self.names, self.specs = list(names), list(specs)
+        self.groups: dict[str, Place] = {}
+        """By dtype of the sums."""
+        self._starts: list[int] = []
+        for i, spec in enumerate(specs):
+            if not spec.group:
+                self._starts.append(0)
+                continue
+            place = self.groups.setdefault(spec.group, Place([], [0]))
+            place.leaves.append(i)
+            self._starts.append(place.starts[-1])
+            place.starts.append(place.starts[-1] + spec.n_elements)
+        self.viewed = {spec.group for spec in specs if spec.is_viewed}
+        """The flat arrays that belong to the results once `to_leaf` has made these."""
+
+    def part(self, flats: dict[str, Flat], i: int) -> Flat:
+        """The elements of leaf i."""
+        spec = self.specs[i]
+        return flats[spec.group][self._starts[i] : self._starts[i] + spec.n_elements]
+
+    def with_absent_from(self, specs: Sequence[LeafSpec]) -> Layout:
+        """This layout, with leaves that were None so far taken from `specs`. Returns itself if nothing is new."""
+        filled = [
+            new if old.what == signature.ABSENT else old for old, new in zip(self.specs, specs, strict=True)
+        ]
+        return self if filled == self.specs else Layout(self.names, filled)
+
+
+def describe(names: Sequence[str], leaves: Sequence[Any], act: str) -> list[LeafSpec]:
+    """Describe each leaf.
+
+    Raises:
+      InvalidArgumentError: the elements of a leaf cannot be averaged; names it.
+    """
+    numbers = [_is_number(leaf) for leaf in leaves]
+    values = [np.asarray(leaf) if number else leaf for leaf, number in zip(leaves, numbers, strict=True)]
+    looks = signature.describe_leaves(names, values, act)
+    specs = []
+    for i, (what, info) in enumerate(zip(looks.kinds, looks.infos, strict=True)):
+        if info is None:
+            specs.append(LeafSpec(what))
+            continue
+        if info.dtype not in ADDED_AS:
+            raise InvalidArgumentError(
+                f"{act}: {signature.leaf_text(names[i])} has dtype {info.dtype}, which has no mean"
+            )
+        library = "number" if numbers[i] else arrays.library_of(values[i])
+        specs.append(LeafSpec(what, library, info.dtype, info.shape, numbers[i]))
+    return specs
+
+
+def _is_number(leaf: Any) -> bool:
+    if isinstance(leaf, np.generic):
+        return not isinstance(leaf, (np.bool_, np.flexible, np.object_, np.datetime64, np.timedelta64))
+    return type(leaf) in (int, float, complex)
+
+
+def read(leaf: Any, spec: LeafSpec) -> Flat:
+    """The elements of a leaf as one flat array; half types as their bits. A view if possible."""
+    if spec.is_number:
+        leaf = np.asarray(leaf)
+    if spec.dtype == "bfloat16" or not isinstance(leaf, np.ndarray):
+        info = arrays.info(leaf)
+        memory = np.empty(info.nbytes, np.uint8)
+        viewed = _viewed(leaf, spec)
+        if viewed is not None:
+            memory = viewed
+        else:
+            _core.pack([leaf], memory)
+        leaf = memory.view(np.uint16 if spec.dtype == "bfloat16" else np.dtype(spec.dtype))
+    flat: Flat = np.ascontiguousarray(leaf).reshape(-1)
+    return flat.view(flat.real.dtype) if spec.dtype in _COMPLEX else flat
+
+
+def _viewed(leaf: Any, spec: LeafSpec) -> Flat | None:
+    """The bytes of a contiguous tensor of torch on the host, without a copy."""
+    if spec.library != "torch" or not leaf.is_contiguous() or not spec.n_elements:
+        return None
+    viewed: Flat = leaf.detach().reshape(-1).view(_torch().uint8).numpy()
+    return viewed
+
+
+def _torch() -> Any:
+    return sys.modules["torch"]
+
+
+def widened(block: Flat, spec: LeafSpec) -> Flat:
+    """A block of the result of `read`, in the dtype in which it is added."""
+    if spec.dtype == "bfloat16":
+        bits: Flat = block.astype(np.uint32) << np.uint32(16)
+        return bits.view(np.float32)
+    result: Flat = block.astype(spec.group, copy=False)
+    return result
+
+
+def _narrowed(flat: Flat, spec: LeafSpec) -> Flat:
+    """The sums in the dtype of the leaf, rounded to the nearest, ties to even."""
+    if spec.dtype != "bfloat16":
+        dtype = np.dtype(spec.dtype)
+        return flat.view(dtype) if spec.dtype in _COMPLEX else flat.astype(dtype, copy=False)
+    bits = flat.view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)  # rounding could turn a NaN into an infinity
+    result: Flat = np.where(np.isnan(flat), quiet, rounded).astype(np.uint16)
+    return result
+
+
+def to_leaf(flat: Flat, spec: LeafSpec, like: Any = None) -> Any:
+    """Make a leaf of the library and dtype of `spec` from the elements of the sums.
+
+    Args:
+      flat: in the dtype of the sums; may become the memory of the result.
+      spec: of the leaf.
+      like: for a number, one of the type to return.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        elements = _narrowed(flat, spec)
+    if spec.is_number:
+        value = elements.reshape(())[()]
+        return type(like)(value) if like is not None else value.item()
+    if spec.library == "numpy" and spec.dtype != "bfloat16":
+        return elements.reshape(spec.shape)
+    if spec.library == "torch" and spec.n_elements:
+        torch = _torch()
+        return torch.from_numpy(elements.view(np.uint8)).view(getattr(torch, spec.dtype)).reshape(spec.shape)
+    target = arrays.new_array(spec.library, spec.dtype, spec.shape)
+    _core.unpack(elements.view(np.uint8), [target])
+    return arrays.to_library(spec.library, target)
+
+
+def identity_of(group: str) -> Any:
+    """The identity of addition to the bit: -0.0, because -0.0 + 0.0 is 0.0."""
+    return np.dtype(group).type(-0.0 if group.startswith("float") else 0)

@@ -1,0 +1,168 @@
+"""Metrics over the data of all ranks, whose parts may differ in length."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from samestep import _core, arrays, trees
+from samestep._util.json_layout import Many, Map
+from samestep.errors import InvalidArgumentError
+from samestep.group.collectives import require_backend
+from samestep.trees import scalars, signature
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+
+__all__ = ["gather_metrics", "metric_mean"]
+
+_Tree = TypeVar("_Tree")
+
+
+def metric_mean(backend: Group, metrics: Mapping[str, tuple[Any, Any]]) -> dict[str, float]:
+    """Means over all ranks: of each metric the sum of the sums, divided by the sum of the counts. Collective.
+
+    Sums are added without rounding and the quotient is rounded once, so that the result depends neither on the
+    order of the ranks nor on how the items are divided among them, as long as each rank's sum is exact.
+
+    Args:
+      backend: the group.
+      metrics: by name, this rank's sum and count: numbers, or arrays of one element. A name may be missing on
+        some ranks, which then add nothing.
+
+    Returns:
+      By name, in order of the first rank that has it, the mean. The same on all ranks.
+
+    Raises:
+      InvalidArgumentError: on all ranks: the counts of a metric add up to zero; or a value is no real number, or a
+        count is negative, on the rank that gives it.
+
+    Example:
+      >>> import samestep as ss
+      >>> ss.metric_mean(ss.initialize(), {"loss": (6.0, 4), "accuracy": (3, 4)})
+      {'loss': 1.5, 'accuracy': 0.75}
+    """
+    require_backend("metric_mean", backend)
+    mine = {name: [_words(name, total), _words(name, count)] for name, (total, count) in metrics.items()}
+    for name, (_, count) in mine.items():
+        if not scalars.decode(count) >= 0 or math.isinf(scalars.decode(count)):
+            raise InvalidArgumentError(f"metric_mean: the count of {name!r} is {scalars.decode(count)}")
+    with _core.UserCall("metric_mean"):
+        everyone = backend._allgather_facts(mine, Map([Many(str), Many(str)]))
+    means = {}
+    for name in dict.fromkeys(name for entry in everyone for name in entry):
+        pairs = [[scalars.decode(words) for words in entry[name]] for entry in everyone if name in entry]
+        means[name] = _quotient(name, [total for total, _ in pairs], [count for _, count in pairs])
+    return means
+
+
+def _words(name: str, value: Any) -> list[str]:
+    if hasattr(value, "item"):
+        with contextlib.suppress(RuntimeError, TypeError, ValueError):
+            value = value.item()  # of NumPy, torch or JAX
+    words = scalars.encode(value) if isinstance(value, (int, float)) else None
+    if words is None:
+        raise InvalidArgumentError(
+            f"metric_mean: {name!r} must be a sum and a count, real numbers; got {type(value).__name__}"
+        )
+    return words
+
+
+def _quotient(name: str, totals: list[float], counts: list[float]) -> float:
+    from fractions import Fraction  # not needed by `import samestep`
+
+    count = sum(map(Fraction, counts))
+    if count == 0:
+        raise InvalidArgumentError(f"metric_mean: the counts of {name!r} are zero on all ranks")
+    if not all(map(math.isfinite, totals)):
+        return float(sum(total for total in totals if not math.isfinite(total)))
+    try:
+        return float(sum(map(Fraction, totals)) / count)
+    except OverflowError:
+        return math.copysign(math.inf, sum(map(Fraction, totals)))
+
+
+def gather_metrics(backend: Group, tree: _Tree) -> _Tree:
+    """Join the arrays of all ranks along axis 0, in order of rank, for metrics that need all items. Collective.
+
+    Args:
+      backend: the group.
+      tree: arrays, which may differ in length between ranks; of the same structure on all ranks. A number counts as one
+        row, None as no rows.
+
+    Returns:
+      A tree of new arrays, the same on all ranks; None where all ranks have None.
+
+    Raises:
+      MismatchError: on all ranks: the trees differ in structure, or arrays in dtype or in extents but the first.
+
+    Example:
+      >>> import numpy as np, samestep as ss
+      >>> ss.gather_metrics(ss.initialize(), {"predicted": np.array([3, 1]), "loss": 0.5})
+      {'predicted': array([3, 1]), 'loss': array([0.5])}
+    """
+    require_backend("gather_metrics", backend)
+    with _core.UserCall("gather_metrics"):
+        flat = trees.flatten(tree)
+        values = [_with_rows(leaf) for leaf in flat.leaves]
+        known = [_kind(name, value) for name, value in zip(flat.names, values, strict=True)]
+        layout = [Many(str), Many(([str, str, Many(int)], None))]
+        everyone = backend._allgather_facts([flat.names, known], layout)
+        kinds = _common_kinds(backend, [(names, rows) for names, rows in everyone])
+        joined = [
+            None if kind is None else _join(backend, value, kind)
+            for value, kind in zip(values, kinds, strict=True)
+        ]
+    result: _Tree = flat.rebuild(joined)
+    return result
+
+
+def _with_rows(leaf: Any) -> Any:
+    if signature.is_number(leaf):
+        return np.asarray([leaf])
+    if arrays.is_array(leaf) and not arrays.info(leaf).shape:
+        return leaf.reshape(1)
+    return leaf
+
+
+def _kind(name: str, value: Any) -> list[Any] | None:
+    if value is None:
+        return None
+    if not arrays.is_array(value):
+        raise InvalidArgumentError(
+            f"gather_metrics: {signature.leaf_text(name)} is of type {type(value).__name__}, no array or number"
+        )
+    info = arrays.info(value)
+    return [arrays.library_of(value), info.dtype, list(info.shape[1:])]
+
+
+def _common_kinds(backend: Group, everyone: list[tuple[list[str], list[Any]]]) -> list[Any]:
+    """Of each leaf library, dtype and the shape of a row; None where no rank has an array."""
+    act = "gather_metrics"
+    kinds = [
+        ["None" if kind is None else f"{kind[1]} rows of {tuple(kind[2])}" for kind in kinds]
+        for _, kinds in everyone
+    ]
+    signature.check_same(
+        backend.name,
+        [
+            signature.Description(act, names, what, list(range(len(names))))
+            for (names, _), what in zip(everyone, kinds, strict=True)
+        ],
+        absent_is_fine=True,
+    )
+    return [
+        next((kind for kind in column if kind is not None), None)
+        for column in zip(*(kinds for _, kinds in everyone), strict=True)
+    ]
+
+
+def _join(backend: Group, value: Any, kind: list[Any]) -> Any:
+    if value is None:
+        library, dtype, row = kind
+        value = arrays.to_library(library, arrays.new_array(library, dtype, (0, *row)))
+    return backend.allgatherv(value)

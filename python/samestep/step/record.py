@@ -1,0 +1,53 @@
+"""Hashes of the means of a run, by step and leaf, for `samestep same`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from typing import IO, Any
+
+import numpy as np
+
+from samestep import _core, _settings, arrays
+
+__all__ = ["NAME", "Recorder"]
+
+NAME = "means"
+"""The file in the folder that the environment names."""
+
+_numbers = itertools.count()
+
+
+class Recorder:
+    """Writes a line for each mean of one accumulator: its number, the step, the weight, and the hash of each leaf."""
+
+    def __init__(self, folder: str) -> None:
+        self._number = next(_numbers)
+        self._step = 0
+        self._file: IO[str] = open(  # noqa: SIM115 - closed with the recorder
+            os.path.join(folder, NAME), "a", encoding="utf-8", buffering=1
+        )
+
+    @classmethod
+    def wanted(cls, rank: int) -> Recorder | None:
+        """A recorder on rank 0, if the environment names a folder."""
+        folder = os.environ.get(_settings.RECORD)
+        return cls(folder) if folder and rank == 0 else None
+
+    def add(self, weight: float, names: Sequence[str], leaves: Sequence[Any]) -> None:
+        """Record one mean."""
+        import json  # not needed by `import samestep`
+
+        hashes = [[name, _hash_of(leaf)] for name, leaf in zip(names, leaves, strict=True)]
+        self._file.write(json.dumps([self._number, self._step, weight.hex(), hashes]) + "\n")
+        self._step += 1
+
+
+def _hash_of(leaf: Any) -> str:
+    if not arrays.is_array(leaf):
+        return repr(leaf)
+    info = arrays.info(leaf)
+    packed = np.empty(info.nbytes, np.uint8)
+    _core.pack([leaf], packed)
+    return f"{info.dtype} {_core.hash128(packed).hex()}"

@@ -1,0 +1,153 @@
+"""Whether all ranks hold the same bits: a hash of a tree, and which leaf differs on which ranks."""
+
+from __future__ import annotations
+
+import collections
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samestep import _core, _settings, arrays, trees
+from samestep._util.json_layout import Many
+from samestep._util.text import ranks_text
+from samestep.errors import InvalidArgumentError, MismatchError
+from samestep.group import compiled
+from samestep.trees import signature
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+
+__all__ = ["Verifier", "first_difference", "same", "verify_interval"]
+
+_MAX_NAMED = 3  # number of leaves in an error text
+
+
+def same(backend: Group, tree: Any, *, timeout: float | None = None, when: str = "") -> str:
+    """See `Backend.same`. `when`: at the end of the error's text."""
+    act = "same()"
+    with _core.UserCall(act):
+        flat = trees.flatten(tree)
+        if compiled.is_traced(flat.leaves):
+            raise InvalidArgumentError(f"{act}: call it outside of compiled functions")
+        looks = signature.describe_leaves(flat.names, flat.leaves, act)
+        hashes = [_leaf_hash(leaf, info) for leaf, info in zip(flat.leaves, looks.infos, strict=True)]
+        digest = _digest(flat.names, looks.kinds, hashes)
+        mine = np.frombuffer(digest, np.uint64)
+        everyone = backend.allgather(mine, **({} if timeout is None else {"timeout": timeout}))
+        if not (everyone == mine).all():
+            mine_in_full = [flat.names, looks.kinds, [leaf.hex() for leaf in hashes]]
+            _raise_difference(backend, mine_in_full, timeout, f"{act} in group {backend.name}", when)
+    return digest.hex()
+
+
+def _leaf_hash(leaf: Any, info: arrays.ArrayInfo | None) -> bytes:
+    if info is None:
+        return (signature.identity_of(leaf) or type(leaf).__qualname__).encode()
+    if not info.contiguous or info.device != "cpu":
+        packed = np.empty(info.nbytes, np.uint8)
+        _core.pack([leaf], packed)
+        leaf = packed
+    return _core.hash128(leaf)
+
+
+def _digest(names: Sequence[str], kinds: Sequence[str], hashes: Sequence[bytes]) -> bytes:
+    from hashlib import blake2b  # imports OpenSSL
+
+    whole = blake2b(digest_size=16)
+    for name, what, leaf in zip(names, kinds, hashes, strict=True):
+        whole.update(f"{name}\0{what}\0{leaf.hex()}\0".encode(errors="surrogatepass"))
+    return whole.digest()
+
+
+def _raise_difference(
+    backend: Group, mine: list[list[str]], timeout: float | None, act: str, when: str
+) -> None:
+    everyone = backend._allgather_facts(mine, [Many(str), Many(str), Many(str)], timeout)
+    descriptions = [
+        signature.Description("same()", names, kinds, list(range(len(names)))) for names, kinds, _ in everyone
+    ]
+    signature.check_same(backend.name, descriptions)
+    raise MismatchError(f"{act}: {first_difference(mine[0], [row for *_, row in everyone])}{when}")
+
+
+def first_difference(names: Sequence[str], hashes: Sequence[Sequence[str]]) -> str:
+    """Which leaves differ, and which ranks differ from the majority.
+
+    Args:
+      names: of the leaves.
+      hashes: of the leaves, by rank; not all equal.
+
+    Example:
+      >>> first_difference(["['b']", "['w']"], [["0", "1"], ["0", "2"], ["0", "1"]])
+      "leaf ['w'] of rank 1 differs from that of ranks 0, 2"
+      >>> first_difference(["['w']"], [["1"], ["2"]])
+      "leaf ['w'] differs between ranks 0-1"
+    """
+    differing = [i for i, column in enumerate(zip(*hashes, strict=True)) if len(set(column)) > 1]
+    first = differing[0]
+    column = [row[first] for row in hashes]
+    ranked = collections.Counter(column).most_common(2)
+    name = signature.leaf_text(names[first])
+    if ranked[0][1] == ranked[1][1]:
+        text = f"{name} differs between {ranks_text(range(len(column)))}"
+    else:
+        most = ranked[0][0]
+        odd = ranks_text([rank for rank, value in enumerate(column) if value != most])
+        text = f"{name} of {odd} differs from that of {ranks_text([r for r, v in enumerate(column) if v == most])}"
+    if len(differing) == 1:
+        return text
+    others = ", ".join(signature.leaf_text(names[i]) for i in differing[1:_MAX_NAMED])
+    more = f" and {len(differing) - _MAX_NAMED} more" if len(differing) > _MAX_NAMED else ""
+    return f"{text}; so do {others}{more}, of {len(names)} leaves"
+
+
+def verify_interval(env: Mapping[str, str] = os.environ) -> int:
+    """The interval in steps at which optimizers compare the parameters of all ranks: `SAMESTEP_VERIFY`; 0 for never.
+
+    Raises:
+      InvalidArgumentError: it is not a whole number >= 0.
+
+    Example:
+      >>> verify_interval({}), verify_interval({"SAMESTEP_VERIFY": "100"})
+      (0, 100)
+    """
+    text = env.get(_settings.VERIFY, "0")
+    if not text.isdecimal():
+        raise InvalidArgumentError(f"SAMESTEP_VERIFY must be a number of steps, got {text!r}")
+    return int(text)
+
+
+class Verifier:
+    """Compares the state of all ranks at an interval of steps, and reports between which steps it began to differ.
+
+    Args:
+      backend: the group.
+      what: the name of the state, for the text.
+      interval: steps from one comparison to the next, >= 1; the first is before step 0.
+    """
+
+    def __init__(self, backend: Group, what: str, interval: int) -> None:
+        self._backend, self._what, self._interval = backend, what, interval
+        self._step = 0
+
+    @classmethod
+    def wanted(cls, backend: Group, what: str) -> Verifier | None:
+        """The verifier that the environment asks for, or None."""
+        interval = verify_interval() if backend.size > 1 else 0
+        return cls(backend, what, interval) if interval else None
+
+    def before_step(self, tree: Any) -> None:
+        """Call before each step, with the state at its beginning. Collective once in each interval.
+
+        Raises:
+          MismatchError: ranks differ, on all ranks.
+
+        Nothing is compared while JAX compiles a function: its arrays have no elements yet.
+        """
+        step, self._step = self._step, self._step + 1
+        if step % self._interval or compiled.is_traced(trees.flatten(tree).leaves):
+            return
+        since = f"; equal before step {step - self._interval}" if step else ""
+        same(self._backend, tree, when=f" before step {step} of {self._what}{since} (SAMESTEP_VERIFY)")

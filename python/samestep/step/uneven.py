@@ -1,0 +1,123 @@
+"""The same number of steps on all ranks, even if some run out of batches first."""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+
+from samestep import _core
+from samestep.errors import InvalidArgumentError, MismatchError
+from samestep.group.collectives import require_backend
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+    from samestep.group.work import Work
+
+__all__ = ["steps"]
+
+_B = TypeVar("_B")
+
+_KEY_BITS = 20  # in the upper half of a flag: the loop and the step
+_COUNT_BITS = 40
+_loops: weakref.WeakKeyDictionary[Group, int] = weakref.WeakKeyDictionary()
+
+
+def steps(
+    backend: Group, batches: Iterable[_B], *, until: Literal["all", "any"] = "all"
+) -> Iterator[_B | None]:
+    """Iterate over this rank's batches, with the same number of steps on every rank. Collective in each step.
+
+    A rank that has run out of batches gets None and takes part in the collectives of the step with weight 0.
+    All ranks use the loop, and leave it after the same step. The next batch is taken before a step begins. While
+    the step runs, a reduction of 8 bytes finds out whether other ranks have one.
+
+    Args:
+      backend: the group.
+      batches: of this rank; any iterable, also one without a length.
+      until: "all": until all ranks have run out. "any": until the first one has. The other ranks
+        then have batches left, of which one has been taken from the iterator.
+
+    Raises:
+      InvalidArgumentError: another `until`.
+      MismatchError: a rank has left the loop early and calls something else.
+
+    Example:
+      >>> import samestep as ss
+      >>> backend = ss.initialize()
+      >>> for batch in ss.steps(backend, [[1, 2], [3]]):
+      ...     print(batch)
+      [1, 2]
+      [3]
+    """
+    require_backend("steps", backend)
+    if until not in ("all", "any"):
+        raise InvalidArgumentError(f"steps: until must be 'all' or 'any', got {until!r}")
+    loop = _loops.get(backend, 0)
+    _loops[backend] = loop + 1
+    return _steps(backend, iter(batches), until == "any", loop)
+
+
+def _steps(backend: Group, batches: Iterator[_B], stop_at_first: bool, loop: int) -> Iterator[_B | None]:
+    coming = _Coming(backend, batches, loop)
+    while True:
+        n_ranks = coming.n_ranks()
+        if n_ranks == 0 or (stop_at_first and n_ranks < backend.size):
+            return
+        batch = coming.batch
+        coming.fetch()
+        try:
+            yield batch
+        except (
+            GeneratorExit
+        ):  # left early: the other ranks have, too, or they get an error in their next collective
+            coming.n_ranks()
+            raise
+
+
+class _Coming:
+    """The batch of the next step, and how many ranks have one."""
+
+    def __init__(self, backend: Group, batches: Iterator[Any], loop: int) -> None:
+        self.batch: Any = None
+        self._backend, self._batches, self._loop = backend, batches, loop
+        self._step = -1
+        self._ended = False
+        self.fetch()
+
+    def fetch(self) -> None:
+        """Take the next batch, and start to count the ranks that have one."""
+        self.batch = None
+        if not self._ended:
+            try:
+                self.batch = next(self._batches)
+            except StopIteration:
+                self._ended = True
+        self._step += 1
+        self._count()
+
+    def _count(self) -> None:
+        key = zlib.crc32(f"{self._loop} {self._step}".encode()) >> (32 - _KEY_BITS)
+        self._expected = key * self._backend.size
+        with _core.UserCall(self._act()):
+            flag = np.array([(key << _COUNT_BITS) + (not self._ended)], np.int64)
+            self._work: Work[Any] = self._backend.iallreduce(flag, "sum")
+        self._replaced = self._backend._replaced
+
+    def n_ranks(self) -> int:
+        """How many ranks have a next batch."""
+        if self._replaced != self._backend._replaced:  # a block of together() has ended by an exception
+            self._count()
+        flag = int(self._work.wait()[0])
+        if flag >> _COUNT_BITS != self._expected:
+            raise MismatchError(
+                f"{self._act()} in group {self._backend.name}: the ranks are not in the same step of the same loop; "
+                "has one left a loop early?"
+            )
+        return flag & ((1 << _COUNT_BITS) - 1)
+
+    def _act(self) -> str:
+        return f"steps() before step {self._step}"

@@ -1,0 +1,74 @@
+"""The messages between the pytest process and its ranks, pickled over one Unix socket per rank.
+
+The socket is independent of every backend, so it works when a test has broken its group. Sequence:
+Hello, Setup, Ready; then for each test Run, any number of Reports, Done; an empty message ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from samestep._util.launchers import MPI_LAUNCHERS, launcher
+
+
+class Hello(NamedTuple):
+    """rank -> parent: this rank runs."""
+
+    rank: int
+    pid: int
+
+
+class Setup(NamedTuple):
+    """parent -> rank: how to configure pytest in the rank, and the files to collect."""
+
+    options: dict[str, Any]
+    paths: list[str]
+
+
+class Ready(NamedTuple):
+    """rank -> parent: collected. `problems`: for each file with a collection error, its text."""
+
+    problems: dict[str, str]
+
+
+class Run(NamedTuple):
+    """parent -> rank: run this test; fixtures that `next_id` does not share are torn down after it."""
+
+    nodeid: str
+    next_id: str | None
+    timeout: float
+
+
+class Report(NamedTuple):
+    """rank -> parent: one phase of the test has ended; `data` is pytest's serialised report."""
+
+    data: dict[str, Any]
+
+
+class Done(NamedTuple):
+    """rank -> parent: the test has ended. `place`: a description of where its world runs."""
+
+    place: str
+
+
+def connect(path: str) -> Connection:
+    """Connect to the socket at `path`."""
+    end = socket.socket(socket.AF_UNIX)
+    end.connect(path)
+    return Connection(end.detach())
+
+
+def launcher_world(env: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
+    """(rank, size) that an MPI launcher has given to this process, or None without one.
+
+    Example:
+      >>> launcher_world({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"})
+      (1, 4)
+    """
+    found = launcher(env)
+    interactive = found.name == "slurm" and found.size == 1  # a shell that srun has started
+    return (found.rank, found.size) if found.name in MPI_LAUNCHERS and not interactive else None

@@ -1,0 +1,64 @@
+"""The jobs that each item runs in, and the order that needs the fewest launches."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from samestep.testing import marks
+from samestep.testing.options import backend_names
+
+WORLD = "_samestep_world"
+
+
+def parametrise(metafunc: pytest.Metafunc) -> None:
+    """Make one item of a marked test for each world it is for."""
+    mark = marks.of(metafunc.definition)
+    if mark is None:
+        return
+    jobs = mark.jobs(backend_names(metafunc.config), with_group="group" in metafunc.fixturenames)
+    metafunc.fixturenames.append(WORLD)
+    metafunc.parametrize(WORLD, jobs, indirect=True, ids=str)
+
+
+def world_of(item: pytest.Item) -> marks.World:
+    """The world in which `item`, which has the mark, runs."""
+    world: marks.World = item.callspec.params[WORLD]  # type: ignore[attr-defined]
+    return world
+
+
+class Start(NamedTuple):
+    """How the ranks of an item are started: how many, and whether by the launcher of an MPI library."""
+
+    size: int
+    mpi: bool
+
+
+def start_of(item: pytest.Item) -> Start:
+    """How to start the ranks of `item`, which has the mark. MPI is started only for jobs that use it.
+
+    A test without `group` makes its own world. MPI starts its ranks if the mark, or else the ini
+    option, names an MPI backend.
+    """
+    world, mark = world_of(item), marks.of(item)
+    names = [world.backend] if world.backend else (mark and mark.backends) or backend_names(item.config)
+    return Start(world.size, world.size > 1 and any(name not in marks.WITHOUT_MPI for name in names))
+
+
+def sort(items: list[pytest.Item]) -> None:
+    """Group the items that share a launch. Items with a launch of their own follow those that are started the same way.
+
+    Unmarked items come first. Files, and the items of a file on one backend, keep the order they had.
+    """
+    first_seen: dict[object, int] = {}
+    for item in items:
+        first_seen.setdefault(item.path, len(first_seen))
+
+    def key(item: pytest.Item) -> tuple[object, ...]:
+        mark = marks.of(item)
+        if mark is None:
+            return (Start(0, mpi=False), False, first_seen[item.path], "")
+        return (start_of(item), mark.alone, first_seen[item.path], world_of(item).backend or "")
+
+    items.sort(key=key)

@@ -1,0 +1,130 @@
+"""Pending operations of a group, and its collective shutdown."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import time
+import weakref
+from collections import deque
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from samestep import _core
+from samestep.errors import Error
+from samestep.world import crash_report
+
+if TYPE_CHECKING:
+    from samestep.backend import Backend
+    from samestep.torch.work import Work
+
+__all__ = ["GroupShutdown"]
+
+_PARTING_S = 5.0  # torch's destroy_process_group is not collective: a rank may never call it
+_LEAVING_S = 1.0
+_MAX_OF_JOIN = 256  # works: one for each forward pass whose backward pass is still to come
+_FRAMES_OF_TORCH = 8  # of its functions between `notify_join_context` and the verb, and some more
+
+
+class GroupShutdown:
+    """Keeps a reference to every Work until it has ended, and closes the group.
+
+    Args:
+      backend: the group.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._pid = os.getpid()
+        self._works: deque[Work] = deque()
+        self._of_join: deque[Work] = deque(maxlen=_MAX_OF_JOIN)
+        self._over = False
+        _open.add(self)
+
+    def under_way(self, work: Work) -> None:
+        """A Work that has been started."""
+        works = self._works
+        while works and (works[0]._ended or works[0].is_completed()):
+            works.popleft()
+        works.append(work)
+        # DistributedDataParallel.join passes its Work to C++, which waits for it in the backward pass. C++ keeps no
+        # reference to the Python part of an object, and would wait forever without it.
+        result = work._result
+        if len(result) == 1 and result[0].numel() == 1 and _called_by_join():
+            self._of_join.append(work)
+
+    def end(self) -> None:
+        """Complete pending operations, wait for the other ranks for at most 5 s, and leave the group. Idempotent."""
+        if self._over or os.getpid() != self._pid:
+            return
+        self._over = True
+        _open.discard(self)
+        self._drain(_PARTING_S)
+        try:
+            self._backend.close(timeout=min(_PARTING_S, self._backend.timeout))
+        except Error as error:
+            self._abandon(f"its group had ended: {error}")
+
+    def leave(self, reason: str) -> None:
+        """Leave without waiting for the other ranks, which get the reason in their errors. Idempotent."""
+        if self._over or os.getpid() != self._pid:
+            return
+        self._over = True
+        _open.discard(self)
+        self._abandon(reason)
+
+    def leave_at_exit(self) -> None:
+        """For a process that ends without `destroy_process_group`: messages are delivered first."""
+        error = crash_report.last_uncaught()
+        if error is None and os.getpid() == self._pid:
+            self._drain(_LEAVING_S)
+        ended = (
+            "its process ended"
+            if error is None
+            else f"its process ended with {type(error).__name__}: {error}"
+        )
+        self.leave(ended)
+        if error is not None and "mpi4py.MPI" in sys.modules:
+            # MPI_Finalize waits for all ranks. A rank that never learns of this error must not block this one forever.
+            late = f"not all ranks have ended {self._backend.timeout:g} s later"
+            _core.exit_watchdog(
+                self._backend.timeout, 1, f"samestep: this rank ended with an error, and {late}"
+            )
+
+    def _drain(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        for work in self._works:
+            left = max(1e-3, end - time.monotonic())
+            with contextlib.suppress(Exception):
+                work.wait(timedelta(seconds=left))
+        self._works.clear()
+        self._of_join.clear()
+
+    def _abandon(self, reason: str) -> None:
+        with contextlib.suppress(Error):
+            self._backend._abandon(reason)
+            self._backend._closed = True
+        with contextlib.suppress(Error):
+            self._backend._comm.close(_LEAVING_S)
+
+
+def _called_by_join() -> bool:
+    frame = sys._getframe(2)
+    for _ in range(_FRAMES_OF_TORCH):
+        if frame.f_code.co_name == "notify_join_context":
+            return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
+
+
+_open: weakref.WeakSet[GroupShutdown] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave_all() -> None:
+    for lifetime in list(_open):
+        lifetime.leave_at_exit()

@@ -1,0 +1,134 @@
+"""Reductions of the leaves of a tree over all ranks, in few messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samestep import _core, arrays, trees
+from samestep._util.json_layout import Many
+from samestep.errors import InvalidArgumentError
+from samestep.group import compiled
+from samestep.reduce_ops import Op, Premul, ReduceOp, resolve
+from samestep.trees import signature, traced
+from samestep.trees.fusion import Timer, allreduce_leaves, fused, timer
+
+if TYPE_CHECKING:
+    from samestep.arrays import ArrayInfo
+    from samestep.group.group import Group
+
+
+def reduce_tree(backend: Group, tree: Any, op: Op, act: str, timeout: float | None) -> Any:
+    """Reduce every array and number of `tree` over all ranks, fused into few messages. Collective.
+
+    Args:
+      backend: the group.
+      tree: of the same structure, shapes and dtypes on all ranks.
+      op: as for `Backend.allreduce`.
+      act: the call, for the texts of errors.
+      timeout: seconds for all of it; None for the group's timeout.
+
+    Returns:
+      The reduced tree, see `samestep.allreduce_tree`.
+    """
+    with _core.UserCall(act):
+        return _reduce_whole(backend, tree, op, act, timer(timeout))
+
+
+def _reduce_whole(backend: Group, tree: Any, op: Op, act: str, left: Timer) -> Any:
+    fast, compared = signature.try_fast_tree(backend, tree, act, left())
+    if fast is not None:
+        fused(backend).allreduce(fast, *resolve(op), backend._seconds(left()))
+        return fast.copy()
+    flat = trees.flatten(tree)
+    if compiled.is_traced(flat.leaves):
+        code, factor = resolve(op)
+        taken = _is_reducible_number
+        return traced.call(backend, flat, taken, "allreduce", act, op=code, factor=factor, timeout=left())
+    if flat.names == [""] and signature.describe_leaves([""], flat.leaves, act).kinds == [signature.OBJECT]:
+        raise InvalidArgumentError(
+            f"{act} in group {backend.name}: {type(tree).__name__} is no tree of arrays; "
+            "pass a dict, list, tuple or dataclass of arrays (a generator must become a list)"
+        )
+    return flat.rebuild(_reduce(backend, flat.names, flat.leaves, op, act=act, left=left, compared=compared))
+
+
+def op_name(op: Op, verb: str) -> str:
+    """Name of an operator, the same on ranks that mean the same; `verb` stands before errors.
+
+    Raises:
+      InvalidArgumentError: `op` stands for no operator.
+    """
+    code, _ = resolve(op, verb)
+    return "PREMUL" if isinstance(op, Premul) else ReduceOp(code).name
+
+
+def _reduce(
+    backend: Group,
+    names: list[str],
+    leaves: Sequence[Any],
+    op: Op,
+    *,
+    act: str,
+    left: Timer,
+    compared: bool = False,
+) -> list[Any]:
+    values = list(leaves)
+    numbers = [i for i, leaf in enumerate(leaves) if _is_reducible_number(leaf)]
+    for i in numbers:
+        values[i] = np.asarray(leaves[i])
+    kinds, infos, aliases = signature.describe_leaves(names, values, act)
+    for i, info in enumerate(infos):
+        if info is not None and not info.writable:
+            aliases[i] = i  # reduced into a new array, so it may well stand in two places
+    mine = signature.Description(act, names, kinds, aliases)
+    everyone = signature.gather_if_different(backend, mine, left, compared=compared)
+    if everyone is not None:
+        signature.check_same(backend.name, everyone, absent_is_fine=True)
+        for i, what in enumerate(kinds):
+            if what == signature.ABSENT:  # the same array as elsewhere
+                aliases[i] = next((d.aliases[i] for d in everyone if d.kinds[i] != signature.ABSENT), i)
+        infos = _fill_in_zeros(backend, values, infos, left)
+
+    moved = [(i, info) for i, info in enumerate(infos) if info and aliases[i] == i]
+    reduced = allreduce_leaves(
+        backend,
+        [values[i] for i, _ in moved],
+        [info for _, info in moved],
+        op,
+        names=[names[i] for i, _ in moved],
+        timeout=left(),
+    )
+    for (i, _), value in zip(moved, reduced, strict=True):
+        values[i] = value
+    for i in numbers:
+        values[i] = type(leaves[i])(values[i][()])
+    return [values[alias] for alias in aliases]
+
+
+def _is_reducible_number(leaf: Any) -> bool:
+    if isinstance(leaf, np.generic):
+        return not isinstance(leaf, (np.bool_, np.flexible, np.object_, np.datetime64, np.timedelta64))
+    return type(leaf) in (int, float, complex)  # flags and enums are passed through
+
+
+def _fill_in_zeros(
+    backend: Group, values: list[Any], infos: Sequence[ArrayInfo | None], left: Timer
+) -> list[ArrayInfo | None]:
+    """Where this rank has None and another an array, put zeros of that dtype, shape and library."""
+    mine = [
+        info and (arrays.library_of(value), info.dtype, info.shape)
+        for value, info in zip(values, infos, strict=True)
+    ]
+    everyone = backend._allgather_facts(mine, Many(([str, str, Many(int)], None)), left())
+    filled = list(infos)
+    for i, kinds in enumerate(zip(*everyone, strict=True)):
+        known = next((kind for kind in kinds if kind), None)
+        if values[i] is None and known:
+            zeros = arrays.new_array(known[0], known[1], tuple(known[2]))
+            arrays.fill_with_zeros(zeros)
+            values[i] = arrays.to_library(known[0], zeros)
+            filled[i] = arrays.info(values[i])
+    return filled

@@ -1,0 +1,322 @@
+"""Collectives over many arrays in few messages: small ones share a bucket, large ones stay where they lie."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samestep import _core, arrays
+from samestep.group.work import Work
+from samestep.reduce_ops import Op, resolve
+
+if TYPE_CHECKING:
+    from samestep.arrays import ArrayInfo
+    from samestep.group.group import Group
+
+SMALL_NBYTES = 512 << 10  # from here on a copy costs more than a message
+BUCKET_NBYTES = 4 << 20
+_UNDER_WAY = 4  # messages; bounds the memory held by buckets
+_AT_ONCE = 256  # arrays in device memory in one operation of NCCL
+
+Timer = Callable[[], float | None]
+_Message = Generator[None, None, None]  # starts the operation, yields, then waits and stores the results
+
+
+def plan_buckets(leaf_nbytes: Sequence[int], bucket_nbytes: int) -> list[range]:
+    """Cut leaves, in the given order, into runs that are moved in one message each.
+
+    Pure and deterministic: every rank computes the same plan from the same shapes, so no rank has to be
+    asked.
+
+    Args:
+      leaf_nbytes: size of each leaf in bytes, each >= 0.
+      bucket_nbytes: most bytes in one bucket, > 0. A larger leaf gets its own bucket.
+
+    Returns:
+      Consecutive index ranges that cover `range(len(leaf_nbytes))`.
+
+    Raises:
+      ValueError: `bucket_nbytes` is not positive.
+
+    Example:
+      >>> plan_buckets([4, 4, 8, 20, 1], bucket_nbytes=8)
+      [range(0, 2), range(2, 3), range(3, 4), range(4, 5)]
+    """
+    if bucket_nbytes <= 0:
+        raise ValueError(f"bucket_nbytes must be positive, got {bucket_nbytes}")
+    buckets, start, filled = [], 0, 0
+    for i, nbytes in enumerate(leaf_nbytes):
+        if i > start and filled + nbytes > bucket_nbytes:
+            buckets.append(range(start, i))
+            start, filled = i, 0
+        filled += nbytes
+    if start < len(leaf_nbytes):
+        buckets.append(range(start, len(leaf_nbytes)))
+    return buckets
+
+
+def plan_messages(infos: Sequence[ArrayInfo], *, mix_dtypes: bool) -> list[list[int]]:
+    """Decide which leaves travel together: lists of leaf indices, one per message.
+
+    Large leaves go alone, and those of host and device memory apart. Empty leaves are in no message. Messages are
+    ordered by their last leaf, that is, by when they are complete if leaves become ready one after another.
+
+    Args:
+      infos: the leaves.
+      mix_dtypes: whether one message may carry several dtypes (a broadcast moves bytes, a reduction cannot).
+    """
+    alone: list[list[int]] = []
+    small: dict[tuple[str, str], list[int]] = {}
+    for i, info in enumerate(infos):
+        if info.nbytes >= SMALL_NBYTES:
+            alone.append([i])
+        elif info.nbytes:
+            small.setdefault((info.device, "" if mix_dtypes else info.dtype), []).append(i)
+    together = [
+        [leaves[j] for j in bucket]
+        for leaves in small.values()
+        for bucket in plan_buckets([infos[i].nbytes for i in leaves], BUCKET_NBYTES)
+    ]
+    return sorted(alone + together, key=lambda message: message[-1])
+
+
+def fused(backend: Group) -> _core.FusedCollectives:
+    """Collectives over plain trees, with their memory, of this group."""
+    made: _core.FusedCollectives | None = backend._cache.get("fused")
+    if made is None:
+        made = backend._cache["fused"] = _core.FusedCollectives(backend._comm)
+    return made
+
+
+def timer(timeout: float | None) -> Timer:
+    """The seconds left of `timeout` each time it is called; None for None, which leaves it to the backend."""
+    if timeout is None:
+        return lambda: None
+    end = time.monotonic() + timeout
+    return lambda: max(0.0, end - time.monotonic())
+
+
+def allreduce_leaves(
+    backend: Group,
+    leaves: Sequence[Any],
+    infos: Sequence[ArrayInfo],
+    op: Op,
+    *,
+    names: Sequence[str],
+    timeout: float | None = None,
+) -> list[Any]:
+    """Reduce each array with those in its place on the other ranks, as `Backend.allreduce` would one by one.
+
+    Args:
+      leaves: arrays of the same shapes and dtypes on all ranks, no two of them the same memory.
+      infos: `arrays.info` of each.
+      op: as for `Backend.allreduce`.
+      names: of the leaves, for texts of errors.
+      timeout: seconds for all of it.
+
+    Returns:
+      The same arrays, now holding the results; new ones of the same library for those that cannot be written.
+    """
+    left = timer(timeout)
+    results = list(leaves)
+
+    def alone(i: int) -> _Message:
+        with _of_leaves(names, [i]):
+            work = backend.iallreduce(leaves[i], op)
+        yield
+        results[i] = work._wait_blocking(left())
+
+    def together(message: list[int]) -> _Message:
+        with_memory = _memory(backend)
+        packed = with_memory[: sum(infos[i].nbytes for i in message)]
+        _core.pack([leaves[i] for i in message], packed)
+        with _of_leaves(names, message):
+            work = backend.iallreduce(as_dtype(packed, infos[message[0]].dtype), op)
+        yield
+        work._wait_blocking(left())
+        _unpack(packed, message, leaves, infos, results)
+        _pool(backend).append(with_memory)
+
+    def on_device(message: list[int]) -> _Message:
+        code, factor = resolve(op)
+        targets = _targets(message, leaves, infos)
+        with _of_leaves(names, message):
+            inner = _core.allreduce_many(backend._comm, [leaves[i] for i in message], targets, code, factor)
+        work: Work[None] = Work(inner, backend.timeout)
+        yield
+        work._wait_blocking(left())
+        _finish(message, targets, leaves, infos, results)
+
+    many = _for_nccl(backend, infos, lambda dtype: _core.nccl_reduces(dtype, resolve(op)[0]))
+    messages = _plan_without(many, infos, mix_dtypes=False)
+    _run(
+        itertools.chain(map(on_device, many), (alone(m[0]) if len(m) == 1 else together(m) for m in messages))
+    )
+    return results
+
+
+def _for_nccl(backend: Group, infos: Sequence[ArrayInfo], can: Callable[[str], bool]) -> list[list[int]]:
+    """Leaves in device memory that NCCL works on where they lie, those of one dtype together. Empty without NCCL.
+
+    The same on all ranks, which have compared dtypes, shapes and kinds of memory, and nothing else.
+    """
+    if all(info.device == "cpu" for info in infos) or not _core.has_nccl(backend._comm):
+        return []
+    by_dtype: dict[str, list[int]] = {}
+    for i, info in enumerate(infos):
+        if info.device != "cpu" and info.nbytes and can(info.dtype):
+            by_dtype.setdefault(info.dtype, []).append(i)
+    return [
+        leaves[start : start + _AT_ONCE]
+        for leaves in by_dtype.values()
+        for start in range(0, len(leaves), _AT_ONCE)
+    ]
+
+
+def _plan_without(taken: list[list[int]], infos: Sequence[ArrayInfo], *, mix_dtypes: bool) -> list[list[int]]:
+    """`plan_messages` for the leaves that are in none of the messages `taken`."""
+    if not taken:
+        return plan_messages(infos, mix_dtypes=mix_dtypes)
+    left = sorted(set(range(len(infos))) - {i for message in taken for i in message})
+    return [[left[j] for j in m] for m in plan_messages([infos[i] for i in left], mix_dtypes=mix_dtypes)]
+
+
+def bcast_leaves(
+    backend: Group,
+    leaves: Sequence[Any],
+    infos: Sequence[ArrayInfo],
+    root: int,
+    *,
+    names: Sequence[str],
+    timeout: float | None = None,
+) -> list[Any]:
+    """Give each array the value it has on rank `root`. Arguments and result as for `allreduce_leaves`."""
+    if backend.size == 1:
+        return list(leaves)
+    left = timer(timeout)
+    results = list(leaves)
+
+    def alone(i: int) -> _Message:
+        with _of_leaves(names, [i]):
+            work = backend.ibcast(leaves[i], root=root)
+        yield
+        received = work._wait_blocking(left())
+        results[i] = leaves[i] if backend.rank == root else received
+
+    def together(message: list[int]) -> _Message:
+        with_memory = _memory(backend)
+        packed = with_memory[: sum(infos[i].nbytes for i in message)]
+        if backend.rank == root:
+            _core.pack([leaves[i] for i in message], packed)
+        with _of_leaves(names, message):
+            work = backend.ibcast(packed, root=root)
+        yield
+        work._wait_blocking(left())
+        if backend.rank != root:
+            _unpack(packed, message, leaves, infos, results)
+        _pool(backend).append(with_memory)
+
+    def on_device(message: list[int]) -> _Message:
+        at_root = backend.rank == root
+        targets = [leaves[i] for i in message] if at_root else _targets(message, leaves, infos)
+        with _of_leaves(names, message):
+            work: Work[None] = Work(_core.bcast_many(backend._comm, targets, root), backend.timeout)
+        yield
+        work._wait_blocking(left())
+        if not at_root:
+            _finish(message, targets, leaves, infos, results)
+
+    many = _for_nccl(backend, infos, lambda _: True)
+    messages = _plan_without(many, infos, mix_dtypes=True)
+    _run(
+        itertools.chain(map(on_device, many), (alone(m[0]) if len(m) == 1 else together(m) for m in messages))
+    )
+    return results
+
+
+def _of_leaves(names: Sequence[str], message: Sequence[int]) -> _core.UserCall:
+    """Names the leaves of a message in texts of errors, behind what the user called."""
+    return _core.UserCall(leaves_text([names[i] for i in message]), is_part=True)
+
+
+def leaves_text(names: Sequence[str]) -> str:
+    """The leaves that share a message.
+
+    Example:
+      >>> leaves_text(["w"]), leaves_text(["w", "b", "c"])
+      ("leaf 'w'", "leaves 'w' to 'c'")
+    """
+    return f"leaf {names[0]!r}" if len(names) == 1 else f"leaves {names[0]!r} to {names[-1]!r}"
+
+
+def _run(messages: Iterable[_Message]) -> None:
+    under_way: collections.deque[_Message] = collections.deque()
+    for message in messages:
+        next(message)
+        under_way.append(message)
+        if len(under_way) > _UNDER_WAY:
+            next(under_way.popleft(), None)
+    for message in under_way:
+        next(message, None)
+
+
+def _pool(backend: Group) -> list[np.ndarray]:
+    pool: list[np.ndarray] = backend._cache.setdefault("buckets", [])
+    return pool
+
+
+def _memory(backend: Group) -> np.ndarray:
+    """One bucket's worth of bytes. Given back after success only: until then it may be in use."""
+    pool = _pool(backend)
+    return pool.pop() if pool else backend.empty((BUCKET_NBYTES,), "uint8")
+
+
+def as_dtype(memory: np.ndarray, dtype: str) -> Any:
+    """Bytes as elements of `dtype`: an array of NumPy, or of torch if NumPy lacks the type."""
+    try:
+        return memory.view(np.dtype(dtype))
+    except TypeError:  # NumPy has no bfloat16 of its own; then the leaves come from torch
+        torch = sys.modules["torch"]
+        return torch.from_numpy(memory).view(getattr(torch, dtype))
+
+
+def _unpack(
+    packed: np.ndarray,
+    message: list[int],
+    leaves: Sequence[Any],
+    infos: Sequence[ArrayInfo],
+    results: list[Any],
+) -> None:
+    targets = _targets(message, leaves, infos)
+    _core.unpack(packed, targets)
+    bump_versions(targets)
+    _finish(message, targets, leaves, infos, results)
+
+
+def _targets(message: list[int], leaves: Sequence[Any], infos: Sequence[ArrayInfo]) -> list[Any]:
+    """Where the results of a message go: the leaves, or new arrays for those that cannot be written."""
+    return [leaves[i] if infos[i].writable else arrays.new_like(leaves[i]) for i in message]
+
+
+def _finish(
+    message: list[int],
+    targets: Sequence[Any],
+    leaves: Sequence[Any],
+    infos: Sequence[ArrayInfo],
+    results: list[Any],
+) -> None:
+    for i, target in zip(message, targets, strict=True):
+        results[i] = target if infos[i].writable else arrays.to_library_of(leaves[i], target)
+
+
+def bump_versions(written: Iterable[Any]) -> None:
+    """Tell torch's autograd which tensors were written behind its back: it can then refuse to use them."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.autograd.graph.increment_version([x for x in written if isinstance(x, torch.Tensor)])

@@ -1,0 +1,251 @@
+"""Whether all ranks hold the same tree: 16 bytes to find out, and a report of the difference if not."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import numbers
+import types
+import zlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from samestep import _core, arrays
+from samestep._util.json_layout import Many
+from samestep._util.text import by_rank
+from samestep.arrays import ArrayInfo
+from samestep.errors import InvalidArgumentError, MismatchError
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+
+ABSENT = "None"
+NUMBER = "a number"
+OBJECT = "neither array nor number"
+
+_ON_DEVICE = " on a "  # before the kind of a device
+_ALL_BITS = 0xFFFF_FFFF_FFFF_FFFF
+
+
+class Description(NamedTuple):
+    """What one rank holds. Per leaf: its name, what it is, and the first leaf that is the same array."""
+
+    act: str
+    names: list[str]
+    kinds: list[str]
+    aliases: list[int]
+
+
+class LeafTable(NamedTuple):
+    """What the leaves of a tree are, as columns with one entry per leaf."""
+
+    kinds: list[str]
+    """What other ranks must have in this place: dtype, shape and kind of memory of an array, or what else it is."""
+    infos: list[ArrayInfo | None]
+    """Properties of an array; None for all else."""
+    aliases: list[int]
+    """Index of the first leaf that is the same array: the same elements, though it may be another view."""
+
+
+def describe_leaves(names: Sequence[str], leaves: Sequence[Any], act: str) -> LeafTable:
+    """Look at all leaves once.
+
+    Args:
+      names, leaves: of the tree.
+      act: what the user called, at the beginning of errors.
+
+    Raises:
+      InvalidArgumentError: an array whose elements cannot be sent; says which leaf.
+
+    Example:
+      >>> import numpy as np
+      >>> from samestep.trees.signature import describe_leaves
+      >>> weight = np.zeros((2, 3), "f4")
+      >>> table = describe_leaves("abcd", [weight, 1.5, None, weight[:]], "synchronize")
+      >>> table.kinds
+      ['float32 (2, 3)', 'a number', 'None', 'float32 (2, 3)']
+      >>> table.aliases
+      [0, 1, 2, 0]
+    """
+    kinds: list[str] = []
+    infos: list[ArrayInfo | None] = []
+    memory: dict[int, tuple[Any, ...]] = {}
+    for i, leaf in enumerate(leaves):
+        kind, info = "", None
+        if type(leaf) is np.ndarray or arrays.is_array(leaf):
+            try:
+                dtype, shape, strides, nbytes, readonly, contiguous, device, _, address = _core.view_info(
+                    leaf
+                )
+            except InvalidArgumentError as error:
+                if not isinstance(leaf, np.ndarray) or leaf.dtype.char not in "OSUMm":
+                    raise InvalidArgumentError(f"{act}: {leaf_text(names[i])}: {error}") from error
+            else:
+                kind = kind_of_array(dtype, shape, device)
+                info = ArrayInfo(dtype, shape, nbytes, not readonly, contiguous, device)
+                if nbytes:
+                    memory[i] = (address, strides, kind)
+        kinds.append(kind or _kind_of_other(leaf))
+        infos.append(info)
+    return LeafTable(kinds, infos, _first_aliases(memory, len(leaves)))
+
+
+def _first_aliases(memory: dict[int, tuple[Any, ...]], n_leaves: int) -> list[int]:
+    aliases = list(range(n_leaves))
+    if len({address for address, *_ in memory.values()}) < len(memory):
+        first: dict[Any, int] = {}
+        for i, elements in memory.items():
+            aliases[i] = first.setdefault(elements, i)
+    return aliases
+
+
+@functools.lru_cache(maxsize=4096)
+def kind_of_array(dtype: str, shape: tuple[int, ...], device: str = "cpu") -> str:
+    """How descriptions and errors spell an array."""
+    return f"{dtype} {shape}" if device == "cpu" else f"{dtype} {shape}{_ON_DEVICE}{device} device"
+
+
+def _with_memory(kind: str) -> str:
+    return kind if _ON_DEVICE in kind else f"{kind} in host memory"
+
+
+def _kind_of_other(leaf: Any) -> str:
+    if leaf is None:
+        return ABSENT
+    return NUMBER if is_number(leaf) else OBJECT
+
+
+def is_number(leaf: Any) -> bool:
+    """A Python number, or a NumPy scalar that is no text."""
+    if isinstance(leaf, np.generic):
+        return not isinstance(leaf, (np.flexible, np.object_))
+    return isinstance(leaf, numbers.Number)
+
+
+def identity_of(leaf: Any) -> str | None:
+    """A text that is the same on ranks where `leaf`, which is no array, means the same; None if that cannot be known.
+
+    Example:
+      >>> identity_of(np.linalg.norm), identity_of("sum"), identity_of(object())
+      ('numpy.linalg.norm', "'sum'", None)
+    """
+    if leaf is None or isinstance(leaf, (str, bytes, enum.Enum)) or is_number(leaf):
+        return repr(leaf)
+    if isinstance(leaf, functools.partial):
+        return identity_of((leaf.func, leaf.args, *leaf.keywords.items()))
+    if isinstance(leaf, (tuple, list)):
+        parts = [identity_of(part) for part in leaf]
+        return None if None in parts else str(parts)
+    name = getattr(leaf, "__qualname__", getattr(leaf, "__name__", None))
+    has_state = not isinstance(getattr(leaf, "__self__", None), (type(None), types.ModuleType, type))
+    return f"{leaf.__module__}.{name}" if callable(leaf) and name and not has_state else None
+
+
+def same_everywhere(backend: Group, digest: int, timeout: float | None) -> bool:
+    """Whether all ranks give the same 64 bits. Collective."""
+    both = np.array([digest, digest ^ _ALL_BITS], np.uint64)
+    if timeout is None:  # the call without keywords is the fast one
+        backend.allreduce(both, "max")
+    else:
+        backend.allreduce(both, "max", timeout=timeout)
+    largest, complement_of_smallest = both.tolist()
+    return bool(largest ^ complement_of_smallest == _ALL_BITS)
+
+
+def try_fast_tree(
+    backend: Group, tree: Any, act: str, timeout: float | None
+) -> tuple[_core.FastTree | None, bool]:
+    """The fast path for simple trees that are equal on all ranks. Collective if it is tried.
+
+    Returns:
+      The tree if all ranks can use the fast path; and whether the ranks have compared digests.
+    """
+    found = _core.fast_tree(tree) if backend.size > 1 else None
+    if found is None:
+        return None, False
+    if same_everywhere(backend, found.digest ^ zlib.crc32(act.encode()), timeout):
+        return found, True
+    return None, True
+
+
+def gather_if_different(
+    backend: Group, mine: Description, timeout: Callable[[], float | None], *, compared: bool = False
+) -> list[Description] | None:
+    """None if all ranks give the same description; otherwise everybody's, in order of rank. Collective.
+
+    Args:
+      backend: the group.
+      mine: what this rank holds.
+      timeout: seconds left.
+      compared: this rank has given the digest of a plain tree, which differed from what others gave.
+    """
+    if backend.size == 1:
+        return None
+    if compared:
+        return _gather_all(backend, mine, timeout())
+    from hashlib import blake2b  # brings a library of ciphers
+
+    shared = [f"{i} is {alias}" for i, alias in enumerate(mine.aliases) if i != alias]
+    text = "\0".join([mine.act, *mine.names, *mine.kinds, *shared])
+    digest = int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
+    if same_everywhere(backend, digest, timeout()):
+        return None
+    return _gather_all(backend, mine, timeout())
+
+
+def _gather_all(backend: Group, mine: Description, timeout: float | None) -> list[Description]:
+    layout = [str, Many(str), Many(str), Many(int)]
+    return [Description(*entry) for entry in backend._allgather_facts(mine, layout, timeout)]
+
+
+def check_same(
+    group: str, everyone: Sequence[Description], *, absent_is_fine: bool = False, aliases: bool = True
+) -> None:
+    """Raise MismatchError, the same on every rank, for the first leaf that is not the same everywhere.
+
+    Args:
+      group: name of the group, for the text.
+      everyone: what each rank holds.
+      absent_is_fine: let a leaf be None on some ranks; with the array that it is again elsewhere.
+      places: compare also which leaves are one and the same array.
+    """
+    acts = [description.act for description in everyone]
+    if len(set(acts)) > 1:
+        raise MismatchError(f"group {group}: {by_rank(acts)}; all ranks must make the same call")
+    leaves = [
+        {
+            name: kind if alias == i or not aliases else f"the array {description.names[alias]} again"
+            for i, (name, kind, alias) in enumerate(zip(*description[1:], strict=True))
+        }
+        for description in everyone
+    ]
+    partners = {
+        description.names[i]: description.names[alias]
+        for description in everyone
+        for i, alias in enumerate(description.aliases)
+        if alias != i and aliases
+    }
+    for name in dict.fromkeys(name for mine in leaves for name in mine):
+        kinds = [mine.get(name, "missing") for mine in leaves]
+        found = set(kinds)
+        if absent_is_fine and not any(
+            mine.get(name) == ABSENT != mine.get(partners.get(name, name)) for mine in leaves
+        ):
+            found -= {ABSENT}
+        if len(found) > 1:
+            elements = [kind.partition(_ON_DEVICE)[0] for kind in kinds]
+            kinds = elements if len(set(elements)) > 1 else [_with_memory(kind) for kind in kinds]
+            raise MismatchError(
+                f"{acts[0]} in group {group}: {leaf_text(name)} is {by_rank(kinds)}; "
+                "all ranks must pass trees of the same structure, shapes and dtypes"
+            )
+    orders = [", ".join(description.names) for description in everyone]
+    if len(set(orders)) > 1:
+        raise MismatchError(f"{acts[0]} in group {group}: the leaves are ordered {by_rank(orders)}")
+
+
+def leaf_text(name: str) -> str:
+    """How errors name a leaf; a tree may be one leaf, which has no name."""
+    return f"leaf {name or 'at the top'}"

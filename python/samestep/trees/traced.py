@@ -1,0 +1,69 @@
+"""Collectives on trees in functions that JAX traces: one call of the compiled program for all leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from samestep import arrays
+from samestep.group import compiled
+from samestep.trees import Flat, signature
+from samestep.trees.fusion import timer
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+
+
+def call(
+    backend: Group,
+    flat: Flat,
+    is_number: Callable[[Any], bool],
+    verb: str,
+    act: str,
+    *,
+    timeout: float | None,
+    **details: Any,
+) -> Any:
+    """Add a collective on the leaves of a tree to the program that is being traced.
+
+    Args:
+      backend: the group.
+      flat: the tree; tracers, arrays and numbers among the leaves.
+      is_number: which leaves are communicated apart from arrays; the others are passed through.
+      verb: one that keeps shapes.
+      act: what the user called, for errors.
+      timeout: seconds that the call may take when the program runs.
+      details: more fields of `compiled.Collective`.
+
+    Returns:
+      The tree with tracers of the results.
+    """
+    results = list(flat.leaves)
+    moved = [
+        i for i, leaf in enumerate(results) if arrays.is_jax(leaf) or arrays.is_array(leaf) or is_number(leaf)
+    ]
+    if moved:
+        collective = compiled.Collective(
+            compiled.group_of(backend),
+            verb,
+            act,
+            timeout=backend._seconds(timeout),
+            names=tuple(flat.names[i] for i in moved),
+            explain=_explain,
+            **details,
+        )
+        made = compiled.call(collective, [flat.leaves[i] for i in moved])
+        for i, value in zip(moved, made, strict=True):
+            results[i] = value
+    return flat.rebuild(results)
+
+
+def _explain(
+    group: Group, act: str, names: Sequence[str], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]
+) -> None:
+    """Raise the MismatchError of ranks whose programs hold different trees. Collective."""
+    kinds = [signature.kind_of_array(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
+    mine = signature.Description(act, list(names), kinds, list(range(len(kinds))))
+    everyone = signature.gather_if_different(group, mine, timer(None), compared=True)
+    assert everyone is not None
+    signature.check_same(group.name, everyone)

@@ -1,0 +1,153 @@
+"""The ranks of a job without MPI."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from samestep import _core, _settings
+from samestep._util import handshake, launchers
+from samestep._util.json_layout import Map
+from samestep.errors import Error, InvalidArgumentError, UnavailableError
+from samestep.group import hosts
+from samestep.rendezvous import descriptors, interfaces, mesh
+from samestep.rendezvous.rendezvous import Rendezvous, open_rendezvous
+from samestep.world import equal_settings, transports
+
+__all__ = ["World", "communicator_over", "open_world"]
+
+_LAYOUT = [str, Map(str)]
+
+
+class World(NamedTuple):
+    """A communicator of all ranks, and what belongs to it."""
+
+    comm: _core.Communicator
+    leave: Callable[[], None]
+    """To be called when it has ended."""
+    proved: bool
+    """The ranks have proved that they know one secret, or run as one user on this host."""
+
+
+def open_world(method: str | None, rank: int | None, world_size: int | None, timeout: float) -> World:
+    """Brings the ranks of the job together. Collective.
+
+    Args:
+      method: as in `open_rendezvous`; None = `env://` where a launcher started several ranks, else a world of one.
+      rank, world_size: of this rank; None = as the launcher says. They win over its variables where `method`
+        is given, and have to agree with it where it is not.
+      timeout: seconds for all to come.
+
+    Raises:
+      InvalidArgumentError, MismatchError, TimeoutError, UnavailableError: as `open_rendezvous`.
+      UnavailableError: ranks cannot reach each other, the launcher says no place to meet, or no descriptor is left.
+    """
+    try:
+        return _open_world(method, rank, world_size, timeout)
+    except OSError as error:
+        if isinstance(error, Error) or not descriptors.are_used_up(error):
+            raise
+        raise UnavailableError(f"initialize: {descriptors.reason(error)}") from error
+
+
+def _open_world(method: str | None, rank: int | None, world_size: int | None, timeout: float) -> World:
+    interfaces.check_names(os.environ)
+    started_by = launchers.launcher()
+    if method is None:
+        _check_claims(started_by, rank, world_size)
+        if not started_by.name and rank is None and world_size is None:
+            _check_half_set(os.environ)
+        if (world_size or started_by.size) == 1:
+            return World(_core.make_self_communicator("world"), _nothing, True)
+        tells_place = "MASTER_PORT" in os.environ or launchers.slurm_meeting() is not None
+        if started_by.name in launchers.MPI_LAUNCHERS and not tells_place:
+            raise UnavailableError(_no_place(started_by))
+    rendezvous = open_rendezvous(method or "env://", rank, world_size, timeout)
+    try:
+        comm, proved = communicator_over(rendezvous, timeout)
+        return World(comm, rendezvous.close, proved)
+    except BaseException:
+        rendezvous.close()
+        raise
+
+
+def _nothing() -> None:
+    pass
+
+
+def communicator_over(
+    rendezvous: Rendezvous, timeout: float, name: str = "world"
+) -> tuple[_core.Communicator, bool]:
+    """The communicator of all ranks of a meeting: shared memory on one host, TCP between several. Collective.
+
+    `transports.select_transport` makes of it what serves best, and sets what ranks have agreed on.
+
+    Args:
+      rendezvous: of the ranks; used until this returns.
+      timeout: seconds for all to reach each other.
+      name: of the group, for messages.
+
+    Returns:
+      The communicator, and whether the ranks have proved to each other that they belong to one job or, by the
+      kernel's word, to one user of this host.
+
+    Raises:
+      InvalidArgumentError, MismatchError, TimeoutError, UnavailableError: as `open_world`.
+    """
+    if rendezvous.size == 1:
+        return _core.make_self_communicator(name), True
+    table = rendezvous.allgather_json([hosts.host_identity(), equal_settings.local_settings()], _LAYOUT)
+    everywhere = [host for host, _ in table]
+    agreed = equal_settings.require_equal([asked for _, asked in table], _settings.must_agree("native"))
+    if transports.choose("native", transports.requested_transport("native", agreed), everywhere) == "shm":
+        return _core.open_node_world(
+            name, rendezvous.rank, rendezvous.size, rendezvous.allgather_bytes, timeout
+        ), True
+    names = [host.partition("/")[0] for host in everywhere]
+    address = interfaces.own_address(rendezvous.master, os.environ, several_hosts=len(set(everywhere)) > 1)
+    found = mesh.connect_all(rendezvous, address, names, timeout)
+    peers = [(-1 if link is None else link.detach(), where) for link, where in found]
+    proved = rendezvous.private or bool(handshake.job_secret())
+    return _core.open_tcp_world(name, rendezvous.rank, peers), proved
+
+
+def _check_claims(started_by: launchers.Launcher, rank: int | None, world_size: int | None) -> None:
+    if not started_by.name:
+        if rank is not None and rank >= (world_size or 1):
+            raise InvalidArgumentError(f"initialize: rank={rank} is outside a world of {world_size or 1}")
+        if (world_size or 1) > 1 and "MASTER_PORT" not in os.environ:
+            raise InvalidArgumentError(
+                f"initialize: world_size={world_size}, but nothing says where the ranks meet: start with `samestep run "
+                f"-n {world_size} script.py`; or give init_method, such as tcp://host:port of rank 0, and rank"
+            )
+        return
+    for what, claimed, actual in (
+        ("rank", rank, started_by.rank),
+        ("world_size", world_size, started_by.size),
+    ):
+        if claimed is not None and claimed != actual:
+            raise InvalidArgumentError(
+                f"initialize: {what}={claimed} was given but the launcher ({started_by.name}) made it {actual}; "
+                f"leave {what} out"
+            )
+
+
+def _check_half_set(env: Mapping[str, str]) -> None:
+    """Only one of RANK and WORLD_SIZE is set: each process of the intended job would run alone."""
+    for given, harmless, lacking in (("WORLD_SIZE", "1", "RANK"), ("RANK", "0", "WORLD_SIZE")):
+        if env.get(given, "").isdecimal() and env[given] != harmless:
+            text = f"is {env[lacking]!r}" if lacking in env else "is not set"
+            raise InvalidArgumentError(
+                f"initialize: variable {given} is {env[given]}, but {lacking} {text}, so that this process would be a "
+                f"world of its own. Set both; or neither, to be alone; or start with `samestep run -n N script.py`"
+            )
+
+
+def _no_place(started_by: launchers.Launcher) -> str:
+    n = started_by.size
+    return (
+        f"NativeBackend cannot bring the {n} ranks of this launcher ({started_by.variable}={n}) together: MASTER_ADDR "
+        f"and MASTER_PORT are not set. Start with `samestep run -n {n} script.py`; or set both, to a free port of rank "
+        f"0's host; or use samestep.MPIBackend, for which `mpirun -n {n} python script.py` is one way to start"
+    )

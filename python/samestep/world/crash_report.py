@@ -1,0 +1,140 @@
+"""Remembers the exception that ends the process, for `samestep run` and for the leave notice to the other ranks.
+
+`samestep run` gives each rank the name of a file in `SAMESTEP_ERROR_FILE`. Time and class in it tell the
+launcher which rank failed first, and which failed only because another one did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from samestep import _settings
+from samestep.errors import Error, PeerLostError
+
+_MAX_TEXT = 2000
+_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+
+_last: BaseException | None = None
+_installed = False
+
+
+def install() -> None:
+    """Wraps `sys.excepthook`, once; the hook that was there is called afterwards, unchanged.
+
+    `SystemExit` does not pass the hook: such a process tells all by its exit code.
+    """
+    global _installed  # noqa: PLW0603
+    if _installed:
+        return
+    _installed = True
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        global _last  # noqa: PLW0603
+        _last = error
+        path = os.environ.get(_settings.ERROR_FILE)
+        if path:
+            with contextlib.suppress(OSError):  # the traceback matters more
+                _write(path, error)
+        before(kind, error, traceback)
+
+    sys.excepthook = hook
+
+
+def remember(error: BaseException) -> None:
+    """Notes the exception that is about to end this process, where it does not pass `sys.excepthook`."""
+    global _last  # noqa: PLW0603
+    _last = error
+
+
+def last_uncaught() -> BaseException | None:
+    """The exception that is ending this process, or None."""
+    return _last
+
+
+def record_of(error: BaseException) -> dict[str, Any]:
+    """What the process that started this one is to know of an exception that ends it, as it can stand in JSON."""
+    record: dict[str, Any] = {
+        "time": time.time(),
+        "class": _class_of(error),
+        "rank": _rank(),
+        "text": _text_of(error),
+        "pid": os.getpid(),
+    }
+    below = _samestep_error_below(error)
+    return (
+        record
+        if below is None
+        else {**record, "because": {"class": _class_of(below), "text": _text_of(below)}}
+    )
+
+
+def _samestep_error_below(error: BaseException) -> Error | None:
+    """The samestep error that `error` was raised from or while handling, or None."""
+    seen: list[BaseException] = []
+    below: BaseException | None = error
+    while below is not None and below not in seen:
+        seen.append(below)
+        below = below.__cause__ or (None if below.__suppress_context__ else below.__context__)
+        if isinstance(below, Error):
+            return below
+    return None
+
+
+def _class_of(error: BaseException) -> str:
+    return f"{type(error).__module__}.{type(error).__qualname__}"
+
+
+def is_of_lost_peer(error: BaseException | None) -> bool:
+    """Whether it is a PeerLostError, or was raised while one was handled.
+
+    Example:
+      >>> from samestep import PeerLostError
+      >>> try:
+      ...     try:
+      ...         raise PeerLostError("rank 1 has left")
+      ...     except PeerLostError as error:
+      ...         raise RuntimeError("training failed") from error
+      ... except RuntimeError as error:
+      ...     is_of_lost_peer(error), is_of_lost_peer(KeyError())
+      (True, False)
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, PeerLostError):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _write(path: str, error: BaseException) -> None:
+    import json  # is rarely needed
+
+    unfinished = f"{path}.{os.getpid()}"
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        json.dump(record_of(error), file)
+    os.replace(unfinished, path)
+
+
+def _rank() -> int | None:
+    world = getattr(sys.modules.get("samestep.world.lifecycle"), "_world", None)
+    if world is not None:
+        return int(world.rank)
+    for name in _RANK_VARIABLES:
+        if os.environ.get(name, "").isdecimal():
+            return int(os.environ[name])
+    return None
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)[:_MAX_TEXT]
+    except Exception:
+        return ""

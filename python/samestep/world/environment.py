@@ -1,0 +1,68 @@
+"""What is known about this process and machine before a backend is chosen.
+
+Nothing is looked for at import. Starting MPI, and loading what costs time, is left to the backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from samestep._util import launchers
+
+if TYPE_CHECKING:
+    from samestep import _core
+    from samestep.gpu import discovery
+
+
+def visible_devices(*, cuda: bool = True, hip: bool = True) -> list[discovery.Devices]:
+    """What devices of the kinds asked for this process can use, the most numerous kind first."""
+    from samestep.gpu import discovery
+
+    found = []
+    if cuda:
+        found.append(discovery.cuda_devices())
+    if hip:
+        found.append(discovery.hip_devices())
+    return sorted(found, key=lambda devices: -devices.count)
+
+
+def gather(
+    *,
+    probe_mpi: bool,
+    cuda: bool = True,
+    hip: bool = True,
+    found: Sequence[discovery.Devices] | None = None,
+) -> _core.Facts:
+    """The facts that `_core.choose` decides by.
+
+    Args:
+      probe_mpi: load the MPI library that mpi4py uses (tens of milliseconds). MPI is not started. Without it
+        MPI counts as not loadable.
+      cuda, hip: whether to ask for such devices. Asking initialises the driver in this process.
+      found: what `visible_devices` has found, if it has been asked.
+    """
+    from samestep import _core
+    from samestep.gpu import discovery
+
+    started_by = launchers.launcher()
+    facts = _core.Facts(launcher=started_by.name, launcher_size=started_by.size, mpi_detail="not looked for")
+    if probe_mpi:
+        from samestep._util import mpi_library
+
+        library = mpi_library.load()
+        facts.mpi_loadable, facts.mpi_detail = bool(library.path), library.problem or library.detail
+    if found is None:
+        found = visible_devices(cuda=cuda, hip=hip)
+    best = found[0] if found else None
+    facts.devices = best.count if best else 0
+    facts.device_detail = (
+        best.detail
+        if best and best.count
+        else "; ".join(devices.detail for devices in found) or "not looked for"
+    )
+    facts.every_rank_has_device = facts.devices > 0 and started_by.size == 1
+    if best:
+        nccl = discovery.communication_library(best.kind, may_open=best.count > 0)
+        facts.nccl_loadable, facts.nccl_detail = bool(nccl.path), nccl.detail
+    return facts

@@ -1,0 +1,462 @@
+"""Start and end: the one world of the process."""
+
+from __future__ import annotations
+
+import atexit
+import enum
+import operator
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from samestep import _core, _settings
+from samestep._util import launchers, unknown_settings
+from samestep._util.deadline import seconds
+from samestep._util.json_layout import Many, Map
+from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend
+from samestep.errors import InvalidArgumentError, NotInitializedError, UnavailableError
+from samestep.gpu import discovery
+from samestep.group import hosts, json_exchange, trust
+from samestep.group.group import warn
+from samestep.world import crash_report, environment, equal_settings, transports
+
+__all__ = [
+    "Missing",
+    "finalize",
+    "get_distributed_backend",
+    "initialize",
+    "initialized",
+    "missing",
+]
+
+DEFAULT_TIMEOUT = 600.0  # seconds
+DEFAULT_WARN_AFTER = 30.0  # seconds
+
+BackendName = Literal["mpi", "nccl", "native"]
+
+_CLASSES: dict[str, type[Backend]] = {"mpi": MPIBackend, "nccl": NCCLBackend, "native": NativeBackend}
+
+
+class Missing(enum.Enum):
+    """The type of `missing`."""
+
+    missing = "missing"
+
+    def __repr__(self) -> str:
+        return "samestep.missing"
+
+
+missing = Missing.missing
+"""For `cuda_devices=` and `amdgpu_devices=`: do not touch that kind of device."""
+
+_Devices = Sequence[int] | Missing | None
+
+_world: Backend | None = None
+_arguments: dict[str, Any] = {}
+_at_exit_registered = False
+_LOOK_S = 2.0  # longer than the death of a process takes to be found
+_LOST_S = 4.0  # for MPI to end after a rank has died, so that survivors have ended within 5 s
+
+
+def initialize(
+    backend: type[Backend] | BackendName | None = None,
+    *,
+    cuda_devices: _Devices = None,
+    amdgpu_devices: _Devices = None,
+    init_method: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    timeout: float | None = None,
+    shared_arrays: bool = False,
+) -> Backend:
+    """Join the other ranks of the job, and return the backend that reaches them.
+
+    Collective: every rank of the job calls it. A second call with the same arguments returns the same object.
+
+    Args:
+      backend: `MPIBackend`, `NCCLBackend` or `NativeBackend` (the class), or its name ("mpi", "nccl", "native").
+        None: choose by how the process was started. Under an MPI launcher MPI, wrapped by NCCL where every
+        rank has a GPU; alone, a world of one rank. `samestep doctor` shows the choice and why.
+      cuda_devices: which CUDA device each rank uses. None: round robin over the visible devices by local
+        rank (nothing without one); a list: the device for each local rank; `missing`: none is touched.
+      amdgpu_devices: the same for AMD devices.
+      init_method: how ranks meet; None or "mpi://" with MPI. With `NativeBackend` "env://", "tcp://host:port" of
+        rank 0, or "file:///path"; None: "env://" where a launcher started several ranks.
+      rank: checked against the launcher's; with one of these URLs it says who this rank is.
+      world_size: the same.
+      timeout: seconds that any operation may take, > 0. None: `SAMESTEP_TIMEOUT`, else 600.
+      shared_arrays: let NumPy place its arrays of 64 KiB and more in memory shared by the ranks of the host, until
+        `finalize()`. A matter of speed only. In effect for this thread (contexts of Python copied from this one
+        too); none for a world of one rank, for a rank alone on its host, or under
+        `SAMESTEP_MPI_TRANSPORT=mpi`.
+
+    Raises:
+      InvalidArgumentError: wrong values, or other arguments than in an earlier call.
+      UnavailableError: the backend or a device cannot be used, or the job was started by the launcher of
+        another MPI; says what was looked for and the cure.
+      TypeError: an instance was passed for the class.
+
+    Example:
+      >>> import samestep as ss
+      >>> backend = ss.initialize()
+      >>> backend.rank, backend.size
+      (0, 1)
+    """
+    global _world, _arguments  # noqa: PLW0603
+    requested = _name_of(backend)
+    arguments = {
+        "cuda_devices": _device_request(cuda_devices),
+        "amdgpu_devices": _device_request(amdgpu_devices),
+        "init_method": init_method,
+        "rank": _whole("rank", rank),
+        "world_size": _whole("world_size", world_size),
+        "timeout": timeout,
+        "shared_arrays": shared_arrays,
+    }
+    if _world is not None and not _world.closed:
+        return _same_world(_world, requested, arguments)
+    with _core.UserCall("initialize"):
+        _world = _open(requested, arguments)
+    _arguments = arguments
+    if shared_arrays:
+        _share_arrays(_world)
+    return _world
+
+
+def _share_arrays(world: Backend) -> None:
+    from samestep.arrays import numpy_memory
+
+    try:
+        world._call_at_end(numpy_memory.begin(world._comm, world.local_size))
+    except BaseException as error:  # the others may not have it
+        world._abandon(f"it ended with {type(error).__name__}: {error}")
+        raise
+
+
+def _name_of(backend: Any) -> str:
+    if backend is None:
+        return ""
+    if isinstance(backend, Backend):
+        raise TypeError(
+            f"initialize takes the class, not an instance: samestep.initialize(samestep.{type(backend).__name__})"
+        )
+    if isinstance(backend, type) and issubclass(backend, Backend) and backend.kind:
+        return backend.kind
+    if isinstance(backend, str):
+        if backend.lower() in _CLASSES:
+            return backend.lower()
+        raise InvalidArgumentError(
+            f"initialize: there is no backend {backend!r}; there are {', '.join(map(repr, _CLASSES))}"
+        )
+    raise TypeError(f"initialize: backend must be one of the classes or their names, got {backend!r}")
+
+
+def _device_request(devices: _Devices) -> list[int] | str | None:
+    if devices is None:
+        return None
+    if devices is missing:
+        return "missing"
+    try:
+        return [operator.index(d) for d in devices]
+    except TypeError:
+        raise InvalidArgumentError(
+            "initialize: devices must be None, samestep.missing or a list of ints, the device of each rank of a "
+            f"host, got {devices!r}"
+        ) from None
+
+
+def _whole(what: str, given: Any) -> int | None:
+    text = str(given).strip()  # "1", as it stands in a variable, will do
+    if given is not None and not (text.isascii() and text.isdigit()):
+        raise InvalidArgumentError(f"initialize: {what} must be a whole number of at least 0, got {given!r}")
+    return None if given is None else int(text)
+
+
+def _same_world(world: Backend, requested: str, arguments: dict[str, Any]) -> Backend:
+    differing = [f"{k} was {_arguments[k]!r}, now {v!r}" for k, v in arguments.items() if _arguments[k] != v]
+    if requested and requested != world.kind:
+        differing.insert(0, f"backend was {world.kind!r}, now {requested!r}")
+    if differing:
+        raise InvalidArgumentError(
+            f"initialize has been called with other arguments ({'; '.join(differing)}); "
+            "call samestep.finalize() on all ranks before starting anew"
+        )
+    return world
+
+
+def _open(requested: str, arguments: dict[str, Any]) -> Backend:
+    crash_report.install()  # first, so that a launcher learns why ranks did not meet, too
+    timeout = _seconds("timeout", arguments["timeout"], _settings.TIMEOUT, DEFAULT_TIMEOUT)
+    prepare_core()
+    found = environment.visible_devices(
+        cuda=arguments["cuda_devices"] != "missing", hip=arguments["amdgpu_devices"] != "missing"
+    )
+    probe_mpi = requested == "mpi" or launchers.launcher().name in launchers.MPI_LAUNCHERS
+    known = environment.gather(probe_mpi=probe_mpi, found=found)
+    # Whether NCCL can be had is for all ranks to know, once they have met.
+    choice = _core.choose(known, "" if requested == "nccl" else requested)
+    if choice.host == "mpi":
+        comm, leave, proved = _open_mpi(known, arguments, timeout), _nothing, True
+    else:
+        from samestep.world import bootstrap_native
+
+        how = {name: arguments[name] for name in ("rank", "world_size")}
+        comm, leave, proved = bootstrap_native.open_world(arguments["init_method"], **how, timeout=timeout)
+    try:
+        devices = found[0] if found else None
+        world = _world_over(comm, requested, choice.host, devices, known, arguments, timeout, leave, proved)
+    except BaseException:
+        leave()
+        raise
+    _register_at_exit()
+    return world
+
+
+def prepare_core() -> None:
+    """What the environment says about the core as a whole, before a first group is opened.
+
+    Raises:
+      InvalidArgumentError: `SAMESTEP_WARN_AFTER` or `SAMESTEP_ISA` cannot be.
+    """
+    warn_after = _seconds("warning", None, _settings.WARN_AFTER, DEFAULT_WARN_AFTER)
+    _core.set_warning_callback(warn, warn_after)
+    if launchers.launcher().rank == 0:  # once is enough for a job
+        unknown_settings.warn_unknown(warn)
+    if isa := os.environ.get(_settings.ISA):
+        _core.select_isa(isa)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _world_over(  # noqa: PLR0917 - as they were found, one after the other
+    comm: _core.Communicator,
+    requested: str,
+    host_backend: str,
+    found: discovery.Devices | None,
+    known: _core.Facts,
+    arguments: dict[str, Any],
+    timeout: float,
+    at_end: Callable[[], None],
+    proved: bool,
+) -> Backend:
+    mine = RankInfo(
+        hosts.host_identity(),
+        sorted(os.sched_getaffinity(0)),
+        known.devices,
+        known.nccl_loadable,
+        equal_settings.local_settings(),
+        trust.trusts(proved),
+    )
+    table = [RankInfo(*row) for row in json_exchange.allgather(comm, mine, RANK_INFO, timeout)]
+    everywhere = [info.host for info in table]
+    cpus = [info.cpus for info in table if info.host == mine.host]
+    placement = hosts.locate(everywhere, comm.rank)
+    backend = _backend_for(requested, host_backend, table, known)
+    device = _assign(found, arguments, placement)
+    asked = [info.asked for info in table]
+    comm, bootstrap_comm = transports.select_transport(comm, host_backend, asked, everywhere, timeout)
+    comm.configure(oversubscribed=hosts.oversubscribed(cpus, _core.usable_cpus()))
+    kind = found.kind if found is not None else "cuda"
+    if any(info.devices for info in table):  # else there is nothing to agree on
+        equal_settings.require_equal(asked, _settings.must_agree("devices"))
+        comm = _with_devices(comm, backend, kind, device, mine.host, timeout)
+    return _CLASSES[backend](
+        comm,
+        timeout=timeout,
+        device=device,
+        world_hosts=everywhere,
+        at_end=at_end,
+        bootstrap_comm=bootstrap_comm,
+        trusted=_are_trusted(table, comm.rank),
+    )
+
+
+def _are_trusted(table: list[RankInfo], rank: int) -> bool:
+    """Whether the ranks take objects from each other; rank 0 warns where they do not."""
+    trusted = all(info.trusts for info in table)
+    if not trusted and rank == 0:
+        warn(trust.warning())
+    return trusted
+
+
+class RankInfo(NamedTuple):
+    """What one rank sees, for all to know."""
+
+    host: str
+    cpus: list[int]
+    devices: int
+    nccl: bool
+    asked: dict[str, str]
+    trusts: bool
+
+
+RANK_INFO = [str, Many(int), int, bool, Map(str), bool]
+
+
+def _backend_for(requested: str, host_backend: str, table: list[RankInfo], known: _core.Facts) -> str:
+    """The backend, the same on all ranks."""
+    if requested not in ("", "nccl"):
+        return requested
+    can = all(info.devices > 0 and info.nccl for info in table)
+    if requested == "nccl":
+        if not can:
+            known.every_rank_has_device = all(info.devices > 0 for info in table)
+            _core.choose(known, "nccl")  # raises where this rank is one of those that lack something
+            lacking = [str(rank) for rank, info in enumerate(table) if not info.devices or not info.nccl]
+            raise UnavailableError(
+                f"NCCLBackend cannot be used: no device, or no NCCL, on rank{'s' * (len(lacking) > 1)} "
+                f"{', '.join(lacking)}; use MPIBackend or NativeBackend, or see `samestep doctor` there"
+            )
+        return "nccl"
+    return "nccl" if can and host_backend == "mpi" else host_backend
+
+
+def _with_devices(  # noqa: PLR0917
+    comm: _core.Communicator, backend: str, kind: str, device: int | None, host: str, timeout: float
+) -> _core.Communicator:
+    """The group that takes device arrays as well, where every rank has a device. Collective."""
+    from samestep.gpu import group, runtime
+
+    wants_nccl = backend == "nccl"
+    info = group.open_device(kind, device, host, with_nccl=wants_nccl)
+    if device is not None and not info.problem:
+        runtime.set_current(kind, device)
+    table = [
+        group.DeviceInfo(*entry) for entry in json_exchange.allgather(comm, info, [str, str, str], timeout)
+    ]
+    if wants_nccl:
+        group.require_all(table)
+    elif any(entry.problem for entry in table):
+        return comm
+    assert device is not None
+    return group.open_group(comm, kind, device, timeout, with_nccl=wants_nccl)
+
+
+def _seconds(what: str, given: float | None, variable: str, default: float) -> float:
+    text: Any = given if given is not None else os.environ.get(variable, default)
+    source = what if given is not None else variable
+    return seconds(text, f"initialize: {source}")
+
+
+def _open_mpi(known: _core.Facts, arguments: dict[str, Any], timeout: float) -> _core.Communicator:
+    from samestep.world import bootstrap_mpi
+
+    method = arguments["init_method"]
+    if method is not None and not method.startswith("mpi://"):
+        raise InvalidArgumentError(
+            f"initialize: init_method {method!r} is not for MPI, whose launcher brings the ranks together; leave it out"
+        )
+    loaded = bootstrap_mpi.load()
+    _core.check_launch(known, _core.World(size=loaded.size, library=loaded.description))
+    _check_claim("world_size", arguments["world_size"], loaded.size)
+    if loaded.size == 1:
+        comm = _core.make_self_communicator("world")
+    else:
+        comm = bootstrap_mpi.open_world(loaded, oversubscribed=True, timeout=timeout)
+    _check_claim("rank", arguments["rank"], comm.rank)
+    return comm
+
+
+def _check_claim(what: str, claimed: int | None, actual: int) -> None:
+    if claimed is not None and claimed != actual:
+        raise InvalidArgumentError(
+            f"initialize: {what}={claimed} was given but the launcher made it {actual}; leave {what} out"
+        )
+
+
+def _assign(found: discovery.Devices | None, arguments: dict[str, Any], at: hosts.RankLocation) -> int | None:
+    assigned = None
+    for kind, name in (("cuda", "cuda"), ("hip", "amdgpu")):
+        count = found.count if found is not None and found.kind == kind else 0
+        detail = found.detail if found is not None else "not looked for"
+        device = _core.assign_device(
+            name, arguments[f"{name}_devices"], at.local_rank, at.local_size, count, detail
+        )
+        assigned = device if assigned is None else assigned
+    return assigned
+
+
+def _register_at_exit() -> None:
+    global _at_exit_registered  # noqa: PLW0603
+    if not _at_exit_registered:
+        _at_exit_registered = True
+        atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    """For programs that do not call finalize(): peers that still wait for this rank get an error."""
+    if _world is not None and _world._is_forked:
+        return
+    error = crash_report.last_uncaught()
+    _poll_peer_failures()
+    if _mpi_is_running() and (_core.has_lost_ranks() or crash_report.is_of_lost_peer(error)):
+        why = "samestep: ended without MPI_Finalize, which waits for all ranks, and one has died"
+        _core.exit_watchdog(_LOST_S, 0 if error is None else 1, why)
+    elif error is not None and _world is not None and not _world.closed and _world.size > 1:
+        # MPI_Finalize waits for all ranks. One that never learns of this error must not hold us for ever.
+        late = f"not all ranks have ended {_world.timeout:g} s later"
+        why = f"samestep: rank {_world.rank} ended with an error, and {late}"
+        _core.exit_watchdog(_world.timeout, 1, why)
+    if _world is None or _world.closed:
+        return
+    ended = "its program has ended, without this call"
+    if error is not None:
+        ended = f"its process ended with {type(error).__name__}: {error}"
+    _world._abandon(ended, finished=error is None)
+
+
+def _poll_peer_failures() -> None:
+    """Finds out whether a rank that has left did so because another one died, which MPI_Finalize would wait for."""
+    if _world is None or _world.closed or not _core.has_departed_ranks() or not _mpi_is_running():
+        return
+    deadline = time.monotonic() + _LOOK_S
+    while not _core.has_lost_ranks() and time.monotonic() < deadline:
+        _world._comm.check_peers()
+        time.sleep(0.02)
+
+
+def _mpi_is_running() -> bool:
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+
+
+def initialized(backend: type[Backend] | BackendName | None = None) -> bool:
+    """Whether there is a world, of this backend if one is named.
+
+    Example:
+      >>> import samestep as ss
+      >>> backend = ss.initialize()
+      >>> ss.initialized(), ss.initialized("nccl")
+      (True, False)
+    """
+    requested = _name_of(backend)
+    return _world is not None and not _world.closed and requested in ("", _world.kind)
+
+
+def get_distributed_backend(backend: type[Backend] | BackendName | None = None) -> Backend:
+    """The world's backend: the same object that `initialize` returned, every time.
+
+    Raises:
+      NotInitializedError: there is no world, or it is of another backend.
+    """
+    requested = _name_of(backend)
+    if _world is not None and not _world.closed and requested in ("", _world.kind):
+        return _world
+    argument = f"samestep.{_CLASSES[requested].__name__}" if requested else ""
+    call = f"samestep.initialize({argument})"
+    if _world is not None and not _world.closed:
+        raise NotInitializedError(f"the world's backend is {_world.kind!r}; {call} has not been called")
+    raise NotInitializedError(f"there is no backend: call {call} first")
+
+
+def finalize() -> None:
+    """End the world. Collective, idempotent; `initialize` may follow."""
+    global _world
+    world, _world = _world, None
+    if world is not None:
+        with _core.UserCall("finalize"):
+            world.close()

@@ -1,0 +1,142 @@
+"""What this machine allows a process: memory, processors, descriptors; and the hosts that a batch system allotted."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from samestep._util import launchers
+from samestep.arrays.numpy_memory import usable_memory
+
+_MIB, _GIB = 1 << 20, 1 << 30
+_LITTLE_SHM = 256 * _MIB  # the default of containers is 64 MiB, less than NCCL and data loaders need
+_MIN_DESCRIPTORS = 1024
+
+
+def examine(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> dict[str, Any]:
+    """Facts in bytes and counts; None for what has no limit or cannot be found out."""
+    shm = _file_system(root / "dev/shm")
+    return {
+        "shm": shm,
+        "memlock": _limit(resource.RLIMIT_MEMLOCK),
+        "nofile": {"soft": _limit(resource.RLIMIT_NOFILE), "hard": _limit(resource.RLIMIT_NOFILE, hard=True)},
+        "memory": {"usable": usable_memory(root), "available": _available(root)},
+        "cpu_quota": cpu_quota(root),
+        "hosts": hosts(env),
+    }
+
+
+def rows(found: Mapping[str, Any]) -> list[tuple[str, str, bool | None]]:
+    """What `examine` returned, as rows of `samestep doctor`. Pure."""
+    shm, memory, nofile, quota = found["shm"], found["memory"], found["nofile"], found["cpu_quota"]
+    few = nofile["soft"] is not None and nofile["soft"] < _MIN_DESCRIPTORS
+    few_text = "; raise it with ulimit -n, for a rank has connections to all others"
+    little = shm is not None and shm["total"] < _LITTLE_SHM
+    little_text = "; NCCL and data loaders may need more: docker run --shm-size=1g" if little else ""
+    shm_text = f"{size(shm['free'])} free of {size(shm['total'])}{little_text}" if shm else "there is none"
+    limited = f"{quota:g} CPUs by the control group" if quota else "none"
+    return [
+        ("memory", f"{size(memory['available'])} available of {size(memory['usable'])} usable", None),
+        ("CPU quota", limited, None),
+        ("/dev/shm", shm_text, False if little or shm is None else None),
+        ("memlock", f"{size(found['memlock'])}, for pinned memory and RDMA", None),
+        (
+            "nofile",
+            f"{nofile['soft']} of up to {nofile['hard'] or 'any number of'} descriptors{few_text * few}",
+            False if few else None,
+        ),
+        ("hosts", found["hosts"], None),
+    ]
+
+
+def size(nbytes: int | None) -> str:
+    """Bytes for people.
+
+    Example:
+      >>> size(64 << 20), size(3 << 29), size(None), size(8192)
+      ('64 MiB', '1.5 GiB', 'unlimited', '8 KiB')
+    """
+    if nbytes is None:
+        return "unlimited"
+    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.3g} {name}"
+    return f"{nbytes / 1024:.3g} KiB"
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """CPUs that the control groups of this process grant it, or None."""
+    found = []
+    for file in _of_control_group(root, "cpu.max"):
+        quota, _, period = file.partition(" ")
+        if quota.isdigit() and int(period or 100_000):
+            found.append(int(quota) / int(period or 100_000))
+    return min(found, default=None)
+
+
+def _of_control_group(root: Path, name: str) -> list[str]:
+    """What the files `name` of this process's control group and those above say; version 2."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    group = next((line[3:] for line in lines if line.startswith("0::")), "/").lstrip("/")
+    found = []
+    for folder in (Path(group), *Path(group).parents):
+        try:
+            found.append((root / "sys/fs/cgroup" / folder / name).read_text().strip())
+        except OSError:
+            continue
+    return found
+
+
+def hosts(env: Mapping[str, str] = os.environ) -> str:
+    """Where `samestep run` would start ranks without `--hosts`. Reads the files that a batch system names.
+
+    Example:
+      >>> hosts({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu[1-2]"})
+      'gpu[1-2], allotted by Slurm: start with srun, or with samestep run --mpi'
+    """
+    advice = "start with samestep run --mpi"
+    if nodes := env.get("SLURM_JOB_NODELIST"):
+        return f"{nodes}, allotted by Slurm: start with srun, or with samestep run --mpi"
+    for variable, system in (("PBS_NODEFILE", "PBS"), ("PE_HOSTFILE", "Grid Engine")):
+        if variable in env:
+            return f"{_first_words(env[variable])}, allotted by {system} ({variable}): {advice}"
+    if names := env.get("LSB_HOSTS"):
+        return f"{','.join(dict.fromkeys(names.split()))}, allotted by LSF: {advice}"
+    rank = launchers.launcher(env)
+    here = f"this one, {os.uname().nodename}"
+    return here if rank.name else f"{here}; samestep run --hosts names others"
+
+
+def _first_words(file: str) -> str:
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError as error:
+        return f"unknown hosts ({error.strerror}: {file})"
+    return ",".join(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
+
+
+def _limit(which: int, *, hard: bool = False) -> int | None:
+    value = resource.getrlimit(which)[hard]
+    return None if value == resource.RLIM_INFINITY else value
+
+
+def _file_system(path: Path) -> dict[str, int] | None:
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return {"free": found.f_bavail * found.f_frsize, "total": found.f_blocks * found.f_frsize}
+
+
+def _available(root: Path) -> int | None:
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)

@@ -1,0 +1,177 @@
+"""The choice of transport for the ranks of a job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from samestep import _core, _settings
+from samestep.errors import InvalidArgumentError, UnavailableError
+from samestep.group import json_exchange
+from samestep.world import equal_settings
+
+__all__ = ["choose", "describe", "describe_algorithm", "requested_transport", "select_transport"]
+
+_FLAT = {"mpi": "mpi", "native": "tcp"}
+
+
+def requested_transport(backend: str, agreed: Mapping[str, str]) -> str:
+    """The requested transport, or "auto". Pure.
+
+    Args:
+      backend: "mpi" or "native".
+      agreed: the values that are equal on all ranks, from `require_equal`.
+
+    Raises:
+      InvalidArgumentError: the settings exclude each other.
+
+    Example:
+      >>> requested_transport("native", {"SAMESTEP_NATIVE_TRANSPORT": "tcp"})
+      'tcp'
+    """
+    variable = _settings.TRANSPORTS[backend]
+    transport = agreed[variable]
+    if agreed.get(_settings.GPU_AWARE_MPI) != "1":
+        return transport
+    if transport not in ("auto", "mpi"):
+        raise InvalidArgumentError(
+            f"{_settings.GPU_AWARE_MPI}=1 hands messages to MPI, so all ranks have to talk through MPI: leave out "
+            f"{variable}={transport}, or set it to mpi"
+        )
+    return "mpi"
+
+
+def describe_algorithm() -> str:
+    """Describe the algorithm for long buffers, for `samestep doctor`.
+
+    Example:
+      >>> import os
+      >>> _ = os.environ.pop("SAMESTEP_ALGORITHM", None)
+      >>> describe_algorithm()
+      'auto: by ranks and bytes (docs/scaling.md)'
+    """
+    try:
+        name = _settings.parse(_settings.ALGORITHM, os.environ.get(_settings.ALGORITHM))
+    except InvalidArgumentError as error:
+        return str(error)
+    given = f"{name} ({_settings.ALGORITHM}={name})"
+    return "auto: by ranks and bytes (docs/scaling.md)" if name == "auto" else given
+
+
+def choose(backend: str, transport: str, hosts: Sequence[str]) -> str:
+    """Choose the kind of transport of a group. Pure: the same on all ranks.
+
+    Args:
+      backend: "mpi" or "native".
+      transport: what `requested_transport` said.
+      hosts: the host of each rank.
+
+    Returns:
+      "shm" (shared memory of one host), "hierarchical" (shared memory within each host, one exchange between them), or
+      "flat" (messages between all ranks).
+
+    Raises:
+      UnavailableError: "shm" is asked for on several hosts.
+
+    Example:
+      >>> choose("mpi", "auto", ["a", "a", "b", "b"])
+      'hierarchical'
+      >>> choose("mpi", "auto", ["a", "b"])  # every rank is alone: one level does it
+      'flat'
+    """
+    n_hosts = len(set(hosts))
+    if transport == _FLAT[backend]:
+        return "flat"
+    if n_hosts == 1:
+        return "shm"
+    if transport == "shm":
+        raise UnavailableError(
+            f"{_settings.TRANSPORTS[backend]}=shm needs all ranks on one host, but there are {n_hosts}; leave it out, "
+            f"or set it to {_FLAT[backend]}"
+        )
+    return "hierarchical" if transport == "hierarchical" or n_hosts < len(hosts) else "flat"
+
+
+def describe(backend: str) -> str:
+    """Describe the transport that a job would use, for `samestep doctor`.
+
+    Example:
+      >>> import os
+      >>> _ = os.environ.pop("SAMESTEP_MPI_TRANSPORT", None)
+      >>> describe("mpi")
+      'auto: shm on one host; on several hierarchical if one of them has several ranks, else mpi'
+    """
+    try:
+        variable, flat = _settings.TRANSPORTS[backend], _FLAT[backend]
+        here = {name: _settings.parse(name, os.environ.get(name)) for name in _settings.must_agree(backend)}
+        transport = requested_transport(backend, here)
+    except InvalidArgumentError as error:
+        return str(error)
+    if transport == "auto":
+        return f"auto: shm on one host; on several hierarchical if one of them has several ranks, else {flat}"
+    return f"{transport} ({variable}={transport})"
+
+
+def select_transport(
+    comm: _core.Communicator,
+    backend: str,
+    asked: Sequence[Mapping[str, str]],
+    hosts: Sequence[str],
+    timeout: float,
+) -> tuple[_core.Communicator, _core.Communicator | None]:
+    """Select the fastest transport between the ranks of `comm`. Collective.
+
+    Args:
+      comm: any group, before its first long message.
+      backend, hosts: as in `choose`.
+      asked: the `local_settings` of each rank; `require_equal`, `requested_transport` and `choose` raise on
+        invalid values.
+      timeout: seconds until all ranks have joined.
+
+    Returns:
+      `comm` itself and None; or the new communicator and `comm`, which has to stay open as its base.
+    """
+    if comm.size == 1:
+        return comm, None
+    agreed = equal_settings.require_equal(asked, _settings.must_agree(backend))
+    if comm.transport == "shm":
+        return comm, None
+    transport = choose(backend, requested_transport(backend, agreed), hosts)
+    comm.configure(
+        algorithm=agreed[_settings.ALGORITHM],
+        segment_bytes=int(agreed[_settings.SEGMENT_BYTES] or 0),
+        max_message=int(agreed.get(_settings.MPI_MAX_MESSAGE) or 0),
+    )
+    if len(set(hosts)) > 1:
+        comm.configure(hosts=[host.partition("/")[0] for host in hosts])
+    if backend == "mpi" and transport != "shm":  # which watches the processes of its host itself
+        from samestep.world import mpi_liveness
+
+        mpi_liveness.begin(comm, hosts, timeout)
+    if transport == "flat":
+        return comm, None
+    made = _open_node(comm, timeout) if transport == "shm" else _open_hierarchical_world(comm, hosts, timeout)
+    return made, comm
+
+
+def _open_node(flat: _core.Communicator, timeout: float) -> _core.Communicator:
+    def exchange(mine: bytes) -> list[bytes]:
+        return json_exchange.allgather_bytes(flat, mine, timeout)
+
+    return _core.open_node_world(flat.name, flat.rank, flat.size, exchange, timeout)
+
+
+def _open_hierarchical_world(
+    flat: _core.Communicator, hosts: Sequence[str], timeout: float
+) -> _core.Communicator:
+    order = list(dict.fromkeys(hosts))
+    numbers = [order.index(host) for host in hosts]
+    here = [rank for rank, number in enumerate(numbers) if number == numbers[flat.rank]]
+
+    def exchange(data: bytes) -> list[bytes]:
+        # With all ranks: a group of those here would be made by MPI, which spins without yielding the CPU.
+        everything = json_exchange.allgather_bytes(flat, data, timeout)
+        return [everything[rank] for rank in here]
+
+    host = _core.connect_local_peers(here.index(flat.rank), len(here), exchange, timeout)
+    return _core.open_hierarchical_world(flat, numbers, host if len(here) > 1 else None, timeout)
