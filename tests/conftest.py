@@ -1,21 +1,87 @@
-"""For all tests: what they need of pytest, and the worlds with fake devices that they may name as backends."""
+"""For all tests: what they need of pytest, which of them run by default, and the worlds with fake devices."""
 
 import sys
 from pathlib import Path
 
-FAKES = str(Path(__file__).parent / "fakes")
+TESTS = Path(__file__).parent
+FAKES = str(TESTS / "fakes")
 if FAKES not in sys.path:
     sys.path.append(FAKES)
 
 import fake_worlds  # noqa: E402
 import pytest  # noqa: E402
+from samestep.testing import options, protocol  # noqa: E402
+from suite_report import SuiteReport  # noqa: E402
 
 pytest_plugins = ["pytester"]
 
-fake_worlds.offer()
+fake_worlds.register_all()
+
+EXPECTED_OF_ALL = "samestep_ranks_expected_all"
+REPORT = "samestep-suite-report"
+MAX_RANKS = 3  # four ranks on two cores mostly wait for their turn
+SLOW_FILES = (  # each starts processes for all of its tests, and waits for many of them
+    "devices/test_device_distributed",
+    "devices/test_device_faults",
+    "devices/test_device_lists",
+    "devices/test_device_start",
+    "devices/test_device_trees",
+    "devices/test_gpu_aware.py",
+    "devices/test_gpu_kit",
+    "hosts/",
+    "interop/test_benchmarks",
+    "interop/test_examples",
+    "torch_backend/test_torch_ddp",
+    "torch_backend/test_torch_launch",
+    "torch_backend/test_torch_suite",
+    "torch_backend/test_torch_trainers",
+)
+OVER_TCP = ("reductions", "movement", "point_to_point", "mismatch", "schedules")  # of tests/conformance
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="run everything: also what is slow or repeats itself")
+    parser.addini(EXPECTED_OF_ALL, "as samestep_ranks_expected, for runs with --all", "args", [])
+
+
+def pytest_configure(config):
+    if config.option.all:
+        config.stash[options.EXPECTED_NAME] = EXPECTED_OF_ALL
+    config.pluginmanager.register(SuiteReport(config), REPORT)
+
+
+def pytest_collection_modifyitems(config, items):
     for item in items:
         if why := fake_worlds.why_left_out(item.nodeid):
             item.add_marker(pytest.mark.skip(reason=why))
+    if is_narrowed(config):
+        left_out = [item for item in items if is_left_out(item)]
+        config.hook.pytest_deselected(items=left_out)
+        config.pluginmanager.get_plugin(REPORT).n_left_out = len(left_out)
+        items[:] = [item for item in items if not is_left_out(item)]
+
+
+def is_narrowed(config):
+    """Not by `--all`, `-m`, a test's own name or `mpirun -n 4 pytest`; ranks run what their parent says."""
+    chosen = config.option.all or config.option.markexpr or any("::" in arg for arg in config.args)
+    return (
+        not chosen
+        and protocol.launcher_world() is None
+        and not config.pluginmanager.has_plugin("samestep-rank")
+    )
+
+
+def is_left_out(item):
+    """Slow tests; many ranks; what a test does on other worlds, or by the other launcher, too."""
+    where = item.path.relative_to(TESTS).as_posix()
+    if item.get_closest_marker("slow") or where.startswith(SLOW_FILES):
+        return True
+    values = item.callspec.params if hasattr(item, "callspec") else {}
+    world = values.get("_samestep_world")
+    if world is None:
+        return any(isinstance(value, str) and value == "--mpi" for value in values.values())
+    named = item.get_closest_marker("ranks").kwargs.get("backends") or ()
+    again_alone = world.size == 1 and world.backend != "self" and "self" in named
+    over_mpi = world.backend == "mpi" and (not named or "native" in named)
+    over_tcp = world.backend == "tcp" and not named and item.path.stem.removeprefix("test_") not in OVER_TCP
+    return world.size > MAX_RANKS or again_alone or over_mpi or over_tcp

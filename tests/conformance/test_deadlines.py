@@ -16,7 +16,7 @@ pytestmark = pytest.mark.ranks(2, 3)
 
 SHORT = 0.3  # seconds
 SOON = 20.0  # of a busy machine, for whatever must not wait for anything: groups wait for 60 s
-OWN_DEVICE = "this rank's own device"  # what a busy machine may not have come to in a SHORT time
+OWN_DEVICE = "this rank's own device"  # not reached in a SHORT time on a busy machine
 
 
 def verbs(group):
@@ -55,17 +55,16 @@ NAMES = list(verbs(type("OfOne", (), {"size": 1})()))
 def test_the_last_rank_does_not_come(group, name):
     part = group.split(0)
     late = group.size - 1
-    timed_out = False
     if group.rank != late:
         start = time.monotonic()
-        # Of two that wait, the second may hear that the first gives up before its own time is over.
         with pytest.raises((ss.TimeoutError, ss.PeerLostError)) as caught:
-            verbs(part)[name](SHORT)
+            verbs(part)[name](SHORT if late > 1 else SHORT / 3)  # one that waits alone waits for no other
         assert time.monotonic() - start < SHORT + SOON
-        late_ones = rf"waited 0\.\d+ s for (rank {late}\b|{OWN_DEVICE})"
-        assert re.search(late_ones, str(caught.value)), str(caught.value)
-        timed_out = isinstance(caught.value, builtins.TimeoutError)
-    assert any(group.allgather_object(timed_out))
+        text = str(caught.value)
+        assert re.search(rf"waited 0\.\d+ s for (rank {late}\b|{OWN_DEVICE})", text), text
+        # Also where another rank that waited has given up before: one cause, one class.
+        assert isinstance(caught.value, builtins.TimeoutError) or OWN_DEVICE in text, text
+    group.barrier()
     start = time.monotonic()
     with pytest.raises((ss.PeerLostError, ss.TimeoutError)):
         for _ in range(3):  # what the others had sent before they gave up may still be met
@@ -82,15 +81,15 @@ def test_the_error_names_the_operation_its_number_and_who_has_come(group):
         with pytest.raises(ss.TimeoutError) as caught:
             part.allreduce(np.ones(3), "max", timeout=SHORT)
         text = str(caught.value)
-        late = "rank 1" if group.size == 2 else "ranks 1, 2"
-        for told in (
+        late = "rank 1" if group.size == 2 else "ranks 1 (rank 1 of the world), 2"
+        for reported in (
             "allreduce of float64[3] with op max",
             "operation 1",
             part.name,
             f"for {late}",
-            "arrived: rank 0",
+            "arrived: rank 0 (rank 0 of the world",
         ):
-            assert told in text, f"{told!r} is not in {text!r}"
+            assert reported in text, f"{reported!r} is not in {text!r}"
     group.barrier()
 
 

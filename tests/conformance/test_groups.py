@@ -170,7 +170,7 @@ def test_places(group):
     lane = [rank for rank, (_, local) in enumerate(places) if local == group.local_rank]
     assert (group.local_rank, group.local_size) == (here.index(group.rank), len(here))
     assert {host for host, _ in places} == set(range(group.node_count))
-    assert group.engine != "node" or group.node_count == 1
+    assert group.transport != "shm" or group.node_count == 1
     node, cross = group.node, group.cross
     assert (node.rank, node.size) == (group.local_rank, group.local_size)
     assert (cross.rank, cross.size) == (lane.index(group.rank), len(lane))

@@ -91,6 +91,7 @@ def held():
     return len(os.listdir("/proc/self/fd")), shared, len(os.listdir("/proc/self/task"))
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2, backends=["mpi"])
 def test_a_thousand_worlds_over_mpi_leave_nothing_behind(group):
     seen = []
@@ -119,7 +120,7 @@ def test_the_world_as_context(group):
     assert not ss.initialized()
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, backends=["mpi"])
 def test_a_context_that_ends_with_an_error_tells_the_others(group):
     ss.finalize()
     start = time.monotonic()
@@ -319,6 +320,7 @@ def test_mpi_started_by_us(ranks):
     assert MPI.COMM_WORLD.allreduce(1) == ranks
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(3, fresh=True)
 def test_hosts_with_unequal_numbers_of_ranks(ranks):
     from mpi4py import MPI

@@ -20,7 +20,7 @@ def mine(group, length, shape, dtype="f4"):
     return [part(group.rank, j, shape, dtype) for j in range(length)]
 
 
-def everyones(group, length, shape, dtype="f4"):
+def gathered(group, length, shape, dtype="f4"):
     return [part(r, j, shape, dtype) for r in range(group.size) for j in range(length)]
 
 
@@ -32,7 +32,7 @@ def test_allreduce_sums_over_all_arrays(group, length, shape):
     assert isinstance(got, list)
     for x, y in zip(got, given, strict=True):
         assert x is y
-        assert_same(x, np.asarray(sum(everyones(group, length, shape)), "f4"))
+        assert_same(x, np.asarray(sum(gathered(group, length, shape)), "f4"))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_reduce_writes_one_array_of_root(group, length):
     root, place = group.size - 1, length - 1
     given = mine(group, length, (2, 3))
     got = group.reduce_multi(tuple(given), root=root, root_array=place)
-    total = np.asarray(sum(everyones(group, length, (2, 3))), "f4")
+    total = np.asarray(sum(gathered(group, length, (2, 3))), "f4")
     for j, x in enumerate(got):
         assert x is given[j]
         assert_same(x, total if (group.rank, j) == (root, place) else part(group.rank, j, (2, 3)))
@@ -137,7 +137,7 @@ def test_allgather_puts_array_j_of_rank_k_at_its_place(group, length, shape, giv
 def test_arrays_that_cannot_be_written_are_replaced(group):
     given = mine(group, 2, (5,))
     given[1].flags.writeable = False
-    total = np.asarray(sum(everyones(group, 2, (5,))), "f4")
+    total = np.asarray(sum(gathered(group, 2, (5,))), "f4")
     got = group.allreduce_multi(given)
     assert got[0] is given[0]
     assert got[1] is not given[1]
@@ -166,7 +166,7 @@ def test_a_dropped_operation_is_carried_out(group):
     group.iallreduce_multi(given)
     group.barrier()
     for x in given:
-        assert_same(x, np.asarray(sum(everyones(group, 2, (5,))), "f4"))
+        assert_same(x, np.asarray(sum(gathered(group, 2, (5,))), "f4"))
 
 
 def test_groups_have_their_own(group):

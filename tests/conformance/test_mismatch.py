@@ -43,8 +43,8 @@ def test_shapes(group, odd_one, shapes):
     usual, odd = shapes
     shape = odd if group.rank == odd_one else usual
     x = np.full(shape, 1.0)
-    told = [f"float64{list(shape)}" for shape in shapes]
-    refuse(group, lambda: group.allreduce(x), "allreduce", *told, f"rank {odd_one}")
+    reported = [f"float64{list(shape)}" for shape in shapes]
+    refuse(group, lambda: group.allreduce(x), "allreduce", *reported, f"rank {odd_one}")
     assert_same(x, np.full(shape, 1.0))
 
 

@@ -1,6 +1,8 @@
 """Python objects of any kind and size."""
 
-import pickle
+import contextlib
+import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -91,10 +93,38 @@ def test_a_receive_that_is_dropped_takes_the_whole_object(group):
         work.wait()
 
 
-def test_an_object_that_cannot_be_pickled_harms_nobody(group):
-    with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
-        group.allgather_object(lambda: None)
+CALLS = {
+    "bcast_object": lambda group, obj: group.bcast_object(obj, root=group.size - 1),
+    "scatter_object": lambda group, obj: group.scatter_object([obj] * group.size, root=group.size - 1),
+    "gather_object": lambda group, obj: group.gather_object(obj),
+    "allgather_object": lambda group, obj: group.allgather_object(obj),
+}
+
+
+@pytest.mark.parametrize("verb", CALLS)
+def test_an_object_that_cannot_be_pickled_holds_nobody_up(group, verb):
+    """The rank that gave it gets pickle's error, and the others learn at once which rank that is."""
+    odd = group.size - 1
+    if group.rank == odd:
+        with pytest.raises(TypeError, match="lock"):
+            CALLS[verb](group, threading.Lock())
+    else:
+        with pytest.raises(ss.InvalidArgumentError, match=f"{verb}: .*rank {odd} cannot pickle"):
+            CALLS[verb](group, "fine")
     assert group.allgather_object(group.rank) == list(range(group.size))
+
+
+def test_an_object_that_cannot_be_pickled_is_not_kept(group):
+    class Odd:
+        def __reduce__(self):
+            raise ValueError("\ud800 " + "long " * 1000)
+
+    odd = Odd()
+    gone = weakref.ref(odd)
+    with contextlib.suppress(ValueError, ss.InvalidArgumentError):
+        group.bcast_object(odd)
+    del odd
+    assert gone() is None
 
 
 def test_a_list_of_the_wrong_length_raises_on_every_rank(group):

@@ -14,9 +14,9 @@ PIECE = 1000  # bytes
 @pytest.mark.ranks(2, 3, fresh=True)
 @pytest.mark.parametrize("windows", [False, True], ids=["messages", "windows too"])
 def test_all_verbs_in_pieces(ranks, windows):
-    os.environ["SAMESTEP_MPI_PIECE"] = str(PIECE)
+    os.environ["SAMESTEP_MPI_MAX_MESSAGE"] = str(PIECE)
     if windows:
-        os.environ["SAMESTEP_WINDOW_PIECE"] = "512"
+        os.environ["SAMESTEP_SEGMENT_BYTES"] = "512"
     with ss.initialize(ss.MPIBackend, timeout=60) as world:
         n, rank = world.size, world.rank
         assert n == ranks
@@ -46,6 +46,6 @@ def test_all_verbs_in_pieces(ranks, windows):
 
 @pytest.mark.ranks(2, fresh=True)
 def test_a_length_that_is_none(ranks):
-    os.environ["SAMESTEP_MPI_PIECE"] = "long"
-    with pytest.raises(ss.InvalidArgumentError, match=r"SAMESTEP_MPI_PIECE.*'long' on rank 0"):
+    os.environ["SAMESTEP_MPI_MAX_MESSAGE"] = "long"
+    with pytest.raises(ss.InvalidArgumentError, match=r"SAMESTEP_MPI_MAX_MESSAGE.*'long' on rank 0"):
         ss.initialize(ss.MPIBackend)

@@ -13,13 +13,13 @@ from reference import MOVABLE, SIZES, assert_same, values
 pytestmark = pytest.mark.ranks(1, 2, 3)
 
 
-def neighbours(group):
+def ring_peers(group):
     return (group.rank + 1) % group.size, (group.rank - 1) % group.size
 
 
 @pytest.mark.parametrize("name", MOVABLE)
 def test_around_the_ring(group, name):
-    right, left = neighbours(group)
+    right, left = ring_peers(group)
     for count in [0, 1, 2, 5, 3000]:
         work = group.isend(values(group.rank, count, name), right, tag=count)
         out = np.empty(count, values(0, 1, name).dtype)
@@ -31,7 +31,7 @@ def test_around_the_ring(group, name):
 
 @pytest.mark.parametrize("count", SIZES)
 def test_all_send_before_any_receives(group, count):
-    right, left = neighbours(group)
+    right, left = ring_peers(group)
     works = [group.isend(values(group.rank, count, "float64", seed=i), right, tag=i) for i in range(3)]
     for i in (2, 0, 1):  # tags may be taken in any order
         out = np.empty(count)
@@ -74,7 +74,7 @@ def test_a_message_arrives_though_its_sender_has_stopped_waiting(group, count):
                 group.sendrecv(mine, 1, np.empty(count), 1)
             # Elsewhere than in shared memory a long message needs its sender.
             until = time.monotonic() + 30
-            while group.engine == "node" and not flag.exists():
+            while group.transport == "shm" and not flag.exists():
                 assert time.monotonic() < until, "the message has not arrived"
         else:
             group.send(np.ones(3, "f4"), 0)
@@ -87,7 +87,7 @@ def test_a_message_arrives_though_its_sender_has_stopped_waiting(group, count):
 
 
 def test_equal_tags_stay_in_order(group):
-    right, left = neighbours(group)
+    right, left = ring_peers(group)
     counts = [1, 20_000, 0, 7, 100_000, 3]  # small and large ones must not overtake each other
     works = [group.isend(np.full(n, float(i)), right, tag=5) for i, n in enumerate(counts)]
     for i, n in enumerate(counts):
@@ -99,7 +99,7 @@ def test_equal_tags_stay_in_order(group):
 
 
 def test_receives_posted_first_meet_messages_in_order(group):
-    right, left = neighbours(group)
+    right, left = ring_peers(group)
     outs = [np.empty(1000) for _ in range(4)]
     receives = [group.irecv(out, left, tag=1) for out in outs]
     for i in range(4):
@@ -136,7 +136,7 @@ def test_one_tag_from_anyone(group):
 
 
 def test_any_tag_from_one_rank(group):
-    right, left = neighbours(group)
+    right, left = ring_peers(group)
     works = [group.isend(np.full(1, float(tag)), right, tag) for tag in (2**31 - 1, 0, 77)]
     assert [group.recv(np.empty(1), left).tag for _ in works] == [2**31 - 1, 0, 77]
     for work in works:
@@ -144,7 +144,7 @@ def test_any_tag_from_one_rank(group):
 
 
 def test_sendrecv(group):
-    right, left = neighbours(group)
+    right, left = ring_peers(group)
     for count in SIZES:
         out = np.empty(count, "float32")
         x = values(group.rank, count, "float32")
@@ -163,7 +163,7 @@ def test_a_message_to_oneself(group):
 
 
 def test_collectives_and_messages_do_not_meet(group):
-    right, left = neighbours(group)
+    right, left = ring_peers(group)
     work = group.isend(np.arange(4.0), right)
     x = np.ones(4)
     group.allreduce(x)
@@ -174,8 +174,8 @@ def test_collectives_and_messages_do_not_meet(group):
     assert_same(out, np.arange(4.0))
 
 
-def test_another_count_or_dtype_than_was_sent_is_told_and_the_message_is_consumed(group):
-    right, left = neighbours(group)
+def test_more_elements_or_another_dtype_than_is_received_is_told_and_the_message_is_consumed(group):
+    right, left = ring_peers(group)
     works = [group.isend(x, right, 1) for x in (np.ones(5, "f4"), np.ones(5, "f4"), np.arange(5.0))]
     for out in (np.empty(4, "f4"), np.empty(5, "i4")):
         before = out.tobytes()
@@ -190,7 +190,7 @@ def test_another_count_or_dtype_than_was_sent_is_told_and_the_message_is_consume
 
 
 def test_the_sent_array_may_be_changed_after_send_has_returned(group):
-    right, left = neighbours(group)
+    right, left = ring_peers(group)
     x = np.full(10, float(group.rank))
     works = []
     for i in range(3):

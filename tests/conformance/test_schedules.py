@@ -1,4 +1,4 @@
-"""Long random schedules of verbs, sizes, memories and groups, many of them under way at a time, against a NumPy model.
+"""Long random schedules of verbs, sizes, memories and groups, many of them pending at a time, against a NumPy model.
 
 All ranks draw the same schedule from the same seed.
 """

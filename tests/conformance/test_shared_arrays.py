@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 import samestep as ss
-import samestep.world
+import samestep.world.lifecycle
 from forks import in_child
 from reference import assert_same, reduced, values
 from samestep import _core
@@ -208,11 +208,11 @@ def test_a_child_cannot_harm_its_parent(world):
 def test_what_a_child_sees_is_not_used_again_while_it_lives(world):
     seen = [np.full(MIB, 5)]
     where = seen[0].ctypes.data
-    hear, tell = os.pipe()
+    read_end, write_end = os.pipe()
 
     def child():
-        os.close(tell)
-        os.read(hear, 1)  # until the parent has closed its end
+        os.close(write_end)
+        os.read(read_end, 1)  # until the parent has closed its end
         return bool((seen[0] == 5).all())
 
     ended_well = in_child(child)
@@ -220,8 +220,8 @@ def test_what_a_child_sees_is_not_used_again_while_it_lives(world):
     assert usage(world).held >= 8 * MIB
     others = [np.full(MIB, 6) for _ in range(10)]
     assert where not in [other.ctypes.data for other in others]
-    os.close(tell)
-    os.close(hear)
+    os.close(write_end)
+    os.close(read_end)
     assert ended_well()
     assert usage(world).held == 0
     assert np.full(MIB, 7).ctypes.data == where
@@ -245,7 +245,7 @@ def test_multiprocessing(world):
 
 def test_a_child_that_ends_like_a_program_is_no_lost_rank(world):
     def falls_off_the_end():
-        samestep.world._at_exit()
+        samestep.world.lifecycle._at_exit()
         return True
 
     def leaves_the_context():
@@ -286,6 +286,7 @@ def test_a_limit_that_is_none(group, tmp_path, monkeypatch):
     assert not ss.initialized()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind(group, tmp_path):
     places = group.bcast_object([tmp_path / f"meeting{i}" for i in range(20)])
 
@@ -320,10 +321,10 @@ def test_alone_it_has_no_effect(group):
 
 @pytest.mark.ranks(2, backends=["direct"])
 def test_through_mpi_it_has_no_effect(group, monkeypatch):
-    monkeypatch.setenv("SAMESTEP_MPI_ENGINE", "direct")
+    monkeypatch.setenv("SAMESTEP_MPI_TRANSPORT", "mpi")
     ss.finalize()
     with ss.initialize("mpi", shared_arrays=True) as world:
-        assert world.engine == "mpi"
+        assert world.transport == "mpi"
         x = np.ones(MIB)
         assert not is_shared(world, x)
         assert_same(world.allreduce(x), np.full(MIB, 2.0))

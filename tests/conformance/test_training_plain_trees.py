@@ -1,4 +1,4 @@
-"""Trees that go the short way, whole in C++, give what the general way gives; ranks may differ in their way."""
+"""Trees reduced on the fast path, in C++ alone, give what the general path gives; ranks may take different paths."""
 
 import collections
 
@@ -58,8 +58,8 @@ def test_the_order_of_keys_and_the_way_may_differ(group, verb):
         tree["a"].flags.writeable = False
     got = ss.synchronize(group, tree) if verb == "synchronize" else group.allreduce_tree(tree)
     for key, shape in (("a", 4), ("b", 3)):
-        everyones = [values(rank, shape, "float32") for rank in range(group.size)]
-        assert_same(got[key], everyones[0] if verb == "synchronize" else reduced(everyones, "sum"))
+        gathered = [values(rank, shape, "float32") for rank in range(group.size)]
+        assert_same(got[key], gathered[0] if verb == "synchronize" else reduced(gathered, "sum"))
 
 
 @pytest.mark.ranks(2, 3)

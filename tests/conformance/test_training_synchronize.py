@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import warnings
 from typing import NamedTuple
 
@@ -116,17 +117,82 @@ def test_an_integer_of_any_size(group, root):
     assert ss.synchronize(group, 10 ** (50 + group.rank), root=root) == 10 ** (50 + root)
 
 
-def test_objects_are_left_with_one_warning_that_names_them(group):
-    tree = {"name": f"rank {group.rank}", "how": len, "x": filled(group.rank)}
+class Estimator:
+    """Holds arrays where nobody looks for them."""
+
+    def __init__(self, rank):
+        self.coef_ = filled(rank)
+
+    def predict(self, x):
+        return x @ self.coef_
+
+
+def warnings_of(group, tree):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         got = ss.synchronize(group, tree)
+    assert all(warning.filename == __file__ for warning in caught)
+    return got, [str(warning.message) for warning in caught]
+
+
+@pytest.mark.ranks(2, 3)
+def test_objects_are_left_with_one_warning_that_names_them(group):
+    tree = {"name": f"rank {group.rank}", "how": len, "model": Estimator(group.rank), "x": filled(group.rank)}
+    got, reported = warnings_of(group, tree)
     assert got["name"] == f"rank {group.rank}"
     assert got["how"] is len
     assert_all(got["x"], 1)
-    assert len(caught) == 1
-    assert "['how'], ['name']" in str(caught[0].message)
-    assert caught[0].filename == __file__
+    assert_all(got["model"].coef_, group.rank + 1)
+    [text] = reported
+    assert "['model'] (Estimator), ['name'] (str);" in text
+    assert "['how']" not in text
+
+
+SAME_EVERYWHERE = {
+    "a function": len,
+    "a lambda": lambda x: x,
+    "a function with settings": functools.partial(filled, shape=(2,)),
+    "a ufunc": np.tanh,
+    "a class": Estimator,
+    "a class method": dict.fromkeys,
+    "text": "relu",
+    "bytes": b"relu",
+    "a choice": ss.ReduceOp.AVG,
+}
+
+
+def test_functions_and_texts_that_are_the_same_on_all_ranks_are_no_news(group):
+    got, reported = warnings_of(group, {**SAME_EVERYWHERE, "x": filled(group.rank)})
+    assert not reported
+    assert all(got[name] is leaf for name, leaf in SAME_EVERYWHERE.items())
+    assert_all(got["x"], 1)
+
+
+DIFFERENT = {
+    "functions": lambda rank: (np.tanh, np.sin)[rank % 2],
+    "settings": lambda rank: functools.partial(filled, rank),
+    "settings that are objects": lambda _: functools.partial(filled, object()),
+    "methods of an object": lambda rank: Estimator(rank).predict,
+    "texts": str,
+}
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("kind", DIFFERENT)
+def test_what_may_differ_is_named(group, kind):
+    _, reported = warnings_of(group, {"f": DIFFERENT[kind](group.rank), "x": filled(group.rank)})
+    [text] = reported
+    assert "left as on each rank: ['f'] (" in text
+
+
+def test_an_object_alone_is_no_tree(group):
+    model = Estimator(group.rank)
+    got, reported = warnings_of(group, model)
+    assert got is model
+    [text] = reported
+    assert f"synchronize: {__name__}.Estimator is no tree of arrays, so nothing was synchronized" in text
+    assert "objects='pickle'" in text
+    assert_all(ss.synchronize(group, model, objects="pickle").coef_, 1)
 
 
 def test_objects_can_be_sent(group, root):

@@ -10,24 +10,23 @@
 #include <utility>
 #include <vector>
 
+#include "collective_calls.h"
 #include "communicator/self_communicator.h"
 #include "contributions.h"
+#include "device/device_communicator.h"
 #include "loopback.h"
-#include "nccl/device_communicator.h"
 #include "os/dynamic_library.h"
 
 // Ranks as threads, each with a device of its own, on the stand-ins of tests/fakes.
 
 namespace samestep {
 
-inline Deadline soon() { return Deadline::after(Seconds(60)); }
-
 /// What the stand-in offers to tests.
 struct Fake {
   int (*hold)(void*);
   int (*release)(void*);
   void (*hold_writes)(int);
-  void (*settle)();
+  void (*run_unblocked)();
   void (*counts)(long*);
   int (*make_stream)(void**, unsigned);
   int (*destroy_stream)(void*);
@@ -38,8 +37,9 @@ inline const Fake& fake() {
     const OpenedLibrary library(FAKE_CUDART);
     Fake found{};
     REQUIRE((library.find("fakeHold", found.hold) && library.find("fakeRelease", found.release) &&
-             library.find("fakeHoldWrites", found.hold_writes) && library.find("fakeSettle", found.settle) &&
-             library.find("fakeCounts", found.counts) && library.find("cudaStreamCreateWithFlags", found.make_stream) &&
+             library.find("fakeHoldWrites", found.hold_writes) &&
+             library.find("fakeRunUnblocked", found.run_unblocked) && library.find("fakeCounts", found.counts) &&
+             library.find("cudaStreamCreateWithFlags", found.make_stream) &&
              library.find("cudaStreamDestroy", found.destroy_stream)));
     return found;
   }();
@@ -76,16 +76,16 @@ inline std::shared_ptr<GpuLibrary> gpu() {
   return only;
 }
 
-enum class DeviceWay { nccl, staged };
+enum class DevicePath { nccl, staged };
 
 struct DeviceWorld {
-  DeviceWorld(int n_ranks, DeviceWay through) : ends(connected_ranks(n_ranks)), size(n_ranks), way(through) {}
+  DeviceWorld(int n_ranks, DevicePath path_of_world)
+      : ends(connected_ranks(n_ranks)), size(n_ranks), path(path_of_world) {}
   std::shared_ptr<DeviceCommunicator> join(int rank, Seconds timeout = Seconds(60)) {
     gpu()->set_device(rank);
     DeviceOptions options{gpu(), rank, nullptr, timeout};
-    options.piece = 4096;
-    options.compare_first = compare_first;
-    if (way == DeviceWay::nccl) options.nccl = NcclLibrary::open(FAKE_NCCL);
+    options.staging_bytes = 4096;
+    if (path == DevicePath::nccl) options.nccl = NcclLibrary::open(FAKE_NCCL);
     ExchangeOptions exchange;
     exchange.oversubscribed = true;
     auto host = size == 1 ? make_self_communicator("world")
@@ -94,8 +94,7 @@ struct DeviceWorld {
   }
   std::vector<std::vector<TcpPeer>> ends;
   int size;
-  DeviceWay way;
-  bool compare_first = false;
+  DevicePath path;
 };
 
 template <class Act>
@@ -120,14 +119,14 @@ class OnGpu {
 
   /// Begins a copy from the host.
   void set(const Floats& values) {
-    kept_.push_back(std::make_unique<Floats>(values));
-    gpu()->copy(data_.get(), kept_.back()->data(), count_ * sizeof(float), stream_);
+    copies_.push_back(std::make_unique<Floats>(values));
+    gpu()->copy(data_.get(), copies_.back()->data(), count_ * sizeof(float), stream_);
   }
-  /// Begins a copy to the host, which is there once the stream has come to it.
+  /// Begins a copy to the host, which is complete once the stream has reached it.
   const Floats& begin_get() {
-    kept_.push_back(std::make_unique<Floats>(count_));
-    gpu()->copy(kept_.back()->data(), data_.get(), count_ * sizeof(float), stream_);
-    return *kept_.back();
+    copies_.push_back(std::make_unique<Floats>(count_));
+    gpu()->copy(copies_.back()->data(), data_.get(), count_ * sizeof(float), stream_);
+    return *copies_.back();
   }
   Floats get() {
     const Floats& values = begin_get();
@@ -144,11 +143,11 @@ class OnGpu {
   int device_;
   std::size_t count_;
   std::shared_ptr<void> data_;
-  std::vector<std::unique_ptr<Floats>> kept_;
+  std::vector<std::unique_ptr<Floats>> copies_;
 };
 
 inline void finish(const Communicator::WorkPtr& work, const UserStream& stream) {
-  REQUIRE(work->order_before(reinterpret_cast<StreamHandle>(stream.get()), soon()));
+  REQUIRE(work->make_stream_wait(reinterpret_cast<StreamHandle>(stream.get()), soon()));
 }
 
 /// Of two ranks whose operations differ. The host part of the group goes on.
@@ -160,11 +159,11 @@ inline void all_are_told_of_a_difference(DeviceWorld& world) {
     OnGpu x(stream, contribution(rank, 100));
     const Reduction reduction{rank == 0 ? ReduceOp::sum : ReduceOp::max, 1.0};
     try {
-      group->all_reduce(Buffer(x), x, reduction, x.shape())->wait(soon());
+      allreduce(*group, Buffer(x), x, reduction, x.shape())->wait(soon());
     } catch (const MismatchError&) {
       ++n_told;
     }
-    group->barrier()->wait(soon());
+    barrier(*group)->wait(soon());
   });
   REQUIRE(n_told == 2);
 }

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "exchange/messenger.h"
+#include "transport/transport.h"
 
 namespace samestep {
 
@@ -33,7 +33,7 @@ class LocalNetwork {
     void* data;
     std::size_t capacity;
     bool met = false;
-    Messenger::Envelope envelope;
+    Transport::Envelope envelope;
   };
 
   const int size;
@@ -57,14 +57,14 @@ class LocalNetwork {
   }
 };
 
-class LocalMessenger final : public Messenger {
+class LocalTransport final : public Transport {
  public:
-  LocalMessenger(std::shared_ptr<LocalNetwork> network, int rank, std::size_t max_message = 1 << 30)
+  LocalTransport(std::shared_ptr<LocalNetwork> network, int rank, std::size_t max_message = 1 << 30)
       : network_(std::move(network)), rank_(rank), max_message_(max_message), random_(static_cast<unsigned>(rank)) {}
 
   int rank() const override { return rank_; }
   int size() const override { return network_->size; }
-  std::string_view engine() const override { return "local"; }
+  std::string_view name() const override { return "local"; }
   std::size_t max_message() const override { return max_message_; }
 
   Request send(const void* data, std::size_t nbytes, int dest, int tag) override {
@@ -134,7 +134,7 @@ class LocalMessenger final : public Messenger {
     return false;
   }
 
-  std::unique_ptr<Messenger> subset(std::span<const int>) override { throw Error("LocalMessenger has no groups"); }
+  std::unique_ptr<Transport> subset(std::span<const int>) override { throw Error("LocalTransport has no groups"); }
   void close() override {}
 
  private:

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "os/fd.h"
-#include "tcp/tcp_messenger.h"
+#include "tcp/tcp_transport.h"
 
 namespace samestep {
 

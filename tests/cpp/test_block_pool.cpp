@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "node/block_pool.h"
+#include "shm/block_pool.h"
 
 using namespace samestep;
 
@@ -18,7 +18,7 @@ constexpr std::uint64_t kSecond = std::uint64_t{1} << BlockPool::kOffsetBits;  /
 
 TEST_CASE("block pool: sizes are whole pages, at most an eighth above what is asked for, and never fall") {
   std::size_t before = 0;
-  for (std::size_t nbytes = 1; nbytes <= BlockPool::kMostBytes; nbytes += 1 + nbytes / 7) {
+  for (std::size_t nbytes = 1; nbytes <= BlockPool::kMaxBytes; nbytes += 1 + nbytes / 7) {
     const std::size_t size = BlockPool::size_for(nbytes);
     REQUIRE(size >= nbytes);
     REQUIRE(size % kPage == 0);
@@ -29,10 +29,10 @@ TEST_CASE("block pool: sizes are whole pages, at most an eighth above what is as
   }
   CHECK(BlockPool::size_for(0) == kPage);
   CHECK(BlockPool::size_for(std::size_t{1} << 20) == std::size_t{1} << 20);
-  CHECK(BlockPool::size_for(BlockPool::kMostBytes) == BlockPool::kMostBytes);
+  CHECK(BlockPool::size_for(BlockPool::kMaxBytes) == BlockPool::kMaxBytes);
 }
 
-TEST_CASE("block pool: the block given back last is the next of its size") {
+TEST_CASE("block pool: the block freed last is the next of its size") {
   BlockPool pool;
   pool.add(0, 64 * kPage);
   const auto a = pool.take(3 * kPage), b = pool.take(3 * kPage);
@@ -69,7 +69,7 @@ TEST_CASE("block pool: blocks of one size become blocks of another") {
   CHECK_FALSE(pool.take(1));
 }
 
-TEST_CASE("block pool: any order of taking and giving keeps blocks apart and loses nothing") {
+TEST_CASE("block pool: any order of taking and giving keeps blocks disjoint and loses nothing") {
   std::mt19937 random(7);
   BlockPool pool;
   const std::map<std::uint64_t, std::size_t> ranges = {{0, 1000 * kPage}, {kSecond, 3000 * kPage}};
@@ -128,7 +128,7 @@ TEST_CASE("block pool: what a child sees is held until that child has ended") {
   CHECK(pool.take(kPage));
   CHECK_FALSE(pool.take(kPage));
 
-  const std::uint32_t second = pool.note_fork();  // `before` was given back by then
+  const std::uint32_t second = pool.note_fork();  // `before` was freed by then
   pool.set_children(std::vector{second});
   CHECK(pool.usage().held == 0);
   CHECK(pool.take(kPage) == before);

@@ -37,7 +37,7 @@ Facts with_devices(Facts facts, int devices, bool every_rank) {
 }
 
 template <class Error>
-std::string complaint(const Facts& facts, const std::string& requested) {
+std::string error_text(const Facts& facts, const std::string& requested) {
   try {
     return "chose " + choose(facts, requested).backend;
   } catch (const Error& error) {
@@ -89,7 +89,7 @@ TEST_CASE("choose: the table") {
 
 TEST_CASE("choose: a launcher that needs MPI without MPI says what is missing and the cure") {
   for (const char* launcher : {"openmpi", "hydra", "slurm"}) {
-    const std::string text = complaint<UnavailableError>(started_by(launcher, 4), "");
+    const std::string text = error_text<UnavailableError>(started_by(launcher, 4), "");
     CAPTURE(text);
     CHECK(contains(text, "no mpi4py"));
     CHECK(contains(text, "pip install"));
@@ -97,18 +97,18 @@ TEST_CASE("choose: a launcher that needs MPI without MPI says what is missing an
 }
 
 TEST_CASE("choose: nccl lists everything that is missing at once") {
-  const std::string text = complaint<UnavailableError>(started_by("", 1), "nccl");
+  const std::string text = error_text<UnavailableError>(started_by("", 1), "nccl");
   CAPTURE(text);
   CHECK(contains(text, "no libnccl.so.2"));
   CHECK(contains(text, "no libcuda.so.1"));
   CHECK(contains(text, "pip install nvidia-nccl"));
 
   const Facts some = with_devices(with_nccl(with_mpi(started_by("openmpi", 4))), 2, false);
-  CHECK(contains(complaint<UnavailableError>(some, "nccl"), "A rank of this job sees no device"));
+  CHECK(contains(error_text<UnavailableError>(some, "nccl"), "A rank of this job sees no device"));
 }
 
 TEST_CASE("choose: names that mean nothing") {
-  CHECK(contains(complaint<InvalidArgumentError>({}, "gloo"), "'mpi', 'nccl' and 'native'"));
+  CHECK(contains(error_text<InvalidArgumentError>({}, "gloo"), "'mpi', 'nccl' and 'native'"));
 }
 
 std::string launch_complaint(const Facts& facts, const World& world) {

@@ -3,10 +3,11 @@
 #include <atomic>
 #include <string>
 
+#include "collective_calls.h"
 #include "core/error.h"
 #include "device_world.h"
 
-// Threads that meet in a channel of NCCL while it says that a launch is in progress.
+// Threads that call one communicator of NCCL while it says that a launch is in progress.
 
 using namespace samestep;
 
@@ -14,7 +15,7 @@ namespace {
 
 constexpr const char* kForGood = "1000000000";  // looks at the state, before it ends
 
-/// Waits until so many calls of this process have come to NCCL.
+/// Waits until so many calls of this process have reached NCCL.
 void until_called(long n) {
   static long (*const calls)() = [] {
     const OpenedLibrary library(FAKE_NCCL);
@@ -39,27 +40,27 @@ std::string error_of(const std::function<void()>& act) {
   return "";
 }
 
-void launch(DeviceCommunicator& group, const OnGpu& x) { group.all_reduce(Buffer(x), x, {}, x.shape())->wait(soon()); }
+void launch(DeviceCommunicator& group, const OnGpu& x) { allreduce(group, Buffer(x), x, {}, x.shape())->wait(soon()); }
 
 }  // namespace
 
 TEST_CASE("launches: while one is in progress others close in vain and give up") {
   const Variable progress("FAKE_NCCL_IN_PROGRESS", kForGood);
-  DeviceWorld world(1, DeviceWay::nccl);
+  DeviceWorld world(1, DevicePath::nccl);
   as_ranks(1, [&](int rank) {
     const auto group = world.join(rank, Seconds(40));
     const UserStream stream;
     OnGpu x(stream, contribution(rank, 100)), y(stream, contribution(rank, 50));
     std::atomic<int> n_ended = 0;
-    std::string told[2];
+    std::string texts[2];
     until_called(0);
     std::thread first([&] {
-      told[0] = error_of([&] { launch(*group, x); });
+      texts[0] = error_of([&] { launch(*group, x); });
       ++n_ended;
     });
     until_called(1);
     std::thread second([&] {
-      told[1] = error_of([&] { launch(*group, y); });
+      texts[1] = error_of([&] { launch(*group, y); });
       ++n_ended;
     });
     const std::string closed = error_of([&] { group->close(Deadline::after(Seconds(0.1))); });
@@ -68,13 +69,13 @@ TEST_CASE("launches: while one is in progress others close in vain and give up")
     group->abandon(std::make_exception_ptr(PeerLostError("given up")), "given up");
     first.join();
     second.join();
-    for (const std::string& text : told) CHECK(text.find("given up") != std::string::npos);
+    for (const std::string& text : texts) CHECK(text.find("given up") != std::string::npos);
   });
 }
 
 TEST_CASE("launches: NCCL gets them in the order of the calls") {
   const Variable progress("FAKE_NCCL_IN_PROGRESS", "300");
-  DeviceWorld world(2, DeviceWay::nccl);
+  DeviceWorld world(2, DevicePath::nccl);
   std::atomic<bool> second_launched = false;
   until_called(0);
   as_ranks(2, [&](int rank) {
@@ -85,7 +86,7 @@ TEST_CASE("launches: NCCL gets them in the order of the calls") {
       if (rank == 0) {
         std::thread first([&] { launch(*group, x); });
         until_called(1);
-        const auto work = group->all_reduce(Buffer(y), y, {}, y.shape());
+        const auto work = allreduce(*group, Buffer(y), y, {}, y.shape());
         second_launched = true;
         work->wait(soon());
         first.join();
@@ -107,7 +108,7 @@ TEST_CASE("launches: NCCL gets them in the order of the calls") {
 
 TEST_CASE("launches: many threads, each with operations of its own") {
   const Variable progress("FAKE_NCCL_IN_PROGRESS", "20");
-  DeviceWorld world(1, DeviceWay::nccl);
+  DeviceWorld world(1, DevicePath::nccl);
   as_ranks(1, [&](int rank) {
     const auto group = world.join(rank);
     {
@@ -129,68 +130,8 @@ TEST_CASE("launches: many threads, each with operations of its own") {
   });
 }
 
-TEST_CASE("launches: ranks that do not agree are told while NCCL waits for their agreement") {
+TEST_CASE("launches: a mismatch is reported while NCCL waits for the signature check") {
   const Variable progress("FAKE_NCCL_IN_PROGRESS", kForGood);
-  DeviceWorld world(2, DeviceWay::nccl);
+  DeviceWorld world(2, DevicePath::nccl);
   all_are_told_of_a_difference(world);
-}
-
-TEST_CASE("launches: ranks that compare first wait no longer than they are asked to, and go on") {
-  DeviceWorld world(2, DeviceWay::nccl);
-  world.compare_first = true;
-  std::atomic<bool> gave_up = false;
-  as_ranks(2, [&](int rank) {
-    const auto group = world.join(rank);
-    {
-      const UserStream stream;
-      OnGpu x(stream, contribution(rank, 100)), y(stream, contribution(rank, 50)), z(stream, contribution(rank, 7));
-      if (rank == 1) {
-        for (const Deadline deadline = soon(); !gave_up;) {
-          REQUIRE(!deadline.passed());
-          std::this_thread::yield();
-        }
-      }
-      const auto first = group->all_reduce(Buffer(x), x, {}, x.shape());
-      if (rank == 0) {
-        const std::string text = error_of([&] { first->wait(Deadline::after(Seconds(0.1))); });
-        CHECK(text.find("for rank 1") != std::string::npos);
-        gave_up = true;
-      }
-      const Reduction reduction{rank == 0 ? ReduceOp::sum : ReduceOp::max, 1.0};
-      const auto differs = group->all_reduce(Buffer(z), z, reduction, z.shape());
-      const auto last = group->all_reduce(Buffer(y), y, {}, y.shape());
-      finish(last, stream);  // begins after both others
-      CHECK_THROWS_AS(differs->wait(soon()), MismatchError);
-      first->wait(soon());
-      REQUIRE(x.get() == sum(2, 100));
-      REQUIRE(y.get() == sum(2, 50));
-    }
-    group->close(soon());
-  });
-}
-
-TEST_CASE("launches: a group is given up and dropped while its thread launches what ranks have agreed on") {
-  const Variable progress("FAKE_NCCL_IN_PROGRESS", kForGood);
-  DeviceWorld world(2, DeviceWay::nccl);
-  world.compare_first = true;
-  std::atomic<bool> called = false;
-  until_called(0);
-  as_ranks(2, [&](int rank) {
-    auto group = world.join(rank);
-    const UserStream stream;
-    OnGpu x(stream, contribution(rank, 100));
-    if (rank == 1) {  // calls when the other rank has
-      for (const Deadline deadline = soon(); !called;) {
-        REQUIRE(!deadline.passed());
-        std::this_thread::yield();
-      }
-      CHECK_THROWS_AS(launch(*group, x), PeerLostError);
-    } else {
-      auto work = group->all_reduce(Buffer(x), x, {}, x.shape());
-      called = true;
-      until_called(2);  // nobody waits here
-      group->abandon(std::make_exception_ptr(PeerLostError("given up")), "given up");
-      CHECK(error_of([&] { work->wait(soon()); }).find("given up") != std::string::npos);
-    }
-  });
 }

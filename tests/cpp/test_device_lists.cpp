@@ -6,10 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "collective_calls.h"
 #include "contributions.h"
 #include "core/error.h"
+#include "device/device_cliques.h"
 #include "device_world.h"
-#include "nccl/device_cliques.h"
 
 // Lists of arrays on several devices of each rank, on the stand-ins of tests/fakes.
 
@@ -40,7 +41,7 @@ class OnPair {
   const UserStream& stream(std::size_t j) const { return *streams_[j]; }
   void finish(const Communicator::WorkPtr& work) const {
     for (const auto& stream : streams_) {
-      REQUIRE(work->order_before(reinterpret_cast<StreamHandle>(stream->get()), soon()));
+      REQUIRE(work->make_stream_wait(reinterpret_cast<StreamHandle>(stream->get()), soon()));
     }
   }
 
@@ -57,7 +58,7 @@ TEST_CASE("devices: lists of two devices on each rank") {
   for (const char* late : {"0", "1"}) {
     const Variable in_progress("FAKE_NCCL_IN_PROGRESS", late);
     for (const int size : {1, 2, 3}) {
-      DeviceWorld world(size, DeviceWay::nccl);
+      DeviceWorld world(size, DevicePath::nccl);
       as_ranks(size, [&](int rank) {
         const auto group = world.join(rank);
         DeviceCliques& cliques = group->cliques();
@@ -66,22 +67,22 @@ TEST_CASE("devices: lists of two devices on each rank") {
           OnPair x(rank, count);
           const int number = count == 1 ? cliques.add(x.devices(), soon()) : cliques.number_of(x.devices());
           REQUIRE(number == 2);  // 1 is each rank's own device
-          x.finish(cliques.all_reduce(number, x.in_place(), {}));
+          x.finish(cliques.allreduce(number, x.in_place(), {}));
           for (std::size_t j : {0, 1}) REQUIRE(x[j].get() == total);
           OnPair y(rank, count);
           x.finish(cliques.reduce(number, y.inputs(), x[1], {}, size - 1, 1));
-          y.finish(cliques.broadcast(number, y.buffers(), size - 1, 1));
+          y.finish(cliques.bcast(number, y.buffers(), size - 1, 1));
           for (std::size_t j : {0, 1}) REQUIRE(y[j].get() == last);
           if (rank == size - 1) REQUIRE(x[1].get() == total);
           OnPair z(rank, count), all(rank, count, 2 * static_cast<std::size_t>(size));
           const std::vector<std::vector<Buffer>> whole{{all[0]}, {all[1]}};
-          all.finish(cliques.all_gather(number, z.inputs(), whole));
-          Floats everyones;
+          all.finish(cliques.allgather(number, z.inputs(), whole));
+          Floats gathered;
           for (int member = 0; member < 2 * size; ++member) {
             const Floats one = contribution(member, count);
-            everyones.insert(everyones.end(), one.begin(), one.end());
+            gathered.insert(gathered.end(), one.begin(), one.end());
           }
-          for (std::size_t j : {0, 1}) REQUIRE(all[j].get() == everyones);
+          for (std::size_t j : {0, 1}) REQUIRE(all[j].get() == gathered);
         }
         group->close(soon());
       });
@@ -91,8 +92,8 @@ TEST_CASE("devices: lists of two devices on each rank") {
 
 namespace {
 
-/// What the array of one device, first or further, is found to be: before it was made (`early`), or after the operation
-/// should have come (`stale`).
+/// What the array of one device, the first or an extra one, is found to be: before it was made (`early`), or after the
+/// operation should have completed (`stale`).
 struct Found {
   int early = 0, stale = 0;
 };
@@ -100,7 +101,7 @@ struct Found {
 Found torture(std::size_t late) {
   constexpr std::size_t kCount = 3001;
   Found found;
-  DeviceWorld world(1, DeviceWay::nccl);
+  DeviceWorld world(1, DevicePath::nccl);
   as_ranks(1, [&](int rank) {
     const auto group = world.join(rank);
     {
@@ -111,8 +112,8 @@ Found torture(std::size_t late) {
       for (std::size_t j : {0, 1}) gpu()->synchronize(x.stream(j).get());
       fake().hold(x.stream(late).get());
       x[late].set(contribution(static_cast<int>(late), kCount));
-      auto work = group->cliques().all_reduce(number, x.in_place(), {});
-      fake().settle();  // whatever does not wait for the producer has run by now
+      auto work = group->cliques().allreduce(number, x.in_place(), {});
+      fake().run_unblocked();  // whatever does not wait for the producer has run by now
       fake().release(x.stream(late).get());
       work->wait(soon());
       for (std::size_t j : {0, 1}) found.early += x[j].get() != total;
@@ -120,10 +121,10 @@ Found torture(std::size_t late) {
       for (std::size_t j : {0, 1}) x[j].set(contribution(static_cast<int>(j), kCount));
       for (std::size_t j : {0, 1}) gpu()->synchronize(x.stream(j).get());
       fake().hold_writes(1);
-      work = group->cliques().all_reduce(number, x.in_place(), {});
+      work = group->cliques().allreduce(number, x.in_place(), {});
       x.finish(work);
       const Floats& got = x[late].begin_get();
-      fake().settle();  // whatever does not wait for the operation has run by now
+      fake().run_unblocked();  // whatever does not wait for the operation has run by now
       fake().hold_writes(0);
       work->wait(soon());
       gpu()->synchronize(x.stream(late).get());
@@ -149,13 +150,13 @@ TEST_CASE("devices: the end of a list is that of its slowest device") {
   const Variable many("FAKE_GPU_DEVICES", "8");
   for (const char* slow : {"0", "1"}) {
     const Variable one("FAKE_NCCL_SLOW", slow);
-    DeviceWorld world(1, DeviceWay::nccl);
+    DeviceWorld world(1, DevicePath::nccl);
     as_ranks(1, [&](int rank) {
       const auto group = world.join(rank);
       {
         OnPair x(rank, 101);
         const int number = group->cliques().add(x.devices(), soon());
-        x.finish(group->cliques().all_reduce(number, x.in_place(), {}));
+        x.finish(group->cliques().allreduce(number, x.in_place(), {}));
         for (std::size_t j : {0, 1}) REQUIRE(x[j].get() == sum(2, 101));
       }
       group->close(soon());
@@ -177,7 +178,7 @@ TEST_CASE("devices without waits: the case of lists finds it where one side does
 
 TEST_CASE("devices: lists that differ between ranks end on all of them") {
   const Variable many("FAKE_GPU_DEVICES", "8");
-  DeviceWorld world(2, DeviceWay::nccl);
+  DeviceWorld world(2, DevicePath::nccl);
   std::atomic<int> n_told = 0;
   as_ranks(2, [&](int rank) {
     const auto group = world.join(rank);
@@ -185,53 +186,53 @@ TEST_CASE("devices: lists that differ between ranks end on all of them") {
     const int number = group->cliques().add(x.devices(), soon());
     const Reduction reduction{rank == 0 ? ReduceOp::sum : ReduceOp::max, 1.0};
     try {
-      group->cliques().all_reduce(number, x.in_place(), reduction)->wait(soon());
+      group->cliques().allreduce(number, x.in_place(), reduction)->wait(soon());
     } catch (const MismatchError& error) {
       n_told += std::string(error.what()).find("Lists of arrays are compared") != std::string::npos;
     }
-    CHECK_THROWS_AS(group->cliques().all_reduce(number, x.in_place(), {}), MismatchError);
-    group->barrier()->wait(soon());  // the host part of the group goes on
+    CHECK_THROWS_AS(group->cliques().allreduce(number, x.in_place(), {}), MismatchError);
+    barrier(*group)->wait(soon());  // the host part of the group stays usable
   });
   REQUIRE(n_told == 2);
 }
 
 TEST_CASE("devices: an error of one member of a list ends it on all ranks") {
   const Variable many("FAKE_GPU_DEVICES", "8"), accident("FAKE_NCCL_FAIL", "3:1:error");
-  DeviceWorld world(2, DeviceWay::nccl);
-  std::vector<std::string> told(2);
+  DeviceWorld world(2, DevicePath::nccl);
+  std::vector<std::string> texts(2);
   as_ranks(2, [&](int rank) {
     const auto group = world.join(rank);
     OnPair x(rank, 100);
     const int number = group->cliques().add(x.devices(), soon());
-    const auto once = [&] { group->cliques().all_reduce(number, x.in_place(), {})->wait(soon()); };
+    const auto once = [&] { group->cliques().allreduce(number, x.in_place(), {})->wait(soon()); };
     once();
     try {
       once();
     } catch (const Error& error) {
-      told[static_cast<std::size_t>(rank)] = error.what();
+      texts[static_cast<std::size_t>(rank)] = error.what();
     }
     CHECK_THROWS_AS(once(), Error);
   });
-  for (const std::string& text : told) CHECK(text.find("injected error") != std::string::npos);
+  for (const std::string& text : texts) CHECK(text.find("injected error") != std::string::npos);
 }
 
 TEST_CASE("devices: lists that do not fit are refused before anything happens") {
   const Variable many("FAKE_GPU_DEVICES", "8");
-  DeviceWorld world(1, DeviceWay::nccl);
+  DeviceWorld world(1, DevicePath::nccl);
   as_ranks(1, [&](int rank) {
     const auto group = world.join(rank);
     {
       OnPair x(rank, 5), shorter(rank, 4);
       DeviceCliques& cliques = group->cliques();
       const int number = cliques.add(x.devices(), soon());
-      std::vector<Buffer> swapped{x[1], x[0]}, ragged{x[0], shorter[1]}, one{x[0]};
-      for (const auto& wrong : {swapped, ragged, one}) {
-        CHECK_THROWS_AS(cliques.broadcast(number, wrong, 0, 0), InvalidArgumentError);
+      std::vector<Buffer> swapped{x[1], x[0]}, unequal{x[0], shorter[1]}, one{x[0]};
+      for (const auto& wrong : {swapped, unequal, one}) {
+        CHECK_THROWS_AS(cliques.bcast(number, wrong, 0, 0), InvalidArgumentError);
       }
-      CHECK_THROWS_AS(cliques.broadcast(number, x.buffers(), 1, 0), InvalidArgumentError);
-      CHECK_THROWS_AS(cliques.broadcast(number, x.buffers(), 0, 2), InvalidArgumentError);
-      CHECK_THROWS_AS(cliques.broadcast(7, x.buffers(), 0, 0), InvalidArgumentError);
-      CHECK_THROWS_AS(cliques.all_reduce(number, x.in_place(), {ReduceOp::bor, 1.0}), InvalidArgumentError);
+      CHECK_THROWS_AS(cliques.bcast(number, x.buffers(), 1, 0), InvalidArgumentError);
+      CHECK_THROWS_AS(cliques.bcast(number, x.buffers(), 0, 2), InvalidArgumentError);
+      CHECK_THROWS_AS(cliques.bcast(7, x.buffers(), 0, 0), InvalidArgumentError);
+      CHECK_THROWS_AS(cliques.allreduce(number, x.in_place(), {ReduceOp::bor, 1.0}), InvalidArgumentError);
     }
     group->close(soon());
   });

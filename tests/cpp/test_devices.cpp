@@ -3,10 +3,12 @@
 #include <atomic>
 #include <string>
 
+#include "collective_calls.h"
 #include "core/error.h"
 #include "device_world.h"
 
-// csrc/nccl on the stand-ins of tests/fakes: ranks are threads, each with a device of its own.
+// csrc/gpu, csrc/nccl and csrc/device on the stand-ins of tests/fakes: ranks are threads, each with a device of its
+// own.
 
 using namespace samestep;
 
@@ -21,15 +23,15 @@ Floats joined(int size, std::size_t count) {
   return all;
 }
 
-constexpr DeviceWay kWays[] = {DeviceWay::nccl, DeviceWay::staged};
+constexpr DevicePath kPaths[] = {DevicePath::nccl, DevicePath::staged};
 constexpr std::size_t kCounts[] = {0, 1, 5, 1023, 5003};  // of one piece, and of several
 
 }  // namespace
 
 TEST_CASE("devices: every verb gives what it gives on the host") {
-  for (const DeviceWay way : kWays) {
+  for (const DevicePath path : kPaths) {
     for (const int size : {1, 2, 3, 4}) {
-      DeviceWorld world(size, way);
+      DeviceWorld world(size, path);
       as_ranks(size, [&](int rank) {
         const auto group = world.join(rank);
         {
@@ -39,33 +41,33 @@ TEST_CASE("devices: every verb gives what it gives on the host") {
             const Floats mine = contribution(rank, count);
             OnGpu x(stream, mine), y(stream, count), all(stream, n * count), back(stream, count);
             const auto run = [&](const Communicator::WorkPtr& work) { finish(work, stream); };
-            run(group->all_reduce(Buffer(x), y, {}, x.shape()));
+            run(allreduce(*group, Buffer(x), y, {}, x.shape()));
             REQUIRE(y.get() == sum(size, count));
-            run(group->all_reduce(Buffer(y), y, {ReduceOp::max, 1.0}, x.shape()));
+            run(allreduce(*group, Buffer(y), y, {ReduceOp::max, 1.0}, x.shape()));
             REQUIRE(y.get() == sum(size, count));
-            run(group->reduce(Buffer(x), y, {}, size - 1, x.shape()));
+            run(reduce(*group, Buffer(x), y, {}, size - 1, x.shape()));
             if (rank == size - 1) REQUIRE(y.get() == sum(size, count));
             y.set(mine);
-            run(group->broadcast(y, size - 1, y.shape()));
+            run(bcast(*group, y, size - 1, y.shape()));
             REQUIRE(y.get() == contribution(size - 1, count));
-            run(group->all_gather(Buffer(x), all, x.shape()));
+            run(allgather(*group, Buffer(x), all, x.shape()));
             REQUIRE(all.get() == joined(size, count));
-            run(group->reduce_scatter(Buffer(all), y, {}, y.shape()));
+            run(reduce_scatter(*group, Buffer(all), y, {}, y.shape()));
             Floats scaled = mine;
             for (float& value : scaled) value *= static_cast<float>(size);
             REQUIRE(y.get() == scaled);
-            run(group->scatter(Buffer(all), back, 0, back.shape()));
+            run(scatter(*group, Buffer(all), back, 0, back.shape()));
             REQUIRE(back.get() == mine);
-            run(group->gather(Buffer(back), all, size - 1, back.shape()));
+            run(gather(*group, Buffer(back), all, size - 1, back.shape()));
             if (rank == size - 1) REQUIRE(all.get() == joined(size, count));
             all.set(Floats(n * count, static_cast<float>(rank)));
-            OnGpu routed(stream, n * count);
-            run(group->all_to_all(Buffer(all), routed, back.shape()));
+            OnGpu received(stream, n * count);
+            run(alltoall(*group, Buffer(all), received, back.shape()));
             Floats by_rank;
             for (int r = 0; r < size; ++r) by_rank.insert(by_rank.end(), count, static_cast<float>(r));
-            REQUIRE(routed.get() == by_rank);
+            REQUIRE(received.get() == by_rank);
             const auto sent = group->send(Buffer(x), (rank + 1) % size, 7);
-            run(group->recv(y, (rank + size - 1) % size, 7));
+            run(group->recv(y, (rank + size - 1) % size, 7, Fit::exactly));
             run(sent);
             REQUIRE(y.get() == contribution((rank + size - 1) % size, count));
           }
@@ -79,13 +81,13 @@ TEST_CASE("devices: every verb gives what it gives on the host") {
 namespace {
 
 /// Elements are made late in a stream, and used there right after an operation. How many ranks found wrong numbers:
-/// before they were made (`early`), or after the operation should have come (`stale`).
+/// before they were made (`early`), or after the operation should have completed (`stale`).
 struct Found {
   std::atomic<int> early = 0, stale = 0;
 };
 
-void torture(DeviceWay way, int size, Found& found) {
-  DeviceWorld world(size, way);
+void torture(DevicePath path, int size, Found& found) {
+  DeviceWorld world(size, path);
   constexpr std::size_t kCount = 3001;
   as_ranks(size, [&](int rank) {
     const auto group = world.join(rank);
@@ -96,23 +98,23 @@ void torture(DeviceWay way, int size, Found& found) {
       gpu()->synchronize(consumer.get());
       fake().hold(producer.get());
       x.set(contribution(rank, kCount));
-      auto work = group->all_reduce(Buffer(x), y, {}, x.shape());
-      fake().settle();  // whatever does not wait for the producer has run by now
+      auto work = allreduce(*group, Buffer(x), y, {}, x.shape());
+      fake().run_unblocked();  // whatever does not wait for the producer has run by now
       fake().release(producer.get());
       work->wait(soon());
       if (y.get() != sum(size, kCount)) ++found.early;
     }
-    group->barrier()->wait(soon());
+    barrier(*group)->wait(soon());
     if (rank == 0) fake().hold_writes(1);
-    group->barrier()->wait(soon());
+    barrier(*group)->wait(soon());
     {
       const UserStream stream;
       OnGpu x(stream, contribution(rank, kCount)), y(stream, Floats(kCount, -1.0F));
-      const auto work = group->all_reduce(Buffer(x), y, {}, x.shape());
+      const auto work = allreduce(*group, Buffer(x), y, {}, x.shape());
       finish(work, stream);
       const Floats& got = y.begin_get();
-      fake().settle();  // whatever does not wait for the operation has run by now
-      group->barrier()->wait(soon());
+      fake().run_unblocked();  // whatever does not wait for the operation has run by now
+      barrier(*group)->wait(soon());
       if (rank == 0) fake().hold_writes(0);
       work->wait(soon());
       gpu()->synchronize(stream.get());
@@ -124,13 +126,13 @@ void torture(DeviceWay way, int size, Found& found) {
 
 }  // namespace
 
-TEST_CASE("devices: nothing is read before it is made, nor before it has come") {
-  for (const DeviceWay way : kWays) {
+TEST_CASE("devices: nothing is read before it is made, nor before it is complete") {
+  for (const DevicePath path : kPaths) {
     for (const int size : {1, 3}) {
       for (const char* delay : {"0", "200"}) {
         const Variable delays("FAKE_GPU_DELAY_US", delay);
         Found found;
-        torture(way, size, found);
+        torture(path, size, found);
         REQUIRE(found.early == 0);
         REQUIRE(found.stale == 0);
       }
@@ -139,26 +141,26 @@ TEST_CASE("devices: nothing is read before it is made, nor before it has come") 
 }
 
 TEST_CASE("devices without waits: the case above finds it where one side does not wait for the other") {
-  for (const DeviceWay way : kWays) {
+  for (const DevicePath path : kPaths) {
     Found library, user;
     {
       const Variable ignored("FAKE_GPU_IGNORE_WAITS", "library");
-      torture(way, 1, library);
+      torture(path, 1, library);
     }
     REQUIRE(library.early == 1);
     {
       const Variable ignored("FAKE_GPU_IGNORE_WAITS", "user");
-      torture(way, 1, user);
+      torture(path, 1, user);
     }
     REQUIRE(user.stale == 1);
   }
 }
 
-TEST_CASE("devices: many operations under way, waited for in another order") {
-  for (const DeviceWay way : kWays) {
+TEST_CASE("devices: many pending operations, waited for in another order") {
+  for (const DevicePath path : kPaths) {
     const Variable delays("FAKE_GPU_DELAY_US", "200");
     const int size = 3;
-    DeviceWorld world(size, way);
+    DeviceWorld world(size, path);
     as_ranks(size, [&](int rank) {
       const auto group = world.join(rank);
       {
@@ -168,7 +170,7 @@ TEST_CASE("devices: many operations under way, waited for in another order") {
         constexpr std::size_t kMany = 12;
         for (std::size_t i = 0; i < kMany; ++i) {
           arrays.push_back(std::make_unique<OnGpu>(stream, contribution(rank, 1 + 397 * i)));
-          works.push_back(group->all_reduce(Buffer(*arrays[i]), *arrays[i], {}, arrays[i]->shape()));
+          works.push_back(allreduce(*group, Buffer(*arrays[i]), *arrays[i], {}, arrays[i]->shape()));
         }
         for (std::size_t i = kMany; i-- > 0;) finish(works[(i * 7) % kMany], stream);
         for (std::size_t i = 0; i < kMany; ++i) REQUIRE(arrays[i]->get() == sum(size, 1 + 397 * i));
@@ -178,13 +180,13 @@ TEST_CASE("devices: many operations under way, waited for in another order") {
   }
 }
 
-TEST_CASE("devices: a rank that waits on the host lets what is staged go on") {
+TEST_CASE("devices: a rank that waits on the host lets staged operations progress") {
   const int size = 2;
-  for (const DeviceWay way : kWays) {
-    DeviceWorld world(size, way);
+  for (const DevicePath path : kPaths) {
+    DeviceWorld world(size, path);
     as_ranks(size, [&](int rank) {
       const auto group = world.join(rank);
-      const auto part = group->split(0, 0, soon());
+      const auto part = group->split(0, 0, soon(), "");
       {
         const UserStream stream;
         OnGpu x(stream, 5003), y(stream, 5003);
@@ -193,7 +195,7 @@ TEST_CASE("devices: a rank that waits on the host lets what is staged go on") {
         Communicator::WorkPtr work = rank == 0 ? part->send(Buffer(x), 1, 3) : part->recv(y, 0, 3);
         fake().release(stream.get());
         if (rank == 1) finish(work, stream);
-        group->barrier()->wait(soon());  // the other group's, which rank 1 comes to when it has its message
+        barrier(*group)->wait(soon());  // the other group's, which rank 1 comes to when it has its message
         work->wait(soon());
         if (rank == 1) REQUIRE(y.get() == contribution(0, 5003));
       }
@@ -204,7 +206,7 @@ TEST_CASE("devices: a rank that waits on the host lets what is staged go on") {
 }
 
 TEST_CASE("devices: what is staged and late says whether a rank is missing or this one's device") {
-  DeviceWorld world(2, DeviceWay::staged);
+  DeviceWorld world(2, DevicePath::staged);
   std::atomic<int> n_told = 0;
   as_ranks(2, [&](int rank) {
     const auto group = world.join(rank);
@@ -220,13 +222,13 @@ TEST_CASE("devices: what is staged and late says whether a rank is missing or th
     };
     gpu()->synchronize(stream.get());
     if (rank == 0) fake().hold(stream.get());
-    const auto first = group->all_reduce(Buffer(x), x, {}, x.shape());
-    const auto second = group->all_reduce(Buffer(y), y, {}, y.shape());
+    const auto first = allreduce(*group, Buffer(x), x, {}, x.shape());
+    const auto second = allreduce(*group, Buffer(y), y, {}, y.shape());
     if (rank == 0) {
       CHECK(late(first).find("this rank's own device, which has not come so far") != std::string::npos);
       CHECK(late(second).find("that an earlier operation could begin") != std::string::npos);
     } else {
-      fake().settle();  // copies have come
+      fake().run_unblocked();  // copies have completed
       for (const auto& work : {first, second}) CHECK(late(work).find("for rank 0") != std::string::npos);
     }
     ++n_told;
@@ -246,46 +248,46 @@ TEST_CASE("devices: what is staged and late says whether a rank is missing or th
 TEST_CASE("devices: an error of NCCL on one rank ends the operation on all") {
   const int size = 3;
   const Variable accident("FAKE_NCCL_FAIL", "1:2:error");
-  DeviceWorld world(size, DeviceWay::nccl);
-  std::vector<std::string> told(size);
+  DeviceWorld world(size, DevicePath::nccl);
+  std::vector<std::string> texts(size);
   as_ranks(size, [&](int rank) {
     const auto group = world.join(rank);
     const UserStream stream;
     OnGpu x(stream, contribution(rank, 100));
-    const auto once = [&] { group->all_reduce(Buffer(x), x, {}, x.shape())->wait(soon()); };
+    const auto once = [&] { allreduce(*group, Buffer(x), x, {}, x.shape())->wait(soon()); };
     once();
     once();
     try {
       once();
     } catch (const Error& error) {
-      told[static_cast<std::size_t>(rank)] = error.what();
+      texts[static_cast<std::size_t>(rank)] = error.what();
     }
     CHECK_THROWS_AS(once(), Error);  // and all that come later
-    CHECK_THROWS_AS(group->barrier()->wait(soon()), Error);
+    CHECK_THROWS_AS(barrier(*group)->wait(soon()), Error);
   });
-  for (const std::string& text : told) CHECK(text.find("injected error") != std::string::npos);
+  for (const std::string& text : texts) CHECK(text.find("injected error") != std::string::npos);
 }
 
 TEST_CASE("devices: an operation that hangs ends at its deadline") {
   const Variable accident("FAKE_NCCL_FAIL", "0:1:hang");
-  DeviceWorld world(2, DeviceWay::nccl);
+  DeviceWorld world(2, DevicePath::nccl);
   as_ranks(2, [&](int rank) {
     const auto group = world.join(rank, Seconds(0.5));
     const UserStream stream;
     OnGpu x(stream, contribution(rank, 100));
-    const auto once = [&] { group->all_reduce(Buffer(x), x, {}, x.shape())->wait(soon()); };
+    const auto once = [&] { allreduce(*group, Buffer(x), x, {}, x.shape())->wait(soon()); };
     once();
     CHECK_THROWS_AS(once(), Error);
   });
 }
 
-TEST_CASE("devices: ranks that do not agree are told, on all of them") {
-  DeviceWorld world(2, DeviceWay::nccl);
+TEST_CASE("devices: a mismatch is reported on all ranks") {
+  DeviceWorld world(2, DevicePath::nccl);
   all_are_told_of_a_difference(world);
 }
 
 TEST_CASE("devices: wrong memory is refused before anything happens") {
-  DeviceWorld world(1, DeviceWay::nccl);
+  DeviceWorld world(1, DevicePath::nccl);
   as_ranks(1, [&](int rank) {
     const auto group = world.join(rank);
     {
@@ -293,11 +295,11 @@ TEST_CASE("devices: wrong memory is refused before anything happens") {
       OnGpu x(stream, 5), shorter(stream, 4);
       Buffer elsewhere = x;
       elsewhere.device.index = 2;
-      CHECK_THROWS_AS(group->all_reduce(Buffer(x), shorter, {}, x.shape()), InvalidArgumentError);
-      CHECK_THROWS_AS(group->all_reduce(elsewhere, elsewhere, {}, x.shape()), InvalidArgumentError);
+      CHECK_THROWS_AS(allreduce(*group, Buffer(x), shorter, {}, x.shape()), InvalidArgumentError);
+      CHECK_THROWS_AS(allreduce(*group, elsewhere, elsewhere, {}, x.shape()), InvalidArgumentError);
       elsewhere.device.kind = DeviceKind::rocm;
-      CHECK_THROWS_AS(group->all_reduce(elsewhere, elsewhere, {}, x.shape()), UnavailableError);
-      CHECK_THROWS_AS(group->broadcast(x, 3, x.shape()), InvalidArgumentError);
+      CHECK_THROWS_AS(allreduce(*group, elsewhere, elsewhere, {}, x.shape()), UnavailableError);
+      CHECK_THROWS_AS(bcast(*group, x, 3, x.shape()), InvalidArgumentError);
     }
     group->close(soon());
   });
@@ -306,14 +308,14 @@ TEST_CASE("devices: wrong memory is refused before anything happens") {
 TEST_CASE("devices: nothing is left behind") {
   long before[4], after[4];
   fake().counts(before);
-  for (const DeviceWay way : kWays) {
-    DeviceWorld world(2, way);
+  for (const DevicePath path : kPaths) {
+    DeviceWorld world(2, path);
     as_ranks(2, [&](int rank) {
       auto group = world.join(rank);
       {
         const UserStream stream;
         OnGpu x(stream, contribution(rank, 5003));
-        finish(group->all_reduce(Buffer(x), x, {}, x.shape()), stream);
+        finish(allreduce(*group, Buffer(x), x, {}, x.shape()), stream);
         REQUIRE(x.get() == sum(2, 5003));
       }
       group->close(soon());

@@ -49,7 +49,7 @@ bool rounds_right(const Type& type, float value) {
   return same_half(type, type.round(value), reference::round(type.format, value));
 }
 
-// Every value at which rounding changes its mind lies between two neighbours; tried there and one float to
+// Every value at which rounding changes its mind lies between two adjacent values; tried there and one float to
 // either side. Returns the first lower neighbour of a wrong one, or -1.
 int first_wrong_rounding(const Type& type) {
   for (int bits = 0; bits < 1 << 15; ++bits) {

@@ -224,10 +224,12 @@ TEST_CASE("reduce: the mean of integers is exact and rounds down") {
   CHECK(reduced<std::int32_t>(DType::int32, ReduceOp::avg, {{-1, 1, -3}, {0, 0, 0}}) ==
         std::vector<std::int32_t>{-1, 0, -2});
 
-  constexpr auto kMost = std::numeric_limits<std::uint64_t>::max();
-  CHECK(reduced<std::uint64_t>(DType::uint64, ReduceOp::avg, {{kMost}, {kMost}, {kMost - 3}})[0] == kMost - 1);
-  constexpr auto kLeast = std::numeric_limits<std::int64_t>::min();
-  CHECK(reduced<std::int64_t>(DType::int64, ReduceOp::avg, {{kLeast}, {kLeast}, {kLeast + 1}})[0] == kLeast);
+  constexpr auto kLargest = std::numeric_limits<std::uint64_t>::max();
+  CHECK(reduced<std::uint64_t>(DType::uint64, ReduceOp::avg, {{kLargest}, {kLargest}, {kLargest - 3}})[0] ==
+        kLargest - 1);
+  constexpr auto kSmallest = std::numeric_limits<std::int64_t>::min();
+  CHECK(reduced<std::int64_t>(DType::int64, ReduceOp::avg, {{kSmallest}, {kSmallest}, {kSmallest + 1}})[0] ==
+        kSmallest);
 }
 
 TEST_CASE("reduce: bools count as 0 or 1 whatever their byte, and a sum is lor") {

@@ -9,7 +9,7 @@
 namespace samestep {
 namespace {
 
-std::string complaint(DType dtype, ReduceOp op, double factor = 1.0) {
+std::string error_text(DType dtype, ReduceOp op, double factor = 1.0) {
   try {
     require_reducible(dtype, {op, factor});
     return "";
@@ -30,23 +30,23 @@ TEST_CASE("require_reducible: each op fits the types of the table") {
     for (int op = 0; op < kReduceOpCount; ++op) {
       CAPTURE(name(dtype));
       CAPTURE(name(static_cast<ReduceOp>(op)));
-      CHECK(complaint(dtype, static_cast<ReduceOp>(op)).empty() == (fits[static_cast<std::size_t>(op)] == 'y'));
+      CHECK(error_text(dtype, static_cast<ReduceOp>(op)).empty() == (fits[static_cast<std::size_t>(op)] == 'y'));
     }
   }
 }
 
 TEST_CASE("require_reducible: the text names op, type and what would fit") {
-  CHECK(complaint(DType::complex64, ReduceOp::min) ==
+  CHECK(error_text(DType::complex64, ReduceOp::min) ==
         "op min does not fit complex64: complex arrays have sum, prod, avg and premul");
 }
 
 TEST_CASE("require_reducible: a factor for integers is a whole number of 64 bits") {
   for (const double factor : {0.0, -3.0, 0x1p62, -0x1p63})
-    CHECK(complaint(DType::int32, ReduceOp::premul, factor) == "");
+    CHECK(error_text(DType::int32, ReduceOp::premul, factor) == "");
   for (const double factor : {0.5, 0x1p63, 1e300, double(INFINITY), double(NAN)}) {
     CAPTURE(factor);
-    CHECK(complaint(DType::int32, ReduceOp::premul, factor).starts_with("op premul("));
-    CHECK(complaint(DType::float32, ReduceOp::premul, factor) == "");
+    CHECK(error_text(DType::int32, ReduceOp::premul, factor).starts_with("op premul("));
+    CHECK(error_text(DType::float32, ReduceOp::premul, factor) == "");
   }
 }
 

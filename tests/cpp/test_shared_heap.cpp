@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "node/shared_heap.h"
+#include "shm/shared_heap.h"
 
 using namespace samestep;
 
@@ -44,7 +44,7 @@ TEST_CASE("shared heap: new blocks are aligned and zero, used ones come back as 
   }
 }
 
-TEST_CASE("shared heap: it tells its own memory from that of others") {
+TEST_CASE("shared heap: it knows its own memory") {
   SharedHeap heap;
   int other = 0;
   CHECK_FALSE(heap.free(&other));
@@ -61,19 +61,19 @@ TEST_CASE("shared heap: it tells its own memory from that of others") {
   CHECK(heap.free(data));
 }
 
-TEST_CASE("shared heap: a block is shown at a second address, and nothing else is") {
+TEST_CASE("shared heap: a block is mapped at a second address, and nothing else is") {
   SharedHeap heap;
   auto* const data = static_cast<unsigned char*>(heap.allocate(kMiB).data);
   void* const pages = ::mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   REQUIRE(pages != MAP_FAILED);
   auto* const second = static_cast<unsigned char*>(pages);
   std::memset(second, 3, kMiB);
-  CHECK_FALSE(heap.show_at(data, kMiB, second + 64));    // not the start of a page
-  CHECK_FALSE(heap.show_at(data + 4096, 4096, second));  // not the start of a block
-  CHECK_FALSE(heap.show_at(data, heap.size_of(data) + 1, second));
+  CHECK_FALSE(heap.alias_pages_at(data, kMiB, second + 64));    // not the start of a page
+  CHECK_FALSE(heap.alias_pages_at(data + 4096, 4096, second));  // not the start of a block
+  CHECK_FALSE(heap.alias_pages_at(data, heap.size_of(data) + 1, second));
   CHECK(holds(second, kMiB, 3));
   std::memset(data, 7, kMiB);
-  REQUIRE(heap.show_at(data, kMiB, second));
+  REQUIRE(heap.alias_pages_at(data, kMiB, second));
   CHECK(holds(second, kMiB, 7));
   second[kMiB - 1] = 9;
   CHECK(data[kMiB - 1] == 9);
@@ -81,15 +81,15 @@ TEST_CASE("shared heap: a block is shown at a second address, and nothing else i
   CHECK(holds(data, kMiB - 1, 7));
 }
 
-TEST_CASE("shared heap: a segment is announced once, and a refusal is remembered") {
+TEST_CASE("shared heap: a segment is published once, and a refusal is remembered") {
   SharedHeap heap;
   void* const data = heap.allocate(1).data;
   const auto spot = heap.find(data, 1);
   REQUIRE(spot);
   int n_calls = 0;
   const auto refuse = [&](const SharedMemory&) { return ++n_calls == 0; };
-  CHECK_FALSE(heap.announce(spot->segment, refuse));
-  CHECK_FALSE(heap.announce(spot->segment, refuse));
+  CHECK_FALSE(heap.publish(spot->segment, refuse));
+  CHECK_FALSE(heap.publish(spot->segment, refuse));
   CHECK(n_calls == 1);
 }
 
@@ -109,7 +109,7 @@ TEST_CASE("shared heap: at its limit it gives nothing, and something again once 
   CHECK(heap.allocate(std::size_t{1} << 45).data == nullptr);
 }
 
-TEST_CASE("shared heap: memory that nobody uses goes back to the system, and what is in use stays as it is") {
+TEST_CASE("shared heap: unused memory is returned to the system, and what is in use stays as it is") {
   SharedHeap heap;
   heap.set_bounds(kNoLimit, 8 * kMiB);
   std::vector<void*> blocks(32);
@@ -133,7 +133,7 @@ TEST_CASE("shared heap: memory that nobody uses goes back to the system, and wha
   CHECK(heap.usage().segments == 1);
 }
 
-TEST_CASE("shared heap: a part with a block in it is not given back, whoever needs memory") {
+TEST_CASE("shared heap: a part with a block in it is not returned to the system") {
   SharedHeap heap;
   heap.set_bounds(kMiB, kMiB);
   constexpr std::size_t kSmall = 4096, kInPart = SharedHeap::kPart / kSmall;

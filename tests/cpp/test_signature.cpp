@@ -15,7 +15,7 @@ Shape shape_of(std::initializer_list<std::uint64_t> extents) {
   return shape;
 }
 
-constexpr int kVerbCount = static_cast<int>(Verb::close) + 1;
+constexpr int kVerbCount = static_cast<int>(CollectiveType::close) + 1;
 
 std::vector<Shape> many_shapes() {
   std::vector<Shape> shapes = {shape_of({}), shape_of({0}), shape_of({1, 1, 1, 1, 1, 1})};
@@ -31,7 +31,7 @@ std::vector<Shape> many_shapes() {
 }
 
 TEST_CASE("Signature::digest: equal for equal signatures") {
-  const Signature a{Verb::all_reduce, DType::float32, ReduceOp::sum, -1, shape_of({2, 3})};
+  const Signature a{CollectiveType::allreduce, DType::float32, ReduceOp::sum, -1, shape_of({2, 3})};
   Signature b = a;
   CHECK(a.digest() == b.digest());
   b.shape.extents[5] = 7;  // beyond n_dims
@@ -47,40 +47,41 @@ TEST_CASE("Signature::digest: no two of 100000 signatures share one") {
   };
   for (const Shape& shape : many_shapes()) {
     for (const DType dtype : {DType::float32, DType::float64, DType::bfloat16}) {
-      for (const std::int32_t root : {-1, 0, 1, 1 << 30}) add({Verb::reduce, dtype, ReduceOp::max, root, shape});
+      for (const std::int32_t root : {-1, 0, 1, 1 << 30})
+        add({CollectiveType::reduce, dtype, ReduceOp::max, root, shape});
     }
   }
   for (int verb = 0; verb < kVerbCount; ++verb) {
     for (int dtype = 0; dtype < kDTypeCount; ++dtype) {
       for (int op = 0; op < kReduceOpCount; ++op) {
         const auto reduce_op = static_cast<ReduceOp>(op);
-        add({static_cast<Verb>(verb), static_cast<DType>(dtype), reduce_op, -1, Shape::flat(77'777)});
+        add({static_cast<CollectiveType>(verb), static_cast<DType>(dtype), reduce_op, -1, Shape::flat(77'777)});
       }
     }
   }
   CHECK(digests.size() == n);
 }
 
-TEST_CASE("name(Verb): every verb has one of its own") {
+TEST_CASE("name(CollectiveType): every collective has one of its own") {
   std::set<std::string_view> names;
-  for (int verb = 0; verb < kVerbCount; ++verb) names.insert(name(static_cast<Verb>(verb)));
+  for (int verb = 0; verb < kVerbCount; ++verb) names.insert(name(static_cast<CollectiveType>(verb)));
   CHECK(names.size() == kVerbCount);
-  CHECK(name(Verb::all_to_all_v) == "alltoallv");
+  CHECK(name(CollectiveType::alltoallv) == "alltoallv");
 }
 
 TEST_CASE("Signature::describe: what a user wrote") {
   const Shape shape = shape_of({2, 3});
   const std::pair<Signature, std::string> kRows[] = {
-      {{Verb::all_reduce, DType::float32, ReduceOp::sum, -1, shape}, "allreduce of float32[2, 3] with op sum"},
-      {{Verb::reduce, DType::int8, ReduceOp::max, 2, shape}, "reduce of int8[2, 3] with op max to root 2"},
-      {{Verb::broadcast, DType::float64, ReduceOp::sum, 0, shape_of({})}, "bcast of float64[] from root 0"},
-      {{Verb::gather, DType::bool_, ReduceOp::sum, 1, Shape::flat(9)}, "gather of bool[9] to root 1"},
-      {{Verb::scatter_v, DType::uint8, ReduceOp::sum, 1, {}}, "scatterv of uint8 from root 1"},
-      {{Verb::all_gather_v, DType::bfloat16, ReduceOp::sum, -1, {}}, "allgatherv of bfloat16"},
-      {{Verb::reduce_scatter, DType::complex64, ReduceOp::avg, -1, Shape::flat(0)},
+      {{CollectiveType::allreduce, DType::float32, ReduceOp::sum, -1, shape}, "allreduce of float32[2, 3] with op sum"},
+      {{CollectiveType::reduce, DType::int8, ReduceOp::max, 2, shape}, "reduce of int8[2, 3] with op max to root 2"},
+      {{CollectiveType::bcast, DType::float64, ReduceOp::sum, 0, shape_of({})}, "bcast of float64[] from root 0"},
+      {{CollectiveType::gather, DType::bool_, ReduceOp::sum, 1, Shape::flat(9)}, "gather of bool[9] to root 1"},
+      {{CollectiveType::scatterv, DType::uint8, ReduceOp::sum, 1, {}}, "scatterv of uint8 from root 1"},
+      {{CollectiveType::allgatherv, DType::bfloat16, ReduceOp::sum, -1, {}}, "allgatherv of bfloat16"},
+      {{CollectiveType::reduce_scatter, DType::complex64, ReduceOp::avg, -1, Shape::flat(0)},
        "reduce_scatter of complex64[0] with op avg"},
       {{}, "barrier"},
-      {{Verb::make_group}, "group creation"},
+      {{CollectiveType::make_group}, "group creation"},
   };
   for (const auto& [signature, text] : kRows) CHECK(signature.describe() == text);
 }

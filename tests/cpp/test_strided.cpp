@@ -30,7 +30,7 @@ std::int64_t offset_of(std::size_t index, const Extents& shape, const Extents& s
   return offset;
 }
 
-// A strided array somewhere in the middle of a buffer, every byte different from its neighbours.
+// A strided array somewhere in the middle of a buffer, every byte different from the next ones.
 struct Array {
   Extents shape;
   Extents strides;
@@ -88,26 +88,26 @@ std::vector<Array> arrays(std::size_t itemsize) {
       {{3, 4}, {s, 0}, itemsize},                     // each element four times
       {{3, 4}, {0, 0}, itemsize},                     // one element
       {{4, 3}, {5 * s, s}, itemsize},                 // rows with a gap
-      {{2, 4, 3}, {24 * s, 6 * s, 2 * s}, itemsize},  // all neighbours merge
+      {{2, 4, 3}, {24 * s, 6 * s, 2 * s}, itemsize},  // all dimensions merge
       {{2, 1, 3}, {3 * s, 1000 * s, s}, itemsize},    // the stride of extent 1 means nothing
       {{3, 5}, {s + 1, 3 * s + 4}, itemsize},         // odd strides, as in packed records
       {{2, 2, 2, 2, 2, 2, 2, 2}, {1, 2, 4, 8, 16, 32, 64, 128}, itemsize},
   };
-  list.push_back(permuted({70, 67}, {0, 1}, itemsize));  // a transposed matrix, more than a tile each way
+  list.push_back(permuted({70, 67}, {0, 1}, itemsize));  // a transposed matrix, more than a tile in both dimensions
   list.push_back(permuted({3, 37, 5}, {0, 2, 1}, itemsize));
   list.push_back(permuted({3, 37, 5}, {1, 0, 2}, itemsize));
   list.push_back(permuted({3, 4, 5, 6}, {2, 0, 3, 1}, itemsize));
   return list;
 }
 
-TEST_CASE("stream: a copy past the caches is a copy, wherever it begins and ends") {
+TEST_CASE("stream: a non-temporal copy is a copy, wherever it begins and ends") {
   std::vector<unsigned char> from(400), to(400);
   for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i * 7 + 1);
   for (std::size_t begin = 0; begin < 20; ++begin) {
     for (const std::size_t skew : {0, 1, 8, 15}) {
       for (const std::size_t nbytes : {0, 1, 15, 16, 17, 31, 64, 65, 300}) {
         std::fill(to.begin(), to.end(), static_cast<unsigned char>(0));
-        kernels::copy_past_caches(to.data() + begin, from.data() + skew, nbytes);
+        kernels::copy_nontemporal(to.data() + begin, from.data() + skew, nbytes);
         std::vector<unsigned char> want(400);
         std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(skew), nbytes,
                     want.begin() + static_cast<std::ptrdiff_t>(begin));
@@ -118,8 +118,8 @@ TEST_CASE("stream: a copy past the caches is a copy, wherever it begins and ends
 }
 
 TEST_CASE("stream: a copy is a copy at every distance in a page, and touches nothing else") {
-  constexpr std::size_t kPage = 4096, kMost = 9000;
-  std::vector<unsigned char> from(2 * kPage + kMost), to(from.size());
+  constexpr std::size_t kPage = 4096, kMaxBytes = 9000;
+  std::vector<unsigned char> from(2 * kPage + kMaxBytes), to(from.size());
   for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i * 7 + i / 256 + 1);
   const auto place = [](const std::vector<unsigned char>& bytes) {
     return reinterpret_cast<std::uintptr_t>(bytes.data()) % kPage;
@@ -149,7 +149,7 @@ TEST_CASE("pack: elements in row-major order, for every kind of stride") {
   }
 }
 
-TEST_CASE("unpack: the reverse of pack, and nothing between the elements is touched") {
+TEST_CASE("unpack: the reverse of pack, and nothing between the elements is written") {
   for (const std::size_t itemsize : {1, 2, 3, 4, 8, 16}) {
     std::size_t number = 0;
     for (Array& array : arrays(itemsize)) {

@@ -10,11 +10,12 @@
 #include <thread>
 #include <vector>
 
+#include "collective_calls.h"
 #include "core/error.h"
-#include "exchange/tags.h"
 #include "local_network.h"
 #include "loopback.h"
 #include "tcp/frame.h"
+#include "transport/tags.h"
 
 using namespace samestep;
 
@@ -31,20 +32,20 @@ Message message(int rank, int tag, std::size_t nbytes) {
   return bytes;
 }
 
-void finish(Messenger& messenger, Messenger::Request& request, Messenger::Envelope* from = nullptr) {
+void finish(Transport& transport, Transport::Request& request, Transport::Envelope* from = nullptr) {
   const Deadline deadline = Deadline::after(Seconds(60));
-  while (!messenger.test(request, from)) {
+  while (!transport.test(request, from)) {
     REQUIRE(!deadline.passed());
     std::this_thread::yield();
   }
 }
 
-std::string loss(Messenger& messenger, int peer) {
+std::string loss(Transport& transport, int peer) {
   const Deadline deadline = Deadline::after(Seconds(60));
   while (!deadline.passed()) {
-    Messenger::Envelope from;
-    messenger.probe(tags::kFarewell, from);
-    for (const Messenger::Loss& found : messenger.losses()) {
+    Transport::Envelope from;
+    transport.probe(tags::kLeaveNotice, from);
+    for (const Transport::PeerFailure& found : transport.failed_peers()) {
       if (found.peer == peer) return found.text;
     }
     std::this_thread::yield();
@@ -52,14 +53,14 @@ std::string loss(Messenger& messenger, int peer) {
   return {};
 }
 
-/// Each rank as a thread with its messenger.
+/// Each rank as a thread with its transport.
 template <class Body>
 void with_messengers(int size, Body body) {
   auto ranks = connected_ranks(size);
   as_threads(size, [&](int rank) {
-    const auto messenger = make_tcp_messenger(rank, std::move(ranks[static_cast<std::size_t>(rank)]));
-    body(*messenger);
-    messenger->close();
+    const auto transport = make_tcp_transport(rank, std::move(ranks[static_cast<std::size_t>(rank)]));
+    body(*transport);
+    transport->close();
   });
 }
 
@@ -73,23 +74,23 @@ constexpr std::size_t kAwkward[] = {0,
                                     kInStage - sizeof(tcp::Frame) + 1,
                                     kInStage,
                                     kInStage + 1,
-                                    tcp::kLongestUnasked,
-                                    tcp::kLongestUnasked + 1,
-                                    tcp::kPiece + 1,
-                                    3 * tcp::kPiece,
+                                    tcp::kEagerLimit,
+                                    tcp::kEagerLimit + 1,
+                                    tcp::kDataFrameBytes + 1,
+                                    3 * tcp::kDataFrameBytes,
                                     10'000'000};
 
 }  // namespace
 
 TEST_CASE("tcp: messages of awkward sizes, receives posted before and after") {
-  with_messengers(3, [](Messenger& me) {
+  with_messengers(3, [](Transport& me) {
     for (const bool early : {true, false}) {
       int tag = early ? 100 : 200;
       for (const std::size_t nbytes : kAwkward) {
         ++tag;
         const Message mine = message(me.rank(), tag, nbytes);
         std::vector<Message> got(3, Message(nbytes + 1, 0xee));
-        std::vector<Messenger::Request> receives(3), sends(3);
+        std::vector<Transport::Request> receives(3), sends(3);
         const auto post = [&] {
           for (int peer = 0; peer < 3; ++peer) {
             const auto i = static_cast<std::size_t>(peer);
@@ -101,13 +102,13 @@ TEST_CASE("tcp: messages of awkward sizes, receives posted before and after") {
           sends[static_cast<std::size_t>(peer)] = me.send(mine.data(), nbytes, peer, tag);
         }
         if (!early) {
-          Messenger::Envelope from;
-          for (int i = 0; i < 100; ++i) me.probe(0, from);  // let them come
+          Transport::Envelope from;
+          for (int i = 0; i < 100; ++i) me.probe(0, from);  // let them arrive
           post();
         }
         for (int peer = 0; peer < 3; ++peer) {
           const auto i = static_cast<std::size_t>(peer);
-          Messenger::Envelope from;
+          Transport::Envelope from;
           finish(me, receives[i], &from);
           finish(me, sends[i]);
           Message expected = message(peer, tag, nbytes);
@@ -126,10 +127,10 @@ TEST_CASE("tcp: many tags and sizes in one go arrive in order, however they are 
   const auto nbytes = [](int tag, int round) {
     return static_cast<std::size_t>(tag * tag * 97 + round * 13'001) % 90'000;
   };
-  with_messengers(2, [&](Messenger& me) {
+  with_messengers(2, [&](Transport& me) {
     const int peer = 1 - me.rank();
     std::vector<Message> sent;
-    std::vector<Messenger::Request> sends;
+    std::vector<Transport::Request> sends;
     for (int round = 0; round < kRounds; ++round) {
       for (int tag = 0; tag < kTags; ++tag) {
         sent.push_back(message(me.rank() + round, tag, nbytes(tag, round)));
@@ -140,24 +141,24 @@ TEST_CASE("tcp: many tags and sizes in one go arrive in order, however they are 
       for (int round = 0; round < kRounds; ++round) {
         Message got(nbytes(tag, round));
         const int source = round % 2 == 0 ? peer : kAnySource;
-        Messenger::Request request = me.receive(got.data(), got.size(), source, tag);
+        Transport::Request request = me.receive(got.data(), got.size(), source, tag);
         finish(me, request);
         REQUIRE(got == message(peer + round, tag, nbytes(tag, round)));
       }
     }
-    for (Messenger::Request& send : sends) finish(me, send);
+    for (Transport::Request& send : sends) finish(me, send);
   });
 }
 
 TEST_CASE("tcp: both sides send 50 MB before they receive, and short messages overtake them") {
   constexpr std::size_t kLong = 50'000'000;
-  with_messengers(2, [](Messenger& me) {
+  with_messengers(2, [](Transport& me) {
     const int peer = 1 - me.rank();
     const Message mine = message(me.rank(), 1, kLong), short_one = message(me.rank(), 2, 8);
-    Messenger::Request body = me.send(mine.data(), kLong, peer, 1);
-    Messenger::Request note = me.send(short_one.data(), 8, peer, 2);
+    Transport::Request body = me.send(mine.data(), kLong, peer, 1);
+    Transport::Request note = me.send(short_one.data(), 8, peer, 2);
     Message got(8);
-    Messenger::Request receive = me.receive(got.data(), 8, peer, 2);
+    Transport::Request receive = me.receive(got.data(), 8, peer, 2);
     finish(me, receive);
     REQUIRE(got == message(peer, 2, 8));
     got.resize(kLong);
@@ -171,37 +172,37 @@ TEST_CASE("tcp: both sides send 50 MB before they receive, and short messages ov
 
 TEST_CASE("tcp: backpressure of short messages") {
   constexpr std::size_t kEach = 64 << 10, kMessages = 800;
-  with_messengers(2, [](Messenger& me) {
+  with_messengers(2, [](Transport& me) {
     const int peer = 1 - me.rank();
     const Message mine = message(me.rank(), 3, kEach);
-    std::vector<Messenger::Request> sends(kMessages);
+    std::vector<Transport::Request> sends(kMessages);
     for (auto& send : sends) send = me.send(mine.data(), kEach, peer, 3);
     for (auto& send : sends) finish(me, send);
     Message got(kEach);
     for (std::size_t i = 0; i < kMessages; ++i) {
-      Messenger::Request receive = me.receive(got.data(), kEach, peer, 3);
+      Transport::Request receive = me.receive(got.data(), kEach, peer, 3);
       finish(me, receive);
       REQUIRE(got == message(peer, 3, kEach));
     }
   });
 }
 
-TEST_CASE("tcp: a message that does not fit is an error in its receiver, and the next one comes") {
-  with_messengers(2, [](Messenger& me) {
-    for (const std::size_t nbytes : {std::size_t{100}, tcp::kLongestUnasked + 1}) {
+TEST_CASE("tcp: a message that does not fit is an error in its receiver, and the next one arrives") {
+  with_messengers(2, [](Transport& me) {
+    for (const std::size_t nbytes : {std::size_t{100}, tcp::kEagerLimit + 1}) {
       for (const bool early : {true, false}) {
         const Message mine = message(me.rank(), 1, nbytes);
         Message got(nbytes, 0xee);
-        Messenger::Request send, receive;
+        Transport::Request send, receive;
         if (early) receive = me.receive(got.data(), 10, 1 - me.rank(), 1);
         send = me.send(mine.data(), nbytes, 1 - me.rank(), 1);
-        Messenger::Envelope from;
+        Transport::Envelope from;
         for (int i = 0; i < 100 && !early; ++i) me.probe(0, from);
         if (!early) receive = me.receive(got.data(), 10, 1 - me.rank(), 1);
         CHECK_THROWS_AS(finish(me, receive), Error);
         CHECK(got == Message(nbytes, 0xee));
         receive = me.receive(got.data(), nbytes, 1 - me.rank(), 2);
-        Messenger::Request second = me.send(mine.data(), nbytes, 1 - me.rank(), 2);
+        Transport::Request second = me.send(mine.data(), nbytes, 1 - me.rank(), 2);
         finish(me, receive);
         finish(me, second);
         finish(me, send);
@@ -212,14 +213,14 @@ TEST_CASE("tcp: a message that does not fit is an error in its receiver, and the
 }
 
 TEST_CASE("tcp: a receive that is given up is written no more, in the middle of its message too") {
-  for (const std::size_t nbytes : {std::size_t{1000}, tcp::kLongestUnasked, std::size_t{20'000'000}}) {
-    const Message sent(nbytes);  // longer than the messengers, for it may never be wanted
-    with_messengers(2, [&](Messenger& me) {
+  for (const std::size_t nbytes : {std::size_t{1000}, tcp::kEagerLimit, std::size_t{20'000'000}}) {
+    const Message sent(nbytes);  // longer-lived than the transports, because it may never be wanted
+    with_messengers(2, [&](Transport& me) {
       const int peer = 1 - me.rank();
       auto got = std::make_unique<Message>(nbytes);
-      Messenger::Request receive = me.receive(got->data(), nbytes, peer, 1);
-      Messenger::Request send = me.send(sent.data(), nbytes, peer, 1);
-      Messenger::Envelope from;
+      Transport::Request receive = me.receive(got->data(), nbytes, peer, 1);
+      Transport::Request send = me.send(sent.data(), nbytes, peer, 1);
+      Transport::Envelope from;
       me.probe(0, from);
       const bool cancelled = me.cancel(receive);
       if (cancelled) {
@@ -229,31 +230,31 @@ TEST_CASE("tcp: a receive that is given up is written no more, in the middle of 
       }
       Message after(3);
       receive = me.receive(after.data(), 3, peer, 2);
-      Messenger::Request second = me.send(sent.data(), 3, peer, 2);
+      Transport::Request second = me.send(sent.data(), 3, peer, 2);
       finish(me, receive);
       finish(me, second);
-      if (nbytes <= tcp::kLongestUnasked) finish(me, send);
+      if (nbytes <= tcp::kEagerLimit) finish(me, send);
     });
   }
 }
 
-TEST_CASE("tcp: groups share the connections, and a message for a group may come before the group is made") {
-  with_messengers(3, [](Messenger& me) {
+TEST_CASE("tcp: groups share the connections, and a message for a group may arrive before the group is made") {
+  with_messengers(3, [](Transport& me) {
     const std::vector<int> turned{2, 0, 1}, pair{2, 0};
     for (int round = 0; round < 3; ++round) {
       const auto all = me.subset(turned);
       REQUIRE(all->rank() == (me.rank() + 1) % 3);
       const auto two = me.rank() == 1 ? nullptr : me.subset(pair);
-      for (Messenger* group : {all.get(), two.get()}) {
+      for (Transport* group : {all.get(), two.get()}) {
         if (group == nullptr) continue;
         const int next = (group->rank() + 1) % group->size();
         const int before = (group->rank() + group->size() - 1) % group->size();
         const int tag = group->size();
         const Message mine = message(group->rank(), tag, 5000);
         Message got(5000);
-        Messenger::Request send = group->send(mine.data(), 5000, next, 9);
-        Messenger::Request receive = group->receive(got.data(), 5000, kAnySource, 9);
-        Messenger::Envelope from;
+        Transport::Request send = group->send(mine.data(), 5000, next, 9);
+        Transport::Request receive = group->receive(got.data(), 5000, kAnySource, 9);
+        Transport::Envelope from;
         finish(*group, receive, &from);
         finish(*group, send);
         REQUIRE(from.source == before);
@@ -265,40 +266,40 @@ TEST_CASE("tcp: groups share the connections, and a message for a group may come
   });
 }
 
-TEST_CASE("tcp: a peer that goes in the middle of a message is lost, and what it sent before is not") {
-  for (const std::size_t nbytes : {tcp::kLongestUnasked, std::size_t{50'000'000}}) {
+TEST_CASE("tcp: a peer that dies in the middle of a message is lost, and what it sent before is not") {
+  for (const std::size_t nbytes : {tcp::kEagerLimit, std::size_t{50'000'000}}) {
     auto ranks = connected_ranks(3);
-    std::atomic<bool> begun{false};
+    std::atomic<bool> started{false};
     as_threads(3, [&](int rank) {
-      auto me = make_tcp_messenger(rank, std::move(ranks[static_cast<std::size_t>(rank)]));
+      auto me = make_tcp_transport(rank, std::move(ranks[static_cast<std::size_t>(rank)]));
       if (rank == 1) {
         const Message body(nbytes), word = message(1, 4, 10);
         for (int peer : {0, 2}) {
-          Messenger::Request first = me->send(word.data(), 10, peer, 4);
+          Transport::Request first = me->send(word.data(), 10, peer, 4);
           finish(*me, first);
           me->send(body.data(), nbytes, peer, 5);
         }
-        Messenger::Envelope from;
-        while (!begun) me->probe(0, from);
+        Transport::Envelope from;
+        while (!started) me->probe(0, from);
         return;
       }
       Message got(nbytes), word(10);
-      Messenger::Request receive = me->receive(got.data(), nbytes, 1, 5);
+      Transport::Request receive = me->receive(got.data(), nbytes, 1, 5);
       if (rank == 0) {
         for (int i = 0; i < 1000; ++i) me->test(receive, nullptr);
-        begun = true;
+        started = true;
       }
-      if (nbytes > tcp::kLongestUnasked || !receive.active) {
+      if (nbytes > tcp::kEagerLimit || !receive.active) {
         CHECK(loss(*me, 1).find("from host1, has ended") != std::string::npos);
       } else {
         loss(*me, 1);
       }
-      Messenger::Request before = me->receive(word.data(), 10, 1, 4);
+      Transport::Request before = me->receive(word.data(), 10, 1, 4);
       finish(*me, before);
       CHECK(word == message(1, 4, 10));
-      CHECK(me->losses().empty());  // told once
-      Messenger::Request other = me->send(word.data(), 10, 2 - rank, 6);
-      Messenger::Request from_other = me->receive(word.data(), 10, 2 - rank, 6);
+      CHECK(me->failed_peers().empty());  // reported once
+      Transport::Request other = me->send(word.data(), 10, 2 - rank, 6);
+      Transport::Request from_other = me->receive(word.data(), 10, 2 - rank, 6);
       finish(*me, other);
       finish(*me, from_other);
       me->close();
@@ -310,34 +311,34 @@ TEST_CASE("tcp: a peer that has closed the group is not lost to it") {
   auto ranks = connected_ranks(3);
   std::atomic<int> closed{0};
   as_threads(3, [&](int rank) {
-    auto me = make_tcp_messenger(rank, std::move(ranks[static_cast<std::size_t>(rank)]));
+    auto me = make_tcp_transport(rank, std::move(ranks[static_cast<std::size_t>(rank)]));
     if (rank != 0) {
       me->close();  // waits a little for rank 0, in vain
       me.reset();
       ++closed;
       return;
     }
-    while (closed != 2) CHECK(me->losses().empty());
-    Messenger::Envelope from;
+    while (closed != 2) CHECK(me->failed_peers().empty());
+    Transport::Envelope from;
     me->probe(0, from);
-    CHECK(me->losses().empty());
+    CHECK(me->failed_peers().empty());
     me->close();
   });
 }
 
-TEST_CASE("tcp: what is under way when a group is closed never ends, and touches no memory") {
-  with_messengers(2, [](Messenger& me) {
+TEST_CASE("tcp: what is pending when a group is closed never ends, and accesses no memory") {
+  with_messengers(2, [](Transport& me) {
     const std::vector<int> both{0, 1};
     const auto group = me.subset(both);
     const int peer = 1 - me.rank();
-    auto sent = std::make_unique<Message>(tcp::kLongestUnasked), got = std::make_unique<Message>(100);
-    Messenger::Request send;
+    auto sent = std::make_unique<Message>(tcp::kEagerLimit), got = std::make_unique<Message>(100);
+    Transport::Request send;
     for (int i = 0; i < 100; ++i)
       send = group->send(sent->data(), sent->size(), peer, 1);  // more than the kernel takes
     group->send(sent->data(), sent->size(), peer, 1);
-    auto offered = std::make_unique<Message>(5 * tcp::kPiece);
+    auto offered = std::make_unique<Message>(5 * tcp::kDataFrameBytes);
     group->send(offered->data(), offered->size(), peer, 1);
-    Messenger::Request receive = group->receive(got->data(), got->size(), peer, 2);
+    Transport::Request receive = group->receive(got->data(), got->size(), peer, 2);
     group->close();
     sent.reset();
     got.reset();
@@ -348,29 +349,29 @@ TEST_CASE("tcp: what is under way when a group is closed never ends, and touches
     }
     CHECK(group->cancel(receive));
     Message word(8), answer(8);
-    Messenger::Request out = me.send(word.data(), 8, peer, 3), in = me.receive(answer.data(), 8, peer, 3);
+    Transport::Request out = me.send(word.data(), 8, peer, 3), in = me.receive(answer.data(), 8, peer, 3);
     finish(me, in);
     finish(me, out);
   });
 }
 
 TEST_CASE("tcp: an empty message that waits behind others outlives its group") {
-  with_messengers(2, [](Messenger& me) {
+  with_messengers(2, [](Transport& me) {
     const std::vector<int> both{0, 1};
     const int peer = 1 - me.rank();
     auto group = me.subset(both);
-    const Message body(tcp::kLongestUnasked);
+    const Message body(tcp::kEagerLimit);
     for (int i = 0; i < 100; ++i) me.send(body.data(), body.size(), peer, 1);  // more than the kernel takes
     group->send(nullptr, 0, peer, 2);
     group->close();
     group.reset();
     Message got(body.size());
     for (int i = 0; i < 100; ++i) {
-      Messenger::Request receive = me.receive(got.data(), got.size(), peer, 1);
+      Transport::Request receive = me.receive(got.data(), got.size(), peer, 1);
       finish(me, receive);
     }
     Message word(8), answer(8);
-    Messenger::Request out = me.send(word.data(), 8, peer, 3), in = me.receive(answer.data(), 8, peer, 3);
+    Transport::Request out = me.send(word.data(), 8, peer, 3), in = me.receive(answer.data(), 8, peer, 3);
     finish(me, in);
     finish(me, out);
   });
@@ -380,7 +381,7 @@ TEST_CASE("tcp: bytes that no rank sends end the connection, not the process") {
   auto [ours, theirs] = connected_pair();
   std::vector<TcpPeer> peers(2);
   peers[1] = {std::move(ours), "host1"};
-  const auto me = make_tcp_messenger(0, std::move(peers));
+  const auto me = make_tcp_transport(0, std::move(peers));
   const std::string garbage =
       "GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n and more than a frame of it, so that it is read";
   REQUIRE(::write(theirs.get(), garbage.data(), garbage.size()) == static_cast<ssize_t>(garbage.size()));
@@ -391,7 +392,7 @@ TEST_CASE("tcp: a child made by fork does not keep the connection open") {
   auto [ours, theirs] = connected_pair();
   std::vector<TcpPeer> peers(2);
   peers[1] = {std::move(ours), "host1"};
-  auto me = make_tcp_messenger(0, std::move(peers));
+  auto me = make_tcp_transport(0, std::move(peers));
   int alive[2];
   REQUIRE(::pipe(alive) == 0);
   const pid_t child = ::fork();
@@ -403,7 +404,7 @@ TEST_CASE("tcp: a child made by fork does not keep the connection open") {
   }
   std::vector<TcpPeer> other(2);
   other[0] = {std::move(theirs), "host0"};
-  const auto peer = make_tcp_messenger(1, std::move(other));
+  const auto peer = make_tcp_transport(1, std::move(other));
   me.reset();  // as a killed process
   CHECK(loss(*peer, 0).find("has ended") != std::string::npos);
   ::close(alive[1]);
@@ -427,11 +428,11 @@ TEST_CASE("tcp: every verb gives the same as in theory, on 1 to 4 ranks") {
           for (int r = 0; r < size; ++r) expected[i] += static_cast<float>(i % 17) + static_cast<float>(r);
         }
         const Buffer buffer{values.data(), count, DType::float32};
-        world->all_reduce(buffer, buffer, {}, Shape::flat(count))->wait(soon);
+        allreduce(*world, buffer, buffer, {}, Shape::flat(count))->wait(soon);
         REQUIRE(values == expected);
-        world->broadcast(buffer, size - 1, Shape::flat(count))->wait(soon);
+        bcast(*world, buffer, size - 1, Shape::flat(count))->wait(soon);
         const auto pair = world->split(rank % 2, 0, soon);
-        if (pair->size() > 1) pair->broadcast(buffer, 0, Shape::flat(count))->wait(soon);
+        if (pair->size() > 1) bcast(*pair, buffer, 0, Shape::flat(count))->wait(soon);
         pair->close(soon);
         REQUIRE(values == expected);
       }

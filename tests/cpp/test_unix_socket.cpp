@@ -1,8 +1,12 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 #include <cstring>
+#include <filesystem>
+#include <thread>
+#include <vector>
 
 #include "core/error.h"
 #include "os/unix_socket.h"
@@ -12,10 +16,40 @@ using samestep::Seconds;
 using samestep::UnixListener;
 using samestep::UnixSocket;
 
+namespace {
+
+Deadline soon() { return Deadline::after(Seconds(10)); }
+
+std::size_t n_descriptors() {
+  std::size_t n = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++n;
+  return n;
+}
+
+/// Sends a packet with copies of descriptor 0.
+void send_with_fds(const UnixSocket& socket, std::size_t n) {
+  char byte = 1;
+  iovec part{&byte, 1};
+  std::vector<char> control(CMSG_SPACE(n * sizeof(int)));
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(n * sizeof(int));
+  std::memset(CMSG_DATA(header), 0, n * sizeof(int));
+  REQUIRE(::sendmsg(socket.fd().get(), &message, 0) == 1);
+}
+
+}  // namespace
+
 TEST_CASE("unix socket: what was sent arrives, though its sender has gone without reading all") {
   UnixListener listener;
-  UnixSocket one = samestep::connect_to(listener.name());
-  auto other = listener.accept(Deadline::after(Seconds(10)));
+  UnixSocket one = samestep::connect_to(listener.name(), soon());
+  auto other = listener.accept_now();
   REQUIRE(other);
   const int sent = 7, unread = 8;
   one.send(&sent, sizeof sent);
@@ -30,10 +64,10 @@ TEST_CASE("unix socket: what was sent arrives, though its sender has gone withou
   CHECK_THROWS_AS(other->receive(Deadline::after(Seconds(10))), samestep::PeerLostError);
 }
 
-TEST_CASE("unix socket: a descriptor for which there is no room here is told as such") {
+TEST_CASE("unix socket: a descriptor for which there is no room here is reported as such") {
   UnixListener listener;
-  UnixSocket one = samestep::connect_to(listener.name());
-  auto other = listener.accept(Deadline::after(Seconds(10)));
+  UnixSocket one = samestep::connect_to(listener.name(), soon());
+  auto other = listener.accept_now();
   REQUIRE(other);
   const int sent = 7;
   {
@@ -46,4 +80,36 @@ TEST_CASE("unix socket: a descriptor for which there is no room here is told as 
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
   CHECK_THROWS_AS(other->receive(Deadline::after(Seconds(10))), samestep::UnavailableError);
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+}
+
+TEST_CASE("unix socket: descriptors that are too many are closed, and only their sender gets an error") {
+  UnixListener listener;
+  UnixSocket one = samestep::connect_to(listener.name(), soon());
+  auto other = listener.accept_now();
+  REQUIRE(other);
+  CHECK(other->is_same_user());
+  const std::size_t before = n_descriptors();
+  for (const std::size_t n : {2, 3, 253}) {
+    send_with_fds(one, n);
+    CHECK_THROWS_AS(other->receive_now(), samestep::Error);
+    CHECK(n_descriptors() == before);
+  }
+  send_with_fds(one, 1);
+  CHECK(other->receive_now()->fd);
+  CHECK(n_descriptors() == before);
+}
+
+TEST_CASE("unix socket: a sender that finds the queue full waits, until the deadline") {
+  UnixListener listener;
+  REQUIRE(::listen(listener.fd().get(), 1) == 0);
+  std::vector<UnixSocket> before;
+  for (int i = 0; i < 2; ++i) before.push_back(samestep::connect_to(listener.name(), soon()));
+  CHECK_THROWS_AS(samestep::connect_to(listener.name(), Deadline::after(Seconds(0.01))), samestep::TimeoutError);
+  std::thread late([&] { before.push_back(samestep::connect_to(listener.name(), soon())); });
+  int n_accepted = 0;
+  const Deadline deadline = soon();
+  while (n_accepted < 3 && !deadline.passed()) n_accepted += listener.accept_now().has_value();
+  late.join();
+  CHECK(n_accepted == 3);
+  CHECK_FALSE(listener.accept_now());
 }

@@ -1,4 +1,4 @@
-"""Ranks as processes of their own, that meet through a file and have fake devices."""
+"""Ranks as processes of their own, that meet through a file store and have fake devices."""
 
 from __future__ import annotations
 
@@ -12,42 +12,14 @@ from typing import Any
 import fake_libraries
 
 PATIENCE_S = 90.0
-FAKES = str(Path(fake_libraries.__file__).parent)
-
-PRELUDE = f"""
-import json, os, sys, time
-sys.path.insert(0, {FAKES!r})
-import numpy as np
-import samestep as ss
-import fake_arrays
-from fake_arrays import Array, Stream, array_of
-
-rank, size, place = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-
-def start(backend="nccl", timeout=30.0, **more):
-    return ss.initialize(
-        backend, init_method=f"file://{{place}}/meeting", rank=rank, world_size=size, timeout=timeout, **more
-    )
-
-def tell(**what):
-    os.write(1, ("\\0" + json.dumps(what) + "\\n").encode())
-
-def told(act):
-    begin = time.monotonic()
-    try:
-        tell(result=act())
-    except Exception as error:
-        tell(kind=type(error).__name__, text=str(error), seconds=time.monotonic() - begin)
-
-"""
 
 
 class Ended:
-    """How one rank has ended, and what it told."""
+    """How one rank has ended, and what it reported."""
 
     def __init__(self, code: int, text: str) -> None:
         self.code, self.text = code, text
-        self.told: list[dict[str, Any]] = [
+        self.reports: list[dict[str, Any]] = [
             json.loads(line[1:]) for line in text.split("\n") if line.startswith("\0")
         ]
 
@@ -55,21 +27,31 @@ class Ended:
         return f"ended with {self.code}:\n{self.text}"
 
 
+def with_fakes() -> str:
+    """PYTHONPATH with which a program finds `fake_arrays`."""
+    inherited = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(fake_libraries.HERE), *([inherited] if inherited else [])])
+
+
 def run(
-    folder: Path, script: str, n: int, *, of_rank: dict[int, dict[str, str]] | None = None, **variables: str
+    folder: Path,
+    program: list[str],
+    n: int,
+    *,
+    of_rank: dict[int, dict[str, str]] | None = None,
+    **variables: str,
 ) -> list[Ended]:
-    """Run `script` after PRELUDE on `n` ranks; `of_rank`: more variables for some of them."""
-    program = folder / "program.py"
-    program.write_text(PRELUDE + script)
+    """Run `python *program` on `n` ranks; `of_rank`: more variables for some of them."""
     hidden = ("RANK", "WORLD_SIZE", "MASTER_PORT")
     common = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith("OMPI_")}
-    common |= fake_libraries.environment() | {"TMPDIR": str(folder)} | variables
+    common |= fake_libraries.environment() | {"PYTHONPATH": with_fakes(), "TMPDIR": str(folder)}
+    common |= {"TEST_SIZE": str(n), "TEST_FOLDER": str(folder)} | variables
     processes = [
         subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", str(program), str(rank), str(n), str(folder)],
+            [sys.executable, "-X", "faulthandler", *program],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=common | (of_rank or {}).get(rank, {}),
+            env=common | {"TEST_RANK": str(rank)} | (of_rank or {}).get(rank, {}),
             text=True,
         )
         for rank in range(n)

@@ -10,22 +10,21 @@ import device_jobs
 import fake_libraries
 import pytest
 import samestep as ss
-from samestep import _core, devices
-
-ONE = """
-told(lambda: (lambda b: [b.kind, b.device, b.allreduce(Array.of(np.ones(3, "float32"))).get().tolist()])(start(%s)))
-"""
+from running import program
+from samestep import _core
+from samestep.gpu import group
 
 
-def outcome(tmp_path, n=2, arguments="", *, of_rank=None, **variables):
-    ended = device_jobs.run(tmp_path, ONE % arguments, n, of_rank=of_rank, **variables)
-    assert all(len(rank.told) == 1 for rank in ended), ended
-    return [rank.told[0] for rank in ended]
+def outcome(tmp_path, n=2, backend="nccl", devices=None, *, of_rank=None, **variables):
+    reduce = program("devices/device_start", "reduce_once", backend, devices)
+    ended = device_jobs.run(tmp_path, reduce, n, of_rank=of_rank, **variables)
+    assert all(len(rank.reports) == 1 for rank in ended), ended
+    return [rank.reports[0] for rank in ended]
 
 
 def test_round_robin(tmp_path):
     got = outcome(tmp_path, 3)
-    assert [told["result"] for told in got] == [["nccl", rank, [3.0] * 3] for rank in range(3)]
+    assert [one["result"] for one in got] == [["nccl", rank, [3.0] * 3] for rank in range(3)]
 
 
 LAUNCHERS = {
@@ -33,30 +32,16 @@ LAUNCHERS = {
     "mpi": ["samestep", "run", "--raw", "--mpi", "-n", "2"],
     "torch": ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
 }
-PROGRAM = """
-import sys
-sys.path.insert(0, {fakes!r})
-import numpy as np
-import samestep as ss
-from fake_arrays import Array
-for turn in range(2):
-    with ss.initialize({arguments}) as backend:
-        got = backend.allreduce(Array.of(np.full(3, backend.rank + 1.0))).get().tolist()
-        line = f"{{backend.kind}} {{backend.rank}} {{backend.device}} {{got}}\\n"
-        sys.stdout.write(line)  # at once, also where it is not buffered
-        sys.stdout.flush()
-"""
 
 
-def launched(tmp_path, launcher, arguments):
+def launched(launcher, backend, devices=None):
     """What two ranks print, each line twice."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(fakes=device_jobs.FAKES, arguments=arguments))
+    reduce = program("devices/device_launched", "reduce_under_a_launcher", backend, devices)
     hidden = ("RANK", "WORLD_SIZE", "MASTER_PORT")
     clean = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith("OMPI_")}
     done = subprocess.run(
-        [sys.executable, "-m", *LAUNCHERS[launcher], str(program)],
-        env=clean | fake_libraries.environment(),
+        [sys.executable, "-m", *LAUNCHERS[launcher], *reduce],
+        env=clean | fake_libraries.environment() | {"PYTHONPATH": device_jobs.with_fakes()},
         capture_output=True,
         text=True,
         check=False,
@@ -67,47 +52,42 @@ def launched(tmp_path, launcher, arguments):
 
 
 @pytest.mark.parametrize("launcher", ["samestep", "torch"])
-def test_each_launcher_gives_each_rank_a_device(tmp_path, launcher):
+def test_each_launcher_gives_each_rank_a_device(launcher):
     """Under mpirun the worlds of tests/fakes/fake_worlds.py do."""
     if launcher == "torch":
         pytest.importorskip("torch")
     lines = [f"nccl {rank} {rank} [3.0, 3.0, 3.0]" for rank in (0, 0, 1, 1)]
-    assert launched(tmp_path, launcher, "ss.NCCLBackend") == lines
+    assert launched(launcher, "NCCLBackend") == lines
 
 
-def test_a_list_names_the_devices_over_mpi_too(tmp_path):
+def test_a_list_names_the_devices_over_mpi_too():
     lines = [f"mpi {rank} {device} [3.0, 3.0, 3.0]" for rank, device in ((0, 3), (0, 3), (1, 1), (1, 1))]
-    assert launched(tmp_path, "mpi", "ss.MPIBackend, cuda_devices=[3, 1]") == lines
+    assert launched("mpi", "MPIBackend", [3, 1]) == lines
 
 
 @pytest.mark.parametrize("backend", ["nccl", "native"])
 def test_a_list_names_the_devices(tmp_path, backend):
-    got = outcome(tmp_path, 2, f"{backend!r}, cuda_devices=[3, 1]")
-    assert [told["result"][1] for told in got] == [3, 1]
+    got = outcome(tmp_path, 2, backend, [3, 1])
+    assert [one["result"][1] for one in got] == [3, 1]
 
 
 def test_native_ranks_take_device_arrays_and_may_share_a_device(tmp_path):
-    got = outcome(tmp_path, 3, "'native'", FAKE_GPU_DEVICES="2")
-    assert [told["result"] for told in got] == [["native", device, [3.0] * 3] for device in (0, 1, 0)]
+    got = outcome(tmp_path, 3, "native", FAKE_GPU_DEVICES="2")
+    assert [one["result"] for one in got] == [["native", device, [3.0] * 3] for device in (0, 1, 0)]
 
 
 def test_missing_leaves_devices_alone(tmp_path):
-    script = """
-world = start("native", cuda_devices=ss.missing)
-tell(device=world.device)
-told(lambda: world.allreduce(Array.of(np.ones(3, "float32"))))
-"""
-    for rank in device_jobs.run(tmp_path, script, 2):
-        assert rank.told[0] == {"device": None}, rank
-        assert rank.told[1]["kind"] == "UnavailableError", rank
-        assert "move it to host memory" in rank.told[1]["text"]
+    for rank in device_jobs.run(tmp_path, program("devices/device_start", "reduce_without_devices"), 2):
+        assert rank.reports[0] == {"device": None}, rank
+        assert rank.reports[1]["kind"] == "UnavailableError", rank
+        assert "move it to host memory" in rank.reports[1]["text"]
 
 
 def fails_alike(got, *texts):
-    assert {told.get("kind") for told in got} == {"UnavailableError"}, got
-    for told in got:
+    assert {one.get("kind") for one in got} == {"UnavailableError"}, got
+    for one in got:
         for text in texts:
-            assert text in told["text"], got
+            assert text in one["text"], got
 
 
 def test_one_rank_without_a_device(tmp_path):
@@ -124,7 +104,7 @@ def test_ranks_that_share_a_device(tmp_path):
     got = outcome(
         tmp_path, 2, FAKE_GPU_DEVICES="1", FAKE_NCCL_VERSION="23004", NCCL_MULTI_RANK_GPU_ENABLE="1"
     )
-    assert [told["result"][2] for told in got] == [[2.0] * 3] * 2
+    assert [one["result"][2] for one in got] == [[2.0] * 3] * 2
 
 
 def test_ranks_with_different_versions(tmp_path):
@@ -179,25 +159,17 @@ def test_the_hip_runtime_has_the_same_face():
 
 
 def test_host_memory_cannot_be_read_as_device_memory(tmp_path):
-    """What the fakes are good for: whoever touches device memory on the host dies."""
-    script = """
-import ctypes
-array = Array.of(np.ones(3))
-tell(alive=True)
-ctypes.string_at(array.address, 1)
-"""
-    (ended,) = device_jobs.run(tmp_path, script, 1)
-    assert ended.told == [{"alive": True}]
+    """What the fakes are good for: a process that touches device memory on the host dies."""
+    (ended,) = device_jobs.run(tmp_path, program("devices/device_start", "read_device_memory"), 1)
+    assert ended.reports == [{"alive": True}]
     assert ended.code == -11
 
 
 def test_requirements_are_compared_in_order():
-    joined = devices.Joined
-    devices.require_all(
-        [joined("", "2.28.9", "a 0"), joined("", "2.28.9", "a 1"), joined("", "2.28.9", "b 0")]
-    )
+    joined = group.DeviceInfo
+    group.require_all([joined("", "2.28.9", "a 0"), joined("", "2.28.9", "a 1"), joined("", "2.28.9", "b 0")])
     with pytest.raises(ss.UnavailableError, match="rank 1: no"):
-        devices.require_all([joined("", "2.28.9", "a 0"), joined("no", "", "")])
+        group.require_all([joined("", "2.28.9", "a 0"), joined("no", "", "")])
 
 
 def headers():
@@ -214,9 +186,9 @@ def test_our_numbers_are_those_of_the_header(tmp_path):
         pytest.skip("no nccl.h")
     source = Path(fake_libraries.HERE) / "check_header.cpp"
     words = [f"-I{place}" for place in (source.parent.parent.parent / "csrc", *found)]
-    program = str(tmp_path / "check")
-    subprocess.run([fake_libraries.compiler(), "-std=c++20", *words, "-o", program, str(source)], check=True)
-    subprocess.run([program], check=True)
+    check = str(tmp_path / "check")
+    subprocess.run([fake_libraries.compiler(), "-std=c++20", *words, "-o", check, str(source)], check=True)
+    subprocess.run([check], check=True)
 
 
 def test_the_doctor_names_the_files_in_use(tmp_path):
@@ -232,4 +204,3 @@ def test_the_doctor_names_the_files_in_use(tmp_path):
     assert "libfake_cudart.so" in found["runtimes"]["cuda"]["detail"]
     assert "libfake_nccl.so" in found["nccl"]["detail"]
     assert "2.28.9" in found["nccl"]["detail"]
-    assert "libfake_nvrtc.so" in found["packing"]["cuda"]

@@ -14,7 +14,10 @@ import fake_libraries
 import numpy as np
 import pytest
 import samestep as ss
-from samestep import fluxmpi, gpu_aware, levels
+from running import RUN_COMMAND, program
+from samestep import fluxmpi
+from samestep.gpu import mpi_support
+from samestep.world import transports
 
 ranks = pytest.mark.ranks(2, 3, backends=["aware"])
 COUNTS = (0, 1, 1023, 1024, 1025, 300_001)  # around the 4 KiB from which MPI is given the memory itself
@@ -44,6 +47,21 @@ def test_messages_arrive_whole_and_in_order(group, reachable):
         np.testing.assert_array_equal(array.get(), values(left, count))
     for work in works:
         work.wait()
+
+
+@ranks
+def test_a_longer_buffer_keeps_what_the_message_does_not_fill(group, reachable):
+    """Also where the host reads a short message with its header, and MPI would write a long one."""
+    stream, n = fake_arrays.Stream(), group.size
+    right, left = (group.rank + 1) % n, (group.rank - 1) % n
+    for count in (0, 3, 1000, 5000, 70_000):
+        for room in (7, 5000):
+            work = group.isend(fake_arrays.Array.of(values(group.rank, count), stream), right)
+            array = fake_arrays.Array.of(np.full(count + room, -1.0, "float32"), stream)
+            assert group.recv(array, left) == (left, 0, count)
+            np.testing.assert_array_equal(array.get()[:count], values(left, count))
+            np.testing.assert_array_equal(array.get()[count:], np.full(room, -1.0))
+            work.wait()
 
 
 @ranks
@@ -93,22 +111,10 @@ def test_what_does_not_fit_is_an_error_and_the_group_goes_on(group, reachable):
         np.testing.assert_array_equal(array.get(), values(0, 5000))
 
 
-PROGRAM = """
-import numpy as np, fake_arrays, samestep as ss
-with ss.initialize("mpi") as world:
-    x = fake_arrays.Array.of(np.ones(5000, "float32"), fake_arrays.Stream())
-    {call}
-    world.barrier()
-    print("alive")
-"""
-CALLS = {"messages": "world.send(x, 1) if world.rank == 0 else world.recv(x, 0)", "bcast": "world.bcast(x)"}
-
-
-@pytest.mark.parametrize("what", CALLS)
-def test_the_memory_itself_is_given_to_mpi(tmp_path, what):
+@pytest.mark.parametrize("operation", ["messages", "bcast"])
+def test_the_memory_itself_is_given_to_mpi(operation):
     """Where MPI cannot reach it the job dies; through the host it lives."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(call=CALLS[what]))
+    call = program("devices/device_launched", "call_mpi_on_device_memory", operation)
     env = {k: v for k, v in os.environ.items() if not k.startswith("OMPI_COMM") and not k.startswith("PMIX")}
     env |= fake_libraries.environment() | {
         "PYTHONPATH": os.pathsep.join([str(fake_libraries.HERE), *sys.path])
@@ -116,8 +122,8 @@ def test_the_memory_itself_is_given_to_mpi(tmp_path, what):
     alive = {}
     for asked in ("0", "1"):
         done = subprocess.run(
-            [sys.executable, "-m", "samestep", "run", "--mpi", "-n", "2", str(program)],
-            env=env | {"SAMESTEP_GPU_AWARE_MPI": asked, "SAMESTEP_MPI_ENGINE": "direct"},
+            [*RUN_COMMAND, "--mpi", "-n", "2", *call],
+            env=env | {"SAMESTEP_GPU_AWARE_MPI": asked, "SAMESTEP_MPI_TRANSPORT": "mpi"},
             capture_output=True,
             text=True,
             timeout=100,
@@ -131,40 +137,40 @@ def test_the_memory_itself_is_given_to_mpi(tmp_path, what):
 
 
 def test_asking_for_it_puts_all_ranks_on_mpi(monkeypatch):
-    monkeypatch.delenv("SAMESTEP_MPI_ENGINE", raising=False)
+    monkeypatch.delenv("SAMESTEP_MPI_TRANSPORT", raising=False)
     monkeypatch.setenv("SAMESTEP_GPU_AWARE_MPI", "1")
-    assert levels.describe("mpi") == "direct (SAMESTEP_MPI_ENGINE=direct)"
-    monkeypatch.setenv("SAMESTEP_MPI_ENGINE", "node")
-    assert "SAMESTEP_MPI_ENGINE=node" in levels.describe("mpi")
+    assert transports.describe("mpi") == "mpi (SAMESTEP_MPI_TRANSPORT=mpi)"
+    monkeypatch.setenv("SAMESTEP_MPI_TRANSPORT", "shm")
+    assert "SAMESTEP_MPI_TRANSPORT=shm" in transports.describe("mpi")
     monkeypatch.setenv("SAMESTEP_GPU_AWARE_MPI", "yes")
-    assert "0, 1 or auto" in levels.describe("mpi")
-    assert "0, 1 or auto" in gpu_aware.describe("cuda")
+    assert "0, 1 or auto" in transports.describe("mpi")
+    assert "0, 1 or auto" in mpi_support.describe("cuda")
 
 
 def test_fluxmpi_turns_it_off(monkeypatch):
     monkeypatch.setenv("SAMESTEP_GPU_AWARE_MPI", "1")
     fluxmpi.disable_cudampi_support()
-    assert gpu_aware.decide("cuda", 0) == (False, "SAMESTEP_GPU_AWARE_MPI=0")
+    assert mpi_support.decide("cuda", 0) == (False, "SAMESTEP_GPU_AWARE_MPI=0")
     fluxmpi.disable_cudampi_support(disable=False)
-    assert gpu_aware.wanted(os.environ) == "auto"
+    assert mpi_support.wanted(os.environ) == "auto"
 
 
 def test_this_library_is_asked_first(monkeypatch):
     monkeypatch.setenv("SAMESTEP_GPU_AWARE_MPI", "auto")
-    gpu_aware._tried.cache_clear()
-    assert gpu_aware.decide("cuda", 0) == (False, "the MPI library says that it cannot")
-    assert "cannot" in gpu_aware.describe("cuda")
+    mpi_support._tried.cache_clear()
+    assert mpi_support.decide("cuda", 0) == (False, "the MPI library says that it cannot")
+    assert "cannot" in mpi_support.describe("cuda")
 
 
 @pytest.mark.parametrize("reaches", [True, False])
 def test_a_library_that_says_yes_is_tried(monkeypatch, reaches):
     monkeypatch.setenv("SAMESTEP_GPU_AWARE_MPI", "auto")
-    monkeypatch.setattr(gpu_aware, "query", lambda kind: True)
+    monkeypatch.setattr(mpi_support, "query", lambda kind: True)
     for name, value in fake_libraries.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("FAKE_GPU_HOST_ACCESS", str(int(reaches)))
-    gpu_aware._tried.cache_clear()
-    can, why = gpu_aware.decide("cuda", 0)
-    gpu_aware._tried.cache_clear()
+    mpi_support._tried.cache_clear()
+    can, why = mpi_support.decide("cuda", 0)
+    mpi_support._tried.cache_clear()
     assert can is reaches, why
     assert ("a trial failed" in why) is not reaches

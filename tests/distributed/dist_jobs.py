@@ -3,10 +3,10 @@
 import os
 import subprocess
 import sys
-import textwrap
 import uuid
-from pathlib import Path
 from typing import NamedTuple
+
+from running import processes_with
 
 PATIENCE_S = 100
 MARK = "SAMESTEP_TEST_JOB"
@@ -25,11 +25,8 @@ class Ended(NamedTuple):
 class Job:
     """A Python program, started at once."""
 
-    def __init__(self, folder, *argv, script="", env=None):
+    def __init__(self, folder, *argv, env=None):
         self._mark = uuid.uuid4().hex
-        folder = Path(folder)
-        if script:
-            (folder / "train.py").write_text(textwrap.dedent(script))
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
         self.process = subprocess.Popen(
             [sys.executable, *map(str, argv)],
@@ -56,20 +53,10 @@ class Job:
         return Ended(self.process.returncode, out, err, left)
 
     def processes(self):
-        """Those of the job that run, whoever their parent is."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                environ = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
-                state = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0] if environ else b"Z"
-            except OSError:  # it ended meanwhile
-                continue
-            if state not in b"ZX" and f"{MARK}={self._mark}".encode() in environ.split(b"\0"):
-                found.append(int(entry.name))
-        return found
+        """Those of the job that still run; zombies do not count."""
+        return processes_with(f"{MARK}={self._mark}")
 
 
-def launch(folder, script, *flags, words=(), env=None):
-    """`python -m samestep.distributed.launch` with a script, to its end."""
-    flags = ["-m", "samestep.distributed.launch", *flags, "train.py", *words]
-    return Job(folder, *flags, script=script, env=env).wait()
+def launch(folder, program, *flags, env=None):
+    """`python -m samestep.distributed.launch` with a program and its arguments, to its end."""
+    return Job(folder, "-m", "samestep.distributed.launch", *flags, *program, env=env).wait()

@@ -6,7 +6,8 @@ import samestep as ss
 import samestep.distributed as dist
 from dist_jobs import Job, launch
 from libraries import assert_same, contribution
-from samestep import facts
+from running import program
+from samestep._util import launchers
 
 OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER
 
@@ -186,7 +187,7 @@ def is_right_on(part, kind):
 @pytest.mark.ranks(1, 2, 3)
 def test_a_group_on_another_backend(group):
     other = {"mpi": "gloo", "gloo": "mpi"}[dist.get_backend()]
-    if other == "mpi" and group.size > 1 and facts.launcher().name not in facts.MPI_LAUNCHERS:
+    if other == "mpi" and group.size > 1 and launchers.launcher().name not in launchers.MPI_LAUNCHERS:
         with pytest.raises(ss.UnavailableError, match=r"no launcher of MPI started it.*run --mpi"):
             dist.new_group(backend="mpi")
         return
@@ -205,7 +206,7 @@ def test_a_group_on_another_backend(group):
 @pytest.mark.ranks(2)
 def test_two_groups_on_another_backend_at_once(group):
     other = {"mpi": "gloo", "gloo": "mpi"}[dist.get_backend()]
-    if other == "mpi" and facts.launcher().name not in facts.MPI_LAUNCHERS:
+    if other == "mpi" and launchers.launcher().name not in launchers.MPI_LAUNCHERS:
         pytest.skip("no launcher of MPI started these ranks")
     first, second = (dist.new_group(backend=other) for _ in range(2))
     one, two = np.ones(3), np.full(3, 10.0)
@@ -217,53 +218,29 @@ def test_two_groups_on_another_backend_at_once(group):
         dist.destroy_process_group(part)
 
 
-ANY_ENGINE = """
-import os, numpy as np, samestep.distributed as dist
-if "SPREAD" in os.environ:
-    os.environ["SAMESTEP_HOST_ID"] = "AAB"[int(os.environ["RANK"])]
-dist.init_process_group({world!r})
-part = dist.new_group(backend={other!r})
-x = np.arange(1009.0) + dist.get_rank()
-dist.all_reduce(x, group=part)
-assert (x == 3 * np.arange(1009.0) + 3).all()
-rest = dist.new_group([2, 0], backend={other!r})
-if dist.get_rank() != 1:
-    y = np.full(2, dist.get_rank() + 1.0)
-    dist.broadcast(y, 2, group=rest)
-    assert (y == 3).all()
-print(dist.get_backend(), dist.get_backend(part), part.engine)
-{end}
-"""
-
-
-DESTROYED, LEFT = "dist.destroy_process_group()", ""
-ENGINES = {  # the world's backend, the group's, what is said about engines and hosts, and the end
-    "tcp": ("mpi", "gloo", {"SAMESTEP_NATIVE_ENGINE": "tcp"}, LEFT),
-    "mpi": ("gloo", "mpi", {"SAMESTEP_MPI_ENGINE": "direct"}, LEFT),
-    "hier over tcp": ("mpi", "gloo", {"SPREAD": "yes"}, DESTROYED),
-    "hier over mpi": ("gloo", "mpi", {"SPREAD": "yes"}, DESTROYED),
+TRANSPORTS = {  # the backends of the world and the group, variables, whether ranks call destroy_process_group
+    "tcp": ("mpi", "gloo", {"SAMESTEP_NATIVE_TRANSPORT": "tcp"}, False),
+    "mpi": ("gloo", "mpi", {"SAMESTEP_MPI_TRANSPORT": "mpi"}, False),
+    "hierarchical over tcp": ("mpi", "gloo", {"SPREAD": "yes"}, True),
+    "hierarchical over mpi": ("gloo", "mpi", {"SPREAD": "yes"}, True),
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_messages_of_another_backend(tmp_path, engine):
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_messages_of_another_backend(tmp_path, transport):
     """Without shared memory, or only within what are said to be hosts."""
     pytest.importorskip("mpi4py")
-    world, other, said, end = ENGINES[engine]
-    (tmp_path / "train.py").write_text(ANY_ENGINE.format(world=world, other=other, end=end))
-    ended = Job(tmp_path, "-m", "samestep", "run", "--mpi", "--raw", "-n", 3, "train.py", env=said).wait()
+    world, other, env, destroys = TRANSPORTS[transport]
+    use = program("distributed/dist_groups", "use_groups_of_another_backend", world, other, destroys)
+    ended = Job(tmp_path, "-m", "samestep", "run", "--mpi", "--raw", "-n", 3, *use, env=env).wait()
     assert (ended.code, ended.left) == (0, []), ended.err
-    assert ended.out.splitlines() == [f"{world} {other} {engine.partition(' ')[0]}"] * 3
+    assert ended.out.splitlines() == [f"{world} {other} {transport.partition(' ')[0]}"] * 3
     assert not ended.err
 
 
 def test_mpi_has_to_reach_all_ranks_of_the_world(tmp_path):
-    script = """
-    import samestep.distributed as dist
-    dist.init_process_group("gloo")
-    dist.new_group(backend="mpi")
-    """
-    ended = launch(tmp_path, script, "--nproc_per_node=2")
+    asks = program("distributed/dist_groups", "ask_for_a_group_over_mpi")
+    ended = launch(tmp_path, asks, "--nproc_per_node=2", "--use_env")
     assert ended.code == 1
     assert (
         "on rank 0: no launcher of MPI started it; start the ranks with `samestep run --mpi -n 2`"

@@ -1,24 +1,20 @@
-"""`python -m samestep.distributed.launch`: flags, what the ranks are told, files, and how it ends."""
+"""`python -m samestep.distributed.launch`: flags, what the ranks get, files, and how it ends."""
 
 import json
 
 import pytest
 from dist_jobs import Job, launch
+from running import program, script
 from samestep.distributed.launch import parse
 from samestep.launch import network
 
-TELL = """
-    import json, os, sys
-    names = "MASTER_ADDR MASTER_PORT WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK OMP_NUM_THREADS"
-    print(json.dumps({"argv": sys.argv[1:], **{name: os.environ.get(name) for name in names.split()}}))
-"""
-MEET = """
-    import numpy as np, samestep.distributed as dist
-    dist.init_process_group("gloo")
-    x = np.full(3, float(dist.get_rank()))
-    dist.all_reduce(x)
-    print(dist.get_rank(), dist.get_world_size(), x[0])
-"""
+PRINT_VARIABLES = script("distributed/print_variables")
+
+
+@pytest.fixture(autouse=True)
+def folder_of_settings(tmp_path, monkeypatch):
+    """Where launchers of several nodes put their secret."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -80,15 +76,17 @@ def test_wrong_flags_exit_with_2_and_a_usage_line(words, capsys):
     assert "usage: python -m samestep.distributed.launch" in capsys.readouterr().err
 
 
-def told(ended):
+def printed(ended):
     assert ended.code == 0, ended.err
     assert ended.left == []
     found = [json.loads(line) for line in ended.out.splitlines()]
     return sorted(found, key=lambda one: int(one["RANK"]))
 
 
-def test_what_ranks_of_one_node_are_told(tmp_path):
-    one, two = told(launch(tmp_path, TELL, "--nproc_per_node=2", words=["--lr", "0.1", "--nnodes", "4"]))
+def test_what_ranks_of_one_node_get(tmp_path):
+    one, two = printed(
+        launch(tmp_path, [PRINT_VARIABLES, "--lr", "0.1", "--nnodes", "4"], "--nproc_per_node=2")
+    )
     assert one["argv"] == ["--local_rank=0", "--lr", "0.1", "--nnodes", "4"]
     assert two["argv"][0] == "--local_rank=1"
     assert (one["RANK"], two["RANK"], two["LOCAL_RANK"], two["LOCAL_WORLD_SIZE"]) == ("0", "1", "1", "2")
@@ -97,9 +95,9 @@ def test_what_ranks_of_one_node_are_told(tmp_path):
     assert int(one["MASTER_PORT"]) == int(two["MASTER_PORT"]) > 0
 
 
-def test_what_ranks_of_another_node_are_told(tmp_path):
+def test_what_ranks_of_another_node_get(tmp_path):
     flags = ["--nnodes=3", "--node_rank=2", "--nproc_per_node=2", "--master_addr=a", "--use_env"]
-    one, two = told(launch(tmp_path, TELL, *flags, env={"OMP_NUM_THREADS": "5"}))
+    one, two = printed(launch(tmp_path, [PRINT_VARIABLES], *flags, env={"OMP_NUM_THREADS": "5"}))
     assert one["argv"] == []
     assert (one["RANK"], two["RANK"], two["LOCAL_RANK"], two["WORLD_SIZE"]) == ("4", "5", "1", "6")
     assert (one["GROUP_RANK"], one["MASTER_ADDR"], one["MASTER_PORT"]) == ("2", "a", "29500")
@@ -108,21 +106,20 @@ def test_what_ranks_of_another_node_are_told(tmp_path):
 
 def test_two_launchers_make_one_job(tmp_path):
     with network.reserve_port() as holder:
-        flags = ["--nnodes=2", f"--master_port={holder.getsockname()[1]}", "--nproc_per_node=1"]
+        flags = ["--nnodes=2", f"--master_port={holder.getsockname()[1]}", "--nproc_per_node=1", "--use_env"]
         start = ["-m", "samestep.distributed.launch", *flags]
-        jobs = [Job(tmp_path, *start, f"--node_rank={r}", "train.py", script=MEET) for r in range(2)]
+        jobs = [
+            Job(tmp_path, *start, f"--node_rank={r}", *program("distributed/launched", "reduce"))
+            for r in range(2)
+        ]
         ends = [job.wait() for job in jobs]
     assert [ended.code for ended in ends] == [0, 0], ends
     assert [ended.out for ended in ends] == ["0 2 1.0\n", "1 2 1.0\n"]
 
 
 def test_logdir(tmp_path):
-    script = """
-        import os, sys
-        print("out", os.environ["RANK"])
-        print("err", os.environ["RANK"], file=sys.stderr)
-    """
-    ended = launch(tmp_path, script, "--nproc_per_node=2", "--logdir", "new/logs")
+    writes = program("distributed/launched", "write_to_both_outputs")
+    ended = launch(tmp_path, writes, "--nproc_per_node=2", "--logdir", "new/logs", "--use_env")
     assert (ended.code, ended.out) == (0, "")
     assert sorted(ended.err.splitlines()) == ["err 0", "err 1"]
     logs = {path.name: path.read_text() for path in (tmp_path / "new" / "logs").iterdir()}
@@ -134,14 +131,8 @@ def test_logdir(tmp_path):
 
 
 def test_the_first_failure_ends_all(tmp_path):
-    script = """
-        import sys, numpy as np, samestep.distributed as dist
-        dist.init_process_group("gloo")
-        if dist.get_rank() == 1:
-            sys.exit(7)
-        dist.all_reduce(np.ones(3))
-    """
-    ended = launch(tmp_path, script, "--nproc_per_node=2")
+    exits = program("distributed/launched", "exit_while_others_reduce")
+    ended = launch(tmp_path, exits, "--nproc_per_node=2", "--use_env")
     assert ended.code == 7
     assert ended.left == []
     assert "samestep: root cause: rank 1 (pid " in ended.err
@@ -149,12 +140,14 @@ def test_the_first_failure_ends_all(tmp_path):
 
 
 def test_ranks_in_reports_are_those_of_the_whole_job(tmp_path):
-    ended = launch(tmp_path, "import sys; sys.exit(3)", "--nnodes=4", "--node_rank=3")
+    ended = launch(
+        tmp_path, program("distributed/launched", "exit_with_3"), "--nnodes=4", "--node_rank=3", "--use_env"
+    )
     assert ended.code == 3
     assert "root cause: rank 3 (pid " in ended.err
 
 
 def test_a_script_that_is_not_there(tmp_path):
-    ended = launch(tmp_path, "", "--nproc_per_node=2")
+    ended = launch(tmp_path, ["train.py"], "--nproc_per_node=2")
     assert ended.code == 2
     assert "samestep.distributed.launch: there is no file train.py" in ended.err

@@ -14,6 +14,7 @@ import samestep as ss
 import samestep.distributed as dist
 import samestep.multiprocessing as mp
 from dist_jobs import Job
+from running import script
 from samestep.launch import network
 
 FOR_EVER = 1000.0
@@ -126,6 +127,26 @@ def test_how_a_process_has_exited(word, text, code, name):
     assert type(again) is type(error)
 
 
+def leave_early(i, port):
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=i, world_size=3)
+    if i == 1:
+        sys.exit(0)
+    dist.barrier()
+
+
+def test_a_process_that_leaves_well_while_others_wait_for_it_is_the_cause():
+    with (
+        network.reserve_port() as holder,
+        pytest.raises(
+            mp.ProcessExitedException, match=r"while others still waited for it; process [02]"
+        ) as caught,
+    ):
+        mp.spawn(leave_early, args=(holder.getsockname()[1],), nprocs=3)
+    assert (caught.value.error_index, caught.value.exit_code) == (1, 0)
+    assert "PeerLostError" in str(caught.value)
+    assert not children()
+
+
 class Telling(Exception):
     """Lets another process fail when this has been raised already, and its time noted."""
 
@@ -191,24 +212,52 @@ def test_wrong_arguments_start_nothing():
     assert not children()
 
 
-SCRIPT = """
-    import os, signal, time
-    import samestep.multiprocessing as mp
+IN_SESSION = """
+import samestep.multiprocessing as mp
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are deaf to it
+def train(i):
+    pass
 
-    def stay(i):
-        os.write(1, b"here\\n")  # at once: lines of two processes must not mix
-        time.sleep(1000)
-
-    if __name__ == "__main__":
-        mp.spawn(stay, nprocs=2)
+class Settings:
+    pass
 """
+
+
+@pytest.mark.parametrize(
+    ("call", "name"), [("mp.spawn(train, nprocs=2)", "train"), ("mp.spawn(print, (Settings(),))", "Settings")]
+)
+def test_what_a_notebook_defines_cannot_be_imported_and_the_error_says_what_to_do(call, name):
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=IN_SESSION + call,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        f"samestep.InvalidArgumentError: spawn: {name} is defined in a notebook or an interactive"
+    )
+    assert last.endswith(f"with `%%writefile train.py`, then `import train` and pass train.{name}")
+
+
+@pytest.mark.parametrize("guard", ["if True:", "if __name__ == '__main__':"])
+def test_a_script_has_to_guard_its_call(guard, tmp_path):
+    """New processes import it, to find what it defines."""
+    (tmp_path / "script.py").write_text(f"{IN_SESSION}\n{guard}\n    mp.spawn(train, nprocs=1)")
+    line = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode == 0) == ("name" in guard)
+    assert ("Put the call under `if __name__ == '__main__':`" in done.stderr) == (done.returncode != 0)
+
+
+STAY = script("distributed/spawn_and_stay")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_processes_end_with_their_parent(tmp_path, signum):
-    job = Job(tmp_path, "train.py", script=SCRIPT)
+    job = Job(tmp_path, STAY)
     for _ in range(2):
         assert job.process.stdout.readline() == "here\n"
     job.process.send_signal(signum)
@@ -222,7 +271,7 @@ def test_processes_end_with_their_parent(tmp_path, signum):
         assert ended.code in (-signal.SIGINT, 1, 130)
         assert ended.err.count("Traceback") == 1  # the parent's
         assert ended.err.rstrip().endswith("KeyboardInterrupt")
-    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["train.py"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_importing_it_is_cheap():

@@ -1,4 +1,4 @@
-"""The table of what is carried: each cell runs, does what it says, and is on the page as it is in the table."""
+"""The table of the support matrix: each cell runs, does what it says, and is on the page as it is in the table."""
 
 import functools
 import subprocess
@@ -13,8 +13,8 @@ import pytest
 import samestep as ss
 import samestep.distributed as dist
 from libraries import contribution
-from samestep.device_arrays import DeviceArray
 from samestep.distributed import support
+from samestep.gpu.device_array import DeviceArray
 
 PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 MAKERS = {"CPU": np.array, "CUDA": fake_arrays.array_of}
@@ -63,11 +63,11 @@ class Cell:
         self.make = usual
         return made
 
-    def everyones(self):
+    def gathered(self):
         return [contribution(r, 37) for r in range(self.size)]
 
     def total(self):
-        return np.asarray(sum(self.everyones()), "f4")
+        return np.asarray(sum(self.gathered()), "f4")
 
 
 def send(of):
@@ -109,13 +109,13 @@ def reduce(of):
 def all_gather(of):
     slots = of.zeros(of.size)
     dist.all_gather(slots, of.mine())
-    assert_same(stack(slots), np.stack(of.everyones()))
+    assert_same(stack(slots), np.stack(of.gathered()))
 
 
 def gather(of):
     slots = of.zeros(of.size) if of.rank == of.last else None
     dist.gather(of.mine(), slots, of.last)
-    assert slots is None or np.array_equal(stack(slots), np.stack(of.everyones()))
+    assert slots is None or np.array_equal(stack(slots), np.stack(of.gathered()))
 
 
 def scatter(of):
@@ -152,7 +152,7 @@ def all_gather_multigpu(of):
     slots = of.on_each(lambda: of.zeros(2 * of.size))
     dist.all_gather_multigpu(slots, of.on_each(of.mine))
     for row in slots:
-        assert_same(stack(row), np.repeat(np.stack(of.everyones()), 2, axis=0))
+        assert_same(stack(row), np.repeat(np.stack(of.gathered()), 2, axis=0))
 
 
 def reduce_scatter(of):

@@ -7,9 +7,9 @@ from typing import Any
 
 import fake_arrays
 import numpy as np
-from samestep.device_arrays import DeviceArray
 from samestep.errors import Error
-from samestep.work import Work
+from samestep.gpu.device_array import DeviceArray
+from samestep.group.work import Work
 
 # Verbs that are not given arrays to move, or whose arrays are of the host by contract.
 HOST_VERBS = ("empty", "zeros", "empty_like", "barrier", "ibarrier", "println", "close")
@@ -152,6 +152,10 @@ class Pending:
 
     def wait(self, timeout: float | None = None) -> Any:
         return self._moved.back(self._work.wait(timeout))
+
+    def _wait_blocking(self, timeout: float | None = None) -> None:  # what Accumulator calls
+        self._work._wait_blocking(timeout)
+        self._moved.write_back()
 
     def __await__(self) -> Any:
         result = yield from self._work.__await__()

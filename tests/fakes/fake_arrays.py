@@ -9,7 +9,7 @@ from typing import Any
 import fake_libraries
 import numpy as np
 from samestep import _core
-from samestep.device_arrays import _TYPES
+from samestep.gpu.device_array import _TYPES
 
 
 @functools.cache

@@ -12,14 +12,10 @@
 //   FAKE_GPU_HOST_ACCESS   1: the host reaches device memory, as a GPU-aware MPI library does
 //   FAKE_GPU_SAME          all devices are this physical one
 
-#include "fake_gpu.h"
-
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -27,9 +23,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <random>
 #include <set>
 #include <thread>
+
+#include "fake_streams.h"
 
 #ifdef FAKE_HIP
 #define GPU(name) hip##name
@@ -44,6 +41,8 @@
 
 namespace {
 
+using namespace fake;
+
 enum Code {
   kSuccess = 0,
   kInvalidValue = 1,
@@ -53,127 +52,12 @@ enum Code {
   kNotReady = 600
 };
 
-long setting(const char* name, long otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::atol(text) : otherwise;
-}
-
-constexpr unsigned kOneIn = 8;  // things in a stream that are delayed
-
 struct Block {
   char* seen;   // what the caller holds
   char* bytes;  // where the elements are
   std::size_t nbytes;
   int device;                              // -1: pinned memory of the host
   std::shared_ptr<void> mapped = nullptr;  // device memory: held also by copies that have not run yet
-};
-
-struct Stream;
-thread_local Stream* current_stream = nullptr;
-/// Things that streams have done.
-std::atomic<unsigned long>& n_steps() {
-  static std::atomic<unsigned long> n{0};
-  return n;
-}
-
-struct Stream {
-  Stream(int on, bool by_library) : device(on), of_library(by_library) {}
-  /// `writes`: to device memory, which tests may hold up in streams of the package.
-  void push(std::function<void()> work, bool writes = false) {
-    const std::lock_guard lock(mutex);
-    if (!thread.joinable()) thread = std::thread([this] { run(); });
-    if (writes && of_library) queue.push_back([] { pass(writes_are_held()); });
-    queue.push_back(std::move(work));
-    changed.notify_all();
-  }
-  /// Waits in this stream until `gate` is open.
-  static void pass(const std::atomic<bool>& gate) {
-    const fake::Stuck stuck([&gate] { return !gate; });
-    while (gate) std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-  static std::atomic<bool>& writes_are_held() {
-    static std::atomic<bool> held{false};
-    return held;
-  }
-  void stick(std::function<bool()> until) {
-    const std::lock_guard lock(stuck_mutex);
-    stuck_until = std::move(until);
-  }
-  bool stuck() {
-    const std::lock_guard lock(stuck_mutex);
-    return stuck_until && !stuck_until();
-  }
-  bool idle() {
-    const std::lock_guard lock(mutex);
-    return queue.empty() && !busy;
-  }
-  void drain() {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [this] { return queue.empty() && !busy; });
-  }
-  void end() {
-    {
-      const std::lock_guard lock(mutex);
-      ending = true;
-      changed.notify_all();
-    }
-    if (thread.joinable()) thread.join();
-  }
-
-  std::atomic<bool> held{false};
-  const int device;
-  const bool of_library;  // made with the flag that the package gives and the tests do not
-
- private:
-  void run() {
-    current_stream = this;
-    std::mt19937 random(std::random_device{}());
-    const long longest = setting("FAKE_GPU_DELAY_US", 0);
-    std::unique_lock lock(mutex);
-    while (true) {
-      changed.wait(lock, [this] { return !queue.empty() || ending; });
-      if (queue.empty()) return;
-      const std::function<void()> work = std::move(queue.front());
-      queue.pop_front();
-      busy = true;
-      lock.unlock();
-      if (longest > 0 && random() % kOneIn == 0)
-        std::this_thread::sleep_for(std::chrono::microseconds(random() % static_cast<unsigned>(longest)));
-      work();
-      ++n_steps();
-      lock.lock();
-      busy = false;
-      changed.notify_all();
-    }
-  }
-
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<std::function<void()>> queue;
-  std::thread thread;
-  bool busy = false, ending = false;
-  std::mutex stuck_mutex;
-  std::function<bool()> stuck_until;
-};
-
-struct Event {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::uint64_t recorded = 0, happened = 0;
-  int device = 0;  // of the stream that recorded it last
-  void happen(std::uint64_t number) {
-    const std::lock_guard lock(mutex);
-    if (happened < number) happened = number;
-    changed.notify_all();
-  }
-  void wait_for(std::uint64_t number) {
-    const fake::Stuck stuck([this, number] {
-      const std::lock_guard lock(mutex);
-      return happened >= number;
-    });
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return happened >= number; });
-  }
 };
 
 // Never destroyed: threads of streams may run when the process ends.
@@ -534,7 +418,7 @@ EXPORT int fakeRelease(void* stream_handle) {
 EXPORT void fakeHoldWrites(int held) { Stream::writes_are_held() = held != 0; }
 EXPORT long fakeCrossed() { return n_crossed; }
 /// Returns once all streams have done what they can without a release or another process.
-EXPORT void fakeSettle() {
+EXPORT void fakeRunUnblocked() {
   while (true) {
     const unsigned long before = n_steps();
     bool settled = true;

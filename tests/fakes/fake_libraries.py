@@ -50,19 +50,11 @@ def build(hip: bool = False) -> tuple[Path, Path]:
     nccl = folder / ("libfake_rccl.so" if hip else "libfake_nccl.so")
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not kernels_of(nccl).exists():
+        if not nccl.exists():
             _compile(runtime, HERE / "fake_gpu.cpp", *(["-DFAKE_HIP"] if hip else []))
             link = [f"-L{folder}", f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN"]
             _compile(nccl, HERE / "fake_nccl.cpp", *link)
-            _compile(
-                kernels_of(nccl), HERE / "fake_kernels.cpp", *(["-DFAKE_HIP"] if hip else []), *link, "-ldl"
-            )
     return runtime, nccl
-
-
-def kernels_of(nccl: Path) -> Path:
-    """What compiles and runs kernels, beside the communication library."""
-    return nccl.with_name("libfake_hiprtc.so" if "rccl" in nccl.name else "libfake_nvrtc.so")
 
 
 def _compile(target: Path, source: Path, *words: str) -> None:
@@ -78,11 +70,4 @@ def environment(hip: bool = False) -> dict[str, str]:
     """The variables that lead to the stand-ins."""
     runtime, nccl = build(hip)
     name = "SAMESTEP_HIP_LIBRARY" if hip else "SAMESTEP_CUDART_LIBRARY"
-    kernels = str(kernels_of(nccl))
-    return {
-        name: str(runtime),
-        "SAMESTEP_NCCL_LIBRARY": str(nccl),
-        "SAMESTEP_NVRTC_LIBRARY": kernels,
-        "SAMESTEP_CUDA_DRIVER": kernels,
-        "SAMESTEP_KERNEL_CACHE": os.environ.get("SAMESTEP_KERNEL_CACHE", str(nccl.parent / "kernels")),
-    }
+    return {name: str(runtime), "SAMESTEP_NCCL_LIBRARY": str(nccl)}

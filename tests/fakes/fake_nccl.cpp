@@ -14,331 +14,19 @@
 //                          error, hang or die
 
 #include <fcntl.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <climits>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <random>
-#include <string>
-#include <thread>
-#include <utility>
 
-#include "fake_elements.h"
-#include "fake_gpu.h"
+#include "fake_communicator.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 
-enum Result {
-  kSuccess,
-  kUnhandledCudaError,
-  kSystemError,
-  kInternalError,
-  kInvalidArgument,
-  kInvalidUsage,
-  kRemoteError,
-  kInProgress
-};
-constexpr int kMaxRanks = 8;
-constexpr std::size_t kChunk = 256 << 10, kPipe = 64 << 10;
-
-std::string text_of(const char* name, const char* otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? text : otherwise;
-}
-int version() { return std::atoi(text_of("FAKE_NCCL_VERSION", "22809").c_str()); }
-
-enum class Kind : int { all_reduce, reduce, broadcast, all_gather, reduce_scatter, send, receive };
-
-struct Signature {
-  Kind kind;
-  std::size_t count;
-  int type, op, root;
-  bool operator==(const Signature& b) const {
-    return kind == b.kind && count == b.count && type == b.type && op == b.op && root == b.root;
-  }
-};
-
-/// What ranks share. Zeroes are its first state.
-struct Meeting {
-  std::atomic<int> n_attached, n_arrived, phase;
-  struct Slot {
-    int version;
-    char bus_id[32], host[64];
-    Signature signature;
-    double factor;
-    bool scaled;
-    alignas(64) std::byte chunk[kChunk];
-  } slots[kMaxRanks];
-  struct Pipe {
-    std::atomic<std::size_t> written, read;
-    std::byte bytes[kPipe];
-  } pipes[kMaxRanks][kMaxRanks];
-};
-
-struct Task {
-  Kind kind;
-  std::byte *in, *out;
-  std::size_t count;
-  int type, op, root;
-  double factor;
-  bool scaled;
-  Signature signature() const { return {kind, count, type, op, root}; }
-};
-
-struct Comm {
-  Meeting* meeting = nullptr;
-  int rank = 0, size = 1, device = 0;
-  bool blocking = true;
-  std::atomic<int> error{kSuccess};
-  std::atomic<bool> aborted{false};
-  std::atomic<int> polls_left{0};
-  std::thread opening;
-  std::string last_error, path;
-  std::thread::id maker;        // members of one clique that one thread has made are called together
-  std::vector<double> factors;  // of operators made at run time
-  long n_operations = 0;
-  std::vector<std::pair<void*, std::vector<Task>>> late;  // launches that have not begun: stream, tasks
-
-  ~Comm() {
-    if (meeting != nullptr) ::munmap(meeting, sizeof *meeting);
-  }
-
-  void fail(int code, const std::string& text) {
-    last_error = text;
-    error = code;
-  }
-
-  template <class Ready>
-  bool wait(Ready ready) {
-    for (unsigned n = 0; !ready(); ++n) {
-      if (aborted) return false;
-      if (n < 50) {
-        std::this_thread::yield();
-      } else {
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
-      }
-    }
-    return !aborted;
-  }
-
-  bool meet() {
-    const int phase = meeting->phase;
-    if (meeting->n_arrived.fetch_add(1) + 1 == size) {
-      meeting->n_arrived = 0;
-      meeting->phase = phase + 1;
-      return true;
-    }
-    const fake::Stuck stuck([this, phase] { return aborted || meeting->phase != phase; });
-    return wait([&] { return meeting->phase != phase; });
-  }
-  bool hang() {
-    const fake::Stuck stuck([this] { return aborted.load(); });
-    return wait([] { return false; });
-  }
-
-  /// What is to go wrong with this operation on this rank: "", error, hang or die.
-  std::string accident(const std::string& operation) const {
-    const std::string wanted = text_of("FAKE_NCCL_FAIL", ""), mine = std::to_string(rank) + ":" + operation + ":";
-    return wanted.compare(0, mine.size(), mine) == 0 ? wanted.substr(mine.size()) : "";
-  }
-  /// False where it went wrong.
-  bool survive(const std::string& operation) {
-    const std::string what = accident(operation);
-    if (what == "die") ::kill(::getpid(), SIGKILL);
-    if (what == "hang") return hang();
-    if (what == "error") fail(kSystemError, "fake: injected error");
-    return what.empty();
-  }
-
-  void open() {
-    Meeting::Slot& mine = meeting->slots[rank];
-    mine.version = version();
-    std::strncpy(mine.bus_id, fake::bus_id(device).c_str(), sizeof mine.bus_id - 1);
-    const std::string host = text_of("NCCL_HOSTID", "here");
-    std::strncpy(mine.host, host.c_str(), sizeof mine.host - 1);
-    if (!survive("init")) return;
-    ++meeting->n_attached;
-    if (!wait([&] { return meeting->n_attached == size; }) || !meet()) return;
-    if (rank == 0) ::unlink(path.c_str());
-    for (int r = 0; r < size; ++r) {
-      const Meeting::Slot& theirs = meeting->slots[r];
-      if (theirs.version != mine.version) return fail(kInvalidUsage, "Mismatched NCCL version detected");
-      const bool same = std::strcmp(theirs.bus_id, mine.bus_id) == 0 && std::strcmp(theirs.host, mine.host) == 0;
-      if (r != rank && same && text_of("NCCL_MULTI_RANK_GPU_ENABLE", "0") != "1") {
-        return fail(kInvalidUsage, "Duplicate GPU detected");
-      }
-    }
-    if (meet()) error = kSuccess;
-  }
-
-  // ---- what runs in streams
-
-  /// Once per rank around each chunk: everybody's lies in the slots between the two meetings.
-  template <class Use>
-  bool exchange(const std::byte* mine, std::size_t nbytes, Use use) {
-    if (mine != nullptr) std::memcpy(meeting->slots[rank].chunk, mine, nbytes);
-    if (!meet()) return false;
-    use();
-    return meet();
-  }
-
-  bool agree(const Task& task) {
-    Meeting::Slot& mine = meeting->slots[rank];
-    mine.signature = task.signature();
-    mine.factor = task.factor;
-    mine.scaled = task.scaled;
-    if (!meet()) return false;
-    bool same = true;
-    for (int r = 0; r < size; ++r) same = same && meeting->slots[r].signature == mine.signature;
-    if (!meet()) return false;
-    if (same) return true;
-    if (text_of("FAKE_NCCL_MISMATCH", "") == "hang") return hang();
-    fail(kInvalidUsage, "fake: the ranks do not agree on an operation");
-    return false;
-  }
-
-  void reduce_chunk(const Task& task, std::byte* out, std::size_t count) {
-    std::vector<fake::Term> terms;
-    for (int r = 0; r < size; ++r) {
-      const Meeting::Slot& slot = meeting->slots[r];
-      terms.push_back({slot.chunk, slot.factor, slot.scaled});
-    }
-    if (!fake::reduce(task.type, terms, task.op, out, count)) fail(kInvalidArgument, "fake: no reduction of this type");
-  }
-
-  bool collective(const Task& task) {
-    if (!agree(task)) return false;
-    const std::size_t item = fake::size_of(task.type), most = kChunk / item;
-    const int n_blocks = task.kind == Kind::reduce_scatter ? size : 1;
-    const bool slow = text_of("FAKE_NCCL_SLOW", "") == std::to_string(rank);
-    std::vector<std::byte> late;  // what others have already, in the case of all_reduce
-    for (int block = 0; block < n_blocks; ++block) {
-      const std::size_t start = static_cast<std::size_t>(block) * task.count;
-      for (std::size_t at = 0; at < task.count; at += most) {
-        const std::size_t count = std::min(most, task.count - at), nbytes = count * item;
-        const bool gives = task.kind != Kind::broadcast || rank == task.root;
-        const bool ok = exchange(gives ? task.in + (start + at) * item : nullptr, nbytes, [&] {
-          switch (task.kind) {
-            case Kind::broadcast:
-              std::memcpy(task.out + at * item, meeting->slots[task.root].chunk, nbytes);
-              break;
-            case Kind::all_gather:
-              for (int r = 0; r < size; ++r) {
-                std::memcpy(task.out + (static_cast<std::size_t>(r) * task.count + at) * item, meeting->slots[r].chunk,
-                            nbytes);
-              }
-              break;
-            case Kind::reduce:
-              if (rank == task.root) reduce_chunk(task, task.out + at * item, count);
-              break;
-            case Kind::reduce_scatter:
-              if (rank == block) reduce_chunk(task, task.out + at * item, count);
-              break;
-            default:
-              late.resize(nbytes);
-              reduce_chunk(task, late.data(), count);
-          }
-        });
-        if (!ok) return false;
-        if (slow) std::this_thread::sleep_for(std::chrono::milliseconds(50));
-        if (task.kind == Kind::all_reduce && nbytes != 0) std::memcpy(task.out + at * item, late.data(), nbytes);
-      }
-    }
-    return true;
-  }
-
-  /// Sends and receives of one group, all at once. Each begins with what it is.
-  bool messages(const std::vector<Task>& tasks) {
-    struct Progress {
-      const Task* task;
-      Meeting::Pipe* pipe;
-      std::size_t at, total;
-      bool head;
-    };
-    std::vector<Progress> open;
-    for (const Task& task : tasks) {
-      if (task.kind != Kind::send && task.kind != Kind::receive) continue;
-      auto* pipe = task.kind == Kind::send ? &meeting->pipes[rank][task.root] : &meeting->pipes[task.root][rank];
-      open.push_back({&task, pipe, 0, task.count * fake::size_of(task.type), true});
-    }
-    const fake::Stuck stuck([this] { return aborted.load(); });
-    return wait([&] {
-      std::vector<std::pair<const Meeting::Pipe*, Kind>> busy;  // an earlier message in the same pipe goes first
-      for (auto it = open.begin(); it != open.end();) {
-        const auto end = std::make_pair(static_cast<const Meeting::Pipe*>(it->pipe), it->task->kind);
-        const bool mine = std::find(busy.begin(), busy.end(), end) == busy.end();
-        if (mine && advance(*it->task, *it->pipe, it->at, it->total, it->head)) {
-          it = open.erase(it);
-        } else {
-          busy.push_back(end);
-          ++it;
-        }
-      }
-      return open.empty() || error == kInvalidUsage;
-    });
-  }
-
-  bool advance(const Task& task, Meeting::Pipe& pipe, std::size_t& at, std::size_t total, bool& head) {
-    const bool sends = task.kind == Kind::send;
-    const std::size_t n_head = 16;
-    const auto ready = [&] {
-      const std::size_t inside = pipe.written - pipe.read;
-      return sends ? kPipe - inside : inside;
-    };
-    if (head) {
-      if (ready() < n_head) return false;
-      std::uint64_t words[2] = {task.count, static_cast<std::uint64_t>(task.type)};
-      if (sends) {
-        put(pipe, reinterpret_cast<std::byte*>(words), n_head);
-      } else {
-        take(pipe, reinterpret_cast<std::byte*>(words), n_head);
-        if (words[0] != task.count || words[1] != static_cast<std::uint64_t>(task.type)) {
-          fail(kInvalidUsage, "fake: a message is received as something else than was sent");
-          return true;
-        }
-      }
-      head = false;
-    }
-    const std::size_t nbytes = std::min(ready(), total - at);
-    if (sends) {
-      put(pipe, task.in + at, nbytes);
-    } else {
-      take(pipe, task.out + at, nbytes);
-    }
-    at += nbytes;
-    return at == total;
-  }
-  static void put(Meeting::Pipe& pipe, const std::byte* from, std::size_t nbytes) {
-    for (std::size_t i = 0; i < nbytes; ++i) pipe.bytes[(pipe.written + i) % kPipe] = from[i];
-    pipe.written += nbytes;
-  }
-  static void take(Meeting::Pipe& pipe, std::byte* to, std::size_t nbytes) {
-    for (std::size_t i = 0; i < nbytes; ++i) to[i] = pipe.bytes[(pipe.read + i) % kPipe];
-    pipe.read += nbytes;
-  }
-
-  void run(const std::vector<Task>& tasks, long first) {
-    for (std::size_t i = 0; i < tasks.size(); ++i) {
-      const int state = error;  // in progress: a later call has not begun
-      if (aborted || (state != kSuccess && state != kInProgress) ||
-          !survive(std::to_string(first + static_cast<long>(i))))
-        return;
-      if (tasks[i].kind != Kind::send && tasks[i].kind != Kind::receive && !collective(tasks[i])) return;
-    }
-    messages(tasks);
-  }
-};
+using namespace fake;
 
 using CommPtr = std::shared_ptr<Comm>;
 std::mutex comms_mutex;
@@ -383,7 +71,7 @@ int refuse(int code, const std::string& why) {
 bool start(const CommPtr& comm, void* stream, std::vector<Task> tasks) {
   const long first = comm->n_operations;
   comm->n_operations += static_cast<long>(tasks.size());
-  return fake::enqueue(stream, comm->device, [comm, tasks, first] { comm->run(tasks, first); });
+  return enqueue(stream, comm->device, [comm, tasks, first] { comm->run(tasks, first); });
 }
 
 /// Communicators of the clique of `comm` that the same thread has made.
@@ -487,22 +175,21 @@ int add(void* handle, Kind kind, const void* in, void* out, std::size_t count, i
   const CommPtr comm = find(handle);
   if (!comm) return refuse(kInvalidArgument, "fake: no such communicator");
   if (comm->error != kSuccess) return refuse(kInvalidUsage, "fake: the communicator is not ready: " + comm->last_error);
-  if (fake::current_device() != comm->device) return refuse(kInvalidUsage, "fake: another device is current");
-  if (type < 0 || type >= fake::n_types || root >= comm->size)
-    return refuse(kInvalidArgument, "fake: bad type or root");
-  const std::size_t nbytes = count * fake::size_of(type), all = nbytes * static_cast<std::size_t>(comm->size);
+  if (current_device() != comm->device) return refuse(kInvalidUsage, "fake: another device is current");
+  if (type < 0 || type >= n_types || root >= comm->size) return refuse(kInvalidArgument, "fake: bad type or root");
+  const std::size_t nbytes = count * size_of(type), all = nbytes * static_cast<std::size_t>(comm->size);
   const bool gives = kind != Kind::receive && (kind != Kind::broadcast || comm->rank == root);
   const bool gets = kind != Kind::send && (kind != Kind::reduce || comm->rank == root);
   Task task{kind, nullptr, nullptr, count, type, op, root, 1.0, false};
-  if (op >= fake::n_ops) {
-    const auto index = static_cast<std::size_t>(op - fake::n_ops);
+  if (op >= n_ops) {
+    const auto index = static_cast<std::size_t>(op - n_ops);
     if (index >= comm->factors.size()) return refuse(kInvalidArgument, "fake: no such operator");
-    task.op = fake::sum;
+    task.op = sum;
     task.factor = comm->factors[index];
     task.scaled = true;
   }
-  if (gives) task.in = fake::reach(in, kind == Kind::reduce_scatter ? all : nbytes, comm->device);
-  if (gets) task.out = fake::reach(out, kind == Kind::all_gather ? all : nbytes, comm->device);
+  if (gives) task.in = reach(in, kind == Kind::reduce_scatter ? all : nbytes, comm->device);
+  if (gets) task.out = reach(out, kind == Kind::all_gather ? all : nbytes, comm->device);
   if (nbytes != 0 && ((gives && task.in == nullptr) || (gets && task.out == nullptr))) {
     return refuse(kInvalidArgument, "fake: a buffer is not memory of the communicator's device");
   }
@@ -547,7 +234,7 @@ EXPORT int ncclGetUniqueId(UniqueId* id) {
   std::snprintf(id->text, sizeof id->text, "%s/fake-nccl-%d-%08x", text_of("TMPDIR", "/tmp").c_str(), ::getpid(),
                 random());
   const int fd = ::open(id->text, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
-  if (fd < 0 || ::ftruncate(fd, sizeof(Meeting)) != 0) return kSystemError;
+  if (fd < 0 || ::ftruncate(fd, sizeof(Shared)) != 0) return kSystemError;
   ::close(fd);
   return kSuccess;
 }
@@ -557,14 +244,14 @@ EXPORT int ncclCommInitRankConfig(void** out, int size, UniqueId id, int rank, c
   if (size > kMaxRanks || rank < 0 || rank >= size) return refuse(kInvalidArgument, "fake: bad rank or size");
   const int fd = ::open(id.text, O_RDWR | O_CLOEXEC);
   if (fd < 0) return refuse(kSystemError, "fake: nobody has made this unique id");
-  void* memory = ::mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* memory = ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   ::close(fd);
   if (memory == MAP_FAILED) return refuse(kSystemError, "fake: no memory");
   auto comm = std::make_shared<Comm>();
-  comm->meeting = static_cast<Meeting*>(memory);
+  comm->shared = static_cast<Shared*>(memory);
   comm->rank = rank;
   comm->size = size;
-  comm->device = fake::current_device();
+  comm->device = current_device();
   comm->blocking = config->blocking != 0;
   comm->error = kInProgress;
   comm->path = id.text;
@@ -605,23 +292,23 @@ EXPORT int ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int residen
   if (!comm || residence != 1) return refuse(kInvalidArgument, "fake: a factor must come from the host");
   double factor = 0;
   switch (type) {
-    case fake::float64:
+    case float64:
       factor = *static_cast<double*>(scalar);
       break;
-    case fake::float32:
+    case float32:
       factor = *static_cast<float*>(scalar);
       break;
-    case fake::float16:
-      factor = fake::from_float16(*static_cast<std::uint16_t*>(scalar));
+    case float16:
+      factor = from_float16(*static_cast<std::uint16_t*>(scalar));
       break;
-    case fake::bfloat16:
-      factor = fake::from_bfloat16(*static_cast<std::uint16_t*>(scalar));
+    case bfloat16:
+      factor = from_bfloat16(*static_cast<std::uint16_t*>(scalar));
       break;
     default:
       return refuse(kInvalidArgument, "fake: factors are of floating point");
   }
   comm->factors.push_back(factor);
-  *op = fake::n_ops + static_cast<int>(comm->factors.size()) - 1;
+  *op = n_ops + static_cast<int>(comm->factors.size()) - 1;
   return kSuccess;
 }
 EXPORT int ncclRedOpDestroy(int, void* handle) { return find(handle) ? kSuccess : kInvalidArgument; }

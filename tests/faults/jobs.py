@@ -1,37 +1,38 @@
-"""Whole jobs as a user starts them: a script under mpirun, watched from outside."""
+"""Whole jobs as a user starts them: a program under mpirun, watched from outside."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import textwrap
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from samestep.launch import mpirun
 
 
 class Ended(NamedTuple):
-    """How a job has ended. `text`: everything it printed."""
+    """How a job has ended. `text`: everything it printed; `at`: when it ended, as `time.time` says."""
 
     code: int
     text: str
     seconds: float
+    at: float
 
 
-def run(n: int, script: str, folder: Path, *, timeout: float = 100, **environ: str) -> Ended:
-    """Run `script` on `n` ranks, or in one process without a launcher if n is 0.
+def run(
+    n: int, program: Sequence[str], *, timeout: float = 100, words: Sequence[str] = (), **environ: str
+) -> Ended:
+    """Run `python *program` on `n` ranks, or in one process without a launcher if n is 0. `words`: of the launcher.
 
     Raises:
       subprocess.TimeoutExpired: it had not ended after `timeout` seconds; it has been killed.
     """
-    path = folder / "script.py"
-    path.write_text(textwrap.dedent(script))
-    argv, extra = [sys.executable, str(path)], {}
+    argv, extra = [sys.executable, *program], {}
     if n:
         argv, extra = mpirun.command(n, argv)
+        argv[1:1] = words
     start = time.monotonic()
     with subprocess.Popen(
         argv,
@@ -46,4 +47,4 @@ def run(n: int, script: str, folder: Path, *, timeout: float = 100, **environ: s
         except subprocess.TimeoutExpired:
             process.terminate()  # mpirun ends its ranks
             raise
-    return Ended(process.returncode, text, time.monotonic() - start)
+    return Ended(process.returncode, text, time.monotonic() - start, time.time())

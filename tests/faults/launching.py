@@ -1,34 +1,23 @@
-"""Runs `samestep run` on small scripts, and looks for processes that it left behind."""
+"""Runs `samestep run` on the programs of this folder, and looks for processes that it left behind."""
 
+import array
+import contextlib
+import fcntl
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 import uuid
-from pathlib import Path
+
+from running import RUN_COMMAND, processes_with, script
 
 MARK = "SAMESTEP_TEST_RUN"
 PATIENCE_S = 60.0
 WAYS = ("--mpi", "--native")
-
-
-def marked(mark):
-    """Processes that have `mark` in their environment, whoever their parent is; not those that only wait."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            environ = (entry / "environ").read_bytes()
-            state = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0]
-        except OSError:  # it ended meanwhile
-            continue
-        if state not in b"ZX" and f"{MARK}={mark}".encode() in environ.split(b"\0"):
-            found.append(int(entry.name))
-    return found
 
 
 def until(happened, seconds, what):
@@ -40,26 +29,21 @@ def until(happened, seconds, what):
     return time.monotonic() - begin
 
 
-# A shell starts what it runs in the background deaf to Ctrl-C, and nohup to SIGHUP; these start a program as one in the
-# foreground.
-_FOREGROUND = """
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-_ON_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)" + _FOREGROUND
+_FOREGROUND = [sys.executable, "-I", "-S", script("faults/foreground")]
 
 
 def in_foreground(argv):
     """`argv` so that it hears Ctrl-C."""
-    return [sys.executable, "-I", "-S", "-c", _FOREGROUND, *argv]
+    return [*_FOREGROUND, *argv]
 
 
-def on_terminal(argv, **options):
-    """Starts a program in a session whose terminal is (process, our end of the terminal)."""
+def on_terminal(argv, *, env=None, **options):
+    """Starts a program in a session of its own on a terminal that redraws lines: (process, our end of the terminal)."""
     ours, theirs = os.openpty()
-    argv = [sys.executable, "-I", "-S", "-c", _ON_TERMINAL, *argv]
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, array.array("H", [24, 80, 0, 0]))
+    inherited = {name: value for name, value in os.environ.items() if name not in ("CI", "JPY_PARENT_PID")}
+    options["env"] = {**inherited, "TERM": "xterm", **(env or {})}
+    argv = [*_FOREGROUND, "--terminal", *argv]
     process = subprocess.Popen(
         argv, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, **options
     )
@@ -70,21 +54,19 @@ def on_terminal(argv, **options):
 class Run:
     """One `samestep run`, in a session of its own, with its outputs in files.
 
-    `way`: `--mpi` or `--native`.
+    `launcher`: `--mpi` or `--native`; `program`: from `running.program`; `words`: options of the launcher.
     """
 
-    def __init__(self, folder, way, script, *words, n=2, stdin=subprocess.DEVNULL, env=None, together=False):
+    def __init__(
+        self, folder, launcher, program, *words, n=2, stdin=subprocess.DEVNULL, env=None, together=False
+    ):
         self.mark = uuid.uuid4().hex
-        program = folder / f"script-{self.mark}.py"
-        program.write_text(script)
         self._out, self._err = folder / f"out-{self.mark}", folder / f"err-{self.mark}"
-        self.way = way
+        self.launcher = launcher
         environment = {**os.environ, "TMPDIR": str(folder), MARK: self.mark, **(env or {})}
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                in_foreground(
-                    [sys.executable, "-m", "samestep", "run", way, "-n", str(n), *words, str(program)]
-                ),
+                in_foreground([*RUN_COMMAND, launcher, "-n", str(n), *words, *program]),
                 stdin=stdin,
                 stdout=out,
                 stderr=subprocess.STDOUT if together else err,
@@ -101,13 +83,13 @@ class Run:
     def err(self):
         return self._err.read_text()
 
-    def wait(self):
+    def wait(self, seconds=PATIENCE_S):
         """The exit code."""
         try:
-            return self.process.wait(PATIENCE_S)
+            return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.end()
-            raise AssertionError(f"still running after {PATIENCE_S} s:\n{self.out}\n{self.err}") from None
+            raise AssertionError(f"still running after {seconds} s:\n{self.out}\n{self.err}") from None
 
     def until_all_say(self, word, n=2):
         """Waits until `n` ranks have printed `word`."""
@@ -120,17 +102,18 @@ class Run:
 
     def left(self):
         """Processes of the run."""
-        return marked(self.mark)
+        return processes_with(f"{MARK}={self.mark}")
 
     def end(self):
         """For a test that has failed: leaves nothing behind."""
         for pid in self.left():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
 
-def told(run):
-    """What each rank printed as JSON on one line."""
-    assert run.wait() == 0, run.err
+def reports(run, seconds=PATIENCE_S):
+    """What each rank printed as JSON on one line, by rank."""
+    assert run.wait(seconds) == 0, run.err
     lines = [re.fullmatch(r"\[(\d+)\] (.*)", line).groups() for line in run.out.splitlines()]
     return {int(rank): json.loads(text) for rank, text in lines}

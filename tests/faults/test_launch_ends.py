@@ -4,32 +4,22 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from launching import until
+from running import RUN_COMMAND, program
+from samestep.launch import network
 
-PREAMBLE = """
-import os, signal, sys, time
-rank = int(os.environ["RANK"])
-def wait():
-    print("ready")
-    while True:
-        signal.pause()
-"""
-
-IGNORE = "for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)\n"
-DEAF = IGNORE + "wait()"
-
-
-only_mpi = pytest.mark.parametrize("way", ["--mpi"], indirect=True)
+only_mpi = pytest.mark.parametrize("launcher", ["--mpi"], indirect=True)
 
 
 @pytest.fixture
-def start(begin, way):
-    """Starts a run whose script begins with PREAMBLE."""
-    return lambda script="wait()", *words, **options: begin(way, PREAMBLE + script, *words, **options)
+def start(begin, launcher):
+    """Starts a run of a function of the programs; `words` are options of the launcher."""
+    return lambda function, *values, words=(), **options: begin(
+        launcher, program("faults/launch_ends", function, *values), *words, **options
+    )
 
 
 def root(run):
@@ -41,44 +31,89 @@ def root(run):
 
 
 def test_a_rank_that_exits_with_7(start):
-    run = start("if rank == 1: print('why', file=sys.stderr); sys.exit(7)\nwait()")
+    run = start("exit_with_7")
     assert run.wait() == 7
     rank, _, fate, rest = root(run)
     assert (rank, fate) == ("1", "exit code 7")
-    assert rest[0] == "[1] why"
-    assert re.fullmatch(r"samestep: rank 0 \(pid \d+\) signal SIGTERM, ended by the launcher", rest[1])
-    assert len(rest) == 2
-
-
-def test_the_end_report_repeats_the_last_20_lines(start):
-    run = start(
-        "if rank == 0:\n  for i in range(50): print('line', i, file=sys.stderr)\n  sys.exit(1)\nwait()"
-    )
-    assert run.wait() == 1
-    assert root(run)[3][:20] == [f"[0] line {i}" for i in range(30, 50)]
+    assert run.err.count("[1] why\n") == 1
+    assert re.fullmatch(r"samestep: rank 0 \(pid \d+\) signal SIGTERM, ended by the launcher", rest[0])
+    assert len(rest) == 1
 
 
 def test_a_rank_that_raises(start):
-    run = start("if rank == 1: raise ValueError('on purpose')\nwait()")
+    """Its traceback is shown once, when it is written; the last lines have the exception in one line."""
+    run = start("raise_in_a_group")
     assert run.wait() == 1
     rank, _, fate, rest = root(run)
-    assert (rank, fate) == ("1", "exit code 1")
-    assert "[1] ValueError: on purpose" in rest
+    assert (rank, fate) == ("1", "exit code 1: ValueError: on purpose")
+    assert [line.partition(",")[2] for line in rest] == [" in consequence (PeerLostError)"]
+    assert run.err.count("[1] Traceback") == run.err.count("[1] ValueError: on purpose\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "fate"),
+    [
+        (
+            "left",
+            r"exit code 0 while others still waited for it; rank [02] raised PeerLostError: barrier.*",
+        ),
+        pytest.param(
+            "hangs",
+            r"never arrived; rank [02] raised TimeoutError: .* for rank 1.*",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_the_rank_that_others_miss_is_the_cause(start, how, fate):
+    """It has left well, or hangs; the ranks that noticed it are innocent."""
+    run = start("miss_rank_1", how, n=3)
+    assert run.wait() == 1
+    rank, _, found, rest = root(run)
+    assert rank == "1"
+    assert re.fullmatch(fate, found)
+    assert [re.fullmatch(r"samestep: rank (\d) .*, in consequence \(.*\)", line)[1] for line in rest] == [
+        "0",
+        "2",
+    ]
+
+
+def test_the_runs_of_several_nodes(begin, tmp_path, monkeypatch):
+    """Prefixes, files and the root cause go by the ranks of the whole job, also where the failure is elsewhere."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with network.reserve_port() as holder:
+        address = ["--master-addr", "127.0.0.1", "--master-port", str(holder.getsockname()[1])]
+        nodes = [
+            begin(
+                "--native",
+                program("faults/launch_ends", "fail_on_the_second_node"),
+                "--nnodes=2",
+                f"--node-rank={i}",
+                "--logs",
+                "logs",
+                *address,
+            )
+            for i in range(2)
+        ]
+        codes = [node.wait() for node in nodes]
+    assert codes == [1, 5]
+    assert [sorted(node.out.splitlines()) for node in nodes] == [
+        [f"[{rank}] ready" for rank in ranks] for ranks in ((0, 1), (2, 3))
+    ]
+    logs = {file.name: file.read_text() for file in (tmp_path / "logs").glob("*.out")}
+    assert logs == {f"rank_{rank}.out": "ready\n" for rank in range(4)}
+    assert "samestep: root cause: rank 3, which another run has started; rank " in nodes[0].err
+    assert root(nodes[1])[::2][:2] == ("3", "exit code 5")
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM"])
 def test_a_rank_that_is_killed(start, name):
-    run = start(f"if rank == 1: os.kill(os.getpid(), signal.{name})\nwait()")
+    run = start("be_killed", name)
     assert run.wait() == 128 + signal.Signals[name]
     assert root(run)[::2][:2] == ("1", f"signal {name}")
 
 
 def test_others_that_do_not_listen_are_killed_within_5_seconds(start):
-    run = start(
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\n"
-        "if rank == 0: os.kill(os.getpid(), signal.SIGABRT) if sys.stdin.readline() else None\nwait()",
-        stdin=subprocess.PIPE,
-    )
+    run = start("abort_on_a_line_of_input", stdin=subprocess.PIPE)
     run.until_all_say("ready", n=3)  # rank 0 once, rank 1 twice
     run.process.stdin.write(b"go\n")
     run.process.stdin.close()
@@ -90,25 +125,10 @@ def test_others_that_do_not_listen_are_killed_within_5_seconds(start):
 
 def test_a_consequence_is_not_the_cause(start, tmp_path):
     """Rank 1 fails first but does not disappear; rank 0 notices, and is the first to exit."""
-    script = """
-import json
-def fail(name):
-    record = {"time": time.time(), "class": name, "rank": rank, "text": "", "pid": os.getpid()}
-    with open(os.environ["SAMESTEP_ERROR_FILE"], "w") as file:
-        json.dump(record, file)
-if rank == 1:
-    fail("builtins.ValueError")
-    os.mkdir("failed")
-    wait()
-while not os.path.exists("failed"):
-    time.sleep(0.01)
-fail("samestep.PeerLostError")
-sys.exit(1)
-"""
-    run = start(script)
+    run = start("exit_first_in_consequence")
     assert run.wait() == 1
     rank, _, fate, rest = root(run)
-    assert (rank, fate) == ("1", "uncaught ValueError")
+    assert (rank, fate) == ("1", "uncaught exception: ValueError")
     assert re.fullmatch(
         r"samestep: rank 0 \(pid \d+\) exit code 1, in consequence \(PeerLostError\)", rest[-1]
     )
@@ -117,17 +137,16 @@ sys.exit(1)
 
 def test_children_of_ranks_go_too(start):
     """Whether the rank fails or ends well, and although they have left its process group."""
-    spawn = "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
-    run = start(spawn + "if rank == 1: sys.exit(3)\nwait()")
+    run = start("leave_children", True)
     assert run.wait() == 3
-    run = start(spawn)
+    run = start("leave_children", False)
     assert run.wait() == 0
     assert run.err == ""
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
 def test_the_launcher_is_told_to_end(start, name, code):
-    run = start("signal.signal(signal.SIGINT, signal.SIG_DFL)\nwait()")
+    run = start("end_by_ctrl_c")
     run.until_all_say("ready")
     run.process.send_signal(signal.Signals[name])
     assert run.wait() == code
@@ -135,7 +154,7 @@ def test_the_launcher_is_told_to_end(start, name, code):
 
 
 def test_ctrl_c_lets_ranks_clean_up(start):
-    run = start("try: wait()\nexcept KeyboardInterrupt: print('cleaned up')")
+    run = start("clean_up_after_ctrl_c")
     run.until_all_say("ready")
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 130
@@ -143,13 +162,7 @@ def test_ctrl_c_lets_ranks_clean_up(start):
 
 
 def test_ctrl_c_is_not_told_as_the_loss_of_a_peer(start):
-    run = start(
-        "import samestep as ss\n"
-        "world = ss.initialize()\n"
-        "print('ready')\n"
-        "if rank == 0: time.sleep(60)\n"
-        "world.barrier()"
-    )
+    run = start("wait_in_a_barrier")
     run.until_all_say("ready")
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 130
@@ -158,7 +171,7 @@ def test_ctrl_c_is_not_told_as_the_loss_of_a_peer(start):
 
 
 def test_ctrl_c_on_ranks_that_do_not_listen(start):
-    run = start(DEAF)
+    run = start("ignore_and_wait")
     run.until_all_say("ready")
     run.process.send_signal(signal.SIGINT)
     took = until(lambda: not run.left(), 20, "still there")
@@ -167,10 +180,10 @@ def test_ctrl_c_on_ranks_that_do_not_listen(start):
 
 
 def test_a_second_ctrl_c_is_impatient(start):
-    run = start(IGNORE + "signal.signal(signal.SIGINT, lambda *_: print('heard'))\nwait()")
+    run = start("report_ctrl_c_and_go_on")
     run.until_all_say("ready")
     run.process.send_signal(signal.SIGINT)
-    run.until_all_say("heard")
+    run.until_all_say("interrupted")
     run.process.send_signal(signal.SIGINT)
     took = until(lambda: not run.left(), 20, "still there")
     assert run.wait() == 130
@@ -188,7 +201,7 @@ def mpirun_of(run):
 
 
 def test_the_launcher_is_killed(start):
-    run = start(DEAF)
+    run = start("ignore_and_wait")
     run.until_all_say("ready")
     run.process.kill()
     assert until(lambda: not run.left(), 20, "still there") < 3
@@ -196,7 +209,7 @@ def test_the_launcher_is_killed(start):
 
 @only_mpi
 def test_the_launcher_and_mpirun_are_killed(start):
-    run = start(DEAF)
+    run = start("ignore_and_wait")
     run.until_all_say("ready")
     os.kill(mpirun_of(run), signal.SIGKILL)
     run.process.kill()
@@ -205,7 +218,7 @@ def test_the_launcher_and_mpirun_are_killed(start):
 
 @only_mpi
 def test_mpirun_is_killed(start):
-    run = start()
+    run = start("wait")
     run.until_all_say("ready")
     mpirun = mpirun_of(run)
     os.kill(mpirun, signal.SIGKILL)
@@ -216,7 +229,7 @@ def test_mpirun_is_killed(start):
 
 def test_an_agent_is_killed(start):
     """Its rank dies with it, deaf or not, and the others follow."""
-    run = start(f"print('pid', os.getpid())\n{DEAF}")
+    run = start("ignore_and_wait")
     run.until_all_say("ready")
     pid = int(re.search(r"^\[1\] pid (\d+)$", run.out, re.M).group(1))
     run.process.send_signal(signal.SIGSTOP)  # so that it cannot help
@@ -228,21 +241,20 @@ def test_an_agent_is_killed(start):
 
 
 def test_timeout(start):
-    run = start("if rank == 0: sys.exit(0)\nwait()", "--timeout", "3")
+    run = start("leave_rank_1_alone", words=["--timeout", "3"])
     assert run.wait() == 124
     assert run.err == "samestep: --timeout 3 s: rank 1 still running, ended\n"
 
 
-def test_a_reader_that_has_read_enough_ends_the_run(tmp_path, start):
-    run = start("print('x' * 100)\nwait()")
+def test_a_reader_that_has_read_enough_ends_the_run(start):
+    run = start("print_and_wait", "x" * 100)
     run.until_all_say("x" * 100)
     run.process.send_signal(signal.SIGTERM)
     run.wait()
     reading, writing = os.pipe()
     os.close(reading)
-    script = tmp_path / "talk.py"
-    script.write_text("import time\nprint('x', flush=True)\ntime.sleep(1000)")
-    line = [sys.executable, "-m", "samestep", "run", run.way, "-n", "2", str(script)]
+    line = [*RUN_COMMAND, run.launcher, "-n", "2"]
+    line += program("faults/launch_ends", "print_and_wait", "x")
     done = subprocess.run(line, stdout=writing, stdin=subprocess.DEVNULL, timeout=60, check=False)
     os.close(writing)
     assert done.returncode == 141
@@ -252,11 +264,7 @@ def test_a_reader_that_has_read_enough_ends_the_run(tmp_path, start):
 def test_mpi_abort(start):
     """`mpirun` ends all agents' stubs then; what ranks have printed is not lost, nor is the code."""
     pytest.importorskip("mpi4py")
-    run = start(
-        "from mpi4py import MPI\n"
-        "MPI.COMM_WORLD.Barrier()\n"
-        "if rank == 1:\n  print('last words' + '.' * 30_000)\n  MPI.COMM_WORLD.Abort(7)\nwait()"
-    )
+    run = start("call_mpi_abort")
     assert run.wait() == 7
     assert "[1] last words" + "." * 30_000 + "\n" in run.out
     assert "samestep: root cause: " in run.err and "samestep: rank 0 " in run.err
@@ -264,44 +272,19 @@ def test_mpi_abort(start):
 
 def test_the_cause_gets_time_to_end_with_its_own_code(start):
     """Another rank has noticed the failure before the process that failed is gone."""
-    script = """
-import json
-if rank == 0:
-    with open(os.environ["SAMESTEP_ERROR_FILE"], "w") as file:
-        json.dump({"time": time.time(), "class": "samestep.PeerLostError", "text": "", "rank": 0, "pid": 1}, file)
-    sys.exit(1)
-time.sleep(0.3)  # being slow is what is tested
-sys.exit(5)
-"""
-    run = start(script)
+    run = start("exit_late_as_the_cause")
     assert run.wait() == 5
     assert root(run)[::2][:2] == ("1", "exit code 5")
 
 
 def test_only_consequences(start):
-    script = """
-import json
-with open(os.environ["SAMESTEP_ERROR_FILE"], "w") as file:
-    json.dump({"time": 100 - rank, "class": "samestep.TimeoutError", "text": "", "rank": rank, "pid": 1}, file)
-sys.exit(1)
-"""
-    run = start(script)
+    run = start("exit_all_in_consequence")
     assert run.wait() == 1
-    assert root(run)[::2][:2] == ("1", "exit code 1")
-
-
-RESTARTED = """
-n = int(os.environ["SAMESTEP_RESTART_COUNT"])
-print("attempt", n, "of", rank, flush=True)
-if rank == 1 and n < 2:
-    sys.exit(7 + n)
-if n < 2:
-    wait()
-"""
+    assert root(run)[::2][:2] == ("1", "exit code 1: TimeoutError")
 
 
 def test_all_ranks_are_started_anew_after_a_failure(start, tmp_path):
-    run = start(RESTARTED, "--max-restarts", "2", "--logs", str(tmp_path / "logs"))
+    run = start("fail_twice", words=["--max-restarts", "2", "--logs", str(tmp_path / "logs")])
     assert run.wait() == 0, run.err
     assert [line for line in run.err.splitlines() if "restart" in line] == [
         "samestep: restart 1 of 2",
@@ -314,14 +297,14 @@ def test_all_ranks_are_started_anew_after_a_failure(start, tmp_path):
 
 
 def test_restarts_come_to_an_end(start):
-    run = start("sys.exit(9)", "--max-restarts", "1")
+    run = start("exit_with_9", words=["--max-restarts", "1"])
     assert run.wait() == 9
     assert run.err.count("samestep: restart") == 1
     assert run.err.count("samestep: root cause") == 2
 
 
 def test_who_is_told_to_end_does_not_start_anew(start):
-    run = start("wait()", "--max-restarts", "3")
+    run = start("wait", words=["--max-restarts", "3"])
     run.until_all_say("ready")
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 130

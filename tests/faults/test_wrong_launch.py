@@ -4,17 +4,10 @@ import re
 
 import jobs
 import pytest
-
-SCRIPT = """
-    import samestep as ss
-    try:
-        ss.initialize({backend})
-    except ss.UnavailableError as error:
-        print("refused:", error)
-"""
+from running import program
 
 
-@pytest.mark.parametrize("backend", ["", "'mpi'", "'native'"])
+@pytest.mark.parametrize("backend", [None, "mpi", "native"])
 @pytest.mark.parametrize(
     "variables",
     [
@@ -23,17 +16,17 @@ SCRIPT = """
     ],
     ids=["Open MPI", "MPICH"],
 )
-def test_the_launcher_says_four_and_the_world_is_one(tmp_path, variables, backend):
-    if "PMI_SIZE" in variables and backend != "'native'":
+def test_the_launcher_says_four_and_the_world_is_one(variables, backend):
+    if "PMI_SIZE" in variables and backend != "native":
         pytest.importorskip("mpi4py")
-    ended = jobs.run(0, SCRIPT.format(backend=backend), tmp_path, **variables)
+    ended = jobs.run(0, program("faults/start", "be_refused", backend), **variables)
     assert re.search(r"^refused:", ended.text, re.M), ended.text  # mpi4py may warn before
     assert "4" in ended.text
     assert "mpirun" in ended.text
     assert re.search(r"\b(1|one)\b", ended.text)
 
 
-def test_native_under_a_launcher_of_several(tmp_path):
-    ended = jobs.run(2, SCRIPT.format(backend="'native'"), tmp_path)
+def test_native_under_a_launcher_of_several():
+    ended = jobs.run(2, program("faults/start", "be_refused", "native"))
     assert ended.text.count("refused:") == 2, ended.text
     assert "2" in ended.text

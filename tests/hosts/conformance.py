@@ -79,8 +79,10 @@ def main() -> int:
             finally:
                 lab.close()
             failed |= code != 0
-            told = text if code else next(line for line in reversed(text.splitlines()) if " passed" in line)
-            print(f"{layout} ranks, {backend}, {time.monotonic() - begin:.0f} s: {told}", flush=True)
+            reported = (
+                text if code else next(line for line in reversed(text.splitlines()) if " passed" in line)
+            )
+            print(f"{layout} ranks, {backend}, {time.monotonic() - begin:.0f} s: {reported}", flush=True)
     return int(failed)
 
 

@@ -14,12 +14,12 @@ def lab():
 
 
 @pytest.fixture
-def begin(lab, tmp_path):
+def begin(lab):
     """Starts a job over the hosts of the lab."""
     jobs = []
 
-    def start(script, n_each, **options):
-        jobs.append(labs.Job(lab, tmp_path, script, n_each, number=len(jobs), **options))
+    def start(program, n_each, **options):
+        jobs.append(labs.Job(lab, program, n_each, number=len(jobs), **options))
         return jobs[-1]
 
     yield start

@@ -1,6 +1,6 @@
 """Hosts on one machine: namespaces with a network and a name of their own, on one switch. Needs root.
 
-They know each other's names and reach each other by `ssh`, which is a program of this file. Files are shared.
+They know each other's names and reach each other by `ssh`, which is `programs/ssh.py`. Files are shared.
 """
 
 import contextlib
@@ -17,33 +17,11 @@ import tempfile
 import threading
 from pathlib import Path
 
-PRELUDE = """
-import hashlib, json, os, signal, sys, time
-import numpy as np
-import samestep as ss
-
-def tell(**what):
-    os.write(1, (json.dumps(what) + "\\n").encode())  # at once: several ranks may write to one pipe
-
-"""
 _PROBE = "hostname probe; ip link add name probe type bridge; tc qdisc replace dev probe clsact"
 PATIENCE_S = 120.0  # of a machine on which many ranks, and other work, share few processors
 FOUND_WITHIN_S = 10.0 + 20.0  # of a failure: what is promised, and what such a machine takes
 LIMITER_BURST = 256 << 10  # bytes that a limited card lets through at once
 FIRST_PORT = 29500  # nobody else is in these networks
-
-# Connects to the lab's thread, which starts the command in the host and sends its exit code.
-_SSH = """#!{python} -IS
-import socket, sys
-words = sys.argv[1:]
-while words[0].startswith("-"):
-    words = words[2 if words[0][1:] in "bceFilmoOpw" else 1:]
-with socket.socket(socket.AF_UNIX) as link:
-    link.connect({path!r})
-    socket.send_fds(link, [b"+"], [0, 1, 2])
-    link.sendall("\\0".join([words[0].rpartition("@")[2], " ".join(words[1:])]).encode() + b"\\n")
-    sys.exit(int(link.makefile().readline() or 255))
-"""
 
 
 @functools.cache
@@ -74,7 +52,10 @@ class Lab:
     def __init__(self, n_hosts):
         self._folder = Path(tempfile.mkdtemp(prefix="lab-", dir="/tmp"))  # short, for a socket
         names = [f"node{i}" for i in range(n_hosts)]
-        lines = ["127.0.0.1 localhost", *(f"10.78.0.{i + 1} {name}" for i, name in enumerate(names))]
+        lines = [
+            "127.0.0.1 localhost",
+            *(f"10.78.0.{i + 1} {name} train-{i}.ring" for i, name in enumerate(names)),
+        ]
         (self._folder / "hosts").write_text("".join(line + "\n" for line in lines))
         self._holders = {name: self._hold(name) for name in ["switch", *names]}
         self.run("switch", "ip link add name bridge type bridge", "ip link set bridge up")
@@ -158,9 +139,10 @@ class Lab:
 
     def _serve_ssh(self):
         path = str(self._folder / "socket")
-        program = self._folder / "ssh"
-        program.write_text(_SSH.format(python=sys.executable, path=path))
-        program.chmod(0o755)
+        ssh = self._folder / "ssh"
+        program = Path(__file__).parent / "programs" / "ssh.py"
+        ssh.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {program} {path} "$@"\n')
+        ssh.chmod(0o755)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(path)
         self._listener.listen(64)
@@ -233,7 +215,7 @@ def _of_srun(rank, n_ranks):
 
 
 class Job:
-    """The ranks of a program, spread over hosts as torchrun or srun starts them: `n_each` on each, in order.
+    """The ranks of `python *program`, spread over hosts as by torchrun or srun: `n_each` on each, in order.
 
     Each line they print is one JSON object. `first`: number of the first host. `late`: ranks that `join` starts.
     """
@@ -241,8 +223,7 @@ class Job:
     def __init__(
         self,
         lab,
-        folder,
-        script,
+        program,
         n_each,
         *,
         number=0,
@@ -253,11 +234,10 @@ class Job:
         **environment,
     ):
         self._lab = lab
-        self._program = folder / f"program{number}.py"
-        self._program.write_text(PRELUDE + script)
+        self._program = program
         self._names = _of_srun if under_slurm else _of_torchrun
         place = {"MASTER_ADDR": master or f"10.78.0.{first + 1}", "MASTER_PORT": str(FIRST_PORT + number)}
-        self._environment = {**place, **environment}
+        self._environment = {"SAMESTEP_SECRET": "of this laboratory", **place, **environment}
         self.hosts = [f"node{first + i}" for i, n in enumerate(n_each) for _ in range(n)]
         self.processes = {}
         for rank in range(len(self.hosts)):
@@ -266,7 +246,7 @@ class Job:
 
     def join(self, rank):
         names = self._names(rank, len(self.hosts))
-        argv = [sys.executable, "-u", str(self._program)]
+        argv = [sys.executable, "-u", *self._program]
         self.processes[rank] = self._lab.start(self.hosts[rank], argv, env={**names, **self._environment})
 
     def line(self, rank):

@@ -11,90 +11,23 @@ import time
 import lab as labs
 import pytest
 from lab import FOUND_WITHIN_S, PATIENCE_S
+from running import program
 
-WAITS = "world.barrier() if world.rank != world.size - 1 else time.sleep(1000)"
-WORKS = "[world.allreduce(big) for _ in range(1_000_000)]"
-RECEIVES = "world.recv(np.ones(3), (world.rank + world.size // 2) % world.size)"
-LOSES = """
-world = ss.initialize("native", timeout=100)
-big = np.ones(400_000)
-world.allreduce(big)
-tell(pid=os.getpid())
-try:
-    {act}
-except ss.PeerLostError as error:
-    tell(text=str(error), at=time.time())
-ss.finalize()
-tell(ended=True)
-"""
-STOPPED = """
-world = ss.initialize("native", timeout=100)
-big = np.ones(400_000)
-world.allreduce(big)
-tell(pid=os.getpid())
-if world.rank == 1:
-    signal.pause()
-try:
-    world.allreduce(big, timeout=12)
-except ss.TimeoutError as error:
-    tell(text=str(error))
-"""
-BUSY = """
-world = ss.initialize("native", timeout=100)
-chunk = np.ones(40_000)
-world.barrier()
-if world.rank == 0:
-    works = [world.isend(chunk, 1) for _ in range(300)]
-tell(pid=os.getpid())
-if world.rank == 0:
-    for work in works:
-        work.wait()
-else:
-    os.kill(os.getpid(), signal.SIGSTOP)
-    for _ in range(300):
-        world.recv(chunk, 0)
-world.barrier()
-ss.finalize()
-tell(ended=True)
-"""
-POORLY_REACHED = """
-world = ss.initialize("native", timeout=100)
-tell(pid=os.getpid())
-try:
-    for i in range(1, 31):
-        total = world.allreduce(np.arange(i * 1000.0) + world.rank)
-        assert (total == 2 * np.arange(i * 1000.0) + 1).all()
-    tell(right=i)
-except ss.PeerLostError as error:
-    tell(lost=str(error))
-"""
-ALONE = """
-try:
-    ss.initialize("native", timeout=4)
-except ss.TimeoutError as error:
-    tell(text=str(error))
-"""
-LATE = """
-tell(pid=os.getpid())
-world = ss.initialize("native", timeout=100)
-tell(total=world.allreduce(np.full(3, world.rank + 1.0))[0])
-"""
-
-SCENES = {
-    "a silent cable while all wait": (LOSES.format(act=WAITS), [1, 1]),
-    "a silent cable while all work": (LOSES.format(act=WORKS), [2, 2]),
-    "a silent cable while all receive": (LOSES.format(act=RECEIVES), [1, 1]),
-    "a lost carrier while all wait": (LOSES.format(act=WAITS), [2, 2]),
-    "a lost carrier while all work": (LOSES.format(act=WORKS), [1, 1]),
-    "no power while all wait": (LOSES.format(act=WAITS), [1, 1]),
-    "no power while all work": (LOSES.format(act=WORKS), [1, 1]),
-    "a killed rank while all wait": (LOSES.format(act=WAITS), [1, 1]),
-    "a killed rank while all work": (LOSES.format(act=WORKS), [2, 2]),
-    "stopped": (STOPPED, [1, 1]),
-    "busy": (BUSY, [1, 1]),
-    "hard to reach": (POORLY_REACHED, [1, 1]),
-    "alone": (ALONE, [1, 1]),
-    "late": (LATE, [1, 1]),
+SCENES = {  # the program, and how many ranks each host has
+    "a silent cable while all wait": (["lose_a_host_while", "all wait"], [1, 1]),
+    "a silent cable while all work": (["lose_a_host_while", "all work"], [2, 2]),
+    "a silent cable while all receive": (["lose_a_host_while", "all receive"], [1, 1]),
+    "a lost carrier while all wait": (["lose_a_host_while", "all wait"], [2, 2]),
+    "a lost carrier while all work": (["lose_a_host_while", "all work"], [1, 1]),
+    "no power while all wait": (["lose_a_host_while", "all wait"], [1, 1]),
+    "no power while all work": (["lose_a_host_while", "all work"], [1, 1]),
+    "a killed rank while all wait": (["lose_a_host_while", "all wait"], [1, 1]),
+    "a killed rank while all work": (["lose_a_host_while", "all work"], [2, 2]),
+    "stopped": (["wait_for_a_stopped_rank"], [1, 1]),
+    "busy": (["send_to_a_stopped_rank"], [1, 1]),
+    "hard to reach": (["reduce_over_a_bad_link"], [1, 1]),
+    "alone": (["start_alone"], [1, 1]),
+    "late": (["start_late"], [1, 1]),
 }
 LATE_RANKS = {"alone": [1], "late": [1]}
 CUT = [name for name in SCENES if name.startswith(("a silent", "a lost"))]
@@ -104,15 +37,14 @@ DEAD = [name for name in SCENES if name.startswith(("no power", "a killed"))]
 class Stage:
     """All scenes, begun."""
 
-    def __init__(self, folder):
+    def __init__(self):
         self.lab = labs.Lab(2 * len(SCENES))
         self.jobs = {}
         try:
-            for number, (name, (script, n_each)) in enumerate(SCENES.items()):
+            for number, (name, (words, n_each)) in enumerate(SCENES.items()):
                 self.jobs[name] = labs.Job(
                     self.lab,
-                    folder,
-                    script,
+                    program("hosts/host_failures", *words),
                     n_each,
                     number=number,
                     first=2 * number,
@@ -151,10 +83,10 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
+def stage():
     if reason := labs.missing():
         pytest.skip(reason)
-    made = Stage(tmp_path_factory.mktemp("stage"))
+    made = Stage()
     yield made
     made.end()
 

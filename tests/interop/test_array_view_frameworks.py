@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
-import textwrap
 
 import numpy as np
 import pytest
 from array_views import EXTRA, NATIVE, View, refused, view
+from running import program
 from samestep import _core
 
 # --- torch -----------------------------------------------------------------------------------------
@@ -114,14 +114,14 @@ def test_torch_is_told_of_writes():
     x, w = torch.ones(3), torch.ones(3, requires_grad=True)
     loss = (x * w).sum()
     _core.unpack(np.zeros(12, np.uint8), [x])
-    _core.note_written(x)
+    _core.bump_version(x)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
 
 def test_other_libraries_need_no_telling():
     for x in (np.ones(3), bytearray(3), None):
-        _core.note_written(x)
+        _core.bump_version(x)
 
 
 def test_torch_types_are_no_tensors():
@@ -162,24 +162,8 @@ def test_jax_tracers_are_refused():
 
 def test_jax_arrays_on_two_devices_are_refused():
     pytest.importorskip("jax")
-    program = """
-        import os
-        os.environ.update(JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=2")
-        import jax
-        import samestep as ss
-        from samestep import _core
-        mesh = jax.sharding.Mesh(jax.devices(), "i")
-        for spec in (jax.sharding.PartitionSpec("i"), jax.sharding.PartitionSpec()):
-            x = jax.device_put(jax.numpy.ones(4), jax.sharding.NamedSharding(mesh, spec))
-            try:
-                _core.view_info(x)
-            except ss.InvalidArgumentError as error:
-                assert "one device" in str(error), error
-            else:
-                raise AssertionError(spec)
-            assert _core.view_info(x.addressable_shards[1].data)[1] == x.addressable_shards[1].data.shape
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=120)
+    command = [sys.executable, *program("interop/jax_devices", "view_arrays")]
+    subprocess.run(command, check=True, timeout=120)
 
 
 # --- MLX -------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import samestep as ss
+from running import script
 from samestep import _core
 
 
@@ -152,23 +153,11 @@ def test_a_run_with_gaps_is_refused():
         _core.pack([np.ones(1)], np.empty(16, np.uint8)[::2])
 
 
-ON_A_DEVICE = """
-import numpy as np
-import samestep as ss
-from samestep import _core
-
-class Cuda:
-    __cuda_array_interface__ = {"shape": (1,), "typestr": "<f4", "data": (4096, False), "version": 3}
-
-try:
-    _core.pack([Cuda()], np.empty(4, np.uint8))
-except ss.InvalidArgumentError as error:
-    print(error)
-"""
+PACK_ON_A_DEVICE = script("interop/pack_on_a_device")
 
 
 def test_arrays_of_a_device_are_refused_where_no_runtime_is_open():
-    done = subprocess.run([sys.executable, "-c", ON_A_DEVICE], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, PACK_ON_A_DEVICE], capture_output=True, text=True, check=True)
     assert "arrays[0]: the array is on a cuda device; copy it" in done.stdout
 
 

@@ -6,88 +6,8 @@ import sys
 import numpy as np
 import pytest
 import samestep as ss
+from foreign_arrays import Cuda, Memory, Unversioned, Versioned, new_capsule
 from samestep import _core
-
-FLOAT32 = (2, 32, 1)  # DLPack's type code, bits, lanes
-CPU = (1, 0)
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_index", ctypes.c_int32),
-        ("n_dims", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-class Managed(ctypes.Structure):
-    _fields_ = [("tensor", Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
-
-
-class ManagedVersioned(ctypes.Structure):
-    _fields_ = [
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("tensor", Tensor),
-    ]
-
-
-Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-new_capsule = ctypes.pythonapi.PyCapsule_New
-new_capsule.restype = ctypes.py_object
-new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-
-
-class Memory:
-    """Memory that can be handed out as a DLPack tensor, and counts how often it came back."""
-
-    def __init__(
-        self,
-        *,
-        shape=(2, 3),
-        strides=(3, 1),
-        dtype=FLOAT32,
-        device=CPU,
-        offset=0,
-        null=False,
-        version=(1, 0),
-        flags=0,
-    ):
-        self.bytes = np.zeros(4096, np.uint8)
-        self.shape = (ctypes.c_int64 * len(shape))(*shape)
-        self.strides = None if strides is None else (ctypes.c_int64 * len(strides))(*strides)
-        self.address = 0 if null else self.bytes.ctypes.data
-        self.tensor = Tensor(self.address, *device, len(shape), *dtype, self.shape, self.strides, offset)
-        self.returned = 0
-        self.deleter = Deleter(self.take_back)
-        deleter = ctypes.cast(self.deleter, ctypes.c_void_p)
-        self.managed = Managed(self.tensor, None, deleter)
-        self.versioned = ManagedVersioned(*version, None, deleter, flags, self.tensor)
-
-    def take_back(self, _):
-        self.returned += 1
-
-
-class Versioned(Memory):
-    def __dlpack__(self, *, max_version=None):
-        assert max_version == (1, 3)
-        return new_capsule(ctypes.addressof(self.versioned), b"dltensor_versioned", None)
-
-
-class Unversioned(Memory):
-    def __dlpack__(self):
-        return new_capsule(ctypes.addressof(self.managed), b"dltensor", None)
-
 
 PRODUCERS = pytest.mark.parametrize("producer", [Versioned, Unversioned])
 
@@ -304,17 +224,6 @@ def test_exchange_api_of_no_use_leaves_dlpack(capsule):
 
 
 # --- __cuda_array_interface__ ------------------------------------------------------------------------
-
-
-class Cuda:
-    def __init__(self, **fields):
-        self.__cuda_array_interface__ = {
-            "shape": (2, 3),
-            "typestr": "<f4",
-            "data": (4096, False),
-            "version": 3,
-            **fields,
-        }
 
 
 def test_cuda_array_interface():

@@ -5,27 +5,18 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from running import RUN_COMMAND, script
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
-# Answers one element too large on the last rank.
-WRONG = """
-import contenders, dataclasses
-def wrong():
-    return dataclasses.replace(contenders._mpi4py(), name="wrong", statements={"allreduce": STATEMENT})
-STATEMENT = "comm.Allreduce(MPI.IN_PLACE, x); x[-1] += comm.rank == comm.size - 1"
-contenders.CONTENDERS["wrong"] = wrong
-import collectives, sys
-sys.exit(collectives.main())
-"""
+WRONG = script("interop/wrong_contender")
 
 
 def run(program: Path, *words: str, cwd: Path, n: int = 2) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "samestep", "run", "--mpi", "--raw", "-n", str(n), str(program), *words]
+    command = [*RUN_COMMAND, "--mpi", "--raw", "-n", str(n), str(program), *words]
     path = os.pathsep.join([str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         command,
@@ -82,10 +73,8 @@ def test_every_verb_is_measured_and_stored(tmp_path: Path) -> None:
 
 
 def test_a_wrong_result_ends_the_run(tmp_path: Path) -> None:
-    program = tmp_path / "wrong.py"
-    program.write_text(WRONG)
     few = ["--sizes", "8", "--seconds", "1", "--rounds", "1", "--verbs", "allreduce", "--dtypes", "float32"]
-    done = run(program, *few, "--contenders", "mpi4py,wrong", cwd=tmp_path)
+    done = run(WRONG, *few, "--contenders", "mpi4py,wrong", cwd=tmp_path)
     assert done.returncode != 0
     assert "wrong is wrong: allreduce of 8 bytes on rank 1 of 2" in done.stderr
 

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from samestep import accelerators
+from running import RUN_COMMAND
+from samestep.gpu import discovery
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDS = {
@@ -18,6 +19,7 @@ NEEDS = {
     "digits_jax": ("sklearn", "tqdm", "jax", "optax"),
     "digits_cupy": ("sklearn",),
     "fluxmpi_quickstart": (),
+    "jax_shard_map": ("jax",),
 }
 
 
@@ -27,10 +29,7 @@ def output(name: str, n_ranks: int, cwd: Path, *arguments: str) -> str:
     if lacking:
         pytest.skip(f"{name}.py needs {', '.join(lacking)}")
     command = [
-        sys.executable,
-        "-m",
-        "samestep",
-        "run",
+        *RUN_COMMAND,
         "--raw",
         "-n",
         str(n_ranks),
@@ -52,7 +51,7 @@ def test_digits(name: str, n_ranks: int, tmp_path: Path) -> None:
 
 
 def test_digits_on_a_device(tmp_path: Path) -> None:
-    lacking = accelerators.cuda_devices()
+    lacking = discovery.cuda_devices()
     if not lacking.count:
         pytest.skip(f"digits_cupy.py and digits_torch.py --device cuda need a device: {lacking.detail}")
     if importlib.util.find_spec("cupy") is not None:
@@ -93,3 +92,8 @@ def test_a_script_of_2019_starts_its_ranks_itself(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout == "slope 2.00, intercept -1.00\nbitwise equal on all ranks: True\n", done.stderr
+
+
+@pytest.mark.slow
+def test_jax_shard_map(tmp_path: Path) -> None:
+    assert "on 3 devices: the same as on one" in output("jax_shard_map", 3, tmp_path)

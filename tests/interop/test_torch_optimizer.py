@@ -1,182 +1,27 @@
-"""torch: training on parts of a batch equals training on the whole, however the loop is written."""
+"""torch: when gradients are averaged, in how many messages, and what becomes of parameters and gradients."""
 
-import contextlib
-import copy
 import gc
-import pickle
 import weakref
 
-import numpy as np
 import pytest
 import samestep as ss
 from samestep.optimizer import no_sync
+from torch_training import (
+    assert_close,
+    assert_equal_everywhere,
+    backward,
+    batch,
+    functional,
+    gradients,
+    model,
+    nn,
+    plain,
+    torch,
+    whole_gradients,
+)
 
-torch = pytest.importorskip("torch")
-nn, functional = torch.nn, torch.nn.functional
-
-BACKENDS = ["self", "mpi"]  # the same law on all: what differs between them is for tests/conformance
+BACKENDS = ["self", "native"]  # the same law on all: what differs between them is for tests/conformance
 pytestmark = pytest.mark.ranks(1, 2, 3, timeout=120, backends=BACKENDS)
-
-N_SAMPLES = 12  # a multiple of all numbers of ranks, so that the mean of means is the mean
-
-
-def model():
-    """Small and large parameters: the weight in the middle is reduced where it lies."""
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(6, 400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 3))
-
-
-def batch(rank=0, size=1):
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(N_SAMPLES, 6, generator=generator), torch.randn(N_SAMPLES, 3, generator=generator)
-    mine = slice(rank * N_SAMPLES // size, (rank + 1) * N_SAMPLES // size)
-    return x[mine], y[mine]
-
-
-def backward(net, x, y, scale=1.0):
-    loss = functional.mse_loss(net(x), y) * scale
-    loss.backward()
-    return loss
-
-
-def whole_gradients(make=model):
-    net = make()
-    backward(net, *batch())
-    return [p.grad for p in net.parameters()]
-
-
-def assert_close(got, want, tolerance=1e-6):
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a.detach().float(), b.detach().float(), rtol=0, atol=tolerance)
-
-
-def assert_equal_everywhere(group, tensors):
-    mine = [t.detach().numpy().tobytes() for t in tensors]
-    assert all(other == mine for other in group.allgather_object(mine))
-
-
-def gradients(net):
-    return [p.grad for p in net.parameters()]
-
-
-# ---- loops: each takes (model, optimizer, x, y) and trains a few steps
-
-
-def plain(net, opt, x, y):
-    for _ in range(4):
-        opt.zero_grad()
-        backward(net, x, y)
-        opt.step()
-
-
-def keeping_gradients(net, opt, x, y):
-    for _ in range(4):
-        opt.zero_grad(set_to_none=False)
-        backward(net, x, y)
-        opt.step()
-
-
-def clipping(net, opt, x, y):
-    for _ in range(4):
-        opt.zero_grad()
-        backward(net, x, y)
-        nn.utils.clip_grad_norm_(net.parameters(), 0.1)
-        opt.step()
-
-
-def with_closure(net, opt, x, y):
-    def closure():
-        opt.zero_grad()
-        return backward(net, x, y)
-
-    for _ in range(4):
-        opt.step(closure)
-
-
-def scheduled(net, opt, x, y):
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(opt, 0.1, total_steps=5)
-    for _ in range(4):
-        opt.zero_grad()
-        backward(net, x, y)
-        opt.step()
-        scheduler.step()
-
-
-def changing_the_rate(net, opt, x, y):
-    for rate in (0.1, 0.05, 0.2):
-        opt.param_groups[0]["lr"] = rate
-        opt.zero_grad()
-        backward(net, x, y)
-        opt.step()
-
-
-def accumulating(net, opt, x, y):
-    half = len(x) // 2
-    for _ in range(3):
-        opt.zero_grad()
-        with no_sync(opt) if hasattr(opt, "_samestep_averager") else contextlib.nullcontext():
-            backward(net, x[:half], y[:half], 0.5)
-        backward(net, x[half:], y[half:], 0.5)
-        opt.step()
-
-
-def accumulating_without_no_sync(net, opt, x, y):
-    half = len(x) // 2
-    for _ in range(3):
-        opt.zero_grad()
-        backward(net, x[:half], y[:half], 0.5)
-        backward(net, x[half:], y[half:], 0.5)
-        opt.step()
-
-
-LOOPS = {
-    "plain": (plain, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)),
-    "adamw": (plain, lambda p: torch.optim.AdamW(p, 0.01, eps=1e-3)),
-    "fused": (plain, lambda p: torch.optim.AdamW(p, 0.01, eps=1e-3, fused=True)),
-    "foreach": (plain, lambda p: torch.optim.AdamW(p, 0.01, eps=1e-3, foreach=True)),
-    "keeping": (keeping_gradients, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)),
-    "clipping": (clipping, lambda p: torch.optim.SGD(p, 0.1)),
-    "closure": (with_closure, lambda p: torch.optim.SGD(p, 0.1)),
-    "scheduled": (scheduled, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)),
-    "rate": (changing_the_rate, lambda p: torch.optim.SGD(p, 0.1)),
-    "accumulating": (accumulating, lambda p: torch.optim.SGD(p, 0.1)),
-    "accumulating, averaged each time": (accumulating_without_no_sync, lambda p: torch.optim.SGD(p, 0.1)),
-}
-
-
-@pytest.mark.parametrize("name", LOOPS)
-def test_the_loop_gives_what_one_process_gives(group, name):
-    loop, make = LOOPS[name]
-    alone = model()
-    loop(alone, make(alone.parameters()), *batch())
-    net = model()
-    opt = make(net.parameters())
-    assert ss.DistributedOptimizer(group, opt) is opt
-    loop(net, opt, *batch(group.rank, group.size))
-    assert_close(net.parameters(), alone.parameters())
-    assert_equal_everywhere(group, net.parameters())
-
-
-def test_lbfgs(group):
-    """Its line search compares losses, so the closure returns their mean."""
-
-    def train(net, opt, x, y, mean):
-        def closure():
-            opt.zero_grad()
-            return mean(backward(net, x, y).detach())
-
-        for _ in range(2):
-            opt.step(closure)
-
-    def make(net):
-        return torch.optim.LBFGS(net.parameters(), 0.5, max_iter=4)
-
-    alone, net = model(), model()
-    train(alone, make(alone), *batch(), lambda loss: loss)
-    opt = ss.DistributedOptimizer(group, make(net))
-    train(net, opt, *batch(group.rank, group.size), lambda loss: group.allreduce(loss, "avg"))
-    assert_close(net.parameters(), alone.parameters(), 1e-4)
-    assert_equal_everywhere(group, net.parameters())
 
 
 def test_sums_and_weights_on_request(group):
@@ -348,42 +193,6 @@ def test_a_layer_used_outside_and_inside_a_reentrant_checkpoint(group):
     assert_close(run(layer, head, x, lambda f, x: checkpoint(f, x, use_reentrant=True)), want)
 
 
-def test_groups_added_later(group):
-    net = model()
-    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net[:3].parameters(), 0.1))
-    opt.add_param_group(param_group={"params": net[4].parameters(), "lr": 0.01})
-    plain(net, opt, *batch(group.rank, group.size))
-    assert_equal_everywhere(group, net.parameters())
-
-
-def test_groups_added_and_layers_unfrozen_later(group):
-    net = model()
-    net[0].requires_grad_(False)
-    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net[:3].parameters(), 0.1))
-    x, y = batch(group.rank, group.size)
-    backward(net, x, y)
-    assert net[0].weight.grad is None
-    opt.add_param_group({"params": net[4].parameters(), "lr": 0.01})
-    net[0].requires_grad_(True)
-    net.zero_grad()
-    backward(net, x, y)
-    assert_close(gradients(net), whole_gradients())
-    opt.step()
-    assert_equal_everywhere(group, net.parameters())
-
-
-def test_layers_unfrozen_while_accumulating(group):
-    net = model()
-    net[0].requires_grad_(False)
-    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
-    x, y = batch(group.rank, group.size)
-    net[0].requires_grad_(True)
-    with no_sync(opt):
-        backward(net, x, y, 0.5)
-    backward(net, x, y, 0.5)
-    assert_close(gradients(net), whole_gradients())
-
-
 def test_channels_last_and_tied_weights(group):
     conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
     layer = nn.Linear(8, 8, bias=False)
@@ -418,37 +227,6 @@ def test_several_dtypes(group):
     _opt = ss.DistributedOptimizer(group, torch.optim.SGD(half.parameters(), 0.1))
     half(torch.full((1, 4), group.rank + 1.0, dtype=torch.bfloat16)).sum().backward()
     assert_close([half.weight.grad], [torch.full((4, 4), (group.size + 1) / 2)])
-
-
-def test_copies_are_plain_optimizers(group):
-    net = model()
-    opt = ss.DistributedOptimizer(group, torch.optim.Adam(net.parameters()))
-    plain(net, opt, *batch(group.rank, group.size))
-    for copied in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
-        assert type(copied) is torch.optim.Adam
-        with pytest.raises(ss.InvalidArgumentError, match="averages nothing"):
-            no_sync(copied).__enter__()
-    copy.deepcopy(net)
-    pickle.dumps(net)
-    before = group.counters().operations
-    other = copy.deepcopy(net)
-    other.zero_grad()
-    backward(other, *batch(group.rank, group.size))
-    assert group.counters().operations == before
-
-
-def test_a_state_dict_is_loaded_as_ever(group):
-    x, y = batch(group.rank, group.size)
-    first, second = model(), model()
-    opts = [
-        ss.DistributedOptimizer(group, torch.optim.Adam(net.parameters(), 0.01)) for net in (first, second)
-    ]
-    plain(first, opts[0], x, y)
-    second.load_state_dict(first.state_dict())
-    opts[1].load_state_dict(copy.deepcopy(opts[0].state_dict()))
-    plain(first, opts[0], x, y)
-    plain(second, opts[1], x, y)
-    assert_close(second.parameters(), first.parameters(), 0)
 
 
 def test_averaging_goes_on_without_the_optimizer_and_ends_with_the_parameters(group):
@@ -505,83 +283,9 @@ def test_autograd_notices_that_gradients_were_written(group):
         product.backward()
 
 
-@pytest.mark.parametrize("verb", ["allreduce_tree", "synchronize"])
-def test_autograd_notices_that_leaves_were_written(group, verb):
-    if verb == "synchronize" and group.size == 1:
-        return  # nothing is written
-    tensors = [torch.ones(3), torch.ones(2)]
-    weights = torch.ones(3, requires_grad=True)
-    product = (tensors[0] * weights).sum()
-    getattr(group, verb)(tensors, **({"root": group.size - 1} if verb == "synchronize" else {}))
-    if verb == "allreduce_tree" or group.rank != group.size - 1:
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            product.backward()
-
-
 @pytest.mark.ranks(2, 3, backends=BACKENDS)
 def test_other_parameters_raise_everywhere(group):
     net = nn.Linear(2 + (group.rank == 1), 1)
     text = r"DistributedOptimizer\(SGD, op=AVG\).*\['params'\]\[0\] is float32 \(1, 2\).* on rank"
     with pytest.raises(ss.MismatchError, match=text):
         _opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
-
-
-# ---- synchronize on torch
-
-
-def test_modules_and_optimizers_are_written_in_place(group):
-    torch.manual_seed(group.rank)
-    net = nn.Sequential(nn.Linear(3, 400), nn.BatchNorm1d(400), nn.Linear(400, 400), nn.Linear(400, 1))
-    opt = torch.optim.AdamW(net.parameters(), lr=0.1 * (group.rank + 1))
-    net(torch.randn(4, 3)).sum().backward()
-    opt.step()
-    root = group.size - 1
-    got = ss.synchronize(group, {"net": net, "opt": opt, "epoch": group.rank}, root=root)
-    assert got["net"] is net
-    assert got["opt"] is opt
-    assert got["epoch"] == root
-    assert opt.param_groups[0]["lr"] == 0.1 * (root + 1)
-    assert_equal_everywhere(group, [*net.parameters(), *net.buffers()])
-    assert_equal_everywhere(group, [s["exp_avg"] for s in opt.state.values()])
-    assert_equal_everywhere(group, [s["step"] for s in opt.state.values()])
-
-
-def test_state_dicts(group):
-    torch.manual_seed(group.rank)
-    net = nn.Linear(3, 3)
-    got = ss.synchronize(group, net.state_dict())
-    assert_equal_everywhere(group, net.parameters())
-    assert got._metadata == net.state_dict()._metadata
-
-
-def test_gradients_of_a_module_by_hand(group):
-    net = model()
-    backward(net, *batch(group.rank, group.size))
-    net[4].bias.grad = None
-    assert ss.allreduce_gradients(group, net) is net
-    assert net[4].bias.grad is None
-    assert_close(gradients(net)[:-1], whole_gradients()[:-1])
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int64", "complex64"])
-def test_trees_of_tensors(group, dtype):
-    kind = getattr(torch, dtype)
-    tree = [torch.full((3,), group.rank + 1, dtype=kind), torch.ones(2, 2, dtype=kind).T]
-    got = group.allreduce_tree(tree, "sum")
-    assert got[0] is tree[0]
-    assert torch.equal(got[0], torch.full((3,), sum(range(group.size + 1)), dtype=kind))
-    missing = ss.allreduce_gradients(
-        group, [None if group.rank else torch.ones(3, dtype=kind), tree[1]], ss.SUM
-    )
-    assert torch.equal(missing[0], torch.ones(3, dtype=kind))
-
-
-def test_training_equals_one_process_when_everything_starts_out_different(group):
-    torch.manual_seed(group.rank)
-    net = nn.Linear(6, 3)
-    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
-    ss.synchronize(group, net)
-    alone = copy.deepcopy(net)
-    plain(alone, torch.optim.SGD(alone.parameters(), 0.1), *batch())
-    plain(net, opt, *batch(group.rank, group.size))
-    assert_close(net.parameters(), alone.parameters())

@@ -2,7 +2,7 @@
 
 import pytest
 from samestep import trees
-from samestep.agreement import look_at
+from samestep.trees.signature import describe_leaves
 
 torch = pytest.importorskip("torch")
 
@@ -27,7 +27,7 @@ def test_tied_weights_appear_once_in_a_module_and_share_in_its_state_dict():
     layer = torch.nn.Linear(2, 2, bias=False)
     module = torch.nn.Sequential(layer, layer)
     assert trees.flatten(module).names == [".0.weight"]
-    assert look_at(*trees.flatten(module.state_dict())[:2]).places == [0, 0]
+    assert describe_leaves(*trees.flatten(module.state_dict())[:2], "synchronize").aliases == [0, 0]
 
 
 def test_the_options_and_state_of_an_optimizer_are_written_back():

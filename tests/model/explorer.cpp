@@ -10,7 +10,7 @@
 namespace model {
 namespace {
 
-constexpr std::size_t kMostSteps = 100'000;
+constexpr std::size_t kMaxSteps = 100'000;
 constexpr std::size_t kTold = 60;  // accesses of a report
 
 void save(std::array<void*, 2>& exceptions) {
@@ -53,7 +53,7 @@ void Explorer::run_body() {
     self.report("rank " + std::to_string(self.current_) + ": " + error.what());
   }
   self.me().status = Status::finished;
-  self.give_way();
+  self.yield();
 }
 
 void Explorer::begin(int rank) {
@@ -63,7 +63,7 @@ void Explorer::begin(int rank) {
   r.start.uc_stack.ss_size = r.stack.size();
   r.start.uc_link = nullptr;
   ::makecontext(&r.start, &Explorer::run_body, 0);
-  r.started = r.may_give_up = r.waits = r.gives_up = r.in_vain = false;
+  r.started = r.may_time_out = r.waits = r.times_out = r.finds_nothing = false;
   r.exceptions = {};
   r.status = Status::runs;
   r.history = static_cast<std::uint64_t>(rank);
@@ -90,7 +90,7 @@ void Explorer::resume(int rank) {
   restore(exceptions_);
 }
 
-void Explorer::give_way() {
+void Explorer::yield() {
   if (::_setjmp(me().at) == 0) ::_longjmp(scheduler_, 1);
 }
 
@@ -105,11 +105,11 @@ void Explorer::event(std::uint64_t what, std::size_t word) {
 
 void Explorer::before(Kind kind, std::size_t word, std::memory_order order) {
   Rank& r = me();
-  if (kind == Kind::load && (r.in_vain || order == std::memory_order_relaxed)) return;
-  r.in_vain = false;
+  if (kind == Kind::load && (r.finds_nothing || order == std::memory_order_relaxed)) return;
+  r.finds_nothing = false;
   r.kind = kind;
   r.word = word;
-  give_way();
+  yield();
   trace_.push_back({current_, kind, word});
 }
 
@@ -138,31 +138,31 @@ void Explorer::plain(const volatile void* address, std::size_t nbytes, bool writ
   if (writes) event(4, memory_.word_of(address));
 }
 
-bool Explorer::pause(bool may_give_up) {
+bool Explorer::pause(bool may_time_out) {
   Rank& r = me();
-  if (!r.eventful || may_give_up) {
+  if (!r.eventful || may_time_out) {
     r.kind = Kind::pause;
     r.word = 0;
     r.waits = !r.eventful;
-    r.may_give_up = may_give_up;
-    r.gives_up = false;
-    give_way();
-    if (r.gives_up) event(5, 0);
+    r.may_time_out = may_time_out;
+    r.times_out = false;
+    yield();
+    if (r.times_out) event(5, 0);
   }
-  const bool gives_up = may_give_up && r.gives_up;
+  const bool times_out = may_time_out && r.times_out;
   r.looked_at.clear();
   r.eventful = false;
   r.place = 0;
-  return gives_up;
+  return times_out;
 }
 
 void Explorer::pause_in_bounded_loop() {
-  if (me().in_vain) return;
-  if (pause(scenario_->loops_end)) me().in_vain = true;
+  if (me().finds_nothing) return;
+  if (pause(scenario_->loops_end)) me().finds_nothing = true;
 }
 
 void Explorer::end_bounded_loop() {
-  me().in_vain = false;
+  me().finds_nothing = false;
   me().eventful = true;
 }
 
@@ -194,9 +194,9 @@ std::vector<Explorer::Action> Explorer::actions() {
   for (int step = 0; step < scenario_->size; ++step) {
     const int rank = (last_ + step) % scenario_->size;
     const Rank& r = ranks_[static_cast<std::size_t>(rank)];
-    if (can_go_on(rank) && (rank == last_ || !stays)) found.push_back({rank, Action::What::goes_on});
+    if (can_go_on(rank) && (rank == last_ || !stays)) found.push_back({rank, Action::What::continues});
     if (r.status != Status::runs) continue;
-    if (r.kind == Kind::pause && r.may_give_up && !stays) found.push_back({rank, Action::What::gives_up});
+    if (r.kind == Kind::pause && r.may_time_out && !stays) found.push_back({rank, Action::What::times_out});
     if (rank == scenario_->victim) found.push_back({rank, Action::What::dies});
   }
   return found;
@@ -204,18 +204,18 @@ std::vector<Explorer::Action> Explorer::actions() {
 
 std::uint64_t Explorer::key() const {
   std::uint64_t hash = memory_.state();
-  if (scenario_->preemptions >= 0) hash = mix(hash, static_cast<std::uint64_t>(preemptions_ * kMostRanks + last_));
+  if (scenario_->preemptions >= 0) hash = mix(hash, static_cast<std::uint64_t>(preemptions_ * kMaxRanks + last_));
   for (int rank = 0; rank < scenario_->size; ++rank) {
     const Rank& r = ranks_[static_cast<std::size_t>(rank)];
     hash = mix(hash, mix(mix(r.history, r.place), static_cast<std::uint64_t>(r.status)));
-    hash = mix(hash, static_cast<std::uint64_t>(r.kind) * 4 + (r.eventful ? 2 : 0) + (r.in_vain ? 1 : 0));
+    hash = mix(hash, static_cast<std::uint64_t>(r.kind) * 4 + (r.eventful ? 2 : 0) + (r.finds_nothing ? 1 : 0));
   }
   return hash;
 }
 
 void Explorer::perform(Action action) {
   Rank& r = ranks_[static_cast<std::size_t>(action.rank)];
-  if (action.rank != last_ && action.what == Action::What::goes_on && is_inside_a_turn(last_)) ++preemptions_;
+  if (action.rank != last_ && action.what == Action::What::continues && is_inside_a_turn(last_)) ++preemptions_;
   last_ = action.rank;
   if (action.what == Action::What::dies) {
     r.status = Status::dead;
@@ -225,7 +225,7 @@ void Explorer::perform(Action action) {
     last_ = (action.rank + 1) % scenario_->size;
     return;
   }
-  r.gives_up = action.what == Action::What::gives_up;
+  r.times_out = action.what == Action::What::times_out;
   resume(action.rank);
 }
 
@@ -255,7 +255,7 @@ void Explorer::run_once() {
       }
     }
     perform(action);
-    if (++steps > kMostSteps) report("it goes on for ever");
+    if (++steps > kMaxSteps) report("it runs forever");
   }
   for (int rank = 0; rank < scenario_->size; ++rank) {
     if (ranks_[static_cast<std::size_t>(rank)].status == Status::runs) {

@@ -25,8 +25,8 @@ struct Scenario {
 };
 
 /// Runs ranks as fibers of one thread, one access to shared atomic words at a time, and goes through all orders of
-/// these accesses. Two orders after which every rank has seen the same stores and stands at the same place go on
-/// alike: the second is not followed.
+/// these accesses. If every rank has seen the same stores and stands at the same point after two orders, their
+/// continuations are equal: the second is not followed.
 ///
 /// A violation: ranks that all wait, accesses that never end, and whatever Memory or a scenario calls one.
 class Explorer {
@@ -57,9 +57,9 @@ class Explorer {
   void plain(const volatile void* address, std::size_t nbytes, bool writes);
 
   /// After a turn of a loop that polls. If the turn found nothing new, the rank waits until a word that it looked at
-  /// has changed. True if `may_give_up` and it has waited long enough: both is tried.
-  bool pause(bool may_give_up);
-  /// The same in a loop of the code that counts its turns: either it waits, or all further turns are in vain.
+  /// has changed. True if `may_time_out` and its time is over: both answers are explored.
+  bool pause(bool may_time_out);
+  /// The same in a loop of the code that counts its turns: either it waits, or all further turns find nothing.
   void pause_in_bounded_loop();
   /// Such a loop is over.
   void end_bounded_loop();
@@ -80,7 +80,7 @@ class Explorer {
     Status status = Status::finished;
     Kind kind = Kind::pause;  // of what it is about to do
     std::size_t word = 0;
-    bool may_give_up = false, waits = false, gives_up = false, in_vain = false;
+    bool may_time_out = false, waits = false, times_out = false, finds_nothing = false;
     std::uint64_t history = 0;           // of stores it has made and seen
     std::uint64_t place = 0;             // accesses since the begin of the turn
     bool eventful = true;                // has the turn found or made something new?
@@ -88,7 +88,7 @@ class Explorer {
   };
   struct Action {
     int rank;
-    enum class What : std::uint8_t { goes_on, gives_up, dies } what;
+    enum class What : std::uint8_t { continues, times_out, dies } what;
   };
   struct Node {
     std::vector<Action> actions;
@@ -105,7 +105,7 @@ class Explorer {
   void begin(int rank);
   void perform(Action action);
   void resume(int rank);
-  void give_way();
+  void yield();
   std::vector<Action> actions();
   bool can_go_on(int rank) const;
   bool is_inside_a_turn(int rank) const;
@@ -117,7 +117,7 @@ class Explorer {
   const Scenario* scenario_ = nullptr;
   Memory memory_;
   std::size_t unwatched_ = 0;
-  std::array<Rank, kMostRanks> ranks_;
+  std::array<Rank, kMaxRanks> ranks_;
   jmp_buf scheduler_;
   std::array<void*, 2> exceptions_{};
   int current_ = -1, last_ = 0, preemptions_ = 0;

@@ -1,5 +1,5 @@
 // Stands in for csrc/kernels: sums of float32, of long chunks only both ends, and what they read and write. And for
-// what csrc/node asks of csrc/os.
+// what csrc/shm and csrc/node ask of csrc/os.
 
 #include <cstring>
 
@@ -26,15 +26,15 @@ void reduce_into(DType, ReduceOp, std::span<const Input> inputs, std::span<void*
   }
 }
 
-void copy_part(void* to, const void* from, std::size_t nbytes, std::size_t) { std::memcpy(to, from, nbytes); }
-void copy_past_caches(void* to, const void* from, std::size_t nbytes) { std::memcpy(to, from, nbytes); }
-bool gives_back() { return true; }
-void copy_lines(void* to, const void* from, std::size_t nbytes) { std::memcpy(to, from, nbytes); }
-void take_lines(void* to, void* from, std::size_t nbytes) {
+void copy_auto(void* to, const void* from, std::size_t nbytes, std::size_t) { std::memcpy(to, from, nbytes); }
+void copy_nontemporal(void* to, const void* from, std::size_t nbytes) { std::memcpy(to, from, nbytes); }
+bool owns_after_read() { return true; }
+void copy_vectorized(void* to, const void* from, std::size_t nbytes) { std::memcpy(to, from, nbytes); }
+void copy_and_own_lines(void* to, void* from, std::size_t nbytes) {
   std::memcpy(to, from, nbytes);
-  give_back_lines(from, nbytes);
+  own_lines(from, nbytes);
 }
-void give_back_lines(void* lines, std::size_t nbytes) {
+void own_lines(void* lines, std::size_t nbytes) {
   if (model::explorer().memory().holds(lines)) model::explorer().plain(lines, nbytes, true);
 }
 

@@ -36,13 +36,13 @@ Memory::Memory()
 Memory::~Memory() { ::munmap(base_, kNbytes); }
 
 void Memory::reset() {
-  for (const std::uint32_t word : touched_words_) {
+  for (const std::uint32_t word : accessed_words_) {
     words_[word] = {};
     std::memset(base_ + std::size_t{word} * 8, 0, 8);
   }
-  for (const std::uint32_t granule : touched_granules_) granules_[granule] = {};
-  touched_words_.clear();
-  touched_granules_.clear();
+  for (const std::uint32_t granule : accessed_granules_) granules_[granule] = {};
+  accessed_words_.clear();
+  accessed_granules_.clear();
   values_ = 0;
   for (std::size_t rank = 0; rank < clocks_.size(); ++rank) {
     clocks_[rank] = {};
@@ -58,10 +58,10 @@ std::uint64_t Memory::state() const {
   return hash;
 }
 
-Memory::Word& Memory::touch(std::size_t word) {
-  Word& w = words_[word];
+Memory::AtomicWord& Memory::access(std::size_t word) {
+  AtomicWord& w = words_[word];
   if (w.at == 0) {
-    touched_words_.push_back(static_cast<std::uint32_t>(word));
+    accessed_words_.push_back(static_cast<std::uint32_t>(word));
     w.at = 1;
     w.writer = -1;
   }
@@ -69,7 +69,7 @@ Memory::Word& Memory::touch(std::size_t word) {
 }
 
 bool Memory::load(int rank, std::size_t word, std::memory_order order) {
-  Word& w = touch(word);
+  AtomicWord& w = access(word);
   if (acquires(order)) {
     join(clocks_[index(rank)], w.released);
   } else if (w.writer >= 0 && w.writer != rank && clocks_[index(rank)][index(w.writer)] < w.at) {
@@ -81,7 +81,7 @@ bool Memory::load(int rank, std::size_t word, std::memory_order order) {
 }
 
 void Memory::store(int rank, std::size_t word, std::memory_order order, std::uint64_t id) {
-  Word& w = touch(word);
+  AtomicWord& w = access(word);
   w.released = releases(order) ? clocks_[index(rank)] : Clock{};
   w.id = w.seen[index(rank)] = id;
   w.writer = rank;
@@ -90,7 +90,7 @@ void Memory::store(int rank, std::size_t word, std::memory_order order, std::uin
 }
 
 void Memory::update(int rank, std::size_t word, std::memory_order order, std::uint64_t id) {
-  Word& w = touch(word);
+  AtomicWord& w = access(word);
   if (acquires(order)) join(clocks_[index(rank)], w.released);
   if (releases(order)) join(w.released, clocks_[index(rank)]);
   w.id = w.seen[index(rank)] = id;
@@ -103,7 +103,7 @@ void Memory::check(int rank, std::size_t granule, bool writes) {
   Granule& g = granules_[granule];
   Clock& mine = clocks_[index(rank)];
   if (g.writer == 0 && g.withdrawn_by == 0 && g.reads == Clock{}) {
-    touched_granules_.push_back(static_cast<std::uint32_t>(granule));
+    accessed_granules_.push_back(static_cast<std::uint32_t>(granule));
   }
   const int owner = g.withdrawn_by - 1;
   if (owner >= 0 && owner != rank && mine[index(owner)] >= g.withdrawn) {
@@ -119,7 +119,7 @@ void Memory::check(int rank, std::size_t granule, bool writes) {
     g.reads[index(rank)] = mine[index(rank)];
     return;
   }
-  for (int peer = 0; peer < kMostRanks; ++peer) {
+  for (int peer = 0; peer < kMaxRanks; ++peer) {
     if (peer != rank && mine[index(peer)] < g.reads[index(peer)]) {
       violated("rank " + std::to_string(rank) + " overwrites what rank " + std::to_string(peer) + " may be reading");
     }
@@ -148,7 +148,7 @@ void Memory::plain(int rank, const volatile void* address, std::size_t nbytes, b
 void Memory::withdraw(int rank, const void* address, std::size_t nbytes) {
   for (std::size_t i = 0; i < nbytes; i += 8) {
     Granule& g = granules_[word_of(static_cast<const std::byte*>(address) + i)];
-    touched_granules_.push_back(static_cast<std::uint32_t>(word_of(address) + i / 8));
+    accessed_granules_.push_back(static_cast<std::uint32_t>(word_of(address) + i / 8));
     g.withdrawn_by = static_cast<std::int8_t>(rank + 1);
     g.withdrawn = clocks_[index(rank)][index(rank)];
   }

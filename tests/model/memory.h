@@ -9,9 +9,9 @@
 
 namespace model {
 
-inline constexpr int kMostRanks = 3;
+inline constexpr int kMaxRanks = 3;
 
-/// Knows what all must not do; prints it with what led there and ends the process with status 1.
+/// Reports a violation: prints it with the accesses that led there, and ends the process with status 1.
 [[noreturn]] void violated(const std::string& what);
 
 /// A number that depends on both and hides neither.
@@ -66,11 +66,11 @@ class Memory {
   void withdraw(int rank, const void* address, std::size_t nbytes);
 
  private:
-  using Clock = std::array<std::uint32_t, kMostRanks>;
-  struct Word {
+  using Clock = std::array<std::uint32_t, kMaxRanks>;
+  struct AtomicWord {
     Clock released;    // what an acquire load of it brings
     std::uint64_t id;  // of the last store, unique
-    std::array<std::uint64_t, kMostRanks> seen;
+    std::array<std::uint64_t, kMaxRanks> seen;
     std::uint32_t at;  // of the writer's clock
     int writer;
   };
@@ -82,15 +82,15 @@ class Memory {
   };
 
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-  Word& touch(std::size_t word);
+  AtomicWord& access(std::size_t word);
   void tick(int rank) { ++clocks_[index(rank)][index(rank)]; }
   void check(int rank, std::size_t granule, bool writes);
 
   std::byte* base_;
-  std::vector<Word> words_;
+  std::vector<AtomicWord> words_;
   std::vector<Granule> granules_;
-  std::vector<std::uint32_t> touched_words_, touched_granules_;
-  std::array<Clock, kMostRanks> clocks_{};
+  std::vector<std::uint32_t> accessed_words_, accessed_granules_;
+  std::array<Clock, kMaxRanks> clocks_{};
   std::uint64_t values_ = 0;
 };
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Break csrc/node in one place at a time and check that the exploration finds it.
+"""Break csrc/shm or csrc/node in one place at a time and check that the exploration finds it.
 
     mutants.py BUILD [--third 0|1|2] [NAME...]     BUILD: folder of a build with SAMESTEP_BUILD_MODEL
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 120
+TIMEOUT_S = 120
 
 
 class Mutant(NamedTuple):
@@ -29,65 +29,70 @@ class Mutant(NamedTuple):
     scenario: str
 
 
-MEETING, REDUCTION = "csrc/node/line_meeting.cpp", "csrc/node/node_reduction.cpp"
-DIRECT, STAGED = "csrc/node/direct_reduction.cpp", "csrc/node/staged_reduction.cpp"
-STAGED_RUNS = "csrc/node/staged_movement.cpp"
-MAILBOX, MOVEMENT, OPERATION = (
-    "csrc/node/mailbox.cpp",
-    "csrc/node/node_movement.cpp",
-    "csrc/exchange/operation.cpp",
+HEADERS, REDUCTION = "csrc/shm/shm_header_exchange.cpp", "csrc/node/node_reduction.cpp"
+SINGLE_COPY, STAGED = "csrc/node/single_copy_reduction.cpp", "csrc/node/staged_reduction.cpp"
+STAGED_EXCHANGE = "csrc/node/staged_exchange.cpp"
+TRANSPORT, EXCHANGE, OPERATION = (
+    "csrc/shm/shm_transport.cpp",
+    "csrc/node/shm_exchange.cpp",
+    "csrc/engine/operation.cpp",
 )
 RELEASE, RELAXED = "std::memory_order_release", "std::memory_order_relaxed"
-ALL_HERE = "if (!group_->meeting->all_here(sequence_)) return false;"
-NUMBERED = "line.number.store((cpu_ << Arena::kNumberBits) | (sequence + 1), "
+ALL_PRESENT = "if (!group_->header_exchange->all_present(sequence_)) return false;"
+READY_TAG = "slot.ready_tag.store((cpu_ << ShmRegion::kSequenceBits) | (sequence + 1), "
 WRITTEN = "ring.written.value.store(written + frame.nbytes, "
-TAKEN = "tell_taken(arrived.source, arrived.id);"
+FIN = "send_fin(arrived.source, arrived.id);"
 PEER = "const int peer = members_[static_cast<std::size_t>(arrived.source)];"
 
 MUTANTS = [
     Mutant(
         "a slot is used again too early",
-        MEETING,
-        [("released_by_all_ + Arena::kSlots &&", "released_by_all_ + 2 * Arena::kSlots &&")],
+        HEADERS,
+        [("min_released_ + ShmRegion::kSlots &&", "min_released_ + 2 * ShmRegion::kSlots &&")],
         "queue-slots-2-bounded",
     ),
     Mutant(
         "a block is used again before all have released it",
-        MEETING,
-        [("users_[n_blocks_ % Arena::kBlocks] <= released_by_all_", "true")],
+        HEADERS,
+        [("block_users_[n_blocks_ % ShmRegion::kBlocks] <= min_released_", "true")],
         "queue-blocks-2-bounded",
     ),
     Mutant(
         "one block instead of several",
-        MEETING,
+        HEADERS,
         [
-            ("arena_->block(rank_, n_blocks_++)", "arena_->block(rank_, 0 * n_blocks_++)"),
+            ("region_->block(rank_, n_blocks_++)", "region_->block(rank_, 0 * n_blocks_++)"),
             ("block(peer, number)", "block(peer, 0)"),
         ],
-        "now-block-2",
+        "inline-block-2",
     ),
     Mutant(
-        "the line is announced without release",
-        MEETING,
-        [(f"{NUMBERED}{RELEASE})", f"{NUMBERED}{RELAXED})")],
-        "now-line-2",
+        "a header is posted without release",
+        HEADERS,
+        [(f"{READY_TAG}{RELEASE})", f"{READY_TAG}{RELAXED})")],
+        "inline-slot-2",
     ),
     Mutant(
         "an operation is released without release",
-        MEETING,
+        HEADERS,
         [(f"store(released_, {RELEASE})", f"store(released_, {RELAXED})")],
         "queue-slots-2-bounded",
     ),
     Mutant(
-        "peers that came for the operation before count for the next",
-        MEETING,
-        [("  scanned_ = 1;\n  arena_->released", "  arena_->released")],
-        "now-line-2",
+        "peers that posted the operation before count for the next",
+        HEADERS,
+        [("  next_peer_ = 1;\n  region_->released", "  region_->released")],
+        "inline-slot-2",
     ),
     Mutant(
         "an operation is released before it has been read",
         OPERATION,
-        [("    if (ranks_agree()) {", "    meeting.release(sequence_);\n    if (ranks_agree()) {")],
+        [
+            (
+                "    if (signatures_match()) {",
+                "    header_exchange.release(sequence_);\n    if (signatures_match()) {",
+            )
+        ],
         "queue-slots-2-bounded",
     ),
     Mutant(
@@ -97,211 +102,228 @@ MUTANTS = [
         "differing-2",
     ),
     Mutant(
-        "the claims that found no chunk are forgotten",
-        DIRECT,
-        [("n_chunks_ + static_cast<std::uint64_t>(task_.size());", "n_chunks_;")],
-        "claimed-again-2-bounded",
+        "takes that found no chunk are forgotten",
+        SINGLE_COPY,
+        [("n_chunks_ + static_cast<std::uint64_t>(context_.size());", "n_chunks_;")],
+        "dynamic-again-2-bounded",
     ),
     Mutant(
-        "a rank leaves before all chunks are stored",
-        DIRECT,
-        [("if (!out_of_chunks_ || arena.finished", "if (!out_of_chunks_ && arena.finished")],
-        "claimed-2-bounded",
+        "a rank completes before all chunks are stored",
+        SINGLE_COPY,
+        [("if (!out_of_chunks_ || region.finished", "if (!out_of_chunks_ && region.finished")],
+        "dynamic-2-bounded",
     ),
     Mutant(
-        "a chunk is claimed in two accesses",
-        DIRECT,
+        "a chunk is taken in two accesses",
+        SINGLE_COPY,
         [
             (
-                "return task_.group->arena->claimed(task_.sequence).fetch_add(1, std::memory_order_relaxed) - claimed;",
-                "auto& c = task_.group->arena->claimed(task_.sequence); const auto k = c.load(); c.store(k + 1); "
-                "return k - claimed;",
+                "return context_.group->region->next_chunk(context_.sequence)"
+                ".fetch_add(1, std::memory_order_relaxed) - first;",
+                "auto& c = context_.group->region->next_chunk(context_.sequence); "
+                "const auto k = c.load(); c.store(k + 1); "
+                "return k - first;",
             )
         ],
-        "claimed-2-bounded",
+        "dynamic-2-bounded",
     ),
     Mutant(
         "chunks are finished without release",
-        DIRECT,
+        SINGLE_COPY,
         [("fetch_add(done, std::memory_order_acq_rel)", f"fetch_add(done, {RELAXED})")],
-        "claimed-2-bounded",
+        "dynamic-2-bounded",
     ),
     Mutant(
-        "a rank leaves before what was dealt to another is stored",
-        DIRECT,
-        [("return task_.all_at(1);", "return true;")],
-        "dealt-2",
+        "a rank completes before the static chunks of another are stored",
+        SINGLE_COPY,
+        [("return context_.all_at(1);", "return true;")],
+        "static-2",
     ),
     Mutant(
-        "a rank says that it has stored what was dealt to it before it has",
-        DIRECT,
+        "a rank publishes its step before its static chunks are stored",
+        SINGLE_COPY,
         [
             (
-                "std::uint64_t DirectReduction::reduce_some() {\n",
-                "std::uint64_t DirectReduction::reduce_some() {\n"
-                "  if (!claims_ && !std::exchange(told_, true)) task_.set_step(1);\n",
+                "std::uint64_t SingleCopyReduction::reduce_some() {\n",
+                "std::uint64_t SingleCopyReduction::reduce_some() {\n"
+                "  if (!is_dynamic_ && !std::exchange(notified_, true)) context_.set_step(1);\n",
             )
         ],
-        "dealt-2",
+        "static-2",
     ),
     Mutant(
-        "one stage for all windows",
+        "one stage for all segments",
         STAGED,
-        [("arena->stage(rank, window)", "arena->stage(rank, 0 * window)")],
+        [("region->stage(rank, segment)", "region->stage(rank, 0 * segment)")],
         "staged-2-bounded",
     ),
     Mutant(
         "a stage is used before the others are there",
         STAGED,
-        [("if (step_ != first_ && !task_.all_at(step_)) return false;", "")],
+        [("if (step_ != first_segment_ && !context_.all_at(step_)) return false;", "")],
         "staged-2-bounded",
     ),
     Mutant(
-        "a window is copied ahead while the operation before is under way",
+        "a segment is prestaged while the operation before is pending",
         REDUCTION,
-        [("group_->meeting->is_next(sequence_) &&", "true &&")],
+        [("group_->header_exchange->is_next(sequence_) &&", "true &&")],
         "staged-ahead-2-bounded",
     ),
     Mutant(
-        "the first step is left out where one rank has not copied ahead",
+        "the first step is left out where one rank has not prestaged",
         STAGED,
-        [("std::all_of(task_.posted", "std::any_of(task_.posted")],
+        [("std::all_of(context_.descriptors", "std::any_of(context_.descriptors")],
         "staged-late-2-bounded",
     ),
-    Mutant("a reduction does not look for the mark", REDUCTION, [(ALL_HERE, "")], "given-up-dealt-2"),
-    Mutant("a movement does not look for the mark", MOVEMENT, [(ALL_HERE, "")], "given-up-gather-2"),
     Mutant(
-        "a buffer is given back before the others have copied it",
-        MOVEMENT,
-        [("return group_->arena->is_at(sequence_, peer, Arena::kLastStep);", "return true;")],
+        "a reduction does not check for ranks that have left",
+        REDUCTION,
+        [(ALL_PRESENT, "")],
+        "given-up-static-2",
+    ),
+    Mutant(
+        "an exchange does not check for ranks that have left",
+        EXCHANGE,
+        [(ALL_PRESENT, "")],
+        "given-up-gather-2",
+    ),
+    Mutant(
+        "a buffer is released before the others have copied it",
+        EXCHANGE,
+        [("return group_->region->is_at(sequence_, peer, ShmRegion::kLastStep);", "return true;")],
         "gathered-2",
     ),
     Mutant(
-        "a window is staged where another still lies",
-        STAGED_RUNS,
+        "a segment is staged over one that is still in use",
+        STAGED_EXCHANGE,
         [("step_ - depth_ + 2;", "step_ - depth_ + 1;")],
         "staged-broadcast-2-bounded",
     ),
     Mutant(
-        "a window is taken before it is there",
-        STAGED_RUNS,
-        [("if (!ahead && !arena.is_at(sequence_, run.peer, step_)) return false;", "")],
+        "a segment is read before it is staged",
+        STAGED_EXCHANGE,
+        [("if (!ahead && !region.is_at(sequence_, run.peer, step_)) return false;", "")],
         "staged-gather-2-bounded",
     ),
     Mutant(
-        "every first window counts as staged ahead",
-        STAGED_RUNS,
-        [("(step_ == 1 && run.first_is_staged)", "step_ == 1")],
+        "every first segment counts as prestaged",
+        STAGED_EXCHANGE,
+        [("(step_ == 1 && run.is_prestaged)", "step_ == 1")],
         "staged-broadcast-root-late-2-bounded",
     ),
     Mutant(
-        "a run is staged ahead while the operation before is under way",
-        MOVEMENT,
-        [("&& group_->meeting->is_next(sequence_)) stage_ahead(", ") stage_ahead(")],
+        "a transfer is prestaged while the operation before is pending",
+        EXCHANGE,
+        [("&& group_->header_exchange->is_next(sequence_))\n    prestage(", ")\n    prestage(")],
         "staged-broadcast-root-late-2-bounded",
     ),
     Mutant(
-        "a window that several receive is given back by each",
-        STAGED_RUNS,
-        [("several_receive_ ? kernels::copy_lines(into", "false ? kernels::copy_lines(into")],
+        "each of several readers owns the lines of a segment",
+        STAGED_EXCHANGE,
+        [("has_several_readers_ ? kernels::copy_vectorized(into", "false ? kernels::copy_vectorized(into")],
         "staged-broadcast-3-bounded",
     ),
     Mutant(
-        "what several ranks read is given back by each",
-        "csrc/node/short_call.cpp",
+        "each of several readers owns the lines of a header",
+        "csrc/node/inline_collective.cpp",
         [("return engine.size() == 2 && nbytes", "return nbytes")],
-        "moved-now-3-bounded",
+        "moved-inline-3-bounded",
     ),
     Mutant(
-        "runs to different ranks share their place in a stage",
-        STAGED_RUNS,
+        "transfers to different ranks share a lane of a stage",
+        STAGED_EXCHANGE,
         [("+ lane * lane_nbytes_ +", "+ 0 * lane * lane_nbytes_ +")],
         "staged-swap-3-bounded",
     ),
     Mutant(
-        "a rank leaves while others still take from its stage",
-        MOVEMENT,
-        [("return group_->arena->is_at(sequence_, peer, Arena::kLastStep);", "return true;")],
+        "a rank completes while others still read its stage",
+        EXCHANGE,
+        [("return group_->region->is_at(sequence_, peer, ShmRegion::kLastStep);", "return true;")],
         "staged-broadcasts-2-bounded",
     ),
     Mutant(
         "a full ring is written to",
-        MAILBOX,
+        TRANSPORT,
         [("- read > room) return false;", "- read > 2 * room) return false;")],
-        "mailed-ring-bounded",
+        "messages-ring-bounded",
     ),
     Mutant(
         "a frame runs over the end of the ring",
-        MAILBOX,
+        TRANSPORT,
         [("at + frame.nbytes > room ? room - at : 0", "at + frame.nbytes > 2 * room ? room - at : 0")],
-        "mailed-ring-bounded",
+        "messages-ring-bounded",
     ),
     Mutant(
-        "a message that is taken at once is given back before it is copied",
-        MAILBOX,
+        "a message that is read inline is consumed before it is copied",
+        TRANSPORT,
         [
             (
                 "  return {place + sizeof frame, frame.length};",
-                "  skip(source);\n  return {place + sizeof frame, frame.length};",
+                "  consume(source);\n  return {place + sizeof frame, frame.length};",
             )
         ],
-        "mailed-now-ring-bounded",
+        "messages-inline-ring-bounded",
     ),
     Mutant(
         "a short call is released before its data is copied",
         "csrc/node/node_communicator.cpp",
         [
             (
-                "if (agreed && short_call::finish(engine, sequence, call)) {\n    meeting.release(sequence);",
-                "if (agreed) meeting.release(sequence);\n  if (agreed && short_call::finish(engine, sequence, call)) {",
+                "if (agreed && InlineCollective::finish(engine, sequence, args)) {\n"
+                "    header_exchange.release(sequence);",
+                "if (agreed) header_exchange.release(sequence);\n"
+                "  if (agreed && InlineCollective::finish(engine, sequence, args)) {",
             )
         ],
         "moved-ahead-2-bounded",
     ),
     Mutant(
         "a message is written without release",
-        MAILBOX,
+        TRANSPORT,
         [(WRITTEN + RELEASE, WRITTEN + RELAXED)],
-        "mailed-both-ways",
+        "messages-both-directions",
     ),
     Mutant(
-        "room is given back before the message is taken",
-        MAILBOX,
+        "the room of a frame is released before the frame is handled",
+        TRANSPORT,
         [("    try {", f"    ring.read.value.store(read, {RELEASE});\n    try {{")],
-        "mailed-ring-bounded",
+        "messages-ring-bounded",
     ),
     Mutant(
-        "an offered message counts as taken before it is pulled",
-        MAILBOX,
-        [(TAKEN, ""), (PEER, f"{PEER}\n  if (host_->reaches_memory()) {TAKEN}")],
-        "mailed-offer-bounded",
+        "a FIN is sent before the message is read",
+        TRANSPORT,
+        [(FIN, ""), (PEER, f"{PEER}\n  if (peers_->has_cma()) {FIN}")],
+        "messages-rts-bounded",
     ),
     Mutant(
-        "a message in pieces counts as taken with its first piece",
-        MAILBOX,
-        [("record.moved == record.nbytes", "record.moved != 0")],
-        "exchanged-now-pieces-bounded",
+        "a message in data frames completes with the first frame",
+        TRANSPORT,
+        [("if (record.moved != record.nbytes) return;", "")],
+        "exchanged-inline-data-bounded",
     ),
     Mutant(
-        "the dead are not looked for", MAILBOX, [("host_->ended(members_[peer])", "false")], "killed-line-2"
+        "dead processes are not detected",
+        TRANSPORT,
+        [("peers_->ended(members_[peer])", "false")],
+        "killed-slot-2",
     ),
     Mutant(
-        "only its farewell tells that a rank has given up",
-        MAILBOX,
-        [("some_left ? arena_->left(rank)", "false ? arena_->left(rank)")],
+        "only its leave notice reports that a rank has left",
+        TRANSPORT,
+        [("    if (left != 0) {\n      Departure why;", "    if (false) {\n      Departure why;")],
         "given-up-full-ring-2-bounded",
     ),
     Mutant(
-        "a rank's mark is believed before the count of marks",
-        MAILBOX,
+        "a rank's `left` is read without the count of leavers",
+        TRANSPORT,
         [("const std::uint64_t left = some_left ?", "const std::uint64_t left = some_left || true ?")],
-        "given-up-dealt-2",
+        "given-up-gather-2",
     ),
     Mutant(
-        "the line with what the owner may still read is given back",
-        "csrc/node/short_call.cpp",
-        [("give_back(engine, sequence, kLine);", "give_back(engine, sequence, 0);")],
-        "now-posted-2",
+        "a reader owns the line that its writer may still read",
+        "csrc/node/inline_collective.cpp",
+        [("own_read_lines(engine, sequence, kLine);", "own_read_lines(engine, sequence, 0);")],
+        "inline-posted-2",
     ),
 ]
 
@@ -335,15 +357,15 @@ def build(mutant: Mutant, build: Path, folder: Path) -> Path:
     return program
 
 
-def told_by(mutant: Mutant, where: Path) -> str | None:
-    """What the exploration says of the mutant; None if it finds nothing."""
+def reported_by(mutant: Mutant, where: Path) -> str | None:
+    """The violation that the exploration reports for the mutant; None if it finds none."""
     with tempfile.TemporaryDirectory() as folder:
         program = build(mutant, where, Path(folder))
         ran = subprocess.run(
             [str(program), mutant.scenario],
             stdout=subprocess.PIPE,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
             check=False,
         )
     first = ran.stdout.split("\n", 1)[0]
@@ -362,11 +384,11 @@ def main() -> int:
     some = MUTANTS if args.third is None else MUTANTS[args.third :: 3]
     wanted = [m for m in some if not args.names or m.name in args.names]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        told = list(pool.map(lambda mutant: told_by(mutant, where), wanted))
-    for mutant, text in zip(wanted, told, strict=True):
+        reported = list(pool.map(lambda mutant: reported_by(mutant, where), wanted))
+    for mutant, text in zip(wanted, reported, strict=True):
         print(f"{'found' if text else 'MISSED'}: {mutant.name}: {text or mutant.scenario}")
-    print(f"{sum(t is not None for t in told)} of {len(told)} mutants found")
-    return 0 if all(told) else 1
+    print(f"{sum(t is not None for t in reported)} of {len(reported)} mutants found")
+    return 0 if all(reported) else 1
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-// Stands in for csrc/node/shared_heap.cpp and csrc/os/futex.cpp: ranks of the exploration have no heap, and never
+// Stands in for csrc/shm/shared_heap.cpp and csrc/os/futex.cpp: ranks of the exploration have no heap, and never
 // sleep.
 
-#include "node/shared_heap.h"
 #include "os/futex.h"
+#include "shm/shared_heap.h"
 
 namespace samestep {
 

@@ -1,14 +1,18 @@
 """Which files may hold a store, and what becomes of them."""
 
+import contextlib
 import gc
 import multiprocessing
 import os
+import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import samestep as ss
-from samestep.rendezvous import FileStore, file_store
+from samestep.rendezvous import FileStore, PrefixStore, file_store
+from samestep.rendezvous.rendezvous import open_rendezvous
 
 
 @pytest.fixture
@@ -59,11 +63,11 @@ def test_a_file_that_is_not_ours_keeps_its_bytes(path, content):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [("relative", "absolute"), ("{}/", "absolute"), ("{}", "not a regular file"), ("{}/no/such", "/no")],
 )
-def test_paths_that_cannot_hold_a_store(tmp_path, name, told):
-    with pytest.raises(ss.InvalidArgumentError, match=rf"path '.*{told}"):
+def test_paths_that_cannot_hold_a_store(tmp_path, name, reported):
+    with pytest.raises(ss.InvalidArgumentError, match=rf"path '.*{reported}"):
         FileStore(name.format(tmp_path))
 
 
@@ -143,10 +147,74 @@ def test_a_closed_store_says_so(path):
         store.get("a")
 
 
-def test_whoever_keeps_the_file_locked_does_not_stop_others_for_ever(path):
+def test_a_process_that_keeps_the_file_locked_does_not_block_others_for_ever(path):
     store, other = FileStore(path), FileStore(path, timeout=0.1)
     with store._locked(), pytest.raises(ss.TimeoutError, match=r"kept it locked for 0\.1 s"):
         other.set("a", "1")
     other.set("a", "1")
     other.close()
     store.close()
+
+
+@pytest.mark.parametrize("prefix", [None, "p"])
+def test_a_wait_sees_what_another_thread_sets_through_the_same_store(path, prefix, monkeypatch):
+    """That thread has read the file already when the waiting one looks whether it has grown."""
+    waits, sleep = threading.Event(), time.sleep
+
+    def note_and_sleep(seconds):
+        waits.set()
+        sleep(seconds)
+
+    monkeypatch.setattr(file_store.time, "sleep", note_and_sleep)
+    store = FileStore(path)
+    seen = store if prefix is None else PrefixStore(prefix, store)
+
+    def set_later():
+        waits.wait()
+        seen.set("later", "1")
+
+    thread = threading.Thread(target=set_later)
+    thread.start()
+    seen.wait(["later"], timeout=5)
+    thread.join()
+    store.close()
+
+
+# --- a full disk ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of two pages."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_gets_full(small_disk):
+    with contextlib.closing(FileStore(str(small_disk / "store"))) as store:
+        store.set("key", "value")
+        for _ in range(2):
+            with pytest.raises(
+                ss.UnavailableError, match=r"store cannot be written: No space left on device; free"
+            ):
+                store.set("large", "x" * 8192)
+        assert not store.check(["large"])
+        assert store.get("key") == b"value"
+        with contextlib.closing(FileStore(str(small_disk / "store"))) as other:
+            other.set("small", "y")
+            assert (other.get("key"), store.get("small")) == (b"value", b"y")
+
+
+def test_a_disk_that_is_full(small_disk):
+    (small_disk / "other").write_bytes(bytes(8192))
+    path = str(small_disk / "store")
+    for act in (lambda: FileStore(path), lambda: open_rendezvous(f"file://{path}", 0, 2, timeout=5)):
+        with pytest.raises(ss.UnavailableError, match="store cannot be written: No space left on device"):
+            act()
+    (small_disk / "other").unlink()
+    FileStore(path).close()

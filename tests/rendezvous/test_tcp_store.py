@@ -6,12 +6,16 @@ import multiprocessing
 import os
 import socket
 import struct
+import threading
 import time
+import weakref
 
 import pytest
 import samestep as ss
 from ranks import held, on_ranks
-from samestep.rendezvous import TCPStore, handshake
+from samestep._util import handshake
+from samestep.rendezvous import TCPStore
+from samestep.rendezvous.tcp_client import Client
 
 
 @pytest.fixture
@@ -27,7 +31,11 @@ def client(master, **more):
     return TCPStore("localhost", master.port, timeout=30, **more)
 
 
-HELLO = handshake.MAGIC + b"n" * 16
+def refuses(*_):
+    raise ss.UnavailableError("it is another job's")
+
+
+HELLO = handshake.STORE + b"n" * 16
 
 
 @pytest.mark.parametrize(
@@ -36,7 +44,7 @@ HELLO = handshake.MAGIC + b"n" * 16
         b"GET / HTTP/1.1\r\n\r\n",
         struct.pack("!cI", b"Q", 0xFFFFFFFF),
         b"\0" * 100_000,
-        handshake.MAGIC[:-1] + b"?" + b"n" * 100,
+        handshake.STORE[:-1] + b"?" + b"n" * 100,
         HELLO + b"p" * 32,  # no proof
         HELLO + b"p" * 32 + b"Q\0\0\0\x02[]",
     ],
@@ -179,9 +187,9 @@ def test_workers_that_do_not_come():
 def _serve(pipe):
     master = TCPStore("127.0.0.1", 0, is_master=True)
     pipe.send(master.port)
-    master.get("told to go")
+    master.get("start signal")
     pipe.close()
-    os._exit(9)  # without a farewell
+    os._exit(9)  # without a leave notice
 
 
 def test_the_server_died():
@@ -196,7 +204,7 @@ def test_the_server_died():
     def act(rank):
         if rank == 0:
             return stores[0].get("never")
-        return stores[1].set("told to go", "")
+        return stores[1].set("start signal", "")
 
     waits, _ = on_ranks(2, act)
     assert isinstance(waits, ss.PeerLostError)
@@ -242,3 +250,30 @@ def test_a_fork_does_not_disturb_its_parent(master):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert other.add("n", 1) == 2
     other.close()
+
+
+def test_a_store_that_opens_late_keeps_nothing_of_its_callers(master, monkeypatch):
+    """As at once after the meeting before, whose store may still be closing."""
+    connect_local, n_calls = Client._connect_local, 0
+
+    def late(self, timeout):
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 1:
+            raise ConnectionRefusedError
+        return connect_local(self, timeout)
+
+    monkeypatch.setattr(Client, "_connect_local", late)
+    monkeypatch.setattr(Client, "_connect_tcp", refuses)
+
+    def caller():
+        world = threading.Event()
+        client(master).close()
+        return weakref.ref(world)
+
+    gc.disable()
+    try:
+        assert caller()() is None
+    finally:
+        gc.enable()
+    assert n_calls == 2

@@ -1,4 +1,4 @@
-"""DistributedDataParallel over samestep ends where it ends over gloo, whatever it is told."""
+"""DistributedDataParallel over samestep gives the results of gloo, whatever its arguments."""
 
 import gc
 
@@ -23,10 +23,10 @@ def trained(dist, make, loop, **options):
     """The parameters after training, and the last loss; checked to be the same bits on all ranks."""
     net = DistributedDataParallel(models.seeded(make), **SMALL_BUCKETS, **options)
     loss = loop(dist, net)
-    everyones = [None] * dist.get_world_size()
+    gathered = [None] * dist.get_world_size()
     mine = [p.detach().numpy().tobytes() for p in net.parameters()]
-    dist.all_gather_object(everyones, mine)
-    assert all(other == mine for other in everyones)
+    dist.all_gather_object(gathered, mine)
+    assert all(other == mine for other in gathered)
     return [p.detach().clone() for p in net.parameters()], loss
 
 
@@ -193,9 +193,9 @@ def test_hooks_that_send_gradients_in_other_ways(over, name):
             losses_of(net, 4, *models.batch(dist.get_rank(), dist.get_world_size(), torch.float32))
         )
         dist.all_reduce(mean, dist.ReduceOp.AVG)
-        everyones = [None] * dist.get_world_size()
-        dist.all_gather_object(everyones, [p.detach().numpy().tobytes() for p in net.parameters()])
-        assert all(other == everyones[0] for other in everyones)
+        gathered = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, [p.detach().numpy().tobytes() for p in net.parameters()])
+        assert all(other == gathered[0] for other in gathered)
         if name == "power":  # an approximation from its second step on
             assert mean[-1] < mean[0]
             return
@@ -288,13 +288,13 @@ def test_a_compiled_model(over):
 @pytest.mark.parametrize("views", [False, True])
 def test_buckets_are_moved_to_where_all_ranks_reach_them_and_stay_valid(over, views):
     from samestep import _core
-    from samestep.torch import placement
+    from samestep.torch import bucket_memory
 
     with over("samestep") as dist:
-        before = set(placement._placed)
+        before = set(bucket_memory._placed)
         net = DistributedDataParallel(models.seeded(models.plain), gradient_as_bucket_view=views)
         plainly(dist, net)
-        added = [placed for number, placed in placement._placed.items() if number not in before]
+        added = [placed for number, placed in bucket_memory._placed.items() if number not in before]
         comm = dist.group.WORLD._comm
         assert added
         assert all(_core.is_shared(comm, p.tensor.data_ptr(), p.tensor.nbytes) for p in added)
@@ -306,5 +306,19 @@ def test_buckets_are_moved_to_where_all_ranks_reach_them_and_stay_valid(over, vi
         assert torch.equal(p.grad, grad + 1)
     del net, p
     gc.collect()
-    placement._forget_ended(placement._placed)
-    assert set(placement._placed) <= before
+    bucket_memory._forget_ended(bucket_memory._placed)
+    assert set(bucket_memory._placed) <= before
+
+
+def test_verify_names_the_parameter_that_has_drifted(over, monkeypatch):
+    monkeypatch.setenv("SAMESTEP_VERIFY", "2")
+    with over("samestep") as dist:
+        net = DistributedDataParallel(models.seeded(models.plain))
+        plainly(dist, net)
+        if dist.get_rank() == 1:
+            with torch.no_grad():
+                next(net.module.parameters())[0] += 1
+        with pytest.raises(
+            ValueError, match=r"differs between ranks 0-1 before step 4 of .*; equal before step 2"
+        ):
+            plainly(dist, net)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from running import RUN_COMMAND, program
 
 torch = pytest.importorskip("torch")
 
@@ -17,11 +18,11 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "ddp_samestep.py"
 
 
-def by_samestep(n, script):
-    return [sys.executable, "-m", "samestep", "run", "--raw", "-n", str(n), script], {}
+def by_samestep(n, *words):
+    return [*RUN_COMMAND, "--raw", "-n", str(n), *words], {}
 
 
-def by_torchrun(n, script):
+def by_torchrun(n, *words):
     return [
         sys.executable,
         "-m",
@@ -29,15 +30,15 @@ def by_torchrun(n, script):
         "--standalone",
         "--nproc-per-node",
         str(n),
-        script,
+        *words,
     ], {}
 
 
-def by_mpirun(n, script):
+def by_mpirun(n, *words):
     from samestep.launch import mpirun
 
     try:
-        return mpirun.command(n, [sys.executable, script])
+        return mpirun.command(n, [sys.executable, *words])
     except mpirun.LaunchError as error:
         pytest.skip(str(error))
 
@@ -61,36 +62,19 @@ def end_of(argv, env, tmp_path):
     return process.returncode, printed
 
 
-@pytest.mark.parametrize("way", [by_samestep, by_torchrun, by_mpirun])
-def test_the_example_learns(way, environment, tmp_path):
+@pytest.mark.parametrize("launcher", [by_samestep, by_torchrun, by_mpirun])
+def test_the_example_learns(launcher, environment, tmp_path):
     if not SCRIPT.exists():
         pytest.skip("the examples are not part of this tree")
-    argv, extra = way(2, str(SCRIPT))
+    argv, extra = launcher(2, str(SCRIPT))
     code, printed = end_of(argv, environment | extra, tmp_path)
     assert code == 0, printed
     assert "bitwise equal on all ranks: True" in printed
     assert float(re.findall(r"ranks 2, last loss (\S+)", printed)[0]) < 0.02
 
 
-CAREFREE = """
-import os, sys, torch, torch.distributed as dist
-assert "samestep" not in sys.modules  # the entry point costs nothing
-dist.init_process_group("samestep")
-rank = dist.get_rank()
-got = torch.empty(100_000)
-if rank == 0:
-    dist.isend(torch.full((100_000,), 7.0), 1)  # neither waited for nor kept
-else:
-    dist.recv(got, 0)
-    assert (got == 7).all()
-    print("arrived", file=sys.stderr)
-"""
-
-
 def test_who_does_not_say_goodbye_delivers_its_messages(environment, tmp_path):
-    script = tmp_path / "carefree.py"
-    script.write_text(CAREFREE)
-    argv, extra = by_samestep(2, str(script))
+    argv, extra = by_samestep(2, *program("torch_backend/collectives", "send_without_waiting"))
     code, printed = end_of(argv, environment | extra, tmp_path)
     assert code == 0, printed
     assert "arrived" in printed
@@ -150,32 +134,21 @@ def test_ranks_that_cannot_meet_do_not_train_alone(environment, backend, launche
 
 def free_job():
     """The number of a job of Slurm whose port is free."""
-    from samestep import facts
+    from samestep._util import launchers
 
     for job in range(os.getpid(), os.getpid() + 1000):
         of = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "localhost"}
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("localhost", facts.slurm_meeting(of)[1]))
+            probe.bind(("localhost", launchers.slurm_meeting(of)[1]))
             return of
     raise AssertionError("no port is free")
-
-
-MET = """
-import os, torch, torch.distributed as dist
-dist.init_process_group("samestep")
-x = torch.ones(3) * (dist.get_rank() + 1)
-dist.all_reduce(x)
-assert (x == 3).all()
-print(*(os.environ[n] for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")))
-dist.destroy_process_group()
-"""
 
 
 def test_tasks_of_srun_meet_at_the_first_host_of_their_step(environment):
     env = of_no_launcher(environment) | free_job() | {"SLURM_STEP_NUM_TASKS": "2"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", MET],
+            [sys.executable, *program("torch_backend/collectives", "reduce_and_print_variables")],
             env=env | {"SLURM_PROCID": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("expecttest", reason="torch's tests need the package expecttest")
+pytest.importorskip("expecttest")
 
 SUITE = Path(__file__).with_name("torch_suite.py")
 

@@ -215,9 +215,9 @@ def test_objects(world):
     got = [None] * n
     world.all_gather_object(got, {"rank": rank, "text": "x" * rank})
     assert got == [{"rank": r, "text": "x" * r} for r in range(n)]
-    told = [{"from": rank}, rank]
-    world.broadcast_object_list(told, src=n - 1)
-    assert told == [{"from": n - 1}, n - 1]
+    found = [{"from": rank}, rank]
+    world.broadcast_object_list(found, src=n - 1)
+    assert found == [{"from": n - 1}, n - 1]
     got = [None] * n if rank == 0 else None
     world.gather_object(rank, got, dst=0)
     assert got in (None, list(range(n)))

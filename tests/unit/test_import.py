@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = {"torch", "jax", "cupy", "mpi4py", "optax", "ml_dtypes", "pytest", "multiprocessing", "asyncio"}
 
 
@@ -28,3 +30,30 @@ def test_every_public_name_exists():
     assert sorted(set(ss.__all__)) == sorted(ss.__all__)
     for name in ss.__all__:
         assert hasattr(ss, name), name
+
+
+def test_listings_hold_public_names_only():
+    import samestep as ss
+    from samestep import fluxmpi
+
+    public = {
+        *ss.__all__,
+        "__version__",
+        "data",
+        "distributed",
+        "errors",
+        "fluxmpi",
+        "multiprocessing",
+        "optimizer",
+    }
+    assert set(ss.__all__) <= set(dir(ss)) <= public | {"testing", "torch"}
+    assert set(dir(fluxmpi)) == set(fluxmpi.__all__)
+
+
+@pytest.mark.parametrize("name", ["Backend", "MPIBackend", "NativeBackend", "NCCLBackend"])
+def test_a_class_that_is_called_says_what_to_write(name):
+    import samestep as ss
+
+    argument = "" if name == "Backend" else f"samestep.{name}"
+    with pytest.raises(TypeError, match=rf"^{name} is not called: .*samestep\.initialize\({argument}\)"):
+        ss.initialize(getattr(ss, name)())

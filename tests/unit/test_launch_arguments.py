@@ -59,7 +59,7 @@ def test_values(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([], "what to run"),
         (["-n", "2"], "what to run"),
@@ -92,12 +92,12 @@ def test_values(monkeypatch):
         (["-n", "1", "--frobnicate", "x"], "--frobnicate"),
     ],
 )
-def test_wrong_command_lines_say_what_is_wrong(words, told, capsys):
+def test_wrong_command_lines_say_what_is_wrong(words, message, capsys):
     with pytest.raises(SystemExit) as ended:
         parse(words)
     assert ended.value.code == 2
-    told_all = capsys.readouterr().err
-    assert told_all.startswith("usage: samestep run") and told in told_all
+    printed = capsys.readouterr().err
+    assert printed.startswith("usage: samestep run") and message in printed
 
 
 def test_help_names_every_exit_code(capsys):

@@ -2,6 +2,7 @@
 
 import pytest
 from samestep.__main__ import main
+from samestep.launch import run
 
 
 def test_version_and_help(capsys):
@@ -11,16 +12,18 @@ def test_version_and_help(capsys):
     assert "samestep run" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("words", "told"), [([], "samestep run"), (["jump"], "there is no command 'jump'")])
-def test_what_is_no_command_is_an_error(words, told, capsys):
+@pytest.mark.parametrize(
+    ("words", "message"), [([], "samestep run"), (["jump"], "there is no command 'jump'")]
+)
+def test_what_is_no_command_is_an_error(words, message, capsys):
     assert main(words) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_an_interrupt_before_the_start_leaves_no_traceback(monkeypatch, capsys):
     def interrupted(argv):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("samestep.launch.run.main", interrupted)
+    monkeypatch.setattr(run, "main", interrupted)
     assert main(["run", "-n", "2", "x"]) == 130
     assert capsys.readouterr().err == ""

@@ -3,9 +3,10 @@
 import os
 
 import pytest
+from samestep._util import mpi_library
+from samestep._util.mpi_library import MpiLibrary, family_of
 from samestep.errors import UnavailableError
-from samestep.launch import mpi_library, mpirun
-from samestep.launch.mpi_library import MpiLibrary, family_of
+from samestep.launch import mpirun
 
 OPEN_MPI = "mpirun (Open MPI) 5.0.11"
 HYDRA = "HYDRA build details:\n    Version: 5.0.2"
@@ -145,18 +146,18 @@ def test_a_library_that_takes_its_process_down_is_reported(monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("raise ImportError('broken on purpose')", "broken on purpose"),
         ("raise ModuleNotFoundError", "mpi4py is not installed"),
         ("__path__ = []", "pip install -U mpi4py"),
     ],
 )
-def test_a_wrong_mpi4py_is_reported(content, told, monkeypatch, tmp_path):
+def test_a_wrong_mpi4py_is_reported(content, message, monkeypatch, tmp_path):
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text(content)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert told in mpi_library.probe.__wrapped__().detail
+    assert message in mpi_library.probe.__wrapped__().detail
 
 
 def test_a_library_that_is_not_there_names_the_variable(monkeypatch):

@@ -1,14 +1,21 @@
 """Lines out of bytes, frames out of bytes, and what is shown of them."""
 
+import array
+import contextlib
+import fcntl
 import os
 import pty
 import select
 import socket
+import termios
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samestep.launch import frames
+from samestep._util import handshake
+from samestep.group import printing
+from samestep.launch import agent, bootstrap, frames, terminal
 from samestep.launch.arguments import Options
 from samestep.launch.lines import LONGEST_LINE, Lines
 from samestep.launch.loop import Loop
@@ -62,12 +69,12 @@ def screen(monkeypatch):
     opened = []
     write = os.write
 
-    def make(*, terminal=False, **options):
-        ours, theirs = pty.openpty() if terminal else os.pipe()
+    def make(*, on_terminal=False, **options):
+        ours, theirs = pty.openpty() if on_terminal else os.pipe()
         opened.extend((ours, theirs))
-        monkeypatch.setattr(os, "isatty", lambda fd: terminal and fd in (1, 2))
+        monkeypatch.setattr(terminal, "redraws", lambda fd: on_terminal and fd in (1, 2))
+        monkeypatch.setattr(terminal, "columns", lambda fd: 20)
         monkeypatch.setattr(os, "write", lambda fd, data: write(theirs if fd in (1, 2) else fd, data))
-        monkeypatch.setenv("COLUMNS", "20")
         output = Output(Loop(), **({"raw": False, "logs": {}, "on_lost": pytest.fail} | options))
 
         def shows(expected):
@@ -95,24 +102,70 @@ def test_every_line_has_its_rank(screen):
     assert output.shows(b"[0] one\n[0] two\n[12] \nsamestep: x\n")
 
 
+def test_a_line_that_names_its_rank_gets_no_second_prefix(screen):
+    """As those that `println` writes on rank 0 for all; an empty line and others beside them keep theirs."""
+    head = printing.head(1, 12).encode()
+    output = screen()
+    output.lines(0, 1, head + b"loss 1 / 2\n\n1 / 2\n" + head + b"\n")
+    assert output.shows(head + b"loss 1 / 2\n[0] \n[0] 1 / 2\n" + head + b"\n")
+
+
+def test_a_progress_bar_in_a_log_leaves_its_last_state_or_nothing(screen, tmp_path):
+    logs = open_logs(str(tmp_path), Options(1, "train.py").log_files())
+    output = screen(logs=logs)
+    output.lines(0, 2, b"\r 10%\r 20%\r100%\r\n\nwindows\r\n\r 10%\r     \r\n\r 50%\r     \rerror\n")
+    shown = [b"100%", b"", b"windows", b"error"]
+    assert output.shows(b"".join(b"[0] " + line + b"\n" for line in shown))
+    assert (tmp_path / "rank_0.err").read_bytes() == b"".join(line + b"\n" for line in shown)
+    for file in logs.values():
+        os.close(file)
+
+
+@pytest.mark.parametrize(
+    ("env", "width", "expected"),
+    [
+        ({"TERM": "xterm"}, 80, True),
+        ({"TERM": "xterm", "CI": "false"}, 80, True),
+        ({"TERM": "dumb"}, 80, False),
+        ({}, 80, False),
+        ({"TERM": "xterm", "CI": "true"}, 80, False),
+        ({"TERM": "xterm-color", "JPY_PARENT_PID": "7"}, 80, False),
+        ({"TERM": "xterm"}, 0, False),
+    ],
+)
+def test_which_terminals_redraw_a_line(env, width, expected):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, array.array("H", [24 if width else 0, width, 0, 0]))
+    reading, writing = os.pipe()
+    try:
+        assert terminal.redraws(theirs, env) == expected
+        assert not terminal.redraws(writing, env)
+        assert terminal.columns(theirs) == 80
+    finally:
+        for fd in (ours, theirs, reading, writing):
+            os.close(fd)
+
+
 def test_raw_has_none_and_bytes_stay_as_they_are(screen):
     output = screen(raw=True)
     output.lines(0, 1, b"\xff\r1\r2\n")
     assert output.shows(b"\xff\r1\r2\n")
 
 
-def test_tail_keeps_the_last_20_lines_of_stderr(screen):
-    output = screen()
-    output.lines(1, 2, b"".join(b"line %d\n" % i for i in range(30)))
-    output.lines(1, 1, b"not this\n")
-    output.lines(0, 2, b"nor this\n")
-    assert output.tail(1) == [b"[1] line %d" % i for i in range(10, 30)]
-    assert output.tail(2) == []
+def test_logs_of_a_node_are_named_by_the_ranks_of_the_whole_job(tmp_path):
+    """So that nodes that share a folder do not write over each other's files."""
+    names = []
+    for node in range(2):
+        options = Options(2, "train.py", n_nodes=2, node_rank=node)
+        files = options.log_files()
+        assert sorted(files) == [(rank, fd) for rank in (2 * node, 2 * node + 1) for fd in (1, 2)]
+        names += files.values()
+    assert sorted(names) == sorted(f"rank_{rank}.{end}" for rank in range(4) for end in ("out", "err"))
 
 
-def test_logs_hold_what_was_written_without_prefix(screen, tmp_path):
+def test_raw_logs_hold_what_was_written(screen, tmp_path):
     logs = open_logs(str(tmp_path / "new" / "dir"), Options(2, "train.py").log_files())
-    output = screen(logs=logs)
+    output = screen(logs=logs, raw=True)
     output.lines(1, 2, b"e\rE\n")
     output.lines(0, 1, b"o\n")
     found = {file.name: file.read_bytes() for file in (tmp_path / "new" / "dir").iterdir()}
@@ -122,7 +175,7 @@ def test_logs_hold_what_was_written_without_prefix(screen, tmp_path):
 
 
 def test_a_progress_bar_stays_below_the_lines_of_others(screen):
-    output = screen(terminal=True)
+    output = screen(on_terminal=True)
     clear = b"\r\x1b[K"
     output.unfinished(0, 2, b"\r 10%")
     output.lines(1, 1, b"hello\n")
@@ -141,37 +194,92 @@ def test_a_progress_bar_stays_below_the_lines_of_others(screen):
     assert output.shows(expected)
 
 
-def agent_of(server, **hello):
-    link = socket.create_connection(server.getsockname(), timeout=5)
-    link.sendall(frames.encode(frames.HELLO, {"host": "elsewhere", **hello}))
+def test_one_turn_writes_all_that_a_pipe_has_room_for_and_does_not_block():
+    reading, writing = os.pipe()
+    try:
+        room = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 32_768)
+        output = Output(Loop(), raw=True, logs={}, on_lost=pytest.fail, shown=())
+        data = os.urandom(room + 70_001)
+        output.plain(writing, data)
+        written = 0
+        while output.n_waiting:
+            output._write(writing)
+            assert output.n_waiting == max(0, len(data) - written - room)
+            got = os.read(reading, 1 << 20)
+            assert got == data[written : written + room]
+            written += len(got)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.parametrize("room", [1 << 16, 1 << 20])
+@pytest.mark.parametrize("rate", [10**n for n in range(3, 11)])
+def test_who_writes_much_is_read_seldom_and_never_waits_for_it(rate, room):
+    """Between two reads comes less than the pipe takes: bytes per second, at any rate that a rank may have."""
+    moment, found = agent._GATHER_S, 0
+    for _ in range(40):
+        found = min(int(rate * moment), room, agent._AT_ONCE)
+        moment = agent.next_moment(moment, found, room)
+    if rate <= 100_000:
+        assert moment == agent._GATHER_S  # a person reads that
+    else:
+        assert moment * rate <= room / 4
+        assert moment * rate >= min(room / 16, 0.03 * rate)
+
+
+def agent_of(loop, server, token, **hello):
+    """A connection of an agent, whose other end is served by `loop` meanwhile."""
+    link = socket.create_connection(server.getsockname(), timeout=30)
+
+    def greet():
+        with contextlib.suppress(SystemExit):
+            bootstrap._greet(link, token)
+            link.sendall(frames.encode(frames.HELLO, {"host": "elsewhere", **hello}))
+
+    thread = threading.Thread(target=greet)
+    thread.start()
+    while thread.is_alive():
+        loop.after(0.01, lambda: None)
+        loop.turn()
     return link
 
 
 def test_strangers_are_dropped_and_delay_nobody(screen):
     loop = Loop()
     server = socket.create_server(("127.0.0.1", 0))
-    ranks = Ranks(loop, server, "secret", 1, screen())
+    output = screen()
+    ranks = Ranks(loop, server, "secret", 1, output)
     silent = socket.create_connection(server.getsockname(), timeout=5)
-    strangers = [agent_of(server, token="guess", rank=0, size=1)]
+    strangers = [agent_of(loop, server, "guess", rank=0, size=1)]
     for words in (
         b"GET / HTTP/1.1\r\n\r\n",
         b"H\xff\xff\xff\xff",
         frames.encode(b"o", b"x"),
         frames.encode(b"H", []),
+        frames.encode(b"H", {"token": "secret", "host": "elsewhere", "rank": 0, "size": 1}),
+        handshake.AGENT + b"n" * 16 + b"p" * 32,
     ):
         strangers.append(socket.create_connection(server.getsockname(), timeout=5))
         strangers[-1].sendall(words)
-    friend = agent_of(server, token="secret", rank=0, size=1)
+    for hello in ({"rank": "0"}, {"rank": 1 << 70}, {"host": ["a"]}, {"more": 1}):
+        strangers.append(agent_of(loop, server, "secret", **{"rank": 0, "size": 1, **hello}))
+    friend = agent_of(loop, server, "secret", rank=0, size=1)
     while not ranks.complete:
         loop.turn()
     assert next(iter(ranks)).host == "elsewhere"
     loop.after(0.0, lambda: None)
     for stranger in strangers:
+        if (
+            stranger.fileno() < 0
+        ):  # it has left by itself, for the launcher did not prove that it knows its token
+            continue
         loop.after(5.0, lambda: pytest.fail("a stranger is still connected"))
         stranger.settimeout(0.05)
         while True:
             try:
-                assert stranger.recv(1) == b""
+                while stranger.recv(100):
+                    continue
                 break
             except TimeoutError:
                 loop.turn()
@@ -182,7 +290,7 @@ def test_strangers_are_dropped_and_delay_nobody(screen):
     for link in (silent, friend, *strangers):
         link.close()
     for rank in ranks:
-        ranks.give_up(rank)
+        ranks.mark_lost(rank)
 
 
 @pytest.mark.parametrize("hello", [{"rank": 0, "size": 2}, {"rank": 0, "size": 1}])
@@ -190,7 +298,7 @@ def test_another_world_than_asked_for_is_a_problem(hello, screen):
     loop = Loop()
     server = socket.create_server(("127.0.0.1", 0))
     ranks = Ranks(loop, server, "secret", 1, screen())
-    links = [agent_of(server, token="secret", rank=0, size=1), agent_of(server, token="secret", **hello)]
+    links = [agent_of(loop, server, "secret", rank=0, size=1), agent_of(loop, server, "secret", **hello)]
     while not ranks.problem:
         loop.turn()
     assert ranks.problem == f"mpirun started rank 0 of {hello['size']} on elsewhere; 1 were asked for"
@@ -198,4 +306,4 @@ def test_another_world_than_asked_for_is_a_problem(hello, screen):
     for link in links:
         link.close()
     for rank in ranks:
-        ranks.give_up(rank)
+        ranks.mark_lost(rank)

@@ -2,27 +2,20 @@
 
 import subprocess
 import sys
-import textwrap
+
+from running import program
 
 
-def run(code):
-    return subprocess.check_output([sys.executable, "-c", textwrap.dedent(code)], text=True)
+def run(function):
+    """Runs a function of the programs; returns what it has printed."""
+    command = [sys.executable, *program("unit/lifecycle", function)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def test_before_initialize():
-    text = run(
-        """
-        import samestep as ss
-        assert ss.initialized() is False
-        assert ss.initialized("mpi") is False
-        for backend in (None, "mpi", ss.NativeBackend):
-            try:
-                ss.get_distributed_backend(backend)
-            except ss.NotInitializedError as error:
-                print(error)
-        ss.finalize()
-        """
-    )
+    text = run("use_before_initialize").stdout
     lines = text.splitlines()
     assert len(lines) == 3
     assert all("initialize(" in line for line in lines)
@@ -50,25 +43,5 @@ def test_errors_are_also_the_builtins_a_user_would_catch():
 
 
 def test_while_the_interpreter_ends():
-    code = """
-        import builtins
-        import numpy as np, samestep as ss
-
-        class Last:
-            def __init__(self, verb, x):
-                self.verb, self.x = verb, x
-            def __del__(self):
-                self.verb(self.x)
-
-        backend = ss.initialize()
-        builtins.kept = [Last(verb, np.ones(3)) for verb in (backend.allreduce, backend.iallreduce, backend.bcast)]
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0
+    done = run("call_while_the_interpreter_ends")
     assert done.stderr.count("RuntimeError: its program has ended") == 3

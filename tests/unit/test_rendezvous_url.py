@@ -55,7 +55,7 @@ def test_ways_to_meet(url, rank, size, env, expected):
 
 
 @pytest.mark.parametrize(
-    ("url", "rank", "size", "env", "told"),
+    ("url", "rank", "size", "env", "message"),
     [
         ("env://", None, 2, MASTER, "variable RANK is missing"),
         ("env://", 0, None, MASTER, "variable WORLD_SIZE is missing"),
@@ -87,11 +87,11 @@ def test_ways_to_meet(url, rank, size, env, expected):
         ("file://", 0, 2, {}, "absolute path"),
         ("mpi://", 0, 2, {}, "MPIBackend"),
         ("http://h:1", 0, 2, {}, "env://, file://, mpi://, tcp://"),
-        ("nonsense", 0, 2, {}, "'nonsense' is no way to meet"),
+        ("nonsense", 0, 2, {}, "'nonsense' is not a known init_method"),
     ],
 )
-def test_what_is_wrong_is_named(url, rank, size, env, told):
-    with pytest.raises(ss.InvalidArgumentError, match=told):
+def test_what_is_wrong_is_named(url, rank, size, env, message):
+    with pytest.raises(ss.InvalidArgumentError, match=message):
         parse(url, rank, size, env)
 
 

@@ -49,7 +49,7 @@ def test_all_ranks_follow_one_order_that_depends_on_seed_and_epoch(n_items, size
 
 
 def test_the_order_is_pinned():
-    """Whoever resumes a run needs the order of the version that began it."""
+    """A resumed run needs the order of the version that started it."""
     (sampler,) = samplers(10, 1, seed=7)
     sampler.set_epoch(3)
     assert list(sampler) == [5, 4, 9, 2, 7, 1, 0, 8, 3, 6]

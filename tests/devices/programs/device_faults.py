@@ -1,0 +1,89 @@
+"""Programs of test_device_faults.py: ranks that fail, hang, die or disagree while devices work."""
+
+import ctypes
+import gc
+import json
+import os
+import sys
+import time
+
+import fake_arrays
+import numpy as np
+import samestep as ss
+from device_rank import attempt, rank, report, size, start, store
+from fake_arrays import Array, Stream
+
+
+def initialize(timeout):
+    attempt(lambda: start(timeout=timeout) and None)
+
+
+def reduce_often(timeout, other_op=False, absent=False):
+    """With `other_op` rank 0 changes the operator after a while; if `absent`, rank 1 does not take part."""
+    initialize(timeout)
+    world = ss.get_distributed_backend()
+    x = Array.of(np.ones(1000, "float32"), Stream())
+
+    def work():
+        if absent and rank == 1:
+            time.sleep(8)
+            return
+        for turn in range(20):
+            op = "max" if other_op and rank == 0 and turn >= 5 else "sum"
+            world.iallreduce(x, op).wait(host=True)
+
+    attempt(work)
+    attempt(lambda: world.iallreduce(x).wait(host=True))
+    attempt(lambda: world.allreduce(np.ones(3)).tolist())
+
+
+def lose_a_device():
+    """Rank 0 holds its stream, so that the loss is found while work is in progress."""
+    world = start()
+    stream = Stream()
+    x = Array.of(np.full(7, rank + 1.0), stream)
+    stream.synchronize()
+    if rank == 0:
+        fake_arrays.runtime().fakeHold(ctypes.c_void_p(stream.handle))
+    else:
+        os.environ["FAKE_GPU_DEVICES"] = "1"
+    work = world.iallreduce(x)
+    attempt(lambda: work.wait(host=True))
+    if rank == 0:
+        fake_arrays.runtime().fakeRelease(ctypes.c_void_p(stream.handle))
+    attempt(lambda: world.allreduce(x))
+
+
+def give_wrong_arguments():
+    world = start()
+    x = Array.of(np.full(7, rank + 1.0), Stream())
+    attempt(lambda: world.allreduce(x, out=Array((8,), "float64")))
+    attempt(lambda: world.bcast(x, root=5))
+    fake_arrays.call("SetDevice", 3)
+    there = Array.of(np.ones(7))
+    fake_arrays.call("SetDevice", world.device)
+    attempt(lambda: world.allreduce(there))
+    attempt(lambda: world.allreduce(x).get().tolist())
+    world.close()
+
+
+def start_and_end_three_times():
+    for turn in range(3):
+        world = ss.initialize("nccl", init_method=store(f"store{turn}"), rank=rank, world_size=size)
+        x = Array.of(np.ones(1000, "int16"), Stream())
+        group = world.split(rank % 2)
+        for op in ("sum", "bxor"):
+            world.allreduce(x, op)
+            group.allgather(x).numpy()
+        x.get()
+        stream = x.stream.handle
+        del x
+        ss.finalize()
+        world = group = None
+        gc.collect()
+        fake_arrays.call("StreamDestroy", ctypes.c_void_p(stream))
+        report(left=fake_arrays.counts())
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))

@@ -1,0 +1,30 @@
+"""What programs of ranks with fake devices share; see device_jobs.py."""
+
+import json
+import os
+import time
+
+import samestep as ss
+
+rank, size, folder = int(os.environ["TEST_RANK"]), int(os.environ["TEST_SIZE"]), os.environ["TEST_FOLDER"]
+
+
+def store(name="store"):
+    return f"file://{folder}/{name}"
+
+
+def start(backend="nccl", timeout=30.0, **more):
+    return ss.initialize(backend, init_method=store(), rank=rank, world_size=size, timeout=timeout, **more)
+
+
+def report(**found):
+    os.write(1, ("\0" + json.dumps(found) + "\n").encode())
+
+
+def attempt(act):
+    """Reports the result of `act()`, or its error and when it came."""
+    begin = time.monotonic()
+    try:
+        report(result=act())
+    except Exception as error:
+        report(kind=type(error).__name__, text=str(error), seconds=time.monotonic() - begin)

@@ -1,0 +1,184 @@
+#include "world.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "../cpp/collective_calls.h"
+#include "core/error.h"
+#include "shm/shm_header_exchange.h"
+#include "shm/shm_transport.h"
+#include "values.h"
+#include "waiting/yield_monitor.h"
+
+namespace model {
+namespace {
+
+using namespace samestep;
+
+class WatchedPeers final : public LocalPeers {
+ public:
+  WatchedPeers(int rank, int size, Reach reach) : rank_(rank), size_(size), reach_(reach) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::shared_ptr<std::byte> share(std::span<const int>, std::size_t, const Deadline&) override {
+    return {std::shared_ptr<void>(), explorer().memory().base()};
+  }
+  std::uint64_t to_remote_address(const void* data, std::size_t) override {
+    return reinterpret_cast<std::uintptr_t>(data) | (reach_ == Reach::shared ? kSharedAddressBit : 0);
+  }
+  std::byte* map_peer_memory(int, std::uint64_t place, std::size_t) override {
+    return (place & kSharedAddressBit) == 0 ? nullptr : reinterpret_cast<std::byte*>(place & ~kSharedAddressBit);
+  }
+  std::shared_ptr<SharedHeap> heap() override { return nullptr; }
+  bool ended(int peer) const override {
+    const std::size_t word = explorer().end_of(peer);
+    explorer().before(Explorer::Kind::load, word, std::memory_order_acquire);
+    explorer().loaded(word, std::memory_order_acquire);
+    return explorer().is_dead(peer);
+  }
+  bool has_cma() const override { return reach_ != Reach::none; }
+  using LocalPeers::read_peer;
+  using LocalPeers::write_peer;
+  bool read_peer(int peer, std::span<const RemoteSegment> pieces) override {
+    if (explorer().is_dead(peer)) return false;
+    for (const RemoteSegment& piece : pieces) {
+      std::memcpy(piece.local, reinterpret_cast<const void*>(piece.remote), piece.nbytes);
+    }
+    return true;
+  }
+  bool write_peer(int peer, std::span<const RemoteSegment> pieces) override {
+    if (explorer().is_dead(peer)) return false;
+    for (const RemoteSegment& piece : pieces)
+      std::memcpy(reinterpret_cast<void*>(piece.remote), piece.local, piece.nbytes);
+    return true;
+  }
+
+ private:
+  int rank_, size_;
+  Reach reach_;
+};
+
+}  // namespace
+
+void World::set_up() {
+  ++execution_;
+  used_ = ShmRegion::nbytes_for(size_);
+  explorer().leave_out(ShmRegion::nbytes_of_event_counts(size_));
+  fast_path_yield_monitor().disable_timing();
+  members_.clear();
+  for (int rank = 0; rank < size_; ++rank) {
+    auto group = std::make_shared<NodeGroup>();
+    group->rank = rank;
+    group->peers = std::make_shared<WatchedPeers>(rank, size_, reach_);
+    group->region = std::make_shared<ShmRegion>(group->peers->share({}, 0, Deadline::after(Seconds(1))), size_);
+    group->members.resize(static_cast<std::size_t>(size_));
+    std::iota(group->members.begin(), group->members.end(), 0);
+    auto header_exchange = std::make_unique<ShmHeaderExchange>(group->region, rank);
+    group->header_exchange = header_exchange.get();
+    ExchangeOptions options;
+    options.oversubscribed = true;  // it backs off from the first poll on
+    auto transport = std::make_unique<ShmTransport>(group->region, group->peers, group->members, rank);
+    group->transport = transport.get();
+    auto engine = std::make_shared<ProgressEngine>(std::move(transport), options, std::move(header_exchange));
+    members_.push_back({engine, std::make_shared<NodeCommunicator>(engine, std::move(group)), {}});
+  }
+}
+
+void World::tear_down() {
+  for (Member& member : members_) {
+    // To close makes what is pending progress, in memory that is not reset for the next execution.
+    member.engine->inbox_.abandon();
+    member.engine->collectives_.clear();
+    member.engine->pending_messages_.clear();
+    member.engine->close();
+  }
+  members_.clear();
+}
+
+Floats World::buffer(int rank, std::size_t count) {
+  auto* const data = reinterpret_cast<float*>(explorer().memory().base() + used_);
+  used_ += (count * sizeof(float) + 63) / 64 * 64;
+  if (used_ + 64 > Memory::kNbytes) violated("the test needs more memory");
+  member(rank).buffers.emplace_back(data, count);
+  return member(rank).buffers.back();
+}
+
+Floats World::contribution(int rank, std::size_t count) {
+  const Floats values = buffer(rank, count);
+  fill(values, first_element(rank));
+  return values;
+}
+
+void World::expect_sum(Floats values) const {
+  float first = 0;
+  for (int rank = 0; rank < size_; ++rank) first += first_element(rank);
+  expect(values, first, static_cast<float>(size_));
+}
+
+void World::wait(int rank, const Communicator::WorkPtr& work, bool polls_failures) {
+  explorer().end_bounded_loop();
+  auto& operation = dynamic_cast<Operation&>(*work);
+  while (!operation.done()) {
+    if (polls_failures) engine(rank).poll_peer_failures();
+    if (!operation.finished()) explorer().pause(false);
+  }
+  if (operation.error()) std::rethrow_exception(operation.error());
+}
+
+bool World::wait_or_leave(int rank, const Communicator::WorkPtr& work) {
+  explorer().end_bounded_loop();
+  auto& operation = dynamic_cast<Operation&>(*work);
+  while (!operation.done()) {
+    engine(rank).poll_peer_failures();
+    if (operation.finished()) break;
+    if (!explorer().pause(true)) continue;
+    leave(rank);
+    return false;
+  }
+  if (operation.error()) std::rethrow_exception(operation.error());
+  return true;
+}
+
+void World::leave(int rank) {
+  for (const Floats buffer : member(rank).buffers) {
+    explorer().memory().withdraw(rank, buffer.data(), buffer.size_bytes());
+  }
+  engine(rank).abandon(std::make_exception_ptr(TimeoutError("its patience ended")), "its patience ended");
+}
+
+void World::forget_history(int rank, std::uint64_t place) {
+  ProgressEngine& engine = *member(rank).engine;
+  const auto& header_exchange = dynamic_cast<const ShmHeaderExchange&>(engine.header_exchange());
+  const auto& transport = dynamic_cast<const ShmTransport&>(engine.transport());
+  const NodeGroup& group = *member(rank).group->group_;
+  const bool idle = engine.is_idle() && engine.pending_messages_.empty() && transport.requests_.empty() &&
+                    !transport.matcher_.has_unexpected() && transport.rts_sent_.empty() &&
+                    transport.in_data_phase_.empty();
+  const bool all_written = std::all_of(transport.outgoing_.begin(), transport.outgoing_.end(),
+                                       [](const auto& queue) { return queue.empty(); });
+  if (!idle || !all_written) return;
+  std::uint64_t state = place;
+  for (const std::uint64_t part :
+       {engine.next_sequence_, header_exchange.posted_, header_exchange.released_, header_exchange.min_released_,
+        header_exchange.n_blocks_, std::uint64_t(header_exchange.next_peer_), std::uint64_t(transport.next_id_)}) {
+    state = mix(state, part);
+  }
+  for (const std::uint64_t user : header_exchange.block_users_) state = mix(state, user);
+  for (const std::uint64_t n : group.next_chunk) state = mix(state, n);
+  for (const std::uint64_t n : group.finished) state = mix(state, n);
+  explorer().forget(state);
+}
+
+void World::all_reduce_inline(int rank, Floats in, Floats out) {
+  if (const auto work =
+          group(rank).run({CollectiveType::allreduce, as_buffer(in), as_buffer(out), {}, -1, shape_of(in)}))
+    wait(rank, work);
+}
+
+Communicator::WorkPtr World::all_reduce(int rank, Floats in, Floats out) {
+  return allreduce(group(rank), as_buffer(in), as_buffer(out), {}, shape_of(in));
+}
+
+}  // namespace model

@@ -1,0 +1,243 @@
+"""Connections between all ranks, which are threads here."""
+
+import contextlib
+import json
+import logging
+import multiprocessing
+import os
+import resource
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import samestep as ss
+from samestep._util import handshake, strangers
+from samestep.rendezvous import interfaces, mesh, rendezvous
+
+PATIENCE_S = 60.0
+LOOPBACK = {4: "127.0.0.1", 6: "::1"}
+
+
+class Room:
+    """Where threads exchange what they say, and report failures."""
+
+    def __init__(self, size, between=lambda said: None):
+        self.size = size
+        self.said = [b""] * size
+        self.complaints = [""]
+        self.barrier = threading.Barrier(size, action=lambda: between(self.said))
+
+    def rendezvous(self, rank):
+        room = self
+
+        class Rendezvous:
+            size = room.size
+            allgather_json = rendezvous.Rendezvous.allgather_json
+
+            def __init__(self):
+                self.rank = rank
+
+            def allgather_bytes(self, mine):
+                room.said[rank] = mine
+                room.barrier.wait(PATIENCE_S)
+                return list(room.said)
+
+            def report_failure(self, text):
+                room.complaints[0] = room.complaints[0] or text  # the first one stays
+
+            def failure(self):
+                return room.complaints[0]
+
+        return Rendezvous()
+
+
+def connect(room, rank, address="127.0.0.1", timeout=PATIENCE_S):
+    return mesh.connect_all(room.rendezvous(rank), address, [f"host{r}" for r in range(room.size)], timeout)
+
+
+def check_and_close(made):
+    for rank, row in enumerate(made):
+        assert [link is None for link, _ in row] == [r == rank for r in range(len(made))]
+        for other, (link, where) in enumerate(row):
+            assert where.startswith(f"host{other} (")
+            if link is not None:
+                link.setblocking(True)
+                link.sendall(bytes([rank]))
+    for row in made:
+        for other, (link, _) in enumerate(row):
+            if link is not None:
+                assert link.recv(100) == bytes([other])
+    for row in made:
+        for link, _ in row:
+            if link is not None:
+                link.close()
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_each_link_leads_to_its_rank(version):
+    if version == 6 and "::1" not in interfaces.addresses("lo"):
+        pytest.skip("the loopback interface has no IPv6 address")
+    room = Room(5)
+    with ThreadPoolExecutor(5) as pool:
+        made = list(pool.map(lambda rank: connect(room, rank, LOOPBACK[version]), range(5)))
+    check_and_close(made)
+
+
+def place_of_rank_0(said):
+    return tuple(json.loads(said[0])[:2])
+
+
+def impostor(place, secret):
+    """One that speaks the language and knows another secret."""
+    link = socket.create_connection(place, timeout=PATIENCE_S)
+    greeting = handshake.Client(handshake.LINK, secret)
+    link.sendall(greeting.hello)
+
+    def go_on():
+        with pytest.raises(PermissionError):
+            while True:
+                greeting.feed(link.recv(greeting.n_missing))
+        link.sendall(bytes(32) + bytes([0, 0, 0, 1]))
+        assert link.recv(1) == b""  # it is shown the door
+
+    return link, go_on
+
+
+def test_strangers_are_dropped_and_the_job_goes_on(caplog):
+    came, acts = [], []
+
+    def come(said):
+        place = place_of_rank_0(said)
+        for words in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 1000, b""):
+            came.append(socket.create_connection(place, timeout=PATIENCE_S))
+            came[-1].sendall(words)
+        gone = socket.create_connection(place, timeout=PATIENCE_S)
+        gone.close()
+        link, go_on = impostor(place, b"another secret")
+        came.append(link)
+        acts.append(threading.Thread(target=go_on))
+        acts[-1].start()
+
+    room = Room(3, come)
+    with caplog.at_level(logging.WARNING, "samestep"), ThreadPoolExecutor(3) as pool:
+        first, second = (pool.submit(connect, room, rank) for rank in (0, 1))
+        # Rank 2 says what it has to say, and connects when the impostor has been sent away.
+        third_rank = room.rendezvous(2)
+        exchange = third_rank.allgather_bytes
+
+        def exchange_and_wait(mine):
+            said = exchange(mine)
+            acts[0].join(PATIENCE_S)
+            return said
+
+        third_rank.allgather_bytes = exchange_and_wait
+        third = mesh.connect_all(third_rank, "127.0.0.1", ["host0", "host1", "host2"], PATIENCE_S)
+        made = [first.result(PATIENCE_S), second.result(PATIENCE_S), third]
+    check_and_close(made)
+    assert not acts[0].is_alive()
+    said = [record.message for record in caplog.records]
+    assert sum("a stranger at the port of rank 0" in text for text in said) == 1
+    assert "does not speak this protocol" in said[0] or "closed the connection" in said[0]
+    for link in came:
+        link.close()
+
+
+def test_more_silent_strangers_than_are_waited_for_do_not_keep_a_rank_out(monkeypatch):
+    monkeypatch.setattr(strangers, "_MAX_CONNECTIONS", 3)
+    came = []
+
+    def come(said):
+        came.extend(socket.create_connection(place_of_rank_0(said), timeout=PATIENCE_S) for _ in range(8))
+
+    room = Room(2, come)
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda rank: connect(room, rank), range(2)))
+    check_and_close(made)
+    for link in came:
+        link.close()
+
+
+def test_a_rank_that_cannot_be_reached_is_named_on_all():
+    def lie(said):
+        host, _ = place_of_rank_0(said)
+        with socket.create_server((host, 0)) as closed:
+            port = closed.getsockname()[1]
+        said[0] = said[0].replace(str(place_of_rank_0(said)[1]).encode(), str(port).encode())
+
+    room = Room(2, lie)
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = [pool.submit(connect, room, rank) for rank in range(2)]
+        for outcome in outcomes:
+            with pytest.raises(ss.UnavailableError, match=r"rank 1 cannot connect to rank 0 at host0 \(127"):
+                outcome.result(PATIENCE_S)
+
+
+def test_a_rank_that_does_not_connect_is_named_at_the_deadline():
+    room = Room(2)
+
+    def silent_rank_1():
+        room.rendezvous(1).allgather_bytes(b'["127.0.0.1", 1, "", ""]')
+
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(connect, room, 0, timeout=0.2)
+        pool.submit(silent_rank_1).result(PATIENCE_S)
+        with pytest.raises(ss.TimeoutError, match=r"rank 0 at host0 .* no connection with rank 1 at host1"):
+            waiting.result(PATIENCE_S)
+
+
+def test_the_address_follows_the_route_and_the_named_interface():
+    assert interfaces.own_address("localhost", {}, several_hosts=False) in LOOPBACK.values()
+    assert interfaces.own_address("", {}, several_hosts=False) == "127.0.0.1"
+    named = {"SAMESTEP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "nic9"}
+    assert interfaces.own_address("127.0.0.1", named, several_hosts=True) == "127.0.0.1"
+    if "::1" in interfaces.addresses("lo"):
+        assert interfaces.own_address("::1", {"GLOO_SOCKET_IFNAME": "lo"}, several_hosts=False) == "::1"
+
+
+# --- too few descriptors --------------------------------------------------------------------------
+
+
+def _meet_with_few_descriptors(n_free, outcomes):
+    """Three ranks in a process that may open `n_free` more descriptors."""
+    used = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    for held in range(3, used):  # the numbers below the limit that are free do not count
+        with contextlib.suppress(OSError):
+            os.fstat(held)
+            continue
+        os.dup2(0, held)
+    room = Room(3)
+    with ThreadPoolExecutor(3) as pool:
+        pool.map(lambda rank: rank, range(3))  # threads are made before
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + n_free, hard))
+
+        def act(rank):
+            try:
+                for link, _ in connect(room, rank, timeout=20.0):
+                    if link is not None:
+                        link.close()
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+            return "connected"
+
+        outcomes.put(list(pool.map(act, range(3))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_free", [0, 3, 6, 9, 11, 12])
+def test_too_few_descriptors_are_named_on_every_rank(n_free):
+    context = multiprocessing.get_context("spawn")
+    outcomes = context.Queue()
+    process = context.Process(target=_meet_with_few_descriptors, args=(n_free, outcomes))
+    process.start()
+    answers = outcomes.get(timeout=PATIENCE_S)
+    process.join()
+    failed = [answer for answer in answers if answer != "connected"]
+    assert (
+        failed or n_free >= 11
+    )  # 3 listeners, 3 selectors, 2 ends of 3 connections; one may close before the last opens
+    for answer in failed:
+        assert answer.startswith("UnavailableError: rank ")
+        assert "Too many open files" in answer
+        assert "raise `ulimit -n`" in answer

@@ -1,0 +1,56 @@
+"""A script that nothing has launched, and names of several backends in one string."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from running import program
+
+torch = pytest.importorskip("torch")
+
+VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+)
+
+
+def ended(backend, **variables):
+    env = {name: value for name, value in os.environ.items() if name not in VARIABLES} | variables
+    return subprocess.run(
+        [sys.executable, *program("torch_backend/collectives", "reduce_alone", backend)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_script_that_nothing_has_launched_is_a_world_of_one():
+    done = ended("samestep")
+    assert (done.returncode, done.stdout) == (0, "1 [1.0, 1.0]\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_a_rank_whose_number_was_forgotten_is_no_world_of_one():
+    done = ended("samestep", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+    assert "RANK expected" in done.stderr
+
+
+@pytest.mark.slow
+def test_another_backend_for_gpus_is_refused_where_torch_cannot_have_both():
+    from samestep.torch import process_group
+
+    done = ended("cpu:samestep,cuda:nccl")
+    if process_group._HAS_DEVICE_BACKENDS:
+        assert done.returncode == 0
+    else:
+        assert "cannot have 'samestep' beside cuda:nccl" in done.stderr
+        assert done.returncode != 0

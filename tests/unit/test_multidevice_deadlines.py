@@ -1,0 +1,118 @@
+"""Calls on lists of arrays have one deadline for all their steps."""
+
+import types
+
+import numpy as np
+import pytest
+import samestep as ss
+import samestep.distributed as dist
+from samestep import _core
+from samestep._util import deadline
+from samestep.distributed import groups
+from samestep.gpu import group, runtime
+from samestep.multidevice import nccl_path
+
+STEP, GIVEN = 3.0, 10.0  # seconds on a clock that only steps move
+
+
+class Step:
+    """An operation that takes 3 s, and knows how long it would have been waited for."""
+
+    def __init__(self, watch, inner=None):
+        self.watch, self.inner = watch, inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def wait(self, timeout, *rest):
+        self.watch.waits.append(timeout)
+        self.watch.now += STEP
+        if self.inner is not None:
+            self.inner.wait(20.0, *rest)
+
+
+class Watched:
+    """A communicator whose operations are steps."""
+
+    def __init__(self, watch, comm):
+        self.watch, self.comm = watch, comm
+
+    def __getattr__(self, name):
+        found = getattr(self.comm, name)
+        if name not in {"allreduce", "reduce", "bcast", "allgather", "allgatherv"}:
+            return found
+        return lambda *given: Step(self.watch, found(*given))
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """A clock, and the seconds that steps were given."""
+    watch = types.SimpleNamespace(now=100.0, waits=[])
+    monkeypatch.setattr(deadline, "time", types.SimpleNamespace(monotonic=lambda: watch.now))
+    monkeypatch.setattr(_core, "has_nccl", lambda comm: True)
+    monkeypatch.setattr(_core, "check_list_signature", lambda *given: Step(watch))
+    return watch
+
+
+@pytest.fixture
+def backend(watch, monkeypatch):
+    backend = ss.initialize("native", timeout=60.0)
+    monkeypatch.setattr(backend, "_comm", Watched(watch, backend._comm))
+    yield backend
+    monkeypatch.undo()
+    ss.finalize()
+
+
+CALLS = {
+    "allreduce": lambda on, xs, **rest: on.allreduce_multi(xs, **rest),
+    "reduce": lambda on, xs, **rest: on.reduce_multi(xs, **rest),
+    "bcast": lambda on, xs, **rest: on.bcast_multi(xs, **rest),
+    "allgather": lambda on, xs, **rest: on.allgather_multi(xs, **rest),
+}
+
+
+@pytest.mark.parametrize("verb", CALLS)
+def test_steps_share_the_time_of_the_call(backend, watch, verb):
+    CALLS[verb](backend, [np.ones(3), np.ones(3)], timeout=GIVEN)
+    assert watch.waits == [10.0, 7.0, 4.0, 1.0]  # agree, meet, and two operations
+    del watch.waits[:]
+    CALLS[verb](backend, [np.ones(3), np.ones(3)])
+    assert watch.waits == [60.0, 57.0, 54.0, 51.0]
+
+
+def test_what_is_waited_for_later_has_time_of_its_own(backend, watch):
+    begun = backend.iallreduce_multi([np.ones(3)])
+    begun.wait()
+    assert watch.waits == [60.0, 57.0, 60.0, 57.0]
+
+
+def test_a_new_list_of_devices_gets_what_is_left(backend, watch, monkeypatch):
+    gpu = types.SimpleNamespace(kind="fake", bus_id=str)
+    monkeypatch.setattr(nccl_path, "_devices", lambda *given: [0])
+    monkeypatch.setattr(_core, "list_number", lambda *given: 0)
+    monkeypatch.setattr(runtime, "current_gpu", lambda kind: gpu)
+    monkeypatch.setattr(group, "sharing_is_allowed", lambda kind: False)
+    monkeypatch.setattr(group, "can_join", lambda table: True)
+    monkeypatch.setattr(_core, "add_list", lambda comm, places, timeout: watch.waits.append(timeout) or 1)
+    monkeypatch.setattr(_core, "allreduce_list", lambda *given: Step(watch))
+    backend.allreduce_multi([np.ones(3)], timeout=GIVEN)
+    assert watch.waits == [10.0, 7.0, 4.0, 1.0, 0.0, 0.0]  # agree, meet, sizes, names, clique, operation
+
+
+def test_functions_of_2019_do_as_well(watch, monkeypatch):
+    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+    of = groups.the_world()
+    with monkeypatch.context() as patched:
+        patched.setattr(of, "_comm", Watched(watch, of._comm))
+        patched.setattr(of, "_timeout", GIVEN)
+        xs, slots = [np.ones(3)], [[np.ones(3)]]
+        for call in (
+            lambda: dist.all_reduce_multigpu(xs),
+            lambda: dist.reduce_multigpu(xs, 0),
+            lambda: dist.broadcast_multigpu(xs, 0),
+            lambda: dist.all_gather_multigpu(slots, xs),
+        ):
+            del watch.waits[:]
+            call()
+            assert watch.waits == [10.0, 7.0, 4.0, 1.0]
+    dist.destroy_process_group()
