@@ -35,7 +35,7 @@ from mpi4py import MPI
 from problems import DTYPES, VERBS
 from processes import Ranks
 from results import Point, Result, sizes_of
-from samestep import facts
+from samestep._util import launchers
 from samestep.bench.progress import DEFAULT_TERMINAL, Progress
 from samestep.launch import run
 
@@ -44,7 +44,7 @@ IMPORT = "import"
 
 def main() -> int:
     """Starts the ranks, or is one of them; returns the exit code."""
-    if facts.launcher().name:
+    if launchers.launcher().name:
         try:
             return _as_rank()
         except Exception:  # at its end a rank would wait for the others, and they wait for it

@@ -4,7 +4,7 @@
     sudo python benchmarks/connections.py     # ten seconds; prints a table
 
 The hosts are network namespaces of this machine. A buffer is cut into chunks, and each connection that has room takes
-the next one. Numbers of connections take turns in every round; told are the least and the median of the rounds, for
+the next one. Numbers of connections take turns in every round; reported are the least and the median of the rounds, for
 what else runs on the machine only adds.
 """
 

@@ -25,7 +25,7 @@ class Contender:
       name: as in `--contenders`.
       statements: by verb, the line that is timed; verbs it lacks are not measured. Names it may use: those
         of `names`, and of the arrays `x`, `out`, `leaves` and `tree` (the leaves as a dict), and `left` and
-        `right`, the neighbours in a ring.
+        `right`, the adjacent ranks in a ring.
       names: what the statements refer to.
       allocate: makes an array of the shape and dtype given.
       wrap: what a user of the library would hold instead of such an array, over the same memory.
@@ -72,7 +72,7 @@ class Contender:
             "    for _ in repeat(None, count):\n"
             f"        {self.statements[verb]}\n"
             "    end = clock()\n"
-            "    give_way()\n"  # a peer on the same core should not pay for what this rank does next
+            "    yield_cpu()\n"  # a peer on the same core should not pay for what this rank does next
             "    return start, end\n"
         )
         held = buffers.map(self.wrap)
@@ -86,7 +86,7 @@ class Contender:
             "right": (rank + 1) % size,
             "clock": perf_counter_ns,
             "repeat": repeat,
-            "give_way": sched_yield,
+            "yield_cpu": sched_yield,
         }
         exec(compile(source, f"<{self.name} {verb}>", "exec"), scope)
         timed: Callable[[int], tuple[int, int]] = scope["timed"]

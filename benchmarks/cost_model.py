@@ -19,8 +19,9 @@ SPREAD_TOGETHER, LEAST_SPREAD = (
     128,
 )  # bytes with the headers then, of all ranks together and of each
 HEADER, PLACES = 16, 40  # bytes of a header, and of where a rank's buffers are, which goes with it in levels
-MOST_PIECE, LEAST_PIECE, TOGETHER = 256 * KIB, 16 * KIB, 2 * MIB  # of a window; see csrc/exchange/windows.cpp
-HALVED_WINDOW = MIB  # see csrc/exchange/halving.cpp
+# Of a segment, see csrc/collectives/two_shot_reduction.cpp.
+MOST_PIECE, LEAST_PIECE, TOGETHER = 256 * KIB, 16 * KIB, 2 * MIB
+HALVED_WINDOW = MIB  # see csrc/collectives/recursive_halving.cpp
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,11 @@ def seconds(load: Load, network: Network, ranks: int = 1) -> float:
     return max(plain - load.rounds * network.burst / network.bandwidth, waits + busy, card)
 
 
-def meeting(n: int, nbytes: float = 0) -> Load:
+def header_exchange(n: int, nbytes: float = 0) -> Load:
     """Every rank tells all others what it is about to do, with `nbytes` behind the header: itself, or through others.
 
     Example:
-      >>> meeting(16).messages, meeting(17).messages
+      >>> header_exchange(16).messages, header_exchange(17).messages
       (15, 5)
     """
     if n < 2:
@@ -145,7 +146,7 @@ def inline_limit(n: int) -> int:
 
 def short(n: int, nbytes: float) -> Load:
     """All bytes travel with the headers, and every rank reduces all of them."""
-    return meeting(n, nbytes) + Load(reduced=n * nbytes)
+    return header_exchange(n, nbytes) + Load(reduced=n * nbytes)
 
 
 def windows(n: int, nbytes: float) -> int:
@@ -154,7 +155,7 @@ def windows(n: int, nbytes: float) -> int:
     return max(1, math.ceil(nbytes / (n * piece)))
 
 
-def direct(n: int, nbytes: float) -> Load:
+def two_shot(n: int, nbytes: float) -> Load:
     """Each rank owns a part: the others send it theirs, it reduces, and sends the result to all."""
     if n == 1:
         return Load()
@@ -162,36 +163,36 @@ def direct(n: int, nbytes: float) -> Load:
     return Load(2, 2 * (n - 1) * windows(n, nbytes), sent, sent, nbytes)
 
 
-def steps_in_pairs(n: int, *, halves: bool) -> tuple[int, int]:
+def steps_in_pairs(n: int, *, scatter_first: bool) -> tuple[int, int]:
     """Messages that follow one another, and messages of the busiest rank: as `halving_cost` of the engine.
 
     n is a sum of powers of two, whose ranks add up for themselves; the sums go from block to block, and back.
 
     Example:
-      >>> steps_in_pairs(64, halves=True), steps_in_pairs(6, halves=False)
+      >>> steps_in_pairs(64, scatter_first=True), steps_in_pairs(6, scatter_first=False)
       ((12, 12), (3, 3))
     """
     blocks = [1 << bit for bit in reversed(range(n.bit_length())) if n >> bit & 1]
-    turns = 2 if halves else 1
+    turns = 2 if scatter_first else 1
     most = 0
     for larger, own, smaller in zip([0, *blocks], blocks, [*blocks[1:], 0], strict=False):
         most = max(most, turns * (own.bit_length() - 1) + larger // own + (smaller > 0))
-    return turns * (blocks[0].bit_length() - 1) + (0 if halves else len(blocks) - 1), most
+    return turns * (blocks[0].bit_length() - 1) + (0 if scatter_first else len(blocks) - 1), most
 
 
-def halving(n: int, nbytes: float) -> Load:
+def recursive_halving(n: int, nbytes: float) -> Load:
     """In each of log2(n) steps half of what is left is exchanged with one partner; then the same backwards."""
     if n == 1:
         return Load()
-    (rounds, messages), sent = steps_in_pairs(n, halves=True), 2 * (n - 1) / n * nbytes
+    (rounds, messages), sent = steps_in_pairs(n, scatter_first=True), 2 * (n - 1) / n * nbytes
     return Load(rounds, messages * max(1, math.ceil(nbytes / HALVED_WINDOW)), sent, sent, sent)
 
 
-def doubling(n: int, nbytes: float) -> Load:
+def recursive_doubling(n: int, nbytes: float) -> Load:
     """In each of log2(n) steps everything is exchanged with one partner."""
     if n == 1:
         return Load()
-    rounds, messages = steps_in_pairs(n, halves=False)
+    rounds, messages = steps_in_pairs(n, scatter_first=False)
     sent = messages * nbytes
     return Load(rounds, messages, sent, sent, 2 * sent, overlaps=False)
 
@@ -205,29 +206,29 @@ def ring(n: int, nbytes: float) -> Load:
 
 
 ALGORITHMS: dict[str, Callable[[int, float], Load]] = {
-    "direct": direct,
-    "halving": halving,
-    "doubling": doubling,
+    "two_shot": two_shot,
+    "recursive_halving": recursive_halving,
+    "recursive_doubling": recursive_doubling,
     "ring": ring,
 }
 """What follows the meeting, in which all ranks say what they are about to do."""
 
-IN_USE = ("direct", "halving", "doubling")
+IN_USE = ("two_shot", "recursive_halving", "recursive_doubling")
 SHORT = "short"
 
 REFERENCE = Network(latency_s=15e-6, message_s=5e-6, bandwidth=1.19e9, copy_s=0.22e-9, reduce_s=0.0133e-9)
-"""What the engine chooses by: csrc/exchange/choice.cpp."""
+"""What an allreduce is selected by: csrc/collectives/select_algorithm.cpp."""
 
 
-def way(n: int, nbytes: float) -> str:
+def select_algorithm(n: int, nbytes: float) -> str:
     """The cheapest of what samestep can do, of what does not go with the headers.
 
     Example:
-      >>> way(8, 4096), way(64, 65536), way(8, 2**26)
-      ('doubling', 'halving', 'direct')
+      >>> select_algorithm(8, 4096), select_algorithm(64, 65536), select_algorithm(8, 2**26)
+      ('recursive_doubling', 'recursive_halving', 'two_shot')
     """
     return (
-        min(IN_USE, key=lambda name: seconds(ALGORITHMS[name](n, nbytes), REFERENCE)) if n > 1 else "direct"
+        min(IN_USE, key=lambda name: seconds(ALGORITHMS[name](n, nbytes), REFERENCE)) if n > 1 else "two_shot"
     )
 
 
@@ -236,16 +237,16 @@ def chosen(n: int, nbytes: float) -> str:
 
     Example:
       >>> chosen(2, 4096), chosen(64, 4096)
-      ('short', 'doubling')
+      ('short', 'recursive_doubling')
     """
-    return SHORT if nbytes + 8 <= inline_limit(n) else way(n, nbytes)
+    return SHORT if nbytes + 8 <= inline_limit(n) else select_algorithm(n, nbytes)
 
 
 def flat(network: Network, hosts: int, ranks: int, nbytes: float, algorithm: str = "") -> float:
     """Seconds of an allreduce in which all ranks take part alike; the card carries what leaves the host."""
     n = hosts * ranks
     name = algorithm or chosen(n, nbytes)
-    load = short(n, nbytes) if name == SHORT else meeting(n) + ALGORITHMS[name](n, nbytes)
+    load = short(n, nbytes) if name == SHORT else header_exchange(n) + ALGORITHMS[name](n, nbytes)
     return seconds(_through_one_card(load, hosts, ranks), network, ranks)
 
 
@@ -262,8 +263,8 @@ def levels(network: Network, hosts: int, ranks: int, nbytes: float, algorithm: s
     n, share = hosts * ranks, nbytes / ranks
     if algorithm == SHORT or (not algorithm and nbytes + 8 <= inline_limit(n)):
         return flat(network, hosts, ranks, nbytes, SHORT)
-    load = ALGORITHMS[algorithm or way(hosts, share)](hosts, share)
-    met = seconds(_through_one_card(meeting(n, PLACES), hosts, ranks), network, ranks)
+    load = ALGORITHMS[algorithm or select_algorithm(hosts, share)](hosts, share)
+    met = seconds(_through_one_card(header_exchange(n, PLACES), hosts, ranks), network, ranks)
     if ranks > 1:
         load += Load(rounds=1, messages=ranks - 1, shared=nbytes)
     return met + seconds(replace(load, card_bytes=load.card_bytes * ranks), network, ranks)

@@ -2,6 +2,7 @@
 
     python benchmarks/ddp_step.py -n 2                                   # one table
     python benchmarks/ddp_step.py --results benchmarks/results/ddp  # at 2 and 4 ranks, and table.md; 3 minutes
+    python benchmarks/ddp_step.py --page benchmarks/results/ddp/*.json > benchmarks/results/ddp/table.md
 
 A step is forward, backward and SGD. All models are equal and live in the same processes; the backends take turns,
 rotated from round to round, and so does a model whose hook returns each bucket as it is: what a step takes longer than
@@ -13,11 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +118,44 @@ def _rounds(turns: dict[str, Any], arguments: argparse.Namespace) -> dict[str, A
     return {"step_ms": medians, "exposed_ms": exposed, "rounds": n_rounds, "rounds_ms": times}
 
 
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The order statistics between which the median lies with 95 % confidence; the extremes of fewer than 6.
+
+    Source: distribution-free, from the binomial distribution of how many values lie below the median
+    (H. A. David, H. N. Nagaraja, Order Statistics, 2003, section 7.1).
+
+    Example:
+      >>> median_interval(range(1, 13))
+      (3, 10)
+    """
+    n = len(values)
+    beyond, tail = 0, 0.5**n  # probability that at most `beyond` values lie below the median
+    while tail <= 0.025:
+        beyond += 1
+        tail += math.comb(n, beyond) * 0.5**n
+    ordered = sorted(values)
+    outside = max(0, beyond - 1)
+    return ordered[outside], ordered[n - 1 - outside]
+
+
+def exposed(cell: dict[str, Any], name: str) -> tuple[float, float, float]:
+    """Median of what a step took longer than one alone in the same round, and its interval, in milliseconds."""
+    rounds = cell["rounds_ms"]
+    longer = [a - b for a, b in zip(rounds[name], rounds[NONE], strict=True)]
+    return statistics.median(longer), *median_interval(longer)
+
+
+def _with_interval(exposed: tuple[float, float, float]) -> str:
+    median, low, high = exposed
+    return f"{median:.1f} ({low:.1f} to {high:.1f})" if low > 0 else f"noise ({low:.1f} to {high:.1f})"
+
+
+def _share(ours: tuple[float, float, float], gloo: tuple[float, float, float]) -> str:
+    if gloo[1] <= 0:
+        return "-"
+    return f"{ours[0] / gloo[0]:.0%}" if ours[1] > 0 else f"below {max(ours[2], 0.0) / gloo[0]:.0%}"
+
+
 def page(paths: list[Path]) -> str:
     """The tables of stored results."""
     lines = [
@@ -125,11 +166,10 @@ def page(paths: list[Path]) -> str:
     for path in paths:
         found = json.loads(path.read_text())
         for millions, cell in found["sizes"].items():
-            step, exposed = cell["step_ms"], cell["exposed_ms"]
-            share = f"{max(0.0, exposed['samestep'] / exposed['gloo']):.0%}"  # below 0: lost in the noise
-            figures = [step[NONE], step["samestep"], step["gloo"], exposed["samestep"], exposed["gloo"]]
-            cells = [f"{figure:.1f}" for figure in figures]
-            lines.append(f"| {found['ranks']} | {millions} M | " + " | ".join(cells) + f" | {share} |")
+            steps = [f"{cell['step_ms'][name]:.1f}" for name in (NONE, "samestep", "gloo")]
+            ours, gloo = (exposed(cell, name) for name in ("samestep", "gloo"))
+            cells = [*steps, _with_interval(ours), _with_interval(gloo), _share(ours, gloo)]
+            lines.append(f"| {found['ranks']} | {millions} M | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

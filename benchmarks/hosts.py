@@ -28,23 +28,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import hosts_rank
 
 MIB = 1 << 20
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results/hosts"
 PAGE = RESULTS / "two-hosts.md"
 PORT = 29600  # nobody else is in these networks
-BUDGET_S = 0.8  # of one contender, size and turn
-MOST_CALLS = 20
-PINGS = 200
-START_S, TURN_S = 20.0, 40.0  # after which a contender is given up
+START_S, TURN_S = 60.0, 60.0  # after which a contender is given up
+
+
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+"""Namespaces need root, as whom Open MPI runs nothing unless these are set."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Contender:
     """A library, and how its ranks are started.
 
     Attributes:
-      library: what the worker imports, see `_WORKERS`.
+      library: what the worker imports, see `hosts_rank.LIBRARIES`.
       by_mpirun: started by mpirun, else one by one.
       environment: what is set for it.
       mpich: it runs under MPICH's interpreter.
@@ -71,7 +71,7 @@ _ONLY_TCP = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0", "FI_TCP_IFACE": "
 CONTENDERS = {
     "samestep": Contender("native", by_mpirun=False),
     "samestep over MPI": Contender("mpi", by_mpirun=True, environment=_GIVES_WAY),
-    "one level": Contender("native", by_mpirun=False, environment={"SAMESTEP_NATIVE_ENGINE": "tcp"}),
+    "one level": Contender("native", by_mpirun=False, environment={"SAMESTEP_NATIVE_TRANSPORT": "tcp"}),
     "gloo": Contender("gloo", by_mpirun=False),
     "Open MPI": Contender("mpi4py", by_mpirun=True, environment=_GIVES_WAY),
     "Open MPI without han": Contender(
@@ -80,169 +80,6 @@ CONTENDERS = {
     "MPICH": Contender("mpi4py", by_mpirun=True, environment=_ONLY_TCP, mpich=True),
 }
 DEFAULT = [name for name in CONTENDERS if name != "one level"]
-
-
-# ---- one rank
-
-
-@dataclass(frozen=True)
-class Group:
-    """What the measurement needs of a library; `arrays` makes an array of so many float32, by name of the kind."""
-
-    library: str
-    rank: int
-    size: int
-    arrays: Mapping[str, Callable[[int], Any]]
-    allreduce: Callable[[Any], object]
-    barrier: Callable[[], object]
-    slowest: Callable[[float], float]
-    send: Callable[[Any, int], object]
-    recv: Callable[[Any, int], object]
-    close: Callable[[], object]
-
-
-def _ordinary(count: int) -> Any:
-    return np.empty(count, np.float32)
-
-
-def _samestep(backend: str) -> Group:
-    import samestep as ss
-
-    world = ss.initialize(backend, timeout=120)
-    return Group(
-        f"samestep {ss.__version__}, {world.engine}",
-        world.rank,
-        world.size,
-        {"": _ordinary, " shared": lambda count: world.empty(count, np.float32)},
-        world.allreduce,
-        world.barrier,
-        lambda seconds: float(world.allreduce(np.array([seconds]), "max")[0]),
-        world.send,
-        world.recv,
-        ss.finalize,
-    )
-
-
-def _mpi4py() -> Group:
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-    library = MPI.Get_library_version().split("\n")[0].rstrip("\0 ,")
-    return Group(
-        library.partition(", package")[0],
-        world.rank,
-        world.size,
-        {"": _ordinary},
-        lambda x: world.Allreduce(MPI.IN_PLACE, x),
-        world.Barrier,
-        lambda seconds: float(world.allreduce(seconds, MPI.MAX)),
-        world.Send,
-        world.Recv,
-        lambda: None,
-    )
-
-
-def _gloo() -> Group:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-
-    def slowest(seconds: float) -> float:
-        value = torch.tensor([seconds], dtype=torch.float64)
-        dist.all_reduce(value, dist.ReduceOp.MAX)
-        return value.item()
-
-    return Group(
-        f"gloo of torch {torch.__version__}",
-        dist.get_rank(),
-        dist.get_world_size(),
-        {"": _ordinary},
-        lambda x: dist.all_reduce(torch.from_numpy(x)),
-        dist.barrier,
-        slowest,
-        lambda x, peer: dist.send(torch.from_numpy(x), peer),
-        lambda x, peer: dist.recv(torch.from_numpy(x), peer),
-        dist.destroy_process_group,
-    )
-
-
-_WORKERS: dict[str, Callable[[], Group]] = {
-    "native": lambda: _samestep("native"),
-    "mpi": lambda: _samestep("mpi"),
-    "mpi4py": _mpi4py,
-    "gloo": _gloo,
-}
-
-
-def _bytes_sent() -> int:
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        if line.strip().startswith("eth0:"):
-            return int(line.split(":")[1].split()[8])
-    return 0
-
-
-def _half_round_trip(group: Group) -> float:
-    """Seconds of 8 bytes one way between the first and the last rank."""
-    word, peer, times = np.zeros(1), group.size - 1 - group.rank, []
-    for _ in range(PINGS):
-        begin = time.perf_counter()
-        for act in (group.send, group.recv) if group.rank == 0 else (group.recv, group.send):
-            act(word, peer)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times) / 2
-
-
-def _allreduce(group: Group, x: Any) -> tuple[float, float]:
-    """Seconds of an allreduce, and what the host sent meanwhile, as a multiple of the array."""
-
-    def once() -> float:
-        x[...] = group.rank + 1
-        group.barrier()
-        begin = time.perf_counter()
-        group.allreduce(x)
-        return group.slowest(time.perf_counter() - begin)
-
-    calls = int(min(MOST_CALLS, max(2, BUDGET_S / once())))
-    before = _bytes_sent()
-    times = [once() for _ in range(calls)]
-    sent = (_bytes_sent() - before) / calls / x.nbytes
-    if not (x == group.size * (group.size + 1) / 2).all():
-        raise RuntimeError("the sum is wrong")
-    return statistics.median(times), sent
-
-
-def _turn(group: Group, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"library": group.library}
-    if group.rank in {0, group.size - 1}:
-        _half_round_trip(group)
-        found["half_round_trip_us"] = _half_round_trip(group) * 1e6
-    group.barrier()
-    for name, array in arrays.items():
-        seconds, sent = _allreduce(group, array)
-        found[name] = {"ms": seconds * 1e3, "sent": sent}
-    return found
-
-
-def work(library: str, sizes: Sequence[int], folder: Path, each: int) -> None:
-    """What each rank runs: a turn whenever it is told to, by a pipe of its own; rank 0 answers with a line of JSON.
-
-    It sleeps between turns, so that idle ranks take no processor from those whose turn it is.
-    """
-    group = _WORKERS[library]()
-    arrays = {f"{nbytes}{kind}": make(nbytes // 4) for kind, make in group.arrays.items() for nbytes in sizes}
-    with (folder / "answers").open("w") as answers, (folder / f"orders{group.rank}").open() as orders:
-        if group.rank == 0:
-            print("{}", file=answers, flush=True)
-        for _ in orders:
-            found = _turn(group, arrays)
-            if group.rank == 0:
-                print(json.dumps(found), file=answers, flush=True)
-    group.close()
-
-
-# ---- all ranks
 
 
 def _lab(n_hosts: int) -> Any:
@@ -282,8 +119,7 @@ class Job:
             str(each),
         ]
         options = {"stdout": self._log, "stdin": subprocess.DEVNULL}
-        own = {k: v for k, v in os.environ.items() if k.startswith("OMPI_ALLOW_RUN_AS_ROOT")}
-        environment = {**own, **contender.environment}
+        environment = {**AS_ROOT, **contender.environment}
         if contender.by_mpirun:
             argv = _mpirun(contender, hosts, each, environment, python)
             self._processes = [lab.start("node0", [*argv, *worker], env=environment, **options)]
@@ -299,6 +135,7 @@ class Job:
                 env = environment | {key: str(value) for key, value in place.items()}
                 env |= {
                     "MASTER_ADDR": "10.78.0.1",
+                    "SAMESTEP_SECRET": "of this benchmark",
                     "LOCAL_WORLD_SIZE": str(each),
                     "GLOO_SOCKET_IFNAME": "eth0",
                 }
@@ -384,7 +221,7 @@ def measure(args: argparse.Namespace) -> None:
         jobs: list[Job] = []
         absent: dict[str, str] = {}
 
-        def give_up(name: str, error: RuntimeError, absent: dict[str, str] = absent) -> None:
+        def mark_failed(name: str, error: RuntimeError, absent: dict[str, str] = absent) -> None:
             absent[name] = str(error)
             print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
 
@@ -394,7 +231,7 @@ def measure(args: argparse.Namespace) -> None:
                 try:
                     jobs.append(Job(lab, name, (hosts, each), args, port))
                 except RuntimeError as error:
-                    give_up(name, error)
+                    mark_failed(name, error)
             for rate in args.rates:
                 for host in range(hosts):
                     lab.limit(host, rate)
@@ -404,7 +241,7 @@ def measure(args: argparse.Namespace) -> None:
                         try:
                             rounds[job.name].append(job.turn())
                         except RuntimeError as error:
-                            give_up(job.name, error)
+                            mark_failed(job.name, error)
                             jobs.remove(job)
                             job.end()
                 write(args, rate, layout, {name: summary(r) for name, r in rounds.items() if r}, absent)
@@ -494,16 +331,18 @@ def main() -> None:
         "--mpich-python", default=os.environ.get("MPICH_PYTHON", ""), help="of MPICH's environment"
     )
     parser.add_argument("--render", action="store_true", help="write the page, and measure nothing")
-    parser.add_argument("--worker", choices=list(_WORKERS), help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=list(hosts_rank.LIBRARIES), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--each", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        work(args.worker, args.sizes, args.folder, args.each)
+        hosts_rank.work(args.worker, args.sizes, args.folder, args.each)
         return
     if args.render:
         (args.results / PAGE.name).write_text(render(args.results))
         return
+    if unknown := [name for name in args.contenders if name not in CONTENDERS]:
+        parser.error(f"no contender is called {', '.join(unknown)}; there are {', '.join(CONTENDERS)}")
     if not args.mpich_python:
         args.contenders = [name for name in args.contenders if not CONTENDERS[name].mpich]
         print("hosts.py: no --mpich-python, so MPICH is left out", file=sys.stderr)

@@ -57,15 +57,15 @@ void measure(DType dtype, std::size_t n_inputs, std::size_t n_outs, std::size_t 
 }
 
 void measure_copies() {
-  constexpr std::size_t kPage = 4096, kMost = 1 << 20;
-  const std::unique_ptr<void, void (*)(void*)> memory(std::aligned_alloc(kPage, 2 * kMost + 2 * kPage), std::free);
+  constexpr std::size_t kPage = 4096, kMaxBytes = 1 << 20;
+  const std::unique_ptr<void, void (*)(void*)> memory(std::aligned_alloc(kPage, 2 * kMaxBytes + 2 * kPage), std::free);
   auto* const from = static_cast<std::byte*>(memory.get());
-  std::memset(from, 1, 2 * kMost + 2 * kPage);
+  std::memset(from, 1, 2 * kMaxBytes + 2 * kPage);
   std::printf("%9s %9s %12s %12s\n", "bytes", "ahead", "memcpy us", "copy us");
   for (const std::size_t nbytes :
-       {std::size_t{2048}, std::size_t{4096}, std::size_t{65536}, std::size_t{131072}, kMost}) {
+       {std::size_t{2048}, std::size_t{4096}, std::size_t{65536}, std::size_t{131072}, kMaxBytes}) {
     for (const std::size_t ahead : {0, 16, 31, 32, 4080}) {
-      std::byte* const to = from + kMost + kPage + ahead;
+      std::byte* const to = from + kMaxBytes + kPage + ahead;
       const double by_memcpy = least_seconds([&] { std::memcpy(to, from, nbytes); });
       const double by_copy = least_seconds([&] { kernels::copy(to, from, nbytes); });
       std::printf("%9zu %9zu %12.3f %12.3f\n", nbytes, ahead, by_memcpy * 1e6, by_copy * 1e6);

@@ -1,7 +1,7 @@
 """Counts beyond 2^31: every rank moves 2 GiB and five bytes, and looks at elements on both sides of the limit.
 
     samestep run -n 2 benchmarks/large_counts.py                                        # shared memory
-    SAMESTEP_MPI_ENGINE=direct samestep run -n 2 --mpi benchmarks/large_counts.py       # all through MPI
+    SAMESTEP_MPI_TRANSPORT=mpi samestep run -n 2 --mpi benchmarks/large_counts.py       # all through MPI
 
 Takes 2.2 GB for each rank and is no test for that reason.
 """
@@ -31,7 +31,7 @@ def main() -> None:
         assert int(x[1]) == int(x[-2]) == rest, verb
         if backend.rank == 0:
             print(
-                f"{verb} of {COUNT} elements over {backend.engine}: right, {time.time() - started:.1f} s",
+                f"{verb} of {COUNT} elements over {backend.transport}: right, {time.time() - started:.1f} s",
                 flush=True,
             )
 

@@ -1,5 +1,4 @@
-// What it costs that two processors write and read the same memory, for docs/design/0011-private-memory-by-two-ways.md
-// and docs/design/0012-lines-are-given-back.md.
+// What it costs that two processors write and read the same memory, for docs/design/0011-non-shared-buffers.md.
 //
 //   g++ -O3 -std=c++20 -march=native -pthread benchmarks/lines.cpp -o lines && ./lines
 //
@@ -26,7 +25,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Floats = std::vector<float>;
 
-constexpr int kTurns = 400;
+constexpr int kRepeats = 400;
 
 void pin(pthread_t thread, int cpu) {
   cpu_set_t set;
@@ -44,8 +43,8 @@ class Stopwatch {
     took_.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
   }
   double median() {
-    std::nth_element(took_.begin(), took_.begin() + kTurns / 2, took_.end());
-    return took_[kTurns / 2];
+    std::nth_element(took_.begin(), took_.begin() + kRepeats / 2, took_.end());
+    return took_[kRepeats / 2];
   }
 
  private:
@@ -64,7 +63,7 @@ void measure(std::size_t nbytes, bool same_lines) {
   std::atomic<int> turn = 0;
   std::array<Stopwatch, 3> watches;
   std::thread owner([&] {
-    for (int i = 0; i < kTurns; ++i) {
+    for (int i = 0; i < kRepeats; ++i) {
       std::fill(second.begin(), second.end(), 1.0F);
       await(turn, 3 * i + 1);
       watches[1].time([&] {
@@ -80,7 +79,7 @@ void measure(std::size_t nbytes, bool same_lines) {
   });
   pin(owner.native_handle(), 1);
   pin(pthread_self(), 0);
-  for (int i = 0; i < kTurns; ++i) {
+  for (int i = 0; i < kRepeats; ++i) {
     std::fill(first.begin(), first.end(), 1.0F);
     watches[0].time([&] { std::memcpy(stage.data(), first.data(), nbytes); });
     turn.store(3 * i + 1, std::memory_order_release);
@@ -94,18 +93,18 @@ void measure(std::size_t nbytes, bool same_lines) {
               same_lines ? "the same lines:" : "a stage of its own:", in, reduce, out, in + reduce + out);
 }
 
-void measure_one_way(std::size_t nbytes, bool gives_back) {
+void measure_one_way(std::size_t nbytes, bool owns_lines) {
   constexpr std::size_t kLine = 64;
   std::vector<char> stage(nbytes), sent(nbytes), taken(nbytes);
   std::atomic<int> turn = 0;
   std::array<Stopwatch, 2> watches;
   std::thread taker([&] {
-    for (int i = 0; i < kTurns; ++i) {
+    for (int i = 0; i < kRepeats; ++i) {
       std::fill(taken.begin(), taken.end(), 1);
       await(turn, 2 * i + 1);
       watches[1].time([&] {
         std::memcpy(taken.data(), stage.data(), nbytes);
-        for (std::size_t k = 0; gives_back && k < nbytes; k += kLine) {
+        for (std::size_t k = 0; owns_lines && k < nbytes; k += kLine) {
           volatile char* const line = &stage[k];  // a store of what is there is none to a compiler
           *line = *line;
         }
@@ -115,7 +114,7 @@ void measure_one_way(std::size_t nbytes, bool gives_back) {
   });
   pin(taker.native_handle(), 1);
   pin(pthread_self(), 0);
-  for (int i = 0; i < kTurns; ++i) {
+  for (int i = 0; i < kRepeats; ++i) {
     std::fill(sent.begin(), sent.end(), static_cast<char>(i));
     watches[0].time([&] { std::memcpy(stage.data(), sent.data(), nbytes); });
     turn.store(2 * i + 1, std::memory_order_release);
@@ -124,7 +123,7 @@ void measure_one_way(std::size_t nbytes, bool gives_back) {
   taker.join();
   const double in = watches[0].median(), out = watches[1].median();
   std::printf("%5zu KiB, %-18s in %6.1f  out %6.1f  together %6.1f us\n", nbytes >> 10,
-              gives_back ? "given back:" : "only read:", in, out, in + out);
+              owns_lines ? "owned:" : "only read:", in, out, in + out);
 }
 
 }  // namespace
@@ -132,6 +131,6 @@ void measure_one_way(std::size_t nbytes, bool gives_back) {
 int main() {
   for (const std::size_t nbytes : {16U << 10, 64U << 10, 256U << 10}) {
     for (const bool same_lines : {false, true}) measure(nbytes, same_lines);
-    for (const bool gives_back : {false, true}) measure_one_way(nbytes, gives_back);
+    for (const bool owns_lines : {false, true}) measure_one_way(nbytes, owns_lines);
   }
 }

@@ -18,11 +18,11 @@ _PACKAGES = ("samestep", "numpy", "mpi4py", "torch")
 _THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
 _SETTINGS = ("OMPI_MCA_", "MPIR_CVAR_", "UCX_", "FI_", "GLOO_")
 _OUR_SETTINGS = {
-    "SAMESTEP_MPI_ENGINE",
-    "SAMESTEP_NATIVE_ENGINE",
+    "SAMESTEP_MPI_TRANSPORT",
+    "SAMESTEP_NATIVE_TRANSPORT",
     "SAMESTEP_ISA",
-    "SAMESTEP_MPI_PIECE",
-    "SAMESTEP_WINDOW_PIECE",
+    "SAMESTEP_MPI_MAX_MESSAGE",
+    "SAMESTEP_SEGMENT_BYTES",
 }
 _BY_LAUNCHERS = {
     *(f"OMPI_MCA_{name}" for name in ("cpu_type", "initial_wdir", "PREFIXES", "num_procs")),

@@ -23,7 +23,7 @@ _STYLES: dict[str, dict[str, Any]] = {
     "other": {"color": "#CC79A7", "marker": "D", "linestyle": "--"},
 }
 _LABELS = {
-    "samestep": "samestep, ordinary arrays",
+    "samestep": "samestep, non-shared arrays",
     "shared": "samestep, backend.empty",
     "gloo": "gloo (torch)",
     "limit": "the least passes over memory",

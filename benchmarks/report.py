@@ -21,7 +21,7 @@ BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 FIGURES = "assets/performance"
 
-NAMES = {"mpi4py": "mpi4py", "gloo": "gloo", "samestep": "ordinary arrays", "shared": "`backend.empty`"}
+NAMES = {"mpi4py": "mpi4py", "gloo": "gloo", "samestep": "non-shared arrays", "shared": "`backend.empty`"}
 SLOWER = "Where it loses"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 SCHEMA = 2
 
 OURS = ("samestep", "shared")
-"""Contenders that are this package: on ordinary arrays, and on arrays of `backend.empty`."""
+"""Contenders that are this package: on non-shared arrays, and on arrays of `backend.empty`."""
 
 RIVALS = ("mpi4py", "gloo")
 LIMIT = "limit"

@@ -4,7 +4,7 @@
     sudo python benchmarks/scaling.py measure     # benchmarks/results/hosts.json; needs root, four minutes
     python benchmarks/scaling.py report           # docs/scaling.md (its table) and docs/assets/scaling.svg
 
-`measure` takes the prices of `cost_model.Network` from messages between hosts, and times allreduce in each of its ways
+`measure` takes the prices of `cost_model.Network` from messages between hosts, and times each allreduce algorithm
 and steps of a model, for which the formulas say what they should take. `--realtime` lets the ranks go before the
 machine's other work.
 """
@@ -49,15 +49,15 @@ def lab_network(found: Mapping[str, Any], rate: str, hosts: int) -> cost.Network
 def predicted(found: Mapping[str, Any], time: Mapping[str, Any]) -> float:
     """Seconds that the formulas say for a measured time of one allreduce."""
     n, nbytes = time["hosts"], time["nbytes"]
-    way = cost.SHORT if cost.chosen(n, nbytes) == cost.SHORT else time["way"]
-    return cost.flat(lab_network(found, time["rate"], n), n, 1, nbytes, way)
+    algorithm = cost.SHORT if cost.chosen(n, nbytes) == cost.SHORT else time["algorithm"]
+    return cost.flat(lab_network(found, time["rate"], n), n, 1, nbytes, algorithm)
 
 
 def buckets() -> list[int]:
     """Bytes of the messages that the gradients of the model of the steps travel in."""
     sys.path.insert(0, str(ROOT / "python"))
     from samestep.arrays import ArrayInfo
-    from samestep.fusion import plan_messages
+    from samestep.trees.fusion import plan_messages
 
     nbytes = [4 * count for count in cost.resnet50()]
     infos = [ArrayInfo("float32", (size // 4,), size, True, True, "cpu") for size in nbytes]
@@ -71,13 +71,13 @@ def predicted_step(found: Mapping[str, Any], step: Mapping[str, Any]) -> float:
 
 
 def different(times: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Of one rate, number of hosts and size: what goes with the headers is the same in all ways."""
+    """Of one rate, number of hosts and size: what goes with the headers is the same for all algorithms."""
     is_short = cost.chosen(times[0]["hosts"], times[0]["nbytes"]) == cost.SHORT
     return [min(times, key=lambda time: time["seconds"])] if is_short else times
 
 
 def describe(found: Mapping[str, Any], times: Sequence[Mapping[str, Any]]) -> str:
-    """Measured times of the ways, at one rate, number of hosts and size, as a row of the page."""
+    """Measured times of the algorithms, at one rate, number of hosts and size, as a row of the page."""
     first = times[0]
     cells = [first["rate"], str(first["hosts"]), size(first["nbytes"])]
     for time in different(times):
@@ -101,7 +101,7 @@ def size(nbytes: int) -> str:
 
 
 def rows(found: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
-    """The measured times of each rate, number of hosts and size, in the order of the ways."""
+    """The measured times of each rate, number of hosts and size, in the order of the algorithms."""
     together: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for time in found["times"]:
         together.setdefault((time["rate"], time["hosts"], time["nbytes"]), []).append(time)
@@ -111,11 +111,12 @@ def rows(found: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
 def table(found: Mapping[str, Any]) -> str:
     """All measured times, how far off the predicted ones are, and how often the cheapest is the fastest."""
     lines = [
-        "| card | hosts | buffer | direct, ms | halving, ms | doubling, ms |",
+        "| card | hosts | buffer | two_shot, ms | recursive_halving, ms | recursive_doubling, ms |",
         "|---|---|---|---|---|---|",
         *(describe(found, row) for row in rows(found)),
         "",
-        "In brackets: how far off the prediction is. Of all, and how far the slowest of three runs is from the best:",
+        "In parentheses: the error of the prediction. A summary by kind, and by how much the slowest of three runs "
+        "exceeds the best:",
         "",
         _hits(found),
         "",
@@ -128,7 +129,7 @@ def _kind(found: Mapping[str, Any], time: Mapping[str, Any]) -> str:
     if time["rate"] != FREE:
         return f"{size(time['nbytes'])} on a limited line"
     own = time["hosts"] <= found["processors"]
-    return "a processor for each rank, no limit" if own else "shared processors, no limit"
+    return "a CPU for each rank, no limit" if own else "shared CPUs, no limit"
 
 
 def _hits(found: Mapping[str, Any]) -> str:
@@ -138,7 +139,7 @@ def _hits(found: Mapping[str, Any]) -> str:
         for time in different(row):
             kinds.setdefault(_kind(found, time), []).append(time)
     lines = [
-        "| | within 25 % | half within | the worst | runs differ by, half of them | at most |",
+        "| | error at most 25 % | median error | largest error | median spread of runs | largest spread |",
         "|---" * 6 + "|",
     ]
     for kind, times in kinds.items():
@@ -158,15 +159,15 @@ def _choices(found: Mapping[str, Any]) -> str:
     ]
     fastest = sum(factor == 1 for factor in lost)
     return (
-        f"What the formulas say is the cheapest is the fastest of the three in {fastest} of {len(lost)} cases; it "
-        f"takes at most {statistics.median(lost):.2f} times as long as the fastest in half of them, {max(lost):.2f} at "
-        "worst."
+        f"The algorithm predicted to be the cheapest is the fastest of the three in {fastest} of {len(lost)} cases. "
+        f"The chosen one takes {statistics.median(lost):.2f} times as long as the fastest in the median, and "
+        f"{max(lost):.2f} times at worst."
     )
 
 
 def step_table(found: Mapping[str, Any]) -> str:
     """Steps of each layout, measured and predicted."""
-    lines = ["| hosts | ranks of each | measured, ms | predicted, ms | off |", "|---|---|---|---|---|"]
+    lines = ["| hosts | ranks of each | measured, ms | predicted, ms | error |", "|---|---|---|---|---|"]
     for step in found["steps"]:
         says, took = predicted_step(found, step), step["seconds"]
         cells = f"{took * 1e3:.0f} | {says * 1e3:.0f} | {(says / took - 1) * 100:+.0f} %"
@@ -178,7 +179,7 @@ def price_table(found: Mapping[str, Any]) -> str:
     """The prices of the machine and of the limited line."""
     prices = found["prices"][LIMIT]
     times = ("latency_s", "message_s", "wake_s", "wait_s")
-    lines = ["| price | here |", "|---|---|"]
+    lines = ["| parameter | here |", "|---|---|"]
     lines += [f"| `{name}` | {prices[name] * 1e6:.1f} us |" for name in times]
     lines.append(f"| `bandwidth` | {prices['bandwidth'] / 1e6:.0f} MB/s, limited |")
     lines.append(f"| `burst` | {size(int(prices['burst']))} |")
@@ -195,7 +196,7 @@ def clusters(found: Mapping[str, Any]) -> dict[str, cost.Network]:
 def far_table(found: Mapping[str, Any]) -> str:
     """Step times from 8 to 4,096 hosts of 8 ranks."""
     networks, messages = clusters(found), buckets()
-    head = " | ".join(f"{name}: reduction, step, of it used" for name in networks)
+    head = " | ".join(f"{name}: reduction, step, efficiency" for name in networks)
     lines = [f"| hosts | {head} |", "|---" * (1 + len(networks)) + "|"]
     for hosts in FAR:
         cells = []
@@ -210,8 +211,11 @@ def far_table(found: Mapping[str, Any]) -> str:
 
 
 def choice_table() -> str:
-    """From how many bytes on each way is used, by the number of hosts."""
-    names = (cost.SHORT, *sorted(cost.IN_USE, key=("doubling", "halving", "direct").index))
+    """From how many bytes on each algorithm is used, by the number of hosts."""
+    names = (
+        cost.SHORT,
+        *sorted(cost.IN_USE, key=("recursive_doubling", "recursive_halving", "two_shot").index),
+    )
     lines = [f"| hosts | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
     for n in (2, 3, 4, 8, 12, 16, 17, 32, 64, 96, 128, 1024, 4096):
         used = {cost.chosen(n, 2**exponent): 2**exponent for exponent in reversed(range(3, 31))}

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
 import cost_model as cost  # noqa: E402
 from cost_model import KIB, MIB  # noqa: E402
-from scaling_programs import COMMON, CROWD, INSIDE, PAIR, STEPS, TIMES  # noqa: E402
+from scaling_programs import COMMON, CROWD, INSIDE, PAIR, PRELUDE, STEPS, TIMES  # noqa: E402
 
 FREE, NO_LIMIT = "none", 1e15  # bytes/s; what counts then is the processor's time for messages
 LIMIT = "1gbit"
@@ -51,7 +51,7 @@ Run = Callable[..., list[dict[str, Any]]]
 
 
 def measure(*, realtime: bool, show: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Prices, times of allreduce in each of its ways, and times of steps. `show` is told each of the times."""
+    """Prices, times of allreduce with each of its algorithms, and times of steps. `show` is called with each time."""
     sys.path.insert(0, str(ROOT / "tests/hosts"))
     import lab as labs
 
@@ -64,7 +64,8 @@ def measure(*, realtime: bool, show: Callable[[dict[str, Any]], None]) -> dict[s
         def run(script: str, each: tuple[int, ...], **values: Any) -> list[dict[str, Any]]:
             values = {"REALTIME": realtime, "BATCH_S": BATCH_S[FREE], **values}
             text = "".join(f"{name} = {value!r}\n" for name, value in values.items()) + COMMON + script
-            job = labs.Job(lab, Path(folder), text, list(each))
+            (program := Path(folder) / "program.py").write_text(PRELUDE + text)
+            job = labs.Job(lab, [str(program)], list(each))
             try:
                 texts = [process.stdout.read() for process in job.processes.values()]
                 if any(codes := job.wait()):
@@ -104,7 +105,7 @@ def _for_prices(run: Run) -> dict[str, Any]:
 
 def _times(run: Run, rate: str, found: dict[str, Any], show: Callable[[dict[str, Any]], None]) -> None:
     for n in HOSTS:
-        values = {"SIZES": SIZES[rate], "WAYS": cost.IN_USE, "BATCH_S": BATCH_S[rate]}
+        values = {"SIZES": SIZES[rate], "ALGORITHM_NAMES": cost.IN_USE, "BATCH_S": BATCH_S[rate]}
         runs = [run(TIMES, (1,) * n, **values) for _ in range(RUNS)]
         for lines in zip(*runs, strict=True):  # of one way and size
             seconds = [line["seconds"] for line in lines]

@@ -1,4 +1,14 @@
-"""What the ranks of `scaling.py measure` run, after the prelude of `tests/hosts/lab.py`."""
+"""What the ranks of `scaling.py measure` run, after values that it puts between PRELUDE and COMMON."""
+
+PRELUDE = """
+import json, os, time
+import numpy as np
+import samestep as ss
+
+def tell(**what):
+    os.write(1, (json.dumps(what) + "\\n").encode())  # at once: several ranks may write to one pipe
+
+"""
 
 COMMON = """
 if REALTIME:
@@ -81,15 +91,15 @@ ss.finalize()
 """On one host: seconds of an allreduce."""
 
 TIMES = """
-for way in WAYS:
+for algorithm in ALGORITHM_NAMES:
     world.barrier()
-    world._comm.set_terms(way, 0, 0)
+    world._comm.configure(algorithm=algorithm)
     for nbytes in SIZES:
         array = np.zeros(nbytes // 4, "f4")
-        tell(way=way, nbytes=nbytes, seconds=best(lambda: world.allreduce(array)))
+        tell(algorithm=algorithm, nbytes=nbytes, seconds=best(lambda: world.allreduce(array)))
 ss.finalize()
 """
-"""Seconds of an allreduce, by way and size."""
+"""Seconds of an allreduce, by algorithm and size."""
 
 STEPS = """
 tree = {str(i): np.zeros(count, "f4") for i, count in enumerate(LEAVES)}

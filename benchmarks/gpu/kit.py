@@ -52,7 +52,6 @@ def parts(*, short: bool, sharing: Sharing) -> list[Part]:
         Part("one rank: streams", 40, (checks, "streams", "nccl")),
         Part("one rank: nobody waits", 40, (times, "waiting")),
         Part("call overhead", 60, (times, "overhead")),
-        Part("packing", 60, (times, "packing")),
         Part("two ranks: verbs through NCCL", 60, (checks, "verbs", "nccl"), 2, **through),
         Part("two ranks: verbs through the host", 60, (checks, "verbs", "native"), 2),
         Part("two ranks: streams", 40, (checks, "streams", "nccl"), 2, **through),
@@ -62,7 +61,7 @@ def parts(*, short: bool, sharing: Sharing) -> list[Part]:
         Part("training step", 60, (times, "step")),
         Part("four ranks: verbs through NCCL", 75, (checks, "verbs", "nccl"), 4, few, sharing.of_rank),
         Part("four ranks: verbs through the host", 60, (checks, "verbs", "native"), 4),
-        Part("sanitizer", 60, ("kit_sanitizer.py",)),
+        Part("sanitizer", 120, ("kit_sanitizer.py",)),
         Part("lifetimes", 150, ("kit_lifetimes.py", "3" if short else "130")),
     ]
     left_out = (
@@ -170,9 +169,9 @@ def machine(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def nccl_version() -> str:
-    from samestep import accelerators
+    from samestep.gpu import discovery
 
-    return accelerators.communication_library("cuda", may_open=True).version
+    return discovery.communication_library("cuda", may_open=True).version
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""A part of the kit: the packing kernels under compute-sanitizer, which sees accesses that no number shows."""
+"""A part of the kit: the verbs under compute-sanitizer, which sees accesses that no number shows."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ def main() -> int:
     tool = find()
     if tool is None:
         skip("there is no compute-sanitizer")
-    words = [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "kit_times.py", "packing"]
-    done = subprocess.run(
-        words, env={**os.environ, "KIT_SHORT": "1"}, capture_output=True, text=True, check=False
-    )
+    # Errors of the runtime's own functions are left out: torch makes some on purpose.
+    flags = ["--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "9"]
+    words = [tool, *flags, sys.executable, "kit_checks.py", "verbs", "nccl"]
+    # In torch's blocks of 2 MiB the arrays lie next to each other, where nothing is out of bounds.
+    variables = {"KIT_SHORT": "1", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    done = subprocess.run(words, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
     if done.returncode == SKIPPED:
         skip(done.stdout.strip().removeprefix("SKIPPED "))
     tell(what="sanitizer", exit_code=done.returncode, tail=done.stdout[-1500:])

@@ -1,4 +1,4 @@
-"""Parts of the kit that take times: `kit_times.py overhead|waiting|staging|packing|trees|step`.
+"""Parts of the kit that take times: `kit_times.py overhead|waiting|staging|trees|step`.
 
 Contenders live in one process and take turns; reported are medians over the rounds, in microseconds.
 """
@@ -15,8 +15,7 @@ import device_kinds
 import numpy as np
 import samestep as ss
 from kit_rank import SHORT, SIZE, need, skip, start, tell, turns
-from samestep import _core, accelerators
-from samestep import packing as packers
+from samestep.gpu import discovery
 
 MIB = 1 << 20
 
@@ -73,7 +72,7 @@ def overhead() -> int:
 
     arrays = device_kinds.choose()
     with start("nccl") as backend:
-        raw = RawNccl(accelerators.communication_library("cuda", may_open=True).path)
+        raw = RawNccl(discovery.communication_library("cuda", may_open=True).path)
         dist = torch_nccl()
         if isinstance(dist, str):
             tell(what="note", text=f"without torch's own NCCL backend: {dist}")
@@ -97,7 +96,7 @@ def overhead() -> int:
 
 
 def waiting() -> int:
-    """How many calls return only after the device has come to them: none may."""
+    """How many calls return only after the device has arrived to them: none may."""
     arrays = device_kinds.choose()
     with start("nccl") as backend:
         x, y = (arrays.of(np.ones(1000, "float32")) for _ in range(2))
@@ -162,98 +161,24 @@ def staging() -> int:
 
 
 def leaf_sets() -> dict[str, list[int]]:
-    """Sizes of leaves that are packed, in elements of float32."""
+    """Sizes of leaves, in elements of float32."""
     ragged = [1 + 977 * k % 30_011 for k in range(128)]
     sets = {"128 of 256 KiB": [65536] * 128, "128 of 4 KiB": [1024] * 128, "128 ragged": ragged}
     return {"128 of 4 KiB": [1024] * 128} if SHORT else sets
 
 
-def packing() -> int:
-    """The two kernels, against a copy of as many bytes from device to device."""
-    arrays = device_kinds.choose()
-    arrays.of(np.ones(1))  # makes the device's context
-    packer = packers.packer("cuda", 0)
-    if packer.problem():
-        skip(packer.problem())
-    wrong = check_packing(packer, arrays)
-    large = (
-        {} if SHORT else {"128 of 2 MiB": [512 << 10] * 128}
-    )  # so that the host's part of a launch does not count
-    for name, sizes in (large | leaf_sets()).items():
-        n_sets = 1 if SHORT else max(1, min(8, 256 * MIB // (4 * sum(sizes))))  # more than the caches hold
-        groups = [[arrays.of(np.ones(size, "float32")) for size in sizes] for _ in range(n_sets)]
-        places = [[(device_kinds.address(x), 4 * x.shape[0]) for x in group] for group in groups]
-        nbytes = packers.bucket_nbytes([4 * size for size in sizes])
-        buckets = [arrays.of(np.zeros(nbytes, "uint8")) for _ in range(n_sets)]
-        others = [arrays.of(np.zeros(nbytes, "uint8")) for _ in range(n_sets)]
-        state = {"turn": 0}
-
-        def turn(state: Any = state, n_sets: int = n_sets) -> int:
-            state["turn"] += 1
-            return int(state["turn"] % n_sets)
-
-        def moved(act: Any, places: Any = places, buckets: Any = buckets, turn: Any = turn) -> None:
-            k = turn()
-            act(places[k], device_kinds.address(buckets[k]), arrays.stream)
-
-        def copied(buckets: Any = buckets, others: Any = others, turn: Any = turn) -> None:
-            k = turn()
-            arrays.copy(others[k], buckets[k])
-
-        contenders = {
-            "pack": lambda m=moved: m(packer.pack),
-            "unpack": lambda m=moved: m(packer.unpack),
-            "copy": copied,
-        }
-        tell(
-            what="packing",
-            leaves=name,
-            nbytes=nbytes,
-            times=rounds(contenders, arrays.synchronize, turns(15, 3), turns(20, 3)),
-        )
-    tell(what="packing_checked", wrong=wrong, compiler=packer.compiler, cached=packer.cached)
-    return bool(wrong)
-
-
-def check_packing(packer: Any, arrays: Any) -> list[str]:
-    """Odd sizes and places, compared byte by byte."""
-    wrong = []
-    for sizes in ([1], [0, 3, 0], [5, 16, 17, 31, 33], [4096 + k for k in range(128)], [300_007, 1]):
-        whole = arrays.of(np.arange(sum(sizes) + 3 * len(sizes) + 1, dtype="int64").astype("uint8"))
-        leaves, at = [], 1  # one byte off: no alignment at all, and gaps of three
-        for size in sizes:
-            leaves.append((device_kinds.address(whole) + at, size))
-            at += size + 3
-        before = arrays.get(whole).copy()
-        bucket = arrays.of(np.full(packers.bucket_nbytes(sizes), 255, "uint8"))
-        packer.pack(leaves, device_kinds.address(bucket), arrays.stream)
-        arrays.fill(whole, 7)
-        packer.unpack(leaves, device_kinds.address(bucket), arrays.stream)
-        expected, at = np.full_like(before, 7), 1
-        for size in sizes:
-            expected[at : at + size] = before[at : at + size]
-            at += size + 3
-        if not np.array_equal(arrays.get(whole), expected):
-            wrong.append(f"leaves of {sizes[:5]}... bytes")
-    return wrong
-
-
 def trees() -> int:
-    """A tree of many small arrays: packed, in one group of NCCL, and one call each."""
+    """A tree of many small arrays: in one group of NCCL, and one call each."""
     arrays = device_kinds.choose()
-    with start("nccl") as packed:
-        grouped = packed.group(range(SIZE))
-        _core.pack_below(grouped._comm, 0)
+    with start("nccl") as backend:
         for name, sizes in leaf_sets().items():
             tree = {str(k): arrays.of(np.ones(size, "float32")) for k, size in enumerate(sizes)}
             contenders = {
-                "packed": lambda tree=tree: packed.allreduce_tree(tree, "max"),
-                "grouped": lambda tree=tree: grouped.allreduce_tree(tree, "max"),
-                "one by one": lambda tree=tree: [packed.allreduce(x, "max") for x in tree.values()],
+                "grouped": lambda tree=tree: backend.allreduce_tree(tree, "max"),
+                "one by one": lambda tree=tree: [backend.allreduce(x, "max") for x in tree.values()],
             }
             measured = rounds(contenders, arrays.synchronize, turns(11, 2), turns(10, 1))
             tell(what="trees", leaves=name, nbytes=4 * sum(sizes), times=measured)
-        grouped.close()
     return 0
 
 
@@ -321,7 +246,6 @@ PARTS = {
     "overhead": overhead,
     "waiting": waiting,
     "staging": staging,
-    "packing": packing,
     "trees": trees,
     "step": step,
 }

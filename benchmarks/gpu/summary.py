@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 MOST_OVERHEAD = 1.1  # of a call, over NCCL's own
-LEAST_PACKING = 0.85  # of the bandwidth of a copy
 LEAST_STAGING = 0.80  # of the slower of copies and host
 
 Found = Mapping[str, Any]
@@ -22,7 +21,7 @@ def page(found: Found) -> str:
 
 
 def rows_of(found: Found, what: str) -> list[dict[str, Any]]:
-    """Results of one kind, as rank 0 told them."""
+    """Results of one kind, as rank 0 reported them."""
     parts = found["parts"].values()
     return [row for part in parts for row in part["results"] if row["what"] == what and row["rank"] == 0]
 
@@ -122,12 +121,6 @@ def judged(found: Found) -> Iterator[tuple[str, str, bool]]:
     for row in rows_of(found, "waiting"):
         waited = {name: count for name, count in row["waited"].items() if count}
         yield "no call waits for the device", f"{waited or 'none did'}", not waited
-    for row in rows_of(found, "packing")[:1]:  # the largest leaves: the others measure launches
-        times = row["times"]
-        for act in ("pack", "unpack"):
-            share = times["copy"]["whole_us"] / times[act]["whole_us"]
-            goal = f"{act}ing {row['leaves']} at {LEAST_PACKING:.0%} of the bandwidth of a copy"
-            yield goal, f"{share:.0%}", share >= LEAST_PACKING
     for row in rows_of(found, "staging"):
         times = row["times"]
         bound = max(times[name]["whole_us"] for name in ("copy there", "copy back", "host"))
@@ -159,7 +152,6 @@ def _timings(found: Found) -> Iterator[str]:
         "Allreduce, until it has ended", found, "overhead", "nbytes", measure="whole_us", unit="us"
     )
     yield _section("Through the host, two ranks", found, "staging", "nbytes", measure="whole_us", unit="us")
-    yield _section("Packing", found, "packing", "leaves", measure="whole_us", unit="us")
     yield _section("Many small arrays", found, "trees", "leaves", measure="whole_us", unit="us")
     yield _section("A step of training", found, "step", "", measure="whole_us", unit="us")
 
