@@ -30,9 +30,9 @@ for epoch in range(30):
 mean = loss.detach().clone()
 dist.all_reduce(mean, dist.ReduceOp.AVG)
 weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-everyones = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
-dist.all_gather(everyones, weights)
+gathered = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
+dist.all_gather(gathered, weights)
 if dist.get_rank() == 0:
     print(f"ranks {dist.get_world_size()}, last loss {mean.item():.5f}")
-    print(f"bitwise equal on all ranks: {all(torch.equal(w, weights) for w in everyones)}")
+    print(f"bitwise equal on all ranks: {all(torch.equal(w, weights) for w in gathered)}")
 dist.destroy_process_group()

@@ -32,11 +32,11 @@ def train(rank, world_size, meeting):
         average(gradient)
         weights -= RATE * gradient
 
-    everyones = [np.empty(2) for _ in range(world_size)]
-    dist.all_gather(everyones, weights)
+    gathered = [np.empty(2) for _ in range(world_size)]
+    dist.all_gather(gathered, weights)
     if rank == 0:
         print(f"slope {weights[0]:.2f}, intercept {weights[1]:.2f}")
-        print("bitwise equal on all ranks:", all(np.array_equal(w, weights) for w in everyones))
+        print("bitwise equal on all ranks:", all(np.array_equal(w, weights) for w in gathered))
     dist.destroy_process_group()
 
 
