@@ -1,42 +1,157 @@
 #!/usr/bin/env python3
-"""Check that every file of csrc includes only from the folders its row allows."""
+"""Check that every file of csrc and of the Python package uses only what lies below it.
 
+In csrc a folder includes from the folders of its row in csrc/README.md, which stand above it there. In Python a module
+imports from rows above its own in PYTHON, wherever in the file the import stands, and no modules import each other in a
+circle. `samestep._settings` alone spells the names of environment variables.
+"""
+
+import ast
+import graphlib
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-ALLOWED = {
-    "core": set(),
-    "os": {"core"},
-    "kernels": {"core"},
-    "communicator": {"core", "kernels"},
-    "exchange": {"core", "kernels", "communicator"},
-    "node": {"core", "os", "kernels", "communicator", "exchange"},
-    "mpi": {"core", "os", "communicator", "exchange"},
-    "tcp": {"core", "os", "kernels", "communicator", "exchange"},
-    "hierarchy": {"core", "kernels", "communicator", "exchange", "node"},
-    "nccl": {"core", "os", "kernels", "communicator", "exchange"},
-    "select": {"core"},
-    "bindings": {
-        *("core", "os", "kernels", "communicator", "exchange", "node", "mpi", "tcp", "hierarchy", "nccl", "select")
-    },
-}
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
 PREPROCESSOR_HOMES = {"os", "kernels"}
+PYTHON_HOMES = {"bindings", "jax"}
 
-root = Path(__file__).resolve().parent.parent / "csrc"
-wrong = []
-for path in sorted(p for p in root.rglob("*") if p.suffix in {".h", ".cpp"}):
-    folder = path.relative_to(root).parts[0]
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        where = f"csrc/{path.relative_to(root)}:{number}"
-        include = re.match(r'\s*#\s*include\s+"([^"/]+)/', line)
-        if include and include[1] != folder and include[1] not in ALLOWED.get(folder, set()):
-            wrong.append(f"{where}: {folder}/ must not include {include[1]}/")
-        if re.match(r"\s*#\s*include\s+<(Python\.h|pybind11/)", line) and folder != "bindings":
-            wrong.append(f"{where}: only bindings/ may know Python")
-        if re.match(r"\s*#\s*if", line) and folder not in PREPROCESSOR_HOMES:
-            wrong.append(f"{where}: conditional compilation belongs to {sorted(PREPROCESSOR_HOMES)}")
-    if folder not in ALLOWED:
-        wrong.append(f"csrc/{folder}: a folder without a row in {Path(__file__).name}")
-print("\n".join(wrong) or "layers: every include follows the table")
-sys.exit(bool(wrong))
+PYTHON = [  # from the bottom; what stands in one row does not know the others in it
+    {"_core"},
+    {"errors"},
+    {"_settings"},
+    {"_util", "reduce_ops"},
+    {"launch", "rendezvous", "gpu"},
+    {"arrays"},
+    {"group"},
+    {"trees", "multidevice"},
+    {"step"},
+    {"backend", "optimizer"},
+    {"data"},
+    {"world"},
+    {
+        "functions",
+        "fluxmpi",
+        "bench",
+        "distributed",
+        "torch",
+        "multiprocessing",
+        "testing",
+        "jax",
+        "doctor",
+        "completion",
+        "dask",
+    },
+    {"notebook"},
+    {"_samestep_torch", "_samestep_jax", "__main__"},
+]
+NAMES_ONLY = {"samestep", "samestep.torch"}  # for users: they import what they like, and nobody imports them
+WITHOUT_CORE = {"_util", "launch", "rendezvous"}  # programs without NumPy and the core run these
+SETTINGS = {"samestep._settings", "_samestep_torch.gloo"}  # the second must not import samestep
+PACKAGES = ("samestep", "_samestep_torch", "_samestep_jax")
+
+
+def python_modules(folder: Path) -> dict[str, Path]:
+    """Dotted name -> file of all modules of both packages."""
+    found = {}
+    for path in sorted(p for package in PACKAGES for p in (folder / package).rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path, modules: dict[str, Path]) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of each module of ours that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+        if isinstance(node, ast.ImportFrom):
+            of = node.module or ""
+            names = [f"{of}.{name}" if name == "_core" or f"{of}.{name}" in modules else of for name in names]
+        yield from ((node.lineno, name) for name in names if name.split(".")[0] in PACKAGES)
+
+
+def row_of(module: str) -> tuple[str, int]:
+    """Name and number of the row that a module stands in; -1 = in none."""
+    parts = module.split(".")
+    name = parts[1] if parts[0] == "samestep" and len(parts) > 1 else parts[0]
+    return name, next((i for i, row in enumerate(PYTHON) if name in row), -1)
+
+
+def settings_named(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and name of each environment variable of ours that a file spells in code, but for docstrings and texts."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) and id(node) not in docstrings else None
+        if isinstance(text, str) and re.fullmatch(r"SAMESTEP_[A-Z_]*[A-Z]", text):
+            yield node.lineno, text
+
+
+def wrong_in_python(folder: Path) -> list[str]:
+    """What does not follow PYTHON."""
+    modules, found = python_modules(folder), []
+    graph: dict[str, set[str]] = {module: set() for module in modules}
+    for module, path in modules.items():
+        name, number = row_of(module)
+        if module not in NAMES_ONLY and number < 0:
+            found.append(f"{module}: a package without a row in {Path(__file__).name}")
+        if module not in SETTINGS:
+            file = path.relative_to(folder.parent)
+            found += [
+                f"{file}:{line}: only _settings may spell {text}" for line, text in settings_named(path)
+            ]
+        for line, used in imports(path, modules):
+            where = f"{path.relative_to(folder.parent)}:{line}"
+            graph[module].add(used)
+            of, below = row_of(used)
+            if used in NAMES_ONLY:
+                found.append(f"{where}: {used} is for users; import from the module that defines the name")
+            elif module not in NAMES_ONLY and of != name and below >= number:
+                found.append(f"{where}: {name} must not import {of}")
+            elif of == "_core" and name in WITHOUT_CORE:
+                found.append(f"{where}: {name} runs without the core")
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        found.append(f"modules import each other: {' <- '.join(error.args[1])}")
+    return found
+
+
+def allowed_in_csrc(table: str) -> dict[str, set[str]]:
+    """What each folder may include, by the table of csrc/README.md; only rows above a row may be in it."""
+    allowed: dict[str, set[str]] = {}
+    for folder, text in re.findall(r"^\| `([a-z]+)/` \|([a-z, ]*)\|", table, re.MULTILINE):
+        named = set(allowed) if text.strip() == "all" else set(re.findall("[a-z]+", text))
+        if not named <= set(allowed):
+            sys.exit(
+                f"csrc/README.md: {folder}/ names {sorted(named - set(allowed))}, which does not stand above it"
+            )
+        allowed[folder] = named
+    return allowed
+
+
+def wrong_in_csrc(folder: Path) -> list[str]:
+    """What does not follow the table of csrc/README.md."""
+    allowed, found = allowed_in_csrc((folder / "README.md").read_text(encoding="utf-8")), []
+    homes = {path.name for path in folder.iterdir() if path.is_dir()}
+    found += [f"csrc/README.md: {name}/ has no row, or no folder" for name in sorted(homes ^ set(allowed))]
+    for path in sorted(p for p in folder.rglob("*") if p.suffix in {".h", ".cpp"}):
+        home = path.relative_to(folder).parts[0]
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            where = f"csrc/{path.relative_to(folder)}:{number}"
+            include = re.match(r'\s*#\s*include\s+"([^"/]+)/', line)
+            if include and include[1] != home and include[1] not in allowed.get(home, set()):
+                found.append(f"{where}: {home}/ must not include {include[1]}/")
+            if re.match(r"\s*#\s*include\s+<(Python\.h|pybind11/)", line) and home not in PYTHON_HOMES:
+                found.append(f"{where}: only {sorted(PYTHON_HOMES)} may know Python")
+            if re.match(r"\s*#\s*if", line) and home not in PREPROCESSOR_HOMES:
+                found.append(f"{where}: conditional compilation belongs to {sorted(PREPROCESSOR_HOMES)}")
+    return found
+
+
+if __name__ == "__main__":
+    wrong = wrong_in_csrc(CSRC) + wrong_in_python(ROOT / "python")
+    print("\n".join(wrong) or "layers: every include and import follows the table")
+    sys.exit(bool(wrong))
