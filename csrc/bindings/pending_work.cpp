@@ -1,5 +1,6 @@
 #include "bindings/pending_work.h"
 
+#include <algorithm>
 #include <span>
 
 #include "core/error.h"
@@ -187,7 +188,7 @@ bool PendingWork::is_over() const noexcept {
   } catch (const MismatchError&) {
     return true;
   } catch (const StepError&) {
-    return communicator_->is_discarded();
+    return on_device_.empty() && communicator_->is_discarded();
   } catch (...) {
     return false;
   }
@@ -208,7 +209,10 @@ void PendingWork::release_kept(const Communicator& communicator) {
   std::vector<Kept> released;  // arrays are dropped at the end: that may run any code
   std::vector<Kept>& all = retained();
   for (Kept& kept : all) {
-    if (kept.communicator.get() == &communicator) released.push_back(std::move(kept));
+    // A device may still use its memory: only host transports are known to have ended.
+    const bool on_host =
+        std::ranges::all_of(kept.arrays, [](const Array& x) { return x->device.kind == DeviceKind::cpu; });
+    if (kept.communicator.get() == &communicator && on_host) released.push_back(std::move(kept));
   }
   std::erase_if(all, [&](const Kept& kept) { return kept.communicator == nullptr; });
 }

@@ -59,6 +59,8 @@ class DeviceCommunicator final : public Communicator {
   void abandon(std::exception_ptr error, const std::string& reason) override;
   void revoke(const std::string& why, std::uint64_t block) override;
   bool is_revoked() override { return host_->is_revoked(); }
+  bool discard() override;
+  bool is_discarded() const override { return host_->is_discarded() && through_host_->is_discarded(); }
   void open_block(std::uint64_t block) override { host_->open_block(block); }
   void close_block(std::uint64_t block) override { host_->close_block(block); }
   void announce_block_end(std::uint64_t block) override { host_->announce_block_end(block); }
