@@ -138,7 +138,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, priv
   void revoke(const std::string& why, std::uint64_t block);
   bool is_revoked();
   bool discard();
-  bool is_discarded() const { return discarded_.load(std::memory_order_relaxed); }
+  /// Whether the transport has let go of the memory of every operation; pairs with the release in `discard`.
+  bool is_discarded() const { return discarded_.load(std::memory_order_acquire); }
   void announce_block_end(std::uint64_t block);
 
   const Departures& departures() const { return departures_; }

@@ -92,7 +92,7 @@ bool ProgressEngine::discard() {
   leave_notices_.clear();
   block_end_notices_.clear();
   release_retained();
-  discarded_.store(true, std::memory_order_relaxed);
+  discarded_.store(true, std::memory_order_release);  // pairs with is_discarded: the memory is free after it
   return true;
 }
 
