@@ -226,8 +226,10 @@ void DeviceCommunicator::revoke(const std::string& why, std::uint64_t block) {
 /// What ranks compare has no memory of callers, so that its end is no condition.
 bool DeviceCommunicator::discard() {
   signature_check_->discard();
-  const bool staged = through_host_->discard();
-  return host_->discard() && staged;
+  const bool collectives = through_host_->discard();
+  const bool messages = host_->discard();
+  if (collectives && messages) staged_->release_retained();
+  return collectives && messages;
 }
 
 void DeviceCommunicator::apply(const GroupSettings& settings) {

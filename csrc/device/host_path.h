@@ -27,6 +27,8 @@ class DeviceCommunicator::HostPath {
   void progress() { staging_->progress(); }
   bool idle() { return staging_->idle(); }
   void abandon(std::exception_ptr error) { staging_->abandon(std::move(error)); }
+  /// Call once both groups have been discarded.
+  void release_retained() { staging_->release_retained(); }
 
  private:
   using Start = std::function<WorkPtr(ConstBuffer, Buffer)>;

@@ -73,8 +73,9 @@ class HostStaging::StagedWork final : public Work {
 
   void fail(std::exception_ptr error) {
     if (ended_) return;
-    for (RemoteSegment& piece : pieces_) {  // the transport may still write to them
-      if (piece.work != nullptr && !piece.work->done()) kept_for_good().push_back(std::move(piece));
+    for (RemoteSegment& piece : pieces_) {
+      if (piece.work == nullptr || piece.work->done()) continue;
+      stager_->retained_.push_back(std::make_shared<RemoteSegment>(std::move(piece)));
     }
     pieces_.clear();
     error_ = std::move(error);
@@ -91,10 +92,6 @@ class HostStaging::StagedWork final : public Work {
     Communicator::WorkPtr work = nullptr;
     bool back = false;
   };
-  static std::vector<RemoteSegment>& kept_for_good() {
-    static auto& kept = *new std::vector<RemoteSegment>;
-    return kept;
-  }
 
   void order() {
     order_after(stager_->gpu_, stager_->out_->get(), call_.after);
@@ -275,6 +272,20 @@ void HostStaging::abandon(std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
   for (const auto& work : under_way_) work->fail(error);
   under_way_.clear();
+}
+
+void HostStaging::release_retained() {
+  std::vector<std::shared_ptr<void>> released;  // freed without the mutex: the last reference to a group may be there
+  const std::lock_guard lock(mutex_);
+  released.swap(retained_);
+}
+
+HostStaging::~HostStaging() {
+  if (retained_.empty()) return;
+  static auto& mutex = *new std::mutex;
+  static auto& all = *new std::vector<std::shared_ptr<void>>;  // for as long as the process lives
+  const std::lock_guard lock(mutex);
+  all.insert(all.end(), retained_.begin(), retained_.end());
 }
 
 bool HostStaging::idle() {

@@ -54,7 +54,12 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   void advance() override;
   /// Ends all operations with `error`.
   void abandon(std::exception_ptr error);
+  /// Frees the pinned memory of abandoned operations. Call once both groups have been discarded.
+  void release_retained();
   bool idle();
+  HostStaging(const HostStaging&) = delete;
+  HostStaging& operator=(const HostStaging&) = delete;
+  ~HostStaging() override;
 
  private:
   class StagedWork;
@@ -74,6 +79,7 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   std::unique_ptr<GpuStream> out_, in_;  // device to host, and back
   std::mutex mutex_;
   std::deque<std::shared_ptr<StagedWork>> under_way_;
+  std::vector<std::shared_ptr<void>> retained_;  // segments of abandoned operations, which a transport may still use
 };
 
 }  // namespace samestep
