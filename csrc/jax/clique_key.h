@@ -16,8 +16,8 @@ using DeviceIds = std::vector<DeviceId>;
 /// the caller has the list at hand, as an object in a frame of its stack: a pointer to a table of virtual functions of
 /// the library that called, then a vector of device ids. This looks for such an object, from the innermost frame on.
 ///
-/// Reads through the kernel what it finds no pointer to, so nothing can crash. `is_possible` rejects what cannot be the
-/// list. What is found is a claim: the members compare their lists before they become a group.
+/// Reads memory that may not be mapped by process_vm_readv, so nothing can crash. `is_possible` rejects what cannot be
+/// the list. What is found is a claim: the members compare their lists before they become a group.
 ///
 /// Args:
 ///   caller: an address in the library that called.

@@ -98,7 +98,7 @@ std::shared_ptr<Communicator> DeviceRanks::split_as_mpi(int color, int key) {
       const std::lock_guard lock(ranks.mutex_);
       ranks.busy_[rank] = false;
     }
-  } const give_back{*this, rank};
+  } const on_return{*this, rank};
   return worlds_[rank]->split(color, key, Deadline::after(timeout_));
 }
 

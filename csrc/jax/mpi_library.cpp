@@ -125,7 +125,7 @@ SAMESTEP_EXPORT int MPIABI_Error_string(int, char* text, int* length) {
   return kSuccess;
 }
 
-/// XLA does not look at the result of this and the next two: what went wrong is told by the calls of the group.
+/// XLA does not look at the result of this and the next two: the calls of the group report what went wrong.
 SAMESTEP_EXPORT int MPIABI_Comm_rank(Word comm, int* rank) {
   *rank = 0;
   return guarded([&] { *rank = comm == kWorld ? world().rank() : group_of(comm).rank(); });

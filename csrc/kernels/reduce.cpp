@@ -34,8 +34,8 @@ V loaded(const Input& input, std::size_t at) {
   return values;
 }
 
-/// The bytes of one V from `at` on, summed over one to four inputs. One store: what is stored in parts would be waited
-/// for by whoever soon loads it whole.
+/// The bytes of one V from `at` on, summed over one to four inputs. One store: a load of the whole soon after
+/// several smaller stores would wait for them (no store forwarding).
 template <class V>
 void reduce_tiny_element(std::span<const Input> in, void* out, std::size_t at) {
   V sum = loaded<V>(in[0], at);

@@ -111,7 +111,7 @@ void NcclComm::watch() {
     poll();
     std::this_thread::sleep_for(kLookEvery);
   }
-  const std::shared_ptr<NcclComm> self = weak_from_this().lock();  // whoever is told may drop this channel
+  const std::shared_ptr<NcclComm> self = weak_from_this().lock();  // the callback may drop this object
   std::function<void(const std::exception_ptr&)> tell;
   NcclLibrary::Comm comm = nullptr;
   std::list<std::shared_ptr<Operation>> ended;

@@ -15,7 +15,7 @@ class NcclComm::NcclWork final : public Work {
   bool done() override {
     if (operation_->ended) return true;
     const std::unique_lock lock(channel_->mutex_, std::try_to_lock);
-    if (!lock) return false;  // others look; whoever polls may hold the interpreter, which they may need
+    if (!lock) return false;  // others look; the caller may hold the GIL, which they may need
     try {
       channel_->check_operation(*operation_, Clock::now());
     } catch (const Error&) {  // of the runtime: the device is lost

@@ -79,7 +79,7 @@ const std::string kEnded = "its process, at node1 (127.0.0.1:1), has ended";
 
 }  // namespace
 
-TEST_CASE("peer watch: a port that is closed is a death, one that is open is none, whoever listens") {
+TEST_CASE("peer watch: a port that is closed is a death, one that is open is none, by any listener") {
   std::vector<PeerWatch::Place> places(4);
   Ports mine(places[0]), later(places[1]), lives(places[2]);
   (void)Ports(places[3]);  // and closed

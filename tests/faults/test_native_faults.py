@@ -9,7 +9,7 @@ from running import program
 
 CALLS = (
     "a small allreduce",
-    "an allreduce through the kernel",
+    "an allreduce by CMA",
     "a staged allreduce",
     "an allreduce in shared memory",
     "a broadcast",

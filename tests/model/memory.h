@@ -62,7 +62,7 @@ class Memory {
 
   /// Of anything else.
   void plain(int rank, const volatile void* address, std::size_t nbytes, bool writes);
-  /// The rank gives no more access to these bytes: whoever can know it must not touch them.
+  /// The rank gives no more access to these bytes: a rank that can know it must not access them.
   void withdraw(int rank, const void* address, std::size_t nbytes);
 
  private:

@@ -48,7 +48,7 @@ def test_what_is_given_comes_first(env, said, tmp_path):
     assert not os.path.exists(env["HOME"])
 
 
-def test_launchers_of_several_nodes_agree_whoever_is_first(env, said):
+def test_launchers_of_several_nodes_agree_in_any_order(env, said):
     with ThreadPoolExecutor(8) as pool:
         found = set(pool.map(lambda _: job_secret(NODE, env, said.append), range(32)))
     assert len(found) == 1

@@ -107,7 +107,7 @@ class Client:
         except BaseException:
             link.close()
             raise
-        self._give_back(link)
+        self._keep_idle(link)
         return arrived[0]
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class Client:
                 return self._idle.pop()
         return self._connect(patience)
 
-    def _give_back(self, link: socket.socket) -> None:
+    def _keep_idle(self, link: socket.socket) -> None:
         with self._lock:
             if not self._closed:
                 self._idle.append(link)

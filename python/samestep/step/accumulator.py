@@ -229,7 +229,7 @@ class Accumulator:
         total = combine(backend, self._n_shards, self._nodes, flats, left)
         result = self._divided(total, union)
         for taken in flats:
-            self._memory.give_back(
+            self._memory.release(
                 {k: flat for k, flat in taken.items() if taken is not total or k not in layout.viewed}
             )
         return result

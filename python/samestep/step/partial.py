@@ -30,7 +30,7 @@ class Memory:
         free = self._free.get((count, group))
         return free.pop() if free else self._new(count, group)
 
-    def give_back(self, flats: dict[str, Flat]) -> None:
+    def release(self, flats: dict[str, Flat]) -> None:
         """Return arrays to the pool."""
         for group, flat in flats.items():
             self._free.setdefault((flat.size, group), []).append(flat)
@@ -75,7 +75,7 @@ class Partial:
         self.term, self.flats = None, sums[-1] if sums else memory.take(layout)
         _add(layout, terms, sums, self.flats)
         for flats in sums[:-1]:
-            memory.give_back(flats)
+            memory.release(flats)
 
     @property
     def is_empty(self) -> bool:

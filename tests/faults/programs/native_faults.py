@@ -20,7 +20,7 @@ def lose_rank_1_in(call):
     shared = world.zeros(300_000)
     calls = {
         "a small allreduce": lambda: world.allreduce(np.ones(1)),
-        "an allreduce through the kernel": lambda: world.allreduce(np.ones(1_000_000)),
+        "an allreduce by CMA": lambda: world.allreduce(np.ones(1_000_000)),
         "a staged allreduce": lambda: world.allreduce(np.ones(20_000)),
         "an allreduce in shared memory": lambda: world.allreduce(shared),
         "a broadcast": lambda: world.bcast(np.ones(1_000_000), root=1),
