@@ -25,6 +25,13 @@ class Break:
 
 BROKEN_TEST = "\n\n@pytest.mark.ranks({})\ndef test_broken(group):\n    assert group.size == 0\n"
 
+BROKEN_WORLD = """
+
+@pytest.mark.ranks(2)
+def test_broken(group, request):
+    assert "{}" not in request.node.name
+"""
+
 BREAKS = {
     # lint
     "ruff-check": Break(
@@ -263,6 +270,30 @@ BREAKS = {
         "tests/conformance/test_schedules.py",
         "",
         BROKEN_TEST.format(2),
+        why="::test_broken",
+    ),
+    "halving": Break(
+        "more",
+        "test-halving",
+        "tests/conformance/test_reductions.py",
+        "",
+        BROKEN_WORLD.format("halving"),
+        why="::test_broken",
+    ),
+    "nccl": Break(
+        "more",
+        "test-nccl",
+        "tests/conformance/test_bad_input.py",
+        "",
+        BROKEN_WORLD.format("device-fakes"),
+        why="::test_broken",
+    ),
+    "staged": Break(
+        "more",
+        "test-staged",
+        "tests/conformance/test_groups.py",
+        "",
+        BROKEN_WORLD.format("device-staged"),
         why="::test_broken",
     ),
     # the protocol

@@ -1,6 +1,7 @@
 """`python -m samestep.distributed.launch`: flags, what the ranks get, files, and how it ends."""
 
 import json
+import re
 
 import pytest
 from dist_jobs import Job, launch
@@ -102,6 +103,21 @@ def test_what_ranks_of_another_node_get(tmp_path):
     assert (one["RANK"], two["RANK"], two["LOCAL_RANK"], two["WORLD_SIZE"]) == ("4", "5", "1", "6")
     assert (one["GROUP_RANK"], one["MASTER_ADDR"], one["MASTER_PORT"]) == ("2", "a", "29500")
     assert one["OMP_NUM_THREADS"] == "5"
+
+
+def test_every_job_has_a_secret(tmp_path, monkeypatch):
+    """Of its own on one node; on several, that of the user, which all launchers of a shared home find."""
+    monkeypatch.delenv("SAMESTEP_SECRET", raising=False)
+    jobs = [printed(launch(tmp_path, [PRINT_VARIABLES], "--nproc_per_node=2")) for _ in range(2)]
+    jobs += [
+        printed(launch(tmp_path, [PRINT_VARIABLES], "--nnodes=2", f"--node_rank={r}", "--master_addr=a"))
+        for r in range(2)
+    ]
+    found = [{rank["SAMESTEP_SECRET"] for rank in job} for job in jobs]
+    assert all(re.fullmatch("[0-9a-f]{32,}", secret) for secrets in found for secret in secrets), found
+    assert [len(secrets) for secrets in found] == [1, 1, 1, 1]
+    assert found[2] == found[3]
+    assert len(set().union(*found)) == 3
 
 
 def test_two_launchers_make_one_job(tmp_path):
