@@ -201,7 +201,7 @@ if __name__ == "__main__":
     parser.add_argument("--cases", type=int, default=100_000)
     given = parser.parse_args()
     print(
-        "| protocol | arrays | refused | seen | with elements compared | crashes |\n|---|--:|--:|--:|--:|--:|"
+        "| protocol | arrays | refused | accepted | elements compared | crashes |\n|---|--:|--:|--:|--:|--:|"
     )
     for name, counted in run(given.seed, given.cases).items():
         counts = [counted[outcome] for outcome in ("refused", "seen", "compared")]

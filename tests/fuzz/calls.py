@@ -197,7 +197,7 @@ def as_rank(given):
 
 def main(given):
     print(
-        "| ranks | transport | right results | refused | mismatches named | crashes, hangs, wrong numbers |"
+        "| ranks | transport | correct results | refused | mismatches named | crashes, hangs, wrong numbers |"
     )
     print("|--:|---|--:|--:|--:|--:|")
     failed = 0

@@ -319,7 +319,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     flags = parser.parse_args()
     print(
-        "| door | packets | what happened | peak memory grew by | seconds |\n|---|---|---|---|---|",
+        "| entry point | packets | result | growth of peak memory | seconds |\n|---|---|---|---|---|",
         flush=True,
     )
     for door in DOORS:
