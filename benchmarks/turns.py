@@ -126,7 +126,7 @@ def gloo(backend: ss.Backend, nbytes: int) -> Callable[[], object]:
         )
         backend.barrier()
         if backend.rank == 0:
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)  # gloo removes its file, too
     x = torch.zeros(nbytes // 4)
     return lambda: dist.all_reduce(x)
 

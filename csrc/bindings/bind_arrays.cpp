@@ -114,7 +114,7 @@ void unpack(const py::object& buffer, const py::object& arrays) {
 
 bool do_share_memory(const py::object& x, const py::object& out) {
   const Array a = view_of(x.ptr()), b = view_of(out.ptr(), "recv");
-  if (a->device.kind != DeviceKind::cpu || b->device.kind != DeviceKind::cpu) return false;
+  if (a->device.kind != b->device.kind) return false;
   const ArrayView::Extent of_x = a->extent(), of_out = b->extent();
   return share_memory(of_x.begin, of_x.nbytes, of_out.begin, of_out.nbytes);
 }
@@ -126,7 +126,7 @@ void bind_arrays(py::module_& m) {
         "(dtype, shape, strides in bytes, nbytes, readonly, contiguous, device kind, device index, address) of any "
         "array.");
   m.def("share_memory", &do_share_memory, py::arg("x"), py::arg("out"),
-        "Whether two arrays of the host may have bytes in common: their first to last ones have.");
+        "Whether two arrays may have bytes in common: their first to last ones have.");
   m.def("pack", &pack, py::arg("arrays"), py::arg("out"),
         "Copy the elements of each array, in row-major order, one array after another into `out`: contiguous host "
         "memory of exactly as many bytes, which shares none with the arrays.");

@@ -24,7 +24,8 @@ namespace samestep {
 /// | barrier        | -                         | -                                  |                     |
 ///
 /// Buffers that the table restricts to root are ignored on other ranks. The two buffers are the same memory (in place) or
-/// do not overlap. `out` of reduce_scatter may also be block `rank` of `in`; alltoall does not work in place.
+/// do not overlap. `out` of reduce_scatter may also be block `rank` of `in`; alltoall does not work in place. Device
+/// memory may overlap in any way.
 // clang-format on
 struct CollectiveArgs {
   CollectiveType type;

@@ -78,7 +78,10 @@ void choose_lines(std::vector<std::string>& descriptions) {
       descriptions, [&](const std::string& text) { return first(text) == first(descriptions.front()); });
   for (std::string& text : descriptions) {
     const std::size_t end = text.find('\n');
-    if (end != std::string::npos) text = same ? str(first(text), ", in it ", text.substr(end + 1)) : str(first(text));
+    if (end == std::string::npos) continue;
+    const std::string second = text.substr(end + 1);
+    const bool same_verb = verb_of(first(text)) == verb_of(second);  // a verb compiled by JAX calls itself
+    text = !same ? str(first(text)) : same_verb ? second : str(first(text), ", in it ", second);
   }
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "device/overlap.h"
+
 namespace samestep {
 namespace {
 
@@ -57,10 +59,11 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& 
   ConstBuffer in = args.in;
   Buffer out = args.out;
   const int rank = collectives_->rank();
+  const bool overlaps = overwrites_input(args, rank);
   switch (args.type) {
     case CollectiveType::allreduce:
     case CollectiveType::reduce:
-      return in_segments(in, out, args.shape, start, /*only_moves=*/false);
+      return in_segments(in, out, args.shape, start, /*only_moves=*/false, overlaps);
     case CollectiveType::bcast:
       in = args.out;
       if (rank == args.root) {
@@ -68,10 +71,11 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& 
       } else {
         in.data = nullptr;
       }
-      return in_segments(in, out, args.shape, start, /*only_moves=*/true);
+      return in_segments(in, out, args.shape, start, /*only_moves=*/true, /*copies_in_first=*/false);
     case CollectiveType::reduce_scatter:
       return whole(in, out, start_whole);
     default: {
+      if (overlaps) return whole(in, out, start_whole);
       std::vector<PeerTransfer> transfers(static_cast<std::size_t>(collectives_->size()));
       plan_transfers(args, rank, transfers);
       return exchange(in, out, transfers, start_whole);
@@ -108,11 +112,12 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const RecvArgs& args) 
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(
     ConstBuffer in, Buffer out, const Shape& shape, std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start,
-    bool only_moves) {
+    bool only_moves, bool copies_in_first) {
   const std::size_t item = itemsize(in.dtype), count = std::max(in.count, out.count);
   const std::size_t longest = std::max(segment_nbytes_ / item, std::size_t{1});
   StagedOperation call;
   call.after = {in.stream, out.stream};
+  call.copies_in_first = copies_in_first;
   for (std::size_t at = 0; at < count || at == 0; at += longest) {
     const std::size_t n = std::min(longest, count - at);
     StagedSegment part;

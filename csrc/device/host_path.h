@@ -35,7 +35,8 @@ class DeviceCommunicator::HostPath {
 
   /// In segments, each of which `start` starts with the shape that ranks compare.
   WorkPtr in_segments(ConstBuffer in, Buffer out, const Shape& shape,
-                      std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start, bool only_moves);
+                      std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start, bool only_moves,
+                      bool copies_in_first);
   WorkPtr whole(ConstBuffer in, Buffer out, Start start, bool message = false);
   /// A collective that only moves data: by address where MPI gets all of its transfers, else staged. Which of the two
   /// is this rank's own affair.

@@ -5,6 +5,7 @@
 
 #include "collectives/peer_transfer.h"
 #include "core/format.h"
+#include "device/overlap.h"
 #include "nccl/nccl_reduction.h"
 
 namespace samestep {
@@ -35,6 +36,7 @@ struct ManyBuffers {
 DeviceCommunicator::NcclPath::NcclPath(std::shared_ptr<NcclComm> comm, std::shared_ptr<Communicator> signature_check)
     : comm_(std::move(comm)),
       signature_check_(std::move(signature_check)),
+      copies_(std::make_shared<BufferPool>(comm_->options().gpu, comm_->options().device)),
       rank_(signature_check_->rank()),
       size_(static_cast<std::size_t>(signature_check_->size())) {}
 
@@ -51,7 +53,7 @@ nccl_calls::Calls DeviceCommunicator::NcclPath::messages_of(const CollectiveArgs
     sent.push_back(transfer.out_nbytes / item);
     received.push_back(transfer.in_nbytes / item);
   }
-  return nccl_calls::messages(comm_->nccl(), args.in, std::move(sent), args.out, std::move(received));
+  return nccl_calls::messages(comm_->nccl(), rank_, args.in, std::move(sent), args.out, std::move(received));
 }
 
 nccl_calls::Calls DeviceCommunicator::NcclPath::calls_of(const CollectiveArgs& args) const {
@@ -89,12 +91,26 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::launch(const CollectiveArgs&
   return comm_->launch(std::move(launch));
 }
 
-Communicator::WorkPtr DeviceCommunicator::NcclPath::start(const CollectiveArgs& args) {
+void DeviceCommunicator::NcclPath::copy_input(CollectiveArgs& args, NcclLaunch& launch) const {
+  const std::shared_ptr<std::byte> copy = copies_->take(args.in.nbytes());
+  launch.memory.push_back(copy);
+  launch.calls = [gpu = comm_->options().gpu, to = copy.get(), in = args.in](
+                     NcclLibrary::Comm, NcclLibrary::Stream stream) { gpu->copy(to, in.data, in.nbytes(), stream); };
+  args.in.data = copy.get();
+}
+
+Communicator::WorkPtr DeviceCommunicator::NcclPath::start(const CollectiveArgs& given) {
+  CollectiveArgs args = given;
   const ConstBuffer own = args.own();
   NcclLaunch one;
+  if (overwrites_input(args, rank_)) copy_input(args, one);
   one.what = str(samestep::name(args.type), " of ", own.count, " ", samestep::name(own.dtype), " on the device");
   one.after = {args.in.stream, args.out.stream};
-  one.calls = calls_of(args);
+  one.calls = [first = std::move(one.calls), calls = calls_of(args)](NcclLibrary::Comm comm,
+                                                                     NcclLibrary::Stream stream) {
+    if (first) first(comm, stream);
+    calls(comm, stream);
+  };
   return launch(args, std::move(one), std::max(args.in.nbytes(), args.out.nbytes()));
 }
 

@@ -28,6 +28,8 @@ class DeviceCommunicator::NcclPath {
   std::uint64_t n_launched_bytes() const { return n_launched_bytes_; }
 
  private:
+  /// Lets `launch` copy the input of `args` to memory of its own first.
+  void copy_input(CollectiveArgs& args, NcclLaunch& launch) const;
   /// Starts the comparison of `args` between ranks, then the operation.
   WorkPtr launch(const CollectiveArgs& args, NcclLaunch launch, std::size_t nbytes);
   nccl_calls::Calls calls_of(const CollectiveArgs& args) const;
@@ -36,6 +38,7 @@ class DeviceCommunicator::NcclPath {
 
   std::shared_ptr<NcclComm> comm_;
   std::shared_ptr<Communicator> signature_check_;
+  std::shared_ptr<BufferPool> copies_;  // of inputs that overlap their outputs
   int rank_;
   std::size_t size_;
   std::atomic<std::uint64_t> n_launched_ = 0, n_launched_bytes_ = 0;  // for `counters` alone: pair with nothing

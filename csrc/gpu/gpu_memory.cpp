@@ -4,7 +4,21 @@
 
 namespace samestep {
 
-std::shared_ptr<std::byte> PinnedPool::take(std::size_t nbytes) {
+void* BufferPool::allocate(std::size_t nbytes) const {
+  if (device_ == kPinned) return gpu_->allocate_pinned(nbytes);
+  const OnDevice on(*gpu_, device_);
+  return gpu_->allocate(nbytes);
+}
+
+void BufferPool::release(void* data) const noexcept {
+  if (device_ == kPinned) {
+    gpu_->free_pinned(data);
+  } else {
+    gpu_->free(data);
+  }
+}
+
+std::shared_ptr<std::byte> BufferPool::take(std::size_t nbytes) {
   nbytes = std::max(nbytes, std::size_t{1});
   std::pair<void*, std::size_t> block{nullptr, nbytes};
   {
@@ -18,17 +32,17 @@ std::shared_ptr<std::byte> PinnedPool::take(std::size_t nbytes) {
       free_.erase(found);
     }
   }
-  if (block.first == nullptr) block.first = gpu_->allocate_pinned(nbytes);
+  if (block.first == nullptr) block.first = allocate(nbytes);
   return {static_cast<std::byte*>(block.first), [self = shared_from_this(), block](std::byte*) {
             {
               const std::lock_guard lock(self->mutex_);
-              if (self->kept_ + block.second <= kKept) {
+              if (self->device_ != kPinned || self->kept_ + block.second <= kKept) {
                 self->free_.push_back(block);
                 self->kept_ += block.second;
                 return;
               }
             }
-            self->gpu_->free_pinned(block.first);
+            self->release(block.first);
           }};
 }
 

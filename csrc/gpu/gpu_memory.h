@@ -59,23 +59,31 @@ inline void order_after(const std::shared_ptr<GpuLibrary>& gpu, GpuLibrary::Stre
   }
 }
 
-/// A pool of pinned host memory: pinning takes as long as copying.
-class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
+/// A pool of pinned host memory, because pinning takes as long as copying, or of memory of one device, because freeing
+/// waits for the device.
+class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
-  explicit PinnedPool(std::shared_ptr<GpuLibrary> gpu) : gpu_(std::move(gpu)) {}
-  PinnedPool(const PinnedPool&) = delete;
-  PinnedPool& operator=(const PinnedPool&) = delete;
-  ~PinnedPool() {
-    for (const auto& [data, _] : free_) gpu_->free_pinned(data);
+  static constexpr int kPinned = -1;
+
+  /// `device`: whose memory; `kPinned`: of the host.
+  BufferPool(std::shared_ptr<GpuLibrary> gpu, int device) : gpu_(std::move(gpu)), device_(device) {}
+  BufferPool(const BufferPool&) = delete;
+  BufferPool& operator=(const BufferPool&) = delete;
+  ~BufferPool() {
+    for (const auto& [data, _] : free_) release(data);
   }
 
   /// At least `nbytes`, which return to the pool when the last pointer is dropped.
   std::shared_ptr<std::byte> take(std::size_t nbytes);
 
  private:
-  static constexpr std::size_t kKept = std::size_t{64} << 20;  // bytes
+  static constexpr std::size_t kKept = std::size_t{64} << 20;  // bytes of pinned memory; of a device, everything
+
+  void* allocate(std::size_t nbytes) const;
+  void release(void* data) const noexcept;
 
   std::shared_ptr<GpuLibrary> gpu_;
+  int device_;
   std::mutex mutex_;
   std::vector<std::pair<void*, std::size_t>> free_;
   std::size_t kept_ = 0;

@@ -51,7 +51,7 @@ class HostStaging::StagedWork final : public Work {
     if (ended_) return;
     try {
       if (!ordered_) order();
-      while (pieces_.size() < kInFlight && n_copied_ < call_.parts.size()) copy_out();
+      while (may_copy_more() && n_copied_ < call_.parts.size()) copy_out();
       for (RemoteSegment& piece : pieces_) {
         if (piece.work == nullptr && !may_start(piece, may_begin)) break;
         if (!piece.back) copy_back(piece);
@@ -93,6 +93,8 @@ class HostStaging::StagedWork final : public Work {
     bool back = false;
   };
 
+  bool may_copy_more() const { return call_.copies_in_first || pieces_.size() < kInFlight; }
+
   void order() {
     order_after(stager_->gpu_, stager_->out_->get(), call_.after);
     order_after(stager_->gpu_, stager_->in_->get(), call_.after);
@@ -122,6 +124,8 @@ class HostStaging::StagedWork final : public Work {
     const bool first = n_started_ == 0;
     if (!may_begin || (!first && n_handed_over_ == 0)) return false;
     if (!piece.copied->is_complete()) return false;
+    // The copies are in one stream: once the last one has ended, all have.
+    if (call_.copies_in_first && first && !pieces_.back().copied->is_complete()) return false;
     const UserCall called(call_.called, UserCall::Inside::instead);
     piece.work = piece.part.start(piece.memory.get(), piece.out);
     last_started_ = piece.work;
@@ -199,7 +203,7 @@ HostStaging::HostStaging(std::shared_ptr<GpuLibrary> gpu, int device, std::share
       device_(device),
       messages_(std::move(messages)),
       collectives_(std::move(collectives)),
-      pool_(std::make_shared<PinnedPool>(gpu_)) {
+      pool_(std::make_shared<BufferPool>(gpu_, BufferPool::kPinned)) {
   const OnDevice on(*gpu_, device_);
   out_ = std::make_unique<GpuStream>(gpu_);
   in_ = std::make_unique<GpuStream>(gpu_);
@@ -225,6 +229,7 @@ std::shared_ptr<Work> HostStaging::start(StagedOperation call) {
 }
 
 void HostStaging::copy_own(std::byte* to, const std::byte* from, std::size_t nbytes) {
+  if (to == from) return;
   const OnDevice on(*gpu_, device_);
   gpu_->copy(to, from, nbytes, in_->get());
 }

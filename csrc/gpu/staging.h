@@ -29,8 +29,9 @@ struct StagedOperation {
   std::vector<StagedSegment> parts;
   std::vector<StreamHandle> after;  ///< streams in which the buffers are produced and used
   std::string called = user_call();
-  bool message = false;      ///< a send or receive, which need not start in order
-  std::size_t itemsize = 0;  ///< of a receive, where as many elements come back as the message has
+  bool message = false;          ///< a send or receive, which need not start in order
+  bool copies_in_first = false;  ///< outputs overlap later inputs: all inputs are on the host before anything starts
+  std::size_t itemsize = 0;      ///< of a receive, where as many elements come back as the message has
 };
 
 /// Operations of a host group on device memory, staged through pinned memory. Three segments of an operation are in
@@ -75,7 +76,7 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   std::shared_ptr<GpuLibrary> gpu_;
   int device_;
   std::shared_ptr<Communicator> messages_, collectives_;
-  std::shared_ptr<PinnedPool> pool_;
+  std::shared_ptr<BufferPool> pool_;
   std::unique_ptr<GpuStream> out_, in_;  // device to host, and back
   std::mutex mutex_;
   std::deque<std::shared_ptr<StagedWork>> under_way_;

@@ -112,17 +112,18 @@ Calls all_gather_v(const NcclLibrary& nccl, int rank, ConstBuffer in, Buffer out
   };
 }
 
-Calls messages(const NcclLibrary& nccl, ConstBuffer in, std::vector<std::uint64_t> sent, Buffer out,
+Calls messages(const NcclLibrary& nccl, int rank, ConstBuffer in, std::vector<std::uint64_t> sent, Buffer out,
                std::vector<std::uint64_t> received) {
-  return [&nccl, in, sent = std::move(sent), out, received = std::move(received)](Comm comm, Stream stream) {
+  return [&nccl, rank, in, sent = std::move(sent), out, received = std::move(received)](Comm comm, Stream stream) {
     Group group(nccl);
     const auto* from = static_cast<const std::byte*>(in.data);
     auto* to = static_cast<std::byte*>(out.data);
     for (int peer = 0; peer < static_cast<int>(sent.size()); ++peer) {
       const auto at = static_cast<std::size_t>(peer);
       const std::size_t out_nbytes = sent[at] * itemsize(in.dtype), in_nbytes = received[at] * itemsize(out.dtype);
-      if (out_nbytes != 0) nccl.send(from, out_nbytes, kBytes, peer, comm, stream);
-      if (in_nbytes != 0) nccl.recv(to, in_nbytes, kBytes, peer, comm, stream);
+      const bool in_place = peer == rank && from == to;
+      if (out_nbytes != 0 && !in_place) nccl.send(from, out_nbytes, kBytes, peer, comm, stream);
+      if (in_nbytes != 0 && !in_place) nccl.recv(to, in_nbytes, kBytes, peer, comm, stream);
       from += out_nbytes;
       to += in_nbytes;
     }

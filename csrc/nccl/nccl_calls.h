@@ -25,8 +25,9 @@ Calls broadcast(const NcclLibrary& nccl, std::vector<Buffer> buffers, int root);
 Calls all_gather(const NcclLibrary& nccl, ConstBuffer in, Buffer out);
 /// One broadcast from each rank.
 Calls all_gather_v(const NcclLibrary& nccl, int rank, ConstBuffer in, Buffer out, std::vector<std::uint64_t> counts);
-/// `sent[r]` elements of `in` to rank r, `received[r]` elements of `out` from it, in order of rank.
-Calls messages(const NcclLibrary& nccl, ConstBuffer in, std::vector<std::uint64_t> sent, Buffer out,
+/// `sent[r]` elements of `in` to rank r, `received[r]` elements of `out` from it, in order of rank. What `rank` sends
+/// itself may be in its place already.
+Calls messages(const NcclLibrary& nccl, int rank, ConstBuffer in, std::vector<std::uint64_t> sent, Buffer out,
                std::vector<std::uint64_t> received);
 
 }  // namespace samestep::nccl_calls

@@ -13,6 +13,7 @@
 #include "collective_calls.h"
 #include "communicator/self_communicator.h"
 #include "contributions.h"
+#include "core/error.h"
 #include "device/device_communicator.h"
 #include "loopback.h"
 #include "os/dynamic_library.h"

@@ -110,3 +110,13 @@ def test_nothing_is_left_behind(tmp_path):
     for rank in run(tmp_path, 2, "start_and_end_three_times"):
         assert rank.code == 0, rank
         assert [one["left"] for one in rank.reports] == [[0, 0, 0, 0]] * 3, rank
+
+
+@pytest.mark.parametrize("backend", ["nccl", "native"])
+def test_arrays_of_an_exchange_that_overlap_are_refused_before_it_starts(tmp_path, backend):
+    ended = run(tmp_path, 2, "exchange_overlapping_arrays", backend)
+    for number, rank in enumerate(ended):
+        refused, exchanged = rank.reports
+        assert refused["kind"] == "InvalidArgumentError", ended
+        assert refused["text"] == "sendrecv: x and out overlap in device memory; pass a copy of x"
+        assert exchanged == {"result": [float(1 - number)] * 3}, ended

@@ -82,7 +82,7 @@ class Array:
         memory = ctypes.c_void_p()
         call("Malloc", ctypes.byref(memory), ctypes.c_size_t(max(self.nbytes, 1)))
         self.address = memory.value or 0
-        self.readonly = False
+        self.readonly = self._is_view = False
         self._kept: list[Any] = []
 
     @classmethod
@@ -90,6 +90,16 @@ class Array:
         made = cls(values.shape, values.dtype, stream)
         made.set(values)
         return made
+
+    def part(self, start: int, stop: int) -> Array:
+        """A view of some elements of an array of one dimension."""
+        view = object.__new__(Array)
+        view.shape, view.dtype, view.stream, view.readonly = (stop - start,), self.dtype, self.stream, False
+        view.address = self.address + start * self.dtype.itemsize
+        view.nbytes = (stop - start) * self.dtype.itemsize
+        view._kept = [self]
+        view._is_view = True
+        return view
 
     def set(self, values: np.ndarray[Any, Any]) -> None:
         """Begins a copy from the host."""
@@ -102,7 +112,8 @@ class Array:
         values = np.empty(self.shape, self.dtype)
         self._copy(values.ctypes.data, self.address)
         self.stream.synchronize()
-        self._kept.clear()
+        if not self._is_view:
+            self._kept.clear()
         return values
 
     def _copy(self, to: int, source: int) -> None:
@@ -120,7 +131,7 @@ class Array:
         }
 
     def __del__(self) -> None:
-        if getattr(self, "address", 0) and runtime is not None:
+        if getattr(self, "address", 0) and not self._is_view and runtime is not None:
             runtime().cudaFree(ctypes.c_void_p(self.address))
 
 

@@ -76,6 +76,7 @@ struct Task {
   int type, op, root;
   double factor;
   bool scaled;
+  std::size_t in_nbytes = 0, out_nbytes = 0;
   Signature signature() const { return {kind, count, type, op, root}; }
 };
 

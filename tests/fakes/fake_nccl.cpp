@@ -100,6 +100,31 @@ bool all_siblings_in(const ByComm& by_comm) {
   return true;
 }
 
+bool overlap(const std::byte* a, std::size_t a_nbytes, const std::byte* b, std::size_t b_nbytes) {
+  return a != nullptr && b != nullptr && a < b + b_nbytes && b < a + a_nbytes;
+}
+
+/// Whether a task has the input where NCCL's documentation allows it beside the output.
+bool is_in_place(const Comm& comm, const Task& task) {
+  const auto rank = static_cast<std::size_t>(comm.rank);
+  if (task.kind == Kind::all_gather) return task.in == task.out + rank * task.in_nbytes;
+  if (task.kind == Kind::reduce_scatter) return task.out == task.in + rank * task.out_nbytes;
+  return task.in == task.out;
+}
+
+/// Whether what the tasks of a group write is otherwise read or written by one of them: NCCL gives wrong results then.
+bool has_overlaps(const Comm& comm, const std::vector<Task>& tasks) {
+  for (const Task& writer : tasks) {
+    if (overlap(writer.out, writer.out_nbytes, writer.in, writer.in_nbytes) && !is_in_place(comm, writer)) return true;
+    for (const Task& other : tasks) {
+      if (&other == &writer) continue;
+      if (overlap(writer.out, writer.out_nbytes, other.in, other.in_nbytes)) return true;
+      if (overlap(writer.out, writer.out_nbytes, other.out, other.out_nbytes)) return true;
+    }
+  }
+  return false;
+}
+
 int launch_group() {
   std::vector<std::pair<std::pair<CommPtr, void*>, std::vector<Task>>> by_comm;
   for (Launch& launch : group) {
@@ -111,6 +136,9 @@ int launch_group() {
   group.clear();
   if (!all_siblings_in(by_comm)) {
     return refuse(kInvalidUsage, "fake: all members of a clique in one thread must be called in one group");
+  }
+  for (const auto& [key, tasks] : by_comm) {
+    if (has_overlaps(*key.first, tasks)) return refuse(kInvalidArgument, "fake: buffers of one launch overlap");
   }
   int result = kSuccess;
   for (auto& [key, tasks] : by_comm) {
@@ -188,8 +216,10 @@ int add(void* handle, Kind kind, const void* in, void* out, std::size_t count, i
     task.factor = comm->factors[index];
     task.scaled = true;
   }
-  if (gives) task.in = reach(in, kind == Kind::reduce_scatter ? all : nbytes, comm->device);
-  if (gets) task.out = reach(out, kind == Kind::all_gather ? all : nbytes, comm->device);
+  task.in_nbytes = kind == Kind::reduce_scatter ? all : nbytes;
+  task.out_nbytes = kind == Kind::all_gather ? all : nbytes;
+  if (gives) task.in = reach(in, task.in_nbytes, comm->device);
+  if (gets) task.out = reach(out, task.out_nbytes, comm->device);
   if (nbytes != 0 && ((gives && task.in == nullptr) || (gets && task.out == nullptr))) {
     return refuse(kInvalidArgument, "fake: a buffer is not memory of the communicator's device");
   }

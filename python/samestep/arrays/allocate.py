@@ -89,7 +89,11 @@ def to_library(library: str, received: Any) -> Any:
 
 
 def copy_if_overlapping(x: Any, out: Any, verb: str) -> Any:
-    """`x`, or a copy of it where writing to `out` would change it."""
+    """`x`, or a copy of it where writing to `out` would change it.
+
+    Raises:
+      InvalidArgumentError: they overlap in device memory.
+    """
     try:
         overlap = _core.share_memory(x, out)
     except (TypeError, InvalidArgumentError):
@@ -98,6 +102,8 @@ def copy_if_overlapping(x: Any, out: Any, verb: str) -> Any:
         raise
     if not overlap:
         return x
+    if info(x).device != "cpu":
+        raise InvalidArgumentError(f"{verb}: x and out overlap in device memory; pass a copy of x")
     own = new_like(x)
     copy(x, own, verb)
     return own

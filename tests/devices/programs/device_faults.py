@@ -85,5 +85,17 @@ def start_and_end_three_times():
         report(left=fake_arrays.counts())
 
 
+def exchange_overlapping_arrays(backend):
+    """Neighbouring parts of one array, and then separate ones."""
+    world = start(backend)
+    whole = Array.of(np.arange(8, dtype="float32"), Stream())
+    x, out = whole.part(0, 5), whole.part(3, 8)
+    attempt(lambda: world.sendrecv(x, 1 - rank, out, 1 - rank))
+    sent, got = (Array.of(np.full(3, value, "float32"), whole.stream) for value in (rank, -1))
+    world.sendrecv(sent, 1 - rank, got, 1 - rank)
+    report(result=got.get().tolist())
+    world.close()
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))
