@@ -188,7 +188,7 @@ bool PendingWork::is_over() const noexcept {
   } catch (const MismatchError&) {
     return true;
   } catch (const StepError&) {
-    return on_device_.empty() && communicator_->is_discarded();
+    return communicator_->is_discarded() && (on_device_.empty() || work_->device_has_ended());
   } catch (...) {
     return false;
   }
@@ -209,10 +209,11 @@ void PendingWork::release_kept(const Communicator& communicator) {
   std::vector<Kept> released;  // arrays are dropped at the end: that may run any code
   std::vector<Kept>& all = retained();
   for (Kept& kept : all) {
-    // A device may still use its memory: only host transports are known to have ended.
+    // Host transports are known to have ended; a device may still use its memory.
     const bool on_host =
         std::ranges::all_of(kept.arrays, [](const Array& x) { return x->device.kind == DeviceKind::cpu; });
-    if (kept.communicator.get() == &communicator && on_host) released.push_back(std::move(kept));
+    if (kept.communicator.get() == &communicator && (on_host || kept.work->device_has_ended()))
+      released.push_back(std::move(kept));
   }
   std::erase_if(all, [&](const Kept& kept) { return kept.communicator == nullptr; });
 }

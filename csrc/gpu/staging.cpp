@@ -37,6 +37,7 @@ class HostStaging::StagedWork final : public Work {
     return true;
   }
   std::exception_ptr error() const override { return ended_ ? error_ : nullptr; }
+  bool device_has_ended() const override { return stager_->drained(); }
   Status status() const override { return status_; }
 
   // ---- called by HostStaging, which holds its mutex
@@ -279,7 +280,28 @@ void HostStaging::abandon(std::exception_ptr error) {
   under_way_.clear();
 }
 
+bool HostStaging::drained() {
+  const std::lock_guard lock(mutex_);
+  if (out_end_ == nullptr) return false;
+  const OnDevice on(*gpu_, device_);
+  return out_end_->is_complete() && in_end_->is_complete();
+}
+
 void HostStaging::release_retained() {
+  {
+    const std::lock_guard lock(mutex_);
+    const OnDevice on(*gpu_, device_);
+    for (auto [end, stream] : {std::pair(&out_end_, &out_), std::pair(&in_end_, &in_)}) {
+      *end = std::make_unique<GpuEvent>(gpu_);
+      (*end)->record((*stream)->get());
+    }
+  }
+  const Deadline deadline = Deadline::after(Seconds(1));
+  Backoff pause(/*oversubscribed=*/true);
+  while (!drained()) {
+    if (deadline.passed()) return;  // a stream of the caller holds them up: the destructor keeps the memory
+    if (pause.step()) wait_hooks().interrupt();
+  }
   std::vector<std::shared_ptr<void>> released;  // freed without the mutex: the last reference to a group may be there
   const std::lock_guard lock(mutex_);
   released.swap(retained_);

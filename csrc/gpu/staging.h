@@ -55,8 +55,11 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   void advance() override;
   /// Ends all operations with `error`.
   void abandon(std::exception_ptr error);
-  /// Frees the pinned memory of abandoned operations. Call once both groups have been discarded.
+  /// Frees the pinned memory of abandoned operations, once the copies that were under way have ended or a second has
+  /// passed. Call once both groups have been discarded.
   void release_retained();
+  /// Whether the copies of all operations that `release_retained` found abandoned have ended.
+  bool drained();
   bool idle();
   HostStaging(const HostStaging&) = delete;
   HostStaging& operator=(const HostStaging&) = delete;
@@ -80,6 +83,7 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   std::unique_ptr<GpuStream> out_, in_;  // device to host, and back
   std::mutex mutex_;
   std::deque<std::shared_ptr<StagedWork>> under_way_;
+  std::unique_ptr<GpuEvent> out_end_, in_end_;   // of both streams, once the groups have been discarded
   std::vector<std::shared_ptr<void>> retained_;  // segments of abandoned operations, which a transport may still use
 };
 

@@ -114,11 +114,6 @@ LEFT_OUT = (
         "test_an_array_met_by_a_receive_of_an_object",
         "it is the host's array that the text describes",
     ),
-    (
-        "device-(staged|aware)",
-        "test_many_bad_steps_do_not_grow_the_process",
-        "device arrays of an operation that a block has ended are kept, and with them its communicator",
-    ),
     ("device-", "test_methods[.]py", "the wrapper of the group is no backend"),
     ("device-", "test_resized_arrays[.]py", "memory of a device has no exported buffer to hold"),
     (
