@@ -24,7 +24,7 @@ class ExchangeCommunicator : public Communicator {
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline& deadline,
                                       const std::string& called) override;
   void progress() override { engine_->progress(); }
-  void check_peers() override { engine_->poll_peer_failures(); }
+  void check_peers() override { engine_->check_peers(); }
   void close(const Deadline& deadline) override;
   bool usable() const override;
   void abandon(std::exception_ptr error, const std::string& reason) override { engine_->abandon(error, reason); }

@@ -124,8 +124,8 @@ class Communicator {
 
   /// Makes progress on pending operations. Never blocks.
   virtual void progress() = 0;
-  /// Detects peers that have died or left, and fails the operations that need them. Every wait does this now and then.
-  /// Never blocks.
+  /// Detects peers that have died, left, or wait at the end of the block, and fails the operations that need them.
+  /// Every wait does this now and then. Never blocks.
   virtual void check_peers() {}
 
   /// Closes the group: a barrier of all ranks, then everything is freed. After `abandon` there is no barrier.

@@ -63,7 +63,10 @@ class DeviceCommunicator final : public Communicator {
   bool is_discarded() const override { return host_->is_discarded() && through_host_->is_discarded(); }
   void open_block(std::uint64_t block) override { host_->open_block(block); }
   void close_block(std::uint64_t block) override { host_->close_block(block); }
-  void announce_block_end(std::uint64_t block) override { host_->announce_block_end(block); }
+  void announce_block_end(std::uint64_t block) override {
+    host_->announce_block_end(block);
+    through_host_->announce_block_end(block);
+  }
   bool usable() const override { return host_->usable(); }
   Counters counters() const override;
 

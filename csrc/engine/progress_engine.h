@@ -141,6 +141,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, priv
   /// Whether the transport has let go of the memory of every operation; pairs with the release in `discard`.
   bool is_discarded() const { return discarded_.load(std::memory_order_acquire); }
   void announce_block_end(std::uint64_t block);
+  /// `poll_peer_failures`, and revokes the group if its oldest collective waits for a rank at the end of the block.
+  void check_peers();
 
   const Departures& departures() const { return departures_; }
   /// Call once, when a shared pointer owns this.

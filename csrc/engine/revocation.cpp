@@ -81,6 +81,17 @@ void ProgressEngine::revoke_if_left_behind(Operation& operation) {
   }
 }
 
+/// For waits that are not in `wait`: those for operations on a device.
+void ProgressEngine::check_peers() {
+  poll_peer_failures();
+  std::shared_ptr<Operation> oldest;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!collectives_.empty()) oldest = collectives_.front();
+  }
+  if (oldest != nullptr) revoke_if_left_behind(*oldest);
+}
+
 /// Frees the memory of operations if the transport no longer accesses it; otherwise the engine keeps it.
 bool ProgressEngine::discard() {
   const std::shared_ptr<ProgressEngine> self = shared_from_this();  // operations may hold the last reference
