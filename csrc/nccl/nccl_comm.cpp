@@ -96,7 +96,7 @@ void NcclComm::wait_until_ready(std::unique_lock<std::mutex>& lock, const std::s
 bool NcclComm::is_ready(const std::string& act) {
   const auto [state, comm] = extra_.state(comm_);
   if (state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) return state == nccl_abi::kSuccess;
-  if (const std::exception_ptr lost = lost_peer()) std::rethrow_exception(lost);
+  if (const std::exception_ptr cause = host_cause()) std::rethrow_exception(cause);
   throw Error(str(act, " in group '", host_->name(), "': ", nccl().explain(state, comm)));
 }
 
@@ -168,7 +168,7 @@ std::shared_ptr<Work> NcclComm::launch(NcclLaunch launch) {
     operation->end->record(stream_->get());
   } catch (...) {  // other ranks may have started it
     if (!lock.owns_lock()) lock.lock();
-    fail(std::current_exception(), /*tell=*/true);
+    fail(std::current_exception(), /*tell=*/!is_mismatch(std::current_exception()));
     throw;
   }
   operation->launched = true;
