@@ -221,7 +221,7 @@ BREAKS = {
         "pyproject.toml",
         r'^sdist\.exclude = \["\.ci"',
         'sdist.exclude = [".ci", "csrc"',
-        why=r"csrc/README\.md\"\n\n? *cannot be read|Cannot find source file",
+        why=r'csrc/README\.md"\s+cannot be read',
     ),
     "wheel": Break(
         "package",

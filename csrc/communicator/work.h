@@ -49,9 +49,10 @@ class Work {
   /// The error of the operation, or null. Valid once `done()` is true.
   virtual std::exception_ptr error() const = 0;
 
-  /// Of a completed receive: the sender and tag. Otherwise all -1.
   /// Whether no device uses the memory of this operation any more. False for what is not known to have ended.
   virtual bool device_has_ended() const { return false; }
+
+  /// Of a completed receive: the sender and tag. Otherwise all -1.
   virtual Status status() const { return {}; }
 
   /// Of a completed receive of an object: its bytes, which this Work owns.

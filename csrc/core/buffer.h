@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -45,10 +46,10 @@ struct Buffer {
   operator ConstBuffer() const { return {data, count, dtype, device, stream}; }
 };
 
-/// Whether two ranges of host memory overlap.
+/// Whether two ranges overlap; an empty one overlaps nothing.
 inline bool share_memory(const void* a, std::size_t a_nbytes, const void* b, std::size_t b_nbytes) {
   const auto from_a = reinterpret_cast<std::uintptr_t>(a), from_b = reinterpret_cast<std::uintptr_t>(b);
-  return from_a < from_b + b_nbytes && from_b < from_a + a_nbytes;
+  return std::max(from_a, from_b) < std::min(from_a + a_nbytes, from_b + b_nbytes);
 }
 inline bool share_memory(const ConstBuffer& a, const ConstBuffer& b) {
   if (a.device.kind != DeviceKind::cpu || b.device.kind != DeviceKind::cpu) return false;

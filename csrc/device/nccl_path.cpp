@@ -91,26 +91,24 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::launch(const CollectiveArgs&
   return comm_->launch(std::move(launch));
 }
 
-void DeviceCommunicator::NcclPath::copy_input(CollectiveArgs& args, NcclLaunch& launch) const {
-  const std::shared_ptr<std::byte> copy = copies_->take(args.in.nbytes());
-  launch.memory.push_back(copy);
-  launch.calls = [gpu = comm_->options().gpu, to = copy.get(), in = args.in](
-                     NcclLibrary::Comm, NcclLibrary::Stream stream) { gpu->copy(to, in.data, in.nbytes(), stream); };
-  args.in.data = copy.get();
-}
-
 Communicator::WorkPtr DeviceCommunicator::NcclPath::start(const CollectiveArgs& given) {
   CollectiveArgs args = given;
   const ConstBuffer own = args.own();
   NcclLaunch one;
-  if (overwrites_input(args, rank_)) copy_input(args, one);
   one.what = str(samestep::name(args.type), " of ", own.count, " ", samestep::name(own.dtype), " on the device");
   one.after = {args.in.stream, args.out.stream};
-  one.calls = [first = std::move(one.calls), calls = calls_of(args)](NcclLibrary::Comm comm,
-                                                                     NcclLibrary::Stream stream) {
-    if (first) first(comm, stream);
-    calls(comm, stream);
-  };
+  if (!overwrites_input(args, rank_)) {
+    one.calls = calls_of(args);
+  } else {
+    const std::shared_ptr<std::byte> copy = copies_->take(args.in.nbytes());
+    one.memory.push_back(copy);
+    args.in.data = copy.get();
+    one.calls = [gpu = comm_->options().gpu, to = copy.get(), in = given.in, calls = calls_of(args)](
+                    NcclLibrary::Comm comm, NcclLibrary::Stream stream) {
+      gpu->copy(to, in.data, in.nbytes(), stream);
+      calls(comm, stream);
+    };
+  }
   return launch(args, std::move(one), std::max(args.in.nbytes(), args.out.nbytes()));
 }
 

@@ -28,8 +28,6 @@ class DeviceCommunicator::NcclPath {
   std::uint64_t n_launched_bytes() const { return n_launched_bytes_; }
 
  private:
-  /// Lets `launch` copy the input of `args` to memory of its own first.
-  void copy_input(CollectiveArgs& args, NcclLaunch& launch) const;
   /// Starts the comparison of `args` between ranks, then the operation.
   WorkPtr launch(const CollectiveArgs& args, NcclLaunch launch, std::size_t nbytes);
   nccl_calls::Calls calls_of(const CollectiveArgs& args) const;

@@ -280,28 +280,39 @@ void HostStaging::abandon(std::exception_ptr error) {
   under_way_.clear();
 }
 
-bool HostStaging::drained() {
+bool HostStaging::drained() noexcept {
   const std::lock_guard lock(mutex_);
-  if (out_end_ == nullptr) return false;
+  if (in_end_ == nullptr) return false;
+  try {
+    const OnDevice on(*gpu_, device_);
+    return out_end_->is_complete() && in_end_->is_complete();
+  } catch (const Error&) {  // the device is lost
+    return false;
+  }
+}
+
+void HostStaging::record_ends() {
+  const std::lock_guard lock(mutex_);
   const OnDevice on(*gpu_, device_);
-  return out_end_->is_complete() && in_end_->is_complete();
+  out_end_ = std::make_unique<GpuEvent>(gpu_);
+  out_end_->record(out_->get());
+  auto in_end = std::make_unique<GpuEvent>(gpu_);
+  in_end->record(in_->get());
+  in_end_ = std::move(in_end);
 }
 
 void HostStaging::release_retained() {
-  {
-    const std::lock_guard lock(mutex_);
-    const OnDevice on(*gpu_, device_);
-    for (auto [end, stream] : {std::pair(&out_end_, &out_), std::pair(&in_end_, &in_)}) {
-      *end = std::make_unique<GpuEvent>(gpu_);
-      (*end)->record((*stream)->get());
-    }
+  try {
+    record_ends();
+  } catch (const Error&) {  // the device is lost: the destructor keeps the memory
+    return;
   }
-  const Deadline deadline = Deadline::after(Seconds(1));
-  Backoff pause(/*oversubscribed=*/true);
-  while (!drained()) {
-    if (deadline.passed()) return;  // a stream of the caller holds them up: the destructor keeps the memory
-    if (pause.step()) wait_hooks().interrupt();
-  }
+  wait_hooks().run_without_gil([this] {
+    const Deadline deadline = Deadline::after(Seconds(1));
+    Backoff pause(/*oversubscribed=*/true);
+    while (!drained() && !deadline.passed()) pause.step();
+  });
+  if (!drained()) return;                       // a stream of the caller holds the copies up
   std::vector<std::shared_ptr<void>> released;  // freed without the mutex: the last reference to a group may be there
   const std::lock_guard lock(mutex_);
   released.swap(retained_);

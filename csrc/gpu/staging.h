@@ -58,8 +58,9 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   /// Frees the pinned memory of abandoned operations, once the copies that were under way have ended or a second has
   /// passed. Call once both groups have been discarded.
   void release_retained();
-  /// Whether the copies of all operations that `release_retained` found abandoned have ended.
-  bool drained();
+  /// Whether the copies of all operations that `release_retained` found abandoned have ended. False if the device is
+  /// lost.
+  bool drained() noexcept;
   bool idle();
   HostStaging(const HostStaging&) = delete;
   HostStaging& operator=(const HostStaging&) = delete;
@@ -71,6 +72,7 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
 
   HostStaging(std::shared_ptr<GpuLibrary> gpu, int device, std::shared_ptr<Communicator> messages,
               std::shared_ptr<Communicator> collectives);
+  void record_ends();
   // With the mutex held:
   void step();
   /// The earliest operation that must start on the host before `work`, or `work` itself.

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "collective_calls.h"
+#include "device/overlap.h"
 #include "device_world.h"
 
 // Inputs and outputs in device memory that overlap: every verb gives what it gives with separate arrays.
@@ -138,5 +139,20 @@ TEST_CASE("devices: an input that overlaps its output is read before it is overw
       }
       group->close(soon());
     });
+  }
+}
+
+TEST_CASE("devices: of ragged blocks, only a rank's own one is in place") {
+  const std::vector<std::uint64_t> counts{3, 0, 2};
+  Floats memory(5);
+  const auto part = [&](std::size_t at, std::size_t n) { return Buffer{memory.data() + at, n, DType::float32}; };
+  const std::size_t begin[] = {0, 3, 3};
+  for (int rank = 0; rank < 3; ++rank) {
+    for (std::size_t at = 0; at + counts[static_cast<std::size_t>(rank)] <= 5; ++at) {
+      const Buffer own = part(at, counts[static_cast<std::size_t>(rank)]);
+      const bool expected = own.count != 0 && at != begin[rank];
+      CHECK(overwrites_input({CollectiveType::allgatherv, own, part(0, 5), {}, -1, {}, counts}, rank) == expected);
+      CHECK(overwrites_input({CollectiveType::scatterv, part(0, 5), own, {}, rank, {}, counts}, rank) == expected);
+    }
   }
 }

@@ -82,7 +82,8 @@ class Array:
         memory = ctypes.c_void_p()
         call("Malloc", ctypes.byref(memory), ctypes.c_size_t(max(self.nbytes, 1)))
         self.address = memory.value or 0
-        self.readonly = self._is_view = False
+        self.readonly = False
+        self._owner: Array | None = None  # of the memory of a view
         self._kept: list[Any] = []
 
     @classmethod
@@ -97,8 +98,7 @@ class Array:
         view.shape, view.dtype, view.stream, view.readonly = (stop - start,), self.dtype, self.stream, False
         view.address = self.address + start * self.dtype.itemsize
         view.nbytes = (stop - start) * self.dtype.itemsize
-        view._kept = [self]
-        view._is_view = True
+        view._kept, view._owner = [], self
         return view
 
     def set(self, values: np.ndarray[Any, Any]) -> None:
@@ -112,8 +112,7 @@ class Array:
         values = np.empty(self.shape, self.dtype)
         self._copy(values.ctypes.data, self.address)
         self.stream.synchronize()
-        if not self._is_view:
-            self._kept.clear()
+        self._kept.clear()
         return values
 
     def _copy(self, to: int, source: int) -> None:
@@ -131,7 +130,7 @@ class Array:
         }
 
     def __del__(self) -> None:
-        if getattr(self, "address", 0) and not self._is_view and runtime is not None:
+        if getattr(self, "address", 0) and self._owner is None and runtime is not None:
             runtime().cudaFree(ctypes.c_void_p(self.address))
 
 

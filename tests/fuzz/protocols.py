@@ -1,9 +1,10 @@
-"""Malformed bytes at every door: the store, the launcher's port, the port of a rank, the socket of a host.
+"""Malformed bytes at every entry point: the store, the launcher's port, the port of a rank, the socket of a host.
 
     python tests/fuzz/protocols.py --packets 20000 --seed 1
 
-Each door is served as in a job while strangers and clients, drawn from the seed, send broken packets. After each round
-an honest peer is served; at the end memory, descriptors and threads are as before. Prints a table for docs/security.md.
+Each entry point is served as in a job while strangers and clients, drawn from the seed, send broken packets. After each
+round an honest peer is served; at the end memory, descriptors and threads are as before. Prints a table for
+docs/security.md.
 """
 
 from __future__ import annotations
@@ -281,18 +282,18 @@ def fuzz_host(draw: Drawer, n: int) -> None:
         link.close()
 
 
-DOORS = {
+ENTRY_POINTS = {
     "store, open to everybody": fuzz_store,
     "store with a secret": lambda draw, n: fuzz_store(draw, n, secret=b"known"),
     "launcher's port": fuzz_launcher,
     "port of a rank": fuzz_links,
     "socket of a host": fuzz_host,
 }
-_AT_A_TIME = 200  # packets for one start; the doors of ranks are open for a moment only
+_AT_A_TIME = 200  # packets for one start; those of ranks are open for a moment only
 
 
-def fuzz(door: str, n: int, seed: int) -> None:
-    """Sends `n` packets or connections to one door.
+def fuzz(entry_point: str, n: int, seed: int) -> None:
+    """Sends `n` packets or connections to one entry point.
 
     Raises:
       AssertionError, or whatever went wrong in the process that is attacked.
@@ -301,7 +302,7 @@ def fuzz(door: str, n: int, seed: int) -> None:
     n_fds = len(os.listdir("/proc/self/fd"))
     n_threads = threading.active_count()
     for done in range(0, n, _AT_A_TIME):
-        DOORS[door](draw, min(_AT_A_TIME, n - done))
+        ENTRY_POINTS[entry_point](draw, min(_AT_A_TIME, n - done))
     deadline = time.monotonic() + 5
     while len(os.listdir("/proc/self/fd")) > n_fds and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -310,25 +311,26 @@ def fuzz(door: str, n: int, seed: int) -> None:
 
 
 def main() -> int:
-    """Fuzzes all doors; prints a line for each."""
+    """Fuzzes all entry points; prints a line for each."""
     import logging
 
     logging.disable()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--packets", type=int, default=20_000, help="for each door")
+    parser.add_argument("--packets", type=int, default=20_000, help="for each entry point")
     parser.add_argument("--seed", type=int, default=1)
     flags = parser.parse_args()
     print(
         "| entry point | packets | result | growth of peak memory | seconds |\n|---|---|---|---|---|",
         flush=True,
     )
-    for door in DOORS:
+    for entry_point in ENTRY_POINTS:
         before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
-        fuzz(door, flags.packets, flags.seed)
+        fuzz(entry_point, flags.packets, flags.seed)
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         seconds = time.monotonic() - begin
         print(
-            f"| {door} | {flags.packets:,} | honest peers served, nothing left | {grown:.0f} MB | {seconds:.0f} |"
+            f"| {entry_point} | {flags.packets:,} | honest peers served, nothing left | {grown:.0f} MB "
+            f"| {seconds:.0f} |"
         )
         sys.stdout.flush()
     return 0

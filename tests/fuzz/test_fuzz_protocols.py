@@ -4,7 +4,7 @@ import protocols
 import pytest
 
 
-@pytest.mark.parametrize("door", list(protocols.DOORS))
+@pytest.mark.parametrize("entry_point", list(protocols.ENTRY_POINTS))
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_malformed_packets_hurt_nobody(door):
-    protocols.fuzz(door, 100, seed=7)
+def test_malformed_packets_hurt_nobody(entry_point):
+    protocols.fuzz(entry_point, 100, seed=7)

@@ -68,6 +68,14 @@ def test_the_error_can_be_pickled(group):
     assert str(again) == str(caught.value)
 
 
+def test_a_compiled_verb_is_named_once(group):
+    with pytest.raises(
+        ss.MismatchError, match=r"^allreduce \(operation \d+ .*: allreduce of float32\[\d\]"
+    ) as caught:
+        jax.block_until_ready(jax.jit(group.allreduce)(jnp.ones(length_of(group, False))))
+    assert "in it" not in str(caught.value)
+
+
 def test_errors_of_others_are_left_to_jax(group):
     def fail(x):
         raise KeyError("of the user")
