@@ -1,6 +1,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,9 +40,18 @@ struct DeviceMemory {
   int device;
 };
 
+/// Without the GIL: the runtime may wait for the device.
 DeviceMemory allocate(const std::shared_ptr<GpuLibrary>& gpu, std::size_t nbytes, int device) {
+  const py::gil_scoped_release no_gil;
   const OnDevice on(*gpu, device);
-  return {device_memory(gpu, std::max(nbytes, std::size_t{1})), nbytes, device};
+  return {{gpu->allocate(std::max(nbytes, std::size_t{1})),
+           [gpu](void* data) {
+             std::optional<py::gil_scoped_release> others_run;
+             if (PyGILState_Check() != 0) others_run.emplace();
+             gpu->free(data);
+           }},
+          nbytes,
+          device};
 }
 
 using Comm = std::shared_ptr<Communicator>;

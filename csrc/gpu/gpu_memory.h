@@ -40,11 +40,6 @@ class GpuEvent {
   GpuLibrary::Event event_;
 };
 
-/// Device memory that is freed when the last pointer is dropped.
-inline std::shared_ptr<void> device_memory(const std::shared_ptr<GpuLibrary>& gpu, std::size_t nbytes) {
-  return {gpu->allocate(nbytes), [gpu](void* data) { gpu->free(data); }};
-}
-
 /// Lets later work in `to` wait for the work that each of `streams` has so far.
 inline void order_after(const std::shared_ptr<GpuLibrary>& gpu, GpuLibrary::Stream to,
                         const std::vector<StreamHandle>& streams) {

@@ -110,7 +110,8 @@ class OnGpu {
  public:
   OnGpu(const UserStream& stream, std::size_t count)
       : stream_(stream.get()), device_(gpu()->current_device()), count_(count) {
-    data_ = device_memory(gpu(), std::max<std::size_t>(count, 1) * sizeof(float));
+    void* const memory = gpu()->allocate(std::max<std::size_t>(count, 1) * sizeof(float));
+    data_ = {memory, [](void* data) { gpu()->free(data); }};
   }
   OnGpu(const UserStream& stream, const Floats& values) : OnGpu(stream, values.size()) { set(values); }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import fake_arrays
 import fake_libraries
@@ -16,6 +17,7 @@ import pytest
 import samestep as ss
 from running import RUN_COMMAND, program
 from samestep import fluxmpi
+from samestep._util import mpi_library
 from samestep.gpu import mpi_support
 from samestep.world import transports
 
@@ -160,6 +162,25 @@ def test_this_library_is_asked_first(monkeypatch):
     mpi_support._tried.cache_clear()
     assert mpi_support.decide("cuda", 0) == (False, "the MPI library says that it cannot")
     assert "cannot" in mpi_support.describe("cuda")
+
+
+@pytest.mark.parametrize("answer", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("cuda", "MPIX_Query_cuda_support"),
+        ("hip", "MPIX_Query_rocm_support"),  # Open MPI
+        ("hip", "MPIX_Query_hip_support"),  # MPICH
+    ],
+)
+def test_the_library_answers_by_its_result(monkeypatch, tmp_path, kind, name, answer):
+    """All three are `int f(void)`, in the headers of Open MPI and MPICH."""
+    source, library = tmp_path / "mpi.c", tmp_path / "libmpi.so"
+    source.write_text(f"int {name}(void) {{ return {answer}; }}")
+    compiler = fake_libraries.compiler() or "c++"
+    subprocess.run([compiler, "-x", "c", "-shared", "-fPIC", source, "-o", library], check=True)
+    monkeypatch.setattr(mpi_library, "load", lambda: SimpleNamespace(path=str(library)))
+    assert mpi_support.query(kind) is bool(answer)
 
 
 @pytest.mark.parametrize("reaches", [True, False])
