@@ -10,6 +10,43 @@ from running import RUN_COMMAND, script
 
 PROGRAM = script("faults/train_over_shards")
 N_EPOCHS, N_STEPS = 29, 203
+MANY = 13  # shards: no power of two, and no multiple of any number of ranks here
+
+TRANSPORTS = {
+    "native": ([], {}),  # shared memory within a host, TCP between hosts
+    "tcp": ([], {"SAMESTEP_NATIVE_TRANSPORT": "tcp"}),
+    "mpi": (["--mpi"], {"SAMESTEP_MPI_TRANSPORT": "mpi"}),
+    "mpi-and-shared-memory": (["--mpi"], {}),
+}
+LAYOUTS = [  # ranks of each host, shards
+    ([4], 8),
+    ([2, 2], 8),
+    ([1, 1, 1, 1], 8),
+    ([2, 2], MANY),
+    ([2, 1], 8),
+    ([3, 2], MANY),
+    ([4, 4], MANY),
+    ([2, 2, 2, 2], 8),
+    ([3, 3, 2], MANY),
+]
+
+
+@pytest.fixture(scope="module")
+def lab_and_hashes(tmp_path_factory):
+    """Four hosts, and by number of shards the hash of one rank."""
+    if reason := labs.missing():
+        pytest.skip(reason)
+    lab = labs.Lab(4)
+    folder, hashes = tmp_path_factory.mktemp("one"), {}
+    for n_shards in (8, MANY):
+        words = [sys.executable, *words_of(folder / str(n_shards), n_shards)]
+        hashes[n_shards] = hash_of(lab.start("node0", words, cwd=folder), 1)
+    yield lab, hashes
+    lab.close()
+
+
+def words_of(checkpoint, n_shards):
+    return [PROGRAM, str(checkpoint), str(N_EPOCHS), "0", str(n_shards)]
 
 
 def hash_of(process, n_ranks):
@@ -19,21 +56,15 @@ def hash_of(process, n_ranks):
     return found[1]
 
 
-@pytest.mark.parametrize(
-    "flags", [[], ["--mpi", "--env=OMPI_MCA_mpi_yield_when_idle=1"]], ids=["native", "mpi"]
-)
-def test_one_host_of_four_two_of_two_and_four_of_one_have_the_hash_of_one_rank(tmp_path, flags):
-    if reason := labs.missing():
-        pytest.skip(reason)
-    lab = labs.Lab(4)
-    words = [PROGRAM, str(tmp_path / "none"), str(N_EPOCHS), "0"]
-    try:
-        alone = lab.start("node0", [sys.executable, *words], cwd=tmp_path)
-        hashes = [hash_of(alone, 1)]
-        for hosts in ("node0:4", "node0:2,node1:2", "node0:1,node1:1,node2:1,node3:1"):
-            (tmp_path / "none").unlink(missing_ok=True)  # the checkpoint
-            command = [*RUN_COMMAND, f"--hosts={hosts}", *flags, *words]
-            hashes.append(hash_of(lab.start("node0", command, cwd=tmp_path), 4))
-    finally:
-        lab.close()
-    assert len(set(hashes)) == 1
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("transport", list(TRANSPORTS))
+def test_every_layout_of_hosts_has_the_hash_of_one_rank(lab_and_hashes, tmp_path, transport, layout):
+    (lab, hashes), (n_each, n_shards) = lab_and_hashes, layout
+    flags, settings = TRANSPORTS[transport]
+    hosts = ",".join(f"node{i}:{n}" for i, n in enumerate(n_each))
+    passed_on = [f"--env={name}={value}" for name, value in settings.items()]
+    if flags:
+        passed_on.append("--env=OMPI_MCA_mpi_yield_when_idle=1")
+    command = [*RUN_COMMAND, f"--hosts={hosts}", *flags, *passed_on, *words_of(tmp_path / "saved", n_shards)]
+    process = lab.start("node0", command, cwd=tmp_path, env=settings)
+    assert hash_of(process, sum(n_each)) == hashes[n_shards]

@@ -1,6 +1,7 @@
-"""Trains over shards: `train_over_shards.py checkpoint n_epochs dies_at`. Prints the SHA-256 of the parameters.
+"""Trains over shards: `train_over_shards.py checkpoint n_epochs dies_at [shards]`. Prints a SHA-256 of the parameters.
 
-Goes on from the checkpoint if there is one. The last rank kills itself after `dies_at` steps, if that is not 0.
+Goes on from the checkpoint if there is one. The last rank kills itself after `dies_at` steps, if that is not 0. A step
+has 16 items in 8 shards, or as many as are given; the last one of an epoch has 5 items, so that shards of it are empty.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ if hosts := os.environ.get("PRETENDED_HOSTS"):  # of each rank
     os.environ["SAMESTEP_HOST_ID"] = hosts[int(rank)]
 
 checkpoint, n_epochs, dies_at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+n_shards = int(sys.argv[4]) if len(sys.argv) > 4 else 8
 rng = np.random.default_rng(7)
 x, y = rng.standard_normal((101, 6)).astype("f4"), rng.standard_normal(101).astype("f4")
 params = {"w": rng.standard_normal((6, 5)).astype("f4"), "v": rng.standard_normal(5).astype("f4")}
@@ -29,10 +31,8 @@ def gradient(x, y):
 
 
 with ss.initialize() as backend:
-    sampler = ss.DistributedSampler(
-        backend, 101, batch_size=16, shards=8, seed=3
-    )  # the last step has 5 items
-    total = ss.Accumulator(backend, 8)
+    sampler = ss.DistributedSampler(backend, 101, batch_size=16, shards=n_shards, seed=3)
+    total = ss.Accumulator(backend, n_shards)
     n_steps = first = 0
     if os.path.exists(checkpoint):
         with open(checkpoint, "rb") as file:
