@@ -13,16 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from samestep import _core, _settings
-from samestep._util.json_layout import Many, Map
-from samestep.group import hosts
-from samestep.rendezvous.rendezvous import Rendezvous, join
+from samestep.rendezvous.rendezvous import join
 from samestep.rendezvous.tcp_store import TCPStore
-from samestep.world import bootstrap_native, equal_settings, lifecycle, transports
+from samestep.world import bootstrap_native, lifecycle
 
 __all__ = ["open_ranks"]
 
 _PREFIX = "samestep"
-_LAYOUT = [str, Many(int), Map(str)]
 
 _kept: list[Any] = []  # what has to live as long as the ranks
 
@@ -56,8 +53,9 @@ def open_ranks() -> tuple[Any, int, tuple[int, ...], float]:
     def open_rank(rank: int) -> _core.Communicator:
         place = store if store is not None and rank == 0 else TCPStore(port[0], port[1], timeout=timeout)
         with_all = join(place, rank, sum(counts), timeout, owned=True)
-        _kept.append(with_all)
-        return _over(with_all, timeout)
+        group = bootstrap_native.group_over(with_all, timeout, "jax")
+        _kept.extend((with_all, group.bootstrap_comm))
+        return group.comm
 
     with ThreadPoolExecutor(mine) as pool:
         ranks = list(pool.map(open_rank, range(first, first + mine)))
@@ -89,22 +87,3 @@ def _local_devices() -> int:
         return int(asked.value)
     flag = re.findall(r"--xla_force_host_platform_device_count[= ](\d+)", os.environ.get("XLA_FLAGS", ""))
     return int(flag[-1]) if flag else 1
-
-
-def _over(rendezvous: Rendezvous, timeout: float) -> _core.Communicator:
-    """The group of all ranks of a meeting: shared memory within a host, TCP between hosts."""
-    mine: list[Any] = [
-        hosts.host_identity(),
-        sorted(os.sched_getaffinity(0)),
-        equal_settings.local_settings(),
-    ]
-    table = [mine] if rendezvous.size == 1 else rendezvous.allgather_json(mine, _LAYOUT)
-    everywhere = [host for host, *_ in table]
-    comm, _ = bootstrap_native.communicator_over(rendezvous, timeout, "jax")
-    comm, bootstrap_comm = transports.select_transport(
-        comm, "native", [asked for *_, asked in table], everywhere, timeout
-    )
-    _kept.append(bootstrap_comm)
-    neighbours = [cpus for host, cpus, _ in table if host == mine[0]]
-    comm.configure(oversubscribed=hosts.oversubscribed(neighbours, _core.usable_cpus()))
-    return comm

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from samestep import _core, _settings
 from samestep._util import handshake, launchers
-from samestep._util.json_layout import Map
+from samestep._util.json_layout import Many, Map
 from samestep.errors import Error, InvalidArgumentError, UnavailableError
 from samestep.group import hosts
 from samestep.rendezvous import descriptors, interfaces, mesh
 from samestep.rendezvous.rendezvous import Rendezvous, open_rendezvous
 from samestep.world import equal_settings, transports
 
-__all__ = ["World", "communicator_over", "open_world"]
+__all__ = ["Group", "World", "communicator_over", "group_over", "open_world"]
 
 _LAYOUT = [str, Map(str)]
+_LAYOUT_WITH_CPUS = [str, Many(int), Map(str)]
+
+
+class Group(NamedTuple):
+    """A communicator of ranks that have met, whatever the world of this process is."""
+
+    comm: _core.Communicator
+    bootstrap_comm: _core.Communicator | None
+    """What it was made from; it has to live as long."""
+    hosts: list[str]
+    """Of each rank."""
 
 
 class World(NamedTuple):
@@ -110,6 +121,24 @@ def communicator_over(
     peers = [(-1 if link is None else link.detach(), where) for link, where in found]
     proved = rendezvous.private or bool(handshake.job_secret())
     return _core.open_tcp_world(name, rendezvous.rank, peers), proved
+
+
+def group_over(rendezvous: Rendezvous, timeout: float, name: str) -> Group:
+    """A group of all ranks of a meeting, of its own, configured as a world is. Collective; raises as `open_world`."""
+    mine: list[Any] = [
+        hosts.host_identity(),
+        sorted(os.sched_getaffinity(0)),
+        equal_settings.local_settings(),
+    ]
+    table = [mine] if rendezvous.size == 1 else rendezvous.allgather_json(mine, _LAYOUT_WITH_CPUS)
+    everywhere = [host for host, *_ in table]
+    comm, _ = communicator_over(rendezvous, timeout, name)
+    comm, bootstrap_comm = transports.select_transport(
+        comm, "native", [asked for *_, asked in table], everywhere, timeout
+    )
+    neighbours = [cpus for host, cpus, _ in table if host == mine[0]]
+    comm.configure(oversubscribed=hosts.oversubscribed(neighbours, _core.usable_cpus()))
+    return Group(comm, bootstrap_comm, everywhere)
 
 
 def _check_claims(started_by: launchers.Launcher, rank: int | None, world_size: int | None) -> None:
