@@ -30,10 +30,11 @@ DeviceRequest request_of(const py::object& request) {
 }
 
 Facts facts(std::string launcher, int launcher_size, bool mpi_loadable, std::string mpi_detail, bool nccl_loadable,
-            std::string nccl_detail, int devices, std::string device_detail, bool every_rank_has_device) {
+            std::string nccl_detail, int devices, std::string device_detail, bool every_rank_has_device,
+            bool has_pmi) {
   return {std::move(launcher),  launcher_size,          mpi_loadable, std::move(mpi_detail),
           nccl_loadable,        std::move(nccl_detail), devices,      std::move(device_detail),
-          every_rank_has_device};
+          every_rank_has_device, has_pmi};
 }
 
 }  // namespace
@@ -46,7 +47,7 @@ void bind_select(py::module_& m) {
   py::class_<Facts>(m, "Facts", "What is known about this process and machine before a backend is chosen.")
       .def(py::init(&facts), py::kw_only(), "launcher"_a = "", "launcher_size"_a = 1, "mpi_loadable"_a = false,
            "mpi_detail"_a = "", "nccl_loadable"_a = false, "nccl_detail"_a = "", "devices"_a = 0,
-           "device_detail"_a = "", "every_rank_has_device"_a = false)
+           "device_detail"_a = "", "every_rank_has_device"_a = false, "has_pmi"_a = false)
       .def_readwrite("launcher", &Facts::launcher)
       .def_readwrite("launcher_size", &Facts::launcher_size)
       .def_readwrite("mpi_loadable", &Facts::mpi_loadable)
@@ -55,7 +56,8 @@ void bind_select(py::module_& m) {
       .def_readwrite("nccl_detail", &Facts::nccl_detail)
       .def_readwrite("devices", &Facts::devices)
       .def_readwrite("device_detail", &Facts::device_detail)
-      .def_readwrite("every_rank_has_device", &Facts::every_rank_has_device);
+      .def_readwrite("every_rank_has_device", &Facts::every_rank_has_device)
+      .def_readwrite("has_pmi", &Facts::has_pmi);
 
   py::class_<Choice>(m, "Choice", "The backend to use, the backend of host arrays, and why.")
       .def_readonly("backend", &Choice::backend)

@@ -60,6 +60,9 @@ Choice choose_host(const Facts& facts) {
   if (facts.launcher_size <= 1 && !facts.mpi_loadable) {
     return {"native", "native", str(started, " with one rank, which needs no MPI")};
   }
+  if (!facts.mpi_loadable && facts.has_pmi) {
+    return {"native", "native", str(started, "; no MPI library loads, and the ranks meet through PMI")};
+  }
   require_mpi(facts, str("This process was ", started));
   return {"mpi", "mpi", str(started, "; ", facts.mpi_detail)};
 }

@@ -15,6 +15,7 @@ struct Facts {
   int devices = 0;                     ///< usable CUDA or HIP devices
   std::string device_detail;           ///< names, or what was looked for
   bool every_rank_has_device = false;  ///< all ranks of the job see at least one device
+  bool has_pmi = false;                ///< the launcher offers PMI-1, through which ranks can meet without MPI
 };
 
 /// The backend to use and why, in one sentence for `samestep doctor`.
@@ -25,8 +26,9 @@ struct Choice {
 };
 
 /// Selects as described in docs/backends.md: MPI under an MPI launcher, wrapped by NCCL if every rank has a device;
-/// native under `samestep run` or torchrun-style variables, without a launcher, and for a single rank of an MPI
-/// launcher without a loadable MPI library. `requested` ("mpi", "nccl", "native", or "" for none) takes precedence.
+/// native under `samestep run` or torchrun-style variables, without a launcher, and, where no MPI library loads, for a
+/// single rank of an MPI launcher and under one that offers PMI-1. `requested` ("mpi", "nccl", "native", or "" for
+/// none) takes precedence.
 ///
 /// Pure. Throws UnavailableError if the requested backend, or the one that the launcher needs, cannot be used; the text
 /// lists what was looked for and the cure. Throws InvalidArgumentError for an unknown name.

@@ -186,6 +186,7 @@ class Facts:
     devices: int
     device_detail: str
     every_rank_has_device: bool
+    has_pmi: bool
     def __init__(
         self,
         *,
@@ -198,6 +199,7 @@ class Facts:
         devices: int = ...,
         device_detail: str = ...,
         every_rank_has_device: bool = ...,
+        has_pmi: bool = ...,
     ) -> None: ...
 
 class Choice:

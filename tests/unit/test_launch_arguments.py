@@ -39,6 +39,31 @@ def test_hosts_tell_the_number():
     assert parse(["--hosts=a:2,b:1", "-n", "3", "x"]).n_ranks == 3
 
 
+def test_hosts_of_a_file(tmp_path, capsys):
+    file = tmp_path / "hosts"
+    file.write_text("a slots=2 max_slots=4\n\n# of another job: z\nb\nc:3  # big\nb\n")
+    options = parse(["--hostfile", str(file), "x"])
+    assert options.hosts == (Host("a", 2), Host("b", 2), Host("c", 3))
+    assert options.n_ranks == 7
+    with pytest.raises(SystemExit):
+        parse(["--hosts", "a", "--hostfile", str(file), "x"])
+    assert "--hosts and --hostfile exclude each other" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "names no host"), ("a slots=two\n", "'two' ranks"), ("a:0\n", "'0' ranks"), (None, "No such file")],
+)
+def test_a_hostfile_that_cannot_be_read_is_named(tmp_path, capsys, text, message):
+    file = tmp_path / "hosts"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SystemExit):
+        parse(["--hostfile", str(file), "x"])
+    error = capsys.readouterr().err
+    assert message in error and str(file) in error
+
+
 def test_a_run_on_each_of_several_nodes():
     words = ["-n", "3", "--nnodes=2", "--node_rank", "1", "--master-addr", "a", "x"]
     options = parse(words)

@@ -25,6 +25,8 @@ FOUR = {"launcher": "openmpi", "launcher_size": 4}
         (FOUR | MPI | {"launcher": "hydra"}, "", "mpi", "mpi"),
         (FOUR | MPI | {"launcher": "slurm"}, "", "mpi", "mpi"),
         (FOUR | {"launcher_size": 1}, "", "native", "native"),
+        (FOUR | {"launcher": "hydra", "has_pmi": True}, "", "native", "native"),
+        (FOUR | MPI | {"launcher": "hydra", "has_pmi": True}, "", "mpi", "mpi"),
         (FOUR | MPI | NCCL | DEVICES, "", "nccl", "mpi"),
         (FOUR | MPI | NCCL | {"devices": 2}, "", "mpi", "mpi"),
         (FOUR | MPI | DEVICES, "", "mpi", "mpi"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from samestep import _settings
 from samestep.launch import clusters
-from samestep.launch.plan import Host, parse_hosts
+from samestep.launch.plan import Host, parse_hostfile, parse_hosts
 
 MPI_IS_THE_DEFAULT = False
 """Which of `--mpi` and `--native` holds where neither is given."""
@@ -125,6 +125,10 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
     flags = ours.parse_args(own)
     if not rest:
         ours.error("what to run? Give a script, or -m module, or --no-python program")
+    if flags.hostfile:
+        if flags.hosts:
+            ours.error("--hosts and --hostfile exclude each other")
+        flags.hosts = flags.hostfile
     cluster = _ask_cluster(ours, flags, env)
     hosts = flags.hosts or ()
     n_from_hosts = sum(host.n_ranks for host in hosts)
@@ -171,6 +175,7 @@ _WITH_VALUE = (
     "-n",
     "--logs",
     "--hosts",
+    "--hostfile",
     "--rsh",
     "--nnodes",
     "--node-rank",
@@ -237,6 +242,12 @@ def parser() -> argparse.ArgumentParser:
     add("--mpi", action="store_true", help=mpi)
     add("--native", action="store_true", help=native)
     add("--hosts", type=_hosts, metavar="A:2,B:2", help="hosts and ranks on each, in rank order")
+    add(
+        "--hostfile",
+        type=_hostfile,
+        metavar="FILE",
+        help="the same from a file, as mpirun, PBS and LSF have it",
+    )
     rsh = "remote shell for other hosts without MPI (default: ssh)"
     add("--rsh", type=_words, default=("ssh",), metavar="CMD", help=rsh)
     add("--nnodes", type=whole_number, metavar="N", help="runs that make the job, one per node")
@@ -329,6 +340,14 @@ def _hosts(text: str) -> tuple[Host, ...]:
         return parse_hosts(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _hostfile(path: str) -> tuple[Host, ...]:
+    try:
+        with open(path) as file:
+            return parse_hostfile(file.read())
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _variable(text: str) -> tuple[str, str]:

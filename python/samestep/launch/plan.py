@@ -55,6 +55,32 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
+def parse_hostfile(text: str) -> tuple[Host, ...]:
+    """Reads a file of hosts: `name`, `name slots=2` or `name:2` on a line; a name on two lines has two ranks.
+
+    That is the format of MPI's hostfiles, and of the lists that PBS (`PBS_NODEFILE`) and LSF (`LSB_DJOB_HOSTFILE`)
+    write. What follows a `#` is a comment.
+
+    Raises:
+      ValueError: a number is no whole number above 0, or there is no host.
+
+    Example:
+      >>> parse_hostfile("a\\na\\nb slots=3  # the other one")
+      (Host(name='a', n_ranks=2), Host(name='b', n_ranks=3))
+    """
+    n_ranks: Counter[str] = Counter()
+    for line in text.splitlines():
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        slots = [word.partition("=")[2] for word in words[1:] if word.startswith("slots=")]
+        (host,) = parse_hosts(":".join([words[0], *slots[:1]]))
+        n_ranks[host.name] += host.n_ranks
+    if not n_ranks:
+        raise ValueError("it names no host")
+    return tuple(Host(name, n) for name, n in n_ranks.items())
+
+
 def places(host_of_rank: Sequence[str]) -> list[Place]:
     """The places of ranks whose hosts are known, in rank order; hosts are numbered by their lowest rank.
 

@@ -11,8 +11,8 @@ from samestep._util import handshake, launchers
 from samestep._util.json_layout import Many, Map
 from samestep.errors import Error, InvalidArgumentError, UnavailableError
 from samestep.group import hosts
-from samestep.rendezvous import descriptors, interfaces, mesh
-from samestep.rendezvous.rendezvous import Rendezvous, open_rendezvous
+from samestep.rendezvous import descriptors, interfaces, mesh, pmi
+from samestep.rendezvous.rendezvous import Rendezvous, join, open_rendezvous
 from samestep.world import equal_settings, transports
 
 __all__ = ["Group", "World", "communicator_over", "group_over", "open_world"]
@@ -73,8 +73,18 @@ def _open_world(method: str | None, rank: int | None, world_size: int | None, ti
             return World(_core.make_self_communicator("world"), _nothing, True)
         tells_place = "MASTER_PORT" in os.environ or launchers.slurm_meeting() is not None
         if started_by.name in launchers.MPI_LAUNCHERS and not tells_place:
-            raise UnavailableError(_no_place(started_by))
-    rendezvous = open_rendezvous(method or "env://", rank, world_size, timeout)
+            if pmi.FD not in os.environ:
+                raise UnavailableError(_no_place(started_by))
+            return _over(_meet_through_pmi(timeout), timeout)
+    return _over(open_rendezvous(method or "env://", rank, world_size, timeout), timeout)
+
+
+def _meet_through_pmi(timeout: float) -> Rendezvous:
+    address = interfaces.own_address("", os.environ, several_hosts=True)
+    return join(*pmi.open_store(os.environ, timeout, address), timeout, owned=True)
+
+
+def _over(rendezvous: Rendezvous, timeout: float) -> World:
     try:
         comm, proved = communicator_over(rendezvous, timeout)
         return World(comm, rendezvous.close, proved)
