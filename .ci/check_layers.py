@@ -43,6 +43,7 @@ PYTHON = [  # from the bottom; what stands in one row does not know the others i
         "doctor",
         "completion",
         "dask",
+        "ray",
     },
     {"notebook"},
     {"_samestep_torch", "_samestep_jax", "__main__"},

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / ".ci" / "retired_words.txt"
 EVERYWHERE = "csrc python tests benchmarks examples docs README.md CONTRIBUTING.md"
 TEXTS = {".py", ".pyi", ".h", ".cpp", ".c", ".md", ".txt", ".toml", ".sh", ".svg"}
+_PLAIN = re.compile(r"[\w ]+")
 KNOWN = {TABLE, ROOT / "python" / "samestep" / "_settings.py"}  # these list retired names
 
 
@@ -21,9 +22,12 @@ def main() -> int:
     wrong, n_words = [], 0
     for places, words in _sections():
         n_words += len(words)
-        pattern = re.compile("|".join(rf"(?<!\w)(?:{word})(?!\w)" for word in words))
         for path in _files(places):
-            for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            text = path.read_text(errors="replace")
+            # Most words are plain, and most files have none of them: looking for those first saves most of the time.
+            possible = [word for word in words if not _PLAIN.fullmatch(word) or word in text]
+            pattern = re.compile("|".join(rf"(?<!\w)(?:{word})(?!\w)" for word in possible))
+            for number, line in enumerate(text.splitlines() if possible else (), 1):
                 if line.endswith("retired: ok"):
                     continue
                 for found in pattern.finditer(line):

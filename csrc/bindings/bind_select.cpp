@@ -30,11 +30,17 @@ DeviceRequest request_of(const py::object& request) {
 }
 
 Facts facts(std::string launcher, int launcher_size, bool mpi_loadable, std::string mpi_detail, bool nccl_loadable,
-            std::string nccl_detail, int devices, std::string device_detail, bool every_rank_has_device,
-            bool has_pmi) {
-  return {std::move(launcher),  launcher_size,          mpi_loadable, std::move(mpi_detail),
-          nccl_loadable,        std::move(nccl_detail), devices,      std::move(device_detail),
-          every_rank_has_device, has_pmi};
+            std::string nccl_detail, int devices, std::string device_detail, bool every_rank_has_device, bool has_pmi) {
+  return {std::move(launcher),
+          launcher_size,
+          mpi_loadable,
+          std::move(mpi_detail),
+          nccl_loadable,
+          std::move(nccl_detail),
+          devices,
+          std::move(device_detail),
+          every_rank_has_device,
+          has_pmi};
 }
 
 }  // namespace

@@ -6,6 +6,7 @@ import re
 import pytest
 from dist_jobs import Job, launch
 from running import program, script
+from samestep._util.cpus import usable_cpus
 from samestep.distributed.launch import parse
 from samestep.launch import network
 
@@ -91,7 +92,11 @@ def test_what_ranks_of_one_node_get(tmp_path):
     assert one["argv"] == ["--local_rank=0", "--lr", "0.1", "--nnodes", "4"]
     assert two["argv"][0] == "--local_rank=1"
     assert (one["RANK"], two["RANK"], two["LOCAL_RANK"], two["LOCAL_WORLD_SIZE"]) == ("0", "1", "1", "2")
-    assert (two["WORLD_SIZE"], two["GROUP_RANK"], two["OMP_NUM_THREADS"]) == ("2", "0", "1")
+    assert (two["WORLD_SIZE"], two["GROUP_RANK"], two["OMP_NUM_THREADS"]) == (
+        "2",
+        "0",
+        str(max(1, usable_cpus() // 2)),
+    )
     assert two["MASTER_ADDR"] == "127.0.0.1"
     assert int(one["MASTER_PORT"]) == int(two["MASTER_PORT"]) > 0
 

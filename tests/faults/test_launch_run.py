@@ -14,6 +14,7 @@ from collections import Counter
 import pytest
 from launching import PATIENCE_S, on_terminal, reports, until
 from running import RUN_COMMAND, program, script
+from samestep._util.cpus import usable_cpus
 
 
 @pytest.fixture
@@ -30,7 +31,15 @@ def test_environment(start, monkeypatch):
         "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR OMP_NUM_THREADS A SAMESTEP_LAUNCH"
     )
     found = reports(start("print_variables", *names.split(), words=["--env", "A=b c"], n=3))
-    assert found == {r: [str(r), "3", str(r), "3", "0", "127.0.0.1", "1", "b c", None] for r in range(3)}
+    threads = str(max(1, usable_cpus() // 3))
+    assert found == {r: [str(r), "3", str(r), "3", "0", "127.0.0.1", threads, "b c", None] for r in range(3)}
+
+
+def test_threads_are_the_users_choice_and_a_lone_rank_keeps_the_default(start, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    given = start("print_variables", "OMP_NUM_THREADS", words=["--env", "OMP_NUM_THREADS=7"], n=2)
+    alone = start("print_variables", "OMP_NUM_THREADS", n=1)
+    assert (reports(given), reports(alone)) == ({0: ["7"], 1: ["7"]}, {0: [None]})
 
 
 @pytest.mark.parametrize("launcher", ["--mpi"], indirect=True)

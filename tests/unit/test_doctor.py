@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from samestep import doctor
+from samestep._util import cpus
 from samestep.world import limits
 
 
@@ -136,7 +137,7 @@ def test_limits_of_a_container(tmp_path):
         (tmp_path / folder / "cpu.max").write_text(quota)
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
-    assert limits.cpu_quota(tmp_path) == 1.5
+    assert cpus.cpu_quota(tmp_path) == 1.5
     found = limits.examine({}, tmp_path)
     assert (found["shm"], found["memory"]["available"]) == (None, None)
     rows = {name: (text, good) for name, text, good in limits.rows(found)}

@@ -32,15 +32,7 @@ def test_environment_of_a_rank():
         "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "0",
         "SAMESTEP_SECRET": "s",
-        "OMP_NUM_THREADS": "1",
     }
-
-
-def test_threads_are_the_users_choice_and_a_lone_rank_keeps_the_default():
-    two, one = plan.places(["a", "a"])[0], plan.places(["a"])[0]
-    where = {"master_addr": "a", "master_port": 1, "secret": "s"}
-    assert "OMP_NUM_THREADS" not in plan.environment(two, **where, inherited={"OMP_NUM_THREADS": "8"})
-    assert "OMP_NUM_THREADS" not in plan.environment(one, **where, inherited={})
 
 
 def test_under_torchrun_ranks_have_a_store_of_their_own():

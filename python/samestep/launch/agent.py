@@ -26,6 +26,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from samestep import _settings
+from samestep._util import cpus
 from samestep.launch import frames, processes
 from samestep.launch.bootstrap import BOOTSTRAP, connect, rank_and_size, read_bootstrap
 from samestep.launch.lines import Lines
@@ -140,6 +141,7 @@ class Agent:
         )
         environment = {**os.environ, **env, _settings.ERROR_FILE: self._error_file}
         environment.pop(BOOTSTRAP, None)
+        environment |= cpus.threads_of_ranks(int(environment.get("LOCAL_WORLD_SIZE", "1")), environment)
         self._rank_pid, pipe, outputs = spawn(argv, environment, cwd, stdin=stdin)
         self._pipes = {pipe: fd for fd, pipe in outputs.items()}
         for one in self._pipes:

@@ -118,8 +118,8 @@ def environment(
 ) -> dict[str, str]:
     """The variables that a rank gets on top of those it inherits, by the names that torchrun made common.
 
-    One thread per rank for OpenMP where several ranks share a host and `inherited` does not say otherwise. The
-    secret admits only ranks of this job to the rendezvous; "" is none.
+    The secret admits only ranks of this job to the rendezvous; "" is none. How many threads a rank gets is decided on
+    its host: see `_util.cpus`.
     """
     variables = {
         "MASTER_ADDR": master_addr,
@@ -136,8 +136,6 @@ def environment(
         variables["TORCHELASTIC_USE_AGENT_STORE"] = "False"
     if secret:
         variables[_settings.SECRET] = secret
-    if place.local_size > 1 and "OMP_NUM_THREADS" not in inherited:
-        variables["OMP_NUM_THREADS"] = "1"
     return variables
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import IO, Any, TextIO
 
+from samestep._util import cpus
 from samestep.launch import network, plan
 from samestep.launch.exit_status import ProcessExit
 from samestep.launch.lines import Lines
@@ -72,7 +73,7 @@ class Ranks:
         with ours, theirs:
             process = subprocess.Popen(
                 [sys.executable, "-c", code],
-                env={**os.environ, **variables},
+                env={**os.environ, **variables, **cpus.threads_of_ranks(place.local_size, os.environ)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

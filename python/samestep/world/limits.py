@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from samestep._util import launchers
+from samestep._util import cpus, launchers
 from samestep.arrays.numpy_memory import usable_memory
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -24,12 +24,13 @@ def examine(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> dict
         "memlock": _limit(resource.RLIMIT_MEMLOCK),
         "nofile": {"soft": _limit(resource.RLIMIT_NOFILE), "hard": _limit(resource.RLIMIT_NOFILE, hard=True)},
         "memory": {"usable": usable_memory(root), "available": _available(root)},
-        "cpu_quota": cpu_quota(root),
+        "cpus": cpus.usable_cpus(root),
+        "cpu_quota": cpus.cpu_quota(root),
         "hosts": hosts(env),
     }
 
 
-def rows(found: Mapping[str, Any]) -> list[tuple[str, str, bool | None]]:
+def rows(found: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> list[tuple[str, str, bool | None]]:
     """What `examine` returned, as rows of `samestep doctor`. Pure."""
     shm, memory, nofile, quota = found["shm"], found["memory"], found["nofile"], found["cpu_quota"]
     few = nofile["soft"] is not None and nofile["soft"] < _MIN_DESCRIPTORS
@@ -41,6 +42,7 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, str, bool | None]]:
     return [
         ("memory", f"{size(memory['available'])} available of {size(memory['usable'])} usable", None),
         ("CPU quota", limited, None),
+        ("threads", _threads(found["cpus"], env), None),
         ("/dev/shm", shm_text, False if little or shm is None else None),
         ("memlock", f"{size(found['memlock'])}, for pinned memory and RDMA", None),
         (
@@ -50,6 +52,13 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, str, bool | None]]:
         ),
         ("hosts", found["hosts"], None),
     ]
+
+
+def _threads(n_cpus: int, env: Mapping[str, str]) -> str:
+    if cpus.THREADS in env:
+        return f"{env[cpus.THREADS]} for each rank, by {cpus.THREADS}"
+    counts = ", ".join(f"{max(1, n_cpus // n)} with {n}" for n in (2, 4))
+    return f"{n_cpus} usable CPUs divided by the ranks of a host under samestep run: {counts}"
 
 
 def size(nbytes: int | None) -> str:
@@ -67,32 +76,6 @@ def size(nbytes: int | None) -> str:
     return f"{nbytes / 1024:.3g} KiB"
 
 
-def cpu_quota(root: Path = Path("/")) -> float | None:
-    """CPUs that the control groups of this process grant it, or None."""
-    found = []
-    for file in _of_control_group(root, "cpu.max"):
-        quota, _, period = file.partition(" ")
-        if quota.isdigit() and int(period or 100_000):
-            found.append(int(quota) / int(period or 100_000))
-    return min(found, default=None)
-
-
-def _of_control_group(root: Path, name: str) -> list[str]:
-    """What the files `name` of this process's control group and those above say; version 2."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    group = next((line[3:] for line in lines if line.startswith("0::")), "/").lstrip("/")
-    found = []
-    for folder in (Path(group), *Path(group).parents):
-        try:
-            found.append((root / "sys/fs/cgroup" / folder / name).read_text().strip())
-        except OSError:
-            continue
-    return found
-
-
 def hosts(env: Mapping[str, str] = os.environ) -> str:
     """Where `samestep run` would start ranks without `--hosts`. Reads the files that a batch system names.
 
@@ -105,7 +88,8 @@ def hosts(env: Mapping[str, str] = os.environ) -> str:
         return f"{nodes}, allotted by Slurm: start with srun, or with samestep run --mpi"
     for variable, system in (("PBS_NODEFILE", "PBS"), ("PE_HOSTFILE", "Grid Engine")):
         if variable in env:
-            return f"{_first_words(env[variable])}, allotted by {system} ({variable}): {advice}"
+            also = f", or with samestep run --hostfile ${variable}" if system == "PBS" else ""
+            return f"{_first_words(env[variable])}, allotted by {system} ({variable}): {advice}{also}"
     if names := env.get("LSB_HOSTS"):
         return f"{','.join(dict.fromkeys(names.split()))}, allotted by LSF: {advice}"
     rank = launchers.launcher(env)

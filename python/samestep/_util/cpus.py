@@ -1,0 +1,66 @@
+"""How many CPUs this process may use, and how many threads each rank of a host gets. Standard library only."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["THREADS", "control_group_files", "cpu_quota", "threads_of_ranks", "usable_cpus"]
+
+THREADS = "OMP_NUM_THREADS"
+
+
+def threads_of_ranks(local_size: int, env: Mapping[str, str], n_cpus: int | None = None) -> dict[str, str]:
+    """The variable that divides the CPUs of a host evenly among its ranks.
+
+    Empty for a rank that has the host to itself, and where `env` says how many threads a rank has. More threads than
+    CPUs make every matrix product wait for the threads that do not run; a single thread for each rank leaves CPUs idle
+    on a host with more CPUs than ranks.
+
+    Args:
+      local_size: ranks on this host.
+      env: of the rank.
+      n_cpus: None = `usable_cpus()`.
+
+    Example:
+      >>> threads_of_ranks(3, {}, 16), threads_of_ranks(3, {}, 2), threads_of_ranks(1, {}, 16)
+      ({'OMP_NUM_THREADS': '5'}, {'OMP_NUM_THREADS': '1'}, {})
+    """
+    if local_size <= 1 or THREADS in env:
+        return {}
+    return {THREADS: str(max(1, (n_cpus or usable_cpus()) // local_size))}
+
+
+def usable_cpus(root: Path = Path("/")) -> int:
+    """CPUs that this process may use at once, by its affinity and the quota of its control groups; at least 1."""
+    in_mask = len(os.sched_getaffinity(0))
+    quota = cpu_quota(root)
+    return max(1, in_mask if quota is None else min(in_mask, math.ceil(quota)))
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """CPUs that the control groups of this process grant it, or None."""
+    found = []
+    for file in control_group_files(root, "cpu.max"):
+        quota, _, period = file.partition(" ")
+        if quota.isdigit() and int(period or 100_000):
+            found.append(int(quota) / int(period or 100_000))
+    return min(found, default=None)
+
+
+def control_group_files(root: Path, name: str) -> list[str]:
+    """What the files `name` of this process's control group and those above say; version 2."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    group = next((line[3:] for line in lines if line.startswith("0::")), "/").lstrip("/")
+    found = []
+    for folder in (Path(group), *Path(group).parents):
+        try:
+            found.append((root / "sys/fs/cgroup" / folder / name).read_text().strip())
+        except OSError:
+            continue
+    return found
