@@ -195,6 +195,30 @@ def test_a_shard_of_no_weight_changes_no_bit_and_is_not_looked_at(group):
     assert np.signbit(mean).all()
 
 
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8"])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_mean_says_whether_it_is_finite_on_all_ranks_without_a_collective(group, dtype, value):
+    total = ss.Accumulator(group, 8)
+
+    def mean(bad=None, at=0, weight=1):
+        for shard in total.indices:
+            grads = [np.ones(100_000, dtype), np.arange(3), None, 0.5]
+            if shard == bad:
+                grads[0][at] = value
+            total.add(grads, shard=shard, weight=weight if shard == bad else 1)
+        return total.mean()
+
+    mean()
+    before = group.counters().operations
+    assert total.all_finite is True
+    assert group.counters().operations == before
+    for bad, at in ((0, 0), (7, 99_999), (3, 65_536)):
+        assert not np.isfinite(mean(bad, at)[0][at])
+        assert total.all_finite is False
+    mean(2, weight=0)  # nobody looks at gradients of weight 0
+    assert total.all_finite is True
+
+
 def test_without_shards_it_is_the_weighted_mean_of_whatever_was_added(group):
     total = ss.Accumulator(group)
     for i in range(group.rank):  # none on rank 0

@@ -6,7 +6,6 @@ import functools
 import math
 import operator
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,14 +15,13 @@ from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.collectives import require_backend
-from samestep.step import agree
+from samestep.step import added, agree
 from samestep.step.combine import combine, combine_weights
-from samestep.step.leaves import Flat, Layout, LeafSpec, describe, to_leaf
+from samestep.step.leaves import Flat, Layout, LeafSpec, describe, divide, to_leaf
 from samestep.step.partial import Memory, Partial, Term
 from samestep.step.record import Recorder
 from samestep.step.shards import Node, PairwiseTree, final_nodes, shards_of
 from samestep.step.together import note_begun
-from samestep.trees import signature
 from samestep.trees.fusion import Timer, timer
 
 if TYPE_CHECKING:
@@ -73,6 +71,9 @@ class Accumulator:
         """The shards that this rank adds."""
         self.weight = 0.0
         """The sum of all weights of the step that `mean` ended last."""
+        self.all_finite = True
+        """Whether all elements of the mean that `mean` returned last are finite; the same on all ranks, and without a
+        further collective, because sums carry the infinities and NaNs of every rank."""
         self._is_compared = False
         self._tree: agree.Tree | None = None
         self._memory = Memory(lambda count, dtype: backend.empty((count,), dtype))
@@ -80,7 +81,7 @@ class Accumulator:
         self._act = f"Accumulator(shards={shards}).mean()"
         self.reset()
         if like is not None:
-            self._look_at(_flatten(like))
+            self._look_at(added.flatten(like))
 
     def reset(self) -> None:
         """Discard the gradients added since the last `mean`."""
@@ -110,15 +111,15 @@ class Accumulator:
             raise InvalidArgumentError(f"Accumulator.add: weight must be finite and >= 0, got {weight}")
         partial = Partial()
         if weight > 0:
-            flat = _flatten(grads)
+            flat = added.flatten(grads)
             specs = self._look_at(flat)
-            _require_whole(specs, flat.names, weight)
+            added.require_whole(specs, flat.names, weight)
             assert self._tree is not None
             leaves = [
                 np.asarray(leaf) if spec.is_number else leaf
                 for leaf, spec in zip(flat.leaves, specs, strict=True)
             ]
-            partial = Partial(Term(leaves, weight), _present(specs))
+            partial = Partial(Term(leaves, weight), added.present(specs))
         if not self._added:
             note_begun(self)
         self._partials.add(Node(0, index), partial)
@@ -141,7 +142,7 @@ class Accumulator:
         index = operator.index(shard)
         if index not in self.indices:
             raise InvalidArgumentError(
-                f"Accumulator.add: rank {self._backend.rank} adds shards {_text(self.indices)} of "
+                f"Accumulator.add: rank {self._backend.rank} adds shards {added.run_text(self.indices)} of "
                 f"{self._n_shards}, not {index}"
             )
         if index in self._added:
@@ -154,7 +155,9 @@ class Accumulator:
             raise InvalidArgumentError("Accumulator: gradients are added outside of compiled functions")
         specs = describe(flat.names, flat.leaves, "Accumulator")
         if self._tree is None:
-            self._tree = agree.Tree(Layout(flat.names, specs), flat.rebuild, _examples(flat.leaves, specs))
+            self._tree = agree.Tree(
+                Layout(flat.names, specs), flat.rebuild, added.examples(flat.leaves, specs)
+            )
             return specs
         old = self._tree.layout
         agree.require_like(old, flat.names, specs)
@@ -162,7 +165,7 @@ class Accumulator:
         if new is not old:
             examples = [
                 now if before is None else before
-                for before, now in zip(self._tree.examples, _examples(flat.leaves, specs), strict=True)
+                for before, now in zip(self._tree.examples, added.examples(flat.leaves, specs), strict=True)
             ]
             self._tree = self._tree._replace(examples=examples)
             self._set_layout(new, list(self._partials.nodes.values()))
@@ -263,8 +266,8 @@ class Accumulator:
     def _divided(self, total: dict[str, Flat], present: int) -> Any:
         assert self._tree is not None
         layout, values = self._tree.layout, list(self._tree.examples)
-        for flat in total.values():
-            _divide(flat, self.weight)
+        are_finite = [divide(flat, self.weight) for flat in total.values()]
+        self.all_finite = all(are_finite)
         for i, spec in enumerate(layout.specs):
             if spec.group:
                 values[i] = to_leaf(layout.part(total, i), spec, values[i]) if present >> i & 1 else None
@@ -295,47 +298,3 @@ class Accumulator:
     def __repr__(self) -> str:
         shards = self._n_shards if self._fixed else None
         return f"Accumulator(shards={shards}: {len(self._added)} added, rank {self._backend.rank})"
-
-
-def _flatten(grads: Any) -> trees.Flat:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(grads, torch.nn.Module):
-        grads = {name: parameter.grad for name, parameter in grads.named_parameters()}
-    flat = trees.flatten(grads)
-    if flat.names == [""] and describe([""], flat.leaves, "Accumulator.add")[0].what == signature.OBJECT:
-        raise InvalidArgumentError(f"Accumulator.add: {type(grads).__name__} is no tree of arrays")
-    return flat
-
-
-def _examples(leaves: Sequence[Any], specs: Sequence[LeafSpec]) -> list[Any]:
-    """The properties of the leaves that `mean` needs, without the arrays."""
-    return [
-        type(leaf)(0) if spec.is_number else None if spec.group else leaf
-        for leaf, spec in zip(leaves, specs, strict=True)
-    ]
-
-
-def _present(specs: Sequence[LeafSpec]) -> int:
-    """The leaves that hold elements, as bits."""
-    return sum(1 << i for i, spec in enumerate(specs) if spec.group)
-
-
-def _require_whole(specs: Sequence[LeafSpec], names: Sequence[str], weight: float) -> None:
-    if weight != int(weight) or weight >= 2**63:
-        for spec, name in zip(specs, names, strict=True):
-            if "int" in spec.group:
-                raise InvalidArgumentError(
-                    f"Accumulator.add: {signature.leaf_text(name)} has dtype {spec.dtype}, for which weights are whole "
-                    f"numbers below 2**63, got {weight}"
-                )
-
-
-def _divide(flat: Flat, weight: float) -> None:
-    """In place: a float is divided, a whole number rounded down, as `ReduceOp.AVG` does."""
-    divisor = flat.dtype.type(weight)
-    with np.errstate(over="ignore", invalid="ignore"):
-        (np.divide if flat.dtype.kind == "f" else np.floor_divide)(flat, divisor, out=flat)
-
-
-def _text(indices: range) -> str:
-    return f"{indices.start} to {indices.stop - 1}" if indices else "none"

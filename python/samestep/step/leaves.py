@@ -12,9 +12,11 @@ from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
 from samestep.trees import signature
 
-__all__ = ["Flat", "Layout", "LeafSpec", "describe", "identity_of", "read", "to_leaf", "widened"]
+__all__ = ["Flat", "Layout", "LeafSpec", "describe", "divide", "identity_of", "read", "to_leaf", "widened"]
 
 Flat = np.ndarray[Any, Any]
+
+_BLOCK = 1 << 16  # elements that fit into the second-level cache
 
 _FLOATS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 _COMPLEX = {"complex64": "float32", "complex128": "float64"}  # pairs: weights are real
@@ -190,6 +192,21 @@ def to_leaf(flat: Flat, spec: LeafSpec, like: Any = None) -> Any:
     target = arrays.new_array(spec.library, spec.dtype, spec.shape)
     _core.unpack(elements.view(np.uint8), [target])
     return arrays.to_library(spec.library, target)
+
+
+def divide(flat: Flat, weight: float) -> bool:
+    """Divide in place: a float is divided, a whole number rounded down, as `ReduceOp.AVG` does.
+
+    Returns:
+      Whether all quotients are finite: found block by block, while they are in a cache.
+    """
+    divisor, is_float, all_finite = flat.dtype.type(weight), flat.dtype.kind == "f", True
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, flat.size, _BLOCK):
+            block = flat[start : start + _BLOCK]
+            (np.divide if is_float else np.floor_divide)(block, divisor, out=block)
+            all_finite = all_finite and (not is_float or bool(np.isfinite(block).all()))
+    return all_finite
 
 
 def identity_of(group: str) -> Any:

@@ -1,0 +1,67 @@
+"""What is added to an `Accumulator`: trees of gradients, flattened and checked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from samestep import trees
+from samestep.errors import InvalidArgumentError
+from samestep.step.leaves import LeafSpec, describe
+from samestep.trees import signature
+
+__all__ = ["examples", "flatten", "present", "require_whole", "run_text"]
+
+
+def flatten(grads: Any) -> trees.Flat:
+    """The leaves of gradients; of a torch module the `.grad` of its parameters.
+
+    Raises:
+      InvalidArgumentError: they are no tree of arrays.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(grads, torch.nn.Module):
+        grads = {name: parameter.grad for name, parameter in grads.named_parameters()}
+    flat = trees.flatten(grads)
+    if flat.names == [""] and describe([""], flat.leaves, "Accumulator.add")[0].what == signature.OBJECT:
+        raise InvalidArgumentError(f"Accumulator.add: {type(grads).__name__} is no tree of arrays")
+    return flat
+
+
+def examples(leaves: Sequence[Any], specs: Sequence[LeafSpec]) -> list[Any]:
+    """The properties of the leaves that `mean` needs, without the arrays."""
+    return [
+        type(leaf)(0) if spec.is_number else None if spec.group else leaf
+        for leaf, spec in zip(leaves, specs, strict=True)
+    ]
+
+
+def present(specs: Sequence[LeafSpec]) -> int:
+    """The leaves that hold elements, as bits."""
+    return sum(1 << i for i, spec in enumerate(specs) if spec.group)
+
+
+def require_whole(specs: Sequence[LeafSpec], names: Sequence[str], weight: float) -> None:
+    """Check that a weight is a whole number if leaves are.
+
+    Raises:
+      InvalidArgumentError: it is not; names the first such leaf.
+    """
+    if weight != int(weight) or weight >= 2**63:
+        for spec, name in zip(specs, names, strict=True):
+            if "int" in spec.group:
+                raise InvalidArgumentError(
+                    f"Accumulator.add: {signature.leaf_text(name)} has dtype {spec.dtype}, for which weights are whole "
+                    f"numbers below 2**63, got {weight}"
+                )
+
+
+def run_text(indices: range) -> str:
+    """A run of shards, for errors.
+
+    Example:
+      >>> run_text(range(2, 5)), run_text(range(0))
+      ('2 to 4', 'none')
+    """
+    return f"{indices.start} to {indices.stop - 1}" if indices else "none"
