@@ -16,6 +16,7 @@ import torch
 
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
+from samestep.optimizer import torch_scaler
 from samestep.optimizer.flat_exchange import FlatExchange
 from samestep.optimizer.partition import Partition
 from samestep.optimizer.probe import part_shape
@@ -50,6 +51,7 @@ def distribute(
     for name in ("step", "state_dict", "load_state_dict", "add_param_group"):
         setattr(known, name, types.MethodType(_through(name), weakref.proxy(optimizer)))
     known.__getstate__ = _refuse_copy
+    torch_scaler.take_part(optimizer)
     if shards is not None:
         known.shard = parts.gradients.shard
     return optimizer
@@ -155,6 +157,9 @@ class _ShardedStep:
         if self._verifier is not None:
             self._verifier.before_step({"parameters": dict(zip(self._names, self._parameters, strict=True))})
         with torch.no_grad(), _core.UserCall(f"{_ACT}.step()"):
+            if not self._unscale():
+                self._is_averaged = False
+                return loss
             self._set_gradients()
             try:
                 with self._parts_in_groups():
@@ -164,6 +169,17 @@ class _ShardedStep:
                     part.grad = None
             self._share()
         return loss
+
+    def _unscale(self) -> bool:
+        """Whether to update; False where a loss scaler has found an infinity."""
+        is_alike = self._op is None or (self._backend.size == 1 and self.gradients is None)
+        return torch_scaler.unscale(
+            self._backend,
+            self._known(),
+            self._parameters,
+            is_averaged=self._is_averaged or is_alike,
+            act=f"{_ACT}.step()",
+        )
 
     def _set_gradients(self) -> None:
         """Point the parts at the parameters as they lie now, and give them this rank's gradients."""
