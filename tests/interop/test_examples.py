@@ -20,6 +20,8 @@ NEEDS = {
     "digits_cupy": ("sklearn",),
     "fluxmpi_quickstart": (),
     "jax_shard_map": ("jax",),
+    "tutorial/one_process": ("sklearn", "torch"),
+    "tutorial/several_processes": ("sklearn", "torch"),
 }
 
 
@@ -48,6 +50,15 @@ def test_digits(name: str, n_ranks: int, tmp_path: Path) -> None:
     check_digits(output(name, n_ranks, tmp_path), n_ranks)
     if name == "digits":
         assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("name", "n_ranks"), [("one_process", 1), ("several_processes", 3)])
+def test_the_tutorial(name: str, n_ranks: int, tmp_path: Path) -> None:
+    printed = output(f"tutorial/{name}", n_ranks, tmp_path)
+    losses = [float(loss) for loss in re.findall(r"epoch (?:0|9): loss (\S+)", printed)]
+    assert len(losses) == 2 * n_ranks
+    assert max(losses[n_ranks:]) < min(losses[:n_ranks]) / 2
+    assert (tmp_path / "digits.pt").is_file()
 
 
 def test_digits_on_a_device(tmp_path: Path) -> None:

@@ -21,8 +21,13 @@ DOCS = ROOT / "docs"
 PACKAGE = Path(samestep.__file__).parent
 PUBLIC = ["samestep", "samestep.fluxmpi", "samestep.distributed", "samestep.multiprocessing"]
 SAME_AS = {"total_workers": "size"}  # functions named otherwise than the member of Backend they return
-NEEDS_TORCH = ("samestep.torch.", "samestep.rendezvous.torch_store.")  # what is below them, and its example
-HAS_TORCH = importlib.util.find_spec("torch") is not None
+NEEDS = {  # library -> what is below these, and its example, needs it
+    "torch": ("samestep.torch.", "samestep.rendezvous.torch_store."),
+    "ray": ("samestep.ray.",),
+}
+OUT_OF_REACH = tuple(
+    name for library, names in NEEDS.items() if importlib.util.find_spec(library) is None for name in names
+)
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 RUN_DOCTESTS = script("unit/run_doctests")
@@ -72,7 +77,7 @@ def documented() -> set[str]:
     """The names after `:::` in the API pages, but those that cannot be looked up here."""
     pages = (page.read_text() for page in (DOCS / "api").glob("*.md"))
     names = {name for text in pages for name in re.findall(r"^::: (\S+)", text, re.M)}
-    return {name for name in names if HAS_TORCH or not name.startswith(NEEDS_TORCH)}
+    return {name for name in names if not name.startswith(OUT_OF_REACH)}
 
 
 def resolve(path: str) -> object:
@@ -145,8 +150,7 @@ def test_docstring_examples_run(tmp_path: Path) -> None:
         if ">>>" in path.read_text() and "__main__" not in path.name
     ]
     assert modules
-    if not HAS_TORCH:
-        modules = [module for module in modules if not f"{module}.".startswith(NEEDS_TORCH)]
+    modules = [module for module in modules if not f"{module}.".startswith(OUT_OF_REACH)]
     run(RUN_DOCTESTS, *modules, cwd=tmp_path)
 
 
