@@ -19,6 +19,7 @@ from samestep.errors import Error
 from samestep.gpu import discovery, mpi_support
 from samestep.group import json_exchange
 from samestep.launch import mpirun
+from samestep.rendezvous import url
 from samestep.world import environment, limits, transports
 
 _LIBRARIES = ("numpy", "mpi4py", "torch", "jax", "optax", "cupy")
@@ -68,6 +69,7 @@ def examine() -> dict[str, Any]:
             if name.startswith(_VARIABLES)
         },
         "choice": (choice := _choice(known)),
+        "launch_problem": _launch_problem(choice["backend"]),
         "jax": jax_variables.describe(),
         "transport": transports.describe(choice["host"]) if choice["host"] else "",
         "algorithm": transports.describe_algorithm(),
@@ -89,7 +91,11 @@ def rows(found: Mapping[str, Any]) -> list[Row]:
             None,
         ),
         ("launcher", by if launcher["name"] else "none: this process is alone", None),
-        *((("launch", wrong, False),) if (wrong := _wrong_launcher(found)) else ()),
+        *(
+            (("launch", wrong, False),)
+            if (wrong := _wrong_launcher(found) or found["launch_problem"])
+            else ()
+        ),
         ("MPI", found["mpi"]["detail"], found["mpi"]["usable"]),
         ("mpirun", found["mpirun"]["detail"], bool(found["mpirun"]["path"])),
         *(
@@ -132,6 +138,19 @@ def _wrong_launcher(found: Mapping[str, Any]) -> str:
         f"the launcher of another MPI ({found['launcher']['variable']}) started this process, so every rank "
         f"would be alone. Cure: start with `samestep run`, or with {right}"
     )
+
+
+def _launch_problem(backend: str) -> str:
+    """What `initialize()` will refuse in the variables of the launcher, though the backend can be used."""
+    started_by = launchers.launcher()
+    if not started_by.name:
+        return launchers.half_set()
+    if backend == "native" and started_by.size > 1 and started_by.name not in launchers.MPI_LAUNCHERS:
+        try:
+            url.parse("env://")
+        except Error as error:
+            return str(error)
+    return ""
 
 
 def render(report: Sequence[Row], *, colour: bool) -> str:

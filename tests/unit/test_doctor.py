@@ -70,6 +70,23 @@ def test_under_a_launcher_it_says_which():
 
 
 @pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "1"}, "RANK is 1, but WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "4", "RANK": "one"}, "WORLD_SIZE is 4, but RANK is 'one'"),
+        ({"WORLD_SIZE": "4", "RANK": "3", "MASTER_PORT": "4000"}, "MASTER_ADDR is missing"),
+        ({"WORLD_SIZE": "4", "RANK": "0"}, "MASTER_PORT is missing"),
+        ({"WORLD_SIZE": "4", "RANK": "0", "MASTER_PORT": "4000"}, ""),
+        ({"WORLD_SIZE": "1"}, ""),
+    ],
+)
+def test_it_names_what_the_launcher_has_not_set(variables, message):
+    lines = [line for line in run(**variables).splitlines() if line.startswith("- launch ")]
+    assert len(lines) == bool(message)
+    assert not message or message in lines[0]
+
+
+@pytest.mark.parametrize(
     ("mpi4py", "message"),
     [
         ("raise ModuleNotFoundError", "mpi4py is not installed. Cure: pip install mpi4py."),

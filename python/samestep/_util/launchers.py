@@ -55,6 +55,23 @@ def launcher(env: Mapping[str, str] = os.environ) -> Launcher:
     return Launcher()
 
 
+def half_set(env: Mapping[str, str] = os.environ) -> str:
+    """What is wrong where only one of RANK and WORLD_SIZE is set: each process of the job would run alone; or "". Pure.
+
+    Example:
+      >>> half_set({"RANK": "1", "WORLD_SIZE": "2"})
+      ''
+    """
+    for given, harmless, lacking in (("WORLD_SIZE", "1", "RANK"), ("RANK", "0", "WORLD_SIZE")):
+        if env.get(given, "").isdecimal() and env[given] != harmless and not env.get(lacking, "").isdecimal():
+            text = f"is {env[lacking]!r}" if lacking in env else "is not set"
+            return (
+                f"variable {given} is {env[given]}, but {lacking} {text}, so that this process would be a world of its "
+                "own. Set both; or neither, to be alone; or start with `samestep run -n N script.py`"
+            )
+    return ""
+
+
 def slurm_meeting(env: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
     """Where the ranks of a step of Slurm may meet: its first host, and a port made of the numbers of job and step.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from samestep import _core, _settings
@@ -67,8 +67,8 @@ def _open_world(method: str | None, rank: int | None, world_size: int | None, ti
     started_by = launchers.launcher()
     if method is None:
         _check_claims(started_by, rank, world_size)
-        if not started_by.name and rank is None and world_size is None:
-            _check_half_set(os.environ)
+        if not started_by.name and rank is None and world_size is None and (wrong := launchers.half_set()):
+            raise InvalidArgumentError(f"initialize: {wrong}")
         if (world_size or started_by.size) == 1:
             return World(_core.make_self_communicator("world"), _nothing, True)
         tells_place = "MASTER_PORT" in os.environ or launchers.slurm_meeting() is not None
@@ -169,17 +169,6 @@ def _check_claims(started_by: launchers.Launcher, rank: int | None, world_size: 
             raise InvalidArgumentError(
                 f"initialize: {what}={claimed} was given but the launcher ({started_by.name}) made it {actual}; "
                 f"leave {what} out"
-            )
-
-
-def _check_half_set(env: Mapping[str, str]) -> None:
-    """Only one of RANK and WORLD_SIZE is set: each process of the intended job would run alone."""
-    for given, harmless, lacking in (("WORLD_SIZE", "1", "RANK"), ("RANK", "0", "WORLD_SIZE")):
-        if env.get(given, "").isdecimal() and env[given] != harmless:
-            text = f"is {env[lacking]!r}" if lacking in env else "is not set"
-            raise InvalidArgumentError(
-                f"initialize: variable {given} is {env[given]}, but {lacking} {text}, so that this process would be a "
-                f"world of its own. Set both; or neither, to be alone; or start with `samestep run -n N script.py`"
             )
 
 
