@@ -102,6 +102,7 @@ def test_the_runs_of_several_nodes(begin, tmp_path, monkeypatch):
     logs = {file.name: file.read_text() for file in (tmp_path / "logs").glob("*.out")}
     assert logs == {f"rank_{rank}.out": "ready\n" for rank in range(4)}
     assert "samestep: root cause: rank 3, which another run has started; rank " in nodes[0].err
+    assert "mpirun" not in nodes[0].err
     assert root(nodes[1])[::2][:2] == ("3", "exit code 5")
 
 

@@ -254,7 +254,7 @@ class Supervisor:
             self._say(self._ranks.problem or f"{self._programs[0].name} ended before its ranks did")
             return 1
         self._say(f"root cause: {root}")
-        if root.ending is self._left_first and self._started and root.exit_code < 128:
+        if self._left_first and root.ending is self._left_first and self._started and root.exit_code < 128:
             self._say("mpirun ended the ranks by itself, as it does when one calls MPI_Abort")
         for line in others(endings, root):
             self._say(line)
