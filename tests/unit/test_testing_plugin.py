@@ -242,6 +242,21 @@ def test_promises(pytester):
     assert code == 0, "a narrowed run promises nothing"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ('"2"', "ranks: sizes must be positive integers, as in ranks(2, 3), got ('2',)"),
+        ("2, 2", "ranks: sizes must differ, got (2, 2)"),
+        ("2, time=3", "ranks: got an unexpected keyword argument 'time'"),
+    ],
+)
+def test_a_wrong_mark_is_an_error_in_one_line(pytester, arguments, message):
+    code, text = run(pytester, f"import pytest\n@pytest.mark.ranks({arguments})\ndef test_it(group): pass")
+    assert code == pytest.ExitCode.INTERRUPTED
+    assert f"test_it.py::test_it: {message}\n" in text
+    assert "Traceback" not in text and "marks.py" not in text
+
+
 def test_a_test_without_the_mark_is_told_to_have_one(pytester):
     code, text = run(pytester, "def test_it(group): pass")
     assert code == 1

@@ -92,6 +92,12 @@ def parse(
 
 
 def of(node: pytest.Item | Any) -> Ranks | None:
-    """The checked `ranks` mark nearest to `node`, or None without one."""
+    """The checked `ranks` mark nearest to `node`, or None without one. A wrong one is an error of its file."""
     mark = node.get_closest_marker("ranks")
-    return None if mark is None else parse(*mark.args, **mark.kwargs)
+    if mark is None:
+        return None
+    try:
+        return parse(*mark.args, **mark.kwargs)
+    except (TypeError, ValueError) as error:
+        text = str(error).replace("parse()", "ranks:")
+        pytest.fail(f"{node.nodeid}: {text}", pytrace=False)
