@@ -158,6 +158,25 @@ def test_more_silent_strangers_than_are_waited_for_do_not_keep_a_rank_out(monkey
         link.close()
 
 
+def test_ranks_that_connect_at_once_do_not_push_each_other_out(monkeypatch):
+    monkeypatch.setattr(strangers, "_MAX_CONNECTIONS", 1)
+    room = Room(12)
+    with ThreadPoolExecutor(12) as pool:
+        made = list(pool.map(lambda rank: connect(room, rank, timeout=20.0), range(12)))
+    check_and_close(made)
+
+
+def test_strangers_get_a_part_of_the_descriptors_beside_the_ranks():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        waiting = strangers.Strangers("a port", pytest.fail, n_expected=3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    links = [object() for _ in range(256 // 4 + 4)]
+    assert [waiting.add(link) for link in links] == [None] * (256 // 4 + 3) + [links[0]]
+
+
 def test_a_rank_that_cannot_be_reached_is_named_on_all():
     def lie(said):
         host, _ = place_of_rank_0(said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -15,11 +16,13 @@ _MAX_CONNECTIONS = 512
 class Strangers:
     """Limits what strangers can hold: so many connections, each for so long, and one line in the log for all.
 
-    One connection too many ends the oldest: a process of the job proves itself at once, so it is none.
+    One connection too many ends the oldest. A process of the job proves itself soon, and there is room for all of
+    them at once beside the strangers, so it is none.
 
     Args:
       port: which it is, for the text: "the port of rank 0".
       say: logs a text; called once.
+      n_expected: processes of the job that may connect at the same time.
 
     Example:
       >>> strangers = Strangers("the port of rank 0", print)
@@ -29,8 +32,9 @@ others after it will be, too, without a line each
       >>> strangers.report("10.0.0.9:1235", "it does not know the secret")
     """
 
-    def __init__(self, port: str, say: Callable[[str], None]) -> None:
+    def __init__(self, port: str, say: Callable[[str], None], n_expected: int = 0) -> None:
         self._port, self._say = port, say
+        self._most = min(_MAX_CONNECTIONS, _descriptors() // 4) + n_expected
         self._deadlines: dict[socket.socket, float] = {}  # in the order in which they came
         self.n_reported = 0
 
@@ -42,7 +46,7 @@ others after it will be, too, without a line each
 
     def add(self, link: socket.socket) -> socket.socket | None:
         """Counts a new connection; returns the one that has to be closed to make room."""
-        oldest = next(iter(self._deadlines)) if len(self._deadlines) >= _MAX_CONNECTIONS else None
+        oldest = next(iter(self._deadlines)) if len(self._deadlines) >= self._most else None
         if oldest is not None:
             del self._deadlines[oldest]
         self._deadlines[link] = time.monotonic() + _PROOF_S
@@ -79,3 +83,9 @@ others after it will be, too, without a line each
                 f"a stranger at {self._port}, from {address}, was disconnected: {why}; others after it will be, too, "
                 "without a line each"
             )
+
+
+def _descriptors() -> int:
+    """How many this process may have; strangers must not take those that it needs itself."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 4 * _MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else limit

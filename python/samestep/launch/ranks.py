@@ -117,7 +117,7 @@ class Ranks:
     ) -> None:
         self.by_number: dict[int, Rank] = {}
         self.problem = ""
-        self._strangers = Strangers("the launcher's port", self._tell)
+        self._strangers = Strangers("the launcher's port", self._tell, n_ranks)
         self.input = StandardInput(loop, lambda data: self.by_number[0].send(frames.INPUT, data))
         self._loop = loop
         self._server = server

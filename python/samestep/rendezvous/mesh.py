@@ -143,7 +143,7 @@ class _MeshBuilder:
         self._deadline = time.monotonic() + timeout
         self._links: dict[int, socket.socket] = {}
         self._ends: dict[socket.socket, _Outgoing | _Incoming] = {}
-        self._strangers = Strangers(f"the port of rank {rendezvous.rank}", _warn)
+        self._strangers = Strangers(f"the port of rank {rendezvous.rank}", _warn, rendezvous.size)
         self._selector = selectors.DefaultSelector()
         self._listener = listener
         listener.setblocking(False)

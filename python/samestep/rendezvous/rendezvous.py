@@ -225,7 +225,14 @@ def _reach(how: url.Method, deadline: _Deadline) -> TCPStore:
     waits = f"rank {how.rank} of {how.world_size} waits for rank 0 at {address_text(how.host, how.port)}"
     while True:
         try:
-            return TCPStore(how.host, how.port, is_master=how.rank == 0, timeout=deadline.interval)
+            return TCPStore(
+                how.host,
+                how.port,
+                how.world_size,
+                is_master=how.rank == 0,
+                timeout=deadline.interval,
+                wait_for_workers=False,
+            )
         except TimeoutError as error:
             if deadline.left <= 0:
                 text = f"{waits}, which did not join within {deadline.timeout:g} s: {error.__cause__}"

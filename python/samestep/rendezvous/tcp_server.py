@@ -63,9 +63,12 @@ class Server:
       secret: of the job; empty where there is none. Then any client is accepted, but cannot store much, unless the
         listener is of the loopback interface: then nobody is, but for processes of this user at `local`.
       local: a listening socket of `same_user`, owned from now on; None where there is a secret.
+      n_expected: clients that may connect at the same time.
     """
 
-    def __init__(self, listener: socket.socket, secret: bytes, local: socket.socket | None = None) -> None:
+    def __init__(
+        self, listener: socket.socket, secret: bytes, local: socket.socket | None = None, n_expected: int = 0
+    ) -> None:
         self.private = bool(secret) or same_user.is_loopback(str(listener.getsockname()[0]))
         self._secret = secret if secret or not self.private else os.urandom(32)  # which nobody knows
         self._table = Table(None if self.private else _MAX_UNPROVED_NBYTES)
@@ -73,7 +76,7 @@ class Server:
         self._waiting: dict[tuple[str, ...], set[_Connection]] = {}
         self._n_held = 0
         self._ends_at: float | None = None
-        self._strangers = Strangers(f"the store's port {listener.getsockname()[1]}", _warn)
+        self._strangers = Strangers(f"the store's port {listener.getsockname()[1]}", _warn, n_expected)
         self._wake, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._listeners = [listener, *([local] if local is not None else [])]

@@ -76,7 +76,8 @@ class TCPStore(Store):
             bound, port = listener.getsockname()[:2]
             reached_at = "127.0.0.1" if bound in ("0.0.0.0", "::") else bound
             try:
-                server = Server(listener, secret, None if secret else same_user.listen(port))
+                local = None if secret else same_user.listen(port)
+                server = Server(listener, secret, local, world_size or 0)
             except BaseException:
                 listener.close()
                 raise
