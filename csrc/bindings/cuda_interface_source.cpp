@@ -62,8 +62,13 @@ std::vector<std::int64_t> integers(const py::object& values, const char* name) {
 
 DType dtype_of(const py::object& typestr) {
   constexpr std::string_view kOrders = std::endian::native == std::endian::little ? "<|=" : ">|=";
-  if (!py::isinstance<py::str>(typestr)) refuse("typestr", typestr, "a string");
-  const auto text = typestr.cast<std::string>();
+  Py_ssize_t nbytes = 0;
+  const char* const utf8 = PyUnicode_Check(typestr.ptr()) ? PyUnicode_AsUTF8AndSize(typestr.ptr(), &nbytes) : nullptr;
+  if (utf8 == nullptr) {  // also for a string that UTF-8 cannot hold
+    PyErr_Clear();
+    refuse("typestr", typestr, "a string");
+  }
+  const std::string text(utf8, static_cast<std::size_t>(nbytes));
   for (const TypeString& known : kTypeStrings) {
     const bool is_native = !text.empty() && kOrders.find(text.front()) != std::string_view::npos;
     if (is_native && std::string_view(text).substr(1) == known.text) return known.dtype;
@@ -90,8 +95,15 @@ void check_version(const py::dict& fields) {
   }
 }
 
+// `samestep.arrays.streams` reads it, once the array is used.
+void check_stream(const py::dict& fields) {
+  if (!fields.contains("stream") || fields["stream"].is_none()) return;
+  integer<std::uintptr_t>(fields["stream"], "stream", "None or the handle of a stream");
+}
+
 void fill(const py::dict& fields, ArrayView& view) {
   check_version(fields);
+  check_stream(fields);
   const std::vector<std::int64_t> shape = integers(field(fields, "shape"), "shape");
   require_dims(static_cast<std::int64_t>(shape.size()));
   read_memory(field(fields, "data"), view);

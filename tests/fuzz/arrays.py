@@ -123,13 +123,28 @@ def buffer(rng):
 
 def interface(rng):
     dtype, shape, strides = layout(rng)
-    anything = [None, 3, -1, 2**80, "text", (), (1,), [1, "a"], {}, object(), (None, None), float("nan")]
+    anything = [
+        None,
+        3,
+        -1,
+        2**80,
+        "text",
+        "\udcff",
+        (),
+        (1,),
+        [1, "a"],
+        {},
+        object(),
+        (None, None),
+        float("nan"),
+    ]
     how = {
         "shape": shape,
         "typestr": np.dtype(dtype).str,
         "strides": strides,
         "data": (4096, False),
         "version": 3,
+        "stream": None,
     }
     for field in how:
         if rng.random() < 0.1:

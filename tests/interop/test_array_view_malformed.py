@@ -160,7 +160,11 @@ INTERFACES = {
     "null": ({"data": (0, False)}, "no memory"),
     "end of the addresses": ({"data": (2**64 - 8, False)}, "more than any memory"),
     "typestr": ({"typestr": 4}, "'typestr' must be a string"),
+    "no text": ({"typestr": "<\udcff"}, "'typestr' must be a string"),
     "order": ({"typestr": "xf4"}, "type 'xf4'"),
+    "stream of text": ({"stream": "x"}, "'stream' must be None or the handle"),
+    "negative stream": ({"stream": -5}, "'stream' must be"),
+    "stream does not fit": ({"stream": 2**64}, "'stream' must be"),
     "newer": ({"version": 4}, "version 4"),
     "version of text": ({"version": "3"}, "'version' must be"),
 }
