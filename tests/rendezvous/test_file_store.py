@@ -64,7 +64,14 @@ def test_a_file_that_is_not_ours_keeps_its_bytes(path, content):
 
 @pytest.mark.parametrize(
     ("name", "reported"),
-    [("relative", "absolute"), ("{}/", "absolute"), ("{}", "not a regular file"), ("{}/no/such", "/no")],
+    [
+        ("relative", "absolute"),
+        ("{}/", "absolute"),
+        ("{}", "not a regular file"),
+        ("{}/no/such", "/no"),
+        ("{}/a\0b", "no file can have this name"),
+        ("{}/\ud800", "no file can have this name"),
+    ],
 )
 def test_paths_that_cannot_hold_a_store(tmp_path, name, reported):
     with pytest.raises(ss.InvalidArgumentError, match=rf"path '.*{reported}"):
@@ -75,6 +82,30 @@ def test_a_pipe_is_refused_without_waiting_for_its_other_end(path):
     os.mkfifo(path)
     with pytest.raises(ss.InvalidArgumentError, match="regular file"):
         FileStore(path)
+
+
+def test_a_file_with_another_name_is_refused(path):
+    """It may be a file of this user to which another one has made a hard link."""
+    target = Path(f"{path}.target")
+    target.touch(0o600)
+    os.link(target, path)
+    with pytest.raises(ss.InvalidArgumentError, match="hard link; give another path"):
+        FileStore(path)
+    assert target.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"[]", b"[1]", b'"x"', b"{}", b"nonsense", b"\xff", b'["set"]', b"[" * 100_000, b'["add", ["k"], NaN]'],
+)
+def test_a_line_that_no_store_writes_is_reported_every_time(path, line):
+    store = FileStore(path)
+    with open(path, "ab") as file:
+        file.write(line + b"\n")
+    for _ in range(2):
+        with pytest.raises(ss.UnavailableError, match=rf"the store in {path} is damaged"):
+            store.set("a", "1")
+    store.close()
 
 
 def test_a_line_that_was_not_finished_is_dropped(path):

@@ -43,8 +43,10 @@ class FileStore(Store):
 
     Raises:
       InvalidArgumentError: no such path can hold a store; or a file that was left by another job, that is no store at
-        all, that belongs to another user, or that other users may read or write, is there; it keeps its bytes.
-      UnavailableError: the file cannot be written, as on a full disk; of every operation that writes.
+        all, that has several names, that belongs to another user, or that other users may read or write, is there; it
+        keeps its bytes.
+      UnavailableError: the file cannot be written, as on a full disk, or another program has written to it; of every
+        operation.
 
     Example:
       >>> import tempfile
@@ -164,16 +166,31 @@ class FileStore(Store):
         whole = data.rfind(b"\n") + 1
         for line in data[:whole].splitlines():
             if not line.startswith(_MAGIC.encode()):
-                self._table.apply(*json.loads(line))
+                self._replay(line)
         self._end += whole
         if whole < len(data):  # the writer was killed before it had written all
             os.ftruncate(self._fd, self._end)
+
+    def _replay(self, line: bytes) -> None:
+        try:
+            operation, *arguments = json.loads(line)
+            self._table.apply(operation, *arguments)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise UnavailableError(
+                f"the store in {self._file_name} is damaged: a line is {line[:40]!r}, which no store of samestep writes"
+            ) from error
 
 
 def _open_regular(file_name: str) -> int:
     path = os.fspath(file_name)
     if not os.path.isabs(path) or path.endswith("/"):
         raise InvalidArgumentError(f"path {path!r} of a store must be the absolute path of a file")
+    try:
+        is_impossible = b"\0" in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_impossible = True
+    if is_impossible:
+        raise InvalidArgumentError(f"path {path!r} of a store: no file can have this name")
     if not os.path.isdir(os.path.dirname(path)):
         raise InvalidArgumentError(f"path {path!r} of a store: there is no directory {os.path.dirname(path)}")
     while True:
@@ -218,6 +235,10 @@ def _check_owner(fd: int, path: str) -> None:
     if facts.st_uid != os.geteuid():
         raise InvalidArgumentError(
             f"path {path!r} cannot hold a store: it belongs to another user (uid {facts.st_uid}); give another path"
+        )
+    if facts.st_nlink > 1:  # another user may have made the link, to a file that is no store
+        raise InvalidArgumentError(
+            f"path {path!r} cannot hold a store: the file has another name, too, as a hard link; give another path"
         )
 
 
