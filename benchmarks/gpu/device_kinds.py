@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,14 @@ class Torch:
 
     def synchronize(self) -> None:
         self.module.cuda.synchronize()
+
+    def captured(self, body: Callable[[], None]) -> Callable[[], None]:
+        """Records what `body` puts into the stream, and returns what does it."""
+        graph = self.module.cuda.CUDAGraph()
+        with self.module.cuda.graph(graph):
+            body()
+        replay: Callable[[], None] = graph.replay
+        return replay
 
     def used(self) -> int:
         """Bytes of the device in use, by whomever."""

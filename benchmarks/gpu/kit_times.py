@@ -5,19 +5,22 @@ Contenders live in one process and take turns; reported are medians over the rou
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import device_kinds
 import numpy as np
+import raw_nccl
 import samestep as ss
-from kit_rank import SHORT, SIZE, need, skip, start, tell, turns
-from samestep.gpu import discovery
+from kit_rank import RANK, SHORT, SIZE, need, skip, start, tell, turns
 
 MIB = 1 << 20
+PLACE = Path(os.environ.get("KIT_PLACE", "."))
 
 
 def rounds(contenders: dict[str, Callable[[], Any]], ended: Callable[[], None], n: int, each: int) -> Any:
@@ -53,14 +56,14 @@ def rounds(contenders: dict[str, Callable[[], Any]], ended: Callable[[], None], 
 
 
 def torch_nccl() -> Any:
-    """torch.distributed on its own NCCL backend with this rank alone, or the reason why not."""
+    """torch.distributed on its own NCCL backend with the ranks of this part, or the reason why not."""
     if device_kinds.on_fakes() and device_kinds.wanted() != "torch":
         return "torch has no stand-in"
     try:
         import torch.distributed as dist
 
-        store = dist.HashStore()
-        dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+        store = dist.FileStore(str(PLACE / "torch"), SIZE)
+        dist.init_process_group("nccl", store=store, rank=RANK, world_size=SIZE)
     except Exception as error:
         return f"torch.distributed: {error}"
     return dist
@@ -68,11 +71,13 @@ def torch_nccl() -> Any:
 
 def overhead() -> int:
     """A call of ours, of NCCL by ctypes, and of torch's NCCL backend, on the same arrays."""
-    from raw_nccl import RawNccl
-
     arrays = device_kinds.choose()
     with start("nccl") as backend:
-        raw = RawNccl(discovery.communication_library("cuda", may_open=True).path)
+        library = raw_nccl.find()
+        raw, raw_late = (
+            raw_nccl.RawNccl(library, rank=RANK, size=SIZE, meeting=PLACE / name, blocking=name == "blocking")
+            for name in ("blocking", "non-blocking")
+        )
         dist = torch_nccl()
         if isinstance(dist, str):
             tell(what="note", text=f"without torch's own NCCL backend: {dist}")
@@ -83,6 +88,7 @@ def overhead() -> int:
                 "raw": lambda a=a, b=b, c=count, s=stream: raw.all_reduce(b, a, c, s),
                 "samestep": lambda x=x, y=y: backend.iallreduce(x, out=y).wait(),
                 "samestep blocking": lambda x=x, y=y: backend.allreduce(x, out=y),
+                "raw non-blocking": lambda a=a, b=b, c=count, s=stream: raw_late.all_reduce(b, a, c, s),
                 "raw in place": lambda a=a, c=count, s=stream: raw.all_reduce(a, a, c, s),
                 "samestep in place": lambda x=x: backend.iallreduce(x).wait(),
             }
@@ -90,8 +96,9 @@ def overhead() -> int:
                 contenders["torch"] = lambda x=x, y=y: dist.all_gather_into_tensor(y, x, async_op=True).wait()
                 contenders["torch in place"] = lambda x=x: dist.all_reduce(x, async_op=True).wait()
             measured = rounds(contenders, arrays.synchronize, turns(15, 3), 50 if nbytes < MIB else 20)
-            tell(what="overhead", nbytes=nbytes, times=measured)
-        raw.close()
+            tell(what="overhead", nbytes=nbytes, ranks=SIZE, times=measured)
+        for one in (raw, raw_late):
+            one.close()
     return 0
 
 
@@ -194,7 +201,7 @@ def step_on_fakes() -> int:
             ss.allreduce_gradients(backend, grads)
 
         contenders = {"samestep": one}
-        tell(what="step", times=rounds(contenders, arrays.synchronize, turns(11, 2), 2))
+        tell(what="step", ranks=SIZE, times=rounds(contenders, arrays.synchronize, turns(11, 2), 2))
     return 0
 
 
@@ -238,7 +245,7 @@ def step() -> int:
         if not isinstance(dist, str):
             wrapped = torch.nn.parallel.DistributedDataParallel(model())
             contenders["torch DDP"] = train(wrapped, lambda _: None)
-        tell(what="step", times=rounds(contenders, torch.cuda.synchronize, turns(11, 2), 10))
+        tell(what="step", ranks=SIZE, times=rounds(contenders, torch.cuda.synchronize, turns(11, 2), 10))
     return 0
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+import time
+from pathlib import Path
 
 FLOAT32, SUM = 7, 0
+SUCCESS, IN_PROGRESS = 0, 7
+PATIENCE_S = 30.0  # for other ranks, and for NCCL itself
 
 
 class UniqueId(ctypes.Structure):
@@ -13,9 +16,28 @@ class UniqueId(ctypes.Structure):
 
 
 class RawNccl:
-    """A communicator that blocks, of one rank: the current device's."""
+    """A communicator on the current device."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        meeting: Path | None = None,
+        blocking: bool = True,
+        wait: bool = True,
+    ) -> None:
+        """Begin, together with the other ranks.
+
+        Args:
+          path: of the library.
+          rank: of this process.
+          size: ranks.
+          meeting: the file in which ranks meet, if there are several.
+          blocking: whether calls return only when NCCL has done them.
+          wait: until all ranks have come.
+        """
         self._nccl = ctypes.CDLL(path)
         self._nccl.ncclGetErrorString.restype = ctypes.c_char_p
         self._nccl.ncclCommInitRankConfig.argtypes = [
@@ -28,30 +50,65 @@ class RawNccl:
         pointers = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
         self._all_reduce = self._nccl.ncclAllReduce
         self._all_reduce.argtypes = [*pointers, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+        message = [
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+        ]
+        self._nccl.ncclSend.argtypes = self._nccl.ncclRecv.argtypes = message
         self._comm = ctypes.c_void_p()
-        identity = UniqueId()
-        self._check(self._nccl.ncclGetUniqueId(ctypes.byref(identity)))
-        config = Config()
-        self._check(
-            self._nccl.ncclCommInitRankConfig(ctypes.byref(self._comm), 1, identity, 0, ctypes.byref(config))
+        identity, config = self._identity(rank, meeting), Config(blocking)
+        code = self._nccl.ncclCommInitRankConfig(
+            ctypes.byref(self._comm), size, identity, rank, ctypes.byref(config)
         )
+        self._accept(code, until_done=wait)
+
+    def _identity(self, rank: int, meeting: Path | None) -> UniqueId:
+        identity = UniqueId()
+        if rank == 0:
+            self._check(self._nccl.ncclGetUniqueId(ctypes.byref(identity)))
+            if meeting is not None:
+                part = meeting.with_suffix(".part")
+                part.write_bytes(bytes(identity))
+                part.rename(meeting)
+            return identity
+        assert meeting is not None
+        deadline = time.monotonic() + PATIENCE_S
+        while not meeting.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return UniqueId.from_buffer_copy(meeting.read_bytes())
 
     def _check(self, code: int) -> None:
-        if code != 0:
+        if code != SUCCESS:
             raise RuntimeError(f"NCCL: {self._nccl.ncclGetErrorString(code).decode()} ({code})")
+
+    def _accept(self, code: int, *, until_done: bool = True) -> None:
+        """Waits for what is in progress."""
+        state = ctypes.c_int(code)
+        deadline = time.monotonic() + PATIENCE_S
+        while until_done and state.value == IN_PROGRESS and time.monotonic() < deadline:
+            self._check(self._nccl.ncclCommGetAsyncError(self._comm, ctypes.byref(state)))
+        if until_done or state.value != IN_PROGRESS:
+            self._check(state.value)
 
     def all_reduce(self, target: int, source: int, count: int, stream: int) -> None:
         """The sum of `count` float32."""
         code = self._all_reduce(source, target, count, FLOAT32, SUM, self._comm, stream)
-        if code != 0:
-            self._check(code)
+        if code != SUCCESS:
+            self._accept(code)
 
-    def group(self, pairs: Any, stream: int) -> None:
-        """Sums in place of (address, count) each, in one group."""
+    def send_to_itself(self, target: int, source: int, count: int, stream: int) -> None:
+        """A send and the receive of it, in one group: even with one rank NCCL launches a kernel for that."""
         self._check(self._nccl.ncclGroupStart())
-        for place, count in pairs:
-            self.all_reduce(place, place, count, stream)
-        self._check(self._nccl.ncclGroupEnd())
+        self._check(self._nccl.ncclSend(source, count, FLOAT32, 0, self._comm, stream))
+        self._check(self._nccl.ncclRecv(target, count, FLOAT32, 0, self._comm, stream))
+        self._accept(self._nccl.ncclGroupEnd())
+
+    def abort(self) -> None:
+        self._check(self._nccl.ncclCommAbort(self._comm))
 
     def close(self) -> None:
         self._check(self._nccl.ncclCommDestroy(self._comm))
@@ -67,5 +124,12 @@ class Config(ctypes.Structure):
         ("blocking", ctypes.c_int),
     ]
 
-    def __init__(self) -> None:
-        super().__init__(ctypes.sizeof(Config), 0xCAFEBEEF, 21403, 1)
+    def __init__(self, blocking: bool) -> None:
+        super().__init__(ctypes.sizeof(Config), 0xCAFEBEEF, 21403, int(blocking))
+
+
+def find() -> str:
+    """The NCCL that the package would use."""
+    from samestep.gpu import discovery
+
+    return discovery.communication_library("cuda", may_open=True).path

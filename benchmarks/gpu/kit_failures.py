@@ -1,0 +1,167 @@
+"""Parts of the kit about what goes wrong, and what is unusual: `kit_failures.py PART`. Each with one rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import device_kinds
+import numpy as np
+import raw_nccl
+import samestep as ss
+from kit_rank import skip, start, tell, turns
+
+COUNT = 1000
+PLACE = Path(os.environ.get("KIT_PLACE", "."))
+
+
+class Findings:
+    """What a part expects, and what was otherwise."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.wrong, self.seen = what, [], {}  # type: str, list[str], dict[str, Any]
+
+    def expect(self, holds: bool, text: str) -> None:
+        if not holds:
+            self.wrong.append(text)
+
+    def told(self) -> int:
+        tell(what="failures", name=self.what, wrong=self.wrong, seen=self.seen)
+        return bool(self.wrong)
+
+
+def sums(arrays: Any, backend: Any, found: Findings, when: str) -> None:
+    """Expects that the group works."""
+    x = arrays.of(np.full(COUNT, 3.0, "float32"))
+    found.expect(bool((arrays.get(backend.allreduce(x)) == 3.0).all()), f"wrong numbers {when}")
+
+
+def itself() -> int:
+    """A send and a receive of one rank: the way of a launch with a kernel, blocking and not, checked and timed."""
+    arrays, found = device_kinds.choose(), Findings("a message to itself")
+    x, y = arrays.of(np.arange(COUNT).astype("float32")), arrays.of(np.zeros(COUNT, "float32"))
+    source, target = device_kinds.address(x), device_kinds.address(y)
+    for blocking in (True, False):
+        raw = raw_nccl.RawNccl(raw_nccl.find(), blocking=blocking)
+        arrays.fill(y, 0.0)
+        spent = []
+        for _ in range(turns(200, 10)):
+            arrays.synchronize()
+            begin = time.perf_counter()
+            raw.send_to_itself(target, source, COUNT, arrays.stream)
+            spent.append(1e6 * (time.perf_counter() - begin))
+        arrays.synchronize()
+        found.seen["blocking" if blocking else "non-blocking"] = round(float(np.median(spent)), 1)
+        found.expect(bool((arrays.get(y) == np.arange(COUNT)).all()), f"wrong numbers, blocking={blocking}")
+        raw.close()
+    return found.told()
+
+
+def missing() -> int:
+    """A rank that never comes: NCCL is aborted while it waits for it, and a world of the others works afterwards."""
+    arrays, found = device_kinds.choose(), Findings("a missing rank")
+    raw = raw_nccl.RawNccl(raw_nccl.find(), size=2, meeting=PLACE / "identity", blocking=False, wait=False)
+    time.sleep(1.0)  # NCCL's threads wait for the other rank by now
+    begin = time.monotonic()
+    raw.abort()
+    found.seen["abort_s"] = round(time.monotonic() - begin, 2)
+    found.expect(found.seen["abort_s"] < 20, "the abort took too long")
+    begin = time.monotonic()
+    try:
+        ss.initialize("nccl", init_method=f"file://{PLACE}/two", rank=0, world_size=2, timeout=5)
+        found.expect(False, "two ranks have met, of which one does not exist")
+    except ss.TimeoutError as error:
+        found.seen["error"] = str(error)[:300]
+    found.expect(time.monotonic() - begin < 30, "the deadline came late")
+    with start("nccl", "one") as backend:
+        sums(arrays, backend, found, "after a rank was missing")
+    return found.told()
+
+
+def late() -> int:
+    """A kernel that runs longer than the timeout: a TimeoutError in time, then a new world."""
+    arrays, found, busy_s = device_kinds.choose(), Findings("a late device"), turns(12, 4)
+    backend = ss.initialize(
+        "nccl", init_method=f"file://{PLACE}/late", rank=0, world_size=1, timeout=busy_s / 4
+    )
+    sums(arrays, backend, found, "at first")
+    x = arrays.of(np.ones(COUNT, "float32"))
+    arrays.synchronize()
+    arrays.busy(busy_s)
+    begin = time.monotonic()
+    try:
+        backend.iallreduce(x).wait(host=True)
+        found.expect(False, "no error, though the device is late")
+    except ss.TimeoutError as error:
+        found.seen["error"] = str(error)[:300]
+    found.seen["error_after_s"] = round(time.monotonic() - begin, 2)
+    found.expect(found.seen["error_after_s"] < busy_s, "the error came when the device had ended")
+    ss.finalize()
+    arrays.synchronize()
+    with start("nccl", "again") as again:
+        sums(arrays, again, found, "in a world after a timeout")
+    return found.told()
+
+
+def queue() -> int:
+    """More operations than a launch queue holds, behind a kernel that spins: none is lost, and nobody gives up."""
+    arrays, found, n = device_kinds.choose(), Findings("a full queue"), turns(2000, 200)
+    with start("nccl") as backend:
+        x = arrays.of(np.ones(COUNT, "float32"))
+        backend.allreduce(x)
+        arrays.synchronize()
+        arrays.busy(3.0)
+        begin = time.monotonic()
+        for k in range(n):
+            arrays.fill(x, float(k))
+            backend.iallreduce(x).wait()
+        found.seen["calls_s"] = round(time.monotonic() - begin, 2)
+        found.expect(bool((arrays.get(x) == n - 1).all()), "wrong numbers")
+        sums(arrays, backend, found, "after a full queue")
+    return found.told()
+
+
+def capture() -> int:
+    """CUDA graphs: an operation in a capture is replayed or refused, and one outside of it survives a capture."""
+    arrays, found = device_kinds.choose(), Findings("graph capture")
+    if not hasattr(arrays, "captured"):
+        skip(f"{arrays.name}: no graphs")
+    with start("nccl") as backend:
+        x = arrays.of(np.ones(COUNT, "float32"))
+        backend.allreduce(x)
+        arrays.synchronize()
+        arrays.busy(0.5)
+        work = backend.iallreduce(x)
+        arrays.captured(lambda: arrays.fill(x, 1.0))  # while the operation is under way
+        work.wait(host=True)
+        sums(arrays, backend, found, "after a capture beside an operation")
+        y = arrays.of(np.full(COUNT, 5.0, "float32"))
+        try:
+            replay = arrays.captured(lambda: backend.iallreduce(y).wait())
+        except (
+            ss.Error,
+            RuntimeError,
+        ) as error:  # torch ends a capture in which something failed in its own way
+            found.seen["refused"] = f"{type(error).__name__}: {error}"[:300]
+        else:
+            replay()
+            found.seen["replayed"] = True
+            found.expect(bool((arrays.get(y) == 5.0).all()), "wrong numbers in a replay")
+        sums(arrays, backend, found, "after a capture with an operation in it")
+    return found.told()
+
+
+PARTS: dict[str, Callable[[], int]] = {
+    "itself": itself,
+    "missing": missing,
+    "late": late,
+    "queue": queue,
+    "capture": capture,
+}
+
+if __name__ == "__main__":
+    sys.exit(PARTS[sys.argv[1]]())
