@@ -5,13 +5,15 @@
 
 The first is the program of a report (jax-ml/jax#40830) in which `psum_scatter` over gloo gave wrong results in 148 of
 150 iterations: each device receives 4 MiB of float64. Two inputs take turns, so a result that was left from the
-iteration before counts as wrong. Inputs are random numbers, and sums are expected in pairwise order of rank, as
+iteration before counts as wrong. Iterations are dispatched without waiting for their results (`--wait` waits for each);
+gloo gets as many threads of XLA as samestep asks for, since it cannot end otherwise. Inputs are random numbers, and sums are expected in pairwise order of rank, as
 samestep defines them; over gloo, which promises no order, groups of more than two devices add whole numbers.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ def main() -> None:
     )
     parser.add_argument("--dtype", default="float64")
     parser.add_argument("--iterations", type=int, default=10_000)
+    parser.add_argument("--wait", action="store_true", help="for each iteration before the next is dispatched")
     parser.add_argument("--gloo-iterations", type=int, default=150)
     parser.add_argument("--verbs", nargs="+", default=VERBS)
     parser.add_argument("--only", choices=IMPLEMENTATIONS, help="run one of the two")
@@ -63,7 +66,11 @@ def run(name: str, verb: str, flags: argparse.Namespace) -> str:
     for flag in ("devices", "group", "kib"):
         program += [f"--{flag}", str(getattr(flags, flag))]
     program += ["--iterations", str(iterations(name, flags))]
-    others = {"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"} if name == "gloo" else {}
+    program += ["--wait"] if flags.wait else []
+    others = {}
+    if name == "gloo":
+        threads = 2 * flags.devices // flags.n + len(os.sched_getaffinity(0))
+        others = {"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo", "PJRT_NPROC": str(threads)}
     wrong = 0
     for code, out, err in run_processes(program, flags.n, flags.devices // flags.n, timeout=None, **others):
         if code != 0:
@@ -111,7 +118,9 @@ def count_wrong(verb: str, flags: argparse.Namespace) -> int:
     turns = [[divided(x) for x in case(verb, flags, seed, whole)] for seed in (0, 1)]
     wrong = divided(np.zeros(flags.devices, np.int32))
     for i in range(flags.iterations):
-        wrong = jax.block_until_ready(program(*turns[i % 2], wrong))
+        wrong = program(*turns[i % 2], wrong)
+        if flags.wait:
+            wrong.block_until_ready()
     return int(sum(np.asarray(shard.data).sum() for shard in wrong.addressable_shards))
 
 

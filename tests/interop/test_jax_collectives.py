@@ -118,10 +118,26 @@ def test_meshes_over_some_processes(n_devices):
 
 
 @pytest.mark.slow
-def test_psum_scatter_over_24_devices():
+@pytest.mark.parametrize("n_processes", [1, 2])
+def test_psum_scatter_over_24_devices_asynchronously(n_processes):
     pytest.importorskip("jax")
-    results = run(2, "many_times", n_devices=12, JAX_TEST_TIMES="200")
-    assert [(code, out) for code, out, _ in results] == [(0, "wrong: 0\n")] * 2, results
+    times = {"JAX_TEST_TIMES": "200", "SAMESTEP_TIMEOUT": "100"}
+    results = run(n_processes, "many_times", n_devices=24 // n_processes, **times)
+    assert [(code, out) for code, out, _ in results] == [(0, "wrong: 0\n")] * n_processes, results
+
+
+@pytest.mark.parametrize(
+    ("n_devices", "given", "expected"),
+    [(24, {}, 48 + len(os.sched_getaffinity(0))), (1, {}, None), (24, {"NPROC": "3"}, None)],
+)
+def test_xla_gets_threads_for_all_devices_unless_told_otherwise(n_devices, given, expected, monkeypatch):
+    pytest.importorskip("jax")
+    from samestep.jax import bootstrap
+
+    environment = dict(given)
+    monkeypatch.setattr(os, "environ", environment)
+    bootstrap._size_xla_thread_pool(n_devices)
+    assert environment.get("PJRT_NPROC") == (expected and str(expected))
 
 
 @pytest.mark.slow

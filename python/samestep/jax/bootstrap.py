@@ -21,6 +21,8 @@ __all__ = ["open_ranks"]
 
 _PREFIX = "samestep"
 
+_XLA_THREADS = ("PJRT_NPROC", "NPROC")  # in the order in which XLA looks at them
+
 _kept: list[Any] = []  # what has to live as long as the ranks
 
 
@@ -45,6 +47,7 @@ def open_ranks() -> tuple[Any, int, tuple[int, ...], float]:
     state: Any = distributed.global_state
     client, process, n_processes = state.client, int(state.process_id), int(state.num_processes)
     mine = _local_devices()
+    _size_xla_thread_pool(mine)
     store, port = _open_store(client, process, str(state.coordinator_address), timeout)
     client.key_value_set(f"{_PREFIX}/devices/{process}", str(mine))
     counts = [int(_get(client, f"devices/{other}", timeout)) for other in range(n_processes)]
@@ -87,3 +90,15 @@ def _local_devices() -> int:
         return int(asked.value)
     flag = re.findall(r"--xla_force_host_platform_device_count[= ](\d+)", os.environ.get("XLA_FLAGS", ""))
     return int(flag[-1]) if flag else 1
+
+
+def _size_xla_thread_pool(n_devices: int) -> None:
+    """Gives XLA enough threads for collectives of several devices of this process.
+
+    XLA has one pool for all of a process: as many threads as processors, or as devices if those are more. A collective
+    of a device holds a thread while it waits for the others; the dispatch of a later program holds one for each device
+    that has 32 programs in progress; and the devices that are waited for need threads to compute. XLA makes the pool
+    after the ranks are open, and asks for its size by these variables alone.
+    """
+    if n_devices > 1 and not any(name in os.environ for name in _XLA_THREADS):
+        os.environ[_XLA_THREADS[0]] = str(2 * n_devices + len(os.sched_getaffinity(0)))
