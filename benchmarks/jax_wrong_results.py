@@ -6,8 +6,9 @@
 The first is the program of a report (jax-ml/jax#40830) in which `psum_scatter` over gloo gave wrong results in 148 of
 150 iterations: each device receives 4 MiB of float64. Two inputs take turns, so a result that was left from the
 iteration before counts as wrong. Iterations are dispatched without waiting for their results (`--wait` waits for each);
-gloo gets as many threads of XLA as samestep asks for, since it cannot end otherwise. Inputs are random numbers, and sums are expected in pairwise order of rank, as
-samestep defines them; over gloo, which promises no order, groups of more than two devices add whole numbers.
+gloo gets as many threads of XLA as samestep asks for, since it cannot end otherwise. Inputs are random numbers, and
+sums are expected in pairwise order of rank, as samestep defines them; over gloo, which promises no order, groups of
+more than two devices add whole numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def main() -> None:
     )
     parser.add_argument("--dtype", default="float64")
     parser.add_argument("--iterations", type=int, default=10_000)
-    parser.add_argument("--wait", action="store_true", help="for each iteration before the next is dispatched")
+    parser.add_argument(
+        "--wait", action="store_true", help="for each iteration before the next is dispatched"
+    )
     parser.add_argument("--gloo-iterations", type=int, default=150)
     parser.add_argument("--verbs", nargs="+", default=VERBS)
     parser.add_argument("--only", choices=IMPLEMENTATIONS, help="run one of the two")
