@@ -1,6 +1,7 @@
 """Ranks with different numbers of batches make the same number of steps, and metrics over their parts are exact."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -61,10 +62,10 @@ def test_all_ranks_may_leave_the_loop_early_and_loop_again(group):
     assert group.allreduce(np.ones(1))[0] == group.size
 
 
-def test_a_rank_that_leaves_early_is_noticed(group):
+def test_a_rank_that_leaves_early_is_named(group):
     if group.size == 1:
         return
-    with pytest.raises(ss.MismatchError, match=r"steps\(\)"):
+    with pytest.raises(ss.MismatchError, match=r"steps\(\).*; rank 1: barrier"):
         for _ in ss.steps(group, range(5)):
             if group.rank == 1:
                 break
@@ -72,16 +73,30 @@ def test_a_rank_that_leaves_early_is_noticed(group):
     assert group.allreduce(np.ones(1))[0] == group.size
 
 
-def test_a_rank_in_another_loop_is_noticed(group):
+@pytest.mark.parametrize("until", ["all", "any"])
+def test_a_rank_in_another_loop_is_named_on_all_ranks(group, until):
     if group.size == 1:
         return
-    with pytest.raises(ss.MismatchError, match="the same step of the same loop"):
-        for _ in ss.steps(group, range(5)):
+    others = {2: "rank 0", 3: "ranks 0, 2", 4: "ranks 0, 2, 3"}[group.size]
+    why = rf"before step 2 of loop (\d+) on {others} and before step 0 of loop (\d+) on rank 1 "
+    with pytest.raises(ss.MismatchError, match=why) as caught:
+        for _ in ss.steps(group, range(5), until=until):
             if group.rank == 1:
                 break
-        for _ in ss.steps(group, range(5)):
+        for _ in ss.steps(group, range(5), until=until):
             pass
+    first, second = map(int, re.search(why, str(caught.value)).groups())
+    assert second == first + 1
     assert group.allreduce(np.ones(1))[0] == group.size
+
+
+def test_loops_go_on_after_a_block_that_some_ranks_began_a_loop_in(group):
+    with pytest.raises(ss.StepError), group.together():
+        if group.rank == 0:
+            raise ValueError("before the loop")
+        for _ in ss.steps(group, range(2)):
+            group.barrier()
+    assert list(ss.steps(group, range(2))) == [0, 1]
 
 
 # ---- metrics

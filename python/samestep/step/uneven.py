@@ -5,11 +5,13 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 
 from samestep import _core
+from samestep._util.json_layout import Many
+from samestep._util.text import by_rank
 from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group.collectives import require_backend
 
@@ -23,7 +25,7 @@ _B = TypeVar("_B")
 
 _KEY_BITS = 20  # in the upper half of a flag: the loop and the step
 _COUNT_BITS = 40
-_loops: weakref.WeakKeyDictionary[Group, int] = weakref.WeakKeyDictionary()
+_loops: weakref.WeakKeyDictionary[Group, tuple[int, int]] = weakref.WeakKeyDictionary()
 
 
 def steps(
@@ -56,12 +58,23 @@ def steps(
     require_backend("steps", backend)
     if until not in ("all", "any"):
         raise InvalidArgumentError(f"steps: until must be 'all' or 'any', got {until!r}")
-    loop = _loops.get(backend, 0)
-    _loops[backend] = loop + 1
-    return _steps(backend, iter(batches), until == "any", loop)
+    return _steps(backend, iter(batches), until == "any", _new_loop(backend))
 
 
-def _steps(backend: Group, batches: Iterator[_B], stop_at_first: bool, loop: int) -> Iterator[_B | None]:
+def _new_loop(backend: Group) -> tuple[int, int]:
+    """An identity for the next loop of a group, the same on all ranks.
+
+    They count anew after a block of together() that has ended by an exception, as some may have begun a loop in it.
+    """
+    before = _loops.get(backend, (0, -1))
+    loop = (backend._replaced, before[1] + 1 if before[0] == backend._replaced else 0)
+    _loops[backend] = loop
+    return loop
+
+
+def _steps(
+    backend: Group, batches: Iterator[_B], stop_at_first: bool, loop: tuple[int, int]
+) -> Iterator[_B | None]:
     coming = _Coming(backend, batches, loop)
     while True:
         n_ranks = coming.n_ranks()
@@ -81,7 +94,7 @@ def _steps(backend: Group, batches: Iterator[_B], stop_at_first: bool, loop: int
 class _Coming:
     """The batch of the next step, and how many ranks have one."""
 
-    def __init__(self, backend: Group, batches: Iterator[Any], loop: int) -> None:
+    def __init__(self, backend: Group, batches: Iterator[Any], loop: tuple[int, int]) -> None:
         self.batch: Any = None
         self._backend, self._batches, self._loop = backend, batches, loop
         self._step = -1
@@ -113,11 +126,22 @@ class _Coming:
             self._count()
         flag = int(self._work.wait()[0])
         if flag >> _COUNT_BITS != self._expected:
-            raise MismatchError(
-                f"{self._act()} in group {self._backend.name}: the ranks are not in the same step of the same loop; "
-                "has one left a loop early?"
-            )
+            self._tell_places()
         return flag & ((1 << _COUNT_BITS) - 1)
+
+    def _tell_places(self) -> NoReturn:
+        """Raise an error that names each rank's loop and step. Collective: all ranks have seen that these differ."""
+        with _core.UserCall(self._act()):
+            everyone = self._backend._allgather_facts([*self._loop, self._step], Many(int))
+        last = max((block, loop) for block, loop, _ in everyone)
+        _loops[self._backend] = max(
+            last, _loops[self._backend]
+        )  # the next loop has one number on all ranks again
+        places = [f"before step {step} of loop {loop}" for _, loop, step in everyone]
+        raise MismatchError(
+            f"steps() in group {self._backend.name}: {by_rank(places)} (both counted from 0); has a rank left a loop "
+            "early?"
+        )
 
     def _act(self) -> str:
         return f"steps() before step {self._step}"
