@@ -22,22 +22,47 @@ def test_the_first_difference_is_named():
         == "step 0: the weight on 2 ranks is 8, on 1 rank 4"
     )
 
+    assert (
+        compare(run(1, "f4 " + "0" * 32), run(2, "f8 " + "0" * 32))
+        == "step 0: leaf ['w'] is f8 on 2 ranks and f4 on 1 rank"
+    )
+
 
 @pytest.mark.slow
 def test_a_program_is_run_at_every_size(capfd):
     assert len(same_bits(PROGRAM, [1, 2, 3])) == 32
-    with pytest.raises(AssertionError, match=r"step 1: leaf \['w'\] on 2 ranks differs from that on 1 rank"):
-        same_bits(PROGRAM, [1, 2], args=["by-rank"])
     assert main(["-n", "1,2", PROGRAM]) == 0
     assert "the same bits on 1, 2 ranks" in capfd.readouterr().out
 
 
 @pytest.mark.slow
-def test_a_program_that_fails_or_has_no_means(tmp_path, capfd):
-    program = tmp_path / "train.py"
-    program.write_text("raise SystemExit(3)")
-    assert main(["-n", "1", str(program)]) == 1
-    assert "exit code 3" in capfd.readouterr().err
-    program.write_text("pass")
-    with pytest.raises(AssertionError, match=r"has called no Accumulator\.mean"):
-        same_bits(program, [1])
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        ("by rank", r"step 1: leaf ['w'] on 2 ranks differs from that on 1 rank"),
+        ("dtype", r"step 0: leaf ['v'] is float32 on 2 ranks and float64 on 1 rank"),
+        ("leaf", r"step 0: leaf ['x'] is in the tree on 2 ranks, not on 1 rank"),
+        ("weight", "step 0: the weight on 2 ranks is 8, on 1 rank 4"),
+        ("fewer steps", "4 steps on 2 ranks, 6 on 1 rank"),
+        ("is killed", "on 2 ranks ended with exit code 137"),
+    ],
+)
+def test_what_differs_is_named(mode, why, capfd):
+    assert main(["-n", "1,2", PROGRAM, mode]) == 1
+    assert why in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_that_takes_too_long_is_named_with_its_output(capfd):
+    assert main(["-n", "2", "--timeout", "30", PROGRAM, "hangs"]) == 1
+    text = capfd.readouterr().err
+    assert "on 2 ranks took more than 30 s:" in text
+    assert "[0] so far" in text
+
+
+@pytest.mark.slow
+def test_a_program_that_fails_or_has_no_means(capfd):
+    assert main(["-n", "1", PROGRAM, "exits"]) == 1
+    assert "on 1 rank ended with exit code 3" in capfd.readouterr().err
+    with pytest.raises(AssertionError, match=r"on 1 rank has called no Accumulator\.mean"):
+        same_bits(PROGRAM, [1], args=["has no steps"])

@@ -77,7 +77,7 @@ class Accumulator:
         self._is_compared = False
         self._tree: agree.Tree | None = None
         self._memory = Memory(lambda count, dtype: backend.empty((count,), dtype))
-        self._recorder = Recorder.wanted(backend.rank)
+        self._recorder = Recorder.wanted(backend)
         self._act = f"Accumulator(shards={shards}).mean()"
         self.reset()
         if like is not None:

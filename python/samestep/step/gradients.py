@@ -121,6 +121,7 @@ def _weighted_mean(
     with _core.UserCall(act):
         total = Accumulator(backend, like=tree)
         total._is_compared = True  # there is no number of shards to compare
+        total._recorder = None  # of weighted ranks nobody expects the bits of another number of ranks
         total.add(tree, weight=weight)
         mean = total.mean(timeout=timeout)
     if tree is None:

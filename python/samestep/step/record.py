@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from samestep import _core, _settings, arrays
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
 
 __all__ = ["NAME", "Recorder"]
 
@@ -30,10 +33,15 @@ class Recorder:
         )
 
     @classmethod
-    def wanted(cls, rank: int) -> Recorder | None:
-        """A recorder on rank 0, if the environment names a folder."""
+    def wanted(cls, group: Group) -> Recorder | None:
+        """A recorder on rank 0 of the group, if that is rank 0 of all, and if the environment names a folder."""
         folder = os.environ.get(_settings.RECORD)
-        return cls(folder) if folder and rank == 0 else None
+        if not folder or group.rank > 0:
+            return None
+        whole = group
+        while whole._parent is not None and (parent := whole._parent()) is not None:
+            whole = parent
+        return cls(folder) if whole.rank == 0 else None
 
     def add(self, weight: float, names: Sequence[str], leaves: Sequence[Any]) -> None:
         """Record one mean."""

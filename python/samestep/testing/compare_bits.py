@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ from samestep.step.record import NAME
 __all__ = ["Run", "compare", "main", "parser", "same_bits"]
 
 _MAX_OUTPUT = 4000  # characters of the output of a failed run in the error
+
+_ARRAY = re.compile(r"(\w+) [0-9a-f]{32}")  # dtype and hash, as `Recorder` writes them
 
 
 class Run(NamedTuple):
@@ -47,7 +50,8 @@ def same_bits(
       A hash of all means, 32 hexadecimal digits.
 
     Raises:
-      AssertionError: the bits differ: names the first step and leaf; or a run failed, with what it printed.
+      AssertionError: the bits differ: names the first step and leaf; or a run failed or took too long, with what it
+        printed.
 
     Example:
       >>> from samestep.testing import same_bits
@@ -64,28 +68,34 @@ def same_bits(
 
 
 def _run(script: str, n_ranks: int, args: Sequence[str], timeout: float) -> Run:
+    what = f"{script} on {_ranks(n_ranks)}"
     with tempfile.TemporaryDirectory(prefix="samestep-same-") as folder:
-        done = subprocess.run(
-            [sys.executable, "-m", "samestep", "run", "-n", str(n_ranks), script, *args],
-            env={**os.environ, _settings.RECORD: folder},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=timeout,
-        )
-        if done.returncode:
-            raise AssertionError(
-                f"{script} on {n_ranks} ranks ended with exit code {done.returncode}:\n{done.stdout[-_MAX_OUTPUT:]}"
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "samestep", "run", "-n", str(n_ranks), script, *args],
+                env={**os.environ, _settings.RECORD: folder},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                check=False,
+                timeout=timeout,
             )
+        except subprocess.TimeoutExpired as late:
+            raise AssertionError(f"{what} took more than {timeout:g} s:\n{_tail(late.stdout)}") from late
+        if done.returncode:
+            raise AssertionError(f"{what} ended with exit code {done.returncode}:\n{_tail(done.stdout)}")
         file = Path(folder) / NAME
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     if not lines:
-        raise AssertionError(
-            f"{script} on {n_ranks} ranks has called no Accumulator.mean(), which is what is compared"
-        )
+        raise AssertionError(f"{what} has called no Accumulator.mean(), which is what is compared")
     return Run(n_ranks, [_parsed(line) for line in lines])
+
+
+def _ranks(n_ranks: int) -> str:
+    return f"{n_ranks} rank{'s' * (n_ranks > 1)}"
+
+
+def _tail(output: bytes | None) -> str:
+    return (output or b"").decode(errors="replace")[-_MAX_OUTPUT:]
 
 
 def _parsed(line: str) -> tuple[str, str, list[tuple[str, str]]]:
@@ -102,18 +112,30 @@ def compare(one: Run, other: Run) -> str:
       >>> compare(first, Run(2, [("step 0", "0x1p+3", [("['w']", "b")])]))
       "step 0: leaf ['w'] on 2 ranks differs from that on 1 rank"
     """
-    ranks = [f"{run.n_ranks} rank{'s' * (run.n_ranks > 1)}" for run in (other, one)]
+    ranks = [_ranks(run.n_ranks) for run in (other, one)]
     for (label, weight, leaves), (_, other_weight, other_leaves) in zip(one.means, other.means, strict=False):
         if weight != other_weight:
             weights = [f"{float.fromhex(w):g}" for w in (other_weight, weight)]
             return f"{label}: the weight on {ranks[0]} is {weights[0]}, on {ranks[1]} {weights[1]}"
-        if [name for name, _ in leaves] != [name for name, _ in other_leaves]:
-            return f"{label}: the trees on {ranks[0]} and on {ranks[1]} have other leaves"
-        for (name, value), (_, other_value) in zip(leaves, other_leaves, strict=True):
-            if value != other_value:
-                return f"{label}: leaf {name} on {ranks[0]} differs from that on {ranks[1]}"
+        if difference := _first_leaf(leaves, other_leaves, ranks):
+            return f"{label}: {difference}"
     if len(one.means) != len(other.means):
         return f"{len(other.means)} steps on {ranks[0]}, {len(one.means)} on {ranks[1]}"
+    return ""
+
+
+def _first_leaf(mine: list[tuple[str, str]], others: list[tuple[str, str]], ranks: list[str]) -> str:
+    values, other_values = dict(mine), dict(others)
+    for name in dict.fromkeys([*values, *other_values]):
+        value, other = values.get(name, ""), other_values.get(name, "")
+        if not value or not other:
+            there, elsewhere = ranks if other else ranks[::-1]
+            return f"leaf {name} is in the tree on {there}, not on {elsewhere}"
+        dtypes = [found[1] for text in (other, value) if (found := _ARRAY.fullmatch(text))]
+        if len(set(dtypes)) == 2:
+            return f"leaf {name} is {dtypes[0]} on {ranks[0]} and {dtypes[1]} on {ranks[1]}"
+        if value != other:
+            return f"leaf {name} on {ranks[0]} differs from that on {ranks[1]}"
     return ""
 
 
@@ -125,10 +147,8 @@ def main(argv: Sequence[str]) -> int:
     except AssertionError as error:
         print(f"samestep same: {error}", file=sys.stderr)
         return 1
-    except subprocess.TimeoutExpired as error:
-        print(f"samestep same: a run took more than {error.timeout:g} s", file=sys.stderr)
-        return 1
-    print(f"{digest}  the same bits on {', '.join(map(str, flags.n))} ranks")
+    *first, last = flags.n
+    print(f"{digest}  the same bits on {', '.join([*map(str, first), _ranks(last)])}")
     return 0
 
 
