@@ -53,7 +53,7 @@ def require_elementwise(what: str, names: Sequence[str], specs: Sequence[LeafSpe
     rng = np.random.default_rng(1)
     shapes = [small_shape(spec.shape) for spec in specs]
     counts = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
-    cuts = [(count + 1) // 2 for count in counts]
+    cuts = [(count + 1 - i % 2) // 2 for i, count in enumerate(counts)]  # single elements are in either half
     rough = any(spec.dtype in _HALVES for spec in specs)
     params = [_elements(rng, count, cut, 1.0) for count, cut in zip(counts, cuts, strict=True)]
     grads = [
