@@ -5,7 +5,6 @@ import contextlib
 import numpy as np
 import pytest
 import samestep as ss
-from samestep.step.shards import is_one_node_each, shards_of
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
@@ -80,16 +79,6 @@ def test_complex_numbers_and_whole_ones(group, n_shards):
     np.testing.assert_array_equal(mean["i"], whole // sum(weights))
     assert type(mean["n"]) is float
     assert mean["n"] == sum(s * w for s, w in enumerate(weights)) / sum(weights)
-
-
-def test_ranks_hold_all_shards_between_them_in_order():
-    for n_shards in range(1, 70):
-        for size in range(1, n_shards + 3):
-            runs = [shards_of(n_shards, rank, size) for rank in range(size)]
-            assert [shard for run in runs for shard in run] == list(range(n_shards))
-            assert max(map(len, runs)) == -(-n_shards // size)
-            if not is_one_node_each(n_shards, size):
-                assert min(map(len, runs)) >= max(map(len, runs)) - 1
 
 
 def test_partial_sums_are_at_most_the_logarithm_of_the_shards(group):
