@@ -1,21 +1,28 @@
-"""What a mean over shards costs beside a plain average: `samestep run -n 2 benchmarks/same_step.py`.
+"""What a mean over shards costs beside a plain average: `python benchmarks/same_step.py [--rounds 30] [1 10 25]`.
 
-All compute the gradients of a two-layer network from the same micro-batches. The plain loop adds them up in place and
-averages the sum; "shards" adds them to an `Accumulator`, "copy=False" likewise without copies. Rounds are taken in
-turns. Of each the median time of the slowest rank, in milliseconds, and the least processor time of rank 0, which other
-programs on the machine disturb less; and what it takes more than the plain loop.
+Starts itself on 2 and on 4 ranks, with 1, 10 and 25 million parameters, and prints one table. All contenders compute
+the gradients of a two-layer network from the same micro-batches. The plain loop adds them up in place and averages the
+sum; "shards" adds them to an `Accumulator`, "copy=False" likewise without copies.
+
+In each round every contender takes one step, in an order that rotates. A step takes as long as it takes the slowest
+rank. What shards cost more is the median of the ratios to the plain step of the same round, which a change of the load
+from round to round does not move; behind it the interval that has the median with 95 % certainty, whatever the
+distribution. The same for the processor time of all ranks, which other programs disturb less.
 """
 
+import argparse
+import subprocess
 import sys
 import time
 
 import numpy as np
 import samestep as ss
+from samestep._util import launchers
 
 SHARDS = 8
 BATCH = 512
 WIDTHS = {1: 707, 10: 2236, 25: 3536}  # of both layers, by millions of parameters
-ROUNDS = 16
+SIZES = (2, 4)
 
 
 def gradients(params, x):
@@ -43,38 +50,75 @@ def by_shard(total, params, parts, copy):
     return total.mean()
 
 
-def main(backend, millions):
+def contenders(backend, millions):
     width = WIDTHS[millions]
     rng = np.random.default_rng(0)
     params = {name: rng.standard_normal((width, width), "f4") / width for name in ("w1", "w2")}
     total = ss.Accumulator(backend, SHARDS)
     parts = [rng.standard_normal((BATCH // SHARDS, width), "f4") for _ in total.indices]
-    steps = {
+    return {
         "plain": lambda: plain(backend, params, parts),
         "shards": lambda: by_shard(total, params, parts, copy=True),
         "copy=False": lambda: by_shard(total, params, parts, copy=False),
     }
-    times, busy = ({name: [] for name in steps} for _ in range(2))
-    for turn in range(ROUNDS):
-        for name, step in steps.items():
+
+
+def measured(backend, steps, n_rounds):
+    """By contender, the milliseconds of each round: on the slowest rank, and of all processors."""
+    names = list(steps)
+    wall, busy = ({name: [] for name in names} for _ in range(2))
+    for turn in range(n_rounds + 1):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
             backend.barrier()
             start, busy_before = time.perf_counter(), time.process_time()
-            step()
-            ended = time.process_time() - busy_before
-            took = backend.allreduce(time.perf_counter() - start, "max")
+            steps[name]()
+            took, worked = time.perf_counter() - start, time.process_time() - busy_before
+            took, worked = backend.allreduce(took, "max"), backend.allreduce(worked)
             if turn > 0:  # the first finds out how large arrays are moved fastest
-                busy[name].append(ended * 1e3)
-                times[name].append(took * 1e3)
-    if backend.rank == 0:
-        print(f"{2 * width * width / 1e6:.1f} M parameters, {backend.size} ranks:")
-        walls = {name: np.median(values) for name, values in times.items()}
-        least = {name: min(values) for name, values in busy.items()}
-        for name in steps:
-            more = ", ".join(f"{of[name] / of['plain'] - 1:+.1%}" for of in (walls, least))
-            print(f"  {name:10} {walls[name]:7.1f} ms, processor {least[name]:7.1f} ms; {more}", flush=True)
+                wall[name].append(took * 1e3)
+                busy[name].append(worked * 1e3)
+    return wall, busy
+
+
+def more(times, name):
+    """By how much `name` exceeds the plain loop: the median over the rounds, and its interval."""
+    ratios = np.sort(np.divide(times[name], times["plain"])) - 1
+    n = len(ratios)
+    low = max(
+        0, int((n - 1.96 * n**0.5) / 2)
+    )  # a binomial distribution: each ratio is below the median or above
+    return f"{np.median(ratios):+.1%} ({ratios[low]:+.1%} to {ratios[n - 1 - low]:+.1%})"
+
+
+def main(n_rounds, sizes):
+    with ss.initialize() as backend:
+        for millions in sizes:
+            wall, busy = measured(backend, contenders(backend, millions), n_rounds)
+            cells = [more(times, name) for times in (wall, busy) for name in ("shards", "copy=False")]
+            row = [f"{millions} M", str(backend.size), f"{np.median(wall['plain']):.0f} ms", *cells]
+            if backend.rank == 0:
+                print("|", " | ".join(row), "|", flush=True)
+
+
+def launch(words):
+    print(
+        "| parameters | ranks | plain | shards | `copy=False` | processor, shards | processor, `copy=False` |"
+    )
+    print("|---|---|---|---|---|---|---|", flush=True)
+    command = [sys.executable, "-m", "samestep", "run", "--raw"]
+    codes = [
+        subprocess.run([*command, "-n", str(n), __file__, *words], check=False).returncode for n in SIZES
+    ]
+    return max(codes)
 
 
 if __name__ == "__main__":
-    with ss.initialize() as world:
-        for size in map(int, sys.argv[1:] or ["1", "10", "25"]):
-            main(world, size)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("millions", type=int, nargs="*", default=[1, 10, 25], choices=WIDTHS)
+    flags = parser.parse_args()
+    if not launchers.launcher().name:
+        raise SystemExit(launch(sys.argv[1:]))
+    main(flags.rounds, flags.millions)
