@@ -6,7 +6,7 @@
 
 Both backends run the same command, which torchrun starts: `SAMESTEP_REPLACE_GLOO=1` gives a program that asks for gloo
 samestep instead. What is not installed is left out and named. A program that has not ended after `--limit` seconds
-counts as hanging.
+counts as hanging. The exit code is 1 if a program passes over gloo only.
 """
 
 from __future__ import annotations
@@ -192,8 +192,8 @@ def render() -> None:
     PAGE.write_text(f"{before}{BEGIN}\n\n{page(json.loads(RESULTS.read_text()))}\n\n{END}{after}")
 
 
-def main() -> None:
-    """The command line."""
+def main() -> int:
+    """The command line; the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -207,12 +207,14 @@ def main() -> None:
     flags = parser.parse_args()
     if flags.render:
         render()
-        return
+        return 0
     found = measure(flags.only, flags.limit)
     if not flags.only:
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
         render()
+    worse = [row for row in found["rows"] if row["gloo"]["how"] == "passed" != row["samestep"]["how"]]
+    return int(bool(worse))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
