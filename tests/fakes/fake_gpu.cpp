@@ -2,80 +2,30 @@
 //
 // Device memory is reserved address space without access: the host dies when it touches it. Streams are threads that
 // do one thing after another, some after a random delay, so that work which nobody ordered comes in the wrong order.
-// Only the default stream is simpler than in reality: it waits for no other stream, nor they for it.
+// The legacy default stream and streams made without flags wait for each other. A full stream blocks its callers.
 //
 //   FAKE_GPU_DEVICES       how many devices there are (4); those that a program takes away so, are lost
 //   FAKE_GPU_ERROR         what the first call returns, such as 35 for an old driver
 //   FAKE_GPU_DELAY_US      longest delay before a thing in a stream (0)
 //   FAKE_GPU_IGNORE_WAITS  "library" or "user": streams made by the package, or by others, wait for no event
+//   FAKE_GPU_QUEUE         how many things a stream takes before callers have to wait (1000)
+//   CUDA_LAUNCH_BLOCKING   1: kernels end before the call that launches them
+//   FAKE_GPU_SECRET_PINNED 1: no other process reads pinned memory through the kernel
 //   FAKE_GPU_LARGEST       most bytes that can be allocated at once
 //   FAKE_GPU_HOST_ACCESS   1: the host reaches device memory, as a GPU-aware MPI library does
 //   FAKE_GPU_SAME          all devices are this physical one
 
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <cstdint>
 #include <cstdlib>
-#include <cstring>
-#include <deque>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <set>
-#include <thread>
 
-#include "fake_streams.h"
-
-#ifdef FAKE_HIP
-#define GPU(name) hip##name
-#define GPU_HOST_ALLOC hipHostMalloc
-#define GPU_HOST_FREE hipHostFree
-#else
-#define GPU(name) cuda##name
-#define GPU_HOST_ALLOC cudaHostAlloc
-#define GPU_HOST_FREE cudaFreeHost
-#endif
-#define EXPORT extern "C" __attribute__((visibility("default")))
+#include "fake_runtime.h"
 
 namespace {
 
 using namespace fake;
-
-enum Code {
-  kSuccess = 0,
-  kInvalidValue = 1,
-  kOutOfMemory = 2,
-  kInvalidDevice = 101,
-  kInvalidHandle = 400,
-  kNotReady = 600
-};
-
-struct Block {
-  char* seen;   // what the caller holds
-  char* bytes;  // where the elements are
-  std::size_t nbytes;
-  int device;                              // -1: pinned memory of the host
-  std::shared_ptr<void> mapped = nullptr;  // device memory: held also by copies that have not run yet
-};
-
-// Never destroyed: threads of streams may run when the process ends.
-struct World {
-  std::mutex mutex;
-  std::map<char*, Block> blocks;
-  std::map<void*, std::shared_ptr<Stream>> streams;
-  std::map<void*, std::shared_ptr<Stream>> destroyed;  // whose work has not ended
-  std::map<int, std::shared_ptr<Stream>> default_streams;
-  std::map<void*, std::shared_ptr<Event>> events;
-};
-World& world() {
-  static auto& only = *new World;
-  return only;
-}
-thread_local int device_of_thread = 0;
-
-int n_devices() { return static_cast<int>(setting("FAKE_GPU_DEVICES", 4)); }
 
 const Block* find(const void* data, std::size_t nbytes) {
   auto& blocks = world().blocks;
@@ -85,32 +35,6 @@ const Block* find(const void* data, std::size_t nbytes) {
   const Block& block = (--after)->second;
   const char* const end = block.seen + block.nbytes;
   return at + nbytes <= end && (at < end || at == block.seen) ? &block : nullptr;
-}
-
-std::shared_ptr<Stream> stream_of(void* handle) {
-  const std::lock_guard lock(world().mutex);
-  if (reinterpret_cast<std::uintptr_t>(handle) <= 2) {
-    auto& stream = world().default_streams[device_of_thread];
-    if (!stream) stream = std::make_shared<Stream>(device_of_thread, false);
-    return stream;
-  }
-  const auto found = world().streams.find(handle);
-  return found == world().streams.end() ? nullptr : found->second;
-}
-
-std::shared_ptr<Event> event_of(void* handle) {
-  const std::lock_guard lock(world().mutex);
-  const auto found = world().events.find(handle);
-  return found == world().events.end() ? nullptr : found->second;
-}
-
-std::deque<std::shared_ptr<Stream>> all_streams() {
-  std::deque<std::shared_ptr<Stream>> all;
-  const std::lock_guard lock(world().mutex);
-  for (auto& [_, stream] : world().streams) all.push_back(stream);
-  for (auto& [_, stream] : world().destroyed) all.push_back(stream);
-  for (auto& [_, stream] : world().default_streams) all.push_back(stream);
-  return all;
 }
 
 void drain_all_of(int device) {
@@ -139,7 +63,16 @@ bool is_of_device(const void* data) {
   const Block* block = find(data, 0);
   return block != nullptr && block->device >= 0;
 }
-std::atomic<long> n_crossed{0};  // bytes copied between the host and devices
+/// Memory that the kernel does not read for another process, as memory of a driver may be. Null without memfd_secret.
+std::shared_ptr<void> secret_memory(std::size_t nbytes) {
+  const std::size_t page = 4096, size = (nbytes + page) / page * page;
+  const int fd = static_cast<int>(::syscall(SYS_memfd_secret, 0));
+  if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(size)) != 0) return nullptr;
+  void* const memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ::close(fd);
+  if (memory == MAP_FAILED) return nullptr;
+  return {memory, [size](void* data) { ::munmap(data, size); }};
+}
 
 }  // namespace
 
@@ -155,7 +88,8 @@ std::byte* reach(const void* data, std::size_t nbytes, int device) {
 bool enqueue(void* stream, int device, std::function<void()> work) {
   const auto found = stream_of(stream);
   if (!found || found->device != device) return false;
-  found->push(std::move(work), /*writes=*/true);
+  if (submit(found, std::move(work), /*writes=*/true) != kSuccess) return false;
+  if (setting("CUDA_LAUNCH_BLOCKING", 0) != 0 && found->capture == nullptr) found->drain();
   return true;
 }
 
@@ -189,9 +123,9 @@ EXPORT int GPU(GetDevice)(int* device) {
   return kSuccess;
 }
 EXPORT int GPU(SetDevice)(int device) {
-  if (device < 0 || device >= n_devices()) return kInvalidDevice;
+  if (device < 0 || device >= n_devices()) return ended(kInvalidDevice);
   device_of_thread = device;
-  return kSuccess;
+  return ended(kSuccess);
 }
 EXPORT int GPU(DeviceGetPCIBusId)(char* text, int length, int device) {
   if (device < 0 || device >= n_devices()) return kInvalidDevice;
@@ -216,19 +150,38 @@ EXPORT const char* GPU(GetErrorString)(int code) {
       return "invalid resource handle";
     case kNotReady:
       return "device not ready";
+    case 214:
+      return "uncorrectable ECC error encountered";
+    case 700:
+      return "an illegal memory access was encountered";
+    case kCaptureUnsupported:
+      return "operation not permitted when stream is capturing";
+    case kCaptureInvalidated:
+      return "operation failed due to a previous error during capture";
+    case kCaptureImplicit:
+      return "operation would make the legacy stream depend on a capturing blocking stream";
+    case kCapturedEvent:
+      return "operation not permitted on an event last recorded in a capturing stream";
     default:
       return "unknown error";
   }
 }
-EXPORT int GPU(GetLastError)() { return kSuccess; }
+EXPORT int GPU(GetLastError)() {
+  const int code = sticky_error() != kSuccess ? sticky_error().load() : last_error;
+  last_error = kSuccess;
+  return code;
+}
+EXPORT int GPU(PeekAtLastError)() { return sticky_error() != kSuccess ? sticky_error().load() : last_error; }
 EXPORT int GPU(DeviceSynchronize)() {
+  if (const int code = forbid_while_capturing()) return ended(code);
   drain_all_of(device_of_thread);
   return kSuccess;
 }
 
 EXPORT int GPU(Malloc)(void** out, std::size_t nbytes) {
+  if (const int code = forbid_while_capturing()) return ended(code);
   if (const long largest = setting("FAKE_GPU_LARGEST", 0); largest > 0 && nbytes > static_cast<std::size_t>(largest))
-    return kOutOfMemory;
+    return ended(kOutOfMemory);
   const std::size_t page = 4096, size = (nbytes + page - 1) / page * page + page;  // a page more, so that none touch
   const int fd = ::memfd_create("fake-gpu", MFD_CLOEXEC);
   if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(size)) != 0) return kOutOfMemory;
@@ -247,15 +200,16 @@ EXPORT int GPU(Malloc)(void** out, std::size_t nbytes) {
   world().blocks[static_cast<char*>(seen)] = {static_cast<char*>(seen), static_cast<char*>(bytes), nbytes,
                                               device_of_thread, std::move(mapped)};
   *out = seen;
-  return kSuccess;
+  return ended(kSuccess);
 }
 EXPORT int GPU(Free)(void* data) {
   if (data == nullptr) return kSuccess;
+  if (const int code = forbid_while_capturing()) return ended(code);
   int device = -1;
   {
     const std::lock_guard lock(world().mutex);
     const auto found = world().blocks.find(static_cast<char*>(data));
-    if (found == world().blocks.end() || found->second.device < 0) return kInvalidValue;
+    if (found == world().blocks.end() || found->second.device < 0) return ended(kInvalidValue);
     device = found->second.device;
   }
   drain_all_of(device);
@@ -265,19 +219,25 @@ EXPORT int GPU(Free)(void* data) {
   return kSuccess;
 }
 EXPORT int GPU_HOST_ALLOC(void** out, std::size_t nbytes, unsigned) {
-  *out = std::malloc(nbytes > 0 ? nbytes : 1);
-  if (*out == nullptr) return kOutOfMemory;
+  if (const int code = forbid_while_capturing()) return ended(code);
+  std::shared_ptr<void> memory;
+  if (setting("FAKE_GPU_SECRET_PINNED", 0) != 0) {
+    memory = secret_memory(nbytes);
+  } else {
+    memory.reset(std::malloc(nbytes > 0 ? nbytes : 1), &std::free);
+  }
+  if (memory == nullptr) return ended(kOutOfMemory);
+  *out = memory.get();
   const std::lock_guard lock(world().mutex);
   char* const data = static_cast<char*>(*out);
-  world().blocks[data] = {data, data, nbytes, -1};
+  world().blocks[data] = {data, data, nbytes, -1, std::move(memory)};
   return kSuccess;
 }
 EXPORT int GPU_HOST_FREE(void* data) {
+  if (const int code = forbid_while_capturing()) return ended(code);
   drain_all_of(device_of_thread);
   const std::lock_guard lock(world().mutex);
-  if (world().blocks.erase(static_cast<char*>(data)) == 0) return kInvalidValue;
-  std::free(data);
-  return kSuccess;
+  return ended(world().blocks.erase(static_cast<char*>(data)) == 0 ? kInvalidValue : kSuccess);
 }
 struct PointerAttributes {
   int type, device;
@@ -291,147 +251,16 @@ EXPORT int GPU(PointerGetAttributes)(PointerAttributes* out, const void* data) {
 }
 
 EXPORT int GPU(MemcpyAsync)(void* to, const void* from, std::size_t nbytes, int, void* stream) {
-  if (is_of_device(to) != is_of_device(from)) n_crossed += static_cast<long>(nbytes);
+  if (is_of_device(to) != is_of_device(from)) n_crossed() += static_cast<long>(nbytes);
   char* const out = bytes_of(to, nbytes);
   char* const in = bytes_of(from, nbytes);
   const auto found = stream_of(stream);
-  if (nbytes != 0 && (out == nullptr || in == nullptr)) return kInvalidValue;
-  if (!found) return kInvalidHandle;
-  found->push(
+  if (nbytes != 0 && (out == nullptr || in == nullptr)) return ended(kInvalidValue);
+  if (!found) return ended(kInvalidHandle);
+  return ended(submit(
+      found,
       [=, in_kept = keep(from), out_kept = keep(to)] {
         if (nbytes != 0) std::memmove(out, in, nbytes);
       },
-      /*writes=*/out != to);
-  return kSuccess;
-}
-
-EXPORT int GPU(StreamCreateWithFlags)(void** out, unsigned flags) {
-  const std::lock_guard lock(world().mutex);
-  auto stream = std::make_shared<Stream>(device_of_thread, flags != 0);
-  *out = stream.get();
-  world().streams[*out] = std::move(stream);
-  return kSuccess;
-}
-EXPORT int GPU(StreamDestroy)(void* handle) {
-  const auto stream = stream_of(handle);
-  if (!stream) return kInvalidHandle;
-  {
-    const std::lock_guard lock(world().mutex);
-    world().streams.erase(handle);
-    world().destroyed[handle] = stream;
-  }
-  std::thread([stream, handle] {  // what it holds is still done
-    stream->end();
-    const std::lock_guard lock(world().mutex);
-    world().destroyed.erase(handle);
-  })
-      .detach();
-  return kSuccess;
-}
-EXPORT int GPU(StreamQuery)(void* handle) {
-  const auto stream = stream_of(handle);
-  if (!stream) return kInvalidHandle;
-  return stream->idle() ? kSuccess : kNotReady;
-}
-EXPORT int GPU(StreamSynchronize)(void* handle) {
-  const auto stream = stream_of(handle);
-  if (!stream) return kInvalidHandle;
-  stream->drain();
-  return kSuccess;
-}
-
-EXPORT int GPU(EventCreateWithFlags)(void** out, unsigned) {
-  const std::lock_guard lock(world().mutex);
-  auto event = std::make_shared<Event>();
-  *out = event.get();
-  world().events[*out] = std::move(event);
-  return kSuccess;
-}
-EXPORT int GPU(EventDestroy)(void* handle) {
-  const std::lock_guard lock(world().mutex);
-  return world().events.erase(handle) != 0 ? kSuccess : kInvalidHandle;
-}
-EXPORT int GPU(EventRecord)(void* handle, void* stream_handle) {
-  const auto event = event_of(handle);
-  const auto stream = stream_of(stream_handle);
-  if (!event || !stream) return kInvalidHandle;
-  std::uint64_t number;
-  {
-    const std::lock_guard lock(event->mutex);
-    number = ++event->recorded;
-    event->device = stream->device;
-  }
-  stream->push([=] { event->happen(number); });
-  return kSuccess;
-}
-EXPORT int GPU(EventQuery)(void* handle) {
-  const auto event = event_of(handle);
-  if (!event) return kInvalidHandle;
-  const std::lock_guard lock(event->mutex);
-  if (event->device >= n_devices()) return kInvalidDevice;  // it has gone
-  return event->happened == event->recorded ? kSuccess : kNotReady;
-}
-EXPORT int GPU(EventSynchronize)(void* handle) {
-  const auto event = event_of(handle);
-  if (!event) return kInvalidHandle;
-  std::unique_lock lock(event->mutex);
-  event->changed.wait(lock, [&] { return event->happened == event->recorded; });
-  return kSuccess;
-}
-EXPORT int GPU(StreamWaitEvent)(void* stream_handle, void* handle, unsigned) {
-  const auto event = event_of(handle);
-  const auto stream = stream_of(stream_handle);
-  if (!event || !stream) return kInvalidHandle;
-  const char* const ignored = std::getenv("FAKE_GPU_IGNORE_WAITS");
-  if (ignored != nullptr && (std::strcmp(ignored, "library") == 0) == stream->of_library) return kSuccess;
-  std::uint64_t number;
-  {
-    const std::lock_guard lock(event->mutex);
-    number = event->recorded;
-  }
-  stream->push([=] { event->wait_for(number); });
-  return kSuccess;
-}
-
-/// What only tests call: what is in the stream waits so long.
-EXPORT int fakeDelay(void* stream_handle, long microseconds) {
-  const auto stream = stream_of(stream_handle);
-  if (!stream) return kInvalidHandle;
-  stream->push([=] { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); });
-  return kSuccess;
-}
-/// The stream stops here until `fakeRelease`. One hold at a time.
-EXPORT int fakeHold(void* stream_handle) {
-  const auto stream = stream_of(stream_handle);
-  if (!stream) return kInvalidHandle;
-  stream->held = true;
-  stream->push([raw = stream.get()] { Stream::pass(raw->held); });
-  return kSuccess;
-}
-EXPORT int fakeRelease(void* stream_handle) {
-  const auto stream = stream_of(stream_handle);
-  if (!stream) return kInvalidHandle;
-  stream->held = false;
-  return kSuccess;
-}
-/// Whether streams of the package stop before what writes to device memory.
-EXPORT void fakeHoldWrites(int held) { Stream::writes_are_held() = held != 0; }
-EXPORT long fakeCrossed() { return n_crossed; }
-/// Returns once all streams have done what they can without a release or another process.
-EXPORT void fakeRunUnblocked() {
-  while (true) {
-    const unsigned long before = n_steps();
-    bool settled = true;
-    for (auto& stream : all_streams()) settled = settled && (stream->idle() || stream->stuck());
-    if (settled && n_steps() == before) return;
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-}
-/// Blocks of device and pinned memory that exist, streams and events: to find leaks.
-EXPORT void fakeCounts(long* out) {
-  const std::lock_guard lock(world().mutex);
-  out[0] = out[1] = 0;
-  for (const auto& [_, block] : world().blocks) ++out[block.device < 0 ? 1 : 0];
-  out[2] = static_cast<long>(world().streams.size());
-  out[3] = static_cast<long>(world().events.size());
+      /*writes=*/out != to));
 }

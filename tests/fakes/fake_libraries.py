@@ -51,16 +51,17 @@ def build(hip: bool = False) -> tuple[Path, Path]:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not nccl.exists():
-            _compile(runtime, HERE / "fake_gpu.cpp", *(["-DFAKE_HIP"] if hip else []))
+            sources = [str(HERE / f"fake_{part}.cpp") for part in ("gpu", "queues", "controls")]
+            _compile(runtime, *sources, *(["-DFAKE_HIP"] if hip else []))
             link = [f"-L{folder}", f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN"]
-            _compile(nccl, HERE / "fake_nccl.cpp", *link)
+            _compile(nccl, str(HERE / "fake_nccl.cpp"), *link)
     return runtime, nccl
 
 
-def _compile(target: Path, source: Path, *words: str) -> None:
+def _compile(target: Path, *words: str) -> None:
     part = target.with_suffix(".part")
     subprocess.run(
-        [compiler() or "c++", *FLAGS, f"-Wl,-soname,{target.name}", "-o", str(part), str(source), *words],
+        [compiler() or "c++", *FLAGS, f"-Wl,-soname,{target.name}", "-o", str(part), *words],
         check=True,
     )
     part.rename(target)

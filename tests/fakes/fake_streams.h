@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "fake_capture.h"
 #include "fake_gpu.h"
 
 namespace fake {
@@ -23,7 +24,8 @@ inline long setting(const char* name, long otherwise) {
   return text != nullptr ? std::atol(text) : otherwise;
 }
 
-inline constexpr unsigned kOneIn = 8;  // things in a stream that are delayed
+inline constexpr unsigned kOneIn = 8;        // things in a stream that are delayed
+inline constexpr long kLongestQueue = 1000;  // about what CUDA takes before the caller waits
 
 struct Stream;
 inline thread_local Stream* current_stream = nullptr;
@@ -34,14 +36,30 @@ inline std::atomic<unsigned long>& n_steps() {
 }
 
 struct Stream {
-  Stream(int on, bool by_library) : device(on), of_library(by_library) {}
-  /// `writes`: to device memory, which tests may hold up in streams of the package.
+  Stream(int on, bool by_library, bool legacy = false) : device(on), of_library(by_library), is_legacy(legacy) {}
+  /// Blocks while the queue is full. `writes`: to device memory, which tests may hold up in streams of the package.
   void push(std::function<void()> work, bool writes = false) {
-    const std::lock_guard lock(mutex);
+    static const auto longest_queue = static_cast<std::size_t>(setting("FAKE_GPU_QUEUE", kLongestQueue));
+    std::unique_lock lock(mutex);
     if (!thread.joinable()) thread = std::thread([this] { run(); });
-    if (writes && of_library) queue.push_back([] { pass(writes_are_held()); });
-    queue.push_back(std::move(work));
+    changed.wait(lock, [this] { return queue.size() < longest_queue; });
+    if (writes && of_library) put([] { pass(writes_are_held()); });
+    put(std::move(work));
     changed.notify_all();
+  }
+  /// What has been put into this stream so far.
+  std::uint64_t put_so_far() {
+    const std::lock_guard lock(mutex);
+    return n_put;
+  }
+  /// Waits until so much has been done, from the thread of another stream.
+  void wait_until_done(std::uint64_t number) {
+    const Stuck stuck([this, number] {
+      const std::lock_guard lock(mutex);
+      return n_done >= number;
+    });
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return n_done >= number; });
   }
   /// Waits in this stream until `gate` is open.
   static void pass(const std::atomic<bool>& gate) {
@@ -79,9 +97,15 @@ struct Stream {
 
   std::atomic<bool> held{false};
   const int device;
-  const bool of_library;  // made with the flag that the package gives and the tests do not
+  const bool of_library;  // made with the flag that the package gives and the tests do not: waits for no legacy stream
+  const bool is_legacy;
+  std::shared_ptr<Capture> capture;  // guarded by the mutex of captures()
 
  private:
+  void put(std::function<void()> work) {
+    queue.push_back(std::move(work));
+    ++n_put;
+  }
   void run() {
     current_stream = this;
     std::mt19937 random(std::random_device{}());
@@ -100,6 +124,7 @@ struct Stream {
       ++n_steps();
       lock.lock();
       busy = false;
+      ++n_done;
       changed.notify_all();
     }
   }
@@ -109,6 +134,7 @@ struct Stream {
   std::deque<std::function<void()>> queue;
   std::thread thread;
   bool busy = false, ending = false;
+  std::uint64_t n_put = 0, n_done = 0;
   std::mutex stuck_mutex;
   std::function<bool()> stuck_until;
 };
@@ -118,6 +144,10 @@ struct Event {
   std::condition_variable changed;
   std::uint64_t recorded = 0, happened = 0;
   int device = 0;  // of the stream that recorded it last
+  // Guarded by the mutex of captures(): what it was recorded in last, if that was a capture.
+  std::shared_ptr<Capture> capture;
+  const Stream* captured_in = nullptr;
+  long captured_at = 0;  // things of that stream before it
   void happen(std::uint64_t number) {
     const std::lock_guard lock(mutex);
     if (happened < number) happened = number;

@@ -1,0 +1,50 @@
+// What only tests call of the stand-in of the GPU runtime; see fake_gpu.cpp.
+
+#include "fake_runtime.h"
+
+using namespace fake;
+
+/// What is in the stream waits so long.
+EXPORT int fakeDelay(void* stream_handle, long microseconds) {
+  const auto stream = stream_of(stream_handle);
+  if (!stream) return kInvalidHandle;
+  stream->push([=] { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); });
+  return kSuccess;
+}
+/// The stream stops here until `fakeRelease`. One hold at a time.
+EXPORT int fakeHold(void* stream_handle) {
+  const auto stream = stream_of(stream_handle);
+  if (!stream) return kInvalidHandle;
+  stream->held = true;
+  stream->push([raw = stream.get()] { Stream::pass(raw->held); });
+  return kSuccess;
+}
+EXPORT int fakeRelease(void* stream_handle) {
+  const auto stream = stream_of(stream_handle);
+  if (!stream) return kInvalidHandle;
+  stream->held = false;
+  return kSuccess;
+}
+/// Whether streams of the package stop before what writes to device memory.
+EXPORT void fakeHoldWrites(int held) { Stream::writes_are_held() = held != 0; }
+EXPORT long fakeCrossed() { return n_crossed(); }
+/// Returns once all streams have done what they can without a release or another process.
+EXPORT void fakeRunUnblocked() {
+  while (true) {
+    const unsigned long before = n_steps();
+    bool settled = true;
+    for (auto& stream : all_streams()) settled = settled && (stream->idle() || stream->stuck());
+    if (settled && n_steps() == before) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+/// The device has failed for good, as after an illegal access; 0: it is well again.
+EXPORT void fakeFail(int code) { sticky_error() = code; }
+/// Blocks of device and pinned memory that exist, streams and events: to find leaks.
+EXPORT void fakeCounts(long* out) {
+  const std::lock_guard lock(world().mutex);
+  out[0] = out[1] = 0;
+  for (const auto& [_, block] : world().blocks) ++out[block.device < 0 ? 1 : 0];
+  out[2] = static_cast<long>(world().streams.size());
+  out[3] = static_cast<long>(world().events.size());
+}

@@ -1,0 +1,117 @@
+#pragma once
+
+// What the sources of the stand-in of the GPU runtime share.
+
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "fake_capture.h"
+#include "fake_streams.h"
+
+#ifdef FAKE_HIP
+#define GPU(name) hip##name
+#define GPU_HOST_ALLOC hipHostMalloc
+#define GPU_HOST_FREE hipHostFree
+#else
+#define GPU(name) cuda##name
+#define GPU_HOST_ALLOC cudaHostAlloc
+#define GPU_HOST_FREE cudaFreeHost
+#endif
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace fake {
+
+struct Block {
+  char* seen;   // what the caller holds
+  char* bytes;  // where the elements are
+  std::size_t nbytes;
+  int device;                              // -1: pinned memory of the host
+  std::shared_ptr<void> mapped = nullptr;  // the memory: of a device, held also by copies that have not run yet
+};
+
+// Never destroyed: threads of streams may run when the process ends.
+struct World {
+  std::mutex mutex;
+  std::map<char*, Block> blocks;
+  std::map<void*, std::shared_ptr<Stream>> streams;
+  std::map<void*, std::shared_ptr<Stream>> destroyed;                       // whose work has not ended
+  std::map<int, std::shared_ptr<Stream>> default_streams;                   // of each device
+  std::map<std::pair<int, std::thread::id>, std::shared_ptr<Stream>> mine;  // of each device and thread
+  std::map<void*, std::shared_ptr<Event>> events;
+};
+inline World& world() {
+  static auto& only = *new World;
+  return only;
+}
+
+inline thread_local int device_of_thread = 0;
+inline int n_devices() { return static_cast<int>(setting("FAKE_GPU_DEVICES", 4)); }
+
+// ---- errors, as the runtime keeps them for each thread
+
+inline thread_local int last_error = kSuccess;
+/// An error of the device that no call gets rid of, such as 700; 0 if there is none.
+inline std::atomic<int>& sticky_error() {
+  static std::atomic<int> code{kSuccess};
+  return code;
+}
+/// What a call returns: notes an error for GetLastError.
+inline int ended(int code) {
+  if (sticky_error() != kSuccess) code = sticky_error();
+#ifdef FAKE_HIP
+  if (code != kSuccess) last_error = code;
+#else
+  if (code != kSuccess && code != kNotReady) last_error = code;  // which HIP notes, too
+#endif
+  return code;
+}
+
+/// Bytes copied between the host and devices.
+inline std::atomic<long>& n_crossed() {
+  static std::atomic<long> n{0};
+  return n;
+}
+
+// ---- streams
+
+inline constexpr std::uintptr_t kPerThreadStream = 2;
+
+/// The stream behind a handle; null if there is none. 0 and 1 are the legacy default stream of the current device.
+inline std::shared_ptr<Stream> stream_of(void* handle) {
+  const std::lock_guard lock(world().mutex);
+  const auto number = reinterpret_cast<std::uintptr_t>(handle);
+  if (number <= kPerThreadStream) {
+    auto& stream = number < kPerThreadStream ? world().default_streams[device_of_thread]
+                                             : world().mine[{device_of_thread, std::this_thread::get_id()}];
+    if (!stream) stream = std::make_shared<Stream>(device_of_thread, false, /*is_legacy=*/number < kPerThreadStream);
+    return stream;
+  }
+  const auto found = world().streams.find(handle);
+  return found == world().streams.end() ? nullptr : found->second;
+}
+
+inline std::shared_ptr<Event> event_of(void* handle) {
+  const std::lock_guard lock(world().mutex);
+  const auto found = world().events.find(handle);
+  return found == world().events.end() ? nullptr : found->second;
+}
+
+inline std::vector<std::shared_ptr<Stream>> all_streams() {
+  std::vector<std::shared_ptr<Stream>> all;
+  const std::lock_guard lock(world().mutex);
+  for (auto& [_, stream] : world().streams) all.push_back(stream);
+  for (auto& [_, stream] : world().destroyed) all.push_back(stream);
+  for (auto& [_, stream] : world().default_streams) all.push_back(stream);
+  for (auto& [_, stream] : world().mine) all.push_back(stream);
+  return all;
+}
+
+/// Puts work at the end of a stream, or into the graph that it is captured into.
+int submit(const std::shared_ptr<Stream>& stream, std::function<void()> work, bool writes = false);
+
+}  // namespace fake
