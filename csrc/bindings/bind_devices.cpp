@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "device/device_communicator.h"
+#include "gpu/capture.h"
 
 namespace samestep {
 
@@ -137,6 +138,23 @@ void bind_devices(py::module_& m) {
         "One operation on many arrays, which are only read on root.");
   m.def("has_nccl", [](const DeviceCommunicator& comm) { return comm.options().nccl != nullptr; }, "comm"_a);
   m.def("has_nccl", [](const Communicator&) { return false; }, "comm"_a);
+  m.def(
+      "stream_of",
+      [](const py::object& array) -> std::optional<StreamHandle> {
+        Array view = view_of(array.ptr());
+        const StreamHandle stream = find_stream(array.ptr(), view.mutable_view());
+        return stream == kNoStream ? std::nullopt : std::optional(stream);
+      },
+      "array"_a, "The stream in which the library of this array, device memory, works on it now; None if unknown.");
+  m.def(
+      "refuse_capture",
+      [](const py::object& array, const std::string& verb) {
+        Array view = view_of(array.ptr(), verb.c_str());
+        const GpuLibrary* const gpu = gpu_of(view.view());
+        find_stream(array.ptr(), view.mutable_view());
+        if (gpu != nullptr) refuse_capture(verb, *gpu, view->buffer());
+      },
+      "array"_a, "verb"_a, "UnavailableError if the stream of this array, device memory, is captured into a graph.");
   m.def("itemsize", [](const std::string& dtype) { return itemsize(dtype_of(dtype)); }, "dtype"_a);
   m.def(
       "to_dlpack",

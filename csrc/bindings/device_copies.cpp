@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "gpu/capture.h"
 #include "kernels/stream.h"
 #include "kernels/strided.h"
 #include "nccl/nccl_reduction.h"
@@ -65,6 +66,7 @@ void require_reachable(PyObject* object, ArrayView& view) {
   }
   if (!view.contiguous) throw InvalidArgumentError("an array with gaps in device memory; pass a contiguous copy");
   find_stream(object, view);
+  refuse_capture("copy", *gpu_of(view), {view.data, 0, view.dtype, view.device, view.stream});
 }
 
 void pack_elements(const ArrayView& from, void* to) {

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "device/list_signature_check.h"
+#include "gpu/capture.h"
 #include "nccl/nccl_group.h"
 #include "nccl/nccl_reduction.h"
 
@@ -142,6 +143,7 @@ void DeviceCliques::check(const Clique& clique, const Call& call, std::size_t i,
     throw InvalidArgumentError(
         str(name(call.type), ": array ", i, " of the list is not on device ", clique.devices[i]));
   }
+  refuse_capture(name(call.type), *options_.gpu, buffer);
   if (buffer.dtype != call.dtype || buffer.count != call.count * times) {
     throw InvalidArgumentError(str(name(call.type), ": array ", i, " has ", buffer.count, " ",
                                    samestep::name(buffer.dtype), " where ", call.count * times, " ",

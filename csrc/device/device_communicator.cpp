@@ -9,6 +9,7 @@
 #include "device/device_cliques.h"
 #include "device/host_path.h"
 #include "device/nccl_path.h"
+#include "gpu/capture.h"
 #include "nccl/nccl_reduction.h"
 #include "waiting/backoff.h"
 
@@ -23,6 +24,14 @@ std::vector<int> all_ranks(const Communicator& of) {
 }
 
 bool on_host(const ConstBuffer& buffer) { return buffer.device.kind == DeviceKind::cpu; }
+
+/// Starts an operation without the GIL, because a call of the GPU runtime blocks while the device's queue is full.
+template <class Start>
+Communicator::WorkPtr without_gil(Start start) {
+  Communicator::WorkPtr work;
+  wait_hooks().run_without_gil([&] { work = start(); });
+  return work;
+}
 
 }  // namespace
 
@@ -74,6 +83,7 @@ void DeviceCommunicator::check_here(std::string_view verb, ConstBuffer& buffer) 
                                    " of group '", name(), "' uses device ", options_.device,
                                    "; make it there, or choose devices in initialize()"));
   }
+  refuse_capture(verb, *options_.gpu, buffer);
 }
 
 void DeviceCommunicator::check_here(std::string_view verb, Buffer& buffer) const {
@@ -103,7 +113,7 @@ Communicator::WorkPtr DeviceCommunicator::start_collective(const CollectiveArgs&
   } else {
     args.out = {nullptr, 0, dtype};
   }
-  return nccl_ != nullptr && nccl_->has(args) ? nccl_->start(args) : staged_->start(args);
+  return without_gil([&] { return nccl_ != nullptr && nccl_->has(args) ? nccl_->start(args) : staged_->start(args); });
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_collective(const CollectiveArgs& args) {
@@ -114,14 +124,14 @@ Communicator::WorkPtr DeviceCommunicator::start_send(const SendArgs& args) {
   if (args.is_object || on_host(args.in)) return Inner{*host_}.start_send(args);
   SendArgs here = args;
   check_here("send", here.in);
-  return staged_->start(here);
+  return without_gil([&] { return staged_->start(here); });
 }
 
 Communicator::WorkPtr DeviceCommunicator::start_recv(const RecvArgs& args) {
   if (on_host(args.out)) return Inner{*host_}.start_recv(args);
   RecvArgs here = args;
   check_here("recv", here.out);
-  return staged_->start(here);
+  return without_gil([&] { return staged_->start(here); });
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_send(const SendArgs& args) {
@@ -144,7 +154,7 @@ Communicator::WorkPtr DeviceCommunicator::allreduce_many(std::span<const InOut> 
     checks::same_dtype("allreduce", buffers[0].in, out);
     checks::has_count("allreduce", "out", out, in.count);
   }
-  return nccl_->allreduce_many(std::move(buffers), reduction);
+  return without_gil([&] { return nccl_->allreduce_many(std::move(buffers), reduction); });
 }
 
 Communicator::WorkPtr DeviceCommunicator::bcast_many(std::span<const Buffer> given, int root) {
@@ -152,7 +162,7 @@ Communicator::WorkPtr DeviceCommunicator::bcast_many(std::span<const Buffer> giv
   if (nccl_ == nullptr || given.empty()) throw InvalidArgumentError("bcast_many: not for NCCL");
   std::vector<Buffer> buffers(given.begin(), given.end());
   for (Buffer& buffer : buffers) check_here("bcast", buffer);
-  return nccl_->bcast_many(std::move(buffers), root);
+  return without_gil([&] { return nccl_->bcast_many(std::move(buffers), root); });
 }
 
 Communicator::Counters DeviceCommunicator::counters() const {

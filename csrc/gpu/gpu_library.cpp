@@ -19,7 +19,23 @@ void find(const OpenedLibrary& library, const std::string& symbol, Function& fun
                              ": it is too old, or no CUDA or HIP runtime; `samestep doctor` shows what was found"));
 }
 
+bool is_of_capture(int code) { return code >= kFirstCaptureError && code <= kLastCaptureError; }
+
 }  // namespace
+
+/// Lets the calling thread make calls that CUDA forbids while another thread captures a stream. They would end that
+/// capture.
+class GpuLibrary::Relaxed {
+ public:
+  explicit Relaxed(const GpuLibrary& gpu) : gpu_(gpu) { gpu_.exchange_capture_mode_(&mode_); }
+  Relaxed(const Relaxed&) = delete;
+  Relaxed& operator=(const Relaxed&) = delete;
+  ~Relaxed() { gpu_.exchange_capture_mode_(&mode_); }
+
+ private:
+  const GpuLibrary& gpu_;
+  int mode_ = kRelaxedCapture;  // of the thread before, in between
+};
 
 std::shared_ptr<GpuLibrary> GpuLibrary::open(DeviceKind kind, const std::string& path) {
   const OpenedLibrary library(path);
@@ -46,6 +62,8 @@ std::shared_ptr<GpuLibrary> GpuLibrary::open(DeviceKind kind, const std::string&
   find(library, prefix + "EventDestroy", gpu->event_destroy_);
   find(library, prefix + "EventRecord", gpu->event_record_);
   find(library, prefix + "EventQuery", gpu->event_query_);
+  find(library, prefix + "StreamIsCapturing", gpu->stream_is_capturing_);
+  find(library, prefix + "ThreadExchangeStreamCaptureMode", gpu->exchange_capture_mode_);
   find(library, prefix + "GetErrorString", gpu->get_error_string_);
   find(library, prefix + "GetLastError", gpu->get_last_error_);
   return gpu;
@@ -55,7 +73,9 @@ void GpuLibrary::check(int code, const char* call) const {
   if (code == 0) [[likely]]
     return;
   get_last_error_();  // else the next call in this thread would report the error again
-  throw Error(str(prefix(), call, " failed: ", get_error_string_(code), " (", code, ")"));
+  const std::string text = str(prefix(), call, " failed: ", get_error_string_(code), " (", code, ")");
+  if (is_of_capture(code)) throw UnavailableError(text);
+  throw Error(text);
 }
 
 int GpuLibrary::device_count() const {
@@ -94,19 +114,27 @@ int GpuLibrary::device_of(const void* data) const {
 
 void* GpuLibrary::allocate(std::size_t nbytes) const {
   void* data = nullptr;
+  const Relaxed relaxed(*this);
   check(malloc_(&data, nbytes), "Malloc");
   return data;
 }
 
-void GpuLibrary::free(void* data) const noexcept { free_(data); }
+void GpuLibrary::free(void* data) const noexcept {
+  const Relaxed relaxed(*this);
+  free_(data);
+}
 
 void* GpuLibrary::allocate_pinned(std::size_t nbytes) const {
   void* data = nullptr;
+  const Relaxed relaxed(*this);
   check(host_alloc_(&data, nbytes, kPortable), kind_ == DeviceKind::rocm ? "HostMalloc" : "HostAlloc");
   return data;
 }
 
-void GpuLibrary::free_pinned(void* data) const noexcept { free_host_(data); }
+void GpuLibrary::free_pinned(void* data) const noexcept {
+  const Relaxed relaxed(*this);
+  free_host_(data);
+}
 
 void GpuLibrary::copy(void* to, const void* from, std::size_t nbytes, Stream stream) const {
   check(memcpy_async_(to, from, nbytes, kCopyEitherWay, stream), "MemcpyAsync");
@@ -120,7 +148,10 @@ GpuLibrary::Stream GpuLibrary::make_stream() const {
 
 void GpuLibrary::destroy_stream(Stream stream) const noexcept { stream_destroy_(stream); }
 
-void GpuLibrary::synchronize(Stream stream) const { check(stream_synchronize_(stream), "StreamSynchronize"); }
+void GpuLibrary::synchronize(Stream stream) const {
+  const Relaxed relaxed(*this);
+  check(stream_synchronize_(stream), "StreamSynchronize");
+}
 
 GpuLibrary::Event GpuLibrary::make_event() const {
   Event event = nullptr;
@@ -137,9 +168,28 @@ void GpuLibrary::wait(Stream stream, Event event) const {
 }
 
 bool GpuLibrary::is_complete(Event event) const {
+  const Relaxed relaxed(*this);
   const int code = event_query_(event);
-  if (code != kNotReady) check(code, "EventQuery");
-  return code == 0;
+  // CUDA does not keep this as the thread's last error; HIP does, and the user's next check would find it.
+  if (code == kNotReady && kind_ == DeviceKind::rocm) get_last_error_();
+  if (code == kNotReady) return false;
+  if (is_of_capture(code)) {  // no loss of the device; ROCm has no relaxed mode for queries
+    get_last_error_();
+    return false;
+  }
+  check(code, "EventQuery");
+  return true;
+}
+
+bool GpuLibrary::is_capturing(Stream stream) const {
+  int status = 0;
+  const int code = stream_is_capturing_(stream, &status);
+  if (is_of_capture(code)) {  // the legacy default stream, while one that waits for it is captured
+    get_last_error_();
+    return true;
+  }
+  check(code, "StreamIsCapturing");
+  return status != 0;
 }
 
 void bind_thread_to_device(const GpuLibrary& gpu, int device) noexcept {

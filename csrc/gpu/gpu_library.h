@@ -13,6 +13,9 @@ namespace samestep {
 namespace gpu_abi {
 inline constexpr int kInvalidValue = 1;
 inline constexpr int kNotReady = 600;
+inline constexpr int kFirstCaptureError = 900;     ///< cudaErrorStreamCaptureUnsupported
+inline constexpr int kLastCaptureError = 908;      ///< cudaErrorStreamCaptureWrongThread
+inline constexpr int kRelaxedCapture = 2;          ///< cudaStreamCaptureModeRelaxed
 inline constexpr int kCopyEitherWay = 4;           ///< cudaMemcpyDefault: inferred from the addresses
 inline constexpr unsigned kNonBlockingStream = 1;  ///< cudaStreamNonBlocking
 inline constexpr unsigned kOrderOnlyEvent = 2;     ///< cudaEventDisableTiming
@@ -24,7 +27,9 @@ inline constexpr int kManagedMemory = 3;           ///< cudaMemoryTypeManaged
 /// The functions of the CUDA or HIP runtime that the package uses, looked up at run time: it is built without either
 /// and runs with both. Their names differ only in a prefix.
 ///
-/// Calls throw Error with the runtime's message. "The current device" is that of the calling thread.
+/// Calls throw Error with the runtime's message, or UnavailableError if the capture of a stream into a graph does not
+/// allow them. "The current device" is that of the calling thread. Calls that would be unsafe while a stream of the
+/// process is being captured are made in relaxed mode, so that they leave captures of others alone.
 /// Sources: CUDA Runtime API, HIP Runtime API.
 class GpuLibrary {
  public:
@@ -65,9 +70,15 @@ class GpuLibrary {
   void record(Event event, Stream stream) const;
   /// Lets later work in `stream` wait for what `event` has recorded.
   void wait(Stream stream, Event event) const;
+  /// False, too, while a capture of a stream does not let the event be queried.
   bool is_complete(Event event) const;
+  /// Whether work in `stream` would become part of a graph instead of being executed; for the legacy default stream
+  /// also whether it would end the capture of another one.
+  bool is_capturing(Stream stream) const;
 
  private:
+  class Relaxed;
+
   GpuLibrary() = default;
   void check(int code, const char* call) const;
 
@@ -91,6 +102,8 @@ class GpuLibrary {
   int (*event_destroy_)(Event) = nullptr;
   int (*event_record_)(Event, Stream) = nullptr;
   int (*event_query_)(Event) = nullptr;
+  int (*stream_is_capturing_)(Stream, int*) = nullptr;
+  int (*exchange_capture_mode_)(int*) = nullptr;
   const char* (*get_error_string_)(int) = nullptr;
   int (*get_last_error_)() = nullptr;
 };

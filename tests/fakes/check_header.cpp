@@ -12,6 +12,9 @@ namespace gpu = samestep::gpu_abi;
 
 static_assert(gpu::kInvalidValue == int{cudaErrorInvalidValue});
 static_assert(gpu::kNotReady == int{cudaErrorNotReady} && gpu::kCopyEitherWay == int{cudaMemcpyDefault});
+static_assert(gpu::kFirstCaptureError == int{cudaErrorStreamCaptureUnsupported});
+static_assert(gpu::kLastCaptureError == int{cudaErrorStreamCaptureWrongThread});
+static_assert(gpu::kRelaxedCapture == int{cudaStreamCaptureModeRelaxed});
 static_assert(gpu::kNonBlockingStream == cudaStreamNonBlocking && gpu::kOrderOnlyEvent == cudaEventDisableTiming);
 static_assert(gpu::kPortable == cudaHostAllocPortable);
 static_assert(gpu::kDeviceMemory == int{cudaMemoryTypeDevice} && gpu::kManagedMemory == int{cudaMemoryTypeManaged});

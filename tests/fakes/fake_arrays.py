@@ -24,8 +24,62 @@ def call(name: str, *args: Any) -> None:
     assert code == 0, f"cuda{name}: {code}"
 
 
+def current_device() -> int:
+    device = ctypes.c_int()
+    call("GetDevice", ctypes.byref(device))
+    return device.value
+
+
+class Pool:
+    """Hands memory out again at once, as the pools of torch and CuPy do: in the order of the stream it was taken for.
+
+    What uses it in another stream without waiting finds bytes of the next owner.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[int, int | None, int], list[int]] = {}
+        self._kept: list[Any] = []
+        self._scribbles = [(ctypes.c_char * 4096)(*b"\xee" * 4096)]  # copies may still read older ones
+
+    def take(self, nbytes: int, stream: Stream) -> tuple[int, tuple[int, int | None, int]]:
+        place = (current_device(), stream.handle, nbytes)
+        if self._free.get(place):
+            return self._free[place].pop(), place
+        memory = ctypes.c_void_p()
+        call("Malloc", ctypes.byref(memory), ctypes.c_size_t(nbytes))
+        return memory.value or 0, place
+
+    def give(self, address: int, place: tuple[int, int | None, int], kept: list[Any]) -> None:
+        """`kept`: what copies that are under way still read."""
+        self._kept += kept
+        device, stream, nbytes = place
+        if len(self._scribbles[-1]) < nbytes:
+            self._scribbles.append((ctypes.c_char * nbytes)(*b"\xee" * nbytes))
+        before, library = current_device(), runtime()
+        library.cudaSetDevice(device)
+        code = library.cudaMemcpyAsync(
+            ctypes.c_void_p(address), self._scribbles[-1], ctypes.c_size_t(nbytes), 4, ctypes.c_void_p(stream)
+        )
+        if code == 0:
+            self._free.setdefault(place, []).append(address)
+        else:  # the stream has been destroyed, or the device lost
+            library.cudaFree(ctypes.c_void_p(address))
+        library.cudaGetLastError()
+        library.cudaSetDevice(before)
+
+    def empty(self) -> None:
+        for address in (address for addresses in self._free.values() for address in addresses):
+            runtime().cudaFree(ctypes.c_void_p(address))
+        self._free.clear()
+        self._kept.clear()  # to free memory waits for the device
+
+
+POOL = Pool()
+
+
 def counts() -> list[int]:
-    """Blocks of device memory, blocks of pinned memory, streams and events that exist."""
+    """Blocks of device memory in use, blocks of pinned memory, streams and events that exist."""
+    POOL.empty()
     found = (ctypes.c_long * 4)()
     runtime().fakeCounts(found)
     return list(found)
@@ -73,15 +127,38 @@ class Stream:
 DEFAULT = Stream(0)
 
 
+GLOBAL, THREAD_LOCAL, RELAXED = range(3)  # modes of capture
+
+
+class Graph:
+    """What is put into a stream while this is entered, to be launched as often as wanted."""
+
+    def __init__(self, stream: Stream, mode: int = GLOBAL) -> None:
+        self.stream, self.mode = stream, mode
+        self.handle = ctypes.c_void_p()
+
+    def __enter__(self) -> Graph:
+        call("StreamBeginCapture", ctypes.c_void_p(self.stream.handle), self.mode)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        graph = ctypes.c_void_p()
+        code = runtime().cudaStreamEndCapture(ctypes.c_void_p(self.stream.handle), ctypes.byref(graph))
+        assert code == 0, f"the capture was ended: {code}"
+        call("GraphInstantiate", ctypes.byref(self.handle), graph, ctypes.c_ulonglong(0))
+        call("GraphDestroy", graph)
+
+    def launch(self, stream: Stream) -> None:
+        call("GraphLaunch", self.handle, ctypes.c_void_p(stream.handle))
+
+
 class Array:
     """Device memory that is used in `stream`. Copies to and from the host are put into that stream."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream = DEFAULT) -> None:
         self.shape, self.dtype, self.stream = tuple(shape), np.dtype(dtype), stream
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
-        memory = ctypes.c_void_p()
-        call("Malloc", ctypes.byref(memory), ctypes.c_size_t(max(self.nbytes, 1)))
-        self.address = memory.value or 0
+        self.address, self._place = POOL.take(max(self.nbytes, 1), stream)
         self.readonly = False
         self._owner: Array | None = None  # of the memory of a view
         self._kept: list[Any] = []
@@ -131,7 +208,7 @@ class Array:
 
     def __del__(self) -> None:
         if getattr(self, "address", 0) and self._owner is None and runtime is not None:
-            runtime().cudaFree(ctypes.c_void_p(self.address))
+            POOL.give(self.address, self._place, self._kept)
 
 
 class DLPackArray(Array):
@@ -140,9 +217,7 @@ class DLPackArray(Array):
     __cuda_array_interface__ = property()  # type: ignore[assignment]  # raises AttributeError
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        device = ctypes.c_int()
-        call("GetDevice", ctypes.byref(device))
-        return 2, device.value
+        return 2, current_device()
 
     def __dlpack__(self, *, max_version: Any = None) -> Any:
         assert self.stream is DEFAULT, "nobody would wait for another"

@@ -59,9 +59,7 @@ def new_like(x: Any, shape: tuple[int, ...] | None = None) -> Any:
     library = library_of(x)
     of_shape = known.shape if shape is None else shape
     if library == "gpu":
-        from samestep.arrays.streams import stream_of
-
-        return _on_device(known.dtype, of_shape, stream_of(x), known.device)
+        return _on_device(known.dtype, of_shape, _core.stream_of(x), known.device)
     return new_array(library, known.dtype, of_shape)
 
 

@@ -19,8 +19,10 @@ def stream_of(x: Any) -> int | None:
 
     torch: the current stream of the tensor's device. Arrays with `__cuda_array_interface__` (CuPy, Numba): the
     stream they name there, which for CuPy is the current one; the default stream where an older version of the
-    interface names none. Other arrays with DLPack: the default stream, as that protocol says. JAX waits for its
-    arrays before it hands them out, and for what it takes in it needs the host to wait.
+    interface names none. Numba names None for arrays of the legacy default stream. Libraries with DLPack's C exchange
+    API are asked for their current stream before this is. Other arrays with DLPack: the default stream, as that
+    protocol says. JAX waits for its arrays before it hands them out, and for what it takes in it needs the host to
+    wait.
 
     Source: CUDA Array Interface, version 3, "Synchronization"; DLPack, "Stream handling".
     """

@@ -37,6 +37,7 @@ def checked(given: Any, act: str, name: str = "arrays") -> ArrayList:
     Raises:
       TypeError: no list or tuple, or an entry that is no array.
       InvalidArgumentError: it is empty, or entries differ in dtype or count.
+      UnavailableError: the stream of an array is being captured into a graph.
     """
     if not isinstance(given, (list, tuple)):
         raise TypeError(f"{act}: {name} must be a list or tuple of arrays, got {type(given).__name__}")
@@ -52,6 +53,8 @@ def checked(given: Any, act: str, name: str = "arrays") -> ArrayList:
                 f"{act}: {name}[{i}] has {math.prod(known.shape)} elements of {known.dtype}, "
                 f"but {listed.n_elements} of {listed.dtype} are needed"
             )
+        if known.device != "cpu":
+            _core.refuse_capture(listed.arrays[i], act)
     return listed
 
 

@@ -58,6 +58,7 @@ def describe_leaves(names: Sequence[str], leaves: Sequence[Any], act: str) -> Le
 
     Raises:
       InvalidArgumentError: an array whose elements cannot be sent; says which leaf.
+      UnavailableError: the stream of an array is being captured into a graph.
 
     Example:
       >>> import numpy as np
@@ -72,6 +73,7 @@ def describe_leaves(names: Sequence[str], leaves: Sequence[Any], act: str) -> Le
     kinds: list[str] = []
     infos: list[ArrayInfo | None] = []
     memory: dict[int, tuple[Any, ...]] = {}
+    on_device: dict[type, Any] = {}  # one array of each type
     for i, leaf in enumerate(leaves):
         kind, info = "", None
         if type(leaf) is np.ndarray or arrays.is_array(leaf):
@@ -85,10 +87,14 @@ def describe_leaves(names: Sequence[str], leaves: Sequence[Any], act: str) -> Le
             else:
                 kind = kind_of_array(dtype, shape, device)
                 info = ArrayInfo(dtype, shape, nbytes, not readonly, contiguous, device)
+                if device != "cpu":
+                    on_device.setdefault(type(leaf), leaf)
                 if nbytes:
                     memory[i] = (address, strides, kind)
         kinds.append(kind or _kind_of_other(leaf))
         infos.append(info)
+    for leaf in on_device.values():
+        _core.refuse_capture(leaf, act)
     return LeafTable(kinds, infos, _first_aliases(memory, len(leaves)))
 
 

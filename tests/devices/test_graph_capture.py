@@ -1,0 +1,46 @@
+"""Streams that are captured into graphs while the package works: the captures survive it, and so does the group."""
+
+import device_jobs
+import fake_arrays
+import pytest
+from running import program
+
+BACKENDS = pytest.mark.parametrize("backend", ["nccl", "native"])
+REFUSED = "the array's stream is being captured into a graph"
+
+
+def run(tmp_path, function, *values):
+    return device_jobs.run(tmp_path, program("devices/device_capture", function, *values), 2)
+
+
+@BACKENDS
+@pytest.mark.parametrize("mode", [fake_arrays.GLOBAL, fake_arrays.THREAD_LOCAL, fake_arrays.RELAXED])
+def test_operations_under_way_leave_a_capture_alone(tmp_path, backend, mode):
+    for rank in run(tmp_path, "capture_while_an_operation_is_under_way", backend, mode):
+        assert rank.reports == [{"result": [7.0] * 5, "reduced": 12.0}], rank
+
+
+@BACKENDS
+def test_a_call_inside_of_a_capture_is_refused_and_changes_nothing(tmp_path, backend):
+    first, second = run(tmp_path, "call_inside_of_a_capture", backend)
+    *refused, result = first.reports
+    assert [one["kind"] for one in refused] == ["UnavailableError"] * 6, first
+    for one in refused:
+        assert REFUSED in one["text"], first
+        assert "call it outside of the capture" in one["text"], first
+    assert [result] == second.reports == [{"result": [3.0] * 3}], (first, second)
+
+
+@BACKENDS
+def test_a_wait_inside_of_a_capture_is_of_the_host(tmp_path, backend):
+    for rank in run(tmp_path, "wait_inside_of_a_capture", backend):
+        assert rank.reports == [{"result": [3.0] * 3}], rank
+
+
+@BACKENDS
+def test_the_default_stream_is_not_used_while_one_that_waits_for_it_is_captured(tmp_path, backend):
+    first, second = run(tmp_path, "use_the_default_stream_while_another_is_captured", backend)
+    refused, result = first.reports
+    assert refused["kind"] == "UnavailableError", first
+    assert REFUSED in refused["text"]
+    assert [result] == second.reports == [{"result": [3.0] * 3}], (first, second)
