@@ -78,11 +78,13 @@ Array view_run(const py::object& buffer, const char* what, std::span<const Array
   return run;
 }
 
-// Calls `copy(view, place in the run)` for each array, without the GIL if there is much to copy.
+// Calls `copy(view, place in the run)` for each array, without the GIL if that may take long.
 template <class Copy>
 void copy_each(std::span<const Array> arrays, const Array& run, Copy copy) {
   std::optional<py::gil_scoped_release> no_gil;
-  if (run->nbytes() > kReleaseGilAbove) no_gil.emplace();
+  const bool on_device =
+      std::ranges::any_of(arrays, [](const Array& array) { return array->device.kind != DeviceKind::cpu; });
+  if (on_device || run->nbytes() > kReleaseGilAbove) no_gil.emplace();  // a device may be waited for
   char* place = static_cast<char*>(run->data);
   for (const Array& array : arrays) {
     const std::size_t nbytes = array->nbytes();

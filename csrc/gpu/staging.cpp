@@ -1,5 +1,6 @@
 #include "gpu/staging.h"
 
+#include <algorithm>
 #include <atomic>
 #include <span>
 
@@ -13,8 +14,19 @@ namespace samestep {
 
 class HostStaging::StagedWork final : public Work {
  public:
+  /// Records what the streams of the arrays have so far, which blocks while one of them is full. Call without locks.
   StagedWork(std::shared_ptr<HostStaging> stager, StagedOperation call)
-      : stager_(std::move(stager)), call_(std::move(call)) {}
+      : stager_(std::move(stager)), call_(std::move(call)) {
+    const OnDevice on(*stager_->gpu_, stager_->device_);
+    std::vector<StreamHandle> streams = call_.after;
+    std::ranges::sort(streams);
+    streams.erase(std::unique(streams.begin(), streams.end()), streams.end());
+    for (const StreamHandle stream : streams) {
+      if (stream == kNoStream) continue;
+      produced_.push_back(std::make_unique<GpuEvent>(stager_->gpu_));
+      produced_.back()->record(reinterpret_cast<GpuLibrary::Stream>(stream));
+    }
+  }
 
   bool done() override {
     if (!ended_) stager_->progress();
@@ -24,8 +36,10 @@ class HostStaging::StagedWork final : public Work {
   void wait(const Deadline& deadline) override { wait_for(ended_, deadline); }
 
   bool make_stream_wait(StreamHandle stream, const Deadline& deadline) override {
-    wait_for(handed_over_, deadline);
     const OnDevice on(*stager_->gpu_, stager_->device_);
+    // A wait for what is no part of the capture would end it. The graph is launched after the host's wait.
+    if (stager_->gpu_->is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream))) return false;
+    wait_for(handed_over_, deadline);
     end_->make_wait(reinterpret_cast<GpuLibrary::Stream>(stream));
     return true;
   }
@@ -47,18 +61,21 @@ class HostStaging::StagedWork final : public Work {
   /// Whether all of it has started on the host, so that the next operation may.
   bool begun() const { return ended_ || n_started_ == call_.parts.size(); }
   bool sends() const { return call_.message && call_.parts[0].in != nullptr; }
-  /// Makes a step of each segment. `may_begin`: whether segments may start on the host.
-  void advance(bool may_begin) {
+  /// Whether copies to the host may be in the stream, since not all of it has started there.
+  bool copies_out() const { return n_copied_ != 0 && !begun(); }
+  /// Makes a step of each segment. `may_begin`: whether segments may start on the host. `may_copy`: whether the first
+  /// copy may be put into the stream.
+  void advance(bool may_begin, bool may_copy) {
     if (ended_) return;
     try {
-      if (!ordered_) order();
-      while (may_copy_more() && n_copied_ < call_.parts.size()) copy_out();
+      while ((n_copied_ != 0 || may_copy) && may_copy_more() && n_copied_ < call_.parts.size()) copy_out();
       for (RemoteSegment& piece : pieces_) {
         if (piece.work == nullptr && !may_start(piece, may_begin)) break;
         if (!piece.back) copy_back(piece);
       }
       while (!pieces_.empty() && pieces_.front().back && pieces_.front().copied->is_complete()) {
         pieces_.pop_front();
+        --stager_->n_copying_back_;
         ++n_finished_;
       }
     } catch (...) {
@@ -66,6 +83,8 @@ class HostStaging::StagedWork final : public Work {
       return;
     }
     if (n_handed_over_ == call_.parts.size() && !handed_over_) {
+      make_wait(*stager_->in_, waits_in_);
+      end_ = std::make_unique<GpuEvent>(stager_->gpu_);
       end_->record(stager_->in_->get());
       handed_over_ = true;
     }
@@ -75,7 +94,8 @@ class HostStaging::StagedWork final : public Work {
   void fail(std::exception_ptr error) {
     if (ended_) return;
     for (RemoteSegment& piece : pieces_) {
-      if (piece.work == nullptr || piece.work->done()) continue;
+      if (piece.back) --stager_->n_copying_back_;
+      if (!is_in_use(piece)) continue;
       stager_->retained_.push_back(std::make_shared<RemoteSegment>(std::move(piece)));
     }
     pieces_.clear();
@@ -96,11 +116,22 @@ class HostStaging::StagedWork final : public Work {
 
   bool may_copy_more() const { return call_.copies_in_first || pieces_.size() < kInFlight; }
 
-  void order() {
-    order_after(stager_->gpu_, stager_->out_->get(), call_.after);
-    order_after(stager_->gpu_, stager_->in_->get(), call_.after);
-    end_ = std::make_unique<GpuEvent>(stager_->gpu_);
-    ordered_ = true;
+  /// Whether a transport or a copy may still use the memory of a segment.
+  static bool is_in_use(const RemoteSegment& piece) noexcept {
+    if (piece.work != nullptr && !piece.work->done()) return true;
+    try {
+      return !piece.copied->is_complete();
+    } catch (const Error&) {  // the device is lost
+      return true;
+    }
+  }
+
+  /// Lets later work in a stream of the package wait for those of the arrays, once.
+  void make_wait(const GpuStream& stream, bool& waits) {
+    for (const auto& event : produced_) {
+      if (!waits) event->make_wait(stream.get());
+    }
+    waits = true;
   }
 
   void copy_out() {
@@ -110,8 +141,11 @@ class HostStaging::StagedWork final : public Work {
     RemoteSegment piece{part, stager_->pool_->take(nbytes), nullptr, std::make_unique<GpuEvent>(stager_->gpu_)};
     piece.out = piece.memory.get() + (part.in_place ? 0 : part.in_nbytes);
     if (part.gpu_direct) {
+      make_wait(*stager_->out_, waits_out_);
+      make_wait(*stager_->in_, waits_in_);  // `copy_own` copies there
       piece.copied->record(stager_->out_->get());
     } else if (part.in != nullptr && part.in_nbytes != 0) {
+      make_wait(*stager_->out_, waits_out_);
       stager_->gpu_->copy(piece.memory.get(), part.in, part.in_nbytes, stager_->out_->get());
       piece.copied->record(stager_->out_->get());
     }
@@ -141,15 +175,17 @@ class HostStaging::StagedWork final : public Work {
   }
 
   void copy_back(RemoteSegment& piece) {
-    if (piece.back || !piece.work->done()) return;
+    if (piece.back || !piece.work->done() || stager_->n_copying_back_ >= kMostCopies) return;
     status_ = piece.work->status();
     if (piece.work->error()) std::rethrow_exception(piece.work->error());
     const std::span<const std::byte> arrived = to_copy_back(piece);
+    make_wait(*stager_->in_, waits_in_);
     if (piece.part.out != nullptr && !arrived.empty()) {
       stager_->gpu_->copy(piece.part.out, arrived.data(), arrived.size(), stager_->in_->get());
       piece.copied->record(stager_->in_->get());
     }
     piece.back = true;
+    ++stager_->n_copying_back_;
     ++n_handed_over_;
   }
 
@@ -190,10 +226,11 @@ class HostStaging::StagedWork final : public Work {
   std::deque<RemoteSegment> pieces_;
   std::size_t n_copied_ = 0, n_started_ = 0, n_handed_over_ = 0, n_finished_ = 0;
   Communicator::WorkPtr last_started_;
+  std::vector<std::unique_ptr<GpuEvent>> produced_;  // what the streams of the arrays had at the call
+  bool waits_out_ = false, waits_in_ = false;
   std::unique_ptr<GpuEvent> end_;
   Status status_;
   std::exception_ptr error_;
-  bool ordered_ = false;
   std::atomic<bool> handed_over_ = false;  // the rest of the work is in the stream
   std::atomic<bool> ended_ = false;
 };
@@ -253,8 +290,12 @@ void HostStaging::step() {
   if (under_way_.empty()) return;
   const OnDevice on(*gpu_, device_);
   bool collectives_begun = true, sends_begun = true;
+  std::size_t n_collectives = 0, n_sends = 0;  // whose copies to the host may be in the stream
   for (const auto& work : under_way_) {
-    work->advance(!work->is_message() ? collectives_begun : work->sends() ? sends_begun : true);
+    std::size_t& n_copying = work->is_message() ? n_sends : n_collectives;
+    const bool may_copy = (work->is_message() && !work->sends()) || n_copying < kMostCopies;
+    work->advance(!work->is_message() ? collectives_begun : work->sends() ? sends_begun : true, may_copy);
+    if (work->copies_out() && (!work->is_message() || work->sends())) ++n_copying;
     if (work->is_message()) {
       sends_begun = sends_begun && (!work->sends() || work->begun());
     } else {

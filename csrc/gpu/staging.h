@@ -69,6 +69,8 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
  private:
   class StagedWork;
   static constexpr std::size_t kInFlight = 3;
+  /// Operations whose copies are in a stream at a time: a full one would block whoever adds to it, with the mutex held.
+  static constexpr std::size_t kMostCopies = 32;
 
   HostStaging(std::shared_ptr<GpuLibrary> gpu, int device, std::shared_ptr<Communicator> messages,
               std::shared_ptr<Communicator> collectives);
@@ -85,6 +87,7 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   std::unique_ptr<GpuStream> out_, in_;  // device to host, and back
   std::mutex mutex_;
   std::deque<std::shared_ptr<StagedWork>> under_way_;
+  std::size_t n_copying_back_ = 0;               // segments
   std::unique_ptr<GpuEvent> out_end_, in_end_;   // of both streams, once the groups have been discarded
   std::vector<std::shared_ptr<void>> retained_;  // segments of abandoned operations, which a transport may still use
 };

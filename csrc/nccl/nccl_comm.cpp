@@ -156,21 +156,31 @@ std::shared_ptr<Work> NcclComm::launch(NcclLaunch launch) {
   throw_if_broken();
   const OnDevice on(gpu(), options_.device);
   const Deadline deadline = Deadline::after(options_.timeout);
-  auto end = std::make_unique<GpuEvent>(options_.gpu);
-  order_after(options_.gpu, stream_->get(), launch.after);
-  const auto operation = std::make_shared<Operation>(launch, sequence_++, deadline, std::move(end));
+  const auto operation =
+      std::make_shared<Operation>(launch, sequence_++, deadline, std::make_unique<GpuEvent>(options_.gpu));
   under_way_.push_back(operation);  // from here on its signature check is watched and its memory kept
+  launching_ = true;
   changed_.notify_all();
+  const NcclLibrary::Comm comm = comm_;
   try {
-    launch.calls(comm_, stream_->get());
+    lock.unlock();  // each of these calls blocks while its stream is full, and the watching thread has to see deadlines
+    order_after(options_.gpu, stream_->get(), launch.after);
+    launch.calls(comm, stream_->get());
+    lock.lock();
     wait_until_ready(lock, operation->what, deadline);
+    lock.unlock();
     if (launch.once_enqueued) launch.once_enqueued(stream_->get());
     operation->end->record(stream_->get());
+    lock.lock();
+    throw_if_broken();
   } catch (...) {  // other ranks may have started it
     if (!lock.owns_lock()) lock.lock();
+    launching_ = false;
     fail(std::current_exception(), /*tell=*/!is_mismatch(std::current_exception()));
-    throw;
+    changed_.notify_all();
+    std::rethrow_exception(broken_);  // what ended it first
   }
+  launching_ = false;
   operation->launched = true;
   return work_on(operation);
 }

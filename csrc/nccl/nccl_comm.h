@@ -111,6 +111,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   bool ending_ = false;
   std::thread watcher_;
   std::byte unused_byte_{};
+  bool launching_ = false;  // a thread makes calls of NCCL and the GPU runtime without the mutex
 };
 
 }  // namespace samestep

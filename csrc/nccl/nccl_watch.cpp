@@ -56,8 +56,12 @@ std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_p
   const bool agreed = operation.signature_check == nullptr || operation.signature_check->done();
   if (agreed && operation.signature_check != nullptr && operation.signature_check->error())
     return operation.signature_check->error();
-  if (!operation.launched) return nullptr;  // who launches it looks at the rest
+  if (!operation.launched) {  // who launches it looks at the rest, unless a call blocks
+    const bool late = now - operation.started > operation.deadline.timeout() + kGrace;
+    return late ? timeout_error(operation, operation.deadline, "") : nullptr;
+  }
   if (agreed && operation.end->is_complete()) {
+    if (launching_) return nullptr;  // that thread asks NCCL for its state
     if (const int state = extra_.state(comm_).state; state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) {
       operation.finish(nullptr);
     }
@@ -74,7 +78,9 @@ void NcclComm::poll() {
   const Clock::time_point now = Clock::now();
   try {
     const OnDevice on(gpu(), options_.device);
-    if (const auto [state, comm] = extra_.state(comm_); state != nccl_abi::kSuccess && state != nccl_abi::kInProgress) {
+    using CommState = ExtraDevices::CommState;
+    const auto [state, comm] = launching_ ? CommState{nccl_abi::kInProgress, comm_} : extra_.state(comm_);
+    if (state != nccl_abi::kSuccess && state != nccl_abi::kInProgress) {
       const std::string text = str("NCCL in group '", host_->name(), "': ", nccl().explain(state, comm));
       // NCCL only knows that something is wrong; the host soon knows what.
       std::exception_ptr cause = host_cause();
@@ -125,6 +131,8 @@ void NcclComm::watch() {
     lock.lock();
   }
   end_operations();
+  // A thread that launches looks at `broken_` between its calls, unless one blocks: then only the abort lets it go on.
+  changed_.wait_for(lock, kGrace, [this] { return !launching_; });
   std::swap(comm, comm_);
   std::swap(ended, under_way_);
   lock.unlock();

@@ -1,0 +1,108 @@
+"""Programs of test_full_queues.py: calls that the runtime blocks, since a stream takes no more."""
+
+import ctypes
+import json
+import sys
+import threading
+import time
+
+import fake_arrays
+import numpy as np
+from device_rank import attempt, rank, report, start
+from fake_arrays import Array, Stream
+
+
+class Ticks:
+    """Counts in a thread of Python, which needs the GIL for each."""
+
+    def __init__(self):
+        self.n = 0
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._count)
+        self._thread.start()
+
+    def _count(self):
+        while not self._ending.wait(0.01):
+            self.n += 1
+
+    def end(self):
+        self._ending.set()
+        self._thread.join()
+
+
+def call_behind_a_kernel_that_waits_for_a_peer(n_calls):
+    """Rank 1 calls nothing, so that the first operation of rank 0 ends no earlier than at its deadline."""
+    world = start(timeout=4.0)
+    x = Array.of(np.full(3, rank + 1.0), Stream())
+    x.stream.synchronize()
+    if rank == 1:
+        attempt(lambda: world.barrier(timeout=30))
+        return
+    ticks = Ticks()
+    during = []
+
+    def call():
+        begin = time.monotonic(), ticks.n
+        try:
+            for _ in range(n_calls):
+                begin = time.monotonic(), ticks.n
+                work = world.iallreduce(x)
+            work.wait(host=True)
+        finally:
+            during.append(ticks.n - begin[1])
+
+    attempt(call)
+    ticks.end()
+    report(others_ran=during[0] > 20)
+    attempt(lambda: world.allreduce(x) and None)
+
+
+def fill_the_stream_of_the_arrays():
+    """While one thread is blocked by a full stream, another one waits until its deadline, and lets the stream go on."""
+    world = start("native")
+    x, y = (Array.of(np.full(3, rank + 1.0), stream) for stream in (Stream(), Stream()))
+    x.stream.synchronize()
+    y.stream.synchronize()
+    fake_arrays.runtime().fakeHold(ctypes.c_void_p(y.stream.handle))
+    fake_arrays.runtime().fakeHold(ctypes.c_void_p(x.stream.handle))
+    first = world.iallreduce(y)
+
+    def wait():
+        attempt(lambda: first.wait(timeout=1.0) and None)
+        fake_arrays.runtime().fakeRelease(ctypes.c_void_p(x.stream.handle))
+        fake_arrays.runtime().fakeRelease(ctypes.c_void_p(y.stream.handle))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    works = [world.iallreduce(x, "max") for _ in range(1200)]
+    thread.join()
+    for work in works:
+        work.wait(host=True)
+    report(result=x.get().tolist(), first=y.get().tolist())
+    world.close()
+
+
+def receive_more_than_a_stream_takes():
+    """What has come is copied into a stream that the user's holds up."""
+    world = start("native")
+    stream = Stream()
+    x = Array.of(np.arange(1100.0), stream)
+    stream.synchronize()
+    if rank == 0:
+        works = [world.isend(x.part(i, i + 1), 1, i) for i in range(1100)]
+    else:
+        got = Array.of(np.zeros(1100), stream)
+        fake_arrays.runtime().fakeHold(ctypes.c_void_p(stream.handle))
+        works = [world.irecv(got.part(i, i + 1), 0, i) for i in range(900)]
+        attempt(lambda: works[-1].wait(timeout=1.0) and None)
+        fake_arrays.runtime().fakeRelease(ctypes.c_void_p(stream.handle))
+        works += [world.irecv(got.part(i, i + 1), 0, i) for i in range(900, 1100)]
+    for work in works:
+        work.wait(host=True)
+    if rank == 1:
+        report(right=bool((got.get() == np.arange(1100.0)).all()))
+    world.close()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))

@@ -1,0 +1,35 @@
+"""Streams that are full block whoever adds to them; deadlines are kept all the same, and other threads go on."""
+
+import device_jobs
+import pytest
+from running import program
+
+
+def run(tmp_path, function, *values, **variables):
+    return device_jobs.run(tmp_path, program("devices/device_queues", function, *values), 2, **variables)
+
+
+@pytest.mark.parametrize(("n_calls", "blocking"), [(2000, "0"), (1, "1")])
+def test_calls_behind_a_kernel_whose_peer_never_comes_end_at_the_deadline(tmp_path, n_calls, blocking):
+    variables = {"CUDA_LAUNCH_BLOCKING": blocking}
+    first, second = run(tmp_path, "call_behind_a_kernel_that_waits_for_a_peer", n_calls, **variables)
+    late, others, again = first.reports
+    assert late["kind"] == again["kind"] == "TimeoutError", first
+    assert "allreduce" in late["text"]
+    assert late["seconds"] < 30
+    assert others == {"others_ran": True}, first
+    assert second.reports[0]["kind"] == "PeerLostError", second
+
+
+def test_a_full_stream_of_arrays_keeps_nobody_else_from_a_deadline(tmp_path):
+    for rank in run(tmp_path, "fill_the_stream_of_the_arrays"):
+        late, result = rank.reports
+        assert late["kind"] == "TimeoutError", rank
+        assert result == {"result": [2.0] * 3, "first": [3.0] * 3}, rank
+
+
+def test_what_is_received_waits_for_room_in_the_stream(tmp_path):
+    _, receiver = run(tmp_path, "receive_more_than_a_stream_takes")
+    late, result = receiver.reports
+    assert late["kind"] == "TimeoutError", receiver
+    assert result == {"right": True}, receiver
