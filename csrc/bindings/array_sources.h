@@ -2,6 +2,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <optional>
 #include <string>
 
 #include "bindings/array_view.h"
@@ -17,10 +18,15 @@ struct TypeFacts {
   bool torch = false;                             ///< torch.Tensor or a subclass
   PyCFunction is_conj = nullptr;                  ///< the C functions of torch's methods, called as f(tensor, null);
   PyCFunction is_neg = nullptr;                   ///< null: not torch, or a torch that has Python methods there
+  bool cupy = false;                              ///< cupy.ndarray or a subclass
   bool masked = false;                            ///< numpy.ma.MaskedArray or a subclass
   bool numpy_scalar = false;                      ///< numpy.generic or a subclass
 };
 TypeFacts facts_of(PyTypeObject* type);
+
+/// The stream in which the library with DLPack's C exchange API works on a device now. None for torch, and for a
+/// library without that API.
+std::optional<StreamHandle> current_stream(const TypeFacts& facts, const Device& device);
 
 /// Each fills `out` and returns true, or returns false if `object` does not support its protocol or declines; then the
 /// next source is tried. Each throws InvalidArgumentError if the elements cannot be sent from where they are.

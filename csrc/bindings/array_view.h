@@ -100,8 +100,8 @@ Array view_of(PyObject* object, const char* what = nullptr);
 /// The same for the fast path, into an empty `array`. False if `view_of` would throw.
 bool try_view(PyObject* object, Array& array);
 
-/// The stream in which the library of `object`, device memory, works on it now; kNoStream where it is not known or
-/// no write is pending. Set in `view` too.
+/// The stream in which the library of `object`, memory of `view.device`, works on it now; kNoStream where it is not
+/// known or no write is pending. Set in `view` too.
 StreamHandle find_stream(PyObject* object, ArrayView& view);
 
 /// While the result lives `ndarray.resize` of the array, or of what it is a view of, raises also with refcheck=False.

@@ -193,14 +193,17 @@ Managed* take(PyObject* capsule, const char* name, const char* used_name) {
   return managed;
 }
 
-// `object.__dlpack__(max_version=(1, 3))`, or without the argument for producers that do not know it.
-py::object call_dlpack(const py::object& method) {
+// `object.__dlpack__(max_version=(1, 3))`, or without the argument for producers that do not know it. CuPy would let
+// the legacy default stream wait for the array, which our streams do not wait for: -1 stands for no synchronization.
+py::object call_dlpack(const py::object& method, const TypeFacts& facts) {
+  py::dict stream;
+  if (facts.cupy) stream["stream"] = -1;
   try {
-    return method(py::arg("max_version") = py::make_tuple(1, 3));
+    return method(py::arg("max_version") = py::make_tuple(1, 3), **stream);
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_TypeError)) throw;
   }
-  return method();
+  return method(**stream);
 }
 
 // JAX does not export an array on several devices, even where each of them holds all of it; null if this is none.
@@ -216,7 +219,7 @@ py::object export_capsule(PyObject* object, const TypeFacts& facts) {
   py::object source = py::reinterpret_borrow<py::object>(object);
   try {
     if (facts.torch) source = source.attr("detach")();  // torch exports nothing that requires a gradient
-    return call_dlpack(source.attr("__dlpack__"));
+    return call_dlpack(source.attr("__dlpack__"), facts);
   } catch (py::error_already_set& error) {
     error.restore();
   }
@@ -226,6 +229,14 @@ py::object export_capsule(PyObject* object, const TypeFacts& facts) {
 }
 
 }  // namespace
+
+std::optional<StreamHandle> current_stream(const TypeFacts& facts, const Device& device) {
+  if (facts.exchange == nullptr || facts.torch || facts.exchange->current_stream == nullptr) return {};
+  const auto type = device.kind == DeviceKind::rocm ? dlpack::DeviceType::rocm : dlpack::DeviceType::cuda;
+  void* stream = nullptr;
+  if (facts.exchange->current_stream(type, device.index, &stream) != 0) throw py::error_already_set();
+  return reinterpret_cast<StreamHandle>(stream);
+}
 
 bool read_exchange(PyObject* object, const TypeFacts& facts, Array& out) {
   if (facts.torch && facts.exchange->borrow) {

@@ -49,8 +49,10 @@ Buffer PendingWork::borrow(const py::handle& array, Array view, const char* what
                                      ": an array with gaps in device memory cannot be sent as it lies; pass a "
                                      "contiguous copy (torch: x.contiguous(), CuPy: cupy.ascontiguousarray(x))"));
     }
-    find_stream(array.ptr(), view.mutable_view());
-    on_device_.push_back(py::reinterpret_borrow<py::object>(array));
+    ArrayView& viewed = view.mutable_view();
+    // Numba says None of the arrays of its default stream, too.
+    if (find_stream(array.ptr(), viewed) == kNoStream) viewed.stream = kLegacyStream;
+    on_device_.push_back({py::reinterpret_borrow<py::object>(array), viewed.device});
   }
   arrays_.push_back(std::move(view));
   return arrays_.back()->buffer();
@@ -165,9 +167,10 @@ void PendingWork::wait_for_end(AtDeadline at_deadline, Wait wait) {
 bool PendingWork::order_streams(double timeout, AtDeadline at_deadline) {
   if (on_device_.empty()) return false;
   std::vector<StreamHandle> streams;
-  for (const py::object& array : on_device_) {
+  for (const OnDevice& one : on_device_) {
     ArrayView view;
-    streams.push_back(find_stream(array.ptr(), view));
+    view.device = one.device;
+    streams.push_back(find_stream(one.array.ptr(), view));
     if (streams.back() == kNoStream) return false;
   }
   bool ordered = true;

@@ -98,7 +98,11 @@ class PendingWork {
   std::vector<std::unique_ptr<Staged>> staged_;
   std::vector<pybind11::object> written_;
   std::vector<pybind11::object> pins_;
-  std::vector<pybind11::object> on_device_;
+  struct OnDevice {
+    pybind11::object array;
+    Device device;
+  };
+  std::vector<OnDevice> on_device_;
   Shape shape_;
   bool unstaged_ = false;
   bool cancelled_ = false;  // before a message matched: the memory is not used any more

@@ -46,6 +46,7 @@ TypeFacts find_out(PyTypeObject* type) {
     facts.is_conj = c_method(type, "is_conj");
     facts.is_neg = c_method(type, "is_neg");
   }
+  facts.cupy = derives_from(type, "cupy", "ndarray");
   facts.masked = derives_from(type, "numpy.ma", "MaskedArray");
   facts.numpy_scalar = derives_from(type, "numpy", "generic");
   return facts;

@@ -1,0 +1,103 @@
+"""Programs of test_producers.py: arrays of libraries that name their streams in other ways than torch and CuPy."""
+
+import ctypes
+import json
+import sys
+
+import numpy as np
+from device_rank import rank, report, start
+from fake_arrays import DEFAULT, Array, Stream
+from foreign_arrays import FLOAT32, ManagedVersioned, Tensor, new_capsule
+
+CUDA = 2
+Export = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(ctypes.c_void_p))
+CurrentStream = ctypes.PYFUNCTYPE(
+    ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p)
+)
+
+
+class ArrayWithoutStream:
+    """As Numba has it: None stands for the default stream."""
+
+    def __init__(self, array):
+        self.array = array
+        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, "stream": None}
+
+
+class ExchangeApi(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("previous", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p),
+        ("export_managed", Export),
+        ("import_managed", ctypes.c_void_p),
+        ("borrow", ctypes.c_void_p),
+        ("current_stream", CurrentStream),
+    ]
+
+
+asked = []  # devices whose current stream was asked for
+current = []
+
+
+@Export
+def export(x, out):
+    out[0] = ctypes.addressof(x.managed)
+    return 0
+
+
+@CurrentStream
+def current_stream(device_type, index, out):
+    asked.append((device_type, index))
+    out[0] = current[0].handle
+    return 0
+
+
+TABLE = ExchangeApi(1, 3, None, None, export, None, None, current_stream)
+
+
+class ExchangedArray:
+    """As tvm-ffi has it: exported without synchronization, in whichever stream is the library's current one."""
+
+    __dlpack_c_exchange_api__ = new_capsule(ctypes.addressof(TABLE), b"dlpack_exchange_api", None)
+
+    def __init__(self, array, device):
+        self.array = array
+        self.shape = (ctypes.c_int64 * 1)(*array.shape)
+        tensor = Tensor(array.address, CUDA, device, 1, *FLOAT32, self.shape, None, 0)
+        self.managed = ManagedVersioned(1, 0, None, None, 0, tensor)
+
+    def __dlpack__(self, **_):
+        raise AssertionError("the slow way was taken")
+
+
+def late(stream):
+    """Elements that were -1 for long."""
+    array = Array.of(np.full(5, -1.0, "float32"), stream)
+    stream.synchronize()
+    stream.delay(100_000)
+    array.set(np.full(5, rank + 1.0, "float32"))
+    return array
+
+
+def reduce_an_array_of_the_default_stream(backend):
+    world = start(backend)
+    array = late(DEFAULT)
+    work = world.iallreduce(ArrayWithoutStream(array))
+    work.wait()
+    report(ended=work.done(), result=array.get().tolist())
+    world.close()
+
+
+def reduce_an_array_of_the_current_stream(backend):
+    world = start(backend)
+    current.append(Stream())
+    array = late(current[0])
+    world.allreduce(ExchangedArray(array, world.device))
+    report(asked=set(asked) == {(CUDA, world.device)}, result=array.get().tolist())
+    world.close()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))

@@ -1,0 +1,46 @@
+"""Operations come after what the library of an array has put into its stream, however it names that stream."""
+
+import sys
+import types
+
+import device_jobs
+import numpy as np
+import pytest
+from running import program
+from samestep import _core
+
+BACKENDS = pytest.mark.parametrize("backend", ["nccl", "native"])
+
+
+def run(tmp_path, function, backend):
+    return device_jobs.run(tmp_path, program("devices/device_producers", function, backend), 2)
+
+
+@BACKENDS
+def test_no_stream_means_the_default_stream(tmp_path, backend):
+    for rank in run(tmp_path, "reduce_an_array_of_the_default_stream", backend):
+        assert rank.reports == [{"ended": True, "result": [3.0] * 5}], rank
+
+
+@BACKENDS
+def test_a_library_with_the_exchange_api_is_asked_for_its_current_stream(tmp_path, backend):
+    for rank in run(tmp_path, "reduce_an_array_of_the_current_stream", backend):
+        assert rank.reports == [{"asked": True, "result": [3.0] * 5}], rank
+
+
+@pytest.mark.parametrize("knows_versions", [True, False])
+def test_cupy_is_not_asked_to_synchronize(monkeypatch, knows_versions):
+    streams = []
+
+    class ndarray:
+        values = np.arange(3.0)
+
+        def __dlpack__(self, *, stream=None, **more):
+            if more and not knows_versions:
+                raise TypeError("unexpected keyword")
+            streams.append(stream)
+            return self.values.__dlpack__(**more)
+
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=ndarray))
+    assert _core.view_info(ndarray())[:2] == ("float64", (3,))
+    assert streams == [-1]
