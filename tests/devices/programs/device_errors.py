@@ -1,0 +1,82 @@
+"""Programs of test_device_errors.py: errors of the runtime, and arrays that cannot be used."""
+
+import ctypes
+import json
+import sys
+
+import fake_arrays
+import numpy as np
+from device_rank import attempt, rank, report, start
+from fake_arrays import Array, Stream
+
+
+def fail_for_good(backend, code):
+    """The device of rank 0 fails while an operation is under way, as after an illegal access of a kernel."""
+    world = start(backend, timeout=4.0)
+    stream = Stream()
+    x = Array.of(np.full(7, rank + 1.0), stream)
+    stream.synchronize()
+    fake_arrays.runtime().fakeHold(ctypes.c_void_p(stream.handle))
+    work = world.iallreduce(x)
+    if rank == 0:
+        fake_arrays.runtime().fakeFail(code)
+    attempt(lambda: work.wait(host=True) and None)
+    attempt(lambda: world.allreduce(x) and None)
+    fake_arrays.runtime().fakeFail(0)
+    fake_arrays.runtime().fakeRelease(ctypes.c_void_p(stream.handle))
+
+
+def leave_no_error_behind(backend):
+    """Among calls of all kinds, also some that fail."""
+    world = start(backend)
+    stream = Stream()
+    x = Array.of(np.full(5000, 1.0), stream)
+    stream.delay(20_000)
+    world.iallreduce(x).wait(host=True)
+    attempt(lambda: world.allreduce(x, out=Array((8,), "float64")) and None)
+    world.bcast(np.ones(3))
+    report(last=fake_arrays.runtime().cudaPeekAtLastError())
+    world.close()
+
+
+class Typed:
+    """Elements of a type that NCCL and the package lack."""
+
+    def __init__(self, array, typestr):
+        self.array = array
+        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, "typestr": typestr}
+
+
+def give_unusable_arrays(backend):
+    """Only rank 0, so that a call that tells other ranks anything is found out."""
+    world = start(backend)
+    x = Array.of(np.full(7, rank + 1.0), Stream())
+    if rank == 0:
+        fake_arrays.call("SetDevice", 3)
+        elsewhere = Array.of(np.ones(7))
+        fake_arrays.call("SetDevice", world.device)
+        freed = Array.of(np.ones(7), x.stream)
+        freed.get()
+        fake_arrays.call("Free", ctypes.c_void_p(freed.address))
+        attempt(lambda: world.allreduce(elsewhere) and None)
+        attempt(lambda: world.allreduce(freed) and None)
+        attempt(lambda: world.allreduce(x, out=np.ones(7)) and None)
+        attempt(lambda: world.allreduce(np.ones(7), out=x) and None)
+        attempt(lambda: world.allreduce(Typed(x, "<V8")) and None)
+        attempt(lambda: world.isend(elsewhere, 1) and None)
+        freed.address = 0
+    report(result=world.allreduce(x).get().tolist())
+    world.close()
+
+
+def exchange_through_secret_pinned_memory():
+    world = start("native")
+    x = Array.of(np.full(30_000, rank + 1.0), Stream())
+    all_of = world.allgather(x)
+    y = world.alltoall(all_of)
+    report(result=float(world.allreduce(x).get().sum()), moved=float(y.numpy().sum()))
+    world.close()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))

@@ -1,0 +1,57 @@
+"""Errors of the runtime end operations; arrays that cannot be used are refused before anything begins."""
+
+import device_jobs
+import pytest
+from running import program
+
+BACKENDS = pytest.mark.parametrize("backend", ["nccl", "native"])
+
+
+def run(tmp_path, function, *values, **variables):
+    return device_jobs.run(tmp_path, program("devices/device_errors", function, *values), 2, **variables)
+
+
+@pytest.mark.parametrize(("code", "text"), [(700, "illegal memory access"), (214, "uncorrectable ECC error")])
+@BACKENDS
+def test_an_error_that_stays_ends_operations(tmp_path, backend, code, text):
+    first, second = run(tmp_path, "fail_for_good", backend, code)
+    for one in first.reports:
+        assert one["kind"] == "Error", first
+        assert text in one["text"]
+    # What goes through the host ends at the deadline of the others, who hold their own streams here.
+    expected = "PeerLostError" if backend == "nccl" else "TimeoutError"
+    assert [one["kind"] for one in second.reports] == [expected] * 2, second
+    assert [first.code, second.code] == [0, 0], (first, second)
+
+
+@BACKENDS
+def test_no_error_is_left_for_the_next_check_of_the_user(tmp_path, backend):
+    for rank in run(tmp_path, "leave_no_error_behind", backend):
+        refused, last = rank.reports
+        assert refused["kind"] == "InvalidArgumentError"
+        assert last == {"last": 0}, rank
+
+
+@BACKENDS
+def test_arrays_that_cannot_be_used_are_refused_before_anything_begins(tmp_path, backend):
+    first, second = run(tmp_path, "give_unusable_arrays", backend)
+    expected = [
+        "the array is on device 3, but rank 0 of group 'world' uses device 0",
+        "does not know its address",
+        "one array is in host memory and the other in device memory",
+        "one array is in host memory and the other in device memory",
+        "elements of type '<V8' in __cuda_array_interface__ cannot be sent",
+        "the array is on device 3, but rank 0 of group 'world' uses device 0",
+    ]
+    *refused, result = first.reports
+    assert [one["kind"] for one in refused] == ["InvalidArgumentError"] * 6, first
+    for one, text in zip(refused, expected, strict=True):
+        assert text in one["text"]
+    assert [result] == second.reports == [{"result": [3.0] * 7}], (first, second)
+
+
+def test_pinned_memory_that_other_processes_cannot_read_is_copied(tmp_path):
+    ended = run(tmp_path, "exchange_through_secret_pinned_memory", FAKE_GPU_SECRET_PINNED="1")
+    for number, rank in enumerate(ended):
+        moved = 30_000.0 * 2 * (number + 1)
+        assert rank.reports == [{"result": 90_000.0, "moved": moved}], rank
