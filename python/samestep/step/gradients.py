@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -115,12 +116,15 @@ def _weighted_mean(
     """The weighted mean over all ranks: into the arrays of `tree` that can be written, else new ones."""
     if resolve(op) != resolve(ReduceOp.AVG):
         raise InvalidArgumentError(f"{act}: weight is for op AVG, the weighted mean")
+    if not (math.isfinite(weight) and weight >= 0):
+        raise InvalidArgumentError(f"{act}: weight must be finite and >= 0, got {weight}")
     flat = trees.flatten(tree)
     if compiled.is_traced(flat.leaves):
         raise InvalidArgumentError(f"{act}: weight is not available in functions compiled by JAX")
     with _core.UserCall(act):
         total = Accumulator(backend, like=tree)
         total._is_compared = True  # there is no number of shards to compare
+        total._act = act  # for errors
         total._recorder = None  # of weighted ranks nobody expects the bits of another number of ranks
         total.add(tree, weight=weight)
         mean = total.mean(timeout=timeout)
