@@ -87,7 +87,7 @@ def more(times, name):
     low = max(
         0, int((n - 1.96 * n**0.5) / 2)
     )  # a binomial distribution: each ratio is below the median or above
-    return f"{np.median(ratios):+.1%} ({ratios[low]:+.1%} to {ratios[n - 1 - low]:+.1%})"
+    return f"{100 * np.median(ratios):+.1f} % ({100 * ratios[low]:+.1f} to {100 * ratios[n - 1 - low]:+.1f})"
 
 
 def main(n_rounds, sizes):
