@@ -1,5 +1,6 @@
-"""A short part of `tests/fuzz/protocols.py`; the rest by its command."""
+"""A short part of `tests/fuzz/protocols.py` and of `answers.py`; the rest by their commands."""
 
+import answers
 import protocols
 import pytest
 
@@ -8,3 +9,9 @@ import pytest
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_malformed_packets_hurt_nobody(entry_point):
     protocols.fuzz(entry_point, 100, seed=7)
+
+
+def test_malformed_answers_of_a_store_are_errors_of_samestep():
+    outcomes = answers.run(seed=1, n=100)
+    assert outcomes["joined"] > 0
+    assert set(outcomes) <= {"joined", "UnavailableError", "PeerLostError", "TimeoutError", "MismatchError"}

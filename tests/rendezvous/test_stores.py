@@ -159,3 +159,12 @@ def test_wrong_types_are_named(opened):
         store.set("key", 1)
     with pytest.raises(TypeError, match="keys"):
         store.wait("key")
+
+
+def test_get_ends_where_a_key_vanishes_again_and_again():
+    class Vanishing(HashStore):
+        def _await(self, paths, seconds):
+            return []
+
+    with pytest.raises(ss.TimeoutError, match="nobody has set key 'k'"):
+        Vanishing(timeout=0.05).get("k")

@@ -82,6 +82,9 @@ class Rendezvous:
                 f"within {self._timeout:g} s"
             )
         values = keys._apply("values", paths)
+        if None in values:
+            lost = f"what rank {values.index(None)} sent"
+            raise UnavailableError(f"exchange {number}: the store at {self._store.where} has lost {lost}")
         self._forget(number - 1)
         return [bytes(value, "latin-1") for value in values]
 

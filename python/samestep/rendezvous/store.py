@@ -89,7 +89,7 @@ class Store(abc.ABC):
             (value,) = self._apply("values", [path]) if not missing else (None,)
             if value is not None:
                 return bytes(value, "latin-1")
-            if missing:
+            if missing or time.monotonic() > deadline:  # somebody may delete it again and again
                 raise TimeoutError(f"get: nobody has set key {key!r} within {self.timeout} ({self.where})")
 
     def add(self, key: str, amount: int) -> int:

@@ -80,7 +80,9 @@ class Client:
                 raise InvalidArgumentError(loads(payload, str))
             if kind != RESULT:
                 raise ValueError("neither a result nor a refusal")
-            return loads(payload, [_RESULTS[words[0]]], most=LARGEST_FRAME)[0]
+            (result,) = loads(payload, [_RESULTS[words[0]]], most=LARGEST_FRAME)
+            _check(result, *words)
+            return result
         except ValueError as error:
             if isinstance(error, InvalidArgumentError):
                 raise
@@ -232,3 +234,12 @@ class Client:
                 "takes it from ~/.config/samestep/secret of each node where it is not given)"
             ) from None
         link.sendall(proof)
+
+
+def _check(result: Any, operation: str, *arguments: Any) -> None:
+    """What the layout of a result does not say. Raises ValueError."""
+    if operation == "values" and len(result) != len(arguments[0]):
+        raise ValueError(f"{len(result)} values of {len(arguments[0])} keys")
+    for text in result if operation == "values" else [result] if operation == "compare_set" else []:
+        if text is not None:
+            text.encode("latin-1")
