@@ -1,4 +1,4 @@
-"""Streams that are full block whoever adds to them; deadlines are kept all the same, and other threads go on."""
+"""A full stream blocks the thread that adds to it; deadlines are kept all the same, and other threads go on."""
 
 import device_jobs
 import pytest

@@ -15,8 +15,8 @@ def run(tmp_path, function, *values):
 
 @BACKENDS
 @pytest.mark.parametrize("mode", [fake_arrays.GLOBAL, fake_arrays.THREAD_LOCAL, fake_arrays.RELAXED])
-def test_operations_under_way_leave_a_capture_alone(tmp_path, backend, mode):
-    for rank in run(tmp_path, "capture_while_an_operation_is_under_way", backend, mode):
+def test_operations_in_progress_leave_a_capture_alone(tmp_path, backend, mode):
+    for rank in run(tmp_path, "capture_while_an_operation_is_in_progress", backend, mode):
         assert rank.reports == [{"result": [7.0] * 5, "reduced": 12.0}], rank
 
 

@@ -50,7 +50,7 @@ class Pool:
         return memory.value or 0, place
 
     def give(self, address: int, place: tuple[int, int | None, int], kept: list[Any]) -> None:
-        """`kept`: what copies that are under way still read."""
+        """`kept`: what copies that are in progress still read."""
         self._kept += kept
         device, stream, nbytes = place
         if len(self._scribbles[-1]) < nbytes:

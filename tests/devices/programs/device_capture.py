@@ -11,7 +11,7 @@ from device_rank import attempt, rank, report, start
 from fake_arrays import DEFAULT, Array, Graph, Stream
 
 
-def capture_while_an_operation_is_under_way(backend, mode):
+def capture_while_an_operation_is_in_progress(backend, mode):
     """The operation ends while the capture goes on, and is waited for meanwhile."""
     world = start(backend)
     stream, other = Stream(), Stream()

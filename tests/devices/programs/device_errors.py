@@ -11,7 +11,7 @@ from fake_arrays import Array, Stream
 
 
 def fail_for_good(backend, code):
-    """The device of rank 0 fails while an operation is under way, as after an illegal access of a kernel."""
+    """The device of rank 0 fails while an operation is in progress, as after an illegal access of a kernel."""
     world = start(backend, timeout=4.0)
     stream = Stream()
     x = Array.of(np.full(7, rank + 1.0), stream)

@@ -83,7 +83,7 @@ def fill_the_stream_of_the_arrays():
 
 
 def receive_more_than_a_stream_takes():
-    """What has come is copied into a stream that the user's holds up."""
+    """What has arrived is copied into a stream that the user's holds up."""
     world = start("native")
     stream = Stream()
     x = Array.of(np.arange(1100.0), stream)
