@@ -29,7 +29,7 @@ class Findings:
         if not holds:
             self.wrong.append(text)
 
-    def told(self) -> int:
+    def finish(self) -> int:
         tell(what="failures", name=self.what, wrong=self.wrong, seen=self.seen)
         return bool(self.wrong)
 
@@ -58,7 +58,7 @@ def itself() -> int:
         found.seen["blocking" if blocking else "non-blocking"] = round(float(np.median(spent)), 1)
         found.expect(bool((arrays.get(y) == np.arange(COUNT)).all()), f"wrong numbers, blocking={blocking}")
         raw.close()
-    return found.told()
+    return found.finish()
 
 
 def missing() -> int:
@@ -79,7 +79,7 @@ def missing() -> int:
     found.expect(time.monotonic() - begin < 30, "the deadline came late")
     with start("nccl", "one") as backend:
         sums(arrays, backend, found, "after a rank was missing")
-    return found.told()
+    return found.finish()
 
 
 def late() -> int:
@@ -104,7 +104,7 @@ def late() -> int:
     arrays.synchronize()
     with start("nccl", "again") as again:
         sums(arrays, again, found, "in a world after a timeout")
-    return found.told()
+    return found.finish()
 
 
 def queue() -> int:
@@ -122,7 +122,7 @@ def queue() -> int:
         found.seen["calls_s"] = round(time.monotonic() - begin, 2)
         found.expect(bool((arrays.get(x) == n - 1).all()), "wrong numbers")
         sums(arrays, backend, found, "after a full queue")
-    return found.told()
+    return found.finish()
 
 
 def capture() -> int:
@@ -136,7 +136,7 @@ def capture() -> int:
         arrays.synchronize()
         arrays.busy(0.5)
         work = backend.iallreduce(x)
-        arrays.captured(lambda: arrays.fill(x, 1.0))  # while the operation is under way
+        arrays.captured(lambda: arrays.fill(x, 1.0))  # while the operation is pending
         work.wait(host=True)
         sums(arrays, backend, found, "after a capture beside an operation")
         y = arrays.of(np.full(COUNT, 5.0, "float32"))
@@ -152,7 +152,7 @@ def capture() -> int:
             found.seen["replayed"] = True
             found.expect(bool((arrays.get(y) == 5.0).all()), "wrong numbers in a replay")
         sums(arrays, backend, found, "after a capture with an operation in it")
-    return found.told()
+    return found.finish()
 
 
 PARTS: dict[str, Callable[[], int]] = {

@@ -36,7 +36,7 @@ class RawNccl:
           size: ranks.
           meeting: the file in which ranks meet, if there are several.
           blocking: whether calls return only when NCCL has done them.
-          wait: until all ranks have come.
+          wait: until all ranks have arrived.
         """
         self._nccl = ctypes.CDLL(path)
         self._nccl.ncclGetErrorString.restype = ctypes.c_char_p
