@@ -175,6 +175,70 @@ def orbax_checkpoint(folder):
         np.testing.assert_array_equal(shard.data, x[shard.index])
 
 
+def orbax_own_tests(folder):
+    """Those of the tests that the package of Orbax contains which save arrays and restore them."""
+    import unittest
+
+    from absl import flags
+    from orbax.checkpoint import Checkpointer
+    from orbax.checkpoint._src.checkpointers import checkpointer_test_utils
+
+    class CheckpointerTest(checkpointer_test_utils.CheckpointerTestBase.Test):
+        def checkpointer(self, handler, **options):
+            return Checkpointer(handler, **options)
+
+    flags.FLAGS([sys.argv[0], f"--test_tmpdir={folder}"])
+    loader = unittest.TestLoader()
+    loader.testNamePatterns = ["*.test_save_restore*"]
+    result = unittest.TextTestRunner().run(loader.loadTestsFromTestCase(CheckpointerTest))
+    assert result.wasSuccessful()
+    assert result.testsRun > len(result.skipped), "no test ran"
+
+
+def equinox_training():
+    """A training loop of Equinox, with the data divided over the devices by `eqx.filter_jit`."""
+    import equinox as eqx
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from jax.experimental import multihost_utils
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(48, 5)).astype(np.float32)
+    y = np.sin(x.sum(1))
+
+    def trained(inputs, targets):
+        model = eqx.nn.MLP(5, "scalar", 16, 2, key=jax.random.key(0))
+        optimizer = optax.adam(1e-2)
+        state = optimizer.init(eqx.filter(model, eqx.is_array))
+
+        @eqx.filter_jit
+        def step(model, state, inputs, targets):
+            loss, gradients = eqx.filter_value_and_grad(
+                lambda m: jnp.mean((jax.vmap(m)(inputs) - targets) ** 2)
+            )(model)
+            updates, state = optimizer.update(gradients, state)
+            return eqx.apply_updates(model, updates), state, loss
+
+        losses = []
+        for _ in range(10):
+            model, state, loss = step(model, state, inputs, targets)
+            losses.append(float(loss))
+        leaves = jax.tree.leaves(eqx.filter(model, eqx.is_array))
+        return losses, [np.asarray(leaf.addressable_data(0)) for leaf in leaves]
+
+    rows = NamedSharding(jax.make_mesh((jax.device_count(),), ("data",)), PartitionSpec("data"))
+    divided = [jax.make_array_from_callback(a.shape, rows, lambda index, a=a: a[index]) for a in (x, y)]
+    losses, weights = trained(*divided)
+    alone, alone_weights = trained(x, y)
+    np.testing.assert_allclose(losses, alone, rtol=1e-4)
+    for got, expected in zip(weights, alone_weights, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
+        assert (multihost_utils.process_allgather(got) == got).all()
+    assert losses[-1] < losses[0]
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "found_by_cluster":
         found_by_cluster()

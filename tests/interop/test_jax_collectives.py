@@ -227,3 +227,18 @@ def test_orbax_saves_and_reads_arrays_of_all_processes(tmp_path):
     pytest.importorskip("orbax.checkpoint")
     results = run(2, "orbax_checkpoint", str(tmp_path))
     assert [code for code, *_ in results] == [0, 0], results
+
+
+@pytest.mark.slow
+def test_a_training_loop_of_equinox():
+    pytest.importorskip("equinox")
+    pytest.importorskip("optax")
+    results = run(2, "equinox_training", n_devices=2, JAX_ENABLE_X64="0")
+    assert [code for code, *_ in results] == [0, 0], results
+
+
+@pytest.mark.slow
+def test_the_tests_that_orbax_contains(tmp_path):
+    pytest.importorskip("orbax.checkpoint._src.checkpointers.checkpointer_test_utils")
+    results = run(2, "orbax_own_tests", str(tmp_path), n_devices=4, JAX_ENABLE_X64="0")
+    assert [code for code, *_ in results] == [0, 0], results
