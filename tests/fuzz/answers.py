@@ -107,7 +107,7 @@ def _gone() -> bytes:
 
 
 def _as_rank_0() -> Table:
-    """What rank 0 of two leaves in a store when it has joined and has told its facts."""
+    """What rank 0 of two leaves in a store when it has joined and has sent its facts."""
     table = Table()
     for key, value in {"rank 0": "token", "world_size": "[2, 0]", "joined": "1", "0 arrived": "1"}.items():
         table.apply("set", [RESERVED, key], value)
