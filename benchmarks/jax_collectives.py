@@ -151,7 +151,7 @@ def seconds_in(operation: str, program) -> float:  # type: ignore[no-untyped-def
     durations = [event.duration_ns for event in events if event.name.startswith(operation)]
     if len(durations) != PROFILED_CALLS:
         raise SystemExit(f"{len(durations)} operations {operation} in {PROFILED_CALLS} calls")
-    return statistics.median(durations) / 1e9
+    return float(statistics.median(durations)) / 1e9
 
 
 def seconds_of(program, argument) -> float:  # type: ignore[no-untyped-def]
