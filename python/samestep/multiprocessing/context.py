@@ -23,7 +23,7 @@ from samestep.multiprocessing.failures import (
 __all__ = ["ProcessContext"]
 
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL
-_CAUSE_S = 1.0  # for the process whose failure another one has noticed to fail visibly
+_CAUSE_S = 4.0  # for the process whose failure another one has noticed to fail visibly
 
 
 class ProcessContext:
