@@ -8,10 +8,10 @@ $ samestep run -n 2 benchmarks/ablation.py --json benchmarks/results/ablation/2.
 $ samestep run -n 4 benchmarks/ablation.py --json benchmarks/results/ablation/4.json
 $ python benchmarks/ablation.py --table benchmarks/results/ablation/*.json > benchmarks/results/ablation/table.md
 
-A cell is a collective, a size and where its arrays lie. In each round all mechanisms of the cell take a turn of about
-a millisecond off and one on, in alternating order; the slowest rank counts. Each rank stays on one CPU. Other programs
+A cell is a collective, a size and where its arrays lie. In each round a mechanism runs for about a
+millisecond off and one on, in alternating order; the slowest rank counts. Each rank stays on one CPU. Other programs
 only ever make a turn longer. So two figures are given, and a mechanism is worth something where both say so: the ratio
-of the shortest turns, and the median over those pairs of turns of which neither took more than twice the shortest.
+of the shortest turns, and the median over those pairs of turns where neither exceeded twice the shortest.
 `nothing` is a switch that does nothing: what it shows is the noise.
 """
 
@@ -261,7 +261,7 @@ def main() -> None:
     parser.add_argument(
         "--table", nargs="+", type=Path, metavar="JSON", help="print what these hold, and end"
     )
-    parser.add_argument("--json", type=Path, help="where the result goes")
+    parser.add_argument("--json", type=Path, help="where to write the result")
     parser.add_argument("--only", type=lambda text: text.split(","), help="mechanisms, by comma")
     parser.add_argument(
         "--verbs", type=lambda text: text.split(","), default=ALL_VERBS, help="collectives, by comma"

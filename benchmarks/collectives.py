@@ -65,7 +65,7 @@ def _as_rank() -> int:
         flags = _arguments()
     contenders, absent = _contenders(ranks, flags.contenders)
     found_here = ranks.alone(machine.facts)
-    _say(ranks, machine.line(found_here, ranks.size))
+    _say(ranks, machine.describe(found_here, ranks.size))
     for name, why in absent.items():
         _say(ranks, f"left out: {name}: {why}")
     points, refused = _points(ranks, contenders, flags)
@@ -199,7 +199,7 @@ def _arguments() -> argparse.Namespace:
         metavar="A,B",
         help=f"{_list(CONTENDERS)}; ratios are to the first",
     )
-    add("--rounds", type=_positive, help="turns of each contender in each cell (quick 3, full 6)")
+    add("--rounds", type=_positive, help="turns for each contender in each cell (quick 3, full 6)")
     add("--seconds", type=_positive, help="for all cells together, about (quick 120, full 215)")
     add("--burst", type=_positive, default=1000, help="most calls in a row back to back (%(default)s)")
     add("--json", type=_writable, metavar="FILE", help="write all figures and the facts of the machine")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whether several TCP connections between two hosts carry more than one: bytes both ways at the same time.
+"""Whether several TCP connections between two hosts carry more than one: bytes in both directions at the same time.
 
     sudo python benchmarks/connections.py     # ten seconds; prints a table
 
@@ -29,7 +29,7 @@ LINES = {
     "no limit": ("", 0, 64 * MIB),
     "10 Gbit/s": ("10gbit", 0, 64 * MIB),
     "1 Gbit/s": ("1gbit", 0, 16 * MIB),
-    "1 Gbit/s, 1 packet of 100 lost each way": ("1gbit", 1, 16 * MIB),
+    "1 Gbit/s, 1 packet of 100 lost in each direction": ("1gbit", 1, 16 * MIB),
 }
 WATCHES_BOTH = select.POLLIN | select.POLLOUT
 
@@ -88,7 +88,7 @@ def measure(rounds: int) -> None:
 
     if reason := labs.missing():
         raise SystemExit(f"connections.py: {reason}")
-    print("| line, bytes each way | " + " | ".join(f"{n}, ms" for n in NUMBERS) + " |")
+    print("| line, bytes in each direction | " + " | ".join(f"{n}, ms" for n in NUMBERS) + " |")
     print("|---" * (1 + len(NUMBERS)) + "|")
     for name, (rate, percent, nbytes) in LINES.items():
         lab = labs.Lab(2)

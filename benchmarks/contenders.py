@@ -34,7 +34,7 @@ class Contender:
       spans: its time runs from the first rank's start to the last one's end, as its ranks do not wait.
       bursts: whether back-to-back calls are measured.
       least_nbytes: smaller arrays are not measured.
-      may_fail: it may refuse a verb or a dtype; that is reported, and the run goes on.
+      may_fail: it may refuse a verb or a dtype; that is reported, and the run continues.
       close: called at the end, on every rank.
     """
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 KIB, MIB = 1 << 10, 1 << 20
 INLINE = ((2, 16 * KIB), (4, 8 * KIB), (16, 2 * KIB))  # most bytes that travel with the headers, by ranks
-SPREAD_ABOVE = 16  # ranks; from there on what all tell all goes from rank to rank
+SPREAD_ABOVE = 16  # ranks; above it an allgather sends from rank to rank
 SPREAD_TOGETHER, LEAST_SPREAD = (
     64 * KIB,
     128,
 )  # bytes with the headers then, of all ranks together and of each
-HEADER, PLACES = 16, 40  # bytes of a header, and of where a rank's buffers are, which goes with it in levels
+HEADER, PLACES = 16, 40  # bytes of a header, and of where a rank's buffers are, which is sent with it in levels
 # Of a segment, see csrc/collectives/two_shot_reduction.cpp.
 MOST_PIECE, LEAST_PIECE, TOGETHER = 256 * KIB, 16 * KIB, 2 * MIB
 HALVED_WINDOW = MIB  # see csrc/collectives/recursive_halving.cpp
@@ -32,8 +32,8 @@ class Network:
       latency_s: from the send of a short message to its receiver's going on, without the processor time below.
       message_s: processor time of a message, at each of its two ends.
       wake_s: processor time more for each end of a message, where ranks share processors: they sleep, and are woken.
-      wait_s: until a rank that sleeps for a message goes on, beside all that.
-      bandwidth: bytes per second of a host's card, each way.
+      wait_s: until a rank that sleeps for a message continues, beside all that.
+      bandwidth: bytes per second of a host's card, in each direction.
       copy_s: processor time per byte sent or received.
       reduce_s: processor time per byte that is read to be reduced.
       node_s: processor time of each rank, per byte of a buffer, to reduce it with the ranks of its host, in memory
@@ -57,7 +57,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Load:
-    """What one rank does, and what its host's card carries.
+    """What one rank does, and what its host's card transmits.
 
     Attributes:
       rounds: messages that follow one another.
@@ -233,7 +233,7 @@ def select_algorithm(n: int, nbytes: float) -> str:
 
 
 def chosen(n: int, nbytes: float) -> str:
-    """What samestep does among `n` ranks that talk alike.
+    """What samestep does among `n` ranks that send the same.
 
     Example:
       >>> chosen(2, 4096), chosen(64, 4096)
@@ -243,7 +243,7 @@ def chosen(n: int, nbytes: float) -> str:
 
 
 def flat(network: Network, hosts: int, ranks: int, nbytes: float, algorithm: str = "") -> float:
-    """Seconds of an allreduce in which all ranks take part alike; the card carries what leaves the host."""
+    """Seconds of an allreduce in which all ranks take the same part; the card transmits what leaves the host."""
     n = hosts * ranks
     name = algorithm or chosen(n, nbytes)
     load = short(n, nbytes) if name == SHORT else header_exchange(n) + ALGORITHMS[name](n, nbytes)

@@ -2,7 +2,7 @@
 
     for n in 1 2 3 4; do samestep run -n $n benchmarks/ddp_bits.py; done
 
-Each rank has 64 / ranks items of a batch, the first ranks one more where that leaves a rest, as a DataLoader deals
+Each rank has 64 / ranks items of a batch, the first ranks one more where that leaves a remainder, as a DataLoader deals
 them.
 """
 

@@ -82,7 +82,7 @@ def _stepper(
 
 
 def _rounds(turns: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Turns of every contender until the time is over."""
+    """Let all contenders alternate until the time is over."""
     import torch
     import torch.distributed as dist
 
@@ -139,7 +139,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def exposed(cell: dict[str, Any], name: str) -> tuple[float, float, float]:
-    """Median of what a step took longer than one alone in the same round, and its interval, in milliseconds."""
+    """Median of how much longer a step lasted than one alone in the same round, and its interval, in milliseconds."""
     rounds = cell["rounds_ms"]
     longer = [a - b for a, b in zip(rounds[name], rounds[NONE], strict=True)]
     return statistics.median(longer), *median_interval(longer)
@@ -207,8 +207,8 @@ def store(arguments: argparse.Namespace, sizes: dict[str, Any]) -> None:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
     for millions, cell in sizes.items():
         shown = {name: round(ms, 2) for name, ms in cell["step_ms"].items()}
-        rest = {name: round(ms, 2) for name, ms in cell["exposed_ms"].items()}
-        print(f"{millions} M: step {shown} ms, exposed {rest} ms, {cell['rounds']} rounds")
+        exposed = {name: round(ms, 2) for name, ms in cell["exposed_ms"].items()}
+        print(f"{millions} M: step {shown} ms, exposed {exposed} ms, {cell['rounds']} rounds")
 
 
 def main() -> int:

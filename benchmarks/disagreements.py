@@ -1,4 +1,4 @@
-"""Ten ways in which one of three ranks disagrees or leaves: how soon the others know, and what they read.
+"""Ten cases in which one of three ranks disagrees or leaves: how soon the others know, and what they read.
 
     python benchmarks/disagreements.py             # some ten minutes; writes benchmarks/results/disagreements.json
     python benchmarks/disagreements.py --cases shape,killed --systems samestep,gloo
@@ -131,7 +131,7 @@ def shown(cell: dict[str, Any] | None, limit_s: float) -> str:
     if how == "hangs":
         return f"**hangs** (> {limit_s:.0f} s)"
     if how == "silent":
-        return "**silent**: a rank goes on with a result"
+        return "**silent**: a rank continues with a result"
     after = f"{seconds:.1f} s" if seconds >= 0.1 else "< 0.1 s"
     if how == "ended":
         return f"{after}, ended by the launcher"

@@ -128,7 +128,7 @@ def returns(group: Any, culprit: bool) -> None:
 
 
 def killed(group: Any, culprit: bool) -> None:
-    """One rank is killed, as by the kernel when memory is short."""
+    """One rank is killed, as by the out-of-memory killer."""
     if culprit:
         os.kill(os.getpid(), signal.SIGKILL)
     group.allreduce(np.ones(4))

@@ -51,7 +51,7 @@ class Use:
 
 
 class Watch:
-    """Looks at the cores the job may run on, from when it is made. Collective."""
+    """Watches the cores the job may run on, from when it is made. Collective."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -71,7 +71,7 @@ class Watch:
 def kept(rounds: Sequence[Use]) -> list[int]:
     """Which rounds the figures come from: the undisturbed ones, or all if there is none. Pure.
 
-    A round holds one turn of every contender, so leaving one out favours nobody.
+    In a round each contender has one turn, so leaving one out favours nobody.
     """
     quiet = [i for i, use in enumerate(rounds) if not use.disturbed]
     return quiet or list(range(len(rounds)))

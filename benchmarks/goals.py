@@ -151,7 +151,7 @@ def _moving(result: Result) -> Iterator[Verdict]:
 
 
 def _whole(result: Result) -> Iterator[Verdict]:
-    lost = results.losses(result.points)
+    lost = results.lost_cells(result.points)
     found = float(len(lost)) if result.points else None
     disturbed = any(point.disturbed for point, _, _ in lost)
     yield Verdict("cells slower than mpi4py or gloo", found, 0, False, "", disturbed)
@@ -191,7 +191,7 @@ def _verdict(
     if point:
         try:
             found = value(point)
-        except KeyError:  # a contender took no part
+        except KeyError:  # a contender did not take part
             found = None
     return Verdict(f"{cell}, {what}", found, goal, at_least, unit, bool(point and point.disturbed))
 
@@ -208,7 +208,7 @@ def table(result: Result) -> list[str]:
     if result.ranks not in RANKS:
         lines.append(f"(there are goals for {' and '.join(map(str, RANKS))} ranks; those for any are below)")
     lines += [str(verdict) for verdict in verdicts]
-    for point, ours, rival in results.losses(result.points):
+    for point, ours, rival in results.lost_cells(result.points):
         ratio = results.times_faster(point, ours, rival)
         note = "  DISTURBED" if point.disturbed else ""
         lines.append(f"  slower: {point.cell}, {ours} {ratio:.2f} times as fast as {rival}{note}")

@@ -30,7 +30,7 @@ class Settings:
     """How long to measure.
 
     Attributes:
-      rounds: turns of each contender in each cell.
+      rounds: turns for each contender in each cell.
       burst: most calls in a row back to back.
     """
 
@@ -40,7 +40,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Measured:
-    """A point, and what took no part in it: contender -> why."""
+    """A point, and what did not take part in it: contender -> why."""
 
     point: Point
     refused: dict[str, str]
@@ -75,9 +75,9 @@ class _Lane:
         start, end = self._iterate(calls)
         probes = 1 if self._ranks.agree(end - start > _BURST_NS) else _PROBES
         begin = time.perf_counter_ns()
-        took = [end - start for start, end in (self._iterate(calls) for _ in range(probes))]
+        seconds = [end - start for start, end in (self._iterate(calls) for _ in range(probes))]
         whole = (time.perf_counter_ns() - begin) / probes
-        in_calls = float(np.median(took))
+        in_calls = float(np.median(seconds))
         return self._ranks.agree((in_calls / calls, max(whole - in_calls, 1)))
 
     def turn(self) -> None:
@@ -85,8 +85,8 @@ class _Lane:
         starts, ends = np.empty((2, self.iterations), np.int64)
         for i in range(self.iterations):
             starts[i], ends[i] = self._iterate(self.burst)
-        took = self._ranks.span(starts, ends) if self._contender.spans else self._ranks.longest(starts, ends)
-        self._rounds.append(took / self.burst / 1000)
+        seconds = self._ranks.span(starts, ends) if self._contender.spans else self._ranks.longest(starts, ends)
+        self._rounds.append(seconds / self.burst / 1000)
 
     def summary(self, kept: Sequence[int]) -> Summary:
         """Over these rounds."""

@@ -64,7 +64,7 @@ class Contender:
     mpich: bool = False
 
 
-# Ranks of both hosts share the machine's cores, which Open MPI cannot know: without giving way its ranks take seconds.
+# Ranks of both hosts share the machine's cores, which Open MPI cannot know: unless its ranks yield, they take seconds.
 _GIVES_WAY = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 # Between processes of one machine UCX would not use the network, whatever namespaces they are in.
 _ONLY_TCP = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0", "FI_TCP_IFACE": "eth0", "FI_PROVIDER": "tcp"}
@@ -91,7 +91,7 @@ def _lab(n_hosts: int) -> Any:
     return lab.Lab(n_hosts)
 
 
-class Job:
+class LabJob:
     """One contender's ranks, which sleep between their turns."""
 
     def __init__(
@@ -102,7 +102,7 @@ class Job:
         hosts, each = layout
         for pipe in ["answers", *(f"orders{rank}" for rank in range(hosts * each))]:
             os.mkfifo(self._folder / pipe)
-        # Read and write, so that opening waits for nobody and no end is seen before this program closes it.
+        # Read and write, so that open() waits for nobody and no end is seen before this program closes it.
         self._answers = os.open(self._folder / "answers", os.O_RDWR)
         self._orders = [os.open(self._folder / f"orders{rank}", os.O_RDWR) for rank in range(hosts * each)]
         self._log = (self._folder / "log").open("w+")
@@ -218,7 +218,7 @@ def measure(args: argparse.Namespace) -> None:
     for layout in args.layouts:
         hosts, each = map(int, layout.split("x"))
         lab = _lab(hosts)
-        jobs: list[Job] = []
+        jobs: list[LabJob] = []
         absent: dict[str, str] = {}
 
         def mark_failed(name: str, error: RuntimeError, absent: dict[str, str] = absent) -> None:
@@ -229,7 +229,7 @@ def measure(args: argparse.Namespace) -> None:
             for name in args.contenders:
                 port += 1
                 try:
-                    jobs.append(Job(lab, name, (hosts, each), args, port))
+                    jobs.append(LabJob(lab, name, (hosts, each), args, port))
                 except RuntimeError as error:
                     mark_failed(name, error)
             for rate in args.rates:

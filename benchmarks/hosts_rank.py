@@ -117,7 +117,7 @@ def _bytes_sent() -> int:
 
 
 def _half_round_trip(group: Group) -> float:
-    """Seconds of 8 bytes one way between the first and the last rank."""
+    """Seconds of 8 bytes in one direction between the first and the last rank."""
     word, peer, times = np.zeros(1), group.size - 1 - group.rank, []
     for _ in range(PINGS):
         begin = time.perf_counter()

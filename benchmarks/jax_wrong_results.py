@@ -114,12 +114,12 @@ def count_wrong(verb: str, flags: argparse.Namespace) -> int:
         jax.shard_map(check, mesh=mesh, in_specs=(split,) * 3, out_specs=split, check_vma=False)
     )
 
-    def divided(x: Any) -> Any:
+    def sharded(x: Any) -> Any:
         return jax.make_array_from_callback(x.shape, NamedSharding(mesh, split), lambda index: x[index])
 
     whole = flags.rank == "gloo" and flags.group > 2
-    turns = [[divided(x) for x in case(verb, flags, seed, whole)] for seed in (0, 1)]
-    wrong = divided(np.zeros(flags.devices, np.int32))
+    turns = [[sharded(x) for x in case(verb, flags, seed, whole)] for seed in (0, 1)]
+    wrong = sharded(np.zeros(flags.devices, np.int32))
     for i in range(flags.iterations):
         wrong = program(*turns[i % 2], wrong)
         if flags.wait:

@@ -1,7 +1,7 @@
 // How fast the reduction kernels run from each level of the memory, for each instruction set:
 //   cmake -S . -B build/bench -DSAMESTEP_BUILD_BENCHMARKS=ON -DSAMESTEP_BUILD_PYTHON=OFF
 //   cmake --build build/bench --target kernels_benchmark && build/bench/kernels_benchmark [KiB per buffer]...
-// or, with "copies" instead, how long copies take whose ends lie so many bytes apart in their pages.
+// or, with "copies" instead, how long copies take whose ends differ by so many bytes in their page offsets.
 // GB/s counts each buffer read and each result stored once; ns is for one call.
 #include <algorithm>
 #include <chrono>

@@ -26,9 +26,9 @@ def main() -> None:
     x = np.empty(COUNT, np.uint8)
     others = range(backend.size)
 
-    def check(verb: str, started: float, expected: list[int], rest: int) -> None:
+    def check(verb: str, started: float, expected: list[int], remaining: int) -> None:
         assert [int(x[mark]) for mark in MARKS] == expected, (verb, x[list(MARKS)])
-        assert int(x[1]) == int(x[-2]) == rest, verb
+        assert int(x[1]) == int(x[-2]) == remaining, verb
         if backend.rank == 0:
             print(
                 f"{verb} of {COUNT} elements over {backend.transport}: right, {time.time() - started:.1f} s",

@@ -1,9 +1,9 @@
 """What a rank's output costs through `samestep run`, beside torchrun: many short lines, by a pipe and a terminal.
 
 Wall-clock time, and processor time of the ranks, the launcher and the reader together, run from the moment at which
-all ranks may begin to the last line that arrives: starting does not count. The launchers take turns, and the figures
+all ranks may begin to the last line that arrives: the start does not count. The launchers take turns, and the figures
 are medians of the ratios of neighbouring runs: a machine that is busy is so for both. There, wall-clock time also
-tells into how many processes the work is divided, as each gets its share; processor time is what the output costs.
+tells into how many processes the work is split, as each gets its share; processor time is what the output costs.
 
     python benchmarks/launcher_output.py            # 100,000 lines of one rank, 7 rounds
     python benchmarks/launcher_output.py -n 2       # of each of two ranks

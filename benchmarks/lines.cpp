@@ -3,7 +3,7 @@
 //   g++ -O3 -std=c++20 -march=native -pthread benchmarks/lines.cpp -o lines && ./lines
 //
 // One thread copies a slice into a stage, another adds its own to it, the first copies the result out of the stage:
-// a reduction of two ranks' private memory through shared memory. The result either goes into a stage of the second
+// a reduction of two ranks' non-shared memory through shared memory. The result is either written into a stage of the second
 // thread, or into the lines in which the slice came. Then one thread copies a slice into a stage and the other copies
 // it out; it only reads the stage, or stores into each line what is there. Medians; each buffer is rewritten by its
 // owner before.

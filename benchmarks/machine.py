@@ -50,7 +50,7 @@ def facts(*, mpi: bool = True) -> dict[str, Any]:
     }
 
 
-def line(found: dict[str, Any], ranks: int) -> str:
+def describe(found: dict[str, Any], ranks: int) -> str:
     """The facts in one line for people."""
     names = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     return (

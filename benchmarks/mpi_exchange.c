@@ -1,4 +1,4 @@
-/* What one small all-reduce costs in C, three ways, by turns in one run: MPI_Allreduce, MPI_Iallreduce with
+/* What one small all-reduce costs in C by three methods, which alternate in one run: MPI_Allreduce, MPI_Iallreduce with
  * MPI_Test, and an exchange of messages that carry a 16-byte header between all ranks, through posted receives.
  *
  *   mpicc -O2 benchmarks/mpi_exchange.c -o build/mpi_exchange && mpirun -n 2 build/mpi_exchange
@@ -38,14 +38,14 @@ static void exchange(int count, int call) {
   }
 }
 
-static void one_call(int way, int count, int call) {
-  if (way == 0) MPI_Allreduce(MPI_IN_PLACE, values, count, MPI_FLOAT, MPI_SUM, comm);
-  if (way == 1) {
+static void one_call(int method, int count, int call) {
+  if (method == 0) MPI_Allreduce(MPI_IN_PLACE, values, count, MPI_FLOAT, MPI_SUM, comm);
+  if (method == 1) {
     MPI_Request request;
     MPI_Iallreduce(MPI_IN_PLACE, values, count, MPI_FLOAT, MPI_SUM, comm, &request);
     finish(&request);
   }
-  if (way == 2) exchange(count, call);
+  if (method == 2) exchange(count, call);
 }
 
 static int ascending(const void* a, const void* b) {
@@ -72,17 +72,17 @@ int main(int argc, char** argv) {
     double times[3][kBlocks];
     for (int block = 0; block < kBlocks; ++block) {
       for (int turn = 0; turn < 3; ++turn) {
-        const int way = (block + turn) % 3;
+        const int method = (block + turn) % 3;
         memset(values, 0, sizeof values);
         MPI_Barrier(comm);
         const double begin = MPI_Wtime();
-        for (int i = 0; i < kCalls; ++i) one_call(way, counts[c], way == 2 ? call++ : 0);
-        double took = (MPI_Wtime() - begin) / kCalls * 1e6;
-        MPI_Allreduce(MPI_IN_PLACE, &took, 1, MPI_DOUBLE, MPI_MAX, comm);
-        times[way][block] = took;
+        for (int i = 0; i < kCalls; ++i) one_call(method, counts[c], method == 2 ? call++ : 0);
+        double per_call = (MPI_Wtime() - begin) / kCalls * 1e6;
+        MPI_Allreduce(MPI_IN_PLACE, &per_call, 1, MPI_DOUBLE, MPI_MAX, comm);
+        times[method][block] = per_call;
       }
     }
-    for (int way = 0; way < 3; ++way) qsort(times[way], kBlocks, sizeof(double), ascending);
+    for (int method = 0; method < 3; ++method) qsort(times[method], kBlocks, sizeof(double), ascending);
     if (rank == 0) printf("%8d %14.2f %14.2f %14.2f\n", 4 * counts[c], times[0][kBlocks / 2], times[1][kBlocks / 2], times[2][kBlocks / 2]);
   }
   for (int peer = 0; peer < size; ++peer) {

@@ -155,7 +155,7 @@ class Problem:
                 answer = np.where(answer == 0, 0, grown).astype(self.dtype)
         if np.array_equal(found, answer):
             return ""
-        # Powers of three and other odd numbers of ranks are rounded on the way up.
+        # Powers of three and other odd numbers of ranks are rounded as they grow.
         tolerance = 4 * float(_epsilon(self.dtype)) * min(calls, 100) if self.grows and calls > 1 else 0
         near = np.isclose(found.astype(np.float32), answer.astype(np.float32), rtol=tolerance, atol=0)
         if near.all():

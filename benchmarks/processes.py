@@ -27,9 +27,9 @@ class Ranks:
     def __init__(self) -> None:
         self._comm = MPI.COMM_WORLD.Dup()
         self.rank, self.size = self._comm.rank, self._comm.size
-        on_host = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
-        if on_host.size != self.size:
-            raise SystemExit(f"all ranks must be on one host: {on_host.size} of {self.size} are")
+        same_host = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        if same_host.size != self.size:
+            raise SystemExit(f"all ranks must be on one host: {same_host.size} of {self.size} are")
         self._slots = memoryview(self._shared_page()).cast("q")
         self._others = [rank * _LINE for rank in range(self.size) if rank != self.rank]
         self._turn = 0
@@ -60,10 +60,10 @@ class Ranks:
                 pause()
 
     def longest(self, starts: Array, ends: Array) -> Array:
-        """Nanoseconds that the slowest rank took, element by element."""
-        took = ends - starts
-        self._comm.Allreduce(MPI.IN_PLACE, took, MPI.MAX)
-        return took
+        """Nanoseconds of the slowest rank, element by element."""
+        span = ends - starts
+        self._comm.Allreduce(MPI.IN_PLACE, span, MPI.MAX)
+        return span
 
     def span(self, starts: Array, ends: Array) -> Array:
         """Nanoseconds from the first rank's start to the last one's end, element by element."""

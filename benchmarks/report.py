@@ -1,9 +1,9 @@
-"""Turns results into the tables and figures of docs/performance.md.
+"""Renders results as the tables and figures of docs/performance.md.
 
     python benchmarks/report.py benchmarks/results/*.json
     python benchmarks/report.py --stdout benchmarks/results/*.json
 
-What stands between the two marks in the page is replaced, and the figures beside it are written anew.
+What stands between the two comments in the page is replaced, and the figures beside it are written anew.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ SLOWER = "Where it loses"
 
 
 def page(old: str, new: str) -> str:
-    """The page with what stands between the marks replaced. Pure.
+    """The page with what stands between the comments replaced. Pure.
 
     Raises:
-      ValueError: the marks are not there once each, in order.
+      ValueError: the comments are not there once each, in order.
 
     Example:
       >>> page(f"a {BEGIN} old {END} b", "new")
       'a <!-- results: begin -->\\n\\nnew\\n\\n<!-- results: end --> b'
     """
     if old.count(BEGIN) != 1 or old.count(END) != 1 or old.index(BEGIN) > old.index(END):
-        raise ValueError(f"the page needs the marks {BEGIN} and {END}, once each")
+        raise ValueError(f"the page needs the comments {BEGIN} and {END}, once each")
     return f"{old[: old.index(BEGIN)]}{BEGIN}\n\n{new}\n\n{old[old.index(END) :]}"
 
 
@@ -74,7 +74,8 @@ def _facts(runs: Sequence[Result]) -> str:
     for run in runs:
         out, made = results.left_out(run.points)
         noisy = sum(point.disturbed for point in run.points)
-        text = f"- {machine.line(run.machine, run.ranks)}; {run.machine['system']}; {run.machine['memory_gib']} GiB. "
+        where = machine.describe(run.machine, run.ranks)
+        text = f"- {where}; {run.machine['system']}; {run.machine['memory_gib']} GiB. "
         text += (
             f"{run.machine['utc']} UTC, commit {run.machine['commit']}. {out} of {made} rounds left out as "
         )
@@ -182,7 +183,7 @@ def _losing(found: Sequence[Result]) -> str:
 
 def _losing_rows(found: Sequence[Result]) -> Iterator[str]:
     for result in found:
-        for point, ours, rival in results.losses(result.points):
+        for point, ours, rival in results.lost_cells(result.points):
             ratio, rounds = times_faster(point, ours, rival), results.spread(point, ours, rival)
             name = result.mpi if rival == "mpi4py" else rival
             mark = " †" if point.disturbed else ""

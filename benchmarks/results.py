@@ -68,7 +68,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Point:
-    """One cell with the figures of all contenders, which took turns.
+    """One cell with the figures of all contenders, which alternated.
 
     Attributes:
       cell: what was measured.
@@ -78,7 +78,7 @@ class Point:
       others: cores that other processes used during the rounds kept, on average.
       disturbed: no round was undisturbed, so that all were kept, or those kept are disturbed taken together; the
         figures should not be quoted.
-      seconds: that all of it took.
+      seconds: the duration of all of it.
     """
 
     cell: Cell
@@ -96,7 +96,7 @@ class Result:
 
     Attributes:
       machine: facts of `machine.facts`.
-      ranks: how many took part.
+      ranks: their number.
       command: what was typed.
       settings: rounds, seconds, calls in a row.
       contenders: by name; what others are compared with comes first.
@@ -179,7 +179,7 @@ def spread(point: Point, ours: str, theirs: str) -> tuple[float, float] | None:
     return min(ratios), max(ratios)
 
 
-def losses(points: Iterable[Point]) -> list[tuple[Point, str, str]]:
+def lost_cells(points: Iterable[Point]) -> list[tuple[Point, str, str]]:
     """Cells in which one of ours takes longer than a rival: (point, ours, rival)."""
     return [
         (point, ours, rival)

@@ -31,7 +31,7 @@ def gradients(params, x):
     return {"w1": x.T @ ((error @ params["w2"].T) * (1 - hidden**2)), "w2": hidden.T @ error}
 
 
-def plain(backend, params, parts):
+def replicated(backend, params, parts):
     total = None
     for x in parts:
         grads = gradients(params, x)
@@ -57,7 +57,7 @@ def contenders(backend, millions):
     total = ss.Accumulator(backend, SHARDS)
     parts = [rng.standard_normal((BATCH // SHARDS, width), "f4") for _ in total.indices]
     return {
-        "plain": lambda: plain(backend, params, parts),
+        "plain": lambda: replicated(backend, params, parts),
         "shards": lambda: by_shard(total, params, parts, copy=True),
         "copy=False": lambda: by_shard(total, params, parts, copy=False),
     }
@@ -72,10 +72,10 @@ def measured(backend, steps, n_rounds):
             backend.barrier()
             start, busy_before = time.perf_counter(), time.process_time()
             steps[name]()
-            took, worked = time.perf_counter() - start, time.process_time() - busy_before
-            took, worked = backend.allreduce(took, "max"), backend.allreduce(worked)
+            seconds, worked = time.perf_counter() - start, time.process_time() - busy_before
+            seconds, worked = backend.allreduce(seconds, "max"), backend.allreduce(worked)
             if turn > 0:  # the first finds out how large arrays are moved fastest
-                wall[name].append(took * 1e3)
+                wall[name].append(seconds * 1e3)
                 busy[name].append(worked * 1e3)
     return wall, busy
 

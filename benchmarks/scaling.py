@@ -71,9 +71,9 @@ def predicted_step(found: Mapping[str, Any], step: Mapping[str, Any]) -> float:
 
 
 def different(times: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Of one rate, number of hosts and size: what goes with the headers is the same for all algorithms."""
-    is_short = cost.chosen(times[0]["hosts"], times[0]["nbytes"]) == cost.SHORT
-    return [min(times, key=lambda time: time["seconds"])] if is_short else times
+    """Of one rate, number of hosts and size: what is sent with the headers is the same for all algorithms."""
+    is_one_shot = cost.chosen(times[0]["hosts"], times[0]["nbytes"]) == cost.SHORT
+    return [min(times, key=lambda time: time["seconds"])] if is_one_shot else times
 
 
 def describe(found: Mapping[str, Any], times: Sequence[Mapping[str, Any]]) -> str:
@@ -133,7 +133,7 @@ def _kind(found: Mapping[str, Any], time: Mapping[str, Any]) -> str:
 
 
 def _hits(found: Mapping[str, Any]) -> str:
-    """How many predictions are near, and how far runs are from each other, apart for each kind of measurement."""
+    """How many predictions are near, and how far runs are from each other, for each kind of measurement."""
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows(found):
         for time in different(row):
@@ -169,8 +169,8 @@ def step_table(found: Mapping[str, Any]) -> str:
     """Steps of each layout, measured and predicted."""
     lines = ["| hosts | ranks of each | measured, ms | predicted, ms | error |", "|---|---|---|---|---|"]
     for step in found["steps"]:
-        says, took = predicted_step(found, step), step["seconds"]
-        cells = f"{took * 1e3:.0f} | {says * 1e3:.0f} | {(says / took - 1) * 100:+.0f} %"
+        says, measured = predicted_step(found, step), step["seconds"]
+        cells = f"{measured * 1e3:.0f} | {says * 1e3:.0f} | {(says / measured - 1) * 100:+.0f} %"
         lines.append(f"| {len(step['each'])} | {step['each'][0]} | {cells} |")
     return "\n".join(lines)
 
@@ -257,16 +257,16 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
 
 
 def fill(page: str, name: str, text: str) -> str:
-    """The page with `text` between the marks called `name`. Pure.
+    """The page with `text` between the comments called `name`. Pure.
 
     Example:
       >>> fill("a <!-- x -->old<!-- end x --> b", "x", "new")
       'a <!-- x -->\\nnew\\n<!-- end x --> b'
     """
-    before, begin, rest = page.partition(f"<!-- {name} -->")
-    _, end, after = rest.partition(f"<!-- end {name} -->")
+    before, begin, following = page.partition(f"<!-- {name} -->")
+    _, end, after = following.partition(f"<!-- end {name} -->")
     if not begin or not end:
-        raise ValueError(f"the page has no marks called {name}")
+        raise ValueError(f"the page has no comments called {name}")
     return f"{before}{begin}\n{text}\n{end}{after}"
 
 

@@ -44,7 +44,7 @@ BATCH_S = {
     FREE: 0.02,
     LIMIT: 0.04,
 }  # of calls one after the other; what a limiter has saved before is little of it
-RUNS = 3  # apart, for a disturbance may last as long as one
+RUNS = 3  # separate ones, for a disturbance may last as long as one
 LONG = MIB  # on more than its limiter lets through at once, and more than a cache holds of all ranks
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -65,7 +65,7 @@ def measure(*, realtime: bool, show: Callable[[dict[str, Any]], None]) -> dict[s
             values = {"REALTIME": realtime, "BATCH_S": BATCH_S[FREE], **values}
             text = "".join(f"{name} = {value!r}\n" for name, value in values.items()) + COMMON + script
             (program := Path(folder) / "program.py").write_text(PRELUDE + text)
-            job = labs.Job(lab, [str(program)], list(each))
+            job = labs.LabJob(lab, [str(program)], list(each))
             try:
                 texts = [process.stdout.read() for process in job.processes.values()]
                 if any(codes := job.wait()):
@@ -107,7 +107,7 @@ def _times(run: Run, rate: str, found: dict[str, Any], show: Callable[[dict[str,
     for n in HOSTS:
         values = {"SIZES": SIZES[rate], "ALGORITHM_NAMES": cost.IN_USE, "BATCH_S": BATCH_S[rate]}
         runs = [run(TIMES, (1,) * n, **values) for _ in range(RUNS)]
-        for lines in zip(*runs, strict=True):  # of one way and size
+        for lines in zip(*runs, strict=True):  # of one algorithm and size
             seconds = [line["seconds"] for line in lines]
             spread = {"seconds": min(seconds), "spread": max(seconds) / min(seconds)}
             found["times"].append({"rate": rate, "hosts": n, **lines[0], **spread})
@@ -118,9 +118,10 @@ def network_of(measured: Mapping[str, Any], rate: str, processors: int) -> cost.
     """The prices, from what was measured for them. Pure.
 
     Args:
-      measured: of the "pair": seconds of "half" a round trip, of one of a "flood" of messages each way, and for a
+      measured: of the "pair": seconds of "half" a round trip, of one of a "flood" in each direction, and for a
         byte "both_ways" and to "reduce"; of "crowds", by their number of ranks: of a "barrier" and a "shift"; for a
-        byte to be reduced "inside" a host; for a byte both ways where cards are "limited"; and the limiter's "burst".
+        byte to be reduced "inside" a host; for a byte in both directions where cards are
+        "limited"; and the limiter's "burst".
       rate: FREE or LIMIT.
       processors: of the machine.
 

@@ -16,7 +16,7 @@ if REALTIME:
 world = ss.initialize("native", timeout=60)
 me, n = world.rank, world.size
 
-def agreed(value):
+def max_over_ranks(value):
     return float(world.allreduce(np.array([float(value)]), "max")[0])
 
 def timed(act, times):
@@ -30,7 +30,7 @@ def best(act, batches=7):
     # Of batches, for what else runs on the machine only adds. The first one spends what a limiter lets through at once;
     # calls follow each other without a pause in which it could save again. Enough of them for the quickest of three: of
     # few, what it saved would be much.
-    times = max(1, int(BATCH_S / min(agreed(timed(act, 3)) for _ in range(3))))
+    times = max(1, int(BATCH_S / min(max_over_ranks(timed(act, 3)) for _ in range(3))))
     timed(act, times)
     return min(timed(act, times) for _ in range(batches))
 
@@ -74,8 +74,8 @@ tell(
 )
 ss.finalize()
 """
-"""On two hosts: seconds of half a round trip, of a message sent and one received among many, of a byte each way at the
-same time, and of a byte that is read to be reduced."""
+"""On two hosts: seconds of half a round trip, of a message sent and one received among many, of a byte in each
+direction at the same time, and of a byte that is read to be reduced."""
 
 CROWD = """
 tell(barrier=best(world.barrier), shift=best(shift))

@@ -9,7 +9,7 @@ from problems import DTYPES, FLOAT32, VERBS, WITHOUT_SIZES
 from results import KIB, MIB, Cell
 
 BACK_TO_BACK = 4 * KIB
-"""Up to here also back to back; one call is then shorter than the way out of a barrier."""
+"""Up to here also back to back; one call is then shorter than the exit from a barrier."""
 
 _HEAVY = 64 * MIB  # bytes of all ranks' arrays that take about as long as a small cell is measured
 
@@ -20,7 +20,7 @@ class Preset:
 
     Attributes:
       seconds: for all cells together; big arrays on slow machines may take longer.
-      rounds: turns of each contender in each cell.
+      rounds: turns for each contender in each cell.
       sizes: bytes, of float32 allreduce.
       other_sizes: bytes, of the other verbs.
       half_sizes: bytes, of float16 and bfloat16 allreduce.

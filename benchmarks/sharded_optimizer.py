@@ -28,9 +28,9 @@ def state_mb(opt):
 
 
 def main(backend, millions):
-    whole, divided = parameters(millions), parameters(millions)
+    whole, split = parameters(millions), parameters(millions)
     plain = torch.optim.Adam(whole)
-    sharded = ss.ShardedOptimizer(backend, torch.optim.Adam(divided))
+    sharded = ss.ShardedOptimizer(backend, torch.optim.Adam(split))
 
     def step_plain():
         ss.allreduce_gradients(backend, [p.grad for p in whole])

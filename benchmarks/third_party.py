@@ -178,17 +178,17 @@ def measure(wanted: list[str], limit_s: float) -> dict[str, Any]:
         "rows": rows,
         "missing": sorted(set(missing)),
         "torch": importlib.metadata.version("torch"),
-        "machine": machine.line(machine.facts(mpi=False), N_RANKS),
+        "machine": machine.describe(machine.facts(mpi=False), N_RANKS),
         "date": time.strftime("%Y-%m-%d"),
         "command": "python benchmarks/third_party.py",
     }
 
 
 def render() -> None:
-    """Writes the results between the marks of the page."""
+    """Writes the results between the comments of the page."""
     text = PAGE.read_text()
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
+    before, following = text.split(BEGIN)
+    after = following.split(END)[1]
     PAGE.write_text(f"{before}{BEGIN}\n\n{page(json.loads(RESULTS.read_text()))}\n\n{END}{after}")
 
 

@@ -3,10 +3,10 @@
     samestep run -n 4 benchmarks/turns.py [--sizes 64,4KiB] [--seconds 2] [--busy 2]
     mpirun -n 4 python benchmarks/turns.py --beside mpi4py,gloo
 
-What a call took, how often each rank lost its CPU for it, and how many ranks each CPU had. Each rank has to run once in
-each call, and the last one of a CPU may go on with the next call. So with as many ranks on each CPU the least is
-1 - CPUs / ranks losses for each rank. `--busy` adds processes that compute all the time, as the workers of a DataLoader
-do.
+How long a call lasted, how often each rank lost its CPU for it, and how many ranks each CPU had. Each rank has to run
+once in each call, and the last one of a CPU may go on with the next call. So with as many ranks on each CPU the least is
+1 - CPUs / ranks preemptions for each rank. `--busy` adds processes that compute all the time, as the workers of a
+DataLoader do.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Batch:
 
     Attributes:
       us: of a call.
-      losses: of the CPU, for each call.
+      preemptions: of the CPU, for each call.
       cpus: that the rank ran on before and after.
     """
 
     us: float
-    losses: float
+    preemptions: float
     cpus: tuple[int, int]
 
 
@@ -55,8 +55,8 @@ def measure(backend: ss.Backend, call: Callable[[], object], seconds: float) -> 
     """The batches of all ranks, by rank. Collective."""
     n_calls = 1
     while True:
-        took = backend.allreduce(_batch(call, n_calls).us * n_calls * 1e-6, "max")
-        if took > BATCH_S / 2 or n_calls >= MOST_CALLS:
+        seconds = backend.allreduce(_batch(call, n_calls).us * n_calls * 1e-6, "max")
+        if seconds > BATCH_S / 2 or n_calls >= MOST_CALLS:
             break
         n_calls *= 2
     batches = []
@@ -67,14 +67,14 @@ def measure(backend: ss.Backend, call: Callable[[], object], seconds: float) -> 
 
 
 def _batch(call: Callable[[], object], n_calls: int) -> Batch:
-    cpu, losses, start = _cpu_of_this_thread(), _losses(), time.perf_counter()
+    cpu, preemptions, start = _cpu_of_this_thread(), _preemptions(), time.perf_counter()
     for _ in range(n_calls):
         call()
     us = (time.perf_counter() - start) / n_calls * 1e6
-    return Batch(us, (_losses() - losses) / n_calls, (cpu, _cpu_of_this_thread()))
+    return Batch(us, (_preemptions() - preemptions) / n_calls, (cpu, _cpu_of_this_thread()))
 
 
-def _losses() -> int:
+def _preemptions() -> int:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_nvcsw + used.ru_nivcsw
 
@@ -92,14 +92,14 @@ def placement(batches: tuple[Batch, ...]) -> str:
 
 
 def table(name: str, nbytes: int, by_rank: list[list[Batch]]) -> str:
-    """A line: of the slowest rank's batches the median and the mean, of each rank the median of its losses. Pure."""
+    """A line: the median and the mean of the slowest rank's batches, the median of each rank's preemptions. Pure."""
     batches = list(zip(*by_rank, strict=True))
     us = [max(batch.us for batch in of_all) for of_all in batches]
-    losses = " ".join(f"{statistics.median(batch.losses for batch in rank):.2f}" for rank in by_rank)
+    preemptions = " ".join(f"{statistics.median(batch.preemptions for batch in rank):.2f}" for rank in by_rank)
     places = Counter(map(placement, batches)).most_common()
     where = ", ".join(f"{place} {n / len(batches):.0%}" for place, n in places)
     median, mean = microseconds(statistics.median(us)), microseconds(statistics.fmean(us))
-    return f"{name:<8} {size(nbytes):>8} {median:>10} {mean:>10}  {losses:<24}  {where}"
+    return f"{name:<8} {size(nbytes):>8} {median:>10} {mean:>10}  {preemptions:<24}  {where}"
 
 
 @contextlib.contextmanager
@@ -168,7 +168,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with ss.initialize() as backend, busy(arguments.busy if backend.rank == 0 else 0):
         if backend.rank == 0:
-            head = f"{'size':>8} {'median us':>10} {'mean us':>10}  {'losses a call, by rank':<24}  ranks on each CPU"
+            head = f"{'size':>8} {'median us':>10} {'mean us':>10}  {'preempted, by rank':<24}  ranks on each CPU"
             print(f"{'':<8} {head}", flush=True)
         for nbytes in arguments.sizes:
             for name, call in contenders(backend, nbytes, arguments.beside).items():

@@ -20,8 +20,8 @@ RATE = 0.5
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--numpy", action="store_true", help="arrays of the host")
-on_host = parser.parse_args().numpy
-if on_host:
+use_numpy = parser.parse_args().numpy
+if use_numpy:
     xp = np
 else:
     import cupy as xp
@@ -57,7 +57,7 @@ def main(backend):
     params = train(start, x, y, mine, lambda grads: ss.allreduce_gradients(backend, grads))
 
     hits = (x[TRAIN:] @ params["weight"] + params["bias"]).argmax(axis=1) == y[TRAIN:]
-    on_this_host = params if on_host else {name: p.get() for name, p in params.items()}
+    on_this_host = params if use_numpy else {name: p.get() for name, p in params.items()}
     equal = len(set(backend.allgather_object(b"".join(p.tobytes() for p in on_this_host.values())))) == 1
     alone = train(start, x, y, xp.asarray(joined.reshape(STEPS, -1)), lambda grads: grads)
     difference = max(float(xp.abs(alone[name] - params[name]).max()) for name in params)
@@ -67,5 +67,5 @@ def main(backend):
         print(f"largest difference from one process on the joined batches: {difference:.1e}")
 
 
-with ss.initialize(None if on_host else ss.NCCLBackend) as world:
+with ss.initialize(None if use_numpy else ss.NCCLBackend) as world:
     main(world)

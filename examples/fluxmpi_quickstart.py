@@ -30,7 +30,7 @@ def setup(rng):
 
 
 def model(x, ps):
-    """What goes into each layer, then the output; tanh after all layers but the last."""
+    """The inputs of each layer, then the output; tanh after all layers but the last."""
     values = [x]
     for i in LAYERS:
         z = ps[f"W{i}"] @ values[-1] + ps[f"b{i}"]

@@ -1,4 +1,4 @@
-"""For all tests: what they need of pytest, which of them run by default, and the worlds with fake devices."""
+"""For all tests: what they need of pytest, which of them run by default, and the transports with fake devices."""
 
 import sys
 from pathlib import Path
@@ -72,7 +72,7 @@ def is_narrowed(config):
 
 
 def is_left_out(item):
-    """Slow tests; many ranks; what a test does on other worlds, or by the other launcher, too."""
+    """Slow tests; many ranks; what a test does on other transports, or by the other launcher, too."""
     where = item.path.relative_to(TESTS).as_posix()
     if item.get_closest_marker("slow") or where.startswith(SLOW_FILES):
         return True

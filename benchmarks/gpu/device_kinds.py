@@ -218,7 +218,7 @@ def choose() -> Any:
             continue
         try:
             return kind()
-        except Exception as error:  # a broken installation fails in its own ways
+        except Exception as error:  # a broken installation fails in any manner
             reasons.append(f"{kind.__name__}: {error}")
     raise RuntimeError("no library reaches the device; " + "; ".join(reasons))
 

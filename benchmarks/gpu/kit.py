@@ -43,7 +43,7 @@ class Part:
 
     @property
     def kind(self) -> str:
-        """ "times" or "checks": the two halves of the kit."""
+        """ "times" or "checks": the two parts of the kit."""
         return "times" if self.words[0] in ("kit_times.py", "kit_lifetimes.py") else "checks"
 
 

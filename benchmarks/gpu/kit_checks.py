@@ -15,7 +15,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64", "uint32", "uint64")
 DTYPES = (*FLOATS, *INTEGERS, "bool", "complex64", "complex128")
 FEW = ("float32", "bfloat16", "int64", "bool", "complex64")
-COUNTS = (0, 1, 2, 5, 1003, 70_001)  # empty, fewer than ranks, ragged, more than a block of threads
+COUNTS = (0, 1, 2, 5, 1003, 70_001)  # empty, fewer than ranks, uneven, more than a block of threads
 
 
 def mine(rank: int, count: int, dtype: str) -> np.ndarray[Any, Any]:
@@ -91,7 +91,7 @@ class Checker:
         self.compare("bcast " + what, backend.bcast(of(inputs[rank], dtype), root=n - 1), inputs[n - 1])
 
     def trees(self, dtype: str) -> None:
-        """Many small leaves, of ragged sizes, with a large one among them."""
+        """Many small leaves, of uneven sizes, with a large one among them."""
         backend, of, n = self.backend, self.arrays.of, self.backend.size
         sizes = [*range(1, 60), 1003, 4096, 4097, 300_001]
 

@@ -30,7 +30,7 @@ def need(module: str) -> Any:
     """A module, or the end of this part."""
     try:
         return __import__(module)
-    except Exception as error:  # broken installations fail in their own ways
+    except Exception as error:  # broken installations fail in any manner
         skip(f"{module} cannot be imported: {error}")
 
 

@@ -132,7 +132,7 @@ def waiting() -> int:
 
 
 def staging() -> int:
-    """Through the host: ours, against torch's way there and back, and against what neither can beat."""
+    """Through the host: ours, against torch's copies there and back, and against what neither can beat."""
     arrays = device_kinds.choose()
     with start("native") as backend:
         for nbytes in (4 << 10, MIB, 64 * MIB) if not SHORT else (MIB,):
@@ -169,8 +169,8 @@ def staging() -> int:
 
 def leaf_sets() -> dict[str, list[int]]:
     """Sizes of leaves, in elements of float32."""
-    ragged = [1 + 977 * k % 30_011 for k in range(128)]
-    sets = {"128 of 256 KiB": [65536] * 128, "128 of 4 KiB": [1024] * 128, "128 ragged": ragged}
+    uneven = [1 + 977 * k % 30_011 for k in range(128)]
+    sets = {"128 of 256 KiB": [65536] * 128, "128 of 4 KiB": [1024] * 128, "128 uneven": uneven}
     return {"128 of 4 KiB": [1024] * 128} if SHORT else sets
 
 

@@ -106,7 +106,7 @@ void measure(ArrayView& view) {
   if (view.count == 0) return;
   if (view.data == nullptr) {
     throw InvalidArgumentError(
-        "the array has a shape but no memory (a fake, traced or wrapped tensor?); pass a real one");
+        "the array has a shape but no memory (a fake tensor, a tracer or a wrapper?); pass a real one");
   }
   if (!is_row_major(view)) {
     check_strides(view);

@@ -8,7 +8,7 @@
 #include "bindings/array_view.h"
 #include "bindings/dlpack.h"
 
-/// The sources that `view_of` tries, one for each array protocol, and what they share. Call with the GIL held.
+/// The sources that `view_of` tries, one for each array protocol, and what they share. All need the GIL.
 namespace samestep::sources {
 
 /// Facts about a Python type. Finding them takes microseconds, so those of the last few types are cached.

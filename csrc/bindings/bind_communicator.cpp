@@ -170,11 +170,11 @@ void bind_work(py::module_& m) {
       .def("done", &PendingWork::done)
       .def(
           "wait",
-          [](PendingWork& self, double timeout, bool ends_group, bool on_host) {
+          [](PendingWork& self, double timeout, bool ends_group, bool wait_on_host) {
             using AtDeadline = PendingWork::AtDeadline;
-            self.wait(timeout, ends_group ? AtDeadline::abandon : AtDeadline::keep_running, 64, on_host);
+            self.wait(timeout, ends_group ? AtDeadline::abandon : AtDeadline::keep_running, 64, wait_on_host);
           },
-          "timeout"_a, "ends_group"_a, "on_host"_a = false)
+          "timeout"_a, "ends_group"_a, "wait_on_host"_a = false)
       .def("exception",
            [](const PendingWork& self) {
              return self.error() ? py::reinterpret_steal<py::object>(make_python_error(self.error())) : py::none();

@@ -129,7 +129,7 @@ void bind_errors(py::module_& m) {
   wait_hooks().interrupt = &check_signals;
   wait_hooks().run_without_gil = &without_the_interpreter;
   m.def("set_warning_callback", &set_warning_callback, py::arg("callback"), py::arg("warn_after"),
-        "Call `callback(text)` once for each wait that lasts longer than `warn_after` seconds.");
+        "Calls `callback(text)` once for each wait that lasts longer than `warn_after` seconds.");
 }
 
 }  // namespace samestep

@@ -110,7 +110,7 @@ void bind_lists(py::module_& m) {
   using namespace lists;
   m.def(
       "list_number",
-      [](const DeviceComm& comm, const std::vector<int>& devices) { return comm->cliques().number_of(devices); },
+      [](const DeviceComm& comm, const std::vector<int>& devices) { return comm->cliques().clique_id(devices); },
       "comm"_a, "devices"_a, "The number of a list of devices in this group, 0 where it is new.");
   m.def("check_list_signature", &check_list_signature, "comm"_a, "verb"_a, "dtype"_a, "op"_a, "root"_a, "length"_a,
         "count"_a, "number"_a, "detail"_a, "Compares a call on lists of arrays over all ranks.");

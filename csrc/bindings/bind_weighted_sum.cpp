@@ -35,17 +35,17 @@ Array view_flat(const py::handle& object, const char* what, std::size_t count) {
   return flat;
 }
 
-/// Collects terms, and keeps the memory in which they lie.
-class Terms {
+/// Collects the weighted arrays of each leaf, and keeps their memory alive.
+class WeightedLeaves {
  public:
-  Terms(std::size_t n_leaves, DType wide) : leaves_(n_leaves), wide_(wide) {}
+  WeightedLeaves(std::size_t n_leaves, DType wide) : leaf_terms_(n_leaves), wide_(wide) {}
 
   void add(std::size_t i, PyObject* object, double weight, std::size_t count) {
     if (object == Py_None) return;
     Array array = view_of(object);
     require_reachable(object, array.mutable_view());
     const std::size_t parts = is_complex(array->dtype) ? 2 : 1;
-    Leaf& leaf = leaves_[i];
+    Leaf& leaf = leaf_terms_[i];
     const bool fits =
         kernels::sum_dtype(array->dtype) == wide_ && parts * static_cast<std::size_t>(array->count) == count;
     if (!fits || leaf.dtype.value_or(array->dtype) != array->dtype) {
@@ -55,7 +55,7 @@ class Terms {
     leaf.terms.push_back({data_of(array.view()), weight});
     arrays_.push_back(std::move(array));
   }
-  const std::vector<Leaf>& leaves() const { return leaves_; }
+  const std::vector<Leaf>& leaves() const { return leaf_terms_; }
 
  private:
   const void* data_of(const ArrayView& view) {
@@ -65,7 +65,7 @@ class Terms {
     return copies_.back().get();
   }
 
-  std::vector<Leaf> leaves_;
+  std::vector<Leaf> leaf_terms_;
   DType wide_;
   std::vector<Array> arrays_;
   std::vector<std::unique_ptr<std::byte[]>> copies_;
@@ -81,11 +81,11 @@ void add_weighted(const std::vector<std::pair<py::list, double>>& trees, const s
     added.push_back(view_flat(sum, "add_weighted: sums", count));
     if (added.back()->dtype != result->dtype) throw InvalidArgumentError("add_weighted: sums and out differ in dtype");
   }
-  Terms terms(n_leaves, result->dtype);
+  WeightedLeaves weighted(n_leaves, result->dtype);
   for (const auto& [leaves, weight] : trees) {
     if (leaves.size() != n_leaves) throw InvalidArgumentError("add_weighted: trees differ in their leaves");
     for (std::size_t i = 0; i < n_leaves; ++i) {
-      terms.add(i, PyList_GET_ITEM(leaves.ptr(), static_cast<Py_ssize_t>(i)), weight, starts[i + 1] - starts[i]);
+      weighted.add(i, PyList_GET_ITEM(leaves.ptr(), static_cast<Py_ssize_t>(i)), weight, starts[i + 1] - starts[i]);
     }
   }
   std::optional<py::gil_scoped_release> no_gil;
@@ -94,7 +94,7 @@ void add_weighted(const std::vector<std::pair<py::list, double>>& trees, const s
   for (std::size_t i = 0; i < n_leaves; ++i) {
     const std::size_t offset = starts[i] * itemsize(result->dtype);
     for (std::size_t k = 0; k < added.size(); ++k) parts[k] = static_cast<const std::byte*>(added[k]->data) + offset;
-    const Leaf& leaf = terms.leaves()[i];
+    const Leaf& leaf = weighted.leaves()[i];
     kernels::add_weighted(leaf.dtype.value_or(result->dtype), leaf.terms, parts,
                           static_cast<std::byte*>(result->data) + offset, starts[i + 1] - starts[i]);
   }

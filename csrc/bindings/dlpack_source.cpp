@@ -171,7 +171,7 @@ bool is_jax_tracer(PyObject* object) {
         "part of the compiled program, and all else outside of jit, grad and vmap");
   }
   if (attribute_text(object, "is_fully_replicated") == "False") {
-    throw InvalidArgumentError(str("a JAX array is divided over ", attribute_text(object, "sharding"),
+    throw InvalidArgumentError(str("a JAX array is sharded over ", attribute_text(object, "sharding"),
                                    "; pass one that lies on one device, or is the same on all of them, e.g. "
                                    "jax.device_put(x, jax.local_devices()[0])"));
   }

@@ -84,7 +84,7 @@ std::unique_ptr<FastTree> FastTree::of(const py::object& tree) {
   if (!is_container(tree.ptr())) return nullptr;
   std::unique_ptr<FastTree> plain(new FastTree(tree));
   if (!plain->visit(tree.ptr(), 0) || !plain->leaves_do_not_overlap()) return nullptr;
-  for (const Array& array : plain->arrays_) plain->leaves_.push_back(array->buffer());
+  for (const Array& array : plain->arrays_) plain->buffers_.push_back(array->buffer());
   return plain;
 }
 

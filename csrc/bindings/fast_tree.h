@@ -19,7 +19,7 @@ class FastTree {
   static std::unique_ptr<FastTree> of(const pybind11::object& tree);
 
   /// The leaves in the order of samestep.trees: dicts by sorted key.
-  const std::vector<Buffer>& leaves() const { return leaves_; }
+  const std::vector<Buffer>& leaves() const { return buffers_; }
   /// 64 bits of names, dtypes and shapes: the same on ranks that hold the same tree.
   std::uint64_t digest() const { return digest_; }
 
@@ -35,14 +35,14 @@ class FastTree {
   bool add_leaf(PyObject* object);
   bool leaves_do_not_overlap() const;
   void mix(std::uint64_t word) {
-    digest_ = (digest_ ^ word) * 0x9e37'79b9'7f4a'7c15;  // odd: 2^64 divided by the golden ratio
+    digest_ = (digest_ ^ word) * 0x9e37'79b9'7f4a'7c15;  // 2^64 / golden ratio, odd
     digest_ ^= digest_ >> 32;
   }
 
   pybind11::object tree_;
   std::vector<PyObject*> objects_;  // held by the tree
   std::vector<Array> arrays_;
-  std::vector<Buffer> leaves_;
+  std::vector<Buffer> buffers_;
   std::uint64_t digest_ = 0;
 };
 

@@ -132,7 +132,7 @@ bool PendingWork::done() {
   return true;
 }
 
-void PendingWork::wait(double timeout, AtDeadline at_deadline, int polls_with_gil, bool on_host) {
+void PendingWork::wait(double timeout, AtDeadline at_deadline, int polls_with_gil, bool wait_on_host) {
   // Where CPUs are short each poll keeps others from coming; what a device does is not worth one.
   const int polls = communicator_->oversubscribed() || !on_device_.empty() ? 1 : polls_with_gil;
   for (int i = 0; i < polls; ++i) {
@@ -142,7 +142,7 @@ void PendingWork::wait(double timeout, AtDeadline at_deadline, int polls_with_gi
     // It throws the error, and draws the consequences for the group.
     return wait_for_end(at_deadline, [&] { work_->wait(Deadline::after(Seconds(timeout))); });
   }
-  if (!on_host && order_streams(timeout, at_deadline)) return unstage();
+  if (!wait_on_host && order_streams(timeout, at_deadline)) return unstage();
   wait_for_end(at_deadline, [&] { work_->wait(Deadline::after(Seconds(timeout))); });
   unstage();
 }
@@ -212,10 +212,10 @@ void PendingWork::release_kept(const Communicator& communicator) {
   std::vector<Kept> released;  // arrays are dropped at the end: that may run any code
   std::vector<Kept>& all = retained();
   for (Kept& kept : all) {
-    // Host transports are known to have ended; a device may still use its memory.
-    const bool on_host =
+    // Transports of the host are known to have ended; a device may still use its memory.
+    const bool in_host_memory =
         std::ranges::all_of(kept.arrays, [](const Array& x) { return x->device.kind == DeviceKind::cpu; });
-    if (kept.communicator.get() == &communicator && (on_host || kept.work->device_has_ended()))
+    if (kept.communicator.get() == &communicator && (in_host_memory || kept.work->device_has_ended()))
       released.push_back(std::move(kept));
   }
   std::erase_if(all, [&](const Kept& kept) { return kept.communicator == nullptr; });

@@ -54,10 +54,10 @@ class PendingWork {
     cancel,   ///< cancel it: a receive
   };
 
-  /// See Work. Call with the GIL held; `wait` releases it after so many polls. For device memory `wait` makes the
-  /// streams wait in which the arrays are used, unless one has no stream or `on_host` is true.
+  /// See Work. Needs the GIL; `wait` releases it after so many polls. For device memory `wait` makes the
+  /// streams wait in which the arrays are used, unless one has no stream or `wait_on_host` is true.
   bool done();
-  void wait(double timeout, AtDeadline at_deadline, int polls_with_gil = 64, bool on_host = false);
+  void wait(double timeout, AtDeadline at_deadline, int polls_with_gil = 64, bool wait_on_host = false);
   std::exception_ptr error() const { return work_->error(); }
   Status status() const { return work_->status(); }
   std::span<const std::byte> object() const { return work_->object(); }

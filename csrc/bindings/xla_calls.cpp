@@ -69,7 +69,7 @@ class CompiledCall {
     std::uint64_t digest = description_.names;
     for (const ProgramArray& array : in) {
       digest ^= Signature{.type = description_.type, .dtype = array.buffer.dtype, .shape = array.shape}.digest();
-      digest *= 0x9e37'79b9'7f4a'7c15;  // odd: 2^64 divided by the golden ratio
+      digest *= 0x9e37'79b9'7f4a'7c15;  // 2^64 / golden ratio, odd
     }
     std::uint64_t both[] = {digest, ~digest};  // the largest, and the complement of the smallest
     const Buffer buffer{both, 2, DType::uint64};
@@ -222,7 +222,7 @@ xla::Error* failed(const xla::Api& api, const std::string& text) {
 }
 
 /// What XLA calls, on one of its threads.
-xla::Error* handle_call(xla::Call* call) {
+xla::Error* handle_call(xla::CallFrame* call) {
   if (call->extensions != nullptr && call->extensions->type == xla::Extension::kMetadata) {
     xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(call->extensions)->metadata;
     metadata.version.major = xla::kMajorVersion;

@@ -36,21 +36,21 @@ HeaderExchange::Bytes OneShotReduction::part_for(int peer) const {
 void OneShotReduction::post(std::uint64_t digest) {
   const auto* factor = reinterpret_cast<const std::byte*>(&reduction_.factor);
   const HeaderExchange::Bytes prefix(factor, reduction_.op == ReduceOp::premul ? kFactor : 0);
-  HeaderExchange& header_exchange = engine().header_exchange();
+  HeaderExchange& header_exchange = progress_engine().header_exchange();
   if (goes_to_all(header_exchange, signature().type)) {
     header_exchange.post(sequence_, digest, part_for(signature().root), prefix);
     return;
   }
   std::vector<HeaderExchange::Bytes> parts;
-  for (int peer = 0; peer < engine().size(); ++peer) parts.push_back(part_for(peer));
+  for (int peer = 0; peer < progress_engine().size(); ++peer) parts.push_back(part_for(peer));
   header_exchange.post_per_peer(sequence_, digest, parts, prefix);
 }
 
 void OneShotReduction::start_work() {
-  const int rank = engine().rank();
+  const int rank = progress_engine().rank();
   if ((signature().type == CollectiveType::reduce && signature().root != rank) || out_.count == 0) return;
   const ConstBuffer mine{part_for(rank).data(), out_.count, out_.dtype};
-  reduce_all(engine().header_exchange(), sequence_, rank, engine().size(), mine, out_, reduction_);
+  reduce_all(progress_engine().header_exchange(), sequence_, rank, progress_engine().size(), mine, out_, reduction_);
 }
 
 void OneShotReduction::reduce_all(const HeaderExchange& header_exchange, std::uint64_t sequence, int rank, int n_ranks,

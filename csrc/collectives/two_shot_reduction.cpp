@@ -25,8 +25,8 @@ TwoShotReduction::TwoShotReduction(std::shared_ptr<ProgressEngine> shared_engine
       itemsize_(itemsize(args.out.dtype)),
       in_bytes_(static_cast<const std::byte*>(args.in.data)),
       out_bytes_(static_cast<std::byte*>(args.out.data)) {
-  const int n_ranks = engine().size();
-  const std::size_t wanted = engine().options().segment_bytes;
+  const int n_ranks = progress_engine().size();
+  const std::size_t wanted = progress_engine().options().segment_bytes;
   const std::size_t piece =
       std::max<std::size_t>(1, (wanted != 0 ? wanted : default_segment_bytes(n_ranks)) / itemsize_);
   plan_ = args.type == CollectiveType::reduce_scatter ? SegmentPlan::of_blocks(n_ranks, args.out.count, piece)
@@ -50,15 +50,15 @@ bool TwoShotReduction::receives_result(int rank) const {
 
 void TwoShotReduction::post(std::uint64_t digest) {
   const auto* factor = reinterpret_cast<const std::byte*>(&reduction_.factor);
-  engine().header_exchange().post(sequence_, digest, {factor, sizeof reduction_.factor});
+  progress_engine().header_exchange().post(sequence_, digest, {factor, sizeof reduction_.factor});
 }
 
 void TwoShotReduction::start_work() {
-  factors_.resize(static_cast<std::size_t>(engine().size()), reduction_.factor);
-  for (int peer = 0; peer < engine().size(); ++peer) {
-    if (peer == engine().rank()) continue;
-    std::memcpy(&factors_[static_cast<std::size_t>(peer)], engine().header_exchange().data(sequence_, peer).data(),
-                sizeof(double));
+  factors_.resize(static_cast<std::size_t>(progress_engine().size()), reduction_.factor);
+  for (int peer = 0; peer < progress_engine().size(); ++peer) {
+    if (peer == progress_engine().rank()) continue;
+    std::memcpy(&factors_[static_cast<std::size_t>(peer)],
+                progress_engine().header_exchange().data(sequence_, peer).data(), sizeof(double));
   }
 }
 
@@ -70,15 +70,15 @@ bool TwoShotReduction::work() {
     post_results(segment);
   }
   while (!open_segments_.empty() && is_complete(open_segments_.front())) {
-    engine().scratch().release(std::move(open_segments_.front().block));
+    progress_engine().scratch().release(std::move(open_segments_.front().block));
     open_segments_.pop_front();
   }
   return open_segments_.empty() && next_segment_ == plan_.segments();
 }
 
 void TwoShotReduction::open_segment(std::size_t index) {
-  const int rank = engine().rank();
-  const auto n_ranks = static_cast<std::size_t>(engine().size());
+  const int rank = progress_engine().rank();
+  const auto n_ranks = static_cast<std::size_t>(progress_engine().size());
   Segment& segment = open_segments_.emplace_back();
   segment.index = index;
   segment.contributions_in.resize(n_ranks);
@@ -89,18 +89,19 @@ void TwoShotReduction::open_segment(std::size_t index) {
   const int tag = tags::of_operation(sequence_, 0);
   const Chunk mine = plan_.chunk(index, rank);
   const bool reduces = signature().type != CollectiveType::bcast;
-  if (reduces) segment.block = engine().scratch().take(n_ranks * plan_.longest() * itemsize_);
-  for (int step = 1; step < engine().size(); ++step) {
-    const int peer = (rank + step) % engine().size();
+  if (reduces) segment.block = progress_engine().scratch().take(n_ranks * plan_.longest() * itemsize_);
+  for (int step = 1; step < progress_engine().size(); ++step) {
+    const int peer = (rank + step) % progress_engine().size();
     const auto i = static_cast<std::size_t>(peer);
     if (contributes(peer) && mine.count != 0) {
       std::byte* place = reduces ? segment.block.data.get() + i * plan_.longest() * itemsize_ : out_at(mine);
-      segment.contributions_in[i].receive(engine().transport(), place, mine.count * itemsize_, peer, tag);
+      segment.contributions_in[i].receive(progress_engine().transport(), place, mine.count * itemsize_, peer, tag);
     }
     const Chunk theirs = plan_.chunk(index, peer);
     if (contributes(rank) && theirs.count != 0) {
-      segment.contributions_out[i].send(engine().transport(), in_at(theirs), theirs.count * itemsize_, peer, tag);
-      engine().count_message(theirs.count * itemsize_);
+      segment.contributions_out[i].send(progress_engine().transport(), in_at(theirs), theirs.count * itemsize_, peer,
+                                        tag);
+      progress_engine().count_message(theirs.count * itemsize_);
     }
   }
 }
@@ -108,10 +109,10 @@ void TwoShotReduction::open_segment(std::size_t index) {
 bool TwoShotReduction::finish_own_chunk(Segment& segment) {
   if (segment.own_chunk_is_finished) return true;
   for (RequestSet& contribution : segment.contributions_in) {
-    if (!contribution.test(engine().transport())) return false;
+    if (!contribution.test(progress_engine().transport())) return false;
   }
   segment.own_chunk_is_finished = true;
-  const int rank = engine().rank();
+  const int rank = progress_engine().rank();
   const Chunk chunk = plan_.chunk(segment.index, rank);
   if (chunk.count == 0) return true;
   std::byte* result = out_at(chunk);
@@ -121,41 +122,41 @@ bool TwoShotReduction::finish_own_chunk(Segment& segment) {
     if (!own_place) result = segment.block.data.get() + static_cast<std::size_t>(rank) * plan_.longest() * itemsize_;
     reduce_own_chunk(segment, chunk, result);
   }
-  for (int step = 1; step < engine().size(); ++step) {
-    const int peer = (rank + step) % engine().size();
+  for (int step = 1; step < progress_engine().size(); ++step) {
+    const int peer = (rank + step) % progress_engine().size();
     if (!receives_result(peer)) continue;
-    segment.results_out.send(engine().transport(), result, chunk.count * itemsize_, peer,
+    segment.results_out.send(progress_engine().transport(), result, chunk.count * itemsize_, peer,
                              tags::of_operation(sequence_, 1));
-    engine().count_message(chunk.count * itemsize_);
+    progress_engine().count_message(chunk.count * itemsize_);
   }
   return true;
 }
 
 void TwoShotReduction::reduce_own_chunk(Segment& segment, const Chunk& chunk, std::byte* result) {
-  std::vector<kernels::Input> inputs(static_cast<std::size_t>(engine().size()));
+  std::vector<kernels::Input> inputs(static_cast<std::size_t>(progress_engine().size()));
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const bool mine = static_cast<int>(i) == engine().rank();
+    const bool mine = static_cast<int>(i) == progress_engine().rank();
     inputs[i] = {mine ? in_at(chunk) : segment.block.data.get() + i * plan_.longest() * itemsize_, factors_[i]};
   }
   kernels::reduce(dtype_, reduction_.op, inputs, result, chunk.count);
 }
 
 bool TwoShotReduction::post_results(Segment& segment) {
-  const int rank = engine().rank();
+  const int rank = progress_engine().rank();
   if (!receives_result(rank)) return true;
   bool all_posted = true;
-  for (int step = 1; step < engine().size(); ++step) {
-    const int owner = (rank + step) % engine().size();
+  for (int step = 1; step < progress_engine().size(); ++step) {
+    const int owner = (rank + step) % progress_engine().size();
     const auto i = static_cast<std::size_t>(owner);
     if (segment.result_posted[i]) continue;
     // In place, the result overwrites elements that this rank may still be sending.
-    if (next_result_[i] != segment.index || !segment.contributions_out[i].test(engine().transport())) {
+    if (next_result_[i] != segment.index || !segment.contributions_out[i].test(progress_engine().transport())) {
       all_posted = false;
       continue;
     }
     const Chunk chunk = plan_.chunk(segment.index, owner);
     if (chunk.count != 0) {
-      segment.results_in[i].receive(engine().transport(), out_at(chunk), chunk.count * itemsize_, owner,
+      segment.results_in[i].receive(progress_engine().transport(), out_at(chunk), chunk.count * itemsize_, owner,
                                     tags::of_operation(sequence_, 1));
     }
     segment.result_posted[i] = true;
@@ -166,7 +167,7 @@ bool TwoShotReduction::post_results(Segment& segment) {
 
 bool TwoShotReduction::is_complete(Segment& segment) {
   if (!segment.own_chunk_is_finished || !post_results(segment)) return false;
-  Transport& transport = engine().transport();
+  Transport& transport = progress_engine().transport();
   if (!segment.results_out.test(transport)) return false;
   for (std::size_t i = 0; i < segment.results_in.size(); ++i) {
     if (!segment.results_in[i].test(transport) || !segment.contributions_out[i].test(transport)) return false;
@@ -179,9 +180,10 @@ std::vector<int> TwoShotReduction::pending_peers() {
   if (open_segments_.empty()) return peers;
   Segment& segment = open_segments_.front();
   for (std::size_t i = 0; i < segment.results_in.size(); ++i) {
-    Transport& transport = engine().transport();
+    Transport& transport = progress_engine().transport();
     const bool contributed = segment.contributions_in[i].test(transport);
-    const bool has_result = !receives_result(engine().rank()) || static_cast<int>(i) == engine().rank() ||
+    const bool has_result = !receives_result(progress_engine().rank()) ||
+                            static_cast<int>(i) == progress_engine().rank() ||
                             (segment.result_posted[i] && segment.results_in[i].test(transport));
     if (!contributed || !has_result) peers.push_back(static_cast<int>(i));
   }
@@ -191,8 +193,8 @@ std::vector<int> TwoShotReduction::pending_peers() {
 void TwoShotReduction::abort() {
   Collective::abort();
   for (Segment& segment : open_segments_) {
-    for (RequestSet& requests : segment.contributions_in) requests.abandon(engine().transport());
-    for (RequestSet& requests : segment.results_in) requests.abandon(engine().transport());
+    for (RequestSet& requests : segment.contributions_in) requests.abandon(progress_engine().transport());
+    for (RequestSet& requests : segment.results_in) requests.abandon(progress_engine().transport());
   }
 }
 

@@ -61,13 +61,13 @@ std::uint64_t CollectiveArgs::digest() const {
   return samestep::digest(type, own().dtype, op_of(*this), root, shape);
 }
 
-void checks::arguments(const CollectiveArgs& args, int rank, int size, bool on_host) {
+void checks::arguments(const CollectiveArgs& args, int rank, int size, bool needs_host_memory) {
   if (args.type == CollectiveType::barrier) return;
   const std::string_view verb = name(args.type);
   if (has_root(args.type)) root_in_group(verb, args.root, size);
   const bool has_in = args.uses_in(rank), has_out = args.uses_out(rank);
-  if (on_host && has_out) checks::in_host_memory(verb, args.out);
-  if (on_host && has_in) checks::in_host_memory(verb, args.in);
+  if (needs_host_memory && has_out) checks::in_host_memory(verb, args.out);
+  if (needs_host_memory && has_in) checks::in_host_memory(verb, args.in);
   if (reduces(args.type)) can_reduce(verb, args);
   if (!has_in || !has_out) return;
   same_dtype(verb, args.in, args.out);

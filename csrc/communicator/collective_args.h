@@ -25,7 +25,7 @@ namespace samestep {
 ///
 /// Buffers that the table restricts to root are ignored on other ranks. The two buffers are the same memory (in place) or
 /// do not overlap. `out` of reduce_scatter may also be block `rank` of `in`; alltoall does not work in place. Device
-/// memory may overlap in any way.
+/// memory may overlap arbitrarily.
 // clang-format on
 struct CollectiveArgs {
   CollectiveType type;
@@ -61,9 +61,9 @@ struct CollectiveArgs {
 
 namespace checks {
 
-/// Checks that the arguments of this rank are consistent, and in host memory if `on_host`. Throws InvalidArgumentError
-/// and UnavailableError.
-void arguments(const CollectiveArgs& args, int rank, int size, bool on_host = true);
+/// Checks that the arguments of this rank are consistent, and in host memory if `needs_host_memory`. Throws
+/// InvalidArgumentError and UnavailableError.
+void arguments(const CollectiveArgs& args, int rank, int size, bool needs_host_memory = true);
 
 }  // namespace checks
 

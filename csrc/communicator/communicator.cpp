@@ -3,39 +3,39 @@
 namespace samestep {
 
 Communicator::WorkPtr Communicator::start(const CollectiveArgs& args) {
-  checks::arguments(args, rank(), size(), info_.on_host);
+  checks::arguments(args, rank(), size(), info_.needs_host_memory);
   return start_collective(args);
 }
 
 Communicator::WorkPtr Communicator::run(const CollectiveArgs& args) {
-  checks::arguments(args, rank(), size(), info_.on_host);
+  checks::arguments(args, rank(), size(), info_.needs_host_memory);
   return run_collective(args);
 }
 
 Communicator::WorkPtr Communicator::start(const SendArgs& args) {
-  checks::arguments(args, size(), info_.on_host);
+  checks::arguments(args, size(), info_.needs_host_memory);
   return start_send(args);
 }
 
 Communicator::WorkPtr Communicator::start(const RecvArgs& args) {
-  checks::arguments(args, size(), info_.on_host);
+  checks::arguments(args, size(), info_.needs_host_memory);
   return start_recv(args);
 }
 
 Communicator::WorkPtr Communicator::run(const SendArgs& args) {
-  checks::arguments(args, size(), info_.on_host);
+  checks::arguments(args, size(), info_.needs_host_memory);
   return run_send(args);
 }
 
 Communicator::WorkPtr Communicator::run(const RecvArgs& args, Status& status) {
-  checks::arguments(args, size(), info_.on_host);
+  checks::arguments(args, size(), info_.needs_host_memory);
   return run_recv(args, status);
 }
 
 Communicator::WorkPtr Communicator::run(const SendArgs& sent, const RecvArgs& received, Status& status,
                                         WorkPtr& sending) {
-  checks::arguments(sent, size(), info_.on_host);
-  checks::arguments(received, size(), info_.on_host);
+  checks::arguments(sent, size(), info_.needs_host_memory);
+  checks::arguments(received, size(), info_.needs_host_memory);
   return run_sendrecv(sent, received, status, sending);
 }
 

@@ -54,8 +54,8 @@ struct RecvArgs {
 namespace checks {
 
 /// The same checks as checks::arguments of a collective.
-void arguments(const SendArgs& args, int size, bool on_host = true);
-void arguments(const RecvArgs& args, int size, bool on_host = true);
+void arguments(const SendArgs& args, int size, bool needs_host_memory = true);
+void arguments(const RecvArgs& args, int size, bool needs_host_memory = true);
 
 }  // namespace checks
 
@@ -138,14 +138,14 @@ class Communicator {
 
   // For blocks of `together()`.
 
-  /// This rank takes no further part in the group. Operations of other ranks that need it fail with a StepError that
+  /// This rank leaves the group for good. Operations of other ranks that need it fail with a StepError that
   /// names `why`, and those ranks then revoke the group, too. Operations in which this rank has already taken part
   /// complete normally. Other groups are not affected. Does not wait for other ranks.
   virtual void revoke(const std::string& why, std::uint64_t block) { (void)why, (void)block; }
   /// Whether this rank has revoked the group, or another rank has in a block that this rank is in.
   virtual bool is_revoked() { return false; }
-  /// Call once all ranks know that all have revoked the group. Frees its memory and returns true, unless the transport
-  /// may still access that memory.
+  /// To be called once all ranks know that all have revoked the group. Frees its memory and returns true, unless the
+  /// transport may still access that memory.
   virtual bool discard() { return false; }
   virtual bool is_discarded() const { return false; }
 
@@ -183,7 +183,7 @@ class Communicator {
     std::string_view transport;  ///< has static storage duration
     bool oversubscribed = false;
     std::size_t max_inline = std::numeric_limits<std::size_t>::max();
-    bool on_host = true;  ///< the group accepts host memory only
+    bool needs_host_memory = true;  ///< the group accepts host memory only
   };
   explicit Communicator(Info info) : info_(std::move(info)), oversubscribed_(info_.oversubscribed) {}
 

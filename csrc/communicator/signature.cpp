@@ -41,7 +41,7 @@ const CollectiveTraits& traits_of(CollectiveType verb) { return kCollectiveTrait
 
 // One-to-one in `h ^ word`: signatures that differ in one word never share a digest.
 constexpr std::uint64_t mix(std::uint64_t h, std::uint64_t word) {
-  h = (h ^ word) * 0x9e37'79b9'7f4a'7c15;  // odd: 2^64 divided by the golden ratio
+  h = (h ^ word) * 0x9e37'79b9'7f4a'7c15;  // 2^64 / golden ratio, odd
   return h ^ h >> 32;
 }
 

@@ -8,7 +8,7 @@
 
 namespace samestep {
 
-/// The kind of memory. Host communicators accept `cpu` only.
+/// The kind of memory. Communicators of the host accept `cpu` only.
 enum class DeviceKind : std::uint8_t { cpu, cuda, rocm, other };
 
 struct Device {

@@ -18,7 +18,7 @@ class ForkListener {
   virtual void after_fork_in_child() noexcept = 0;
 
  protected:
-  /// Call at the end of the constructor and at the beginning of the destructor.
+  /// To be called at the end of the constructor and at the beginning of the destructor.
   void register_listener();
   void unregister_listener();
 };

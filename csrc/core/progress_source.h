@@ -16,7 +16,7 @@ class ProgressSource {
 /// Lets `source` advance in all waits, for as long as it lives.
 void register_progress_source(std::weak_ptr<ProgressSource> source);
 
-/// Call about every millisecond of waiting, without holding locks.
+/// To be called about every millisecond of waiting, without holding locks.
 void progress_all();
 
 }  // namespace samestep

@@ -20,7 +20,7 @@ using Stream = NcclLibrary::Stream;
 /// Makes each member's calls on its device, after its streams, all in one group. NcclComm orders the first member.
 Calls together(const NcclComm& channel, std::vector<std::vector<StreamHandle>> after, std::vector<Calls> calls) {
   return [&channel, after = std::move(after), calls = std::move(calls)](Comm comm, Stream stream) {
-    const std::vector<ExtraDevices::Member>& others = channel.further().members();
+    const std::vector<ExtraDevices::Member>& others = channel.extra_devices().members();
     for (std::size_t i = 0; i < others.size(); ++i) {
       const OnDevice on(channel.gpu(), others[i].device);
       order_after(channel.options().gpu, others[i].stream->get(), after[i + 1]);
@@ -51,20 +51,20 @@ Calls gather_pieces(const NcclLibrary& nccl, int member, ConstBuffer in, std::ve
 
 // ---- lists of devices
 
-DeviceCliques::DeviceCliques(std::shared_ptr<Communicator> host, std::shared_ptr<Communicator> agreement,
+DeviceCliques::DeviceCliques(std::shared_ptr<Communicator> host, std::shared_ptr<Communicator> signature_check,
                              DeviceOptions options, std::shared_ptr<NcclComm> own)
     : host_(std::move(host)),
-      signature_check_(std::move(agreement)),
+      signature_check_(std::move(signature_check)),
       own_(std::move(own)),
       options_(std::move(options)) {
   if (own_ != nullptr) cliques_.push_back({{options_.device}, own_});
 }
 
 std::shared_ptr<DeviceCliques> DeviceCliques::make(std::shared_ptr<Communicator> host,
-                                                   std::shared_ptr<Communicator> agreement, DeviceOptions options,
+                                                   std::shared_ptr<Communicator> signature_check, DeviceOptions options,
                                                    std::shared_ptr<NcclComm> own) {
   std::shared_ptr<DeviceCliques> made(
-      new DeviceCliques(std::move(host), std::move(agreement), std::move(options), std::move(own)));
+      new DeviceCliques(std::move(host), std::move(signature_check), std::move(options), std::move(own)));
   if (made->own_ != nullptr) made->watch_mismatches(*made->own_);
   return made;
 }
@@ -80,7 +80,7 @@ void DeviceCliques::mismatch_error(const std::exception_ptr& error) {
   abandon(error);
 }
 
-int DeviceCliques::number_of(std::span<const int> devices) const {
+int DeviceCliques::clique_id(std::span<const int> devices) const {
   const std::lock_guard lock(mutex_);
   const auto found = std::find_if(cliques_.begin(), cliques_.end(),
                                   [&](const Clique& known) { return std::ranges::equal(known.devices, devices); });
@@ -111,43 +111,43 @@ int DeviceCliques::add(std::vector<int> devices, const Deadline& deadline) {
   return static_cast<int>(cliques_.size());
 }
 
-Communicator::WorkPtr DeviceCliques::check_signature(const Call& call) {
-  const ConstBuffer in{nullptr, 0, call.dtype};
-  const Buffer out{nullptr, 0, call.dtype};
+Communicator::WorkPtr DeviceCliques::check_signature(const CliqueArgs& args) {
+  const ConstBuffer in{nullptr, 0, args.dtype};
+  const Buffer out{nullptr, 0, args.dtype};
   Shape shape;
   shape.n_dims = 4;
-  shape.extents = {call.length, call.count, static_cast<std::uint64_t>(call.number),
-                   static_cast<std::uint64_t>(call.detail)};
+  shape.extents = {args.length, args.count, static_cast<std::uint64_t>(args.number),
+                   static_cast<std::uint64_t>(args.detail)};
   signature_check_->progress();
-  if (has_counts(call.type) || call.type > CollectiveType::allgather) {
-    throw InvalidArgumentError(str(name(call.type), " is not for lists of arrays"));
+  if (has_counts(args.type) || args.type > CollectiveType::allgather) {
+    throw InvalidArgumentError(str(name(args.type), " is not for lists of arrays"));
   }
-  return std::make_shared<ListSignatureCheck>(signature_check_->start({.type = call.type,
+  return std::make_shared<ListSignatureCheck>(signature_check_->start({.type = args.type,
                                                                        .in = in,
                                                                        .out = out,
-                                                                       .reduction = call.reduction,
-                                                                       .root = has_root(call.type) ? call.root : -1,
+                                                                       .reduction = args.reduction,
+                                                                       .root = has_root(args.type) ? args.root : -1,
                                                                        .shape = shape}));
 }
 
 // ---- operations
 
-void DeviceCliques::check(const Clique& clique, const Call& call, std::size_t i, const ConstBuffer& buffer,
+void DeviceCliques::check(const Clique& clique, const CliqueArgs& args, std::size_t i, const ConstBuffer& buffer,
                           std::size_t times) const {
-  if (call.length != clique.devices.size()) {
+  if (args.length != clique.devices.size()) {
     throw InvalidArgumentError(
-        str(name(call.type), ": ", call.length, " arrays for a list of ", clique.devices.size(), " devices"));
+        str(name(args.type), ": ", args.length, " arrays for a list of ", clique.devices.size(), " devices"));
   }
   const int device = buffer.device.index >= 0 ? buffer.device.index : options_.gpu->device_of(buffer.data);
   if (buffer.device.kind != options_.gpu->kind() || device != clique.devices[i]) {
     throw InvalidArgumentError(
-        str(name(call.type), ": array ", i, " of the list is not on device ", clique.devices[i]));
+        str(name(args.type), ": array ", i, " of the list is not on device ", clique.devices[i]));
   }
-  refuse_capture(name(call.type), *options_.gpu, buffer);
-  if (buffer.dtype != call.dtype || buffer.count != call.count * times) {
-    throw InvalidArgumentError(str(name(call.type), ": array ", i, " has ", buffer.count, " ",
-                                   samestep::name(buffer.dtype), " where ", call.count * times, " ",
-                                   samestep::name(call.dtype), " are needed"));
+  refuse_capture(name(args.type), *options_.gpu, buffer);
+  if (buffer.dtype != args.dtype || buffer.count != args.count * times) {
+    throw InvalidArgumentError(str(name(args.type), ": array ", i, " has ", buffer.count, " ",
+                                   samestep::name(buffer.dtype), " where ", args.count * times, " ",
+                                   samestep::name(args.dtype), " are needed"));
   }
 }
 
@@ -160,10 +160,10 @@ int DeviceCliques::member(const Clique& clique, int root, int root_array) const 
   return root * n_here + root_array;
 }
 
-Communicator::WorkPtr DeviceCliques::launch(const Clique& clique, const Call& call, std::vector<Part> parts,
+Communicator::WorkPtr DeviceCliques::launch(const Clique& clique, const CliqueArgs& args, std::vector<Part> parts,
                                             std::size_t nbytes) {
   NcclLaunch launch;
-  launch.what = str(name(call.type), " of ", call.count, " ", samestep::name(call.dtype), " on each of ", call.length,
+  launch.what = str(name(args.type), " of ", args.count, " ", samestep::name(args.dtype), " on each of ", args.length,
                     " devices of every rank");
   launch.after = parts[0].after;
   std::vector<std::vector<StreamHandle>> after;
@@ -174,8 +174,8 @@ Communicator::WorkPtr DeviceCliques::launch(const Clique& clique, const Call& ca
   }
   NcclComm& channel = *clique.channel;
   launch.calls = together(channel, std::move(after), std::move(calls));
-  launch.once_enqueued = [&channel](Stream stream) { channel.further().make_stream_wait(stream); };
-  launch.signature_check = check_signature(call);
+  launch.once_enqueued = [&channel](Stream stream) { channel.extra_devices().make_stream_wait(stream); };
+  launch.signature_check = check_signature(args);
   ++n_launched_;
   n_launched_bytes_ += nbytes;
   return channel.launch(std::move(launch));
@@ -184,52 +184,53 @@ Communicator::WorkPtr DeviceCliques::launch(const Clique& clique, const Call& ca
 Communicator::WorkPtr DeviceCliques::allreduce(int number, std::span<const InOut> buffers, const Reduction& reduction) {
   const Clique on = clique(number);
   const ConstBuffer first = buffers.empty() ? ConstBuffer{} : buffers[0].in;
-  const Call call{CollectiveType::allreduce, first.dtype, reduction, 0, buffers.size(), first.count, number};
+  const CliqueArgs args{CollectiveType::allreduce, first.dtype, reduction, 0, buffers.size(), first.count, number};
   require_reducible(first.dtype, reduction);
   const auto form = to_nccl_reduction(first.dtype, reduction);
   if (!form) throw InvalidArgumentError("allreduce: NCCL has no such reduction");
   std::vector<Part> parts;
   for (std::size_t i = 0; i < buffers.size(); ++i) {
-    check(on, call, i, buffers[i].in);
-    check(on, call, i, buffers[i].out);
+    check(on, args, i, buffers[i].in);
+    check(on, args, i, buffers[i].out);
     parts.push_back({{buffers[i].in.stream, buffers[i].out.stream},
                      nccl_calls::all_reduce(on.channel->nccl(), *form, reduction, {buffers[i]})});
   }
-  return launch(on, call, std::move(parts), first.nbytes() * buffers.size());
+  return launch(on, args, std::move(parts), first.nbytes() * buffers.size());
 }
 
 Communicator::WorkPtr DeviceCliques::reduce(int number, std::span<const ConstBuffer> in, Buffer out,
                                             const Reduction& reduction, int root, int root_array) {
   const Clique on = clique(number);
   const ConstBuffer first = in.empty() ? ConstBuffer{} : in[0];
-  const Call call{CollectiveType::reduce, first.dtype, reduction, root, in.size(), first.count, number, root_array};
+  const CliqueArgs args{
+      CollectiveType::reduce, first.dtype, reduction, root, in.size(), first.count, number, root_array};
   require_reducible(first.dtype, reduction);
   const auto form = to_nccl_reduction(first.dtype, reduction);
   if (!form) throw InvalidArgumentError("reduce: NCCL has no such reduction");
   const int to = member(on, root, root_array);
   std::vector<Part> parts;
   for (std::size_t i = 0; i < in.size(); ++i) {
-    check(on, call, i, in[i]);
+    check(on, args, i, in[i]);
     const bool gets = root == host_->rank() && i == static_cast<std::size_t>(root_array);
     const Buffer into = gets ? out : Buffer{};
-    if (gets) check(on, call, i, into);
+    if (gets) check(on, args, i, into);
     parts.push_back(
         {{in[i].stream, into.stream}, nccl_calls::reduce(on.channel->nccl(), *form, reduction, in[i], into, to)});
   }
-  return launch(on, call, std::move(parts), first.nbytes() * in.size());
+  return launch(on, args, std::move(parts), first.nbytes() * in.size());
 }
 
 Communicator::WorkPtr DeviceCliques::bcast(int number, std::span<const Buffer> buffers, int root, int root_array) {
   const Clique on = clique(number);
   const Buffer first = buffers.empty() ? Buffer{} : buffers[0];
-  const Call call{CollectiveType::bcast, first.dtype, {}, root, buffers.size(), first.count, number, root_array};
+  const CliqueArgs args{CollectiveType::bcast, first.dtype, {}, root, buffers.size(), first.count, number, root_array};
   const int from = member(on, root, root_array);
   std::vector<Part> parts;
   for (std::size_t i = 0; i < buffers.size(); ++i) {
-    check(on, call, i, buffers[i]);
+    check(on, args, i, buffers[i]);
     parts.push_back({{buffers[i].stream}, nccl_calls::broadcast(on.channel->nccl(), std::vector{buffers[i]}, from)});
   }
-  return launch(on, call, std::move(parts), first.nbytes() * buffers.size());
+  return launch(on, args, std::move(parts), first.nbytes() * buffers.size());
 }
 
 Communicator::WorkPtr DeviceCliques::allgather(int number, std::span<const ConstBuffer> in,
@@ -238,17 +239,17 @@ Communicator::WorkPtr DeviceCliques::allgather(int number, std::span<const Const
   const ConstBuffer first = in.empty() ? ConstBuffer{} : in[0];
   const std::size_t n_members = on.devices.size() * static_cast<std::size_t>(host_->size());
   const std::size_t n_pieces = outs.empty() ? 0 : outs[0].size();
-  const Call call{CollectiveType::allgather, first.dtype, {}, 0, in.size(), first.count, number,
-                  static_cast<int>(n_pieces)};
+  const CliqueArgs args{CollectiveType::allgather, first.dtype, {}, 0, in.size(), first.count, number,
+                        static_cast<int>(n_pieces)};
   if (outs.size() != in.size() || (n_pieces != 1 && n_pieces != n_members)) {
     throw InvalidArgumentError(str("allgather: results are received in one buffer or ", n_members));
   }
   std::vector<Part> parts;
   for (std::size_t i = 0; i < in.size(); ++i) {
-    check(on, call, i, in[i]);
+    check(on, args, i, in[i]);
     std::vector<StreamHandle> after{in[i].stream};
     for (const Buffer& out : outs[i]) {
-      check(on, call, i, out, n_members / n_pieces);
+      check(on, args, i, out, n_members / n_pieces);
       after.push_back(out.stream);
     }
     const NcclLibrary& nccl = on.channel->nccl();
@@ -256,7 +257,7 @@ Communicator::WorkPtr DeviceCliques::allgather(int number, std::span<const Const
     parts.push_back({std::move(after), n_pieces == 1 ? nccl_calls::all_gather(nccl, in[i], outs[i][0])
                                                      : gather_pieces(nccl, mine, in[i], outs[i])});
   }
-  return launch(on, call, std::move(parts), first.nbytes() * n_members * in.size());
+  return launch(on, args, std::move(parts), first.nbytes() * n_members * in.size());
 }
 
 // ---- the end

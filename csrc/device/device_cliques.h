@@ -23,7 +23,7 @@ namespace samestep {
 class DeviceCliques : public std::enable_shared_from_this<DeviceCliques> {
  public:
   /// What ranks compare of a call.
-  struct Call {
+  struct CliqueArgs {
     CollectiveType type;  ///< allreduce, reduce, bcast or allgather
     DType dtype = DType::uint8;
     Reduction reduction = {};
@@ -36,14 +36,14 @@ class DeviceCliques : public std::enable_shared_from_this<DeviceCliques> {
 
   /// `own`: the group's communicator on one device of each rank; null without NCCL. Not closed here.
   static std::shared_ptr<DeviceCliques> make(std::shared_ptr<Communicator> host,
-                                             std::shared_ptr<Communicator> agreement, DeviceOptions options,
+                                             std::shared_ptr<Communicator> signature_check, DeviceOptions options,
                                              std::shared_ptr<NcclComm> own);
 
-  /// The number of a list of devices, from 1; 0 if it is new.
-  int number_of(std::span<const int> devices) const;
+  /// The clique of a list of devices, numbered from 1; 0 if the list is new.
+  int clique_id(std::span<const int> devices) const;
 
   /// Compares a call between all ranks, on the host.
-  Communicator::WorkPtr check_signature(const Call& call);
+  Communicator::WorkPtr check_signature(const CliqueArgs& args);
   /// Assigns the next number and a clique to a list of distinct devices. Collective; blocks; throws as NcclComm::open.
   int add(std::vector<int> devices, const Deadline& deadline);
 
@@ -65,8 +65,8 @@ class DeviceCliques : public std::enable_shared_from_this<DeviceCliques> {
   void mismatch_error(const std::exception_ptr& error);
 
  private:
-  DeviceCliques(std::shared_ptr<Communicator> host, std::shared_ptr<Communicator> agreement, DeviceOptions options,
-                std::shared_ptr<NcclComm> own);
+  DeviceCliques(std::shared_ptr<Communicator> host, std::shared_ptr<Communicator> signature_check,
+                DeviceOptions options, std::shared_ptr<NcclComm> own);
 
   struct Clique {
     std::vector<int> devices;
@@ -83,9 +83,10 @@ class DeviceCliques : public std::enable_shared_from_this<DeviceCliques> {
   void watch_mismatches(NcclComm& channel);
   /// All communicators made here.
   std::vector<Clique> cliques() const;
-  Communicator::WorkPtr launch(const Clique& clique, const Call& call, std::vector<Part> parts, std::size_t nbytes);
+  Communicator::WorkPtr launch(const Clique& clique, const CliqueArgs& args, std::vector<Part> parts,
+                               std::size_t nbytes);
   /// Checks the buffer of list entry `i`.
-  void check(const Clique& clique, const Call& call, std::size_t i, const ConstBuffer& buffer,
+  void check(const Clique& clique, const CliqueArgs& args, std::size_t i, const ConstBuffer& buffer,
              std::size_t times = 1) const;
   int member(const Clique& clique, int root, int root_array) const;
 

@@ -23,7 +23,7 @@ std::vector<int> all_ranks(const Communicator& of) {
   return ranks;
 }
 
-bool on_host(const ConstBuffer& buffer) { return buffer.device.kind == DeviceKind::cpu; }
+bool in_host_memory(const ConstBuffer& buffer) { return buffer.device.kind == DeviceKind::cpu; }
 
 /// Starts an operation without the GIL, because a call of the GPU runtime blocks while the device's queue is full.
 template <class Start>
@@ -37,7 +37,7 @@ Communicator::WorkPtr without_gil(Start start) {
 
 DeviceCommunicator::DeviceCommunicator(std::shared_ptr<Communicator> host, DeviceOptions options)
     : Communicator({host->rank(), host->size(), host->name(), host->transport(), host->oversubscribed(),
-                    host->max_inline(), /*on_host=*/false}),
+                    host->max_inline(), /*needs_host_memory=*/false}),
       host_(std::move(host)),
       options_(std::move(options)) {}
 
@@ -65,7 +65,7 @@ std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Com
 
 void DeviceCommunicator::check_here(std::string_view verb, ConstBuffer& buffer) const {
   if (buffer.device.kind != options_.gpu->kind()) {
-    if (on_host(buffer)) {
+    if (in_host_memory(buffer)) {
       throw InvalidArgumentError(
           str(verb, ": one array is in host memory and the other in device memory; move one of them to the other's"));
     }
@@ -93,7 +93,7 @@ void DeviceCommunicator::check_here(std::string_view verb, Buffer& buffer) const
 }
 
 bool DeviceCommunicator::is_on_host(const CollectiveArgs& args) const {
-  return (!args.uses_in(rank()) || on_host(args.in)) && (!args.uses_out(rank()) || on_host(args.out));
+  return (!args.uses_in(rank()) || in_host_memory(args.in)) && (!args.uses_out(rank()) || in_host_memory(args.out));
 }
 
 // ---- operations
@@ -121,25 +121,25 @@ Communicator::WorkPtr DeviceCommunicator::run_collective(const CollectiveArgs& a
 }
 
 Communicator::WorkPtr DeviceCommunicator::start_send(const SendArgs& args) {
-  if (args.is_object || on_host(args.in)) return Inner{*host_}.start_send(args);
+  if (args.is_object || in_host_memory(args.in)) return Inner{*host_}.start_send(args);
   SendArgs here = args;
   check_here("send", here.in);
   return without_gil([&] { return staged_->start(here); });
 }
 
 Communicator::WorkPtr DeviceCommunicator::start_recv(const RecvArgs& args) {
-  if (on_host(args.out)) return Inner{*host_}.start_recv(args);
+  if (in_host_memory(args.out)) return Inner{*host_}.start_recv(args);
   RecvArgs here = args;
   check_here("recv", here.out);
   return without_gil([&] { return staged_->start(here); });
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_send(const SendArgs& args) {
-  return on_host(args.in) ? Inner{*host_}.run_send(args) : start_send(args);
+  return in_host_memory(args.in) ? Inner{*host_}.run_send(args) : start_send(args);
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_recv(const RecvArgs& args, Status& status) {
-  return on_host(args.out) ? Inner{*host_}.run_recv(args, status) : start_recv(args);
+  return in_host_memory(args.out) ? Inner{*host_}.run_recv(args, status) : start_recv(args);
 }
 
 Communicator::WorkPtr DeviceCommunicator::allreduce_many(std::span<const InOut> given, const Reduction& reduction) {
@@ -203,7 +203,7 @@ void DeviceCommunicator::progress() {
 void DeviceCommunicator::close(const Deadline& deadline) {
   Backoff pause(/*oversubscribed=*/true);
   while (!staged_->idle()) {
-    if (deadline.passed()) throw TimeoutError(str("close: operations of group '", name(), "' are under way"));
+    if (deadline.passed()) throw TimeoutError(str("close: operations of group '", name(), "' are pending"));
     if (pause.step()) wait_hooks().interrupt();
   }
   cliques_->close(deadline);

@@ -15,14 +15,14 @@ class DeviceCliques;
 struct DeviceOptions {
   std::shared_ptr<GpuLibrary> gpu;
   int device = 0;                       ///< of this rank; its buffers are there
-  std::shared_ptr<NcclLibrary> nccl;    ///< null: everything goes through the host
+  std::shared_ptr<NcclLibrary> nccl;    ///< null: all operations are staged through the host
   Seconds timeout{600};                 ///< for operations that nobody waits for on the host
   std::size_t staging_bytes = 4 << 20;  ///< bytes of a long buffer that are staged at a time
   bool gpu_aware = false;               ///< the host group hands long messages of device memory to MPI itself
 };
 
-/// A group whose ranks have a GPU each: device memory goes through NCCL, or through pinned host memory and `host`
-/// where NCCL has no such operation or there is no NCCL; host memory goes to `host` as it is.
+/// A group whose ranks have a GPU each: device memory is passed to NCCL, or staged in pinned host memory for `host`
+/// where NCCL has no such operation or there is no NCCL; host memory is passed to `host` as it is.
 ///
 /// All ranks call a verb with device memory, or all with host memory; point to point each as it likes. Messages of
 /// device memory go through the host, so that tags, any source and any order of calls mean what they always do.
@@ -87,7 +87,7 @@ class DeviceCommunicator final : public Communicator {
   bool is_on_host(const CollectiveArgs& args) const;
   void check_here(std::string_view verb, ConstBuffer& buffer) const;
   void check_here(std::string_view verb, Buffer& buffer) const;
-  /// Ends what is under way on devices, whichever way it goes.
+  /// Ends the pending operations on device memory, by NCCL or staged.
   void abandon_devices(const std::exception_ptr& error);
   std::shared_ptr<Communicator> wrap(std::shared_ptr<Communicator> child, const Deadline& deadline) const;
 
@@ -97,7 +97,7 @@ class DeviceCommunicator final : public Communicator {
   std::shared_ptr<Communicator> host_;
   DeviceOptions options_;
   std::shared_ptr<Communicator> through_host_;     // the same ranks, for collectives that are staged or go by address
-  std::shared_ptr<Communicator> signature_check_;  // the same ranks, for what goes beside NCCL
+  std::shared_ptr<Communicator> signature_check_;  // the same ranks: compares calls beside NCCL
   std::unique_ptr<HostPath> staged_;
   std::unique_ptr<NcclPath> nccl_;  // null without NCCL
   std::shared_ptr<DeviceCliques> cliques_;

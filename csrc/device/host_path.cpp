@@ -8,7 +8,7 @@
 namespace samestep {
 namespace {
 
-/// A collective that begins once its elements have come to the host; it keeps its counts.
+/// A collective that starts once its elements are in host memory; it keeps its counts.
 class HostCall {
  public:
   HostCall(std::shared_ptr<Communicator> host, const CollectiveArgs& args)
@@ -88,7 +88,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const SendArgs& args) 
   const auto start = [host = messages_, dest = args.dest, tag = args.tag](const ConstBuffer& from) {
     return host->send({from.data, from.count, from.dtype}, dest, tag);
   };
-  if (goes_by_address(in.nbytes())) return message_by_address(in, /*sends=*/true, [start, in] { return start(in); });
+  if (is_gpu_direct(in.nbytes())) return start_gpu_direct(in, /*sends=*/true, [start, in] { return start(in); });
   return whole(
       in, Buffer{nullptr, 0, in.dtype}, [start](const ConstBuffer& from, const Buffer&) { return start(from); },
       /*message=*/true);
@@ -96,13 +96,13 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const SendArgs& args) 
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::start(const RecvArgs& args) {
   const Buffer out = args.out;
-  const bool direct = goes_by_address(out.nbytes());
+  const bool direct = is_gpu_direct(out.nbytes());
   const auto start = [host = messages_, args, direct](const Buffer& to) {
     RecvArgs here = args;
     here.out = {to.data, to.count, to.dtype, direct ? to.device : Device{}};
     return Inner{*host}.start_recv(here);
   };
-  if (direct) return message_by_address(out, /*sends=*/false, [start, out] { return start(out); });
+  if (direct) return start_gpu_direct(out, /*sends=*/false, [start, out] { return start(out); });
   return whole(
       ConstBuffer{nullptr, 0, out.dtype}, out, [start](const ConstBuffer&, const Buffer& to) { return start(to); },
       /*message=*/true);
@@ -123,7 +123,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(
     StagedSegment part;
     if (in.data != nullptr) part.in = static_cast<const std::byte*>(in.data) + at * item;
     if (out.data != nullptr) part.out = static_cast<std::byte*>(out.data) + at * item;
-    part.gpu_direct = only_moves && run_goes_by_address(n * item);
+    part.gpu_direct = only_moves && segment_is_gpu_direct(n * item);
     if (!part.gpu_direct) part.in_nbytes = part.out_nbytes = n * item;
     part.in_place = true;
     const Shape described = at == 0 ? shape : Shape::flat(n);  // ranks are compared at the first segment
@@ -156,16 +156,16 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::whole(ConstBuffer in, Buffer
   return staging_->start(std::move(call));
 }
 
-// ---- by address: MPI gets device memory as it lies
+// ---- GPU-direct: MPI gets device pointers
 
-bool DeviceCommunicator::HostPath::goes_by_address(std::size_t nbytes) const {
+bool DeviceCommunicator::HostPath::is_gpu_direct(std::size_t nbytes) const {
   // Shorter ones travel with their header, which the host writes and reads.
   constexpr std::size_t kShortest = 4 << 10;
   return gpu_aware_ && nbytes >= kShortest;
 }
 
-bool DeviceCommunicator::HostPath::run_goes_by_address(std::size_t nbytes) const {
-  return goes_by_address(nbytes) && nbytes > collectives_->max_inline();
+bool DeviceCommunicator::HostPath::segment_is_gpu_direct(std::size_t nbytes) const {
+  return is_gpu_direct(nbytes) && nbytes > collectives_->max_inline();
 }
 
 void DeviceCommunicator::HostPath::copy_local_on_device() {
@@ -175,14 +175,14 @@ void DeviceCommunicator::HostPath::copy_local_on_device() {
     if (gpu->device_of(from) < 0) {
       std::memmove(to, from, nbytes);  // staged
     } else if (const auto copier = staging.lock()) {
-      copier->copy_own(to, from, nbytes);
+      copier->copy_local(to, from, nbytes);
     }
   };
   collectives_->configure(settings);
 }
 
-Communicator::WorkPtr DeviceCommunicator::HostPath::message_by_address(const ConstBuffer& buffer, bool sends,
-                                                                       std::function<WorkPtr()> start) {
+Communicator::WorkPtr DeviceCommunicator::HostPath::start_gpu_direct(const ConstBuffer& buffer, bool sends,
+                                                                     std::function<WorkPtr()> start) {
   StagedSegment part;
   if (sends) {
     part.in = static_cast<const std::byte*>(buffer.data);
@@ -201,11 +201,11 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::message_by_address(const Con
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::exchange(ConstBuffer in, Buffer out,
                                                              std::span<const PeerTransfer> transfers, Start start) {
-  const auto goes = [this](std::size_t nbytes) { return nbytes == 0 || run_goes_by_address(nbytes); };
+  const auto is_direct = [this](std::size_t nbytes) { return nbytes == 0 || segment_is_gpu_direct(nbytes); };
   bool any = false, all_long = true;
   for (const PeerTransfer& transfer : transfers) {
     any = any || transfer.out_nbytes != 0 || transfer.in_nbytes != 0;
-    all_long = all_long && goes(transfer.out_nbytes) && goes(transfer.in_nbytes);
+    all_long = all_long && is_direct(transfer.out_nbytes) && is_direct(transfer.in_nbytes);
   }
   if (!any || !all_long) return whole(in, out, std::move(start));
   StagedSegment part;

@@ -27,7 +27,7 @@ class DeviceCommunicator::HostPath {
   void progress() { staging_->progress(); }
   bool idle() { return staging_->idle(); }
   void abandon(std::exception_ptr error) { staging_->abandon(std::move(error)); }
-  /// Call once both groups have been discarded.
+  /// To be called once both groups have been discarded.
   void release_retained() { staging_->release_retained(); }
 
  private:
@@ -38,15 +38,15 @@ class DeviceCommunicator::HostPath {
                       std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start, bool only_moves,
                       bool copies_in_first);
   WorkPtr whole(ConstBuffer in, Buffer out, Start start, bool message = false);
-  /// A collective that only moves data: by address where MPI gets all of its transfers, else staged. Which of the two
-  /// is this rank's own affair.
+  /// A collective that only moves data: MPI gets the device pointers if it sends all transfers, else it is staged.
+  /// Each rank decides for itself, as the messages are the same.
   WorkPtr exchange(ConstBuffer in, Buffer out, std::span<const PeerTransfer> transfers, Start start);
-  WorkPtr message_by_address(const ConstBuffer& buffer, bool sends, std::function<WorkPtr()> start);
-  /// Whether a message of so many bytes goes to MPI as it lies.
-  bool goes_by_address(std::size_t nbytes) const;
-  /// Whether a run of a collective does.
-  bool run_goes_by_address(std::size_t nbytes) const;
-  /// Lets what a rank has for itself be copied on the device.
+  WorkPtr start_gpu_direct(const ConstBuffer& buffer, bool sends, std::function<WorkPtr()> start);
+  /// Whether MPI gets the device pointer of a message of so many bytes.
+  bool is_gpu_direct(std::size_t nbytes) const;
+  /// The same for a segment of a collective.
+  bool segment_is_gpu_direct(std::size_t nbytes) const;
+  /// Lets a rank copy its own part of a collective on the device.
   void copy_local_on_device();
 
   std::shared_ptr<Communicator> messages_, collectives_;

@@ -19,7 +19,7 @@ class ProgressEngine;
 class Family {
  public:
   void add(const std::shared_ptr<ProgressEngine>& engine);
-  /// Ends all groups with `error` and reports `why` to their ranks. Call without holding the mutex of any of them.
+  /// Ends all groups with `error` and reports `why` to their ranks. The caller must hold the mutex of none of them.
   void leave(const std::exception_ptr& error, const Departure& why);
 
   /// The blocks of `together()` that this rank is in, by a number that all ranks of their group share.

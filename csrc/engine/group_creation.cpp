@@ -19,18 +19,19 @@ GroupCreation::GroupCreation(std::shared_ptr<ProgressEngine> shared_engine, std:
 }
 
 void GroupCreation::begin(std::uint64_t) {
-  own_.number = engine().transport().reserve_group_id();
+  own_.number = progress_engine().transport().reserve_group_id();
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     received_[i] = own_;
-    if (ranks_[i] == engine().rank()) continue;
-    sends_.send(engine().transport(), &own_, sizeof own_, ranks_[i], tags::kMakeGroup);
-    receives_[i].receive(engine().transport(), &received_[i], sizeof received_[i], ranks_[i], tags::kMakeGroup);
+    if (ranks_[i] == progress_engine().rank()) continue;
+    sends_.send(progress_engine().transport(), &own_, sizeof own_, ranks_[i], tags::kMakeGroup);
+    receives_[i].receive(progress_engine().transport(), &received_[i], sizeof received_[i], ranks_[i],
+                         tags::kMakeGroup);
   }
 }
 
 bool GroupCreation::advance() {
-  bool finished = sends_.test(engine().transport());
-  for (RequestSet& receive : receives_) finished = receive.test(engine().transport()) && finished;
+  bool finished = sends_.test(progress_engine().transport());
+  for (RequestSet& receive : receives_) finished = receive.test(progress_engine().transport()) && finished;
   if (!finished) return false;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     if (received_[i].digest != own_.digest) {
@@ -49,7 +50,7 @@ std::uint32_t GroupCreation::group_id() const {
 bool GroupCreation::needs(int peer, std::uint64_t) {
   const auto found = std::find(ranks_.begin(), ranks_.end(), peer);
   return found != ranks_.end() &&
-         !receives_[static_cast<std::size_t>(found - ranks_.begin())].test(engine().transport());
+         !receives_[static_cast<std::size_t>(found - ranks_.begin())].test(progress_engine().transport());
 }
 
 std::string GroupCreation::what() const {
@@ -61,13 +62,13 @@ std::string GroupCreation::what() const {
 std::vector<int> GroupCreation::pending_peers_of_operation() {
   std::vector<int> late;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    if (!receives_[i].test(engine().transport())) late.push_back(ranks_[i]);
+    if (!receives_[i].test(progress_engine().transport())) late.push_back(ranks_[i]);
   }
   return late;
 }
 
 void GroupCreation::abort() {
-  for (RequestSet& receive : receives_) receive.abandon(engine().transport());
+  for (RequestSet& receive : receives_) receive.abandon(progress_engine().transport());
 }
 
 }  // namespace samestep

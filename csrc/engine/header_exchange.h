@@ -47,7 +47,7 @@ class HeaderExchange {
   virtual Header header(std::uint64_t sequence, int peer) const = 0;
   virtual Bytes data(std::uint64_t sequence, int peer) const = 0;
 
-  /// Frees the headers and data of the operation. Call in order of sequence.
+  /// Frees the headers and data of the operation. To be called in order of sequence.
   virtual void release(std::uint64_t sequence) = 0;
 
   /// Ranks that have not posted this operation.

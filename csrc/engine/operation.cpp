@@ -30,7 +30,7 @@ void Collective::begin(std::uint64_t sequence) {
 }
 
 bool Collective::post_if_possible() {
-  if (!engine().header_exchange().can_post(sequence_)) return false;
+  if (!progress_engine().header_exchange().can_post(sequence_)) return false;
   post(digest_);
   stage_ = Stage::exchange_headers;
   return true;
@@ -39,7 +39,7 @@ bool Collective::post_if_possible() {
 bool Collective::advance() {
   if (stage_ == Stage::post && !post_if_possible()) return false;
   if (stage_ == Stage::exchange_headers) {
-    HeaderExchange& header_exchange = engine().header_exchange();
+    HeaderExchange& header_exchange = progress_engine().header_exchange();
     if (!header_exchange.complete(sequence_)) return false;
     if (signatures_match()) {
       stage_ = Stage::work;
@@ -56,24 +56,24 @@ bool Collective::advance() {
     if (!(stage_ == Stage::work && holds_headers())) header_exchange.release(sequence_);
   }
   if (stage_ == Stage::mismatch) {
-    if (!pending_descriptions_.test(engine().transport())) return false;
+    if (!pending_descriptions_.test(progress_engine().transport())) return false;
     throw_mismatch();
   }
   try {
     if (!work()) return false;
   } catch (const MismatchError&) {  // the data of one rank do not fit: only this operation fails
-    if (holds_headers()) engine().header_exchange().release(sequence_);
+    if (holds_headers()) progress_engine().header_exchange().release(sequence_);
     throw;
   }
-  if (holds_headers()) engine().header_exchange().release(sequence_);
+  if (holds_headers()) progress_engine().header_exchange().release(sequence_);
   return true;
 }
 
 bool Collective::signatures_match() {
   bool agree = true;
-  for (int peer = 0; peer < engine().size(); ++peer) {
-    if (peer == engine().rank()) continue;
-    const HeaderExchange::Header header = engine().header_exchange().header(sequence_, peer);
+  for (int peer = 0; peer < progress_engine().size(); ++peer) {
+    if (peer == progress_engine().rank()) continue;
+    const HeaderExchange::Header header = progress_engine().header_exchange().header(sequence_, peer);
     if (header.sequence != static_cast<std::uint32_t>(sequence_)) {
       throw Error(str(describe(), ": rank ", peer, " is at operation ", header.sequence,
                       "; messages were lost or mixed up by the transport"));
@@ -84,15 +84,15 @@ bool Collective::signatures_match() {
 }
 
 void Collective::exchange_descriptions() {
-  descriptions_.resize(static_cast<std::size_t>(engine().size()));
-  const auto rank = static_cast<std::size_t>(engine().rank());
+  descriptions_.resize(static_cast<std::size_t>(progress_engine().size()));
+  const auto rank = static_cast<std::size_t>(progress_engine().rank());
   const std::string mine = called().empty() ? what() : called() + "\n" + what();
   std::strncpy(descriptions_[rank].data(), mine.c_str(), kDescriptionBytes - 1);
   const int tag = tags::of_operation(sequence_, tags::kPhaseDescribe);
-  for (int peer = 0; peer < engine().size(); ++peer) {
-    if (peer == engine().rank()) continue;
-    pending_descriptions_.send(engine().transport(), descriptions_[rank].data(), kDescriptionBytes, peer, tag);
-    pending_descriptions_.receive(engine().transport(), descriptions_[static_cast<std::size_t>(peer)].data(),
+  for (int peer = 0; peer < progress_engine().size(); ++peer) {
+    if (peer == progress_engine().rank()) continue;
+    pending_descriptions_.send(progress_engine().transport(), descriptions_[rank].data(), kDescriptionBytes, peer, tag);
+    pending_descriptions_.receive(progress_engine().transport(), descriptions_[static_cast<std::size_t>(peer)].data(),
                                   kDescriptionBytes, peer, tag);
   }
 }
@@ -100,11 +100,11 @@ void Collective::exchange_descriptions() {
 void Collective::throw_mismatch() {
   std::vector<std::string> texts;
   for (const auto& description : descriptions_) texts.emplace_back(description.data());
-  throw MismatchError(mismatch_text(engine().name(), sequence_, texts));
+  throw MismatchError(mismatch_text(progress_engine().name(), sequence_, texts));
 }
 
 bool Collective::needs(int peer, std::uint64_t first_absent) {
-  // A peer that left after it took part has sent all of its messages.
+  // A peer that left after taking part has sent all of its messages.
   (void)peer;
   return sequence_ >= first_absent;
 }
@@ -112,7 +112,7 @@ bool Collective::needs(int peer, std::uint64_t first_absent) {
 std::string Collective::which() const { return str("operation ", sequence_, " of "); }
 
 std::vector<int> Collective::pending_peers_of_operation() {
-  return stage_ == Stage::work ? pending_peers() : engine().header_exchange().missing(sequence_);
+  return stage_ == Stage::work ? pending_peers() : progress_engine().header_exchange().missing(sequence_);
 }
 
 }  // namespace samestep

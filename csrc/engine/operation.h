@@ -55,8 +55,8 @@ class Operation : public Work {
   /// The user's call, if that is not the operation itself; see UserCall.
   const std::string& called() const { return called_; }
 
-  ProgressEngine& engine() { return *engine_; }
-  const ProgressEngine& engine() const { return *engine_; }
+  ProgressEngine& progress_engine() { return *engine_; }
+  const ProgressEngine& progress_engine() const { return *engine_; }
   std::uint64_t sequence_ = 0;
 
  private:
@@ -84,7 +84,7 @@ class Collective : public Operation {
   std::vector<int> pending_peers_of_operation() override;
 
  protected:
-  std::string what() const override { return signature_.describe(engine().options().naming); }
+  std::string what() const override { return signature_.describe(progress_engine().options().naming); }
   std::string which() const override;
   /// Posts this rank's header, with inline data if there are any.
   virtual void post(std::uint64_t digest) = 0;
@@ -97,7 +97,7 @@ class Collective : public Operation {
   virtual bool holds_headers() const { return false; }
   /// Ranks for whose data `work` waits.
   virtual std::vector<int> pending_peers() { return {}; }
-  void abort() override { pending_descriptions_.abandon(engine().transport()); }
+  void abort() override { pending_descriptions_.abandon(progress_engine().transport()); }
 
   const Signature& signature() const { return signature_; }
   /// Signatures differ between ranks, so no rank works on it.

@@ -18,27 +18,30 @@ std::string tag_text(int tag) { return tag == kAnyTag ? "any tag" : str("tag ", 
 }  // namespace
 
 void Send::begin(std::uint64_t) {
-  const bool is_eager = engine().transport().is_eager(args_.in.data, sizeof(MessageHeader) + args_.in.nbytes());
+  const bool is_eager =
+      progress_engine().transport().is_eager(args_.in.data, sizeof(MessageHeader) + args_.in.nbytes());
   const MessageHeader header{args_.in.count, MessageHeader::kind_of(args_.in.dtype, args_.is_object),
-                             is_eager ? kInlineBody : engine().next_body_id(), args_.tag};
+                             is_eager ? kInlineBody : progress_engine().next_body_id(), args_.tag};
   head_.resize(sizeof header + (is_eager ? args_.in.nbytes() : 0));
   std::memcpy(head_.data(), &header, sizeof header);
   if (is_eager) kernels::copy(head_.data() + sizeof header, args_.in.data, args_.in.nbytes());
-  head_request_ = engine().transport().send(head_.data(), head_.size(), args_.dest, tags::kUserMessage);
+  head_request_ = progress_engine().transport().send(head_.data(), head_.size(), args_.dest, tags::kUserMessage);
   if (!is_eager) {
-    body_.send(engine().transport(), args_.in.data, args_.in.nbytes(), args_.dest, tags::of_body(header.body));
+    body_.send(progress_engine().transport(), args_.in.data, args_.in.nbytes(), args_.dest, tags::of_body(header.body));
   }
-  engine().count_message(args_.in.nbytes());
+  progress_engine().count_message(args_.in.nbytes());
 }
 
-bool Send::advance() { return engine().transport().test(head_request_) && body_.test(engine().transport()); }
+bool Send::advance() {
+  return progress_engine().transport().test(head_request_) && body_.test(progress_engine().transport());
+}
 
 std::string Send::what() const {
   const std::string what = args_.is_object ? "send_object" : str("send of ", args_.in.count, " ", name(args_.in.dtype));
   return str(what, " to rank ", args_.dest, " with ", tag_text(args_.tag));
 }
 
-void Receive::begin(std::uint64_t) { engine().inbox().post_receive(*this, args_.source, args_.tag); }
+void Receive::begin(std::uint64_t) { progress_engine().inbox().post_receive(*this, args_.source, args_.tag); }
 
 void Receive::take(int source, const MessageHeader& sent, std::span<const std::byte> elements) {
   has_head_ = true;
@@ -59,12 +62,12 @@ void Receive::take(int source, const MessageHeader& sent, std::span<const std::b
     return;
   }
   if (!fits_) unwanted_.resize(nbytes);
-  body_.receive(engine().transport(), fits_ ? args_.out.data : unwanted_.data(), nbytes, source,
+  body_.receive(progress_engine().transport(), fits_ ? args_.out.data : unwanted_.data(), nbytes, source,
                 tags::of_body(sent.body));
 }
 
 bool Receive::advance() {
-  if (!has_head_ || !body_.test(engine().transport())) return false;
+  if (!has_head_ || !body_.test(progress_engine().transport())) return false;
   if (!fits_) throw_mismatch();
   return true;
 }
@@ -76,7 +79,7 @@ void Receive::throw_mismatch() const {
 bool Receive::needs(int peer, std::uint64_t) {
   if (has_head_) return peer == status_.source;
   // The receive accepts any rank: the lost one may have been about to send.
-  return args_.source == kAnySource ? !engine().departures().is_harmless(peer) : peer == args_.source;
+  return args_.source == kAnySource ? !progress_engine().departures().is_harmless(peer) : peer == args_.source;
 }
 
 std::string Receive::what() const {
@@ -89,14 +92,14 @@ std::vector<int> Receive::pending_peers_of_operation() {
   if (has_head_) return {status_.source};
   if (args_.source != kAnySource) return {args_.source};
   std::vector<int> others;
-  for (int rank = 0; rank < engine().size(); ++rank) {
-    if (rank != engine().rank() && !engine().departures().has_left(rank)) others.push_back(rank);
+  for (int rank = 0; rank < progress_engine().size(); ++rank) {
+    if (rank != progress_engine().rank() && !progress_engine().departures().has_left(rank)) others.push_back(rank);
   }
   return others;
 }
 
 bool Receive::cancel() {
-  const std::lock_guard lock(engine().mutex());
+  const std::lock_guard lock(progress_engine().mutex());
   if (finished()) return false;
   if (!withdraw()) return false;
   fail(std::make_exception_ptr(TimeoutError(describe() + ": given up, no message had come")));
@@ -105,7 +108,7 @@ bool Receive::cancel() {
 
 bool Probe::advance() {
   Status status;
-  if (!engine().inbox().probe(source(), tag(), status)) return false;
+  if (!progress_engine().inbox().probe(source(), tag(), status)) return false;
   set_status(status);
   return true;
 }
@@ -115,8 +118,8 @@ std::string Probe::what() const {
 }
 
 void Receive::abort() {
-  engine().inbox().withdraw(*this);
-  body_.abandon(engine().transport());
+  progress_engine().inbox().withdraw(*this);
+  body_.abandon(progress_engine().transport());
 }
 
 }  // namespace samestep

@@ -56,7 +56,7 @@ class Receive : public Operation, private MessageInbox::PostedReceive {
   int tag() const { return args_.tag; }
   void set_status(const Status& status) { status_ = status; }
   /// Cancels the receive. False if a message has matched it.
-  virtual bool withdraw() { return engine().inbox().withdraw(*this); }
+  virtual bool withdraw() { return progress_engine().inbox().withdraw(*this); }
 
  private:
   [[noreturn]] void throw_mismatch() const;

@@ -79,7 +79,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, priv
   void start(const std::shared_ptr<Operation>& operation);
 
   /// Whether a collective may run outside the queue. The caller posts operation `next_sequence` and then either
-  /// completes it and calls `complete_inline`, or calls `adopt_posted_header` and starts the operation. Call with the
+  /// completes it and calls `complete_inline`, or calls `adopt_posted_header` and starts the operation. Requires the
   /// mutex held throughout.
   bool is_idle() const {
     // A peer may wait for a message in flight before it calls the collective.
@@ -145,7 +145,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, priv
   void check_peers();
 
   const Departures& departures() const { return departures_; }
-  /// Call once, when a shared pointer owns this.
+  /// To be called once, when a shared pointer owns this.
   void join_family();
 
   /// `leaving` is called when this rank leaves, with the first collective in which it takes no part.
@@ -154,7 +154,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, priv
   /// Waits until the collectives in progress have ended, with or without an error.
   void finish_collectives(const Deadline& deadline);
 
-  /// Fails the operations that are still pending and frees the transport. Call after a barrier of all ranks.
+  /// Fails the operations that are still pending and frees the transport. To be called after a barrier of all ranks.
   void close();
 
   /// Unless the group was closed: keeps this object forever, because the transport may still access its memory.
@@ -201,7 +201,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, priv
   void fail_dependents(Operation& operation, int peer);
   /// Records why a deadline has passed, for `abandon`.
   void note_late(Operation& operation, Seconds waited);
-  /// If the loss of a rank has ended an operation: leaves the group, and the family. Call without the mutex.
+  /// If the loss of a rank has ended an operation: leaves the group, and the family. The caller must not hold the
+  /// mutex.
   void follow_the_lost();
   /// Makes one step. Returns an error of the transport, if there was one.
   static std::exception_ptr advance(Operation& operation);

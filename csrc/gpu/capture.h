@@ -9,8 +9,8 @@
 
 namespace samestep {
 
-/// Throws UnavailableError if the stream of `buffer` is being captured into a graph. Call before anything is enqueued
-/// or agreed on with other ranks: a replay of the graph would meet no peers that have agreed to it.
+/// Throws UnavailableError if the stream of `buffer` is being captured into a graph. To be called before anything is
+/// enqueued or agreed on with other ranks: a replay of the graph would meet no peers that have agreed to it.
 inline void refuse_capture(std::string_view verb, const GpuLibrary& gpu, const ConstBuffer& buffer) {
   const StreamHandle stream = buffer.stream == kNoStream ? kLegacyStream : buffer.stream;
   if (!gpu.is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream))) return;

@@ -101,7 +101,7 @@ std::string GpuLibrary::bus_id(int device) const {
 int GpuLibrary::device_of(const void* data) const {
   struct Attributes {
     int type, device;
-    std::array<char, 240> rest;  // larger than in any version
+    std::array<char, 240> others;  // more than any version writes
   } attributes{};
   const int code = pointer_get_attributes_(&attributes, data);
   if (code == kInvalidValue && kind_ == DeviceKind::rocm) {  // HIP reports this for host memory; CUDA succeeds

@@ -123,7 +123,7 @@ class OnDevice {
   int before_, device_;
 };
 
-/// Makes a device current for the rest of this thread. With OnDevice alone, the thread would create a context on the
+/// Makes a device current until this thread ends. With OnDevice alone, the thread would create a context on the
 /// first device whenever a scope ends.
 void bind_thread_to_device(const GpuLibrary& gpu, int device) noexcept;
 

@@ -28,7 +28,7 @@ std::shared_ptr<std::byte> BufferPool::take(std::size_t nbytes) {
     });
     if (found != free_.end()) {
       block = *found;
-      kept_ -= block.second;
+      cached_nbytes_ -= block.second;
       free_.erase(found);
     }
   }
@@ -36,9 +36,9 @@ std::shared_ptr<std::byte> BufferPool::take(std::size_t nbytes) {
   return {static_cast<std::byte*>(block.first), [self = shared_from_this(), block](std::byte*) {
             {
               const std::lock_guard lock(self->mutex_);
-              if (self->device_ != kPinned || self->kept_ + block.second <= kKept) {
+              if (self->device_ != kPinned || self->cached_nbytes_ + block.second <= kKept) {
                 self->free_.push_back(block);
-                self->kept_ += block.second;
+                self->cached_nbytes_ += block.second;
                 return;
               }
             }

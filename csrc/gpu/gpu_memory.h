@@ -81,7 +81,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   int device_;
   std::mutex mutex_;
   std::vector<std::pair<void*, std::size_t>> free_;
-  std::size_t kept_ = 0;
+  std::size_t cached_nbytes_ = 0;
 };
 
 }  // namespace samestep

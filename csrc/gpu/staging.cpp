@@ -14,7 +14,8 @@ namespace samestep {
 
 class HostStaging::StagedWork final : public Work {
  public:
-  /// Records what the streams of the arrays have so far, which blocks while one of them is full. Call without locks.
+  /// Records what the streams of the arrays have so far, which blocks while one of them is full. The caller must hold
+  /// no locks.
   StagedWork(std::shared_ptr<HostStaging> stager, StagedOperation call)
       : stager_(std::move(stager)), call_(std::move(call)) {
     const OnDevice on(*stager_->gpu_, stager_->device_);
@@ -51,7 +52,7 @@ class HostStaging::StagedWork final : public Work {
     return true;
   }
   std::exception_ptr error() const override { return ended_ ? error_ : nullptr; }
-  bool device_has_ended() const override { return stager_->drained(); }
+  bool device_has_ended() const override { return stager_->is_idle(); }
   Status status() const override { return status_; }
 
   // ---- called by HostStaging, which holds its mutex
@@ -59,10 +60,10 @@ class HostStaging::StagedWork final : public Work {
   bool is_message() const { return call_.message; }
   bool ended() const { return ended_; }
   /// Whether all of it has started on the host, so that the next operation may.
-  bool begun() const { return ended_ || n_started_ == call_.parts.size(); }
+  bool has_started() const { return ended_ || n_started_ == call_.parts.size(); }
   bool sends() const { return call_.message && call_.parts[0].in != nullptr; }
   /// Whether copies to the host may be in the stream, since not all of it has started there.
-  bool copies_out() const { return n_copied_ != 0 && !begun(); }
+  bool copies_out() const { return n_copied_ != 0 && !has_started(); }
   /// Makes a step of each segment. `may_begin`: whether segments may start on the host. `may_copy`: whether the first
   /// copy may be put into the stream.
   void advance(bool may_begin, bool may_copy) {
@@ -142,7 +143,7 @@ class HostStaging::StagedWork final : public Work {
     piece.out = piece.memory.get() + (part.in_place ? 0 : part.in_nbytes);
     if (part.gpu_direct) {
       make_wait(*stager_->out_, waits_out_);
-      make_wait(*stager_->in_, waits_in_);  // `copy_own` copies there
+      make_wait(*stager_->in_, waits_in_);  // `copy_local` copies there
       piece.copied->record(stager_->out_->get());
     } else if (part.in != nullptr && part.in_nbytes != 0) {
       make_wait(*stager_->out_, waits_out_);
@@ -204,17 +205,17 @@ class HostStaging::StagedWork final : public Work {
 
   /// Throws a TimeoutError that names the missing ranks.
   [[noreturn]] void throw_late(const Deadline& deadline) {
-    Communicator::WorkPtr on_host;
+    Communicator::WorkPtr host_wait;
     bool is_this = true;
     {
       const std::lock_guard lock(stager_->mutex_);
       const StagedWork& first = stager_->next_to_begin(*this);
       is_this = &first == this;
       for (const RemoteSegment& piece : first.pieces_) {
-        if (on_host == nullptr && piece.work != nullptr && !piece.work->done()) on_host = piece.work;
+        if (host_wait == nullptr && piece.work != nullptr && !piece.work->done()) host_wait = piece.work;
       }
     }
-    if (on_host != nullptr) on_host->wait(deadline);  // has passed, so this throws and names the missing ranks
+    if (host_wait != nullptr) host_wait->wait(deadline);  // has passed, so this throws and names the missing ranks
     const Communicator& group = *(call_.message ? stager_->messages_ : stager_->collectives_);
     throw TimeoutError(str("rank ", group.rank(), ": an operation on device memory in group '", group.name(),
                            "' has waited ", deadline.timeout().count(), " s for this rank's own device, which has not ",
@@ -231,7 +232,7 @@ class HostStaging::StagedWork final : public Work {
   std::unique_ptr<GpuEvent> end_;
   Status status_;
   std::exception_ptr error_;
-  std::atomic<bool> handed_over_ = false;  // the rest of the work is in the stream
+  std::atomic<bool> handed_over_ = false;  // what remains of the work is in the stream
   std::atomic<bool> ended_ = false;
 };
 
@@ -260,13 +261,13 @@ std::shared_ptr<Work> HostStaging::start(StagedOperation call) {
   auto work = std::make_shared<StagedWork>(shared_from_this(), std::move(call));
   {
     const std::lock_guard lock(mutex_);
-    under_way_.push_back(work);
+    pending_.push_back(work);
   }
   progress();
   return work;
 }
 
-void HostStaging::copy_own(std::byte* to, const std::byte* from, std::size_t nbytes) {
+void HostStaging::copy_local(std::byte* to, const std::byte* from, std::size_t nbytes) {
   if (to == from) return;
   const OnDevice on(*gpu_, device_);
   gpu_->copy(to, from, nbytes, in_->get());
@@ -287,41 +288,41 @@ void HostStaging::advance() {
 }
 
 void HostStaging::step() {
-  if (under_way_.empty()) return;
+  if (pending_.empty()) return;
   const OnDevice on(*gpu_, device_);
-  bool collectives_begun = true, sends_begun = true;
+  bool collectives_started = true, sends_started = true;
   std::size_t n_collectives = 0, n_sends = 0;  // whose copies to the host may be in the stream
-  for (const auto& work : under_way_) {
+  for (const auto& work : pending_) {
     std::size_t& n_copying = work->is_message() ? n_sends : n_collectives;
     const bool may_copy = (work->is_message() && !work->sends()) || n_copying < kMostCopies;
-    work->advance(!work->is_message() ? collectives_begun : work->sends() ? sends_begun : true, may_copy);
+    work->advance(!work->is_message() ? collectives_started : work->sends() ? sends_started : true, may_copy);
     if (work->copies_out() && (!work->is_message() || work->sends())) ++n_copying;
     if (work->is_message()) {
-      sends_begun = sends_begun && (!work->sends() || work->begun());
+      sends_started = sends_started && (!work->sends() || work->has_started());
     } else {
-      collectives_begun = collectives_begun && work->begun();
+      collectives_started = collectives_started && work->has_started();
     }
   }
-  std::erase_if(under_way_, [](const auto& work) { return work->ended(); });
+  std::erase_if(pending_, [](const auto& work) { return work->ended(); });
 }
 
 HostStaging::StagedWork& HostStaging::next_to_begin(StagedWork& work) {
-  for (const auto& earlier : under_way_) {
+  for (const auto& earlier : pending_) {
     if (earlier.get() == &work) break;
-    const bool goes_before =
+    const bool is_earlier =
         work.is_message() ? work.sends() && earlier->is_message() && earlier->sends() : !earlier->is_message();
-    if (goes_before && !earlier->begun()) return *earlier;
+    if (is_earlier && !earlier->has_started()) return *earlier;
   }
   return work;
 }
 
 void HostStaging::abandon(std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
-  for (const auto& work : under_way_) work->fail(error);
-  under_way_.clear();
+  for (const auto& work : pending_) work->fail(error);
+  pending_.clear();
 }
 
-bool HostStaging::drained() noexcept {
+bool HostStaging::is_idle() noexcept {
   const std::lock_guard lock(mutex_);
   if (in_end_ == nullptr) return false;
   try {
@@ -351,9 +352,9 @@ void HostStaging::release_retained() {
   wait_hooks().run_without_gil([this] {
     const Deadline deadline = Deadline::after(Seconds(1));
     Backoff pause(/*oversubscribed=*/true);
-    while (!drained() && !deadline.passed()) pause.step();
+    while (!is_idle() && !deadline.passed()) pause.step();
   });
-  if (!drained()) return;                       // a stream of the caller holds the copies up
+  if (!is_idle()) return;                       // a stream of the caller holds the copies up
   std::vector<std::shared_ptr<void>> released;  // freed without the mutex: the last reference to a group may be there
   const std::lock_guard lock(mutex_);
   released.swap(retained_);
@@ -370,7 +371,7 @@ HostStaging::~HostStaging() {
 bool HostStaging::idle() {
   progress();
   const std::lock_guard lock(mutex_);
-  return under_way_.empty();
+  return pending_.empty();
 }
 
 }  // namespace samestep

@@ -49,18 +49,18 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
 
   std::shared_ptr<Work> start(StagedOperation call);
   /// Copies from device to device, after the streams that `start` waits for, and before the operation completes.
-  void copy_own(std::byte* to, const std::byte* from, std::size_t nbytes);
+  void copy_local(std::byte* to, const std::byte* from, std::size_t nbytes);
   /// Advances all operations. Never blocks.
   void progress();
   void advance() override;
   /// Ends all operations with `error`.
   void abandon(std::exception_ptr error);
-  /// Frees the pinned memory of abandoned operations, once the copies that were under way have ended or a second has
-  /// passed. Call once both groups have been discarded.
+  /// Frees the pinned memory of abandoned operations, once the pending copies have ended or a second has
+  /// passed. To be called once both groups have been discarded.
   void release_retained();
   /// Whether the copies of all operations that `release_retained` found abandoned have ended. False if the device is
   /// lost.
-  bool drained() noexcept;
+  bool is_idle() noexcept;
   bool idle();
   HostStaging(const HostStaging&) = delete;
   HostStaging& operator=(const HostStaging&) = delete;
@@ -86,7 +86,7 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   std::shared_ptr<BufferPool> pool_;
   std::unique_ptr<GpuStream> out_, in_;  // device to host, and back
   std::mutex mutex_;
-  std::deque<std::shared_ptr<StagedWork>> under_way_;
+  std::deque<std::shared_ptr<StagedWork>> pending_;
   std::size_t n_copying_back_ = 0;               // segments
   std::unique_ptr<GpuEvent> out_end_, in_end_;   // of both streams, once the groups have been discarded
   std::vector<std::shared_ptr<void>> retained_;  // segments of abandoned operations, which a transport may still use

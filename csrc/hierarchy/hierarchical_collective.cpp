@@ -92,17 +92,18 @@ void HierarchicalCollective::stage_if_not_shared() {
 void HierarchicalCollective::post(std::uint64_t digest) {
   posted_ = true;
   const Posted posted{reduction_.factor, LocalBuffers::addresses_of(*group_, in_, out_)};
-  engine().header_exchange().post(sequence_, digest, {reinterpret_cast<const std::byte*>(&posted), sizeof posted});
+  progress_engine().header_exchange().post(sequence_, digest,
+                                           {reinterpret_cast<const std::byte*>(&posted), sizeof posted});
 }
 
 void HierarchicalCollective::start_work() {
-  const int me = engine().rank();
-  std::vector<LocalBuffers::Addresses> places(static_cast<std::size_t>(engine().size()));
+  const int me = progress_engine().rank();
+  std::vector<LocalBuffers::Addresses> places(static_cast<std::size_t>(progress_engine().size()));
   factors_.assign(places.size(), reduction_.factor);
   for (const int rank : group_->local_ranks()) {
     if (rank == me) continue;
     Posted posted;
-    const HeaderExchange::Bytes data = engine().header_exchange().data(sequence_, rank);
+    const HeaderExchange::Bytes data = progress_engine().header_exchange().data(sequence_, rank);
     if (data.size() != sizeof posted) throw Error("the ranks of this host run different versions of samestep");
     std::memcpy(&posted, data.data(), sizeof posted);
     places[static_cast<std::size_t>(rank)] = posted.addresses;
@@ -115,11 +116,11 @@ void HierarchicalCollective::start_work() {
   take_scratch();
   // A rank may return once all leaders of its host have read its input and stored its output: they send one byte.
   done_in_.resize(group_->local_ranks().size());
-  done_bytes_.resize(static_cast<std::size_t>(engine().size()));
+  done_bytes_.resize(static_cast<std::size_t>(progress_engine().size()));
   for (const int rank : group_->local_ranks()) {
     if (rank == me || !plan_.has_work(rank)) continue;
     done_in_[static_cast<std::size_t>(group_->topology.local_index(rank))].receive(
-        engine().transport(), &done_bytes_[static_cast<std::size_t>(rank)], 1, rank,
+        progress_engine().transport(), &done_bytes_[static_cast<std::size_t>(rank)], 1, rank,
         tags::of_operation(sequence_, kContribution));
   }
 }
@@ -127,7 +128,7 @@ void HierarchicalCollective::start_work() {
 void HierarchicalCollective::take_scratch() {
   max_open_ = std::min(max_open_, mine_.size());
   const auto n_hosts = static_cast<std::size_t>(group_->topology.n_hosts());
-  if (max_open_ != 0) scratch_ = engine().scratch().take(max_open_ * n_hosts * block_);
+  if (max_open_ != 0) scratch_ = progress_engine().scratch().take(max_open_ * n_hosts * block_);
 }
 
 bool HierarchicalCollective::wants(const HierarchicalChunk& chunk, int rank) const {
@@ -160,7 +161,7 @@ bool HierarchicalCollective::work_on_chunks() {
       if (!earlier_finished && !earlier_stored) break;
     }
     moved = false;
-    while (!open_.empty() && open_.front().done && open_.front().sent.test(engine().transport())) {
+    while (!open_.empty() && open_.front().done && open_.front().sent.test(progress_engine().transport())) {
       open_.pop_front();
       moved = next_ < mine_.size();
     }
@@ -176,7 +177,7 @@ void HierarchicalCollective::open_next() {
   open.room = scratch_.data.get() + next_ % max_open_ * n_hosts * block_;
   ++next_;
   if (!plan_.reduces()) return;
-  Transport& transport = engine().transport();
+  Transport& transport = progress_engine().transport();
   const int tag = tags::of_operation(sequence_, kContribution);
   if (finishes_here(open)) {
     open.contributions_in.resize(n_hosts);
@@ -191,7 +192,7 @@ void HierarchicalCollective::open_next() {
   std::byte* const into = block(open, group_->own_host());
   const std::byte* partial = reduce_locally(0, open.chunk.count, inputs, into);
   open.sent.send(transport, partial, bytes_of(open.chunk), plan_.leader(open.number, open.chunk.root_host), tag);
-  engine().count_message(bytes_of(open.chunk));
+  progress_engine().count_message(bytes_of(open.chunk));
 }
 
 std::vector<const std::byte*> HierarchicalCollective::local_inputs(const HierarchicalChunk& chunk) {
@@ -221,7 +222,7 @@ const std::byte* HierarchicalCollective::reduce_locally(std::size_t first, std::
 }
 
 bool HierarchicalCollective::finish(Open& open) {
-  Transport& transport = engine().transport();
+  Transport& transport = progress_engine().transport();
   for (RequestSet& contribution : open.contributions_in) {
     if (!contribution.test(transport)) return false;
   }
@@ -242,7 +243,7 @@ bool HierarchicalCollective::finish(Open& open) {
     if (host == group_->own_host()) continue;
     open.sent.send(transport, home, bytes_of(open.chunk), plan_.leader(open.number, host),
                    tags::of_operation(sequence_, kResult));
-    engine().count_message(bytes_of(open.chunk));
+    progress_engine().count_message(bytes_of(open.chunk));
   }
   write_to_local_ranks(open.chunk, outs.empty() ? home : bytes(outs[0]), /*to_shared_too=*/false);
   return true;
@@ -271,13 +272,13 @@ void HierarchicalCollective::combine(Open& open, std::span<void* const> outs) {
                               : block(open, static_cast<int>(host)) + skip;
     }
     kernels::reduce_into(in_.dtype, between_hosts(reduction_.op), terms, into, count,
-                         static_cast<std::size_t>(engine().size()));
+                         static_cast<std::size_t>(progress_engine().size()));
   }
 }
 
 void HierarchicalCollective::post_results() {
   if (!plan_.spreads()) return;
-  Transport& transport = engine().transport();
+  Transport& transport = progress_engine().transport();
   for (Open& open : open_) {
     if (finishes_here(open) || open.result_posted) continue;
     // In place, the result overwrites elements that this rank may still be sending.
@@ -292,7 +293,7 @@ void HierarchicalCollective::post_results() {
 
 bool HierarchicalCollective::store(Open& open) {
   if (!plan_.spreads()) return true;
-  if (!open.result_posted || !open.result.test(engine().transport())) return false;
+  if (!open.result_posted || !open.result.test(progress_engine().transport())) return false;
   write_to_local_ranks(open.chunk, bytes(out_.data) + open.chunk.out_offset * itemsize_, /*to_shared_too=*/true);
   return true;
 }
@@ -312,15 +313,15 @@ void HierarchicalCollective::write_to_local_ranks(const HierarchicalChunk& chunk
 }
 
 bool HierarchicalCollective::notify_local_ranks() {
-  Transport& transport = engine().transport();
+  Transport& transport = progress_engine().transport();
   if (!notified_) {
     notified_ = true;
-    if (scratch_.data != nullptr) engine().scratch().release(std::move(scratch_));
+    if (scratch_.data != nullptr) progress_engine().scratch().release(std::move(scratch_));
     for (const int rank : group_->local_ranks()) {
-      if (mine_.empty() || rank == engine().rank()) continue;
-      done_out_.send(transport, &done_bytes_[static_cast<std::size_t>(engine().rank())], 1, rank,
+      if (mine_.empty() || rank == progress_engine().rank()) continue;
+      done_out_.send(transport, &done_bytes_[static_cast<std::size_t>(progress_engine().rank())], 1, rank,
                      tags::of_operation(sequence_, kContribution));
-      engine().count_message(1);
+      progress_engine().count_message(1);
     }
   }
   bool ended = done_out_.test(transport);
@@ -330,7 +331,7 @@ bool HierarchicalCollective::notify_local_ranks() {
 }
 
 std::vector<int> HierarchicalCollective::pending_peers() {
-  Transport& transport = engine().transport();
+  Transport& transport = progress_engine().transport();
   std::vector<int> late = pending_chunk_peers();
   for (std::size_t place = 0; place < done_in_.size(); ++place) {
     if (!done_in_[place].test(transport)) late.push_back(group_->local_ranks()[place]);
@@ -340,7 +341,7 @@ std::vector<int> HierarchicalCollective::pending_peers() {
 }
 
 std::vector<int> HierarchicalCollective::pending_chunk_peers() {
-  Transport& transport = engine().transport();
+  Transport& transport = progress_engine().transport();
   std::vector<int> late;
   if (!open_.empty()) {
     Open& open = open_.front();
@@ -358,10 +359,10 @@ void HierarchicalCollective::abort() {
   if (posted_ && !is_mismatched()) leave_flags_.leave(sequence_);
   Collective::abort();
   for (Open& open : open_) {
-    for (RequestSet& contribution : open.contributions_in) contribution.abandon(engine().transport());
-    open.result.abandon(engine().transport());
+    for (RequestSet& contribution : open.contributions_in) contribution.abandon(progress_engine().transport());
+    open.result.abandon(progress_engine().transport());
   }
-  for (RequestSet& end : done_in_) end.abandon(engine().transport());
+  for (RequestSet& end : done_in_) end.abandon(progress_engine().transport());
 }
 
 }  // namespace samestep

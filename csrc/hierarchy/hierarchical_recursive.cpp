@@ -53,18 +53,18 @@ void HierarchicalRecursiveAllreduce::open_next() {
   for (int host = 0; host < group_->topology.n_hosts(); ++host) leaders.push_back(plan_.leader(number, host));
   RecursivePlan steps(group_->topology.n_hosts(), group_->own_host(), {0, chunk.count}, scatter_first_);
   const std::size_t sum_nbytes = (bytes_of(chunk) + 63) / 64 * 64;
-  Scratch::Block block = engine().scratch().take(sum_nbytes + steps.room() * itemsize_);
+  Scratch::Block block = progress_engine().scratch().take(sum_nbytes + steps.room() * itemsize_);
   std::byte* const room = block.data.get();
   const std::byte* const sum = local_sum(chunk, room);
   RecursiveRun::Params terms;
   terms.dtype = in_.dtype;
   terms.op = reduction_.op == ReduceOp::premul ? ReduceOp::sum : reduction_.op;
-  terms.n_ranks = static_cast<std::size_t>(engine().size());
+  terms.n_ranks = static_cast<std::size_t>(progress_engine().size());
   terms.ranks = leaders;
   terms.first_tag = tags::of_operation(sequence_, 0);
-  terms.piece = engine().options().segment_bytes;
+  terms.piece = progress_engine().options().segment_bytes;
   std::byte* const out = static_cast<std::byte*>(out_.data) + chunk.out_offset * itemsize_;
-  RecursiveRun run(engine(), std::move(steps), terms, sum, out, room + sum_nbytes);
+  RecursiveRun run(progress_engine(), std::move(steps), terms, sum, out, room + sum_nbytes);
   open_.push_back({chunk, std::move(leaders), std::move(block), std::move(run)});
 }
 
@@ -73,26 +73,26 @@ bool HierarchicalRecursiveAllreduce::work_on_chunks() {
     while (next_ < mine_.size() && open_.size() < kOpenChunks) open_next();
     std::size_t limit = SIZE_MAX;
     for (Open& open : open_) {
-      open.run.advance(engine(), limit);
+      open.run.advance(progress_engine(), limit);
       limit = open.run.n_started();
     }
     if (open_.empty()) return true;
     Open& first = open_.front();
-    if (!first.run.advance(engine(), SIZE_MAX)) return false;
+    if (!first.run.advance(progress_engine(), SIZE_MAX)) return false;
     const std::byte* const result = static_cast<const std::byte*>(out_.data) + first.chunk.out_offset * itemsize_;
     write_to_local_ranks(first.chunk, result, /*to_shared_too=*/true);
-    engine().scratch().release(std::move(first.block));
+    progress_engine().scratch().release(std::move(first.block));
     open_.pop_front();
   }
 }
 
 std::vector<int> HierarchicalRecursiveAllreduce::pending_chunk_peers() {
-  return open_.empty() ? std::vector<int>{} : open_.front().run.pending_peers(engine());
+  return open_.empty() ? std::vector<int>{} : open_.front().run.pending_peers(progress_engine());
 }
 
 void HierarchicalRecursiveAllreduce::abort() {
   HierarchicalCollective::abort();
-  for (Open& open : open_) open.run.abort(engine());
+  for (Open& open : open_) open.run.abort(progress_engine());
 }
 
 }  // namespace samestep

@@ -104,7 +104,7 @@ std::shared_ptr<Communicator> DeviceRanks::split_as_mpi(int color, int key) {
 
 void DeviceRanks::wait(Communicator& group, const Communicator::WorkPtr& work) {
   if (work == nullptr) return;
-  ++waits_begun_;
+  ++waits_started_;
   try {
     work->wait(Deadline::after(timeout_));
     ++waits_ended_;
@@ -120,7 +120,7 @@ void DeviceRanks::meet_at_end() {
   std::vector<Communicator::WorkPtr> leaving;
   for (const auto& world : worlds_) leaving.push_back(((*world).*functions_.run)({CollectiveType::barrier}));
   const Deadline last = Deadline::after(timeout_);
-  for (std::uint64_t seen = waits_begun_; !last.passed();) {
+  for (std::uint64_t seen = waits_started_; !last.passed();) {
     try {
       const Deadline deadline = Deadline::after(kLeaving);
       for (const auto& work : leaving) {
@@ -128,9 +128,9 @@ void DeviceRanks::meet_at_end() {
       }
       return;
     } catch (const TimeoutError&) {
-      const std::uint64_t ended = waits_ended_, begun = waits_begun_;
-      if (begun == seen && begun == ended) return;  // nothing of this process is under way
-      seen = begun;
+      const std::uint64_t ended = waits_ended_, started = waits_started_;
+      if (started == seen && started == ended) return;  // no wait of this process is pending
+      seen = started;
     }
   }
 }

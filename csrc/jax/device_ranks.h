@@ -61,7 +61,7 @@ class DeviceRanks {
   void wait(Communicator& group, const Communicator::WorkPtr& work);
 
   /// Leaves the world and all groups, when the program ends. Peers that go on have some seconds to end too, and what
-  /// this process still has under way is waited for; then they learn that it has left.
+  /// this process still has pending is waited for; then they learn that it has left.
   void close();
 
  private:
@@ -78,7 +78,7 @@ class DeviceRanks {
   std::vector<std::uint64_t> splits_;  // by local rank: groups made as in MPI
   std::vector<bool> busy_;
   std::vector<std::weak_ptr<Communicator>> groups_;
-  std::atomic<std::uint64_t> waits_begun_{0}, waits_ended_{0};
+  std::atomic<std::uint64_t> waits_started_{0}, waits_ended_{0};
 };
 
 }  // namespace samestep

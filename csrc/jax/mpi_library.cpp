@@ -25,8 +25,8 @@ std::atomic<bool> initialized{false}, finalized{false};
 std::unique_ptr<DeviceRanks> ranks;  // never freed: XLA's threads may use them until the process has ended
 std::string no_ranks = "MPI_Init_thread has not been called";
 
-template <class Call>
-int guarded(Call call) {
+template <class Function>
+int guarded(Function call) {
   try {
     call();
     return kSuccess;
@@ -48,7 +48,7 @@ DeviceRanks& world() {
   return *ranks;
 }
 
-Communicator& group_of(Word comm) {
+Communicator& group_of(Handle comm) {
   if (comm == kNull || comm == kWorld) throw InvalidArgumentError("JAX uses a communicator that it did not make");
   return reinterpret_cast<const DeviceGroup*>(comm)->get();
 }
@@ -58,28 +58,28 @@ std::size_t to_count(int count) {
   return static_cast<std::size_t>(count);
 }
 
-ConstBuffer input(const void* data, std::size_t count, Word dtype) { return {data, count, to_dtype(dtype)}; }
-Buffer output(void* data, std::size_t count, Word dtype) { return {data, count, to_dtype(dtype)}; }
+ConstBuffer input(const void* data, std::size_t count, Handle dtype) { return {data, count, to_dtype(dtype)}; }
+Buffer output(void* data, std::size_t count, Handle dtype) { return {data, count, to_dtype(dtype)}; }
 
 /// XLA reduces and gathers between arrays that are the same or do not overlap, as Communicator wants it.
-void run(Word comm, const CollectiveArgs& call) { world().run(group_of(comm), call); }
+void run(Handle comm, const CollectiveArgs& call) { world().run(group_of(comm), call); }
 
-void wait_for(Word* request) {
+void wait_for(Handle* request) {
   if (*request == kNull) return;
   const std::unique_ptr<DeviceRequest> waited(reinterpret_cast<DeviceRequest*>(*request));
   *request = kNull;
   world().wait(*waited->communicator, waited->work);
 }
 
-void remember(Word comm, Communicator::WorkPtr work, Word* request) {
+void remember(Handle comm, Communicator::WorkPtr work, Handle* request) {
   const auto& group = *reinterpret_cast<const DeviceGroup*>(comm);
-  *request = reinterpret_cast<Word>(new DeviceRequest{group.communicator, std::move(work)});
+  *request = reinterpret_cast<Handle>(new DeviceRequest{group.communicator, std::move(work)});
 }
 
 }  // namespace
 }  // namespace samestep::mpi_abi
 
-using namespace samestep;           // NOLINT: the rest of this file is MPI's
+using namespace samestep;           // NOLINT: from here on this file is MPI's
 using namespace samestep::mpi_abi;  // NOLINT
 
 SAMESTEP_EXPORT int MPIABI_Init_thread(int*, char***, int, int* provided) {
@@ -126,17 +126,17 @@ SAMESTEP_EXPORT int MPIABI_Error_string(int, char* text, int* length) {
 }
 
 /// XLA does not look at the result of this and the next two: the calls of the group report what went wrong.
-SAMESTEP_EXPORT int MPIABI_Comm_rank(Word comm, int* rank) {
+SAMESTEP_EXPORT int MPIABI_Comm_rank(Handle comm, int* rank) {
   *rank = 0;
   return guarded([&] { *rank = comm == kWorld ? world().rank() : group_of(comm).rank(); });
 }
 
-SAMESTEP_EXPORT int MPIABI_Comm_size(Word comm, int* size) {
+SAMESTEP_EXPORT int MPIABI_Comm_size(Handle comm, int* size) {
   *size = 1;
   return guarded([&] { *size = comm == kWorld ? world().size() : group_of(comm).size(); });
 }
 
-SAMESTEP_EXPORT int MPIABI_Comm_split(Word comm, int color, int key, Word* made) {
+SAMESTEP_EXPORT int MPIABI_Comm_split(Handle comm, int color, int key, Handle* made) {
   const void* const caller = __builtin_return_address(0);
   auto group = std::make_unique<DeviceGroup>();
   const int result = guarded([&] {
@@ -144,17 +144,17 @@ SAMESTEP_EXPORT int MPIABI_Comm_split(Word comm, int color, int key, Word* made)
     group->communicator = world().split(color, key, caller);
   });
   if (result != kSuccess) group->problem = last_error;
-  *made = reinterpret_cast<Word>(group.release());
+  *made = reinterpret_cast<Handle>(group.release());
   return result;
 }
 
-SAMESTEP_EXPORT int MPIABI_Comm_free(Word* comm) {
+SAMESTEP_EXPORT int MPIABI_Comm_free(Handle* comm) {
   if (*comm != kNull && *comm != kWorld) delete reinterpret_cast<DeviceGroup*>(*comm);
   *comm = kNull;
   return kSuccess;
 }
 
-SAMESTEP_EXPORT int MPIABI_Allreduce(const void* in, void* out, int count, Word dtype, Word op, Word comm) {
+SAMESTEP_EXPORT int MPIABI_Allreduce(const void* in, void* out, int count, Handle dtype, Handle op, Handle comm) {
   return guarded([&] {
     const std::size_t n = to_count(count);
     const void* const from = in == reinterpret_cast<void*>(kInPlace) ? out : in;
@@ -163,8 +163,8 @@ SAMESTEP_EXPORT int MPIABI_Allreduce(const void* in, void* out, int count, Word 
   });
 }
 
-SAMESTEP_EXPORT int MPIABI_Reduce_scatter(const void* in, void* out, const int* counts, Word dtype, Word op,
-                                          Word comm) {
+SAMESTEP_EXPORT int MPIABI_Reduce_scatter(const void* in, void* out, const int* counts, Handle dtype, Handle op,
+                                          Handle comm) {
   return guarded([&] {
     const auto size = static_cast<std::size_t>(group_of(comm).size());
     const std::size_t n = to_count(counts[0]);
@@ -180,53 +180,55 @@ SAMESTEP_EXPORT int MPIABI_Reduce_scatter(const void* in, void* out, const int* 
   });
 }
 
-SAMESTEP_EXPORT int MPIABI_Allgather(const void* in, int count, Word dtype, void* out, int, Word, Word comm) {
+SAMESTEP_EXPORT int MPIABI_Allgather(const void* in, int count, Handle dtype, void* out, int, Handle, Handle comm) {
   return guarded([&] {
     const std::size_t n = to_count(count), size = static_cast<std::size_t>(group_of(comm).size());
     run(comm, {CollectiveType::allgather, input(in, n, dtype), output(out, n * size, dtype), {}, -1, Shape::flat(n)});
   });
 }
 
-SAMESTEP_EXPORT int MPIABI_Alltoall(const void* in, int count, Word dtype, void* out, int, Word, Word comm) {
+SAMESTEP_EXPORT int MPIABI_Alltoall(const void* in, int count, Handle dtype, void* out, int, Handle, Handle comm) {
   return guarded([&] {
     const std::size_t n = to_count(count), all = n * static_cast<std::size_t>(group_of(comm).size());
     run(comm, {CollectiveType::alltoall, input(in, all, dtype), output(out, all, dtype), {}, -1, Shape::flat(all)});
   });
 }
 
-SAMESTEP_EXPORT int MPIABI_Bcast(void* data, int count, Word dtype, int root, Word comm) {
+SAMESTEP_EXPORT int MPIABI_Bcast(void* data, int count, Handle dtype, int root, Handle comm) {
   return guarded([&] {
     const std::size_t n = to_count(count);
     run(comm, {CollectiveType::bcast, {}, output(data, n, dtype), {}, root, Shape::flat(n)});
   });
 }
 
-SAMESTEP_EXPORT int MPIABI_Barrier(Word comm) {
+SAMESTEP_EXPORT int MPIABI_Barrier(Handle comm) {
   return guarded([&] { run(comm, {CollectiveType::barrier}); });
 }
 
-SAMESTEP_EXPORT int MPIABI_Isend(const void* in, int count, Word dtype, int dest, int tag, Word comm, Word* request) {
+SAMESTEP_EXPORT int MPIABI_Isend(const void* in, int count, Handle dtype, int dest, int tag, Handle comm,
+                                 Handle* request) {
   return guarded(
       [&] { remember(comm, world().send(group_of(comm), {input(in, to_count(count), dtype), dest, tag}), request); });
 }
 
-SAMESTEP_EXPORT int MPIABI_Irecv(void* out, int count, Word dtype, int source, int tag, Word comm, Word* request) {
+SAMESTEP_EXPORT int MPIABI_Irecv(void* out, int count, Handle dtype, int source, int tag, Handle comm,
+                                 Handle* request) {
   return guarded([&] {
     remember(comm, world().recv(group_of(comm), {output(out, to_count(count), dtype), source, tag, Fit::exactly}),
              request);
   });
 }
 
-SAMESTEP_EXPORT int MPIABI_Wait(Word* request, void*) {
+SAMESTEP_EXPORT int MPIABI_Wait(Handle* request, void*) {
   return guarded([&] { wait_for(request); });
 }
 
-SAMESTEP_EXPORT int MPIABI_Waitall(int count, Word* requests, void*) {
-  return guarded([&] { std::for_each_n(requests, count, [](Word& request) { wait_for(&request); }); });
+SAMESTEP_EXPORT int MPIABI_Waitall(int count, Handle* requests, void*) {
+  return guarded([&] { std::for_each_n(requests, count, [](Handle& request) { wait_for(&request); }); });
 }
 
-SAMESTEP_EXPORT int MPIABI_Sendrecv(const void* in, int in_count, Word in_dtype, int dest, int in_tag, void* out,
-                                    int out_count, Word out_dtype, int source, int out_tag, Word comm, void*) {
+SAMESTEP_EXPORT int MPIABI_Sendrecv(const void* in, int in_count, Handle in_dtype, int dest, int in_tag, void* out,
+                                    int out_count, Handle out_dtype, int source, int out_tag, Handle comm, void*) {
   return guarded([&] {
     Communicator& group = group_of(comm);
     const auto receiving =

@@ -10,7 +10,7 @@
 namespace samestep::mpi_abi {
 namespace {
 
-/// MPI's own way with errors that nobody handles. To go on would be worse: the caller may not look at what it gets.
+/// As MPI treats errors that nobody handles. Continuing would be worse: the caller may not look at what it gets.
 [[noreturn]] void end_in(const char* function) {
   std::fprintf(stderr,
                "samestep: jaxlib has called %s (in MPI: MPI_...), which libsamestep_jax.so does not implement: this "
@@ -22,12 +22,12 @@ namespace {
 
 }  // namespace
 
-DType to_dtype(Word handle) {
+DType to_dtype(Handle handle) {
   if (handle - kFirstDType >= kDTypeCount) throw InvalidArgumentError(str("MPI datatype ", handle, " is not known"));
   return static_cast<DType>(handle - kFirstDType);
 }
 
-ReduceOp to_op(Word handle) {
+ReduceOp to_op(Handle handle) {
   if (handle - kFirstOp >= kReduceOpCount) throw InvalidArgumentError(str("MPI operator ", handle, " is not known"));
   return static_cast<ReduceOp>(handle - kFirstOp);
 }

@@ -113,7 +113,7 @@ struct Api {
   Error* (*create_error)(ErrorArgs* args);
 };
 
-struct Call {
+struct CallFrame {
   std::size_t struct_size;
   Extension* extensions;
   const Api* api;

@@ -42,9 +42,9 @@ void widen_halves(const std::byte* from, std::byte* to, std::size_t count, Four 
   constexpr std::size_t kLanes = 4;
   const std::size_t whole = count - count % kLanes;
   for (std::size_t i = 0; i < whole; i += kLanes) {
-    Halves halves;
-    std::memcpy(&halves, from + i * sizeof(std::uint16_t), sizeof halves);
-    const Floats wide = four(__builtin_convertvector(halves, Words));
+    Halves narrow;
+    std::memcpy(&narrow, from + i * sizeof(std::uint16_t), sizeof narrow);
+    const Floats wide = four(__builtin_convertvector(narrow, Words));
     std::memcpy(to + i * sizeof(float), &wide, sizeof wide);
   }
   widen_each<std::uint16_t, float>(from + whole * sizeof(std::uint16_t), to + whole * sizeof(float), count - whole,
@@ -94,7 +94,7 @@ void fill_identity(DType dtype, std::byte* out, std::size_t count) {
   }
 }
 
-struct Job {
+struct WeightedSum {
   DType dtype;  // of the sums
   std::size_t term_itemsize;
   Widen widen;
@@ -105,33 +105,33 @@ struct Job {
   bool is_one_pass() const { return widen == nullptr && sums.size() <= 1; }
 };
 
-/// A block of at most kBlock elements, unless the job is one pass.
-void add_block(const Job& job, std::size_t first, std::size_t count) {
+/// A block of at most kBlock elements, unless it is one pass.
+void add_block(const WeightedSum& task, std::size_t first, std::size_t count) {
   alignas(64) std::byte widened[kMaxTerms][kBlock * sizeof(double)];
   alignas(64) std::byte partial[kBlock * sizeof(double)];
   std::array<Input, kMaxTerms + 1> inputs;
   std::size_t n = 0;
-  for (const WeightedTerm& term : job.terms) {
+  for (const WeightedTerm& term : task.terms) {
     if (term.data == nullptr) continue;
-    const std::byte* data = static_cast<const std::byte*>(term.data) + first * job.term_itemsize;
-    if (job.widen != nullptr) {
-      job.widen(data, widened[n], count);
+    const std::byte* data = static_cast<const std::byte*>(term.data) + first * task.term_itemsize;
+    if (task.widen != nullptr) {
+      task.widen(data, widened[n], count);
       data = widened[n];
     }
     inputs[n++] = {data, term.weight};
   }
-  const std::size_t offset = first * itemsize(job.dtype);
+  const std::size_t offset = first * itemsize(task.dtype);
   const std::size_t most = std::max<std::size_t>(n + 1, 2);  // the kernel adds the first two first
   std::size_t next = 0;
-  while (n < most && next < job.sums.size()) inputs[n++] = {static_cast<const std::byte*>(job.sums[next++]) + offset};
-  if (n == 0) return fill_identity(job.dtype, job.out + offset, count);
+  while (n < most && next < task.sums.size()) inputs[n++] = {static_cast<const std::byte*>(task.sums[next++]) + offset};
+  if (n == 0) return fill_identity(task.dtype, task.out + offset, count);
   while (true) {
-    const bool is_last = next == job.sums.size();
-    void* const to = is_last ? job.out + offset : partial;  // `out` may be the sum that is added last
-    reduce_into(job.dtype, ReduceOp::premul, {inputs.data(), n}, {&to, 1}, count);
+    const bool is_last = next == task.sums.size();
+    void* const to = is_last ? task.out + offset : partial;  // `out` may be the sum that is added last
+    reduce_into(task.dtype, ReduceOp::premul, {inputs.data(), n}, {&to, 1}, count);
     if (is_last) return;
     inputs[0] = {to};
-    inputs[1] = {static_cast<const std::byte*>(job.sums[next++]) + offset};
+    inputs[1] = {static_cast<const std::byte*>(task.sums[next++]) + offset};
     n = 2;
   }
 }
@@ -159,9 +159,9 @@ void add_weighted(DType dtype, std::span<const WeightedTerm> terms, std::span<co
                   std::size_t count) {
   const DType wide = *sum_dtype(dtype);
   const std::size_t term_itemsize = is_complex(dtype) ? itemsize(wide) : itemsize(dtype);
-  const Job job{wide, term_itemsize, widening_of(dtype), terms, sums, static_cast<std::byte*>(out)};
-  const std::size_t block = job.is_one_pass() ? count : kBlock;
-  for (std::size_t first = 0; first < count; first += block) add_block(job, first, std::min(block, count - first));
+  const WeightedSum task{wide, term_itemsize, widening_of(dtype), terms, sums, static_cast<std::byte*>(out)};
+  const std::size_t block = task.is_one_pass() ? count : kBlock;
+  for (std::size_t first = 0; first < count; first += block) add_block(task, first, std::min(block, count - first));
 }
 
 }  // namespace samestep::kernels

@@ -221,8 +221,8 @@ class MpiTransport final : public Transport {
 
   bool has_failed() const { return failure_ != nullptr && !failure_->text.empty(); }
 
-  template <class Call>
-  void attempt(Call&& call) {
+  template <class Function>
+  void attempt(Function&& call) {
     if (has_failed()) return;
     try {
       call();

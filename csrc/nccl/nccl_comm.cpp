@@ -22,18 +22,18 @@ struct Invitation {
 
 }  // namespace
 
-NcclComm::NcclComm(Options options, std::shared_ptr<Communicator> host, std::shared_ptr<Communicator> agreement)
+NcclComm::NcclComm(Options options, std::shared_ptr<Communicator> host, std::shared_ptr<Communicator> signature_check)
     : options_(std::move(options)),
       host_(std::move(host)),
-      signature_check_(std::move(agreement)),
+      signature_check_(std::move(signature_check)),
       extra_(options_.gpu, options_.nccl, options_.extra) {
   const OnDevice on(gpu(), options_.device);
   stream_ = std::make_unique<GpuStream>(options_.gpu);
 }
 
 std::shared_ptr<NcclComm> NcclComm::open(Options options, std::shared_ptr<Communicator> host,
-                                         std::shared_ptr<Communicator> agreement, const Deadline& deadline) {
-  std::shared_ptr<NcclComm> channel(new NcclComm(std::move(options), std::move(host), std::move(agreement)));
+                                         std::shared_ptr<Communicator> signature_check, const Deadline& deadline) {
+  std::shared_ptr<NcclComm> channel(new NcclComm(std::move(options), std::move(host), std::move(signature_check)));
   try {
     channel->begin(deadline);
   } catch (...) {
@@ -158,7 +158,7 @@ std::shared_ptr<Work> NcclComm::launch(NcclLaunch launch) {
   const Deadline deadline = Deadline::after(options_.timeout);
   const auto operation =
       std::make_shared<Operation>(launch, sequence_++, deadline, std::make_unique<GpuEvent>(options_.gpu));
-  under_way_.push_back(operation);  // from here on its signature check is watched and its memory kept
+  pending_.push_back(operation);  // from here on its signature check is watched and its memory kept
   launching_ = true;
   changed_.notify_all();
   const NcclLibrary::Comm comm = comm_;
@@ -200,7 +200,7 @@ void NcclComm::fail(std::exception_ptr error, bool tell) {
 }
 
 void NcclComm::end_operations() {
-  for (const auto& operation : under_way_) operation->finish(broken_);
+  for (const auto& operation : pending_) operation->finish(broken_);
 }
 
 void NcclComm::set_on_mismatch(std::function<void(const std::exception_ptr&)> tell) {
@@ -232,9 +232,9 @@ void NcclComm::close(const Deadline& deadline) {
     {
       const std::lock_guard lock(mutex_);
       whole = !broken_ && comm_ != nullptr;
-      if (!whole || (under_way_.empty() && turns_.empty())) break;
+      if (!whole || (pending_.empty() && turns_.empty())) break;
     }
-    if (deadline.passed()) throw TimeoutError(str("close: operations of group '", host_->name(), "' are under way"));
+    if (deadline.passed()) throw TimeoutError(str("close: operations of group '", host_->name(), "' are pending"));
     if (pause.step()) wait_hooks().interrupt();
   }
   if (whole) {

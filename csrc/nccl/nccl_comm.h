@@ -44,10 +44,10 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
     std::vector<int> extra = {};  ///< other devices of this rank; each rank has the same number
   };
 
-  /// Collective over `host`, which also reports failures to other ranks. `agreement`: a group of the same ranks for
-  /// signature checks. Throws PeerLostError or TimeoutError if not all ranks call it, Error if NCCL does not start.
+  /// Collective over `host`, which also reports failures to other ranks. `signature_check`: a group of the same ranks
+  /// for signature checks. Throws PeerLostError or TimeoutError if not all ranks call it, Error if NCCL does not start.
   static std::shared_ptr<NcclComm> open(Options options, std::shared_ptr<Communicator> host,
-                                        std::shared_ptr<Communicator> agreement, const Deadline& deadline);
+                                        std::shared_ptr<Communicator> signature_check, const Deadline& deadline);
   ~NcclComm();
 
   /// Launches operations in the order of the calls. While NCCL reports that a launch is in progress, other threads may
@@ -57,7 +57,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   NcclLibrary& nccl() const { return *options_.nccl; }
   GpuLibrary& gpu() const { return *options_.gpu; }
   const Options& options() const { return options_; }
-  const ExtraDevices& further() const { return extra_; }
+  const ExtraDevices& extra_devices() const { return extra_; }
 
   /// Sets what the watching thread calls if this communicator ends because ranks differ.
   void set_on_mismatch(std::function<void(const std::exception_ptr&)> tell);
@@ -71,7 +71,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   class NcclWork;
   class Turn;
 
-  NcclComm(Options options, std::shared_ptr<Communicator> host, std::shared_ptr<Communicator> agreement);
+  NcclComm(Options options, std::shared_ptr<Communicator> host, std::shared_ptr<Communicator> signature_check);
   void begin(const Deadline& deadline);
   void throw_if_broken() const;
   /// Waits without the mutex until NCCL has completed the last request. Throws the error that has ended this
@@ -88,9 +88,9 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   std::exception_ptr lost_peer();
   /// The cause of a failure as far as the host knows it, or null.
   std::exception_ptr host_cause();
-  /// Ends all operations with `error`; the watching thread aborts the communicator. Call with the mutex held.
+  /// Ends all operations with `error`; the watching thread aborts the communicator. Requires the mutex.
   void fail(std::exception_ptr error, bool tell);
-  /// Ends all operations with `broken_`. Call with the mutex held.
+  /// Ends all operations with `broken_`. Requires the mutex.
   void end_operations();
   void stop();
 
@@ -105,7 +105,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   NcclLibrary::Comm comm_ = nullptr;
   std::exception_ptr broken_;
   std::function<void(const std::exception_ptr&)> on_mismatch_;
-  std::list<std::shared_ptr<Operation>> under_way_;
+  std::list<std::shared_ptr<Operation>> pending_;
   std::vector<const Turn*> turns_;  // the launching thread, and those that wait to launch
   std::uint64_t sequence_ = 0;
   bool ending_ = false;

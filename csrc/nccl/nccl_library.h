@@ -32,7 +32,7 @@ enum Type : int {
 enum Op : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4 };
 inline constexpr int kScalarOnHost = 1;
 
-/// The part of ncclConfig_t that exists since 2.14; newer versions use defaults for the rest.
+/// The part of ncclConfig_t that exists since 2.14; newer versions use defaults for what follows.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;

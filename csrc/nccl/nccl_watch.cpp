@@ -28,7 +28,7 @@ std::exception_ptr NcclComm::lost_peer() {
 }
 
 std::exception_ptr NcclComm::host_cause() {
-  for (const auto& operation : under_way_) {
+  for (const auto& operation : pending_) {
     const bool differs =
         operation->signature_check && operation->signature_check->done() && operation->signature_check->error();
     if (differs) return operation->signature_check->error();
@@ -41,7 +41,8 @@ std::exception_ptr NcclComm::timeout_error(const Operation& operation, const Dea
   const std::string text = str(operation.what, " (device operation ", operation.sequence, " of group '", host_->name(),
                                "') has not ended after ", deadline.timeout().count(), " s: ");
   if (operation.signature_check == nullptr) {
-    return std::make_exception_ptr(TimeoutError(text + "the device has not finished it, or not all ranks have come"));
+    return std::make_exception_ptr(
+        TimeoutError(text + "the device has not finished it, or not all ranks have reached it"));
   }
   if (operation.signature_check->done() &&
       !operation.signature_check->error()) {  // who waits for it may have given it up
@@ -56,7 +57,7 @@ std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_p
   const bool agreed = operation.signature_check == nullptr || operation.signature_check->done();
   if (agreed && operation.signature_check != nullptr && operation.signature_check->error())
     return operation.signature_check->error();
-  if (!operation.launched) {  // who launches it looks at the rest, unless a call blocks
+  if (!operation.launched) {  // the thread that launches it checks the others, unless a call blocks
     const bool late = now - operation.started > operation.deadline.timeout() + kGrace;
     return late ? timeout_error(operation, operation.deadline, "") : nullptr;
   }
@@ -93,7 +94,7 @@ void NcclComm::poll() {
       fail(cause ? cause : std::make_exception_ptr(Error(text)), /*tell=*/!cause || !is_mismatch(cause));
       return;
     }
-    for (const auto& operation : under_way_) {
+    for (const auto& operation : pending_) {
       if (const std::exception_ptr error = check_operation(*operation, now)) {
         fail(error, /*tell=*/!is_mismatch(error));
         return;
@@ -103,7 +104,7 @@ void NcclComm::poll() {
     fail(std::current_exception(), /*tell=*/true);
     return;
   }
-  under_way_.remove_if([](const auto& operation) { return operation->ended.load(); });
+  pending_.remove_if([](const auto& operation) { return operation->ended.load(); });
 }
 
 void NcclComm::watch() {
@@ -111,7 +112,7 @@ void NcclComm::watch() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return ending_ || broken_ || !under_way_.empty(); });
+      changed_.wait(lock, [this] { return ending_ || broken_ || !pending_.empty(); });
       if (ending_ || broken_) break;
     }
     poll();
@@ -134,7 +135,7 @@ void NcclComm::watch() {
   // A thread that launches looks at `broken_` between its calls, unless one blocks: then only the abort lets it go on.
   changed_.wait_for(lock, kGrace, [this] { return !launching_; });
   std::swap(comm, comm_);
-  std::swap(ended, under_way_);
+  std::swap(ended, pending_);
   lock.unlock();
   extra_.abort(comm);
   for (const auto& operation : ended) operation->memory.clear();  // only now does the device use it no more

@@ -29,13 +29,13 @@ class InlineCollective final : public Collective {
   }
   static void post(ProgressEngine& engine, NodeGroup& group, std::uint64_t sequence, std::uint64_t digest,
                    const CollectiveArgs& args);
-  /// Call when all ranks have posted it and agree: stores this rank's result. False if a rank posted a descriptor
-  /// without its elements.
+  /// To be called when all ranks have posted it and agree: stores this rank's result. False if a rank posted a
+  /// descriptor without its elements.
   static bool finish(ProgressEngine& engine, std::uint64_t sequence, const CollectiveArgs& args);
 
  protected:
-  void post(std::uint64_t digest) override { post(engine(), *group_, sequence_, digest, args_); }
-  void start_work() override { finish(engine(), sequence_, args_); }
+  void post(std::uint64_t digest) override { post(progress_engine(), *group_, sequence_, digest, args_); }
+  void start_work() override { finish(progress_engine(), sequence_, args_); }
   bool work() override { return true; }
 
  private:

@@ -32,7 +32,7 @@ class NodePeerMemory final : public PeerMemory {
 
  private:
   int member(int peer) const { return members_[static_cast<std::size_t>(peer)]; }
-  /// Copies each segment whose other end is in shared memory; returns the rest.
+  /// Copies each segment whose other end is in shared memory; returns the others.
   template <class Copy>
   std::vector<RemoteSegment> copy_shared(int peer, std::span<const RemoteSegment> segments, const Copy& copy);
 

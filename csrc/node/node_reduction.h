@@ -25,7 +25,8 @@ class NodeReduction final : public Collective {
  public:
   NodeReduction(std::shared_ptr<ProgressEngine> engine, const CollectiveArgs& args, std::shared_ptr<NodeGroup> group);
 
-  /// Call when all ranks have posted an allreduce and agree: reduces at once if every rank has posted its elements.
+  /// To be called when all ranks have posted an allreduce and agree: reduces at once if every rank has posted its
+  /// elements.
   static bool reduce_inline(ProgressEngine& engine, std::uint64_t sequence, ConstBuffer in, Buffer out, ReduceOp op);
 
  protected:

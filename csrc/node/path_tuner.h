@@ -23,7 +23,7 @@ class PathTuner {
 
   /// The path of the next operation. `open`: the possible paths, which must be the same for all operations of a size.
   Path choose(std::size_t nbytes, std::span<const Path> open = kTwoPaths);
-  /// The path of the last operation of this size; `single_copy` if there was none. Call on any rank.
+  /// The path of the last operation of this size; `single_copy` if there was none. Any rank may call it.
   Path last_choice(std::size_t nbytes) { return entry(nbytes).last_choice; }
   void record_choice(std::size_t nbytes, Path path) { entry(nbytes).last_choice = path; }
   /// Records the duration of an operation since its last rank began. Negative ones are ignored, see WrappingTimestamp.

@@ -32,7 +32,7 @@ struct ReductionDescriptor {
 
 /// A reduction among the ranks of a host, with what all of them have posted.
 struct ReductionContext {
-  ProgressEngine* engine;
+  ProgressEngine* progress_engine;
   NodeGroup* group;
   std::uint64_t sequence;
   CollectiveType type;
@@ -42,8 +42,8 @@ struct ReductionContext {
   Reduction reduction;
   std::vector<ReductionDescriptor> descriptors;  // by rank
 
-  int rank() const { return engine->rank(); }
-  int size() const { return engine->size(); }
+  int rank() const { return progress_engine->rank(); }
+  int size() const { return progress_engine->size(); }
   std::size_t itemsize() const { return samestep::itemsize(in.dtype); }
   const ReductionDescriptor& descriptor_of(int rank) const { return descriptors[static_cast<std::size_t>(rank)]; }
   bool wanted_by(int rank) const { return type != CollectiveType::reduce || rank == root; }
@@ -53,7 +53,7 @@ struct ReductionContext {
   /// Publishes this rank's progress.
   void set_step(std::uint64_t step) const {
     group->region->set_step(sequence, rank(), step);
-    engine->note_progress();
+    progress_engine->note_progress();
   }
   /// Whether all other ranks have reached this step.
   bool all_at(std::uint64_t step) const;

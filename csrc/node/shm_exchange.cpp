@@ -43,12 +43,12 @@ ShmExchange::ShmExchange(std::shared_ptr<ProgressEngine> shared_engine, const Si
     : PairwiseExchange(std::move(shared_engine), signature, std::move(transfers)),
       group_(std::move(group)),
       is_vector_variant_(has_counts(signature.type)),
-      can_stage_(StagedExchange::supports(signature.type, engine().size())),
+      can_stage_(StagedExchange::supports(signature.type, progress_engine().size())),
       footprint_bytes_(footprint_bytes(transfers_, signature.root)),
       single_copy_(*group_, footprint_bytes_) {
-  for (int peer = 0; peer < engine().size(); ++peer) {
+  for (int peer = 0; peer < progress_engine().size(); ++peer) {
     const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(peer)];
-    if (peer == engine().rank() || !is_long(transfer)) continue;
+    if (peer == progress_engine().rank() || !is_long(transfer)) continue;
     has_long_ = true;
     longest_ = std::max({longest_, transfer.out_nbytes, transfer.in_nbytes});
   }
@@ -73,9 +73,9 @@ std::vector<ShmExchange::Path> ShmExchange::candidate_paths() const {
 void ShmExchange::choose_path() {
   if (!can_stage_) return;
   bool any_private = false, any_goes_out = false;
-  for (int peer = 0; peer < engine().size(); ++peer) {
+  for (int peer = 0; peer < progress_engine().size(); ++peer) {
     const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(peer)];
-    if (peer == engine().rank() || !is_long(transfer)) continue;
+    if (peer == progress_engine().rank() || !is_long(transfer)) continue;
     const bool goes_out = !is_inline(transfer.out_nbytes);
     any_goes_out = any_goes_out || goes_out;
     any_private = any_private || (goes_out ? is_not_shared(transfer.out, transfer.out_nbytes)
@@ -83,11 +83,11 @@ void ShmExchange::choose_path() {
   }
   if (!any_private) return;
   PathTuner& tuner = group_->path_tuners[signature().type];
-  if (engine().rank() == 0) {
+  if (progress_engine().rank() == 0) {
     const std::vector<Path> open = candidate_paths();
     start_.path = open.size() == 1 ? open.front() : tuner.choose(longest_, open);
   }
-  const Path likely = engine().rank() == 0 ? start_.path : tuner.last_choice(longest_);
+  const Path likely = progress_engine().rank() == 0 ? start_.path : tuner.last_choice(longest_);
   const bool will_stage = !group_->peers->has_cma() || uses_stages(likely);
   if (is_enabled(Mechanism::prestaging) && any_goes_out && will_stage && group_->header_exchange->is_next(sequence_))
     prestage(likely == Path::copy_in_copy_out_nt);
@@ -95,9 +95,9 @@ void ShmExchange::choose_path() {
 
 bool ShmExchange::hides_any() {
   const PeerTransfer *first = nullptr, *last = nullptr;  // usually the two ends of one array
-  for (int peer = 0; peer < engine().size(); ++peer) {
+  for (int peer = 0; peer < progress_engine().size(); ++peer) {
     const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(peer)];
-    if (peer == engine().rank() || !is_long(transfer)) continue;
+    if (peer == progress_engine().rank() || !is_long(transfer)) continue;
     if (first == nullptr) first = &transfer;
     last = &transfer;
   }
@@ -111,9 +111,9 @@ bool ShmExchange::hides_any() {
 
 bool ShmExchange::any_hidden() {
   bool any = start_.hidden;
-  for (int peer = 0; peer < engine().size(); ++peer) {
-    if (peer == engine().rank()) continue;
-    HeaderExchange::Bytes data = engine().header_exchange().data(sequence_, peer);
+  for (int peer = 0; peer < progress_engine().size(); ++peer) {
+    if (peer == progress_engine().rank()) continue;
+    HeaderExchange::Bytes data = progress_engine().header_exchange().data(sequence_, peer);
     const bool hidden = is_vector_variant_ ? take<Sizes>(peer, data).hidden != 0 : take<Start>(peer, data).hidden;
     any = any || hidden;
   }
@@ -123,9 +123,9 @@ bool ShmExchange::any_hidden() {
 /// Stages the first segment before posting, which saves one round of waiting.
 void ShmExchange::prestage(bool non_temporal) {
   StagedExchange ahead(*group_, sequence_, signature().type, longest_, non_temporal);
-  for (int peer = 0; peer < engine().size(); ++peer) {
+  for (int peer = 0; peer < progress_engine().size(); ++peer) {
     const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(peer)];
-    if (peer != engine().rank() && !is_inline(transfer.out_nbytes)) ahead.send(peer, transfer.out);
+    if (peer != progress_engine().rank() && !is_inline(transfer.out_nbytes)) ahead.send(peer, transfer.out);
   }
   ahead.prestage();
   start_.is_prestaged = true;
@@ -137,7 +137,7 @@ void ShmExchange::post(std::uint64_t digest) {
   choose_path();
   start_.hidden = hides_any();
   LocalPeers& host = *group_->peers;
-  const auto size = static_cast<std::size_t>(engine().size());
+  const auto size = static_cast<std::size_t>(progress_engine().size());
   std::vector<std::vector<std::byte>> blocks(size);
   std::vector<HeaderExchange::Bytes> parts(size);
   for (std::size_t peer = 0; peer < size; ++peer) {
@@ -153,9 +153,10 @@ void ShmExchange::post(std::uint64_t digest) {
     parts[peer] = block;
   }
   if (size == 2) {  // one peer: no table is needed
-    engine().header_exchange().post(sequence_, digest, parts[static_cast<std::size_t>(1 - engine().rank())]);
+    progress_engine().header_exchange().post(sequence_, digest,
+                                             parts[static_cast<std::size_t>(1 - progress_engine().rank())]);
   } else {
-    engine().header_exchange().post_per_peer(sequence_, digest, parts);
+    progress_engine().header_exchange().post_per_peer(sequence_, digest, parts);
   }
 }
 
@@ -169,8 +170,8 @@ T ShmExchange::take(int peer, HeaderExchange::Bytes& data) {
 }
 
 void ShmExchange::start_work() {
-  if (has_long_ && !is_vector_variant_ && engine().rank() != 0) {
-    HeaderExchange::Bytes data = engine().header_exchange().data(sequence_, 0);
+  if (has_long_ && !is_vector_variant_ && progress_engine().rank() != 0) {
+    HeaderExchange::Bytes data = progress_engine().header_exchange().data(sequence_, 0);
     start_.path = take<Start>(0, data).path;
   }
   if (has_long_ || is_vector_variant_) {
@@ -178,15 +179,15 @@ void ShmExchange::start_work() {
     via_cma_ = group_->peers->has_cma() && !hidden;
     if (hidden && !uses_stages(start_.path)) start_.path = Path::copy_in_copy_out;
   }
-  for (int step = 0; step < engine().size(); ++step) {
-    const int peer = (engine().rank() + step) % engine().size();
+  for (int step = 0; step < progress_engine().size(); ++step) {
+    const int peer = (progress_engine().rank() + step) % progress_engine().size();
     match_peer(peer, transfers_[static_cast<std::size_t>(peer)]);
   }
 }
 
 void ShmExchange::match_peer(int peer, const PeerTransfer& transfer) {
-  if (peer == engine().rank()) return;  // see copy_local
-  HeaderExchange::Bytes data = engine().header_exchange().data(sequence_, peer);
+  if (peer == progress_engine().rank()) return;  // see copy_local
+  HeaderExchange::Bytes data = progress_engine().header_exchange().data(sequence_, peer);
   Start start{};
   if (is_vector_variant_) {
     const auto sizes = take<Sizes>(peer, data);
@@ -228,7 +229,7 @@ void ShmExchange::begin_transfer(const End& end) {
   const bool shared = ((end.own_address | end.peer_address) & LocalPeers::kSharedAddressBit) != 0;
   if (can_stage_ && !shared) {
     group_->path_tuners[signature().type].record_choice(longest_, start_.path);
-    timed_ = engine().rank() == 0;
+    timed_ = progress_engine().rank() == 0;
   }
   if (shared || (via_cma_ && !uses_stages(start_.path))) return copy_single(end);
   if (can_stage_) {
@@ -237,9 +238,10 @@ void ShmExchange::begin_transfer(const End& end) {
   }
   const int tag = tags::of_operation(sequence_, 0);
   if (end.outgoing) {
-    sends_.send(engine().transport(), end.local, end.nbytes, end.peer, tag);
+    sends_.send(progress_engine().transport(), end.local, end.nbytes, end.peer, tag);
   } else {
-    receives_[static_cast<std::size_t>(end.peer)].receive(engine().transport(), end.local, end.nbytes, end.peer, tag);
+    receives_[static_cast<std::size_t>(end.peer)].receive(progress_engine().transport(), end.local, end.nbytes,
+                                                          end.peer, tag);
   }
 }
 
@@ -251,11 +253,11 @@ void ShmExchange::copy_single(const End& end) {
   if (!they_can) return single_copy_.copy(run);
   // The receiver copies. In a rooted collective root would be idle, so with `split` it does a fair share.
   const bool any_shared = ((end.own_address | end.peer_address) & LocalPeers::kSharedAddressBit) != 0;
-  const auto size = static_cast<std::size_t>(engine().size());
+  const auto size = static_cast<std::size_t>(progress_engine().size());
   const int root = signature().root;
   if (root < 0 || (start_.path != Path::single_copy_split && !any_shared)) {
     if (!end.outgoing) single_copy_.copy(run);
-  } else if (root == engine().rank()) {
+  } else if (root == progress_engine().rank()) {
     single_copy_.copy_parts(run, size - 1, 1, size);
   } else {
     single_copy_.copy_parts(run, 0, size - 1, size);
@@ -263,7 +265,7 @@ void ShmExchange::copy_single(const End& end) {
 }
 
 bool ShmExchange::peer_is_done(int peer) {
-  if (peer == engine().rank() || !is_long(transfers_[static_cast<std::size_t>(peer)])) return true;
+  if (peer == progress_engine().rank() || !is_long(transfers_[static_cast<std::size_t>(peer)])) return true;
   return group_->region->is_at(sequence_, peer, ShmRegion::kLastStep);
 }
 
@@ -277,13 +279,13 @@ bool ShmExchange::work() {
   if (!own_copies_done_) {
     const std::uint64_t before = steps();
     const bool done = single_copy_.work() && (!staged_ || staged_->work()) && PairwiseExchange::work();
-    if (steps() != before) engine().note_progress();
+    if (steps() != before) progress_engine().note_progress();
     if (!done) return false;
     own_copies_done_ = true;
-    group_->region->set_step(sequence_, engine().rank(), ShmRegion::kLastStep);
+    group_->region->set_step(sequence_, progress_engine().rank(), ShmRegion::kLastStep);
     copy_local();
   }
-  for (int peer = 0; peer < engine().size(); ++peer) {
+  for (int peer = 0; peer < progress_engine().size(); ++peer) {
     if (!peer_is_done(peer)) return false;
   }
   if (timed_) {
@@ -295,7 +297,7 @@ bool ShmExchange::work() {
 }
 
 void ShmExchange::copy_local() {
-  const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(engine().rank())];
+  const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(progress_engine().rank())];
   if (transfer.in != transfer.out) kernels::copy_auto(transfer.in, transfer.out, transfer.in_nbytes, footprint_bytes_);
 }
 
@@ -306,7 +308,7 @@ bool ShmExchange::end() {
 
 std::vector<int> ShmExchange::pending_peers() {
   std::vector<int> late;
-  for (int peer = 0; peer < engine().size(); ++peer) {
+  for (int peer = 0; peer < progress_engine().size(); ++peer) {
     if (!peer_is_done(peer)) late.push_back(peer);
   }
   return late;

@@ -59,7 +59,7 @@ std::uint64_t SingleCopyReduction::reduce_some() {
 
 bool SingleCopyReduction::are_static_chunks_done(std::uint64_t done) {
   if (!out_of_chunks_) {
-    if (done != 0) context_.engine->note_progress();
+    if (done != 0) context_.progress_engine->note_progress();
     return false;
   }
   if (!std::exchange(notified_, true)) context_.set_step(1);
@@ -73,7 +73,7 @@ bool SingleCopyReduction::is_count_complete(std::uint64_t done) {
   if (done != 0) {
     region.finished(context_.sequence).fetch_add(done, std::memory_order_acq_rel);  // pairs with the load below
     region.notify(context_.rank());
-    context_.engine->note_progress();
+    context_.progress_engine->note_progress();
   }
   if (!out_of_chunks_ || region.finished(context_.sequence).load(std::memory_order_acquire) != finished + n_chunks_)
     return false;

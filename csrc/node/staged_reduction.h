@@ -21,7 +21,7 @@ class StagedReduction {
   /// Copies this rank's elements of a segment into its stage. The first segment may be copied before the headers are
   /// exchanged, if no earlier operation uses the stage.
   void copy_in(std::size_t segment) const;
-  /// Call when all ranks have posted.
+  /// To be called when all ranks have posted.
   void begin();
   /// Makes the steps that the progress of the other ranks allows. True at the end.
   bool work();

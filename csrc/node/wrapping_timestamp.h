@@ -18,7 +18,7 @@ class WrappingTimestamp {
     return moment;
   }
   WrappingTimestamp later(WrappingTimestamp other) const { return since(other) < 0 ? other : *this; }
-  /// Seconds from `other` to this one if they are less than two minutes apart. Any number, also a negative one,
+  /// Seconds from `other` to this one if less than two minutes lie between them. Any number, also a negative one,
   /// otherwise.
   double since(WrappingTimestamp other) const {
     const auto ticks = static_cast<std::int32_t>(ticks_ - other.ticks_);

@@ -43,8 +43,8 @@ bool transfer(CollectiveArgs call, pid_t pid, std::span<const RemoteSegment> pie
 
 namespace {
 
-template <class Call>
-bool transfer_by_file(pid_t pid, int flags, std::span<const RemoteSegment> pieces, Call call) {
+template <class Function>
+bool transfer_by_file(pid_t pid, int flags, std::span<const RemoteSegment> pieces, Function call) {
   std::array<char, 32> path;
   std::snprintf(path.data(), path.size(), "/proc/%d/mem", static_cast<int>(pid));
   const Fd fd(::open(path.data(), flags | O_CLOEXEC));

@@ -23,7 +23,7 @@ class SharedMemory {
   std::byte* data() const { return data_; }
   std::size_t nbytes() const { return nbytes_; }
   const Fd& fd() const { return fd_; }
-  /// Closes the descriptor. Call when the memory will not be passed on, and no page of it will be released.
+  /// Closes the descriptor. To be called when the memory will not be passed on, and no page of it will be released.
   void close_fd() { fd_ = Fd(); }
 
   /// Releases pages to the system; they read as zero afterwards, in all processes. False on failure.

@@ -9,7 +9,7 @@
 namespace samestep {
 namespace {
 
-// Throws unless devices[local_rank] is one that each rank of this host can use. Looks at the entries of
+// Throws unless devices[local_rank] is one that each rank of this host can use. Checks the entries of
 // all ranks of the host, so that all of them throw.
 void check_list(const std::string& kind_name, const std::vector<int>& devices, int local_size, int n_visible,
                 const std::string& looked_for) {
@@ -32,7 +32,7 @@ void check_list(const std::string& kind_name, const std::vector<int>& devices, i
     throw UnavailableError(str(kind_name, "_devices[", i, "] is ", devices[i], ", but this process sees ", n_visible,
                                " ", kind_name, " device", n_visible == 1 ? "" : "s",
                                ", numbered from 0. A mask such as CUDA_VISIBLE_DEVICES hides devices and numbers the "
-                               "rest anew; where the launcher gives each rank a device of its own, leave ",
+                               "others anew; where the launcher gives each rank a device of its own, leave ",
                                kind_name, "_devices out"));
   }
 }

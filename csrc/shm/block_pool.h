@@ -15,7 +15,7 @@ namespace samestep {
 
 /// Manages which parts of some ranges are blocks in use. A pure data structure: it never accesses the memory.
 ///
-/// Sizes are whole pages, eight for each doubling, so at most an eighth is wasted. A freed block goes to the list of
+/// Sizes are whole pages, eight for each doubling, so at most an eighth is wasted. A freed block joins the list of
 /// its size and is the next to be reused. If no list and no free range can serve a request, all lists are merged into
 /// ranges, from which blocks of other sizes are cut. Lists take constant time, ranges logarithmic time.
 ///

@@ -16,7 +16,7 @@
 
 namespace samestep {
 
-/// A heap that other processes can map: segments of shared memory, divided into blocks that are reused. Pages are
+/// A heap that other processes can map: segments of shared memory, cut into blocks that are reused. Pages are
 /// populated when a block is first allocated, not while it is used.
 ///
 /// After a fork the child has a copy-on-write view: its writes stay private, it sees the parent's writes to pages that

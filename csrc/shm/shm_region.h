@@ -102,7 +102,7 @@ class ShmRegion {
     // pairs with set_step
     return this->step(number, rank).load(std::memory_order_acquire) >= (number << kStepBits) + step;
   }
-  /// Chunks claimed and finished so far, by all ranks and in all operations of the slot.
+  /// Chunks taken and finished so far, by all ranks and in all operations of the slot.
   std::atomic<std::uint64_t>& next_chunk(std::uint64_t number) { return next_chunk_[number % kSlots].value; }
   std::atomic<std::uint64_t>& finished(std::uint64_t number) { return finished_[number % kSlots].value; }
   /// The number of operations that a rank has released.
@@ -115,7 +115,7 @@ class ShmRegion {
   /// The number of ranks that have left; any rank adds to it.
   std::atomic<std::uint64_t>& n_left() { return next_chunk_[kSlots].value; }
 
-  /// Call on `rank` after storing what others may wait for. Lossy, see above.
+  /// To be called on `rank` after storing what others may wait for. Lossy, see above.
   void notify(int rank) const {
     if (all_waiters().n_waiters.load(std::memory_order_relaxed) != 0) wake_waiters(rank);
   }

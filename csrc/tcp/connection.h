@@ -43,7 +43,7 @@ class Connection {
   /// Ends the connection if the peer's host has not answered for long.
   void check_heartbeat();
 
-  /// Whether bytes may be sent or received without a further event of the poller.
+  /// Whether bytes may be sent or received without another event of the poller.
   bool has_work() const { return !lost_ && (hung_up_ || reads_on_ || (writable_ && !all_sent())); }
   int fd() const { return socket_.fd(); }
   bool all_sent() const { return outgoing_.empty() && rts_sent_.empty(); }

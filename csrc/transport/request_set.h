@@ -18,7 +18,7 @@ class RequestSet {
   /// True once all have completed.
   bool test(Transport& transport);
 
-  /// Cancels the receives that can still be cancelled, and drops the rest.
+  /// Cancels the receives that can still be cancelled, and drops the others.
   void abandon(Transport& transport);
 
  private:

@@ -41,7 +41,7 @@ class Backoff {
     return pause;
   }
 
-  /// Call after each poll without a result. True about every millisecond: time to check deadlines, peers and
+  /// To be called after each poll without a result. True about every millisecond: time to check deadlines, peers and
   /// interrupts.
   bool step();
 

@@ -8,7 +8,7 @@
 namespace samestep {
 
 /// Measures how long `sched_yield` takes. Ranks that wait for each other return the CPU within microseconds. A process
-/// that computes on the same CPU keeps it for a scheduler slice of milliseconds, long after the awaited data has
+/// that computes on the same CPU keeps it for a scheduler slice of milliseconds, long after the data it waits for has
 /// arrived. Then sleeping is better, because the scheduler favours a woken thread over one that computes.
 ///
 /// Thread-safe.

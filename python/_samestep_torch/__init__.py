@@ -51,7 +51,7 @@ def _serve_launchers() -> None:
     def env(url: str, **how: Any) -> Any:
         ranks = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
         launched = any(name in os.environ for name in ranks)
-        # With one of these set, somebody started several ranks and forgot the rest, which torch's own handler says.
+        # With one of these set, somebody forgot the other variables of several ranks, which torch's own handler says.
         partly = ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
         alone = "world_size=" not in url and not any(name in os.environ for name in partly)
         if "RANK" in os.environ or "rank=" in url or not (launched or alone):
@@ -65,7 +65,7 @@ def _serve_launchers() -> None:
 
 
 def _backend_that_meets() -> str:
-    """What `init_process_group`, further up, was asked for; "" where it is not found."""
+    """What `init_process_group`, the caller, was asked for; "" where it is not found."""
     import sys
 
     frame = sys._getframe(1)

@@ -119,8 +119,8 @@ SETTINGS = {
     ),
     SHARED_LIMIT: Setting(
         "bytes",
-        "half of the memory, divided by the ranks of the host",
-        "most shared memory that a rank takes with `shared_arrays=True`; further NumPy arrays are not shared",
+        "half of the memory, split among the ranks of the host",
+        "most shared memory that a rank takes with `shared_arrays=True`; NumPy arrays beyond it are not shared",
     ),
     VERIFY: Setting(
         "number",
@@ -176,7 +176,7 @@ RENAMED = {
 
 
 def must_agree(where: str) -> tuple[str, ...]:
-    """The variables that all ranks need alike in groups of "mpi" or "native", or with "devices".
+    """The variables that must agree on all ranks in groups of "mpi" or "native", or with "devices".
 
     Example:
       >>> must_agree("native")

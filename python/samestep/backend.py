@@ -211,7 +211,9 @@ for _class in Backend.__mro__[1:-1]:
 
 
 class MPIBackend(Backend):
-    """The ranks of an MPI job, with any MPI library. Host arrays use shared memory within a host and MPI between hosts.
+    """The ranks of an MPI job, with any MPI library.
+
+    Arrays in host memory use shared memory within a host and MPI between hosts.
 
     Started by `mpirun`, `srun` or `samestep run`. See `samestep.initialize`.
     """

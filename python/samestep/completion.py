@@ -113,8 +113,8 @@ def zsh(commands: Mapping[str, str]) -> str:
     cases = []
     for command in commands:
         specs = [spec for action in _actions(command) for spec in _zsh_specs(action)]
-        rest = ["'*::program and its arguments:_files'"] if command in ("run", "same") else []
-        cases.append(f"    {command}) _arguments {' '.join([*specs, *rest])} ;;")
+        operands = ["'*::program and its arguments:_files'"] if command in ("run", "same") else []
+        cases.append(f"    {command}) _arguments {' '.join([*specs, *operands])} ;;")
     listed = " ".join(shlex.quote(f"{name}:{text}") for name, text in commands.items())
     return _ZSH.format(commands=listed, cases="\n".join(cases))
 

@@ -39,8 +39,8 @@ def run(
     Raises:
       ValueError: the cluster has no such workers, or several ranks would share a process.
       Exception: of the first rank that failed by an error of its own. The others end by the errors that they get in
-        consequence, and what goes on is cancelled. A worker that dies is a `PeerLostError` of the others that names its
-        rank.
+        consequence, and what still runs is cancelled. A worker that dies is a `PeerLostError` of the others that names
+        its rank.
 
     Example:
       >>> def total():

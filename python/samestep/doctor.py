@@ -31,7 +31,7 @@ Row = tuple[str, str, "bool | None"]
 
 
 def examine() -> dict[str, Any]:
-    """Looks at everything. Never raises; the `detail` of what is missing names the cure."""
+    """Checks everything. Never raises; the `detail` of what is missing names the cure."""
     known = environment.gather(probe_mpi=False)
     library = mpi_library.probe()  # in another process, which a broken library may take down
     known.mpi_loadable, known.mpi_detail = bool(library.path), library.problem or library.detail
@@ -161,10 +161,10 @@ def render(report: Sequence[Row], *, colour: bool) -> str:
       + MPI         Open MPI v5.0.11
       - mpirun      none
     """
-    marks = {True: ("+", _GREEN), False: ("-", _YELLOW), None: (" ", "")}
+    symbols = {True: ("+", _GREEN), False: ("-", _YELLOW), None: (" ", "")}
     lines = []
     for name, text, good in report:
-        mark, shade = marks[good]
+        mark, shade = symbols[good]
         if colour:
             lines.append(f"{shade}{mark}{_PLAIN} {_BOLD}{name:<11}{_PLAIN} {text}")
         else:

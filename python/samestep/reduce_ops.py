@@ -36,7 +36,7 @@ class ReduceOp(enum.Enum):
     An argument `op` may also be the lower-case name ("sum"), `operator.add` or `operator.mul`, the builtins `sum`,
     `min` and `max`, or `premul(factor)`.
 
-    `AVG` is the sum divided by the number of ranks: for floats one multiplication after the sum, for integers the
+    `AVG` is the sum over the number of ranks: for floats one multiplication after the sum, for integers the
     floor division of an exact 64-bit sum. float16 and bfloat16 are summed in float32 and rounded once.
     `BAND BOR BXOR LAND LOR` accept integers and bool; `MIN MAX` do not accept complex numbers.
     """

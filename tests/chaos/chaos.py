@@ -45,7 +45,7 @@ class Fault(NamedTuple):
     moment: float
 
 
-def plan(seed: int, worlds: list[str]) -> Fault:
+def plan(seed: int, names: list[str]) -> Fault:
     """The trial of a seed.
 
     Example:
@@ -55,7 +55,7 @@ def plan(seed: int, worlds: list[str]) -> Fault:
     draw = random.Random(seed)
     size, kind = draw.choice([2, 3, 4]), draw.choice(KINDS)
     moment = draw.uniform(0.0, 0.2) if kind in ("kill", "stop") else draw.randrange(200)
-    return Fault(seed, draw.choice(worlds), size, kind, draw.randrange(size), moment)
+    return Fault(seed, draw.choice(names), size, kind, draw.randrange(size), moment)
 
 
 def expected(counts: np.ndarray, size: int, scale: int) -> np.ndarray:
@@ -136,7 +136,7 @@ def run_rank(rank: int, fault: Fault, folder: str, report: int) -> None:
         schedule(world, fault, end_now)
     except ss.Error as error:
         kind, text = type(error).__name__, str(error)
-    except (KeyError, SystemExit) as error:  # the victim, which goes as a program does
+    except (KeyError, SystemExit) as error:  # the victim, which ends as a program does
         reason = "its program has ended" if isinstance(error, SystemExit) else f"it ended with {error!r}"
         world._abandon(reason, finished=isinstance(error, SystemExit))
         os._exit(0)
@@ -256,7 +256,7 @@ def table(outcomes: list[Outcome]) -> str:
         of_kind = [o for o in outcomes if kind in (o.fault.kind, "all")]
         lines = [line for o in of_kind for line in o.survivors()]
         errors = collections.Counter(line["kind"] or "none" for line in lines)
-        took = [line["at"] - o.struck for o in of_kind for line in o.survivors()]
+        seconds = [line["at"] - o.struck for o in of_kind for line in o.survivors()]
         numbers = [
             len(of_kind),
             len(lines),
@@ -265,7 +265,7 @@ def table(outcomes: list[Outcome]) -> str:
             sum(line.get("right", 0) + line.get("wrong", 0) for line in lines),
             sum(line.get("wrong", 0) for line in lines),
             ", ".join(f"{n} {name}" for name, n in sorted(errors.items())) or "-",
-            f"{statistics.median(took):.2f}, {max(took):.2f}" if took else "-",
+            f"{statistics.median(seconds):.2f}, {max(seconds):.2f}" if seconds else "-",
         ]
         rows.append([kind, *map(str, numbers)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -285,7 +285,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--faults", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1, help="of the first fault; the next ones count on")
     parser.add_argument(
-        "--world", action="append", choices=WORLDS, help="what carries the bytes; default: all"
+        "--world", action="append", choices=WORLDS, help="the transport; default: all"
     )
     given = parser.parse_args(argv)
     outcomes = []

@@ -115,7 +115,7 @@ def table(outcomes: list[Outcome]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--runs", type=int, default=160)
-    parser.add_argument("--seed", type=int, default=1, help="of the first run; each further one adds 1")
+    parser.add_argument("--seed", type=int, default=1, help="of the first run; each of the others adds 1")
     options = parser.parse_args()
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:

@@ -26,7 +26,7 @@ DTYPES = ["bool", *INTEGERS, *FLOATS, *COMPLEX]
 MOVABLE = [*DTYPES, *FLOAT8]
 
 OPS = ["sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor"]
-SMALL_SIZES = [0, 1, 2, 5, 37]  # empty; fewer elements than ranks; ragged
+SMALL_SIZES = [0, 1, 2, 5, 37]  # empty; fewer elements than ranks; uneven
 BIG_SIZE = 1_000_003
 SIZES = [0, 1, 2, 5, BIG_SIZE]
 

@@ -12,7 +12,7 @@ SHAPES = [(0,), (1,), (5,), (2, 3), (1009,)]
 
 
 def part(rank, j, shape, dtype="f4"):
-    """Small integers that tell ranks, arrays and places apart."""
+    """Small integers that distinguish ranks, arrays and positions."""
     return (np.arange(np.prod(shape, dtype=int)).reshape(shape) % 7 + 10 * rank + 3 * j).astype(dtype)
 
 
@@ -204,11 +204,11 @@ def test_ranks_that_differ_are_told_on_all_of_them(group):
         assert_same(x, part(group.rank, j, (4,)))
 
 
-HIDDEN = {  # calls that the reduction of what ranks have made of their lists does not tell apart, or for another reason
+HIDDEN = {  # calls that the reduction of the ranks' lists does not distinguish, or that hide for another reason
     "operators": (("float32", "avg"), ("float32", "sum")),
     "operators on integers": (("int32", "avg"), ("int32", "sum")),
-    "halves and their sums": (("float16", "sum"), ("float32", "sum")),
-    "halves": (("float16", "sum"), ("bfloat16", "sum")),
+    "half types and their sums": (("float16", "sum"), ("float32", "sum")),
+    "half types": (("float16", "sum"), ("bfloat16", "sum")),
     "integers that are averaged": (("int32", "avg"), ("int64", "avg")),
 }
 

@@ -1,4 +1,4 @@
-"""Ranks that disagree: the same MismatchError on every rank, nothing written, the group goes on."""
+"""Ranks that disagree: the same MismatchError on every rank, nothing written, the group stays usable."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""bcast, gather, scatter, allgather, alltoall and their ragged forms: bytes arrive as they were."""
+"""bcast, gather, scatter, allgather, alltoall and their variable-length forms: bytes arrive as they were."""
 
 import numpy as np
 import pytest
@@ -151,7 +151,7 @@ def test_nan_payloads_and_negative_zeros_travel_unchanged(group):
 
 @pytest.mark.parametrize("count", [9_217, 16_384, 100_003])  # long between two ranks; many windows
 def test_one_size_again_and_again(group, count):
-    # Ways are tried in turn before one is kept: the bytes are the same by each.
+    # Paths are tried in turn before one is kept: the bytes are the same by each.
     n, rank = group.size, group.rank
     for turn in range(10):
         root = turn % n

@@ -67,7 +67,7 @@ def test_a_rank_that_only_calls_collectives_carries_its_messages(group, count):
 def test_a_message_arrives_though_its_sender_has_stopped_waiting(group, count):
     mine = values(group.rank, count, "float64")
     place = f"samestep-arrived-{group.bcast(np.array([os.getpid()]))[0]}-{count}"
-    for turn in range(4):  # each way that a message may take
+    for turn in range(4):  # each path that a message may take
         flag = Path(tempfile.gettempdir()) / f"{place}-{turn}"
         if group.rank == 0:
             with pytest.raises(ss.MismatchError):

@@ -294,7 +294,7 @@ def test_the_tree_stays_the_same(group):
 
 
 def test_an_exception_in_a_block_resets_what_began_in_it(group):
-    """A step that is begun and left by an exception is forgotten on all ranks, also by one that had added nothing."""
+    """A step that an exception ends early is forgotten on all ranks, also by one that had added nothing."""
     before, within = ss.Accumulator(group), ss.Accumulator(group, 8)
     before.add([np.full(2, 3.0)])
     for nested in (False, True):

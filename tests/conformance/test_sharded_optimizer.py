@@ -1,4 +1,4 @@
-"""Optimizers whose state is divided among the ranks: the bits of the undivided one, and a part of its memory."""
+"""Optimizers whose state is sharded over the ranks: the bits of the whole one, and a part of its memory."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A block of `together()`: an exception on one rank ends it on all ranks, wherever they are, and the group goes on."""
+"""A block of `together()`: an exception on one rank ends it on all ranks, and the group stays usable."""
 
 import contextlib
 import re
@@ -245,34 +245,34 @@ def test_an_exception_in_the_outer_block_ends_the_inner(group):
 
 
 def test_groups_made_from_it_end_and_go_on(group):
-    halves = group.split(group.rank % 2)
-    inner = halves.split(0)
+    pair = group.split(group.rank % 2)
+    inner = pair.split(0)
     with pytest.raises(ss.StepError) as caught, group.together():
         raise_on(group, group.size - 1)
         inner.barrier()
-        with contextlib.suppress(ss.StepError), halves.together():
-            halves.barrier()
+        with contextlib.suppress(ss.StepError), pair.together():
+            pair.barrier()
         inner.barrier()
         group.barrier()
     check(caught, group, group.size - 1)
-    for one in (inner, halves):
+    for one in (inner, pair):
         assert one.allreduce(1) == one.size
         with one.together():
             assert one.allreduce(1) == one.size
     inner.close()
-    halves.close()
+    pair.close()
 
 
 def test_a_block_of_a_part_leaves_the_rest_alone(group):
-    halves = group.split(group.rank % 2)
+    pair = group.split(group.rank % 2)
     before = group.iallreduce(np.ones(3))
     if group.rank % 2 == 0:
-        with pytest.raises(ss.StepError), halves.together():
-            raise_on(halves, 0)
-            halves.barrier()
+        with pytest.raises(ss.StepError), pair.together():
+            raise_on(pair, 0)
+            pair.barrier()
     assert (before.wait() == group.size).all()
-    assert halves.allreduce(1) == halves.size
-    halves.close()
+    assert pair.allreduce(1) == pair.size
+    pair.close()
 
 
 def test_a_group_that_is_being_made_is_lost_with_the_block(group):
@@ -316,7 +316,7 @@ def test_many_bad_steps_do_not_grow_the_process(group):
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * 4096
 
-    def n_regions():  # of shared memory; those that no rank has touched are no part of rss()
+    def n_regions():  # of shared memory; those that no rank has used are no part of rss()
         with open("/proc/self/maps", encoding="ascii") as file:
             return sum("memfd:samestep" in line for line in file)
 

@@ -54,7 +54,7 @@ def test_the_order_of_keys_and_the_way_may_differ(group, verb):
     tree = {"b": values(group.rank, 3, "float32"), "a": values(group.rank, 4, "float32")}
     if group.rank % 2 == 1:
         tree = dict(reversed(tree.items()))
-    if group.rank == group.size - 1:  # no plain tree here: this rank goes the general way, and so do all
+    if group.rank == group.size - 1:  # no plain tree here: this rank takes the general path, and so do all
         tree["a"].flags.writeable = False
     got = ss.synchronize(group, tree) if verb == "synchronize" else group.allreduce_tree(tree)
     for key, shape in (("a", 4), ("b", 3)):

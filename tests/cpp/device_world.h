@@ -152,7 +152,7 @@ inline void finish(const Communicator::WorkPtr& work, const UserStream& stream) 
   REQUIRE(work->make_stream_wait(reinterpret_cast<StreamHandle>(stream.get()), soon()));
 }
 
-/// Of two ranks whose operations differ. The host part of the group goes on.
+/// Of two ranks whose operations differ. The host part of the group stays usable.
 inline void all_are_told_of_a_difference(DeviceWorld& world) {
   std::atomic<int> n_told = 0;
   as_ranks(2, [&](int rank) {

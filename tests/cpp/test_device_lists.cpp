@@ -65,7 +65,7 @@ TEST_CASE("devices: lists of two devices on each rank") {
         for (const std::size_t count : {std::size_t{1}, std::size_t{5003}}) {
           const Floats total = sum(2 * size, count), last = contribution(2 * size - 1, count);
           OnPair x(rank, count);
-          const int number = count == 1 ? cliques.add(x.devices(), soon()) : cliques.number_of(x.devices());
+          const int number = count == 1 ? cliques.add(x.devices(), soon()) : cliques.clique_id(x.devices());
           REQUIRE(number == 2);  // 1 is each rank's own device
           x.finish(cliques.allreduce(number, x.in_place(), {}));
           for (std::size_t j : {0, 1}) REQUIRE(x[j].get() == total);

@@ -142,7 +142,7 @@ TEST_CASE("devices: an input that overlaps its output is read before it is overw
   }
 }
 
-TEST_CASE("devices: of ragged blocks, only a rank's own one is in place") {
+TEST_CASE("devices: of uneven blocks, only a rank's own one is in place") {
   const std::vector<std::uint64_t> counts{3, 0, 2};
   Floats memory(5);
   const auto part = [&](std::size_t at, std::size_t n) { return Buffer{memory.data() + at, n, DType::float32}; };

@@ -252,7 +252,7 @@ TEST_CASE("node: a difference raises the same text on every rank, and the group 
   }
 }
 
-TEST_CASE("node: a rank that has died is named by all others; what it took part in succeeds") {
+TEST_CASE("node: a rank that has died is named by all others; what it has joined succeeds") {
   const int size = 3;
   NodeWorld world(size, Reach::none);
   as_threads(size, [&](int rank) {

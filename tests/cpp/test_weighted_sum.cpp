@@ -75,7 +75,7 @@ void check_all(DType dtype, const std::vector<std::vector<Element>>& terms, Wide
 }
 
 template <class Element, class Narrow>
-std::vector<std::vector<Element>> halves(Narrow narrow) {
+std::vector<std::vector<Element>> half_values(Narrow narrow) {
   std::vector<std::vector<Element>> made(2);
   for (unsigned t = 0; t < 2; ++t) {
     for (const float x : values<float>(3000, t)) made[t].push_back(narrow(x));
@@ -97,8 +97,8 @@ TEST_CASE("weighted terms and sums are added from the inside out, each product a
 }
 
 TEST_CASE("half types and small integers are widened first") {
-  check_all<float>(DType::float16, halves<std::uint16_t>(float_to_float16), float16_to_float);
-  check_all<float>(DType::bfloat16, halves<std::uint16_t>(float_to_bfloat16), bfloat16_to_float);
+  check_all<float>(DType::float16, half_values<std::uint16_t>(float_to_float16), float16_to_float);
+  check_all<float>(DType::bfloat16, half_values<std::uint16_t>(float_to_bfloat16), bfloat16_to_float);
   std::vector<std::vector<std::uint8_t>> bytes(2);
   for (std::size_t i = 0; i < 3000; ++i) {
     bytes[0].push_back(static_cast<std::uint8_t>(i));

@@ -22,8 +22,8 @@ inline Floats uneven(int rank, std::size_t count) {
 }
 
 /// Uneven values of all ranks, and what comes of them. Made in one thread before the ranks begin, who only read: made
-/// by each of them they took most of the time under the sanitizers, and made by the first rank that needs them they
-/// would need a lock, which would order what ranks do and hide their races.
+/// made by each of them they needed most of the time under the sanitizers, and made by the first rank that needs them
+/// they would need a lock, which would order what ranks do and hide their races.
 class UnevenTable {
  public:
   /// `reduce(values of each rank, op)` gives what must come out.

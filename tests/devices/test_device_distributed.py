@@ -13,8 +13,8 @@ def test_the_verbs_of_2019(tmp_path, backend):
     )
     for number, rank in enumerate(ended):
         assert rank.code == 0, ended
-        start, reduced, parts, routed, wide, received, lists = rank.reports
-        assert routed == {"mine": [float(number)] * 7, "parts": [[float(r)] * 7 for r in range(size)]}
+        start, reduced, parts, exchanged, wide, received, lists = rank.reports
+        assert exchanged == {"mine": [float(number)] * 7, "parts": [[float(r)] * 7 for r in range(size)]}
         assert wide == {"wide": [[6.0] * 3] * 2}
         assert start["nccl"] is True
         assert reduced["sum"] == [6.0] * 7

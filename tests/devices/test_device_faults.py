@@ -89,7 +89,7 @@ def test_ranks_that_do_not_agree(tmp_path, mismatch):
         assert "op sum" in failed["text"]
         assert "op max" in failed["text"]
         assert again["kind"] == "MismatchError"
-        assert host == {"result": [2.0] * 3}, rank  # the host part of the group goes on
+        assert host == {"result": [2.0] * 3}, rank  # the host part of the group stays usable
 
 
 def test_a_device_that_is_lost_ends_the_group_and_not_the_process(tmp_path):

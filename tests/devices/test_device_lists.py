@@ -74,7 +74,7 @@ def test_a_default_stream_is_that_of_the_array_s_device(tmp_path):
     assert [rank.reports for rank in ended] == [[{"wrong": 0}]] * 2, ended
 
 
-# ---- what goes wrong
+# ---- errors
 
 
 DIFFERENT = ("lengths", "orders", "memories", "counts", "dtypes", "operators", "operators on one device")
@@ -86,11 +86,11 @@ def test_ranks_that_differ_are_told_on_all_of_them(tmp_path, what, used_before):
     ended = run(tmp_path, 2, "differ_in", what, used_before)
     for rank in ended:
         failed, host, after, closed = rank.reports
-        assert host == {"result": [2.0] * 3}, rank  # the host part of the group goes on
+        assert host == {"result": [2.0] * 3}, rank  # the host part of the group stays usable
         if not used_before and what in ("orders", "memories"):  # a clique exists for it, or the host does it
             assert failed == after == closed == {"result": None}, ended
             continue
-        # NCCL goes on for all of them, or for none.
+        # NCCL stays usable for all of them, or for none.
         assert after.get("kind") == ended[0].reports[2].get("kind"), ended
         assert after.get("kind") == "MismatchError" or not used_before, ended
         assert closed == {"result": None}, ended
@@ -156,7 +156,7 @@ def test_calls_of_several_members_outside_a_group_are_refused(tmp_path):
     """What NCCL may wait for without end, the stand-in refuses; the package makes no such call."""
     (rank,) = run(tmp_path, 1, "call_members_outside_a_group")
     assert rank.code == 0, rank
-    made = [{"apart": [7, 5]}, {"together": [0, 0, 7]}]
+    made = [{"separate": [7, 5]}, {"together": [0, 0, 7]}]
     assert rank.reports == [
         *made,
         {"alone": 5},

@@ -53,7 +53,7 @@ def launched(launcher, backend, devices=None):
 
 @pytest.mark.parametrize("launcher", ["samestep", "torch"])
 def test_each_launcher_gives_each_rank_a_device(launcher):
-    """Under mpirun the worlds of tests/fakes/fake_worlds.py do."""
+    """Under mpirun those of tests/fakes/fake_worlds.py do."""
     if launcher == "torch":
         pytest.importorskip("torch")
     lines = [f"nccl {rank} {rank} [3.0, 3.0, 3.0]" for rank in (0, 0, 1, 1)]

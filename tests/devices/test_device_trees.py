@@ -19,7 +19,7 @@ def test_trees_are_exact(tmp_path, in_progress):
 
 def test_ranks_that_do_not_agree_on_a_tree_all_learn_it(tmp_path):
     """Who waits on the host learns it there; for the other rank only a stream waits, and its next call says so."""
-    waits, goes_on = device_jobs.run(tmp_path, program("devices/trees", "disagree_at_a_tree"), 2)
+    waits, stays = device_jobs.run(tmp_path, program("devices/trees", "disagree_at_a_tree"), 2)
     assert [one.get("kind") for one in waits.reports] == ["MismatchError"] * 2, waits
-    assert goes_on.reports[-1]["kind"] == "MismatchError", goes_on
-    assert all(one.get("seconds", 0.0) < 20 for one in waits.reports + goes_on.reports)
+    assert stays.reports[-1]["kind"] == "MismatchError", stays
+    assert all(one.get("seconds", 0.0) < 20 for one in waits.reports + stays.reports)

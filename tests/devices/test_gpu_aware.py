@@ -41,7 +41,7 @@ def test_messages_arrive_whole_and_in_order(group, reachable):
     works, received = [], []
     for count in COUNTS:
         sent = fake_arrays.Array.of(values(group.rank, count), stream)
-        works.append(group.isend(sent, right, tag=3))  # one tag: only the order tells them apart
+        works.append(group.isend(sent, right, tag=3))  # one tag: only the order distinguishes them
         received.append(fake_arrays.Array.of(np.zeros(count, "float32"), stream))
     for count, array in zip(COUNTS, received, strict=True):
         status = group.recv(array, left, tag=3)

@@ -36,7 +36,7 @@ def moved(group, verb, count=LONG):
         return made
 
     mine, blocks = values(rank, count), np.stack([values(10 * rank + k, count) for k in range(n)])
-    ragged = [values(r, count + 100 * r) for r in range(n)]
+    uneven = [values(r, count + 100 * r) for r in range(n)]
     counts = [count + 100 * r for r in range(n)]
     root = n - 1
     at_root = rank == root
@@ -44,7 +44,7 @@ def moved(group, verb, count=LONG):
     calls = {
         "bcast": (lambda x: group.bcast(x, root=root), mine, values(root, count)),
         "allgather": (group.allgather, mine, np.stack([values(r, count) for r in range(n)])),
-        "allgatherv": (group.allgatherv, ragged[rank], np.concatenate(ragged)),
+        "allgatherv": (group.allgatherv, uneven[rank], np.concatenate(uneven)),
         "gather": (
             lambda x: group.gather(x, root=root),
             mine,
@@ -52,8 +52,8 @@ def moved(group, verb, count=LONG):
         ),
         "gatherv": (
             lambda x: group.gatherv(x, root=root),
-            ragged[rank],
-            np.concatenate(ragged) if at_root else None,
+            uneven[rank],
+            np.concatenate(uneven) if at_root else None,
         ),
         "scatter": (
             lambda x: group.scatter(x if at_root else None, root=root, out=out),
@@ -62,8 +62,8 @@ def moved(group, verb, count=LONG):
         ),
         "scatterv": (
             lambda x: group.scatterv(x if at_root else None, counts if at_root else None, root=root, out=out),
-            np.concatenate(ragged),
-            ragged[rank],
+            np.concatenate(uneven),
+            uneven[rank],
         ),
         "alltoall": (
             group.alltoall,

@@ -22,7 +22,7 @@ class Ended(NamedTuple):
     left: list
 
 
-class Job:
+class DistributedJob:
     """A Python program, started at once."""
 
     def __init__(self, folder, *argv, env=None):
@@ -59,4 +59,4 @@ class Job:
 
 def launch(folder, program, *flags, env=None):
     """`python -m samestep.distributed.launch` with a program and its arguments, to its end."""
-    return Job(folder, "-m", "samestep.distributed.launch", *flags, *program, env=env).wait()
+    return DistributedJob(folder, "-m", "samestep.distributed.launch", *flags, *program, env=env).wait()

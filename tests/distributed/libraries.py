@@ -24,7 +24,7 @@ def make(library, values):
 
 
 def contribution(rank, shape, dtype="f4"):
-    """Small integers that tell ranks and places apart."""
+    """Small integers that distinguish ranks and positions."""
     size = int(np.prod(shape, dtype=int))
     return (np.arange(size) % 17 + 100 * (rank + 1)).astype(dtype).reshape(shape)
 

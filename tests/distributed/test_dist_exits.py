@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import samestep as ss
 import samestep.distributed as dist
-from dist_jobs import Job, launch
+from dist_jobs import DistributedJob, launch
 from running import program
 
 
@@ -18,7 +18,7 @@ def test_what_is_under_way_is_delivered_by_a_process_that_ends(tmp_path, count, 
     backend = {"--native": "gloo", "--mpi": "mpi"}[launcher]
     sends = program("distributed/dist_exits", "end_while_sending", backend, operation, count)
     run = ["-m", "samestep", "run", launcher, "--raw", "-n", "2", *sends]
-    ended = Job(tmp_path, *run, env={"SAMESTEP_MPI_TRANSPORT": "mpi"}).wait()
+    ended = DistributedJob(tmp_path, *run, env={"SAMESTEP_MPI_TRANSPORT": "mpi"}).wait()
     assert (ended.code, ended.err, ended.left) == (0, "", [])
     assert ended.out == f"{7.0 * count}\n"
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import samestep as ss
 import samestep.distributed as dist
-from dist_jobs import Job, launch
+from dist_jobs import DistributedJob, launch
 from libraries import assert_same, contribution
 from running import program
 from samestep._util import launchers
@@ -232,7 +232,7 @@ def test_messages_of_another_backend(tmp_path, transport):
     pytest.importorskip("mpi4py")
     world, other, env, destroys = TRANSPORTS[transport]
     use = program("distributed/dist_groups", "use_groups_of_another_backend", world, other, destroys)
-    ended = Job(tmp_path, "-m", "samestep", "run", "--mpi", "--raw", "-n", 3, *use, env=env).wait()
+    ended = DistributedJob(tmp_path, "-m", "samestep", "run", "--mpi", "--raw", "-n", 3, *use, env=env).wait()
     assert (ended.code, ended.left) == (0, []), ended.err
     assert ended.out.splitlines() == [f"{world} {other} {transport.partition(' ')[0]}"] * 3
     assert not ended.err

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from dist_jobs import Job, launch
+from dist_jobs import DistributedJob, launch
 from running import program, script
 from samestep._util.cpus import usable_cpus
 from samestep.distributed.launch import parse
@@ -130,7 +130,7 @@ def test_two_launchers_make_one_job(tmp_path):
         flags = ["--nnodes=2", f"--master_port={holder.getsockname()[1]}", "--nproc_per_node=1", "--use_env"]
         start = ["-m", "samestep.distributed.launch", *flags]
         jobs = [
-            Job(tmp_path, *start, f"--node_rank={r}", *program("distributed/launched", "reduce"))
+            DistributedJob(tmp_path, *start, f"--node_rank={r}", *program("distributed/launched", "reduce"))
             for r in range(2)
         ]
         ends = [job.wait() for job in jobs]

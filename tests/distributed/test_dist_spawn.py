@@ -13,7 +13,7 @@ import pytest
 import samestep as ss
 import samestep.distributed as dist
 import samestep.multiprocessing as mp
-from dist_jobs import Job
+from dist_jobs import DistributedJob
 from running import script
 from samestep.launch import network
 
@@ -257,7 +257,7 @@ STAY = script("distributed/spawn_and_stay")
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_processes_end_with_their_parent(tmp_path, signum):
-    job = Job(tmp_path, STAY)
+    job = DistributedJob(tmp_path, STAY)
     for _ in range(2):
         assert job.process.stdout.readline() == "here\n"
     job.process.send_signal(signum)

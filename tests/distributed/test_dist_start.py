@@ -139,10 +139,10 @@ def test_mpi_brings_its_ranks_together_itself(place):
 @pytest.mark.ranks(2, 3, backends=["mpi"])
 def test_a_world_size_that_differs_is_told_to_both(place):
     rank, size, port, _ = place
-    claimed = size + 1 if rank == 1 else size
+    expected = size + 1 if rank == 1 else size
     if rank < 2:
         with pytest.raises(ss.MismatchError, match=f"world_size.*{size}.*{size + 1}|{size + 1}.*{size}"):
-            dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", SECONDS, claimed, rank)
+            dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", SECONDS, expected, rank)
     assert not dist.is_initialized()
 
 

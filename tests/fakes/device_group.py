@@ -16,7 +16,7 @@ HOST_VERBS = ("empty", "zeros", "empty_like", "barrier", "ibarrier", "println", 
 
 
 class DeviceGroup:
-    """As the backend, but every NumPy argument goes to device memory before a call, and comes back after it."""
+    """As the backend, but every NumPy argument is copied to device memory before a call, and back after it."""
 
     def __init__(self, backend: Any, stream: fake_arrays.Stream) -> None:
         self._backend = backend

@@ -49,7 +49,7 @@ struct Capture {
   std::map<const Stream*, long> n_gotten;  // things of each stream
 };
 
-/// Captures under way in this process.
+/// Captures in progress in this process.
 struct Captures {
   std::mutex mutex;
   std::vector<std::shared_ptr<Capture>> active;
@@ -60,7 +60,7 @@ inline Captures& captures() {
 }
 inline thread_local CaptureMode thread_mode = CaptureMode::global;
 
-/// For calls that are unsafe while a capture is under way: an error where this thread must not make them now, which
+/// For calls that are unsafe while a capture is in progress: an error where this thread must not make them now, which
 /// makes the capture worthless.
 inline int forbid_while_capturing() {
   if (thread_mode == CaptureMode::relaxed) return kSuccess;

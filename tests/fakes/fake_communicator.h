@@ -87,12 +87,12 @@ struct Comm {
   std::atomic<int> error{kSuccess};
   std::atomic<bool> aborted{false};
   std::atomic<int> polls_left{0};
-  std::thread opening;
+  std::thread opener;
   std::string last_error, path;
   std::thread::id maker;        // members of one clique that one thread has made are called together
   std::vector<double> factors;  // of operators made at run time
   long n_operations = 0;
-  std::vector<std::pair<void*, std::vector<Task>>> late;  // launches that have not begun: stream, tasks
+  std::vector<std::pair<void*, std::vector<Task>>> late;  // launches that have not started: stream, tasks
 
   ~Comm() {
     if (shared != nullptr) ::munmap(shared, sizeof *shared);
@@ -258,7 +258,7 @@ struct Comm {
     }
     const Stuck stuck([this] { return aborted.load(); });
     return wait([&] {
-      std::vector<std::pair<const Shared::Pipe*, Kind>> busy;  // an earlier message in the same pipe goes first
+      std::vector<std::pair<const Shared::Pipe*, Kind>> busy;  // an earlier message in the same pipe is first
       for (auto it = open.begin(); it != open.end();) {
         const auto end = std::make_pair(static_cast<const Shared::Pipe*>(it->pipe), it->task->kind);
         const bool mine = std::find(busy.begin(), busy.end(), end) == busy.end();
@@ -314,7 +314,7 @@ struct Comm {
 
   void run(const std::vector<Task>& tasks, long first) {
     for (std::size_t i = 0; i < tasks.size(); ++i) {
-      const int state = error;  // in progress: a later call has not begun
+      const int state = error;  // in progress: a later call has not started
       if (aborted || (state != kSuccess && state != kInProgress) ||
           !survive(std::to_string(first + static_cast<long>(i))))
         return;

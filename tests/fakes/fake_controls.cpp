@@ -8,7 +8,7 @@ using namespace fake;
 EXPORT int fakeDelay(void* stream_handle, long microseconds) {
   const auto stream = stream_of(stream_handle);
   if (!stream) return kInvalidHandle;
-  stream->push([=] { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); });
+  stream->enqueue([=] { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); });
   return kSuccess;
 }
 /// The stream stops here until `fakeRelease`. One hold at a time.
@@ -16,7 +16,7 @@ EXPORT int fakeHold(void* stream_handle) {
   const auto stream = stream_of(stream_handle);
   if (!stream) return kInvalidHandle;
   stream->held = true;
-  stream->push([raw = stream.get()] { Stream::pass(raw->held); });
+  stream->enqueue([raw = stream.get()] { Stream::pass(raw->held); });
   return kSuccess;
 }
 EXPORT int fakeRelease(void* stream_handle) {

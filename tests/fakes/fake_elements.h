@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-// The arithmetic of the stand-in of NCCL: pairwise in order of rank, halves in float, so that results are exact and
+// The arithmetic of the stand-in of NCCL: pairwise in order of rank, half types in float, so that results are exact and
 // can be compared with what the host engines give. (A real NCCL adds in another order.)
 
 namespace fake {

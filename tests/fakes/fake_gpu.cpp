@@ -10,7 +10,7 @@
 //   FAKE_GPU_IGNORE_WAITS  "library" or "user": streams made by the package, or by others, wait for no event
 //   FAKE_GPU_QUEUE         how many things a stream takes before callers have to wait (1000)
 //   CUDA_LAUNCH_BLOCKING   1: kernels end before the call that launches them
-//   FAKE_GPU_SECRET_PINNED 1: no other process reads pinned memory through the kernel
+//   FAKE_GPU_SECRET_PINNED 1: no other process reads pinned memory by CMA
 //   FAKE_GPU_LARGEST       most bytes that can be allocated at once
 //   FAKE_GPU_HOST_ACCESS   1: the host reaches device memory, as a GPU-aware MPI library does
 //   FAKE_GPU_SAME          all devices are this physical one

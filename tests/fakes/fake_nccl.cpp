@@ -157,12 +157,12 @@ int launch_group() {
 
 int open_group(const std::vector<CommPtr>& inits) {
   for (const CommPtr& comm : inits) {
-    comm->opening = std::thread([raw = comm.get()] { raw->open(); });
+    comm->opener = std::thread([raw = comm.get()] { raw->open(); });
   }
   int result = kSuccess;
   for (const CommPtr& comm : inits) {
     if (!comm->blocking) return kInProgress;
-    comm->opening.join();
+    comm->opener.join();
     if (comm->error != kSuccess) result = comm->error;
   }
   return result;
@@ -177,7 +177,7 @@ int end_group(const std::vector<CommPtr>& ends) {
     }
   }
   for (const CommPtr& comm : ends) {
-    if (comm->opening.joinable()) comm->opening.join();
+    if (comm->opener.joinable()) comm->opener.join();
     forget(comm.get());
   }
   return kSuccess;
@@ -298,9 +298,9 @@ EXPORT int ncclCommInitRankConfig(void** out, int size, UniqueId id, int rank, c
     group_inits.push_back(comm);
     return kSuccess;
   }
-  comm->opening = std::thread([raw = comm.get()] { raw->open(); });
+  comm->opener = std::thread([raw = comm.get()] { raw->open(); });
   if (!comm->blocking) return kInProgress;
-  comm->opening.join();
+  comm->opener.join();
   return comm->error;
 }
 EXPORT int ncclCommGetAsyncError(void* handle, int* out) {

@@ -10,7 +10,7 @@ namespace {
 using StreamPtr = std::shared_ptr<Stream>;
 using CapturePtr = std::shared_ptr<Capture>;
 
-/// Whether work of the legacy stream would have to wait for a stream that is being captured. Call with the mutex of
+/// Whether work of the legacy stream would have to wait for a stream that is being captured. Requires the mutex of
 /// captures() held.
 CapturePtr in_the_way_of_legacy(int device) {
   for (const CapturePtr& capture : captures().active) {
@@ -27,7 +27,7 @@ void wait_implicitly(const StreamPtr& stream) {
     if (other == stream || other->of_library || other->device != stream->device) continue;
     if (!other->is_legacy && !stream->is_legacy) continue;
     if (other->idle()) continue;
-    stream->push([other, number = other->put_so_far()] { other->wait_until_done(number); });
+    stream->enqueue([other, number = other->put_so_far()] { other->wait_until_done(number); });
   }
 }
 
@@ -46,7 +46,7 @@ int submit(const StreamPtr& stream, std::function<void()> work, bool writes) {
     if (in_the_way != nullptr) return invalidate(*in_the_way, kCaptureImplicit);
   }
   wait_implicitly(stream);
-  stream->push(std::move(work), writes);
+  stream->enqueue(std::move(work), writes);
   return kSuccess;
 }
 

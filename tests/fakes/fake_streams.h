@@ -38,7 +38,7 @@ inline std::atomic<unsigned long>& n_steps() {
 struct Stream {
   Stream(int on, bool by_library, bool legacy = false) : device(on), of_library(by_library), is_legacy(legacy) {}
   /// Blocks while the queue is full. `writes`: to device memory, which tests may hold up in streams of the package.
-  void push(std::function<void()> work, bool writes = false) {
+  void enqueue(std::function<void()> work, bool writes = false) {
     static const auto longest_queue = static_cast<std::size_t>(setting("FAKE_GPU_QUEUE", kLongestQueue));
     std::unique_lock lock(mutex);
     if (!thread.joinable()) thread = std::thread([this] { run(); });

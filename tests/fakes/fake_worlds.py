@@ -14,7 +14,7 @@ import fake_libraries
 import samestep as ss
 from device_group import DeviceGroup, through_group
 from samestep.backend import Backend, MPIBackend, NCCLBackend
-from samestep.testing import world as worlds
+from samestep.testing import world as testing_world
 from samestep.world import lifecycle
 
 # For as long as the process lives, in which threads look at devices also when no test runs.
@@ -57,7 +57,7 @@ FUNCTIONS = (ss.synchronize, ss.allreduce_gradients, ss.DistributedOptimizer)
 def _native(timeout: float, folder: Path) -> Backend:
     _set_defaults()
     with variables(**fake_libraries.environment(), SAMESTEP_STAGING_BYTES="65536"):
-        return worlds._native(timeout, folder)
+        return testing_world._native(timeout, folder)
 
 
 def _for_numpy(name: str, open_world: Any) -> Any:
@@ -82,10 +82,14 @@ WORLDS = {
 
 
 NCCL_WORLDS = "device-(fakes|late)"
-# Tests of tests/conformance that ask of device memory what is not promised of it: worlds, tests, why.
+# Tests of tests/conformance that ask of device memory what is not promised of it: world, tests, why.
 LEFT_OUT = (
-    ("device-", "test_lifecycle.py", "these tests make worlds of their own"),
-    ("device-", "test_the_error_names_the_operation_its_number", "device operations are numbered apart"),
+    ("device-", "test_lifecycle.py", "each of these tests makes its own world"),
+    (
+        "device-",
+        "test_the_error_names_the_operation_its_number",
+        "device operations have numbers of their own",
+    ),
     (NCCL_WORLDS, "factor_of_each_rank.*float16", "NCCL rounds factors to the type of the array"),
     ("device-(fakes|late)", "test_mismatch.py", "ranks compare beside the operation: the group has ended"),
     ("device-", "test_objects_are_left_with_one_warning", "the warning names the wrapper's file"),
@@ -148,9 +152,9 @@ def why_left_out(nodeid: str) -> str:
 
 
 def register_all() -> None:
-    """Names of worlds whose ranks have fake devices.
+    """Names of the transports whose ranks have fake devices.
 
-    `fakes`: NCCL. `late`: NCCL that returns before it has begun.
+    `fakes`: NCCL. `late`: NCCL that returns before it has started.
     `aware`: MPI that is given device memory, which with FAKE_GPU_HOST_ACCESS=1 it survives; `device-aware` sets that.
     `staged`: MPI with shared memory, through pinned memory in small pieces; `staged-direct`: all through MPI.
 
@@ -158,5 +162,5 @@ def register_all() -> None:
     backend.
     """
     for name, opener in WORLDS.items():
-        worlds.register_world(name, opener)
-        worlds.register_world(f"device-{name}", _for_numpy(name, opener))
+        testing_world.register_world(name, opener)
+        testing_world.register_world(f"device-{name}", _for_numpy(name, opener))

@@ -21,7 +21,7 @@ WAYS = ("--mpi", "--native")
 
 
 def until(happened, seconds, what):
-    """Waits for `happened()` to be true; fails with `what` after `seconds`. Returns the time it took."""
+    """Waits for `happened()` to be true; fails with `what` after `seconds`. Returns the seconds."""
     begin = time.monotonic()
     while not happened():
         assert time.monotonic() - begin < seconds, what

@@ -26,7 +26,7 @@ class Rank:
     def wait(self, seconds):
         deadline = time.monotonic() + seconds
         while self.code is None:
-            self._ranks.hear(deadline)
+            self._ranks.receive(deadline)
         return self.code
 
 
@@ -56,9 +56,9 @@ class Ranks:
         for _, writing in pipes:
             os.close(writing)
         for _ in range(n):
-            self.hear(time.monotonic() + PATIENCE_S)
+            self.receive(time.monotonic() + PATIENCE_S)
 
-    def hear(self, deadline):
+    def receive(self, deadline):
         """What the starter says: first the pid of each rank, later its exit code."""
         ready, _, _ = select.select([self._starter.stdout], [], [], max(0, deadline - time.monotonic()))
         assert ready, "the ranks have not ended"
@@ -68,14 +68,14 @@ class Ranks:
         else:
             self.processes[rank].code = number
 
-    def line(self, rank):
+    def report(self, rank):
         text = self.processes[rank].stdout.readline()
         assert text.startswith("{"), text + self.processes[rank].stdout.read()
         return json.loads(text)
 
     def pids(self):
         """What all ranks have reported as `pid`."""
-        return [self.line(rank)["pid"] for rank in range(len(self.processes))]
+        return [self.report(rank)["pid"] for rank in range(len(self.processes))]
 
     def kill(self, victim):
         """Kills a rank once all have reported their `pid`. Returns the time of that."""

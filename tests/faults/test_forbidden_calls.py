@@ -21,10 +21,10 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_memory_that_is_closed_after_the_start_goes_through_shared_memory(ranks, change):
     job = ranks(program("faults/forbidden_calls", "close_memory_after_the_start", change), 3)
-    if "skip" in (found := job.line(1)):
+    if "skip" in (found := job.report(1)):
         pytest.skip(found["skip"])
     assert found == {"right": True}
-    assert [job.line(rank) for rank in (0, 2)] == [{"right": True}] * 2
+    assert [job.report(rank) for rank in (0, 2)] == [{"right": True}] * 2
 
 
 @pytest.mark.parametrize("ranks", ["shm"], indirect=True)
@@ -32,14 +32,14 @@ def test_a_death_is_found_without_pidfd(ranks):
     job = ranks(program("faults/forbidden_calls", "lose_rank_1_without_pidfd"), 3)
     killed_at = job.kill(1)
     for rank in (0, 2):
-        found = job.line(rank)
+        found = job.report(rank)
         assert "rank 1 has left group 'world': its process has ended" in found["text"]
         assert found["at"] - killed_at < FOUND_S
 
 
 @pytest.mark.parametrize("ranks", ["shm"], indirect=True)
 def test_doctor_says_what_is_forbidden_and_what_is_done_instead(ranks):
-    before, after = ranks(program("faults/forbidden_calls", "tell_what_is_forbidden"), 1).line(0)["notes"]
+    before, after = ranks(program("faults/forbidden_calls", "tell_what_is_forbidden"), 1).report(0)["notes"]
     assert len(after) == 2
     assert after[0] == "no process_vm_readv: long arrays are copied through shared memory"
     assert after[1] == "no pidfd_open: whether other ranks live is looked up in /proc"

@@ -26,27 +26,27 @@ def root(run):
     """Rank, pid and fate in the line about the root cause, and the lines after it."""
     _, found, after = run.err.partition("samestep: root cause: ")
     assert found, run.err
-    line, *rest = after.splitlines()
-    return *re.fullmatch(r"rank (\d+) \(pid (\d+)\) (.*)", line).groups(), rest
+    line, *report = after.splitlines()
+    return *re.fullmatch(r"rank (\d+) \(pid (\d+)\) (.*)", line).groups(), report
 
 
 def test_a_rank_that_exits_with_7(start):
     run = start("exit_with_7")
     assert run.wait() == 7
-    rank, _, fate, rest = root(run)
+    rank, _, fate, report = root(run)
     assert (rank, fate) == ("1", "exit code 7")
     assert run.err.count("[1] why\n") == 1
-    assert re.fullmatch(r"samestep: rank 0 \(pid \d+\) signal SIGTERM, ended by the launcher", rest[0])
-    assert len(rest) == 1
+    assert re.fullmatch(r"samestep: rank 0 \(pid \d+\) signal SIGTERM, ended by the launcher", report[0])
+    assert len(report) == 1
 
 
 def test_a_rank_that_raises(start):
     """Its traceback is shown once, when it is written; the last lines have the exception in one line."""
     run = start("raise_in_a_group")
     assert run.wait() == 1
-    rank, _, fate, rest = root(run)
+    rank, _, fate, report = root(run)
     assert (rank, fate) == ("1", "exit code 1: ValueError: on purpose")
-    assert [line.partition(",")[2] for line in rest] == [" in consequence (PeerLostError)"]
+    assert [line.partition(",")[2] for line in report] == [" in consequence (PeerLostError)"]
     assert run.err.count("[1] Traceback") == run.err.count("[1] ValueError: on purpose\n") == 1
 
 
@@ -68,10 +68,10 @@ def test_the_rank_that_others_miss_is_the_cause(start, how, fate):
     """It has left well, or hangs; the ranks that noticed it are innocent."""
     run = start("miss_rank_1", how, n=3)
     assert run.wait() == 1
-    rank, _, found, rest = root(run)
+    rank, _, found, report = root(run)
     assert rank == "1"
     assert re.fullmatch(fate, found)
-    assert [re.fullmatch(r"samestep: rank (\d) .*, in consequence \(.*\)", line)[1] for line in rest] == [
+    assert [re.fullmatch(r"samestep: rank (\d) .*, in consequence \(.*\)", line)[1] for line in report] == [
         "0",
         "2",
     ]
@@ -118,9 +118,9 @@ def test_others_that_do_not_listen_are_killed_within_5_seconds(start):
     run.until_all_say("ready", n=3)  # rank 0 once, rank 1 twice
     run.process.stdin.write(b"go\n")
     run.process.stdin.close()
-    took = until(lambda: not run.left(), 20, "still there")
+    seconds = until(lambda: not run.left(), 20, "still there")
     assert run.wait() == 128 + signal.SIGABRT
-    assert 2.5 < took < 6
+    assert 2.5 < seconds < 6
     assert "signal SIGKILL, ended by the launcher" in run.err
 
 
@@ -128,10 +128,10 @@ def test_a_consequence_is_not_the_cause(start, tmp_path):
     """Rank 1 fails first but does not disappear; rank 0 notices, and is the first to exit."""
     run = start("exit_first_in_consequence")
     assert run.wait() == 1
-    rank, _, fate, rest = root(run)
+    rank, _, fate, report = root(run)
     assert (rank, fate) == ("1", "uncaught exception: ValueError")
     assert re.fullmatch(
-        r"samestep: rank 0 \(pid \d+\) exit code 1, in consequence \(PeerLostError\)", rest[-1]
+        r"samestep: rank 0 \(pid \d+\) exit code 1, in consequence \(PeerLostError\)", report[-1]
     )
     assert not list(tmp_path.glob("samestep-*.json"))
 
@@ -175,9 +175,9 @@ def test_ctrl_c_on_ranks_that_do_not_listen(start):
     run = start("ignore_and_wait")
     run.until_all_say("ready")
     run.process.send_signal(signal.SIGINT)
-    took = until(lambda: not run.left(), 20, "still there")
+    seconds = until(lambda: not run.left(), 20, "still there")
     assert run.wait() == 130
-    assert 3.5 < took < 7
+    assert 3.5 < seconds < 7
 
 
 def test_a_second_ctrl_c_is_impatient(start):
@@ -186,9 +186,9 @@ def test_a_second_ctrl_c_is_impatient(start):
     run.process.send_signal(signal.SIGINT)
     run.until_all_say("interrupted")
     run.process.send_signal(signal.SIGINT)
-    took = until(lambda: not run.left(), 20, "still there")
+    seconds = until(lambda: not run.left(), 20, "still there")
     assert run.wait() == 130
-    assert took < 3.5  # it would be SIGKILL after 4 s
+    assert seconds < 3.5  # it would be SIGKILL after 4 s
 
 
 def parent_of(pid):

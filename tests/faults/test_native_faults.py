@@ -23,17 +23,17 @@ def test_a_killed_rank_is_named_by_all_others(ranks, call):
     job = ranks(program("faults/native_faults", "lose_rank_1_in", call), 3)
     killed_at = job.kill(1)
     for rank in (0, 2):
-        found = job.line(rank)
+        found = job.report(rank)
         assert "rank 1 has left group 'world'" in found["text"]
         assert found["at"] - killed_at < FOUND_S
-        assert job.line(rank) == {"ended": True}
+        assert job.report(rank) == {"ended": True}
         assert job.processes[rank].wait(PATIENCE_S) == 0
 
 
 def test_survivors_may_start_anew(ranks):
     job = ranks(program("faults/native_faults", "start_again_without_rank_2"), 3)
     for rank in range(2):
-        assert job.line(rank) == {"total": 3.0, "size": 2}
+        assert job.report(rank) == {"total": 3.0, "size": 2}
         assert job.processes[rank].wait(PATIENCE_S) == 0
 
 
@@ -41,7 +41,7 @@ def test_a_stopped_rank_is_named_at_the_deadline(ranks):
     job = ranks(program("faults/native_faults", "wait_for_a_stopped_rank"), 2)
     pids = job.pids()
     os.kill(pids[1], signal.SIGSTOP)
-    found = job.line(0)
+    found = job.report(0)
     assert "for rank 1" in found["text"]
     assert 1 <= found["seconds"] < 10
 
@@ -51,7 +51,7 @@ def test_a_stopped_rank_is_named_at_the_deadline(ranks):
 def test_many_worlds_leave_nothing_behind(ranks, tmp_path, n_worlds):
     job = ranks(program("faults/native_faults", "open_many_worlds", n_worlds), 2)
     for rank in range(2):
-        found = job.line(rank)
+        found = job.report(rank)
         first, *others = found["seen"]
         assert others == [first] * len(others)
         assert first[1] == 0
@@ -66,8 +66,8 @@ def test_a_rank_killed_at_any_moment_is_named_by_all_others(ranks):
     n_trials = 20
     job = ranks(program("faults/native_faults", "kill_at_random_moments", n_trials), 1)
     for seed in range(n_trials):
-        survivors = [job.line(0) for _ in range(2)]
-        trial = job.line(0)
+        survivors = [job.report(0) for _ in range(2)]
+        trial = job.report(0)
         victim = trial["victim"]
         assert trial["ends"] == [-signal.SIGKILL if rank == victim else 0 for rank in range(3)], trial
         assert {found["rank"] for found in survivors} == {0, 1, 2} - {victim}

@@ -16,7 +16,7 @@ def test_a_receive_from_any_rank_ends_once_one_is_lost(ranks):
     job = ranks(program("faults/waiting", "receive_from_any_while_rank_1_dies"), 3)
     killed_at = job.kill(1)
     for rank in (0, 2):
-        found = job.line(rank)
+        found = job.report(rank)
         assert re.search(r"rank 1( \(\S+\))? has left group 'world'", found["text"])
         assert found["at"] - killed_at < FOUND_S
         if rank == 2:
@@ -28,7 +28,7 @@ def test_a_receive_from_any_rank_ends_once_one_is_lost(ranks):
 
 def test_a_receive_from_any_rank_outlives_ranks_that_have_finished(ranks):
     job = ranks(program("faults/waiting", "receive_from_any_while_ranks_finish"), 3)
-    found = job.line(0)
+    found = job.report(0)
     assert found["found"] == [1.0, 2.0]
     assert re.match(r"rank 2\b", found["late"])
 
@@ -37,7 +37,7 @@ def test_a_receive_from_any_rank_outlives_ranks_that_have_finished(ranks):
 def test_all_who_wait_for_a_missing_rank_time_out_naming_it(ranks):
     job = ranks(program("faults/waiting", "reduce_without_rank_2"), 4)
     for rank in (0, 1, 3):
-        found = job.line(rank)
+        found = job.report(rank)
         assert found["kind"] == "TimeoutError", found
         assert re.search(r"for rank 2\b", found["text"]), found
 
@@ -48,7 +48,7 @@ def test_a_survivor_that_lives_on_lets_others_go(ranks):
     killed_at = job.kill(3)
     texts = []
     for rank in range(3):
-        found = job.line(rank)
+        found = job.report(rank)
         assert found["at"] - killed_at < FOUND_S
         texts.append(found["text"])
     for text in texts:

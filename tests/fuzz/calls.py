@@ -112,7 +112,7 @@ def _ring(group, x, how):
 
 
 def bad_arguments(rng, verb, x, root, group):
-    """An array, a root and keywords of which one is wrong, in a way that this rank can see alone."""
+    """An array, a root and keywords of which one is wrong, as this rank alone can see."""
     choices = [(x, root, {"timeout": rng.choice([0, -1, float("nan"), float("inf"), "soon", 10**400])})]
     if verb in TAKES_ARRAY:
         arrays = [None, [1.0], "text", b"bytes", {}, object(), np.array(["a"]), np.array([object()])]
@@ -156,7 +156,7 @@ def one_call(rng, group, outcomes):
             assert str(error)
             outcomes["refused"] += 1
         else:
-            raise AssertionError(f"{verb} took {array!r}, root {other_root!r}, {how}")
+            raise AssertionError(f"{verb} accepted {array!r}, root {other_root!r}, {how}")
     if kind == "ranks disagree" and group.size > 1 and verb == "allreduce":
         wrong = x if group.rank else np.zeros(x.size + 1, x.dtype)
         try:

@@ -146,7 +146,7 @@ class _Screen:
     def __init__(self) -> None:
         self.texts: list[bytes] = []
 
-    def plain(self, _: int, text: bytes) -> None:
+    def status(self, _: int, text: bytes) -> None:
         self.texts.append(text)
 
 

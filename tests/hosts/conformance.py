@@ -53,7 +53,7 @@ def run(lab, layout, backends, files=(), most_s=MOST_S):
     return process.returncode, text
 
 
-# The hosts share the machine's cores, which Open MPI cannot know: its ranks have to give way to each other.
+# The hosts share the machine's cores, which Open MPI cannot know: its ranks have to yield to each other.
 _RUN = [sys.executable, "-m", "samestep", "run", "--mpi", "--raw", "--env=OMPI_MCA_mpi_yield_when_idle=1"]
 
 

@@ -19,7 +19,7 @@ def begin(lab):
     jobs = []
 
     def start(program, n_each, **options):
-        jobs.append(labs.Job(lab, program, n_each, number=len(jobs), **options))
+        jobs.append(labs.LabJob(lab, program, n_each, number=len(jobs), **options))
         return jobs[-1]
 
     yield start

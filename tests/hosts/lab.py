@@ -99,25 +99,25 @@ class Lab:
     # --- what happens to networks
 
     def drop(self, number):
-        """The host's packets vanish both ways, without a word."""
+        """The host's packets vanish in both directions, without a word."""
         self.run("switch", f"bridge link set dev card{number} state disabled")
 
     def unplug(self, number):
-        """The host's card goes down."""
+        """Shuts down the host's card."""
         self.run(f"node{number}", "ip link set eth0 down")
 
     def power_off(self, number):
-        """The host vanishes with all that runs there; who reached it by ssh does not hear of it."""
+        """The host vanishes with all that runs there; a process that reached it by ssh is not notified."""
         self.drop(number)
         self._off.add(f"node{number}")
         self._kill_inside([f"node{number}"])
 
     def lose(self, number, percent):
-        """So many of the host's packets vanish, each way: a filter throws the dice, for netem may not be there."""
+        """So many of the host's packets vanish in each direction. A filter drops them, as netem may be missing."""
         dice = f"4,32 0 0 4294963256,53 1 0 {percent * 42949672},6 0 0 2,6 0 0 4294967295"
         self.run("switch", f"tc qdisc replace dev card{number} clsact")
-        for way in ("ingress", "egress"):
-            words = f"tc filter replace dev card{number} {way} prio 1 handle 1 bpf da bytecode".split()
+        for direction in ("ingress", "egress"):
+            words = f"tc filter replace dev card{number} {direction} prio 1 handle 1 bpf da bytecode".split()
             self.call("switch", [*words, dice])
 
     def limit(self, number, rate):
@@ -169,7 +169,7 @@ class Lab:
                 stderr=fds[2],
                 env=environment,
                 cwd="/",
-                start_new_session=True,  # as below a daemon: it goes on when the caller is killed
+                start_new_session=True,  # as below a daemon: it survives the caller
             )
             self._commands.append(process)
             for fd in fds:
@@ -214,7 +214,7 @@ def _of_srun(rank, n_ranks):
     return {"SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(n_ranks)}
 
 
-class Job:
+class LabJob:
     """The ranks of `python *program`, spread over hosts as by torchrun or srun: `n_each` on each, in order.
 
     Each line they print is one JSON object. `first`: number of the first host. `late`: ranks that `join` starts.
@@ -249,13 +249,13 @@ class Job:
         argv = [sys.executable, "-u", *self._program]
         self.processes[rank] = self._lab.start(self.hosts[rank], argv, env={**names, **self._environment})
 
-    def line(self, rank):
+    def report(self, rank):
         text = self.processes[rank].stdout.readline()
         assert text.startswith("{"), text + self.processes[rank].stdout.read()
         return json.loads(text)
 
     def lines(self):
-        return [self.line(rank) for rank in sorted(self.processes)]
+        return [self.report(rank) for rank in sorted(self.processes)]
 
     def wait(self):
         """The exit codes."""

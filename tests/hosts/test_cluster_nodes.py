@@ -1,4 +1,4 @@
-"""The same command on every host, as a cluster system runs a container's: it alone tells the hosts apart."""
+"""The same command on every host, as a cluster system runs a container's: it alone distinguishes the hosts."""
 
 import json
 import os

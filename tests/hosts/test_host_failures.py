@@ -35,14 +35,14 @@ DEAD = [name for name in SCENES if name.startswith(("no power", "a killed"))]
 
 
 class Stage:
-    """All scenes, begun."""
+    """All scenes, started."""
 
     def __init__(self):
         self.lab = labs.Lab(2 * len(SCENES))
         self.jobs = {}
         try:
             for number, (name, (words, n_each)) in enumerate(SCENES.items()):
-                self.jobs[name] = labs.Job(
+                self.jobs[name] = labs.LabJob(
                     self.lab,
                     program("hosts/host_failures", *words),
                     n_each,
@@ -93,13 +93,13 @@ def stage():
 
 def check_survivor(stage, name, rank, lost):
     job = stage.jobs[name]
-    found = job.line(rank)
+    found = job.report(rank)
     assert any(f"rank {r} ({job.hosts[r]}) has left group 'world'" in found["text"] for r in lost), found
     assert any(f"from {job.hosts[r]} (10.78.0." in found["text"] for r in lost), found
     if not name.startswith("a killed"):
         assert re.search(r"has been silent for 8 s|No route to host|timed out", found["text"]), found
     assert found["at"] - stage.since[name] < FOUND_WITHIN_S
-    assert job.line(rank) == {"ended": True}
+    assert job.report(rank) == {"ended": True}
     assert job.processes[rank].wait(PATIENCE_S) == 0
 
 
@@ -125,7 +125,7 @@ def test_a_dead_rank_is_named_with_its_host(stage, name):
 def test_ranks_that_do_nothing_for_longer_than_a_host_may_be_silent_are_late_not_lost(stage):
     stopped, busy = stage.jobs["stopped"], stage.jobs["busy"]
     assert (
-        f"for rank 1 ({stopped.hosts[1]}); arrived: rank 0 (" in stopped.line(0)["text"]
+        f"for rank 1 ({stopped.hosts[1]}); arrived: rank 0 (" in stopped.report(0)["text"]
     )  # at its deadline of 12 s
     os.kill(stage.pids["busy"][1], signal.SIGCONT)  # its buffers have been full all the time
     assert busy.lines() == [{"ended": True}] * 2
@@ -137,12 +137,12 @@ def test_a_fifth_of_the_packets_lost_makes_nothing_wrong(stage):
 
 
 def test_a_host_that_never_comes_is_named_with_the_place_to_meet(stage):
-    text = stage.jobs["alone"].line(0)["text"]
+    text = stage.jobs["alone"].report(0)["text"]
     assert "rank 1 of 2 did not join at" in text
     assert "10.78.0." in text
 
 
 def test_a_host_that_comes_late_is_waited_for(stage):
     job = stage.jobs["late"]
-    job.line(1)
+    job.report(1)
     assert job.lines() == [{"total": 3.0}] * 2

@@ -118,7 +118,7 @@ def found_by_cluster():
 
 
 def flax_training():
-    """A training loop of Flax NNX, with the data divided over the devices by `jit`."""
+    """A training loop of Flax NNX, with the data sharded over the devices by `jit`."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -147,8 +147,8 @@ def flax_training():
         return losses, [np.asarray(leaf.addressable_data(0)) for leaf in leaves]
 
     rows = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
-    divided = [jax.make_array_from_callback(a.shape, rows, lambda index, a=a: a[index]) for a in (x, y)]
-    losses, weights = trained(*divided)
+    sharded = [jax.make_array_from_callback(a.shape, rows, lambda index, a=a: a[index]) for a in (x, y)]
+    losses, weights = trained(*sharded)
     alone, alone_weights = trained(x, y)
     np.testing.assert_allclose(losses, alone, rtol=1e-4)
     for got, expected in zip(weights, alone_weights, strict=True):
@@ -158,7 +158,7 @@ def flax_training():
 
 
 def orbax_checkpoint(folder):
-    """Arrays that are divided over processes, saved and read again by Orbax."""
+    """Arrays that are sharded over processes, saved and read again by Orbax."""
     import jax
     import orbax.checkpoint as ocp
     from jax.sharding import NamedSharding, PartitionSpec

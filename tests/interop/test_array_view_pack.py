@@ -172,9 +172,9 @@ UNWRITABLE = {
         lambda: np.lib.stride_tricks.as_strided(np.zeros(3), (2, 3), (0, 8)),
         r"share memory \(shape \(2, 3\), strides \(0, 8\) bytes\).*x.clone\(\) or np.array\(x\)",
     ),
-    "sliding window": (lambda: np.lib.stride_tricks.as_strided(np.zeros(5), (3, 3), (8, 8)), "share memory"),
+    "sliding view": (lambda: np.lib.stride_tricks.as_strided(np.zeros(5), (3, 3), (8, 8)), "share memory"),
     "half a step": (lambda: np.lib.stride_tricks.as_strided(np.zeros(5), (3,), (4,)), "share memory"),
-    "window there and back": (
+    "there and back": (
         lambda: np.lib.stride_tricks.as_strided(np.zeros(5)[4:], (3, 3), (-8, -8)),
         "share memory",
     ),

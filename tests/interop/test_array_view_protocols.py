@@ -201,7 +201,7 @@ def test_exchange_api(table):
         __dlpack_c_exchange_api__ = api_capsule(table)
 
         def __dlpack__(self, **_):
-            raise AssertionError("the slow way was taken")
+            raise AssertionError("the slow path was taken")
 
     for _ in range(2):  # found, then remembered
         x = Fast(flags=1, strides=(4, 1))

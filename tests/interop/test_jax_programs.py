@@ -34,7 +34,7 @@ def test_an_error_in_a_program_is_caught_by_its_class_and_the_group_lives_on(gro
         assert "leaf ['x'] is float32 (2,) on rank 0 and float32 (3,) on rank 1" in str(caught.value)
         assert "Traceback" not in str(caught.value)
         assert "\n" not in str(caught.value)
-    assert not caplog.records  # JAX logs the traceback of what else goes wrong in a callback
+    assert not caplog.records  # JAX logs the traceback of other errors in a callback
     jax.effects_barrier()
 
 

@@ -1,4 +1,4 @@
-"""Steps of torch that all ranks leave together, and loss scalers that decide alike."""
+"""Steps of torch that all ranks leave together, and loss scalers that decide the same."""
 
 import contextlib
 

@@ -24,7 +24,7 @@ struct Scenario {
   std::function<void(int rank)> body;
 };
 
-/// Runs ranks as fibers of one thread, one access to shared atomic words at a time, and goes through all orders of
+/// Runs ranks as fibers of one thread, one access to shared atomic words at a time, and explores all orders of
 /// these accesses. If every rank has seen the same stores and stands at the same point after two orders, their
 /// continuations are equal: the second is not followed.
 ///
@@ -56,10 +56,10 @@ class Explorer {
   void updated(std::size_t word, std::memory_order order);
   void plain(const volatile void* address, std::size_t nbytes, bool writes);
 
-  /// After a turn of a loop that polls. If the turn found nothing new, the rank waits until a word that it looked at
+  /// After an iteration of a loop that polls. If it found nothing new, the rank waits until a word that it looked at
   /// has changed. True if `may_time_out` and its time is over: both answers are explored.
   bool pause(bool may_time_out);
-  /// The same in a loop of the code that counts its turns: either it waits, or all further turns find nothing.
+  /// The same in a loop of the code that counts its iterations: either it waits, or all later iterations find nothing.
   void pause_in_bounded_loop();
   /// Such a loop is over.
   void end_bounded_loop();

@@ -19,9 +19,9 @@ int main(int argc, char** argv) {
     if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), scenario.name) == wanted.end()) continue;
     const auto begin = Clock::now();
     const auto found = model::explorer().explore(scenario);
-    const std::chrono::duration<double> took = Clock::now() - begin;
+    const std::chrono::duration<double> elapsed = Clock::now() - begin;
     std::printf("%-28s %8zu states %8zu executions, longest %5zu steps, %6.2f s\n", scenario.name.c_str(), found.states,
-                found.executions, found.longest, took.count());
+                found.executions, found.longest, elapsed.count());
     std::fflush(stdout);
   }
 }

@@ -339,7 +339,7 @@ Scenario killed(std::string name, int size, Reach reach, Act act) {
   return scenario;
 }
 
-/// Rank 1 leaves after any poll of its wait, or not at all, and makes no further call. First it sends `n` messages that
+/// Rank 1 leaves after any poll of its wait, or not at all, and makes no more calls. First it sends `n` messages that
 /// nobody receives.
 Scenario given_up(std::string name, int size, Reach reach, Act act, int n = 0) {
   return in_world(std::move(name), size, reach, [=](World& world, int rank) {

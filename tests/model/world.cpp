@@ -89,10 +89,10 @@ void World::set_up() {
 void World::tear_down() {
   for (Member& member : members_) {
     // To close makes what is pending progress, in memory that is not reset for the next execution.
-    member.engine->inbox_.abandon();
-    member.engine->collectives_.clear();
-    member.engine->pending_messages_.clear();
-    member.engine->close();
+    member.progress_engine->inbox_.abandon();
+    member.progress_engine->collectives_.clear();
+    member.progress_engine->pending_messages_.clear();
+    member.progress_engine->close();
   }
   members_.clear();
 }
@@ -149,7 +149,7 @@ void World::leave(int rank) {
 }
 
 void World::forget_history(int rank, std::uint64_t place) {
-  ProgressEngine& engine = *member(rank).engine;
+  ProgressEngine& engine = *member(rank).progress_engine;
   const auto& header_exchange = dynamic_cast<const ShmHeaderExchange&>(engine.header_exchange());
   const auto& transport = dynamic_cast<const ShmTransport&>(engine.transport());
   const NodeGroup& group = *member(rank).group->group_;

@@ -26,7 +26,7 @@ class World {
 
   int size() const { return size_; }
   samestep::Communicator& group(int rank) { return *members_[static_cast<std::size_t>(rank)].group; }
-  samestep::ProgressEngine& engine(int rank) { return *members_[static_cast<std::size_t>(rank)].engine; }
+  samestep::ProgressEngine& engine(int rank) { return *members_[static_cast<std::size_t>(rank)].progress_engine; }
 
   /// A buffer of this rank for this execution.
   Floats buffer(int rank, std::size_t count);
@@ -42,7 +42,7 @@ class World {
   bool wait_or_leave(int rank, const samestep::Communicator::WorkPtr& work);
   void leave(int rank);
 
-  /// Forgets how the rank reached this point. Call while no operation is pending, with a number for the point.
+  /// Forgets how the rank reached this point. To be called while no operation is pending, with a number for the point.
   void forget_history(int rank, std::uint64_t place);
 
   /// A blocking allreduce on the fast path.
@@ -51,7 +51,7 @@ class World {
 
  private:
   struct Member {
-    std::shared_ptr<samestep::ProgressEngine> engine;
+    std::shared_ptr<samestep::ProgressEngine> progress_engine;
     std::shared_ptr<samestep::NodeCommunicator> group;
     std::vector<Floats> buffers;
   };

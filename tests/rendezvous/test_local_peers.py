@@ -88,7 +88,7 @@ def test_strangers_hold_up_nobody(user, size):
         before = len(os.listdir("/proc/self/fd"))
         begin = time.monotonic()
         found = on_ranks(size, lambda rank: connect(room, rank, size))
-        assert time.monotonic() - begin < 5  # one silent connection alone took as long once
+        assert time.monotonic() - begin < 5  # one silent connection alone needed as long once
         assert [type(host).__name__ for host in found] == ["LocalPeers"] * size
         del found
         assert len(os.listdir("/proc/self/fd")) == before
@@ -116,7 +116,7 @@ def test_the_deadline_is_looked_at_while_strangers_come():
         def act(rank):
             if rank == 0:
                 return connect(room, 0, 2, timeout=0.5)
-            return room.exchange_of(1)(room.said[0] or bytes(40))  # and comes no further
+            return room.exchange_of(1)(room.said[0] or bytes(40))  # and stops there
 
         begin = time.monotonic()
         found, _ = on_ranks(2, act)

@@ -129,7 +129,7 @@ def test_a_rank_that_has_joined_already(place):
 
 
 def wait_until_joined(place, rank):
-    """Looks into the store from outside."""
+    """Reads the store from outside."""
     from samestep.rendezvous import FileStore, PrefixStore
     from samestep.rendezvous.table import RESERVED
 

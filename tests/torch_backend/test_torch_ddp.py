@@ -114,9 +114,9 @@ def twice_through(dist, net):
 
 
 CASES = {
-    "plain": (models.plain, plainly, {}),
-    "views of buckets": (models.plain, plainly, {"gradient_as_bucket_view": True}),
-    "static graph": (models.plain, plainly, {"static_graph": True}),
+    "plain": (models.mlp, plainly, {}),
+    "views of buckets": (models.mlp, plainly, {"gradient_as_bucket_view": True}),
+    "static graph": (models.mlp, plainly, {"static_graph": True}),
     "unused": (models.Sometimes, with_unused, {"find_unused_parameters": True}),
     "unused, views": (
         models.Sometimes,
@@ -145,8 +145,8 @@ def hooks():
         dist = torch.distributed
         dist.all_reduce(bucket.buffer(), async_op=True).get_future().wait()
         again = dist.all_reduce(bucket.buffer() / dist.get_world_size(), async_op=True).get_future()
-        halves = again.then(lambda f: f.value()[0] / (2 * dist.get_world_size()))
-        return halves.then(lambda f: f.value() * 2)
+        averaged = again.then(lambda f: f.value()[0] / (2 * dist.get_world_size()))
+        return averaged.then(lambda f: f.value() * 2)
 
     around_allreduce = default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook)
 
@@ -292,7 +292,7 @@ def test_buckets_are_moved_to_where_all_ranks_reach_them_and_stay_valid(over, vi
 
     with over("samestep") as dist:
         before = set(bucket_memory._placed)
-        net = DistributedDataParallel(models.seeded(models.plain), gradient_as_bucket_view=views)
+        net = DistributedDataParallel(models.seeded(models.mlp), gradient_as_bucket_view=views)
         plainly(dist, net)
         added = [placed for number, placed in bucket_memory._placed.items() if number not in before]
         comm = dist.group.WORLD._comm
@@ -313,7 +313,7 @@ def test_buckets_are_moved_to_where_all_ranks_reach_them_and_stay_valid(over, vi
 def test_verify_names_the_parameter_that_has_drifted(over, monkeypatch):
     monkeypatch.setenv("SAMESTEP_VERIFY", "2")
     with over("samestep") as dist:
-        net = DistributedDataParallel(models.seeded(models.plain))
+        net = DistributedDataParallel(models.seeded(models.mlp))
         plainly(dist, net)
         if dist.get_rank() == 1:
             with torch.no_grad():

@@ -276,7 +276,7 @@ def test_ending_and_beginning_again(over):
             assert world.get_backend() == "samestep"
 
 
-# ---- what goes wrong
+# ---- errors
 
 
 @pytest.mark.ranks(3, timeout=60, backends=["native"])
@@ -383,7 +383,7 @@ def test_profiler_sees_the_verbs(world):
 
 @pytest.mark.ranks(3, timeout=60, backends=["native"])
 def test_a_profiler_does_not_wait(world):
-    """All ranks send before they receive, more than fits on the way."""
+    """All ranks send before they receive, more than the transport buffers."""
     n, rank = world.get_world_size(), world.get_rank()
     got = torch.empty(3_000_000)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

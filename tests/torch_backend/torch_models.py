@@ -41,7 +41,7 @@ class Language(nn.Module):
         return self.norm(hidden) @ self.tokens.weight.T
 
 
-def plain():
+def mlp():
     """Layers of very different sizes, so that there are several buckets."""
     return nn.Sequential(
         nn.Linear(6, 150), nn.Tanh(), nn.Linear(150, 150), nn.BatchNorm1d(150), nn.Linear(150, 3)

@@ -41,7 +41,7 @@ from torch.testing._internal.distributed import distributed_test  # noqa: E402
 class Suite(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
     """Ranks are forked from this process, which has imported torch already."""
 
-    on_host = False
+    waits_on_host = False
 
     def setUp(self):
         super().setUp()
@@ -52,7 +52,7 @@ class Suite(distributed_test.TestDistBackend, distributed_test.DistributedTest._
             "accumulate_gradients_no_sync" in test_name
         ):  # takes its branch for the host by the names of two backends
             distributed_test.BACKEND = "gloo"
-        if self.on_host:
+        if self.waits_on_host:
             put_the_host_in_the_place_of_gpus()
         super().run_test(test_name, parent_pipe)
 
@@ -107,11 +107,11 @@ def run(name, how="+"):
     """Status, and what there is to say."""
     plain = inspect.unwrap(inspect.getattr_static(Suite, name))
 
-    def unasked(self):  # without the marks of the function, too
+    def unasked(self):  # without the decorations of the function, too
         plain(self)
 
     os.environ["WORLD_SIZE"] = "4" if how == "4" else "3"
-    test = type("Suite", (Suite,), {name: unasked, "on_host": how in "h4"})(name)
+    test = type("Suite", (Suite,), {name: unasked, "waits_on_host": how in "h4"})(name)
     result = unittest.TestResult()
     test.run(result)
     if result.skipped:

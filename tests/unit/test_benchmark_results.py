@@ -187,7 +187,7 @@ def test_every_slower_cell_is_a_loss_and_an_equal_one_is_not(results):
         point(results, {"mpi4py": 2.0, "samestep": 3.0, "shared": 2.0, "gloo": 2.5}),
         point(results, {"limit": 1.0, "shared": 2.0}),
     ]
-    assert [(ours, rival) for _, ours, rival in results.losses(points)] == [
+    assert [(ours, rival) for _, ours, rival in results.lost_cells(points)] == [
         ("samestep", "mpi4py"),
         ("samestep", "gloo"),
     ]
@@ -319,8 +319,8 @@ def test_only_what_stands_between_the_marks_is_replaced(module):
     once = report.page(old, "new")
     assert once == f"above\n{report.BEGIN}\n\nnew\n\n{report.END}\nbelow"
     assert report.page(once, "new") == once
-    with pytest.raises(ValueError, match="marks"):
-        report.page("no marks", "new")
+    with pytest.raises(ValueError, match="comments"):
+        report.page("no comments", "new")
 
 
 def test_the_committed_page_has_the_marks(module):

@@ -23,15 +23,15 @@ def test_what_repeats_itself_is_left_out():
     default, everything = collected(*files), collected("--all", *files)
     assert set(default) < set(everything)
 
-    def worlds(names):
+    def world_names(names):
         return {name.partition("[")[2].rstrip("]").split("-")[0] for name in names}
 
-    assert worlds(default) == {"self", "native", "tcp"}
-    assert worlds(everything) == {"self", "native", "tcp", "mpi"}
+    assert world_names(default) == {"self", "native", "tcp"}
+    assert world_names(everything) == {"self", "native", "tcp", "mpi"}
     assert not any("-4" in name for name in default)
     assert any("native-4" in name for name in everything)
     groups = collected(files[0])
-    assert worlds(groups) == {"self", "native"}, "TCP is asked for its transport only"
+    assert world_names(groups) == {"self", "native"}, "TCP is asked for its transport only"
 
 
 SLOW = "tests/conformance/test_shared_arrays.py"

@@ -98,12 +98,12 @@ def has_place(path: str) -> bool:
     """Whether a name is on a page: itself, its module, or the method or function that is the same thing."""
     owner, _, name = path.rpartition(".")
     value = resolve(path)
-    places = {path, f"samestep.Backend.{SAME_AS.get(name, name)}", f"samestep.{name}"}
+    pages = {path, f"samestep.Backend.{SAME_AS.get(name, name)}", f"samestep.{name}"}
     if inspect.ismodule(resolve(owner)) and owner != "samestep":
-        places.add(owner)  # a small module, shown whole
+        pages.add(owner)  # a small module, shown whole
     if isinstance(value, samestep.ReduceOp):
-        places.add("samestep.ReduceOp")
-    return bool(places & documented())
+        pages.add("samestep.ReduceOp")
+    return bool(pages & documented())
 
 
 def public_names() -> list[str]:

@@ -185,7 +185,7 @@ def test_limits_that_are_too_low_are_marked():
     [
         ({"SLURM_JOB_NODELIST": "a[1-2]"}, "a[1-2], allotted by Slurm"),
         ({"PBS_NODEFILE": "nodes"}, "n1,n2, allotted by PBS (PBS_NODEFILE)"),
-        ({"PE_HOSTFILE": "nodes"}, "n1,n2, allotted by Grid Engine"),
+        ({"PE_HOSTFILE": "nodes"}, "n1,n2, allotted by SGE"),
         ({"PBS_NODEFILE": "missing"}, "unknown hosts (No such file or directory: missing)"),
         ({"LSB_HOSTS": "b b c"}, "b,c, allotted by LSF"),
         ({}, f"this one, {os.uname().nodename}; samestep run --hosts names others"),

@@ -1,4 +1,4 @@
-"""What ranks have to be given alike."""
+"""Settings that must agree on all ranks."""
 
 import re
 

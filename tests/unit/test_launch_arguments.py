@@ -2,13 +2,13 @@
 
 import pytest
 from samestep.launch.arguments import parse
-from samestep.launch.plan import Host
+from samestep.launch.plan import HostSlots
 
 
 def test_everything_after_the_program_is_the_programs():
-    rest = ("-n", "7", "--", "--raw", "x y", "", "--env", "A=B", "-m")
-    options = parse(["-n", "2", "train.py", *rest])
-    assert (options.n_ranks, options.program, options.arguments) == (2, "train.py", rest)
+    operands = ("-n", "7", "--", "--raw", "x y", "", "--env", "A=B", "-m")
+    options = parse(["-n", "2", "train.py", *operands])
+    assert (options.n_ranks, options.program, options.arguments) == (2, "train.py", operands)
     assert not options.raw and not options.env
 
 
@@ -35,7 +35,7 @@ def test_forms_of_the_number(words):
 def test_hosts_tell_the_number():
     options = parse(["--hosts", "a:2,b", "--mpi", "x"])
     assert options.n_ranks == 3
-    assert options.hosts == (Host("a", 2), Host("b", 1))
+    assert options.hosts == (HostSlots("a", 2), HostSlots("b", 1))
     assert parse(["--hosts=a:2,b:1", "-n", "3", "x"]).n_ranks == 3
 
 
@@ -43,7 +43,7 @@ def test_hosts_of_a_file(tmp_path, capsys):
     file = tmp_path / "hosts"
     file.write_text("a slots=2 max_slots=4\n\n# of another job: z\nb\nc:3  # big\nb\n")
     options = parse(["--hostfile", str(file), "x"])
-    assert options.hosts == (Host("a", 2), Host("b", 2), Host("c", 3))
+    assert options.hosts == (HostSlots("a", 2), HostSlots("b", 2), HostSlots("c", 3))
     assert options.n_ranks == 7
     with pytest.raises(SystemExit):
         parse(["--hosts", "a", "--hostfile", str(file), "x"])

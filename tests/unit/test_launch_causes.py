@@ -14,7 +14,7 @@ def ending(rank, status, time, **more):
     return ProcessExit(f"rank {rank}", 40 + rank, status, time, rank=rank, **more)
 
 
-def uncaught(time, name="builtins.ValueError", text="", **more):
+def raised(time, name="builtins.ValueError", text="", **more):
     return {"time": time, "class": name, "rank": 0, "text": text, "pid": 1, **more}
 
 
@@ -28,12 +28,12 @@ LATE = "samestep.TimeoutError"
 
 def lost(rank, time, peer, group="world"):
     text = f"barrier (operation 2 of group '{group}'): rank {peer} has left group '{group}': its process has ended"
-    return ending(rank, 1, time + 0.1, error=uncaught(time, LOST, text))
+    return ending(rank, 1, time + 0.1, error=raised(time, LOST, text))
 
 
 def waited(rank, time, peers):
     text = f"rank {rank}: barrier (operation 2 of group 'world') has waited 2 s for {peers}; arrived: rank {rank}"
-    return ending(rank, 1, time + 0.1, error=uncaught(time, LATE, text))
+    return ending(rank, 1, time + 0.1, error=raised(time, LATE, text))
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,15 @@ def waited(rank, time, peers):
         ([ending(0, 0, 0.5), ending(1, -KILL, 1.0), ended(2)], 1, 137),
         ([ending(0, -11, 1.0), ended(1)], 0, 139),
         # ending later, because the exception was earlier
-        ([ending(0, 1, 1.0, error=uncaught(0.9)), ending(1, 1, 1.1, error=uncaught(0.2))], 1, 1),
+        ([ending(0, 1, 1.0, error=raised(0.9)), ending(1, 1, 1.1, error=raised(0.2))], 1, 1),
         # a consequence is no cause while another rank failed otherwise, even later
-        ([ending(0, 1, 1.0, error=uncaught(0.9, LOST)), ending(1, -KILL, 1.3)], 1, 137),
-        ([ending(0, 1, 1.0, error=uncaught(0.9, LATE)), ending(1, 4, 1.3)], 1, 4),
+        ([ending(0, 1, 1.0, error=raised(0.9, LOST)), ending(1, -KILL, 1.3)], 1, 137),
+        ([ending(0, 1, 1.0, error=raised(0.9, LATE)), ending(1, 4, 1.3)], 1, 4),
         # ... even if that one had to be ended by us
         (
             [
-                ending(0, 1, 1.0, error=uncaught(0.9, LOST)),
-                ending(1, -TERM, 9.0, error=uncaught(0.1), signalled_at=1.1, signals=(TERM,)),
+                ending(0, 1, 1.0, error=raised(0.9, LOST)),
+                ending(1, -TERM, 9.0, error=raised(0.1), signalled_at=1.1, signals=(TERM,)),
             ],
             1,
             1,
@@ -60,26 +60,26 @@ def waited(rank, time, peers):
         # ... or crashed by a signal that nobody sent
         (
             [
-                ending(0, 1, 1.0, error=uncaught(0.9, LOST)),
+                ending(0, 1, 1.0, error=raised(0.9, LOST)),
                 ending(1, -11, 9.0, signalled_at=1.1, signals=(TERM,)),
             ],
             1,
             139,
         ),
         # only consequences: the first of them
-        ([ending(0, 1, 1.0, error=uncaught(0.9, LATE)), ending(1, 1, 1.0, error=uncaught(0.8, LATE))], 1, 1),
+        ([ending(0, 1, 1.0, error=raised(0.9, LATE)), ending(1, 1, 1.0, error=raised(0.8, LATE))], 1, 1),
         # the builtin TimeoutError is nobody's consequence
         (
             [
-                ending(0, 1, 1.0, error=uncaught(0.9, "builtins.TimeoutError")),
-                ending(1, 1, 1.1, error=uncaught(0.5, LOST)),
+                ending(0, 1, 1.0, error=raised(0.9, "builtins.TimeoutError")),
+                ending(1, 1, 1.1, error=raised(0.5, LOST)),
             ],
             0,
             1,
         ),
         # an error that came because we asked it to end
         (
-            [ending(0, 7, 1.0), ending(1, 1, 2.0, error=uncaught(1.9), signalled_at=1.5, signals=(TERM,))],
+            [ending(0, 7, 1.0), ending(1, 1, 2.0, error=raised(1.9), signalled_at=1.5, signals=(TERM,))],
             0,
             7,
         ),
@@ -110,7 +110,7 @@ def test_root_cause_and_exit_code(endings, root, code):
         # raised as something else, while the error of the peer's loss was handled
         (
             [
-                ending(0, 1, 1.1, error=uncaught(1.0, because=lost(0, 1.0, 1).error)),
+                ending(0, 1, 1.1, error=raised(1.0, because=lost(0, 1.0, 1).error)),
                 ending(1, 0, 0.9),
             ],
             1,
@@ -147,16 +147,16 @@ def test_ranks_that_only_name_each_other_are_a_circle():
     [
         (lost(0, 1.0, 7), [7]),
         (lost(0, 1.0, 1, "world/split 0 color 0"), []),  # numbers of another group
-        (lost(0, 1.0, "1 (rank 5 of the world, node1)", "halves"), [5]),
-        (lost(0, 1.0, 1, "halves' because of rank 3 of the world: 'x"), [3]),
+        (lost(0, 1.0, "1 (rank 5 of the world, node1)", "pair"), [5]),
+        (lost(0, 1.0, 1, "pair' because of rank 3 of the world: 'x"), [3]),
         (waited(0, 1.0, "ranks 1 (rank 4 of the world), 2 (rank 5 of the world, b)"), [4, 5]),
         (waited(0, 1.0, "ranks 1 (node1), 12 (node2)"), [1, 12]),
         (waited(0, 1.0, "data from ranks that have arrived"), []),
         (
-            ending(0, 1, 1.0, error=uncaught(0.5, LATE, "ranks 1-2, 4 of 5 did not join at tcp://a:1")),
+            ending(0, 1, 1.0, error=raised(0.5, LATE, "ranks 1-2, 4 of 5 did not join at tcp://a:1")),
             [1, 2, 4],
         ),
-        (ending(0, 1, 1.0, error=uncaught(0.5, LATE)), []),
+        (ending(0, 1, 1.0, error=raised(0.5, LATE)), []),
         (ending(0, 1, 1.0), []),
     ],
 )
@@ -174,8 +174,8 @@ def test_texts():
     assert str(ending(1, -KILL, 1.0, host="b")) == "rank 1 (pid 41 on b) signal SIGKILL"
     assert str(ending(1, None, 1.0)) == "rank 1 (pid 41) lost: its connection broke"
     assert describe(-200) == "signal 200"
-    raised = ending(1, 1, 1.0, error=uncaught(0.9, text="on purpose\nand more"))
-    assert str(Cause(raised)) == "rank 1 (pid 41) exit code 1: ValueError: on purpose"
+    found = ending(1, 1, 1.0, error=raised(0.9, text="on purpose\nand more"))
+    assert str(Cause(found)) == "rank 1 (pid 41) exit code 1: ValueError: on purpose"
     left = str(Cause(ending(1, 0, 0.9), lost(0, 1.0, 1)))
     assert left.startswith(
         "rank 1 (pid 41) exit code 0 while others still waited for it; rank 0 raised PeerL"
@@ -184,14 +184,14 @@ def test_texts():
 
 def test_one_line_for_each_that_was_ended_or_failed_later():
     root = ending(1, 7, 1.0)
-    rest = [
-        ending(0, 1, 1.2, error=uncaught(1.1, LOST)),
+    following = [
+        ending(0, 1, 1.2, error=raised(1.1, LOST)),
         ending(2, 0, 0.5),
         ending(3, 9, 1.3),
         ended(4),
         ending(5, -KILL, 4.0, signalled_at=1.5, signals=(TERM, KILL), ended_by="mpirun"),
     ]
-    assert others([root, *rest], Cause(root)) == [
+    assert others([root, *following], Cause(root)) == [
         "rank 0 (pid 40) exit code 1, in consequence (PeerLostError)",
         "rank 3 (pid 43) exit code 9, later",
         "rank 4 (pid 44) signal SIGTERM, ended by the launcher",

@@ -39,8 +39,8 @@ def test_one_remote_shell_for_the_ranks_of_another_host(monkeypatch):
     here, there = programs(options, {"token": "secret"})
     assert (here.ranks, here.stdin) == ((0,), b"")
     assert (there.name, there.ranks) == ("my to far", (1, 2))
-    *way, command = there.argv
-    assert way == ["my", "r s h", "-q", "far"]
+    *prefix, command = there.argv
+    assert prefix == ["my", "r s h", "-q", "far"]
     assert command.startswith(f"exec env 'LD_LIBRARY_PATH=/a b' SAMESTEP_LAUNCH=- {sys.executable} -I -S /")
     assert "secret" not in command  # everybody can read it
     assert json.loads(there.stdin) == {"token": "secret", "ranks": [1, 2], "size": 3}

@@ -31,11 +31,11 @@ def test_lines_are_what_was_written_however_it_was_cut(parts):
     got = [lines.feed(part) for part in parts]
     assert all(whole.endswith(b"\n") for whole in got if whole)
     written = b"".join(parts)
-    _, _, rest = written.rpartition(b"\n")
-    assert lines.unfinished == rest
-    assert b"".join(got) == written[: len(written) - len(rest)]
-    assert lines.rest() == (rest + b"\n" if rest else b"")
-    assert lines.rest() == b""
+    _, _, remainder = written.rpartition(b"\n")
+    assert lines.unfinished == remainder
+    assert b"".join(got) == written[: len(written) - len(remainder)]
+    assert lines.remainder() == (remainder + b"\n" if remainder else b"")
+    assert lines.remainder() == b""
 
 
 def test_memory_is_bounded():

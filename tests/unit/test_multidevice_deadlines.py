@@ -24,11 +24,11 @@ class Step:
     def __getattr__(self, name):
         return getattr(self.inner, name)
 
-    def wait(self, timeout, *rest):
+    def wait(self, timeout, *flags):
         self.watch.waits.append(timeout)
         self.watch.now += STEP
         if self.inner is not None:
-            self.inner.wait(20.0, *rest)
+            self.inner.wait(20.0, *flags)
 
 
 class Watched:
@@ -64,10 +64,10 @@ def backend(watch, monkeypatch):
 
 
 CALLS = {
-    "allreduce": lambda on, xs, **rest: on.allreduce_multi(xs, **rest),
-    "reduce": lambda on, xs, **rest: on.reduce_multi(xs, **rest),
-    "bcast": lambda on, xs, **rest: on.bcast_multi(xs, **rest),
-    "allgather": lambda on, xs, **rest: on.allgather_multi(xs, **rest),
+    "allreduce": lambda on, xs, **keywords: on.allreduce_multi(xs, **keywords),
+    "reduce": lambda on, xs, **keywords: on.reduce_multi(xs, **keywords),
+    "bcast": lambda on, xs, **keywords: on.bcast_multi(xs, **keywords),
+    "allgather": lambda on, xs, **keywords: on.allgather_multi(xs, **keywords),
 }
 
 
@@ -81,8 +81,8 @@ def test_steps_share_the_time_of_the_call(backend, watch, verb):
 
 
 def test_what_is_waited_for_later_has_time_of_its_own(backend, watch):
-    begun = backend.iallreduce_multi([np.ones(3)])
-    begun.wait()
+    started = backend.iallreduce_multi([np.ones(3)])
+    started.wait()
     assert watch.waits == [60.0, 57.0, 60.0, 57.0]
 
 

@@ -56,7 +56,7 @@ def test_what_differs_is_named(mode, why, capfd):
 def test_a_run_that_takes_too_long_is_named_with_its_output(capfd):
     assert main(["-n", "2", "--timeout", "30", PROGRAM, "hangs"]) == 1
     text = capfd.readouterr().err
-    assert "on 2 ranks took more than 30 s:" in text
+    assert "on 2 ranks needed more than 30 s:" in text
     assert "[0] so far" in text
 
 

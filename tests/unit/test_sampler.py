@@ -85,25 +85,25 @@ def test_a_run_resumed_at_another_number_of_ranks_visits_the_rest(n_items, befor
         sampler.load_state_dict(states[0])
         sampler.set_epoch(2)
     left = [list(sampler) for sampler in resumed]
-    rest = set(range(n_items)) - set(visited)
+    unvisited = set(range(n_items)) - set(visited)
     seen = [i for share in left for i in share]
     if mode == "exact":
-        assert sorted(seen) == sorted(rest)
+        assert sorted(seen) == sorted(unvisited)
     elif mode == "pad":
-        assert set(seen) == rest
+        assert set(seen) == unvisited
     else:
-        assert set(seen) <= rest
-        assert len(seen) == len(rest) // after * after
+        assert set(seen) <= unvisited
+        assert len(seen) == len(unvisited) // after * after
 
 
 def test_the_epoch_after_a_resumed_one_is_whole():
     (sampler,) = samplers(10, 1)
     iterator = iter(sampler)
-    begun = [next(iterator) for _ in range(4)]
+    first_items = [next(iterator) for _ in range(4)]
     (resumed,) = samplers(10, 1)
     resumed.load_state_dict(sampler.state_dict())
     assert len(resumed) == 6
-    assert begun + list(resumed) == list(samplers(10, 1)[0])
+    assert first_items + list(resumed) == list(samplers(10, 1)[0])
     assert len(resumed) == 10
     assert sorted(resumed) == list(range(10))
 

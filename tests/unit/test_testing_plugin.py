@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from plugin_runs import run
-from samestep.testing import marks, summary
-from samestep.testing.marks import World
+from samestep.testing import markers, summary
+from samestep.testing.markers import World
 
 TWO_RANKS = """
     import os, signal, time
@@ -254,7 +254,7 @@ def test_a_wrong_mark_is_an_error_in_one_line(pytester, arguments, message):
     code, text = run(pytester, f"import pytest\n@pytest.mark.ranks({arguments})\ndef test_it(group): pass")
     assert code == pytest.ExitCode.INTERRUPTED
     assert f"test_it.py::test_it: {message}\n" in text
-    assert "Traceback" not in text and "marks.py" not in text
+    assert "Traceback" not in text and "markers.py" not in text
 
 
 def test_a_test_without_the_mark_is_told_to_have_one(pytester):
@@ -356,14 +356,14 @@ def test_failures_under_mpirun(pytester):
 )
 def test_marks_that_are_wrong(arguments, options, named):
     with pytest.raises(ValueError, match=named):
-        marks.parse(*arguments, **options)
+        markers.parse(*arguments, **options)
 
 
 def test_one_rank_is_the_same_on_all_backends_and_more_have_those_that_can():
-    worlds = marks.parse(1, 3).jobs(["self", "mpi", "tcp"], with_group=True)
-    assert worlds == [World(1, "self"), World(3, "mpi"), World(3, "tcp")]
-    assert marks.parse(1).jobs(["mpi"], with_group=True) == [World(1, "mpi")]
-    assert marks.parse(1, backends=["mpi"]).jobs(["self"], with_group=True) == [World(1, "mpi")]
+    jobs = markers.parse(1, 3).jobs(["self", "mpi", "tcp"], with_group=True)
+    assert jobs == [World(1, "self"), World(3, "mpi"), World(3, "tcp")]
+    assert markers.parse(1).jobs(["mpi"], with_group=True) == [World(1, "mpi")]
+    assert markers.parse(1, backends=["mpi"]).jobs(["self"], with_group=True) == [World(1, "mpi")]
 
 
 def test_the_words_of_the_summary():

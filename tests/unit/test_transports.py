@@ -1,4 +1,4 @@
-"""Which transport carries a world."""
+"""Which transport is selected for a world."""
 
 import pytest
 import samestep as ss

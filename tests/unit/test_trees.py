@@ -1,4 +1,4 @@
-"""A tree taken apart and put together is the same tree, whatever it is made of."""
+"""A tree that is flattened and rebuilt is the same tree, whatever it is made of."""
 
 import collections
 import copy

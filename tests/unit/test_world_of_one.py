@@ -1,4 +1,4 @@
-"""What would be many worlds of one by mistake, and arguments of initialize that cannot be."""
+"""What would be many jobs of one rank by mistake, and arguments of initialize that cannot be."""
 
 import pytest
 import samestep as ss

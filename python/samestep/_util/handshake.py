@@ -89,7 +89,7 @@ class Greeting:
 
     Attributes:
       done: the client has proved itself.
-      rest: what it sent after that.
+      remainder: what it sent after that.
     """
 
     def __init__(self, protocol: bytes, secret: bytes) -> None:
@@ -97,7 +97,7 @@ class Greeting:
         self._arrived = bytearray()
         self._nonces = b""
         self.done = False
-        self.rest = b""
+        self.remainder = b""
 
     def feed(self, data: bytes) -> bytes:
         """Takes what the client sent, and returns what to answer.
@@ -117,5 +117,5 @@ class Greeting:
             given = bytes(self._arrived[_HELLO_NBYTES:CLIENT_NBYTES])
             if not _equal(given, _proof(b"client", self._secret, self._protocol, self._nonces)):
                 raise ValueError("it does not know the secret")
-            self.done, self.rest = True, bytes(self._arrived[CLIENT_NBYTES:])
+            self.done, self.remainder = True, bytes(self._arrived[CLIENT_NBYTES:])
         return answer

@@ -34,7 +34,7 @@ def warning(name: str, meant: str) -> str:
 
 
 def warn_unknown(warn: Callable[[str], object], env: Mapping[str, str] = os.environ) -> list[str]:
-    """Call `warn` once per process for each unknown variable, unless the launcher has already warned about it.
+    """Calls `warn` once per process for each unknown variable, unless the launcher has already warned about it.
 
     Returns:
       The names of all unknown variables.

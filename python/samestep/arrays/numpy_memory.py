@@ -45,7 +45,7 @@ def _limit(n_ranks: int) -> int:
 def default_limit(usable_nbytes: int, n_ranks: int) -> int:
     """Half of the memory, in equal parts for the ranks of the host.
 
-    Shared memory is present from its first use on, also that of an array of which little is ever touched. Such
+    Shared memory is present from its first use on, also that of an array of which little is ever used. Such
     arrays, if large, are better off as ordinary ones.
 
     Example:

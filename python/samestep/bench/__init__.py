@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the times over size; needs matplotlib"
     )
-    # Where the progress bar goes; set by the process that starts the ranks, which have no terminal.
+    # Where to draw the progress bar; set by the process that starts the ranks, which have no terminal.
     parser.add_argument("--terminal", help=argparse.SUPPRESS)
     return parser
 

@@ -23,7 +23,7 @@ _ROUNDS = 7
 _USUAL = 30.0  # seconds, of all of it on a quiet machine
 _BUSY = 0.5  # load before the start from which the machine is called busy
 
-Call = Callable[[], object]
+Burst = Callable[[], object]
 Times = Mapping[int, Mapping[str, float]]
 
 
@@ -137,7 +137,7 @@ def _run(sizes: Sequence[int]) -> str:
     return f"at {size(sizes[0])}" if len(sizes) == 1 else f"from {size(sizes[0])} to {size(sizes[-1])}"
 
 
-def measure(backend: Backend, contenders: Mapping[str, Call]) -> dict[str, float]:
+def measure(backend: Backend, contenders: Mapping[str, Burst]) -> dict[str, float]:
     """Seconds of one call for each contender, which take turns. Collective.
 
     Args:
@@ -145,7 +145,7 @@ def measure(backend: Backend, contenders: Mapping[str, Call]) -> dict[str, float
       contenders: by name, a call that all ranks make together.
     """
 
-    def burst(call: Call, count: int) -> float:
+    def burst(call: Burst, count: int) -> float:
         backend.barrier()
         start = time.perf_counter()
         for _ in range(count):
@@ -162,7 +162,7 @@ def measure(backend: Backend, contenders: Mapping[str, Call]) -> dict[str, float
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
-def calls(backend: Backend, verb: str, nbytes: int) -> dict[str, Call]:
+def calls(backend: Backend, verb: str, nbytes: int) -> dict[str, Burst]:
     """Contender -> the verb on `nbytes` that each rank passes in. Collective."""
 
     def ordinary(shape: tuple[int, ...]) -> np.ndarray:
@@ -209,9 +209,9 @@ def _arrays(
     return make(given), make(received)
 
 
-def _ours(backend: Backend, verb: str, nbytes: int, make: Callable[[tuple[int, ...]], np.ndarray]) -> Call:
+def _ours(backend: Backend, verb: str, nbytes: int, make: Callable[[tuple[int, ...]], np.ndarray]) -> Burst:
     x, out = _arrays(backend, verb, nbytes, make)
-    table: dict[str, Call] = {
+    table: dict[str, Burst] = {
         "allreduce": partial(backend.allreduce, x),
         "bcast": partial(backend.bcast, x, root=0),
         "allgather": partial(backend.allgather, x, out=out),
@@ -221,12 +221,12 @@ def _ours(backend: Backend, verb: str, nbytes: int, make: Callable[[tuple[int, .
     return table[verb]
 
 
-def _mpi4py(backend: Backend, verb: str, nbytes: int, make: Callable[[tuple[int, ...]], np.ndarray]) -> Call:
+def _mpi4py(backend: Backend, verb: str, nbytes: int, make: Callable[[tuple[int, ...]], np.ndarray]) -> Burst:
     from mpi4py import MPI
 
     x, out = _arrays(backend, verb, nbytes, make)
     comm, in_place = MPI.COMM_WORLD, MPI.IN_PLACE
-    table: dict[str, Call] = {
+    table: dict[str, Burst] = {
         "allreduce": partial(comm.Allreduce, in_place, x),
         "bcast": partial(comm.Bcast, x, root=0),
         "allgather": partial(comm.Allgather, x, out),

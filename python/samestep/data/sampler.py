@@ -170,7 +170,7 @@ class DistributedSampler:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved position, on any number of ranks: the next pass yields the rest of that epoch.
+        """Continue from a saved position, on any number of ranks: the next pass yields what remains of that epoch.
 
         Raises:
           InvalidArgumentError: the state is of data of another length, or of another `batch_size` or `shards`.

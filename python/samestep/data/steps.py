@@ -1,4 +1,4 @@
-"""Steps of a fixed number of items, divided into shards independently of the ranks."""
+"""Steps of a fixed number of items, split into shards independently of the ranks."""
 
 from __future__ import annotations
 

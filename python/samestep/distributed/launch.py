@@ -40,9 +40,9 @@ def parse(argv: Sequence[str]) -> Options:
       ['python', '-u', 'train.py', '--local_rank=1', '--lr', '0.1']
     """
     parser = _parser()
-    own, rest = split(list(argv), _WITH_VALUE)
+    own, command = split(list(argv), _WITH_VALUE)
     flags = parser.parse_args(own)
-    if not rest:
+    if not command:
         parser.error("what to run? Give a script, or -m module, or --no_python program")
     if flags.module and flags.no_python:
         parser.error("-m and --no_python exclude each other")
@@ -52,9 +52,9 @@ def parse(argv: Sequence[str]) -> Options:
         parser.error(f"--node_rank {flags.node_rank} is outside the {flags.nnodes} nodes, counted from 0")
     return Options(
         n_ranks=flags.nproc_per_node,
-        program=rest[0],
+        program=command[0],
         kind="module" if flags.module else "program" if flags.no_python else "script",
-        arguments=tuple(rest[1:]),
+        arguments=tuple(command[1:]),
         raw=True,
         logs=flags.logdir,
         log_names=(

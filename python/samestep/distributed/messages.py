@@ -74,7 +74,7 @@ def recv(
     of = groups.resolve(group)
     if of is None:
         return _NON_MEMBER
-    request = _receive(of, "recv", tensor, src, tag, group_src)
+    request = _start_recv(of, "recv", tensor, src, tag, group_src)
     try:
         sender: int = request.wait(of.timeout)
     except TimeoutError:
@@ -88,7 +88,7 @@ def irecv(
 ) -> Request | None:
     """`recv` without waiting; `wait()` of the `Request` returns the sender's global rank."""
     of = groups.resolve(group)
-    return None if of is None else _receive(of, "irecv", tensor, src, tag, group_src)
+    return None if of is None else _start_recv(of, "irecv", tensor, src, tag, group_src)
 
 
 def _send(  # noqa: PLR0917
@@ -99,7 +99,7 @@ def _send(  # noqa: PLR0917
     return started(of, of._comm.send(tensor, peer, _checked(tag, verb)), None, async_op)
 
 
-def _receive(of: Backend, verb: str, tensor: Any, src: Any, tag: Any, group_src: Any) -> Request:  # noqa: PLR0917
+def _start_recv(of: Backend, verb: str, tensor: Any, src: Any, tag: Any, group_src: Any) -> Request:  # noqa: PLR0917
     if not buffers.described(tensor, verb).writable:
         raise InvalidArgumentError(
             f"{verb}: tensor, of {type(tensor).__module__}.{type(tensor).__name__}, cannot be written; "

@@ -65,8 +65,8 @@ def open_group(world: Backend, kind: str, members: list[int], timeout: float) ->
     except BaseException as error:
         between.abandon(f"it failed with {type(error).__name__}: {error}")
         raise
-    neighbours = [cpus for host, (_, cpus) in zip(where, table, strict=True) if host == where[comm.rank]]
-    comm.configure(oversubscribed=hosts.oversubscribed(neighbours, _core.usable_cpus()))
+    same_host = [cpus for host, (_, cpus) in zip(where, table, strict=True) if host == where[comm.rank]]
+    comm.configure(oversubscribed=hosts.oversubscribed(same_host, _core.usable_cpus()))
     made: type[Backend] = MPIBackend if kind == "mpi" else NativeBackend
     group = made(
         comm,

@@ -63,11 +63,11 @@ class Request(Works):
         """
         return self._wait_all(None if timeout is None else seconds_of(timeout), timeout is None, host)
 
-    def _wait_blocking(self, timeout: float | None = None, *, on_host: bool = False) -> Any:
-        return self.wait(timeout, host=on_host)
+    def _wait_blocking(self, timeout: float | None = None, *, wait_on_host: bool = False) -> Any:
+        return self.wait(timeout, host=wait_on_host)
 
     def _give_up(self) -> None:
-        """The group ends now, and this request is no longer awaited."""
+        """The group ends now, and this request is no longer waited for."""
         self._given_up = True
         for work in self._all:
             work.cancel()
@@ -96,7 +96,7 @@ def started(
     request = Request(inner, of.timeout, finish)
     if async_op:
         return _kept(of, request)
-    return request._wait_all(None if deadline is None else deadline.left(), abandon=True, on_host=False)
+    return request._wait_all(None if deadline is None else deadline.left(), abandon=True, wait_on_host=False)
 
 
 def _kept(of: Group, request: Request) -> Request:

@@ -22,7 +22,7 @@ class DeviceInfo(NamedTuple):
     nccl: str
     """Version of NCCL or RCCL, "" without it."""
     place: str
-    """Host and physical device."""
+    """The host and the physical device."""
 
 
 def open_device(kind: str, device: int | None, host: str, *, with_nccl: bool) -> DeviceInfo:
@@ -55,7 +55,7 @@ class DeviceList(NamedTuple):
     """What one rank tells the others before it uses several devices together."""
 
     places: list[str]
-    """Host and physical device of each."""
+    """The host and the physical device of each."""
     may_share: bool
     """Whether its NCCL takes a device that another rank uses too."""
 

@@ -83,7 +83,7 @@ class CollectiveMethods(MethodSupport):
           array([1., 2.])
         """
         limit = self._call_timeout(timeout)
-        return self._start_allreduce(x, op, out, limit)._wait_blocking(on_host=limit.on_host)
+        return self._start_allreduce(x, op, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def iallreduce(self, x: _A, op: Op = "sum", *, out: _A | None = None) -> Work[_A]:
         """Non-blocking `allreduce`; the result of the Work is what `allreduce` returns."""
@@ -121,7 +121,7 @@ class CollectiveMethods(MethodSupport):
         Source: MPI 5.0, section 6.9.1 (MPI_Reduce).
         """
         limit = self._call_timeout(timeout)
-        return self._start_reduce(x, op, root, out, limit)._wait_blocking(on_host=limit.on_host)
+        return self._start_reduce(x, op, root, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def ireduce(self, x: _A, op: Op = "sum", root: int = 0, *, out: _A | None = None) -> Work[_A]:
         """Non-blocking `reduce`."""
@@ -156,7 +156,7 @@ class CollectiveMethods(MethodSupport):
         Source: MPI 5.0, section 6.10.1 (MPI_Reduce_scatter_block).
         """
         limit = self._call_timeout(timeout)
-        return self._start_reduce_scatter(x, op, out, limit)._wait_blocking(on_host=limit.on_host)
+        return self._start_reduce_scatter(x, op, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def ireduce_scatter(self, x: _A, op: Op = "sum", *, out: _A | None = None) -> Work[_A]:
         """Non-blocking `reduce_scatter`."""
@@ -187,7 +187,7 @@ class CollectiveMethods(MethodSupport):
         Source: MPI 5.0, section 6.4 (MPI_Bcast).
         """
         limit = self._call_timeout(timeout)
-        return self._start_bcast(x, root, out, limit)._wait_blocking(on_host=limit.on_host)
+        return self._start_bcast(x, root, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def ibcast(self, x: _A, root: int = 0, *, out: _A | None = None) -> Work[_A]:
         """Non-blocking `bcast`."""
@@ -234,7 +234,7 @@ class CollectiveMethods(MethodSupport):
         Source: MPI 5.0, section 6.5 (MPI_Gather).
         """
         limit = self._call_timeout(timeout)
-        return self._start_gather(x, root, out, limit)._wait_blocking(on_host=limit.on_host)
+        return self._start_gather(x, root, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     @overload
     def igather(self, x: complex, root: int = 0, *, out: Any = None) -> Work[np.ndarray[Any, Any] | None]: ...
@@ -272,7 +272,7 @@ class CollectiveMethods(MethodSupport):
         Source: MPI 5.0, section 6.6 (MPI_Scatter).
         """
         limit = self._call_timeout(timeout)
-        return self._start_scatter(x, root, out, limit)._wait_blocking(on_host=limit.on_host)
+        return self._start_scatter(x, root, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     @overload
     def iscatter(self, x: None = None, root: int = 0, *, out: None = None) -> Work[Any]: ...
@@ -322,7 +322,7 @@ class CollectiveMethods(MethodSupport):
           (1, 2)
         """
         limit = self._call_timeout(timeout)
-        return self._start_allgather(x, out, limit)._wait_blocking(on_host=limit.on_host)
+        return self._start_allgather(x, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     @overload
     def iallgather(self, x: complex, out: Any = None) -> Work[np.ndarray[Any, Any]]: ...
@@ -350,7 +350,7 @@ class CollectiveMethods(MethodSupport):
         Source: MPI 5.0, section 6.8 (MPI_Alltoall).
         """
         limit = self._call_timeout(timeout)
-        return self._start_alltoall(x, out, limit)._wait_blocking(on_host=limit.on_host)
+        return self._start_alltoall(x, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def ialltoall(self, x: _A, out: _A | None = None) -> Work[_A]:
         """Non-blocking `alltoall`."""
@@ -375,7 +375,7 @@ class CollectiveMethods(MethodSupport):
         Source: MPI 5.0, section 6.3 (MPI_Barrier).
         """
         limit = self._call_timeout(timeout)
-        self._start_barrier(limit)._wait_blocking(on_host=limit.on_host)
+        self._start_barrier(limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def ibarrier(self) -> Work[None]:
         """Non-blocking `barrier`; the Work is done when every rank has called it."""

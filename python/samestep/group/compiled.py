@@ -27,10 +27,10 @@ def is_traced(leaves: Sequence[Any]) -> bool:
 
 
 def group_of(backend: Group) -> Group:
-    """The group that compiled programs use: all ranks of `backend`, apart from it.
+    """The group that compiled programs use: all ranks of `backend`, separate from it.
 
-    JAX runs a program while Python goes on, so its messages would otherwise meet the caller's in an order
-    that differs from rank to rank. Made when the first program is traced, collectively: all ranks trace the
+    JAX runs a program while Python continues, so its messages would otherwise meet the caller's in an order
+    that differs from rank to rank. Made when JAX traces the first program, collectively: all ranks trace the
     same one.
     """
     group: Group | None = backend._cache.get("compiled programs")
@@ -42,7 +42,7 @@ def group_of(backend: Group) -> Group:
 
 
 def call(collective: Collective, leaves: Sequence[Any]) -> list[Any]:
-    """Make the collective part of the program that is being traced, behind those that are part of it already.
+    """Make the collective part of the program that JAX is tracing, behind those that are part of it already.
 
     Args:
       collective: of the group that `group_of` returns.

@@ -326,7 +326,7 @@ class Group(MessageMethods, VariableLengthMethods):
         return os.getpid() != self._pid
 
     def _call_at_end(self, end: Callable[[], None]) -> None:
-        """Call `end` after the group has ended, before the callbacks registered earlier."""
+        """Register `end`, which is called after the group has ended, before the callbacks registered earlier."""
         then = self._at_end
 
         def both() -> None:

@@ -1,7 +1,7 @@
 """The primitive that stands for a collective in programs of JAX: how it is compiled, differentiated and vectorised.
 
 On CPU it is one custom call of XLA, whatever the number of arrays. The calls of a program are chained by a token, which
-JAX hands through loops and branches: all ranks make them in the order in which they were traced. On other platforms,
+JAX hands through loops and branches: all ranks make them in the order of tracing. On other platforms,
 and in programs for several devices, it is a call back to Python.
 
 Derivatives are those of the map from all ranks' inputs to all ranks' results, as with `jax.lax.psum` and torch: the
@@ -36,7 +36,7 @@ _ALLOWED_IN = ("ordered", "lowerable", "control_flow_allowed", "custom_derivativ
 
 
 class _Order(effects.Effect):  # type: ignore[misc]
-    """That a program makes its collectives in the order in which they were traced."""
+    """That a program makes its collectives in the order of tracing."""
 
     def __str__(self) -> str:
         return "samestep"
@@ -47,7 +47,7 @@ _aval = getattr(jax, "typeof", None) or jax.core.get_aval  # the second until JA
 
 
 def bind(collective: Collective, leaves: Sequence[Any]) -> list[Any]:
-    """Add the collective to the program that is being traced."""
+    """Add the collective to the program that JAX is tracing."""
     jax_errors.install()
     return list(_primitive().bind(*map(jnp.asarray, leaves), collective=collective))
 
@@ -121,22 +121,22 @@ def _lower_to_custom_call(ctx: Any, *args: Any, collective: Collective) -> Any:
 def _lower_to_callback(ctx: Any, *args: Any, collective: Collective) -> Any:
     made = _compiled_call(ctx, collective)
 
-    def on_host(*given: Any) -> list[Any]:
+    def callback(*given: Any) -> list[Any]:
         results = [np.empty(aval.shape, aval.dtype) for aval in ctx.avals_out]
         with jax_errors.transport():
             made.run([np.asarray(value, order="C") for value in given], results)
         return results
 
-    return _emit_callback(ctx, on_host, args)
+    return _emit_callback(ctx, callback, args)
 
 
-def _emit_callback(ctx: Any, on_host: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:
+def _emit_callback(ctx: Any, callback: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:
     """A call back on the first of the program's devices."""
     from jax._src.callback import _callback_op_sharding
 
     results, token, _ = mlir.emit_python_callback(
         ctx,
-        on_host,
+        callback,
         ctx.tokens_in.get(_ORDER),
         list(args),
         ctx.avals_in,
@@ -262,8 +262,8 @@ def _refuse_transformation(*_: Any, act: str, **__: Any) -> Any:
 
 
 def _lower_function(ctx: Any, *args: Any, act: str, function: Any, types: Any) -> Any:
-    def on_host(*values: Any) -> list[Any]:
+    def callback(*values: Any) -> list[Any]:
         with jax_errors.transport():
             return list(function(*[np.array(value) for value in values]))
 
-    return _emit_callback(ctx, on_host, args)
+    return _emit_callback(ctx, callback, args)

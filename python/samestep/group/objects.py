@@ -33,7 +33,7 @@ class _CompletedWork:
     def done(self) -> bool:
         return True
 
-    def wait(self, timeout: float, ends_group: bool, on_host: bool = False) -> None:
+    def wait(self, timeout: float, ends_group: bool, wait_on_host: bool = False) -> None:
         pass
 
     def exception(self) -> None:
@@ -64,14 +64,14 @@ class _SendRecvWork(Work[Status]):
     def exception(self) -> BaseException | None:
         return self._sent.exception() or super().exception()
 
-    def _wait_blocking(self, timeout: float | None = None, *, on_host: bool = False) -> Status:
+    def _wait_blocking(self, timeout: float | None = None, *, wait_on_host: bool = False) -> Status:
         try:
             try:
-                result = super()._wait_blocking(timeout, on_host=on_host)
+                result = super()._wait_blocking(timeout, wait_on_host=wait_on_host)
             except MismatchError:  # of the received message: the group stays usable, and the send completes
-                self._sent._wait_blocking(timeout, on_host=on_host)
+                self._sent._wait_blocking(timeout, wait_on_host=wait_on_host)
                 raise
-            self._sent._wait_blocking(timeout, on_host=on_host)
+            self._sent._wait_blocking(timeout, wait_on_host=wait_on_host)
         except BaseException:
             self._sent._detach()
             self._received._detach()
@@ -140,7 +140,7 @@ class MessageMethods(CollectiveMethods):
         Source: MPI 5.0, section 3.2 (MPI_Send).
         """
         limit = self._call_timeout(timeout)
-        self._start_send(x, dest, tag, limit)._wait_blocking(on_host=limit.on_host)
+        self._start_send(x, dest, tag, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def isend(self, x: Any, dest: int | None, tag: int = 0) -> Work[None]:
         """Non-blocking `send`; do not change `x` until the Work is done."""
@@ -255,7 +255,7 @@ class MessageMethods(CollectiveMethods):
         """
         limit = self._call_timeout(timeout)
         both = self._start_sendrecv(x, dest, out, source, sendtag, recvtag, limit)
-        return both._wait_blocking(on_host=limit.on_host)
+        return both._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def isendrecv(
         self,
@@ -298,7 +298,7 @@ class MessageMethods(CollectiveMethods):
     def bcast_object(self, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
         """Broadcast a picklable object from root. At root the object itself is returned."""
         limit = self._call_timeout(timeout)
-        return self._start_bcast_object(obj, root, limit)._wait_blocking(on_host=limit.on_host)
+        return self._start_bcast_object(obj, root, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def ibcast_object(self, obj: Any = None, root: int = 0) -> Work[Any]:
         """Non-blocking `bcast_object`; the call itself waits once, for the size."""
@@ -322,7 +322,7 @@ class MessageMethods(CollectiveMethods):
     def allgather_object(self, obj: _T, *, timeout: float | None = None) -> list[_T]:
         """Gather picklable objects; every rank gets the list of all ranks' objects, in rank order."""
         limit = self._call_timeout(timeout)
-        return self._start_allgather_object(obj, limit)._wait_blocking(on_host=limit.on_host)
+        return self._start_allgather_object(obj, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def iallgather_object(self, obj: _T) -> Work[list[_T]]:
         """Non-blocking `allgather_object`; the call itself waits once, for the sizes."""
@@ -339,7 +339,7 @@ class MessageMethods(CollectiveMethods):
     def gather_object(self, obj: _T, root: int = 0, *, timeout: float | None = None) -> list[_T] | None:
         """Gather picklable objects; root gets the list in rank order, the others get None."""
         limit = self._call_timeout(timeout)
-        return self._start_gather_object(obj, root, limit)._wait_blocking(on_host=limit.on_host)
+        return self._start_gather_object(obj, root, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def igather_object(self, obj: _T, root: int = 0) -> Work[list[_T] | None]:
         """Non-blocking `gather_object`; the call itself waits once, for the sizes."""
@@ -361,7 +361,7 @@ class MessageMethods(CollectiveMethods):
     ) -> Any:
         """Scatter picklable objects: rank r gets `objects[r]` of root's list. Other ranks pass None."""
         limit = self._call_timeout(timeout)
-        return self._start_scatter_object(objects, root, limit)._wait_blocking(on_host=limit.on_host)
+        return self._start_scatter_object(objects, root, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def iscatter_object(self, objects: Sequence[Any] | None = None, root: int = 0) -> Work[Any]:
         """Non-blocking `scatter_object`; the call itself waits once, for the sizes."""
@@ -385,7 +385,7 @@ class MessageMethods(CollectiveMethods):
                 except Exception as error:
                     failed, metadata = [error], str(_refused("scatter_object", root, _text(error)))
         with _core.UserCall(f"scatter_object(root={root})"):
-            counts = self._start_bcast_object(metadata, root, limit)._wait_blocking(on_host=limit.on_host)
+            counts = self._start_bcast_object(metadata, root, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
             if isinstance(counts, str):
                 raise failed.pop() if failed else InvalidArgumentError(counts)
             into = np.empty(counts[self.rank], np.uint8)
@@ -412,7 +412,7 @@ class MessageMethods(CollectiveMethods):
     def send_object(self, obj: Any, dest: int | None, tag: int = 0, *, timeout: float | None = None) -> None:
         """Send an object of any size to one rank, which receives it with `recv_object`; to None: to nobody."""
         limit = self._call_timeout(timeout)
-        self._start_send_object(obj, dest, tag, limit)._wait_blocking(on_host=limit.on_host)
+        self._start_send_object(obj, dest, tag, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def isend_object(self, obj: Any, dest: int | None, tag: int = 0) -> Work[None]:
         """`send_object` without waiting; the object is taken as it is now."""

@@ -36,7 +36,7 @@ class VariableLengthMethods(CollectiveMethods):
         Source: MPI 5.0, section 6.7 (MPI_Allgatherv).
         """
         limit = self._call_timeout(timeout)
-        return self._start_allgatherv(x, out, limit)._wait_blocking(on_host=limit.on_host)
+        return self._start_allgatherv(x, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def iallgatherv(self, x: _A, *, out: _A | None = None) -> Work[_A]:
         """Non-blocking `allgatherv`; the call itself waits once, for the lengths."""
@@ -57,7 +57,7 @@ class VariableLengthMethods(CollectiveMethods):
         Source: MPI 5.0, section 6.5 (MPI_Gatherv).
         """
         limit = self._call_timeout(timeout)
-        return self._start_gatherv(x, root, out, limit)._wait_blocking(on_host=limit.on_host)
+        return self._start_gatherv(x, root, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def igatherv(self, x: _A, root: int = 0, *, out: _A | None = None) -> Work[_A | None]:
         """Non-blocking `gatherv`; the call itself waits once, for the lengths."""
@@ -92,7 +92,7 @@ class VariableLengthMethods(CollectiveMethods):
         Source: MPI 5.0, section 6.6 (MPI_Scatterv).
         """
         limit = self._call_timeout(timeout)
-        return self._start_scatterv(x, counts, root, out, limit)._wait_blocking(on_host=limit.on_host)
+        return self._start_scatterv(x, counts, root, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def iscatterv(
         self,
@@ -115,10 +115,10 @@ class VariableLengthMethods(CollectiveMethods):
             return (*rows, *shape[1:])
 
         library, dtype, metadata = self._broadcast_metadata(x, root, "scatterv", checked, limit)
-        rows, rest = metadata[: self.size], metadata[self.size :]
-        into = arrays.new_array(library, dtype, (rows[self.rank], *rest)) if out is None else out
+        rows, extents = metadata[: self.size], metadata[self.size :]
+        into = arrays.new_array(library, dtype, (rows[self.rank], *extents)) if out is None else out
         finish = (lambda: arrays.to_library(library, into)) if out is None else (lambda: out)
-        row = int(np.prod(rest, dtype=np.int64))
+        row = int(np.prod(extents, dtype=np.int64))
         inner = self._comm.scatterv(x if self.rank == root else None, into, [r * row for r in rows], root)
         return Work(inner, limit.seconds, finish)
 
@@ -139,7 +139,7 @@ class VariableLengthMethods(CollectiveMethods):
         Source: MPI 5.0, section 6.8 (MPI_Alltoallv).
         """
         limit = self._call_timeout(timeout)
-        return self._start_alltoallv(x, send_counts, out, limit)._wait_blocking(on_host=limit.on_host)
+        return self._start_alltoallv(x, send_counts, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def ialltoallv(
         self, x: _A, send_counts: Sequence[int], *, out: _A | None = None
@@ -156,7 +156,7 @@ class VariableLengthMethods(CollectiveMethods):
             gathered = self._allgather_facts(
                 (known.dtype, known.shape[1:], sent), [str, Many(int), Many(int)], limit.seconds
             )
-        table = [(dtype, tuple(rest), counts) for dtype, rest, counts in gathered]
+        table = [(dtype, tuple(extents), counts) for dtype, extents, counts in gathered]
         if any(len(counts) != self.size for *_, counts in table):
             raise MismatchError("alltoallv: a rank gave counts for another number of ranks")
         self._require_same([entry[:2] for entry in table], "alltoallv", "rows of (dtype, shape)")

@@ -30,7 +30,7 @@ class CallTimeout(NamedTuple):
     """The timeout of a call, for all of its steps."""
 
     seconds: float
-    on_host: bool
+    wait_on_host: bool
     """Whether the host also waits for the device; so if the caller passed a timeout."""
 
 
@@ -94,10 +94,10 @@ class Work(Generic[_T]):
         result: _T = self._result
         return result
 
-    def _wait_blocking(self, timeout: float | None = None, *, on_host: bool = False) -> _T:
+    def _wait_blocking(self, timeout: float | None = None, *, wait_on_host: bool = False) -> _T:
         limit = self._timeout if timeout is None else float(timeout)
         try:
-            self._inner.wait(limit, True, on_host or timeout is not None)
+            self._inner.wait(limit, True, wait_on_host or timeout is not None)
         except BaseException:
             self._detach()
             raise
@@ -109,7 +109,7 @@ class Work(Generic[_T]):
             del self._inner
 
     def __await__(self) -> Generator[Any, None, _T]:
-        import asyncio  # costs more to import than the rest of the package
+        import asyncio  # costs more to import than the whole package
 
         pause = 0.0
         while not self.done():
@@ -162,19 +162,19 @@ class Works(Work[Any]):
             return None
         return next(filter(None, (work.exception() for work in self._all)), self._failure)
 
-    def _wait_all(self, timeout: float | None, abandon: bool, on_host: bool) -> Any:
+    def _wait_all(self, timeout: float | None, abandon: bool, wait_on_host: bool) -> Any:
         limit = self._timeout if timeout is None else seconds(timeout, "wait: timeout", may_be_over=True)
         deadline = Deadline(limit)
         for work in self._all:
-            work.wait(deadline.left(), abandon, on_host)
+            work.wait(deadline.left(), abandon, wait_on_host)
         self._deliver()
         if self._failure is not None:
             raise self._failure
         return self._result
 
-    def _wait_blocking(self, timeout: float | None = None, *, on_host: bool = False) -> Any:
+    def _wait_blocking(self, timeout: float | None = None, *, wait_on_host: bool = False) -> Any:
         try:
-            return self._wait_all(timeout, True, on_host or timeout is not None)
+            return self._wait_all(timeout, True, wait_on_host or timeout is not None)
         except BaseException:
             self._detach()
             raise

@@ -108,7 +108,7 @@ def _dtypes() -> list[np.dtype[Any]]:
 
 
 def _cases(dtype: np.dtype[Any]) -> dict[str, tuple[Any, Any, Any]]:
-    """Verb -> function of a shard, the whole input, and the whole output by position in the mesh."""
+    """By collective: function of a shard, the whole input, and the whole output by position in the mesh."""
     import jax
     from jax import lax
     from jax import numpy as jnp

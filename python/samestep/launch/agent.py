@@ -78,7 +78,7 @@ class Agent:
             signal.signal(signum, signal.SIG_IGN)
         self._loop.on_signals((signal.SIGCHLD, signal.SIGTERM), self._on_signals)
         self._link.setblocking(False)
-        self._loop.reading(self._link.fileno(), self._receive)
+        self._loop.reading(self._link.fileno(), self._read_commands)
         while not self._leave and (self._connected or not self._all_gone):
             self._loop.turn()
             self._look_for_the_end()
@@ -102,7 +102,7 @@ class Agent:
         except OSError:
             self._disconnect()
 
-    def _receive(self) -> None:
+    def _read_commands(self) -> None:
         try:
             data = self._link.recv(1 << 16)
         except BlockingIOError:
@@ -153,7 +153,7 @@ class Agent:
         self._send(frames.STARTED, {"pid": self._rank_pid})
 
     def _signal(self, signum: int) -> None:
-        """Signal the process group of the rank; SIGKILL goes to all its descendants."""
+        """Signal the process group of the rank; SIGKILL is sent to all its descendants."""
         self._signals.append(signum)
         self._signalled_at = self._signalled_at or time.time()
         if signum == signal.SIGKILL:
@@ -197,7 +197,7 @@ class Agent:
             self._moments[pipe] = next_moment(moment, len(data), self._rooms[pipe])
             whole = self._lines[fd].feed(data)
         else:
-            whole = self._lines[fd].rest()
+            whole = self._lines[fd].remainder()
             self._loop.reading(pipe, None)
             os.close(pipe)
             del self._pipes[pipe]
@@ -226,8 +226,8 @@ class Agent:
         if self._rank_ended and not self._all_gone and not processes.descendants(os.getpid()):
             self._drain()
             for fd, lines in self._lines.items():
-                if rest := lines.rest():
-                    self._send(frames.LINES[fd], rest)
+                if remainder := lines.remainder():
+                    self._send(frames.LINES[fd], remainder)
             self._all_gone = True
             self._send(frames.DONE)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from samestep import _settings
 from samestep.launch import clusters
-from samestep.launch.plan import Host, parse_hostfile, parse_hosts
+from samestep.launch.plan import HostSlots, parse_hostfile, parse_hosts
 
 MPI_IS_THE_DEFAULT = False
 """Which of `--mpi` and `--native` holds where neither is given."""
@@ -53,7 +53,7 @@ class Options:
       master_addr, master_port: for MASTER_ADDR and MASTER_PORT; None = choose.
       n_nodes, node_rank: how many runs like this make the job, one on each node, and which of them this is.
       cluster: the system that said which node this is; "" = the command line.
-      secret_file: holds the secret of the job; None = decide by the rest.
+      secret_file: holds the secret of the job; None = decide by the others.
       max_restarts: how often to start all ranks anew after one has failed.
       n_restarts: how often that has happened.
       jax: let JAX programs on CPU use samestep between ranks, unless they select another implementation.
@@ -64,7 +64,7 @@ class Options:
     program: str
     kind: str = "script"
     arguments: tuple[str, ...] = ()
-    hosts: tuple[Host, ...] = ()
+    hosts: tuple[HostSlots, ...] = ()
     mpi: bool = False
     rsh: tuple[str, ...] = ("ssh",)
     raw: bool = False
@@ -119,11 +119,11 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
       ('-n', '7')
     """
     ours = parser()
-    own, rest = split(list(argv), _WITH_VALUE)
+    own, command = split(list(argv), _WITH_VALUE)
     if other := next((word for word in own if word.partition("=")[0] in _OF_OTHERS), None):
         ours.error(f"there is no {other}; the number of ranks is -n N, for example -n 4")
     flags = ours.parse_args(own)
-    if not rest:
+    if not command:
         ours.error("what to run? Give a script, or -m module, or --no-python program")
     if flags.hostfile:
         if flags.hosts:
@@ -134,7 +134,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
     n_from_hosts = sum(host.n_ranks for host in hosts)
     n_ranks = flags.n or n_from_hosts
     if not n_ranks:
-        after = "; flags stand before the program" if "-n" in rest[1:] else ""
+        after = "; flags stand before the program" if "-n" in command[1:] else ""
         ours.error(f"how many ranks? Give -n N, for example -n 4{after}")
     if hosts and n_ranks != n_from_hosts:
         ours.error(f"-n {n_ranks} and --hosts, which has room for {n_from_hosts}, must agree; leave -n out")
@@ -145,9 +145,9 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
     _check_nodes(ours, flags)
     return Options(
         n_ranks=n_ranks,
-        program=rest[0],
+        program=command[0],
         kind="module" if flags.module else "program" if flags.no_python else "script",
-        arguments=tuple(rest[1:]),
+        arguments=tuple(command[1:]),
         hosts=tuple(hosts),
         mpi=flags.mpi or (MPI_IS_THE_DEFAULT and not flags.native),
         rsh=tuple(flags.rsh),
@@ -335,14 +335,14 @@ def port(text: str) -> int:
     return int(text)
 
 
-def _hosts(text: str) -> tuple[Host, ...]:
+def _hosts(text: str) -> tuple[HostSlots, ...]:
     try:
         return parse_hosts(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _hostfile(path: str) -> tuple[Host, ...]:
+def _hostfile(path: str) -> tuple[HostSlots, ...]:
     try:
         with open(path) as file:
             return parse_hostfile(file.read())

@@ -32,7 +32,7 @@ class Program:
     stdin: bytes = b""
 
 
-class Job:
+class LaunchedJob:
     """Running programs, each in a session of its own, and what they say themselves.
 
     Args:
@@ -98,7 +98,7 @@ class Job:
             while self._read(fd):
                 continue
             self._loop.reading(pipe, None)
-            self._show(fd, self._lines[fd].rest())
+            self._show(fd, self._lines[fd].remainder())
             os.close(pipe)
 
     def _read(self, fd: int) -> bool:
@@ -114,4 +114,4 @@ class Job:
 
     def _show(self, fd: int, data: bytes) -> None:
         if data and not self.quiet:
-            self._output.plain(fd, data.replace(b"\0", b""))  # PRRTE ends some messages with zeros
+            self._output.status(fd, data.replace(b"\0", b""))  # PRRTE ends some messages with zeros

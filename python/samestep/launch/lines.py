@@ -14,7 +14,7 @@ class Lines:
 
     Example:
       >>> lines = Lines()
-      >>> lines.feed(b"one\ntw"), lines.unfinished, lines.feed(b"o\nthree"), lines.rest()
+      >>> lines.feed(b"one\ntw"), lines.unfinished, lines.feed(b"o\nthree"), lines.remainder()
       (b'one\n', b'tw', b'two\n', b'three\n')
     """
 
@@ -40,7 +40,7 @@ class Lines:
             whole += self._cut(LONGEST_LINE)
         return whole
 
-    def rest(self) -> bytes:
+    def remainder(self) -> bytes:
         """What is unfinished, with a newline; nothing is left."""
         return self._cut(len(self._unfinished))
 

@@ -85,12 +85,12 @@ class Output:
             self._unfinished = (rank, fd, shown.decode(errors="replace")[:width].encode())
             self._push(fd, self._unfinished[2])
 
-    def plain(self, fd: int, data: bytes) -> None:
+    def status(self, fd: int, data: bytes) -> None:
         """Whole lines that belong to no rank: those of the launcher or of mpirun."""
         self._put(fd, data)
 
     def flush(self, seconds: float | None) -> None:
-        """Waits until all is written, at most `seconds`; the rest is dropped."""
+        """Waits until all is written, at most `seconds`; what remains is dropped."""
         self._hide_unfinished(forget=True)
         deadline = None if seconds is None else time.monotonic() + seconds
         with selectors.PollSelector() as selector:
@@ -132,7 +132,7 @@ class Output:
             self.n_waiting += len(data)
 
     def _write(self, fd: int) -> None:
-        """Writes what waits for `fd`, which is ready, as long as it stays so: a turn of the loop costs more."""
+        """Writes what waits for `fd`, which is ready, as long as it stays so: another poll costs more."""
         self._write_piece(fd)
         for _ in range(_MAX_PIECES - 1):
             if not self._waiting or self._waiting[0][0] != fd or not _is_ready(fd):
@@ -169,7 +169,7 @@ class Output:
         except OSError as error:
             self._logs = {}
             why = os.strerror(error.errno or 0)
-            self.plain(2, f"samestep: the files of --logs end here: {why}\n".encode())
+            self.status(2, f"samestep: the files of --logs end here: {why}\n".encode())
 
 
 def _is_ready(fd: int) -> bool:

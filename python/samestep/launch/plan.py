@@ -13,7 +13,7 @@ _PREFIXES_FOR_OTHER_HOSTS = ("SAMESTEP_", "NCCL_", "OMP_")
 
 
 @dataclass(frozen=True)
-class Host:
+class HostSlots:
     """A host and the number of ranks on it."""
 
     name: str
@@ -32,7 +32,7 @@ class Place:
     host: str
 
 
-def parse_hosts(text: str) -> tuple[Host, ...]:
+def parse_hosts(text: str) -> tuple[HostSlots, ...]:
     """Reads "a:2,b:1"; a host without a number gets one rank.
 
     Raises:
@@ -40,9 +40,9 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
     Example:
       >>> parse_hosts("a:2,b")
-      (Host(name='a', n_ranks=2), Host(name='b', n_ranks=1))
+      (HostSlots(name='a', n_ranks=2), HostSlots(name='b', n_ranks=1))
     """
-    hosts: list[Host] = []
+    hosts: list[HostSlots] = []
     for part in text.split(","):
         name, colon, count = part.strip().partition(":")
         if not name:
@@ -51,11 +51,11 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
             raise ValueError(f"{part.strip()!r} asks for {count!r} ranks, which is no whole number above 0")
         if name in (host.name for host in hosts):
             raise ValueError(f"host {name} occurs twice in {text!r}")
-        hosts.append(Host(name, int(count) if colon else 1))
+        hosts.append(HostSlots(name, int(count) if colon else 1))
     return tuple(hosts)
 
 
-def parse_hostfile(text: str) -> tuple[Host, ...]:
+def parse_hostfile(text: str) -> tuple[HostSlots, ...]:
     """Reads a file of hosts: `name`, `name slots=2` or `name:2` on a line; a name on two lines has two ranks.
 
     That is the format of MPI's hostfiles, and of the lists that PBS (`PBS_NODEFILE`) and LSF (`LSB_DJOB_HOSTFILE`)
@@ -66,7 +66,7 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
 
     Example:
       >>> parse_hostfile("a\\na\\nb slots=3  # the other one")
-      (Host(name='a', n_ranks=2), Host(name='b', n_ranks=3))
+      (HostSlots(name='a', n_ranks=2), HostSlots(name='b', n_ranks=3))
     """
     n_ranks: Counter[str] = Counter()
     for line in text.splitlines():
@@ -78,7 +78,7 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
         n_ranks[host.name] += host.n_ranks
     if not n_ranks:
         raise ValueError("it names no host")
-    return tuple(Host(name, n) for name, n in n_ranks.items())
+    return tuple(HostSlots(name, n) for name, n in n_ranks.items())
 
 
 def places(host_of_rank: Sequence[str]) -> list[Place]:

@@ -82,7 +82,7 @@ class _Newcomer:
         if not self._greeting.done:
             if answer := self._greeting.feed(data):
                 self.link.sendall(answer)
-            data = self._greeting.rest
+            data = self._greeting.remainder
         if not self._greeting.done:
             return None
         for kind, payload in self._decoder.feed(data):
@@ -200,7 +200,7 @@ class Ranks:
             self._loop.after(_LOOK_S, self._drop_late)
 
     def _tell(self, text: str) -> None:
-        self._output.plain(2, f"samestep: {text}\n".encode())
+        self._output.status(2, f"samestep: {text}\n".encode())
 
     def _welcome(self, link: socket.socket, host: str, rank: int, size: int) -> None:
         if size != self._n_ranks or rank in self.by_number or not 0 <= rank < size:

@@ -63,8 +63,8 @@ def _run_again(options: Options, argv: Sequence[str]) -> None:
     """Execute this program anew, so that nothing remains of the previous ranks and their supervision."""
     count = options.n_restarts + 1
     print(f"samestep: restart {count} of {options.max_restarts}", file=sys.stderr, flush=True)
-    rest = argv[2:] if argv[0] == RESTARTED else argv
-    os.execv(sys.executable, [sys.executable, "-m", "samestep", "run", RESTARTED, str(count), *rest])
+    command = argv[2:] if argv[0] == RESTARTED else argv
+    os.execv(sys.executable, [sys.executable, "-m", "samestep", "run", RESTARTED, str(count), *command])
 
 
 def _why_not(options: Options) -> str:

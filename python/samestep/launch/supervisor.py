@@ -22,7 +22,7 @@ from samestep.launch import frames, network, plan, processes
 from samestep.launch.arguments import Options
 from samestep.launch.causes import others, root_cause
 from samestep.launch.exit_status import ProcessExit
-from samestep.launch.job import Job, Program
+from samestep.launch.job import LaunchedJob, Program
 from samestep.launch.job_secret import job_secret
 from samestep.launch.loop import Loop
 from samestep.launch.output import Output, open_logs
@@ -105,7 +105,7 @@ class Supervisor:
         ends = [signum for signum in _AFTER_SIGNAL if signal.getsignal(signum) != signal.SIG_IGN]  # nohup
         # SIGCONT: this may be the foreground now, and read the terminal.
         self._loop.on_signals([signal.SIGCHLD, signal.SIGCONT, *ends], self._on_signals)
-        self._job = Job(self._programs, self._loop, self._output)
+        self._job = LaunchedJob(self._programs, self._loop, self._output)
         self._loop.after(_LATE_S, self._tell_who_is_late)
         if self._options.timeout_s is not None:
             why = f"--timeout {self._options.timeout_s:g} s"
@@ -261,7 +261,7 @@ class Supervisor:
         return root.exit_code
 
     def _say(self, text: str) -> None:
-        self._output.plain(2, f"samestep: {text}\n".encode())
+        self._output.status(2, f"samestep: {text}\n".encode())
 
     def _on_output_lost(self, error: OSError) -> None:
         if isinstance(error, BrokenPipeError):  # the reader of our output has closed it

@@ -66,7 +66,7 @@ class ArrayList(NamedTuple):
 
 
 def host_buffer(listed: ArrayList, n: int) -> Any:
-    """Host memory for `n` arrays as those of the list."""
+    """Allocate host memory for `n` arrays like those of the list."""
     shape = (n * listed.n_elements,)
     if listed.infos[0].device == "cpu":
         return arrays.new_like(listed.arrays[0], shape)
@@ -117,9 +117,9 @@ class _Explained:
     def done(self) -> bool:
         return self._work.done()
 
-    def wait(self, timeout: float, ends_group: bool, on_host: bool = False) -> None:
+    def wait(self, timeout: float, ends_group: bool, wait_on_host: bool = False) -> None:
         try:
-            self._work.wait(timeout, ends_group, on_host)
+            self._work.wait(timeout, ends_group, wait_on_host)
         except MismatchError:
             self._check()
             raise
@@ -156,8 +156,8 @@ def combined(
     n = n_ranks * n_here
     if code == AVG.value and stacked.dtype.kind in "iu":
         return _averaged_exactly(stacked, n)
-    halves = listed.dtype in _HALVES and code not in (MIN.value, MAX.value)
-    wide = np.dtype(np.float32) if halves else stacked.dtype
+    is_half = listed.dtype in _HALVES and code not in (MIN.value, MAX.value)
+    wide = np.dtype(np.float32) if is_half else stacked.dtype
     with np.errstate(all="ignore"):
         terms = stacked.astype(wide)
         if code == PREMUL:

@@ -196,5 +196,5 @@ class MultiDeviceMethods(Group):
     def _ended(self, pending: collectives.PendingResult, limit: CallTimeout) -> list[Any]:
         """The result after waiting, for what the steps inside the call have left of its time."""
         work, left = self._work(pending, limit), pending.deadline.left()
-        result: list[Any] = work._wait_all(left, abandon=True, on_host=limit.on_host)
+        result: list[Any] = work._wait_all(left, abandon=True, wait_on_host=limit.wait_on_host)
         return result

@@ -17,7 +17,7 @@ __all__ = ["run"]
 
 
 def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], report: Connection, parent: int) -> None:
-    """Calls `fn(index, *args)`; what it raises goes to the parent, with the time. Dies with the parent."""
+    """Calls `fn(index, *args)`; what it raises is sent to the parent, with the time. Dies with the parent."""
     processes.die_with_parent(parent, signal.SIGKILL)
     try:
         fn(index, *args)

@@ -28,7 +28,7 @@ def spawn(  # noqa: PLR0917 - positions that scripts rely on
     daemon: bool = False,
     start_method: str = "spawn",
 ) -> ProcessContext | None:
-    """Call `fn(i, *args)` in `nprocs` fresh interpreters, i = 0, 1, ...
+    """Run `fn(i, *args)` in `nprocs` fresh interpreters, i = 0, 1, ...
 
     Where one fails, the others are ended, and the first to fail, in time, is the one that is reported; one that
     only lost a peer or waited in vain is not, as long as another one failed. Processes end with their parent.

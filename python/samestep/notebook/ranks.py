@@ -146,7 +146,7 @@ class Ranks:
             for fd in (1, 2):
                 while self._show(rank, fd):
                     continue
-                _print(rank.number, fd, rank.lines[fd].rest())
+                _print(rank.number, fd, rank.lines[fd].remainder())
 
     def _answer(self, rank: _Rank) -> tuple[str, Any]:
         try:
@@ -168,14 +168,14 @@ class Ranks:
         number = min(endings, key=lambda i: (_is_consequence(endings[i]), endings[i].since))
         first = endings[number]
         waiting = [str(rank.number) for rank in self._ranks if rank.number not in answers]
-        rest = f"\nStill busy, and ended: rank {', '.join(waiting)}" if waiting else ""
+        others = f"\nStill busy, and ended: rank {', '.join(waiting)}" if waiting else ""
         if first.error is not None:
-            text = f"rank {number} raised {first.error_name}\n\n{first.error['traceback']}{rest}"
+            text = f"rank {number} raised {first.error_name}\n\n{first.error['traceback']}{others}"
             return ProcessRaisedException(text, number, first.pid)
         status = first.status or 0
         name = first.fate.removeprefix("signal ") if status < 0 else None
         return ProcessExitedException(
-            f"rank {number} ended with {first.fate}{rest}", number, first.pid, status, name
+            f"rank {number} ended with {first.fate}{others}", number, first.pid, status, name
         )
 
     def _ending(self, number: int, kind: str, content: dict[str, Any]) -> ProcessExit:
@@ -213,7 +213,7 @@ def _signal(process: subprocess.Popen[bytes], signum: int) -> None:
 
 
 def _print(number: int, fd: int, data: bytes) -> None:
-    """Lines of a rank, each with its number, where Python's output goes: in a notebook, below the cell."""
+    """Lines of a rank, each with its number, where Python shows its output: in a notebook, below the cell."""
     if data:
         to: TextIO = sys.stdout if fd == 1 else sys.stderr
         text = data.decode(errors="replace")

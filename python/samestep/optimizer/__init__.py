@@ -43,7 +43,7 @@ def DistributedOptimizer(
       opt: the optimizer.
       op: how gradients are combined. SUM leaves the division to you (FluxMPI since 0.5): with loss / ranks
         as loss it equals AVG.
-      shards: torch only: into how many shards a step is divided. Gradients are then computed by shard,
+      shards: torch only: the number of shards of a step. Gradients are then computed by shard,
         `with opt.shard(index, weight=n): loss.backward()`, and averaged in `step()`, or before it by
         `opt.average()`, with the same bits on any number of ranks; see `Accumulator`.
       weighted: torch only: the same for any number of micro-batches of each rank, `with opt.shard(weight=n): ...`: the
@@ -129,7 +129,7 @@ def ShardedOptimizer(
     The first stage of ZeRO: gradients are reduce-scattered, each rank updates its part of the elements, and the
     results are allgathered. The updates have the bits of `DistributedOptimizer` where `opt` works element by element
     (SGD, momentum, Adam, AdamW, RMSprop, Lion, ...). Other optimizers are refused after a trial on a small problem,
-    which compares the update of arrays with the updates of their halves; `elementwise` skips it.
+    which compares the update of arrays with the updates of their two parts; `elementwise` skips it.
 
     Parts are contiguous: all leaves of one dtype one after another, cut into `size` equal runs of whole multiples of
     64 elements. The optimizer sees trees of the same structure; a leaf of shape (a, b) becomes one of shape (1, k),

@@ -1,4 +1,4 @@
-"""The collectives of sharded updates: whole leaves in, this rank's elements out, and the other way round."""
+"""The collectives of sharded updates: whole leaves in, this rank's elements out, and the reverse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an optimizer works element by element: a trial of it on a small problem, whole and in halves."""
+"""Whether an optimizer works element by element: a trial of it on a small problem, whole and in two parts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def small_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def require_elementwise(what: str, names: Sequence[str], specs: Sequence[LeafSpec], trial: Trial) -> None:
-    """Check that the updates of halves of all leaves are the halves of their updates.
+    """Check that updating all leaves in two parts gives the same as updating them whole.
 
     It cannot see a dependence that begins after three steps, at sizes that the trial does not have, or at gradients
     outside of 1e-8 to 1e4 (half types: 1e-4 to 40).
@@ -63,24 +63,24 @@ def require_elementwise(what: str, names: Sequence[str], specs: Sequence[LeafSpe
     try:
         with np.errstate(all="ignore"):
             whole = trial(params, grads, shapes)
-            halves = []
-            for pick in (slice(None, -1), slice(1, None)):  # of the edges of both halves
+            by_part = []
+            for pick in (slice(None, -1), slice(1, None)):  # of the edges of both parts
                 edges = [slice(*[0, cut, count][pick]) for cut, count in zip(cuts, counts, strict=True)]
                 parts = [leaf[edge] for leaf, edge in zip(params, edges, strict=True)]
                 steps = [[leaf[edge] for leaf, edge in zip(step, edges, strict=True)] for step in grads]
                 forms = [part_shape(shape, len(part)) for shape, part in zip(shapes, parts, strict=True)]
-                halves.append(trial(parts, steps, forms))
+                by_part.append(trial(parts, steps, forms))
     except Exception as error:
         raise InvalidArgumentError(
             f"ShardedOptimizer: the update of {what} failed in a trial on parts of the parameters "
             f"({type(error).__name__}: {error}); {HOW_TO_VOUCH}"
         ) from error
     tolerance = 3e-2 if rough else 1e-3
-    for step, (got, left, right) in enumerate(zip(whole, *halves, strict=True)):
+    for step, (got, left, right) in enumerate(zip(whole, *by_part, strict=True)):
         for name, all_of_it, first, second in zip(names, got, left, right, strict=True):
             if not _is_close(all_of_it, np.concatenate([first, second]), tolerance):
                 raise InvalidArgumentError(
-                    f"ShardedOptimizer: {what} does not update element by element: in step {step} of a trial, halves "
+                    f"ShardedOptimizer: {what} does not update element by element: in step {step} of a trial, parts "
                     f"of {leaf_text(name)} were updated otherwise than the whole, as with clipping by a global norm, "
                     "layer-wise rates or factored moments. Use DistributedOptimizer, or take that out of the "
                     f"optimizer; {HOW_TO_VOUCH}"
@@ -98,7 +98,7 @@ def part_shape(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def _elements(rng: np.random.Generator, count: int, cut: int, scale: float) -> Flat:
-    """Random ones; those of the second half are larger, so that norms of the halves differ."""
+    """Random ones; those of the second part are larger, so that the norms of the parts differ."""
     elements = rng.standard_normal(count) * scale
     elements[cut:] *= 4
     return elements

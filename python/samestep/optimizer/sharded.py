@@ -116,7 +116,7 @@ class ShardedTransformation:
         self, grads: Any, state: Any, params: Any = None, *, weight: float | None = None, **extra: Any
     ) -> Any:
         """Updates of all parameters, and the new state of this rank's part. Collective."""
-        rest = () if params is None else (params,)
+        others = () if params is None else (params,)
         if self._verifier is not None:
             self._verifier.before_step({"params": params})
         if weight is not None:
@@ -129,12 +129,12 @@ class ShardedTransformation:
         if self._backend.size == 1:
             if not is_reduced:
                 grads = allreduce_gradients(self._backend, grads, self._op)
-            return self.inner.update(grads, state, *rest, **extra)
+            return self.inner.update(grads, state, *others, **extra)
         flat = trees.flatten(grads)
         plan = self._plan_of_update(flat, params)
         parts = plan.cut(flat, f"{_ACT}.update") if is_reduced else self._reduced(plan, flat)
-        rest = () if params is None else (plan.cut(trees.flatten(params), f"{_ACT}.update"),)
-        updates, state = self.inner.update(parts, state, *rest, **extra)
+        others = () if params is None else (plan.cut(trees.flatten(params), f"{_ACT}.update"),)
+        updates, state = self.inner.update(parts, state, *others, **extra)
         return self._joined(plan, trees.flatten(updates)), state
 
     # ---- plans
@@ -180,7 +180,7 @@ class ShardedTransformation:
                 )
         found = [specs[i].what for i in split]
 
-        def on_host(*leaves: Any) -> list[Any]:
+        def run_on_host(*leaves: Any) -> list[Any]:
             with _core.UserCall(f"{_ACT}.update"):
                 kinds = plan.exchange.agreed_dtypes(f"{_ACT}.update", split, found)
                 whole: list[Any] = [None] * len(specs)
@@ -200,7 +200,7 @@ class ShardedTransformation:
             return parts
 
         shapes = {i: plan.part_shape(i) for i in split}
-        return flat.rebuild(self._run(on_host, f"{_ACT}.update", flat.leaves, split, shapes))
+        return flat.rebuild(self._run(run_on_host, f"{_ACT}.update", flat.leaves, split, shapes))
 
     def _joined(self, plan: _Plan, flat: trees.Flat) -> Any:
         """The updates of all ranks."""
@@ -217,7 +217,7 @@ class ShardedTransformation:
                     f"{plan.part_shape(i)} of {signature.leaf_text(plan.names[i])}"
                 )
 
-        def on_host(*leaves: Any) -> list[Any]:
+        def run_on_host(*leaves: Any) -> list[Any]:
             parts: list[Any] = [None] * len(specs)
             infos: list[Any] = [None] * len(specs)
             for i, leaf in zip(split, leaves, strict=True):
@@ -227,7 +227,7 @@ class ShardedTransformation:
             return [_whole(whole[i], specs[i], plan.specs[i]) for i in split]
 
         shapes = {i: plan.specs[i].shape for i in split}
-        return flat.rebuild(self._run(on_host, f"{_ACT}.update", flat.leaves, split, shapes))
+        return flat.rebuild(self._run(run_on_host, f"{_ACT}.update", flat.leaves, split, shapes))
 
     def _run(
         self,
@@ -245,13 +245,13 @@ class ShardedTransformation:
         else:
             present = [i for i in split if leaves[i] is not None]
 
-            def on_host(*given: Any) -> list[Any]:
+            def run_on_host(*given: Any) -> list[Any]:
                 by_leaf = dict(zip(present, given, strict=True))
                 done = dict(zip(split, function(*[by_leaf.get(i) for i in split]), strict=True))
                 return [np.asarray(done[i]) for i in present]
 
             given = compiled.call_function(
-                act, on_host, [leaves[i] for i in present], shapes=[shapes[i] for i in present]
+                act, run_on_host, [leaves[i] for i in present], shapes=[shapes[i] for i in present]
             )
             by_leaf = dict(zip(present, given, strict=True))
             values = [by_leaf.get(i) for i in split]
@@ -335,7 +335,7 @@ class ShardedTransformation:
 
 
 def _spec(name: str, leaf: Any) -> LeafSpec:
-    """What a leaf is; `group` is empty for what is not divided among ranks."""
+    """What a leaf is; `group` is empty for what is not split among ranks."""
     if compiled.is_traced([leaf]):
         return LeafSpec(f"{leaf.dtype} {tuple(leaf.shape)}", "jax", str(leaf.dtype), tuple(leaf.shape))
     is_number = type(leaf) in (int, float, complex) or (

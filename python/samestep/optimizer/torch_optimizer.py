@@ -3,7 +3,7 @@
 Each parameter has a hook that runs when its gradient is complete. It moves the gradient into a flat buffer,
 of which `.grad` becomes a view, so that nothing needs to be copied out after the reduction; large gradients
 are reduced where they lie. Buckets are started in one fixed order (that of the last parameters first, as
-backward produces them), and a callback of the autograd engine at the end of the pass starts the rest and
+backward produces them), and a callback of the autograd engine at the end of the pass starts the others and
 waits for all.
 """
 

@@ -37,7 +37,7 @@ def unscale(
     Args:
       backend: the group.
       optimizer: the one whose step begins.
-      parameters: whose `.grad` are divided.
+      parameters: whose `.grad` are unscaled.
       is_averaged: whether these are the means over all ranks.
       act: the call, for errors.
 

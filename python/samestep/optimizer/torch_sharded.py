@@ -129,7 +129,7 @@ class _ShardedStep:
         self._set_state(whole)
 
     def add_param_group(self, group: dict[str, Any]) -> None:
-        """Take in further parameters. Collective."""
+        """Take in more parameters. Collective."""
         self._divide_anew(lambda: self._inner["add_param_group"](self._known(), group))
 
     # ---- a step

@@ -26,11 +26,11 @@ def state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def require_plain(optimizer: torch.optim.Optimizer, act: str, *, but: str = "") -> None:
-    """Check that gradients of an optimizer are not averaged yet, except in the way `but`.
+    """Check that gradients of an optimizer are not averaged yet, except by `but`.
 
     Raises:
       InvalidArgumentError: they are.
     """
-    marks = "_samestep_averager", "_samestep_shards", "_samestep_parts"
-    if any(hasattr(optimizer, mark) for mark in marks if mark != but):
+    attributes = "_samestep_averager", "_samestep_shards", "_samestep_parts"
+    if any(hasattr(optimizer, mark) for mark in attributes if mark != but):
         raise InvalidArgumentError(f"{act}: this optimizer is distributed already; make a new one")

@@ -113,7 +113,7 @@ class FileStore(Store):
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             if os.fstat(self._fd).st_size != self._end:
                 missing = list(self._apply("missing", paths))
-            else:  # another thread of this process may have read the rest of the file
+            else:  # another thread of this process may have read on in the file
                 with self._mutex:
                     missing = list(self._table.apply("missing", paths))
         return missing

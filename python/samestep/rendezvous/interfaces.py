@@ -114,9 +114,9 @@ def _source_toward(host: str) -> str:
 
 def _outward() -> str:
     """An address of this host that others can reach, if there is one."""
-    routed = [_source_toward(elsewhere) for elsewhere in _ELSEWHERE]
+    sources = [_source_toward(elsewhere) for elsewhere in _ELSEWHERE]
     everything = [address for _, name in socket.if_nameindex() for address in addresses(name)]
-    for address in [*routed, *everything]:
+    for address in [*sources, *everything]:
         if address and not ipaddress.ip_address(address).is_loopback:
             return address
     return ""

@@ -276,7 +276,7 @@ class _MeshBuilder:
         link.sendall(incoming.greeting.feed(data))
         if incoming.n_read < _INCOMING_NBYTES:
             return
-        (rank,) = _RANK.unpack(incoming.greeting.rest)
+        (rank,) = _RANK.unpack(incoming.greeting.remainder)
         if not self._rendezvous.rank < rank < self._rendezvous.size or rank in self._links:
             raise ValueError(f"says it is rank {rank}")
         self._keep(link, rank)

@@ -38,7 +38,7 @@ def is_loopback(host: str) -> bool:
 
 
 def user_of(link: socket.socket) -> int:
-    """Number of the user at the other end of a Unix socket, as reported by the kernel."""
+    """Number of the user at the other end of a Unix socket, as Linux reports it."""
     credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(credentials)[1])
 

@@ -232,7 +232,7 @@ class Server:
                 raise ValueError("there are too many clients without a secret")
             connection.is_client = True
             self._strangers.remove(connection.link)
-            data = connection.greeting.rest
+            data = connection.greeting.remainder
         for kind, payload in connection.decoder.feed(data):
             if connection.link not in self._connections:
                 return

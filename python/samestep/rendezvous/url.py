@@ -82,7 +82,7 @@ def parse(
                 f"{missing} is missing for {url}, and no launcher says it; give it, or start with `samestep run`"
             )
     _check_range(found["rank"], found["world_size"], url)
-    host, port, path = _place(parts, url, env, found["rank"], found["world_size"])
+    host, port, path = _endpoint(parts, url, env, found["rank"], found["world_size"])
     return Method(host, port, path, found["rank"], found["world_size"])
 
 
@@ -128,7 +128,7 @@ def _check_range(rank: int, world_size: int, url: str) -> None:
         raise InvalidArgumentError(f"rank {rank} is outside a world_size of {world_size} ({url})")
 
 
-def _place(
+def _endpoint(
     parts: SplitResult, url: str, env: Mapping[str, str], rank: int, world_size: int
 ) -> tuple[str, int, str]:
     if parts.scheme == "file":

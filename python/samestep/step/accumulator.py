@@ -73,7 +73,7 @@ class Accumulator:
         """The sum of all weights of the step that `mean` ended last."""
         self.all_finite = True
         """Whether all elements of the mean that `mean` returned last are finite; the same on all ranks, and without a
-        further collective, because sums carry the infinities and NaNs of every rank."""
+        other collective, because sums carry the infinities and NaNs of every rank."""
         self._is_compared = False
         self._tree: agree.Tree | None = None
         self._memory = Memory(lambda count, dtype: backend.empty((count,), dtype))
@@ -276,7 +276,7 @@ class Accumulator:
         return self._tree.rebuild(values)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint: the number of shards, which must not change. Call between steps.
+        """The state for a checkpoint: the number of shards, which must not change. To be called between steps.
 
         Raises:
           InvalidArgumentError: shards of a step have been added and `mean` has not been called.

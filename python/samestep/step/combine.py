@@ -75,8 +75,8 @@ def _adds_in_pairs(hosts: list[str]) -> bool:
     if length == len(hosts):
         return True
     runs = [set(hosts[i : i + length]) for i in range(0, len(hosts), length)]
-    alike = len(hosts) % length == 0 and all(len(run) == 1 for run in runs)
-    return alike and length & (length - 1) == 0 and len(set().union(*runs)) == len(runs)
+    same_length = len(hosts) % length == 0 and all(len(run) == 1 for run in runs)
+    return same_length and length & (length - 1) == 0 and len(set().union(*runs)) == len(runs)
 
 
 def _combine_segment(

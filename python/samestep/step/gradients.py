@@ -36,7 +36,7 @@ def allreduce_gradients(
     As `allreduce_tree`. A torch module stands for the `.grad` of its parameters, which are written in place.
 
     With `weight`, e.g. the number of items or tokens of this rank's batch, the result is the gradient of the joined
-    batch, even if batches differ between ranks: the sum of weight times gradient, divided once by the sum of the
+    batch, even if batches differ between ranks: the sum of weight times gradient, over the sum of the
     weights.
 
     Example:
@@ -79,7 +79,7 @@ def allreduce_tree(
       tree: of the same structure, shapes and dtypes on all ranks.
       op: as for `Backend.allreduce`. AVG divides by the number of ranks, also if some had None.
       weight: with AVG only: the weight of this rank, finite and >= 0. The result is the sum of weight times array,
-        divided once by the sum of the weights, half types in float32. The values of a tree with weight 0
+        and one division by the sum of the weights, half types in float32. The values of a tree with weight 0
         are not used, but are overwritten like others. Not in functions compiled by JAX.
       timeout: seconds for all of it; None for the timeout of the backend.
 

@@ -195,7 +195,7 @@ def to_leaf(flat: Flat, spec: LeafSpec, like: Any = None) -> Any:
 
 
 def divide(flat: Flat, weight: float) -> bool:
-    """Divide in place: a float is divided, a whole number rounded down, as `ReduceOp.AVG` does.
+    """Divide in place: floats by division, whole numbers with rounding down, as `ReduceOp.AVG` does.
 
     Returns:
       Whether all quotients are finite: found block by block, while they are in a cache.

@@ -24,10 +24,10 @@ _Tree = TypeVar("_Tree")
 
 
 def metric_mean(backend: Group, metrics: Mapping[str, tuple[Any, Any]]) -> dict[str, float]:
-    """Means over all ranks: of each metric the sum of the sums, divided by the sum of the counts. Collective.
+    """Means over all ranks: of each metric the sum of the sums over the sum of the counts. Collective.
 
     Sums are added without rounding and the quotient is rounded once, so that the result depends neither on the
-    order of the ranks nor on how the items are divided among them, as long as each rank's sum is exact.
+    order of the ranks nor on how the items are split among them, as long as each rank's sum is exact.
 
     Args:
       backend: the group.

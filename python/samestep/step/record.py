@@ -44,7 +44,7 @@ class Recorder:
         return cls(folder) if whole.rank == 0 else None
 
     def add(self, weight: float, names: Sequence[str], leaves: Sequence[Any]) -> None:
-        """Record one mean."""
+        """Write the line of one mean."""
         import json  # not needed by `import samestep`
 
         hashes = [[name, _hash_of(leaf)] for name, leaf in zip(names, leaves, strict=True)]

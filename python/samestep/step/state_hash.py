@@ -139,7 +139,7 @@ class Verifier:
         return cls(backend, what, interval) if interval else None
 
     def before_step(self, tree: Any) -> None:
-        """Call before each step, with the state at its beginning. Collective once in each interval.
+        """To be called before each step, with the state at its beginning. Collective once in each interval.
 
         Raises:
           MismatchError: ranks differ, on all ranks.

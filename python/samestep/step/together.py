@@ -85,7 +85,7 @@ class Together(Generic[_Group]):
         self._number = 0
         self._interrupted: BaseException | None = None
         self._begun: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Accumulators whose step has begun in the block."""
+        """Accumulators whose step began in the block."""
 
     def __enter__(self) -> _Group:
         backend = self._backend
@@ -228,7 +228,7 @@ class Together(Generic[_Group]):
                 raise StepError(f"{self._act()}: another rank has left an outer block, of group {comm.name}")
 
     def _give_up(self, why: str) -> None:
-        """The ranks cannot reach an agreement: the group ends."""
+        """The ranks cannot agree, so the group ends."""
         self._revoke(why)
         if self._backend._control is not None:
             self._backend._control.abandon(why)

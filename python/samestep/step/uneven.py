@@ -64,7 +64,7 @@ def steps(
 def _new_loop(backend: Group) -> tuple[int, int]:
     """An identity for the next loop of a group, the same on all ranks.
 
-    They count anew after a block of together() that has ended by an exception, as some may have begun a loop in it.
+    They count anew after a block of together() that has ended by an exception, as some may have started a loop in it.
     """
     before = _loops.get(backend, (0, -1))
     loop = (backend._replaced, before[1] + 1 if before[0] == backend._replaced else 0)

@@ -50,7 +50,7 @@ def same_bits(
       A hash of all means, 32 hexadecimal digits.
 
     Raises:
-      AssertionError: the bits differ: names the first step and leaf; or a run failed or took too long, with what it
+      AssertionError: the bits differ: names the first step and leaf; or a run failed or was late, with what it
         printed.
 
     Example:
@@ -80,7 +80,7 @@ def _run(script: str, n_ranks: int, args: Sequence[str], timeout: float) -> Run:
                 timeout=timeout,
             )
         except subprocess.TimeoutExpired as late:
-            raise AssertionError(f"{what} took more than {timeout:g} s:\n{_tail(late.stdout)}") from late
+            raise AssertionError(f"{what} needed more than {timeout:g} s:\n{_tail(late.stdout)}") from late
         if done.returncode:
             raise AssertionError(f"{what} ended with exit code {done.returncode}:\n{_tail(done.stdout)}")
         file = Path(folder) / NAME

@@ -77,7 +77,7 @@ class Launch:
             self._until(deadline, lambda: select.select([listener], [], [], POLL_S)[0], "started")
             end, _ = listener.accept()
             connection = Connection(end.detach())
-            hello = self._receive(connection, deadline)
+            hello = self._read(connection, deadline)
             self.connections[hello.rank] = connection
             self._pids[hello.rank] = hello.pid
         if set(self.connections) != set(range(self.size)):
@@ -85,7 +85,7 @@ class Launch:
         for connection in self.connections.values():
             connection.send(protocol.Setup(options, [str(path) for path in self.paths]))
         for rank, connection in self.connections.items():
-            for file, problem in self._receive(connection, deadline).problems.items():
+            for file, problem in self._read(connection, deadline).problems.items():
                 self.problems.setdefault(file, f"rank {rank} could not collect {file}:\n{problem}")
 
     def problem(self, nodeid: str) -> str:
@@ -93,7 +93,7 @@ class Launch:
         path = Path(nodeid.partition("::")[0])
         return next((text for p in (path, *path.parents) if (text := self.problems.get(str(p)))), "")
 
-    def _receive(self, connection: Connection, deadline: float) -> Any:
+    def _read(self, connection: Connection, deadline: float) -> Any:
         self._until(deadline, lambda: connection.poll(POLL_S), "answered")
         try:
             return connection.recv()

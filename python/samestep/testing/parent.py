@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from samestep.testing import marks, protocol, reports
+from samestep.testing import markers, protocol, reports
 from samestep.testing.launch import Launch, LaunchError
 from samestep.testing.options import default_timeout
 from samestep.testing.scheduling import Start, start_of, world_of
@@ -32,12 +32,12 @@ class ParentPlugin:
         self._folder = Path(tempfile.mkdtemp(prefix="samestep-"))
         self._launch: Launch | None = None
         self._hopeless: dict[tuple[Path, Start], str] = {}
-        self._one_by_one: set[Start] = set()  # whose files have to be kept apart
+        self._one_by_one: set[Start] = set()  # whose files have to be kept separate
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         """Run a marked item on ranks and log what they report."""
-        mark = marks.of(item)
+        mark = markers.of(item)
         if mark is None:
             self._end()
             return None
@@ -59,13 +59,13 @@ class ParentPlugin:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(
-        self, item: pytest.Item, nextitem: pytest.Item | None, mark: marks.Ranks
+        self, item: pytest.Item, nextitem: pytest.Item | None, mark: markers.Ranks
     ) -> list[pytest.TestReport]:
         try:
             launch = self._launch_for(item, mark)
         except LaunchError as error:
             return [reports.failure(item, str(error), when="setup")]
-        stays = nextitem is not None and not mark.alone and self._fits(nextitem, marks.of(nextitem))
+        stays = nextitem is not None and not mark.alone and self._fits(nextitem, markers.of(nextitem))
         next_id = nextitem.nodeid if nextitem is not None and stays else None
         by_rank = self._follow(item, next_id, mark, launch)
         if not stays and (problem := self._end()):
@@ -74,7 +74,7 @@ class ParentPlugin:
         return reports.merge(by_rank)
 
     def _follow(
-        self, item: pytest.Item, next_id: str | None, mark: marks.Ranks, launch: Launch
+        self, item: pytest.Item, next_id: str | None, mark: markers.Ranks, launch: Launch
     ) -> dict[int, list[pytest.TestReport]]:
         """The reports of each rank about `item`. Ends the launch if it is no longer usable."""
         if problem := launch.problem(item.nodeid):
@@ -89,13 +89,13 @@ class ParentPlugin:
         self._config.stash[TALLY].count(world_of(item), run.by_rank, run.place)
         return run.by_rank
 
-    def _fits(self, item: pytest.Item, mark: marks.Ranks | None) -> bool:
+    def _fits(self, item: pytest.Item, mark: markers.Ranks | None) -> bool:
         """Whether `item` can run in the current launch."""
         if mark is None or mark.alone or self._launch is None:
             return False
         return item.path in self._launch.paths and self._launch.start == start_of(item)
 
-    def _launch_for(self, item: pytest.Item, mark: marks.Ranks) -> Launch:
+    def _launch_for(self, item: pytest.Item, mark: markers.Ranks) -> Launch:
         if self._launch is not None and self._fits(item, mark):
             return self._launch
         self._end()
@@ -113,13 +113,13 @@ class ParentPlugin:
             return self._launch_for(item, mark)
         return self._launch
 
-    def _paths_for(self, item: pytest.Item, mark: marks.Ranks) -> list[Path]:
+    def _paths_for(self, item: pytest.Item, mark: markers.Ranks) -> list[Path]:
         """The files that a launch for `item` serves: those of all items from here on that can share it."""
         start = start_of(item)
         if mark.alone or start in self._one_by_one:
             return [item.path]
         from_here = itertools.dropwhile(lambda other: other is not item, item.session.items)
-        marked = [(other, found) for other in from_here if (found := marks.of(other))]
+        marked = [(other, found) for other in from_here if (found := markers.of(other))]
         shared = [other.path for other, found in marked if not found.alone and start_of(other) == start]
         return list(dict.fromkeys([item.path, *shared]))
 
@@ -141,7 +141,7 @@ class _TestCase:
     """Follows the ranks through one test until all have ended it, died, or run out of time."""
 
     def __init__(
-        self, item: pytest.Item, launch: Launch, mark: marks.Ranks, timeout: float, config: pytest.Config
+        self, item: pytest.Item, launch: Launch, mark: markers.Ranks, timeout: float, config: pytest.Config
     ) -> None:
         self._item = item
         self._launch = launch
@@ -234,7 +234,7 @@ def _options_of_ranks(config: pytest.Config) -> dict[str, Any]:
         "plugins": [*config.option.plugins, *LEFT_OUT],
         "rootdir": str(config.rootpath),
         "inifilename": None if config.inipath is None else str(config.inipath),
-        "capture": "sys",  # what libraries print past Python goes to the rank's log, also when it crashes
+        "capture": "sys",  # what libraries print past Python is kept in the rank's log, also when it crashes
         "keyword": "",
         "markexpr": "",
         "deselect": None,

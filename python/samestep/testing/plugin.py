@@ -9,7 +9,7 @@ import pytest
 from _pytest.terminal import TerminalReporter
 
 from samestep._util import launchers
-from samestep.testing import marks, options, protocol, scheduling, summary
+from samestep.testing import markers, options, protocol, scheduling, summary
 
 if TYPE_CHECKING:
     from samestep.backend import Backend
@@ -33,7 +33,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Find out what this process is: the parent of ranks, a rank of an mpirun, or a rank of a parent."""
-    config.addinivalue_line("markers", marks.MARKER_HELP)
+    config.addinivalue_line("markers", markers.MARKER_HELP)
     config.stash[summary.TALLY] = summary.Tally()
     if config.pluginmanager.has_plugin("samestep-rank") or config.getoption("help", False):
         return
@@ -91,22 +91,22 @@ def _shortages(config: pytest.Config) -> list[str]:
 
 
 @pytest.fixture(name=scheduling.WORLD)
-def _world(request: pytest.FixtureRequest) -> marks.World:
+def _world(request: pytest.FixtureRequest) -> markers.World:
     if not hasattr(request, "param"):
         name = request.node.name
         pytest.fail(f"{name} runs on no rank: give it a mark like @pytest.mark.ranks(1, 2)", pytrace=False)
-    world: marks.World = request.param
+    world: markers.World = request.param
     return world
 
 
 @pytest.fixture
-def ranks(_samestep_world: marks.World) -> int:
+def ranks(_samestep_world: markers.World) -> int:
     """Number of ranks that run this test together."""
     return _samestep_world.size
 
 
 @pytest.fixture
-def group(_samestep_world: marks.World, request: pytest.FixtureRequest) -> Iterator[Backend]:
+def group(_samestep_world: markers.World, request: pytest.FixtureRequest) -> Iterator[Backend]:
     """The world of all ranks that run this test: an `ss.Backend` on each backend in turn.
 
     It is kept from test to test. A test may close it; one that only wants to break a group takes

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from samestep.testing import marks
+from samestep.testing import markers
 from samestep.testing.options import backend_names
 
 WORLD = "_samestep_world"
@@ -14,7 +14,7 @@ WORLD = "_samestep_world"
 
 def parametrise(metafunc: pytest.Metafunc) -> None:
     """Make one item of a marked test for each world it is for."""
-    mark = marks.of(metafunc.definition)
+    mark = markers.of(metafunc.definition)
     if mark is None:
         return
     jobs = mark.jobs(backend_names(metafunc.config), with_group="group" in metafunc.fixturenames)
@@ -22,9 +22,9 @@ def parametrise(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(WORLD, jobs, indirect=True, ids=str)
 
 
-def world_of(item: pytest.Item) -> marks.World:
+def world_of(item: pytest.Item) -> markers.World:
     """The world in which `item`, which has the mark, runs."""
-    world: marks.World = item.callspec.params[WORLD]  # type: ignore[attr-defined]
+    world: markers.World = item.callspec.params[WORLD]  # type: ignore[attr-defined]
     return world
 
 
@@ -41,13 +41,13 @@ def start_of(item: pytest.Item) -> Start:
     A test without `group` makes its own world. MPI starts its ranks if the mark, or else the ini
     option, names an MPI backend.
     """
-    world, mark = world_of(item), marks.of(item)
+    world, mark = world_of(item), markers.of(item)
     names = [world.backend] if world.backend else (mark and mark.backends) or backend_names(item.config)
-    return Start(world.size, world.size > 1 and any(name not in marks.WITHOUT_MPI for name in names))
+    return Start(world.size, world.size > 1 and any(name not in markers.WITHOUT_MPI for name in names))
 
 
 def sort(items: list[pytest.Item]) -> None:
-    """Group the items that share a launch. Items with a launch of their own follow those that are started the same way.
+    """Group the items that share a launch. Items with a launch of their own follow those with the same start.
 
     Unmarked items come first. Files, and the items of a file on one backend, keep the order they had.
     """
@@ -56,7 +56,7 @@ def sort(items: list[pytest.Item]) -> None:
         first_seen.setdefault(item.path, len(first_seen))
 
     def key(item: pytest.Item) -> tuple[object, ...]:
-        mark = marks.of(item)
+        mark = markers.of(item)
         if mark is None:
             return (Start(0, mpi=False), False, first_seen[item.path], "")
         return (start_of(item), mark.alone, first_seen[item.path], world_of(item).backend or "")

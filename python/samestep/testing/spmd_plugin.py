@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 from _pytest.runner import runtestprotocol
 
-from samestep.testing import marks, reports
+from samestep.testing import markers, reports
 from samestep.testing.options import HOLDER, default_timeout
 from samestep.testing.scheduling import world_of
 from samestep.testing.summary import TALLY
@@ -60,7 +60,7 @@ class SpmdPlugin:
 
     def _why_not(self, item: pytest.Item) -> str:
         """Why `item` is not run here, or an empty string."""
-        mark = marks.of(item)
+        mark = markers.of(item)
         if mark is None:
             return "for one process alone"
         if mark.alone:
@@ -95,7 +95,7 @@ class SpmdPlugin:
 
     def _run(self, item: pytest.Item, nextitem: pytest.Item | None) -> dict[int, list[pytest.TestReport]]:
         config, holder = self._config, self._config.stash[HOLDER]
-        mark = marks.of(item)
+        mark = markers.of(item)
         timeout = (mark and mark.timeout) or default_timeout(config)
         self._exchange(None, timeout, f"to begin {item.nodeid}")
         faulthandler.dump_traceback_later(timeout, file=self._stderr)

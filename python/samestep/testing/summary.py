@@ -9,7 +9,7 @@ import pytest
 from _pytest.terminal import TerminalReporter
 
 from samestep.testing import options
-from samestep.testing.marks import World
+from samestep.testing.markers import World
 
 
 class Tally:

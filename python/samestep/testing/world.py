@@ -33,7 +33,7 @@ class WorldHolder:
             self.close()
             self._backend = _opener(name)(self._timeout, self._folder)
             self._name = name
-            self.place = _place(self._backend)
+            self.place = _where(self._backend)
         return self._backend
 
     def fail(self, reason: str) -> None:
@@ -170,7 +170,7 @@ def _opener(name: str) -> Callable[[float, Path], Backend]:
     return _OPENERS[name]
 
 
-def _place(backend: Backend) -> str:
+def _where(backend: Backend) -> str:
     """Where this world is, for the summary: "Open MPI 5.0.11, one host"; empty without an MPI library."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is None:

@@ -82,8 +82,8 @@ def _open_group(
             _warn_once()
     backend = "mpi" if kind is MPIBackend else "native"
     comm, bootstrap_comm = transports.select_transport(comm, backend, asked, everywhere, timeout)
-    neighbours = [cpus for host, cpus, *_ in table if host == everywhere[rank]]
-    comm.configure(oversubscribed=hosts.oversubscribed(neighbours, _core.usable_cpus()), torch_names=True)
+    same_host = [cpus for host, cpus, *_ in table if host == everywhere[rank]]
+    comm.configure(oversubscribed=hosts.oversubscribed(same_host, _core.usable_cpus()), torch_names=True)
     crash_report.install()
     return kind(comm, timeout=timeout, world_hosts=everywhere, bootstrap_comm=bootstrap_comm, trusted=trusted)
 
@@ -102,7 +102,7 @@ def _carried_by_mpi(started_by_mpi: list[bool], asked: list[dict[str, str]], eve
     if any(by_mpi != started_by_mpi[0] for by_mpi in started_by_mpi):
         ranks = [rank for rank, by_mpi in enumerate(started_by_mpi) if not by_mpi]
         raise MismatchError(
-            f"init_process_group('samestep'): an MPI launcher started some ranks, but not {ranks}; start all alike"
+            f"init_process_group('samestep'): an MPI launcher started some ranks, but not {ranks}; start all the same"
         )
     if not started_by_mpi[0] or len(everywhere) == 1:
         return False

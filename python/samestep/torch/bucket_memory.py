@@ -22,7 +22,7 @@ __all__ = ["MIN_PLACED_NBYTES", "BucketMemory"]
 
 MIN_PLACED_NBYTES = 64 << 10
 _SPARE = (
-    4  # /dev/shm, which torch uses on the way, must have room for this many times the bucket, for each rank
+    4  # /dev/shm, which torch uses meanwhile, must have room for this many times the bucket, for each rank
 )
 
 
@@ -56,14 +56,14 @@ class BucketMemory:
         if number not in _placed and number not in self._seen:
             _forget_ended(_placed)
             _forget_ended(self._seen)
-            placed = self._place(bucket, storage)
+            placed = self._move(bucket, storage)
             if placed is None:
                 self._seen[number] = _Placed(storage._weak_ref(), None, torch.empty(0))
             else:
                 _placed[number] = placed
         return _placed[number].tensor if number in _placed else bucket
 
-    def _place(self, bucket: torch.Tensor, storage: Any) -> _Placed | None:
+    def _move(self, bucket: torch.Tensor, storage: Any) -> _Placed | None:
         alone = storage.nbytes() == bucket.nbytes and bucket.is_contiguous() and not storage.is_shared()
         has_heap = _core.shared_usage(self._comm) is not None
         if not alone or not has_heap or not _fits_into_shm(bucket.nbytes * self._comm.size):

@@ -44,7 +44,7 @@ def rendezvous_handler(
     else:
         store, rank, size = _over_mpi(url, timeout)
     found = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": store.host, "MASTER_PORT": store.port}
-    for name, value in (found | _place(dist.PrefixStore("samestep hosts", store), rank, size)).items():
+    for name, value in (found | _local_variables(dist.PrefixStore("samestep hosts", store), rank, size)).items():
         os.environ.setdefault(name, str(value))
     yield store, rank, size
 
@@ -79,7 +79,7 @@ def _at_first_host(started_by: launchers.Launcher, timeout: timedelta) -> dist.T
     return dist.TCPStore(host, port, started_by.size, started_by.rank == 0, timeout, wait_for_workers=False)
 
 
-def _place(store: Any, rank: int, size: int) -> dict[str, int]:
+def _local_variables(store: Any, rank: int, size: int) -> dict[str, int]:
     """This rank's number among those of its host, and their number, as variables."""
     store.set(str(rank), socket.gethostname())
     everywhere = [store.get(str(r)) for r in range(size)]

@@ -56,7 +56,7 @@ def disable_dynamo(*owners: Any) -> None:
         skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
     except (
         AttributeError
-    ):  # another version: traced functions are slower and may be refused, but are not wrong
+    ):  # another version: compiled functions are slower and may be refused, but are not wrong
         return
     for owner in owners:
         for member in vars(owner).values():

@@ -1,6 +1,6 @@
 """Operations in progress, as torch.distributed sees them.
 
-There is no background thread: starting an operation posts it, and any thread that waits makes progress.
+There is no background thread: the start of an operation posts it, and any thread that waits makes progress.
 `wait` and `is_completed` do that; so does reading a future from Python. A future that autograd's hooks have asked for
 is read from C++, after the backward pass: all of those are completed by a callback at the end of the pass, in the
 order in which they were started, before the one in which DistributedDataParallel reads them.

@@ -12,7 +12,7 @@ from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.reduce_ops import Op, Premul, ReduceOp, resolve
-from samestep.trees import signature, traced
+from samestep.trees import compiled_trees, signature
 from samestep.trees.fusion import Timer, allreduce_leaves, fused, timer
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _reduce_whole(backend: Group, tree: Any, op: Op, act: str, left: Timer) -> A
     if compiled.is_traced(flat.leaves):
         code, factor = resolve(op)
         taken = _is_reducible_number
-        return traced.call(backend, flat, taken, "allreduce", act, op=code, factor=factor, timeout=left())
+        return compiled_trees.call(backend, flat, taken, "allreduce", act, op=code, factor=factor, timeout=left())
     if flat.names == [""] and signature.describe_leaves([""], flat.leaves, act).kinds == [signature.OBJECT]:
         raise InvalidArgumentError(
             f"{act} in group {backend.name}: {type(tree).__name__} is no tree of arrays; "

@@ -12,7 +12,7 @@ from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.collectives import require_backend
-from samestep.trees import scalars, signature, traced
+from samestep.trees import compiled_trees, scalars, signature
 from samestep.trees.fusion import Timer, bcast_leaves, fused, timer
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
         return fast.copy()
     flat = trees.flatten(tree)
     if compiled.is_traced(flat.leaves):
-        return traced.call(backend, flat, signature.is_number, "bcast", act, root=root, timeout=left())
+        return compiled_trees.call(backend, flat, signature.is_number, "bcast", act, root=root, timeout=left())
     kinds, infos, aliases = signature.describe_leaves(flat.names, flat.leaves, act)
     mine = signature.Description(act, flat.names, kinds, aliases)
     everyone = signature.gather_if_different(backend, mine, left, compared=compared)

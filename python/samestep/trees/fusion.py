@@ -64,8 +64,8 @@ def plan_buckets(leaf_nbytes: Sequence[int], bucket_nbytes: int) -> list[range]:
 def plan_messages(infos: Sequence[ArrayInfo], *, mix_dtypes: bool) -> list[list[int]]:
     """Decide which leaves travel together: lists of leaf indices, one per message.
 
-    Large leaves go alone, and those of host and device memory apart. Empty leaves are in no message. Messages are
-    ordered by their last leaf, that is, by when they are complete if leaves become ready one after another.
+    Large leaves are sent alone, and those of host and device memory separately. Empty leaves are in no message.
+    Messages are ordered by their last leaf, that is, by when they are complete if leaves become ready in order.
 
     Args:
       infos: the leaves.

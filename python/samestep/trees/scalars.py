@@ -48,17 +48,17 @@ def decode(words: list[str]) -> Any:
         raise MismatchError(f"{words!r} is no number: {error}") from error
 
 
-def _decode(kind: str, *rest: str) -> Any:
-    if kind == "complex" and len(rest) == 2:
-        return complex(float.fromhex(rest[0]), float.fromhex(rest[1]))
-    if len(rest) != 1:
+def _decode(kind: str, *texts: str) -> Any:
+    if kind == "complex" and len(texts) == 2:
+        return complex(float.fromhex(texts[0]), float.fromhex(texts[1]))
+    if len(texts) != 1:
         raise ValueError("too many or too few words")
     if kind in ("bool", "int"):
-        number = int(rest[0], 16)
+        number = int(texts[0], 16)
         return bool(number) if kind == "bool" else number
     if kind == "float":
-        return float.fromhex(rest[0])
+        return float.fromhex(texts[0])
     if not _DTYPE.fullmatch(kind):
         raise ValueError("no type of a number")
-    (number,) = np.frombuffer(bytes.fromhex(rest[0]), np.dtype(kind))
+    (number,) = np.frombuffer(bytes.fromhex(texts[0]), np.dtype(kind))
     return number

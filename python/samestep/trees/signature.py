@@ -215,7 +215,7 @@ def check_same(
       group: name of the group, for the text.
       everyone: what each rank holds.
       absent_is_fine: let a leaf be None on some ranks; with the array that it is again elsewhere.
-      places: compare also which leaves are one and the same array.
+      places: compare also which entries of the tree are one and the same array.
     """
     acts = [description.act for description in everyone]
     if len(set(acts)) > 1:

@@ -146,8 +146,8 @@ def group_over(rendezvous: Rendezvous, timeout: float, name: str) -> Group:
     comm, bootstrap_comm = transports.select_transport(
         comm, "native", [asked for *_, asked in table], everywhere, timeout
     )
-    neighbours = [cpus for host, cpus, _ in table if host == mine[0]]
-    comm.configure(oversubscribed=hosts.oversubscribed(neighbours, _core.usable_cpus()))
+    same_host = [cpus for host, cpus, _ in table if host == mine[0]]
+    comm.configure(oversubscribed=hosts.oversubscribed(same_host, _core.usable_cpus()))
     return Group(comm, bootstrap_comm, everywhere)
 
 
@@ -161,13 +161,13 @@ def _check_claims(started_by: launchers.Launcher, rank: int | None, world_size: 
                 f"-n {world_size} script.py`; or give init_method, such as tcp://host:port of rank 0, and rank"
             )
         return
-    for what, claimed, actual in (
+    for what, expected, actual in (
         ("rank", rank, started_by.rank),
         ("world_size", world_size, started_by.size),
     ):
-        if claimed is not None and claimed != actual:
+        if expected is not None and expected != actual:
             raise InvalidArgumentError(
-                f"initialize: {what}={claimed} was given but the launcher ({started_by.name}) made it {actual}; "
+                f"initialize: {what}={expected} was given but the launcher ({started_by.name}) made it {actual}; "
                 f"leave {what} out"
             )
 

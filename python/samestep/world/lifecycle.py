@@ -80,7 +80,7 @@ def initialize(
         None: choose by how the process was started. Under an MPI launcher MPI, wrapped by NCCL where every
         rank has a GPU; alone, a world of one rank. `samestep doctor` shows the choice and why.
       cuda_devices: which CUDA device each rank uses. None: round robin over the visible devices by local
-        rank (nothing without one); a list: the device for each local rank; `missing`: none is touched.
+        rank (nothing without one); a list: the device for each local rank; `missing`: none is used.
       amdgpu_devices: the same for AMD devices.
       init_method: how ranks meet; None or "mpi://" with MPI. With `NativeBackend` "env://", "tcp://host:port" of
         rank 0, or "file:///path"; None: "env://" where a launcher started several ranks.
@@ -181,7 +181,7 @@ def _same_world(world: Backend, requested: str, arguments: dict[str, Any]) -> Ba
     if differing:
         raise InvalidArgumentError(
             f"initialize has been called with other arguments ({'; '.join(differing)}); "
-            "call samestep.finalize() on all ranks before starting anew"
+            "call samestep.finalize() on all ranks before a new start"
         )
     return world
 
@@ -361,10 +361,10 @@ def _open_mpi(known: _core.Facts, arguments: dict[str, Any], timeout: float) -> 
     return comm
 
 
-def _check_claim(what: str, claimed: int | None, actual: int) -> None:
-    if claimed is not None and claimed != actual:
+def _check_claim(what: str, expected: int | None, actual: int) -> None:
+    if expected is not None and expected != actual:
         raise InvalidArgumentError(
-            f"initialize: {what}={claimed} was given but the launcher made it {actual}; leave {what} out"
+            f"initialize: {what}={expected} was given but the launcher made it {actual}; leave {what} out"
         )
 
 

@@ -58,7 +58,7 @@ def _threads(n_cpus: int, env: Mapping[str, str]) -> str:
     if cpus.THREADS in env:
         return f"{env[cpus.THREADS]} for each rank, by {cpus.THREADS}"
     counts = ", ".join(f"{max(1, n_cpus // n)} with {n}" for n in (2, 4))
-    return f"{n_cpus} usable CPUs divided by the ranks of a host under samestep run: {counts}"
+    return f"{n_cpus} usable CPUs, split among the ranks of a host under samestep run: {counts}"
 
 
 def size(nbytes: int | None) -> str:
@@ -86,7 +86,7 @@ def hosts(env: Mapping[str, str] = os.environ) -> str:
     advice = "start with samestep run --mpi"
     if nodes := env.get("SLURM_JOB_NODELIST"):
         return f"{nodes}, allotted by Slurm: start with srun, or with samestep run --mpi"
-    for variable, system in (("PBS_NODEFILE", "PBS"), ("PE_HOSTFILE", "Grid Engine")):
+    for variable, system in (("PBS_NODEFILE", "PBS"), ("PE_HOSTFILE", "SGE")):
         if variable in env:
             also = f", or with samestep run --hostfile ${variable}" if system == "PBS" else ""
             return f"{_first_words(env[variable])}, allotted by {system} ({variable}): {advice}{also}"

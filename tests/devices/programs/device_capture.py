@@ -12,7 +12,7 @@ from fake_arrays import DEFAULT, Array, Graph, Stream
 
 
 def capture_while_an_operation_is_in_progress(backend, mode):
-    """The operation ends while the capture goes on, and is waited for meanwhile."""
+    """The operation ends while the capture continues, and is waited for meanwhile."""
     world = start(backend)
     stream, other = Stream(), Stream()
     x = Array.of(np.full(100, rank + 1.0), stream)

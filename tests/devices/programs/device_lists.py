@@ -274,7 +274,7 @@ def call_members_outside_a_group():
         return codes + ([nccl.ncclGroupEnd()] if grouped else [])
 
     first = [ctypes.c_void_p(), ctypes.c_void_p()]
-    report(apart=begin(first, False))
+    report(separate=begin(first, False))
     nccl.ncclCommAbort(first[0])
     comms = [ctypes.c_void_p(), ctypes.c_void_p()]
     report(together=begin(comms, True))

@@ -11,7 +11,7 @@ from samestep.gpu.device_array import DeviceArray
 
 
 def free_while_the_device_is_busy():
-    """To free memory waits for the device, which here goes on only once another thread of Python has run."""
+    """To free memory waits for the device, which here continues only once another thread of Python has run."""
     stream = Stream()
     array = DeviceArray(gpus.current_gpu(), "float32", (1000,))
     runtime().fakeHold(stream.handle)

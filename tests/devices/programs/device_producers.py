@@ -1,4 +1,4 @@
-"""Programs of test_producers.py: arrays of libraries that name their streams in other ways than torch and CuPy."""
+"""Programs of test_producers.py: arrays of libraries that name their streams otherwise than torch and CuPy."""
 
 import ctypes
 import json
@@ -69,7 +69,7 @@ class ExchangedArray:
         self.managed = ManagedVersioned(1, 0, None, None, 0, tensor)
 
     def __dlpack__(self, **_):
-        raise AssertionError("the slow way was taken")
+        raise AssertionError("the slow path was taken")
 
 
 def late(stream):

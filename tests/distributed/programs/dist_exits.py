@@ -10,7 +10,7 @@ import samestep.distributed as dist
 
 
 def end_while_sending(backend, operation, count):
-    """Rank 0 does not wait; rank 1 receives once rank 0 has begun to exit."""
+    """Rank 0 does not wait; rank 1 receives once rank 0 has started to exit."""
     dist.init_process_group(backend)
     x = np.full(count, 7.0)
     if dist.get_rank() == 0:

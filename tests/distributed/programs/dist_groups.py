@@ -16,10 +16,10 @@ def use_groups_of_another_backend(world, other, destroys):
     x = np.arange(1009.0) + dist.get_rank()
     dist.all_reduce(x, group=part)
     assert (x == 3 * np.arange(1009.0) + 3).all()
-    rest = dist.new_group([2, 0], backend=other)
+    second = dist.new_group([2, 0], backend=other)
     if dist.get_rank() != 1:
         y = np.full(2, dist.get_rank() + 1.0)
-        dist.broadcast(y, 2, group=rest)
+        dist.broadcast(y, 2, group=second)
         assert (y == 3).all()
     print(dist.get_backend(), dist.get_backend(part), part.transport)
     if destroys:

@@ -23,7 +23,7 @@ def main(left):
         while not os.path.exists(left):
             time.sleep(0.01)
         try:
-            world.allreduce(np.ones(3))  # the one that rank 0 has begun
+            world.allreduce(np.ones(3))  # the one that rank 0 has started
             world.allreduce(np.ones(3))
         except ss.PeerLostError as error:
             print(f"<{error}>", flush=True)

@@ -1,4 +1,4 @@
-"""Leaves blocks of `together()` in all ways, each rank in turn; at the end the last rank exits within one."""
+"""Leaves blocks of `together()` by each kind of exit, each rank in turn; at the end the last rank exits within one."""
 
 import os
 import signal

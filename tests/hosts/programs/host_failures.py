@@ -44,7 +44,7 @@ def wait_for_a_stopped_rank():
 
 
 def send_to_a_stopped_rank():
-    """More than all buffers hold; rank 1 goes on later."""
+    """More than all buffers hold; rank 1 continues later."""
     world = ss.initialize("native", timeout=100)
     chunk = np.ones(40_000)
     world.barrier()

@@ -1,4 +1,4 @@
-"""Random sums over shards: `train_by_shard.py [mode]`. What goes wrong in step 1, or on two ranks, is the mode."""
+"""Random sums over shards: `train_by_shard.py [mode]`. What fails in step 1, or on two ranks, is the mode."""
 
 import os
 import signal
