@@ -24,12 +24,12 @@ def call(
     timeout: float | None,
     **details: Any,
 ) -> Any:
-    """Add a collective on the leaves of a tree to the program that is being traced.
+    """Add a collective on the leaves of a tree to the program that JAX is tracing.
 
     Args:
       backend: the group.
       flat: the tree; tracers, arrays and numbers among the leaves.
-      is_number: which leaves are communicated apart from arrays; the others are passed through.
+      is_number: which leaves are communicated separately from arrays; the others are passed through.
       verb: one that keeps shapes.
       act: what the user called, for errors.
       timeout: seconds that the call may take when the program runs.
