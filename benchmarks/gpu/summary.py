@@ -96,7 +96,9 @@ def _told(results: Sequence[Found]) -> str:
             return "; ".join([*row["wrong"], seen])
         if row["what"] == "lifetimes":
             grown = ", ".join(f"{name} {number:+}" for name, number in row["grown"].items())
-            return f"{row['turns']} of {row['wanted']} turns, each {1000 * row['seconds_each']:.0f} ms; {grown}"
+            return (
+                f"{row['turns']} of {row['wanted']} turns, each {1000 * row['seconds_each']:.0f} ms; {grown}"
+            )
     return ""
 
 

@@ -284,9 +284,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--faults", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1, help="of the first fault; the next ones count on")
-    parser.add_argument(
-        "--world", action="append", choices=WORLDS, help="the transport; default: all"
-    )
+    parser.add_argument("--world", action="append", choices=WORLDS, help="the transport; default: all")
     given = parser.parse_args(argv)
     outcomes = []
     for seed in range(given.seed, given.seed + given.faults):
