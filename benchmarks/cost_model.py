@@ -18,7 +18,7 @@ SPREAD_TOGETHER, LEAST_SPREAD = (
     64 * KIB,
     128,
 )  # bytes with the headers then, of all ranks together and of each
-HEADER, PLACES = 16, 40  # bytes of a header, and of where a rank's buffers are, which is sent with it in levels
+HEADER, PLACES = 16, 40  # bytes of a header, and of the buffer addresses that are sent with it in levels
 # Of a segment, see csrc/collectives/two_shot_reduction.cpp.
 MOST_PIECE, LEAST_PIECE, TOGETHER = 256 * KIB, 16 * KIB, 2 * MIB
 HALVED_WINDOW = MIB  # see csrc/collectives/recursive_halving.cpp

@@ -85,7 +85,9 @@ class _Lane:
         starts, ends = np.empty((2, self.iterations), np.int64)
         for i in range(self.iterations):
             starts[i], ends[i] = self._iterate(self.burst)
-        seconds = self._ranks.span(starts, ends) if self._contender.spans else self._ranks.longest(starts, ends)
+        seconds = (
+            self._ranks.span(starts, ends) if self._contender.spans else self._ranks.longest(starts, ends)
+        )
         self._rounds.append(seconds / self.burst / 1000)
 
     def summary(self, kept: Sequence[int]) -> Summary:

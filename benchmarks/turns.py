@@ -4,8 +4,8 @@
     mpirun -n 4 python benchmarks/turns.py --beside mpi4py,gloo
 
 How long a call lasted, how often each rank lost its CPU for it, and how many ranks each CPU had. Each rank has to run
-once in each call, and the last one of a CPU may go on with the next call. So with as many ranks on each CPU the least is
-1 - CPUs / ranks preemptions for each rank. `--busy` adds processes that compute all the time, as the workers of a
+once in each call, and the last one of a CPU may go on with the next call. So with as many ranks on each CPU the least
+is 1 - CPUs / ranks preemptions for each rank. `--busy` adds processes that compute all the time, as the workers of a
 DataLoader do.
 """
 
@@ -95,7 +95,9 @@ def table(name: str, nbytes: int, by_rank: list[list[Batch]]) -> str:
     """A line: the median and the mean of the slowest rank's batches, the median of each rank's preemptions. Pure."""
     batches = list(zip(*by_rank, strict=True))
     us = [max(batch.us for batch in of_all) for of_all in batches]
-    preemptions = " ".join(f"{statistics.median(batch.preemptions for batch in rank):.2f}" for rank in by_rank)
+    preemptions = " ".join(
+        f"{statistics.median(batch.preemptions for batch in rank):.2f}" for rank in by_rank
+    )
     places = Counter(map(placement, batches)).most_common()
     where = ", ".join(f"{place} {n / len(batches):.0%}" for place, n in places)
     median, mean = microseconds(statistics.median(us)), microseconds(statistics.fmean(us))

@@ -361,7 +361,9 @@ class MessageMethods(CollectiveMethods):
     ) -> Any:
         """Scatter picklable objects: rank r gets `objects[r]` of root's list. Other ranks pass None."""
         limit = self._call_timeout(timeout)
-        return self._start_scatter_object(objects, root, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        return self._start_scatter_object(objects, root, limit)._wait_blocking(
+            wait_on_host=limit.wait_on_host
+        )
 
     def iscatter_object(self, objects: Sequence[Any] | None = None, root: int = 0) -> Work[Any]:
         """Non-blocking `scatter_object`; the call itself waits once, for the sizes."""
@@ -385,7 +387,9 @@ class MessageMethods(CollectiveMethods):
                 except Exception as error:
                     failed, metadata = [error], str(_refused("scatter_object", root, _text(error)))
         with _core.UserCall(f"scatter_object(root={root})"):
-            counts = self._start_bcast_object(metadata, root, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+            counts = self._start_bcast_object(metadata, root, limit)._wait_blocking(
+                wait_on_host=limit.wait_on_host
+            )
             if isinstance(counts, str):
                 raise failed.pop() if failed else InvalidArgumentError(counts)
             into = np.empty(counts[self.rank], np.uint8)

@@ -92,7 +92,9 @@ class VariableLengthMethods(CollectiveMethods):
         Source: MPI 5.0, section 6.6 (MPI_Scatterv).
         """
         limit = self._call_timeout(timeout)
-        return self._start_scatterv(x, counts, root, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        return self._start_scatterv(x, counts, root, out, limit)._wait_blocking(
+            wait_on_host=limit.wait_on_host
+        )
 
     def iscatterv(
         self,
@@ -139,7 +141,9 @@ class VariableLengthMethods(CollectiveMethods):
         Source: MPI 5.0, section 6.8 (MPI_Alltoallv).
         """
         limit = self._call_timeout(timeout)
-        return self._start_alltoallv(x, send_counts, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        return self._start_alltoallv(x, send_counts, out, limit)._wait_blocking(
+            wait_on_host=limit.wait_on_host
+        )
 
     def ialltoallv(
         self, x: _A, send_counts: Sequence[int], *, out: _A | None = None

@@ -44,7 +44,9 @@ def rendezvous_handler(
     else:
         store, rank, size = _over_mpi(url, timeout)
     found = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": store.host, "MASTER_PORT": store.port}
-    for name, value in (found | _local_variables(dist.PrefixStore("samestep hosts", store), rank, size)).items():
+    for name, value in (
+        found | _local_variables(dist.PrefixStore("samestep hosts", store), rank, size)
+    ).items():
         os.environ.setdefault(name, str(value))
     yield store, rank, size
 

@@ -46,7 +46,9 @@ def _reduce_whole(backend: Group, tree: Any, op: Op, act: str, left: Timer) -> A
     if compiled.is_traced(flat.leaves):
         code, factor = resolve(op)
         taken = _is_reducible_number
-        return compiled_trees.call(backend, flat, taken, "allreduce", act, op=code, factor=factor, timeout=left())
+        return compiled_trees.call(
+            backend, flat, taken, "allreduce", act, op=code, factor=factor, timeout=left()
+        )
     if flat.names == [""] and signature.describe_leaves([""], flat.leaves, act).kinds == [signature.OBJECT]:
         raise InvalidArgumentError(
             f"{act} in group {backend.name}: {type(tree).__name__} is no tree of arrays; "

@@ -87,7 +87,9 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
         return fast.copy()
     flat = trees.flatten(tree)
     if compiled.is_traced(flat.leaves):
-        return compiled_trees.call(backend, flat, signature.is_number, "bcast", act, root=root, timeout=left())
+        return compiled_trees.call(
+            backend, flat, signature.is_number, "bcast", act, root=root, timeout=left()
+        )
     kinds, infos, aliases = signature.describe_leaves(flat.names, flat.leaves, act)
     mine = signature.Description(act, flat.names, kinds, aliases)
     everyone = signature.gather_if_different(backend, mine, left, compared=compared)
