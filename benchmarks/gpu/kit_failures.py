@@ -1,4 +1,4 @@
-"""Parts of the kit about what goes wrong, and what is unusual: `kit_failures.py PART`. Each with one rank."""
+"""Parts of the kit about failures, and what is unusual: `kit_failures.py PART`. Each with one rank."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def missing() -> int:
     begin = time.monotonic()
     raw.abort()
     found.seen["abort_s"] = round(time.monotonic() - begin, 2)
-    found.expect(found.seen["abort_s"] < 20, "the abort took too long")
+    found.expect(found.seen["abort_s"] < 20, "the abort was too slow")
     begin = time.monotonic()
     try:
         ss.initialize("nccl", init_method=f"file://{PLACE}/two", rank=0, world_size=2, timeout=5)
@@ -145,7 +145,7 @@ def capture() -> int:
         except (
             ss.Error,
             RuntimeError,
-        ) as error:  # torch ends a capture in which something failed in its own way
+        ) as error:  # torch ends a capture in which something failed by another error
             found.seen["refused"] = f"{type(error).__name__}: {error}"[:300]
         else:
             replay()

@@ -196,7 +196,7 @@ def orbax_own_tests(folder):
 
 
 def equinox_training():
-    """A training loop of Equinox, with the data divided over the devices by `eqx.filter_jit`."""
+    """A training loop of Equinox, with the data sharded over the devices by `eqx.filter_jit`."""
     import equinox as eqx
     import jax
     import jax.numpy as jnp
@@ -229,8 +229,8 @@ def equinox_training():
         return losses, [np.asarray(leaf.addressable_data(0)) for leaf in leaves]
 
     rows = NamedSharding(jax.make_mesh((jax.device_count(),), ("data",)), PartitionSpec("data"))
-    divided = [jax.make_array_from_callback(a.shape, rows, lambda index, a=a: a[index]) for a in (x, y)]
-    losses, weights = trained(*divided)
+    sharded = [jax.make_array_from_callback(a.shape, rows, lambda index, a=a: a[index]) for a in (x, y)]
+    losses, weights = trained(*sharded)
     alone, alone_weights = trained(x, y)
     np.testing.assert_allclose(losses, alone, rtol=1e-4)
     for got, expected in zip(weights, alone_weights, strict=True):
