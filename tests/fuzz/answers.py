@@ -63,7 +63,7 @@ class Impostor:
             link.sendall(greeting.feed(link.recv(200) or _gone()))
         table, decoder = _as_rank_0(), frames.Decoder(most=1 << 20)
         left = self.draw.random.randrange(20)
-        data = greeting.rest
+        data = greeting.remainder
         while data := data or link.recv(1 << 16):
             requests, data = list(decoder.feed(data)), b""
             for _, payload in requests:

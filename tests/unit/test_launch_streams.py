@@ -98,7 +98,7 @@ def test_every_line_has_its_rank(screen):
     output = screen()
     output.lines(0, 1, b"one\ntwo\n")
     output.lines(12, 2, b"\n")
-    output.plain(2, b"samestep: x\n")
+    output.status(2, b"samestep: x\n")
     assert output.shows(b"[0] one\n[0] two\n[12] \nsamestep: x\n")
 
 
@@ -200,7 +200,7 @@ def test_one_turn_writes_all_that_a_pipe_has_room_for_and_does_not_block():
         room = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 32_768)
         output = Output(Loop(), raw=True, logs={}, on_lost=pytest.fail, shown=())
         data = os.urandom(room + 70_001)
-        output.plain(writing, data)
+        output.status(writing, data)
         written = 0
         while output.n_waiting:
             output._write(writing)
