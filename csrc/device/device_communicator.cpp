@@ -50,6 +50,18 @@ std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Com
   // To the user all three are one group.
   made->through_host_ = made->host_->group(ranks, deadline, made->host_->name());
   made->signature_check_ = made->host_->group(ranks, deadline, made->host_->name());
+  std::uint8_t gpu_aware = made->options_.gpu_aware ? 1 : 0;
+  if (made->host_->transport() == "mpi") {
+    const Buffer flag{&gpu_aware, 1, DType::uint8};
+    made->signature_check_
+        ->start({.type = CollectiveType::allreduce,
+                 .in = flag,
+                 .out = flag,
+                 .reduction = {ReduceOp::max, 1.0},
+                 .shape = Shape::flat(1)})
+        ->wait(deadline);
+  }
+  made->options_.some_are_gpu_aware = gpu_aware != 0;
   made->staged_ = std::make_unique<HostPath>(made->host_, made->through_host_, made->options_);
   std::shared_ptr<NcclComm> comm;
   if (made->options_.nccl != nullptr) {

@@ -19,6 +19,7 @@ struct DeviceOptions {
   Seconds timeout{600};                 ///< for operations that nobody waits for on the host
   std::size_t staging_bytes = 4 << 20;  ///< bytes of a long buffer that are staged at a time
   bool gpu_aware = false;               ///< the host group hands long messages of device memory to MPI itself
+  bool some_are_gpu_aware = false;      ///< on this or another rank; set by `open`
 };
 
 /// A group whose ranks have a GPU each: device memory is passed to NCCL, or staged in pinned host memory for `host`

@@ -44,6 +44,7 @@ DeviceCommunicator::HostPath::HostPath(std::shared_ptr<Communicator> messages,
       gpu_(options.gpu),
       segment_nbytes_(options.staging_bytes),
       gpu_aware_(options.gpu_aware && messages_->transport() == "mpi"),
+      some_are_gpu_aware_(options.some_are_gpu_aware),
       staging_(HostStaging::make(gpu_, options.device, messages_, collectives_)) {
   if (gpu_aware_) copy_local_on_device();
 }
@@ -73,8 +74,9 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& 
       }
       return in_segments(in, out, args.shape, start, /*only_moves=*/true, /*copies_in_first=*/false);
     case CollectiveType::reduce_scatter:
-      return whole(in, out, start_whole);
+      return in_windows(args, start, overlaps);
     default: {
+      if (!some_are_gpu_aware_ && !has_counts(args.type)) return in_windows(args, start, overlaps);
       if (overlaps) return whole(in, out, start_whole);
       std::vector<PeerTransfer> transfers(static_cast<std::size_t>(collectives_->size()));
       plan_transfers(args, rank, transfers);
@@ -124,7 +126,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(
     if (in.data != nullptr) part.in = static_cast<const std::byte*>(in.data) + at * item;
     if (out.data != nullptr) part.out = static_cast<std::byte*>(out.data) + at * item;
     part.gpu_direct = only_moves && segment_is_gpu_direct(n * item);
-    if (!part.gpu_direct) part.in_nbytes = part.out_nbytes = n * item;
+    if (!part.gpu_direct) part.in_runs.nbytes = part.out_runs.nbytes = n * item;
     part.in_place = true;
     const Shape described = at == 0 ? shape : Shape::flat(n);  // ranks are compared at the first segment
     const bool writes = out.data != nullptr;
@@ -138,12 +140,44 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(
   return staging_->start(std::move(call));
 }
 
+Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(
+    const CollectiveArgs& args, std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start, bool copies_in_first) {
+  constexpr std::size_t kShortestRun = 4 << 10;
+  const auto size = static_cast<std::size_t>(collectives_->size());
+  const DType dtype = args.own().dtype;
+  const std::size_t item = itemsize(dtype);
+  const bool all_to_all = args.type == CollectiveType::alltoall;
+  const std::size_t count = args.own().count / (all_to_all ? size : 1);  // of a block
+  const std::size_t longest = std::max(std::max(segment_nbytes_ / size, kShortestRun) / item, std::size_t{1});
+  const auto blocks_of = [&](std::size_t all) { return count == 0 ? std::size_t{1} : all / count; };
+  const std::size_t n_in = blocks_of(args.in.count), n_out = blocks_of(args.out.count);
+  StagedOperation call;
+  call.after = {args.in.stream, args.out.stream};
+  call.copies_in_first = copies_in_first;
+  for (std::size_t at = 0; at < count || at == 0; at += longest) {
+    const std::size_t n = std::min(longest, count - at);
+    StagedSegment part;
+    part.in_runs = {n * item, n_in, count * item};
+    part.out_runs = {n * item, n_out, count * item};
+    if (args.in.data != nullptr) part.in = static_cast<const std::byte*>(args.in.data) + at * item;
+    if (args.out.data != nullptr) part.out = static_cast<std::byte*>(args.out.data) + at * item;
+    // Ranks are compared at the first window.
+    part.start = [start, shape = at == 0 ? args.shape : Shape::flat(n), dtype, in_count = n * n_in,
+                  out_count = n * n_out](std::byte* from, std::byte* to) {
+      return start({in_count != 0 ? from : nullptr, in_count, dtype}, {out_count != 0 ? to : nullptr, out_count, dtype},
+                   shape);
+    };
+    call.parts.push_back(std::move(part));
+  }
+  return staging_->start(std::move(call));
+}
+
 Communicator::WorkPtr DeviceCommunicator::HostPath::whole(ConstBuffer in, Buffer out, Start start, bool message) {
   StagedSegment part;
   part.in = static_cast<const std::byte*>(in.data);
-  part.in_nbytes = in.nbytes();
+  part.in_runs.nbytes = in.nbytes();
   part.out = static_cast<std::byte*>(out.data);
-  part.out_nbytes = out.nbytes();
+  part.out_runs.nbytes = out.nbytes();
   part.start = [start = std::move(start), in, out](std::byte* from, std::byte* to) {
     return start({in.count != 0 ? from : nullptr, in.count, in.dtype},
                  {out.count != 0 ? to : nullptr, out.count, out.dtype});

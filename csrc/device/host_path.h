@@ -37,6 +37,9 @@ class DeviceCommunicator::HostPath {
   WorkPtr in_segments(ConstBuffer in, Buffer out, const Shape& shape,
                       std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start, bool only_moves,
                       bool copies_in_first);
+  /// A collective on blocks of equal length, in windows of each block.
+  WorkPtr in_windows(const CollectiveArgs& args, std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start,
+                     bool copies_in_first);
   WorkPtr whole(ConstBuffer in, Buffer out, Start start, bool message = false);
   /// A collective that only moves data: MPI gets the device pointers if it sends all transfers, else it is staged.
   /// Each rank decides for itself, as the messages are the same.
@@ -53,6 +56,7 @@ class DeviceCommunicator::HostPath {
   std::shared_ptr<GpuLibrary> gpu_;
   std::size_t segment_nbytes_;
   bool gpu_aware_;
+  bool some_are_gpu_aware_;  // the same on all ranks, which begin as many operations on the host
   std::shared_ptr<HostStaging> staging_;
 };
 

@@ -53,6 +53,8 @@ std::shared_ptr<GpuLibrary> GpuLibrary::open(DeviceKind kind, const std::string&
   find(library, prefix + "Free", gpu->free_);
   find(library, hip ? "hipHostMalloc" : "cudaHostAlloc", gpu->host_alloc_);
   find(library, hip ? "hipHostFree" : "cudaFreeHost", gpu->free_host_);
+  find(library, prefix + "HostRegister", gpu->host_register_);
+  find(library, prefix + "HostUnregister", gpu->host_unregister_);
   find(library, prefix + "MemcpyAsync", gpu->memcpy_async_);
   find(library, prefix + "StreamCreateWithFlags", gpu->stream_create_);
   find(library, prefix + "StreamDestroy", gpu->stream_destroy_);
@@ -134,6 +136,18 @@ void* GpuLibrary::allocate_pinned(std::size_t nbytes) const {
 void GpuLibrary::free_pinned(void* data) const noexcept {
   const Relaxed relaxed(*this);
   free_host_(data);
+}
+
+bool GpuLibrary::pin(void* data, std::size_t nbytes) const noexcept {
+  const Relaxed relaxed(*this);
+  const bool pinned = host_register_(data, nbytes, kPortable) == 0;
+  if (!pinned) get_last_error_();
+  return pinned;
+}
+
+void GpuLibrary::unpin(void* data) const noexcept {
+  const Relaxed relaxed(*this);
+  host_unregister_(data);
 }
 
 void GpuLibrary::copy(void* to, const void* from, std::size_t nbytes, Stream stream) const {

@@ -19,7 +19,7 @@ inline constexpr int kRelaxedCapture = 2;          ///< cudaStreamCaptureModeRel
 inline constexpr int kCopyEitherWay = 4;           ///< cudaMemcpyDefault: inferred from the addresses
 inline constexpr unsigned kNonBlockingStream = 1;  ///< cudaStreamNonBlocking
 inline constexpr unsigned kOrderOnlyEvent = 2;     ///< cudaEventDisableTiming
-inline constexpr unsigned kPortable = 1;           ///< cudaHostAllocPortable
+inline constexpr unsigned kPortable = 1;           ///< cudaHostAllocPortable, cudaHostRegisterPortable
 inline constexpr int kDeviceMemory = 2;            ///< cudaMemoryTypeDevice
 inline constexpr int kManagedMemory = 3;           ///< cudaMemoryTypeManaged
 }  // namespace gpu_abi
@@ -57,6 +57,9 @@ class GpuLibrary {
   /// Pinned host memory, for asynchronous copies.
   void* allocate_pinned(std::size_t nbytes) const;
   void free_pinned(void* data) const noexcept;
+  /// Pins memory of the host that was allocated otherwise. False, without effect, if the system refuses.
+  bool pin(void* data, std::size_t nbytes) const noexcept;
+  void unpin(void* data) const noexcept;
   /// Source and destination may each be on the host or on a device.
   void copy(void* to, const void* from, std::size_t nbytes, Stream stream) const;
 
@@ -93,6 +96,8 @@ class GpuLibrary {
   int (*free_)(void*) = nullptr;
   int (*host_alloc_)(void**, std::size_t, unsigned) = nullptr;
   int (*free_host_)(void*) = nullptr;
+  int (*host_register_)(void*, std::size_t, unsigned) = nullptr;
+  int (*host_unregister_)(void*) = nullptr;
   int (*memcpy_async_)(void*, const void*, std::size_t, int, Stream) = nullptr;
   int (*stream_create_)(Stream*, unsigned) = nullptr;
   int (*stream_destroy_)(Stream) = nullptr;

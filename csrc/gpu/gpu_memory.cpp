@@ -4,45 +4,58 @@
 
 namespace samestep {
 
-void* BufferPool::allocate(std::size_t nbytes) const {
-  if (device_ == kPinned) return gpu_->allocate_pinned(nbytes);
-  const OnDevice on(*gpu_, device_);
-  return gpu_->allocate(nbytes);
+BufferPool::Block BufferPool::allocate(std::size_t nbytes) const {
+  if (device_ != kPinned) {
+    const OnDevice on(*gpu_, device_);
+    return {gpu_->allocate(nbytes), nbytes};
+  }
+  if (source_) {
+    if (std::shared_ptr<std::byte> data = source_(nbytes); data != nullptr && gpu_->pin(data.get(), nbytes)) {
+      return {data.get(), nbytes, data};
+    }
+  }
+  return {gpu_->allocate_pinned(nbytes), nbytes};
 }
 
-void BufferPool::release(void* data) const noexcept {
-  if (device_ == kPinned) {
-    gpu_->free_pinned(data);
+void BufferPool::release(const Block& block) const noexcept {
+  if (device_ != kPinned) {
+    gpu_->free(block.data);
+  } else if (block.from_source != nullptr) {
+    gpu_->unpin(block.data);
   } else {
-    gpu_->free(data);
+    gpu_->free_pinned(block.data);
   }
 }
 
 std::shared_ptr<std::byte> BufferPool::take(std::size_t nbytes) {
   nbytes = std::max(nbytes, std::size_t{1});
-  std::pair<void*, std::size_t> block{nullptr, nbytes};
+  Block block;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = std::find_if(free_.begin(), free_.end(), [&](const auto& kept) {
-      return kept.second >= nbytes && kept.second <= 2 * nbytes + 4096;
-    });
+    most_cached_nbytes_ = std::max(most_cached_nbytes_, 2 * nbytes);
+    const auto fits = [nbytes](const Block& kept) { return kept.nbytes >= nbytes && kept.nbytes <= 2 * nbytes + 4096; };
+    auto found = free_.end();  // the smallest that fits: larger ones are for larger requests
+    for (auto kept = free_.begin(); kept != free_.end(); ++kept) {
+      if (fits(*kept) && (found == free_.end() || kept->nbytes < found->nbytes)) found = kept;
+    }
     if (found != free_.end()) {
-      block = *found;
-      cached_nbytes_ -= block.second;
+      block = std::move(*found);
+      cached_nbytes_ -= block.nbytes;
       free_.erase(found);
     }
   }
-  if (block.first == nullptr) block.first = allocate(nbytes);
-  return {static_cast<std::byte*>(block.first), [self = shared_from_this(), block](std::byte*) {
+  if (block.data == nullptr) block = allocate(nbytes);
+  auto* const data = static_cast<std::byte*>(block.data);
+  return {data, [self = shared_from_this(), block = std::move(block)](std::byte*) {
             {
               const std::lock_guard lock(self->mutex_);
-              if (self->device_ != kPinned || self->cached_nbytes_ + block.second <= kKept) {
+              if (self->device_ != kPinned || self->cached_nbytes_ + block.nbytes <= self->most_cached_nbytes_) {
                 self->free_.push_back(block);
-                self->cached_nbytes_ += block.second;
+                self->cached_nbytes_ += block.nbytes;
                 return;
               }
             }
-            self->release(block.first);
+            self->release(block);
           }};
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -56,32 +57,44 @@ inline void order_after(const std::shared_ptr<GpuLibrary>& gpu, GpuLibrary::Stre
 
 /// A pool of pinned host memory, because pinning takes as long as copying, or of memory of one device, because freeing
 /// waits for the device.
+///
+/// Pinned memory comes from `source` if there is one and the runtime can pin it. Of what is free, the pool keeps 64
+/// MiB, or twice the largest block that was asked for: what is done again and again pins nothing.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   static constexpr int kPinned = -1;
+  /// Memory of the host, null if there is none.
+  using Source = std::function<std::shared_ptr<std::byte>(std::size_t nbytes)>;
 
   /// `device`: whose memory; `kPinned`: of the host.
-  BufferPool(std::shared_ptr<GpuLibrary> gpu, int device) : gpu_(std::move(gpu)), device_(device) {}
+  BufferPool(std::shared_ptr<GpuLibrary> gpu, int device, Source source = {})
+      : gpu_(std::move(gpu)), device_(device), source_(std::move(source)) {}
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
   ~BufferPool() {
-    for (const auto& [data, _] : free_) release(data);
+    for (const Block& block : free_) release(block);
   }
 
   /// At least `nbytes`, which return to the pool when the last pointer is dropped.
   std::shared_ptr<std::byte> take(std::size_t nbytes);
 
  private:
-  static constexpr std::size_t kKept = std::size_t{64} << 20;  // bytes of pinned memory; of a device, everything
+  struct Block {
+    void* data = nullptr;
+    std::size_t nbytes = 0;
+    std::shared_ptr<std::byte> from_source = nullptr;  // else of the runtime
+  };
 
-  void* allocate(std::size_t nbytes) const;
-  void release(void* data) const noexcept;
+  Block allocate(std::size_t nbytes) const;
+  void release(const Block& block) const noexcept;
 
   std::shared_ptr<GpuLibrary> gpu_;
   int device_;
+  Source source_;
   std::mutex mutex_;
-  std::vector<std::pair<void*, std::size_t>> free_;
+  std::vector<Block> free_;
   std::size_t cached_nbytes_ = 0;
+  std::size_t most_cached_nbytes_ = std::size_t{64} << 20;  // bytes of pinned memory; of a device, everything is kept
 };
 
 }  // namespace samestep

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <span>
 
+#include "communicator/peer_memory.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "core/wait_hooks.h"
@@ -11,6 +12,20 @@
 #include "waiting/backoff.h"
 
 namespace samestep {
+
+namespace {
+
+/// The memory that the ranks of a host share, if there is some.
+BufferPool::Source shared_by(const std::shared_ptr<Communicator>& group) {
+  if (group->peer_memory() == nullptr) return {};
+  // Not the group itself, which may hold segments after it has been abandoned.
+  return [weak = std::weak_ptr(group)](std::size_t nbytes) -> std::shared_ptr<std::byte> {
+    const std::shared_ptr<Communicator> alive = weak.lock();
+    return alive != nullptr ? alive->peer_memory()->allocate(nbytes) : nullptr;
+  };
+}
+
+}  // namespace
 
 class HostStaging::StagedWork final : public Work {
  public:
@@ -137,17 +152,21 @@ class HostStaging::StagedWork final : public Work {
 
   void copy_out() {
     const StagedSegment& part = call_.parts[n_copied_];
-    const std::size_t nbytes =
-        part.in_place ? std::max(part.in_nbytes, part.out_nbytes) : part.in_nbytes + part.out_nbytes;
+    const std::size_t in_nbytes = part.in_runs.total(), out_nbytes = part.out_runs.total();
+    const std::size_t nbytes = part.in_place ? std::max(in_nbytes, out_nbytes) : in_nbytes + out_nbytes;
     RemoteSegment piece{part, stager_->pool_->take(nbytes), nullptr, std::make_unique<GpuEvent>(stager_->gpu_)};
-    piece.out = piece.memory.get() + (part.in_place ? 0 : part.in_nbytes);
+    piece.out = piece.memory.get() + (part.in_place ? 0 : in_nbytes);
     if (part.gpu_direct) {
       make_wait(*stager_->out_, waits_out_);
       make_wait(*stager_->in_, waits_in_);  // `copy_local` copies there
       piece.copied->record(stager_->out_->get());
-    } else if (part.in != nullptr && part.in_nbytes != 0) {
+    } else if (part.in != nullptr && in_nbytes != 0) {
       make_wait(*stager_->out_, waits_out_);
-      stager_->gpu_->copy(piece.memory.get(), part.in, part.in_nbytes, stager_->out_->get());
+      const auto& [nbytes_of_run, n, stride] = part.in_runs;
+      for (std::size_t i = 0; i < n; ++i) {
+        stager_->gpu_->copy(piece.memory.get() + i * nbytes_of_run, part.in + i * stride, nbytes_of_run,
+                            stager_->out_->get());
+      }
       piece.copied->record(stager_->out_->get());
     }
     pieces_.push_back(std::move(piece));
@@ -172,7 +191,7 @@ class HostStaging::StagedWork final : public Work {
   /// What lies on the host once the operation has ended, and belongs on the device.
   std::span<const std::byte> to_copy_back(const RemoteSegment& piece) const {
     if (piece.part.gpu_direct) return piece.work->object();  // of a message that came with its header
-    return {piece.out, call_.itemsize != 0 ? status_.count * call_.itemsize : piece.part.out_nbytes};
+    return {piece.out, call_.itemsize != 0 ? status_.count * call_.itemsize : piece.part.out_runs.total()};
   }
 
   void copy_back(RemoteSegment& piece) {
@@ -182,7 +201,11 @@ class HostStaging::StagedWork final : public Work {
     const std::span<const std::byte> arrived = to_copy_back(piece);
     make_wait(*stager_->in_, waits_in_);
     if (piece.part.out != nullptr && !arrived.empty()) {
-      stager_->gpu_->copy(piece.part.out, arrived.data(), arrived.size(), stager_->in_->get());
+      const auto& [nbytes, n, stride] = piece.part.out_runs;
+      for (std::size_t i = 0; i < n; ++i) {
+        const std::span<const std::byte> run = n == 1 ? arrived : arrived.subspan(i * nbytes, nbytes);
+        stager_->gpu_->copy(piece.part.out + i * stride, run.data(), run.size(), stager_->in_->get());
+      }
       piece.copied->record(stager_->in_->get());
     }
     piece.back = true;
@@ -242,7 +265,7 @@ HostStaging::HostStaging(std::shared_ptr<GpuLibrary> gpu, int device, std::share
       device_(device),
       messages_(std::move(messages)),
       collectives_(std::move(collectives)),
-      pool_(std::make_shared<BufferPool>(gpu_, BufferPool::kPinned)) {
+      pool_(std::make_shared<BufferPool>(gpu_, BufferPool::kPinned, shared_by(collectives_))) {
   const OnDevice on(*gpu_, device_);
   out_ = std::make_unique<GpuStream>(gpu_);
   in_ = std::make_unique<GpuStream>(gpu_);

@@ -13,12 +13,20 @@
 
 namespace samestep {
 
+/// Equal runs of bytes on a device, which lie one after another on the host.
+struct StagedRuns {
+  std::size_t nbytes = 0;  ///< of each
+  std::size_t n = 1;
+  std::size_t stride = 0;  ///< from one to the next on the device
+  std::size_t total() const { return n * nbytes; }
+};
+
 /// A block of elements that is staged: copied to the host, processed there, copied back.
 struct StagedSegment {
   const std::byte* in = nullptr;  ///< on the device; null: nothing is copied to the host
-  std::size_t in_nbytes = 0;
+  StagedRuns in_runs = {};
   std::byte* out = nullptr;  ///< on the device; null: nothing is copied back
-  std::size_t out_nbytes = 0;
+  StagedRuns out_runs = {};
   bool in_place = false;    ///< input and output share one buffer on the host
   bool gpu_direct = false;  ///< nothing is copied: `start` passes on device pointers once their streams are ready
   /// Starts the operation on the host.
@@ -39,7 +47,8 @@ struct StagedOperation {
 ///
 /// Collectives start on the host in the order of the calls, which is the same on all ranks. There is no thread: every
 /// waiting thread advances all operations, also one that waits for something else (`ProgressSource`). Device memory is
-/// accessed only in the two streams of this object.
+/// accessed only in the two streams of this object. On the host the segments lie in memory that the ranks of a host
+/// share, if there is some, so that their operations need no more copies.
 class HostStaging final : public ProgressSource, public std::enable_shared_from_this<HostStaging> {
  public:
   /// `messages`: the group of sends and receives. `collectives`: that of collectives.

@@ -16,7 +16,7 @@ static_assert(gpu::kFirstCaptureError == int{cudaErrorStreamCaptureUnsupported})
 static_assert(gpu::kLastCaptureError == int{cudaErrorStreamCaptureWrongThread});
 static_assert(gpu::kRelaxedCapture == int{cudaStreamCaptureModeRelaxed});
 static_assert(gpu::kNonBlockingStream == cudaStreamNonBlocking && gpu::kOrderOnlyEvent == cudaEventDisableTiming);
-static_assert(gpu::kPortable == cudaHostAllocPortable);
+static_assert(gpu::kPortable == cudaHostAllocPortable && gpu::kPortable == cudaHostRegisterPortable);
 static_assert(gpu::kDeviceMemory == int{cudaMemoryTypeDevice} && gpu::kManagedMemory == int{cudaMemoryTypeManaged});
 
 static_assert(int{abi::kSuccess} == int{ncclSuccess} && int{abi::kInvalidUsage} == int{ncclInvalidUsage});

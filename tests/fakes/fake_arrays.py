@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import fake_libraries
 import numpy as np
@@ -92,6 +92,20 @@ def crossed() -> int:
     return int(library.fakeCrossed())
 
 
+class SlowCalls(NamedTuple):
+    """Calls of this process that what is done again and again makes do without."""
+
+    pinned: int
+    allocated: int
+    synchronized: int
+
+
+def slow_calls() -> SlowCalls:
+    found = (ctypes.c_long * 3)()
+    runtime().fakeSlowCalls(found)
+    return SlowCalls(*found)
+
+
 def _of_nccl(name: str) -> int:
     function = getattr(ctypes.CDLL(str(fake_libraries.build()[1])), name)
     function.restype = ctypes.c_long
@@ -160,6 +174,7 @@ class Array:
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
         self.address, self._place = POOL.take(max(self.nbytes, 1), stream)
         self.readonly = False
+        self.axes = tuple(range(len(self.shape)))  # as they lie in memory, the outermost first
         self._owner: Array | None = None  # of the memory of a view
         self._kept: list[Any] = []
 
@@ -169,28 +184,44 @@ class Array:
         made.set(values)
         return made
 
+    @classmethod
+    def in_order(cls, values: np.ndarray[Any, Any], axes: tuple[int, ...], stream: Stream = DEFAULT) -> Array:
+        """With the axes in this order in memory, the outermost first; (0, 2, 3, 1) is torch's channels_last."""
+        made = cls(values.shape, values.dtype, stream)
+        made.axes = axes
+        made.set(values)
+        return made
+
     def part(self, start: int, stop: int) -> Array:
         """A view of some elements of an array of one dimension."""
         view = object.__new__(Array)
         view.shape, view.dtype, view.stream, view.readonly = (stop - start,), self.dtype, self.stream, False
         view.address = self.address + start * self.dtype.itemsize
         view.nbytes = (stop - start) * self.dtype.itemsize
-        view._kept, view._owner = [], self
+        view._kept, view._owner, view.axes = [], self, (0,)
         return view
 
     def set(self, values: np.ndarray[Any, Any]) -> None:
         """Begins a copy from the host."""
-        values = np.ascontiguousarray(values).copy()
+        values = np.ascontiguousarray(values.transpose(self.axes)).copy()
         self._kept.append(values)
         self._copy(self.address, values.ctypes.data)
 
     def get(self) -> np.ndarray[Any, Any]:
         """The elements, once what is in the stream now has ended."""
-        values = np.empty(self.shape, self.dtype)
+        values = np.empty([self.shape[axis] for axis in self.axes], self.dtype)
         self._copy(values.ctypes.data, self.address)
         self.stream.synchronize()
         self._kept.clear()
-        return values
+        return values.transpose(np.argsort(self.axes))
+
+    @property
+    def strides(self) -> tuple[int, ...] | None:
+        """In bytes; None for row-major order."""
+        if self.axes == tuple(range(len(self.shape))):
+            return None
+        steps = np.empty([self.shape[axis] for axis in self.axes], self.dtype).strides
+        return tuple(steps[self.axes.index(axis)] for axis in range(len(self.shape)))
 
     def _copy(self, to: int, source: int) -> None:
         args = (ctypes.c_void_p(to), ctypes.c_void_p(source), ctypes.c_size_t(self.nbytes), 4)
@@ -203,12 +234,38 @@ class Array:
             "typestr": _TYPES[self.dtype.name],
             "data": (self.address, self.readonly),
             "version": 3,
+            "strides": self.strides,
             "stream": self.stream.handle or 1,
         }
 
     def __del__(self) -> None:
         if getattr(self, "address", 0) and self._owner is None and runtime is not None:
             POOL.give(self.address, self._place, self._kept)
+
+
+class ConvertingArray(Array):
+    """Of a library whose kernels convert between float16 and float32, as CuPy's do."""
+
+    def astype(self, dtype: Any) -> ConvertingArray:
+        made = ConvertingArray(self.shape, np.dtype(dtype), self.stream)
+        made._convert(self)
+        return made
+
+    def __setitem__(self, key: Any, values: ConvertingArray) -> None:
+        assert key is Ellipsis
+        self._kept.append(values)
+        self._convert(values)
+
+    def _convert(self, source: ConvertingArray) -> None:
+        widens = source.dtype == np.float16 and self.dtype == np.float32
+        assert widens or (source.dtype == np.float32 and self.dtype == np.float16)
+        count = int(np.prod(self.shape, dtype=np.int64))
+        args = (ctypes.c_void_p(self.address), ctypes.c_void_p(source.address), ctypes.c_size_t(count))
+        code = runtime().fakeConvert(*args, int(widens), ctypes.c_void_p(self.stream.handle))
+        assert code == 0, f"fakeConvert: {code}"
+
+
+ConvertingArray.__module__ = "cupy.stand_in"
 
 
 class DLPackArray(Array):

@@ -28,6 +28,12 @@ EXPORT int fakeRelease(void* stream_handle) {
 /// Whether streams of the package stop before what writes to device memory.
 EXPORT void fakeHoldWrites(int held) { Stream::writes_are_held() = held != 0; }
 EXPORT long fakeCrossed() { return n_crossed(); }
+/// Calls so far that pin memory, allocate device memory and wait for a stream.
+EXPORT void fakeSlowCalls(long* out) {
+  out[0] = n_pinned();
+  out[1] = n_allocated();
+  out[2] = n_synchronized();
+}
 /// Returns once all streams have done what they can without a release or another process.
 EXPORT void fakeRunUnblocked() {
   while (true) {

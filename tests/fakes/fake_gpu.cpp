@@ -13,6 +13,7 @@
 //   FAKE_GPU_SECRET_PINNED 1: no other process reads pinned memory by CMA
 //   FAKE_GPU_LARGEST       most bytes that can be allocated at once
 //   FAKE_GPU_HOST_ACCESS   1: the host reaches device memory, as a GPU-aware MPI library does
+//   FAKE_GPU_NO_REGISTER   1: memory of others cannot be pinned
 //   FAKE_GPU_SAME          all devices are this physical one
 
 #include <sys/mman.h>
@@ -180,6 +181,7 @@ EXPORT int GPU(DeviceSynchronize)() {
 
 EXPORT int GPU(Malloc)(void** out, std::size_t nbytes) {
   if (const int code = forbid_while_capturing()) return ended(code);
+  ++n_allocated();
   if (const long largest = setting("FAKE_GPU_LARGEST", 0); largest > 0 && nbytes > static_cast<std::size_t>(largest))
     return ended(kOutOfMemory);
   const std::size_t page = 4096, size = (nbytes + page - 1) / page * page + page;  // a page more, so that none touch
@@ -219,6 +221,7 @@ EXPORT int GPU(Free)(void* data) {
   return kSuccess;
 }
 EXPORT int GPU_HOST_ALLOC(void** out, std::size_t nbytes, unsigned) {
+  ++n_pinned();
   if (const int code = forbid_while_capturing()) return ended(code);
   std::shared_ptr<void> memory;
   if (setting("FAKE_GPU_SECRET_PINNED", 0) != 0) {
@@ -238,6 +241,24 @@ EXPORT int GPU_HOST_FREE(void* data) {
   drain_all_of(device_of_thread);
   const std::lock_guard lock(world().mutex);
   return ended(world().blocks.erase(static_cast<char*>(data)) == 0 ? kInvalidValue : kSuccess);
+}
+/// Pins memory of the host, which belongs to others. As in reality, not twice, and it must be unpinned before it is
+/// freed.
+EXPORT int GPU(HostRegister)(void* data, std::size_t nbytes, unsigned) {
+  if (const int code = forbid_while_capturing()) return ended(code);
+  if (setting("FAKE_GPU_NO_REGISTER", 0) == 1) return ended(kInvalidValue);
+  const std::lock_guard lock(world().mutex);
+  char* const at = static_cast<char*>(data);
+  if (find(at, 0) != nullptr || nbytes == 0) return ended(kInvalidValue);
+  ++n_pinned();
+  world().blocks[at] = {at, at, nbytes, -1};
+  return kSuccess;
+}
+EXPORT int GPU(HostUnregister)(void* data) {
+  if (const int code = forbid_while_capturing()) return ended(code);
+  drain_all_of(device_of_thread);
+  const std::lock_guard lock(world().mutex);
+  return ended(world().blocks.erase(static_cast<char*>(data)) != 0 ? kSuccess : kInvalidValue);
 }
 struct PointerAttributes {
   int type, device;
@@ -263,4 +284,31 @@ EXPORT int GPU(MemcpyAsync)(void* to, const void* from, std::size_t nbytes, int,
         if (nbytes != 0) std::memmove(out, in, nbytes);
       },
       /*writes=*/out != to));
+}
+
+/// A kernel of an array library: floats of 16 bits to 32, or back with one rounding.
+EXPORT int fakeConvert(void* to, const void* from, std::size_t count, int widens, void* stream_handle) {
+  const auto stream = stream_of(stream_handle);
+  if (!stream) return kInvalidHandle;
+  char* const out = bytes_of(to, count * (widens != 0 ? 4 : 2));
+  char* const in = bytes_of(from, count * (widens != 0 ? 2 : 4));
+  if (count != 0 && (out == nullptr || in == nullptr)) return kInvalidValue;
+  return ended(submit(
+      stream,
+      [=, in_kept = keep(from), out_kept = keep(to)] {
+        for (std::size_t i = 0; i < count; ++i) {
+          float wide;
+          _Float16 half;
+          if (widens != 0) {
+            std::memcpy(&half, in + 2 * i, 2);
+            wide = static_cast<float>(half);
+            std::memcpy(out + 4 * i, &wide, 4);
+          } else {
+            std::memcpy(&wide, in + 4 * i, 4);
+            half = static_cast<_Float16>(wide);
+            std::memcpy(out + 2 * i, &half, 2);
+          }
+        }
+      },
+      /*writes=*/true));
 }

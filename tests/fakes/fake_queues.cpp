@@ -143,6 +143,7 @@ EXPORT int GPU(StreamQuery)(void* handle) {
   return ended(stream->idle() ? kSuccess : kNotReady);
 }
 EXPORT int GPU(StreamSynchronize)(void* handle) {
+  ++n_synchronized();
   const auto stream = stream_of(handle);
   if (!stream) return ended(kInvalidHandle);
   if (const int code = forbid_for(*stream)) return ended(code);

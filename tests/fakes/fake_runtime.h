@@ -77,6 +77,20 @@ inline std::atomic<long>& n_crossed() {
   return n;
 }
 
+/// Calls of this process that what is done again and again makes do without.
+inline std::atomic<long>& n_pinned() {
+  static std::atomic<long> n{0};
+  return n;
+}
+inline std::atomic<long>& n_allocated() {
+  static std::atomic<long> n{0};
+  return n;
+}
+inline std::atomic<long>& n_synchronized() {
+  static std::atomic<long> n{0};
+  return n;
+}
+
 // ---- streams
 
 inline constexpr std::uintptr_t kPerThreadStream = 2;

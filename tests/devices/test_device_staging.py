@@ -1,0 +1,137 @@
+"""Through the host: windows of every operation, no slow calls in the steady state, memory that ranks share."""
+
+from __future__ import annotations
+
+import fake_arrays
+import numpy as np
+import pytest
+import samestep as ss
+
+WORLDS = ["staged", "staged-native", "staged-direct"]  # with segments of 64 KiB
+ranks = pytest.mark.ranks(1, 2, 3, backends=WORLDS)
+COUNTS = (0, 1, 5, 16_384, 50_001)  # of a block: less than a window, as many as some, ragged
+counts = pytest.mark.parametrize("count", COUNTS)
+WINDOW_NBYTES = 65536
+
+
+def row(rank, count):
+    return (np.arange(count) % 1009 + 10 * rank).astype("float32")
+
+
+def rows(rank, size, count):
+    return np.stack([row(rank + 3 * k, count) for k in range(size)])
+
+
+def on_device(values):
+    return fake_arrays.Array.of(values, fake_arrays.Stream())
+
+
+@ranks
+@counts
+def test_each_operation_on_blocks(group, count):
+    n, rank, root = group.size, group.rank, group.size - 1
+    whole = on_device(np.zeros((n, count), "float32"))
+    group.allgather(on_device(row(rank, count)), out=whole)
+    np.testing.assert_array_equal(whole.get(), np.stack([row(r, count) for r in range(n)]))
+    whole = on_device(np.zeros((n, count), "float32"))
+    group.gather(on_device(row(rank, count)), root=root, out=whole if rank == root else None)
+    if rank == root:
+        np.testing.assert_array_equal(whole.get(), np.stack([row(r, count) for r in range(n)]))
+    part = on_device(np.zeros(count, "float32"))
+    group.scatter(on_device(rows(root, n, count)) if rank == root else None, root=root, out=part)
+    np.testing.assert_array_equal(part.get(), rows(root, n, count)[rank])
+    group.reduce_scatter(on_device(rows(rank, n, count)), out=part)
+    np.testing.assert_array_equal(part.get(), sum(rows(r, n, count)[rank] for r in range(n)))
+    group.alltoall(on_device(rows(rank, n, count)), out=whole)
+    np.testing.assert_array_equal(whole.get(), np.stack([rows(r, n, count)[rank] for r in range(n)]))
+
+
+@ranks
+@counts
+def test_in_place(group, count):
+    """Also where the output overlaps more of the input than its own block."""
+    n, rank = group.size, group.rank
+    x = on_device(rows(rank, n, count))
+    group.alltoall(x, out=x)
+    np.testing.assert_array_equal(x.get(), np.stack([rows(r, n, count)[rank] for r in range(n)]))
+    whole = on_device(rows(rank, n, count).reshape(-1))
+    group.reduce_scatter(Reshaped(whole, (n, count)), out=whole.part(rank * count, (rank + 1) * count))
+    expected = sum(rows(r, n, count)[rank] for r in range(n))
+    np.testing.assert_array_equal(whole.get()[rank * count : (rank + 1) * count], expected)
+
+
+class Reshaped:
+    def __init__(self, array, shape):
+        self.array = array
+        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, "shape": shape}
+
+
+@pytest.mark.ranks(2, 3, backends=WORLDS)
+def test_ranks_that_differ_are_told_so_and_go_on(group):
+    """Though they would begin with different numbers of windows."""
+    count = 10 if group.rank == 0 else 100_000
+    with pytest.raises(ss.MismatchError, match="allgather"):
+        group.allgather(on_device(row(0, count)))
+    x = on_device(row(0, 5))
+    group.allreduce(x)
+    np.testing.assert_array_equal(x.get(), group.size * row(0, 5))
+
+
+def verbs(group, count):
+    """Calls to be repeated, which make no new arrays and return when the device has ended."""
+    n, stream = group.size, fake_arrays.Stream()
+    x = fake_arrays.Array.of(row(0, count), stream)
+    whole, other = (fake_arrays.Array.of(rows(0, n, count), stream) for _ in range(2))
+    right, left = (group.rank + 1) % n, (group.rank - 1) % n
+    received = fake_arrays.Array.of(row(0, count), stream)
+
+    def exchange():
+        work = group.isend(x, right)
+        group.recv(received, left, timeout=60)
+        work.wait(host=True)
+
+    return {
+        "allreduce": lambda: group.allreduce(x, "max", timeout=60),
+        "bcast": lambda: group.bcast(x, timeout=60),
+        "allgather": lambda: group.allgather(x, out=whole, timeout=60),
+        "gather": lambda: group.gather(x, out=whole if group.rank == 0 else None, timeout=60),
+        "scatter": lambda: group.scatter(whole if group.rank == 0 else None, out=x, timeout=60),
+        "reduce_scatter": lambda: group.reduce_scatter(whole, "max", out=x, timeout=60),
+        "alltoall": lambda: group.alltoall(whole, out=other, timeout=60),
+        "send and recv": exchange,
+    }
+
+
+@ranks
+def test_what_is_repeated_neither_pins_nor_allocates_nor_waits_for_a_stream(group):
+    """But blocks for the three windows that can be in flight together, and for a shorter last one."""
+    n_calls, n_blocks = 12, 4
+    for name, call in verbs(group, 50_001).items():
+        before = fake_arrays.slow_calls()
+        for _ in range(n_calls):
+            call()
+        after = fake_arrays.slow_calls()
+        assert after.pinned - before.pinned <= n_blocks, name
+        assert (after.allocated, after.synchronized) == (before.allocated, before.synchronized), name
+
+
+@ranks
+def test_messages_longer_than_the_pool_keeps_at_first_are_not_pinned_again(group):
+    exchange = verbs(group, 5 << 20)["send and recv"]  # 20 MiB, of which two and more lie in the pool
+    for _ in range(3):
+        exchange()
+    before = fake_arrays.slow_calls().pinned
+    exchange()
+    assert fake_arrays.slow_calls().pinned == before
+
+
+@ranks
+def test_a_tree_waits_once_for_each_message(group):
+    """Until all of its leaves have arrived on the host, and once until all have gone back."""
+    stream = fake_arrays.Stream()
+    tree = [fake_arrays.Array.of(row(k, 100 + k), stream) for k in range(50)]
+    for _ in range(2):
+        group.allreduce_tree(tree, "max")
+    before = fake_arrays.slow_calls().synchronized
+    group.allreduce_tree(tree, "max")
+    assert fake_arrays.slow_calls().synchronized - before <= 2
