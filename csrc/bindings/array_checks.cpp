@@ -1,7 +1,10 @@
 // What a library says about an array's layout, checked before anything is computed from it.
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 #include "bindings/array_sources.h"
 #include "core/error.h"
@@ -83,6 +86,34 @@ void check_strides(const ArrayView& view) {
 }
 
 }  // namespace
+
+}  // namespace samestep::sources
+
+namespace samestep {
+
+std::optional<std::uint64_t> ArrayView::memory_order() const {
+  if (contiguous) return 0;
+  if (n_dims > kMaxOrderedDims || !sources::is_aligned(*this)) return std::nullopt;
+  std::array<int, kMaxOrderedDims> axes{};
+  std::size_t n = 0;
+  for (int axis = 0; axis < n_dims; ++axis) {
+    if (shape[axis] != 1) axes[n++] = axis;
+  }
+  const std::span<int> sorted(axes.data(), n);
+  std::ranges::sort(sorted, [this](int a, int b) { return strides[a] > strides[b]; });
+  auto step = static_cast<std::int64_t>(itemsize(dtype));
+  std::uint64_t order = 1;
+  for (std::size_t i = n; i-- > 0;) {
+    if (strides[sorted[i]] != step) return std::nullopt;
+    step *= shape[sorted[i]];
+  }
+  for (const int axis : sorted) order = order << 4 | static_cast<std::uint64_t>(axis);
+  return order;
+}
+
+}  // namespace samestep
+
+namespace samestep::sources {
 
 void require_dims(std::int64_t n_dims) {
   if (n_dims < 0) throw InvalidArgumentError(str("the array has ", n_dims, " dimensions, fewer than none"));

@@ -19,6 +19,7 @@ struct TypeFacts {
   PyCFunction is_conj = nullptr;                  ///< the C functions of torch's methods, called as f(tensor, null);
   PyCFunction is_neg = nullptr;                   ///< null: not torch, or a torch that has Python methods there
   bool cupy = false;                              ///< cupy.ndarray or a subclass
+  bool jax = false;                               ///< of a module of JAX
   bool masked = false;                            ///< numpy.ma.MaskedArray or a subclass
   bool numpy_scalar = false;                      ///< numpy.generic or a subclass
 };

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -14,6 +15,7 @@ namespace samestep {
 /// The memory, dtype and layout of an array of any library.
 struct ArrayView {
   static constexpr int kMaxDims = 32;
+  static constexpr int kMaxOrderedDims = 15;  ///< of `memory_order`: digits after the leading 1
 
   ArrayView() = default;
   ArrayView(const ArrayView& other) { *this = other; }
@@ -37,7 +39,10 @@ struct ArrayView {
     std::size_t nbytes;
   };
   Extent extent() const;
-  /// The elements as one buffer. Only for contiguous views.
+  /// The axes in the order in which they lie, as in Shape::memory_order, if the elements fill one run of memory, as
+  /// with torch.channels_last; nullopt if they do not. 0: row-major.
+  std::optional<std::uint64_t> memory_order() const;
+  /// The elements as one buffer, in the order in which they lie. Only for views with a memory order.
   Buffer buffer() const { return {data, static_cast<std::size_t>(count), dtype, device, stream}; }
 };
 

@@ -1,5 +1,7 @@
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <string>
@@ -43,8 +45,16 @@ py::tuple view_info(const py::object& object) {
                         reinterpret_cast<std::uintptr_t>(view.data));
 }
 
+py::object memory_order(const py::object& object) {
+  const std::optional<std::uint64_t> order = view_of(object.ptr())->memory_order();
+  if (!order) return py::none();
+  std::vector<int> axes;
+  for (std::uint64_t left = *order; left > 1; left >>= 4) axes.insert(axes.begin(), static_cast<int>(left & 0xF));
+  return py::tuple(py::cast(axes));
+}
+
 // Views of all items of the list called `list`, or an error that names the first bad one.
-std::vector<Array> view_all(const py::handle& arrays, const char* list, bool to_write) {
+std::vector<Array> view_all(const py::handle& arrays, const char* list, bool to_write, bool as_they_lie) {
   const auto items = py::reinterpret_steal<py::object>(PySequence_Fast(arrays.ptr(), "arrays must be a sequence"));
   if (!items) throw py::error_already_set();
   const auto n = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(items.ptr()));
@@ -54,7 +64,8 @@ std::vector<Array> view_all(const py::handle& arrays, const char* list, bool to_
     const auto label = [&](const std::exception& error) { return str(list, "[", i, "]: ", error.what()); };
     try {
       views.push_back(view_of(PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i))));
-      require_reachable(PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i)), views.back().mutable_view());
+      require_reachable(PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i)), views.back().mutable_view(),
+                        as_they_lie);
       if (to_write) require_writable(views.back().view(), nullptr);
     } catch (const InvalidArgumentError& error) {
       throw InvalidArgumentError(label(error));
@@ -85,27 +96,29 @@ void copy_each(std::span<const Array> arrays, const Array& run, Copy copy) {
   const bool on_device =
       std::ranges::any_of(arrays, [](const Array& array) { return array->device.kind != DeviceKind::cpu; });
   if (on_device || run->nbytes() > kReleaseGilAbove) no_gil.emplace();  // a device may be waited for
+  DeviceCopies copies;
   char* place = static_cast<char*>(run->data);
   for (const Array& array : arrays) {
     const std::size_t nbytes = array->nbytes();
-    if (nbytes > 0) copy(array.view(), place);
+    if (nbytes > 0) copy(array.view(), place, copies);
     place += nbytes;
   }
+  copies.finish();
 }
 
-void pack(const py::object& arrays, const py::object& out) {
-  const std::vector<Array> views = view_all(arrays, "pack: arrays", /*to_write=*/false);
+void pack(const py::object& arrays, const py::object& out, bool as_they_lie) {
+  const std::vector<Array> views = view_all(arrays, "pack: arrays", /*to_write=*/false, as_they_lie);
   const Array run = view_run(out, "pack: out", views);
   require_writable(run.view(), "pack: out");
-  copy_each(views, run, [](const ArrayView& from, char* to) { pack_elements(from, to); });
+  copy_each(views, run, [](const ArrayView& from, char* to, DeviceCopies& copies) { pack_elements(from, to, copies); });
 }
 
-void unpack(const py::object& buffer, const py::object& arrays) {
-  const std::vector<Array> views = view_all(arrays, "unpack: arrays", /*to_write=*/true);
+void unpack(const py::object& buffer, const py::object& arrays, bool as_they_lie) {
+  const std::vector<Array> views = view_all(arrays, "unpack: arrays", /*to_write=*/true, as_they_lie);
   const Array run = view_run(buffer, "unpack: buffer", views);
-  copy_each(views, run, [](const ArrayView& to, const char* from) {
+  copy_each(views, run, [](const ArrayView& to, const char* from, DeviceCopies& copies) {
     if (to.device.kind != DeviceKind::cpu) {
-      copy_to_device(from, to);
+      copies.begin(to, to.data, from);
     } else if (to.contiguous) {
       kernels::copy(to.data, from, to.nbytes());
     } else {
@@ -127,12 +140,17 @@ void bind_arrays(py::module_& m) {
   m.def("view_info", &view_info, py::arg("x"),
         "(dtype, shape, strides in bytes, nbytes, readonly, contiguous, device kind, device index, address) of any "
         "array.");
+  m.def("memory_order", &memory_order, py::arg("x"),
+        "The axes whose extent is not 1, in the order in which they lie, if the elements fill one run of memory: () if "
+        "that is row-major, None if they do not.");
   m.def("share_memory", &do_share_memory, py::arg("x"), py::arg("out"),
         "Whether two arrays may have bytes in common: their first to last ones have.");
-  m.def("pack", &pack, py::arg("arrays"), py::arg("out"),
+  m.def("pack", &pack, py::arg("arrays"), py::arg("out"), py::arg("as_they_lie") = false,
         "Copy the elements of each array, in row-major order, one array after another into `out`: contiguous host "
-        "memory of exactly as many bytes, which shares none with the arrays.");
-  m.def("unpack", &unpack, py::arg("buffer"), py::arg("arrays"),
+        "memory of exactly as many bytes, which shares none with the arrays. `as_they_lie`: those of device memory in "
+        "the "
+        "order in which they lie.");
+  m.def("unpack", &unpack, py::arg("buffer"), py::arg("arrays"), py::arg("as_they_lie") = false,
         "The reverse of pack: copy the bytes of `buffer` into the arrays. Nothing is written if any argument is bad.");
   m.def(
       "bump_version", [](const py::object& x) { bump_version(x.ptr()); }, py::arg("x"),

@@ -51,16 +51,21 @@ void bind_arrays(PendingWork& work, int rank, const py::object& x, const py::obj
   const char* const what = verb.c_str();
   if (args.type == CollectiveType::bcast) {
     if (rank != args.root) {
-      args.out = work.output(x, what, /*copy_in=*/false);
+      args.out = work.output(x, what, /*copy_in=*/false, PendingWork::Order::any);
       return;
     }
-    const ConstBuffer in = work.input(x, what);  // only read there: root's array may be read-only
+    // It is only read there: root's array may be read-only.
+    const ConstBuffer in = work.input(x, what, PendingWork::Order::any);
     args.out = {const_cast<void*>(in.data), in.count, in.dtype, in.device, in.stream};
     return;
   }
   const bool has_in = args.uses_in(rank), has_out = args.uses_out(rank);
-  if (args.type == CollectiveType::allreduce || (args.type == CollectiveType::reduce && has_out)) {
-    const auto [in, to] = work.in_out(x, out, what);
+  if (args.type == CollectiveType::reduce && !has_out) {
+    args.in = work.input(x, what, PendingWork::Order::any);
+    return;
+  }
+  if (args.type == CollectiveType::allreduce || args.type == CollectiveType::reduce) {
+    const auto [in, to] = work.in_out(x, out, what, PendingWork::Order::any);
     args.in = in;
     args.out = to;
     return;
@@ -86,9 +91,17 @@ Work_ start(const Comm& comm, CollectiveArgs args, const py::object& x, const py
   return started(comm, std::move(work), comm->start(args));
 }
 
+/// The dtype that ranks compare where the elements were converted: that of the array which they were converted from.
+std::optional<DType> dtype_before(const py::object& converted_from) {
+  if (converted_from.is_none()) return std::nullopt;
+  return view_of(converted_from.ptr())->dtype;
+}
+
 template <CollectiveType type>
-Work_ reduction(const Comm& comm, const py::object& x, const py::object& out, int op, double factor) {
-  return start(comm, {.type = type, .reduction = {static_cast<ReduceOp>(op), factor}}, x, out);
+Work_ reduction(const Comm& comm, const py::object& x, const py::object& out, int op, double factor,
+                const py::object& converted_from) {
+  const Reduction reduction{static_cast<ReduceOp>(op), factor};
+  return start(comm, {.type = type, .reduction = reduction, .compared_as = dtype_before(converted_from)}, x, out);
 }
 template <CollectiveType type>
 Work_ movement(const Comm& comm, const py::object& x, const py::object& out) {
@@ -103,9 +116,11 @@ Work_ rooted_v(const Comm& comm, const py::object& x, const py::object& out, con
   return start(comm, {.type = type, .root = root, .counts = counts}, x, out);
 }
 
-Work_ reduce(const Comm& comm, const py::object& x, const py::object& out, int op, double factor, int root) {
-  return start(comm, {.type = CollectiveType::reduce, .reduction = {static_cast<ReduceOp>(op), factor}, .root = root},
-               x, out);
+Work_ reduce(const Comm& comm, const py::object& x, const py::object& out, int op, double factor, int root,
+             const py::object& converted_from) {
+  CollectiveArgs args{.type = CollectiveType::reduce, .root = root, .compared_as = dtype_before(converted_from)};
+  args.reduction = {static_cast<ReduceOp>(op), factor};
+  return start(comm, args, x, out);
 }
 Work_ bcast(const Comm& comm, const py::object& x, int root) {
   return start(comm, {.type = CollectiveType::bcast, .root = root}, x, x);
@@ -220,9 +235,12 @@ namespace {
 using CommClass = py::class_<Communicator, Comm>;
 
 void bind_collectives(CommClass& communicator) {
-  communicator.def("allreduce", &reduction<CollectiveType::allreduce>, "x"_a, "out"_a, "op"_a, "factor"_a)
-      .def("reduce", &reduce, "x"_a, "out"_a, "op"_a, "factor"_a, "root"_a)
-      .def("reduce_scatter", &reduction<CollectiveType::reduce_scatter>, "x"_a, "out"_a, "op"_a, "factor"_a)
+  communicator
+      .def("allreduce", &reduction<CollectiveType::allreduce>, "x"_a, "out"_a, "op"_a, "factor"_a,
+           "converted_from"_a = py::none())
+      .def("reduce", &reduce, "x"_a, "out"_a, "op"_a, "factor"_a, "root"_a, "converted_from"_a = py::none())
+      .def("reduce_scatter", &reduction<CollectiveType::reduce_scatter>, "x"_a, "out"_a, "op"_a, "factor"_a,
+           "converted_from"_a = py::none())
       .def("bcast", &bcast, "x"_a, "root"_a)
       .def("allgather", &movement<CollectiveType::allgather>, "x"_a, "out"_a)
       .def("allgatherv", &allgatherv, "x"_a, "out"_a, "counts"_a)

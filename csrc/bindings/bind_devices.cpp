@@ -73,7 +73,7 @@ std::unique_ptr<PendingWork> allreduce_many(const DeviceComm& comm, const py::li
   std::vector<InOut> buffers;
   for (py::size_t i = 0; i < py::len(arrays); ++i) {
     const py::object array = arrays[i], out = outs[i];
-    buffers.push_back(work->in_out(array, out, "allreduce"));
+    buffers.push_back(work->in_out(array, out, "allreduce", PendingWork::Order::any));
   }
   work->start_pinned(comm, comm->allreduce_many(buffers, {static_cast<ReduceOp>(op), factor}));
   return work;
@@ -84,10 +84,11 @@ std::unique_ptr<PendingWork> bcast_many(const DeviceComm& comm, const py::list& 
   std::vector<Buffer> buffers;
   for (const py::handle array : arrays) {
     if (comm->rank() != root) {
-      buffers.push_back(work->output(array, "bcast", /*copy_in=*/false));
+      buffers.push_back(work->output(array, "bcast", /*copy_in=*/false, PendingWork::Order::any));
       continue;
     }
-    const ConstBuffer in = work->input(array, "bcast");  // only read there: it may be read-only
+    // It is only read there, and may be read-only.
+    const ConstBuffer in = work->input(array, "bcast", PendingWork::Order::any);
     buffers.push_back({const_cast<void*>(in.data), in.count, in.dtype, in.device, in.stream});
   }
   work->start_pinned(comm, comm->bcast_many(buffers, root));
@@ -119,6 +120,13 @@ void bind_devices(py::module_& m) {
             return self.device_of(reinterpret_cast<const void*>(address));
           },
           "address"_a)
+      .def(
+          "make_stream",
+          [](const GpuLibrary& self, int device) {
+            const OnDevice on(self, device);
+            return reinterpret_cast<std::uintptr_t>(self.make_stream());
+          },
+          "device"_a, "A stream for the life of the process.")
       .def("allocate", &allocate, "nbytes"_a, "device"_a);
   py::class_<DeviceMemory>(m, "DeviceMemory", "Memory of a device, freed with this object.")
       .def_property_readonly("address",

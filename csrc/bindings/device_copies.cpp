@@ -1,6 +1,8 @@
 #include "bindings/device_copies.h"
 
+#include <algorithm>
 #include <array>
+#include <utility>
 
 #include "core/error.h"
 #include "core/format.h"
@@ -17,17 +19,6 @@ std::array<std::shared_ptr<GpuLibrary>, 2>& registered() {
   return gpus;
 }
 
-void copy(const ArrayView& view, void* to, const void* from) {
-  GpuLibrary* const gpu = gpu_of(view);
-  if (gpu == nullptr) throw UnavailableError("device memory cannot be reached: no runtime has been opened");
-  if (view.nbytes() == 0) return;
-  const int device = view.device.index >= 0 ? view.device.index : gpu->device_of(view.data);
-  const OnDevice on(*gpu, device);
-  auto* const stream = view.stream == kNoStream ? nullptr : reinterpret_cast<GpuLibrary::Stream>(view.stream);
-  gpu->copy(to, from, view.nbytes(), stream);
-  gpu->synchronize(stream);
-}
-
 }  // namespace
 
 void register_gpu(std::shared_ptr<GpuLibrary> gpu) {
@@ -40,9 +31,30 @@ GpuLibrary* gpu_of(const ArrayView& view) {
   return view.device.kind == DeviceKind::rocm ? registered()[1].get() : nullptr;
 }
 
-void copy_to_host(const ArrayView& from, void* to) { copy(from, to, from.data); }
+void DeviceCopies::begin(const ArrayView& view, void* to, const void* from) {
+  GpuLibrary* const gpu = gpu_of(view);
+  if (gpu == nullptr) throw UnavailableError("device memory cannot be reached: no runtime has been opened");
+  if (view.nbytes() == 0) return;
+  const int device = view.device.index >= 0 ? view.device.index : gpu->device_of(view.data);
+  const OnDevice on(*gpu, device);
+  const Used used{gpu, device, view.stream == kNoStream ? 0 : view.stream};
+  gpu->copy(to, from, view.nbytes(), reinterpret_cast<GpuLibrary::Stream>(used.stream));
+  if (std::ranges::find(used_, used) == used_.end()) used_.push_back(used);
+}
 
-void copy_to_device(const void* from, const ArrayView& to) { copy(to, to.data, from); }
+void DeviceCopies::finish() {
+  for (const Used& used : std::exchange(used_, {})) {
+    const OnDevice on(*used.gpu, used.device);
+    used.gpu->synchronize(reinterpret_cast<GpuLibrary::Stream>(used.stream));
+  }
+}
+
+DeviceCopies::~DeviceCopies() {
+  try {
+    finish();
+  } catch (const Error&) {  // the device is lost
+  }
+}
 
 const char* device_name(DeviceKind kind) {
   switch (kind) {
@@ -58,20 +70,24 @@ const char* device_name(DeviceKind kind) {
   return "other";
 }
 
-void require_reachable(PyObject* object, ArrayView& view) {
+void require_reachable(PyObject* object, ArrayView& view, bool in_any_order) {
   if (view.device.kind == DeviceKind::cpu) return;
   if (gpu_of(view) == nullptr) {
     throw InvalidArgumentError(
         str("the array is on a ", device_name(view.device.kind), " device; copy it to the host first"));
   }
-  if (!view.contiguous) throw InvalidArgumentError("an array with gaps in device memory; pass a contiguous copy");
+  const std::optional<std::uint64_t> order = view.memory_order();
+  if (!order.has_value() || (*order != 0 && !in_any_order)) {
+    throw InvalidArgumentError(
+        str("an array ", order ? "that is not row-major" : "with gaps", " in device memory; pass a contiguous copy"));
+  }
   find_stream(object, view);
   refuse_capture("copy", *gpu_of(view), {view.data, 0, view.dtype, view.device, view.stream});
 }
 
-void pack_elements(const ArrayView& from, void* to) {
+void pack_elements(const ArrayView& from, void* to, DeviceCopies& copies) {
   if (from.device.kind != DeviceKind::cpu) {
-    copy_to_host(from, to);
+    copies.begin(from, to, from.data);
   } else if (from.contiguous) {
     kernels::copy(to, from.data, from.nbytes());
   } else {

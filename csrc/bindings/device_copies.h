@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "bindings/array_view.h"
 #include "core/reduce_op.h"
@@ -14,20 +15,39 @@ void register_gpu(std::shared_ptr<GpuLibrary> gpu);
 /// The runtime for the memory of `view`, or null.
 GpuLibrary* gpu_of(const ArrayView& view);
 
-/// Copies elements of a contiguous array in device memory to the host or back, after what is in the array's stream,
-/// and waits for it. `view.stream` has been set.
-void copy_to_host(const ArrayView& from, void* to);
-void copy_to_device(const void* from, const ArrayView& to);
+/// Copies of reachable arrays in device memory, as they lie, each after what is in the array's stream. They run beside
+/// the caller until `finish`, or the destructor, which waits once for each stream.
+class DeviceCopies {
+ public:
+  DeviceCopies() = default;
+  DeviceCopies(const DeviceCopies&) = delete;
+  DeviceCopies& operator=(const DeviceCopies&) = delete;
+  ~DeviceCopies();
+
+  /// Between the memory of `view` and the host: one of `to` and `from` is `view.data`.
+  void begin(const ArrayView& view, void* to, const void* from);
+  void finish();
+
+ private:
+  struct Used {
+    GpuLibrary* gpu;
+    int device;
+    StreamHandle stream;
+    bool operator==(const Used&) const = default;
+  };
+  std::vector<Used> used_;
+};
 
 /// "cpu", "cuda", "rocm" or "other".
 const char* device_name(DeviceKind kind);
 
-/// Throws InvalidArgumentError unless elements can be copied: they are on the host, or contiguous on a device whose
-/// runtime has been registered. Sets `view.stream`. With the GIL held.
-void require_reachable(PyObject* object, ArrayView& view);
+/// Throws InvalidArgumentError unless elements can be copied: they are on the host, or one run of memory on a device
+/// whose runtime has been registered, which is row-major unless `in_any_order`. Sets `view.stream`. With the GIL held.
+void require_reachable(PyObject* object, ArrayView& view, bool in_any_order = false);
 
-/// Copies the elements of a reachable array, in row-major order, to host memory. Not for arrays without elements.
-void pack_elements(const ArrayView& from, void* to);
+/// Copies the elements of a reachable array to host memory: of the host in row-major order, of a device as they lie,
+/// which `copies` begins. Not for arrays without elements.
+void pack_elements(const ArrayView& from, void* to, DeviceCopies& copies);
 
 /// Whether NCCL itself has this reduction.
 bool reduces_on_device(DType dtype, ReduceOp op);

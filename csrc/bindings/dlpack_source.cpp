@@ -193,17 +193,28 @@ Managed* take(PyObject* capsule, const char* name, const char* used_name) {
   return managed;
 }
 
-// `object.__dlpack__(max_version=(1, 3))`, or without the argument for producers that do not know it. CuPy would let
-// the legacy default stream wait for the array, which our streams do not wait for: -1 stands for no synchronization.
-py::object call_dlpack(const py::object& method, const TypeFacts& facts) {
-  py::dict stream;
-  if (facts.cupy) stream["stream"] = -1;
+// The stream that is to wait for an array in device memory, as `__dlpack__` takes it; None where the producer is not
+// asked. JAX waits on the host without one. CuPy would let the legacy default stream wait for the array, which our
+// streams do not wait for: -1 stands for no synchronization.
+py::object stream_to_wait(const py::object& source, const TypeFacts& facts) {
+  if (facts.cupy) return py::int_(-1);
+  if (!facts.jax || is_jax_tracer(source.ptr())) return py::none();
+  static PyObject* const jax_stream =  // held for the life of the process
+      py::object(py::module_::import("samestep.arrays.streams").attr("jax_stream")).release().ptr();
+  return py::handle(jax_stream)(source);
+}
+
+// `object.__dlpack__(max_version=(1, 3))`, or without the argument for producers that do not know it.
+py::object call_dlpack(const py::object& source, const TypeFacts& facts) {
+  const py::object method = source.attr("__dlpack__");
+  py::dict arguments;
+  if (const py::object stream = stream_to_wait(source, facts); !stream.is_none()) arguments["stream"] = stream;
   try {
-    return method(py::arg("max_version") = py::make_tuple(1, 3), **stream);
+    return method(py::arg("max_version") = py::make_tuple(1, 3), **arguments);
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_TypeError)) throw;
   }
-  return method(**stream);
+  return method(**arguments);
 }
 
 // JAX does not export an array on several devices, even where each of them holds all of it; null if this is none.
@@ -219,7 +230,7 @@ py::object export_capsule(PyObject* object, const TypeFacts& facts) {
   py::object source = py::reinterpret_borrow<py::object>(object);
   try {
     if (facts.torch) source = source.attr("detach")();  // torch exports nothing that requires a gradient
-    return call_dlpack(source.attr("__dlpack__"), facts);
+    return call_dlpack(source, facts);
   } catch (py::error_already_set& error) {
     error.restore();
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 
+#include "bindings/array_sources.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "kernels/stream.h"
@@ -25,6 +26,7 @@ std::span<const std::int64_t> strides(const ArrayView& view) {
 
 void read_shape(const ArrayView& view, Shape& shape) {
   shape.n_dims = 0;
+  shape.memory_order = 0;
   for (int i = 0; i < view.n_dims; ++i) {
     const auto extent = static_cast<std::uint64_t>(view.shape[i]);
     if (i < Shape::kMaxDims) {
@@ -42,13 +44,15 @@ Shape shape_of(const ArrayView& view) {
   return shape;
 }
 
-Buffer PendingWork::borrow(const py::handle& array, Array view, const char* what) {
+Buffer PendingWork::borrow(const py::handle& array, Array view, const char* what, Order order) {
   if (view->device.kind != DeviceKind::cpu) {
-    if (!view->contiguous) {
-      throw InvalidArgumentError(str(what,
-                                     ": an array with gaps in device memory cannot be sent as it lies; pass a "
-                                     "contiguous copy (torch: x.contiguous(), CuPy: cupy.ascontiguousarray(x))"));
+    const std::optional<std::uint64_t> lies = view->memory_order();
+    if (!lies.has_value() || (*lies != 0 && order == Order::row_major)) {
+      throw InvalidArgumentError(str(what, ": an array ", lies ? "that is not row-major" : "with gaps",
+                                     " in device memory cannot be sent as it lies; pass a contiguous copy (torch: "
+                                     "x.contiguous(), CuPy: cupy.ascontiguousarray(x))"));
     }
+    shape_.memory_order = *lies;
     ArrayView& viewed = view.mutable_view();
     // Numba says None of the arrays of its default stream, too.
     if (find_stream(array.ptr(), viewed) == kNoStream) viewed.stream = kLegacyStream;
@@ -58,10 +62,10 @@ Buffer PendingWork::borrow(const py::handle& array, Array view, const char* what
   return arrays_.back()->buffer();
 }
 
-ConstBuffer PendingWork::input(const py::handle& array, const char* what) {
+ConstBuffer PendingWork::input(const py::handle& array, const char* what, Order order) {
   Array view = view_of(array.ptr(), what);
   shape_ = shape_of(view.view());
-  if (view->contiguous || view->device.kind != DeviceKind::cpu) return borrow(array, std::move(view), what);
+  if (view->contiguous || view->device.kind != DeviceKind::cpu) return borrow(array, std::move(view), what, order);
   auto staged = std::make_unique<Staged>(Staged{std::move(view), {}, false});
   const ArrayView& from = staged->array.view();
   staged->elements.resize(from.nbytes());
@@ -70,12 +74,12 @@ ConstBuffer PendingWork::input(const py::handle& array, const char* what) {
   return {staged_.back()->elements.data(), static_cast<std::size_t>(from.count), from.dtype, from.device};
 }
 
-Buffer PendingWork::output(const py::handle& array, const char* what, bool copy_in) {
+Buffer PendingWork::output(const py::handle& array, const char* what, bool copy_in, Order order) {
   Array view = view_of(array.ptr(), what);
   require_writable(view.view(), what);
   shape_ = shape_of(view.view());
   written_.push_back(py::reinterpret_borrow<py::object>(array));
-  if (view->contiguous || view->device.kind != DeviceKind::cpu) return borrow(array, std::move(view), what);
+  if (view->contiguous || view->device.kind != DeviceKind::cpu) return borrow(array, std::move(view), what, order);
   auto staged = std::make_unique<Staged>(Staged{std::move(view), {}, true});
   const ArrayView& to = staged->array.view();
   staged->elements.resize(to.nbytes());
@@ -84,13 +88,20 @@ Buffer PendingWork::output(const py::handle& array, const char* what, bool copy_
   return {staged_.back()->elements.data(), static_cast<std::size_t>(to.count), to.dtype, to.device};
 }
 
-InOut PendingWork::in_out(const py::handle& x, const py::handle& out, const char* what) {
+InOut PendingWork::in_out(const py::handle& x, const py::handle& out, const char* what, Order order) {
   if (out.is_none() || out.is(x)) {
-    const Buffer both = output(x, what, /*copy_in=*/true);
+    const Buffer both = output(x, what, /*copy_in=*/true, order);
     return {both, both};
   }
-  const Buffer to = output(out, what, /*copy_in=*/false);
-  return {copy_if_overlapping(input(x, what), to, to.data), to};
+  const Buffer to = output(out, what, /*copy_in=*/false, order);
+  const std::uint64_t order_of_out = shape_.memory_order;
+  const ConstBuffer in = input(x, what, order);
+  if (shape_.memory_order != order_of_out) {
+    throw InvalidArgumentError(str(what,
+                                   ": x and out lie in device memory in different orders of their axes; pass an "
+                                   "out with the strides of x (torch: torch.empty_like(x))"));
+  }
+  return {copy_if_overlapping(in, to, to.data), to};
 }
 
 ConstBuffer PendingWork::copy_if_overlapping(ConstBuffer in, Buffer out, const void* own) {
@@ -168,6 +179,8 @@ bool PendingWork::order_streams(double timeout, AtDeadline at_deadline) {
   if (on_device_.empty()) return false;
   std::vector<StreamHandle> streams;
   for (const OnDevice& one : on_device_) {
+    // XLA may give the memory of an input away as soon as it is released, and no stream of XLA's can wait.
+    if (sources::facts_of(Py_TYPE(one.array.ptr())).jax) return false;
     ArrayView view;
     view.device = one.device;
     streams.push_back(find_stream(one.array.ptr(), view));

@@ -25,12 +25,19 @@ class PendingWork {
   PendingWork& operator=(const PendingWork&) = delete;
   ~PendingWork();
 
+  /// In which order the operation needs the elements of device memory. Host memory is copied to row-major order.
+  enum class Order : std::uint8_t {
+    row_major,
+    any,  ///< as they lie, if that is one run of memory: the operation takes elements one by one
+  };
+
   /// The elements of an array that is only read.
-  ConstBuffer input(const pybind11::handle& array, const char* what);
+  ConstBuffer input(const pybind11::handle& array, const char* what, Order order = Order::row_major);
   /// The elements of an array that will be written. `copy_in`: the operation also reads them.
-  Buffer output(const pybind11::handle& array, const char* what, bool copy_in);
+  Buffer output(const pybind11::handle& array, const char* what, bool copy_in, Order order = Order::row_major);
   /// The arrays of a collective that works in place if `out` is None or `x`.
-  InOut in_out(const pybind11::handle& x, const pybind11::handle& out, const char* what);
+  InOut in_out(const pybind11::handle& x, const pybind11::handle& out, const char* what,
+               Order order = Order::row_major);
   /// `in`, or a copy of it if it overlaps `out`; no copy if `in` begins at `own`, where nothing is overwritten before
   /// it is read.
   ConstBuffer copy_if_overlapping(ConstBuffer in, Buffer out, const void* own = nullptr);
@@ -87,7 +94,7 @@ class PendingWork {
   void pin_arrays();
   bool is_over() const noexcept;
   /// The array in place. Device memory cannot be staged here.
-  Buffer borrow(const pybind11::handle& array, Array view, const char* what);
+  Buffer borrow(const pybind11::handle& array, Array view, const char* what, Order order);
   bool order_streams(double timeout, AtDeadline at_deadline);
   template <class Wait>
   void wait_for_end(AtDeadline at_deadline, Wait wait);

@@ -47,6 +47,8 @@ TypeFacts find_out(PyTypeObject* type) {
     facts.is_neg = c_method(type, "is_neg");
   }
   facts.cupy = derives_from(type, "cupy", "ndarray");
+  const auto module = py::getattr(reinterpret_cast<PyObject*>(type), "__module__", py::none());
+  facts.jax = py::isinstance<py::str>(module) && module.cast<std::string>().starts_with("jax");
   facts.masked = derives_from(type, "numpy.ma", "MaskedArray");
   facts.numpy_scalar = derives_from(type, "numpy", "generic");
   return facts;

@@ -53,12 +53,12 @@ void counts_match(std::string_view verb, const CollectiveArgs& args, int rank, i
 
 Signature CollectiveArgs::signature() const {
   if (type == CollectiveType::barrier) return {};
-  return {type, own().dtype, op_of(*this), root, has_counts(type) ? Shape{} : shape};
+  return {type, compared_as.value_or(own().dtype), op_of(*this), root, has_counts(type) ? Shape{} : shape};
 }
 
 std::uint64_t CollectiveArgs::digest() const {
   if (type == CollectiveType::barrier || has_counts(type)) return signature().digest();
-  return samestep::digest(type, own().dtype, op_of(*this), root, shape);
+  return samestep::digest(type, compared_as.value_or(own().dtype), op_of(*this), root, shape);
 }
 
 void checks::arguments(const CollectiveArgs& args, int rank, int size, bool needs_host_memory) {

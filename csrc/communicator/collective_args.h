@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "communicator/signature.h"
@@ -36,6 +37,7 @@ struct CollectiveArgs {
   Shape shape = {};                            ///< of the caller's array of n elements; only compared between ranks
   std::span<const std::uint64_t> counts = {};  ///< of a `v` variant: elements by rank; read only during the call
   std::span<const std::uint64_t> recv_counts = {};
+  std::optional<DType> compared_as = {};  ///< the dtype of the caller's array, if its elements have been converted
 
   /// Whether the rank reads `in`, or writes `out`. For bcast `out` is both.
   bool uses_in(int rank) const {

@@ -50,7 +50,13 @@ std::string extents_text(const Shape& shape) {
   for (int i = 0; i < shape.n_dims; ++i) {
     text += str(i == 0 ? "" : ", ", shape.extents[static_cast<std::size_t>(i)]);
   }
-  return text + "]";
+  text += "]";
+  if (shape.memory_order == 0) return text;
+  std::string axes;
+  for (std::uint64_t left = shape.memory_order; left > 1; left >>= 4) {
+    axes = str(left & 0xF, axes.empty() ? "" : ", ", axes);
+  }
+  return str(text, " with axes (", axes, ") from the outermost to the innermost");
 }
 
 // "rank 3", "ranks 0, 2, 5-7".
@@ -98,7 +104,7 @@ std::uint64_t digest(CollectiveType verb, DType dtype, ReduceOp op, std::int32_t
                  std::uint64_t{static_cast<std::uint8_t>(op)} << 16 | std::uint64_t{shape.n_dims} << 24 |
                  std::uint64_t{static_cast<std::uint32_t>(root)} << 32);
   for (std::size_t i = 0; i < shape.n_dims; ++i) h = mix(h, shape.extents[i]);
-  return mix(h, 0);
+  return mix(h, shape.memory_order);
 }
 
 std::uint64_t Signature::digest() const { return samestep::digest(type, dtype, op, root, shape); }

@@ -57,6 +57,9 @@ struct Shape {
   static constexpr int kMaxDims = 6;
   std::array<std::uint64_t, kMaxDims> extents{};
   std::uint8_t n_dims = 0;
+  /// The axes in the order in which they lie, if elements are taken as they lie and that is not row-major: a leading 1,
+  /// then a hexadecimal digit for each axis whose extent is not 1, the outermost first. Else 0.
+  std::uint64_t memory_order = 0;
 
   static Shape flat(std::uint64_t count) {
     Shape shape;

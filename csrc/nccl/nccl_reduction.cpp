@@ -65,7 +65,7 @@ std::optional<int> op_of_numbers(DType dtype, ReduceOp op) {
     case ReduceOp::max:
       return nccl_abi::kMax;
     case ReduceOp::avg:
-      return is_integer(dtype) ? std::nullopt : std::optional<int>(nccl_abi::kAvg);
+      return is_integer(dtype) || itemsize(dtype) == 2 ? std::nullopt : std::optional<int>(nccl_abi::kAvg);
     case ReduceOp::premul:
       return is_integer(dtype) ? std::nullopt : std::optional<int>(nccl_abi::kSum);
     default:

@@ -17,8 +17,9 @@ struct NcclReduction {
 };
 
 /// Maps bool to uint8 (0 and 1) and complex numbers to pairs. Returns nullopt for what the host must reduce: types that
-/// NCCL lacks (int16), operators that it lacks (bitwise, products of complex numbers), and averages of integers, which
-/// it does not compute exactly. Pure.
+/// NCCL lacks (int16), operators that it lacks (bitwise, products of complex numbers), averages of integers, which it
+/// does not compute exactly, and averages of float16 and bfloat16: it multiplies by 1 / n, rounded to that type, and
+/// rounds each product and each addition. Pure.
 std::optional<NcclReduction> to_nccl_reduction(DType dtype, const Reduction& reduction);
 
 }  // namespace samestep

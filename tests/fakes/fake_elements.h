@@ -6,7 +6,8 @@
 #include <vector>
 
 // The arithmetic of the stand-in of NCCL: pairwise in order of rank, half types in float, so that results are exact and
-// can be compared with what the host engines give. (A real NCCL adds in another order.)
+// can be compared with what the host engines give. (A real NCCL adds in another order, and may round half types after
+// each addition.) As in NCCL, an average in a half type is the sum of products with 1 / n, all rounded to that type.
 
 namespace fake {
 
@@ -74,14 +75,17 @@ template <class Stored, class T, class Load, class Store>
 void reduce_as(const std::vector<Term>& terms, int op, std::byte* out, std::size_t count, Load load, Store store) {
   const int n = static_cast<int>(terms.size());
   std::vector<T> at(terms.size());
+  const bool averages_half_types = op == avg && sizeof(Stored) < sizeof(T);
+  const auto round = [&](T value) { return load(store(value)); };
   for (std::size_t i = 0; i < count; ++i) {
     for (int r = 0; r < n; ++r) {
       Stored stored;
       std::memcpy(&stored, terms[r].data + i * sizeof stored, sizeof stored);
       at[r] = load(stored);
+      if (averages_half_types) at[r] = round(at[r] * round(static_cast<T>(1.0 / n)));
       if (terms[r].scaled) at[r] = static_cast<T>(at[r] * static_cast<T>(terms[r].factor));
     }
-    const Stored stored = store(finished(combined(at.data(), n, op), n, op));
+    const Stored stored = store(finished(combined(at.data(), n, op), n, averages_half_types ? sum : op));
     std::memcpy(out + i * sizeof stored, &stored, sizeof stored);
   }
 }

@@ -9,6 +9,7 @@ from samestep.arrays.allocate import (
     to_library,
     to_library_of,
 )
+from samestep.arrays.convert import converts, store_rounded, to_float32
 from samestep.arrays.describe import (
     ArrayInfo,
     extents,
@@ -21,6 +22,7 @@ from samestep.arrays.describe import (
 
 __all__ = [
     "ArrayInfo",
+    "converts",
     "copy",
     "copy_if_overlapping",
     "extents",
@@ -32,6 +34,8 @@ __all__ = [
     "new_array",
     "new_like",
     "readable",
+    "store_rounded",
+    "to_float32",
     "to_library",
     "to_library_of",
 ]

@@ -30,7 +30,8 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, An
 def new_array(library: str, dtype: str, shape: tuple[int, ...]) -> Any:
     """A new writable array to receive into, for what `library_of` named. Device memory is of the current device.
 
-    For JAX it is NumPy memory, or our own device memory, that `to_library_of` turns into a JAX array.
+    For JAX it is NumPy memory, or a JAX array in device memory that nobody else has yet; `to_library_of` turns it into
+    the result.
     """
     if library.startswith("torch"):
         import torch
@@ -41,7 +42,11 @@ def new_array(library: str, dtype: str, shape: tuple[int, ...]) -> Any:
         import cupy
 
         return cupy.empty(shape, numpy_dtype(dtype))
-    if library in ("gpu", "jax gpu"):
+    if library == "jax gpu":
+        from samestep.gpu.jax_array import UnsharedJaxArray
+
+        return UnsharedJaxArray(dtype, shape)
+    if library == "gpu":
         return _on_device(dtype, shape, None)
     known = numpy_dtype(dtype)
     return _aligned(shape, known) if library == "jax" else np.empty(shape, known)
@@ -60,6 +65,10 @@ def new_like(x: Any, shape: tuple[int, ...] | None = None) -> Any:
     of_shape = known.shape if shape is None else shape
     if library == "gpu":
         return _on_device(known.dtype, of_shape, _core.stream_of(x), known.device)
+    if library == "jax gpu":
+        from samestep.gpu.jax_array import UnsharedJaxArray
+
+        return UnsharedJaxArray(known.dtype, of_shape, next(iter(x.devices())))
     return new_array(library, known.dtype, of_shape)
 
 
@@ -83,7 +92,7 @@ def to_library(library: str, received: Any) -> Any:
         return received
     import jax
 
-    return jax.dlpack.from_dlpack(received) if library == "jax gpu" else jax.device_put(received)
+    return received.array if library == "jax gpu" else jax.device_put(received)
 
 
 def copy_if_overlapping(x: Any, out: Any, verb: str) -> Any:

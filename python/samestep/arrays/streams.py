@@ -7,9 +7,11 @@ from typing import Any
 
 from samestep.gpu.device_array import DeviceArray
 
-__all__ = ["stream_of"]
+__all__ = ["jax_stream", "stream_of"]
 
 _DEFAULT = 0
+
+_for_jax: dict[int, int] = {}  # by device
 
 
 def stream_of(x: Any) -> int | None:
@@ -21,8 +23,7 @@ def stream_of(x: Any) -> int | None:
     stream they name there, which for CuPy is the current one; the default stream where an older version of the
     interface names none. Numba names None for arrays of the legacy default stream. Libraries with DLPack's C exchange
     API are asked for their current stream before this is. Other arrays with DLPack: the default stream, as that
-    protocol says. JAX waits for its arrays before it hands them out, and for what it takes in it needs the host to
-    wait.
+    protocol says. JAX: `jax_stream`, which waits for the array; for what becomes an array of JAX the host has to wait.
 
     Source: CUDA Array Interface, version 3, "Synchronization"; DLPack, "Stream handling".
     """
@@ -33,9 +34,27 @@ def stream_of(x: Any) -> int | None:
         return int(torch.cuda.current_stream(x.device).cuda_stream)
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(x, jax.Array):
-        return None
+        return jax_stream(x)
     interface = getattr(x, "__cuda_array_interface__", None)
     if isinstance(interface, dict) and "stream" in interface:
         stream = interface["stream"]
         return None if stream is None else int(stream)
     return _DEFAULT
+
+
+def jax_stream(x: Any) -> int | None:
+    """The stream of ours that `x.__dlpack__(stream=...)` lets wait until the JAX array `x` is computed.
+
+    None for host memory. Each device has one.
+
+    Source: jax.Array.__dlpack__, "stream".
+    """
+    device = next(iter(x.devices()))
+    if device.platform not in ("gpu", "cuda", "rocm"):
+        return None
+    from samestep.gpu import runtime
+
+    index = int(device.local_hardware_id)
+    if index not in _for_jax:
+        _for_jax[index] = runtime.current_gpu().make_stream(index)
+    return _for_jax[index]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
 from samestep.group.compiled import traceable
 from samestep.group.method_support import MethodSupport
-from samestep.group.work import CallTimeout, Work
+from samestep.group.work import CallTimeout, Work, Works
 from samestep.reduce_ops import Op, resolve
 
 if TYPE_CHECKING:
@@ -26,6 +27,19 @@ def require_backend(function: str, given: Any) -> None:
             f"{function}: the first argument is the backend, e.g. samestep.get_distributed_backend(), "
             f"got {type(given).__name__}"
         )
+
+
+def _rounded(
+    inner: _core.Work, limit: CallTimeout, wide: Any, target: Any, finish: Callable[[], Any]
+) -> Work[Any]:
+    """A Work that rounds the result `wide` into `target` (None: nobody wants it) when it has ended."""
+
+    def store() -> Any:
+        if target is not None:
+            arrays.store_rounded(wide, target)
+        return finish()
+
+    return Works([inner], limit.seconds, store)
 
 
 class CollectiveMethods(MethodSupport):
@@ -93,6 +107,11 @@ class CollectiveMethods(MethodSupport):
         code, factor = resolve(op, "allreduce")
         x, is_number = arrays.readable(x, "allreduce")
         into, finish = self._output_like(x, out, is_number, "allreduce")
+        target = x if into is None else into
+        wide = self._to_average(x, target, code)
+        if wide is not None:
+            inner = self._comm.allreduce(wide, None, code, factor, x)
+            return _rounded(inner, limit, wide, target, finish)
         return Work(self._comm.allreduce(x, into, code, factor), limit.seconds, finish)
 
     @_core.fast_method
@@ -135,6 +154,12 @@ class CollectiveMethods(MethodSupport):
             into, finish = self._output_like(array, out, is_number, "reduce")
         else:
             into, finish = None, (lambda: array.item() if is_number else array)
+        target = array if into is None else into
+        wide = self._to_average(array, target, code)
+        if wide is not None:
+            inner = self._comm.reduce(wide, None, code, factor, root, array)
+            at_root = self.rank == root
+            return _rounded(inner, limit, wide, target if at_root else None, finish)
         return Work(self._comm.reduce(array, into, code, factor, root), limit.seconds, finish)
 
     @_core.fast_method
@@ -166,6 +191,11 @@ class CollectiveMethods(MethodSupport):
         code, factor = resolve(op, "reduce_scatter")
         shape = self._block_shape(x, "reduce_scatter")
         into, finish = self._output_of_shape(x, shape, out)
+        wide = self._to_average(x, into, code)
+        if wide is not None:
+            result = arrays.to_float32(into)  # as many elements of its library
+            inner = self._comm.reduce_scatter(wide, result, code, factor, x)
+            return _rounded(inner, limit, result, into, finish)
         return Work(self._comm.reduce_scatter(x, into, code, factor), limit.seconds, finish)
 
     # ---- one to all, all to one

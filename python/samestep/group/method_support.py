@@ -13,6 +13,7 @@ from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError
 from samestep.group import json_exchange
 from samestep.group.work import CallTimeout
+from samestep.reduce_ops import ReduceOp
 
 __all__ = ["MethodSupport"]
 
@@ -45,6 +46,15 @@ class MethodSupport(_core.FastGroup):
             return out, lambda: out
         into = arrays.new_like(x, shape)
         return into, lambda: arrays.to_library_of(x, into)
+
+    def _to_average(self, x: Any, target: Any, op: int) -> Any | None:
+        """A float32 copy of what is averaged, where NCCL would round each product and each addition to 16 bits.
+
+        None where NCCL has no part, or the library of the arrays cannot convert them: then the host averages.
+        """
+        if op != ReduceOp.AVG.value or not _core.has_nccl(self._comm):
+            return None
+        return arrays.to_float32(x) if arrays.converts(x) and arrays.converts(target) else None
 
     def _block_shape(self, x: Any, verb: str) -> tuple[int, ...]:
         shape = arrays.info(x, verb).shape

@@ -13,7 +13,7 @@ import numpy as np
 
 from samestep import _core, arrays
 from samestep.group.work import Work
-from samestep.reduce_ops import Op, resolve
+from samestep.reduce_ops import Op, ReduceOp, resolve
 
 if TYPE_CHECKING:
     from samestep.arrays import ArrayInfo
@@ -135,7 +135,7 @@ def allreduce_leaves(
     def together(message: list[int]) -> _Message:
         with_memory = _memory(backend)
         packed = with_memory[: sum(infos[i].nbytes for i in message)]
-        _core.pack([leaves[i] for i in message], packed)
+        _core.pack([leaves[i] for i in message], packed, as_they_lie=True)
         with _of_leaves(names, message):
             work = backend.iallreduce(as_dtype(packed, infos[message[0]].dtype), op)
         yield
@@ -146,14 +146,26 @@ def allreduce_leaves(
     def on_device(message: list[int]) -> _Message:
         code, factor = resolve(op)
         targets = _targets(message, leaves, infos)
+        converted = not _core.nccl_reduces(infos[message[0]].dtype, code)
+        inputs = [arrays.to_float32(leaves[i]) if converted else leaves[i] for i in message]
+        outputs = inputs if converted else targets
         with _of_leaves(names, message):
-            inner = _core.allreduce_many(backend._comm, [leaves[i] for i in message], targets, code, factor)
+            inner = _core.allreduce_many(backend._comm, inputs, outputs, code, factor)
         work: Work[None] = Work(inner, backend.timeout)
         yield
         work._wait_blocking(left())
+        for wide, target in zip(outputs, targets, strict=True):
+            if converted:
+                arrays.store_rounded(wide, target)
         _finish(message, targets, leaves, infos, results)
 
-    many = _for_nccl(backend, infos, lambda dtype: _core.nccl_reduces(dtype, resolve(op)[0]))
+    def takes(i: int) -> bool:
+        code = resolve(op)[0]
+        return _core.nccl_reduces(infos[i].dtype, code) or (
+            code == ReduceOp.AVG.value and arrays.converts(leaves[i])
+        )
+
+    many = _for_nccl(backend, infos, takes)
     messages = _plan_without(many, infos, mix_dtypes=False)
     _run(
         itertools.chain(map(on_device, many), (alone(m[0]) if len(m) == 1 else together(m) for m in messages))
@@ -161,7 +173,7 @@ def allreduce_leaves(
     return results
 
 
-def _for_nccl(backend: Group, infos: Sequence[ArrayInfo], can: Callable[[str], bool]) -> list[list[int]]:
+def _for_nccl(backend: Group, infos: Sequence[ArrayInfo], takes: Callable[[int], bool]) -> list[list[int]]:
     """Leaves in device memory that NCCL works on where they lie, those of one dtype together. Empty without NCCL.
 
     The same on all ranks, which have compared dtypes, shapes and kinds of memory, and nothing else.
@@ -170,7 +182,7 @@ def _for_nccl(backend: Group, infos: Sequence[ArrayInfo], can: Callable[[str], b
         return []
     by_dtype: dict[str, list[int]] = {}
     for i, info in enumerate(infos):
-        if info.device != "cpu" and info.nbytes and can(info.dtype):
+        if info.device != "cpu" and info.nbytes and takes(i):
             by_dtype.setdefault(info.dtype, []).append(i)
     return [
         leaves[start : start + _AT_ONCE]
@@ -213,7 +225,7 @@ def bcast_leaves(
         with_memory = _memory(backend)
         packed = with_memory[: sum(infos[i].nbytes for i in message)]
         if backend.rank == root:
-            _core.pack([leaves[i] for i in message], packed)
+            _core.pack([leaves[i] for i in message], packed, as_they_lie=True)
         with _of_leaves(names, message):
             work = backend.ibcast(packed, root=root)
         yield
@@ -294,7 +306,7 @@ def _unpack(
     results: list[Any],
 ) -> None:
     targets = _targets(message, leaves, infos)
-    _core.unpack(packed, targets)
+    _core.unpack(packed, targets, as_they_lie=True)
     bump_versions(targets)
     _finish(message, targets, leaves, infos, results)
 

@@ -86,6 +86,8 @@ def describe_leaves(names: Sequence[str], leaves: Sequence[Any], act: str) -> Le
                     raise InvalidArgumentError(f"{act}: {leaf_text(names[i])}: {error}") from error
             else:
                 kind = kind_of_array(dtype, shape, device)
+                if device != "cpu" and not contiguous:
+                    kind += _order_text(leaf, readonly, f"{act}: {leaf_text(names[i])}")
                 info = ArrayInfo(dtype, shape, nbytes, not readonly, contiguous, device)
                 if device != "cpu":
                     on_device.setdefault(type(leaf), leaf)
@@ -96,6 +98,18 @@ def describe_leaves(names: Sequence[str], leaves: Sequence[Any], act: str) -> Le
     for leaf in on_device.values():
         _core.refuse_capture(leaf, act)
     return LeafTable(kinds, infos, _first_aliases(memory, len(leaves)))
+
+
+def _order_text(leaf: Any, readonly: bool, where: str) -> str:
+    """Elements in device memory are taken as they lie, so that ranks must have them in the same order."""
+    order = _core.memory_order(leaf)
+    if order is None:
+        raise InvalidArgumentError(f"{where}: an array with gaps in device memory; pass a contiguous copy")
+    if order and readonly:  # what it becomes is a new array, in row-major order
+        raise InvalidArgumentError(
+            f"{where}: a read-only array in device memory that is not row-major; pass a contiguous copy"
+        )
+    return f" with axes {order} from the outermost to the innermost" if order else ""
 
 
 def _first_aliases(memory: dict[int, tuple[Any, ...]], n_leaves: int) -> list[int]:

@@ -1,0 +1,58 @@
+"""Programs of test_device_jax.py, with the stand-in of JAX."""
+
+import json
+import sys
+import time
+
+import fake_arrays
+import fake_jax
+import numpy as np
+from device_rank import rank, report, size, start
+
+
+def values(r, count):
+    return (np.arange(count) % 97 + r).astype("float32")
+
+
+def use_jax_arrays(backend):
+    """Results are new arrays; nothing is allocated or waited for that JAX's pool and a stream can give."""
+    count, wrong = 1001, 0
+    with fake_jax.installed(), start(backend) as world:
+        for turn in range(6):
+            if turn == 3:
+                before, waited = fake_arrays.slow_calls(), fake_jax.Array.waits_on_host
+            x = fake_jax.late(values(rank, count))
+            y = world.allreduce(x)
+            wrong += type(y) is not fake_jax.Array
+            wrong += not np.array_equal(y.get(), sum(values(r, count) for r in range(size)))
+            wrong += not np.array_equal(x.get(), values(rank, count))
+            whole = world.allgather(x)
+            wrong += not np.array_equal(whole.get(), np.stack([values(r, count) for r in range(size)]))
+            tree = world.allreduce_tree({"a": fake_jax.late(values(rank, 7)), "b": x}, "max")
+            wrong += not np.array_equal(tree["a"].get(), values(size - 1, 7))
+            del y, whole, tree
+        after = fake_arrays.slow_calls()
+        report(
+            wrong=wrong,
+            allocated=after.allocated - before.allocated,
+            waits_on_host=fake_jax.Array.waits_on_host - waited,
+        )
+
+
+def begin_before_the_input_is_computed(backend):
+    with fake_jax.installed(), start(backend) as world:
+        out = fake_arrays.Array.of(np.zeros(1000, "float32"), fake_arrays.Stream())
+        world.allreduce(fake_jax.late(values(rank, 1000), 0), out=out)
+        x = fake_jax.late(values(rank, 1000), 2_000_000)
+        begin = time.monotonic()
+        work = world.iallreduce(x, out=out)
+        quick = time.monotonic() - begin < 1.5
+        work.wait()
+        del x  # XLA gives its memory to the next array
+        fake_jax.late(np.full(1000, -1.0, "float32"), 0)
+        expected = sum(values(r, 1000) for r in range(size))
+        report(quick=quick, right=bool(np.array_equal(out.get(), expected)))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))

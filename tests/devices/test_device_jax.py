@@ -1,0 +1,24 @@
+"""JAX on a GPU, by its stand-in: results lie in JAX's own memory, and inputs are waited for by streams."""
+
+from __future__ import annotations
+
+import device_jobs
+import pytest
+from running import program
+
+backends = pytest.mark.parametrize("backend", ["nccl", "native"])
+
+
+@backends
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_results_are_arrays_of_jax_in_memory_of_its_pool(tmp_path, backend, n):
+    ended = device_jobs.run(tmp_path, program("devices/device_jax", "use_jax_arrays", backend), n)
+    for one in ended:
+        assert one.reports == [{"wrong": 0, "allocated": 0, "waits_on_host": 0}], ended
+
+
+@backends
+def test_a_call_returns_before_its_input_is_computed(tmp_path, backend):
+    begin = program("devices/device_jax", "begin_before_the_input_is_computed", backend)
+    ended = device_jobs.run(tmp_path, begin, 2)
+    assert [one.reports for one in ended] == [[{"quick": True, "right": True}]] * 2, ended
