@@ -105,6 +105,11 @@ LEFT_OUT = (
     ),
     (
         NCCL_WORLDS,
+        "test_a_rank_that_leaves_early_is_named",
+        "a barrier is on the host and an array on the device: ranks that differ in that wait until the deadline",
+    ),
+    (
+        NCCL_WORLDS,
         "test_lists.py::test_ranks_that_differ",
         "where lists of devices are known other texts say it: tests/devices/test_device_lists.py has the cases",
     ),
