@@ -78,7 +78,8 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
  private:
   class StagedWork;
   static constexpr std::size_t kInFlight = 3;
-  /// Operations whose copies are in a stream at a time: a full one would block whoever adds to it, with the mutex held.
+  /// Operations whose copies are in a stream at a time: a full stream would block the thread that adds to it while it
+  /// holds the mutex.
   static constexpr std::size_t kMostCopies = 32;
 
   HostStaging(std::shared_ptr<GpuLibrary> gpu, int device, std::shared_ptr<Communicator> messages,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from samestep import _settings
 
 MPI_LAUNCHERS = ("openmpi", "hydra", "slurm")
+PMI_FD = "PMI_FD"  # the connection to a process manager that speaks PMI-1
 _OF_PMI = ("PMI_", "PMIX_RANK", "PMIX_NAMESPACE")  # by which an MPI library learns its ranks from srun
 
 

@@ -18,14 +18,14 @@ import select
 import time
 from collections.abc import Mapping
 
-from samestep._util import handshake
+from samestep._util import handshake, launchers
 from samestep._util.json_layout import loads
 from samestep.errors import TimeoutError, UnavailableError
 from samestep.rendezvous.tcp_store import TCPStore
 
 __all__ = ["FD", "Client", "open_store"]
 
-FD, _RANK, _SIZE = "PMI_FD", "PMI_RANK", "PMI_SIZE"
+FD, _RANK, _SIZE = launchers.PMI_FD, "PMI_RANK", "PMI_SIZE"
 _LINE_NBYTES = 4096  # values have 1,024 at most
 
 _clients: dict[int, Client] = {}  # by process, for a child of a fork has none

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from samestep._util import launchers
-from samestep.rendezvous import pmi
 
 if TYPE_CHECKING:
     from samestep import _core
@@ -49,7 +48,7 @@ def gather(
 
     started_by = launchers.launcher()
     facts = _core.Facts(launcher=started_by.name, launcher_size=started_by.size, mpi_detail="not looked for")
-    facts.has_pmi = started_by.name == "hydra" and pmi.FD in os.environ
+    facts.has_pmi = started_by.name == "hydra" and launchers.PMI_FD in os.environ
     if probe_mpi:
         from samestep._util import mpi_library
 
