@@ -3,7 +3,8 @@
 
 In csrc a folder includes from the folders of its row in csrc/README.md, which stand above it there. In Python a module
 imports from rows above its own in PYTHON, wherever in the file the import stands, and no modules import each other in a
-circle. `samestep._settings` alone spells the names of environment variables.
+circle. `samestep._settings` alone spells the names of environment variables, and reads them. Beside each memory order
+of csrc a comment gives the reason.
 """
 
 import ast
@@ -90,6 +91,27 @@ def settings_named(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, text
 
 
+def settings_read(path: Path) -> Iterator[int]:
+    """Lines at which a file reads a variable of ours without `_settings.get`."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        key: ast.AST | None = None
+        mapping: ast.AST | None = None
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "get"
+            and node.args
+        ):
+            key, mapping = node.args[0], node.func.value
+        elif isinstance(node, ast.Subscript):
+            key, mapping = node.slice, node.value
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+            key, mapping = node.left, node.comparators[0]
+        of_ours = isinstance(key, ast.Attribute) and ast.unparse(key.value) == "_settings"
+        if of_ours and mapping is not None and ast.unparse(mapping) in ("env", "os.environ"):
+            yield node.lineno  # type: ignore[attr-defined]
+
+
 def wrong_in_python(folder: Path) -> list[str]:
     """What does not follow PYTHON."""
     modules, found = python_modules(folder), []
@@ -103,6 +125,7 @@ def wrong_in_python(folder: Path) -> list[str]:
             found += [
                 f"{file}:{line}: only _settings may spell {text}" for line, text in settings_named(path)
             ]
+            found += [f"{file}:{line}: read it by _settings.get" for line in settings_read(path)]
         for line, used in imports(path, modules):
             where = f"{path.relative_to(folder.parent)}:{line}"
             graph[module].add(used)
@@ -133,6 +156,17 @@ def allowed_in_csrc(table: str) -> dict[str, set[str]]:
     return allowed
 
 
+def orders_without_reason(lines: list[str]) -> Iterator[int]:
+    """Lines with a memory order that no comment explains, there or in the 3 lines before."""
+    reason = re.compile(r"//.*([Pp]airs with|[Rr]elaxed|[Oo]rder)")
+    for number, line in enumerate(lines, 1):
+        code = line.partition("//")[0]
+        if re.search(r"memory_order_|__ATOMIC_|_mm_[slm]fence", code) and not any(
+            map(reason.search, lines[max(0, number - 4) : number])
+        ):
+            yield number
+
+
 def wrong_in_csrc(folder: Path) -> list[str]:
     """What does not follow the table of csrc/README.md."""
     allowed, found = allowed_in_csrc((folder / "README.md").read_text(encoding="utf-8")), []
@@ -140,7 +174,12 @@ def wrong_in_csrc(folder: Path) -> list[str]:
     found += [f"csrc/README.md: {name}/ has no row, or no folder" for name in sorted(homes ^ set(allowed))]
     for path in sorted(p for p in folder.rglob("*") if p.suffix in {".h", ".cpp"}):
         home = path.relative_to(folder).parts[0]
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found += [
+            f"csrc/{path.relative_to(folder)}:{number}: say what this memory order pairs with, or why relaxed is enough"
+            for number in orders_without_reason(lines)
+        ]
+        for number, line in enumerate(lines, 1):
             where = f"csrc/{path.relative_to(folder)}:{number}"
             include = re.match(r'\s*#\s*include\s+"([^"/]+)/', line)
             if include and include[1] != home and include[1] not in allowed.get(home, set()):

@@ -117,8 +117,10 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("millions", type=int, nargs="*", default=[1, 10, 25], choices=WIDTHS)
+    parser.add_argument(
+        "millions", type=int, nargs="*", choices=sorted(WIDTHS), help="of parameters; default: all"
+    )
     flags = parser.parse_args()
     if not launchers.launcher().name:
         raise SystemExit(launch(sys.argv[1:]))
-    main(flags.rounds, flags.millions)
+    main(flags.rounds, flags.millions or sorted(WIDTHS))

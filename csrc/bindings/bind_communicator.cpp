@@ -287,7 +287,6 @@ void bind_groups(CommClass& communicator) {
 /// From the first look at peers to the end of a group.
 void bind_lifetime(CommClass& communicator) {
   communicator.def("progress", &Communicator::progress)
-      .def("check_peers", &Communicator::check_peers)
       .def(
           "close",
           [](Communicator& self, double timeout) {
@@ -303,18 +302,31 @@ void bind_lifetime(CommClass& communicator) {
                          reason);
           },
           "reason"_a, "finished"_a = false)
-      .def("revoke", &Communicator::revoke, "why"_a, "block"_a)
-      .def("is_revoked", &Communicator::is_revoked)
+      .def("counters", &Communicator::counters);
+}
+
+/// Ranks that leave, and blocks of `together()`.
+void bind_membership(CommClass& communicator) {
+  communicator.def("check_peers", [](Communicator& self) { self.membership().check_peers(); })
+      .def(
+          "revoke",
+          [](Communicator& self, const std::string& why, std::uint64_t block) { self.membership().revoke(why, block); },
+          "why"_a, "block"_a)
+      .def("is_revoked", [](Communicator& self) { return self.membership().is_revoked(); })
       .def(
           "discard",
           [](const Comm& self) {
-            if (self->discard()) PendingWork::release_kept(*self);
+            if (self->membership().discard()) PendingWork::release_kept(*self);
           },
           "Frees what `revoke` has left, once all ranks know of it.")
-      .def("open_block", &Communicator::open_block, "block"_a)
-      .def("close_block", &Communicator::close_block, "block"_a)
-      .def("announce_block_end", &Communicator::announce_block_end, "block"_a)
-      .def("counters", &Communicator::counters);
+      .def(
+          "open_block", [](Communicator& self, std::uint64_t block) { self.membership().open_block(block); }, "block"_a)
+      .def(
+          "close_block", [](Communicator& self, std::uint64_t block) { self.membership().close_block(block); },
+          "block"_a)
+      .def(
+          "announce_block_end",
+          [](Communicator& self, std::uint64_t block) { self.membership().announce_block_end(block); }, "block"_a);
 }
 
 /// Functions about the process and its processors.
@@ -344,6 +356,7 @@ void bind_communicator(py::module_& m) {
   bind_messages(communicator);
   bind_groups(communicator);
   bind_lifetime(communicator);
+  bind_membership(communicator);
   py::class_<ExchangeCommunicator, Communicator, std::shared_ptr<ExchangeCommunicator>>(
       m, "ExchangeCommunicator", "A group over a transport that moves messages.");
   m.def(

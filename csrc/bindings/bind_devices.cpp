@@ -95,9 +95,7 @@ std::unique_ptr<PendingWork> bcast_many(const DeviceComm& comm, const py::list& 
   return work;
 }
 
-}  // namespace
-
-void bind_devices(py::module_& m) {
+void bind_libraries(py::module_& m) {
   py::class_<GpuLibrary, std::shared_ptr<GpuLibrary>>(m, "GpuLibrary", "The CUDA or HIP runtime.")
       .def_static(
           "open",
@@ -137,15 +135,10 @@ void bind_devices(py::module_& m) {
       .def_static("open", &NcclLibrary::open, "path"_a)
       .def_property_readonly("path", &NcclLibrary::path)
       .def_property_readonly("version", &NcclLibrary::version_text);
-  py::class_<DeviceCommunicator, Communicator, DeviceComm>(m, "DeviceCommunicator", "A group whose ranks have a GPU.");
-  m.def("open_devices", &open_devices, "host"_a, "gpu"_a, "device"_a, "nccl"_a.none(true), "piece"_a, "timeout"_a,
-        "gpu_aware"_a = false, "A group that takes arrays of this device as well. Collective over `host`.");
-  m.def("allreduce_many", &allreduce_many, "comm"_a, "arrays"_a, "outs"_a, "op"_a, "factor"_a,
-        "One operation on many arrays of one dtype; in place where an item of `outs` is that of `arrays`.");
-  m.def("bcast_many", &bcast_many, "comm"_a, "arrays"_a, "root"_a,
-        "One operation on many arrays, which are only read on root.");
-  m.def("has_nccl", [](const DeviceCommunicator& comm) { return comm.options().nccl != nullptr; }, "comm"_a);
-  m.def("has_nccl", [](const Communicator&) { return false; }, "comm"_a);
+}
+
+/// Functions about one array.
+void bind_device_arrays(py::module_& m) {
   m.def(
       "stream_of",
       [](const py::object& array) -> std::optional<StreamHandle> {
@@ -174,6 +167,22 @@ void bind_devices(py::module_& m) {
       },
       "owner"_a, "address"_a, "dtype"_a, "shape"_a, "kind"_a, "device"_a, "versioned"_a,
       "A DLPack capsule of device memory that `owner` keeps alive.");
+}
+
+}  // namespace
+
+void bind_devices(py::module_& m) {
+  bind_libraries(m);
+  bind_device_arrays(m);
+  py::class_<DeviceCommunicator, Communicator, DeviceComm>(m, "DeviceCommunicator", "A group whose ranks have a GPU.");
+  m.def("open_devices", &open_devices, "host"_a, "gpu"_a, "device"_a, "nccl"_a.none(true), "piece"_a, "timeout"_a,
+        "gpu_aware"_a = false, "A group that takes arrays of this device as well. Collective over `host`.");
+  m.def("allreduce_many", &allreduce_many, "comm"_a, "arrays"_a, "outs"_a, "op"_a, "factor"_a,
+        "One operation on many arrays of one dtype; in place where an item of `outs` is that of `arrays`.");
+  m.def("bcast_many", &bcast_many, "comm"_a, "arrays"_a, "root"_a,
+        "One operation on many arrays, which are only read on root.");
+  m.def("has_nccl", [](const DeviceCommunicator& comm) { return comm.options().nccl != nullptr; }, "comm"_a);
+  m.def("has_nccl", [](const Communicator&) { return false; }, "comm"_a);
   m.def(
       "nccl_reduces",
       [](const std::string& dtype, int op) { return reduces_on_device(dtype_of(dtype), static_cast<ReduceOp>(op)); },

@@ -74,6 +74,7 @@ struct Source {
   DataAllocator base;
 
   SharedHeap::Block from_heap(std::size_t nbytes) {
+    // relaxed: see active
     const bool wanted = nbytes >= NumpyMemory::kMinBytes && active.load(std::memory_order_relaxed);
     return wanted ? heap->allocate(nbytes) : SharedHeap::Block{};
   }

@@ -204,7 +204,7 @@ bool PendingWork::is_over() const noexcept {
   } catch (const MismatchError&) {
     return true;
   } catch (const StepError&) {
-    return communicator_->is_discarded() && (on_device_.empty() || work_->device_has_ended());
+    return communicator_->membership().is_discarded() && (on_device_.empty() || work_->device_has_ended());
   } catch (...) {
     return false;
   }

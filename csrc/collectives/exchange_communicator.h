@@ -24,17 +24,10 @@ class ExchangeCommunicator : public Communicator {
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline& deadline,
                                       const std::string& called) override;
   void progress() override { engine_->progress(); }
-  void check_peers() override { engine_->check_peers(); }
+  Membership& membership() override { return *engine_; }
   void close(const Deadline& deadline) override;
   bool usable() const override;
   void abandon(std::exception_ptr error, const std::string& reason) override { engine_->abandon(error, reason); }
-  void revoke(const std::string& why, std::uint64_t block) override { engine_->revoke(why, block); }
-  bool is_revoked() override { return engine_->is_revoked(); }
-  bool discard() override { return engine_->discard(); }
-  bool is_discarded() const override { return engine_->is_discarded(); }
-  void open_block(std::uint64_t block) override { engine_->options().family->open_block(block); }
-  void close_block(std::uint64_t block) override { engine_->options().family->close_block(block); }
-  void announce_block_end(std::uint64_t block) override { engine_->announce_block_end(block); }
   Counters counters() const override;
 
   /// The shared state of the group, for transports that add to it.

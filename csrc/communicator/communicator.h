@@ -12,6 +12,7 @@
 
 #include "communicator/collective_args.h"
 #include "communicator/group_settings.h"
+#include "communicator/membership.h"
 #include "communicator/peer_memory.h"
 #include "communicator/signature.h"
 #include "communicator/work.h"
@@ -121,12 +122,11 @@ class Communicator {
 
   /// Access to the memory of other ranks of this host. Null if the transport has none.
   virtual PeerMemory* peer_memory() { return nullptr; }
+  /// Who is in the group still, and how it ends on all ranks.
+  virtual Membership& membership();
 
   /// Makes progress on pending operations. Never blocks.
   virtual void progress() = 0;
-  /// Detects peers that have died, left, or wait at the end of the block, and fails the operations that need them.
-  /// Every wait does this now and then. Never blocks.
-  virtual void check_peers() {}
 
   /// Closes the group: a barrier of all ranks, then everything is freed. After `abandon` there is no barrier.
   /// Idempotent; afterwards every operation throws NotInitializedError.
@@ -135,26 +135,6 @@ class Communicator {
   /// This rank leaves the group: its pending and all later operations throw `error`. Peers that wait for this rank, now
   /// or later, get a PeerLostError with `reason`. Does not wait for other ranks.
   virtual void abandon(std::exception_ptr error, const std::string& reason) = 0;
-
-  // For blocks of `together()`.
-
-  /// This rank leaves the group for good. Operations of other ranks that need it fail with a StepError that
-  /// names `why`, and those ranks then revoke the group, too. Operations in which this rank has already taken part
-  /// complete normally. Other groups are not affected. Does not wait for other ranks.
-  virtual void revoke(const std::string& why, std::uint64_t block) { (void)why, (void)block; }
-  /// Whether this rank has revoked the group, or another rank has in a block that this rank is in.
-  virtual bool is_revoked() { return false; }
-  /// To be called once all ranks know that all have revoked the group. Frees its memory and returns true, unless the
-  /// transport may still access that memory.
-  virtual bool discard() { return false; }
-  virtual bool is_discarded() const { return false; }
-
-  /// This rank enters or leaves a block, which has a number of its own. Applies to all groups of the world.
-  virtual void open_block(std::uint64_t block) { (void)block; }
-  virtual void close_block(std::uint64_t block) { (void)block; }
-  /// This rank waits at the end of the block. A rank that is still inside, and waits for this one in a collective that
-  /// this rank has not started, revokes the group.
-  virtual void announce_block_end(std::uint64_t block) { (void)block; }
 
   /// Whether operations can be started: false after `close`, `abandon` or an error that ended the group.
   virtual bool usable() const { return true; }

@@ -240,18 +240,25 @@ void DeviceCommunicator::abandon(std::exception_ptr error, const std::string& re
 
 void DeviceCommunicator::revoke(const std::string& why, std::uint64_t block) {
   abandon_devices(std::make_exception_ptr(StepError(why)));
-  signature_check_->revoke(why, block);
-  through_host_->revoke(why, block);
-  host_->revoke(why, block);
+  for (const auto& group : {signature_check_, through_host_, host_}) group->membership().revoke(why, block);
 }
 
 /// What ranks compare has no memory of callers, so that its end is no condition.
 bool DeviceCommunicator::discard() {
-  signature_check_->discard();
-  const bool collectives = through_host_->discard();
-  const bool messages = host_->discard();
+  signature_check_->membership().discard();
+  const bool collectives = through_host_->membership().discard();
+  const bool messages = host_->membership().discard();
   if (collectives && messages) staged_->release_retained();
   return collectives && messages;
+}
+
+bool DeviceCommunicator::is_discarded() const {
+  return host_->membership().is_discarded() && through_host_->membership().is_discarded();
+}
+
+void DeviceCommunicator::announce_block_end(std::uint64_t block) {
+  host_->membership().announce_block_end(block);
+  through_host_->membership().announce_block_end(block);
 }
 
 void DeviceCommunicator::apply(const GroupSettings& settings) {

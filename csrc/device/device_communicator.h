@@ -33,7 +33,7 @@ struct DeviceOptions {
 /// used in this group any more.
 ///
 /// Collective over `host`, of which it makes two more groups.
-class DeviceCommunicator final : public Communicator {
+class DeviceCommunicator final : public Communicator, private Membership {
  public:
   static std::shared_ptr<DeviceCommunicator> open(std::shared_ptr<Communicator> host, DeviceOptions options,
                                                   const Deadline& deadline);
@@ -55,19 +55,9 @@ class DeviceCommunicator final : public Communicator {
                                       const std::string& called) override;
   PeerMemory* peer_memory() override { return host_->peer_memory(); }
   void progress() override;
-  void check_peers() override { host_->check_peers(); }
+  Membership& membership() override { return *this; }
   void close(const Deadline& deadline) override;
   void abandon(std::exception_ptr error, const std::string& reason) override;
-  void revoke(const std::string& why, std::uint64_t block) override;
-  bool is_revoked() override { return host_->is_revoked(); }
-  bool discard() override;
-  bool is_discarded() const override { return host_->is_discarded() && through_host_->is_discarded(); }
-  void open_block(std::uint64_t block) override { host_->open_block(block); }
-  void close_block(std::uint64_t block) override { host_->close_block(block); }
-  void announce_block_end(std::uint64_t block) override {
-    host_->announce_block_end(block);
-    through_host_->announce_block_end(block);
-  }
   bool usable() const override { return host_->usable(); }
   Counters counters() const override;
 
@@ -83,6 +73,15 @@ class DeviceCommunicator final : public Communicator {
 
  private:
   DeviceCommunicator(std::shared_ptr<Communicator> host, DeviceOptions options);
+
+  void check_peers() override { host_->membership().check_peers(); }
+  void revoke(const std::string& why, std::uint64_t block) override;
+  bool is_revoked() override { return host_->membership().is_revoked(); }
+  bool discard() override;
+  bool is_discarded() const override;
+  void open_block(std::uint64_t block) override { host_->membership().open_block(block); }
+  void close_block(std::uint64_t block) override { host_->membership().close_block(block); }
+  void announce_block_end(std::uint64_t block) override;
 
   /// Are all arrays of this rank in host memory?
   bool is_on_host(const CollectiveArgs& args) const;

@@ -26,13 +26,13 @@ void Family::leave(const std::exception_ptr& error, const Departure& why) {
 void Family::open_block(std::uint64_t block) {
   const std::lock_guard lock(mutex_);
   blocks_.push_back(block);
-  n_open_blocks_.store(blocks_.size(), std::memory_order_relaxed);
+  n_open_blocks_.store(blocks_.size(), std::memory_order_relaxed);  // relaxed: see has_open_blocks
 }
 
 void Family::close_block(std::uint64_t block) {
   const std::lock_guard lock(mutex_);
   std::erase(blocks_, block);
-  n_open_blocks_.store(blocks_.size(), std::memory_order_relaxed);
+  n_open_blocks_.store(blocks_.size(), std::memory_order_relaxed);  // relaxed: see has_open_blocks
 }
 
 bool Family::is_open(std::uint64_t block) {

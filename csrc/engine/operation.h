@@ -37,7 +37,7 @@ class Operation : public Work {
   virtual bool advance() = 0;
   /// Ends it with an error; cancels what is in flight.
   void fail(std::exception_ptr error);
-  void finish() { finished_.store(true, std::memory_order_release); }  // publishes the result and `error_`
+  void finish() { finished_.store(true, std::memory_order_release); }  // pairs with finished()
   /// Whether it fails if `peer` takes no part in operations from `first_absent` on.
   virtual bool needs(int peer, std::uint64_t first_absent) = 0;
   /// The user's call and its group, for error texts, such as "allreduce of float32[3] with op sum (operation 12 of

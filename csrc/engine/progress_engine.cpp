@@ -210,6 +210,7 @@ void ProgressEngine::wait(Operation& operation, const Deadline& deadline) {
   Seconds ping_at = kPingAfter;
   std::uint64_t moved = 0;
   while (!operation.done()) {
+    // relaxed: only whether it has changed matters, and a late look costs one more pause
     if (const std::uint64_t now = progress_count_.load(std::memory_order_relaxed) + transport_->ended(); now != moved) {
       moved = now;
       pause.note_progress();

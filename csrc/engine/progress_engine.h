@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "communicator/group_settings.h"
+#include "communicator/membership.h"
 #include "communicator/signature.h"
 #include "core/deadline.h"
 #include "core/fork_listener.h"
@@ -50,7 +51,7 @@ struct ExchangeOptions {
 /// releases it while it pauses. The exception is the fast path, which holds it for at most a millisecond.
 ///
 /// A process made by fork is not a rank: there every use throws.
-class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, private ForkListener {
+class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, public Membership, private ForkListener {
  public:
   /// Headers travel in messages of the transport if `header_exchange` is null.
   ProgressEngine(std::unique_ptr<Transport> transport, ExchangeOptions options,
@@ -92,7 +93,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, priv
   bool can_receive_inline() const { return is_idle() && inbox_.is_idle(); }
   void complete_message_inline() { ++point_to_point_started_; }
   /// Records that an operation has moved or reduced data, for the pauses of waiting threads. A plain increment serves,
-  /// because the mutex is held: an atomic one would wait until earlier stores are visible to other CPUs.
+  /// because the mutex is held: an atomic one would wait until earlier stores are visible to other CPUs. Relaxed: it
+  /// publishes nothing.
   void note_progress() {
     progress_count_.store(progress_count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
@@ -134,15 +136,17 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, priv
   /// The same with the report that peers receive.
   void leave(const std::exception_ptr& error, const Departure& why);
 
-  /// See Communicator.
-  void revoke(const std::string& why, std::uint64_t block);
-  bool is_revoked();
-  bool discard();
-  /// Whether the transport has let go of the memory of every operation; pairs with the release in `discard`.
-  bool is_discarded() const { return discarded_.load(std::memory_order_acquire); }
-  void announce_block_end(std::uint64_t block);
+  void revoke(const std::string& why, std::uint64_t block) override;
+  bool is_revoked() override;
+  bool discard() override;
+  bool is_discarded() const override {
+    return discarded_.load(std::memory_order_acquire);  // pairs with the release in `discard`
+  }
+  void open_block(std::uint64_t block) override { options_.family->open_block(block); }
+  void close_block(std::uint64_t block) override { options_.family->close_block(block); }
+  void announce_block_end(std::uint64_t block) override;
   /// `poll_peer_failures`, and revokes the group if its oldest collective waits for a rank at the end of the block.
-  void check_peers();
+  void check_peers() override;
 
   const Departures& departures() const { return departures_; }
   /// To be called once, when a shared pointer owns this.

@@ -220,7 +220,7 @@ class HostStaging::StagedWork final : public Work {
       if (reached || !pause.step()) continue;
       wait_hooks().interrupt();
       ProgressEngine::progress_everywhere();
-      (call_.message ? stager_->messages_ : stager_->collectives_)->check_peers();
+      (call_.message ? stager_->messages_ : stager_->collectives_)->membership().check_peers();
       if (deadline.passed()) throw_late(deadline);
     }
     if (error_) std::rethrow_exception(error_);

@@ -49,7 +49,7 @@ const Isa& isa_in_use() {
     for (const Isa& candidate : kIsas) {
       if (candidate.runs_here()) isa = &candidate;
     }
-    in_use.store(isa, std::memory_order_relaxed);
+    in_use.store(isa, std::memory_order_relaxed);  // relaxed: see above
   }
   return *isa;
 }
@@ -69,7 +69,7 @@ std::string_view isa_name() { return isa_in_use().name; }
 void select_isa(std::string_view name) {
   const auto wanted = std::ranges::find(kIsas, name, &Isa::name);
   if (wanted != std::end(kIsas) && wanted->runs_here()) {
-    in_use.store(wanted, std::memory_order_relaxed);
+    in_use.store(wanted, std::memory_order_relaxed);  // relaxed: it points to constants
     return;
   }
   std::string known;

@@ -69,10 +69,13 @@ void copy_vectorized(void* to, const void* from, std::size_t nbytes) {
   copy_by_lines<false>(to, const_cast<void*>(from), nbytes);
 }
 
+// Relaxed: the switch of a measurement, which changes no result.
 bool owns_after_read() {
   return owning_after_read().load(std::memory_order_relaxed) == is_enabled(Mechanism::line_ownership);
 }
-void set_owns_after_read(bool owns) { owning_after_read().store(owns, std::memory_order_relaxed); }
+void set_owns_after_read(bool owns) {
+  owning_after_read().store(owns, std::memory_order_relaxed);  // relaxed: see above
+}
 
 void copy_and_own_lines(void* to, void* from, std::size_t nbytes) {
   owns_after_read() ? copy_by_lines<true>(to, from, nbytes) : copy_by_lines<false>(to, from, nbytes);
@@ -113,7 +116,7 @@ void copy_nontemporal(void* to, const void* from, std::size_t nbytes) {
     }
   }
   std::memcpy(out + i, in + i, nbytes - i);
-  _mm_sfence();  // before the copy is published
+  _mm_sfence();  // orders the non-temporal stores before the release that publishes the copy
 #else
   if (nbytes != 0) std::memcpy(to, from, nbytes);
 #endif

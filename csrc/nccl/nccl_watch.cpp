@@ -16,7 +16,7 @@ constexpr Seconds kGrace{1.0};  // for the host to learn who has gone, when NCCL
 }  // namespace
 
 std::exception_ptr NcclComm::lost_peer() {
-  signature_check_->check_peers();
+  signature_check_->membership().check_peers();
   for (const Communicator::WorkPtr& receive : liveness_receives_) {
     if (!receive->done() || !receive->error()) continue;
     const std::string text = text_of(receive->error()), about_receive = "): ";
@@ -104,6 +104,7 @@ void NcclComm::poll() {
     fail(std::current_exception(), /*tell=*/true);
     return;
   }
+  // pairs with NcclOperation::finish: the error is visible
   pending_.remove_if([](const auto& operation) { return operation->ended.load(); });
 }
 

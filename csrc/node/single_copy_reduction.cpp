@@ -75,8 +75,9 @@ bool SingleCopyReduction::is_count_complete(std::uint64_t done) {
     region.notify(context_.rank());
     context_.progress_engine->note_progress();
   }
-  if (!out_of_chunks_ || region.finished(context_.sequence).load(std::memory_order_acquire) != finished + n_chunks_)
-    return false;
+  if (!out_of_chunks_) return false;
+  // pairs with the addition above, on every rank: the results of all chunks are visible
+  if (region.finished(context_.sequence).load(std::memory_order_acquire) != finished + n_chunks_) return false;
   finished += n_chunks_;
   context_.group->next_chunk[slot] +=
       n_chunks_ + static_cast<std::uint64_t>(context_.size());  // plus one vain claim of each rank

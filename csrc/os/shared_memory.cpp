@@ -69,7 +69,8 @@ bool populate(void* data, std::size_t nbytes) {
   const auto end = (reinterpret_cast<std::uintptr_t>(data) + nbytes + kPage - 1) & ~(kPage - 1);
   if (::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE) == 0) return true;
   if (errno != EINVAL) return false;
-  // For older kernels. Other processes may write concurrently, so pages are faulted in by an atomic addition of 0.
+  // For older kernels. Other processes may write concurrently, so pages are faulted in by an
+  // atomic addition of 0; relaxed, because it publishes nothing.
   for (std::uintptr_t page = begin; page < end; page += kPage) {
     __atomic_fetch_add(reinterpret_cast<unsigned char*>(page), 0, __ATOMIC_RELAXED);
   }

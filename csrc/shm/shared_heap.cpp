@@ -128,6 +128,7 @@ bool SharedHeap::grow(std::size_t nbytes) {
     Segment made{SharedMemory::make("samestep-heap", length), std::vector<char>(length / kPart), {}};
     const auto begin = reinterpret_cast<std::uintptr_t>(made.memory.data());
     segments_.push_back(std::move(made));
+    // Only this function writes them, with the mutex held; they are never wrong for a block that somebody holds.
     lowest_ = std::min(lowest_.load(), begin);
     highest_ = std::max(highest_.load(), begin + length);
   } catch (const UnavailableError&) {

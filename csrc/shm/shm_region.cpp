@@ -67,7 +67,7 @@ ShmRegion::ShmRegion(std::shared_ptr<std::byte> memory, int size)
 void ShmRegion::wake_waiters(int rank) const {
   for (int peer = 0; peer < size(); ++peer) {
     EventCount& counter = event_count(peer);
-    // relaxed, without a fence after the caller's store: a waiter that is missed wakes up by itself
+    // relaxed: see notify
     if (peer == rank || counter.n_waiters.load(std::memory_order_relaxed) == 0) continue;
     counter.epoch.fetch_add(1, std::memory_order_release);  // pairs with EventCountWaiter::sleep
     futex_wake(counter.epoch);

@@ -117,6 +117,7 @@ class ShmRegion {
 
   /// To be called on `rank` after storing what others may wait for. Lossy, see above.
   void notify(int rank) const {
+    // relaxed, without a fence after the caller's store: a waiter that is missed wakes up by itself
     if (all_waiters().n_waiters.load(std::memory_order_relaxed) != 0) wake_waiters(rank);
   }
   EventCount& event_count(int rank) const { return event_counts_[index(rank)]; }

@@ -222,7 +222,7 @@ void ShmTransport::complete_rts(std::uint32_t id) {
 
 void ShmTransport::read(int source) {
   ShmRegion::Ring& ring = region_->ring(source, rank_);
-  std::uint64_t read = ring.read.value.load(std::memory_order_relaxed);  // only this rank writes it
+  std::uint64_t read = ring.read.value.load(std::memory_order_relaxed);  // relaxed: only this rank writes it
   while (read != ring.written.value.load(std::memory_order_acquire)) {   // pairs with write()
     const std::byte* const place = ring.bytes() + read % region_->ring_nbytes();
     Frame frame;
@@ -242,8 +242,8 @@ void ShmTransport::read(int source) {
 ShmTransport::Bytes ShmTransport::peek(int source, int tag) {
   if (source == rank_ || matcher_.has_unexpected()) return {};
   ShmRegion::Ring& ring = region_->ring(source, rank_);
-  const std::uint64_t read = ring.read.value.load(std::memory_order_relaxed);
-  if (read == ring.written.value.load(std::memory_order_acquire)) return {};  // pairs with write()
+  const std::uint64_t read = ring.read.value.load(std::memory_order_relaxed);  // relaxed: only this rank writes it
+  if (read == ring.written.value.load(std::memory_order_acquire)) return {};   // pairs with write()
   const std::byte* const place = ring.bytes() + read % region_->ring_nbytes();
   Frame frame;
   std::memcpy(&frame, place, sizeof frame);
@@ -257,7 +257,7 @@ ShmTransport::Bytes ShmTransport::peek(int source, int tag) {
 
 void ShmTransport::consume(int source) {
   ShmRegion::Ring& ring = region_->ring(source, rank_);
-  const std::uint64_t read = ring.read.value.load(std::memory_order_relaxed);
+  const std::uint64_t read = ring.read.value.load(std::memory_order_relaxed);  // relaxed: only this rank writes it
   Frame frame;
   std::memcpy(&frame, ring.bytes() + read % region_->ring_nbytes(), sizeof frame);
   ring.read.value.store(read + frame.nbytes, std::memory_order_release);  // pairs with write()
@@ -328,10 +328,10 @@ std::vector<Transport::PeerFailure> ShmTransport::failed_peers() {
     // First the process, then the report: a rank that leaves and then ends has stored its report before.
     const bool ended = peers_->ended(members_[peer]);
     // Its LeaveNotice may never arrive: a rank that has left does not write the frames for which its ring had no room.
-    // The acquire pairs with the release in ShmHeaderExchange::leave, which publishes the report.
     // The count is read first: operations check only the count, and must not continue after this rank has seen that
-    // another one has left. Pairs with the fetch_add in leave().
-    const bool some_left = region_->n_left().load(std::memory_order_acquire) != 0;
+    // another one has left.
+    const bool some_left = region_->n_left().load(std::memory_order_acquire) != 0;  // pairs with the addition in leave
+    // pairs with ShmHeaderExchange::leave, which publishes the report
     const std::uint64_t left = some_left ? region_->left(rank).load(std::memory_order_acquire) : 0;
     if (left != 0) {
       Departure why;
@@ -339,6 +339,7 @@ std::vector<Transport::PeerFailure> ShmTransport::failed_peers() {
       why.text.back() = '\0';
       found.push_back({rank, left - 1, {}, why});
     } else if (ended) {
+      // pairs with ShmHeaderExchange::release
       found.push_back({rank, region_->released(rank).load(std::memory_order_acquire), "its process has ended"});
     } else {
       continue;

@@ -15,8 +15,9 @@ constexpr Clock::duration kTryAgainAfter = std::chrono::milliseconds{100}, kTryA
 }  // namespace
 
 void YieldMonitor::timed_yield() {
-  const bool was_slow = n_slow_.load(std::memory_order_relaxed) >= kSlow;
-  const bool is_timed = was_slow || n_yields_.fetch_add(1, std::memory_order_relaxed) % kTimedEvery == 0;
+  const bool was_slow = n_slow_.get() >= kSlow;
+  // relaxed: a statistic
+  const bool is_timed = was_slow || n_yields_.value.fetch_add(1, std::memory_order_relaxed) % kTimedEvery == 0;
   if (!is_timing_ || !is_timed) {
     ::sched_yield();
     return;
@@ -28,23 +29,23 @@ void YieldMonitor::timed_yield() {
 }
 
 void YieldMonitor::record(Clock::duration time, Clock::time_point now) {
-  const int n = n_slow_.load(std::memory_order_relaxed);
+  const int n = n_slow_.get();
   if (time < kLong) {
-    if (n == 1) try_again_after_.store(0, std::memory_order_relaxed);
-    if (n != 0) n_slow_.store(std::min(n, kSlow) - 1, std::memory_order_relaxed);
+    if (n == 1) try_again_after_.set(0);
+    if (n != 0) n_slow_.set(std::min(n, kSlow) - 1);
     return;
   }
-  n_slow_.store(std::min(n + kSlowWeight, kMaxSlow), std::memory_order_relaxed);
+  n_slow_.set(std::min(n + kSlowWeight, kMaxSlow));
   if (n + kSlowWeight < kSlow) return;
-  const Clock::duration before(try_again_after_.load(std::memory_order_relaxed));
+  const Clock::duration before(try_again_after_.get());
   const Clock::duration after = std::clamp(2 * before, kTryAgainAfter, kTryAgainAtMost);
-  try_again_after_.store(after.count(), std::memory_order_relaxed);
-  try_again_at_.store((now + after).time_since_epoch().count(), std::memory_order_relaxed);
+  try_again_after_.set(after.count());
+  try_again_at_.set((now + after).time_since_epoch().count());
 }
 
 bool YieldMonitor::is_slow(Clock::time_point now) const {
-  const Clock::rep at = try_again_at_.load(std::memory_order_relaxed);
-  return n_slow_.load(std::memory_order_relaxed) >= kSlow && now.time_since_epoch().count() < at;
+  const Clock::rep at = try_again_at_.get();
+  return n_slow_.get() >= kSlow && now.time_since_epoch().count() < at;
 }
 
 YieldMonitor& fast_path_yield_monitor() {

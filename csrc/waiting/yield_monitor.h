@@ -17,7 +17,7 @@ class YieldMonitor {
   /// Yields, and measures some of the yields.
   void timed_yield();
   /// Whether to sleep instead of yielding.
-  bool is_slow() const { return n_slow_.load(std::memory_order_relaxed) >= kSlow && is_slow(Clock::now()); }
+  bool is_slow() const { return n_slow_.get() >= kSlow && is_slow(Clock::now()); }
 
   /// The same two with the caller's clock, for tests.
   void record(Clock::duration time, Clock::time_point now);
@@ -31,10 +31,17 @@ class YieldMonitor {
   // once between thousands of calls.
   static constexpr int kSlow = 5, kMaxSlow = 8, kSlowWeight = 3;
 
-  // All accesses are relaxed: these are statistics, and a lost update only delays a decision.
-  std::atomic<int> n_slow_{0};
-  std::atomic<std::uint32_t> n_yields_{0};
-  std::atomic<Clock::rep> try_again_at_{0}, try_again_after_{0};
+  template <class T>
+  struct Statistic {
+    std::atomic<T> value{0};
+    // Relaxed: a lost update only delays a decision.
+    T get() const { return value.load(std::memory_order_relaxed); }
+    void set(T to) { value.store(to, std::memory_order_relaxed); }
+  };
+
+  Statistic<int> n_slow_;
+  Statistic<std::uint32_t> n_yields_;
+  Statistic<Clock::rep> try_again_at_, try_again_after_;
   bool is_timing_ = true;
 };
 

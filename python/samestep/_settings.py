@@ -1,11 +1,14 @@
 """The environment variables of samestep: names, types, defaults and meaning.
 
-No other file spells a name in code. `docs/launching.md` contains the output of `markdown()`. The module imports only
-the standard library, because the agents of `samestep run` need it. `_util.unknown_settings` warns of misspelt names.
+No other file spells a name in code, and `get` reads all of them. `docs/launching.md` contains the output of
+`markdown()`. The module imports only the standard library, because the agents of `samestep run` need it.
+`_util.unknown_settings` warns of misspelt names.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from samestep.errors import InvalidArgumentError
@@ -175,6 +178,23 @@ RENAMED = {
 """Names that variables had before, and have now."""
 
 
+def get(name: str, env: Mapping[str, str] = os.environ) -> str | None:
+    """The text of a variable; None: it is not set.
+
+    Example:
+      >>> get("SAMESTEP_ISA", {"SAMESTEP_ISA": "avx2"}), get("SAMESTEP_ISA", {})
+      ('avx2', None)
+    """
+    assert name in SETTINGS
+    return env.get(name)
+
+
+def set_here(name: str, text: str) -> None:
+    """Sets a variable of this process."""
+    assert name in SETTINGS
+    os.environ[name] = text
+
+
 def must_agree(where: str) -> tuple[str, ...]:
     """The variables that must agree on all ranks in groups of "mpi" or "native", or with "devices".
 
@@ -183,6 +203,11 @@ def must_agree(where: str) -> tuple[str, ...]:
       ('SAMESTEP_NATIVE_TRANSPORT', 'SAMESTEP_ALGORITHM', 'SAMESTEP_SEGMENT_BYTES')
     """
     return tuple(name for name, setting in SETTINGS.items() if where in setting.must_agree)
+
+
+def read(name: str, env: Mapping[str, str] = os.environ) -> str:
+    """What a variable of words or bytes says here; see `parse`."""
+    return parse(name, get(name, env))
 
 
 def parse(name: str, text: str | None) -> str:

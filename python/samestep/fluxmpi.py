@@ -12,7 +12,6 @@ Julia's `!` falls away. Arrays are written in place where they can be, and retur
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -149,4 +148,4 @@ def disable_cudampi_support(*, disable: bool = True) -> None:
     Args:
       disable: False takes this back, and leaves it to the MPI library: `auto`.
     """
-    os.environ[_settings.GPU_AWARE_MPI] = "0" if disable else "auto"
+    _settings.set_here(_settings.GPU_AWARE_MPI, "0" if disable else "auto")

@@ -46,12 +46,12 @@ TEST_CASE("a revoked group ends on all ranks, whatever they wait for, and no oth
   as_threads(kRanks, [&](int rank) {
     const auto group = join(network, rank, linear);
     const auto other = join(beside, rank, linear);
-    group->open_block(kBlock);
+    group->membership().open_block(kBlock);
     barrier(*group)->wait(soon());  // a rank may still be in it when another has revoked the group
     Floats values(3);
     if (rank == 0) {
-      group->revoke("rank 0 raised an error", kBlock);
-      group->revoke("only the first reason counts", kBlock);
+      group->membership().revoke("rank 0 raised an error", kBlock);
+      group->membership().revoke("only the first reason counts", kBlock);
     } else {
       const auto work = rank == 1 ? barrier(*group) : group->recv({values.data(), 3, DType::float32}, 1, 0);
       CHECK(text_of([&] { work->wait(soon()); }).find("rank 0 raised an error") != std::string::npos);
@@ -61,7 +61,7 @@ TEST_CASE("a revoked group ends on all ranks, whatever they wait for, and no oth
     CHECK(text_of([&] { barrier(*group)->wait(soon()); }) != "");
     REQUIRE(other->usable());
     barrier(*other)->wait(soon());
-    CHECK_FALSE(group->discard());  // this network does not say that it forgets
+    CHECK_FALSE(group->membership().discard());  // this network does not say that it forgets
     other->close(soon());
   });
 }
@@ -74,14 +74,14 @@ TEST_CASE("who waits for a rank that is at the end of the block revokes the grou
   std::atomic<int> n_revoked = 0;
   as_threads(kRanks, [&](int rank) {
     const auto group = join(network, rank, linear);
-    group->open_block(kBlock);
+    group->membership().open_block(kBlock);
     barrier(*group)->wait(soon());
     if (rank == 2) {
-      group->announce_block_end(kBlock);
+      group->membership().announce_block_end(kBlock);
       while (n_revoked != 2) std::this_thread::yield();
-      CHECK_FALSE(group->is_revoked());
-      group->check_peers();
-      CHECK(group->is_revoked());
+      CHECK_FALSE(group->membership().is_revoked());
+      group->membership().check_peers();
+      CHECK(group->membership().is_revoked());
       return;
     }
     CHECK(text_of([&] { barrier(*group)->wait(soon()); }).find("waits for rank 2") != std::string::npos);
@@ -94,11 +94,11 @@ TEST_CASE("the end of a block that is over here says nothing") {
   std::atomic<int> n_waited = 0;
   as_threads(kRanks, [&](int rank) {
     const auto group = join(network, rank);
-    group->open_block(kBlock);
+    group->membership().open_block(kBlock);
     barrier(*group)->wait(soon());
-    if (rank == 2) group->announce_block_end(kBlock);
-    group->close_block(kBlock);
-    group->open_block(kBlock + 1);
+    if (rank == 2) group->membership().announce_block_end(kBlock);
+    group->membership().close_block(kBlock);
+    group->membership().open_block(kBlock + 1);
     if (rank == 2) {
       while (n_waited != 2) std::this_thread::yield();
       barrier(*group)->wait(soon());
@@ -108,7 +108,7 @@ TEST_CASE("the end of a block that is over here says nothing") {
       ++n_waited;
       work->wait(soon());
     }
-    group->close_block(kBlock + 1);
+    group->membership().close_block(kBlock + 1);
     group->close(soon());
   });
 }

@@ -31,7 +31,7 @@ CLIENT_NBYTES = _HELLO_NBYTES + _PROOF_NBYTES  # that a client sends in all
 
 def job_secret() -> bytes:
     """What only the processes of this job know; empty where nobody has set it."""
-    return os.environ.get(_settings.SECRET, "").encode(errors="surrogateescape")
+    return (_settings.get(_settings.SECRET) or "").encode(errors="surrogateescape")
 
 
 def _proof(who: bytes, secret: bytes, protocol: bytes, nonces: bytes) -> bytes:

@@ -47,7 +47,7 @@ def launcher(env: Mapping[str, str] = os.environ) -> Launcher:
     rows.append(("hydra", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS" in env or "SLURM_STEP_ID" not in env))
     of_srun = "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", _is_task_of_srun(env)
     rows += [("slurm", *of_srun)] if any(name.startswith(_OF_PMI) for name in env) else []
-    ours = _settings.ERROR_FILE in env
+    ours = _settings.get(_settings.ERROR_FILE, env) is not None
     rows.append(("samestep" if ours else "torchrun", "WORLD_SIZE", "RANK", True))
     rows.append(("srun", *of_srun))  # without MPI it may have started torchrun, once on each host
     for name, size, rank, condition in rows:

@@ -41,7 +41,7 @@ def warn_unknown(warn: Callable[[str], object], env: Mapping[str, str] = os.envi
     """
     found = unknown(env)
     for name, meant in found.items():
-        if name not in _warned and name not in env.get(_settings.REPORTED, "").split(","):
+        if name not in _warned and name not in (_settings.get(_settings.REPORTED, env) or "").split(","):
             _warned.add(name)
             warn(warning(name, meant))
     return list(found)

@@ -32,7 +32,7 @@ def begin(comm: _core.Communicator, n_local: int) -> Callable[[], None]:
 
 
 def _limit(n_ranks: int) -> int:
-    text = os.environ.get(_settings.SHARED_LIMIT)
+    text = _settings.get(_settings.SHARED_LIMIT)
     if text is None:
         return default_limit(usable_memory(), n_ranks)
     if not text.isdecimal():

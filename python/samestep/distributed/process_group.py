@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
@@ -98,7 +97,7 @@ def _claim(name: str, value: Any) -> int | None:
 def _seconds(timeout: timedelta | float | None) -> float | None:
     if timeout is not None:
         return seconds_of(timeout)
-    return None if _settings.TIMEOUT in os.environ else DEFAULT_TIMEOUT
+    return None if _settings.get(_settings.TIMEOUT) is not None else DEFAULT_TIMEOUT
 
 
 @contextlib.contextmanager

@@ -68,7 +68,7 @@ def cuda_devices() -> Devices:
 
     With SAMESTEP_CUDART_LIBRARY that runtime is asked instead.
     """
-    if chosen := os.environ.get(_settings.CUDART_LIBRARY):
+    if chosen := _settings.get(_settings.CUDART_LIBRARY):
         return _devices_of_runtime("cuda", chosen, f"SAMESTEP_CUDART_LIBRARY={chosen}{_mask('CUDA')}")
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -87,7 +87,7 @@ def hip_devices() -> Devices:
 
     With SAMESTEP_HIP_LIBRARY that runtime is asked.
     """
-    if chosen := os.environ.get(_settings.HIP_LIBRARY):
+    if chosen := _settings.get(_settings.HIP_LIBRARY):
         return _devices_of_runtime("hip", chosen, f"SAMESTEP_HIP_LIBRARY={chosen}{_mask('HIP', 'ROCR')}")
     if not os.path.exists("/dev/kfd"):
         return Devices("hip", 0, "no AMD driver (/dev/kfd)")
@@ -144,7 +144,7 @@ def _loads(name: str) -> bool:
 
 
 def _cudart_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    if chosen := env.get(_settings.CUDART_LIBRARY):
+    if chosen := _settings.get(_settings.CUDART_LIBRARY, env):
         yield f"SAMESTEP_CUDART_LIBRARY={chosen}", chosen
     yield "libraries already loaded", next(iter(_loaded("libcudart.so")), "")
     for folder in sys.path:
@@ -163,7 +163,7 @@ def _cudart_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _hip_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    if chosen := env.get(_settings.HIP_LIBRARY):
+    if chosen := _settings.get(_settings.HIP_LIBRARY, env):
         yield f"SAMESTEP_HIP_LIBRARY={chosen}", chosen
     yield "libraries already loaded", next(iter(_loaded("libamdhip64.so")), "")
     for path in _rocm_files("libamdhip64.so"):
@@ -197,7 +197,7 @@ def communication_library(kind: str, *, may_open: bool) -> Library:
 
 
 def _nccl_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    if chosen := env.get(_settings.NCCL_LIBRARY):
+    if chosen := _settings.get(_settings.NCCL_LIBRARY, env):
         yield f"SAMESTEP_NCCL_LIBRARY={chosen}", chosen
     yield "libraries already loaded", next(iter(_loaded("libnccl.so")), "")
     for folder in sys.path:
@@ -212,7 +212,7 @@ def _nccl_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _rccl_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    if chosen := env.get(_settings.NCCL_LIBRARY):
+    if chosen := _settings.get(_settings.NCCL_LIBRARY, env):
         yield f"SAMESTEP_NCCL_LIBRARY={chosen}", chosen
     yield "libraries already loaded", next(iter(_loaded("librccl.so")), "")
     for folder in sys.path:

@@ -104,6 +104,6 @@ def open_group(
     4 MiB).
     """
     nccl = nccl_of(kind) if with_nccl else None
-    piece = int(os.environ.get(_settings.STAGING_BYTES, "0"))
+    piece = int(_settings.get(_settings.STAGING_BYTES) or "0")
     direct = comm.transport == "mpi" and mpi_support.decide(kind, device)[0]
     return _core.open_devices(comm, gpu(kind), device, nccl, piece, timeout, direct)

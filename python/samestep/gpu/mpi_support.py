@@ -32,7 +32,7 @@ def wanted(env: Mapping[str, str]) -> str:
       >>> wanted({}), wanted({"SAMESTEP_GPU_AWARE_MPI": "auto"})
       ('0', 'auto')
     """
-    return _settings.parse(VARIABLE, env.get(VARIABLE))
+    return _settings.read(VARIABLE, env)
 
 
 def decide(kind: str, device: int) -> tuple[bool, str]:
@@ -48,7 +48,7 @@ def decide(kind: str, device: int) -> tuple[bool, str]:
     """
     asked = wanted(os.environ)
     if asked != "auto":
-        return asked == "1", f"{VARIABLE}={asked}" if VARIABLE in os.environ else "not asked for"
+        return asked == "1", f"{VARIABLE}={asked}" if _settings.get(VARIABLE) is not None else "not asked for"
     return _tried(kind, device)
 
 

@@ -26,7 +26,7 @@ def host_identity() -> str:
         network = os.readlink("/proc/self/ns/net")
     except (FileNotFoundError, PermissionError):
         network = ""
-    return f"{os.uname().nodename}/{boot}/{network}/{os.environ.get(_settings.HOST_ID, '')}"
+    return f"{os.uname().nodename}/{boot}/{network}/{_settings.get(_settings.HOST_ID) or ''}"
 
 
 @dataclass(frozen=True)

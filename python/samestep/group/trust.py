@@ -31,7 +31,7 @@ def trusts(proved: bool, env: Mapping[str, str] = os.environ) -> bool:
       >>> trusts(False, {}), trusts(True, {}), trusts(False, {"SAMESTEP_TRUST_NETWORK": "1"})
       (False, True, True)
     """
-    said = env.get(VARIABLE, "0")
+    said = _settings.get(VARIABLE, env) or "0"
     if said not in ("0", "1"):
         raise InvalidArgumentError(f"{VARIABLE} must be 0 or 1, got {said!r}")
     return proved or said == "1"

@@ -36,8 +36,8 @@ def job_secret(options: Options, env: Mapping[str, str], tell: Callable[[str], N
         return options.env[_settings.SECRET]
     if options.secret_file is not None:
         return _shared(options.secret_file, tell)
-    if _settings.SECRET in env:
-        return env[_settings.SECRET]
+    if (inherited := _settings.get(_settings.SECRET, env)) is not None:
+        return inherited
     if options.n_nodes == 1:
         return secrets.token_hex(16)
     try:

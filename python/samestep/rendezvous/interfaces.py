@@ -15,7 +15,7 @@ from samestep.errors import InvalidArgumentError, UnavailableError
 
 __all__ = ["addresses", "check_names", "of_address", "own_address"]
 
-_VARIABLES = (_settings.SOCKET_IFNAME, "GLOO_SOCKET_IFNAME")
+_OF_GLOO = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # of documentation: nothing is sent there, only the route is asked
 
@@ -26,17 +26,19 @@ def check_names(env: Mapping[str, str]) -> tuple[str, list[str]]:
     Raises:
       InvalidArgumentError: names the one that does not exist, and those that do.
     """
-    for variable in _VARIABLES:
-        if env.get(variable):
-            existing = [name for _, name in socket.if_nameindex()]
-            names = [name.strip() for name in env[variable].split(",")]
-            for name in names:
-                if name not in existing:
-                    raise InvalidArgumentError(
-                        f"{variable} names the interface {name!r}, but there are {', '.join(existing)}"
-                    )
-            return variable, names
-    return "", []
+    variable, text = _settings.SOCKET_IFNAME, _settings.get(_settings.SOCKET_IFNAME, env)
+    if not text:
+        variable, text = _OF_GLOO, env.get(_OF_GLOO)
+    if not text:
+        return "", []
+    existing = [name for _, name in socket.if_nameindex()]
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in existing:
+            raise InvalidArgumentError(
+                f"{variable} names the interface {name!r}, but there are {', '.join(existing)}"
+            )
+    return variable, names
 
 
 def own_address(master: str, env: Mapping[str, str], *, several_hosts: bool) -> str:

@@ -35,7 +35,7 @@ class Recorder:
     @classmethod
     def wanted(cls, group: Group) -> Recorder | None:
         """A recorder on rank 0 of the group, if that is rank 0 of all, and if the environment names a folder."""
-        folder = os.environ.get(_settings.RECORD)
+        folder = _settings.get(_settings.RECORD)
         if not folder or group.rank > 0:
             return None
         whole = group

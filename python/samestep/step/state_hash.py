@@ -113,7 +113,7 @@ def verify_interval(env: Mapping[str, str] = os.environ) -> int:
       >>> verify_interval({}), verify_interval({"SAMESTEP_VERIFY": "100"})
       (0, 100)
     """
-    text = env.get(_settings.VERIFY, "0")
+    text = _settings.get(_settings.VERIFY, env) or "0"
     if not text.isdecimal():
         raise InvalidArgumentError(f"SAMESTEP_VERIFY must be a number of steps, got {text!r}")
     return int(text)

@@ -37,7 +37,7 @@ def install() -> None:
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         global _last  # noqa: PLW0603
         _last = error
-        path = os.environ.get(_settings.ERROR_FILE)
+        path = _settings.get(_settings.ERROR_FILE)
         if path:
             with contextlib.suppress(OSError):  # the traceback matters more
                 _write(path, error)

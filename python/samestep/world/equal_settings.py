@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from samestep._settings import SETTINGS, parse
+from samestep._settings import SETTINGS, get, parse
 from samestep._util.text import ranks_text
 from samestep.errors import InvalidArgumentError, MismatchError
 
@@ -22,7 +22,11 @@ def local_settings(env: Mapping[str, str] = os.environ) -> dict[str, str]:
       >>> local_settings({"SAMESTEP_ALGORITHM": "ring", "HOME": "/root"})
       {'SAMESTEP_ALGORITHM': 'ring'}
     """
-    return {name: env[name] for name, setting in SETTINGS.items() if setting.must_agree and name in env}
+    return {
+        name: text
+        for name, setting in SETTINGS.items()
+        if setting.must_agree and (text := get(name, env)) is not None
+    }
 
 
 def require_equal(table: Sequence[Mapping[str, str]], names: Sequence[str]) -> dict[str, str]:

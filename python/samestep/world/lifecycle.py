@@ -224,7 +224,7 @@ def prepare_core() -> None:
     _core.set_warning_callback(warn, warn_after)
     if launchers.launcher().rank == 0:  # once is enough for a job
         unknown_settings.warn_unknown(warn)
-    if isa := os.environ.get(_settings.ISA):
+    if isa := _settings.get(_settings.ISA):
         _core.select_isa(isa)
 
 
@@ -337,7 +337,7 @@ def _with_devices(  # noqa: PLR0917
 
 
 def _seconds(what: str, given: float | None, variable: str, default: float) -> float:
-    text: Any = given if given is not None else os.environ.get(variable, default)
+    text: Any = given if given is not None else _settings.get(variable) or default
     source = what if given is not None else variable
     return seconds(text, f"initialize: {source}")
 

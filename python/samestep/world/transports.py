@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 from samestep import _core, _settings
@@ -51,7 +50,7 @@ def describe_algorithm() -> str:
       'auto: by ranks and bytes (docs/scaling.md)'
     """
     try:
-        name = _settings.parse(_settings.ALGORITHM, os.environ.get(_settings.ALGORITHM))
+        name = _settings.read(_settings.ALGORITHM)
     except InvalidArgumentError as error:
         return str(error)
     given = f"{name} ({_settings.ALGORITHM}={name})"
@@ -103,7 +102,7 @@ def describe(backend: str) -> str:
     """
     try:
         variable, flat = _settings.TRANSPORTS[backend], _FLAT[backend]
-        here = {name: _settings.parse(name, os.environ.get(name)) for name in _settings.must_agree(backend)}
+        here = {name: _settings.read(name) for name in _settings.must_agree(backend)}
         transport = requested_transport(backend, here)
     except InvalidArgumentError as error:
         return str(error)
