@@ -53,9 +53,10 @@ def facts(*, mpi: bool = True) -> dict[str, Any]:
 def describe(found: dict[str, Any], ranks: int) -> str:
     """The facts in one line for people."""
     names = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    mpi = f"; {found['mpi']['name']} {found['mpi']['version']}" if found["mpi"] else ""
     return (
         f"{ranks} ranks on {found['usable_cores']} cores of {found['processor']}; "
-        f"Python {found['python']}, {names}; {found['mpi']['name']} {found['mpi']['version']}"
+        f"Python {found['python']}, {names}{mpi}"
     )
 
 

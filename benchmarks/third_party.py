@@ -34,7 +34,9 @@ PAGE = HERE.parent / "docs" / "third-party.md"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 BACKENDS = ("gloo", "samestep")
 N_RANKS = 2
-EXTENSIONS = tempfile.TemporaryDirectory()  # what DeepSpeed compiles at its first start, which counts to its first row
+EXTENSIONS = (
+    tempfile.TemporaryDirectory()
+)  # what DeepSpeed compiles at its first start, which counts to its first row
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,8 @@ def measure(wanted: list[str], limit_s: float) -> dict[str, Any]:
         for backend in BACKENDS:
             row[backend] = run(program, backend, limit_s)
             print(
-                f"{program.library:<20}{program.argv[-1]:<50}{backend:<10}{shown(row[backend])}", flush=True
+                f"{program.library:<20}{Path(program.argv[-1]).name:<70} {backend:<10}{shown(row[backend])}",
+                flush=True,
             )
         rows.append(row)
     return {
