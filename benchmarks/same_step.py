@@ -117,10 +117,10 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument(
-        "millions", type=int, nargs="*", choices=sorted(WIDTHS), help="of parameters; default: all"
-    )
+    parser.add_argument("millions", type=int, nargs="*", help="of parameters: 1, 10, 25 (all)")
     flags = parser.parse_args()
+    if not set(flags.millions) <= set(WIDTHS):
+        parser.error(f"millions: {flags.millions}, choose from {sorted(WIDTHS)}")
     if not launchers.launcher().name:
         raise SystemExit(launch(sys.argv[1:]))
     main(flags.rounds, flags.millions or sorted(WIDTHS))
