@@ -6,6 +6,8 @@
 namespace samestep {
 namespace {
 
+// In the order of the enumerators: `parse_algorithm` turns an index into an Algorithm. Users write these names in
+// SAMESTEP_ALGORITHM.
 constexpr std::array kNames = {std::string_view("two_shot"), std::string_view("recursive_halving"),
                                std::string_view("recursive_doubling")};
 

@@ -25,6 +25,9 @@ BruckHeaderExchange::BruckHeaderExchange(Transport& transport, std::size_t max_i
       size_(static_cast<std::size_t>(transport.size())),
       known_arrived_(size_) {
   while (blocks_before_round(rounds_) < size_) ++rounds_;
+  // Receives are posted ahead for both slots, so that a header usually arrives directly in its buffer. One tag is
+  // enough for all of them: each round has another source, and messages of one source arrive in the order of
+  // operations.
   for (Slot& slot : slots_) {
     slot.gathered.reserve(size_ * (sizeof(Header) + max_inline));
     slot.receives.resize(rounds_);
@@ -54,6 +57,8 @@ void BruckHeaderExchange::post(Slot& slot, std::size_t round) {
 }
 
 void BruckHeaderExchange::post(std::uint64_t sequence, std::uint64_t digest, Bytes data, Bytes prefix) {
+  // The slot is free: `can_post` allows an operation only once the one before the last has been released, and
+  // `complete` has waited for its sends.
   Slot& mine = slot(sequence);
   mine.gathered.clear();
   mine.offsets.assign(1, 0);
@@ -90,14 +95,19 @@ void BruckHeaderExchange::receive_round(Slot& slot, std::size_t round) {
 }
 
 bool BruckHeaderExchange::complete(std::uint64_t sequence) {
+  // Operations complete in order, so there is one round in progress, that of the oldest operation.
   if (sequence != released_) return false;
   Slot& mine = slot(sequence);
+  // A rank forwards in round k + 1 what it has received up to round k, so no round begins before the last one is
+  // complete.
   for (; round_ < rounds_; ++round_) {
     if (!transport_.test(mine.receives[round_].request)) return false;
     receive_round(mine, round_);
     post(mine, round_);
     if (round_ + 1 < rounds_) send(mine, round_ + 1);
   }
+  // Peers may still receive `gathered`, which the operation after the next overwrites: the operation is complete only
+  // once all sends are.
   while (!mine.sends.empty() && transport_.test(mine.sends.back())) mine.sends.pop_back();
   return mine.sends.empty();
 }
@@ -124,12 +134,15 @@ void BruckHeaderExchange::release(std::uint64_t) {
 }
 
 void BruckHeaderExchange::on_slow_wait(std::uint64_t sequence) {
+  // Headers that arrive through other ranks do not show who is late: one late rank holds up headers of many others. So
+  // each rank that waits long announces itself to all, once for each operation, and errors name those that stay silent.
   const std::uint64_t mine = std::min(sequence + 1, posted_);
   if (notified_ >= mine) return;
   notified_ = mine;
   std::erase_if(notices_, [&](auto& words) {
     return std::all_of(words.second.begin(), words.second.end(), [&](auto& sent) { return transport_.test(sent); });
   });
+  // Each notice has memory of its own, because sends of earlier ones may still read theirs.
   auto& [word, requests] = notices_.emplace_back(std::make_unique<std::uint64_t>(notified_), 0);
   for (std::size_t distance = 1; distance < size_; ++distance) {
     requests.push_back(transport_.send(word.get(), sizeof *word, rank_at_distance(distance), tags::kArrivedNotice));
@@ -142,6 +155,7 @@ void BruckHeaderExchange::poll_notices() {
   while (transport_.probe(tags::kArrivedNotice, from)) {
     std::uint64_t n_posted = 0;
     Transport::Request request = transport_.receive(&n_posted, sizeof n_posted, from.source, tags::kArrivedNotice);
+    // `probe` has found the message, so this ends soon.
     while (!transport_.test(request)) {
     }
     std::uint64_t& known = known_arrived_[static_cast<std::size_t>(from.source)];
@@ -155,6 +169,8 @@ std::vector<int> BruckHeaderExchange::missing(std::uint64_t sequence) {
     sequence = released_;  // a later operation cannot complete before this one
   poll_notices();
   std::vector<int> ranks;
+  // `gathered` holds the headers of the ranks at distance 0, 1, 2, ..., without gaps. Nothing is known of ranks beyond
+  // but their notices.
   const std::size_t n_gathered = sequence == released_ && sequence < posted_ ? slot(sequence).offsets.size() : 1;
   for (std::size_t distance = n_gathered; distance < size_; ++distance) {
     const int peer = rank_at_distance(distance);

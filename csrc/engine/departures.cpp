@@ -12,6 +12,7 @@ int Departures::world_rank(int rank) const {
 }
 
 int Departures::rank_of(int world_rank) const {
+  // A search instead of an inverse table: it runs only when a rank has left.
   for (int rank = 0; rank < size_; ++rank) {
     if (this->world_rank(rank) == world_rank) return rank;
   }
@@ -50,6 +51,8 @@ std::string Departures::text(int peer) const {
   std::string text =
       cause >= 0 ? name(cause) + of_group : str(name(peer), of_group, " because of rank ", why.cause, " of the world");
   text += str(": ", why.text.data());
+  // Ranks that leave because of another one pass on its report, so the same cause means that a rank has followed. So
+  // does a later time: it then left after the cause.
   const int named = cause >= 0 ? cause : peer;
   const auto followers = std::count_if(entries_.begin(), entries_.end(), [&](const auto& entry) {
     const Departure& other = entry.second.why;
@@ -65,6 +68,7 @@ std::vector<int> Departures::late_behind(int peer) const {
   std::vector<int> ranks;
   for (std::uint32_t i = 0; why.why == Departure::Why::late && i < why.n_late; ++i) {
     const int rank = rank_of(why.late[i]);
+    // This rank is late itself: for it the peer has left, and no deadline has passed.
     if (rank == rank_) return {};
     if (rank >= 0) ranks.push_back(rank);
   }

@@ -13,6 +13,8 @@ void Family::add(const std::shared_ptr<ProgressEngine>& engine) {
 }
 
 void Family::leave(const std::exception_ptr& error, const Departure& why) {
+  // A copy, so that this mutex is free while an engine leaves: engines call `is_open` with their own mutex held, and
+  // two threads that lock in opposite orders would wait for each other forever.
   std::vector<std::weak_ptr<ProgressEngine>> progress_engines;
   {
     const std::lock_guard lock(mutex_);

@@ -13,12 +13,16 @@ GroupCreation::GroupCreation(std::shared_ptr<ProgressEngine> shared_engine, std:
       ranks_(std::move(ranks)),
       received_(ranks_.size()),
       receives_(ranks_.size()) {
+  // Members compare a digest of fixed length, because a rank that has passed another list may have passed one of
+  // another length, and receives must have room for it.
   std::uint64_t digest = 0xcbf29ce484222325u;  // FNV-1a over the ranks
   for (const int rank : ranks_) digest = (digest ^ static_cast<std::uint64_t>(rank)) * 0x100000001b3u;
   own_.digest = digest;
 }
 
 void GroupCreation::begin(std::uint64_t) {
+  // Each member offers a number, and all use the highest one. They agree on it without the ranks outside of the new
+  // group, which do not make this call.
   own_.number = progress_engine().transport().reserve_group_id();
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     received_[i] = own_;
@@ -30,6 +34,8 @@ void GroupCreation::begin(std::uint64_t) {
 }
 
 bool GroupCreation::advance() {
+  // All messages have to be complete before a mismatch is thrown: until then the transport may still write to
+  // `received_`.
   bool finished = sends_.test(progress_engine().transport());
   for (RequestSet& receive : receives_) finished = receive.test(progress_engine().transport()) && finished;
   if (!finished) return false;
@@ -48,6 +54,7 @@ std::uint32_t GroupCreation::group_id() const {
 }
 
 bool GroupCreation::needs(int peer, std::uint64_t) {
+  // A member whose announcement has arrived may leave: it has done what this operation needs.
   const auto found = std::find(ranks_.begin(), ranks_.end(), peer);
   return found != ranks_.end() &&
          !receives_[static_cast<std::size_t>(found - ranks_.begin())].test(progress_engine().transport());

@@ -41,6 +41,8 @@ LinearHeaderExchange::Departure& LinearHeaderExchange::fill(std::uint64_t sequen
                                                             Bytes data) {
   Departure* departure = departures_[next_departure_].get();
   for (Transport::Request& request : departure->requests) {
+    // Blocks are used in turn, so this is the one whose sends are the oldest. A new block is inserted here and not at
+    // the end, which keeps them in the order of their age.
     if (!transport_.test(request)) {  // even the oldest is still in flight: add one
       const auto here = departures_.begin() + static_cast<std::ptrdiff_t>(next_departure_);
       departure = departures_.insert(here, std::make_unique<Departure>())->get();
@@ -68,6 +70,7 @@ void LinearHeaderExchange::send(Departure& departure, std::size_t nbytes, int pe
 
 void LinearHeaderExchange::post(std::uint64_t sequence, std::uint64_t digest, Bytes data, Bytes prefix) {
   Departure& departure = fill(sequence, digest, prefix, data);
+  // Each rank begins with the rank after it, so that not all of them send to rank 0 first.
   for (int step = 1; step < transport_.size(); ++step) {
     send(departure, sizeof(Header) + prefix.size() + data.size(), (transport_.rank() + step) % transport_.size());
   }
@@ -83,6 +86,7 @@ void LinearHeaderExchange::post_per_peer(std::uint64_t sequence, std::uint64_t d
 }
 
 bool LinearHeaderExchange::complete(std::uint64_t sequence) {
+  // Operations complete in order, so `next_peer_` belongs to the oldest one.
   if (sequence != released_) return false;
   while (next_peer_ < transport_.size()) {
     const int peer = (transport_.rank() + next_peer_) % transport_.size();
@@ -103,6 +107,8 @@ LinearHeaderExchange::Bytes LinearHeaderExchange::data(std::uint64_t sequence, i
 }
 
 void LinearHeaderExchange::release(std::uint64_t sequence) {
+  // The buffers are free now, and serve the operation `kSlots` later. Peers that are further ahead than that have sent
+  // unexpected messages, whose number `can_post` bounds.
   for (int step = 1; step < transport_.size(); ++step) {
     post(sequence, (transport_.rank() + step) % transport_.size());
   }
@@ -114,6 +120,8 @@ std::vector<int> LinearHeaderExchange::missing(std::uint64_t sequence) {
   std::vector<int> ranks;
   for (int peer = 0; peer < transport_.size(); ++peer) {
     if (peer == transport_.rank() || sequence < released_) continue;
+    // No receive is posted yet for an operation so far ahead. Whether a peer has sent its header is unknown, so it
+    // counts as missing.
     const bool has_slot = sequence < released_ + kSlots;
     if (!has_slot || !transport_.test(arrival(sequence, peer).request)) ranks.push_back(peer);
   }

@@ -22,10 +22,13 @@ void MessageInbox::deliver(int source, Bytes message, PostedReceive& receive) {
 }
 
 void MessageInbox::post() {
+  // Only while the user has a receive posted. At other times messages stay in the transport, where the fast path of a
+  // host (NodeCommunicator::run_recv) receives them without this class.
   if (!request_.active && matcher_.has_posted()) receive_next();
 }
 
 void MessageInbox::receive_next() {
+  // Longer elements are in a message of their own, whose tag only the matched receive uses (see Send::begin).
   room_.resize(transport_.eager_limit());
   request_ = transport_.receive(room_.data(), room_.size(), kAnySource, tags::kUserMessage);
 }
@@ -49,6 +52,8 @@ bool MessageInbox::take_next() {
   if (!request_.active || !transport_.test(request_, &from)) return false;
   const Bytes message = received();
   const int tag = header_of(message).tag;
+  // The transport delivers the messages of a sender in order, and they are matched one by one, so they cannot overtake
+  // each other, as MPI requires (MPI 5.0, section 3.5).
   if (PostedReceive* const receive = matcher_.match(from.source, tag); receive != nullptr) {
     deliver(from.source, message, *receive);
   } else {
@@ -68,6 +73,9 @@ bool MessageInbox::probe(int source, int tag, Status& status) {
   poll();  // receives that were posted before come first
   Transport::Envelope from;
   for (;;) {
+    // A message that is asked for may be behind others, because the transport knows only one tag for all messages of
+    // the user: so all that have arrived are received. Not more than that: a receive that stays posted would close the
+    // fast path.
     if (!request_.active && transport_.probe(tags::kUserMessage, from)) receive_next();
     if (!take_next()) break;
   }

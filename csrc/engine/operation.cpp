@@ -20,12 +20,14 @@ std::string Operation::describe() const {
 void Operation::fail(std::exception_ptr error) {
   if (finished()) return;
   abort();
+  // Before `finish`, whose release publishes it: threads read `error` without the mutex.
   error_ = std::move(error);
   finish();
 }
 
 void Collective::begin(std::uint64_t sequence) {
   sequence_ = sequence;
+  // Without room, because peers have not released earlier operations, `advance` posts the header later.
   post_if_possible();
 }
 
@@ -41,6 +43,8 @@ bool Collective::advance() {
   if (stage_ == Stage::exchange_headers) {
     HeaderExchange& header_exchange = progress_engine().header_exchange();
     if (!header_exchange.complete(sequence_)) return false;
+    // Every rank compares its digest with those of all others, so either all find a mismatch or none does, and the
+    // exchange of descriptions has all ranks.
     if (signatures_match()) {
       stage_ = Stage::work;
       try {
@@ -53,6 +57,8 @@ bool Collective::advance() {
       exchange_descriptions();
       stage_ = Stage::mismatch;
     }
+    // As early as possible: peers that are ahead can post further operations only once this rank has released its
+    // slots.
     if (!(stage_ == Stage::work && holds_headers())) header_exchange.release(sequence_);
   }
   if (stage_ == Stage::mismatch) {
@@ -74,6 +80,8 @@ bool Collective::signatures_match() {
   for (int peer = 0; peer < progress_engine().size(); ++peer) {
     if (peer == progress_engine().rank()) continue;
     const HeaderExchange::Header header = progress_engine().header_exchange().header(sequence_, peer);
+    // Every rank numbers its operations 0, 1, 2, ..., so another number means that headers were lost. An Error that is
+    // no MismatchError ends the group, see ProgressEngine::advance.
     if (header.sequence != static_cast<std::uint32_t>(sequence_)) {
       throw Error(str(describe(), ": rank ", peer, " is at operation ", header.sequence,
                       "; messages were lost or mixed up by the transport"));
@@ -87,6 +95,8 @@ void Collective::exchange_descriptions() {
   descriptions_.resize(static_cast<std::size_t>(progress_engine().size()));
   const auto rank = static_cast<std::size_t>(progress_engine().rank());
   const std::string mine = called().empty() ? what() : called() + "\n" + what();
+  // All descriptions have one length, so that receives can be posted before the texts of the others are known. The
+  // array was zeroed, so a text that is cut still ends in a zero.
   std::strncpy(descriptions_[rank].data(), mine.c_str(), kDescriptionBytes - 1);
   const int tag = tags::of_operation(sequence_, tags::kPhaseDescribe);
   for (int peer = 0; peer < progress_engine().size(); ++peer) {

@@ -20,6 +20,8 @@ std::string tag_text(int tag) { return tag == kAnyTag ? "any tag" : str("tag ", 
 void Send::begin(std::uint64_t) {
   const bool is_eager =
       progress_engine().transport().is_eager(args_.in.data, sizeof(MessageHeader) + args_.in.nbytes());
+  // The elements of a long message follow in a body with a tag of its own. The receive learns that tag from the header,
+  // and then receives the body directly into the user's buffer.
   const MessageHeader header{args_.in.count, MessageHeader::kind_of(args_.in.dtype, args_.is_object),
                              is_eager ? kInlineBody : progress_engine().next_body_id(), args_.tag};
   head_.resize(sizeof header + (is_eager ? args_.in.nbytes() : 0));
@@ -61,12 +63,14 @@ void Receive::take(int source, const MessageHeader& sent, std::span<const std::b
     }
     return;
   }
+  // A body that does not fit is received all the same: its sender waits for that, and its tag is used again later.
   if (!fits_) unwanted_.resize(nbytes);
   body_.receive(progress_engine().transport(), fits_ ? args_.out.data : unwanted_.data(), nbytes, source,
                 tags::of_body(sent.body));
 }
 
 bool Receive::advance() {
+  // The error comes after the body: until then the transport writes to `unwanted_`.
   if (!has_head_ || !body_.test(progress_engine().transport())) return false;
   if (!fits_) throw_mismatch();
   return true;
@@ -99,6 +103,7 @@ std::vector<int> Receive::pending_peers_of_operation() {
 }
 
 bool Receive::cancel() {
+  // Unlike most functions of operations this one is called by the user's thread, without the mutex.
   const std::lock_guard lock(progress_engine().mutex());
   if (finished()) return false;
   if (!withdraw()) return false;
@@ -108,6 +113,7 @@ bool Receive::cancel() {
 
 bool Probe::advance() {
   Status status;
+  // The message stays in the inbox, where the next receive that matches finds it first.
   if (!progress_engine().inbox().probe(source(), tag(), status)) return false;
   set_status(status);
   return true;

@@ -33,8 +33,8 @@ constexpr int kPingRoundRobin = 8;  // and so many others each time
 
 /// The engines of this process that have started an operation.
 std::vector<std::weak_ptr<ProgressEngine>>& progress_engines() {
-  static auto& all =
-      *new std::vector<std::weak_ptr<ProgressEngine>>;  // never destroyed: threads may wait while the process ends
+  // Never destroyed: threads may wait while the process ends.
+  static auto& all = *new std::vector<std::weak_ptr<ProgressEngine>>;
   return all;
 }
 std::mutex& progress_engines_mutex() {
@@ -67,6 +67,7 @@ ProgressEngine::ProgressEngine(std::unique_ptr<Transport> transport, ExchangeOpt
       departures_(options_, rank_, size_) {
   if (options_.family == nullptr) options_.family = std::make_shared<Family>();
   if (header_exchange_ == nullptr) header_exchange_ = make_message_header_exchange(*transport_, options_);
+  // Made in advance, because a child after fork must not allocate memory.
   refusal_ = std::make_exception_ptr(NotInitializedError(str(
       "this process was forked from rank ", rank_, " of group '", name(), "' and is no rank itself: only rank ", rank_,
       " may use the group; more ranks are started by `samestep run`, mpirun or ", "samestep.multiprocessing.spawn")));
@@ -151,7 +152,7 @@ void ProgressEngine::start(const std::shared_ptr<Operation>& operation) {
   } else {
     progress();
   }
-  fail_bereft();
+  fail_bereft();  // a rank that it needs may have left before
 }
 
 std::exception_ptr ProgressEngine::advance(Operation& operation) {
@@ -224,7 +225,7 @@ void ProgressEngine::wait(Operation& operation, const Deadline& deadline) {
     }
     poll_peer_failures();
     revoke_if_left_behind(operation);
-    if (operation.finished()) break;
+    if (operation.finished()) break;  // then the deadline does not matter
     if (deadline.passed()) {
       note_late(operation, deadline.timeout());
       throw TimeoutError(timeout_message(operation, deadline.timeout()) + ": the deadline has passed");
@@ -310,8 +311,8 @@ void ProgressEngine::poll_peer_failures() {
 
 std::map<int, Departures::Entry> ProgressEngine::new_departures() {
   std::map<int, Departures::Entry> news;
-  const std::vector<Transport::PeerFailure> failures =
-      transport_->failed_peers();  // first: a dead rank may have sent a notice before
+  // Before the notices: a rank that is found dead here may have sent one before it died.
+  const std::vector<Transport::PeerFailure> failures = transport_->failed_peers();
   Transport::Envelope from;
   while (transport_->probe(tags::kLeaveNotice, from)) {
     LeaveNotice notice{};
@@ -419,7 +420,7 @@ void ProgressEngine::leave(const std::exception_ptr& error, const Departure& why
   for (const auto& operation : collectives_) {
     if (!operation->finished()) notice.first_absent = std::min(notice.first_absent, operation->sequence());
   }
-  header_exchange_->leave(notice.first_absent, why);
+  header_exchange_->leave(notice.first_absent, why);  // in shared memory peers see this before any message
   on_leave_(notice.first_absent);
   auto bytes = std::make_unique<std::vector<std::byte>>(sizeof notice);
   std::memcpy(bytes->data(), &notice, sizeof notice);
@@ -477,7 +478,7 @@ void ProgressEngine::close() {
     inbox_.abandon();
   }
   closed_ = true;
-  if (whole) transport_->close();
+  if (whole) transport_->close();  // collective: a rank that has left takes no part in it
 }
 
 }  // namespace samestep

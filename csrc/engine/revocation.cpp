@@ -16,6 +16,7 @@ namespace samestep {
 namespace {
 
 /// The engines that are kept for as long as the process lives; see retain_forever.
+// Never destroyed: until the process has ended, the transport may access the memory that these engines keep.
 std::vector<std::shared_ptr<ProgressEngine>>& retained_engines() {
   static auto& all = *new std::vector<std::shared_ptr<ProgressEngine>>;
   return all;
@@ -47,10 +48,13 @@ bool ProgressEngine::is_revoked() {
 void ProgressEngine::announce_block_end(std::uint64_t block) {
   const std::lock_guard lock(mutex_);
   if (!usable()) return;
+  // Sends of earlier notices read their memory, so that only those that have been sent are freed.
   std::erase_if(block_end_notices_, [this](const auto& notice) {
     return std::ranges::all_of(notice->sends, [this](auto& request) { return transport_->test(request); });
   });
   auto notice = std::make_unique<BlockEndNotice>();
+  // This rank has started all collectives below `next_sequence_`, so a peer that waits in one of them is not left
+  // behind.
   notice->end = {block, next_sequence_};
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
@@ -67,6 +71,7 @@ void ProgressEngine::revoke_if_left_behind(Operation& operation) {
   while (transport_->probe(tags::kBlockEndNotice, from)) {
     BlockEnd& end = block_ends_[from.source];
     Transport::Request request = transport_->receive(&end, sizeof end, from.source, tags::kBlockEndNotice);
+    // `probe` has found the message, so this ends soon.
     while (!transport_->test(request)) {
     }
   }
@@ -74,6 +79,7 @@ void ProgressEngine::revoke_if_left_behind(Operation& operation) {
   for (const int peer : operation.pending_peers_of_operation()) {
     const auto found = block_ends_.find(peer);
     if (found == block_ends_.end() || operation.sequence() < found->second.first_absent) continue;
+    // A notice about a block that this rank has left, or has not entered yet, says nothing about this wait.
     if (!options_.family->is_open(found->second.block)) continue;
     return revoke(str(operation.describe(), " waits for ", departures_.name(peer),
                       ", which is at the end of the block without this call"),
@@ -87,6 +93,7 @@ void ProgressEngine::check_peers() {
   std::shared_ptr<Operation> oldest;
   {
     const std::lock_guard lock(mutex_);
+    // Collectives complete in order, so the peers that the oldest waits for hold up all others.
     if (!collectives_.empty()) oldest = collectives_.front();
   }
   if (oldest != nullptr) revoke_if_left_behind(*oldest);
@@ -96,6 +103,7 @@ void ProgressEngine::check_peers() {
 bool ProgressEngine::discard() {
   const std::shared_ptr<ProgressEngine> self = shared_from_this();  // operations may hold the last reference
   const std::lock_guard lock(mutex_);
+  // MPI may access the memory of requests that have not completed at any time, so its transport never forgets it.
   if (broken_ == nullptr || closed_ || forked_ || !transport_->forgets_at_close()) return false;
   transport_->close();
   collectives_.clear();
