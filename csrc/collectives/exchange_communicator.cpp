@@ -35,6 +35,8 @@ ExchangeCommunicator::ExchangeCommunicator(std::shared_ptr<ProgressEngine> engin
 
 Communicator::WorkPtr ExchangeCommunicator::start_collective(const CollectiveArgs& args) {
   if (args.type == CollectiveType::reduce && rank() != args.root) {
+    // `out` of a rank that gets no result is ignored and may have any length. The plans of all ranks must be equal, so
+    // it gets the length of the result here.
     CollectiveArgs nothing_written = args;
     nothing_written.out = {nullptr, args.in.count, args.in.dtype};
     return start_reduction(nothing_written);
@@ -48,6 +50,8 @@ Communicator::WorkPtr ExchangeCommunicator::start_reduction(const CollectiveArgs
   const std::size_t nbytes = nbytes_to_peer(args);
   if (OneShotReduction::fits(*engine_, args.type, nbytes)) return start_operation<OneShotReduction>(args);
   const Algorithm algorithm = engine_->options().algorithm.value_or(select_algorithm(size(), nbytes));
+  // Reduce and reduce_scatter stay with the two-shot algorithm, as do types whose partial sums would be rounded more
+  // than once.
   const bool can_halve =
       args.type == CollectiveType::allreduce && size() > 1 && RecursiveRun::supports(args.in.dtype, args.reduction.op);
   if (!can_halve || algorithm == Algorithm::two_shot) return start_operation<TwoShotReduction>(args);
@@ -55,6 +59,8 @@ Communicator::WorkPtr ExchangeCommunicator::start_reduction(const CollectiveArgs
 }
 
 Communicator::WorkPtr ExchangeCommunicator::start_long_bcast(const CollectiveArgs& args) {
+  // Two-shot with root as the only contributor: root sends each rank a chunk, which that rank distributes. So root
+  // sends less than two buffers, not one to each rank.
   return start_operation<TwoShotReduction>(args);
 }
 
@@ -82,6 +88,7 @@ std::shared_ptr<Communicator> ExchangeCommunicator::make_child(std::span<const i
     options.hosts.clear();
     for (const int rank : ranks) options.hosts.push_back(engine_->options().hosts[static_cast<std::size_t>(rank)]);
   }
+  // A transport is not thread-safe, and threads that wait in this group use it.
   const std::lock_guard lock(engine_->mutex());
   return make_child(ranks, std::move(options), deadline);
 }
@@ -111,6 +118,7 @@ std::shared_ptr<Communicator> ExchangeCommunicator::split(int color, int key, co
     int color, key;
     std::uint32_t number;
   };
+  // Also on ranks that will be in no group: `split` is one exchange for all colors, and no rank knows the others' yet.
   const Entry mine{color, key, reserve_group_id()};
   std::vector<Entry> entries(static_cast<std::size_t>(size()));
   std::vector<PeerTransfer> transfers = no_transfers();
@@ -120,6 +128,8 @@ std::shared_ptr<Communicator> ExchangeCommunicator::split(int color, int key, co
   meet_or_abandon(*start_operation<PairwiseExchange>(
                       Signature{CollectiveType::make_group, DType::uint8, ReduceOp::sum, -1, {}}, std::move(transfers)),
                   deadline);
+  // Before ranks without a group return: `children_` must stay equal on all ranks, because later default names contain
+  // it.
   const std::string text = called.empty() ? str(name(), "/split ", children_++, " color ", color) : called;
   if (color < 0) return nullptr;
   std::vector<int> members;
@@ -130,6 +140,7 @@ std::shared_ptr<Communicator> ExchangeCommunicator::split(int color, int key, co
     members.push_back(rank);
     group_number = std::max(group_number, entry.number);
   }
+  // By key, and by rank where keys are equal, as MPI_Comm_split orders them.
   std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
     return entries[static_cast<std::size_t>(a)].key < entries[static_cast<std::size_t>(b)].key;
   });
@@ -159,6 +170,8 @@ std::shared_ptr<Communicator> ExchangeCommunicator::group(std::span<const int> r
 void ExchangeCommunicator::close(const Deadline& deadline) {
   if (engine_->usable()) {
     try {
+      // Peers may still need this rank in the collectives that it has started. The exchange without data is the barrier
+      // that ProgressEngine::close requires: after it no rank works for this group any more.
       engine_->finish_collectives(deadline);
       start_operation<PairwiseExchange>(Signature{CollectiveType::close, DType::uint8, ReduceOp::sum, -1, {}},
                                         no_transfers())

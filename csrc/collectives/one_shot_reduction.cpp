@@ -34,6 +34,7 @@ HeaderExchange::Bytes OneShotReduction::part_for(int peer) const {
 }
 
 void OneShotReduction::post(std::uint64_t digest) {
+  // Ranks may pass different factors, so each sends its own.
   const auto* factor = reinterpret_cast<const std::byte*>(&reduction_.factor);
   const HeaderExchange::Bytes prefix(factor, reduction_.op == ReduceOp::premul ? kFactor : 0);
   HeaderExchange& header_exchange = progress_engine().header_exchange();
@@ -47,6 +48,7 @@ void OneShotReduction::post(std::uint64_t digest) {
 }
 
 void OneShotReduction::start_work() {
+  // All of it here and not in `work`: the elements of peers are valid only until the headers are released.
   const int rank = progress_engine().rank();
   if ((signature().type == CollectiveType::reduce && signature().root != rank) || out_.count == 0) return;
   const ConstBuffer mine{part_for(rank).data(), out_.count, out_.dtype};
@@ -55,6 +57,7 @@ void OneShotReduction::start_work() {
 
 void OneShotReduction::reduce_all(const HeaderExchange& header_exchange, std::uint64_t sequence, int rank, int n_ranks,
                                   ConstBuffer mine, Buffer out, const Reduction& reduction) {
+  // This runs in the fast path of a host, so that small groups allocate nothing.
   constexpr std::size_t kMaxOnStack = 8;
   std::array<kernels::Input, kMaxOnStack> on_stack;
   std::vector<kernels::Input> on_heap;
@@ -65,6 +68,7 @@ void OneShotReduction::reduce_all(const HeaderExchange& header_exchange, std::ui
   for (std::size_t peer = 0; peer < size; ++peer) {
     kernels::Input& input = inputs[peer];
     if (static_cast<int>(peer) == rank) {
+      // In place, without a copy: this rank's header may contain elements for its peers only.
       input = {mine.data, reduction.factor};
       continue;
     }

@@ -51,6 +51,8 @@ void PairwiseExchange::start_work() {
         progress_engine().copy_local(transfer.in, transfer.out, transfer.in_nbytes);
       continue;
     }
+    // Each rank begins with the rank after it, so that not all of them send to the same one at once. Sizes of the `v`
+    // forms are not in the signature, so a difference between two ranks shows only here.
     if (!is_inline(transfer.in_nbytes)) {
       receives_[i].receive(progress_engine().transport(), transfer.in, transfer.in_nbytes, peer, tag);
     } else if (const HeaderExchange::Bytes data = progress_engine().header_exchange().data(sequence_, peer);
@@ -71,6 +73,7 @@ void PairwiseExchange::throw_wrong_size(int peer, std::size_t sent, std::size_t 
 }
 
 bool PairwiseExchange::work() {
+  // The caller may change its input once this is done, so sends have to be complete, too.
   bool finished = sends_.test(progress_engine().transport());
   for (RequestSet& receive : receives_) finished = receive.test(progress_engine().transport()) && finished;
   return finished;

@@ -52,6 +52,7 @@ void plan_transfers(const CollectiveArgs& args, int rank, std::span<PeerTransfer
   const auto root = static_cast<std::size_t>(args.root);
   switch (args.type) {
     case CollectiveType::bcast:
+      // Root sends to itself as well; the transfer has the same address at both ends and is no copy.
       for (PeerTransfer& transfer : transfers) {
         if (at_root) send(transfer, args.out);
       }
@@ -71,6 +72,7 @@ void plan_transfers(const CollectiveArgs& args, int rank, std::span<PeerTransfer
       return receive(transfers[root], args.out);
     case CollectiveType::alltoall:
     case CollectiveType::alltoallv: {
+      // Unused by alltoallv, whose counts give the length of each block.
       const std::size_t block = args.in.nbytes() / transfers.size();
       send_blocks(transfers, args.in, args.counts, block);
       return receive_blocks(transfers, args.out, args.recv_counts, block);

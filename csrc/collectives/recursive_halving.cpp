@@ -30,6 +30,8 @@ RecursiveHalvingAllreduce::RecursiveHalvingAllreduce(std::shared_ptr<ProgressEng
       length_(args.out.count) {
   const std::size_t nbytes = segment_nbytes(progress_engine().size(), progress_engine().options().segment_bytes);
   const std::size_t most = std::max<std::size_t>(1, nbytes / itemsize(out_.dtype));
+  // Segments of nearly equal length, so that the last one is not much shorter than the others. With doubling the whole
+  // buffer is one segment, as in the formulas of `select_algorithm`.
   if (scatter_first && out_.count != 0) {
     const std::size_t n_segments = (out_.count + most - 1) / most;
     length_ = (out_.count + n_segments - 1) / n_segments;
@@ -76,8 +78,10 @@ bool RecursiveHalvingAllreduce::work() {
       segment.run.advance(progress_engine(), limit);
       limit = segment.run.n_started();
     }
+    // The first segment waits for no other one, so it alone may start all of its steps.
     if (open_segments_.empty()) return true;
     if (!open_segments_.front().run.advance(progress_engine(), SIZE_MAX)) return false;
+    // Blocks for the segments in flight serve a buffer of any length.
     if (open_segments_.front().room.data != nullptr)
       progress_engine().scratch().release(std::move(open_segments_.front().room));
     open_segments_.pop_front();

@@ -25,6 +25,7 @@ void add_to(std::vector<RecursiveStep::Transfer>& transfers, int peer, Range ran
 
 RecursivePlan::RecursivePlan(int n_ranks, int rank, Range whole, bool scatter_first)
     : whole_(whole), scatter_first_(scatter_first) {
+  // The blocks are the binary digits of the number of ranks, the highest first: 13 ranks form blocks of 8, 4 and 1.
   own_ = {0, largest_power(n_ranks)};
   while (rank >= own_.first + own_.size) {
     larger_ = own_;
@@ -40,6 +41,8 @@ RecursivePlan::RecursivePlan(int n_ranks, int rank, Range whole, bool scatter_fi
 }
 
 Range RecursivePlan::part(int size, int index) const {
+  // At distance 1, 2, 4, ... a rank keeps the lower or the upper part of its range by that bit of its index. So ranks
+  // of two blocks whose indices agree in the low bits hold nested parts.
   Range range = whole_;
   for (int bit = 1; scatter_first_ && bit < size; bit *= 2) range = half(range, (index & bit) != 0);
   return range;
@@ -47,6 +50,8 @@ Range RecursivePlan::part(int size, int index) const {
 
 void RecursivePlan::combine_within_block() {
   for (int bit = 1; bit < own_.size; bit *= 2) {
+    // Distances double, other than in the textbook's recursive halving: a step then combines two neighbouring runs of
+    // ranks. What comes from the lower ranks is the left operand, which gives the pairwise order.
     const bool upper = (index_ & bit) != 0;
     const int partner = own_.first + (index_ ^ bit);
     RecursiveStep& step = steps_.emplace_back();
@@ -60,8 +65,11 @@ void RecursivePlan::combine_blocks() {
   if (smaller_.size != 0) {
     RecursiveStep& step = steps_.emplace_back();
     step.use = RecursiveStep::Use::right;
+    // That rank has the sums of the smaller block for a range that contains this one; other ranks of this block get the
+    // remaining parts of it. Its ranks come after those of this block, so the sums are the right operand.
     add_to(step.in, smaller_.first + index_ % smaller_.size, part(own_.size, index_));
   }
+  // Only the first block adds the sums of all others; blocks behind it pass theirs on, and get results back.
   if (own_.first == 0 && !steps_.empty()) steps_.back().finishes = true;
   if (own_.first == 0) return;
   RecursiveStep& step = steps_.emplace_back();
@@ -74,12 +82,15 @@ void RecursivePlan::combine_blocks() {
 void RecursivePlan::distribute() {
   if (own_.first != 0) {
     RecursiveStep& step = steps_.emplace_back();
+    // With doubling every rank of the larger block has all results, so one of them is enough.
     const int last = scatter_first_ ? larger_.size : index_ + 1;
     for (int peer = index_; peer < last; peer += own_.size) {
       add_to(step.in, larger_.first + peer, part(larger_.size, peer));
     }
   }
   RecursiveStep step;
+  // Results for the smaller block leave in the first step of the distribution: this rank's own part is finished by
+  // then, and the smaller block wants nothing more.
   if (smaller_.size != 0 && (scatter_first_ || index_ < smaller_.size)) {
     add_to(step.out, smaller_.first + index_ % smaller_.size, part(own_.size, index_));
   }

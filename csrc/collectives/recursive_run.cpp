@@ -52,6 +52,9 @@ bool RecursiveRun::advance(ProgressEngine& engine, std::size_t limit) {
 void RecursiveRun::begin(ProgressEngine& engine) {
   posted_ = true;
   const bool results = step().use == RecursiveStep::Use::result;
+  // Results have a tag of their own: receives of partial sums are posted ahead, also those of later segments, and a
+  // result must not match one of them. The place of a result may hold elements that are still needed, so its receive is
+  // posted only now.
   const int tag = params_.first_tag + (results ? 1 : 0);
   const auto nbytes = [&](Range range) { return range.count() * itemsize(params_.dtype); };
   for (const RecursiveStep::Transfer& from : step().in) {
@@ -67,6 +70,7 @@ void RecursiveRun::begin(ProgressEngine& engine) {
 }
 
 void RecursiveRun::combine() {
+  // The first sum is stored to `out`, and the input is never written, unless the caller works in place.
   const Range range = step().in[0].range;
   const kernels::Input mine{held(range)}, theirs{arrivals_[at_]};
   const bool before = step().use == RecursiveStep::Use::left;

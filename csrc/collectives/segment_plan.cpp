@@ -19,6 +19,7 @@ SegmentPlan SegmentPlan::of_buffer(int n_ranks, std::size_t count, std::size_t p
   if (count == 0) return plan;
   const std::size_t n_segments = divide_up(count, plan.n_ranks_ * piece);
   plan.segment_length_ = round_up(divide_up(count, n_segments));
+  // Again, because the length has been rounded up: fewer segments may be enough.
   plan.segments_ = divide_up(count, plan.segment_length_);
   plan.longest_ = round_up(divide_up(plan.segment_length_, plan.n_ranks_));
   return plan;
@@ -41,6 +42,7 @@ Chunk SegmentPlan::chunk(std::size_t segment, int owner) const {
   const std::size_t begin = segment * segment_length_;
   const std::size_t end = std::min(count_, begin + segment_length_);
   if (blocks_) return {rank * count_ + begin, begin, end - begin};
+  // The last segment may be too short for all owners: then the chunks of the last ones are empty.
   const std::size_t first = std::min(end, begin + rank * longest_);
   const std::size_t last = std::min(end, first + longest_);
   return {first, first, last - first};

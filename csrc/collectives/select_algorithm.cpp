@@ -47,6 +47,7 @@ Algorithm select_algorithm(int n_ranks, std::size_t nbytes) {
   const auto by_cost = [&](Algorithm a, Algorithm b) {
     return predicted_seconds(a, n_ranks, nbytes) < predicted_seconds(b, n_ranks, nbytes);
   };
+  // If predictions are equal, the first of these: `min` returns the leftmost.
   return std::min({Algorithm::two_shot, Algorithm::recursive_halving, Algorithm::recursive_doubling}, by_cost);
 }
 

@@ -14,6 +14,8 @@ constexpr std::size_t kSegmentsInFlight = 3;
 }  // namespace
 
 std::size_t TwoShotReduction::default_segment_bytes(int n_ranks) {
+  // The chunks of all owners have 2 MiB at most, so that segments do not grow with the group, and each has 16 KiB at
+  // least: a shorter one costs more as a message than as bytes.
   constexpr std::size_t kMaxSegment = 256 << 10, kMinSegment = 16 << 10, kOfAllOwners = 2 << 20;
   return std::clamp(kOfAllOwners / static_cast<std::size_t>(n_ranks), kMinSegment, kMaxSegment);
 }
@@ -49,6 +51,8 @@ bool TwoShotReduction::receives_result(int rank) const {
 }
 
 void TwoShotReduction::post(std::uint64_t digest) {
+  // Also without premul, so that all headers of this operation have one form. Ranks may pass different factors, and the
+  // owner of a chunk needs those of all of them.
   const auto* factor = reinterpret_cast<const std::byte*>(&reduction_.factor);
   progress_engine().header_exchange().post(sequence_, digest, {factor, sizeof reduction_.factor});
 }
@@ -94,6 +98,8 @@ void TwoShotReduction::open_segment(std::size_t index) {
     const int peer = (rank + step) % progress_engine().size();
     const auto i = static_cast<std::size_t>(peer);
     if (contributes(peer) && mine.count != 0) {
+      // A chunk of a broadcast is received directly into the output. Contributions to a sum need memory until all have
+      // arrived.
       std::byte* place = reduces ? segment.block.data.get() + i * plan_.longest() * itemsize_ : out_at(mine);
       segment.contributions_in[i].receive(progress_engine().transport(), place, mine.count * itemsize_, peer, tag);
     }
@@ -115,6 +121,7 @@ bool TwoShotReduction::finish_own_chunk(Segment& segment) {
   const int rank = progress_engine().rank();
   const Chunk chunk = plan_.chunk(segment.index, rank);
   if (chunk.count == 0) return true;
+  // No peer gets this rank's elements of its own chunk, so in place the result may be stored over them.
   std::byte* result = out_at(chunk);
   if (signature().type != CollectiveType::bcast) {
     const bool own_place = signature().type != CollectiveType::reduce || rank == signature().root;
@@ -148,6 +155,8 @@ bool TwoShotReduction::post_results(Segment& segment) {
   for (int step = 1; step < progress_engine().size(); ++step) {
     const int owner = (rank + step) % progress_engine().size();
     const auto i = static_cast<std::size_t>(owner);
+    // Results of an owner arrive in the order of segments with one tag, so their receives have to be posted in that
+    // order.
     if (segment.result_posted[i]) continue;
     // In place, the result overwrites elements that this rank may still be sending.
     if (next_result_[i] != segment.index || !segment.contributions_out[i].test(progress_engine().transport())) {
@@ -170,6 +179,7 @@ bool TwoShotReduction::is_complete(Segment& segment) {
   Transport& transport = progress_engine().transport();
   if (!segment.results_out.test(transport)) return false;
   for (std::size_t i = 0; i < segment.results_in.size(); ++i) {
+    // Contributions as well: the caller may change its input once the operation is done.
     if (!segment.results_in[i].test(transport) || !segment.contributions_out[i].test(transport)) return false;
   }
   return true;
