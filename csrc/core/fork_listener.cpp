@@ -18,6 +18,8 @@ struct Listeners {
 Listeners& listeners() {
   static auto* const instance = [] {
     auto* const made = new Listeners;
+    // The forking thread holds the mutex during the fork. So a listener is notified either by all three handlers or by
+    // none, and the child does not inherit a list that another thread was changing.
     ::pthread_atfork(
         [] {
           listeners().mutex.lock();

@@ -25,6 +25,8 @@ void register_progress_source(std::weak_ptr<ProgressSource> source) {
 }
 
 void progress_all() {
+  // Sources advance without the mutex: they take locks of their own, and other threads may register sources meanwhile.
+  // The shared pointers keep each source alive until it has advanced.
   std::vector<std::shared_ptr<ProgressSource>> alive;
   {
     const std::lock_guard lock(progress_sources().mutex);

@@ -22,6 +22,7 @@ const char* misfit(DType dtype, ReduceOp op) {
   return nullptr;
 }
 
+// The limits are exact doubles: -2^63 is an int64, and 2^63 is the first number that is not.
 bool is_int64(double x) { return x == std::trunc(x) && x >= -0x1p63 && x < 0x1p63; }
 
 }  // namespace

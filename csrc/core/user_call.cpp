@@ -5,6 +5,7 @@
 namespace samestep {
 namespace {
 
+// Per thread, because operations take their text from the thread that starts them.
 thread_local std::string current;
 
 }  // namespace

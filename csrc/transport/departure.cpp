@@ -11,6 +11,8 @@ Departure Departure::of(Why why, int cause, std::string_view text) {
   Departure departure;
   departure.why = why;
   departure.cause = cause;
+  // By the system clock: ranks of several hosts compare these times, and monotonic clocks of two hosts have nothing in
+  // common.
   departure.time_ns = duration_cast<nanoseconds>(system_clock::now().time_since_epoch()).count();
   std::size_t length = std::min(text.size(), departure.text.size() - 1);
   const auto continues = [&](std::size_t i) { return (static_cast<unsigned char>(text[i]) & 0xc0) == 0x80; };

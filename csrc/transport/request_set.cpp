@@ -5,6 +5,7 @@
 namespace samestep {
 
 void RequestSet::send(Transport& transport, const void* data, std::size_t nbytes, int dest, int tag, std::size_t most) {
+  // Data of no bytes are no message at all: the receiver, which knows the length, posts no receive either.
   most = std::min(most, transport.max_message());
   const auto* bytes = static_cast<const std::byte*>(data);
   for (std::size_t at = 0; at < nbytes; at += most) {
@@ -32,6 +33,8 @@ bool RequestSet::test(Transport& transport) {
 
 void RequestSet::abandon(Transport& transport) {
   for (Entry& entry : entries_) {
+    // MPI deprecates the cancellation of sends, and a send that a peer may still read is not over. The memory of sends
+    // is kept by the engine instead, see ProgressEngine::leave.
     if (entry.receives && entry.request.active) transport.cancel(entry.request);
   }
   entries_.clear();

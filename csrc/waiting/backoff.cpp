@@ -27,6 +27,7 @@ constexpr std::chrono::microseconds kSleep{100};
 int relaxes_per_line_transfer() {
   constexpr int kTries = 3, kTimes = 100;
   constexpr std::chrono::nanoseconds kLine{30};
+  // The shortest of a few: an interrupt only makes a measurement longer, and too few pauses would be the result.
   auto least = Clock::duration::max();
   for (int i = 0; i < kTries; ++i) {
     const Clock::time_point start = Clock::now();
@@ -48,6 +49,8 @@ bool Backoff::step() {
   // While data moves, neither yields nor sleeps, but still reads the clock: a deadline may pass.
   if (!std::exchange(has_progressed_, false) && !wait_for_activity()) {
     if (!oversubscribed_ && polls_ < kSpinPolls) return false;
+    // The fast path holds the mutex of its group. Instead of sleeping with it, it returns, and the caller queues the
+    // operation.
     const bool sleeps = may_sleep();
     if (sleeps && is_fast_path_) return true;
     if (sleeps) {
@@ -76,6 +79,7 @@ void Backoff::sleep() {
   if (oversubscribed_ && make_waiter_ && !waiter_) {
     waiter_ = make_waiter_();
     if (waiter_) return;  // the caller polls once more before it sleeps; see Waiter
+    // Nothing could end the sleep. That does not change, so it is asked once.
     make_waiter_ = {};
   }
   waiter_ ? waiter_->sleep() : std::this_thread::sleep_for(kSleep);
@@ -84,6 +88,7 @@ void Backoff::sleep() {
 bool Backoff::wait_for_activity() {
   if (!wait_for_activity_ || polls_ < (oversubscribed_ ? kYieldPolls : kSpinPollsBeforeActivity)) return false;
   if (wait_for_activity_()) return true;
+  // The transport cannot wake a sleeping thread, so that from now on this rank spins, yields and sleeps by time.
   wait_for_activity_ = {};
   return false;
 }

@@ -15,6 +15,7 @@ constexpr Clock::duration kTryAgainAfter = std::chrono::milliseconds{100}, kTryA
 }  // namespace
 
 void YieldMonitor::timed_yield() {
+  // While yields are slow every one is timed, since they are rare then: the rank mostly sleeps, and each is a trial.
   const bool was_slow = n_slow_.get() >= kSlow;
   // relaxed: a statistic
   const bool is_timed = was_slow || n_yields_.value.fetch_add(1, std::memory_order_relaxed) % kTimedEvery == 0;
@@ -31,12 +32,14 @@ void YieldMonitor::timed_yield() {
 void YieldMonitor::record(Clock::duration time, Clock::time_point now) {
   const int n = n_slow_.get();
   if (time < kLong) {
+    // Yields are quick again. The next slow phase begins with the short pause, and not with the last one doubled.
     if (n == 1) try_again_after_.set(0);
     if (n != 0) n_slow_.set(std::min(n, kSlow) - 1);
     return;
   }
   n_slow_.set(std::min(n + kSlowWeight, kMaxSlow));
   if (n + kSlowWeight < kSlow) return;
+  // A trial that is slow costs milliseconds, so each one that fails doubles the time to the next.
   const Clock::duration before(try_again_after_.get());
   const Clock::duration after = std::clamp(2 * before, kTryAgainAfter, kTryAgainAtMost);
   try_again_after_.set(after.count());
