@@ -33,6 +33,7 @@ std::optional<std::uint64_t> BlockPool::take(std::size_t nbytes) {
     place = list.back();
     list.pop_back();
   } else if (place = take_from_ranges(size); !place) {
+    // Only now: merged blocks have to be cut again for the next requests of their sizes.
     merge();
     place = take_from_ranges(size);
   }
@@ -61,6 +62,8 @@ bool BlockPool::give(std::uint64_t place) {
   in_use_.erase(found);
   usage_.blocks -= 1;
   usage_.used -= size;
+  // The child's mapping follows the parent's writes to pages that the child has not written, so reuse would change what
+  // the child reads.
   if (is_seen(block.born, n_forks_)) {
     held_.push_back({place, block, n_forks_});
     usage_.held += size;
@@ -125,6 +128,7 @@ std::uint32_t BlockPool::note_fork() {
 }
 
 bool BlockPool::is_seen(std::uint32_t born, std::uint32_t freed) const {
+  // A child sees the block if it was forked after the block was taken and before it was freed.
   const auto first = std::upper_bound(children_.begin(), children_.end(), born);
   return first != children_.end() && *first <= freed;
 }
@@ -132,6 +136,7 @@ bool BlockPool::is_seen(std::uint32_t born, std::uint32_t freed) const {
 void BlockPool::set_children(std::span<const std::uint32_t> living) {
   children_.assign(living.begin(), living.end());
   std::erase_if(held_, [this](const Held& held) {
+    // Another living child may still see the block.
     if (is_seen(held.block.born, held.freed)) return false;
     const std::size_t size = nbytes_of(held.block.size);
     lists_[held.block.size].push_back(held.place);

@@ -23,6 +23,7 @@ EventCountWaiter::~EventCountWaiter() {  // relaxed: a count that is too high co
 }
 
 void EventCountWaiter::sleep() {
+  // This bounds what a lost wake-up costs.
   constexpr std::chrono::microseconds kMaxSleep{500};
   futex_wait(event_count_.epoch, epoch_, kMaxSleep);
   epoch_ = event_count_.epoch.load(std::memory_order_acquire);  // pairs with ShmRegion::wake_waiters

@@ -85,9 +85,11 @@ class Doorkeeper {
   }
 
   void accept() {
+    // Bounded, because a stranger may connect as fast as this rank accepts.
     for (int i = 0; i < kAcceptsPerCheck; ++i) {
       std::optional<UnixSocket> socket = listener_.accept_now();
       if (!socket) break;
+      // Connections of other users are closed at once, and cannot push out those of ranks.
       if (socket->is_same_user()) unidentified_.push_back(std::move(*socket));
     }
     const auto room = static_cast<std::size_t>(size() + kMaxUnidentified);
@@ -102,6 +104,8 @@ class Doorkeeper {
       const auto packet = socket.receive_now();
       if (!packet) return false;
       Hello hello;
+      // Any process of this user can connect and send anything, so nothing in the packet is trusted before the token is
+      // right.
       if (packet->bytes.size() != sizeof hello || packet->fd) return true;
       std::memcpy(&hello, packet->bytes.data(), sizeof hello);
       const bool is_new = hello.rank > rank_ && hello.rank < size() && !connection(hello.rank);
@@ -133,6 +137,8 @@ std::vector<LocalPeer> connect_local_peers(int rank, int size, std::uint64_t wor
   for (std::size_t peer = 0; peer < peers.size(); ++peer) {
     const PeerInfo& to = all[peer];
     peers[peer].word = to.word;
+    // Each rank connects to those below it and accepts those above. Rank 0 only accepts, so that full queues, in which
+    // others wait for room, are emptied from there upwards.
     if (static_cast<int>(peer) >= rank) continue;
     const std::string name(to.listener.data(), ::strnlen(to.listener.data(), to.listener.size()));
     peers[peer].socket = connect_to(name, deadline);

@@ -80,6 +80,7 @@ class ProcessPeers final : public LocalPeers {
   static void see(Segment& segment, std::size_t offset, std::size_t nbytes);
 
   int rank_;
+  // Peers read and write it by CMA, which the compiler cannot see.
   volatile std::uint64_t probe_;
   std::vector<Peer> peers_;
   bool has_cma_ = false;
@@ -88,6 +89,7 @@ class ProcessPeers final : public LocalPeers {
 };
 
 void ProcessPeers::connect_all(const Exchange& exchange, const Deadline& deadline) {
+  // Before the exchange, after which peers begin to probe this process.
   allow_memory_access();
   std::vector<LocalPeer> all =
       connect_local_peers(rank_, size(), reinterpret_cast<std::uintptr_t>(&probe_), exchange, deadline);
@@ -100,6 +102,7 @@ void ProcessPeers::connect_all(const Exchange& exchange, const Deadline& deadlin
     of(peer).pid = of(peer).socket.peer();
     of(peer).watch = ProcessWatch(of(peer).pid);
   }
+  // Paths by CMA need both ends, and are chosen without asking the peer: so either all ranks have it or none.
   const std::vector<std::string> verdicts = exchange(probe_cma(probes) ? "1" : "0");
   has_cma_ = std::all_of(verdicts.begin(), verdicts.end(), [](const std::string& v) { return v == "1"; });
 }
@@ -107,6 +110,8 @@ void ProcessPeers::connect_all(const Exchange& exchange, const Deadline& deadlin
 bool ProcessPeers::probe_cma(const std::vector<std::uint64_t>& probes) {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank_) continue;
+    // Writes back what it has read: reading may be allowed and writing not. `has_cma_` is still false, so that a
+    // refusal is not circumvented by /proc/<pid>/mem here.
     std::uint64_t word = ~std::uint64_t{0};
     const std::uint64_t address = probes[static_cast<std::size_t>(peer)];
     if (of(peer).pid == 0 || !read_peer(peer, &word, address, sizeof word)) return false;
@@ -117,6 +122,8 @@ bool ProcessPeers::probe_cma(const std::vector<std::uint64_t>& probes) {
 
 bool ProcessPeers::ended(int peer) const {
   const Peer& p = of(peer);
+  // The end of the connection is weaker evidence: children that the peer has forked keep it open after the peer's end.
+  // In another PID namespace there is nothing else, because the peer has no number here.
   return p.watch.ended() || (!p.watch.has_pidfd() && p.socket.at_end());
 }
 
@@ -130,6 +137,8 @@ bool ProcessPeers::send_segment(std::uint32_t number, const SharedMemory& segmen
       of(peer).socket.send(&message, sizeof message, &segment.fd());
     } catch (const PeerLostError&) {  // the operation that waits for the peer reports it
     } catch (const UnavailableError&) {
+      // From now on the segment counts as not shared, for all peers (SharedHeap::publish). Those that have got it never
+      // see an address in it.
       return false;
     }
   }
@@ -152,11 +161,14 @@ void ProcessPeers::receive_fd(int peer, const Deadline& deadline) {
   }
   FdMessage message;
   if (packet->bytes.size() == sizeof message) std::memcpy(&message, packet->bytes.data(), sizeof message);
+  // The number determines the length of a table, so it is bounded.
   if (packet->bytes.size() != sizeof message || !packet->fd || message.kind > FdMessage::Kind::segment ||
       message.number >= kMaxSegments) {
     throw Error("an unknown packet came from a rank of this host");
   }
   SharedMemory memory = SharedMemory::open(std::move(packet->fd));
+  // The mapping alone keeps the memory. A descriptor for each segment of each peer would use up the limit of the
+  // process.
   memory.close_fd();
   if (message.kind == FdMessage::Kind::region) {
     of(peer).regions.push_back(std::move(memory));
@@ -179,6 +191,8 @@ std::shared_ptr<std::byte> ProcessPeers::share(std::span<const int> members, std
     }
     memory.close_fd();
   } else {
+    // An owner makes regions in the same order on all members, and its packets arrive in order, so the first one that
+    // is left is the one that is wanted. Segments of its heap may come in between.
     while (of(owner).regions.empty()) receive_fd(owner, deadline);
     memory = std::move(of(owner).regions.front());
     of(owner).regions.pop_front();
@@ -189,6 +203,7 @@ std::shared_ptr<std::byte> ProcessPeers::share(std::span<const int> members, std
 
 std::uint64_t ProcessPeers::to_remote_address(const void* data, std::size_t nbytes) {
   const auto spot = heap_->find(data, nbytes);
+  // The descriptor leaves before the address does: a peer that reads the address finds the descriptor in its socket.
   const auto give = [&](const SharedMemory& segment) { return send_segment(spot->segment, segment); };
   if (!spot || !heap_->publish(spot->segment, give)) return reinterpret_cast<std::uintptr_t>(data);
   return kSharedAddressBit | (static_cast<std::uint64_t>(spot->segment) << kOffsetBits) | spot->offset;

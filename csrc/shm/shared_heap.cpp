@@ -44,8 +44,10 @@ bool SharedHeap::free(void* data) {
   const std::lock_guard lock(mutex_);
   const auto place = locate(data);
   if (!place) return false;
+  // The block is the parent's, and stays in use there.
   if (is_child_) return true;
   if (!pool_.give(*place)) return false;
+  // Down to half of what may be kept, so that the next frees do not trim again.
   if (spare() > trim_from_) trim(needed() + keep_ / 2);
   return true;
 }
@@ -116,6 +118,7 @@ std::byte* SharedHeap::at(std::uint64_t place) const {
 std::optional<std::uint64_t> SharedHeap::take(std::size_t nbytes) {
   if (const auto place = pool_.take(nbytes)) return place;
   look_after_children();
+  // Blocks that were held for children that have ended are free now.
   if (const auto place = pool_.take(nbytes)) return place;
   return grow(BlockPool::size_for(nbytes)) ? pool_.take(nbytes) : std::nullopt;
 }
@@ -149,12 +152,14 @@ bool SharedHeap::make_present(std::uint64_t place, std::size_t nbytes, bool& was
   const std::size_t absent = static_cast<std::size_t>(std::count(begin, end, 0)) * kPart;
   was_absent = absent == (last + 1 - first) * kPart;
   if (needed() > limit_ || absent > limit_) return false;
+  // Pages of free blocks are returned before the limit refuses a block.
   if (present_ > limit_ - absent) trim(limit_ - absent);
   if (present_ > limit_ - absent) return false;
   for (auto part = std::find(begin, end, 0); part != end; part = std::find(part, end, 0)) {
     const auto next = std::find(part, end, 1);
     const auto from = static_cast<std::size_t>(part - segment.present.begin()) * kPart;
     const auto length = static_cast<std::size_t>(next - part) * kPart;
+    // Some of the pages may exist already. They are returned, because nothing would count them.
     if (!populate(segment.memory.data() + from, length)) {
       segment.memory.release(from, length);
       return false;
@@ -204,10 +209,13 @@ void SharedHeap::look_after_children() {
 }
 
 void SharedHeap::before_fork() noexcept {
+  // Held until after the fork: another thread may be changing the heap, and the child would inherit the middle of that.
   mutex_.lock();
   if (is_child_ || pool_.usage().blocks == 0) return;
   look_after_children();
   int ends[2];
+  // The child holds one end and never uses it. The kernel closes it when the child ends or calls exec, and the parent
+  // sees that without waiting for the child, which is the user's business.
   if (::pipe2(ends, O_CLOEXEC) == 0) lifeline_ = {Fd(ends[0]), Fd(ends[1])};
 }
 
@@ -224,6 +232,7 @@ void SharedHeap::after_fork_in_child() noexcept {
   if (!is_child_) {
     is_child_ = true;
     for (Segment& segment : segments_) {
+      // Otherwise the child's writes would reach all ranks of the host.
       segment.memory.make_private();
       segment.memory.close_fd();
     }

@@ -56,11 +56,14 @@ void ShmHeaderExchange::refresh_min_released() {
 }
 
 bool ShmHeaderExchange::can_post(std::uint64_t sequence) {
+  // A slot is free once all ranks have released the operation that used it before. The same holds for a block. There
+  // are fewer blocks than slots, because only longer data use them.
   if (sequence != posted_) return false;
   const auto fits = [&] {
     return sequence < min_released_ + ShmRegion::kSlots &&
            block_users_[n_blocks_ % ShmRegion::kBlocks] <= min_released_;
   };
+  // Mostly the old bound is enough. A new one takes a cache line from each peer.
   if (fits()) return true;
   refresh_min_released();
   return fits();
@@ -89,6 +92,8 @@ void ShmHeaderExchange::publish_header(std::uint64_t sequence, std::uint64_t dig
 void ShmHeaderExchange::post(std::uint64_t sequence, std::uint64_t digest, Bytes data, Bytes prefix) {
   ShmRegion::HeaderSlot& slot = region_->header_slot(sequence, rank_);
   const std::size_t nbytes = prefix.size() + data.size();
+  // Up to 40 bytes share the line of the tag. 41 to 64 get a line of their own: across two lines, a vector store would
+  // need both transfers (docs/design/0012).
   if (nbytes <= slot.next_line.size()) {
     const bool in_first_line = nbytes <= slot.same_line.size();
     put(put(in_first_line ? slot.same_line.data() : slot.next_line.data(), prefix), data);
@@ -101,6 +106,7 @@ void ShmHeaderExchange::post(std::uint64_t sequence, std::uint64_t digest, Bytes
   const std::uint64_t number = n_blocks_;
   std::byte* const block = take_block(sequence, nbytes);
   put(put(block, prefix), data);
+  // Peers find the block by its number, which is in the line that they read anyway.
   std::memcpy(slot.same_line.data(), &number, sizeof number);
   publish_header(sequence, digest, nbytes, ShmRegion::Payload::block);
   if (nbytes <= ShmRegion::kDemoteMaxBytes) {
@@ -131,6 +137,7 @@ void ShmHeaderExchange::post_per_peer(std::uint64_t sequence, std::uint64_t dige
 
 bool ShmHeaderExchange::complete(std::uint64_t sequence) {
   if (sequence != released_) return false;
+  // Ranks that have posted are not read again, so each poll reads one line: that of the first rank that is missing.
   for (; next_peer_ < size_; ++next_peer_) {
     const int peer = rank_ + next_peer_ < size_ ? rank_ + next_peer_ : rank_ + next_peer_ - size_;
     if (ready_sequence(region_->header_slot(sequence, peer)) == sequence + 1) continue;
@@ -141,10 +148,13 @@ bool ShmHeaderExchange::complete(std::uint64_t sequence) {
 }
 
 bool ShmHeaderExchange::shares_cpu_with_missing(std::uint64_t sequence) const {
+  // Unknown, so a yield may be needed.
   if (cpu_ == 0) return true;
   for (int i = next_peer_; i < size_; ++i) {
     const int peer = (rank_ + i) % size_;
     if (ready_sequence(region_->header_slot(sequence, peer)) == sequence + 1) continue;
+    // What is known is the CPU on which the rank posted its last header. It may have moved: then this rank polls a
+    // little too long, or yields in vain.
     // pairs with publish_header
     const std::uint64_t before = region_->header_slot(sequence - 1, peer).ready_tag.load(std::memory_order_acquire);
     const std::uint64_t cpu = before >> ShmRegion::kSequenceBits;
@@ -188,7 +198,9 @@ void ShmHeaderExchange::leave(std::uint64_t first_absent, const Departure& why) 
   static_assert(sizeof why <= ShmRegion::kLeaveReasonBytes);
   std::memcpy(region_->leave_reason(rank_), &why, sizeof why);
   region_->left(rank_).store(first_absent + 1, std::memory_order_release);  // pairs with ShmTransport::failed_peers
-  region_->n_left().fetch_add(1, std::memory_order_release);                // pairs with all_present
+  // The count last: a rank that sees it finds the flag and the report. Operations read nothing but this count as long
+  // as all are present.
+  region_->n_left().fetch_add(1, std::memory_order_release);  // pairs with all_present
   region_->notify(rank_);
 }
 

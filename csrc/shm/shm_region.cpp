@@ -40,6 +40,8 @@ struct Layout {
 }  // namespace
 
 std::size_t ShmRegion::ring_nbytes(int size) {
+  // A rank has one ring for each peer, so rings shrink as the group grows. Messages of up to a third of a ring are
+  // eager.
   constexpr std::size_t kMaxRing = 256 << 10, kMinRing = 4 << 10, kOfOneRank = 1 << 20;
   return std::clamp(std::bit_floor(kOfOneRank / static_cast<std::size_t>(size)), kMinRing, kMaxRing);
 }

@@ -49,6 +49,8 @@ bool ShmTransport::write(int dest, const Frame& frame, Bytes bytes, Bytes more) 
   std::uint64_t written = ring.written.value.load(std::memory_order_relaxed);
   const std::uint64_t read = ring.read.value.load(std::memory_order_acquire);  // pairs with read() and consume()
   const std::size_t at = written % room;
+  // A frame is contiguous, so that the receiver can use it in place. If it does not fit before the end of the ring,
+  // padding fills the end.
   const std::size_t fill = at + frame.nbytes > room ? room - at : 0;
   if (written + fill + frame.nbytes - read > room) return false;
   if (fill != 0) {
@@ -60,6 +62,7 @@ bool ShmTransport::write(int dest, const Frame& frame, Bytes bytes, Bytes more) 
   std::memcpy(place, &frame, sizeof frame);
   kernels::copy(place + sizeof frame, bytes.data(), bytes.size());
   kernels::copy(place + sizeof frame + bytes.size(), more.data(), more.size());
+  // One store publishes the padding, the frame and its bytes.
   ring.written.value.store(written + frame.nbytes, std::memory_order_release);  // pairs with read() and peek()
   region_->notify(rank_);
   if (frame.nbytes <= ShmRegion::kDemoteMaxBytes) {
@@ -70,6 +73,8 @@ bool ShmTransport::write(int dest, const Frame& frame, Bytes bytes, Bytes more) 
 }
 
 void ShmTransport::post(int dest, const Outgoing& outgoing) {
+  // Frames that wait are first, even if the ring has room for a short one now: messages of one sender must not overtake
+  // each other.
   auto& queue = outgoing_[static_cast<std::size_t>(dest)];
   if (queue.empty() && write(dest, outgoing.frame, outgoing.bytes)) {
     return sent(outgoing);
@@ -111,6 +116,8 @@ Transport::Request ShmTransport::send(const void* data, std::size_t nbytes, int 
     const auto total = static_cast<std::uint32_t>(aligned(sizeof(Frame) + nbytes));
     post(dest, {{total, Kind::eager, tag, 0, nbytes, 0}, {bytes, nbytes}, record});
   } else {
+    // The receiver reads the bytes from here, so the request completes only when its FIN arrives, or with the last data
+    // frame.
     const std::uint32_t id = next_id_++;
     rts_sent_.emplace(id, record);
     post(dest, {{kAlign, Kind::rts, tag, id, nbytes, peers_->to_remote_address(data, nbytes)}, {}, nullptr});
@@ -128,6 +135,7 @@ bool ShmTransport::send_inline(Bytes head, Bytes body, int dest, int tag) {
 
 void ShmTransport::send_data(RequestState& record, std::uint32_t id) {
   constexpr std::size_t kFrames = 4, kMinFrame = 16 << 10;
+  // In several frames, so that the receiver copies one out while the next one is copied in.
   const std::size_t max_payload = std::min(std::max(aligned(record.nbytes / kFrames), kMinFrame), max_eager());
   for (std::size_t at = 0; at < record.nbytes;) {
     const std::size_t length = std::min(max_payload, record.nbytes - at);
@@ -144,6 +152,8 @@ void ShmTransport::add_unexpected(UnexpectedMessage arrived, const std::byte* by
   if (RequestState* const record = matcher_.match(arrived.source, arrived.tag); record != nullptr) {
     return deliver(*record, arrived, bytes);
   }
+  // The place in the ring is used again, so a message that no receive has matched is copied. Of a long one only the
+  // address is kept.
   if (arrived.address == 0) arrived.bytes.assign(bytes, bytes + arrived.length);
   matcher_.keep(std::move(arrived));
 }
@@ -227,6 +237,7 @@ void ShmTransport::read(int source) {
     const std::byte* const place = ring.bytes() + read % region_->ring_nbytes();
     Frame frame;
     std::memcpy(&frame, place, sizeof frame);
+    // `read` is published after the frame has been used: the sender then writes over it.
     read += frame.nbytes;
     try {
       handle_frame(source, frame, place + sizeof frame);
@@ -240,6 +251,7 @@ void ShmTransport::read(int source) {
 }
 
 ShmTransport::Bytes ShmTransport::peek(int source, int tag) {
+  // A message that has been kept may match the receive, and came before those in the ring.
   if (source == rank_ || matcher_.has_unexpected()) return {};
   ShmRegion::Ring& ring = region_->ring(source, rank_);
   const std::uint64_t read = ring.read.value.load(std::memory_order_relaxed);  // relaxed: only this rank writes it
@@ -295,6 +307,7 @@ Transport::Request ShmTransport::receive(void* data, std::size_t capacity, int s
 bool ShmTransport::test(Request& request, Envelope* envelope) {
   if (!request.active) return true;
   auto* const record = reinterpret_cast<RequestState*>(request.bits);
+  // Every test reads all rings: peers may wait for room in one of them while this rank waits for another peer.
   if (!record->ended) advance();
   if (!record->ended) return false;
   if (envelope != nullptr) *envelope = record->envelope;
