@@ -11,6 +11,7 @@
 namespace samestep {
 namespace {
 
+// Tables by rank are on the stack, so that short calls allocate nothing.
 constexpr std::size_t kMaxInlineRanks = 16;
 
 const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
@@ -29,6 +30,7 @@ void copy(void* to, const void* from, std::size_t nbytes) {
 /// Whether this rank may store into what its peer posted, until it releases the operation; see kernels::own_lines.
 bool may_own_read_lines(const ProgressEngine& engine, std::size_t nbytes) {
   constexpr std::size_t kMin = 256;  // fewer bytes may lie in the slot of the header itself
+  // With more ranks others may still read the lines.
   return engine.size() == 2 && nbytes >= kMin && kernels::owns_after_read();
 }
 
@@ -71,6 +73,8 @@ void reduce(ProgressEngine& engine, std::uint64_t sequence, const CollectiveArgs
 bool InlineCollective::fits(ProgressEngine& engine, const CollectiveArgs& args) {
   if (static_cast<std::size_t>(engine.size()) > kMaxInlineRanks) return false;
   const std::size_t nbytes = args.in.nbytes();
+  // Headers here have no space for the factors of premul, which takes the general path, as do reductions of no
+  // elements.
   const bool reducible = args.reduction.op != ReduceOp::premul && args.in.count != 0;
   switch (args.type) {
     case CollectiveType::barrier:
@@ -128,6 +132,7 @@ bool InlineCollective::finish(ProgressEngine& engine, std::uint64_t sequence, co
         break;
       }
       reduce(engine, sequence, args, args.in);
+      // The peer's elements have been read, and this rank is their only reader, so it may own their lines.
       own_read_lines(engine, sequence, 0);
       break;
     case CollectiveType::reduce:

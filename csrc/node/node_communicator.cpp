@@ -56,6 +56,8 @@ std::shared_ptr<NodeCommunicator> NodeCommunicator::open(std::shared_ptr<LocalPe
   group->region = std::make_shared<ShmRegion>(host->share(members, ShmRegion::nbytes_for(size), deadline), size);
   group->peers = std::move(host);
   group->members = std::move(members);
+  // The engine owns the transport and the header exchange. The group keeps plain pointers to both, for what only ranks
+  // of one host can do with them.
   auto header_exchange = std::make_unique<ShmHeaderExchange>(group->region, group->rank);
   group->header_exchange = header_exchange.get();
   auto transport = std::make_unique<ShmTransport>(group->region, group->peers, group->members, group->rank);
@@ -91,9 +93,11 @@ Communicator::WorkPtr NodeCommunicator::run_collective(const CollectiveArgs& arg
   const std::lock_guard lock(engine.mutex());
   const std::uint64_t sequence = engine.next_sequence();
   HeaderExchange& header_exchange = engine.header_exchange();
+  // The mutex is held from here to the release, so that no other thread starts an operation with this sequence number.
   if (size() == 1 || !engine.is_idle() || !header_exchange.can_post(sequence)) return start_collective(args);
   if (!InlineCollective::fits(engine, args)) return start_inline(args);
   const std::uint64_t digest = args.digest();
+  // With a CPU for each rank the number is of no use: see `wait_for_headers`.
   group_->header_exchange->set_cpu(engine.options().oversubscribed && is_enabled(Mechanism::cpu_numbers) ? this_cpu()
                                                                                                          : -1);
   InlineCollective::post(engine, *group_, sequence, digest, args);
@@ -107,7 +111,9 @@ Communicator::WorkPtr NodeCommunicator::run_collective(const CollectiveArgs& arg
     engine.complete_inline();
     return nullptr;
   }
+  // The header cannot be taken back. The operation in the queue takes it over, and finds the mismatch, if there is one.
   engine.adopt_posted_header();
+  // If a rank is late, polling any longer would hold the mutex, and other groups and messages would not move.
   return all_posted ? start_inline(args) : start_collective(args);
 }
 
@@ -118,6 +124,7 @@ Communicator::WorkPtr NodeCommunicator::start_inline(const CollectiveArgs& args)
   if (std::max(args.in.nbytes(), args.out.nbytes()) > kMaxBytes) return start_collective(args);
   const ProgressEngine::InlineProgress progress(shared_engine(), polls_inline(shared_engine()) / kShare);
   WorkPtr work = start_collective(args);
+  // An operation that has failed is returned, so that the caller's wait throws its error.
   const auto& operation = static_cast<const Operation&>(*work);
   return operation.finished() && !operation.error() ? nullptr : work;
 }
@@ -125,6 +132,7 @@ Communicator::WorkPtr NodeCommunicator::start_inline(const CollectiveArgs& args)
 Communicator::WorkPtr NodeCommunicator::run_send(const SendArgs& args) {
   ProgressEngine& engine = shared_engine();
   const std::lock_guard lock(engine.mutex());
+  // Straight into the ring of the receiver, without a request and without an entry in the queue.
   if (engine.can_send_inline()) {
     const ConstBuffer& in = args.in;
     const MessageHeader header{in.count, MessageHeader::kind_of(in.dtype, args.is_object), kInlineBody, args.tag};
@@ -144,6 +152,8 @@ NodeCommunicator::MatchResult NodeCommunicator::try_receive(const RecvArgs& args
   if (message.empty()) return MatchResult::none;
   MessageHeader header;
   std::memcpy(&header, message.data(), sizeof header);
+  // A message with another tag, a long one, or one that does not fit is left to the inbox, which keeps it or describes
+  // the mismatch.
   const bool wanted =
       (args.tag == kAnyTag || args.tag == header.tag) && header.body == kInlineBody && header.fits(args.out, args.fit);
   if (!wanted) return MatchResult::other;
@@ -160,6 +170,7 @@ Communicator::WorkPtr NodeCommunicator::run_recv(const RecvArgs& args, Status& s
   const std::lock_guard lock(engine.mutex());
   const bool only_elements = args.fit == Fit::up_to || args.fit == Fit::exactly;
   if (!only_elements) return start_recv(args);
+  // A receive that is posted, or a message that the inbox has kept, comes first.
   if (!engine.can_receive_inline()) return start_operation<Receive>(args);
   const bool any = args.source == kAnySource;
   Backoff pause = Backoff::for_fast_path(engine.options().oversubscribed);

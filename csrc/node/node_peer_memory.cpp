@@ -9,6 +9,7 @@ std::shared_ptr<std::byte> NodePeerMemory::allocate(std::size_t nbytes) { return
 
 bool NodePeerMemory::read_peer(int peer, std::span<const RemoteSegment> segments, bool taken) {
   const auto take = [taken](const RemoteSegment& segment, std::byte* there) {
+    // A peer's CPU has written these lines, which string instructions read at half the speed on some processors.
     taken ? kernels::copy_and_own_lines(segment.local, there, segment.nbytes)
           : kernels::copy_vectorized(segment.local, there, segment.nbytes);
   };
@@ -25,6 +26,7 @@ bool NodePeerMemory::write_peer(int peer, std::span<const RemoteSegment> segment
 template <class Copy>
 std::vector<RemoteSegment> NodePeerMemory::copy_shared(int peer, std::span<const RemoteSegment> segments,
                                                        const Copy& copy) {
+  // What is mapped is copied here. All others share one system call.
   std::vector<RemoteSegment> others;
   for (const RemoteSegment& segment : segments) {
     std::byte* const there = peers_->map_peer_memory(member(peer), segment.remote, segment.nbytes);

@@ -17,6 +17,7 @@ NodeReduction::NodeReduction(std::shared_ptr<ProgressEngine> shared_engine, cons
 
 void NodeReduction::post(std::uint64_t digest) {
   const Buffer* const out = context_.wanted_by(context_.rank()) ? &context_.out : nullptr;
+  // Before the copy, which is a part of the operation's time.
   const WrappingTimestamp start_time = WrappingTimestamp::now();
   const bool ahead = prestages();
   if (ahead) staged_.emplace(context_).copy_in(0);
@@ -26,6 +27,8 @@ void NodeReduction::post(std::uint64_t digest) {
 
 /// Whether to copy into the stage before posting. It saves one round of waiting.
 bool NodeReduction::prestages() {
+  // A guess: rank 0 chooses the path later, and if it chooses another one the copy was in vain. So only where the last
+  // operation of this size was staged. The stage is free if this rank has released all operations before.
   const std::size_t nbytes = context_.in.nbytes();
   return is_enabled(Mechanism::prestaging) && nbytes > Thresholds::one_shot_max(context_.size()) &&
          nbytes <= ShmRegion::kStageBytes &&
@@ -66,11 +69,13 @@ void NodeReduction::start_work() {
   const bool shared = !any_sent && context_.all_shared();
   const bool any_hidden = std::any_of(context_.descriptors.begin(), context_.descriptors.end(),
                                       [](const ReductionDescriptor& p) { return p.hidden; });
+  // All inputs of this choice were posted by all ranks, so that all make the same one.
   path_ = group_->peers->has_cma() && !any_hidden ? context_.descriptors[0].path : Path::copy_in_copy_out;
   if (!shared && context_.in.nbytes() <= Thresholds::one_shot_max(context_.size())) {
     reduce_one_shot();
     context_.set_step(1);
   } else if (shared || path_ == Path::single_copy) {
+    // Rank 0 has chosen another path than was guessed: the segment that was prestaged is not used.
     staged_.reset();
     single_copy_.emplace(context_);
   } else {
@@ -79,6 +84,7 @@ void NodeReduction::start_work() {
   }
   if (shared || !(single_copy_ || staged_)) return;
   group_->path_tuners[context_.type].record_choice(context_.in.nbytes(), path_);
+  // Rank 0 alone chooses paths, so it alone needs times.
   timed_ = context_.rank() == 0;
 }
 
@@ -112,6 +118,7 @@ void NodeReduction::reduce_one_shot() {
     const auto i = static_cast<std::size_t>(rank);
     const ReductionDescriptor& posted = context_.descriptors[i];
     const std::byte* data = elements_[i].data();
+    // Elements are reduced from where they are: behind the header, or in shared memory.
     if (rank == me) {
       data = static_cast<const std::byte*>(context_.in.data);
       // Others read this rank's buffer in place: it must not change before they have.
@@ -132,6 +139,7 @@ void NodeReduction::reduce_one_shot() {
 bool NodeReduction::finish_one_shot() {
   const bool any_in_place = std::any_of(context_.descriptors.begin(), context_.descriptors.end(),
                                         [](const ReductionDescriptor& p) { return !p.has_inline_elements; });
+  // A rank that has reached step 1 has read all buffers, this rank's among them.
   if (any_in_place && !context_.all_at(1)) return false;
   kernels::copy(context_.out.data, result_.data(), result_.size());
   return true;

@@ -6,6 +6,7 @@
 namespace samestep {
 
 double PathTuner::Times::shortest() const {
+  // The shortest, because other work on the machine only makes times longer.
   const auto end = last.begin() + static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(n, kTries));
   return *std::min_element(last.begin(), end);
 }
@@ -21,6 +22,8 @@ PathTuner::Path PathTuner::choose(std::size_t nbytes, std::span<const Path> open
   if (n < open.size() * kTries || !all_timed) return open[n % open.size()];
   const auto fastest = std::ranges::min_element(open, {}, [&](Path path) { return times(path).shortest(); });
   if (n % kExploreEvery != 0) return *fastest;
+  // The others take turns: `turn` counts from 1, so that the fastest one is left out. With a single path callers do not
+  // ask.
   const std::size_t turn = n / kExploreEvery % (open.size() - 1) + 1;
   return open[(static_cast<std::size_t>(fastest - open.begin()) + turn) % open.size()];
 }

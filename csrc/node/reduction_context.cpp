@@ -18,6 +18,7 @@ void ReductionDescriptor::post(ProgressEngine& engine, NodeGroup& group, std::ui
                                WrappingTimestamp start_time, bool is_prestaged) {
   ReductionDescriptor posted{};
   posted.in = group.peers->to_remote_address(in.data, in.nbytes());
+  // A rank that gets no result must not keep the others from working in shared memory.
   posted.out =
       out != nullptr ? group.peers->to_remote_address(out->data, out->nbytes()) : LocalPeers::kSharedAddressBit;
   posted.factor = factor;
@@ -25,8 +26,10 @@ void ReductionDescriptor::post(ProgressEngine& engine, NodeGroup& group, std::ui
   posted.is_prestaged = is_prestaged;
   const bool shared = (posted.in & posted.out & LocalPeers::kSharedAddressBit) != 0;
   const bool few = in.nbytes() <= Thresholds::one_shot_max(engine.size());
+  // Few elements travel with the header, unless peers can read them in place at less cost.
   posted.has_inline_elements =
       few && !(shared && in.nbytes() >= Thresholds::in_place_min(engine.options().oversubscribed));
+  // Only where CMA may be used: each check costs two system calls.
   posted.hidden =
       !few && !shared &&
       (group.peers->hides(in.data, in.nbytes()) || (out != nullptr && group.peers->hides(out->data, out->nbytes())));

@@ -60,6 +60,8 @@ bool ShmExchange::is_not_shared(const std::byte* data, std::size_t nbytes) {
 
 std::vector<ShmExchange::Path> ShmExchange::candidate_paths() const {
   std::vector<Path> open;
+  // By what is the same for all operations of this type, as PathTuner requires. A split pays only with a root, which is
+  // idle while the others copy; otherwise every rank copies already.
   const bool via_cma = group_->peers->has_cma();
   if (via_cma && is_enabled(Mechanism::single_copy_path)) open.push_back(Path::single_copy);
   if (!via_cma || is_enabled(Mechanism::copy_in_copy_out_path)) open.push_back(Path::copy_in_copy_out);
@@ -81,12 +83,14 @@ void ShmExchange::choose_path() {
     any_private = any_private || (goes_out ? is_not_shared(transfer.out, transfer.out_nbytes)
                                            : is_not_shared(transfer.in, transfer.in_nbytes));
   }
+  // Nothing to choose: blocks in shared memory are copied directly on every path.
   if (!any_private) return;
   PathTuner& tuner = group_->path_tuners[signature().type];
   if (progress_engine().rank() == 0) {
     const std::vector<Path> open = candidate_paths();
     start_.path = open.size() == 1 ? open.front() : tuner.choose(longest_, open);
   }
+  // Only rank 0 knows the path. The others guess, and if they are wrong the copy was in vain.
   const Path likely = progress_engine().rank() == 0 ? start_.path : tuner.last_choice(longest_);
   const bool will_stage = !group_->peers->has_cma() || uses_stages(likely);
   if (is_enabled(Mechanism::prestaging) && any_goes_out && will_stage && group_->header_exchange->is_next(sequence_))
@@ -110,6 +114,7 @@ bool ShmExchange::hides_any() {
 }
 
 bool ShmExchange::any_hidden() {
+  // Every rank posts this to all, so that all come to the same answer.
   bool any = start_.hidden;
   for (int peer = 0; peer < progress_engine().size(); ++peer) {
     if (peer == progress_engine().rank()) continue;
@@ -194,6 +199,7 @@ void ShmExchange::match_peer(int peer, const PeerTransfer& transfer) {
     if (sizes.out != transfer.in_nbytes || sizes.in != transfer.out_nbytes) {
       mismatch_ = str(describe(), ": rank ", peer, " sends ", sizes.out, " bytes where this rank expects ",
                       transfer.in_nbytes, ", and expects ", sizes.in, " where this rank sends ", transfer.out_nbytes);
+      // Thrown at the end and not here: other peers may be copying from and to this rank's buffers.
       transfers_[static_cast<std::size_t>(peer)] = {};  // neither rank waits for the other
       return;
     }
@@ -246,6 +252,8 @@ void ShmExchange::begin_transfer(const End& end) {
 }
 
 void ShmExchange::copy_single(const End& end) {
+  // Without CMA a rank reaches only shared memory. If just one of the two arrays is shared, the rank of the other array
+  // has to copy, whether it sends or receives.
   const bool i_can = via_cma_ || (end.peer_address & LocalPeers::kSharedAddressBit) != 0;
   const bool they_can = via_cma_ || (end.own_address & LocalPeers::kSharedAddressBit) != 0;
   if (!i_can) return;
@@ -258,6 +266,7 @@ void ShmExchange::copy_single(const End& end) {
   if (root < 0 || (start_.path != Path::single_copy_split && !any_shared)) {
     if (!end.outgoing) single_copy_.copy(run);
   } else if (root == progress_engine().rank()) {
+    // Root copies one part in n of each of its n - 1 transfers, which together is as much as each other rank copies.
     single_copy_.copy_parts(run, size - 1, 1, size);
   } else {
     single_copy_.copy_parts(run, 0, size - 1, size);
@@ -281,11 +290,14 @@ bool ShmExchange::work() {
     const bool done = single_copy_.work() && (!staged_ || staged_->work()) && PairwiseExchange::work();
     if (steps() != before) progress_engine().note_progress();
     if (!done) return false;
+    // The last step tells peers that this rank will not touch their buffers again.
     own_copies_done_ = true;
+    // Before the local copy, for which no peer has to wait.
     group_->region->set_step(sequence_, progress_engine().rank(), ShmRegion::kLastStep);
     copy_local();
   }
   for (int peer = 0; peer < progress_engine().size(); ++peer) {
+    // Peers may still read and write this rank's buffers, which belong to the caller afterwards.
     if (!peer_is_done(peer)) return false;
   }
   if (timed_) {

@@ -14,6 +14,7 @@ constexpr int kChunksAtOnce = 8;         // then other operations of the group m
 
 void SingleCopyExchange::copy_parts(const Run& run, std::size_t first, std::size_t n, std::size_t of) {
   constexpr std::size_t kPage = 4096;
+  // In whole pages, so that no page is the work of two ranks if the block begins at one.
   const std::size_t part = (run.nbytes / of + kPage) / kPage * kPage;
   const std::size_t begin = std::min(first * part, run.nbytes);
   const std::size_t end = first + n == of ? run.nbytes : std::min((first + n) * part, run.nbytes);
@@ -43,6 +44,7 @@ bool SingleCopyExchange::work() {
     try {
       copy_chunk(part.run, part.begin, nbytes);
     } catch (const PeerMemoryLost&) {
+      // Not an error yet: see PeerMemoryLost. The buffers of the peer are not touched again.
       peer_memory_lost_ = true;
       return false;
     }

@@ -26,6 +26,8 @@ SingleCopyReduction::SingleCopyReduction(const ReductionContext& task) : context
   const bool has_several = task.in.count >= 2 * size * chunk_count_;
   is_dynamic_ = has_several && is_enabled(Mechanism::dynamic_chunks);
   if (!has_several) {  // one chunk for each rank, always the same one, so that it stays in that CPU's cache
+    // The smallest number of parts of each block for which all chunks together are a multiple of the ranks: for an
+    // allreduce one chunk for each rank, for a reduce_scatter each rank's own block.
     const std::size_t parts = size / std::gcd(size, n_blocks_);
     chunk_count_ = std::max<std::size_t>(64, (block_count_ + parts * 64 - 1) / (parts * 64) * 64);
   }
@@ -86,6 +88,7 @@ bool SingleCopyReduction::is_count_complete(std::uint64_t done) {
 
 std::uint64_t SingleCopyReduction::next_chunk() {
   if (is_dynamic_) {
+    // The counter is never reset: each rank computes how far all earlier operations of the slot have advanced it.
     const std::uint64_t first = context_.group->next_chunk[context_.sequence % ShmRegion::kSlots];
     // relaxed: the number alone assigns the chunk; the header exchange has published the elements
     return context_.group->region->next_chunk(context_.sequence).fetch_add(1, std::memory_order_relaxed) - first;
@@ -132,8 +135,11 @@ void SingleCopyReduction::reduce(std::uint64_t chunk) {
   const auto size = static_cast<std::size_t>(context_.size());
   LocalPeers& host = *context_.group->peers;
   std::vector<std::byte>& bounce = context_.group->bounce;
+  // One place for each rank's elements, and one for the result if no output can be mapped.
   if (bounce.size() < (size + 1) * nbytes) bounce.resize((size + 1) * nbytes);
 
+  // No other rank touches this chunk of any buffer, so arrays may be in place: the kernel reads elements before it
+  // stores over them.
   const std::span<const kernels::Input> from = inputs(in_offset, nbytes);
   std::vector<void*>& here = context_.group->outs;           // mapped outputs
   std::vector<int>& by_cma = context_.group->written_peers;  // ranks whose outputs are written by CMA

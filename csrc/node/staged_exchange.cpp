@@ -25,6 +25,8 @@ StagedExchange::StagedExchange(NodeGroup& group, std::uint64_t sequence, Collect
       non_temporal_(non_temporal),
       is_two_rank_swap_(is_enabled(Mechanism::two_rank_swap) && group.region->size() == 2 &&
                         (verb == CollectiveType::allgather || verb == CollectiveType::alltoall)) {
+  // Each receiver has its part of the sender's stage, its lane. If all receive the same, or root alone receives, one
+  // lane is the whole stage.
   if (!same_to_all_ && verb != CollectiveType::gather)
     n_lanes_ = static_cast<std::size_t>(std::max(group.region->size() - 1, 1));
   is_two_rank_swap_ ? plan_exchange() : plan_segments();
@@ -34,6 +36,7 @@ void StagedExchange::plan_segments() {
   constexpr std::size_t kMinSegment = 16 << 10, kMaxSegment = 64 << 10, kSegments = 8;
   lane_nbytes_ = whole_lines(ShmRegion::kStages * ShmRegion::kStageBytes / n_lanes_);
   const std::size_t wanted = std::clamp(std::bit_ceil(nbytes_ / kSegments), kMinSegment, kMaxSegment);
+  // A lane has at least two segments, so that one is copied out while the next one is copied in.
   segment_nbytes_ = std::min(wanted, whole_lines(lane_nbytes_ / 2));
   depth_ = lane_nbytes_ / segment_nbytes_;
   n_segments_ = (nbytes_ + segment_nbytes_ - 1) / segment_nbytes_;
@@ -80,6 +83,7 @@ bool StagedExchange::may_step() const {
   const ShmRegion& region = *group_.region;
   for (const Outgoing& run : outgoing_) {
     // In a swap both ranks write to both stages. Else the segment that used the place before must have been copied out.
+    // A receiver that has copied out segment k has published step k + 2.
     const std::uint64_t taken = is_two_rank_swap_ ? step_ : step_ < depth_ ? 0 : step_ - depth_ + 2;
     const bool ahead = taken == 0 || step_ == n_segments_ || (is_two_rank_swap_ && !incoming_.empty());
     if (!ahead && !region.is_at(sequence_, run.peer, taken)) return false;

@@ -24,6 +24,8 @@ std::byte* StagedReduction::staged(int rank, std::size_t segment, int owner) con
 void StagedReduction::begin() {
   const auto staged = [](const ReductionDescriptor& posted) { return posted.is_prestaged; };
   is_prestaged_ = staged(context_.descriptor_of(context_.rank()));
+  // The headers have published the segments that were prestaged. If all ranks have done that, none waits for another
+  // one before it reduces the first segment.
   if (std::all_of(context_.descriptors.begin(), context_.descriptors.end(), staged)) step_ = first_segment_ = 1;
 }
 
@@ -33,6 +35,7 @@ bool StagedReduction::work() {
     // No other rank accesses this rank's stages before its first step or after its last.
     if (step_ != first_segment_ && !context_.all_at(step_)) return false;
     const std::size_t k = step_;
+    // Before the copy in: segments k and k - 2 use the same stage.
     if (k >= 2) copy_out(k - 2);
     if (k < n_segments && !(k == 0 && is_prestaged_)) copy_in(k);
     if (k >= 1 && k <= n_segments) reduce_own(k - 1);
@@ -44,6 +47,7 @@ bool StagedReduction::work() {
 void StagedReduction::copy_in(std::size_t segment) const {
   for (int owner = 0; owner < context_.size(); ++owner) {
     const Chunk chunk = plan_.chunk(segment, owner);
+    // The owner reduces its own elements from where they are.
     if (owner == context_.rank() || chunk.count == 0) continue;
     kernels::copy(staged(context_.rank(), segment, owner),
                   static_cast<const std::byte*>(context_.in.data) + chunk.in_offset * context_.itemsize(),
