@@ -23,6 +23,8 @@ Connection::Connection(int peer, TcpSocket socket, std::string where)
     : peer_(peer), socket_(std::move(socket)), where_(std::move(where)), stage_(kStage) {}
 
 void Connection::ready(bool readable, bool writable, bool hung_up) {
+  // A connection that has hung up is read and written once more: what the peer has sent before is not lost, and the
+  // system call returns the reason.
   readable_ |= readable || hung_up;
   writable_ |= writable || hung_up;
   hung_up_ |= hung_up;
@@ -53,6 +55,7 @@ void Connection::check_heartbeat() {
 // ---- sending
 
 void Connection::send(const Frame& frame, Bytes bytes, RequestState* record) {
+  // Silently: `Mesh::failure` reports the loss.
   if (lost_) return;
   const bool first = all_sent();
   queue(frame, bytes, record);
@@ -64,6 +67,8 @@ void Connection::send(const Frame& frame, Bytes bytes, RequestState* record) {
 
 void Connection::send_data(RequestState* record, std::uint64_t group, std::uint32_t id) {
   if (lost_) return;
+  // Not queued as frames yet: `flush` makes a data frame only when nothing else waits, so that short messages overtake
+  // a long one.
   rts_sent_.push_back({record, group, id});
   flush();
 }
@@ -88,6 +93,7 @@ void Connection::flush() {
     if (outgoing_.empty()) queue_data();
     std::array<iovec, kMaxParts> parts;
     std::size_t n = 0, skip = sent_;
+    // Several frames in one system call, each as a header and a body, straight from the user's memory.
     for (const Outgoing& out : outgoing_) {
       if (n + 2 > kMaxParts) break;
       if (skip < sizeof(Frame)) {
@@ -133,6 +139,8 @@ void Connection::forget(std::uint64_t group) {
     if (out.frame.group != group) continue;
     out.request = nullptr;
     if (out.bytes.empty()) continue;
+    // The frame has been sent in part. The receiver needs what remains to find the next frame, but the memory belongs
+    // to the caller again: so it is copied. Other frames become notices that the group is closed, which is true.
     if (i == 0 && sent_ > 0) {
       half_sent_.assign(out.bytes.begin(), out.bytes.end());
       out.bytes = half_sent_;
@@ -158,6 +166,7 @@ bool Connection::read(Receiver& receiver) {
     parts[n++] = part(destination_.at, left_);
     direct = left_;
   }
+  // One system call reads the body directly to its destination, and what follows it into the stage.
   parts[n++] = part(stage_.data() + end_, stage_.size() - end_);
   wanted = direct + stage_.size() - end_;
   const TcpSocket::Outcome outcome = socket_.read(std::span(parts).first(n));
@@ -177,6 +186,8 @@ bool Connection::read(Receiver& receiver) {
   }
   end_ += outcome.nbytes - straight;
   consume(receiver);
+  // Fewer bytes than there was room for: the socket is empty, and the poller, which reports changes only, will report
+  // the next ones. After a hang-up nothing is reported any more, so the socket is read until its end.
   if (outcome.nbytes == wanted || hung_up_) return true;
   readable_ = false;  // all read; the poller reports when there is more
   return false;
@@ -207,6 +218,7 @@ void Connection::consume(Receiver& receiver) {
 bool Connection::begin_frame(Receiver& receiver) {
   std::memcpy(&frame_, stage_.data() + begin_, sizeof frame_);
   begin_ += sizeof frame_;
+  // Also the first frame of another version of the protocol has another number, see kFirstSequence.
   if (frame_.sequence != next_in_++ || !is_valid(frame_)) {
     end("it sent what no rank of this version sends");
     return false;

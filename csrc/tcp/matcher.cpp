@@ -13,10 +13,13 @@ RequestState* Matcher::new_request() {
 void Matcher::drop(RequestState* record) { free_.push_back(record); }
 
 UnexpectedMessage* Matcher::find_unexpected(const RequestState& receive) {
+  // A message that a receive has matched stays here until all of it has arrived.
   return matcher_.find(receive.peer, receive.tag, [](const UnexpectedMessage& a) { return a.taker == nullptr; });
 }
 
 const UnexpectedMessage* Matcher::find_complete(int tag) {
+  // Complete ones only: a rank that has probed successfully receives the message at once, and polls until it has it. An
+  // RTS would make it wait for the sender.
   return matcher_.find(kAnySource, tag,
                        [](const UnexpectedMessage& a) { return a.complete && !a.offered && a.taker == nullptr; });
 }

@@ -30,6 +30,7 @@ Mesh::Mesh(int rank, std::vector<Peer> peers) : rank_(rank), index_(peers.size()
   noted_failures_.resize(connections_.size());
 }
 
+// Made at the first use, which may be a frame that arrives before this rank has opened the group.
 Mesh::GroupState& Mesh::state(Group group) { return groups_.try_emplace(group, size()).first->second; }
 
 void Mesh::open(Group group, std::vector<int> members) {
@@ -44,6 +45,7 @@ void Mesh::open(Group group, std::vector<int> members) {
 
 void Mesh::advance() {
   if (connections_.size() < kPolledFrom) {
+    // A read that finds nothing costs no more than asking the poller, and saves the second call if there is something.
     for (Connection& connection : connections_) {
       connection.ready(true, !connection.all_sent(), false);
       connection.advance(*this);
@@ -67,6 +69,7 @@ void Mesh::note_failures() {
     if (!connections_[i].lost() || noted_failures_[i]) continue;
     noted_failures_[i] = true;
     const int peer = connections_[i].peer();
+    // Messages of which a part is missing can never complete, so that no receive may match them any more.
     incoming_[static_cast<std::size_t>(peer)].clear();
     for (auto& [number, group] : groups_) group.matching.forget_incomplete(peer);
     erase_closed();
@@ -90,6 +93,8 @@ void Mesh::wait_for_activity() {
   {
     const std::lock_guard lock(mutex_);
     for (const Connection& connection : connections_) {
+      // The poller reports changes only. What is ready already, and was left because of a limit, would not end the
+      // sleep.
       if (connection.has_work()) return;
     }
     if (connections_.size() < kPolledFrom && !connections_.empty()) {  // the events of a single connection are not used
@@ -97,6 +102,7 @@ void Mesh::wait_for_activity() {
       to_write = !connections_[0].all_sent();
     }
   }
+  // Without the mutex: other threads make progress meanwhile.
   wait_until_ready(fd, to_write, kActivityWait);
 }
 
@@ -113,6 +119,7 @@ Connection::Destination Mesh::destination_of(int peer, const Frame& frame) {
   }
   if (frame.kind != Frame::Kind::eager) return {};
   GroupState& group = state(frame.group);
+  // No destination: the bytes are read and discarded, because the frames behind them belong to other groups.
   if (group.is_closed) return {};
   if (RequestState* const record = group.matching.match(peer, frame.tag); record != nullptr) {
     record->envelope = {peer, frame.tag};
@@ -135,6 +142,7 @@ void Mesh::take(int peer, const Frame& frame, const Connection::Destination& pla
     case Frame::Kind::rts:
       return handle_rts(peer, frame);
     case Frame::Kind::cts:
+      // None if the group has been closed here since: then the memory belongs to the caller again.
       if (const auto found = rts_sent_.find(frame.id); found != rts_sent_.end()) {
         RequestState* const record = found->second.request;
         rts_sent_.erase(found);
@@ -153,6 +161,7 @@ void Mesh::handle_eager(const Frame& frame, const Connection::Destination& place
   if (place.request != nullptr) place.request->ended = true;
   if (place.unexpected == nullptr) return;
   place.unexpected->complete = true;
+  // The receive was posted while the bytes were arriving, and could not redirect them.
   RequestState* const taker = place.unexpected->taker;
   if (taker == nullptr) return;
   if (taker->into != nullptr) kernels::copy(taker->into, place.unexpected->bytes.get(), frame.nbytes);
@@ -179,6 +188,7 @@ void Mesh::request_data(const Frame& offer, int source, RequestState& record) {
     record.too_long = offer.nbytes;
     record.ended = true;
   }
+  // The data of a message that is too long are requested, too, and discarded: its sender cannot know, and would wait.
   incoming_[static_cast<std::size_t>(source)].emplace(offer.id,
                                                       Incoming{fits ? &record : nullptr, offer.group, offer.nbytes});
   to(source).send({offer.group, 0, 0, Frame::Kind::cts, 0, offer.id});
@@ -257,6 +267,7 @@ RequestState* Mesh::receive(Group group, void* data, std::size_t room, int sourc
   const bool fits = arrived->nbytes <= room;
   (fits ? record->nbytes : record->too_long) = arrived->nbytes;
   if (!fits) record->into = nullptr;
+  // The remaining bytes still arrive in the memory of the message; `handle_eager` copies them then.
   if (!arrived->complete) {
     arrived->taker = record;
     return record;
@@ -309,10 +320,12 @@ bool Mesh::probe(Group group, int tag, Transport::Envelope& from) {
 std::string Mesh::failure(Group group, int peer) {
   const std::lock_guard lock(mutex_);
   if (const Clock::time_point now = Clock::now(); now - last_listened_ > kListenEvery) {
+    // Not at each call: this is a system call for each connection.
     last_listened_ = now;
     for (Connection& connection : connections_) connection.check_heartbeat();
     advance();
   }
+  // A peer that has closed the group before is free to close its connections.
   if (peer == rank_ || !to(peer).lost() || state(group).left[static_cast<std::size_t>(peer)]) return {};
   return to(peer).reason();
 }
@@ -326,6 +339,8 @@ void Mesh::close(Group group) {
   for (const int peer : closing.members) {
     if (peer != rank_) to(peer).send({group, 0, 0, Frame::Kind::leave, 0, 0});
   }
+  // With its last group a rank closes its connections. Peers that have not closed the group yet would take that for a
+  // failure, so this rank waits for them a little. Connections with other open groups stay.
   if (n_open_ == 1) wait_for_peers_to_close(closing);
   end(group, closing);
 }
@@ -362,6 +377,7 @@ void Mesh::end(Group group, GroupState& ending) {
   for (Connection& connection : connections_) {
     n_open_ > 0 ? connection.forget(group) : connection.end("all groups are closed here");
   }
+  // A CTS that arrives later finds nothing to send, and data frames are discarded.
   std::erase_if(rts_sent_, [group](const auto& entry) { return entry.second.group == group; });
   for (auto& from_peer : incoming_) {
     for (auto& [id, incoming] : from_peer) {
@@ -374,6 +390,8 @@ void Mesh::end(Group group, GroupState& ending) {
 }
 
 void Mesh::erase_closed() {
+  // Until all members have closed the group, or are lost, frames for it may arrive, and `state` would make it anew as
+  // one that is not closed.
   std::erase_if(groups_, [this](const auto& entry) { return entry.second.is_dropped && all_closed(entry.second); });
 }
 

@@ -83,6 +83,8 @@ class TcpTransport final : public Transport {
       if (reported_[i] || peer == rank_) continue;
       if (const std::string why = mesh_->failure(group_, members_[i]); !why.empty()) {
         reported_[i] = true;
+        // Operation 0: what the peer has completed is unknown, so all operations that are still pending and need it
+        // fail.
         found.push_back({peer, 0, why});
       }
     }
@@ -96,6 +98,7 @@ class TcpTransport final : public Transport {
   static Request request(tcp::RequestState* record) { return {reinterpret_cast<std::uintptr_t>(record), true}; }
   std::size_t world_size() const { return static_cast<std::size_t>(mesh_->size()); }
   int member(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
+  // The mesh knows ranks of the world only, since all groups share its connections.
   Envelope in_group(const Envelope& met) const {
     return {met.source < 0 ? -1 : rank_of_[static_cast<std::size_t>(met.source)], met.tag};
   }
@@ -110,6 +113,7 @@ class TcpTransport final : public Transport {
     mix(group_);
     mix(made_[members]++);
     for (const int member : members) mix(static_cast<std::uint64_t>(member) + 1);
+    // Never the number of the world.
     return hash | (1ull << 63);
   }
 
