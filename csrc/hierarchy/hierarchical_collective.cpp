@@ -55,6 +55,7 @@ HierarchicalCollective::HierarchicalCollective(std::shared_ptr<ProgressEngine> s
       reduction_(args.reduction),
       itemsize_(itemsize(args.in.dtype)),
       plan_(std::move(plan)),
+      // Chunks of an allreduce have the root hosts in turn, so these are three for each host.
       max_open_(3 * static_cast<std::size_t>(group_->topology.n_hosts())),
       block_((plan_.longest() * itemsize_ + 63) / 64 * 64) {
   stage_if_not_shared();
@@ -71,10 +72,12 @@ void HierarchicalCollective::stage_if_not_shared() {
     }
     return block;
   };
+  // Without CMA, or where it cannot reach this buffer, other ranks can use a copy in shared memory.
   const auto hidden = [&](const void* data, std::size_t nbytes) {
     return nbytes != 0 && (!group.peers->has_cma() || group.peers->hides(data, nbytes)) &&
            (group.peers->to_remote_address(data, nbytes) & LocalPeers::kSharedAddressBit) == 0;
   };
+  // All ranks contribute, except in a broadcast, where only root does.
   const bool gives =
       signature().root < 0 || signature().type == CollectiveType::reduce || signature().root == group.rank;
   if (gives && hidden(in_.data, in_.nbytes())) {
@@ -103,6 +106,7 @@ void HierarchicalCollective::start_work() {
   for (const int rank : group_->local_ranks()) {
     if (rank == me) continue;
     Posted posted;
+    // Only the addresses of this host's ranks are of use: memory of other hosts cannot be reached.
     const HeaderExchange::Bytes data = progress_engine().header_exchange().data(sequence_, rank);
     if (data.size() != sizeof posted) throw Error("the ranks of this host run different versions of samestep");
     std::memcpy(&posted, data.data(), sizeof posted);
@@ -118,6 +122,7 @@ void HierarchicalCollective::start_work() {
   done_in_.resize(group_->local_ranks().size());
   done_bytes_.resize(static_cast<std::size_t>(progress_engine().size()));
   for (const int rank : group_->local_ranks()) {
+    // Contributions are sent between hosts only, so that their tag is free among the ranks of a host.
     if (rank == me || !plan_.has_work(rank)) continue;
     done_in_[static_cast<std::size_t>(group_->topology.local_index(rank))].receive(
         progress_engine().transport(), &done_bytes_[static_cast<std::size_t>(rank)], 1, rank,
@@ -174,8 +179,10 @@ void HierarchicalCollective::open_next() {
   open.number = mine_[next_];
   open.chunk = plan_.chunk(open.number);
   const auto n_hosts = static_cast<std::size_t>(group_->topology.n_hosts());
+  // Chunks are closed in the order in which they were opened, so this part of the scratch memory is free.
   open.room = scratch_.data.get() + next_ % max_open_ * n_hosts * block_;
   ++next_;
+  // A chunk of a broadcast or allgather has one source, on its root host: nothing has to be collected.
   if (!plan_.reduces()) return;
   Transport& transport = progress_engine().transport();
   const int tag = tags::of_operation(sequence_, kContribution);
@@ -188,6 +195,8 @@ void HierarchicalCollective::open_next() {
     }
     return;
   }
+  // The partial sum is sent at once. From then on no rank of this host reads the inputs of this chunk, and its result
+  // may be stored over them. If the host has one rank, the send itself may read them, see `post_results`.
   const std::vector<const std::byte*> inputs = local_inputs(open.chunk);
   std::byte* const into = block(open, group_->own_host());
   const std::byte* partial = reduce_locally(0, open.chunk.count, inputs, into);
@@ -211,6 +220,7 @@ std::vector<const std::byte*> HierarchicalCollective::local_inputs(const Hierarc
 const std::byte* HierarchicalCollective::reduce_locally(std::size_t first, std::size_t count,
                                                         std::span<const std::byte* const> inputs,
                                                         std::byte* into) const {
+  // The elements of a single rank are their own sum; premul still has to multiply them.
   if (inputs.size() == 1 && reduction_.op != ReduceOp::premul) return inputs[0] + first * itemsize_;
   std::vector<kernels::Input> terms(inputs.size());
   const auto ranks = group_->local_ranks();
@@ -245,6 +255,7 @@ bool HierarchicalCollective::finish(Open& open) {
                    tags::of_operation(sequence_, kResult));
     progress_engine().count_message(bytes_of(open.chunk));
   }
+  // Outputs in shared memory have been stored by `combine`; the others are written by CMA.
   write_to_local_ranks(open.chunk, outs.empty() ? home : bytes(outs[0]), /*to_shared_too=*/false);
   return true;
 }
@@ -294,6 +305,7 @@ void HierarchicalCollective::post_results() {
 bool HierarchicalCollective::store(Open& open) {
   if (!plan_.spreads()) return true;
   if (!open.result_posted || !open.result.test(progress_engine().transport())) return false;
+  // The result has arrived in this rank's output, and no other rank of this host has it yet.
   write_to_local_ranks(open.chunk, bytes(out_.data) + open.chunk.out_offset * itemsize_, /*to_shared_too=*/true);
   return true;
 }
@@ -316,6 +328,7 @@ bool HierarchicalCollective::notify_local_ranks() {
   Transport& transport = progress_engine().transport();
   if (!notified_) {
     notified_ = true;
+    // Sends from the scratch memory have completed, see `work_on_chunks`.
     if (scratch_.data != nullptr) progress_engine().scratch().release(std::move(scratch_));
     for (const int rank : group_->local_ranks()) {
       if (mine_.empty() || rank == progress_engine().rank()) continue;
@@ -326,6 +339,7 @@ bool HierarchicalCollective::notify_local_ranks() {
   }
   bool ended = done_out_.test(transport);
   for (RequestSet& end : done_in_) ended = ended && end.test(transport);
+  // Only now: until all leaders have said that they are done, they may write to the copy in shared memory.
   if (ended && staged_out_ != nullptr) kernels::copy(user_out_, out_.data, out_.nbytes());
   return ended;
 }

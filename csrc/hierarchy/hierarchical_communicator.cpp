@@ -22,6 +22,7 @@ bool order_matters(DType dtype, ReduceOp op) {
 std::shared_ptr<std::byte> share_leave_flags(const HierarchicalGroup& group, const Deadline& deadline) {
   if (group.peers == nullptr || group.local_ranks().size() == 1) return nullptr;
   std::vector<int> members;
+  // LocalPeers numbers the ranks of the host, not those of the group.
   for (const int rank : group.local_ranks()) members.push_back(group.topology.location(rank).local_rank);
   return group.peers->share(members, LeaveFlags::nbytes_for(members.size()), deadline);
 }
@@ -60,6 +61,7 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::make_child(std::span<con
     local_ranks.push_back(topology.back().local_rank);
   }
   const auto same_host = [&](const RankLocation& location) { return location.host == topology[0].host; };
+  // Ranks of one host need no transport between hosts.
   if (topology.size() > 1 && std::all_of(topology.begin(), topology.end(), same_host)) {
     return NodeCommunicator::open(group_->peers, std::move(local_ranks), std::move(options), deadline);
   }
@@ -78,10 +80,15 @@ Communicator::WorkPtr HierarchicalCommunicator::start_collective(const Collectiv
 Communicator::WorkPtr HierarchicalCommunicator::start_reduction(const CollectiveArgs& args) {
   const ReduceOp op = args.reduction.op;
   const std::size_t nbytes = nbytes_to_peer(args);
+  // One-shot reductions add in order of rank. Unless all hosts have the same power of two of consecutive ranks, long
+  // ones add in another order. Then short ones are done like long ones, so that the bits do not depend on the length.
   const bool by_host = !group_->topology.keeps_order() && order_matters(args.in.dtype, op);
   const bool is_one_shot = !by_host && OneShotReduction::fits(shared_engine(), args.type, nbytes);
+  // Sums of half types and averages of integers are rounded once, from the elements of all ranks: partial sums of hosts
+  // would be rounded before.
   if (is_one_shot || !RecursiveRun::supports(args.in.dtype, op)) return ExchangeCommunicator::start_reduction(args);
   const int n_hosts = group_->topology.n_hosts();
+  // Each lane is an allreduce between hosts of its part of the elements.
   const std::size_t of_lane = nbytes / static_cast<std::size_t>(group_->topology.lanes());
   const Algorithm algorithm = shared_engine().options().algorithm.value_or(select_algorithm(n_hosts, of_lane));
   if (args.type != CollectiveType::allreduce || algorithm == Algorithm::two_shot || n_hosts == 1) {
@@ -91,6 +98,7 @@ Communicator::WorkPtr HierarchicalCommunicator::start_reduction(const Collective
 }
 
 Communicator::WorkPtr HierarchicalCommunicator::start_long_bcast(const CollectiveArgs& args) {
+  // Root reads the buffer and all others write it, so the plan takes it as input and as output.
   CollectiveArgs both = args;
   both.in = args.out;
   return start_operation<HierarchicalCollective>(both, group_);

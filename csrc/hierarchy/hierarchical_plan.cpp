@@ -19,9 +19,12 @@ HierarchicalPlan::HierarchicalPlan(const Topology& topology, CollectiveType verb
   const auto n_hosts = static_cast<std::size_t>(topology.n_hosts()), lanes = static_cast<std::size_t>(topology.lanes());
   std::size_t n_ranks = 0;
   for (int host = 0; host < topology.n_hosts(); ++host) n_ranks += topology.ranks_on(host).size();
+  // At least one chunk for each leader, and in an allreduce for each root host as well, so that all of them have work;
+  // but none so short that its message costs more than it saves.
   const std::size_t turns = has_blocks() ? 1 : lanes * (verb == CollectiveType::allreduce && !together ? n_hosts : 1);
   const std::size_t fair = std::max(divide_up(count, turns), std::min(kMinChunk, piece));
   const std::size_t parts = divide_up(count, std::min(fair, piece));
+  // Chunks of equal length, so that no leader has much less to do than the others.
   length_ = std::min(count, divide_up(divide_up(count, parts), kRounding) * kRounding);
   per_block_ = divide_up(count, length_);
   chunks_ = per_block_ * (has_blocks() ? n_ranks : 1);
@@ -63,6 +66,8 @@ int HierarchicalPlan::leader(std::size_t number, int host) const {
   const auto ranks = topology_->ranks_on(host);
   if (!has_blocks()) return ranks[number % static_cast<std::size_t>(topology_->lanes())];
   const auto owner = static_cast<int>(number / per_block_);
+  // On its own host the owner does it, and so needs no other rank's access to its block. On other hosts the blocks of a
+  // host are spread over the ranks.
   if (topology_->host_of(owner) == host) return owner;
   return ranks[static_cast<std::size_t>(topology_->local_index(owner)) % ranks.size()];
 }

@@ -16,6 +16,7 @@ constexpr std::size_t kStep =
 
 HierarchicalPlan plan_for(const ProgressEngine& engine, const HierarchicalGroup& group, const CollectiveArgs& args,
                           bool scatter_first) {
+  // Hosts take the place of ranks: each finishes one part of a chunk.
   const std::size_t segment_bytes =
       RecursiveHalvingAllreduce::segment_nbytes(group.topology.n_hosts(), engine.options().segment_bytes);
   const std::size_t piece =
@@ -36,6 +37,8 @@ const std::byte* HierarchicalRecursiveAllreduce::local_sum(const HierarchicalChu
   if (group_->local_ranks().size() == 1 && reduction_.op != ReduceOp::premul) {
     return static_cast<const std::byte*>(in_.data) + chunk.in_offset * itemsize_;
   }
+  // In steps, because `local_inputs` copies what it cannot map: the copies of a step stay in the cache until they are
+  // reduced.
   HierarchicalChunk part = chunk;
   const std::size_t most = std::max<std::size_t>(kStep / itemsize_, 1);
   for (std::size_t first = 0; first < chunk.count; first += most) {
@@ -58,6 +61,7 @@ void HierarchicalRecursiveAllreduce::open_next() {
   const std::byte* const sum = local_sum(chunk, room);
   RecursiveRun::Params terms;
   terms.dtype = in_.dtype;
+  // Leaders have multiplied their host's elements. An average divides by the number of ranks, not of hosts.
   terms.op = reduction_.op == ReduceOp::premul ? ReduceOp::sum : reduction_.op;
   terms.n_ranks = static_cast<std::size_t>(progress_engine().size());
   terms.ranks = leaders;
@@ -71,6 +75,7 @@ void HierarchicalRecursiveAllreduce::open_next() {
 bool HierarchicalRecursiveAllreduce::work_on_chunks() {
   while (true) {
     while (next_ < mine_.size() && open_.size() < kOpenChunks) open_next();
+    // No chunk may overtake an earlier one, because all of them share their tags.
     std::size_t limit = SIZE_MAX;
     for (Open& open : open_) {
       open.run.advance(progress_engine(), limit);
@@ -79,6 +84,7 @@ bool HierarchicalRecursiveAllreduce::work_on_chunks() {
     if (open_.empty()) return true;
     Open& first = open_.front();
     if (!first.run.advance(progress_engine(), SIZE_MAX)) return false;
+    // The run has stored the result into this rank's output, from where the other ranks of the host get it.
     const std::byte* const result = static_cast<const std::byte*>(out_.data) + first.chunk.out_offset * itemsize_;
     write_to_local_ranks(first.chunk, result, /*to_shared_too=*/true);
     progress_engine().scratch().release(std::move(first.block));

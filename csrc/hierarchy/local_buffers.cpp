@@ -7,6 +7,7 @@ namespace samestep {
 LocalBuffers::Addresses LocalBuffers::addresses_of(const HierarchicalGroup& group, ConstBuffer in, Buffer out) {
   if (group.peers == nullptr) return {};
   const auto place = [&](const void* data, std::size_t nbytes) {
+    // A rank that gives or gets nothing has no such buffer.
     return data == nullptr ? 0 : group.peers->to_remote_address(data, nbytes);
   };
   return {place(in.data, in.nbytes()), place(out.data, out.nbytes()), in.nbytes(), out.nbytes()};
@@ -17,6 +18,7 @@ const std::byte* LocalBuffers::read(int rank, std::size_t offset, std::size_t nb
   LocalPeers& host = *group_->peers;
   if (const std::byte* here = host.map_peer_memory(local_rank(rank), addresses(rank).in, addresses(rank).in_nbytes))
     return here + offset;
+  // The operation waits until the engine knows which rank has left, see PeerMemoryLost.
   if (!host.read_peer(local_rank(rank), room, addresses(rank).in + offset, nbytes)) throw PeerMemoryLost();
   return room;
 }

@@ -10,6 +10,8 @@ namespace samestep {
 Topology::Topology(std::vector<RankLocation> topology) : locations_(std::move(topology)) {
   std::map<int, int> numbers;
   for (std::size_t rank = 0; rank < locations_.size(); ++rank) {
+    // In the order of first ranks, so that hosts are numbered equally on all ranks, and sums over hosts have the order
+    // of ranks if hosts hold consecutive ones.
     const auto [at, is_new] = numbers.try_emplace(locations_[rank].host, n_hosts());
     if (is_new) ranks_.emplace_back();
     std::vector<int>& ranks = ranks_[index(at->second)];
