@@ -10,6 +10,7 @@
 namespace samestep {
 namespace {
 
+// Neither is ever destroyed: the handlers of fork stay registered until the process ends.
 std::mutex& guard() {
   static auto& mutex = *new std::mutex;
   return mutex;
@@ -19,9 +20,13 @@ std::vector<int>& connections() {
   return all;
 }
 
+// The forking thread holds the mutex during the fork, so that the child does not inherit a list that another thread was
+// changing.
 void before() { guard().lock(); }
 void in_parent() { guard().unlock(); }
 void in_child() {
+  // Only async-signal-safe functions: other threads of the parent may have held any lock, that of the allocator among
+  // them. `clear` frees nothing.
   const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   for (const int fd : connections()) {
     if (nothing >= 0) ::dup3(nothing, fd, O_CLOEXEC);  // not closed: the number could be reused

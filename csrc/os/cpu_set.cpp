@@ -27,6 +27,7 @@ std::string own_control_group() {
   std::ifstream in("/proc/self/cgroup");
   std::string line;
   while (std::getline(in, line)) {
+    // The entry of version 2. Those of version 1 name their controllers.
     if (line.rfind("0::", 0) == 0) return line.substr(3);
   }
   return "";
@@ -38,8 +39,11 @@ int usable_cpus() {
   cpu_set_t set;
   CPU_ZERO(&set);
   const int in_mask = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  // In a container the root of the mounted hierarchy is often the container's own group. Elsewhere the root has no such
+  // file, and the group of this process has its own folder.
   const double quota =
       std::min(quota_of("/sys/fs/cgroup/cpu.max"), quota_of("/sys/fs/cgroup" + own_control_group() + "/cpu.max"));
+  // Rounded up: with a quota of 1.5 CPUs two ranks still run at the same time, if not all the time.
   const int in_quota = std::isinf(quota) ? in_mask : static_cast<int>(std::ceil(quota));
   return std::max(1, std::min(in_mask, in_quota));
 }

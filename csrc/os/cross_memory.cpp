@@ -46,6 +46,7 @@ namespace {
 template <class Function>
 bool transfer_by_file(pid_t pid, int flags, std::span<const RemoteSegment> pieces, Function call) {
   std::array<char, 32> path;
+  // The offset in this file is the address in that process.
   std::snprintf(path.data(), path.size(), "/proc/%d/mem", static_cast<int>(pid));
   const Fd fd(::open(path.data(), flags | O_CLOEXEC));
   if (!fd) return false;
@@ -75,6 +76,8 @@ bool is_open_to_others(const void* data, std::size_t nbytes) {
   std::byte first, last;
   const auto begin = reinterpret_cast<std::uintptr_t>(data);
   const std::array<RemoteSegment, 2> ends{RemoteSegment{&first, begin, 1}, RemoteSegment{&last, begin + nbytes - 1, 1}};
+  // A process can always access itself, so whether others can is asked for separately. The two ends stand for the
+  // range.
   return ::prctl(PR_GET_DUMPABLE) == 1 && pull_memory(::getpid(), ends);
 }
 
@@ -86,6 +89,8 @@ bool push_memory(pid_t pid, std::span<const RemoteSegment> pieces) {
   return transfer(&::process_vm_writev, pid, pieces);
 }
 
+// Yama's mode 1 is the default of several distributions: a process may access only its descendants, and ranks are
+// siblings.
 void allow_memory_access() { ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0); }
 
 }  // namespace samestep

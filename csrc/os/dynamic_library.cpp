@@ -16,6 +16,7 @@ LoadedLibrary::LoadedLibrary(const std::string& path) : handle_(::dlopen(path.c_
 }
 
 OpenedLibrary::OpenedLibrary(const std::string& path)
+    // RTLD_NOW: a library that lacks something fails here, where the error can be reported, and not at its first use.
     : path_(path), handle_(::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
   if (handle_ == nullptr) {
     const char* why = ::dlerror();

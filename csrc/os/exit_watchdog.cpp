@@ -11,6 +11,7 @@ namespace samestep {
 namespace {
 
 int exit_code = 1;
+// Set before the handler is installed: a handler must not allocate memory.
 std::string final_message;
 
 void exit_now(int) {  // async-signal-safe functions only
@@ -27,6 +28,7 @@ void exit_watchdog(double seconds, int code, const std::string& why) {
   struct sigaction action{};
   action.sa_handler = &exit_now;
   ::sigaction(SIGALRM, &action, nullptr);
+  // Not 0, which would stop the timer instead.
   const double bounded = std::clamp(seconds, 1e-3, 1e8);
   itimerval timer{};
   timer.it_value.tv_sec = static_cast<time_t>(bounded);

@@ -9,6 +9,7 @@
 namespace samestep {
 
 void throw_errno(std::string_view act) {
+  // First: making the text may change it.
   const int number = errno;
   throw UnavailableError(str(act, ": ", std::strerror(number), " (errno ", number, ")"));
 }

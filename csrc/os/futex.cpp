@@ -14,6 +14,8 @@ static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t), "what
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::chrono::nanoseconds most) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(most);
   const timespec time{seconds.count(), (most - seconds).count()};
+  // Without FUTEX_PRIVATE_FLAG, because the word is shared between processes. The result is ignored: whatever it is,
+  // the caller checks its condition again.
   ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &time, nullptr, 0);
 }
 

@@ -66,6 +66,7 @@ class Question {
   int ask(Clock::time_point now) {
     close();
     asked_at_ = now;
+    // Without a descriptor nothing was asked, so that nothing is concluded from the silence.
     Fd fd(::socket(address_.bytes.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!fd) return 0;
     socket_.emplace(std::move(fd));
@@ -79,6 +80,7 @@ class Question {
   /// Whether an answer has arrived since the last call. `error`: 0 if the connection was accepted or closed.
   bool answered(int& error) {
     if (!socket_) return false;
+    // POLLOUT reports the outcome of the attempt. Once connected, only the end of the connection is news.
     pollfd entry{socket_->fd(), static_cast<short>(connected_ ? POLLRDHUP : POLLOUT), 0};
     if (::poll(&entry, 1, 0) <= 0) return false;
     socklen_t size = sizeof error;
@@ -125,6 +127,7 @@ PeerWatch::PeerWatch(Fd listener, Fd reserved, const std::vector<Place>& places,
     peers_.push_back(std::make_unique<Peer>(Peer{Question(parse(place.address, place.port)),
                                                  Question(parse(place.address, place.reserved_port)), place.where}));
   }
+  // A child that kept the port open would make this process look alive after its end.
   close_in_forks(listener_.get());
 }
 
@@ -143,6 +146,7 @@ std::string PeerWatch::death(std::size_t number) {
   const std::lock_guard lock(mutex_);
   check_all();
   const Peer& peer = *peers_[number];
+  // Later than it is known: the peer may have sent a notice before, which names the true cause.
   return !peer.why.empty() && Clock::now() - peer.died > times_.report_delay ? peer.why : "";
 }
 
@@ -163,10 +167,13 @@ void PeerWatch::check_all() {
 
 void PeerWatch::check(Peer& peer) {
   check_process(peer);
+  // A refusal comes from a kernel that runs, so this is the end of the process and not of its host.
   if (peer.n_refusals >= kMaxRefusals) {
     peer.died = peer.refused;
     return conclude(peer, str("its process, at ", peer.where, ", has ended"));
   }
+  // The end of a host has no packet of its own. It is concluded from silence, and only after several probes, since any
+  // of them can be lost.
   check_host(peer);
   if (last_check_ - peer.last_answer > times_.silence && peer.n_unanswered >= kMaxUnanswered) {
     peer.died = last_check_;
@@ -178,14 +185,18 @@ void PeerWatch::check_process(Peer& peer) {
   int error = 0;
   bool answered = peer.process.answered(error);
   if (!answered && !peer.process.is_connected()) {
+    // An answer that is no proof is asked for again soon. While there is none, the attempt is made afresh now and then:
+    // the kernel would repeat its packet at doubling intervals.
     const Seconds pause = peer.process.is_open() ? times_.retry : std::min(kConfirmAfter, times_.retry);
     if (Clock::now() - peer.process.asked_at() < pause) return;
     error = peer.process.ask(Clock::now());
     answered = error != 0;
   }
+  // Silence says nothing about the process; see `check_host`.
   if (!answered || is_silence(error)) return;
   peer.last_answer = Clock::now();
   peer.n_unanswered = 0;
+  // The first refusal is taken as the time of death: what follows only confirms it.
   if (error != ECONNREFUSED) {
     peer.n_refusals = 0;
   } else if (peer.n_refusals++ == 0) {
@@ -195,6 +206,8 @@ void PeerWatch::check_process(Peer& peer) {
 
 void PeerWatch::check_host(Peer& peer) {
   int error = 0;
+  // The kernel's keepalive on the open connection is an answer of the host without a probe of ours. The host is asked
+  // at its reserved port only if that has been missing.
   bool answered = peer.process.confirmed_within(times_.silence / 2);
   if (!answered && last_check_ - peer.last_answer > times_.silence / 3) {
     answered = peer.host.answered(error);

@@ -12,6 +12,7 @@ Poller::Poller() : fd_(checked(::epoll_create1(EPOLL_CLOEXEC), "cannot watch con
 
 void Poller::add(int fd, std::size_t number) {
   epoll_event event{};
+  // Edge-triggered: a socket can nearly always be written to, so level-triggered events for that would never end.
   event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
   event.data.u64 = number;
   if (::epoll_ctl(fd_.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw_errno("cannot watch a connection");
@@ -27,6 +28,7 @@ std::span<const Poller::Event> Poller::poll(std::span<Event> room) {
     room[static_cast<std::size_t>(i)] = {event.data.u64, (event.events & EPOLLIN) != 0, (event.events & EPOLLOUT) != 0,
                                          hung_up};
   }
+  // A call that a signal has interrupted reports nothing. The changes are reported by the next one.
   return room.first(static_cast<std::size_t>(std::max(n, 0)));
 }
 

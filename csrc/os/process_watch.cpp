@@ -43,6 +43,7 @@ std::optional<Stat> read_stat(pid_t pid) {
 ProcessWatch::ProcessWatch(pid_t pid) : pid_(pid) {
   if (pid <= 0) return;
 #ifdef SYS_pidfd_open
+  // By number, because the C library has a function for it only from glibc 2.36 on.
   fd_ = Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 #endif
   if (const auto stat = fd_ ? std::nullopt : read_stat(pid)) start_time_ = stat->start_time;
@@ -50,11 +51,13 @@ ProcessWatch::ProcessWatch(pid_t pid) : pid_(pid) {
 
 bool ProcessWatch::ended() const {
   if (fd_) {
+    // A pidfd becomes readable when its process ends, also while the process is a zombie (pidfd_open(2)).
     pollfd entry{fd_.get(), POLLIN, 0};
     return ::poll(&entry, 1, 0) > 0;
   }
   if (pid_ <= 0) return false;
   const auto stat = start_time_ != 0 ? read_stat(pid_) : std::nullopt;
+  // The number alone is no proof: it may belong to a new process, which then has another start time.
   if (stat) return stat->state == 'Z' || stat->state == 'X' || stat->start_time != start_time_;
   return ::kill(pid_, 0) != 0 && errno == ESRCH;
 }

@@ -14,6 +14,7 @@ SharedMemory::SharedMemory(Fd fd, std::size_t nbytes) : fd_(std::move(fd)), nbyt
   void* const data = ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
   if (data == MAP_FAILED) throw_errno("cannot map shared memory");
   data_ = static_cast<std::byte*>(data);
+  // Core files of all ranks would each contain the memory of all.
   ::madvise(data_, nbytes_, MADV_DONTDUMP);
 }
 
@@ -33,6 +34,7 @@ SharedMemory::~SharedMemory() {
 SharedMemory SharedMemory::make(const char* name, std::size_t nbytes) {
   Fd fd = checked(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create");
   if (::ftruncate(fd.get(), static_cast<off_t>(nbytes)) != 0) throw_errno("cannot size shared memory");
+  // A rank that shrank the memory would end the others by SIGBUS at their next access.
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) throw_errno("cannot seal it");
   return SharedMemory(std::move(fd), nbytes);
 }
@@ -44,6 +46,7 @@ SharedMemory SharedMemory::open(Fd fd) {
 }
 
 bool SharedMemory::release(std::size_t offset, std::size_t nbytes) const {
+  // A hole in the file, not MADV_DONTNEED, which would unmap the pages in this process only and free none of them.
   constexpr int kMode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
   return ::fallocate(fd_.get(), kMode, static_cast<off_t>(offset), static_cast<off_t>(nbytes)) == 0;
 }
@@ -54,6 +57,8 @@ bool SharedMemory::map_over(std::size_t offset, std::size_t nbytes, void* at) co
 }
 
 void SharedMemory::make_private() noexcept {
+  // At the same address, so that pointers of the child stay valid. Without reserving swap space, of which most pages
+  // will need none.
   constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
   if (::mmap(data_, nbytes_, PROT_READ | PROT_WRITE, kFlags, fd_.get(), 0) == MAP_FAILED) {
     ::mprotect(data_, nbytes_, PROT_READ);

@@ -22,6 +22,7 @@ TcpSocket::Outcome outcome(ssize_t got, bool reads) {
   if (got > 0) return {Kind::moved, static_cast<std::size_t>(got)};
   if (got == 0)
     return reads ? TcpSocket::Outcome{Kind::ended, 0, "closed by the other side"} : TcpSocket::Outcome{Kind::later};
+  // EINTR as well: the caller polls again anyway.
   if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return {Kind::later};
   return {Kind::ended, 0, std::strerror(errno)};
 }
@@ -32,6 +33,7 @@ TcpSocket::TcpSocket(Fd fd) : fd_(std::move(fd)) {
   const int flags = ::fcntl(fd_.get(), F_GETFL);
   if (flags < 0 || ::fcntl(fd_.get(), F_SETFL, flags | O_NONBLOCK) != 0) throw_errno("cannot use a connection");
   // SO_SNDBUF and SO_RCVBUF are not set: they would disable the kernel's autotuning, whose limits are higher.
+  // Nagle's algorithm would hold a short frame back until the one before has been acknowledged.
   set(fd_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
   set(fd_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
   set(fd_.get(), IPPROTO_TCP, TCP_KEEPIDLE, 2);
@@ -48,6 +50,7 @@ TcpSocket::Outcome TcpSocket::write(std::span<const iovec> parts) {
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(parts.data());
   message.msg_iovlen = parts.size();
+  // MSG_NOSIGNAL: a connection that is closed is an error here, where SIGPIPE would end the process.
   return outcome(::sendmsg(fd_.get(), &message, MSG_NOSIGNAL), /*reads=*/false);
 }
 
@@ -70,6 +73,7 @@ bool TcpSocket::acknowledged_within(Seconds span) const {
 
 void TcpSocket::close() {
   if (!fd_) return;
+  // Before the descriptor is closed: its number may be given to another file at once, which a child would lose.
   forget_in_forks(fd_.get());
   fd_ = Fd();
 }

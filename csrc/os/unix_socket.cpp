@@ -25,6 +25,7 @@ constexpr int kPauseMs = 20;
 constexpr std::chrono::milliseconds kUntilRoom{2};
 
 Fd make_socket(int flags) {
+  // Packets keep their borders, so that a descriptor arrives together with the bytes that describe it.
   return checked(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0), "cannot make a socket");
 }
 
@@ -35,6 +36,7 @@ std::vector<Fd> take_fds(msghdr& message) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
     const std::size_t n = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (std::size_t i = 0; i < n; ++i) {
+      // The descriptors have no alignment that could be relied on.
       int number;
       std::memcpy(&number, CMSG_DATA(header) + i * sizeof number, sizeof number);
       found.emplace_back(number);
@@ -101,6 +103,7 @@ std::optional<UnixSocket::Packet> UnixSocket::receive_now() {
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return std::nullopt;
   if (got < 0 && errno != ECONNRESET) throw_errno("cannot receive from a process of this host");
   if (got <= 0) throw PeerLostError("the process at the other end has ended");
+  // Before any error is thrown, so that none of them stays open.
   std::vector<Fd> fds = take_fds(message);
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
     throw UnavailableError("no descriptor is left for memory that a process of this host shares; raise `ulimit -n`");
@@ -140,6 +143,7 @@ UnixListener::UnixListener() : fd_(make_socket(SOCK_NONBLOCK)) {
 }
 
 std::optional<UnixSocket> UnixListener::accept_now() {
+  // Without SOCK_NONBLOCK: sends wait for room, and receives ask for MSG_DONTWAIT themselves.
   const int fd = ::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC);
   if (fd < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)) return std::nullopt;
   return UnixSocket(checked(fd, "cannot accept a process of this host"));
@@ -150,6 +154,7 @@ UnixSocket connect_to(const std::string& name, const Deadline& deadline) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path + 1, name.data(), std::min(name.size(), sizeof address.sun_path - 1));
+  // A name of the abstract namespace begins with a zero and has a length instead of an end.
   const auto size = static_cast<socklen_t>(sizeof(sa_family_t) + 1 + name.size());
   while (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) {
     // The queue is full, perhaps of strangers; the listener empties it in its turn.
@@ -161,6 +166,8 @@ UnixSocket connect_to(const std::string& name, const Deadline& deadline) {
     wait_hooks().interrupt();
     std::this_thread::sleep_for(kUntilRoom);
   }
+  // The kernel recorded them when the other process began to listen. Names of this namespace belong to nobody, so
+  // another user may listen at one that a rank has left.
   const ucred who = credentials(fd);
   if (who.uid != ::geteuid()) {
     throw UnavailableError(str("where a rank of this host should listen is a process of another user (uid ", who.uid,
