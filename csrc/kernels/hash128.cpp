@@ -46,11 +46,14 @@ std::uint64_t scramble(std::uint64_t x) {
 
 std::array<std::uint64_t, 2> hash128(const void* data, std::size_t nbytes) {
   State state;
+  // Lanes begin with different values, so that equal words in two lanes do not leave equal chains.
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
     state.first[lane] = scramble(lane + 1);
     state.second[lane] = scramble(lane + 1 + kLanes);
   }
   const auto* const bytes = static_cast<const std::byte*>(data);
+  // The last block is padded with zeros. Zeros at the end of the data give another hash all the same, because the
+  // length enters it below.
   const std::size_t whole = nbytes - nbytes % kBlock;
   absorb(state, bytes, whole / kBlock);
   if (whole != nbytes) {
@@ -60,6 +63,7 @@ std::array<std::uint64_t, 2> hash128(const void* data, std::size_t nbytes) {
   }
   std::uint64_t low = scramble(nbytes);
   std::uint64_t high = ~low;
+  // In turn and scrambled, so that each bit of the result depends on both chains of every lane.
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
     low = scramble(low ^ state.first[lane]);
     high = scramble(high ^ state.second[lane]);

@@ -31,6 +31,7 @@ void reduce_modular(const ReduceArgs& job) {
 
 template <class Integer>
 void reduce_ordered(const ReduceArgs& job) {
+  // An average is the exact sum with one division at the end, so the sum needs a wider type.
   using Sum = typename Wide<Integer>::Value;
   const auto n_ranks = static_cast<std::int32_t>(job.n_ranks);
   switch (job.op) {
@@ -69,6 +70,7 @@ void reduce_integer(ReduceArgs job) {
     case ReduceOp::band:
     case ReduceOp::bor:
     case ReduceOp::bxor:
+      // Bits do not depend on the width of their element, so that one loop over bytes serves all types.
       job.count *= sizeof(Integer);
       return reduce_bitwise(job);
     default:
@@ -77,6 +79,7 @@ void reduce_integer(ReduceArgs job) {
 }
 
 void reduce_bool(const ReduceArgs& job) {
+  // As in NumPy, where the sum of bools is their `or`.
   switch (job.op) {
     case ReduceOp::prod:
     case ReduceOp::min:

@@ -27,12 +27,14 @@ bool has_f16c() {  // not every compiler accepts the name in __builtin_cpu_suppo
 
 bool has_avx2() { return __builtin_cpu_supports("avx2") && has_f16c(); }
 
+// Those that the AVX-512 code is compiled with, see CMakeLists.txt: all of them have to be present.
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 #endif
 
+// In ascending order of speed: the last one that runs here is used.
 constexpr Isa kIsas[] = {
     {"portable", [] { return true; }, portable::reduce_floating_job},
 #if defined(__x86_64__)
@@ -79,6 +81,7 @@ void select_isa(std::string_view name) {
 
 void reduce_with_isa(DType dtype, const ReduceArgs& job) {
   constexpr std::size_t kMaxPortable = 64;  // a step of the portable code: it pads less than the others
+  // All instruction sets give the same bits, so that they can be chosen by length.
   const bool few = (dtype == DType::float32 || dtype == DType::float64) && job.count * itemsize(dtype) <= kMaxPortable;
   if (few) return portable::reduce_floating_job(dtype, job);
   if (is_floating(dtype) || is_complex(dtype)) return isa_in_use().reduce_floating_job(dtype, job);

@@ -6,6 +6,8 @@
 namespace samestep::kernels {
 namespace {
 
+// This source is compiled for the baseline of the processor, and so may call functions of the standard library; see
+// ReduceArgs for why the kernels may not.
 constexpr std::size_t kMaxOnStack = 8;  // inputs for which no memory is allocated
 
 void run_in(std::byte* padded, Input* inputs, const ReduceArgs& whole, const Tail& tail,
@@ -16,6 +18,8 @@ void run_in(std::byte* padded, Input* inputs, const ReduceArgs& whole, const Tai
     std::memset(to + tail.nbytes, 0, tail.step_nbytes - tail.nbytes);
     inputs[rank] = {to, whole.inputs[rank].factor};
   }
+  // Over the first input, since the loop reads a step before it stores any of it. What the zeros give is not copied
+  // out.
   void* const out = padded;
   run(rule, {whole.op, inputs, whole.n_inputs, &out, 1, tail.step_count, whole.n_ranks});
   for (std::size_t k = 0; k < whole.n_outs; ++k) {

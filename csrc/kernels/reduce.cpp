@@ -38,6 +38,7 @@ V loaded(const Input& input, std::size_t at) {
 /// several smaller stores would wait for them (no store forwarding).
 template <class V>
 void reduce_tiny_element(std::span<const Input> in, void* out, std::size_t at) {
+  // The pairwise order of the general kernels, so that the bits are the same.
   V sum = loaded<V>(in[0], at);
   if (in.size() > 1) sum = sum + loaded<V>(in[1], at);
   if (in.size() == 3) sum = sum + loaded<V>(in[2], at);
@@ -47,6 +48,7 @@ void reduce_tiny_element(std::span<const Input> in, void* out, std::size_t at) {
 
 template <class Element>
 void reduce_tiny(std::span<const Input> in, void* out, std::size_t nbytes) {
+  // Sixteen bytes at a time, then eight, then the last element, so that nothing is padded.
   using Four [[gnu::vector_size(16)]] = Element;
   using Two [[gnu::vector_size(8)]] = Element;
   std::size_t at = 0;
@@ -79,6 +81,7 @@ bool reduced_tiny(DType dtype, ReduceOp op, std::span<const Input> in, std::span
 
 void reduce_into(DType dtype, ReduceOp op, std::span<const Input> inputs, std::span<void* const> outs,
                  std::size_t count, std::size_t n_ranks) {
+  // An average of one input that is a sum over several ranks still needs its division.
   if (inputs.size() == 1 && n_ranks <= 1 && keeps_one(dtype, op)) {
     return copy_into(static_cast<const std::byte*>(inputs[0].data), outs, count * itemsize(dtype));
   }

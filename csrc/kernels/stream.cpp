@@ -40,6 +40,7 @@ std::size_t copy_whole_lines(std::byte* to, std::byte* from, std::size_t nbytes)
   for (; i + kLine <= nbytes; i += kLine) {
     const auto* const in = reinterpret_cast<const __m128i*>(from + i);
     auto* const out = reinterpret_cast<__m128i*>(to + i);
+    // A whole line at a time, by vectors that need no alignment: the two buffers are rarely aligned alike.
     const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1);
     const __m128i c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
     if constexpr (owns) own_line(from + i);
@@ -71,6 +72,7 @@ void copy_vectorized(void* to, const void* from, std::size_t nbytes) {
 
 // Relaxed: the switch of a measurement, which changes no result.
 bool owns_after_read() {
+  // For the ablation, "disabled" means the other choice than the processor's default.
   return owning_after_read().load(std::memory_order_relaxed) == is_enabled(Mechanism::line_ownership);
 }
 void set_owns_after_read(bool owns) {
@@ -102,6 +104,7 @@ void copy_nontemporal(void* to, const void* from, std::size_t nbytes) {
   constexpr std::size_t kVector = sizeof(__m128i);
   auto* out = static_cast<std::byte*>(to);
   const auto* in = static_cast<const std::byte*>(from);
+  // Non-temporal stores need an aligned destination.
   const std::size_t head = -reinterpret_cast<std::uintptr_t>(out) % kVector;
   if (nbytes < head + kVector) {
     if (nbytes != 0) std::memcpy(out, in, nbytes);

@@ -25,6 +25,7 @@ std::vector<Axis> axes_of(std::span<const std::int64_t> shape, std::span<const s
   std::int64_t packed = itemsize;
   for (std::size_t d = shape.size(); d-- > 0; packed *= shape[d]) {
     if (shape[d] == 1) continue;
+    // The packed side is contiguous, so two loops are one if the strided side is contiguous across them.
     if (!axes.empty() && strides[d] == axes.back().extent * axes.back().strided) {
       axes.back().extent *= shape[d];
     } else {
@@ -47,6 +48,7 @@ void nearest_next_to_last(std::span<Axis> axes) {
 // Copies one item of `kItemsize` bytes, or of `nbytes` where that is 0.
 template <std::size_t kItemsize>
 void copy_item(std::byte* to, const std::byte* from, std::size_t nbytes) {
+  // A length that the compiler knows becomes one load and one store instead of a call.
   if constexpr (kItemsize != 0) {
     std::memcpy(to, from, kItemsize);
   } else {
@@ -109,6 +111,7 @@ struct Copy {
     if (axes.empty()) return item<0>(strided, packed);
     if (axes.size() == 1) return row(axes[0], strided, packed);
     const auto distance = [](const Axis& axis) { return std::abs(axis.strided); };
+    // The two sides have different loops as their nearest. The inner loop follows the side that is written.
     if (axes.size() == 2 && distance(axes[0]) < distance(axes[1])) {
       return kPack ? tiles(axes[0], axes[1], strided, packed) : tiles(axes[1], axes[0], strided, packed);
     }
@@ -123,6 +126,7 @@ void copy(typename Copy<kPack>::Strided strided, std::span<const std::int64_t> s
           std::span<const std::int64_t> strides, std::size_t itemsize, typename Copy<kPack>::Packed packed) {
   std::vector<Axis> axes = axes_of(shape, strides, static_cast<std::int64_t>(itemsize));
   std::size_t run = itemsize;  // bytes that are contiguous on both sides
+  // A loop over contiguous items is one copy of all of them.
   if (!axes.empty() && axes.back().strided == static_cast<std::int64_t>(itemsize)) {
     run *= static_cast<std::size_t>(axes.back().extent);
     axes.pop_back();

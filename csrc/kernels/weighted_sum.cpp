@@ -86,6 +86,7 @@ Widen widening_of(DType dtype) {
 
 void fill_identity(DType dtype, std::byte* out, std::size_t count) {
   if (dtype == DType::float32) {
+    // x + -0.0 is x for every x, while -0.0 + 0.0 would be 0.0.
     std::fill_n(reinterpret_cast<float*>(out), count, -0.0F);
   } else if (dtype == DType::float64) {
     std::fill_n(reinterpret_cast<double*>(out), count, -0.0);
@@ -112,6 +113,7 @@ void add_block(const WeightedSum& task, std::size_t first, std::size_t count) {
   std::array<Input, kMaxTerms + 1> inputs;
   std::size_t n = 0;
   for (const WeightedTerm& term : task.terms) {
+    // Zeros that change no bit, see WeightedTerm: they need no pass over memory.
     if (term.data == nullptr) continue;
     const std::byte* data = static_cast<const std::byte*>(term.data) + first * task.term_itemsize;
     if (task.widen != nullptr) {
@@ -128,6 +130,7 @@ void add_block(const WeightedSum& task, std::size_t first, std::size_t count) {
   while (true) {
     const bool is_last = next == task.sums.size();
     void* const to = is_last ? task.out + offset : partial;  // `out` may be the sum that is added last
+    // Partial sums have the factor 1, which changes no bit, so that one operator serves all inputs.
     reduce_into(task.dtype, ReduceOp::premul, {inputs.data(), n}, {&to, 1}, count);
     if (is_last) return;
     inputs[0] = {to};
@@ -157,9 +160,11 @@ std::optional<DType> sum_dtype(DType dtype) {
 
 void add_weighted(DType dtype, std::span<const WeightedTerm> terms, std::span<const void* const> sums, void* out,
                   std::size_t count) {
+  // Real and imaginary parts are weighted and added alike, so that complex numbers are pairs of reals here.
   const DType wide = *sum_dtype(dtype);
   const std::size_t term_itemsize = is_complex(dtype) ? itemsize(wide) : itemsize(dtype);
   const WeightedSum task{wide, term_itemsize, widening_of(dtype), terms, sums, static_cast<std::byte*>(out)};
+  // One pass reads and writes each array once anyway. Otherwise intermediate results of a block stay in the cache.
   const std::size_t block = task.is_one_pass() ? count : kBlock;
   for (std::size_t first = 0; first < count; first += block) add_block(task, first, std::min(block, count - first));
 }
