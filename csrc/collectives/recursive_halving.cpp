@@ -78,8 +78,8 @@ bool RecursiveHalvingAllreduce::work() {
       segment.run.advance(progress_engine(), limit);
       limit = segment.run.n_started();
     }
-    // The first segment waits for no other one, so it alone may start all of its steps.
     if (open_segments_.empty()) return true;
+    // The first segment waits for no other one, so it alone may start all of its steps.
     if (!open_segments_.front().run.advance(progress_engine(), SIZE_MAX)) return false;
     // Blocks for the segments in flight serve a buffer of any length.
     if (open_segments_.front().room.data != nullptr)

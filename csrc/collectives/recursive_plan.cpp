@@ -69,7 +69,7 @@ void RecursivePlan::combine_blocks() {
     // remaining parts of it. Its ranks come after those of this block, so the sums are the right operand.
     add_to(step.in, smaller_.first + index_ % smaller_.size, part(own_.size, index_));
   }
-  // Only the first block adds the sums of all others; blocks behind it pass theirs on, and get results back.
+  // The sums over all ranks end in the first block. The other blocks pass theirs on, and get results back.
   if (own_.first == 0 && !steps_.empty()) steps_.back().finishes = true;
   if (own_.first == 0) return;
   RecursiveStep& step = steps_.emplace_back();

@@ -24,7 +24,7 @@ class PeerWatch;
 /// Not thread-safe: the owner calls one function at a time, unless stated otherwise.
 ///
 /// A call throws Error when the transport reports a failure. The exception is a peer whose failure `failed_peers` is
-/// about to report: sends to it complete, and receives from it do not.
+/// about to report: requests with it may never complete.
 class Transport {
  public:
   virtual ~Transport() = default;
