@@ -62,6 +62,7 @@ std::int64_t count_elements(const ArrayView& view) {
 bool is_row_major(const ArrayView& view) {
   std::int64_t step = static_cast<std::int64_t>(itemsize(view.dtype));
   for (int i = view.n_dims - 1; i >= 0; --i) {
+    // The stride of an axis of extent 1 is never used, and libraries put any number there.
     if (view.shape[i] == 1) continue;
     if (view.strides[i] != step) return false;
     step *= view.shape[i];
@@ -70,6 +71,8 @@ bool is_row_major(const ArrayView& view) {
 }
 
 void check_strides(const ArrayView& view) {
+  // The bytes that elements reach before and after the first one. Each axis adds to one of them, by the sign of its
+  // stride.
   std::int64_t below = 0, above = static_cast<std::int64_t>(itemsize(view.dtype));
   for (int i = 0; i < view.n_dims; ++i) {
     if (view.shape[i] == 1) continue;
@@ -93,12 +96,15 @@ namespace samestep {
 
 std::optional<std::uint64_t> ArrayView::memory_order() const {
   if (contiguous) return 0;
+  // Unaligned elements have no order either: a view with an order is used in place, which kernels cannot do there.
   if (n_dims > kMaxOrderedDims || !sources::is_aligned(*this)) return std::nullopt;
   std::array<int, kMaxOrderedDims> axes{};
   std::size_t n = 0;
   for (int axis = 0; axis < n_dims; ++axis) {
     if (shape[axis] != 1) axes[n++] = axis;
   }
+  // The order of axes with equal strides does not matter: such axes share elements, and the loop below refuses them,
+  // since only one of the two can have the expected stride.
   const std::span<int> sorted(axes.data(), n);
   std::ranges::sort(sorted, [this](int a, int b) { return strides[a] > strides[b]; });
   auto step = static_cast<std::int64_t>(itemsize(dtype));
@@ -139,12 +145,14 @@ void measure(ArrayView& view) {
     throw InvalidArgumentError(
         "the array has a shape but no memory (a fake tensor, a tracer or a wrapper?); pass a real one");
   }
+  // In a row-major view the number of elements bounds every stride, so that only the end remains to be checked, below.
   if (!is_row_major(view)) {
     check_strides(view);
     view.contiguous = false;
     return;
   }
   if (!fits_address_space(view.data, static_cast<std::int64_t>(view.nbytes()))) refuse_size(view);
+  // Kernels load whole elements. Unaligned ones, as in packed records, are copied first, like elements with gaps.
   view.contiguous = is_aligned(view);
 }
 

@@ -25,6 +25,8 @@ bool overlaps_itself(const ArrayView& view) {
   for (int i = 0; i < view.n_dims; ++i) {
     if (view.shape[i] > 1) dims[n++] = {std::abs(view.strides[i]), view.shape[i]};
   }
+  // Taken by stride, each axis must step over everything that the axes before it span; then no two elements share a
+  // byte. The converse does not hold: some interleaved layouts count as overlapping, as the header says.
   std::sort(dims.begin(), dims.begin() + static_cast<std::ptrdiff_t>(n),
             [](const Dim& a, const Dim& b) { return a.stride < b.stride; });
   std::int64_t reach = static_cast<std::int64_t>(itemsize(view.dtype));  // bytes that the dims so far span
@@ -42,10 +44,14 @@ std::string tuple_text(const std::int64_t* values, int n) {
 }
 
 bool read_any(PyObject* object, Array& out) {
+  // NumPy arrays come first, because they are the most common and need no facts about their type.
   if (sources::read_numpy(object, out)) return true;
   const sources::TypeFacts facts = sources::facts_of(Py_TYPE(object));
   if (facts.exchange) return sources::read_exchange(object, facts, out);
+  // NumPy scalars have the buffer protocol, too. Made into an array, they get the checks and texts of NumPy's dtypes.
   if (facts.numpy_scalar) return sources::read_numpy_scalar(object, out);
+  // Bytes have the buffer protocol as well, but more likely stand for an object than for an array of uint8. The error
+  // names both possibilities.
   if (PyBytes_Check(object) || PyUnicode_Check(object)) return false;
   return sources::read_buffer(object, out) || sources::read_dlpack(object, facts, out) ||
          sources::read_cuda_interface(object, out);
@@ -92,6 +98,7 @@ ArrayView& ArrayView::operator=(const ArrayView& other) {
 }
 
 namespace {
+// Its address also marks arrays that own a plain reference; see `referenced`.
 void release_reference(void* held) { Py_DECREF(static_cast<PyObject*>(held)); }
 }  // namespace
 
@@ -108,6 +115,8 @@ Array view_of(PyObject* object, const char* what) {
   Array array;
   try {
     if (read_any(object, array)) return array;
+    // `read_buffer` declines silently, so that DLPack gets its chance. Only when every source has declined is the
+    // reason worth a second export.
     const std::string refusal = sources::buffer_refusal(object);
     if (!refusal.empty()) throw InvalidArgumentError(refusal);
   } catch (const InvalidArgumentError& error) {
@@ -172,6 +181,8 @@ std::string type_text(PyObject* object) {
 
 std::string take_error() {
   py::error_already_set error;
+  // Ctrl-C and lack of memory say nothing about the array. Treated as a refusal, they would be lost in the text of an
+  // InvalidArgumentError.
   if (!error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError)) throw error;
   std::string text = py::str(error.value());
   text.resize(std::min(text.find('\n'), text.size()));

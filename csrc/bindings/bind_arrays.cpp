@@ -45,6 +45,7 @@ py::tuple view_info(const py::object& object) {
                         reinterpret_cast<std::uintptr_t>(view.data));
 }
 
+// Decodes Shape::memory_order, whose last digit is the innermost axis.
 py::object memory_order(const py::object& object) {
   const std::optional<std::uint64_t> order = view_of(object.ptr())->memory_order();
   if (!order) return py::none();
@@ -54,6 +55,7 @@ py::object memory_order(const py::object& object) {
 }
 
 // Views of all items of the list called `list`, or an error that names the first bad one.
+// All arrays are viewed before the first byte is copied: an error leaves them as they were.
 std::vector<Array> view_all(const py::handle& arrays, const char* list, bool to_write, bool as_they_lie) {
   const auto items = py::reinterpret_steal<py::object>(PySequence_Fast(arrays.ptr(), "arrays must be a sequence"));
   if (!items) throw py::error_already_set();
@@ -96,6 +98,7 @@ void copy_each(std::span<const Array> arrays, const Array& run, Copy copy) {
   const bool on_device =
       std::ranges::any_of(arrays, [](const Array& array) { return array->device.kind != DeviceKind::cpu; });
   if (on_device || run->nbytes() > kReleaseGilAbove) no_gil.emplace();  // a device may be waited for
+  // Declared after the release of the GIL: after an exception its destructor waits for the device, still without it.
   DeviceCopies copies;
   char* place = static_cast<char*>(run->data);
   for (const Array& array : arrays) {

@@ -60,6 +60,7 @@ void bind_arrays(PendingWork& work, int rank, const py::object& x, const py::obj
     return;
   }
   const bool has_in = args.uses_in(rank), has_out = args.uses_out(rank);
+  // Off root `out` is ignored, and the input may be read-only, which `in_out` below would refuse.
   if (args.type == CollectiveType::reduce && !has_out) {
     args.in = work.input(x, what, PendingWork::Order::any);
     return;
@@ -76,6 +77,8 @@ void bind_arrays(PendingWork& work, int rank, const py::object& x, const py::obj
   if (has_in) args.in = work.input(x, what);
   if (has_out && out_is_compared) args.out = work.output(out, what, false);
   const void* own = nullptr;
+  // In place by blocks: the input may be this rank's own block of what is gathered, and the output its own block of
+  // what is scattered. Nobody else accesses that block, so no copy is needed.
   if (args.type == CollectiveType::allgather || args.type == CollectiveType::gather) {
     own = block(args.out, rank, args.in.nbytes());
   } else if (args.type == CollectiveType::scatter || args.type == CollectiveType::reduce_scatter) {
@@ -187,6 +190,8 @@ void bind_work(py::module_& m) {
           "wait",
           [](PendingWork& self, double timeout, bool ends_group, bool wait_on_host) {
             using AtDeadline = PendingWork::AtDeadline;
+            // A blocking method returns the arrays to the caller, so an operation that is late ends with its group. A
+            // Work that stays with the caller can be waited for again.
             self.wait(timeout, ends_group ? AtDeadline::abandon : AtDeadline::keep_running, 64, wait_on_host);
           },
           "timeout"_a, "ends_group"_a, "wait_on_host"_a = false)
@@ -198,6 +203,7 @@ void bind_work(py::module_& m) {
       .def(
           "object",
           [](const PendingWork& self) {
+            // Not copied: `keep_alive` holds the Work, which owns the bytes, as long as the memoryview lives.
             const auto bytes = self.object();
             return py::memoryview::from_memory(bytes.data(), static_cast<py::ssize_t>(bytes.size()));
           },
@@ -297,6 +303,7 @@ void bind_lifetime(CommClass& communicator) {
       .def(
           "abandon",
           [](Communicator& self, const std::string& reason, bool finished) {
+            // Peers are told the class: NotInitializedError means that the program has ended normally.
             self.abandon(finished ? std::make_exception_ptr(NotInitializedError(reason))
                                   : std::make_exception_ptr(PeerLostError(reason)),
                          reason);
@@ -316,6 +323,7 @@ void bind_membership(CommClass& communicator) {
       .def(
           "discard",
           [](const Comm& self) {
+            // Only from here on does no transport use the arrays of failed operations, which were kept for that reason.
             if (self->membership().discard()) PendingWork::release_kept(*self);
           },
           "Frees what `revoke` has left, once all ranks know of it.")
@@ -363,6 +371,7 @@ void bind_communicator(py::module_& m) {
       "capsule_of",
       [](std::vector<Comm> ranks) {
         return py::capsule(
+            // The library in csrc/jax links nothing of this one, so it gets the addresses of these functions.
             new RanksCapsule{std::move(ranks), &Communicator::run, &Communicator::start, &Communicator::start},
             RanksCapsule::kName, [](void* held) { delete static_cast<RanksCapsule*>(held); });
       },

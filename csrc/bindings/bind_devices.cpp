@@ -47,6 +47,8 @@ DeviceMemory allocate(const std::shared_ptr<GpuLibrary>& gpu, std::size_t nbytes
   const OnDevice on(*gpu, device);
   return {{gpu->allocate(std::max(nbytes, std::size_t{1})),
            [gpu](void* data) {
+             // The last reference may be dropped with or without the GIL. To free may wait for the device, and Python's
+             // other threads must not wait with it.
              std::optional<py::gil_scoped_release> others_run;
              if (PyGILState_Check() != 0) others_run.emplace();
              gpu->free(data);
@@ -73,6 +75,7 @@ std::unique_ptr<PendingWork> allreduce_many(const DeviceComm& comm, const py::li
   std::vector<InOut> buffers;
   for (py::size_t i = 0; i < py::len(arrays); ++i) {
     const py::object array = arrays[i], out = outs[i];
+    // Elements are reduced one by one, so dense arrays are taken as they lie, whatever the order of their axes.
     buffers.push_back(work->in_out(array, out, "allreduce", PendingWork::Order::any));
   }
   work->start_pinned(comm, comm->allreduce_many(buffers, {static_cast<ReduceOp>(op), factor}));
@@ -181,6 +184,7 @@ void bind_devices(py::module_& m) {
         "One operation on many arrays of one dtype; in place where an item of `outs` is that of `arrays`.");
   m.def("bcast_many", &bcast_many, "comm"_a, "arrays"_a, "root"_a,
         "One operation on many arrays, which are only read on root.");
+  // pybind11 tries overloads in the order of their definition, so the derived class comes first.
   m.def("has_nccl", [](const DeviceCommunicator& comm) { return comm.options().nccl != nullptr; }, "comm"_a);
   m.def("has_nccl", [](const Communicator&) { return false; }, "comm"_a);
   m.def(

@@ -36,7 +36,7 @@ const char* class_name(const Error& error) {
   return "Error";
 }
 
-/// A peer says so whose program a Ctrl-C has ended; see `_say_farewell` in samestep.world.
+/// In the reason that a peer sends when Ctrl-C ends its program; see `_at_exit` in samestep.world.lifecycle.
 constexpr std::string_view kInterrupted = "ended with KeyboardInterrupt";
 constexpr auto kSignalsDiffer = std::chrono::seconds(1);
 
@@ -44,6 +44,7 @@ constexpr auto kSignalsDiffer = std::chrono::seconds(1);
 /// all ranks, but not at one moment: where a peer has left because of it, this process's own is waited for.
 bool interrupted_too(const Error& error) {
   if (dynamic_cast<const PeerLostError*>(&error) == nullptr) return false;
+  // The handler's exception is then set as Python's error, and is the one to raise.
   if (PyErr_CheckSignals() != 0) return true;
   if (std::string_view(error.what()).find(kInterrupted) == std::string_view::npos) return false;
   const Deadline deadline = Deadline::after(kSignalsDiffer);
@@ -82,6 +83,7 @@ void check_signals() {
 }
 
 void without_the_interpreter(const std::function<void()>& wait) {
+  // The caller may have released the GIL already, and a thread of the package never holds it.
   if (!runs_python() || PyGILState_Check() == 0) return wait();
   const py::gil_scoped_release no_gil;
   wait();
@@ -97,6 +99,7 @@ void set_warning_callback(py::function callback, double warn_after) {
   wait_hooks().warn_after_s = warn_after;
 }
 
+// The fast paths do not pass through pybind11's dispatcher, so that other exceptions are translated here as well.
 void set_error(std::exception_ptr pointer, bool may_be_interrupted) {
   try {
     std::rethrow_exception(pointer);
@@ -119,6 +122,7 @@ void set_error(std::exception_ptr pointer, bool may_be_interrupted) {
 void set_python_error(std::exception_ptr pointer) { set_error(pointer, true); }
 
 PyObject* make_python_error(std::exception_ptr pointer) {
+  // An error that is only looked at must neither wait for a Ctrl-C nor consume one.
   set_error(pointer, false);
   const py::error_already_set error;
   return error.value().inc_ref().ptr();

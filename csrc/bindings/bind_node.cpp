@@ -28,6 +28,7 @@ using PythonExchange = std::function<std::vector<py::bytes>(py::bytes)>;
 
 std::shared_ptr<LocalPeers> open_peers(int rank, int size, const PythonExchange& exchange, const Deadline& deadline) {
   const Exchange call = [&exchange](const std::string& mine) {
+    // The GIL is taken for the exchange alone: between exchanges `open_process_peers` waits for other ranks.
     const py::gil_scoped_acquire gil;
     std::vector<std::string> all;
     for (const py::bytes& bytes : exchange(py::bytes(mine))) all.push_back(bytes);
@@ -44,6 +45,8 @@ std::shared_ptr<Communicator> open_node_world(const std::string& name, int rank,
   const py::gil_scoped_release no_gil;
   ExchangeOptions options;
   options.name = name;
+  // Spinning with more ranks than CPUs would keep from the CPU those that are waited for; yielding is merely slower.
+  // Python configures this once the ranks have compared their CPUs.
   options.oversubscribed = true;  // until it is known
   std::vector<int> members(static_cast<std::size_t>(size));
   std::iota(members.begin(), members.end(), 0);
@@ -58,6 +61,7 @@ std::shared_ptr<SharedHeap> heap_of(Communicator& communicator) {
 py::object share_numpy(Communicator& communicator, std::size_t limit, std::size_t keep) {
   const std::shared_ptr<SharedHeap> heap = heap_of(communicator);
   if (heap == nullptr) return py::none();
+  // Before NumPy gets the handler: the first allocation must already respect the limit.
   heap->set_bounds(limit, keep);
   return py::cast(NumpyMemory(heap));
 }
@@ -75,6 +79,7 @@ bool is_shared(Communicator& communicator, std::uintptr_t address, std::size_t n
 /// What the kernel, or a filter, forbids that ranks of one host use; what they do instead.
 std::vector<std::string> forbidden_calls() {
   std::vector<std::string> found;
+  // Only a try tells: a seccomp filter or Yama may forbid what the kernel has.
   if (const int word = 0; !is_open_to_others(&word, sizeof word)) {
     found.emplace_back("no process_vm_readv: long arrays are copied through shared memory");
   }

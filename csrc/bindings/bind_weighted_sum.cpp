@@ -41,11 +41,13 @@ class WeightedLeaves {
   WeightedLeaves(std::size_t n_leaves, DType wide) : leaf_terms_(n_leaves), wide_(wide) {}
 
   void add(std::size_t i, PyObject* object, double weight, std::size_t count) {
+    // A leaf may be None. Without any term or sum the kernel writes what changes no sum.
     if (object == Py_None) return;
     Array array = view_of(object);
     require_reachable(object, array.mutable_view());
     const std::size_t parts = is_complex(array->dtype) ? 2 : 1;
     Leaf& leaf = leaf_terms_[i];
+    // Complex numbers are added as pairs of reals, so each of their elements counts twice.
     const bool fits =
         kernels::sum_dtype(array->dtype) == wide_ && parts * static_cast<std::size_t>(array->count) == count;
     if (!fits || leaf.dtype.value_or(array->dtype) != array->dtype) {
@@ -90,6 +92,7 @@ void add_weighted(const std::vector<std::pair<py::list, double>>& trees, const s
       weighted.add(i, PyList_GET_ITEM(leaves.ptr(), static_cast<Py_ssize_t>(i)), weight, starts[i + 1] - starts[i]);
     }
   }
+  // The arrays that hold references are declared before, so they are released after the GIL has been taken again.
   std::optional<py::gil_scoped_release> no_gil;
   if (result->nbytes() > kSumWithoutGilAbove) no_gil.emplace();
   std::vector<const void*> parts(added.size());

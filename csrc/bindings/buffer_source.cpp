@@ -26,6 +26,8 @@ using BufferOwner = std::unique_ptr<Py_buffer, ReleaseBuffer>;
 
 // Null, with the Python error pending, if `object` declines.
 BufferOwner export_buffer(PyObject* object) {
+  // On the heap, because it must not move: PyBuffer_FillInfo lets `shape` and `strides` point into the Py_buffer
+  // itself.
   auto raw = std::make_unique<Py_buffer>();
   if (PyObject_GetBuffer(object, raw.get(), kRequest) != 0) return nullptr;
   return BufferOwner(raw.release());
@@ -79,6 +81,8 @@ bool read_buffer(PyObject* object, Array& out) {
   if (!PyObject_CheckBuffer(object)) return false;
   BufferOwner buffer = export_buffer(object);
   if (!buffer) {
+    // Not yet an error of the caller: another protocol may work. If none does, `buffer_refusal` asks again for the
+    // text.
     take_error();
     return false;
   }
@@ -98,6 +102,7 @@ bool read_buffer(PyObject* object, Array& out) {
   }
   view.readonly = buffer->readonly != 0;
   measure(view);
+  // The exporter states both. If they differ, one is wrong, and access by the larger one could leave the memory.
   if (buffer->len < 0 || static_cast<std::size_t>(buffer->len) != view.nbytes()) {
     throw InvalidArgumentError(str("the buffer says that it holds ", buffer->len, " bytes, but its shape ",
                                    shape_text(view), " takes ", view.nbytes()));

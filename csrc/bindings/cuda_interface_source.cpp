@@ -61,6 +61,8 @@ std::vector<std::int64_t> integers(const py::object& values, const char* name) {
 }
 
 DType dtype_of(const py::object& typestr) {
+  // '|': of types without a byte order. The strings are those of NumPy's array interface, which has none for bfloat16
+  // and float8; such arrays have to come by DLPack.
   constexpr std::string_view kOrders = std::endian::native == std::endian::little ? "<|=" : ">|=";
   Py_ssize_t nbytes = 0;
   const char* const utf8 = PyUnicode_Check(typestr.ptr()) ? PyUnicode_AsUTF8AndSize(typestr.ptr(), &nbytes) : nullptr;
@@ -83,6 +85,7 @@ void read_memory(const py::object& data, ArrayView& view) {
   const auto pair = py::reinterpret_borrow<py::tuple>(data);
   view.data = reinterpret_cast<void*>(integer<std::uintptr_t>(pair[0], "data", kExpected));
   const int readonly = PyObject_IsTrue(py::object(pair[1]).ptr());
+  // An answer that cannot be read counts as read-only, the safe side.
   if (readonly < 0) PyErr_Clear();
   view.readonly = readonly != 0;
 }
@@ -108,6 +111,7 @@ void fill(const py::dict& fields, ArrayView& view) {
   require_dims(static_cast<std::int64_t>(shape.size()));
   read_memory(field(fields, "data"), view);
   view.dtype = dtype_of(field(fields, "typestr"));
+  // The interface does not name the device. The runtime finds it from the address.
   view.device = {DeviceKind::cuda, -1};
   view.n_dims = static_cast<int>(shape.size());
   std::copy(shape.begin(), shape.end(), view.shape);
@@ -126,6 +130,7 @@ void fill(const py::dict& fields, ArrayView& view) {
 bool read_cuda_interface(PyObject* object, Array& out) {
   if (PyType_Check(object)) return false;
   const auto found = py::reinterpret_steal<py::object>(PyObject_GetAttrString(object, "__cuda_array_interface__"));
+  // Any other exception is a failure of the property itself, and its text tells the caller more than "not an array".
   if (!found && PyErr_ExceptionMatches(PyExc_AttributeError)) {
     PyErr_Clear();
     return false;

@@ -35,8 +35,10 @@ void DeviceCopies::begin(const ArrayView& view, void* to, const void* from) {
   GpuLibrary* const gpu = gpu_of(view);
   if (gpu == nullptr) throw UnavailableError("device memory cannot be reached: no runtime has been opened");
   if (view.nbytes() == 0) return;
+  // `__cuda_array_interface__` does not say on which device the memory is.
   const int device = view.device.index >= 0 ? view.device.index : gpu->device_of(view.data);
   const OnDevice on(*gpu, device);
+  // Numba names no stream for arrays of the legacy default stream, so that is the one to follow.
   const Used used{gpu, device, view.stream == kNoStream ? 0 : view.stream};
   gpu->copy(to, from, view.nbytes(), reinterpret_cast<GpuLibrary::Stream>(used.stream));
   if (std::ranges::find(used_, used) == used_.end()) used_.push_back(used);
@@ -81,6 +83,7 @@ void require_reachable(PyObject* object, ArrayView& view, bool in_any_order) {
     throw InvalidArgumentError(
         str("an array ", order ? "that is not row-major" : "with gaps", " in device memory; pass a contiguous copy"));
   }
+  // Here, with the GIL, because this may call Python; the copies may run without it.
   find_stream(object, view);
   refuse_capture("copy", *gpu_of(view), {view.data, 0, view.dtype, view.device, view.stream});
 }

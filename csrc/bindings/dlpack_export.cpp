@@ -33,6 +33,7 @@ struct Exported {
 
   static void release(Managed* managed) {
     const auto* self = static_cast<Exported*>(managed->context);
+    // A consumer may drop the tensor on any of its threads, with or without the GIL.
     const PyGILState_STATE gil = PyGILState_Ensure();
     Py_DECREF(self->owner);
     PyGILState_Release(gil);
@@ -60,6 +61,7 @@ py::object capsule(const DLPackExport& of, const char* name) {
                     0};
   managed.context = exported.get();
   managed.deleter = &Exported<Managed>::release;
+  // The layout before 1.0 has neither version nor flags. The flags stay 0, because the memory is writable.
   if constexpr (requires { managed.version; }) managed.version = {1, 0};
   exported->owner = of.owner.inc_ref().ptr();
   PyObject* made = PyCapsule_New(&managed, name, [](PyObject* unused) {  // a consumer renames what it takes

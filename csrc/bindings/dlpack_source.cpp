@@ -52,6 +52,7 @@ DType dtype_of(const dlpack::DataType& type, PyObject* object) {
                                  " lanes) cannot be sent; ", kAcceptedTypes, "; convert the array first"));
 }
 
+// Pinned memory is ordinary host memory to everyone but the GPU runtime.
 bool is_on_host(dlpack::DeviceType type) {
   return type == dlpack::DeviceType::cpu || type == dlpack::DeviceType::cuda_host ||
          type == dlpack::DeviceType::rocm_host;
@@ -73,6 +74,7 @@ Device device_of(const dlpack::Device& device) {
 
 std::int64_t stride_in_bytes(const dlpack::Tensor& tensor, int axis, std::int64_t itemsize) {
   std::int64_t nbytes = 0;
+  // The stride of an axis of extent 0 or 1 is never used, so it may be any number.
   if (__builtin_mul_overflow(tensor.strides[axis], itemsize, &nbytes) && tensor.shape[axis] > 1) {
     throw InvalidArgumentError(
         str("the stride ", tensor.strides[axis], " of axis ", axis, " reaches beyond the address space"));
@@ -99,6 +101,7 @@ void fill(const dlpack::Tensor& tensor, PyObject* object, ArrayView& view) {
   view.n_dims = tensor.n_dims;
   std::copy_n(tensor.shape, tensor.n_dims, view.shape);
   const auto bytes = static_cast<std::int64_t>(itemsize(view.dtype));
+  // Before version 1.2 DLPack allows null for a compact row-major tensor.
   if (tensor.strides == nullptr) set_compact_strides(view);
   for (int i = 0; i < tensor.n_dims && tensor.strides != nullptr; ++i) {
     view.strides[i] = stride_in_bytes(tensor, i, bytes);
@@ -115,6 +118,7 @@ void own(Managed* managed, Array& out) {
 }
 
 void adopt(dlpack::ManagedTensorVersioned* managed, PyObject* object, Array& out) {
+  // Owned before anything can throw: nobody else frees the tensor any more.
   own(managed, out);
   if (managed->version.major != 1) {
     throw InvalidArgumentError(str("the array comes as DLPack ", managed->version.major, ".", managed->version.minor,
@@ -188,6 +192,8 @@ bool is_jax_tracer(PyObject* object) {
 template <class Managed>
 Managed* take(PyObject* capsule, const char* name, const char* used_name) {
   if (!PyCapsule_IsValid(capsule, name)) return nullptr;
+  // The new name is DLPack's sign that a consumer has taken the tensor. Without it the destructor of the capsule would
+  // free what the caller now owns.
   auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
   PyCapsule_SetName(capsule, used_name);
   return managed;
@@ -212,6 +218,8 @@ py::object call_dlpack(const py::object& source, const TypeFacts& facts) {
   try {
     return method(py::arg("max_version") = py::make_tuple(1, 3), **arguments);
   } catch (py::error_already_set& error) {
+    // Producers from before DLPack 1.0 do not know the keyword. If the TypeError has another cause, the second call
+    // raises it again.
     if (!error.matches(PyExc_TypeError)) throw;
   }
   return method(**arguments);
@@ -235,6 +243,7 @@ py::object export_capsule(PyObject* object, const TypeFacts& facts) {
     error.restore();
   }
   const std::string reason = take_error();
+  // Only after the export has failed, so that an array on one device, the common case, is not asked for its sharding.
   if (const py::object replica = replica_of(object)) return export_capsule(replica.ptr(), facts);
   refuse_export(object, facts, reason);
 }
@@ -250,6 +259,8 @@ std::optional<StreamHandle> current_stream(const TypeFacts& facts, const Device&
 }
 
 bool read_exchange(PyObject* object, const TypeFacts& facts, Array& out) {
+  // Borrowing allocates nothing, but a borrowed tensor has no flags, and of torch alone it is known that its memory is
+  // always writable; see `adopt`.
   if (facts.torch && facts.exchange->borrow) {
     dlpack::Tensor tensor;
     if (facts.exchange->borrow(object, &tensor) != 0) refuse_export(object, facts, take_error());
@@ -268,6 +279,7 @@ bool read_exchange(PyObject* object, const TypeFacts& facts, Array& out) {
 }
 
 bool read_dlpack(PyObject* object, const TypeFacts& facts, Array& out) {
+  // The class of an array has the attribute as well: the function that its instances call.
   if (PyType_Check(object) || !PyObject_HasAttrString(object, "__dlpack__")) return false;
   const py::object capsule = export_capsule(object, facts);
   if (auto* versioned =

@@ -38,6 +38,8 @@ const ReduceOp* find_op(PyObject* object) {
 void register_op(py::object object, int op) {
   if (n_known_ops == known_ops.size()) throw py::value_error("register_op: the table is full");
   PyObject* kept = object.release().ptr();
+  // The interpreter interns literals such as "max", so that a caller's literal is this very object. A string that was
+  // made at run time misses here, and the method in Python looks it up.
   if (PyUnicode_Check(kept)) PyUnicode_InternInPlace(&kept);
   known_ops[n_known_ops++] = {kept, static_cast<ReduceOp>(op)};
 }
@@ -82,6 +84,7 @@ bool parse_op(PyObject* object, Arguments& to) {
 bool parse(CollectiveType verb, PyObject* const* args, Py_ssize_t n_args, PyObject* keywords, Arguments& to) {
   const bool has_op = takes_op(verb);
   const bool root_is_second = verb == CollectiveType::bcast;
+  // A wrong number of arguments is left to the method in Python, whose TypeError shows its own signature.
   if (n_args > (verb == CollectiveType::barrier ? 0 : 1 + (has_op || root_is_second)) ||
       (n_args == 0 && verb != CollectiveType::barrier)) {
     return false;
@@ -122,6 +125,7 @@ bool bind_call_arrays(CollectiveType verb, const Communicator& communicator, con
   const bool at_root = communicator.rank() == given.root;
   const bool keeps_shape = verb == CollectiveType::allreduce || takes_root(verb);
   if (given.out == nullptr && !keeps_shape) return false;  // needs a new array
+  // Ranks that only read may pass a read-only array: root of a bcast, and all but root of a reduce.
   const bool writes = verb == CollectiveType::bcast ? !at_root : verb != CollectiveType::reduce || at_root;
   const bool in_place = given.out == nullptr || given.out == given.x;
   const ArrayView* const x = borrow_view(given.x, writes && in_place, to.in);
@@ -137,6 +141,7 @@ bool bind_call_arrays(CollectiveType verb, const Communicator& communicator, con
   const ArrayView* const out = borrow_view(given.out, true, to.out);
   if (out == nullptr) return false;
   call.out = out->buffer();
+  // The method in Python copies the input first, unless the overlap is a block that no other rank accesses.
   if (share_memory(call.in, call.out)) return false;
   to.written = given.out;
   if (verb == CollectiveType::reduce_scatter) {
@@ -149,8 +154,11 @@ bool bind_call_arrays(CollectiveType verb, const Communicator& communicator, con
 /// The fast path, for contiguous host memory. Null without a Python error if it declines the call.
 PyObject* run_fast(CollectiveType verb, const FastTarget& target, const Arguments& given) {
   BoundArrays viewed;
+  // The path may decline until here only. After `run` other ranks may have received the header, and a second attempt
+  // would be another operation to them.
   if (!bind_call_arrays(verb, *target.communicator, given, viewed)) return nullptr;
   if (const Communicator::WorkPtr work = target.communicator->run(viewed.call)) {
+    // The operation did not end at once. PendingWork waits with deadline and signals, and keeps the arrays if it fails.
     PendingWork pending;
     pending.start(target.communicator, work);
     pending.keep(std::move(viewed.in));

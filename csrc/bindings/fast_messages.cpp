@@ -64,6 +64,7 @@ PyObject* try_send(const FastTarget& target, const Message& message) {
   const ArrayView* const view = borrow_view(message.array, false, array);
   if (view == nullptr) return nullptr;
   if (const auto work = target.communicator->run(SendArgs{view->buffer(), message.peer, message.tag})) {
+    // A send cannot be cancelled, and the array returns to the caller: after a timeout only the end of the group helps.
     wait(target, work, std::move(array), AtDeadline::abandon);
   }
   return Py_NewRef(Py_None);
@@ -75,6 +76,7 @@ PyObject* try_recv(const FastTarget& target, const Message& message) {
   if (view == nullptr) return nullptr;
   Status status;
   if (const auto work = target.communicator->run(RecvArgs{view->buffer(), message.peer, message.tag}, status)) {
+    // A receive that no message has matched can be cancelled, and the group stays usable.
     wait(target, work, std::move(array), AtDeadline::cancel);
     status = work->status();
   }
@@ -91,6 +93,8 @@ PyObject* try_sendrecv(const FastTarget& target, PyObject* x, int dest, PyObject
   PendingWork sending;
   Communicator::WorkPtr send;
   Status status;
+  // The send may be in flight when the receive throws. Its array must then outlive this function, so a PendingWork gets
+  // it.
   const auto keep_what_is_sent = [&] {
     if (send == nullptr) return;
     sending.start(target.communicator, send);

@@ -29,6 +29,7 @@ FastGroup& group_of(PyObject* self) { return *reinterpret_cast<FastGroup*>(self)
 
 PyObject* group_new(PyTypeObject* type, PyObject* /*args*/, PyObject* /*keywords*/) {
   PyObject* const self = type->tp_alloc(type, 0);
+  // The other fields are valid as zeros, which `tp_alloc` leaves there.
   if (self != nullptr) new (&group_of(self).communicator) std::shared_ptr<Communicator>();
   return self;
 }
@@ -46,6 +47,7 @@ int group_clear(PyObject* self) {
 
 void group_dealloc(PyObject* self) {
   PyTypeObject* const type = Py_TYPE(self);
+  // First, because the collector must not visit an object whose fields are being cleared.
   PyObject_GC_UnTrack(self);
   group_clear(self);
   group_of(self).communicator.~shared_ptr();
@@ -65,6 +67,7 @@ int set_comm(PyObject* self, PyObject* value, void* /*closure*/) {
   if (value != nullptr && py::isinstance<Communicator>(py::handle(value))) {
     communicator = py::handle(value).cast<std::shared_ptr<Communicator>>();
   }
+  // Both fields change before the old values are dropped: destructors may run code that reads this group.
   group.communicator.swap(communicator);
   PyObject* const before = group.held;
   group.held = Py_XNewRef(value);
@@ -120,6 +123,7 @@ FastMethod& method_of(PyObject* self) { return *reinterpret_cast<FastMethod*>(se
 bool is_fast_group(PyObject* object) {
   static unsigned int known = 0;
   PyTypeObject* const type = Py_TYPE(object);
+  // Zero is no tag: CPython assigns tags when attributes are looked up, and may run out of them.
   if (known != 0 && type->tp_version_tag == known) return true;
   if (!PyType_IsSubtype(type, group_type)) return false;
   known = type->tp_version_tag;
@@ -133,6 +137,7 @@ PyObject* call_method(PyObject* self, PyObject* const* args, std::size_t n_args_
     const FastGroup& group = group_of(args[0]);
     try {
       PyObject* const result = method.attempt({group.communicator, group.timeout}, args + 1, n_args - 1, keywords);
+      // Null without an error: the fast path has declined, and nothing has been sent.
       if (result != nullptr || PyErr_Occurred() != nullptr) return result;
     } catch (...) {
       set_python_error(std::current_exception());
@@ -143,6 +148,7 @@ PyObject* call_method(PyObject* self, PyObject* const* args, std::size_t n_args_
 }
 
 PyObject* method_get(PyObject* self, PyObject* object, PyObject* /*type*/) {
+  // Binds as a function does. Calls of methods skip this (Py_TPFLAGS_METHOD_DESCRIPTOR).
   return object == nullptr || object == Py_None ? Py_NewRef(self) : PyMethod_New(self, object);
 }
 

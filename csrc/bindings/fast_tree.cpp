@@ -17,9 +17,11 @@ using py::operator""_a;
 
 namespace {
 
+// Bounds the recursion, which would not end in a container that holds itself.
 constexpr int kDeepest = 50;
 
 bool is_container(PyObject* node) {
+  // Exact types only: `copy_of` makes plain containers, so a subclass would lose its class.
   return PyDict_CheckExact(node) || PyList_CheckExact(node) || PyTuple_CheckExact(node);
 }
 
@@ -94,6 +96,8 @@ bool FastTree::visit(PyObject* node, int depth) {
   const bool is_list = PyList_CheckExact(node);
   if (!is_list && !PyTuple_CheckExact(node)) return add_leaf(node);
   const Py_ssize_t n = is_list ? PyList_GET_SIZE(node) : PyTuple_GET_SIZE(node);
+  // The kind of container (3: dict) and its number of entries: [a, [b]] and [[a], b] have the same leaves, but must not
+  // have the same digest.
   mix(static_cast<std::uint64_t>(n) << 2 | (is_list ? 1 : 2));
   for (Py_ssize_t i = 0; i < n; ++i) {
     if (!visit(is_list ? PyList_GET_ITEM(node, i) : PyTuple_GET_ITEM(node, i), depth + 1)) return false;
@@ -151,6 +155,8 @@ bool FastTree::leaves_do_not_overlap() const {
     if (array->count != 0) runs.emplace_back(begin, begin + array->nbytes());
   }
   if (!std::is_sorted(runs.begin(), runs.end())) std::sort(runs.begin(), runs.end());
+  // If any two runs overlap, so do two neighbours in this order. One array under two names overlaps, too: the general
+  // path sends it once.
   for (std::size_t i = 1; i < runs.size(); ++i) {
     if (runs[i].first < runs[i - 1].second) return false;
   }

@@ -74,6 +74,7 @@ struct Source {
   DataAllocator base;
 
   SharedHeap::Block from_heap(std::size_t nbytes) {
+    // A null block, also where the heap has reached its limit, sends the request to the previous handler.
     // relaxed: see active
     const bool wanted = nbytes >= NumpyMemory::kMinBytes && active.load(std::memory_order_relaxed);
     return wanted ? heap->allocate(nbytes) : SharedHeap::Block{};
@@ -91,8 +92,11 @@ struct Source {
     return block.data;
   }
   void* realloc(void* data, std::size_t nbytes) {
+    // NumPy resizes an array by the handler that made it, which may have served it from either memory. A block of the
+    // previous handler stays with it: the size of the block, which a move needs, is not known here.
     const std::size_t size = heap->size_of(data);
     if (size == 0) return base.realloc(base.ctx, data, nbytes);
+    // A block that stays more than half used is kept. A smaller one moves, because shared memory is limited.
     if (nbytes <= size && nbytes > size / 2) return data;
     void* const moved = malloc(nbytes);
     if (moved == nullptr) return nullptr;
@@ -101,6 +105,7 @@ struct Source {
     return moved;
   }
   void free(void* data, std::size_t nbytes) {
+    // The heap knows its own blocks. A header in each block would say the same, but cost the alignment to pages.
     if (!heap->free(data)) base.free(base.ctx, data, nbytes);
   }
 };
@@ -123,6 +128,8 @@ Source* source_of(PyObject* capsule) {
 }
 
 /// The handler in force, below those of ours that have been removed elsewhere.
+/// Otherwise each initialize() after a finalize() in another context would put a handler on top of one that only
+/// delegates, and allocations would pass through ever more of them.
 py::object handler_in_force(const DataMemory& numpy) {
   auto capsule = py::reinterpret_steal<py::object>(numpy.get_handler());
   if (!capsule) throw py::error_already_set();
@@ -146,10 +153,13 @@ NumpyMemory::NumpyMemory(std::shared_ptr<SharedHeap> heap) {
   made->heap = std::move(heap);
   made->base = handler_in(previous.ptr())->allocator;
   made->previous = std::move(previous);
+  // NumPy keeps the capsule in each array that it makes, and the capsule owns the Source: the handler and its heap
+  // outlive their last array.
   made->handler = {{}, kVersion, {made.get(), samestep_malloc, samestep_calloc, samestep_realloc, samestep_free}};
   std::copy(kName.begin(), kName.end(), made->handler.name);
   handler_ = py::reinterpret_steal<py::object>(PyCapsule_New(&made->handler, kCapsule, nullptr));
   if (!handler_ || PyCapsule_SetContext(handler_.ptr(), made.get()) != 0) throw py::error_already_set();
+  // Set last: until here an exception must leave the Source to `made`.
   PyCapsule_SetDestructor(handler_.ptr(), samestep_drop);
   (void)made.release();
   set_handler(numpy, handler_.ptr());
@@ -158,6 +168,8 @@ NumpyMemory::NumpyMemory(std::shared_ptr<SharedHeap> heap) {
 void NumpyMemory::remove() {
   if (!handler_) return;
   Source* const ours = source_of(handler_.ptr());
+  // Contexts that were copied from this one keep the handler and cannot be reached from here. From now on it delegates
+  // there.
   ours->active = false;
   ours->heap->set_bounds(0, 0);
   const DataMemory numpy = DataMemory::load();

@@ -25,6 +25,7 @@ constexpr std::uint8_t code(DType dtype) { return static_cast<std::uint8_t>(dtyp
 
 // NumPy numbers C's types, not widths; `long` has 4 or 8 bytes.
 constexpr auto kBuiltin = [] {
+  // NPY_HALF, which pybind11 does not list.
   constexpr int kHalf = 23;
   std::array<std::uint8_t, kHalf + 1> table;
   table.fill(kRefused);
@@ -59,6 +60,7 @@ std::uint8_t look_up_name(PyObject* descr) {
 // The type of a number that NumPy gave out at run time. Asking for the name takes a microsecond.
 std::uint8_t registered(PyObject* descr, int type_num) {
   constexpr int kFirst = 256;
+  // NumPy numbers registered types upwards in the order of registration, so that a number keeps its meaning.
   static std::array<std::uint8_t, 64> known = [] {
     std::array<std::uint8_t, 64> unknown;
     unknown.fill(kUnknown);
@@ -119,6 +121,7 @@ void fill(PyObject* object, Array& out) {
 bool read_numpy(PyObject* object, Array& out) {
   const Npy& numpy = Npy::get();
   if (!numpy.PyArray_Check_(object)) return false;
+  // Plain arrays, the common case, skip the search for facts about their type.
   if (Py_TYPE(object) != numpy.PyArray_Type_ && facts_of(Py_TYPE(object)).masked) {
     throw InvalidArgumentError(
         "a masked array would be sent without its mask; pass x.filled(value), or x.data and x.mask one by one");
@@ -131,6 +134,7 @@ bool read_numpy_scalar(PyObject* object, Array& out) {
   PyObject* array = Npy::get().PyArray_FromAny_(object, nullptr, 0, 0, 0, nullptr);
   if (!array) throw InvalidArgumentError(take_error());
   fill(py::reinterpret_steal<py::object>(array).ptr(), out);
+  // The array is a copy of the scalar: what is written there would be lost.
   out.mutable_view().readonly = true;
   return true;
 }
@@ -145,6 +149,7 @@ pybind11::object pin_memory(const Array& array) {
   const auto& numpy = py::detail::npy_api::get();
   PyObject* owner = array.referenced();
   if (owner == nullptr || !numpy.PyArray_Check_(owner)) return {};
+  // Only the array at the end of the chain owns the memory, and only its `resize` can move it.
   for (PyObject* base = owner; base != nullptr && numpy.PyArray_Check_(base);) {
     owner = base;
     base = py::detail::array_proxy(owner)->base;

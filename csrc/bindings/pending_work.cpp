@@ -33,6 +33,7 @@ void read_shape(const ArrayView& view, Shape& shape) {
       shape.extents[static_cast<std::size_t>(i)] = extent;
       ++shape.n_dims;
     } else {
+      // A signature has room for six extents. The number of elements stays exact.
       shape.extents[Shape::kMaxDims - 1] *= extent;
     }
   }
@@ -47,6 +48,7 @@ Shape shape_of(const ArrayView& view) {
 Buffer PendingWork::borrow(const py::handle& array, Array view, const char* what, Order order) {
   if (view->device.kind != DeviceKind::cpu) {
     const std::optional<std::uint64_t> lies = view->memory_order();
+    // The package has no kernels for devices that could copy the elements in order. The array's library has.
     if (!lies.has_value() || (*lies != 0 && order == Order::row_major)) {
       throw InvalidArgumentError(str(what, ": an array ", lies ? "that is not row-major" : "with gaps",
                                      " in device memory cannot be sent as it lies; pass a contiguous copy (torch: "
@@ -94,6 +96,8 @@ InOut PendingWork::in_out(const py::handle& x, const py::handle& out, const char
     return {both, both};
   }
   const Buffer to = output(out, what, /*copy_in=*/false, order);
+  // The operation pairs elements by their position in memory. In two orders it would combine elements of different
+  // indices.
   const std::uint64_t order_of_out = shape_.memory_order;
   const ConstBuffer in = input(x, what, order);
   if (shape_.memory_order != order_of_out) {
@@ -128,6 +132,7 @@ void PendingWork::unstage() {
   if (unstaged_) return;
   unstaged_ = true;
   pins_.clear();
+  // The result of a failed operation is undefined. A staged array keeps its old elements instead.
   if (work_->error()) return;
   for (const auto& staged : staged_) {
     const ArrayView& to = staged->array.view();
@@ -165,11 +170,13 @@ void PendingWork::wait_for_end(AtDeadline at_deadline, Wait wait) {
   try {
     wait();
   } catch (const TimeoutError& error) {
+    // The operation has ended meanwhile, perhaps with this very error: nothing is left to abandon or to cancel.
     if (work_->done()) throw;
     if (at_deadline == AtDeadline::abandon) communicator_->abandon(std::current_exception(), error.what());
     if (at_deadline == AtDeadline::cancel) cancel();
     throw;
   } catch (const py::error_already_set&) {
+    // A signal handler has raised. A receive that stayed posted would consume the next message, which nobody would see.
     if (at_deadline != AtDeadline::keep_running) cancel();
     throw;
   }
@@ -202,15 +209,20 @@ bool PendingWork::is_over() const noexcept {
     if (work_->error()) std::rethrow_exception(work_->error());
     return true;
   } catch (const MismatchError&) {
+    // Ranks of a host group compare signatures before they touch any elements.
     return true;
   } catch (const StepError&) {
+    // A peer that has not noticed the revocation may still access this memory, until all ranks have discarded the
+    // group.
     return communicator_->membership().is_discarded() && (on_device_.empty() || work_->device_has_ended());
   } catch (...) {
+    // Other failures leave the transport's state unknown; and in a process made by fork `done` throws.
     return false;
   }
 }
 
 std::vector<PendingWork::Kept>& PendingWork::retained() {
+  // Never destroyed: static objects are destroyed after the interpreter, without which no array can be released.
   static auto& all = *new std::vector<Kept>;
   return all;
 }
@@ -231,6 +243,7 @@ void PendingWork::release_kept(const Communicator& communicator) {
     if (kept.communicator.get() == &communicator && (in_host_memory || kept.work->device_has_ended()))
       released.push_back(std::move(kept));
   }
+  // Entries that were moved from: only they have no communicator.
   std::erase_if(all, [&](const Kept& kept) { return kept.communicator == nullptr; });
 }
 

@@ -12,6 +12,7 @@ constexpr int kMaxOlderTables = 16;  // a table that names itself as the one bef
 
 // Whether `type` derives from module.name; false while nobody has imported the module.
 bool derives_from(PyTypeObject* type, const char* module, const char* name) {
+  // Never imports: a type that derives from a class of the module can exist only after something else has imported it.
   PyObject* loaded = PyDict_GetItemString(PyImport_GetModuleDict(), module);
   if (!loaded || !PyObject_HasAttrString(loaded, name)) return false;
   const py::object base = py::handle(loaded).attr(name);
@@ -22,6 +23,7 @@ const dlpack::ExchangeApi* exchange_api(PyTypeObject* type) {
   const auto capsule = py::getattr(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__", py::none());
   if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
   const auto* header = static_cast<dlpack::ExchangeHeader*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  // A library of a newer major links the table of an older one behind its own.
   for (int older = 0; header && header->version.major != 1; ++older) {
     header = older < kMaxOlderTables ? header->previous : nullptr;
   }
@@ -32,6 +34,7 @@ const dlpack::ExchangeApi* exchange_api(PyTypeObject* type) {
 // The C function behind a method without arguments: calling it directly saves a quarter of the time.
 PyCFunction c_method(PyTypeObject* type, const char* name) {
   const auto method = py::getattr(reinterpret_cast<PyObject*>(type), name, py::none());
+  // A method that is written in Python, as an override in a subclass may be, has to be called as Python calls it.
   if (!PyObject_TypeCheck(method.ptr(), &PyMethodDescr_Type)) return nullptr;
   const PyMethodDef* def = reinterpret_cast<PyMethodDescrObject*>(method.ptr())->d_method;
   return def->ml_flags == METH_NOARGS ? def->ml_meth : nullptr;
@@ -64,6 +67,7 @@ TypeFacts facts_of(PyTypeObject* type) {
   }
   const TypeFacts facts = find_out(type);
   Py_INCREF(reinterpret_cast<PyObject*>(type));  // a listed address must not be reused for another type
+  // The slot is complete before the old type loses its reference: to drop a type may run code that comes back here.
   TypeFacts& slot = cache[oldest];
   oldest = (oldest + 1) % cache.size();
   PyTypeObject* evicted = std::exchange(slot, facts).type;

@@ -50,6 +50,7 @@ class CompiledCall {
       : group_(std::move(group)), fused_(group_), description_(std::move(description)) {}
   CompiledCall(const CompiledCall&) = delete;
   CompiledCall& operator=(const CompiledCall&) = delete;
+  // A thread of XLA holds a reference during a call, so the last one may be dropped there, without the GIL.
   ~CompiledCall() {
     const py::gil_scoped_acquire gil;
     description_.explain = py::none();
@@ -66,6 +67,7 @@ class CompiledCall {
 
  private:
   void compare(const ProgramArrays& in, const Deadline& deadline) {
+    // FusedCollectives needs trees that agree. One short allreduce compares all leaves at once.
     std::uint64_t digest = description_.names;
     for (const ProgramArray& array : in) {
       digest ^= Signature{.type = description_.type, .dtype = array.buffer.dtype, .shape = array.shape}.digest();
@@ -76,6 +78,8 @@ class CompiledCall {
     fused_.run({CollectiveType::allreduce, buffer, buffer, {ReduceOp::max}, -1, Shape::flat(2)}, deadline);
     if (both[0] == ~both[1]) return;
     const py::gil_scoped_acquire gil;
+    // Collective: all ranks come here, because all have received the same two numbers. Raises the error that names a
+    // leaf.
     description_.explain();
     throw MismatchError(str(description_.act, " in group ", group_->name(), ": the ranks pass different trees"));
   }
@@ -195,6 +199,7 @@ ProgramArrays to_arrays(const xla::Arrays& given) {
   ProgramArrays arrays;
   for (std::int64_t i = 0; i < given.size; ++i) {
     const xla::Array& array = *given.values[i];
+    // The token that orders the collectives of a program is among its arguments and results, without data.
     if (array.dtype == xla::kToken) continue;
     arrays.push_back(
         to_array(array.data, to_dtype(array.dtype), {array.extents, static_cast<std::size_t>(array.n_dims)}));
@@ -223,6 +228,7 @@ xla::Error* failed(const xla::Api& api, const std::string& text) {
 
 /// What XLA calls, on one of its threads.
 xla::Error* handle_call(xla::CallFrame* call) {
+  // When the function is registered, XLA calls it once to ask for which version of the interface it was built.
   if (call->extensions != nullptr && call->extensions->type == xla::Extension::kMetadata) {
     xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(call->extensions)->metadata;
     metadata.version.major = xla::kMajorVersion;
@@ -235,6 +241,7 @@ xla::Error* handle_call(xla::CallFrame* call) {
     compiled_calls().at(call_number(call->attributes))->run(to_arrays(call->args), to_arrays(call->results));
     return nullptr;
   } catch (...) {
+    // An exception must not cross XLA's C interface. Python makes the same exception again from the text.
     return failed(*call->api, text_of(std::current_exception()));
   }
 }
@@ -293,6 +300,7 @@ void bind_compiled_calls(py::module_& m) {
       .def(
           "run",
           [](const NumberedCall& self, const std::vector<py::object>& in, const std::vector<py::object>& out) {
+            // The views keep the arrays alive while other threads of Python run.
             const std::vector<Array> inputs = views_of(in), outputs = views_of(out);
             const auto call = self.call;
             const py::gil_scoped_release no_gil;
