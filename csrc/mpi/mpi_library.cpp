@@ -42,6 +42,8 @@ class MpiLibraryOf final : public MpiLibrary {
 
   const char* interface_name() const override { return Abi::kName; }
 
+  // No call here waits for another rank except those that make and free communicators. The caller polls, so that every
+  // wait has a deadline and reacts to Ctrl-C.
   Handle send(Handle comm, const void* data, int nbytes, int dest, int tag) override {
     H request;
     check(isend_(data, nbytes, byte_, dest, tag, to(comm), &request), "MPI_Isend");
@@ -60,6 +62,7 @@ class MpiLibraryOf final : public MpiLibrary {
     AbiStatus abi_status;
     check(test_(&handle, &flag, &abi_status), "MPI_Test");
     request = from(handle);
+    // MPI defines the status only if the flag is set.
     if (flag != 0) status = {abi_status.source, abi_status.tag};
     return flag != 0;
   }
@@ -68,6 +71,8 @@ class MpiLibraryOf final : public MpiLibrary {
     H handle = to(request);
     int cancelled = 0, flag = 0;
     AbiStatus abi_status;
+    // MPI_Cancel only marks the request, and a message may have matched already. MPI_Test then tells which of the two
+    // has happened; MPI_Wait would block until that message has arrived.
     check(cancel_(&handle), "MPI_Cancel");
     check(test_(&handle, &flag, &abi_status), "MPI_Test");
     request = from(handle);
@@ -98,6 +103,8 @@ class MpiLibraryOf final : public MpiLibrary {
 
   Handle duplicate(Handle comm, Handle& new_comm) override {
     H request;
+    // MPI stores the communicator when the request completes, so it needs the caller's variable, not a local one. MPICH
+    // fills the lower half of it; `to` ignores the other half.
     static_assert(sizeof(H) <= sizeof(Handle));
     check(comm_idup_(to(comm), reinterpret_cast<H*>(&new_comm), &request), "MPI_Comm_idup");
     return from(request);
@@ -107,6 +114,7 @@ class MpiLibraryOf final : public MpiLibrary {
     H all, some, made;
     check(comm_group_(to(comm), &all), "MPI_Comm_group");
     check(group_incl_(all, static_cast<int>(ranks.size()), ranks.data(), &some), "MPI_Group_incl");
+    // Unlike MPI_Comm_create, this is called by the members of the new group alone (MPI 3.0).
     check(comm_create_group_(to(comm), some, tag, &made), "MPI_Comm_create_group");
     group_free_(&some);
     group_free_(&all);
@@ -129,6 +137,8 @@ class MpiLibraryOf final : public MpiLibrary {
   }
 
  private:
+  // All functions are looked up at once: what is missing is reported before a rank communicates, not in the middle of a
+  // run.
   template <class Function>
   static void find(const LoadedLibrary& library, const char* name, Function& function) {
     function = reinterpret_cast<Function>(library.find(name));
@@ -146,6 +156,7 @@ class MpiLibraryOf final : public MpiLibrary {
     if constexpr (std::is_pointer_v<H>) {
       return reinterpret_cast<Handle>(handle);
     } else {
+      // Without the sign, so that the upper half is always zero and equal handles compare equal.
       return static_cast<Handle>(static_cast<unsigned>(handle));
     }
   }
@@ -188,6 +199,8 @@ std::shared_ptr<MpiLibrary> MpiLibrary::open(const MpiFacts& facts) {
   if (facts.comm_nbytes == sizeof(int) && facts.status_nbytes == sizeof(mpi_abi::Mpich::Status)) {
     return std::make_shared<MpiLibraryOf<mpi_abi::Mpich>>(library, facts);
   }
+  // Two interfaces have handles of pointer size. The size of a status tells them from each other; the symbol confirms
+  // it, since a wrong guess would corrupt memory.
   if (facts.comm_nbytes == sizeof(void*) && facts.status_nbytes == sizeof(mpi_abi::OpenMpi::Status) && has_open_mpi) {
     return std::make_shared<MpiLibraryOf<mpi_abi::OpenMpi>>(library, facts);
   }

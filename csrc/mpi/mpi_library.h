@@ -51,7 +51,8 @@ class MpiLibrary {
   virtual Handle receive(Handle comm, void* data, int capacity, int source, int tag) = 0;
   /// MPI_Test: true at the end, `request` is then null.
   virtual bool test(Handle& request, Status& status) = 0;
-  /// MPI_Cancel and MPI_Wait: true if the receive was cancelled before a message met it.
+  /// MPI_Cancel and MPI_Test: true if the receive was cancelled before a message matched it. False with `request` not
+  /// null: a message is still arriving.
   virtual bool cancel(Handle& request) = 0;
   virtual bool probe(Handle comm, int source, int tag, Status& status) = 0;
 

@@ -27,10 +27,12 @@ MpiLibrary::Handle duplicate(MpiLibrary& library, MpiLibrary::Handle comm, const
   auto made = std::make_unique<MpiLibrary::Handle>(0);
   MpiLibrary::Handle request = library.duplicate(comm, *made);
   MpiLibrary::Status status;
+  // Other ranks may still be starting on the same CPUs.
   Backoff pause(/*oversubscribed=*/true);
   while (!library.test(request, status)) {
     if (!pause.step()) continue;
     if (deadline.passed()) {
+      // The request of a nonblocking collective can be neither cancelled nor freed, so MPI may still complete this one.
       late.push_back(std::move(made));
       throw TimeoutError(str("initialize: not all ", library.size(comm),
                              " ranks of the MPI world have called it after ", deadline.timeout().count(), " s"));
@@ -45,11 +47,13 @@ MpiLibrary::Handle duplicate(MpiLibrary& library, MpiLibrary::Handle comm, const
 struct Channel {
   Channel(std::shared_ptr<MpiLibrary> mpi, MpiLibrary::Handle handle)
       : library(std::move(mpi)), comm(handle), rank(library->rank(comm)), size(library->size(comm)) {
+    // MPI's default error handler ends the process, which would hide why.
     library->return_errors(comm);
   }
 
   /// Groups have the numbers below this one, as many as there are tags for.
   std::uint32_t most_groups() const {
+    // In 64 bits, because the highest tag may be 2^31 - 1.
     return static_cast<std::uint32_t>((static_cast<std::int64_t>(library->facts().tag_limit) + 1) / tags::kEnd);
   }
   /// A number that no group of this rank has or had: what was sent in a group that has been closed may still come.
@@ -59,6 +63,8 @@ struct Channel {
   }
   void enter(std::uint32_t number) {
     const std::lock_guard lock(mutex);
+    // Members of a new group agree on the highest of the numbers that they reserve. Two groups that are made at the
+    // same time may thus get the same one, and would receive each other's messages.
     if (!groups.insert(number).second) {
       throw Error("two threads of this rank make groups of one world at the same time: make one after the other");
     }
@@ -67,6 +73,8 @@ struct Channel {
   void leave(std::uint32_t number) {
     const std::lock_guard lock(mutex);
     groups.erase(number);
+    // MPI_Comm_free is formally collective, but local in practice, and each rank frees when its own last group ends.
+    // After MPI_Finalize no call is allowed.
     if (groups.empty() && !library->finalized()) library->free(comm);
   }
 
@@ -124,6 +132,7 @@ class MpiTransport final : public Transport {
   void set_max_message(std::size_t nbytes) override { max_message_ = std::min(nbytes, kMaxMessage); }
 
   Request send(const void* data, std::size_t nbytes, int dest, int tag) override {
+    // Inactive, and thus complete, if MPI fails: that is what Transport promises of a send to a failed peer.
     Request request;
     attempt([&] { request = {library_->send(comm_, data, static_cast<int>(nbytes), member(dest), own(tag)), true}; });
     return request;
@@ -139,6 +148,7 @@ class MpiTransport final : public Transport {
 
   bool test(Request& request, Envelope* envelope) override {
     if (!request.active) return true;
+    // Until then the watch may still find out which rank has died, and the error that names it tells more than MPI's.
     if (has_failed() && Clock::now() - failure_->at > kBlameAfter) throw Error(failure_->text);
     MpiLibrary::Status status;
     bool ended = false;
@@ -150,8 +160,10 @@ class MpiTransport final : public Transport {
   }
 
   bool cancel(Request& request) override {
+    // Also asked after a failure and after MPI_Finalize, when MPI may no longer be called.
     if (!request.active || library_->finalized() || has_failed()) return false;
     const bool cancelled = library_->cancel(request.bits);
+    // A receive that a message has matched stays active, and the caller has to test it to its end.
     request.active = request.bits != library_->facts().request_null;
     return cancelled;
   }
@@ -167,6 +179,7 @@ class MpiTransport final : public Transport {
   std::unique_ptr<Transport> subset(std::span<const int> ranks) override {
     std::vector<int> list;
     for (const int rank : ranks) list.push_back(member(rank));
+    // Open MPI agrees on the new communicator by messages with this tag on the old one, which no other message may use.
     const int tag = own(tags::kTransportMakesGroup);
     const MpiLibrary::Handle comm = library_->create_group(comm_, list, tag);
     return std::make_unique<MpiTransport>(*this, std::make_shared<Channel>(library_, comm), ranks);
@@ -174,6 +187,7 @@ class MpiTransport final : public Transport {
 
   std::uint32_t reserve_group_id() override { return channel_->reserve(); }
   std::unique_ptr<Transport> subset_with(std::span<const int> ranks, std::uint32_t number) override {
+    // No tags are left for another group. All members have the same number, so all of them make a communicator instead.
     if (number >= channel_->most_groups()) return subset(ranks);
     return std::make_unique<MpiTransport>(*this, ranks, number);
   }
@@ -194,6 +208,7 @@ class MpiTransport final : public Transport {
 
   std::vector<PeerFailure> failed_peers() override {
     std::vector<PeerFailure> found;
+    // An error of MPI does not say which rank has died, so all of them are checked.
     for (int peer = 0; has_failed() && peer < size_; ++peer) ping(peer);
     for (int peer = 0; asks_ && peer < size_; ++peer) {
       const auto i = static_cast<std::size_t>(peer);
@@ -208,6 +223,7 @@ class MpiTransport final : public Transport {
   void close() override {
     watch_ = nullptr;
     asks_ = false;
+    // After an error MPI is left alone. One communicator that is never freed is the price.
     if (!has_failed()) channel_->leave(number_);
   }
 
@@ -243,6 +259,7 @@ class MpiTransport final : public Transport {
   int member(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
   int mpi_source(int source) const { return source == kAnySource ? library_->facts().any_source : member(source); }
   int own(int tag) const { return tag + static_cast<int>(number_) * tags::kEnd; }
+  // The inverse of `member` and `own`: MPI knows the ranks of the communicator and the tags of all its groups.
   Envelope in_group(const MpiLibrary::Status& status) const {
     return {rank_of_[static_cast<std::size_t>(status.source)], status.tag - own(0)};
   }
@@ -267,6 +284,7 @@ class MpiTransport final : public Transport {
 
 void watch_ranks(ExchangeCommunicator& world, std::shared_ptr<PeerWatch> watch) {
   ProgressEngine& engine = *world.engine_of_group();
+  // A Transport is not thread-safe, and other threads may wait in this group already.
   const std::lock_guard lock(engine.mutex());
   engine.transport().set_watch(std::move(watch));
 }

@@ -10,7 +10,7 @@
 
 namespace samestep {
 
-/// The ranks of MPI_COMM_WORLD, on two duplicates of it that return errors, so that nothing an application
+/// The ranks of MPI_COMM_WORLD, on a duplicate of it that returns errors, so that nothing an application
 /// does with MPI meets what we do. Collective over the world. MPI must have been initialised.
 ///
 /// Throws TimeoutError if not all ranks call it before the deadline.
