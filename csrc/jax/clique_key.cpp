@@ -15,6 +15,7 @@ constexpr std::size_t kDepth = 32 << 10;       // bytes of stack that are looked
 constexpr std::size_t kMostDevices = 1 << 16;  // of a group
 
 /// As libstdc++ and libc++ lay it out.
+/// An object with virtual functions whose first member is a vector of device ids.
 struct CliqueKey {
   std::uintptr_t virtual_table, begin, end, capacity;
 
@@ -27,6 +28,7 @@ struct CliqueKey {
 };
 
 /// The end of the calling thread's stack, or 0.
+/// The stack is mapped from the current frame up to its end. Beyond it the next load could fault.
 std::uintptr_t stack_end() {
   pthread_attr_t attributes;
   if (pthread_getattr_np(pthread_self(), &attributes) != 0) return 0;
@@ -47,6 +49,8 @@ DeviceIds read_ids(const CliqueKey& key) {
   DeviceIds ids(key.size());
   const std::size_t nbytes = ids.size() * sizeof ids[0];
   const iovec here{ids.data(), nbytes}, there{reinterpret_cast<void*>(key.begin), nbytes};
+  // `begin` may be any number that looks like an address. The kernel reports an unmapped one as an error instead of
+  // SIGSEGV.
   const bool readable = process_vm_readv(getpid(), &here, 1, &there, 1, 0) == static_cast<ssize_t>(nbytes);
   return readable ? ids : DeviceIds{};
 }
@@ -57,8 +61,10 @@ DeviceIds find_clique(const void* caller, const std::function<bool(const DeviceI
   const void* const library = library_of(caller);
   const auto from = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
   const std::uintptr_t end = std::min(stack_end(), from + kDepth);
+  // From the innermost frame on, since the object that belongs to this call is nearer than those of its callers.
   for (std::uintptr_t at = from; at + sizeof(CliqueKey) <= end; at += sizeof(std::uintptr_t)) {
     const auto& key = *reinterpret_cast<const CliqueKey*>(at);
+    // Arithmetic comes first: dladdr searches all libraries, and nearly nothing on a stack looks like such an object.
     if (!key.is_plausible() || library_of(reinterpret_cast<void*>(key.virtual_table)) != library) continue;
     DeviceIds ids = read_ids(key);
     if (!ids.empty() && is_possible(ids)) return ids;

@@ -17,6 +17,7 @@ constexpr int kProcessShift = 11;  // of JAX's device ids on CPU: (process << 11
 }  // namespace
 
 Communicator& DeviceGroup::get() const {
+  // XLA ignores the result of MPI_Comm_split, so the failure is reported by every later call on the communicator.
   if (communicator == nullptr) throw UnavailableError(problem);
   return *communicator;
 }
@@ -43,6 +44,7 @@ DeviceRanks::DeviceRanks(const RanksCapsule& ranks, DeviceLayout layout, Seconds
 
 std::shared_ptr<Communicator> DeviceRanks::split(int color, int key, const void* caller) {
   std::shared_ptr<Communicator> group = split_by_color(color, key, caller);
+  // Not while the group is made: that waits for other devices, perhaps of this process, which call this function, too.
   const std::lock_guard lock(mutex_);
   std::erase_if(groups_, [](const auto& each) { return each.expired(); });  // a program may split at every step
   groups_.push_back(group);
@@ -51,12 +53,16 @@ std::shared_ptr<Communicator> DeviceRanks::split(int color, int key, const void*
 
 std::shared_ptr<Communicator> DeviceRanks::split_by_color(int color, int key, const void* caller) {
   const auto index = static_cast<std::size_t>(key);
+  // The words on the stack are a guess. A list counts only if it fits what XLA passes: the first device is the color,
+  // and the device at the caller's rank belongs to this process.
   const DeviceIds devices = find_clique(caller, [&](const DeviceIds& ids) {
     const auto is_device = [&](DeviceId id) { return layout_.rank_of(id) >= 0; };
     return ids.front() == color && index < ids.size() && layout_.local_number(ids[index]) >= 0 &&
            std::all_of(ids.begin(), ids.end(), is_device) &&
            std::set<DeviceId>(ids.begin(), ids.end()).size() == ids.size();
   });
+  // Then the other members are unknown, and only a split of the whole world, in which all processes take part, can find
+  // them.
   if (devices.empty()) return split_as_mpi(color, key);
   std::vector<int> members;
   std::string list;
@@ -65,6 +71,7 @@ std::shared_ptr<Communicator> DeviceRanks::split_by_color(int color, int key, co
     list += str(list.empty() ? "" : ",", device);
   }
   Communicator& world = *worlds_[static_cast<std::size_t>(layout_.local_number(devices[index]))];
+  // The members compare the list, so one that was misread ends in an error instead of a wrong group.
   return world.group(members, Deadline::after(timeout_), str("jax devices ", list));
 }
 
@@ -110,6 +117,7 @@ void DeviceRanks::wait(Communicator& group, const Communicator::WorkPtr& work) {
     ++waits_ended_;
   } catch (const std::exception& error) {
     ++waits_ended_;
+    // XLA frees the arrays after an error, so the operation must not stay pending.
     if (!work->done()) group.abandon(std::current_exception(), error.what());
     throw;
   }
@@ -120,6 +128,8 @@ void DeviceRanks::meet_at_end() {
   std::vector<Communicator::WorkPtr> leaving;
   for (const auto& world : worlds_) leaving.push_back(((*world).*functions_.run)({CollectiveType::barrier}));
   const Deadline last = Deadline::after(timeout_);
+  // While operations of this process start or are pending, its program is still running, and peers are merely late.
+  // Only a process that is idle leaves after `kLeaving`.
   for (std::uint64_t seen = waits_started_; !last.passed();) {
     try {
       const Deadline deadline = Deadline::after(kLeaving);
@@ -143,6 +153,8 @@ void DeviceRanks::close() {
   const std::string reason = "its JAX program has ended";
   const auto error = std::make_exception_ptr(NotInitializedError("the JAX program has ended"));
   const std::lock_guard lock(mutex_);
+  // Abandoned, not closed: a close would wait for peers that may never end. The class of the error tells them that the
+  // program has ended normally.
   for (const auto& world : worlds_) world->abandon(error, reason);
   for (const auto& group : groups_) {
     if (const auto alive = group.lock()) alive->abandon(error, reason);

@@ -28,6 +28,8 @@ std::atomic<bool> initialized{false}, finalized{false};
 std::unique_ptr<DeviceRanks> ranks;  // never freed: XLA's threads may use them until the process has ended
 std::string no_ranks = "MPI_Init_thread has not been called";
 
+/// Exceptions must not cross the C interface. The text is kept by thread, because XLA asks for it by MPI_Error_string
+/// in the thread whose call has failed.
 template <class Function>
 int guarded(Function call) {
   try {
@@ -52,6 +54,7 @@ DeviceRanks& world() {
 }
 
 Communicator& group_of(Handle comm) {
+  // XLA's collectives run on communicators that it has split off. Of the world it only asks rank and size.
   if (comm == kNull || comm == kWorld) throw InvalidArgumentError("JAX uses a communicator that it did not make");
   return reinterpret_cast<const DeviceGroup*>(comm)->get();
 }
@@ -84,6 +87,7 @@ void run(Handle comm, const CollectiveArgs& call) { world().run(group_of(comm), 
 
 void wait_for(Handle* request) {
   if (*request == kNull) return;
+  // MPI_Wait leaves a null request in any case, so that a request whose wait fails is not waited for again.
   const std::unique_ptr<DeviceRequest> waited(reinterpret_cast<DeviceRequest*>(*request));
   *request = kNull;
   world().wait(*waited->communicator, waited->work);
@@ -155,12 +159,14 @@ SAMESTEP_EXPORT int MPIABI_Comm_size(Handle comm, int* size) {
 }
 
 SAMESTEP_EXPORT int MPIABI_Comm_split(Handle comm, int color, int key, Handle* made) {
+  // Taken here, in the exported function itself, whose caller is XLA. Deeper it would be an address in this library.
   const void* const caller = __builtin_return_address(0);
   auto group = std::make_unique<DeviceGroup>();
   const int result = guarded([&] {
     if (comm != kWorld) throw InvalidArgumentError("JAX splits another communicator than MPI_COMM_WORLD");
     group->communicator = world().split(color, key, caller);
   });
+  // A handle is made even then: XLA does not look at the result, and later calls report the problem.
   if (result != kSuccess) group->problem = last_error;
   *made = reinterpret_cast<Handle>(group.release());
   return result;
@@ -186,6 +192,7 @@ SAMESTEP_EXPORT int MPIABI_Reduce_scatter(const void* in, void* out, const int* 
   return guarded([&] {
     const auto size = static_cast<std::size_t>(group_of(comm).size());
     const std::size_t n = to_count(counts[0]);
+    // Communicator has no reduce_scatter of unequal blocks, and XLA splits evenly.
     if (std::any_of(counts, counts + size, [&](int count) { return count != counts[0]; })) {
       throw InvalidArgumentError("JAX scatters blocks of unlike sizes");
     }

@@ -7,6 +7,7 @@
 namespace samestep {
 namespace {
 
+// XLA initialises MPI on a thread of its choice, which may be unknown to Python; PyGILState handles both kinds.
 struct Gil {
   PyGILState_STATE state = PyGILState_Ensure();
   Gil() = default;
@@ -52,6 +53,7 @@ std::unique_ptr<DeviceRanks> open_device_ranks() {
     layout.counts.push_back(static_cast<int>(PyLong_AsLong(PyTuple_GetItem(counts, i))));
   }
   const double timeout = PyFloat_AsDouble(PyTuple_GetItem(opened.get(), 3));
+  // One check for all conversions above: an error of any of them stays set.
   if (PyErr_Occurred() != nullptr) throw_python_error();
   return std::make_unique<DeviceRanks>(*static_cast<RanksCapsule*>(held), std::move(layout), Seconds(timeout));
 }
