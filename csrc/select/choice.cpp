@@ -9,6 +9,7 @@
 namespace samestep {
 namespace {
 
+// "srun" is a step of Slurm without PMI, whose ranks cannot start MPI.
 bool is_mpi_launcher(std::string_view launcher) {
   return launcher == "openmpi" || launcher == "hydra" || launcher == "slurm";
 }
@@ -36,6 +37,7 @@ void require_mpi(const Facts& facts, const std::string& needed_by) {
                              "'samestep[openmpi]' (or 'samestep[mpich]'); `samestep doctor` shows what is found"));
 }
 
+// Collects all that is missing, so that one run shows every cure.
 void require_nccl(const Facts& facts) {
   std::string missing;
   if (!facts.nccl_loadable) {
@@ -47,6 +49,7 @@ void require_nccl(const Facts& facts) {
     missing += str(" No CUDA or HIP device is usable: ", facts.device_detail,
                    ". Cure: run where a device is visible, or initialize with MPIBackend.");
   } else if (facts.launcher_size > 1 && !facts.every_rank_has_device) {
+    // This rank has a device, but NCCL needs one on every rank: all of them refuse together.
     missing += " A rank of this job sees no device. Cure: make a device visible to each rank, or use MPIBackend.";
   }
   if (!missing.empty()) throw UnavailableError("backend 'nccl' was asked for but cannot be used." + missing);
@@ -57,9 +60,11 @@ Choice choose_host(const Facts& facts) {
   if (facts.launcher.empty()) return {"native", "native", "no launcher was found: one worker, in this process"};
   const std::string started = str("started by ", launcher_text(facts));
   if (!is_mpi_launcher(facts.launcher)) return {"native", "native", started};
+  // `mpirun -n 1`, or a shell inside an allocation: nobody to communicate with.
   if (facts.launcher_size <= 1 && !facts.mpi_loadable) {
     return {"native", "native", str(started, " with one rank, which needs no MPI")};
   }
+  // Hydra offers PMI-1 without an MPI library, and its key-value space is enough for the ranks to find each other.
   if (!facts.mpi_loadable && facts.has_pmi) {
     return {"native", "native", str(started, "; no MPI library loads, and the ranks meet through PMI")};
   }
@@ -77,6 +82,7 @@ Choice choose(const Facts& facts, const std::string& requested) {
   }
   if (requested == "nccl") {
     require_nccl(facts);
+    // NCCL moves device memory only, so host arrays need a backend of their own.
     return {"nccl", choose_host(facts).host, str("asked for; ", facts.nccl_detail)};
   }
   if (!requested.empty()) {
@@ -92,6 +98,7 @@ Choice choose(const Facts& facts, const std::string& requested) {
 }
 
 void check_launch(const Facts& facts, const World& world) {
+  // One rank is also what an unknown launcher counts as, so it says nothing.
   if (facts.launcher_size <= 1 || world.size == facts.launcher_size) return;
   const int n = facts.launcher_size;
   const std::string started = launcher_text(facts);

@@ -61,6 +61,7 @@ std::optional<int> assign_device(const std::string& kind_name, const DeviceReque
     case DeviceRequest::Kind::leave_alone:
       return std::nullopt;
     case DeviceRequest::Kind::round_robin:
+      // More ranks than devices share them. Without a device the rank works on the host.
       return n_visible > 0 ? std::optional(local_rank % n_visible) : std::nullopt;
     case DeviceRequest::Kind::list:
       break;
