@@ -8,6 +8,7 @@
 namespace samestep {
 
 bool fits(std::uint64_t count, DType dtype, bool is_object, const Buffer& out, Fit fit) {
+  // Objects are pickled bytes and arrays are elements. Neither may be taken for the other, even if the sizes would fit.
   if (fit == Fit::object || is_object) return fit == Fit::object && is_object;
   return dtype == out.dtype && (fit == Fit::exactly ? count == out.count : count <= out.count);
 }
@@ -20,6 +21,7 @@ std::string unfit_text(const std::string& receive, const Status& sent, DType dty
   } else if (fit == Fit::object) {
     text += " by send; receive arrays by recv, or send them by send_object";
   }
+  // Left in the queue, the message would fail every later receive with this source and tag as well.
   return text + "; the message has been taken and thrown away";
 }
 
@@ -65,6 +67,7 @@ void in_host_memory(std::string_view verb, const ConstBuffer& buffer) {
 
 void counts_fill(std::string_view verb, std::string_view argument, std::span<const std::uint64_t> counts, int size,
                  const ConstBuffer& buffer) {
+  // First, because callers then index `counts` by rank.
   if (counts.size() != static_cast<std::size_t>(size)) {
     throw InvalidArgumentError(str(verb, ": ", argument, " has ", counts.size(), " entries for ", size, " ranks"));
   }

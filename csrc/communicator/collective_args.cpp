@@ -32,6 +32,7 @@ void counts_match(std::string_view verb, const CollectiveArgs& args, int rank, i
       return checks::has_count(verb, "the input", args.in, args.out.count * n_ranks);
     case CollectiveType::allgatherv:
     case CollectiveType::gatherv:
+      // In the `v` forms ranks pass different counts by design, so each can only compare them with its own arrays.
       checks::counts_fill(verb, "counts", args.counts, size, args.out);
       return checks::has_count(verb, "the input", args.in, own_count());
     case CollectiveType::scatterv:
@@ -52,11 +53,14 @@ void counts_match(std::string_view verb, const CollectiveArgs& args, int rank, i
 }  // namespace
 
 Signature CollectiveArgs::signature() const {
+  // A default signature, whatever the other fields hold: a barrier has no arguments in which ranks could differ.
   if (type == CollectiveType::barrier) return {};
   return {type, compared_as.value_or(own().dtype), op_of(*this), root, has_counts(type) ? Shape{} : shape};
 }
 
 std::uint64_t CollectiveArgs::digest() const {
+  // The frequent types avoid a Signature, and with it a copy of the shape: a copy of what was just written in parts has
+  // to wait for those stores.
   if (type == CollectiveType::barrier || has_counts(type)) return signature().digest();
   return samestep::digest(type, compared_as.value_or(own().dtype), op_of(*this), root, shape);
 }
@@ -69,6 +73,7 @@ void checks::arguments(const CollectiveArgs& args, int rank, int size, bool need
   if (needs_host_memory && has_out) checks::in_host_memory(verb, args.out);
   if (needs_host_memory && has_in) checks::in_host_memory(verb, args.in);
   if (reduces(args.type)) can_reduce(verb, args);
+  // A rank with one buffer has nothing to compare it with; the signatures show whether it agrees with the others.
   if (!has_in || !has_out) return;
   same_dtype(verb, args.in, args.out);
   counts_match(verb, args, rank, size);

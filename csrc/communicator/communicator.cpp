@@ -39,6 +39,7 @@ Communicator::WorkPtr Communicator::run(const SendArgs& sent, const RecvArgs& re
   return run_sendrecv(sent, received, status, sending);
 }
 
+// Defaults for transports without a fast path: nothing completes at once, and `status` comes from the Work.
 Communicator::WorkPtr Communicator::run_recv(const RecvArgs& args, Status& status) {
   (void)status;
   return start_recv(args);
@@ -46,11 +47,13 @@ Communicator::WorkPtr Communicator::run_recv(const RecvArgs& args, Status& statu
 
 Communicator::WorkPtr Communicator::run_sendrecv(const SendArgs& sent, const RecvArgs& received, Status& status,
                                                  WorkPtr& sending) {
+  // The send first: were the receive to throw, `sending` tells the caller which buffer is still in use.
   sending = run_send(sent);
   return run_recv(received, status);
 }
 
 Membership& Communicator::membership() {
+  // Shared by all groups that do not override this: without peers nobody can leave.
   static Membership of_one_rank;  // without state
   return of_one_rank;
 }

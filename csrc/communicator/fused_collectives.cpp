@@ -39,6 +39,7 @@ class Run {
       if (n != 0) visit(static_cast<Byte*>(buffer.data) + at_, n);
       nbytes -= n;
       at_ += n;
+      // Also skips buffers without bytes.
       if (at_ == buffer.nbytes()) {
         ++index_;
         at_ = 0;
@@ -75,6 +76,7 @@ std::vector<RemoteSegment> pieces_of(std::span<const Buffer> buffers, std::span<
 }  // namespace
 
 std::byte* FusedCollectives::memory() {
+  // In shared memory if possible: operations of the group then need no copy of their own.
   if (memory_ == nullptr && peer_memory_ != nullptr) memory_ = peer_memory_->allocate(kMaxPackedBytes);
   if (memory_ == nullptr) memory_ = {new std::byte[kMaxPackedBytes], [](std::byte* block) { delete[] block; }};
   return memory_.get();
@@ -82,10 +84,12 @@ std::byte* FusedCollectives::memory() {
 
 void FusedCollectives::run(const CollectiveArgs& call, const Deadline& deadline) {
   const Communicator::WorkPtr work = communicator_->run(call);
+  // The frequent case: the collective has ended inside `run`.
   if (work == nullptr) return;
   try {
     work->wait(deadline);
   } catch (const TimeoutError& error) {
+    // An operation that has ended by itself, perhaps with this very error, leaves nothing to abandon.
     if (!work->done()) communicator_->abandon(std::current_exception(), error.what());
     throw;
   } catch (...) {  // from a signal handler: the caller frees the buffers of the operation
@@ -109,6 +113,7 @@ void FusedCollectives::bcast(std::span<const Buffer> buffers, int root, const De
       run({CollectiveType::bcast, {}, buffer, {}, root, Shape::flat(buffer.count)}, deadline);
     }
   }
+  // Every rank takes the same branch: `has_cma` is the same on all ranks, and so are the sizes.
   if (peer_memory_ == nullptr || !peer_memory_->has_cma() || communicator_->size() == 1 || small.empty()) {
     bcast_packed(small, root, deadline);
   } else {
@@ -142,9 +147,11 @@ void FusedCollectives::bcast_unpacked(std::span<const Buffer> buffers, int root,
 }
 
 void FusedCollectives::bcast_double_buffered(std::span<const Buffer> buffers, int root, const Deadline& deadline) {
+  // About `kPipelineDepth` segments: during the first one the readers are idle, and during the last one root is.
   const std::size_t total = total_nbytes(buffers), of_each = (total + kPipelineDepth - 1) / kPipelineDepth;
   const std::size_t longest = std::clamp(of_each, kMinPipelineBytes, kMaxPipelineBytes);
   const bool at_root = communicator_->rank() == root, only_reader = communicator_->size() == 2;
+  // Only root can tell whether its buffers are shared. The others learn it from the first segment's address.
   const auto is_shared = [this](const Buffer& buffer) {
     return buffer.nbytes() == 0 || peer_memory_->is_shared(buffer.data, buffer.nbytes());
   };
@@ -157,6 +164,7 @@ void FusedCollectives::bcast_double_buffered(std::span<const Buffer> buffers, in
     // Root fills one half while the others read the other: since they last read this one, all have passed a barrier.
     std::byte* const half = memory() + turn % 2 * kMaxPipelineBytes;
     if (packs) packed.pack(half, nbytes);
+    // Never 0 for packed data: an offset in shared memory has its highest bit set, and no object is at address 0.
     std::uint64_t place = packs ? peer_memory_->to_remote_address(half, nbytes) : 0;
     run({CollectiveType::bcast, {}, {&place, 1, DType::uint64}, {}, root, Shape::flat(1)}, deadline);
     if (place == 0) return bcast_unpacked(buffers, root, deadline);  // root does not pack
@@ -175,6 +183,7 @@ void FusedCollectives::bcast_packed(std::span<const Buffer> buffers, int root, c
   const std::size_t total = total_nbytes(buffers);
   Run out(buffers), in(buffers);
   for (std::size_t at = 0; at < total;) {
+    // One piece of memory serves all messages, since `run` has ended before it is filled again.
     const std::size_t nbytes = std::min(kMaxPackedBytes, total - at);
     const Buffer piece{memory(), nbytes, DType::uint8};
     if (communicator_->rank() == root) out.pack(memory(), nbytes);
@@ -199,6 +208,8 @@ void FusedCollectives::allreduce(std::span<const ConstBuffer> in, std::span<cons
       run(call(in[i], out[i]), deadline);
     }
   }
+  // A message has one dtype. The order of equal elements must be the same on all ranks, which only a stable sort
+  // promises.
   std::ranges::stable_sort(small, {}, [&](std::size_t i) { return in[i].dtype; });
   for (std::size_t i = 0; i < small.size();) {
     std::vector<ConstBuffer> from;
@@ -214,6 +225,7 @@ void FusedCollectives::allreduce(std::span<const ConstBuffer> in, std::span<cons
 void FusedCollectives::allreduce_packed(std::span<const ConstBuffer> in, std::span<const Buffer> out,
                                         const Reduction& reduction, const Deadline& deadline) {
   const std::size_t total = total_nbytes(out), size = itemsize(out[0].dtype);
+  // A message must not end inside an element.
   const std::size_t longest = kMaxPackedBytes / size * size;
   Run from(in);
   Run to(out);

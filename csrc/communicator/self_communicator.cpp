@@ -94,6 +94,8 @@ void SelfReceive::wait(const Deadline& deadline) {
     if (deadline.passed()) {
       throw TimeoutError(str(describe(), " has waited ", deadline.timeout().count(), " s for rank 0 to send"));
     }
+    // The message can come from another thread of this process only, or from an operation that a progress source
+    // advances. There is no device or peer to wake this thread, so it polls.
     wait_hooks().interrupt();
     progress_all();
     std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -103,6 +105,7 @@ void SelfReceive::wait(const Deadline& deadline) {
 
 bool SelfReceive::cancel() {
   const std::lock_guard lock(messages_->mutex);
+  // Not posted any more: a message has matched, or the group has ended.
   if (!messages_->matcher.withdraw(shared_from_this())) return false;
   fail(std::make_exception_ptr(TimeoutError(describe() + ": given up")));
   return true;
@@ -128,6 +131,7 @@ class SelfCommunicator final : public Communicator {
   void close(const Deadline&) override { closed_ = true; }
   void abandon(std::exception_ptr error, const std::string&) override {
     const std::lock_guard lock(messages_->mutex);
+    // Other threads may wait in these receives; no message will come any more.
     for (const auto& receive : messages_->matcher.withdraw_all()) receive->fail(error);
     broken_ = std::move(error);
   }
@@ -140,6 +144,7 @@ class SelfCommunicator final : public Communicator {
       const kernels::Input input{args.in.data, args.reduction.factor};
       kernels::reduce(args.in.dtype, args.reduction.op, {&input, 1}, args.out.data, args.in.count);
     } else if (args.uses_in(0) && args.out.data != args.in.data && args.in.count != 0) {
+      // Not for empty arrays, whose pointers may be null.
       std::memmove(args.out.data, args.in.data, args.in.nbytes());
     }
     return work;
@@ -152,8 +157,11 @@ class SelfCommunicator final : public Communicator {
     WorkPtr sent = finished();
     Message message{0, args.tag, args.in.dtype, args.in.count, args.is_object, {}};
     const auto* elements = static_cast<const std::byte*>(args.in.data);
+    // Copied, so that the send is complete although nobody may have posted the receive: otherwise a program that sends
+    // to itself and then receives would wait forever.
     message.elements.assign(elements, elements + args.in.nbytes());
     const std::lock_guard lock(messages_->mutex);
+    // Probes do not consume the message, so it passes to all of them and then to the first receive.
     while (const auto receive = messages_->matcher.match(0, args.tag)) {
       receive->take(message);
       if (!receive->probes()) return sent;
@@ -183,6 +191,7 @@ class SelfCommunicator final : public Communicator {
     }
     if (broken_) std::rethrow_exception(broken_);
     ++operations_;
+    // Without state, so one object serves all operations.
     static const WorkPtr work = std::make_shared<Finished>();
     return work;
   }

@@ -18,6 +18,8 @@ struct CollectiveTraits {
   std::string_view torch = {};  // its name in torch.distributed, if different
 };
 
+// In the order of CollectiveType, by which it is indexed. torch has no names of its own for the `v` forms: there the
+// same functions take tensors of unequal lengths.
 constexpr CollectiveTraits kCollectiveTraits[] = {
     {.name = "allreduce", .reduces = true, .torch = "all_reduce"},
     {.name = "reduce", .reduces = true, .root = "to"},
@@ -73,6 +75,8 @@ std::string ranks_text(const std::vector<std::size_t>& ranks) {
   return text;
 }
 
+// A description begins with the operation, followed by " of " and its elements, by the arguments of a user's call, or
+// by the second line.
 std::string_view verb_of(std::string_view description) {
   return description.substr(0, std::min({description.find(" of "), description.find('('), description.find('\n')}));
 }
@@ -99,6 +103,7 @@ std::string_view name(CollectiveType verb, Naming naming) {
 }
 
 std::uint64_t digest(CollectiveType verb, DType dtype, ReduceOp op, std::int32_t root, const Shape& shape) {
+  // All small fields share one word: each step of `mix` is a multiplication that waits for the one before.
   std::uint64_t h =
       mix(0, std::uint64_t{static_cast<std::uint8_t>(verb)} | std::uint64_t{static_cast<std::uint8_t>(dtype)} << 8 |
                  std::uint64_t{static_cast<std::uint8_t>(op)} << 16 | std::uint64_t{shape.n_dims} << 24 |
@@ -113,6 +118,7 @@ std::string Signature::describe(Naming naming) const {
   const CollectiveTraits& facts = traits_of(type);
   std::string text{name(type, naming)};
   if (facts.elements != Elements::none) text += str(" of ", name(dtype));
+  // Variable forms show no shape: their counts may differ between ranks and are not compared.
   if (facts.elements == Elements::shaped) text += extents_text(shape);
   if (facts.reduces) text += str(" with op ", name(op));
   if (root >= 0) text += str(" ", facts.root.empty() ? "with" : facts.root, " root ", root);
@@ -130,6 +136,7 @@ std::string mismatch_text(const std::string& group, std::uint64_t sequence,
     found->second.push_back(rank);
   }
 
+  // The headline names the operation only if all ranks call the same one: no rank is known to be right.
   const auto verb = ranks_of.empty() ? std::string_view{} : verb_of(ranks_of.front().first);
   const bool one_verb = std::ranges::all_of(ranks_of, [&](const auto& entry) { return verb_of(entry.first) == verb; });
   const std::string where = str("operation ", sequence, " of group '", group, "'");
