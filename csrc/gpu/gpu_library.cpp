@@ -51,6 +51,7 @@ std::shared_ptr<GpuLibrary> GpuLibrary::open(DeviceKind kind, const std::string&
   find(library, prefix + "PointerGetAttributes", gpu->pointer_get_attributes_);
   find(library, prefix + "Malloc", gpu->malloc_);
   find(library, prefix + "Free", gpu->free_);
+  // The two runtimes name these two functions differently.
   find(library, hip ? "hipHostMalloc" : "cudaHostAlloc", gpu->host_alloc_);
   find(library, hip ? "hipHostFree" : "cudaFreeHost", gpu->free_host_);
   find(library, prefix + "HostRegister", gpu->host_register_);
@@ -111,6 +112,7 @@ int GpuLibrary::device_of(const void* data) const {
     return -1;
   }
   check(code, "PointerGetAttributes");
+  // Pinned host memory also has a device, which does not own it.
   return attributes.type == kDeviceMemory || attributes.type == kManagedMemory ? attributes.device : -1;
 }
 
@@ -140,6 +142,8 @@ void GpuLibrary::free_pinned(void* data) const noexcept {
 
 bool GpuLibrary::pin(void* data, std::size_t nbytes) const noexcept {
   const Relaxed relaxed(*this);
+  // A refusal is no error: the limit of locked memory may be small, and the caller has other memory. So it must not
+  // stay behind as the thread's last error either.
   const bool pinned = host_register_(data, nbytes, kPortable) == 0;
   if (!pinned) get_last_error_();
   return pinned;
@@ -156,6 +160,7 @@ void GpuLibrary::copy(void* to, const void* from, std::size_t nbytes, Stream str
 
 GpuLibrary::Stream GpuLibrary::make_stream() const {
   Stream stream = nullptr;
+  // An ordinary stream waits for everything in the legacy default stream, and the user's work there for it.
   check(stream_create_(&stream, kNonBlockingStream), "StreamCreateWithFlags");
   return stream;
 }
@@ -169,6 +174,7 @@ void GpuLibrary::synchronize(Stream stream) const {
 
 GpuLibrary::Event GpuLibrary::make_event() const {
   Event event = nullptr;
+  // Without timing, which only costs time: events here order streams and show that work has ended.
   check(event_create_(&event, kOrderOnlyEvent), "EventCreateWithFlags");
   return event;
 }

@@ -10,6 +10,7 @@ BufferPool::Block BufferPool::allocate(std::size_t nbytes) const {
     return {gpu_->allocate(nbytes), nbytes};
   }
   if (source_) {
+    // If the runtime cannot pin shared memory, ordinary pinned memory serves; other ranks then copy once more.
     if (std::shared_ptr<std::byte> data = source_(nbytes); data != nullptr && gpu_->pin(data.get(), nbytes)) {
       return {data.get(), nbytes, data};
     }
@@ -33,6 +34,7 @@ std::shared_ptr<std::byte> BufferPool::take(std::size_t nbytes) {
   {
     const std::lock_guard lock(mutex_);
     most_cached_nbytes_ = std::max(most_cached_nbytes_, 2 * nbytes);
+    // A block may be about twice as long as needed, not more: short operations must not occupy the memory of long ones.
     const auto fits = [nbytes](const Block& kept) { return kept.nbytes >= nbytes && kept.nbytes <= 2 * nbytes + 4096; };
     auto found = free_.end();  // the smallest that fits: larger ones are for larger requests
     for (auto kept = free_.begin(); kept != free_.end(); ++kept) {
@@ -44,8 +46,10 @@ std::shared_ptr<std::byte> BufferPool::take(std::size_t nbytes) {
       free_.erase(found);
     }
   }
+  // Without the mutex: pinning takes as long as copying, and other threads return blocks meanwhile.
   if (block.data == nullptr) block = allocate(nbytes);
   auto* const data = static_cast<std::byte*>(block.data);
+  // The deleter owns the pool: a block may be in use when the group that made the pool has ended.
   return {data, [self = shared_from_this(), block = std::move(block)](std::byte*) {
             {
               const std::lock_guard lock(self->mutex_);

@@ -84,8 +84,11 @@ class HostStaging::StagedWork final : public Work {
   void advance(bool may_begin, bool may_copy) {
     if (ended_) return;
     try {
+      // An operation that has copied something may copy more, whatever the limit says: it is counted among those in the
+      // stream.
       while ((n_copied_ != 0 || may_copy) && may_copy_more() && n_copied_ < call_.parts.size()) copy_out();
       for (RemoteSegment& piece : pieces_) {
+        // In order: segments are operations of the host group, which all ranks must start in the same order.
         if (piece.work == nullptr && !may_start(piece, may_begin)) break;
         if (!piece.back) copy_back(piece);
       }
@@ -98,6 +101,8 @@ class HostStaging::StagedWork final : public Work {
       fail(std::current_exception());
       return;
     }
+    // The remaining copies are in the stream, so a consumer's stream can wait for this event instead of its host
+    // thread. `in_` waits for the arrays' streams even if nothing was copied.
     if (n_handed_over_ == call_.parts.size() && !handed_over_) {
       make_wait(*stager_->in_, waits_in_);
       end_ = std::make_unique<GpuEvent>(stager_->gpu_);
@@ -111,6 +116,8 @@ class HostStaging::StagedWork final : public Work {
     if (ended_) return;
     for (RemoteSegment& piece : pieces_) {
       if (piece.back) --stager_->n_copying_back_;
+      // Pinned memory that a transport or a copy still uses must not return to the pool, where the next operation would
+      // take it.
       if (!is_in_use(piece)) continue;
       stager_->retained_.push_back(std::make_shared<RemoteSegment>(std::move(piece)));
     }
@@ -181,6 +188,8 @@ class HostStaging::StagedWork final : public Work {
     if (!piece.copied->is_complete()) return false;
     // The copies are in one stream: once the last one has ended, all have.
     if (call_.copies_in_first && first && !pieces_.back().copied->is_complete()) return false;
+    // Some other thread may make this step, inside a call of its own: error texts must name the call that has started
+    // the operation.
     const UserCall called(call_.called, UserCall::Inside::instead);
     piece.work = piece.part.start(piece.memory.get(), piece.out);
     last_started_ = piece.work;
@@ -198,6 +207,7 @@ class HostStaging::StagedWork final : public Work {
     if (piece.back || !piece.work->done() || stager_->n_copying_back_ >= kMostCopies) return;
     status_ = piece.work->status();
     if (piece.work->error()) std::rethrow_exception(piece.work->error());
+    // A receive may bring fewer elements than fit. Those beyond keep their values on the device.
     const std::span<const std::byte> arrived = to_copy_back(piece);
     make_wait(*stager_->in_, waits_in_);
     if (piece.part.out != nullptr && !arrived.empty()) {
@@ -217,6 +227,8 @@ class HostStaging::StagedWork final : public Work {
     Backoff pause(/*oversubscribed=*/true);
     while (!reached) {
       stager_->progress();
+      // About every millisecond: signals, other groups, dead peers and the deadline. Peers may wait for this rank in
+      // another group while it waits here.
       if (reached || !pause.step()) continue;
       wait_hooks().interrupt();
       ProgressEngine::progress_everywhere();
@@ -232,6 +244,7 @@ class HostStaging::StagedWork final : public Work {
     bool is_this = true;
     {
       const std::lock_guard lock(stager_->mutex_);
+      // This operation may wait behind an earlier one. The host operation of that one knows which ranks are missing.
       const StagedWork& first = stager_->next_to_begin(*this);
       is_this = &first == this;
       for (const RemoteSegment& piece : first.pieces_) {
@@ -276,6 +289,7 @@ std::shared_ptr<HostStaging> HostStaging::make(std::shared_ptr<GpuLibrary> gpu, 
                                                std::shared_ptr<Communicator> collectives) {
   std::shared_ptr<HostStaging> made(
       new HostStaging(std::move(gpu), device, std::move(messages), std::move(collectives)));
+  // Not in the constructor, where no shared pointer to the object exists yet.
   register_progress_source(made);
   return made;
 }
@@ -302,6 +316,7 @@ void HostStaging::progress() {
 }
 
 void HostStaging::advance() {
+  // Called from waits for something else, which must not block: another thread makes the step.
   const std::unique_lock alone(mutex_, std::try_to_lock);
   if (!alone) return;
   try {
@@ -318,6 +333,8 @@ void HostStaging::step() {
   for (const auto& work : pending_) {
     std::size_t& n_copying = work->is_message() ? n_sends : n_collectives;
     const bool may_copy = (work->is_message() && !work->sends()) || n_copying < kMostCopies;
+    // Collectives start in the order of the calls, which is the same on all ranks, and sends in theirs, so that
+    // messages with one tag keep their order.
     work->advance(!work->is_message() ? collectives_started : work->sends() ? sends_started : true, may_copy);
     if (work->copies_out() && (!work->is_message() || work->sends())) ++n_copying;
     if (work->is_message()) {
@@ -373,6 +390,7 @@ void HostStaging::release_retained() {
     return;
   }
   wait_hooks().run_without_gil([this] {
+    // The program continues after a bad step, and must not wait for a device that a kernel of its own holds up.
     const Deadline deadline = Deadline::after(Seconds(1));
     Backoff pause(/*oversubscribed=*/true);
     while (!is_idle() && !deadline.passed()) pause.step();
