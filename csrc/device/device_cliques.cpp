@@ -23,8 +23,11 @@ Calls together(const NcclComm& channel, std::vector<std::vector<StreamHandle>> a
     const std::vector<ExtraDevices::Member>& others = channel.extra_devices().members();
     for (std::size_t i = 0; i < others.size(); ++i) {
       const OnDevice on(channel.gpu(), others[i].device);
+      // Before the NCCL group, so that only calls of NCCL lie inside it.
       order_after(channel.options().gpu, others[i].stream->get(), after[i + 1]);
     }
+    // Each member's call waits for those of the other members. Outside of a group the first one would wait forever for
+    // the second, which this thread has not made yet.
     NcclGroup group(channel.nccl());
     calls[0](comm, stream);
     for (std::size_t i = 0; i < others.size(); ++i) {
@@ -38,6 +41,8 @@ Calls together(const NcclComm& channel, std::vector<std::vector<StreamHandle>> a
 /// Broadcasts from each member into a buffer of its own.
 Calls gather_pieces(const NcclLibrary& nccl, int member, ConstBuffer in, std::vector<Buffer> outs) {
   return [&nccl, member, in, outs = std::move(outs)](Comm comm, Stream stream) {
+    // ncclAllGather writes one contiguous buffer. Results in several buffers need one broadcast from each member, of
+    // which NCCL makes few kernels if they are in one group.
     NcclGroup group(nccl);
     for (int root = 0; root < static_cast<int>(outs.size()); ++root) {
       void* const out = outs[static_cast<std::size_t>(root)].data;
@@ -57,6 +62,7 @@ DeviceCliques::DeviceCliques(std::shared_ptr<Communicator> host, std::shared_ptr
       signature_check_(std::move(signature_check)),
       own_(std::move(own)),
       options_(std::move(options)) {
+  // The list of this rank's own device thus has number 1 on every rank, without another communicator.
   if (own_ != nullptr) cliques_.push_back({{options_.device}, own_});
 }
 
@@ -65,6 +71,7 @@ std::shared_ptr<DeviceCliques> DeviceCliques::make(std::shared_ptr<Communicator>
                                                    std::shared_ptr<NcclComm> own) {
   std::shared_ptr<DeviceCliques> made(
       new DeviceCliques(std::move(host), std::move(signature_check), std::move(options), std::move(own)));
+  // Not in the constructor: the callback holds a weak pointer, which does not exist there yet.
   if (made->own_ != nullptr) made->watch_mismatches(*made->own_);
   return made;
 }
@@ -75,6 +82,8 @@ void DeviceCliques::watch_mismatches(NcclComm& channel) {
   });
 }
 
+// Ranks that differ in one call may have launched different things in any communicator, so none of them can be used
+// further.
 void DeviceCliques::mismatch_error(const std::exception_ptr& error) {
   if (own_ != nullptr) own_->abandon(error);
   abandon(error);
@@ -97,6 +106,7 @@ DeviceCliques::Clique DeviceCliques::clique(int number) const {
 
 std::vector<DeviceCliques::Clique> DeviceCliques::cliques() const {
   const std::lock_guard lock(mutex_);
+  // Without the communicator of the rank's own device, which its owner closes.
   return {cliques_.begin() + (own_ != nullptr ? 1 : 0), cliques_.end()};
 }
 
@@ -104,6 +114,8 @@ int DeviceCliques::add(std::vector<int> devices, const Deadline& deadline) {
   if (own_ == nullptr || devices.empty()) throw InvalidArgumentError("a list of devices needs NCCL, and a device");
   NcclComm::Options options{options_.gpu, options_.nccl, devices[0], options_.timeout};
   options.extra.assign(devices.begin() + 1, devices.end());
+  // Without the mutex, since this waits for all ranks. The number is the same everywhere, because all ranks add a list
+  // at the same point of their order of calls.
   auto channel = NcclComm::open(std::move(options), host_, signature_check_, deadline);
   watch_mismatches(*channel);
   const std::lock_guard lock(mutex_);
@@ -112,6 +124,7 @@ int DeviceCliques::add(std::vector<int> devices, const Deadline& deadline) {
 }
 
 Communicator::WorkPtr DeviceCliques::check_signature(const CliqueArgs& args) {
+  // A collective of the host without elements: its header alone is exchanged.
   const ConstBuffer in{nullptr, 0, args.dtype};
   const Buffer out{nullptr, 0, args.dtype};
   Shape shape;
@@ -143,6 +156,7 @@ void DeviceCliques::check(const Clique& clique, const CliqueArgs& args, std::siz
     throw InvalidArgumentError(
         str(name(args.type), ": array ", i, " of the list is not on device ", clique.devices[i]));
   }
+  // Before anything is enqueued or compared: the other ranks must not wait for an operation that this rank refuses.
   refuse_capture(name(args.type), *options_.gpu, buffer);
   if (buffer.dtype != args.dtype || buffer.count != args.count * times) {
     throw InvalidArgumentError(str(name(args.type), ": array ", i, " has ", buffer.count, " ",
@@ -165,6 +179,7 @@ Communicator::WorkPtr DeviceCliques::launch(const Clique& clique, const CliqueAr
   NcclLaunch launch;
   launch.what = str(name(args.type), " of ", args.count, " ", samestep::name(args.dtype), " on each of ", args.length,
                     " devices of every rank");
+  // NcclComm orders the first member's stream itself; `together` orders those of the others.
   launch.after = parts[0].after;
   std::vector<std::vector<StreamHandle>> after;
   std::vector<Calls> calls;
@@ -174,7 +189,9 @@ Communicator::WorkPtr DeviceCliques::launch(const Clique& clique, const CliqueAr
   }
   NcclComm& channel = *clique.channel;
   launch.calls = together(channel, std::move(after), std::move(calls));
+  // The first stream waits for the others, so that one event shows the end of all members.
   launch.once_enqueued = [&channel](Stream stream) { channel.extra_devices().make_stream_wait(stream); };
+  // Last, after all local checks: once other ranks have this header, the operation must take place.
   launch.signature_check = check_signature(args);
   ++n_launched_;
   n_launched_bytes_ += nbytes;
@@ -211,6 +228,7 @@ Communicator::WorkPtr DeviceCliques::reduce(int number, std::span<const ConstBuf
   std::vector<Part> parts;
   for (std::size_t i = 0; i < in.size(); ++i) {
     check(on, args, i, in[i]);
+    // Off root NCCL ignores the output, and the caller need not have one.
     const bool gets = root == host_->rank() && i == static_cast<std::size_t>(root_array);
     const Buffer into = gets ? out : Buffer{};
     if (gets) check(on, args, i, into);

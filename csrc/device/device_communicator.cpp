@@ -47,9 +47,13 @@ std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Com
                                                              const Deadline& deadline) {
   std::shared_ptr<DeviceCommunicator> made(new DeviceCommunicator(std::move(host), std::move(options)));
   const std::vector<int> ranks = all_ranks(*made->host_);
+  // Staged collectives start on the host later than they are called. In the group of host arrays their order among the
+  // other collectives would differ between ranks, so they have a group of their own, as comparisons beside NCCL have.
   // To the user all three are one group.
   made->through_host_ = made->host_->group(ranks, deadline, made->host_->name());
   made->signature_check_ = made->host_->group(ranks, deadline, made->host_->name());
+  // Ranks may be set up differently. Whether any of them hands device memory to MPI decides into how many operations
+  // all of them divide a call, so they agree on it here.
   std::uint8_t gpu_aware = made->options_.gpu_aware ? 1 : 0;
   if (made->host_->transport() == "mpi") {
     const Buffer flag{&gpu_aware, 1, DType::uint8};
@@ -84,6 +88,7 @@ void DeviceCommunicator::check_here(std::string_view verb, ConstBuffer& buffer) 
     throw UnavailableError(str(verb, ": the array is not on a device that this group reaches with ",
                                options_.gpu->path(), "; move it to host memory first"));
   }
+  // An array without elements has no address to ask about.
   if (buffer.device.index < 0)
     buffer.device.index = buffer.count == 0 ? options_.device : options_.gpu->device_of(buffer.data);
   if (buffer.device.index < 0) {
@@ -95,6 +100,7 @@ void DeviceCommunicator::check_here(std::string_view verb, ConstBuffer& buffer) 
                                    " of group '", name(), "' uses device ", options_.device,
                                    "; make it there, or choose devices in initialize()"));
   }
+  // Last, and before the operation starts anywhere: see `refuse_capture`.
   refuse_capture(verb, *options_.gpu, buffer);
 }
 
@@ -118,6 +124,7 @@ Communicator::WorkPtr DeviceCommunicator::start_collective(const CollectiveArgs&
   if (args.uses_in(rank())) {
     check_here(verb, args.in);
   } else {
+    // What the caller passed is ignored on this rank, but what ranks compare needs the dtype.
     args.in = {nullptr, 0, dtype};
   }
   if (args.uses_out(rank())) {
@@ -125,6 +132,7 @@ Communicator::WorkPtr DeviceCommunicator::start_collective(const CollectiveArgs&
   } else {
     args.out = {nullptr, 0, dtype};
   }
+  // The choice depends on type, dtype and operator alone. Where ranks agree on those, all make the same choice.
   return without_gil([&] { return nccl_ != nullptr && nccl_->has(args) ? nccl_->start(args) : staged_->start(args); });
 }
 
@@ -133,6 +141,7 @@ Communicator::WorkPtr DeviceCommunicator::run_collective(const CollectiveArgs& a
 }
 
 Communicator::WorkPtr DeviceCommunicator::start_send(const SendArgs& args) {
+  // `Inner`, because the arguments have been checked already.
   if (args.is_object || in_host_memory(args.in)) return Inner{*host_}.start_send(args);
   SendArgs here = args;
   check_here("send", here.in);
@@ -213,11 +222,13 @@ void DeviceCommunicator::progress() {
 }
 
 void DeviceCommunicator::close(const Deadline& deadline) {
+  // Staged operations have no thread: they end only because this loop advances them.
   Backoff pause(/*oversubscribed=*/true);
   while (!staged_->idle()) {
     if (deadline.passed()) throw TimeoutError(str("close: operations of group '", name(), "' are pending"));
     if (pause.step()) wait_hooks().interrupt();
   }
+  // NCCL communicators first: they meet the other ranks in `signature_check_` before they are destroyed.
   cliques_->close(deadline);
   if (nccl_ != nullptr) nccl_->comm()->close(deadline);
   signature_check_->close(deadline);
@@ -232,6 +243,8 @@ void DeviceCommunicator::abandon_devices(const std::exception_ptr& error) {
 }
 
 void DeviceCommunicator::abandon(std::exception_ptr error, const std::string& reason) {
+  // First, so that pending operations on devices end with this error, not with what they would notice of the groups'
+  // end.
   abandon_devices(error);
   signature_check_->abandon(error, reason);
   through_host_->abandon(error, reason);
@@ -257,6 +270,7 @@ bool DeviceCommunicator::is_discarded() const {
 }
 
 void DeviceCommunicator::announce_block_end(std::uint64_t block) {
+  // To both groups: a rank may wait for this one in a collective of host arrays or in a staged one.
   host_->membership().announce_block_end(block);
   through_host_->membership().announce_block_end(block);
 }

@@ -14,6 +14,7 @@ class HostCall {
   HostCall(std::shared_ptr<Communicator> host, const CollectiveArgs& args)
       : host_(std::move(host)),
         args_(args),
+        // Copied: the caller's counts are valid during the call only, and the operation starts later.
         counts_(args.counts.begin(), args.counts.end()),
         recv_counts_(args.recv_counts.begin(), args.recv_counts.end()) {}
 
@@ -66,6 +67,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& 
     case CollectiveType::reduce:
       return in_segments(in, out, args.shape, start, /*only_moves=*/false, overlaps);
     case CollectiveType::bcast:
+      // Root only reads its array and the others only write theirs: half of the copies are left out.
       in = args.out;
       if (rank == args.root) {
         out.data = nullptr;
@@ -76,7 +78,10 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& 
     case CollectiveType::reduce_scatter:
       return in_windows(args, start, overlaps);
     default: {
+      // In windows all ranks must divide alike. A rank that hands the whole array to MPI does not divide at all, and
+      // blocks of unequal length have no common windows.
       if (!some_are_gpu_aware_ && !has_counts(args.type)) return in_windows(args, start, overlaps);
+      // The whole input is on the host before the first element is copied back.
       if (overlaps) return whole(in, out, start_whole);
       std::vector<PeerTransfer> transfers(static_cast<std::size_t>(collectives_->size()));
       plan_transfers(args, rank, transfers);
@@ -101,6 +106,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const RecvArgs& args) 
   const bool direct = is_gpu_direct(out.nbytes());
   const auto start = [host = messages_, args, direct](const Buffer& to) {
     RecvArgs here = args;
+    // The group of messages must know that MPI gets a device pointer, which its own code may not read.
     here.out = {to.data, to.count, to.dtype, direct ? to.device : Device{}};
     return Inner{*host}.start_recv(here);
   };
@@ -125,6 +131,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(
     StagedSegment part;
     if (in.data != nullptr) part.in = static_cast<const std::byte*>(in.data) + at * item;
     if (out.data != nullptr) part.out = static_cast<std::byte*>(out.data) + at * item;
+    // The CPU reduces, so only what is merely moved can stay on the device.
     part.gpu_direct = only_moves && segment_is_gpu_direct(n * item);
     if (!part.gpu_direct) part.in_runs.nbytes = part.out_runs.nbytes = n * item;
     part.in_place = true;
@@ -142,6 +149,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(
     const CollectiveArgs& args, std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start, bool copies_in_first) {
+  // In large groups a segment that is split among all ranks would become many tiny copies.
   constexpr std::size_t kShortestRun = 4 << 10;
   const auto size = static_cast<std::size_t>(collectives_->size());
   const DType dtype = args.own().dtype;
@@ -185,6 +193,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::whole(ConstBuffer in, Buffer
   StagedOperation call;
   call.after = {in.stream, out.stream};
   call.message = message;
+  // A message may be shorter than the buffer; then only what has arrived is copied back.
   if (message && out.data != nullptr) call.itemsize = itemsize(out.dtype);
   call.parts.push_back(std::move(part));
   return staging_->start(std::move(call));
@@ -198,12 +207,14 @@ bool DeviceCommunicator::HostPath::is_gpu_direct(std::size_t nbytes) const {
   return gpu_aware_ && nbytes >= kShortest;
 }
 
+// Collectives read and write up to `max_inline` bytes by the CPU, which cannot access device memory.
 bool DeviceCommunicator::HostPath::segment_is_gpu_direct(std::size_t nbytes) const {
   return is_gpu_direct(nbytes) && nbytes > collectives_->max_inline();
 }
 
 void DeviceCommunicator::HostPath::copy_local_on_device() {
   GroupSettings settings;
+  // Weak: the staging holds the group that keeps this function.
   settings.copy_local = [staging = std::weak_ptr(staging_), gpu = gpu_](std::byte* to, const std::byte* from,
                                                                         std::size_t nbytes) {
     if (gpu->device_of(from) < 0) {
@@ -241,6 +252,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::exchange(ConstBuffer in, Buf
     any = any || transfer.out_nbytes != 0 || transfer.in_nbytes != 0;
     all_long = all_long && is_direct(transfer.out_nbytes) && is_direct(transfer.in_nbytes);
   }
+  // One short transfer suffices: it would travel with its header, by the CPU.
   if (!any || !all_long) return whole(in, out, std::move(start));
   StagedSegment part;
   part.gpu_direct = true;

@@ -20,6 +20,7 @@ struct ManyBuffers {
   void add(const ConstBuffer& buffer) {
     ++n;
     nbytes += buffer.nbytes();
+    // The 1 lets empty buffers count, too.
     lengths = lengths * 31 + buffer.count + 1;
     streams.push_back(buffer.stream);
   }
@@ -41,6 +42,7 @@ DeviceCommunicator::NcclPath::NcclPath(std::shared_ptr<NcclComm> comm, std::shar
       size_(static_cast<std::size_t>(signature_check_->size())) {}
 
 bool DeviceCommunicator::NcclPath::has(const CollectiveArgs& args) const {
+  // What only moves data can always be made of NCCL's sends and receives.
   return !reduces(args.type) || to_nccl_reduction(args.own().dtype, args.reduction).has_value();
 }
 
@@ -81,10 +83,12 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::launch(const CollectiveArgs&
                                                            std::size_t nbytes) {
   if (!has_counts(args.type)) {  // which may differ between ranks
     CollectiveArgs compared = args;
+    // Only the header is exchanged: the elements are on the device.
     compared.in = {nullptr, 0, args.own().dtype};
     compared.out = {nullptr, 0, args.own().dtype};
     launch.signature_check = signature_check_->start(compared);
   }
+  // No rank waits for the comparisons, so each launch moves the pending ones forward.
   signature_check_->progress();
   ++n_launched_;
   if (size_ > 1) n_launched_bytes_ += nbytes;
@@ -101,10 +105,12 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::start(const CollectiveArgs& 
     one.calls = calls_of(args);
   } else {
     const std::shared_ptr<std::byte> copy = copies_->take(args.in.nbytes());
+    // Kept until the operation has ended: the device reads the copy long after this function has returned.
     one.memory.push_back(copy);
     args.in.data = copy.get();
     one.calls = [gpu = comm_->options().gpu, to = copy.get(), in = given.in, calls = calls_of(args)](
                     NcclLibrary::Comm comm, NcclLibrary::Stream stream) {
+      // In the group's stream, hence after the stream that produces the input and before NCCL overwrites it.
       gpu->copy(to, in.data, in.nbytes(), stream);
       calls(comm, stream);
     };

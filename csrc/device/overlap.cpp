@@ -31,6 +31,7 @@ bool is_in_place(const CollectiveArgs& args, int rank) {
     case CollectiveType::scatter:
     case CollectiveType::scatterv:
       return args.out.data == block(args.in, args.out.nbytes(), args, rank);
+    // NCCL sends and receives in no order that would let an alltoall work in place.
     default:
       return false;
   }
@@ -40,6 +41,7 @@ bool is_in_place(const CollectiveArgs& args, int rank) {
 
 bool overwrites_input(const CollectiveArgs& args, int rank) {
   if (!args.uses_in(rank) || !args.uses_out(rank)) return false;
+  // By address, whatever the device: with unified addressing the memory of all devices has different addresses.
   if (!share_memory(args.in.data, args.in.nbytes(), args.out.data, args.out.nbytes())) return false;
   return !is_in_place(args, rank);
 }
