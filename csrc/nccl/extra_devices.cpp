@@ -17,6 +17,7 @@ ExtraDevices::ExtraDevices(std::shared_ptr<GpuLibrary> gpu, std::shared_ptr<Nccl
                            const std::vector<int>& devices)
     : gpu_(std::move(gpu)), nccl_(std::move(nccl)) {
   for (const int device : devices) {
+    // A stream belongs to the device that is current when it is made.
     const OnDevice on(*gpu_, device);
     members_.push_back({device, std::make_unique<GpuStream>(gpu_)});
   }
@@ -25,6 +26,7 @@ ExtraDevices::ExtraDevices(std::shared_ptr<GpuLibrary> gpu, std::shared_ptr<Nccl
 void ExtraDevices::init(NcclLibrary::Comm& first, int n_ranks, const nccl_abi::UniqueId& id, int rank) {
   if (members_.empty()) return nccl_->init(first, n_ranks, id, rank);
   const int n_here = 1 + static_cast<int>(members_.size());
+  // Each of these calls waits for all members. One thread can start several only in a group.
   NcclGroup group(*nccl_);
   int number = rank * n_here;
   nccl_->init(first, n_ranks * n_here, id, number);
@@ -51,6 +53,7 @@ void ExtraDevices::make_stream_wait(GpuLibrary::Stream to) const {
     {
       const OnDevice on(*gpu_, member.device);
       given = std::make_unique<GpuEvent>(gpu_);
+      // An event can be recorded only in a stream of its own device, but a stream of any device can wait for it.
       given->record(member.stream->get());
     }
     given->make_wait(to);

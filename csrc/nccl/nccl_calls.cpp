@@ -15,7 +15,7 @@ using Group = NcclGroup;
 
 constexpr int kBytes = nccl_abi::kUint8;
 
-/// `factor` as an element of an NCCL type.
+/// `factor` as an element of an NCCL type: NCCL reads it as one element of what it reduces.
 std::array<std::byte, 8> element(double factor, int type) {
   std::array<std::byte, 8> bytes{};
   const auto store = [&bytes](const auto& value) { std::memcpy(bytes.data(), &value, sizeof value); };
@@ -58,6 +58,8 @@ class Operator {
 Calls all_reduce(const NcclLibrary& nccl, const NcclReduction& form, const Reduction& reduction,
                  std::vector<InOut> buffers) {
   return [&nccl, form, factor = reduction.factor, buffers = std::move(buffers)](Comm comm, Stream stream) {
+    // Declared before the group, hence destroyed after the group has ended: NCCL needs the operator until its calls
+    // have returned.
     const Operator op(nccl, form, factor, comm);
     Group group(nccl);
     for (const auto& [in, out] : buffers) {
@@ -87,6 +89,7 @@ Calls broadcast(const NcclLibrary& nccl, std::vector<Buffer> buffers, int root) 
   return [&nccl, buffers = std::move(buffers), root](Comm comm, Stream stream) {
     Group group(nccl);
     for (const Buffer& buffer : buffers) {
+      // Elements that are only moved are bytes to NCCL, which lacks some of our dtypes.
       nccl.broadcast(buffer.data, buffer.data, buffer.nbytes(), kBytes, root, comm, stream);
     }
     group.end(comm);
@@ -105,6 +108,7 @@ Calls all_gather_v(const NcclLibrary& nccl, int rank, ConstBuffer in, Buffer out
     auto* to = static_cast<std::byte*>(out.data);
     for (int root = 0; root < static_cast<int>(counts.size()); ++root) {
       const std::size_t nbytes = counts[static_cast<std::size_t>(root)] * itemsize(out.dtype);
+      // All ranks have the same counts, so all of them leave out the same broadcasts.
       if (nbytes != 0) nccl.broadcast(root == rank ? in.data : to, to, nbytes, kBytes, root, comm, stream);
       to += nbytes;
     }
@@ -115,6 +119,7 @@ Calls all_gather_v(const NcclLibrary& nccl, int rank, ConstBuffer in, Buffer out
 Calls messages(const NcclLibrary& nccl, int rank, ConstBuffer in, std::vector<std::uint64_t> sent, Buffer out,
                std::vector<std::uint64_t> received) {
   return [&nccl, rank, in, sent = std::move(sent), out, received = std::move(received)](Comm comm, Stream stream) {
+    // In a group NCCL progresses all messages at once. One by one, two ranks that send to each other would both wait.
     Group group(nccl);
     const auto* from = static_cast<const std::byte*>(in.data);
     auto* to = static_cast<std::byte*>(out.data);

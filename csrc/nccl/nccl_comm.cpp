@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kInterruptEvery{20};
 
+// Rank 0 sends one in any case. Without the text the others would wait for an id until their deadline.
 struct Invitation {
   nccl_abi::UniqueId id;
   std::array<char, 384> failed{};  // why there is no id; empty if there is one
@@ -37,6 +38,7 @@ std::shared_ptr<NcclComm> NcclComm::open(Options options, std::shared_ptr<Commun
   try {
     channel->begin(deadline);
   } catch (...) {
+    // Other ranks may have succeeded, or wait in NCCL for this one.
     channel->fail(std::current_exception(), /*tell=*/true);
     throw;
   }
@@ -46,6 +48,7 @@ std::shared_ptr<NcclComm> NcclComm::open(Options options, std::shared_ptr<Commun
 
 void NcclComm::begin(const Deadline& deadline) {
   const OnDevice on(gpu(), options_.device);
+  // Nothing is ever sent to these receives. The host group fails them when a peer is lost, which NCCL may never notice.
   for (int peer = 0; peer < host_->size(); ++peer) {
     if (peer != host_->rank())
       liveness_receives_.push_back(signature_check_->recv({&unused_byte_, 1, DType::uint8}, peer, 0));
@@ -67,6 +70,7 @@ void NcclComm::begin(const Deadline& deadline) {
     extra_.init(comm_, host_->size(), invitation.id, host_->rank());
     wait_until_ready(lock, "start NCCL", deadline);
   }
+  // NCCL may have failed on some ranks only. Those have abandoned the group, so this fails on all of them.
   signature_check_->start({CollectiveType::barrier})->wait(deadline);
 }
 
@@ -78,6 +82,7 @@ void NcclComm::wait_until_ready(std::unique_lock<std::mutex>& lock, const std::s
     while (true) {
       const bool long_since = pause.step();
       if (long_since) wait_hooks().interrupt();
+      // For one look at a time: between looks other threads may end this communicator.
       const std::lock_guard look(mutex_);
       throw_if_broken();
       if (is_ready(act)) return;
@@ -96,6 +101,7 @@ void NcclComm::wait_until_ready(std::unique_lock<std::mutex>& lock, const std::s
 bool NcclComm::is_ready(const std::string& act) {
   const auto [state, comm] = extra_.state(comm_);
   if (state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) return state == nccl_abi::kSuccess;
+  // NCCL reports that something has failed. What the host knows names the rank or the mismatch.
   if (const std::exception_ptr cause = host_cause()) std::rethrow_exception(cause);
   throw Error(str(act, " in group '", host_->name(), "': ", nccl().explain(state, comm)));
 }
@@ -113,6 +119,7 @@ class NcclComm::Turn {
  public:
   Turn(NcclComm& channel, std::unique_lock<std::mutex>& lock) : channel_(channel), lock_(lock) {
     channel_.turns_.push_back(this);
+    // The usual case: no other thread launches, and the mutex stays locked.
     if (channel_.turns_.front() == this) return;
     lock_.unlock();
     try {
@@ -135,6 +142,7 @@ class NcclComm::Turn {
   void wait() {
     std::unique_lock alone(channel_.mutex_);
     while (channel_.turns_.front() != this) {
+      // A bounded sleep, because a signal does not end it.
       channel_.changed_.wait_for(alone, kInterruptEvery);
       alone.unlock();
       wait_hooks().interrupt();
@@ -155,12 +163,14 @@ std::shared_ptr<Work> NcclComm::launch(NcclLaunch launch) {
   const Turn turn(*this, lock);
   throw_if_broken();
   const OnDevice on(gpu(), options_.device);
+  // Of the group, because the caller may never wait for this operation on the host.
   const Deadline deadline = Deadline::after(options_.timeout);
   const auto operation =
       std::make_shared<Operation>(launch, sequence_++, deadline, std::make_unique<GpuEvent>(options_.gpu));
   pending_.push_back(operation);  // from here on its signature check is watched and its memory kept
   launching_ = true;
   changed_.notify_all();
+  // The watching thread does not abort it while `launching_` is set, unless a call blocks for longer than it waits.
   const NcclLibrary::Comm comm = comm_;
   try {
     lock.unlock();  // each of these calls blocks while its stream is full, and the watching thread has to see deadlines
@@ -186,6 +196,7 @@ std::shared_ptr<Work> NcclComm::launch(NcclLaunch launch) {
 }
 
 void NcclComm::fail(std::exception_ptr error, bool tell) {
+  // The first error is the cause; those that follow are consequences.
   if (broken_) return;
   broken_ = error;
   changed_.notify_all();
@@ -196,6 +207,8 @@ void NcclComm::fail(std::exception_ptr error, bool tell) {
   }
   // On a mismatch the watching thread first ends the other communicators, so that no caller can start anything there.
   if (!watcher_.joinable() || !is_mismatch(error) || !on_mismatch_) end_operations();
+  // Only `begin` fails without a watching thread. Later that thread aborts, without the mutex, because an abort may
+  // block.
   if (!watcher_.joinable()) extra_.abort(std::exchange(comm_, nullptr));
 }
 
@@ -232,6 +245,7 @@ void NcclComm::close(const Deadline& deadline) {
     {
       const std::lock_guard lock(mutex_);
       whole = !broken_ && comm_ != nullptr;
+      // The watching thread empties the list. If the group is broken, there is nothing to wait for.
       if (!whole || (pending_.empty() && turns_.empty())) break;
     }
     if (deadline.passed()) throw TimeoutError(str("close: operations of group '", host_->name(), "' are pending"));
@@ -247,6 +261,7 @@ void NcclComm::close(const Deadline& deadline) {
   stop();
   const std::lock_guard lock(mutex_);
   for (const Communicator::WorkPtr& receive : liveness_receives_) receive->cancel();
+  // Only now, without the watching thread, can nobody else be inside of NCCL with this communicator.
   if (comm_ != nullptr && !broken_) extra_.destroy(comm_);
   comm_ = nullptr;
 }
@@ -255,6 +270,7 @@ NcclComm::~NcclComm() {
   {
     const std::lock_guard lock(mutex_);
     if (comm_ != nullptr && !broken_) {
+      // Dropped without `close`, which waits for outstanding operations: they are aborted.
       fail(std::make_exception_ptr(NotInitializedError("the group was dropped")), /*tell=*/false);
     }
   }

@@ -26,6 +26,7 @@ std::shared_ptr<NcclLibrary> NcclLibrary::open(const std::string& path) {
                                ": it is no complete NCCL or RCCL. Cure: pip install nvidia-nccl-cu13 (or "
                                "nvidia-nccl-cu12), or set SAMESTEP_NCCL_LIBRARY to another file"));
   };
+  // The version comes first, so that later errors can name it.
   find("ncclGetVersion", nccl->get_version_);
   find("ncclGetErrorString", nccl->get_error_string_);
   if (const int result = nccl->get_version_(&nccl->version_); result != nccl_abi::kSuccess) {
@@ -60,11 +61,13 @@ std::shared_ptr<NcclLibrary> NcclLibrary::open(const std::string& path) {
 std::string NcclLibrary::version_text() const { return text_of(version_); }
 
 std::string NcclLibrary::explain(int result, Comm comm) const {
+  // Result codes are coarse ("unhandled system error"); the last message of NCCL has the detail.
   const char* const last = get_last_error_(comm);
   return str(get_error_string_(result), last != nullptr && *last != '\0' ? str(" (", last, ")") : "");
 }
 
 void NcclLibrary::check(int result, Comm comm, const char* call) const {
+  // A call of a nonblocking communicator may return before it is complete. `state` shows the result later.
   if (result == nccl_abi::kSuccess || result == nccl_abi::kInProgress) [[likely]]
     return;
   throw Error(str(call, " failed: ", explain(result, comm)));

@@ -59,6 +59,7 @@ std::optional<int> op_of_numbers(DType dtype, ReduceOp op) {
     case ReduceOp::sum:
       return nccl_abi::kSum;
     case ReduceOp::prod:
+      // A complex number is a pair of reals to NCCL. Sums and real factors work on each of the two; products do not.
       return is_complex(dtype) ? std::nullopt : std::optional<int>(nccl_abi::kProd);
     case ReduceOp::min:
       return nccl_abi::kMin;
@@ -67,6 +68,7 @@ std::optional<int> op_of_numbers(DType dtype, ReduceOp op) {
     case ReduceOp::avg:
       return is_integer(dtype) || itemsize(dtype) == 2 ? std::nullopt : std::optional<int>(nccl_abi::kAvg);
     case ReduceOp::premul:
+      // The scaled sum of nccl_calls replaces this operator; see NcclReduction::scaled.
       return is_integer(dtype) ? std::nullopt : std::optional<int>(nccl_abi::kSum);
     default:
       return std::nullopt;

@@ -16,9 +16,11 @@ constexpr Seconds kGrace{1.0};  // for the host to learn who has gone, when NCCL
 }  // namespace
 
 std::exception_ptr NcclComm::lost_peer() {
+  // Every wait in a group checks its peers now and then, but nobody may be waiting in this one.
   signature_check_->membership().check_peers();
   for (const Communicator::WorkPtr& receive : liveness_receives_) {
     if (!receive->done() || !receive->error()) continue;
+    // The text begins with the receive that failed, of which the user knows nothing.
     const std::string text = text_of(receive->error()), about_receive = "): ";
     const std::size_t cut = text.find(about_receive);
     const std::string who = cut == std::string::npos ? text : text.substr(cut + about_receive.size());
@@ -27,6 +29,7 @@ std::exception_ptr NcclComm::lost_peer() {
   return nullptr;
 }
 
+// A mismatch first: a rank that has raised because of it may have left already.
 std::exception_ptr NcclComm::host_cause() {
   for (const auto& operation : pending_) {
     const bool differs =
@@ -40,6 +43,7 @@ std::exception_ptr NcclComm::timeout_error(const Operation& operation, const Dea
                                            const std::string& missing) {
   const std::string text = str(operation.what, " (device operation ", operation.sequence, " of group '", host_->name(),
                                "') has not ended after ", deadline.timeout().count(), " s: ");
+  // Without a comparison nobody knows whether the other ranks have come.
   if (operation.signature_check == nullptr) {
     return std::make_exception_ptr(
         TimeoutError(text + "the device has not finished it, or not all ranks have reached it"));
@@ -57,10 +61,12 @@ std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_p
   const bool agreed = operation.signature_check == nullptr || operation.signature_check->done();
   if (agreed && operation.signature_check != nullptr && operation.signature_check->error())
     return operation.signature_check->error();
+  // The event has not been recorded yet, and an event without a record counts as complete.
   if (!operation.launched) {  // the thread that launches it checks the others, unless a call blocks
     const bool late = now - operation.started > operation.deadline.timeout() + kGrace;
     return late ? timeout_error(operation, operation.deadline, "") : nullptr;
   }
+  // Both: an operation has not succeeded before it is known that all ranks have called the same one.
   if (agreed && operation.end->is_complete()) {
     if (launching_) return nullptr;  // that thread asks NCCL for its state
     if (const int state = extra_.state(comm_).state; state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) {
@@ -80,6 +86,7 @@ void NcclComm::poll() {
   try {
     const OnDevice on(gpu(), options_.device);
     using CommState = ExtraDevices::CommState;
+    // While a thread launches it is inside of NCCL, and looks at the state itself.
     const auto [state, comm] = launching_ ? CommState{nccl_abi::kInProgress, comm_} : extra_.state(comm_);
     if (state != nccl_abi::kSuccess && state != nccl_abi::kInProgress) {
       const std::string text = str("NCCL in group '", host_->name(), "': ", nccl().explain(state, comm));
@@ -113,6 +120,7 @@ void NcclComm::watch() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
+      // Sleeps while nothing is outstanding, so that idle groups cost nothing.
       changed_.wait(lock, [this] { return ending_ || broken_ || !pending_.empty(); });
       if (ending_ || broken_) break;
     }
@@ -126,6 +134,7 @@ void NcclComm::watch() {
   std::unique_lock lock(mutex_);
   if (!broken_) return;
   if (is_mismatch(broken_)) std::swap(tell, on_mismatch_);
+  // Without the mutex: the callback abandons all communicators of the group, this one included.
   if (tell && self != nullptr) {
     const std::exception_ptr error = broken_;
     lock.unlock();
@@ -138,6 +147,7 @@ void NcclComm::watch() {
   std::swap(comm, comm_);
   std::swap(ended, pending_);
   lock.unlock();
+  // Without the mutex: an abort may wait for the device, and callers must not wait with it.
   extra_.abort(comm);
   for (const auto& operation : ended) operation->memory.clear();  // only now does the device use it no more
 }

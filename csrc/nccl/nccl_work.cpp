@@ -17,6 +17,7 @@ class NcclComm::NcclWork final : public Work {
     const std::unique_lock lock(channel_->mutex_, std::try_to_lock);
     if (!lock) return false;  // others look; the caller may hold the GIL, which they may need
     try {
+      // Its error is left to the watching thread, which draws the consequences for the group.
       channel_->check_operation(*operation_, Clock::now());
     } catch (const Error&) {  // of the runtime: the device is lost
       channel_->fail(std::current_exception(), /*tell=*/true);
@@ -28,6 +29,7 @@ class NcclComm::NcclWork final : public Work {
     Backoff pause(/*oversubscribed=*/true);
     bool warned = false;
     while (!done()) {
+      // About every millisecond: signals, and progress for peers that wait for this rank in other groups.
       if (!pause.step()) continue;
       wait_hooks().interrupt();
       ProgressEngine::progress_everywhere();
@@ -44,6 +46,7 @@ class NcclComm::NcclWork final : public Work {
     if (operation_->ended && operation_->error) std::rethrow_exception(operation_->error);
     // A wait for what is no part of the capture would end it. The graph is launched after the host's wait.
     if (channel_->gpu().is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream))) return false;
+    // The handle of a default stream stands for one stream on each device. All of them wait.
     for (const int device : channel_->extra_.devices_of(stream, channel_->options_.device)) {
       const OnDevice on(channel_->gpu(), device);
       operation_->end->make_wait(reinterpret_cast<GpuLibrary::Stream>(stream));
@@ -63,6 +66,7 @@ class NcclComm::NcclWork final : public Work {
         missing = str(": ", error.what());
       }
     }
+    // The wait is over, not the operation: it keeps the group's own deadline.
     std::rethrow_exception(channel_->timeout_error(*operation_, deadline, missing));
   }
 
