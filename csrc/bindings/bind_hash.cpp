@@ -19,6 +19,7 @@ constexpr std::size_t kHashWithoutGilAbove = 64 * 1024;  // bytes; below, releas
 py::bytes hash_of(const py::object& object) {
   const Array array = view_of(object.ptr());
   const ArrayView& view = array.view();
+  // Bytes are hashed as they lie: those between the elements would count as well.
   if (!view.contiguous || view.device.kind != DeviceKind::cpu) {
     throw InvalidArgumentError("hash128: the array must be contiguous and in host memory");
   }

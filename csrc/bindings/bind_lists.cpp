@@ -58,6 +58,7 @@ Work_ allreduce_list(const DeviceComm& comm, int number, const py::list& arrays,
   auto work = std::make_unique<PendingWork>();
   std::vector<InOut> buffers;
   for (py::size_t i = 0; i < py::len(arrays); ++i) {
+    // Row-major, the default order: what ranks compare of a list does not say how its arrays lie.
     const py::object array = arrays[i], out = outs[i];
     buffers.push_back(work->in_out(array, out, "allreduce"));
   }
@@ -117,6 +118,7 @@ void bind_lists(py::module_& m) {
   m.def(
       "fail_list_check",
       [](const DeviceComm& comm, const std::string& text) {
+        // Some ranks may have called NCCL and others not, so nothing that is enqueued later can be relied on.
         comm->cliques().mismatch_error(std::make_exception_ptr(MismatchError(text)));
       },
       "comm"_a, "text"_a,

@@ -51,6 +51,7 @@ void bind_mpi(py::module_& m) {
         for (const auto& [address, port, reserved_port, where] : places) {
           all.push_back({address, port, reserved_port, where});
         }
+        // The sockets are owned from here on, also where PeerWatch throws because an address is invalid.
         watch_ranks(world, std::make_shared<PeerWatch>(Fd(listener), Fd(reserved), all));
       },
       "world"_a, "listener"_a, "reserved"_a, "places"_a,

@@ -17,6 +17,8 @@ void bind_tcp(py::module_& m) {
         options.name = name;
         options.oversubscribed = true;  // until it is known
         std::vector<TcpPeer> ends;
+        // Owned before anything can throw: an error then closes the sockets, which shows the peers that this rank has
+        // left.
         for (const auto& [fd, where] : peers) ends.push_back({Fd(fd), where});
         return open_tcp_world(rank, std::move(ends), options);
       },

@@ -26,6 +26,7 @@ PYBIND11_MODULE(_core, m) {
   samestep::bind_arrays(m);
   samestep::bind_hash(m);
   samestep::bind_weighted_sum(m);
+  // pybind11 needs a base class before those that derive from it: Communicator comes before the groups of devices.
   samestep::bind_communicator(m);
   samestep::bind_fast_calls(m);
   samestep::bind_fast_messages(m);
