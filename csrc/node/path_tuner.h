@@ -21,7 +21,8 @@ class PathTuner {
   enum class Path : std::uint8_t { single_copy, copy_in_copy_out, single_copy_split, copy_in_copy_out_nt };
   static constexpr std::array kTwoPaths{Path::single_copy, Path::copy_in_copy_out};
 
-  /// The path of the next operation. `open`: the possible paths, which must be the same for all operations of a size.
+  /// The path of the next operation. `open`: the possible paths, at least two, and the same for all operations of a
+  /// size.
   Path choose(std::size_t nbytes, std::span<const Path> open = kTwoPaths);
   /// The path of the last operation of this size; `single_copy` if there was none. Any rank may call it.
   Path last_choice(std::size_t nbytes) { return entry(nbytes).last_choice; }

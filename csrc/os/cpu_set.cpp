@@ -4,8 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <fstream>
+#include <memory>
 #include <string>
+#include <string_view>
+
+#include "core/format.h"
 
 namespace samestep {
 namespace {
@@ -33,18 +38,37 @@ std::string own_control_group() {
   return "";
 }
 
+/// The smallest quota of this process's group and of those above it, each of which limits all below.
+double quota() {
+  constexpr std::string_view kRoot = "/sys/fs/cgroup";
+  // In a container the root of the mounted hierarchy is often the container's own group. Elsewhere the root has no such
+  // file.
+  double least = quota_of(str(kRoot, "/cpu.max"));
+  for (std::string group = own_control_group(); group.size() > 1; group.resize(group.find_last_of('/'))) {
+    least = std::min(least, quota_of(str(kRoot, group, "/cpu.max")));
+  }
+  return least;
+}
+
+int cpus_in_mask() {
+  // The kernel refuses a set that is smaller than its own, which has more than 1024 CPUs on large machines.
+  constexpr std::size_t kMaxCpus = 1 << 20;
+  for (std::size_t n_cpus = CPU_SETSIZE; n_cpus <= kMaxCpus; n_cpus *= 2) {
+    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(n_cpus),
+                                                               [](cpu_set_t* all) { CPU_FREE(all); });
+    const std::size_t nbytes = CPU_ALLOC_SIZE(n_cpus);
+    if (set != nullptr && ::sched_getaffinity(0, nbytes, set.get()) == 0) return CPU_COUNT_S(nbytes, set.get());
+  }
+  return 1;
+}
+
 }  // namespace
 
 int usable_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  const int in_mask = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  // In a container the root of the mounted hierarchy is often the container's own group. Elsewhere the root has no such
-  // file, and the group of this process has its own folder.
-  const double quota =
-      std::min(quota_of("/sys/fs/cgroup/cpu.max"), quota_of("/sys/fs/cgroup" + own_control_group() + "/cpu.max"));
+  const int in_mask = cpus_in_mask();
+  const double quota_in_cpus = quota();
   // Rounded up: with a quota of 1.5 CPUs two ranks still run at the same time, if not all the time.
-  const int in_quota = std::isinf(quota) ? in_mask : static_cast<int>(std::ceil(quota));
+  const int in_quota = std::isinf(quota_in_cpus) ? in_mask : static_cast<int>(std::ceil(quota_in_cpus));
   return std::max(1, std::min(in_mask, in_quota));
 }
 

@@ -23,6 +23,8 @@ void exit_now(int) {  // async-signal-safe functions only
 }  // namespace
 
 void exit_watchdog(double seconds, int code, const std::string& why) {
+  const itimerval off{};
+  ::setitimer(ITIMER_REAL, &off, nullptr);  // the handler of an earlier call must not read a text that changes
   exit_code = code;
   final_message = why + "\n";
   struct sigaction action{};

@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "os/after_fork.h"
 #include "os/cross_memory.h"
 #include "os/process_watch.h"
 #include "os/unix_socket.h"
@@ -32,6 +33,9 @@ class ProcessPeers final : public LocalPeers {
  public:
   ProcessPeers(int rank, int size)
       : rank_(rank), probe_(static_cast<std::uint64_t>(rank)), peers_(static_cast<std::size_t>(size)) {}
+  ~ProcessPeers() override {
+    for (const Peer& peer : peers_) forget_in_forks(peer.socket.fd().get());
+  }
 
   void connect_all(const Exchange& exchange, const Deadline& deadline);
 
@@ -99,6 +103,7 @@ void ProcessPeers::connect_all(const Exchange& exchange, const Deadline& deadlin
     probes.push_back(found.word);
     if (peer == rank_) continue;
     of(peer).socket = std::move(found.socket);
+    close_in_forks(of(peer).socket.fd().get());
     of(peer).pid = of(peer).socket.peer();
     of(peer).watch = ProcessWatch(of(peer).pid);
   }
@@ -122,7 +127,8 @@ bool ProcessPeers::probe_cma(const std::vector<std::uint64_t>& probes) {
 
 bool ProcessPeers::ended(int peer) const {
   const Peer& p = of(peer);
-  // The end of the connection is weaker evidence: children that the peer has forked keep it open after the peer's end.
+  // The end of the connection is weaker evidence: children that the peer has made otherwise than by fork() keep it open
+  // after the peer's end.
   // In another PID namespace there is nothing else, because the peer has no number here.
   return p.watch.ended() || (!p.watch.has_pidfd() && p.socket.at_end());
 }

@@ -30,6 +30,17 @@ def test_a_killed_rank_is_named_by_all_others(ranks, call):
         assert job.processes[rank].wait(PATIENCE_S) == 0
 
 
+@pytest.mark.parametrize("ranks", ["shm", "tcp"], indirect=True)
+def test_a_forked_child_does_not_hide_a_death_in_another_pid_namespace(ranks):
+    job = ranks(program("faults/native_faults", "die_beside_a_forked_child"), 2)
+    for rank in range(2):
+        if missing := job.report(rank)["missing"]:
+            pytest.skip(missing)
+    found = job.report(0)
+    assert "rank 1 has left group 'world'" in found["text"]
+    assert found["seconds"] < FOUND_S
+
+
 def test_survivors_may_start_anew(ranks):
     job = ranks(program("faults/native_faults", "start_again_without_rank_2"), 3)
     for rank in range(2):

@@ -1,6 +1,7 @@
 """Programs of test_native_faults.py: ranks that die, stop, or come and go."""
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -13,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import samestep as ss
 from native_rank import rank, report, size, start
+
+CLONE_NEWPID = 0x20000000
 
 
 def lose_rank_1_in(call):
@@ -40,6 +43,34 @@ def lose_rank_1_in(call):
     except ss.PeerLostError:
         ss.finalize()
         report(ended=True)
+
+
+def die_beside_a_forked_child():
+    """Each rank in a PID namespace of its own, in which it is not the first process; its peer has no number there."""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWPID) != 0:
+        report(missing=f"PID namespaces: {os.strerror(ctypes.get_errno())}")
+        return
+    if os.fork():
+        os.closerange(1, 3)  # here and below: the pipe ends with the rank
+        os.wait()
+        return
+    if os.fork():
+        os.closerange(1, 3)
+        while True:  # the first process of the namespace, whose end would end the child of the rank
+            signal.pause()
+    report(missing="")
+    world = start()
+    world.barrier()
+    if rank == 1:
+        if os.fork() == 0:
+            os.closerange(1, 3)
+            signal.pause()
+        os.kill(os.getpid(), signal.SIGKILL)
+    before = time.monotonic()
+    try:
+        world.barrier()
+    except ss.PeerLostError as error:
+        report(text=str(error), seconds=time.monotonic() - before)
 
 
 def start_again_without_rank_2():

@@ -118,7 +118,7 @@ def killed():
 
 def tell(where, rank, facts):
     if rank == 0:
-        with open(os.path.join(where, "told.json"), "w", encoding="utf-8") as file:
+        with open(os.path.join(where, "found.json"), "w", encoding="utf-8") as file:
             json.dump(facts, file)
 
 
@@ -160,7 +160,7 @@ def fitted(trainer, function, **keywords):
             run_config=run,
             **keywords,
         ).fit()
-        with open(os.path.join(folder, "told.json"), encoding="utf-8") as file:
+        with open(os.path.join(folder, "found.json"), encoding="utf-8") as file:
             return json.load(file)
 
 
