@@ -63,7 +63,7 @@ def render(found: Sequence[Result], figures: str = FIGURES) -> str:
     found = [run for runs in groups.values() for run in runs]
     parts = [_losing(found)]
     for ranks, runs in groups.items():
-        parts += [f"## {ranks} ranks", _facts(runs), _figure(ranks, runs, figures)]
+        parts += [f"## Appendix: {ranks} ranks", _facts(runs), _figure(ranks, runs, figures)]
         parts += [_table(verb, dtype, runs) for verb, dtype in _sections(runs[0])]
     parts += [_imports(found), _left_out(found)]
     return "\n\n".join(part for part in parts if part)

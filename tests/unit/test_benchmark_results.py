@@ -293,7 +293,7 @@ def test_the_page_has_times_ratios_within_runs_and_losses(module, results):
         "| 2 · 3 · 10 | **0.80** · 9 · 4 |"
     ) in text
     assert "times faster than Open MPI · MPICH · gloo" in text
-    losing = text[text.index(report.SLOWER) : text.index("## 2 ranks")]
+    losing = text[text.index(report.SLOWER) : text.index("## Appendix: 2 ranks")]
     assert "| 2 | allreduce 1 MiB | `backend.empty` | Open MPI 5.0 | **0.80** | 0.80 to 0.80 |" in losing
     assert losing.count("1 MiB") == 1
 
