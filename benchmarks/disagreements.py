@@ -4,17 +4,20 @@
     python benchmarks/disagreements.py --cases shape,killed --systems samestep,gloo
     python benchmarks/disagreements.py --render    # docs/disagreements.md and its figure, from that file
 
-Each system is started as its users start it: `samestep run`, `torchrun`, and the `mpirun` of the MPI library that
-mpi4py loads. After `--limit` seconds what still waits counts as hanging. A rank that gets a result although another
-rank asked for something else counts as silent: it does not know.
+Each system is started as its users start it: `samestep run`, `torchrun`, the `mpirun` of the MPI library that mpi4py
+loads, and `mlx.launch`. What is not installed is left out. After `--limit` seconds what still waits counts as hanging.
+A rank that gets a result although another rank asked for something else counts as silent: it does not know.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -43,6 +46,11 @@ def command(system: str, case: str, folder: str) -> tuple[list[str], dict[str, s
     if system == "gloo":
         flags = ["--standalone", f"--nproc-per-node={N_RANKS}"]
         return [sys.executable, "-m", "torch.distributed.run", *flags, *program], {}
+    if system == "mlx":
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        launcher = [str(Path(sys.executable).with_name("mlx.launch")), "-n", str(N_RANKS)]
+        return [*launcher, "--backend", "ring", "-p", str(port), "--", sys.executable, *program], {}
     started = [mpirun.find()[0], "-n", str(N_RANKS), sys.executable, *program]
     return started, {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -226,6 +234,7 @@ def measure(flags: argparse.Namespace) -> None:
         "samestep": "samestep",
         "gloo": f"gloo, torch {about['versions'].get('torch', '')}",
         "mpi4py": mpi,
+        "mlx": f"MLX {_version('mlx')}, ring",
     }
     found = {
         "command": "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -237,6 +246,16 @@ def measure(flags: argparse.Namespace) -> None:
     flags.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
+def _version(name: str) -> str:
+    return importlib.metadata.version(name) if importlib.util.find_spec(name) else ""
+
+
+def _installed() -> list[str]:
+    """The systems that can be measured here."""
+    modules = {"samestep": "samestep", "gloo": "torch", "mpi4py": "mpi4py", "mlx": "mlx"}
+    return [name for name in SYSTEMS if importlib.util.find_spec(modules[name])]
+
+
 def main() -> None:
     """Measures, or renders."""
     parser = argparse.ArgumentParser(
@@ -244,7 +263,7 @@ def main() -> None:
     )
     names = {"type": lambda text: text.split(",")}
     parser.add_argument("--cases", default=list(CASES), **names, help=", ".join(CASES))
-    parser.add_argument("--systems", default=list(SYSTEMS), **names, help=", ".join(SYSTEMS))
+    parser.add_argument("--systems", default=_installed(), **names, help=", ".join(SYSTEMS))
     parser.add_argument(
         "--limit", type=float, default=20.0, help="seconds after which a rank hangs (%(default)s)"
     )

@@ -72,6 +72,31 @@ class Mpi:
         self._comm.Bcast(x, root)
 
 
+class Mlx:
+    """MLX over its ring backend, which has neither a broadcast nor deadlines: a broadcast is a sum with zeros."""
+
+    def __init__(self) -> None:
+        import mlx.core as mx
+
+        mx.set_default_device(mx.cpu)
+        self._mx = mx
+        self.rank = mx.distributed.init(strict=True, backend="ring").rank()
+
+    def barrier(self) -> None:
+        self.allreduce(np.zeros(1))
+
+    def leave(self) -> None:
+        """MLX has no call for it."""
+
+    def allreduce(self, x: Any, op: str = "sum") -> None:
+        mx = self._mx
+        reduce = {"sum": mx.distributed.all_sum, "max": mx.distributed.all_max}[op]
+        mx.eval(reduce(mx.array(x, dtype=getattr(mx, x.dtype.name))))
+
+    def bcast(self, x: Any, root: int) -> None:
+        self.allreduce(x if self.rank == root else np.zeros_like(x))
+
+
 def _deadline(usual: float) -> float:
     return DEADLINE_S if sys.argv[2] == "stops" else usual
 
@@ -141,7 +166,7 @@ def stops(group: Any, culprit: bool) -> None:
     group.allreduce(np.ones(4))
 
 
-SYSTEMS: dict[str, Callable[[], Any]] = {"samestep": Samestep, "gloo": Gloo, "mpi4py": Mpi}
+SYSTEMS: dict[str, Callable[[], Any]] = {"samestep": Samestep, "gloo": Gloo, "mpi4py": Mpi, "mlx": Mlx}
 CASES: dict[str, Callable[[Any, bool], None]] = {
     case.__name__: case
     for case in (shape, dtype, operator, verb, root, skips, raises, returns, killed, stops)
