@@ -49,10 +49,10 @@ class Setting(NamedTuple):
     """One environment variable."""
 
     type: str
-    '"bytes", "seconds", "number", "file", "folder", "text", or the words that it may say, the '
+    '"bytes", "seconds", "number", "file", "folder", "text", or the words that it may be, the '
     "default first."
     default: str
-    """What holds where the variable is not set, in the words of the page; "" = nothing."""
+    """What applies if the variable is not set, in the words of the page; "" = nothing."""
     meaning: str
     """For the page, in Markdown."""
     must_agree: tuple[str, ...] = ()
@@ -74,15 +74,15 @@ SETTINGS = {
     HOST_ID: Setting(
         "text",
         "",
-        "divides the ranks of one machine into hosts: ranks with different texts count as ranks of "
+        "divides the ranks of one machine into hosts: ranks with different values count as ranks of "
         "different hosts",
     ),
     MPI_TRANSPORT: Setting(
         "auto|shm|hierarchical|mpi",
         "auto",
-        "how ranks communicate under MPI: `shm` through shared memory, `hierarchical` so within hosts"
-        " and through MPI between them, `mpi` through MPI; `auto` is `shm` on one host, "
-        "`hierarchical` on several if one of them has several ranks, else `mpi`",
+        "how ranks communicate under MPI: `shm` through shared memory, `hierarchical` through shared memory within "
+        "hosts and MPI between them, `mpi` through MPI; `auto` is `shm` on one host, `hierarchical` on several hosts "
+        "if one of them has several ranks, else `mpi`",
         ("mpi",),
     ),
     NATIVE_TRANSPORT: Setting(
@@ -91,63 +91,64 @@ SETTINGS = {
     ALGORITHM: Setting(
         "auto|two_shot|recursive_halving|recursive_doubling",
         "auto",
-        "how long buffers are reduced over messages, between ranks or hosts; `auto` is [the "
+        "the algorithm that reduces long buffers between ranks or hosts over MPI or TCP; `auto` selects [the "
         "cheapest](scaling.md) for their number and the bytes",
         _ALL,
     ),
     SEGMENT_BYTES: Setting(
         "bytes",
         "by the number of ranks",
-        "the part of each rank in a segment of a long reduction",
+        "each rank's part of a segment of a long reduction",
         _ALL,
         zero_is_unset=True,
     ),
-    MPI_MAX_MESSAGE: Setting("bytes", "2^30", "longest message given to MPI", ("mpi",), zero_is_unset=True),
+    MPI_MAX_MESSAGE: Setting(
+        "bytes", "2^30", "the longest message given to MPI", ("mpi",), zero_is_unset=True
+    ),
     GPU_AWARE_MPI: Setting(
         "0|1|auto",
         "0",
-        "whether device arrays that are only moved are handed to MPI as they are, see "
-        "[GPUs](gpus.md#gpu-aware-mpi)",
+        "whether device arrays that are only moved are passed to MPI, see [GPUs](gpus.md#gpu-aware-mpi)",
         ("mpi",),
     ),
     STAGING_BYTES: Setting(
         "bytes",
         "4 MiB",
-        "part of a device array that is staged through the host at a time",
+        "how much of a device array is staged through the host at a time",
         ("devices",),
         zero_is_unset=True,
     ),
     ISA: Setting(
-        "portable|avx2|avx512", "the fastest", "instruction set of the reductions; the bits are the same"
+        "portable|avx2|avx512", "the fastest", "the instruction set of the reductions; the bits are the same"
     ),
     SHARED_LIMIT: Setting(
         "bytes",
         "half of the memory, split among the ranks of the host",
-        "most shared memory that a rank takes with `shared_arrays=True`; NumPy arrays beyond it are not shared",
+        "the most shared memory that a rank takes with `shared_arrays=True`; NumPy arrays beyond it are not shared",
     ),
     VERIFY: Setting(
         "number",
         "0",
-        "every how many steps `DistributedOptimizer`, and `DistributedDataParallel` over samestep, compare parameters "
-        "and state between ranks, see [the same step](same-step.md#comparing-ranks); 0 for never",
+        "the number of steps after which `DistributedOptimizer`, and `DistributedDataParallel` over samestep, compare "
+        "parameters and state between ranks, see [the same step](same-step.md#comparing-ranks); 0: never",
     ),
     SECRET: Setting(
         "text",
         "",
-        "where ranks meet without MPI, only processes with the same value may join; `samestep run` "
-        "sets a random one, with `--nnodes` [that of a file](#several-hosts)",
+        "without MPI, only processes with the same value may join; `samestep run` sets a random one, with "
+        "`--nnodes` [that of a file](#several-hosts)",
     ),
     TRUST_NETWORK: Setting(
         "0|1",
         "0",
-        "`1` on all ranks: objects are accepted from ranks of other hosts that have met without a "
-        "secret; see [security](security.md)",
+        "`1` on all ranks: they accept objects from other hosts although they have no secret; see "
+        "[security](security.md)",
     ),
     SOCKET_IFNAME: Setting(
         "text",
         "the one that leads to rank 0",
-        "network interfaces to use, with commas between; each has to exist, and the first with an "
-        "address is taken. `GLOO_SOCKET_IFNAME` is read where it is unset",
+        "the network interfaces to use, separated by commas; each must exist, and the first with an "
+        "address is used. If it is unset, `GLOO_SOCKET_IFNAME` is read",
     ),
     CUDART_LIBRARY: Setting("file", "searched", "the CUDA runtime"),
     HIP_LIBRARY: Setting("file", "searched", "the HIP runtime"),
@@ -156,13 +157,15 @@ SETTINGS = {
         "0|1", "0", '`1`: `init_process_group("gloo")` of torch starts this backend, see [DDP](ddp.md)'
     ),
     ERROR_FILE: Setting(
-        "file", "", "set by `samestep run`: into which a rank writes the exception that ended it"
+        "file", "", "set by `samestep run`: the file into which a rank writes the exception that ended it"
     ),
     RESTART_COUNT: Setting(
-        "number", "", "set by `samestep run`: how often it has started the ranks anew, see `--max-restarts`"
+        "number", "", "set by `samestep run`: how often it has restarted the ranks, see `--max-restarts`"
     ),
     LAUNCH: Setting("text", "", "set by `samestep run`: where the launcher listens"),
-    RECORD: Setting("folder", "", "set by `samestep same`: where rank 0 records the hashes of all means"),
+    RECORD: Setting(
+        "folder", "", "set by `samestep same`: the folder in which rank 0 records the hashes of all means"
+    ),
     REPORTED: Setting("text", "", "set by `samestep run`: the unknown names that it has warned about"),
 }
 """Name -> what it is. In the order of the page."""
