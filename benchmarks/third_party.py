@@ -1,4 +1,4 @@
-"""Programs that nobody here wrote, on two ranks over gloo and over samestep: what becomes of them.
+"""Run programs of other projects on two ranks, over gloo and over samestep, and compare the results.
 
     python benchmarks/third_party.py               # some ten minutes; writes benchmarks/results/third_party.json
     python benchmarks/third_party.py --only accelerate deepspeed
