@@ -1,4 +1,4 @@
-"""What JAX calls before it makes its devices, because of the entry point in the group `jax_plugins`.
+"""Called by JAX before it creates its devices, through the entry point in the group `jax_plugins`.
 
 A program that asks for the CPU collectives "mpi" and names no library gets samestep's. Nothing else happens: XLA asks
 for the ranks when it makes its first devices.

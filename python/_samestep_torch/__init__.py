@@ -1,4 +1,4 @@
-"""What `import torch` calls, by the entry point "torch.backends": makes the name "samestep" known.
+"""Called by `import torch` through the entry point "torch.backends": registers the name "samestep".
 
 A package of its own because it must cost nothing and never fail: it imports neither NumPy nor the extension module,
 which `import samestep` would do, and a torch without `torch.distributed` is no error.

@@ -1,4 +1,4 @@
-"""Lets scripts and libraries that name gloo run on samestep, where the user asks for it."""
+"""Runs scripts and libraries that name gloo on samestep, if the user asks for it."""
 
 import functools
 from typing import Any

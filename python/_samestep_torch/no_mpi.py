@@ -1,4 +1,4 @@
-"""Without an MPI library `from mpi4py import MPI` is an ImportError, which libraries that look for MPI expect.
+"""Makes `from mpi4py import MPI` an ImportError if there is no MPI library, as libraries that look for MPI expect.
 
 samestep needs mpi4py, but no MPI library. PyTorch Lightning takes an mpi4py that is installed for one that works, and
 catches nothing but ImportError.

@@ -1,4 +1,4 @@
-"""`samestep completion`: what bash and zsh need to complete the command, made from the parsers of its flags.
+"""`samestep completion`: scripts for bash and zsh, made from the parsers of the commands' flags.
 
 eval "$(samestep completion bash)"      # in ~/.bashrc
 eval "$(samestep completion zsh)"       # in ~/.zshrc, after compinit

@@ -1,1 +1,1 @@
-"""Small things that know of no group and no core."""
+"""Utilities that depend neither on groups nor on the core."""

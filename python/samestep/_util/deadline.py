@@ -1,4 +1,4 @@
-"""Seconds that a user gives, and what is left of them."""
+"""Timeouts in seconds as users give them, and the time that remains of them."""
 
 from __future__ import annotations
 

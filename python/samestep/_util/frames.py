@@ -1,4 +1,4 @@
-"""How what two processes say to each other is cut into frames: a kind of one byte, the length, the content."""
+"""The frames in which two processes exchange data: a kind of one byte, the length, the content."""
 
 from __future__ import annotations
 

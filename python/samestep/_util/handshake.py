@@ -1,4 +1,4 @@
-"""How two processes prove to each other that they know one secret, before anything else is said.
+"""How two processes prove to each other that they know the same secret, before they exchange anything else.
 
     client                                server
     protocol, client's nonce       ->

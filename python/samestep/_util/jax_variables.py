@@ -1,4 +1,4 @@
-"""What has to be set for JAX to use samestep between processes."""
+"""The environment variables with which JAX uses samestep between processes."""
 
 from __future__ import annotations
 

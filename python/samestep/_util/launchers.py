@@ -1,4 +1,4 @@
-"""Who started this process as one of several ranks, by the variables that launchers set."""
+"""The launcher that started this process as one of several ranks, found by the variables that launchers set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which MPI library mpi4py uses, found without a start of MPI."""
+"""Which MPI library mpi4py uses, found without starting MPI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections to a port that have not proved yet that they belong to the job."""
+"""Connections to a port that have not yet proved that they belong to the job."""
 
 from __future__ import annotations
 

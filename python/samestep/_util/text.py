@@ -1,4 +1,4 @@
-"""Ranks and values in the words of messages."""
+"""Ranks and values as they are written in messages."""
 
 from __future__ import annotations
 

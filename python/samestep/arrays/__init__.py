@@ -1,4 +1,4 @@
-"""What counts as an array, what may be written, and new arrays of the same library."""
+"""Arrays of any library: which objects are arrays, which are writable, and new arrays of the same library."""
 
 from samestep.arrays.allocate import (
     copy,

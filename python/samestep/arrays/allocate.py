@@ -1,4 +1,4 @@
-"""New arrays of the same library, to receive into, and what becomes of them.
+"""New arrays of the same library to receive into, and their conversion to what the caller gets.
 
 No array library but NumPy is imported: an array of another library exists only where that library has
 been imported already.

@@ -1,4 +1,4 @@
-"""Floats of 16 bits as float32 and back, computed on the device by the library of the array."""
+"""Conversion of 16-bit floats to float32 and back, on the device, by the library of the array."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as an array, and what it is, whichever library made it."""
+"""Whether an object is an array, and its properties, for any library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`initialize(shared_arrays=True)`: NumPy takes its memory from what the ranks of a host share."""
+"""`initialize(shared_arrays=True)`: NumPy allocates from memory that the ranks of a host share."""
 
 from __future__ import annotations
 

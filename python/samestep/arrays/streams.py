@@ -1,4 +1,4 @@
-"""In which stream of a GPU the library of an array works on it."""
+"""The GPU stream in which an array's library works on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`samestep bench`: how long a collective takes on this machine, with mpi4py's beside it."""
+"""`samestep bench`: times a collective on this machine, beside mpi4py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a run is, for the person who waits."""
+"""Shows the user how far a run is."""
 
 from __future__ import annotations
 

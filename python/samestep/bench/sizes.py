@@ -1,4 +1,4 @@
-"""Numbers of bytes, and their text."""
+"""Numbers of bytes, parsed and formatted."""
 
 from __future__ import annotations
 

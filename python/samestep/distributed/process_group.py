@@ -1,4 +1,4 @@
-"""Start and end under torch's names."""
+"""Initialization and shutdown of the process group, under torch's names."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The GPUs of this rank: their libraries, their memory, and groups that take it."""
+"""The GPUs of this rank: their libraries, their memory, and groups that accept device arrays."""

@@ -1,4 +1,4 @@
-"""CUDA and HIP devices, and where NCCL or RCCL is, asked of the libraries themselves by ctypes.
+"""CUDA and HIP devices, and the path of NCCL or RCCL, found through the libraries themselves by ctypes.
 
 A machine without a GPU, a driver or a library is the normal case here: it gives 0 and a text, never an error.
 """

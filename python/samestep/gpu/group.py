@@ -1,4 +1,4 @@
-"""Groups whose ranks have a GPU each: who may join, and the communicator that takes their arrays."""
+"""Groups of ranks with a GPU each: the conditions for joining, and the communicator that accepts their arrays."""
 
 from __future__ import annotations
 

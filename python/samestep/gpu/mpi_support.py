@@ -1,4 +1,4 @@
-"""Whether device memory is handed to MPI as it lies, where it is only moved: only where that was asked for.
+"""Whether device memory that is only moved is passed to MPI: only on request.
 
 A library that says it can may still crash, and one that says it cannot may do so in part; see `decide`.
 """

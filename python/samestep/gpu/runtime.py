@@ -1,4 +1,4 @@
-"""The GPU of this rank: which it is, and the runtime that reaches it."""
+"""The GPU of this rank, and the runtime library for it."""
 
 from __future__ import annotations
 

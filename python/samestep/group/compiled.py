@@ -1,4 +1,4 @@
-"""Collectives in functions that JAX traces, where arrays have no values yet: the call becomes part of the program."""
+"""Collectives in functions that JAX traces: arrays have no values there, so the call becomes part of the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors raised inside programs compiled by JAX reach the caller with the class that samestep gave them.
+"""Raises errors of programs compiled by JAX with the class that samestep gave them.
 
 XLA knows errors as text. Where the program is waited for, at the call or only at `block_until_ready`, JAX raises a
 `JaxRuntimeError` with that text among others. No Python code of ours runs there, so the class `JaxRuntimeError` itself

@@ -1,4 +1,4 @@
-"""What ranks tell each other about themselves: JSON of a known layout, never pickle.
+"""Exchange of facts about the ranks: JSON of a known layout, never pickle.
 
 So a rank that is none can send wrong facts at worst, which are refused, and no code.
 """

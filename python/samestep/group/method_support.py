@@ -1,4 +1,4 @@
-"""What the methods of a group share: their timeouts, outputs, checks of arguments, and the exchange of metadata."""
+"""What the methods of a group share: timeouts, outputs, checks of arguments, and the exchange of metadata."""
 
 from __future__ import annotations
 

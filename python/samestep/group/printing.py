@@ -1,4 +1,4 @@
-"""Printing from many ranks without a muddle."""
+"""Printing from many ranks without mixing their lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows where ranks have not proved to each other that they belong to one job."""
+"""Whether ranks accept objects from each other: only if they have proved that they belong to one job."""
 
 from __future__ import annotations
 

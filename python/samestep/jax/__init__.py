@@ -1,4 +1,4 @@
-"""JAX programs of several processes on CPU over samestep's engine, unchanged.
+"""JAX programs of several processes on CPU over samestep, unchanged.
 
 `python -m samestep.jax` prints the variables to set; `samestep run` sets them. Importing this module lets
 `jax.distributed.initialize()` find its arguments under `samestep run` and torchrun.

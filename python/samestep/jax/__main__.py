@@ -1,4 +1,4 @@
-"""`python -m samestep.jax`: how to use samestep in JAX programs, and whether it works here."""
+"""`python -m samestep.jax`: shows how to use samestep in JAX programs, and checks whether it works here."""
 
 from __future__ import annotations
 

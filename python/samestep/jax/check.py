@@ -1,4 +1,4 @@
-"""Every collective that XLA issues, on several processes, against NumPy: `python -m samestep.jax --check`."""
+"""`python -m samestep.jax --check`: compares every collective that XLA issues with NumPy, on several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""float16 in programs of several processes.
+"""float16 in JAX programs of several processes.
 
 XLA's MPI collectives know no float16. So, before XLA sees it, a reduction of float16 is turned into one of float32,
 rounded once at its end, and a gather into one of uint16. Matrix products, convolutions and reductions of programs that

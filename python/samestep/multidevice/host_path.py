@@ -1,4 +1,4 @@
-"""Lists of arrays in host memory: a rank combines its own first, in the order of the list, before ranks talk."""
+"""Lists of arrays in host memory: a rank first combines its own, in the order of the list, then ranks communicate."""
 
 from __future__ import annotations
 

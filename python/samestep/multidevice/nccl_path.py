@@ -1,4 +1,4 @@
-"""Lists of arrays in device memory: which list of devices it is, and whether it has a clique of NCCL."""
+"""Lists of arrays in device memory: which list of devices it is, and whether it has an NCCL clique."""
 
 from __future__ import annotations
 

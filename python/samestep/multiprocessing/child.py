@@ -1,4 +1,4 @@
-"""What runs in a process that `spawn` has started."""
+"""Runs in a process that `spawn` has started."""
 
 from __future__ import annotations
 

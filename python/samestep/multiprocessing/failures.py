@@ -1,4 +1,4 @@
-"""What is raised where a process that `spawn` started has failed."""
+"""The exceptions raised if a process that `spawn` started has failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`%%ranks`: a cell runs on ranks that live on between cells."""
+"""`%%ranks`: runs a cell on ranks that persist between cells."""
 
 from __future__ import annotations
 

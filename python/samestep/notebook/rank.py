@@ -1,4 +1,4 @@
-"""What runs in a rank that a notebook has started: one order after the other, each with an answer."""
+"""Runs in a rank that a notebook has started: executes one order after the other and answers each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers that average gradients over all ranks before they use them, and may keep a part of the state each."""
+"""Optimizers that average gradients over all ranks, and may divide their state among the ranks."""
 
 from __future__ import annotations
 

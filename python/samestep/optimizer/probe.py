@@ -1,4 +1,4 @@
-"""Whether an optimizer works element by element: a trial of it on a small problem, whole and in two parts."""
+"""Tests whether an optimizer works element by element, on a small problem, whole and in two parts."""
 
 from __future__ import annotations
 

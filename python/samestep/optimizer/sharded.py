@@ -1,4 +1,4 @@
-"""Optimizers of which each rank keeps a part of the state: the first stage of ZeRO for any init/update pair."""
+"""Optimizers whose state is divided among the ranks: the first stage of ZeRO for any init/update pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch optimizers: gradients are averaged at the end of `backward()`; the optimizer object stays what it is.
+"""torch optimizers: gradients are averaged at the end of `backward()`; the optimizer object stays the same.
 
 Each parameter has a hook that runs when its gradient is complete. It moves the gradient into a flat buffer,
 of which `.grad` becomes a view, so that nothing needs to be copied out after the reduction; large gradients

@@ -1,4 +1,4 @@
-"""What a torch optimizer works on, by name."""
+"""The parameters and state of a torch optimizer, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ranks find each other: stores, and the rendezvous of ranks at them.
+"""How ranks find each other: stores, and the rendezvous at a store.
 
 `open_rendezvous(url, rank, world_size, timeout)` waits for all ranks of a job.
 Nothing here imports the compiled core.

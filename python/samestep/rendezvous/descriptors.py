@@ -1,4 +1,4 @@
-"""What to say where a process has no file descriptor left."""
+"""Recognizes and explains the lack of free file descriptors."""
 
 from __future__ import annotations
 

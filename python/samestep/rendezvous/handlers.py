@@ -1,4 +1,4 @@
-"""Rendezvous URLs that an application adds."""
+"""Handlers for rendezvous URLs that an application registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection between each two ranks of a job, made once all have met.
+"""The connections between all pairs of ranks of a job, made once all of them have joined.
 
 Each rank listens at a port of its own, connects to all ranks below it and is connected to by all above. The two ends
 prove to each other that they know a secret: one that rank 0 makes for this world and tells through the store, together

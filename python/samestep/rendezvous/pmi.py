@@ -1,4 +1,4 @@
-"""Where ranks meet that a process manager with PMI-1 has started: Flux, Hydra and others of that family.
+"""The store of a process manager with PMI-1: Flux, Hydra and others of that family.
 
 The manager gives each process a connection (`PMI_FD`), over which it keeps keys and values for the job and offers a
 barrier. There rank 0 tells where its store listens, and the job's secret; the ranks then meet at that store.

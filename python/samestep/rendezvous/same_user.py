@@ -1,4 +1,4 @@
-"""A Unix socket to a store for processes of the same user on this host, whose user the kernel reports.
+"""A Unix socket to a store for processes of the same user on this host; the kernel reports the user.
 
 A port of the loopback interface can be reached by every user of the host. Beside such a port the store listens at a
 Unix socket in the abstract namespace, named after the port: the kernel tells both ends which user the other is

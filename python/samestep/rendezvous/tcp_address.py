@@ -1,4 +1,4 @@
-"""Hosts and ports as people write them, and the socket that rank 0 listens on."""
+"""Hosts and ports as users write them, and the socket on which rank 0 listens."""
 
 from __future__ import annotations
 

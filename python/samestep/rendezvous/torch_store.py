@@ -1,4 +1,4 @@
-"""torch's store as a store of samestep, so that ranks meet at it as anywhere."""
+"""torch's store as a store of samestep, so that ranks can use it for their rendezvous."""
 
 from __future__ import annotations
 

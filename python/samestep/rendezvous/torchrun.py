@@ -1,4 +1,4 @@
-"""The store of torchrun's agent, which listens at MASTER_PORT in rank 0's stead."""
+"""The store of torchrun's agent, which listens at MASTER_PORT instead of rank 0."""
 
 from __future__ import annotations
 

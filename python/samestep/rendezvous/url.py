@@ -1,4 +1,4 @@
-"""Where ranks meet and who they are: from a URL, arguments and the launcher's variables. Pure.
+"""The store of a job and the number of this rank: from a URL, arguments and the launcher's variables. Pure.
 
 | URL | meaning |
 |---|---|

@@ -72,8 +72,8 @@ class Accumulator:
         self.weight = 0.0
         """The sum of all weights of the step that `mean` ended last."""
         self.all_finite = True
-        """Whether all elements of the mean that `mean` returned last are finite. The same on all ranks, without another
-        collective: sums carry the infinities and NaNs of every rank."""
+        """Whether all elements of the mean that `mean` returned last are finite. The same on all ranks without a further
+        collective, because sums propagate the infinities and NaNs of every rank."""
         self._is_compared = False
         self._tree: agree.Tree | None = None
         self._memory = Memory(lambda count, dtype: backend.empty((count,), dtype))

@@ -1,4 +1,4 @@
-"""What is added to an `Accumulator`: trees of gradients, flattened and checked."""
+"""The trees of gradients that are added to an `Accumulator`, flattened and checked."""
 
 from __future__ import annotations
 

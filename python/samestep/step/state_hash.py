@@ -1,4 +1,4 @@
-"""Whether all ranks hold the same bits: a hash of a tree, and which leaf differs on which ranks."""
+"""Compares the bits of a tree between ranks: a hash, and which leaf differs on which ranks."""
 
 from __future__ import annotations
 

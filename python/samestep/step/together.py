@@ -1,4 +1,4 @@
-"""A step that all ranks leave together: an exception on one rank of a block is raised on all of them.
+"""Blocks that all ranks leave together: an exception on one rank is raised on all of them.
 
 The group that users call (`Group._comm`) is revoked on an exception, which ends every operation of it on every rank,
 and replaced. At the end of a block, and after an exception, all ranks synchronize on a second communicator of the same

@@ -1,4 +1,4 @@
-"""Runs one script at several numbers of ranks and compares the bits of its means: `samestep same`."""
+"""`samestep same`: runs one script on several numbers of ranks and compares the bits of its means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fresh interpreters for the tests of some files, and how they are started, watched and ended."""
+"""Starts, watches and ends fresh interpreters for the tests of some files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ran where: counted while it runs, printed at the end, compared with the expected numbers."""
+"""What ran where: counted during the run, printed at the end, and compared with the expected numbers."""
 
 from __future__ import annotations
 

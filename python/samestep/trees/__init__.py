@@ -1,4 +1,4 @@
-"""Nested containers of arrays: their leaves, whether all ranks hold the same, and collectives on all leaves."""
+"""Nested containers of arrays: their leaves, comparison between ranks, and collectives on all leaves."""
 
 from samestep.trees.structure import Flat, flatten
 

@@ -1,4 +1,4 @@
-"""Everybody gets what root has: parameters, states, optimizer states, any tree."""
+"""Makes any tree equal to root's: parameters, states, optimizer states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of Python and NumPy as plain facts, which come back with type and bits."""
+"""Python and NumPy numbers as plain values, restored with the same type and bits."""
 
 from __future__ import annotations
 

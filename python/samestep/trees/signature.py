@@ -1,4 +1,4 @@
-"""Whether all ranks hold the same tree: 16 bytes to find out, and a report of the difference if not."""
+"""Checks that all ranks hold the same tree: 16 bytes if they do, else a report of the difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees of arrays: which leaves there are, what they are called, and how to build the tree again.
+"""Trees of arrays: their leaves, the names of the leaves, and how to rebuild the tree.
 
 A node is a dict, list, tuple, named tuple, deque, dataclass, a torch `Module` or `Optimizer`, or anything
 registered with JAX. All else is a leaf, None included, so that None on one rank can be distinguished

@@ -1,4 +1,4 @@
-"""What is known about this process and machine before a backend is chosen.
+"""The facts about this process and machine from which a backend is chosen.
 
 Nothing is looked for at import. Starting MPI, and loading what costs time, is left to the backends.
 """

@@ -1,4 +1,4 @@
-"""Environment variables that have to be the same on all ranks: each says what it was given, and all compare.
+"""Environment variables that must be the same on all ranks, and the comparison between the ranks.
 
 A difference would make ranks wait for ever for messages that nobody sends, or put bytes where they do not belong.
 """

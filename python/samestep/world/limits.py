@@ -1,4 +1,4 @@
-"""What this machine allows a process: memory, processors, descriptors; and the hosts that a batch system allotted."""
+"""The limits of this machine: memory, processors, descriptors; and the hosts that a batch system allotted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MPI needs beside it: news of ranks that have died, and over several hosts messages of the right length."""
+"""Detects ranks that have died under MPI, and limits the length of MPI messages between hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `import jax` finds under `samestep run`, whose ranks have this folder on their path.
+"""Imported by `import jax` under `samestep run`, which puts this folder on the path of its ranks.
 
 `jax_plugins` is a namespace package, which JAX imports with itself. This part of it lets `jax.distributed.initialize()`
 find the job, and leaves the other parts where they are.
