@@ -103,24 +103,24 @@ class Backend(MultiDeviceMethods):
     def together(self, *, timeout: float | None = None) -> AbstractContextManager[Backend, None]:
         """A block that all ranks leave together: an exception on one rank ends it on all of them.
 
-        All ranks enter the block. Where a rank leaves it by an exception, the others get a `StepError` that names the
-        rank, the class, the text and the line: in whatever operation of this group, or of groups made from it, they
-        wait, or at the end of the block. The rank itself gets the same, with the exception as `__cause__`, but a
-        `KeyboardInterrupt` or `SystemExit` stays what it is. Afterwards the group can be used, and so can groups made
-        from it; operations and messages that had not ended are dropped, and arrays they were to write may hold
-        anything. A rank that returns from the block early, while others wait for it in a collective, ends
-        the block, too.
+        All ranks enter the block. If a rank leaves it with an exception, the others get a `StepError` that names the
+        rank, the class, the text and the line: in the operation of this group, or of a group made from it, in which
+        they wait, or else at the end of the block. The rank itself gets the same error, with the exception as
+        `__cause__`; a `KeyboardInterrupt` or `SystemExit` is passed on unchanged. Afterwards the group and the groups
+        made from it remain usable. Operations and messages that had not ended are dropped, and the arrays that they
+        were to write are undefined. If a rank returns from the block early while others wait for it in a collective,
+        the block ends in the same way.
 
-        Blocks may be nested, of one group or of groups made from it. Leaving costs one reduction of 40 bytes, entering
-        nothing but the first time, when a second communicator is made.
+        Blocks may be nested, also with groups made from the group. Leaving takes one reduction of 40 bytes. Entering is
+        free, except that the first block of a group makes a second communicator.
 
         Args:
           timeout: seconds to wait for the others at the end of the block, else the group's.
 
         Raises:
           StepError: see above; on all ranks of the group.
-          MismatchError: on all ranks: they leave different blocks.
-          TimeoutError: a rank has not come to the end of the block; the group ends.
+          MismatchError: on all ranks, if they leave different blocks.
+          TimeoutError: a rank did not reach the end of the block in time; the group ends.
 
         Source: ULFM (MPI_Comm_revoke, MPI_Comm_agree), for exceptions in place of processes that die.
 
@@ -171,8 +171,8 @@ class Backend(MultiDeviceMethods):
     def all_finite(self, tree: Any, *, timeout: float | None = None) -> bool:
         """Whether all elements of all arrays and numbers of a tree are finite, on all ranks. Collective, 8 bytes.
 
-        For skipping a step on all ranks, as a loss scaler does. Of gradients that have been averaged, infinities and
-        NaNs are on all ranks already: then each rank may look for itself, and all of them see the same.
+        For skipping a step on all ranks, as a loss scaler does. It is not needed for gradients that have been averaged:
+        they have the same infinities and NaNs on all ranks, so each rank may check its own.
 
         Args:
           tree: of any arrays, numbers and containers; a torch module stands for the `.grad` of its parameters. Whole
@@ -193,7 +193,7 @@ class Backend(MultiDeviceMethods):
         """Print one line from every rank, in rank order and never interleaved. Collective.
 
         Args:
-          args: as for `print`; each rank may pass other ones.
+          args: as for `print`; they may differ between ranks.
           timeout: seconds; None for the group's timeout.
         """
         from samestep.group import printing

@@ -67,7 +67,7 @@ def info(x: Any, verb: str | None = None) -> ArrayInfo:
 
 
 def readable(x: Any, verb: str) -> tuple[Any, bool]:
-    """An array for what a user passes where a value is meant: arrays as they are, numbers as 0-d arrays.
+    """Convert a value to an array: arrays are returned unchanged, numbers as 0-d arrays.
 
     Returns:
       The array, and whether `x` was a number, so that the result should be one.

@@ -35,7 +35,8 @@ class Accumulator:
 
     A step has `shards` parts, independently of the number of ranks. Their gradients are added in one
     pairwise tree over the shards, ((0 + 1) + (2 + 3)) + ..., half types in float32 and rounded once at the
-    end. So the mean has the same bits on any number of ranks, if the gradients of each shard have.
+    end. So the mean has the same bits on any number of ranks, if the gradients of each shard
+    do.
 
     Rank r adds the shards of `indices`, a contiguous run, in any order; `DistributedSampler.steps` gives
     them. In ascending order no more than about log2(shards) partial sums are kept, in host memory. Without
@@ -44,7 +45,8 @@ class Accumulator:
 
     Args:
       backend: the group.
-      shards: of a step, >= 1 and the same on all ranks; a power of two is added fastest. None: see above.
+      shards: the number of shards of a step, >= 1 and the same on all ranks; a power of two is the fastest. None: see
+        above.
       like: a tree of the same structure, shapes and dtypes as the gradients, e.g. the parameters. Needed only
         if ranks have no shards and the containers cannot be pickled.
 
@@ -72,7 +74,7 @@ class Accumulator:
         self.weight = 0.0
         """The sum of all weights of the step that `mean` ended last."""
         self.all_finite = True
-        """Whether all elements of the mean that `mean` returned last are finite. The same on all ranks without a further
+        """Whether all elements of the mean that `mean` returned last are finite. The same on all ranks, without a
         collective, because sums propagate the infinities and NaNs of every rank."""
         self._is_compared = False
         self._tree: agree.Tree | None = None

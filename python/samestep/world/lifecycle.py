@@ -77,26 +77,25 @@ def initialize(
 
     Args:
       backend: `MPIBackend`, `NCCLBackend` or `NativeBackend` (the class), or its name ("mpi", "nccl", "native").
-        None: choose by how the process was started. Under an MPI launcher MPI, wrapped by NCCL where every
-        rank has a GPU; alone, a world of one rank. `samestep doctor` shows the choice and why.
+        None: select it by the launcher: MPI under an MPI launcher, wrapped by NCCL if every rank has a GPU; a
+        world of one rank without a launcher. `samestep doctor` shows the selection and its reason.
       cuda_devices: which CUDA device each rank uses. None: round robin over the visible devices by local
         rank (nothing without one); a list: the device for each local rank; `missing`: none is used.
       amdgpu_devices: the same for AMD devices.
-      init_method: how ranks meet; None or "mpi://" with MPI. With `NativeBackend` "env://", "tcp://host:port" of
-        rank 0, or "file:///path"; None: "env://" where a launcher started several ranks.
-      rank: checked against the launcher's; with one of these URLs it says who this rank is.
-      world_size: the same.
-      timeout: seconds that any operation may take, > 0. None: `SAMESTEP_TIMEOUT`, else 600.
-      shared_arrays: let NumPy place its arrays of 64 KiB and more in memory shared by the ranks of the host, until
-        `finalize()`. A matter of speed only. In effect for this thread (contexts of Python copied from this one
-        too); none for a world of one rank, for a rank alone on its host, or under
-        `SAMESTEP_MPI_TRANSPORT=mpi`.
+      init_method: how ranks find each other; None or "mpi://" with MPI. With `NativeBackend` "env://",
+        "tcp://host:port" of rank 0, or "file:///path"; None: "env://" if a launcher started several ranks.
+      rank: the number of this rank, for one of these URLs; checked against the launcher's, if there is one.
+      world_size: the number of ranks; likewise.
+      timeout: seconds after which any operation ends with an error, > 0. None: `SAMESTEP_TIMEOUT`, else 600.
+      shared_arrays: let NumPy allocate arrays of 64 KiB and more in memory shared by the ranks of the host, until
+        `finalize()`. Affects only speed. Applies to this thread (and to copies of its context); has no effect
+        in a world of one rank, for a rank alone on its host, or under `SAMESTEP_MPI_TRANSPORT=mpi`.
 
     Raises:
       InvalidArgumentError: wrong values, or other arguments than in an earlier call.
-      UnavailableError: the backend or a device cannot be used, or the job was started by the launcher of
-        another MPI; says what was looked for and the cure.
-      TypeError: an instance was passed for the class.
+      UnavailableError: the backend or a device cannot be used, or the launcher belongs to another MPI library; the
+        error says what was searched and names the cure.
+      TypeError: an instance was passed instead of the class.
 
     Example:
       >>> import samestep as ss
@@ -215,10 +214,10 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
 
 
 def prepare_core() -> None:
-    """What the environment says about the core as a whole, before a first group is opened.
+    """Apply the environment variables that concern the whole core, before the first group is opened.
 
     Raises:
-      InvalidArgumentError: `SAMESTEP_WARN_AFTER` or `SAMESTEP_ISA` cannot be.
+      InvalidArgumentError: `SAMESTEP_WARN_AFTER` or `SAMESTEP_ISA` has an impossible value.
     """
     warn_after = _seconds("warning", None, _settings.WARN_AFTER, DEFAULT_WARN_AFTER)
     _core.set_warning_callback(warn, warn_after)
