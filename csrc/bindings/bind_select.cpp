@@ -87,8 +87,6 @@ void bind_select(py::module_& m) {
       },
       "kind_name"_a, "request"_a, "local_rank"_a, "local_size"_a, "n_visible"_a, "looked_for"_a = "",
       "The device of this rank among the visible ones, or None.");
-  m.def("count_mask_entries", &count_mask_entries, "mask"_a,
-        "Entries of a mask such as CUDA_VISIBLE_DEVICES; None if it is not set.");
 }
 
 }  // namespace samestep

@@ -9,7 +9,6 @@
 #include "bindings/fast_method.h"
 #include "bindings/fast_views.h"
 #include "bindings/pending_work.h"
-#include "bindings/python_errors.h"
 #include "communicator/communicator.h"
 
 namespace samestep {

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "collectives/segment_plan.h"
-#include "core/buffer.h"
 #include "engine/operation.h"
 
 namespace samestep {

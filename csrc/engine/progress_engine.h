@@ -27,7 +27,6 @@
 
 namespace samestep {
 
-class Collective;
 class Operation;
 
 /// The set-up of an ExchangeCommunicator.

@@ -1,7 +1,6 @@
 #include "hierarchy/hierarchical_recursive.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <utility>
 
 #include "collectives/recursive_halving.h"

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "communicator/collective_args.h"
 #include "engine/operation.h"

@@ -1,7 +1,6 @@
 #include "select/device_assignment.h"
 
 #include <algorithm>
-#include <string_view>
 
 #include "core/error.h"
 #include "core/format.h"
@@ -37,19 +36,6 @@ void check_list(const std::string& kind_name, const std::vector<int>& devices, i
   }
 }
 
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t";
-  const std::size_t first = text.find_first_not_of(kSpace);
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(kSpace) - first + 1);
-}
-
-// A number, or a name such as "GPU-8932f937-d72c" or "MIG-GPU-8932f937/0/0".
-bool names_device(std::string_view entry) {
-  if (entry.starts_with("GPU-") || entry.starts_with("MIG-")) return entry.size() > 4;
-  return !entry.empty() && entry.find_first_not_of("0123456789") == std::string_view::npos;
-}
-
 }  // namespace
 
 std::optional<int> assign_device(const std::string& kind_name, const DeviceRequest& request, int local_rank,
@@ -68,18 +54,6 @@ std::optional<int> assign_device(const std::string& kind_name, const DeviceReque
   }
   check_list(kind_name, request.devices, local_size, n_visible, looked_for);
   return request.devices[static_cast<std::size_t>(local_rank)];
-}
-
-std::optional<int> count_mask_entries(const std::optional<std::string>& mask) {
-  if (!mask) return std::nullopt;
-  int count = 0;
-  for (std::string_view unread = *mask;;) {
-    const std::size_t comma = unread.find(',');
-    if (!names_device(trimmed(unread.substr(0, comma)))) return count;
-    ++count;
-    if (comma == std::string_view::npos) return count;
-    unread.remove_prefix(comma + 1);
-  }
 }
 
 }  // namespace samestep

@@ -23,14 +23,8 @@ struct DeviceRequest {
 ///
 /// Throws InvalidArgumentError for a list shorter than local_size, an entry < 0, or a local_rank outside the host.
 /// Throws UnavailableError for a list if n_visible is 0 (with `looked_for`), or if the entry of any rank of this host
-/// is
-/// >= n_visible: then all ranks throw, and none waits for another.
+/// is not below n_visible: then all ranks throw, and none waits for another.
 std::optional<int> assign_device(const std::string& kind_name, const DeviceRequest& request, int local_rank,
                                  int local_size, int n_visible, const std::string& looked_for);
-
-/// Entries of a mask variable such as CUDA_VISIBLE_DEVICES: nullopt if the variable is not set (all
-/// `n_physical` are visible), else the number of entries before the first that is -1, empty or malformed
-/// (as the CUDA runtime reads it). Numbers and "GPU-..."/"MIG-..." names are equivalent. Pure.
-std::optional<int> count_mask_entries(const std::optional<std::string>& mask);
 
 }  // namespace samestep

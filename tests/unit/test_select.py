@@ -143,21 +143,3 @@ def test_every_rank_refuses_a_wrong_request(request_: object, visible: int, erro
     for rank in range(3):
         with pytest.raises(error, match=text):
             _core.assign_device("cuda", request_, rank, 3, visible, "nothing")
-
-
-@pytest.mark.parametrize(
-    ("mask", "count"),
-    [
-        (None, None),
-        ("", 0),
-        ("0,1,2", 3),
-        (" 0 , 1 ", 2),
-        ("-1", 0),
-        ("0,-1,1", 1),
-        ("0,,1", 1),
-        ("GPU-8932f937,MIG-GPU-8932f937/0/1", 2),
-        ("none", 0),
-    ],
-)
-def test_mask_entries(mask: str | None, count: int | None) -> None:
-    assert _core.count_mask_entries(mask) == count
