@@ -11,7 +11,6 @@ WORLDS = ["staged", "staged-native", "staged-direct"]  # with segments of 64 KiB
 ranks = pytest.mark.ranks(1, 2, 3, backends=WORLDS)
 COUNTS = (0, 1, 5, 16_384, 50_001)  # of a block: less than a window, as many as some, ragged
 counts = pytest.mark.parametrize("count", COUNTS)
-WINDOW_NBYTES = 65536
 
 
 def row(rank, count):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import socket
 import struct
 import warnings
@@ -43,20 +42,6 @@ def as_nobody(act):
         result = pipe.read()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     return json.loads(result)
-
-
-class Bomb:
-    """Leaves a file where it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (open, (self.path, "w"))
-
-
-def bomb(path):
-    return pickle.dumps(Bomb(str(path)))
 
 
 def raw_client(port, secret=b"", protocol=handshake.STORE):
