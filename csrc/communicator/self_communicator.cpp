@@ -66,7 +66,7 @@ class SelfReceive final : public Work, public std::enable_shared_from_this<SelfR
   std::vector<std::byte> object_;
   Status status_;
   std::exception_ptr error_;
-  std::atomic<bool> finished_ = false;
+  std::atomic<bool> finished_ = false;  // stored last: it publishes `status_`, `object_` and `error_`
 };
 
 struct SelfMessages {
@@ -197,8 +197,8 @@ class SelfCommunicator final : public Communicator {
   }
 
   std::shared_ptr<SelfMessages> messages_ = std::make_shared<SelfMessages>();
-  std::atomic<std::uint64_t> operations_ = 0;
-  std::atomic<bool> closed_ = false;
+  std::atomic<std::uint64_t> operations_ = 0;  // only counted
+  std::atomic<bool> closed_ = false;           // publishes nothing else
   std::exception_ptr broken_;
   int children_ = 0;
 };

@@ -42,6 +42,7 @@ std::mutex& progress_engines_mutex() {
   return mutex;
 }
 
+// Set once, and never cleared. Nothing else is read by way of them, so their order does not matter.
 std::atomic<bool> ranks_are_lost = false, ranks_have_left = false;
 
 std::unique_ptr<HeaderExchange> make_message_header_exchange(Transport& transport, const ExchangeOptions& options) {

@@ -268,6 +268,7 @@ class HostStaging::StagedWork final : public Work {
   std::unique_ptr<GpuEvent> end_;
   Status status_;
   std::exception_ptr error_;
+  // Both are stored last: they publish `end_`, `status_` and `error_` to threads that poll without the mutex.
   std::atomic<bool> handed_over_ = false;  // what remains of the work is in the stream
   std::atomic<bool> ended_ = false;
 };

@@ -78,6 +78,7 @@ class DeviceRanks {
   std::vector<std::uint64_t> splits_;  // by local rank: groups made as in MPI
   std::vector<bool> busy_;
   std::vector<std::weak_ptr<Communicator>> groups_;
+  // `meet_at_end` loads the second before the first, in the default order: if they are equal, no wait was pending.
   std::atomic<std::uint64_t> waits_started_{0}, waits_ended_{0};
 };
 

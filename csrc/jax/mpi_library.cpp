@@ -24,7 +24,7 @@ constexpr int kSuccess = 0, kErrOther = 1;
 constexpr std::size_t kMaxErrorString = 1024, kMaxLibraryVersionString = 8192;  // as MPItrampoline has them
 
 thread_local std::string last_error;
-std::atomic<bool> initialized{false}, finalized{false};
+std::atomic<bool> initialized{false}, finalized{false};  // only reported: nothing is read by way of them
 std::unique_ptr<DeviceRanks> ranks;  // never freed: XLA's threads may use them until the process has ended
 std::string no_ranks = "MPI_Init_thread has not been called";
 
