@@ -347,8 +347,8 @@ bool HierarchicalCollective::notify_local_ranks() {
 std::vector<int> HierarchicalCollective::pending_peers() {
   Transport& transport = progress_engine().transport();
   std::vector<int> late = pending_chunk_peers();
-  for (std::size_t place = 0; place < done_in_.size(); ++place) {
-    if (!done_in_[place].test(transport)) late.push_back(group_->local_ranks()[place]);
+  for (std::size_t i = 0; i < done_in_.size(); ++i) {
+    if (!done_in_[i].test(transport)) late.push_back(group_->local_ranks()[i]);
   }
   std::sort(late.begin(), late.end());
   return late;

@@ -45,8 +45,8 @@ std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::over(std::sh
   auto group = std::make_shared<HierarchicalGroup>(Topology(std::move(topology)), engine->rank());
   group->peers = std::move(host);
   group->leave_flags = share_leave_flags(*group, deadline);
-  const auto place = static_cast<std::size_t>(group->topology.local_index(group->rank));
-  LeaveFlags flags(group->leave_flags, group->local_ranks().size(), place);
+  const auto local_index = static_cast<std::size_t>(group->topology.local_index(group->rank));
+  LeaveFlags flags(group->leave_flags, group->local_ranks().size(), local_index);
   // Other ranks must not access the memory of a rank that has left.
   engine->set_on_leave([flags](std::uint64_t first_absent) mutable { flags.leave(first_absent); });
   return std::make_shared<HierarchicalCommunicator>(std::move(engine), std::move(group));

@@ -75,8 +75,8 @@ int HierarchicalPlan::leader(std::size_t number, int host) const {
 bool HierarchicalPlan::has_work(int rank) const {
   if (chunks_ == 0) return false;
   if (has_blocks()) return true;
-  const auto place = static_cast<std::size_t>(topology_->local_index(rank));
-  return place < static_cast<std::size_t>(topology_->lanes()) && place < chunks_;
+  const auto index = static_cast<std::size_t>(topology_->local_index(rank));
+  return index < static_cast<std::size_t>(topology_->lanes()) && index < chunks_;
 }
 
 }  // namespace samestep

@@ -6,11 +6,11 @@ namespace samestep {
 
 LocalBuffers::Addresses LocalBuffers::addresses_of(const HierarchicalGroup& group, ConstBuffer in, Buffer out) {
   if (group.peers == nullptr) return {};
-  const auto place = [&](const void* data, std::size_t nbytes) {
+  const auto address_of = [&](const void* data, std::size_t nbytes) {
     // A rank that gives or gets nothing has no such buffer.
     return data == nullptr ? 0 : group.peers->to_remote_address(data, nbytes);
   };
-  return {place(in.data, in.nbytes()), place(out.data, out.nbytes()), in.nbytes(), out.nbytes()};
+  return {address_of(in.data, in.nbytes()), address_of(out.data, out.nbytes()), in.nbytes(), out.nbytes()};
 }
 
 const std::byte* LocalBuffers::read(int rank, std::size_t offset, std::size_t nbytes, std::byte* room) const {

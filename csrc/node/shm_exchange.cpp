@@ -213,8 +213,8 @@ void ShmExchange::match_peer(int peer, const PeerTransfer& transfer) {
     if (data.size() != transfer.in_nbytes) throw_wrong_size(peer, data.size(), transfer.in_nbytes);
     kernels::copy(transfer.in, data.data(), data.size());
   } else {
-    const std::uint64_t place = host.to_remote_address(transfer.in, transfer.in_nbytes);
-    begin_transfer({peer, false, transfer.in, place, theirs.out, transfer.in_nbytes, start.is_prestaged});
+    const std::uint64_t address = host.to_remote_address(transfer.in, transfer.in_nbytes);
+    begin_transfer({peer, false, transfer.in, address, theirs.out, transfer.in_nbytes, start.is_prestaged});
   }
   if (!is_inline(transfer.out_nbytes)) {
     auto* const out = const_cast<std::byte*>(transfer.out);

@@ -113,9 +113,9 @@ std::span<const kernels::Input> SingleCopyReduction::inputs(std::size_t offset, 
     } else if (const std::byte* here = host.map_peer_memory(member, posted.in, context_.in.nbytes()); here != nullptr) {
       inputs[i].data = here + offset;
     } else {
-      std::byte* const place = context_.group->bounce.data() + i * nbytes;
-      if (!host.read_peer(member, place, posted.in + offset, nbytes)) throw PeerMemoryLost();
-      inputs[i].data = place;
+      std::byte* const copy = context_.group->bounce.data() + i * nbytes;
+      if (!host.read_peer(member, copy, posted.in + offset, nbytes)) throw PeerMemoryLost();
+      inputs[i].data = copy;
     }
   }
   return inputs;

@@ -154,8 +154,8 @@ def _open(size: int, rank: int, name: str) -> Backend:
         host, port, secret = loads(_wait_for(key, name, timeout), [str, int, str])
         store = TCPStore(host, port, timeout=timeout, secret=secret.encode())
     try:
-        meeting = join(store, rank, size, timeout)
-        opened = bootstrap_native.group_over(meeting, timeout, name)
+        rendezvous = join(store, rank, size, timeout)
+        opened = bootstrap_native.group_over(rendezvous, timeout, name)
     finally:
         if rank == 0:
             internal_kv._internal_kv_del(key)

@@ -66,7 +66,7 @@ class Client:
         self._ask("finalize", timeout)
 
     def next_key(self) -> str:
-        """A new key for each meeting, the same on all ranks."""
+        """A new key for each rendezvous, the same on all ranks."""
         self._n_meetings += 1
         return f"samestep-{self._n_meetings}"
 

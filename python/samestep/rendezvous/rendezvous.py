@@ -252,7 +252,7 @@ def join(store: Store, rank: int, world_size: int, timeout: float, *, owned: boo
       store: used by this job alone.
       rank, world_size: of this rank.
       timeout: seconds, as in `open_rendezvous`.
-      owned: the meeting closes the store.
+      owned: the rendezvous closes the store.
 
     Example:
       >>> from samestep.rendezvous.store import HashStore

@@ -17,7 +17,7 @@ _numbers = itertools.count()  # of meetings of this process, which all ranks hav
 
 
 def agent_store(host: str, port: int, timeout: float) -> Store | None:
-    """A part of that store for one meeting; None where torchrun keeps none, as in jobs of other launchers.
+    """A part of that store for one rendezvous; None if torchrun keeps none, as in jobs of other launchers.
 
     Raises:
       UnavailableError: the store does not answer, or this environment has no torch.

@@ -106,8 +106,8 @@ def _carried_by_mpi(started_by_mpi: list[bool], asked: list[dict[str, str]], eve
         )
     if not started_by_mpi[0] or len(everywhere) == 1:
         return False
-    engine = _settings.TRANSPORTS["mpi"]
-    return len(set(everywhere)) > 1 or equal_settings.require_equal(asked, [engine])[engine] == "mpi"
+    variable = _settings.TRANSPORTS["mpi"]
+    return len(set(everywhere)) > 1 or equal_settings.require_equal(asked, [variable])[variable] == "mpi"
 
 
 def _mpi_communicator(global_ranks: list[int], size: int, timeout: float, name: str) -> _core.Communicator:

@@ -100,9 +100,9 @@ def _nothing() -> None:
 def communicator_over(
     rendezvous: Rendezvous, timeout: float, name: str = "world"
 ) -> tuple[_core.Communicator, bool]:
-    """The communicator of all ranks of a meeting: shared memory on one host, TCP between several. Collective.
+    """The communicator of all ranks of a rendezvous: shared memory on one host, TCP between several. Collective.
 
-    `transports.select_transport` makes of it what serves best, and sets what ranks have agreed on.
+    `transports.select_transport` then selects the transport, and applies the settings that the ranks have agreed on.
 
     Args:
       rendezvous: of the ranks; used until this returns.
@@ -134,7 +134,7 @@ def communicator_over(
 
 
 def group_over(rendezvous: Rendezvous, timeout: float, name: str) -> Group:
-    """A group of all ranks of a meeting, of its own, configured as a world is. Collective; raises as `open_world`."""
+    """A new group of all ranks of a rendezvous, configured like a world. Collective; raises as `open_world`."""
     mine: list[Any] = [
         hosts.host_identity(),
         sorted(os.sched_getaffinity(0)),
