@@ -303,7 +303,7 @@ void bind_lifetime(CommClass& communicator) {
       .def(
           "abandon",
           [](Communicator& self, const std::string& reason, bool finished) {
-            // Peers are told the class: NotInitializedError means that the program has ended normally.
+            // Peers learn the class: NotInitializedError means that the program has ended normally.
             self.abandon(finished ? std::make_exception_ptr(NotInitializedError(reason))
                                   : std::make_exception_ptr(PeerLostError(reason)),
                          reason);

@@ -201,7 +201,7 @@ bool PendingWork::order_streams(double timeout, AtDeadline at_deadline) {
   return ordered_ = ordered;
 }
 
-/// Does nobody read or write the arrays any more?
+/// Whether nobody reads or writes the arrays any more.
 bool PendingWork::is_over() const noexcept {
   if (work_ == nullptr || ordered_ || cancelled_) return true;
   try {
