@@ -27,7 +27,7 @@ def autoload() -> None:
     except Exception as error:  # torch would refuse to be imported
         import warnings
 
-        warnings.warn(f"samestep is no backend of this torch: {error!r}", stacklevel=2)
+        warnings.warn(f"samestep is not a backend of this torch: {error!r}", stacklevel=2)
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:

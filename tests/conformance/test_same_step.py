@@ -289,7 +289,7 @@ def test_the_tree_stays_the_same(group):
         total.add({"v": np.ones(2)})
     with pytest.raises(ss.InvalidArgumentError, match="bool"):
         ss.Accumulator(group).add([np.ones(2, bool)])
-    with pytest.raises(ss.InvalidArgumentError, match="no tree of arrays"):
+    with pytest.raises(ss.InvalidArgumentError, match="not a tree of arrays"):
         ss.Accumulator(group).add(x for x in [np.ones(2)])
 
 

@@ -251,7 +251,7 @@ def test_errors(group):
     params = {"w": np.ones(300)}
     state = opt.init(params)
     if group.size > 1:
-        with pytest.raises(ss.InvalidArgumentError, match="no state of"):
+        with pytest.raises(ss.InvalidArgumentError, match="not a state of"):
             gather_state(opt, {"mu": state["mu"]}, params)
         with pytest.raises(ss.InvalidArgumentError, match="pass the whole state"):
             shard_state(opt, state, params)

@@ -173,7 +173,9 @@ def test_every_rank_may_weigh_its_gradients(group):
 
 
 def test_things_that_are_no_trees(group):
-    with pytest.raises(ss.InvalidArgumentError, match=r"generator is no tree of arrays.*must become a list"):
+    with pytest.raises(
+        ss.InvalidArgumentError, match=r"generator is not a tree of arrays.*must become a list"
+    ):
         ss.allreduce_gradients(group, (np.ones(1) for _ in range(2)))
     with pytest.raises(ss.InvalidArgumentError, match="is not a reduction"):
         group.allreduce_tree([np.ones(1)], "mean of some kind")

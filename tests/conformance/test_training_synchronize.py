@@ -190,7 +190,7 @@ def test_an_object_alone_is_no_tree(group):
     got, reported = warnings_of(group, model)
     assert got is model
     [text] = reported
-    assert f"synchronize: {__name__}.Estimator is no tree of arrays, so nothing was synchronized" in text
+    assert f"synchronize: {__name__}.Estimator is not a tree of arrays, so nothing was synchronized" in text
     assert "objects='pickle'" in text
     assert_all(ss.synchronize(group, model, objects="pickle").coef_, 1)
 
@@ -363,5 +363,5 @@ def test_in_a_part_of_the_group(group):
 
 
 def test_a_generator_is_refused(group):
-    with pytest.raises(ss.InvalidArgumentError, match="generator is no tree of arrays"):
+    with pytest.raises(ss.InvalidArgumentError, match="generator is not a tree of arrays"):
         ss.synchronize(group, (np.zeros(2) for _ in range(3)))

@@ -1,4 +1,4 @@
-"""What view_of makes of NumPy arrays, of buffers, and of what is no array: the probe matrix.
+"""What view_of makes of NumPy arrays, of buffers, and of what is not an array: the probe matrix.
 
 The law: the view says of an array exactly what its own library says, or refuses with the cure.
 """

@@ -152,7 +152,7 @@ def test_multicast_is_refused(host):
 
 
 def test_not_an_address_of_this_host():
-    with pytest.raises(ss.UnavailableError, match=r"192\.0\.2\.1:0: that is no address of this host"):
+    with pytest.raises(ss.UnavailableError, match=r"192\.0\.2\.1:0: that is not an address of this host"):
         TCPStore("192.0.2.1", 0, is_master=True)
 
 

@@ -85,8 +85,8 @@ def empty(path):
     ("make", "why"),
     [
         (link, "cannot hold the secret of the job: Too many levels of symbolic links"),
-        (os.mkdir, "no regular file"),
-        (os.mkfifo, "no regular file"),
+        (os.mkdir, "not a regular file"),
+        (os.mkfifo, "not a regular file"),
         (open_to_others, "chmod 600"),
         (of_another_user, "belongs to another user"),
         (empty, "is empty"),

@@ -43,9 +43,9 @@ def test_each_system_tells_its_nodes(env, hostname, n_nodes, found):
     [
         ({**PET, "PET_NNODES": "1:4"}, "h", "PET_NNODES=1:4: the number of nodes cannot change"),
         ({**PET, "PET_NODE_RANK": "2"}, "h", "PET_NNODES: node 2 is outside the 2 nodes"),
-        ({**PET, "PET_NODE_RANK": "-1"}, "h", "PET_NODE_RANK=-1 is no number"),
+        ({**PET, "PET_NODE_RANK": "-1"}, "h", "PET_NODE_RANK=-1 is not a number"),
         ({**PET, "PET_NPROC_PER_NODE": "many"}, "h", "PET_NPROC_PER_NODE=many"),
-        ({**PET, "PET_MASTER_PORT": "0"}, "h", "PET_MASTER_PORT=0 is no port"),
+        ({**PET, "PET_MASTER_PORT": "0"}, "h", "PET_MASTER_PORT=0 is not a port"),
         ({**SAGEMAKER, "SM_CURRENT_HOST": "x"}, "h", "SM_CURRENT_HOST=x"),
         ({**SAGEMAKER, "SM_HOSTS": "a,b"}, "h", "SM_HOSTS=a,b"),
         ({"JOB_COMPLETION_INDEX": "1"}, "elsewhere", "give --node-rank and --master-addr"),

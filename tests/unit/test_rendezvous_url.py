@@ -82,7 +82,7 @@ def test_ways_to_meet(url, rank, size, env, expected):
         ("tcp://:80", 0, 2, {}, "host"),
         ("tcp://h:0", 0, 2, {}, "port 0"),
         ("tcp://224.0.0.1:80", 0, 2, {}, "multicast"),
-        ("tcp://[::1:80", 0, 2, {}, "no URL"),
+        ("tcp://[::1:80", 0, 2, {}, "not a URL"),
         ("file://tmp/x", 0, 2, {}, "absolute path"),
         ("file://", 0, 2, {}, "absolute path"),
         ("mpi://", 0, 2, {}, "MPIBackend"),

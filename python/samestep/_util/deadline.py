@@ -22,7 +22,7 @@ def seconds(timeout: Any, what: str = "timeout", *, may_be_over: bool = False) -
       may_be_over: a number <= 0 is a deadline that has passed already.
 
     Raises:
-      InvalidArgumentError: it is no number, is no time to wait, or is longer than `MAX_SECONDS`.
+      InvalidArgumentError: it is not a number, is not a time to wait, or is longer than `MAX_SECONDS`.
 
     Example:
       >>> seconds("2.5")

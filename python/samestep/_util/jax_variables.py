@@ -36,7 +36,7 @@ def library() -> str:
       True
     """
     if not (found := find_library()):
-        raise UnavailableError("this installation of samestep has no libsamestep_jax.so: install it anew")
+        raise UnavailableError("this installation of samestep has no libsamestep_jax.so: reinstall it")
     return found
 
 

@@ -94,4 +94,4 @@ def _is_scalar(value: Any, kind: type | None) -> bool:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")

@@ -34,7 +34,7 @@ class Launcher:
 def launcher(env: Mapping[str, str] = os.environ) -> Launcher:
     """The launcher of this process. Pure.
 
-    The batch script of a Slurm job knows the size of the job, too, but is no rank; only a task of `srun` is.
+    The batch script of a Slurm job knows the size of the job, too, but is not a rank; only a task of `srun` is.
     The variables of an MPI launcher come first, because MPI launchers are started by others more often than
     the reverse.
 

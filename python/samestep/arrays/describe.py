@@ -54,7 +54,7 @@ def info(x: Any, verb: str | None = None) -> ArrayInfo:
       verb: what the user called, at the beginning of errors.
 
     Raises:
-      TypeError: `x` is no array.
+      TypeError: `x` is not an array.
       InvalidArgumentError: its elements cannot be sent (dtype, byte order, layout).
     """
     try:

@@ -23,7 +23,7 @@ def begin(comm: _core.Communicator, n_local: int) -> Callable[[], None]:
       What ends it, to be called in the same context. Nothing begins where ranks share no memory.
 
     Raises:
-      InvalidArgumentError: `SAMESTEP_SHARED_LIMIT` is no number of bytes.
+      InvalidArgumentError: `SAMESTEP_SHARED_LIMIT` is not a number of bytes.
       UnavailableError: this NumPy lets nobody else give it memory.
     """
     limit = _limit(n_local)

@@ -28,7 +28,7 @@ class DistributedSampler:
       data: the whole data set, or any object of the same length, or the length.
       shuffle: False for the order of the data.
       seed: >= 0, the same on all ranks.
-      mode: what to do if the number of items is no multiple of the number of ranks. "exact": every item once, so
+      mode: what to do if the number of items is not a multiple of the number of ranks. "exact": every item once, so
         that some ranks have one more. "pad": every rank has as many as the longest one and repeats items. "drop":
         every rank has as many as the shortest one and omits items (different ones in each epoch).
         None: "pad", or "exact" with `batch_size`.

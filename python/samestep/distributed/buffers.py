@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 def described(x: Any, verb: str, name: str = "tensor") -> arrays.ArrayInfo:
-    """Describe an array. Raises TypeError, naming the parameter, if `x` is no array."""
+    """Describe an array. Raises TypeError, naming the parameter, if `x` is not an array."""
     if not arrays.is_array(x):
         raise TypeError(f"{verb}: {name} must be an array, got {type(x).__name__}")
     return arrays.info(x)
@@ -130,7 +130,7 @@ def listed(
       written: whether they receive.
 
     Raises:
-      TypeError: not a list or tuple, or an entry is no array.
+      TypeError: not a list or tuple, or an entry is not an array.
       InvalidArgumentError: the length is wrong; an entry has another dtype or count, or cannot be written.
     """
     if not isinstance(tensors, (list, tuple)):

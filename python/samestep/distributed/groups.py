@@ -133,7 +133,7 @@ def rank_in(of: Group, verb: str, name: str, rank: Any, group_rank: Any) -> int:
 
 
 def whole_number(value: Any, verb: str, name: str) -> int:
-    """`value` as an int. Raises TypeError, naming the parameter, if it is no whole number."""
+    """`value` as an int. Raises TypeError, naming the parameter, if it is not a whole number."""
     if not isinstance(value, bool):
         try:
             return operator.index(value)

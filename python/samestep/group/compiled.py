@@ -115,7 +115,7 @@ def _call_verb(backend: Group, verb: str, x: Any, given: dict[str, Any]) -> Any:
         )
     if verb == "alltoall" and (not extents or extents[0] % backend.size):
         raise InvalidArgumentError(
-            f"{verb}: the first extent of shape {extents} is no multiple of the {backend.size} ranks"
+            f"{verb}: the first extent of shape {extents} is not a multiple of the {backend.size} ranks"
         )
     timeout = given["timeout"]
     limit = backend.timeout if timeout is None else seconds(timeout)

@@ -297,14 +297,14 @@ def split(argv: list[str], with_value: Sequence[str]) -> tuple[list[str], list[s
 def whole_number(text: str) -> int:
     """For argparse: a number above 0."""
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
 def count(text: str) -> int:
     """For argparse: a number of at least 0."""
     if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
 
 
@@ -312,7 +312,7 @@ def _words(text: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no command: {error}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a command: {error}") from None
     if not words:
         raise argparse.ArgumentTypeError("an empty command")
     return words
@@ -324,14 +324,14 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
 
 
 def port(text: str) -> int:
     """For argparse: a port number."""
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-        raise argparse.ArgumentTypeError(f"{text!r} is no port, 1 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 1 to 65535")
     return int(text)
 
 

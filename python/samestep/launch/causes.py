@@ -33,7 +33,7 @@ class Cause:
     Attributes:
       ending: how the rank at fault ended; None for a rank of another run, of which only its name is known.
       noticed: the failure that names this rank, if it did not fail by itself.
-      rank: its number in the whole job; None if it is no rank.
+      rank: its number in the whole job; None if it is not a rank.
     """
 
     ending: ProcessExit | None

@@ -66,7 +66,7 @@ def _torchrun(env: Mapping[str, str], hostname: str, n_nodes: int | None) -> Nod
     n_ranks = env.get("PET_NPROC_PER_NODE", "")
     if n_ranks and not n_ranks.isdecimal():
         if n_ranks not in ("auto", "cpu", "gpu"):
-            raise ValueError(f"PET_NPROC_PER_NODE={n_ranks} is no number of ranks")
+            raise ValueError(f"PET_NPROC_PER_NODE={n_ranks} is not a number of ranks")
         n_ranks = ""
     total = _number("PET_NNODES", least)
     if total == 1 and not n_ranks:
@@ -99,7 +99,7 @@ def _sagemaker(env: Mapping[str, str], hostname: str, n_nodes: int | None) -> No
         return Nodes("SageMaker", len(hosts), hosts.index(env["SM_CURRENT_HOST"]), hosts[0])
     except (ValueError, TypeError):
         raise ValueError(
-            f"SM_HOSTS={env['SM_HOSTS']} is no list in JSON that has SM_CURRENT_HOST={env['SM_CURRENT_HOST']}"
+            f"SM_HOSTS={env['SM_HOSTS']} is not a list in JSON that has SM_CURRENT_HOST={env['SM_CURRENT_HOST']}"
         ) from None
 
 
@@ -137,7 +137,7 @@ def _kubernetes(env: Mapping[str, str], hostname: str, n_nodes: int | None) -> N
 
 def _number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise ValueError(f"{name}={text} is no number")
+        raise ValueError(f"{name}={text} is not a number")
     return int(text)
 
 
@@ -145,7 +145,7 @@ def _port(env: Mapping[str, str], name: str) -> int | None:
     if not env.get(name):
         return None
     if not 0 < (port := _number(name, env[name])) < 65536:
-        raise ValueError(f"{name}={port} is no port, 1 to 65535")
+        raise ValueError(f"{name}={port} is not a port, 1 to 65535")
     return port
 
 

@@ -24,7 +24,7 @@ class ProcessExit:
       error: what `samestep.world.crash_report` wrote about its uncaught exception: time, class, text, because.
       host: its host, if that is not the launcher's.
       ended_by: the process that asked it to end, if any did.
-      rank: its number in the whole job; None if it is no rank.
+      rank: its number in the whole job; None if it is not a rank.
     """
 
     who: str

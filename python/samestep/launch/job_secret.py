@@ -81,7 +81,7 @@ def _read(path: str) -> str:
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise LaunchError(f"{path} is no regular file; give another one with --secret-file")
+            raise LaunchError(f"{path} is not a regular file; give another one with --secret-file")
         if found.st_uid != os.geteuid():
             raise LaunchError(f"{path} belongs to another user; give another one with --secret-file")
         if found.st_mode & 0o077:

@@ -36,7 +36,7 @@ def parse_hosts(text: str) -> tuple[HostSlots, ...]:
     """Reads "a:2,b:1"; a host without a number gets one rank.
 
     Raises:
-      ValueError: a name is empty or occurs twice, or a number is no whole number above 0.
+      ValueError: a name is empty or occurs twice, or a number is not a whole number above 0.
 
     Example:
       >>> parse_hosts("a:2,b")
@@ -48,7 +48,9 @@ def parse_hosts(text: str) -> tuple[HostSlots, ...]:
         if not name:
             raise ValueError(f"an empty host name in {text!r}; write it as a:2,b:2")
         if colon and not (count.isascii() and count.isdigit() and int(count) > 0):
-            raise ValueError(f"{part.strip()!r} asks for {count!r} ranks, which is no whole number above 0")
+            raise ValueError(
+                f"{part.strip()!r} asks for {count!r} ranks, which is not a whole number above 0"
+            )
         if name in (host.name for host in hosts):
             raise ValueError(f"host {name} occurs twice in {text!r}")
         hosts.append(HostSlots(name, int(count) if colon else 1))
@@ -62,7 +64,7 @@ def parse_hostfile(text: str) -> tuple[HostSlots, ...]:
     write. What follows a `#` is a comment.
 
     Raises:
-      ValueError: a number is no whole number above 0, or there is no host.
+      ValueError: a number is not a whole number above 0, or there is no host.
 
     Example:
       >>> parse_hostfile("a\\na\\nb slots=3  # the other one")

@@ -35,7 +35,7 @@ def checked(given: Any, act: str, name: str = "arrays") -> ArrayList:
     """A user's list.
 
     Raises:
-      TypeError: no list or tuple, or an entry that is no array.
+      TypeError: no list or tuple, or an entry that is not an array.
       InvalidArgumentError: it is empty, or entries differ in dtype or count.
       UnavailableError: the stream of an array is being captured into a graph.
     """

@@ -57,7 +57,7 @@ class _Plan(NamedTuple):
     specs: list[LeafSpec]
     rebuild: Callable[[Sequence[Any]], Any]
     leaves: list[Any]
-    """What is no array; None for arrays."""
+    """What is not an array; None for arrays."""
     exchange: FlatExchange
 
     def split(self) -> list[int]:
@@ -311,7 +311,7 @@ class ShardedTransformation:
         flat = trees.flatten(self.inner.init(plan.with_leaves(unlike)))
         if flat.names != names:
             raise InvalidArgumentError(
-                f"{_ACT}: this is no state of {type(self.inner).__name__} for these parameters"
+                f"{_ACT}: this is not a state of {type(self.inner).__name__} for these parameters"
             )
         owners: list[int | None] = []
         for name, leaf in zip(flat.names, flat.leaves, strict=True):

@@ -68,7 +68,7 @@ class Table:
         """Apply one operation and return its result.
 
         Raises:
-          InvalidArgumentError: `add` to a value that is no number, or beyond 64 bits; the table is full.
+          InvalidArgumentError: `add` to a value that is not a number, or beyond 64 bits; the table is full.
           ValueError: not an operation, or not its arguments.
         """
         layout = _ARGUMENTS.get(operation) if isinstance(operation, str) else None
@@ -97,7 +97,7 @@ class Table:
         before = self._values.get(tuple(path), "0")
         if not _NUMBER.fullmatch(before):
             raise InvalidArgumentError(
-                f"add: the value of key {path[-1]!r} is {before[:40]!r}, which is no number"
+                f"add: the value of key {path[-1]!r} is {before[:40]!r}, which is not a number"
             )
         total = int(before) + amount
         if not fits(total, int):

@@ -66,5 +66,5 @@ def _cure(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return "the port is taken by another program or job; choose another one (MASTER_PORT, or in the URL)"
     if error.errno == errno.EADDRNOTAVAIL:
-        return "that is no address of this host; MASTER_ADDR, or the URL, must name the host of rank 0"
+        return "that is not an address of this host; MASTER_ADDR, or the URL, must name the host of rank 0"
     return f"{os.strerror(error.errno or 0)}; choose another address or port (MASTER_ADDR, MASTER_PORT, or the URL)"

@@ -87,7 +87,7 @@ class Client:
             if isinstance(error, InvalidArgumentError):
                 raise
             raise UnavailableError(
-                f"what answers at {self._where} is no store of samestep: {error}"
+                f"what answers at {self._where} is not a store of samestep: {error}"
             ) from error
 
     def _ask(self, link: socket.socket, request: bytes, patience: float) -> tuple[bytes, bytes]:
@@ -104,7 +104,7 @@ class Client:
         except ValueError as error:
             link.close()
             raise UnavailableError(
-                f"what answers at {self._where} is no store of samestep: {error}"
+                f"what answers at {self._where} is not a store of samestep: {error}"
             ) from error
         except BaseException:
             link.close()

@@ -102,7 +102,7 @@ def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise InvalidArgumentError(f"{url!r} is no URL: {error}") from error
+        raise InvalidArgumentError(f"{url!r} is not a URL: {error}") from error
     if parts.scheme == "mpi":
         raise InvalidArgumentError(
             f"{url} is for samestep.MPIBackend, whose launcher brings the ranks together; NativeBackend meets by "

@@ -18,14 +18,14 @@ def flatten(grads: Any) -> trees.Flat:
     """The leaves of gradients; of a torch module the `.grad` of its parameters.
 
     Raises:
-      InvalidArgumentError: they are no tree of arrays.
+      InvalidArgumentError: they are not a tree of arrays.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(grads, torch.nn.Module):
         grads = {name: parameter.grad for name, parameter in grads.named_parameters()}
     flat = trees.flatten(grads)
     if flat.names == [""] and describe([""], flat.leaves, "Accumulator.add")[0].what == signature.OBJECT:
-        raise InvalidArgumentError(f"Accumulator.add: {type(grads).__name__} is no tree of arrays")
+        raise InvalidArgumentError(f"Accumulator.add: {type(grads).__name__} is not a tree of arrays")
     return flat
 
 

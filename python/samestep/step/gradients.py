@@ -88,8 +88,8 @@ def allreduce_tree(
 
     Raises:
       MismatchError: on all ranks, if the trees differ; names the first leaf that does. Nothing has changed.
-      InvalidArgumentError: `tree` is no tree of arrays, e.g. a generator, or `weight` is negative, infinite or NaN; or
-        all weights are zero, on all ranks.
+      InvalidArgumentError: `tree` is not a tree of arrays, e.g. a generator, or `weight` is negative, infinite or NaN;
+        or all weights are zero, on all ranks.
 
     Example:
       >>> import numpy as np, samestep as ss

@@ -272,8 +272,8 @@ class Verbs:
         if not splits:
             if rows % self._comm.size:
                 raise InvalidArgumentError(
-                    f"all_to_all_single: the {rows} rows of the {what} are no multiple of the {self._comm.size} ranks; "
-                    f"give {what}_split_sizes"
+                    f"all_to_all_single: the {rows} rows of the {what} are not a multiple of the "
+                    f"{self._comm.size} ranks; give {what}_split_sizes"
                 )
             splits = [rows // self._comm.size] * self._comm.size
         if len(splits) != self._comm.size or sum(splits) != rows:

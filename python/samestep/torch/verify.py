@@ -20,7 +20,7 @@ def install() -> None:
     """Compare from now on, if the environment asks for it. Idempotent.
 
     Raises:
-      InvalidArgumentError: `SAMESTEP_VERIFY` is no number of steps.
+      InvalidArgumentError: `SAMESTEP_VERIFY` is not a number of steps.
     """
     if verify_interval() and not _installed:
         _installed.append(register_module_forward_pre_hook(_before_forward))

@@ -51,7 +51,7 @@ def _reduce_whole(backend: Group, tree: Any, op: Op, act: str, left: Timer) -> A
         )
     if flat.names == [""] and signature.describe_leaves([""], flat.leaves, act).kinds == [signature.OBJECT]:
         raise InvalidArgumentError(
-            f"{act} in group {backend.name}: {type(tree).__name__} is no tree of arrays; "
+            f"{act} in group {backend.name}: {type(tree).__name__} is not a tree of arrays; "
             "pass a dict, list, tuple or dataclass of arrays (a generator must become a list)"
         )
     return flat.rebuild(_reduce(backend, flat.names, flat.leaves, op, act=act, left=left, compared=compared))

@@ -52,7 +52,7 @@ def synchronize(
 
     Raises:
       MismatchError: on all ranks, if the trees differ; names the first leaf that does. Nothing has changed.
-      InvalidArgumentError: `root` is no rank of the group, `objects` is another word, or `tree` is a generator.
+      InvalidArgumentError: `root` is not a rank of the group, `objects` is another word, or `tree` is a generator.
 
     Example:
       >>> import numpy as np, samestep as ss
@@ -71,7 +71,7 @@ def synchronize(
         raise InvalidArgumentError(f"synchronize: objects must be 'keep' or 'pickle', got {objects!r}")
     if isinstance(tree, Iterator):  # model.parameters(), say: it would be left as it is
         raise InvalidArgumentError(
-            f"synchronize: {type(tree).__name__} is no tree of arrays; pass the module or a dict, or make it a list"
+            f"synchronize: {type(tree).__name__} is not a tree of arrays; pass the module or a dict, or make it a list"
         )
     left = timer(timeout)
     act = f"synchronize(root={root}, objects={objects!r})"
@@ -165,7 +165,7 @@ def _warn_about_objects(backend: Group, flat: trees.Flat, which: list[int], left
     if flat.names == [""]:
         kind = type(flat.leaves[0])
         text = (
-            f"{kind.__module__}.{kind.__qualname__} is no tree of arrays, so nothing was synchronized; pass its "
+            f"{kind.__module__}.{kind.__qualname__} is not a tree of arrays, so nothing was synchronized; pass its "
             "arrays, for example in a dict, or objects='pickle', which returns a copy of root's"
         )
     else:

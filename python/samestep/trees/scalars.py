@@ -45,7 +45,7 @@ def decode(words: list[str]) -> Any:
     try:
         return _decode(*words)
     except (TypeError, ValueError, OverflowError) as error:
-        raise MismatchError(f"{words!r} is no number: {error}") from error
+        raise MismatchError(f"{words!r} is not a number: {error}") from error
 
 
 def _decode(kind: str, *texts: str) -> Any:

@@ -138,14 +138,14 @@ def _kind_of_other(leaf: Any) -> str:
 
 
 def is_number(leaf: Any) -> bool:
-    """A Python number, or a NumPy scalar that is no text."""
+    """A Python number, or a NumPy scalar that is not a text."""
     if isinstance(leaf, np.generic):
         return not isinstance(leaf, (np.flexible, np.object_))
     return isinstance(leaf, numbers.Number)
 
 
 def identity_of(leaf: Any) -> str | None:
-    """A text that is the same on ranks where `leaf`, which is no array, means the same; None if that cannot be known.
+    """A text that is equal on ranks where `leaf`, which is not an array, means the same; None if that cannot be known.
 
     Example:
       >>> identity_of(np.linalg.norm), identity_of("sum"), identity_of(object())
