@@ -179,19 +179,26 @@ def main() -> None:
     group = SYSTEMS[system]()
     group.allreduce(np.ones(4))
     group.barrier()
-    report = Path(folder) / f"{group.rank}.json"
-    begin = time.monotonic()
+    report = _Report(Path(folder) / f"{group.rank}.json")
     Path(folder, f"{group.rank}.began").write_text(str(os.getpid()))
     try:
         CASES[case](group, group.rank == CULPRIT)
     except Exception as error:
-        report.write_text(_report(begin, f"{type(error).__name__}: {error}"))
+        report.write(f"{type(error).__name__}: {error}")
         raise
-    report.write_text(_report(begin, ""))
+    report.write("")
 
 
-def _report(begin: float, text: str) -> str:
-    return json.dumps({"seconds": time.monotonic() - begin, "text": text})
+class _Report:
+    """What this rank found, and after how long; whole or not at all, because the job may be killed at any time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._begin = path, time.monotonic()
+
+    def write(self, text: str) -> None:
+        part = self._path.with_suffix(".part")
+        part.write_text(json.dumps({"seconds": time.monotonic() - self._begin, "text": text}))
+        part.replace(self._path)
 
 
 if __name__ == "__main__":
