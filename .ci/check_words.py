@@ -11,7 +11,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / ".ci" / "retired_words.txt"
-EVERYWHERE = "csrc python tests benchmarks examples docs README.md CONTRIBUTING.md"
+EVERYWHERE = (
+    "csrc python tests benchmarks examples docs README.md CONTRIBUTING.md "
+    ".ci pyproject.toml CMakeLists.txt CMakePresets.json mkdocs.yml packaging .ci/run"
+)
 TEXTS = {".py", ".pyi", ".h", ".cpp", ".c", ".md", ".txt", ".toml", ".sh", ".svg"}
 _PLAIN = re.compile(r"[\w ]+")
 KNOWN = {TABLE, ROOT / "python" / "samestep" / "_settings.py"}  # these list retired names
