@@ -74,7 +74,7 @@ MECHANISMS = (
     Mechanism("split_path", 7, ("bcast",), (*MIDDLE[1:], *LONG)),
     Mechanism("nontemporal_path", 8, ("bcast", "allgather"), (*MIDDLE[1:], *LONG), ranks=4),
     Mechanism("last_arrival_timing", 9, ("allreduce", *MOVING), (*MIDDLE[1:], *LONG[:2])),
-    Mechanism("prestaging", 10, ("allreduce", *MOVING), (32 * KIB, *MIDDLE[1:])),
+    Mechanism("prestaging", 10, ("allreduce",), (32 * KIB, *MIDDLE[1:])),
     Mechanism("two_rank_swap", 11, ("allgather", "alltoall"), (*MIDDLE[1:], *LONG), ranks=2),
     Mechanism("dynamic_chunks", 13, ("allreduce", "reduce_scatter"), (MIB, *LONG), ("ordinary", "shared")),
     Mechanism("tiny_sums", 15, ("allreduce",), (8, 20, 64)),

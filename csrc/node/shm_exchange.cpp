@@ -74,27 +74,20 @@ std::vector<ShmExchange::Path> ShmExchange::candidate_paths() const {
 
 void ShmExchange::choose_path() {
   if (!can_stage_) return;
-  bool any_private = false, any_goes_out = false;
+  bool any_private = false;
   for (int peer = 0; peer < progress_engine().size(); ++peer) {
     const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(peer)];
     if (peer == progress_engine().rank() || !is_long(transfer)) continue;
     const bool goes_out = !is_inline(transfer.out_nbytes);
-    any_goes_out = any_goes_out || goes_out;
     any_private = any_private || (goes_out ? is_not_shared(transfer.out, transfer.out_nbytes)
                                            : is_not_shared(transfer.in, transfer.in_nbytes));
   }
   // Nothing to choose: blocks in shared memory are copied directly on every path.
   if (!any_private) return;
-  PathTuner& tuner = group_->path_tuners[signature().type];
   if (progress_engine().rank() == 0) {
     const std::vector<Path> open = candidate_paths();
-    start_.path = open.size() == 1 ? open.front() : tuner.choose(longest_, open);
+    start_.path = open.size() == 1 ? open.front() : group_->path_tuners[signature().type].choose(longest_, open);
   }
-  // Only rank 0 knows the path. The others guess, and if they are wrong the copy was in vain.
-  const Path likely = progress_engine().rank() == 0 ? start_.path : tuner.last_choice(longest_);
-  const bool will_stage = !group_->peers->has_cma() || uses_stages(likely);
-  if (is_enabled(Mechanism::prestaging) && any_goes_out && will_stage && group_->header_exchange->is_next(sequence_))
-    prestage(likely == Path::copy_in_copy_out_nt);
 }
 
 bool ShmExchange::hides_any() {
@@ -123,17 +116,6 @@ bool ShmExchange::any_hidden() {
     any = any || hidden;
   }
   return any;
-}
-
-/// Stages the first segment before posting, which saves one round of waiting.
-void ShmExchange::prestage(bool non_temporal) {
-  StagedExchange ahead(*group_, sequence_, signature().type, longest_, non_temporal);
-  for (int peer = 0; peer < progress_engine().size(); ++peer) {
-    const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(peer)];
-    if (peer != progress_engine().rank() && !is_inline(transfer.out_nbytes)) ahead.send(peer, transfer.out);
-  }
-  ahead.prestage();
-  start_.is_prestaged = true;
 }
 
 void ShmExchange::post(std::uint64_t digest) {
@@ -214,19 +196,17 @@ void ShmExchange::match_peer(int peer, const PeerTransfer& transfer) {
     kernels::copy(transfer.in, data.data(), data.size());
   } else {
     const std::uint64_t address = host.to_remote_address(transfer.in, transfer.in_nbytes);
-    begin_transfer({peer, false, transfer.in, address, theirs.out, transfer.in_nbytes, start.is_prestaged});
+    begin_transfer({peer, false, transfer.in, address, theirs.out, transfer.in_nbytes});
   }
   if (!is_inline(transfer.out_nbytes)) {
     auto* const out = const_cast<std::byte*>(transfer.out);
-    begin_transfer(
-        {peer, true, out, host.to_remote_address(out, transfer.out_nbytes), theirs.in, transfer.out_nbytes, false});
+    begin_transfer({peer, true, out, host.to_remote_address(out, transfer.out_nbytes), theirs.in, transfer.out_nbytes});
   }
 }
 
 StagedExchange& ShmExchange::staged() {
   if (!staged_) {
     staged_.emplace(*group_, sequence_, signature().type, longest_, start_.path == Path::copy_in_copy_out_nt);
-    if (start_.is_prestaged) staged_->adopt_prestaged();
   }
   return *staged_;
 }
@@ -239,7 +219,7 @@ void ShmExchange::begin_transfer(const End& end) {
   }
   if (shared || (via_cma_ && !uses_stages(start_.path))) return copy_single(end);
   if (can_stage_) {
-    end.outgoing ? staged().send(end.peer, end.local) : staged().receive(end.peer, end.local, end.is_prestaged);
+    end.outgoing ? staged().send(end.peer, end.local) : staged().receive(end.peer, end.local);
     return;
   }
   const int tag = tags::of_operation(sequence_, 0);

@@ -41,9 +41,8 @@ class ShmExchange final : public PairwiseExchange {
   };
   /// Posted to all peers in other collectives, about the whole operation.
   struct Start {
-    Path path;          // that of rank 0 is used
-    bool is_prestaged;  // the first segments are in this rank's stage
-    bool hidden;        // see LocalPeers::hides
+    Path path;    // that of rank 0 is used
+    bool hidden;  // see LocalPeers::hides
     WrappingTimestamp start_time;
   };
   /// Posted to a peer for the long blocks between the two.
@@ -57,7 +56,6 @@ class ShmExchange final : public PairwiseExchange {
     std::byte* local;
     std::uint64_t own_address, peer_address;
     std::size_t nbytes;
-    bool is_prestaged;
   };
 
   bool is_long(const PeerTransfer& transfer) {
@@ -71,7 +69,6 @@ class ShmExchange final : public PairwiseExchange {
   bool any_hidden();
   /// The possible paths of an operation whose blocks are not all in shared memory.
   std::vector<Path> candidate_paths() const;
-  void prestage(bool non_temporal);
   void match_peer(int peer, const PeerTransfer& transfer);
   /// Removes a value from the front of the data that a peer has posted.
   template <class T>
@@ -94,7 +91,7 @@ class ShmExchange final : public PairwiseExchange {
   bool is_vector_variant_;
   bool can_stage_;
   std::size_t footprint_bytes_;  // bytes that all ranks together access, roughly
-  Start start_{Path::single_copy_split, false, false, {}};
+  Start start_{Path::single_copy_split, false, {}};
   bool via_cma_ = false;          // all ranks reach all blocks by CMA
   WrappingTimestamp last_start_;  // of all ranks, the latest
   std::string mismatch_;          // with one peer; thrown when the other peers have their data

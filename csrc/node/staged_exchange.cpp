@@ -64,9 +64,7 @@ bool StagedExchange::has_several_readers(CollectiveType verb, int size) {
 
 void StagedExchange::send(int peer, const std::byte* from) { outgoing_.push_back({peer, from}); }
 
-void StagedExchange::receive(int peer, std::byte* into, bool is_prestaged) {
-  incoming_.push_back({peer, into, is_prestaged});
-}
+void StagedExchange::receive(int peer, std::byte* into) { incoming_.push_back({peer, into}); }
 
 std::byte* StagedExchange::staged(int sender, int receiver, std::size_t segment) const {
   if (is_two_rank_swap_) return group_.region->stage((sender + static_cast<int>(segment % 2)) % 2, 0);
@@ -89,8 +87,7 @@ bool StagedExchange::may_step() const {
     if (!ahead && !region.is_at(sequence_, run.peer, taken)) return false;
   }
   for (const Incoming& run : incoming_) {
-    const bool ahead = step_ == 0 || (step_ == 1 && run.is_prestaged);
-    if (!ahead && !region.is_at(sequence_, run.peer, step_)) return false;
+    if (step_ != 0 && !region.is_at(sequence_, run.peer, step_)) return false;
   }
   return true;
 }
@@ -102,7 +99,7 @@ bool StagedExchange::work() {
       swap(step_);
     } else {
       if (step_ > 0) copy_out(step_ - 1);
-      if (step_ < n_segments_ && !(step_ == 0 && is_prestaged_)) copy_in(step_);
+      if (step_ < n_segments_) copy_in(step_);
     }
     group_.region->set_step(sequence_, group_.rank, ++step_);
   }

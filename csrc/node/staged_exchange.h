@@ -29,12 +29,7 @@ class StagedExchange {
   static bool has_several_readers(CollectiveType verb, int size);
 
   void send(int peer, const std::byte* from);
-  /// `is_prestaged`: the sender has prestaged the first segment.
-  void receive(int peer, std::byte* into, bool is_prestaged);
-
-  /// Copies in the first segment before the headers are exchanged. Only if no earlier operation uses the stage.
-  void prestage() { copy_in(0); }
-  void adopt_prestaged() { is_prestaged_ = true; }
+  void receive(int peer, std::byte* into);
   /// Makes the steps that the progress of the other ranks allows. True at the end.
   bool work();
   std::uint64_t steps() const { return step_; }
@@ -47,7 +42,6 @@ class StagedExchange {
   struct Incoming {
     int peer;
     std::byte* into;
-    bool is_prestaged;
   };
 
   void plan_segments();
@@ -72,7 +66,6 @@ class StagedExchange {
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
   std::uint64_t step_ = 0;
-  bool is_prestaged_ = false;
 };
 
 }  // namespace samestep

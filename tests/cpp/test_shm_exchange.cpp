@@ -48,7 +48,7 @@ void move_everything(Communicator& group, std::size_t count) {
 
 }  // namespace
 
-TEST_CASE("node: long transfers take each path in turn, prestaged or not, and arrive unchanged") {
+TEST_CASE("node: long transfers take each path in turn, and arrive unchanged") {
   constexpr int kRepeats = 13;  // three of each of four paths, and more
   for (const int size : {2, 3, 4}) {
     NodeWorld world(size, Reach::cma);
@@ -59,7 +59,7 @@ TEST_CASE("node: long transfers take each path in turn, prestaged or not, and ar
       for (const std::size_t count : {std::size_t{4001}, std::size_t{16'385}, std::size_t{70'001}}) {
         if (count == 70'001 && size != 3) continue;
         for (int turn = 0; turn < kRepeats; ++turn) {
-          // While another operation is pending nothing is prestaged.
+          // Another operation may be pending, which uses the stages as well.
           Floats other = contribution(rank, 70'001);
           const auto before = allreduce(*group, buffer(other), buffer(other), {}, shape(other));
           if ((turn + rank) % 3 != 0) before->wait(soon());
