@@ -324,7 +324,7 @@ void bind_membership(CommClass& communicator) {
           "discard",
           [](const Comm& self) {
             // Only from here on does no transport use the arrays of failed operations, which were kept for that reason.
-            if (self->membership().discard()) PendingWork::release_kept(*self);
+            if (self->membership().discard()) PendingWork::release_kept();
           },
           "Frees what `revoke` has left, once all ranks know of it.")
       .def(

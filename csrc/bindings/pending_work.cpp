@@ -233,14 +233,14 @@ PendingWork::~PendingWork() {
                         std::move(pins_), std::move(work_)});
 }
 
-void PendingWork::release_kept(const Communicator& communicator) {
+void PendingWork::release_kept() {
   std::vector<Kept> released;  // arrays are dropped at the end: that may run any code
   std::vector<Kept>& all = retained();
   for (Kept& kept : all) {
     // Transports of the host are known to have ended; a device may still use its memory.
     const bool in_host_memory =
         std::ranges::all_of(kept.arrays, [](const Array& x) { return x->device.kind == DeviceKind::cpu; });
-    if (kept.communicator.get() == &communicator && (in_host_memory || kept.work->device_has_ended()))
+    if (kept.communicator->membership().is_discarded() && (in_host_memory || kept.work->device_has_ended()))
       released.push_back(std::move(kept));
   }
   // Entries that were moved from: only they have no communicator.

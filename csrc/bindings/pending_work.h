@@ -68,8 +68,8 @@ class PendingWork {
   std::exception_ptr error() const { return work_->error(); }
   Status status() const { return work_->status(); }
   std::span<const std::byte> object() const { return work_->object(); }
-  /// Nobody touches the memory of operations of this group any more: drops the arrays that were kept for good.
-  static void release_kept(const Communicator& communicator);
+  /// Drops the arrays of groups that have been discarded, unless a device may still use them.
+  static void release_kept();
   bool cancel() {
     cancelled_ = cancelled_ || work_->cancel();
     return cancelled_;

@@ -17,32 +17,25 @@ using nccl_calls::Calls;
 using Comm = NcclLibrary::Comm;
 using Stream = NcclLibrary::Stream;
 
-/// Makes each member's calls on its device, after its streams, all in one group. NcclComm orders the first member.
-Calls together(const NcclComm& channel, std::vector<std::vector<StreamHandle>> after, std::vector<Calls> calls) {
-  return [&channel, after = std::move(after), calls = std::move(calls)](Comm comm, Stream stream) {
-    const std::vector<ExtraDevices::Member>& others = channel.extra_devices().members();
-    for (std::size_t i = 0; i < others.size(); ++i) {
-      const OnDevice on(channel.gpu(), others[i].device);
-      // Before the NCCL group, so that only calls of NCCL lie inside it.
-      order_after(channel.options().gpu, others[i].stream->get(), after[i + 1]);
-    }
-    // Each member's call waits for those of the other members. Outside of a group the first one would wait forever for
-    // the second, which this thread has not made yet.
+/// Makes each member's calls on its device, all in one group.
+Calls together(const NcclComm& channel, std::vector<Calls> calls) {
+  nccl_calls::Digest connections;
+  for (const Calls& of_member : calls) connections.add(of_member.connections);
+  auto enqueue = [&channel, calls = std::move(calls)](Comm comm, Stream) {
+    const std::vector<NcclMembers::Member>& members = channel.members().all();
     NcclGroup group(channel.nccl());
-    calls[0](comm, stream);
-    for (std::size_t i = 0; i < others.size(); ++i) {
-      const OnDevice on(channel.gpu(), others[i].device);
-      calls[i + 1](others[i].comm, others[i].stream->get());
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      const OnDevice on(channel.gpu(), members[i].device);
+      calls[i].enqueue(members[i].comm, members[i].stream->get());
     }
     group.end(comm);
   };
+  return {std::move(enqueue), connections.value()};
 }
 
 /// Broadcasts from each member into a buffer of its own.
 Calls gather_pieces(const NcclLibrary& nccl, int member, ConstBuffer in, std::vector<Buffer> outs) {
-  return [&nccl, member, in, outs = std::move(outs)](Comm comm, Stream stream) {
-    // ncclAllGather writes one contiguous buffer. Results in several buffers need one broadcast from each member, of
-    // which NCCL makes few kernels if they are in one group.
+  auto enqueue = [&nccl, member, in, outs = std::move(outs)](Comm comm, Stream stream) {
     NcclGroup group(nccl);
     for (int root = 0; root < static_cast<int>(outs.size()); ++root) {
       void* const out = outs[static_cast<std::size_t>(root)].data;
@@ -50,6 +43,7 @@ Calls gather_pieces(const NcclLibrary& nccl, int member, ConstBuffer in, std::ve
     }
     group.end(comm);
   };
+  return {std::move(enqueue), nccl_calls::connections_of_broadcasts()};
 }
 
 }  // namespace
@@ -176,22 +170,18 @@ int DeviceCliques::member(const Clique& clique, int root, int root_array) const 
 
 Communicator::WorkPtr DeviceCliques::launch(const Clique& clique, const CliqueArgs& args, std::vector<Part> parts,
                                             std::size_t nbytes) {
+  if (parts.size() != clique.devices.size()) throw InvalidArgumentError(str(name(args.type), ": an empty list"));
   NcclLaunch launch;
   launch.what = str(name(args.type), " of ", args.count, " ", samestep::name(args.dtype), " on each of ", args.length,
                     " devices of every rank");
-  // NcclComm orders the first member's stream itself; `together` orders those of the others.
-  launch.after = parts[0].after;
-  std::vector<std::vector<StreamHandle>> after;
   std::vector<Calls> calls;
   for (Part& part : parts) {
-    after.push_back(std::move(part.after));
+    launch.after.push_back(std::move(part.after));
     calls.push_back(std::move(part.calls));
   }
   NcclComm& channel = *clique.channel;
-  launch.calls = together(channel, std::move(after), std::move(calls));
-  // The first stream waits for the others, so that one event shows the end of all members.
-  launch.once_enqueued = [&channel](Stream stream) { channel.extra_devices().make_stream_wait(stream); };
-  // Last, after all local checks: once other ranks have this header, the operation must take place.
+  channel.prepare();
+  launch.calls = together(channel, std::move(calls));
   launch.signature_check = check_signature(args);
   ++n_launched_;
   n_launched_bytes_ += nbytes;
@@ -286,6 +276,10 @@ void DeviceCliques::close(const Deadline& deadline) {
 
 void DeviceCliques::abandon(const std::exception_ptr& error) {
   for (const Clique& open : cliques()) open.channel->abandon(error);
+}
+
+void DeviceCliques::wait_for_device(const Deadline& deadline) const {
+  for (const Clique& open : cliques()) open.channel->wait_for_device(deadline);
 }
 
 }  // namespace samestep

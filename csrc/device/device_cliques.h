@@ -61,6 +61,8 @@ class DeviceCliques : public std::enable_shared_from_this<DeviceCliques> {
   std::uint64_t n_launched_bytes() const { return n_launched_bytes_; }
   void close(const Deadline& deadline);
   void abandon(const std::exception_ptr& error);
+  /// As NcclComm::wait_for_device.
+  void wait_for_device(const Deadline& deadline) const;
   /// Called when ranks differ in their use of NCCL: ends all cliques.
   void mismatch_error(const std::exception_ptr& error);
 

@@ -17,6 +17,8 @@ namespace samestep {
 
 namespace {
 
+constexpr Seconds kForDevice{1.0};  // to leave memory of operations that have been given up
+
 std::vector<int> all_ranks(const Communicator& of) {
   std::vector<int> ranks(static_cast<std::size_t>(of.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -44,7 +46,7 @@ DeviceCommunicator::DeviceCommunicator(std::shared_ptr<Communicator> host, Devic
 DeviceCommunicator::~DeviceCommunicator() = default;
 
 std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Communicator> host, DeviceOptions options,
-                                                             const Deadline& deadline) {
+                                                             const Deadline& deadline, NcclStart start) {
   std::shared_ptr<DeviceCommunicator> made(new DeviceCommunicator(std::move(host), std::move(options)));
   const std::vector<int> ranks = all_ranks(*made->host_);
   // Staged collectives start on the host later than they are called. In the group of host arrays their order among the
@@ -70,7 +72,8 @@ std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Com
   std::shared_ptr<NcclComm> comm;
   if (made->options_.nccl != nullptr) {
     NcclComm::Options of{made->options_.gpu, made->options_.nccl, made->options_.device, made->options_.timeout};
-    comm = NcclComm::open(std::move(of), made->host_, made->signature_check_, deadline);
+    comm = start == NcclStart::now ? NcclComm::open(std::move(of), made->host_, made->signature_check_, deadline)
+                                   : NcclComm::make(std::move(of), made->host_, made->signature_check_);
     made->nccl_ = std::make_unique<NcclPath>(comm, made->signature_check_);
   }
   made->cliques_ = DeviceCliques::make(made->host_, made->signature_check_, made->options_, comm);
@@ -203,7 +206,7 @@ Communicator::Counters DeviceCommunicator::counters() const {
 
 std::shared_ptr<Communicator> DeviceCommunicator::wrap(std::shared_ptr<Communicator> child,
                                                        const Deadline& deadline) const {
-  return child == nullptr ? nullptr : open(std::move(child), options_, deadline);
+  return child == nullptr ? nullptr : open(std::move(child), options_, deadline, NcclStart::at_first_use);
 }
 
 std::shared_ptr<Communicator> DeviceCommunicator::split(int color, int key, const Deadline& deadline,
@@ -261,8 +264,14 @@ bool DeviceCommunicator::discard() {
   signature_check_->membership().discard();
   const bool collectives = through_host_->membership().discard();
   const bool messages = host_->membership().discard();
-  if (collectives && messages) staged_->release_retained();
-  return collectives && messages;
+  if (!collectives || !messages) return false;
+  staged_->release_retained();
+  wait_hooks().run_without_gil([this] {
+    const Deadline deadline = Deadline::after(kForDevice);
+    if (nccl_ != nullptr) nccl_->comm()->wait_for_device(deadline);
+    cliques_->wait_for_device(deadline);
+  });
+  return true;
 }
 
 bool DeviceCommunicator::is_discarded() const {

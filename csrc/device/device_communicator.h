@@ -22,6 +22,8 @@ struct DeviceOptions {
   bool some_are_gpu_aware = false;      ///< on this or another rank; set by `open`
 };
 
+enum class NcclStart : std::uint8_t { now, at_first_use };
+
 /// A group whose ranks have a GPU each: device memory is passed to NCCL, or staged in pinned host memory for `host`
 /// where NCCL has no such operation or there is no NCCL; host memory is passed to `host` as it is.
 ///
@@ -32,11 +34,12 @@ struct DeviceOptions {
 /// agree are found out on the host, beside the operation: MismatchError on all of them, and device memory cannot be
 /// used in this group any more.
 ///
-/// Collective over `host`, of which it makes two more groups.
+/// Collective over `host`, of which it makes two more groups. Groups made of it start NCCL with their first operation
+/// on device memory, because each start takes time and memory of the device.
 class DeviceCommunicator final : public Communicator, private Membership {
  public:
   static std::shared_ptr<DeviceCommunicator> open(std::shared_ptr<Communicator> host, DeviceOptions options,
-                                                  const Deadline& deadline);
+                                                  const Deadline& deadline, NcclStart start = NcclStart::now);
   ~DeviceCommunicator() override;
 
   const std::shared_ptr<Communicator>& host() const { return host_; }

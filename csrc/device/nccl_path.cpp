@@ -81,6 +81,7 @@ nccl_calls::Calls DeviceCommunicator::NcclPath::calls_of(const CollectiveArgs& a
 
 Communicator::WorkPtr DeviceCommunicator::NcclPath::launch(const CollectiveArgs& args, NcclLaunch launch,
                                                            std::size_t nbytes) {
+  comm_->prepare();
   if (!has_counts(args.type)) {  // which may differ between ranks
     CollectiveArgs compared = args;
     // Only the header is exchanged: the elements are on the device.
@@ -100,7 +101,7 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::start(const CollectiveArgs& 
   const ConstBuffer own = args.own();
   NcclLaunch one;
   one.what = str(samestep::name(args.type), " of ", own.count, " ", samestep::name(own.dtype), " on the device");
-  one.after = {args.in.stream, args.out.stream};
+  one.after = {{args.in.stream, args.out.stream}};
   if (!overwrites_input(args, rank_)) {
     one.calls = calls_of(args);
   } else {
@@ -108,11 +109,11 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::start(const CollectiveArgs& 
     // Kept until the operation has ended: the device reads the copy long after this function has returned.
     one.memory.push_back(copy);
     args.in.data = copy.get();
-    one.calls = [gpu = comm_->options().gpu, to = copy.get(), in = given.in, calls = calls_of(args)](
-                    NcclLibrary::Comm comm, NcclLibrary::Stream stream) {
-      // In the group's stream, hence after the stream that produces the input and before NCCL overwrites it.
+    one.calls = calls_of(args);
+    one.calls.enqueue = [gpu = comm_->options().gpu, to = copy.get(), in = given.in, enqueue = one.calls.enqueue](
+                            NcclLibrary::Comm comm, NcclLibrary::Stream stream) {
       gpu->copy(to, in.data, in.nbytes(), stream);
-      calls(comm, stream);
+      enqueue(comm, stream);
     };
   }
   return launch(args, std::move(one), std::max(args.in.nbytes(), args.out.nbytes()));
@@ -124,7 +125,7 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::allreduce_many(std::vector<I
   NcclLaunch all;
   for (const auto& [in, out] : buffers) {
     many.add(out);
-    all.after.push_back(in.stream);
+    many.streams.push_back(in.stream);
   }
   const CollectiveArgs args{.type = CollectiveType::allreduce,
                             .in = buffers[0].in,
@@ -133,7 +134,7 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::allreduce_many(std::vector<I
                             .shape = many.shape()};
   const DType dtype = args.out.dtype;
   all.what = str("allreduce of ", many.n, " arrays of ", samestep::name(dtype), " on the device");
-  all.after.insert(all.after.end(), many.streams.begin(), many.streams.end());
+  all.after = {many.streams};
   all.calls =
       nccl_calls::all_reduce(comm_->nccl(), to_nccl_reduction(dtype, reduction).value(), reduction, std::move(buffers));
   return launch(args, std::move(all), many.nbytes);
@@ -145,7 +146,7 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::bcast_many(std::vector<Buffe
   const CollectiveArgs args{.type = CollectiveType::bcast, .out = buffers[0], .root = root, .shape = many.shape()};
   NcclLaunch all;
   all.what = str("bcast of ", many.n, " arrays on the device");
-  all.after = many.streams;
+  all.after = {many.streams};
   all.calls = nccl_calls::broadcast(comm_->nccl(), std::move(buffers), root);
   return launch(args, std::move(all), many.nbytes);
 }

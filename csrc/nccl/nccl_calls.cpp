@@ -53,13 +53,28 @@ class Operator {
   int op_;
 };
 
+enum class Kind : std::uint64_t { all_reduce = 1, reduce, reduce_scatter, broadcast, all_gather, messages };
+
+/// NCCL selects the algorithm by the type, the operator and the lengths.
+template <class Counts>
+std::uint64_t connections_of(Kind kind, int type, int op, const Counts& counts) {
+  Digest digest;
+  digest.add(static_cast<std::uint64_t>(kind));
+  digest.add(static_cast<std::uint64_t>(type));
+  digest.add(static_cast<std::uint64_t>(op));
+  for (const std::uint64_t count : counts) digest.add(count);
+  return digest.value();
+}
+
 }  // namespace
+
+std::uint64_t connections_of_broadcasts() { return static_cast<std::uint64_t>(Kind::broadcast); }
 
 Calls all_reduce(const NcclLibrary& nccl, const NcclReduction& form, const Reduction& reduction,
                  std::vector<InOut> buffers) {
-  return [&nccl, form, factor = reduction.factor, buffers = std::move(buffers)](Comm comm, Stream stream) {
-    // Declared before the group, hence destroyed after the group has ended: NCCL needs the operator until its calls
-    // have returned.
+  std::vector<std::uint64_t> counts;
+  for (const InOut& buffer : buffers) counts.push_back(buffer.in.count);
+  auto enqueue = [&nccl, form, factor = reduction.factor, buffers = std::move(buffers)](Comm comm, Stream stream) {
     const Operator op(nccl, form, factor, comm);
     Group group(nccl);
     for (const auto& [in, out] : buffers) {
@@ -67,26 +82,29 @@ Calls all_reduce(const NcclLibrary& nccl, const NcclReduction& form, const Reduc
     }
     group.end(comm);
   };
+  return {std::move(enqueue), connections_of(Kind::all_reduce, form.type, form.op, counts)};
 }
 
 Calls reduce(const NcclLibrary& nccl, const NcclReduction& form, const Reduction& reduction, ConstBuffer in, Buffer out,
              int root) {
-  return [&nccl, form, factor = reduction.factor, in, out, root](Comm comm, Stream stream) {
+  const auto enqueue = [&nccl, form, factor = reduction.factor, in, out, root](Comm comm, Stream stream) {
     const Operator op(nccl, form, factor, comm);
     nccl.reduce(in.data, out.data, in.count * form.per_element, form.type, op.get(), root, comm, stream);
   };
+  return {enqueue, connections_of(Kind::reduce, form.type, form.op, std::array{std::uint64_t{in.count}})};
 }
 
 Calls reduce_scatter(const NcclLibrary& nccl, const NcclReduction& form, const Reduction& reduction, ConstBuffer in,
                      Buffer out) {
-  return [&nccl, form, factor = reduction.factor, in, out](Comm comm, Stream stream) {
+  const auto enqueue = [&nccl, form, factor = reduction.factor, in, out](Comm comm, Stream stream) {
     const Operator op(nccl, form, factor, comm);
     nccl.reduce_scatter(in.data, out.data, out.count * form.per_element, form.type, op.get(), comm, stream);
   };
+  return {enqueue, connections_of(Kind::reduce_scatter, form.type, form.op, std::array{std::uint64_t{out.count}})};
 }
 
 Calls broadcast(const NcclLibrary& nccl, std::vector<Buffer> buffers, int root) {
-  return [&nccl, buffers = std::move(buffers), root](Comm comm, Stream stream) {
+  auto enqueue = [&nccl, buffers = std::move(buffers), root](Comm comm, Stream stream) {
     Group group(nccl);
     for (const Buffer& buffer : buffers) {
       // Elements that are only moved are bytes to NCCL, which lacks some of our dtypes.
@@ -94,16 +112,18 @@ Calls broadcast(const NcclLibrary& nccl, std::vector<Buffer> buffers, int root) 
     }
     group.end(comm);
   };
+  return {std::move(enqueue), connections_of_broadcasts()};
 }
 
 Calls all_gather(const NcclLibrary& nccl, ConstBuffer in, Buffer out) {
-  return [&nccl, in, out](Comm comm, Stream stream) {
+  const auto enqueue = [&nccl, in, out](Comm comm, Stream stream) {
     nccl.all_gather(in.data, out.data, in.nbytes(), kBytes, comm, stream);
   };
+  return {enqueue, connections_of(Kind::all_gather, kBytes, 0, std::array{std::uint64_t{in.nbytes()}})};
 }
 
 Calls all_gather_v(const NcclLibrary& nccl, int rank, ConstBuffer in, Buffer out, std::vector<std::uint64_t> counts) {
-  return [&nccl, rank, in, out, counts = std::move(counts)](Comm comm, Stream stream) {
+  auto enqueue = [&nccl, rank, in, out, counts = std::move(counts)](Comm comm, Stream stream) {
     Group group(nccl);
     auto* to = static_cast<std::byte*>(out.data);
     for (int root = 0; root < static_cast<int>(counts.size()); ++root) {
@@ -114,12 +134,18 @@ Calls all_gather_v(const NcclLibrary& nccl, int rank, ConstBuffer in, Buffer out
     }
     group.end(comm);
   };
+  return {std::move(enqueue), connections_of_broadcasts()};
 }
 
 Calls messages(const NcclLibrary& nccl, int rank, ConstBuffer in, std::vector<std::uint64_t> sent, Buffer out,
                std::vector<std::uint64_t> received) {
-  return [&nccl, rank, in, sent = std::move(sent), out, received = std::move(received)](Comm comm, Stream stream) {
-    // In a group NCCL progresses all messages at once. One by one, two ranks that send to each other would both wait.
+  Digest peers;  // whom they connect does not depend on their lengths
+  peers.add(static_cast<std::uint64_t>(Kind::messages));
+  for (std::size_t peer = 0; peer < sent.size(); ++peer) {
+    peers.add((sent[peer] != 0 ? 1U : 0U) + (received[peer] != 0 ? 2U : 0U));
+  }
+  auto enqueue = [&nccl, rank, in, sent = std::move(sent), out, received = std::move(received)](Comm comm,
+                                                                                                Stream stream) {
     Group group(nccl);
     const auto* from = static_cast<const std::byte*>(in.data);
     auto* to = static_cast<std::byte*>(out.data);
@@ -134,6 +160,7 @@ Calls messages(const NcclLibrary& nccl, int rank, ConstBuffer in, std::vector<st
     }
     group.end(comm);
   };
+  return {std::move(enqueue), peers.value()};
 }
 
 }  // namespace samestep::nccl_calls

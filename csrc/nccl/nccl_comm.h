@@ -1,39 +1,44 @@
 #pragma once
 
 #include <condition_variable>
+#include <deque>
 #include <functional>
+#include <future>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 #include "communicator/communicator.h"
 #include "gpu/gpu_memory.h"
-#include "nccl/extra_devices.h"
+#include "nccl/nccl_calls.h"
 #include "nccl/nccl_library.h"
+#include "nccl/nccl_members.h"
 
 namespace samestep {
 
 /// An operation to launch.
 struct NcclLaunch {
-  std::string what;                 ///< for error texts, e.g. "allreduce of float32[3]"
-  std::vector<StreamHandle> after;  ///< streams that produce its buffers
-  std::function<void(NcclLibrary::Comm, NcclLibrary::Stream)> calls;
+  std::string what;                              ///< for error texts, e.g. "allreduce of float32[3]"
+  std::vector<std::vector<StreamHandle>> after;  ///< for each member: streams that produce its buffers
+  nccl_calls::Calls calls;
   Communicator::WorkPtr signature_check;      ///< the comparison of signatures on the host; may be null
   std::vector<std::shared_ptr<void>> memory;  ///< kept until the operation has ended
-  /// Made once NCCL has enqueued `calls`, before the end of the operation is recorded; may be null.
-  std::function<void(NcclLibrary::Stream)> once_enqueued = nullptr;
 };
 
 /// An NCCL communicator, the one stream in which its operations run, and a thread that watches them. With `extra`
 /// devices there are one communicator and stream for each.
 ///
-/// Nothing here blocks on the device. The thread checks outstanding operations every few milliseconds. An error of
-/// NCCL, a lost or different peer, or a deadline that has passed aborts the communicator on this rank, and is reported
-/// to the others through `host`. Every later call throws the same error. The contents of the buffers of aborted
-/// operations are undefined.
+/// Nothing here blocks on the device or on other ranks. Where NCCL may wait for other ranks, because it starts or needs
+/// a connection for the first time, a second thread makes the calls. Without those, the caller makes them, without
+/// locks.
+///
+/// The watching thread checks outstanding operations every few milliseconds. An error of NCCL, a lost or different
+/// peer, or a deadline that has passed aborts the communicator on this rank, and is reported to the others through
+/// `host`. Every later call throws the same error. The contents of the buffers of aborted operations are undefined.
 class NcclComm : public std::enable_shared_from_this<NcclComm> {
  public:
   struct Options {
@@ -44,43 +49,79 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
     std::vector<int> extra = {};  ///< other devices of this rank; each rank has the same number
   };
 
-  /// Collective over `host`, which also reports failures to other ranks. `signature_check`: a group of the same ranks
-  /// for signature checks. Throws PeerLostError or TimeoutError if not all ranks call it, Error if NCCL does not start.
+  /// Starts NCCL with the first operation. `host` reports failures to other ranks. `signature_check`: a group of the
+  /// same ranks for signature checks.
+  static std::shared_ptr<NcclComm> make(Options options, std::shared_ptr<Communicator> host,
+                                        std::shared_ptr<Communicator> signature_check);
+  /// Starts NCCL now. Collective. Throws PeerLostError or TimeoutError if not all ranks call it, Error if NCCL does not
+  /// start.
   static std::shared_ptr<NcclComm> open(Options options, std::shared_ptr<Communicator> host,
                                         std::shared_ptr<Communicator> signature_check, const Deadline& deadline);
   ~NcclComm();
 
-  /// Launches operations in the order of the calls. While NCCL reports that a launch is in progress, other threads may
-  /// poll, abandon or close.
+  /// To be called before the signature check of each operation: the first time the ranks exchange NCCL's address on the
+  /// host.
+  void prepare();
+  /// Launches operations in the order of the calls.
   std::shared_ptr<Work> launch(NcclLaunch launch);
 
   NcclLibrary& nccl() const { return *options_.nccl; }
   GpuLibrary& gpu() const { return *options_.gpu; }
   const Options& options() const { return options_; }
-  const ExtraDevices& extra_devices() const { return extra_; }
+  const NcclMembers& members() const { return *members_; }
 
   /// Sets what the watching thread calls if this communicator ends because ranks differ.
   void set_on_mismatch(std::function<void(const std::exception_ptr&)> tell);
   /// Ends outstanding operations with `error`. Does not block.
   void abandon(std::exception_ptr error);
-  /// Waits for outstanding operations until `deadline`, and destroys the communicator. Not collective.
+  /// Waits for outstanding operations until `deadline`, and destroys the communicator. Throws TimeoutError if NCCL does
+  /// not end by then.
   void close(const Deadline& deadline);
+
+  /// After a failure: whether the device uses no memory of operations any more. Takes no lock.
+  bool device_has_ended() const;
+  /// Waits for that until `deadline`.
+  void wait_for_device(const Deadline& deadline) const;
 
  private:
   struct Operation;
+  struct Invitation;
   class NcclWork;
-  class Turn;
 
   NcclComm(Options options, std::shared_ptr<Communicator> host, std::shared_ptr<Communicator> signature_check);
-  void begin(const Deadline& deadline);
   void throw_if_broken() const;
-  /// Waits without the mutex until NCCL has completed the last request. Throws the error that has ended this
-  /// communicator meanwhile; then `lock` may be locked or not.
-  void wait_until_ready(std::unique_lock<std::mutex>& lock, const std::string& act, const Deadline& deadline);
-  bool is_ready(const std::string& act);
   std::shared_ptr<Work> work_on(std::shared_ptr<Operation> operation);
+
+  // nccl_launch.cpp: how operations begin
+  void exchange_address();
+  /// Waits for the address on the host.
+  nccl_abi::UniqueId address(const Deadline& deadline);
+  /// Starts NCCL, once the address has come.
+  void start_nccl(const Deadline& deadline);
+  /// What the launching thread does: starts NCCL, launches what is queued, and ends when nothing has come for a while.
+  void launch_queued();
+  /// Starts the launching thread unless it runs. Requires the mutex.
+  void wake_launcher();
+  /// From here on the deadline and the signature check of an operation are watched, and its memory is kept.
+  void watch_from_now(const std::shared_ptr<Operation>& operation);
+  /// Puts an operation into the queue. True if the caller is to make its calls instead.
+  bool enroll(const std::shared_ptr<Operation>& operation);
+  /// Makes the calls of an operation. Requires no lock, with `launching_` set, which it resets.
+  void enqueue(Operation& operation);
+  void make_calls(Operation& operation);
+  /// Waits until NCCL has completed the last request. Throws the error that has ended this communicator meanwhile.
+  void wait_until_ready(const std::string& act, const Deadline& deadline);
+  /// Requires the mutex.
+  bool is_ready(const std::string& act);
+
+  // nccl_watch.cpp: how it finds out that something has gone wrong
   void watch();
   void poll();
+  /// Looks at what NCCL says and at all operations. Requires the mutex, which it may release meanwhile.
+  void check_all(std::unique_lock<std::mutex>& lock);
+  /// Asks the device whether it has finished an operation, unless another thread asks. To be called without the mutex,
+  /// because calls of the GPU runtime may block: deadlines that other threads watch need the mutex.
+  void ask_device(Operation& operation);
   std::exception_ptr check_operation(Operation& operation, Clock::time_point now);
   /// The TimeoutError of an operation whose `deadline` has passed. `missing`: the ranks that are late, if known.
   std::exception_ptr timeout_error(const Operation& operation, const Deadline& deadline, const std::string& missing);
@@ -88,30 +129,46 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   std::exception_ptr lost_peer();
   /// The cause of a failure as far as the host knows it, or null.
   std::exception_ptr host_cause();
+
+  // nccl_end.cpp: how it ends
   /// Ends all operations with `error`; the watching thread aborts the communicator. Requires the mutex.
   void fail(std::exception_ptr error, bool tell);
   /// Ends all operations with `broken_`. Requires the mutex.
   void end_operations();
-  void stop();
+  /// The watching thread's last act: ends NCCL.
+  void release();
+  /// Lets the watching thread end NCCL. False if it has not done so by `deadline`: then the thread is left alone.
+  bool stop(const Deadline& deadline);
 
   Options options_;
   std::shared_ptr<Communicator> host_, signature_check_;
-  std::unique_ptr<GpuStream> stream_;
-  ExtraDevices extra_;
+  std::shared_ptr<NcclMembers> members_;                  // shared with the watching thread, which may survive this
   std::vector<Communicator::WorkPtr> liveness_receives_;  // one receive from each peer, which fails if the peer is lost
+  std::once_flag prepared_;
+  std::shared_ptr<Invitation> invitation_;  // shared with the launching thread
+  Communicator::WorkPtr address_;           // the exchange of `invitation_`
 
+  std::mutex asking_;  // held by the thread that asks the device; nobody waits for it
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  NcclLibrary::Comm comm_ = nullptr;
   std::exception_ptr broken_;
   std::function<void(const std::exception_ptr&)> on_mismatch_;
   std::list<std::shared_ptr<Operation>> pending_;
-  std::vector<const Turn*> turns_;  // the launching thread, and those that wait to launch
+  std::deque<std::shared_ptr<Operation>> queue_;  // for the launching thread
+  std::unordered_set<std::uint64_t> connected_;   // `Calls::connections` that exist
   std::uint64_t sequence_ = 0;
+  bool started_ = false;       // NCCL has started
+  bool starting_ = false;      // a thread starts it
+  bool calls_block_ = true;    // as those of a blocking communicator do
+  bool launching_ = false;     // a thread makes calls, without the mutex
+  bool has_launcher_ = false;  // the launching thread runs
+  bool has_watcher_ = false;
+  bool watcher_has_left_ = false;  // it uses this object no more, unless it keeps it
   bool ending_ = false;
   std::thread watcher_;
+  std::shared_ptr<std::promise<void>> released_ = std::make_shared<std::promise<void>>();
+  std::shared_future<void> is_released_{released_->get_future()};
   std::byte unused_byte_{};
-  bool launching_ = false;  // a thread makes calls of NCCL and the GPU runtime without the mutex
 };
 
 }  // namespace samestep

@@ -7,7 +7,8 @@
 namespace samestep {
 namespace {
 
-constexpr int kOldest = 21403;  // the first with nonblocking communicators
+constexpr int kOldest = 21403;     // the first with nonblocking communicators
+constexpr int kWithSplit = 21800;  // the first with ncclCommSplit
 
 std::string text_of(int version) {
   if (version < 10000) return str(version / 1000, ".", version / 100 % 10, ".", version % 100);  // before 2.9
@@ -41,6 +42,7 @@ std::shared_ptr<NcclLibrary> NcclLibrary::open(const std::string& path) {
   find("ncclGetLastError", nccl->get_last_error_);
   find("ncclGetUniqueId", nccl->get_unique_id_);
   find("ncclCommInitRankConfig", nccl->init_);
+  if (nccl->version_ >= kWithSplit) find("ncclCommSplit", nccl->split_);
   find("ncclCommGetAsyncError", nccl->get_async_error_);
   find("ncclCommAbort", nccl->abort_);
   find("ncclCommDestroy", nccl->destroy_);
@@ -80,8 +82,18 @@ nccl_abi::UniqueId NcclLibrary::unique_id() const {
 }
 
 void NcclLibrary::init(Comm& comm, int size, const nccl_abi::UniqueId& id, int rank) const {
-  const nccl_abi::Config config;
+  nccl_abi::Config config;
+  if (!can_split()) {
+    config.version = kOldest;
+    config.size = offsetof(nccl_abi::Config, min_ctas);  // as there, with the padding
+  }
   check(init_(&comm, size, id, rank, &config), comm, "ncclCommInitRankConfig");
+}
+
+void NcclLibrary::split(Comm of, int rank, Comm& blocking) const {
+  nccl_abi::Config config;
+  config.blocking = 1;
+  check(split_(of, /*color=*/0, /*key=*/rank, &blocking, &config), of, "ncclCommSplit");
 }
 
 int NcclLibrary::state(Comm comm) const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <climits>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -32,20 +33,25 @@ enum Type : int {
 enum Op : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4 };
 inline constexpr int kScalarOnHost = 1;
 
-/// The part of ncclConfig_t that exists since 2.14; newer versions use defaults for what follows.
+inline constexpr int kUndefined = INT_MIN;
+
+/// The part of ncclConfig_t that exists since 2.18; newer versions use defaults for what follows, older ones read less.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
-  unsigned version = 21403;
+  unsigned version = 21800;
   int blocking = 0;
+  int cga_cluster_size = kUndefined, min_ctas = kUndefined, max_ctas = kUndefined;
+  const char* net_name = nullptr;
+  int split_share = 1;
 };
 struct UniqueId {
   std::array<char, 128> bytes{};
 };
 }  // namespace nccl_abi
 
-/// The functions of NCCL or RCCL that the package uses, looked up at run time. Communicators are nonblocking: a call
-/// that is still in progress is not an error.
+/// The functions of NCCL or RCCL that the package uses, looked up at run time. A call that is still in progress is not
+/// an error.
 class NcclLibrary {
  public:
   using Comm = void*;
@@ -61,8 +67,14 @@ class NcclLibrary {
   std::string version_text() const;
 
   nccl_abi::UniqueId unique_id() const;
-  /// Starts to make `comm`, which must not move until `state` reports completion, because NCCL accesses it meanwhile.
+  /// Starts to make `comm`, which is non-blocking. It must not move until `state` reports completion, because NCCL
+  /// accesses it meanwhile.
   void init(Comm& comm, int size, const nccl_abi::UniqueId& id, int rank) const;
+  /// Whether there is `split`: since 2.18.
+  bool can_split() const { return split_ != nullptr; }
+  /// Starts to make `blocking` of the same ranks as `of`, whose resources it shares. The state of `of` reports
+  /// completion; until then `blocking` must not move. To abort `of` interrupts calls on `blocking`, too.
+  void split(Comm of, int rank, Comm& blocking) const;
   /// kSuccess, kInProgress, or an error.
   int state(Comm comm) const;
   /// The text of a result, with NCCL's last message.
@@ -98,6 +110,7 @@ class NcclLibrary {
   const char* (*get_last_error_)(Comm) = nullptr;
   int (*get_unique_id_)(nccl_abi::UniqueId*) = nullptr;
   int (*init_)(Comm*, int, nccl_abi::UniqueId, int, const nccl_abi::Config*) = nullptr;
+  int (*split_)(Comm, int, int, Comm*, const nccl_abi::Config*) = nullptr;
   int (*get_async_error_)(Comm, int*) = nullptr;
   int (*abort_)(Comm) = nullptr;
   int (*destroy_)(Comm) = nullptr;

@@ -30,26 +30,30 @@ inline bool is_mismatch(const std::exception_ptr& error) {
   }
 }
 
-/// An operation of an NcclComm in progress, shared by the watching thread and the callers that wait for it. Moves from
-/// `launch` everything but its calls.
+/// An operation of an NcclComm in progress, shared by the threads that launch and watch it and the callers that wait
+/// for it.
 struct NcclComm::Operation {
-  Operation(NcclLaunch& launch, std::uint64_t number, const Deadline& until, std::unique_ptr<GpuEvent> at_end)
+  Operation(NcclLaunch&& launch, const Deadline& until)
       : what(std::move(launch.what)),
-        sequence(number),
         deadline(until),
-        end(std::move(at_end)),
+        calls(std::move(launch.calls)),
         signature_check(std::move(launch.signature_check)),
         memory(std::move(launch.memory)) {}
 
   std::string what;
-  std::uint64_t sequence;
+  std::uint64_t sequence = 0;
   Clock::time_point started = Clock::now();
+  Clock::time_point peer_lost_at{};  // when that was first seen; guarded by the mutex
   Deadline deadline;
-  std::unique_ptr<GpuEvent> end;
+  nccl_calls::Calls calls;
+  std::vector<std::vector<std::shared_ptr<GpuEvent>>> after;  // for each member
+  std::shared_ptr<GpuEvent> end;                              // set before `launched`
   Communicator::WorkPtr signature_check;
   std::vector<std::shared_ptr<void>> memory;
-  bool launched = false;               // NCCL has enqueued all of it
   std::exception_ptr error = nullptr;  // set before `ended`
+  // Each is stored after what it tells of, and pairs with loads by waiting threads.
+  std::atomic<bool> launched = false;   // NCCL has enqueued all of it
+  std::atomic<bool> completed = false;  // the device has finished it
   std::atomic<bool> ended = false;
 
   void finish(std::exception_ptr with) {

@@ -4,14 +4,16 @@
 #include "core/format.h"
 #include "nccl/nccl_operation.h"
 
-// How a channel finds out that something has gone wrong.
+// How a communicator finds out that something has gone wrong.
 
 namespace samestep {
 namespace {
 
 constexpr std::chrono::milliseconds kLookEvery{2};
 constexpr Seconds kLookAtPeersAfter{0.05};  // an operation that takes longer may wait for one that has gone
-constexpr Seconds kGrace{1.0};  // for the host to learn who has gone, when NCCL only knows that somebody has
+// For the host to learn who has gone, when NCCL only knows that somebody has; and for the device to finish an operation
+// that ranks which have gone may have finished.
+constexpr Seconds kGrace{1.0};
 
 }  // namespace
 
@@ -51,67 +53,88 @@ std::exception_ptr NcclComm::timeout_error(const Operation& operation, const Dea
   if (operation.signature_check->done() &&
       !operation.signature_check->error()) {  // who waits for it may have given it up
     return std::make_exception_ptr(
-        TimeoutError(text + "all ranks have started it, but the device has not finished it"));
+        TimeoutError(text + (operation.launched ? "all ranks have started it, but the device has not finished it"
+                                                : "all ranks have called it, but NCCL has not connected them")));
   }
   return std::make_exception_ptr(TimeoutError(text + "not all ranks have reached it" + missing));
 }
 
 std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_point now) {
-  if (operation.ended || comm_ == nullptr) return operation.error;
+  if (operation.ended) return operation.error;
   const bool agreed = operation.signature_check == nullptr || operation.signature_check->done();
   if (agreed && operation.signature_check != nullptr && operation.signature_check->error())
     return operation.signature_check->error();
-  // The event has not been recorded yet, and an event without a record counts as complete.
-  if (!operation.launched) {  // the thread that launches it checks the others, unless a call blocks
-    const bool late = now - operation.started > operation.deadline.timeout() + kGrace;
-    return late ? timeout_error(operation, operation.deadline, "") : nullptr;
-  }
-  // Both: an operation has not succeeded before it is known that all ranks have called the same one.
-  if (agreed && operation.end->is_complete()) {
-    if (launching_) return nullptr;  // that thread asks NCCL for its state
-    if (const int state = extra_.state(comm_).state; state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) {
+  if (agreed && operation.completed) {
+    if (launching_ && !calls_block_) return nullptr;  // that thread asks NCCL for its state
+    if (const int state = members_->state().state; state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) {
       operation.finish(nullptr);
     }
     return nullptr;
   }
   if (operation.deadline.passed()) return timeout_error(operation, operation.deadline, "");
   if (now - operation.started < kLookAtPeersAfter) return nullptr;
-  return lost_peer();
+  const std::exception_ptr lost = lost_peer();
+  if (!lost || !agreed || !operation.launched) return lost;
+  // All ranks have called it. A rank that has left may have its result, and this device may soon have its own.
+  if (operation.peer_lost_at == Clock::time_point{}) operation.peer_lost_at = now;
+  return now - operation.peer_lost_at < kGrace ? nullptr : lost;
+}
+
+void NcclComm::ask_device(Operation& operation) {
+  if (!operation.launched || operation.completed) return;
+  const std::unique_lock alone(asking_, std::try_to_lock);
+  if (alone && operation.end->is_complete()) operation.completed = true;
+}
+
+void NcclComm::check_all(std::unique_lock<std::mutex>& lock) {
+  const Clock::time_point now = Clock::now();
+  // While NCCL starts, who starts it looks, and before 2.18 who launches. To ask reads variables of NCCL, and under the
+  // mutex no other thread ends the communicator meanwhile.
+  const bool looks = started_ && (calls_block_ || !launching_);
+  const auto [state, comm] = looks ? members_->state() : NcclMembers::CommState{nccl_abi::kSuccess, nullptr};
+  if (state != nccl_abi::kSuccess && state != nccl_abi::kInProgress) {
+    const std::string text = str("NCCL in group '", host_->name(), "': ", nccl().explain(state, comm));
+    // NCCL only knows that something is wrong; the host soon knows what.
+    std::exception_ptr cause = host_cause();
+    for (const Deadline grace = Deadline::after(kGrace); !cause && !grace.passed(); cause = host_cause()) {
+      lock.unlock();
+      std::this_thread::sleep_for(kLookEvery);
+      lock.lock();
+      if (broken_) return;
+    }
+    return fail(cause ? cause : std::make_exception_ptr(Error(text)), /*tell=*/!cause || !is_mismatch(cause));
+  }
+  for (const auto& operation : pending_) {
+    if (const std::exception_ptr error = check_operation(*operation, now)) {
+      return fail(error, /*tell=*/!is_mismatch(error));
+    }
+  }
 }
 
 void NcclComm::poll() {
+  std::vector<std::shared_ptr<Operation>> outstanding;  // dropped without the mutex: that may free device memory
   std::unique_lock lock(mutex_);
-  if (broken_ || comm_ == nullptr) return;
-  const Clock::time_point now = Clock::now();
+  outstanding.assign(pending_.begin(), pending_.end());
+  lock.unlock();
+  std::exception_ptr lost;
   try {
-    const OnDevice on(gpu(), options_.device);
-    using CommState = ExtraDevices::CommState;
-    // While a thread launches it is inside of NCCL, and looks at the state itself.
-    const auto [state, comm] = launching_ ? CommState{nccl_abi::kInProgress, comm_} : extra_.state(comm_);
-    if (state != nccl_abi::kSuccess && state != nccl_abi::kInProgress) {
-      const std::string text = str("NCCL in group '", host_->name(), "': ", nccl().explain(state, comm));
-      // NCCL only knows that something is wrong; the host soon knows what.
-      std::exception_ptr cause = host_cause();
-      for (const Deadline grace = Deadline::after(kGrace); !cause && !grace.passed(); cause = host_cause()) {
-        lock.unlock();
-        std::this_thread::sleep_for(kLookEvery);
-        lock.lock();
-        if (broken_ || comm_ == nullptr) return;
-      }
-      fail(cause ? cause : std::make_exception_ptr(Error(text)), /*tell=*/!cause || !is_mismatch(cause));
-      return;
-    }
-    for (const auto& operation : pending_) {
-      if (const std::exception_ptr error = check_operation(*operation, now)) {
-        fail(error, /*tell=*/!is_mismatch(error));
-        return;
-      }
+    for (const auto& operation : outstanding) {  // which end in their order
+      ask_device(*operation);
+      if (!operation->completed) break;
     }
   } catch (const Error&) {  // of the runtime: the device is lost
-    fail(std::current_exception(), /*tell=*/true);
-    return;
+    lost = std::current_exception();
   }
-  // pairs with NcclOperation::finish: the error is visible
+  lock.lock();
+  if (broken_) return;
+  if (lost) return fail(lost, /*tell=*/true);
+  try {
+    check_all(lock);
+  } catch (const Error&) {
+    fail(std::current_exception(), /*tell=*/true);
+  }
+  if (broken_) return;
+  // pairs with Operation::finish: the error is visible
   pending_.remove_if([](const auto& operation) { return operation->ended.load(); });
 }
 
@@ -127,29 +150,7 @@ void NcclComm::watch() {
     poll();
     std::this_thread::sleep_for(kLookEvery);
   }
-  const std::shared_ptr<NcclComm> self = weak_from_this().lock();  // the callback may drop this object
-  std::function<void(const std::exception_ptr&)> tell;
-  NcclLibrary::Comm comm = nullptr;
-  std::list<std::shared_ptr<Operation>> ended;
-  std::unique_lock lock(mutex_);
-  if (!broken_) return;
-  if (is_mismatch(broken_)) std::swap(tell, on_mismatch_);
-  // Without the mutex: the callback abandons all communicators of the group, this one included.
-  if (tell && self != nullptr) {
-    const std::exception_ptr error = broken_;
-    lock.unlock();
-    tell(error);
-    lock.lock();
-  }
-  end_operations();
-  // A thread that launches looks at `broken_` between its calls, unless one blocks: then only the abort lets it go on.
-  changed_.wait_for(lock, kGrace, [this] { return !launching_; });
-  std::swap(comm, comm_);
-  std::swap(ended, pending_);
-  lock.unlock();
-  // Without the mutex: an abort may wait for the device, and callers must not wait with it.
-  extra_.abort(comm);
-  for (const auto& operation : ended) operation->memory.clear();  // only now does the device use it no more
+  release();
 }
 
 }  // namespace samestep

@@ -14,22 +14,50 @@ class NcclComm::NcclWork final : public Work {
 
   bool done() override {
     if (operation_->ended) return true;
-    const std::unique_lock lock(channel_->mutex_, std::try_to_lock);
-    if (!lock) return false;  // others look; the caller may hold the GIL, which they may need
+    std::exception_ptr lost;
     try {
-      // Its error is left to the watching thread, which draws the consequences for the group.
-      channel_->check_operation(*operation_, Clock::now());
+      channel_->ask_device(*operation_);
     } catch (const Error&) {  // of the runtime: the device is lost
+      lost = std::current_exception();
+    }
+    const std::unique_lock lock(channel_->mutex_, std::try_to_lock);
+    if (!lock) return operation_->ended;  // others look; the caller may hold the GIL, which they may need
+    try {
+      if (lost) std::rethrow_exception(lost);
+      channel_->check_operation(*operation_, Clock::now());
+    } catch (const Error&) {
       channel_->fail(std::current_exception(), /*tell=*/true);
     }
     return operation_->ended;
   }
 
   void wait(const Deadline& deadline) override {
+    wait_until(deadline, [this] { return done(); });
+    if (operation_->error) std::rethrow_exception(operation_->error);
+  }
+
+  /// Waits on the host until NCCL has the operation: only then is there an end to wait for.
+  bool make_stream_wait(StreamHandle stream, const Deadline& deadline) override {
+    wait_until(deadline, [this] { return operation_->launched || done(); });
+    if (operation_->ended && operation_->error) std::rethrow_exception(operation_->error);
+    // A wait for what is no part of the capture would end it. The graph is launched after the host's wait.
+    if (channel_->gpu().is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream))) return false;
+    for (const int device : channel_->members_->devices_of(stream)) {
+      const OnDevice on(channel_->gpu(), device);
+      operation_->end->make_wait(reinterpret_cast<GpuLibrary::Stream>(stream));
+    }
+    return true;
+  }
+
+  bool device_has_ended() const override { return channel_->device_has_ended(); }
+  std::exception_ptr error() const override { return operation_->ended ? operation_->error : nullptr; }
+
+ private:
+  template <class Ready>
+  void wait_until(const Deadline& deadline, Ready ready) {
     Backoff pause(/*oversubscribed=*/true);
     bool warned = false;
-    while (!done()) {
-      // About every millisecond: signals, and progress for peers that wait for this rank in other groups.
+    while (!ready()) {
       if (!pause.step()) continue;
       wait_hooks().interrupt();
       ProgressEngine::progress_everywhere();
@@ -37,26 +65,10 @@ class NcclComm::NcclWork final : public Work {
         warned = true;
         wait_hooks().warn(operation_->what + " is still waited for");
       }
-      if (deadline.passed() && !done()) throw_late(deadline);
+      if (deadline.passed() && !ready()) throw_late(deadline);
     }
-    if (operation_->error) std::rethrow_exception(operation_->error);
   }
 
-  bool make_stream_wait(StreamHandle stream, const Deadline&) override {
-    if (operation_->ended && operation_->error) std::rethrow_exception(operation_->error);
-    // A wait for what is no part of the capture would end it. The graph is launched after the host's wait.
-    if (channel_->gpu().is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream))) return false;
-    // The handle of a default stream stands for one stream on each device. All of them wait.
-    for (const int device : channel_->extra_.devices_of(stream, channel_->options_.device)) {
-      const OnDevice on(channel_->gpu(), device);
-      operation_->end->make_wait(reinterpret_cast<GpuLibrary::Stream>(stream));
-    }
-    return true;
-  }
-
-  std::exception_ptr error() const override { return operation_->ended ? operation_->error : nullptr; }
-
- private:
   [[noreturn]] void throw_late(const Deadline& deadline) const {
     std::string missing;
     if (operation_->signature_check != nullptr && !operation_->signature_check->done()) {

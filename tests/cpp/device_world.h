@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -27,8 +28,11 @@ struct Fake {
   int (*hold)(void*);
   int (*release)(void*);
   void (*hold_writes)(int);
+  void (*hold_queries)(int);
+  long (*held_queries)();
   void (*run_unblocked)();
   void (*counts)(long*);
+  void (*made)(long*);
   int (*make_stream)(void**, unsigned);
   int (*destroy_stream)(void*);
 };
@@ -38,10 +42,28 @@ inline const Fake& fake() {
     const OpenedLibrary library(FAKE_CUDART);
     Fake found{};
     REQUIRE((library.find("fakeHold", found.hold) && library.find("fakeRelease", found.release) &&
-             library.find("fakeHoldWrites", found.hold_writes) &&
+             library.find("fakeHoldWrites", found.hold_writes) && library.find("fakeHoldQueries", found.hold_queries) &&
+             library.find("fakeHeldQueries", found.held_queries) &&
              library.find("fakeRunUnblocked", found.run_unblocked) && library.find("fakeCounts", found.counts) &&
-             library.find("cudaStreamCreateWithFlags", found.make_stream) &&
+             library.find("fakeMade", found.made) && library.find("cudaStreamCreateWithFlags", found.make_stream) &&
              library.find("cudaStreamDestroy", found.destroy_stream)));
+    return found;
+  }();
+  return only;
+}
+
+struct FakeNccl {
+  long (*calls)();
+  long (*comms)();
+  long (*threads)();
+};
+
+inline const FakeNccl& fake_nccl() {
+  static const FakeNccl only = [] {
+    const OpenedLibrary library(FAKE_NCCL);
+    FakeNccl found{};
+    REQUIRE((library.find("fakeNcclCalls", found.calls) && library.find("fakeNcclComms", found.comms) &&
+             library.find("fakeNcclThreads", found.threads)));
     return found;
   }();
   return only;
@@ -98,6 +120,25 @@ struct DeviceWorld {
   DevicePath path;
 };
 
+template <class Ready>
+void until(Ready ready) {
+  for (const Deadline deadline = soon(); !ready();) {
+    REQUIRE(!deadline.passed());
+    std::this_thread::yield();
+  }
+}
+
+/// The text of the error that `act` throws.
+template <class Act>
+std::string error_of(Act act) {
+  try {
+    act();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
 template <class Act>
 void as_ranks(int size, Act act) {
   std::vector<std::thread> threads;
@@ -147,6 +188,11 @@ class OnGpu {
   std::shared_ptr<void> data_;
   std::vector<std::unique_ptr<Floats>> copies_;
 };
+
+/// Starts an allreduce in place.
+inline Communicator::WorkPtr start_allreduce(Communicator& group, const OnGpu& x) {
+  return allreduce(group, Buffer(x), x, {}, x.shape());
+}
 
 inline void finish(const Communicator::WorkPtr& work, const UserStream& stream) {
   REQUIRE(work->make_stream_wait(reinterpret_cast<StreamHandle>(stream.get()), soon()));

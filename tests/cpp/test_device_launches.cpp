@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <array>
 #include <atomic>
 #include <string>
 
@@ -7,98 +8,207 @@
 #include "core/error.h"
 #include "device_world.h"
 
-// Threads that call one communicator of NCCL while it says that a launch is in progress.
+// When calls of NCCL begin, and which thread makes them: it waits for other ranks at the first use of a connection.
 
 using namespace samestep;
 
 namespace {
 
-constexpr const char* kForGood = "1000000000";  // looks at the state, before it ends
+constexpr const char* kForGood = "1000000000";  // looks, before a call ends
+constexpr std::size_t kLong = 20000;            // elements: more than what the stand-in reduces by its other path
 
-/// Waits until so many calls of this process have reached NCCL.
-void until_called(long n) {
-  static long (*const calls)() = [] {
-    const OpenedLibrary library(FAKE_NCCL);
-    long (*found)() = nullptr;
-    REQUIRE(library.find("fakeNcclCalls", found));
-    return found;
-  }();
-  static long before = 0;
-  if (n == 0) before = calls();
-  for (const Deadline deadline = soon(); calls() - before < n;) {
-    REQUIRE(!deadline.passed());
-    std::this_thread::yield();
-  }
+void wait_for(const std::atomic<bool>& flag) {
+  until([&] { return flag.load(); });
 }
 
-std::string error_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+void order(Work& work, const UserStream& stream) {
+  work.make_stream_wait(reinterpret_cast<StreamHandle>(stream.get()), soon());
 }
 
-void launch(DeviceCommunicator& group, const OnGpu& x) { allreduce(group, Buffer(x), x, {}, x.shape())->wait(soon()); }
+void launch(Communicator& group, const OnGpu& x) { start_allreduce(group, x)->wait(soon()); }
 
 }  // namespace
 
+TEST_CASE("launches: calls return before the other ranks come, at each first use") {
+  for (const char* version : {"22809", "21403"}) {  // with blocking communicators, and before there were both
+    const Variable of("FAKE_NCCL_VERSION", version);
+    DeviceWorld world(2, DevicePath::nccl);
+    std::array<std::atomic<bool>, 4> called{};
+    as_ranks(2, [&](int rank) {
+      const auto group = world.join(rank);
+      {
+        const UserStream stream;
+        OnGpu few(stream, contribution(rank, 100)), many(stream, contribution(rank, kLong));
+        OnGpu sent(stream, Floats(6, static_cast<float>(rank))), received(stream, 6), all(stream, 200);
+        const OnGpu part(stream, contribution(rank, 100));
+        const std::array<std::function<Communicator::WorkPtr()>, 4> firsts{
+            [&] { return start_allreduce(*group, few); }, [&] { return start_allreduce(*group, many); },
+            [&] { return alltoall(*group, Buffer(sent), received, Shape::flat(3)); },
+            [&] { return allgather(*group, Buffer(part), all, part.shape()); }};
+        for (std::size_t i = 0; i < firsts.size(); ++i) {
+          if (rank == 1) wait_for(called[i]);  // as for a message that rank 0 sends after its call
+          const auto work = firsts[i]();
+          if (rank == 0) called[i] = true;
+          finish(work, stream);
+        }
+        REQUIRE(few.get() == sum(2, 100));
+        REQUIRE(many.get() == sum(2, kLong));
+        REQUIRE(received.get() == Floats{0, 0, 0, 1, 1, 1});
+      }
+      group->close(soon());
+    });
+  }
+}
+
+TEST_CASE("launches: two groups begin in different orders") {
+  DeviceWorld world(2, DevicePath::nccl);
+  as_ranks(2, [&](int rank) {
+    const auto group = world.join(rank);
+    const auto other = group->split(0, rank, soon(), "");
+    {
+      const UserStream stream, beside;
+      OnGpu x(stream, contribution(rank, 100)), y(beside, contribution(rank, 50));
+      const auto first = rank == 0 ? start_allreduce(*group, x) : start_allreduce(*other, y);
+      const auto second = rank == 0 ? start_allreduce(*other, y) : start_allreduce(*group, x);
+      first->wait(soon());
+      second->wait(soon());
+      REQUIRE(x.get() == sum(2, 100));
+      REQUIRE(y.get() == sum(2, 50));
+    }
+    other->close(soon());
+    group->close(soon());
+  });
+}
+
+TEST_CASE("launches: in the steady state no thread, no memory, no wait of the host, and events from a pool") {
+  DeviceWorld world(2, DevicePath::nccl);
+  std::array<long, 4> before{}, after{};
+  std::array<long, 2> n_threads{};
+  as_ranks(2, [&](int rank) {
+    const auto group = world.join(rank);
+    {
+      const UserStream stream;
+      OnGpu x(stream, Floats(100, 0.0F)), sent(stream, Floats(6, 1.0F)), received(stream, 6);
+      const auto step = [&] {
+        for (const auto& begin : std::initializer_list<std::function<Communicator::WorkPtr()>>{
+                 [&] { return start_allreduce(*group, x); },
+                 [&] { return bcast(*group, received, 0, received.shape()); },
+                 [&] { return alltoall(*group, Buffer(sent), received, Shape::flat(3)); }}) {
+          const auto work = begin();
+          finish(work, stream);
+          work->wait(soon());  // so that there is one operation at a time
+        }
+      };
+      for (int i = 0; i < 3; ++i) step();
+      barrier(*group)->wait(soon());
+      if (rank == 0) {
+        fake().made(before.data());
+        n_threads[0] = fake_nccl().threads();
+      }
+      barrier(*group)->wait(soon());
+      for (int i = 0; i < 50; ++i) step();
+      barrier(*group)->wait(soon());
+      if (rank == 0) {
+        fake().made(after.data());
+        n_threads[1] = fake_nccl().threads();
+      }
+      barrier(*group)->wait(soon());
+    }
+    group->close(soon());
+  });
+  REQUIRE(after[0] == before[0]);      // blocks of memory
+  REQUIRE(after[1] == before[1]);      // streams
+  REQUIRE(after[2] - before[2] <= 8);  // events: of 300 operations those that a watching thread looks at just then
+  REQUIRE(after[3] == before[3]);      // waits of the host
+  REQUIRE(n_threads[0] == n_threads[1]);
+}
+
+TEST_CASE("launches: groups have no communicators of NCCL before they use one") {
+  DeviceWorld world(2, DevicePath::nccl);
+  const long before = fake_nccl().comms();
+  std::array<long, 3> n{};
+  as_ranks(2, [&](int rank) {
+    const auto group = world.join(rank);
+    const auto count = [&](std::size_t at) {
+      barrier(*group)->wait(soon());
+      if (rank == 0) n[at] = fake_nccl().comms() - before;
+      barrier(*group)->wait(soon());
+    };
+    count(0);
+    const auto used = group->split(0, rank, soon(), "used");
+    const auto unused = group->split(rank, 0, soon(), "unused");
+    count(1);
+    {
+      const UserStream stream;
+      OnGpu x(stream, contribution(rank, 100));
+      launch(*used, x);
+      REQUIRE(x.get() == sum(2, 100));
+    }
+    count(2);
+    unused->close(soon());
+    used->close(soon());
+    group->close(soon());
+  });
+  REQUIRE(n[0] == 4);  // on each rank the one that was made, and the one split off it
+  REQUIRE(n[1] == n[0]);
+  REQUIRE(n[2] == 2 * n[0]);
+  REQUIRE(fake_nccl().comms() == before);
+}
+
 TEST_CASE("launches: while one is in progress others close in vain and give up") {
+  for (const char* version : {"22809", "21403"}) {
+    const Variable of("FAKE_NCCL_VERSION", version);
+    const Variable progress("FAKE_NCCL_IN_PROGRESS", kForGood);
+    DeviceWorld world(2, DevicePath::nccl);
+    const long before = fake_nccl().calls();
+    std::array<std::atomic<bool>, 2> looked{};
+    as_ranks(2, [&](int rank) {
+      const auto group = world.join(rank, Seconds(40));
+      const UserStream stream;
+      OnGpu x(stream, contribution(rank, 100)), y(stream, contribution(rank, 50));
+      const auto first = start_allreduce(*group, x), second = start_allreduce(*group, y);
+      until([&] { return fake_nccl().calls() - before >= 2; });  // the first of both
+      const std::string closed = error_of([&] { group->close(Deadline::after(Seconds(0.1))); });
+      CHECK(closed.find("are pending") != std::string::npos);
+      CHECK(!first->done());
+      CHECK(!second->done());
+      looked[static_cast<std::size_t>(rank)] = true;
+      wait_for(looked[static_cast<std::size_t>(1 - rank)]);
+      group->abandon(std::make_exception_ptr(PeerLostError("given up")), "given up");
+      for (const auto& work : {first, second}) {
+        CHECK(error_of([&] { work->wait(soon()); }).find("given up") != std::string::npos);
+        CHECK(error_of([&] { order(*work, stream); }).find("given up") != std::string::npos);
+      }
+    });
+  }
+}
+
+TEST_CASE("launches: one that NCCL never ends is given up at the group's deadline") {
   const Variable progress("FAKE_NCCL_IN_PROGRESS", kForGood);
-  DeviceWorld world(1, DevicePath::nccl);
-  as_ranks(1, [&](int rank) {
-    const auto group = world.join(rank, Seconds(40));
+  DeviceWorld world(2, DevicePath::nccl);
+  as_ranks(2, [&](int rank) {
+    const auto group = world.join(rank, Seconds(0.3));
     const UserStream stream;
-    OnGpu x(stream, contribution(rank, 100)), y(stream, contribution(rank, 50));
-    std::atomic<int> n_ended = 0;
-    std::string texts[2];
-    until_called(0);
-    std::thread first([&] {
-      texts[0] = error_of([&] { launch(*group, x); });
-      ++n_ended;
-    });
-    until_called(1);
-    std::thread second([&] {
-      texts[1] = error_of([&] { launch(*group, y); });
-      ++n_ended;
-    });
-    const std::string closed = error_of([&] { group->close(Deadline::after(Seconds(0.1))); });
-    CHECK(closed.find("are pending") != std::string::npos);
-    CHECK(n_ended == 0);
-    group->abandon(std::make_exception_ptr(PeerLostError("given up")), "given up");
-    first.join();
-    second.join();
-    for (const std::string& text : texts) CHECK(text.find("given up") != std::string::npos);
+    const OnGpu x(stream, contribution(rank, 100));
+    CHECK(error_of([&] { order(*start_allreduce(*group, x), stream); }).find("has not ended after 0.3 s") !=
+          std::string::npos);
   });
 }
 
 TEST_CASE("launches: NCCL gets them in the order of the calls") {
   const Variable progress("FAKE_NCCL_IN_PROGRESS", "300");
   DeviceWorld world(2, DevicePath::nccl);
-  std::atomic<bool> second_launched = false;
-  until_called(0);
   as_ranks(2, [&](int rank) {
     const auto group = world.join(rank);
     {
       const UserStream stream;
       OnGpu x(stream, contribution(rank, 100)), y(stream, contribution(rank, 50));
-      if (rank == 0) {
-        std::thread first([&] { launch(*group, x); });
-        until_called(1);
-        const auto work = allreduce(*group, Buffer(y), y, {}, y.shape());
-        second_launched = true;
-        work->wait(soon());
-        first.join();
-      } else {
-        // After both of the other rank, whose order the stand-in compares with this one.
-        for (const Deadline deadline = soon(); !second_launched;) {
-          REQUIRE(!deadline.passed());
-          std::this_thread::yield();
-        }
-        launch(*group, x);
-        launch(*group, y);
-      }
+      launch(*group, y);
+      y.set(contribution(rank, 50));
+      const auto slow = start_allreduce(*group, x),
+                 quick = start_allreduce(*group, y);  // whose order the stand-in compares
+      quick->wait(soon());
+      slow->wait(soon());
       REQUIRE(x.get() == sum(2, 100));
       REQUIRE(y.get() == sum(2, 50));
     }

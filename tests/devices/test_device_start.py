@@ -107,6 +107,22 @@ def test_ranks_that_share_a_device(tmp_path):
     assert [one["result"][2] for one in got] == [[2.0] * 3] * 2
 
 
+def test_ranks_that_share_a_device_with_hosts_of_their_own(tmp_path):
+    shared = {"FAKE_GPU_DEVICES": "1", "FAKE_GPU_SAME": "0"}
+    names = {rank: {"NCCL_HOSTID": f"rank-{rank}"} for rank in range(3)}
+    got = outcome(tmp_path, 3, of_rank=names, **shared)
+    assert [one["result"][2] for one in got] == [[3.0] * 3] * 3, got
+    names[2] = names[0]
+    fails_alike(
+        outcome(tmp_path, 3, of_rank=names, **shared), "ranks 0 and 2 use the same device", "NCCL_HOSTID"
+    )
+
+
+def test_a_variable_that_makes_nccl_uninterruptible(tmp_path):
+    got = outcome(tmp_path, 2, of_rank={1: {"NCCL_COMM_BLOCKING": "1"}})
+    fails_alike(got, "rank 1: NCCL_COMM_BLOCKING is set", "unset it")
+
+
 def test_ranks_with_different_versions(tmp_path):
     got = outcome(tmp_path, 3, of_rank={2: {"FAKE_NCCL_VERSION": "22907"}})
     fails_alike(got, "the same NCCL", "2.28.9 on rank 0", "2.29.7 on rank 2")

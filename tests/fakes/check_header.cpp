@@ -34,6 +34,12 @@ static_assert(offsetof(ncclConfig_t, size) == offsetof(abi::Config, size));
 static_assert(offsetof(ncclConfig_t, magic) == offsetof(abi::Config, magic));
 static_assert(offsetof(ncclConfig_t, version) == offsetof(abi::Config, version));
 static_assert(offsetof(ncclConfig_t, blocking) == offsetof(abi::Config, blocking));
+static_assert(offsetof(ncclConfig_t, cgaClusterSize) == offsetof(abi::Config, cga_cluster_size));
+static_assert(offsetof(ncclConfig_t, minCTAs) == offsetof(abi::Config, min_ctas));
+static_assert(offsetof(ncclConfig_t, maxCTAs) == offsetof(abi::Config, max_ctas));
+static_assert(offsetof(ncclConfig_t, netName) == offsetof(abi::Config, net_name));
+static_assert(offsetof(ncclConfig_t, splitShare) == offsetof(abi::Config, split_share));
+static_assert(abi::kUndefined == NCCL_CONFIG_UNDEF_INT);
 
 int main() {
   const ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;

@@ -12,11 +12,15 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "fake_connections.h"
 #include "fake_elements.h"
 #include "fake_gpu.h"
 
@@ -32,7 +36,6 @@ enum Result {
   kRemoteError,
   kInProgress
 };
-constexpr int kMaxRanks = 8;
 constexpr std::size_t kChunk = 256 << 10, kPipe = 64 << 10;
 
 inline std::string text_of(const char* name, const char* otherwise) {
@@ -40,8 +43,6 @@ inline std::string text_of(const char* name, const char* otherwise) {
   return text != nullptr ? text : otherwise;
 }
 inline int version() { return std::atoi(text_of("FAKE_NCCL_VERSION", "22809").c_str()); }
-
-enum class Kind : int { all_reduce, reduce, broadcast, all_gather, reduce_scatter, send, receive };
 
 struct Signature {
   Kind kind;
@@ -54,7 +55,14 @@ struct Signature {
 
 /// What ranks share, in a mapped file. It starts as zeroes.
 struct Shared {
-  std::atomic<int> n_attached, n_arrived, phase;
+  std::atomic<int> n_attached, n_ended;
+  struct Barrier {
+    std::atomic<int> n_arrived, phase;
+  } in_streams, on_hosts;
+  struct Split {
+    int color, key;
+  } splits[kMaxRanks];
+  SharedConnections connections;
   struct Slot {
     int version;
     char bus_id[32], host[64];
@@ -69,30 +77,49 @@ struct Shared {
   } pipes[kMaxRanks][kMaxRanks];
 };
 
-struct Task {
-  Kind kind;
-  std::byte *in, *out;
-  std::size_t count;
-  int type, op, root;
-  double factor;
-  bool scaled;
-  std::size_t in_nbytes = 0, out_nbytes = 0;
-  Signature signature() const { return {kind, count, type, op, root}; }
+inline Signature signature_of(const Task& task) { return {task.kind, task.count, task.type, task.op, task.root}; }
+
+/// What a call has left to do in a thread of its own.
+class Job {
+ public:
+  /// An earlier one has ended.
+  void run(std::function<void()> act) {
+    const std::lock_guard lock(mutex_);
+    if (thread_.joinable()) thread_.join();
+    thread_ = std::thread(std::move(act));
+  }
+  void join() {
+    const std::lock_guard lock(mutex_);
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::thread thread_;
 };
+
+/// Unlike std::thread::id never used again.
+inline long thread_number() {
+  static std::atomic<long> n{0};
+  thread_local const long mine = ++n;
+  return mine;
+}
 
 struct Comm {
   Shared* shared = nullptr;
   int rank = 0, size = 1, device = 0;
-  bool blocking = true;
+  bool blocking = true, shares = false;  // with those that are split off it
   std::atomic<int> error{kSuccess};
-  std::atomic<bool> aborted{false};
+  std::shared_ptr<std::atomic<bool>> aborted = std::make_shared<std::atomic<bool>>(false);
   std::atomic<int> polls_left{0};
-  std::thread opener;
+  std::atomic<int> n_inside{0};  // calls that other threads are in
+  Job job;
   std::string last_error, path;
-  std::thread::id maker;        // members of one clique that one thread has made are called together
+  long maker = 0;               // members of one clique that one thread has made are called together
   std::vector<double> factors;  // of operators made at run time
   long n_operations = 0;
-  std::vector<std::pair<void*, std::vector<Task>>> late;  // launches that have not started: stream, tasks
+  int n_splits = 0;
+  Connections connections;
 
   ~Comm() {
     if (shared != nullptr) ::munmap(shared, sizeof *shared);
@@ -106,28 +133,29 @@ struct Comm {
   template <class Ready>
   bool wait(Ready ready) {
     for (unsigned n = 0; !ready(); ++n) {
-      if (aborted) return false;
+      if (*aborted) return false;
       if (n < 50) {
         std::this_thread::yield();
       } else {
         std::this_thread::sleep_for(std::chrono::microseconds(50));
       }
     }
-    return !aborted;
+    return !*aborted;
   }
 
-  bool barrier() {
-    const int phase = shared->phase;
-    if (shared->n_arrived.fetch_add(1) + 1 == size) {
-      shared->n_arrived = 0;
-      shared->phase = phase + 1;
+  bool barrier() { return meet(shared->in_streams); }
+  bool meet(Shared::Barrier& barrier) {
+    const int phase = barrier.phase;
+    if (barrier.n_arrived.fetch_add(1) + 1 == size) {
+      barrier.n_arrived = 0;
+      barrier.phase = phase + 1;
       return true;
     }
-    const Stuck stuck([this, phase] { return aborted || shared->phase != phase; });
-    return wait([&] { return shared->phase != phase; });
+    const Stuck stuck([this, &barrier, phase] { return *aborted || barrier.phase != phase; });
+    return wait([&] { return barrier.phase != phase; });
   }
   bool hang() {
-    const Stuck stuck([this] { return aborted.load(); });
+    const Stuck stuck([this] { return aborted->load(); });
     return wait([] { return false; });
   }
 
@@ -153,7 +181,7 @@ struct Comm {
     std::strncpy(mine.host, host.c_str(), sizeof mine.host - 1);
     if (!survive("init")) return;
     ++shared->n_attached;
-    if (!wait([&] { return shared->n_attached == size; }) || !barrier()) return;
+    if (!wait([&] { return shared->n_attached == size; }) || !meet(shared->on_hosts)) return;
     if (rank == 0) ::unlink(path.c_str());
     for (int r = 0; r < size; ++r) {
       const Shared::Slot& theirs = shared->slots[r];
@@ -163,7 +191,7 @@ struct Comm {
         return fail(kInvalidUsage, "Duplicate GPU detected");
       }
     }
-    if (barrier()) error = kSuccess;
+    if (meet(shared->on_hosts)) error = kSuccess;
   }
 
   // ---- what runs in streams
@@ -179,7 +207,7 @@ struct Comm {
 
   bool agree(const Task& task) {
     Shared::Slot& mine = shared->slots[rank];
-    mine.signature = task.signature();
+    mine.signature = signature_of(task);
     mine.factor = task.factor;
     mine.scaled = task.scaled;
     if (!barrier()) return false;
@@ -256,7 +284,7 @@ struct Comm {
       auto* pipe = task.kind == Kind::send ? &shared->pipes[rank][task.root] : &shared->pipes[task.root][rank];
       open.push_back({&task, pipe, 0, task.count * size_of(task.type), true});
     }
-    const Stuck stuck([this] { return aborted.load(); });
+    const Stuck stuck([this] { return aborted->load(); });
     return wait([&] {
       std::vector<std::pair<const Shared::Pipe*, Kind>> busy;  // an earlier message in the same pipe is first
       for (auto it = open.begin(); it != open.end();) {
@@ -315,7 +343,7 @@ struct Comm {
   void run(const std::vector<Task>& tasks, long first) {
     for (std::size_t i = 0; i < tasks.size(); ++i) {
       const int state = error;  // in progress: a later call has not started
-      if (aborted || (state != kSuccess && state != kInProgress) ||
+      if (*aborted || (state != kSuccess && state != kInProgress) ||
           !survive(std::to_string(first + static_cast<long>(i))))
         return;
       if (tasks[i].kind != Kind::send && tasks[i].kind != Kind::receive && !collective(tasks[i])) return;

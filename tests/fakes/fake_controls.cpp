@@ -27,6 +27,10 @@ EXPORT int fakeRelease(void* stream_handle) {
 }
 /// Whether streams of the package stop before what writes to device memory.
 EXPORT void fakeHoldWrites(int held) { Stream::writes_are_held() = held != 0; }
+/// Whether queries of events block.
+EXPORT void fakeHoldQueries(int held) { queries().held = held != 0; }
+/// Threads that such a query blocks.
+EXPORT long fakeHeldQueries() { return queries().n_held; }
 EXPORT long fakeCrossed() { return n_crossed(); }
 /// Calls so far that pin memory, allocate device memory and wait for a stream.
 EXPORT void fakeSlowCalls(long* out) {
@@ -53,4 +57,11 @@ EXPORT void fakeCounts(long* out) {
   for (const auto& [_, block] : world().blocks) ++out[block.device < 0 ? 1 : 0];
   out[2] = static_cast<long>(world().streams.size());
   out[3] = static_cast<long>(world().events.size());
+}
+/// What this process has asked for: blocks of memory, streams, events, and waits of the host for streams.
+EXPORT void fakeMade(long* out) {
+  out[0] = made().blocks;
+  out[1] = made().streams;
+  out[2] = made().events;
+  out[3] = made().waits;
 }

@@ -101,6 +101,8 @@ Stuck::~Stuck() {
   if (current_stream != nullptr) current_stream->stick({});
 }
 
+void drain(int device) { drain_all_of(device); }
+
 int current_device() { return device_of_thread; }
 
 std::string bus_id(int device) {
@@ -174,12 +176,14 @@ EXPORT int GPU(GetLastError)() {
 }
 EXPORT int GPU(PeekAtLastError)() { return sticky_error() != kSuccess ? sticky_error().load() : last_error; }
 EXPORT int GPU(DeviceSynchronize)() {
+  ++made().waits;
   if (const int code = forbid_while_capturing()) return ended(code);
   drain_all_of(device_of_thread);
   return kSuccess;
 }
 
 EXPORT int GPU(Malloc)(void** out, std::size_t nbytes) {
+  ++made().blocks;
   if (const int code = forbid_while_capturing()) return ended(code);
   ++n_allocated();
   if (const long largest = setting("FAKE_GPU_LARGEST", 0); largest > 0 && nbytes > static_cast<std::size_t>(largest))
@@ -222,6 +226,7 @@ EXPORT int GPU(Free)(void* data) {
 }
 EXPORT int GPU_HOST_ALLOC(void** out, std::size_t nbytes, unsigned) {
   ++n_pinned();
+  ++made().blocks;
   if (const int code = forbid_while_capturing()) return ended(code);
   std::shared_ptr<void> memory;
   if (setting("FAKE_GPU_SECRET_PINNED", 0) != 0) {

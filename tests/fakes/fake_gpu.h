@@ -23,6 +23,9 @@ class Stuck {
   ~Stuck();
 };
 
+/// Returns once all streams of a device are empty.
+void drain(int device);
+
 int current_device();
 /// Name of the physical device behind a visible one.
 std::string bus_id(int device);

@@ -54,7 +54,7 @@ def build(hip: bool = False) -> tuple[Path, Path]:
             sources = [str(HERE / f"fake_{part}.cpp") for part in ("gpu", "queues", "controls")]
             _compile(runtime, *sources, *(["-DFAKE_HIP"] if hip else []))
             link = [f"-L{folder}", f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN"]
-            _compile(nccl, str(HERE / "fake_nccl.cpp"), *link)
+            _compile(nccl, *(str(HERE / f"fake_{part}.cpp") for part in ("nccl", "launches")), *link)
     return runtime, nccl
 
 

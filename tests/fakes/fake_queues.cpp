@@ -114,6 +114,7 @@ void* keep_graph(std::shared_ptr<std::vector<Node>> nodes) {
 using namespace fake;
 
 EXPORT int GPU(StreamCreateWithFlags)(void** out, unsigned flags) {
+  ++made().streams;
   const std::lock_guard lock(world().mutex);
   auto stream = std::make_shared<Stream>(device_of_thread, flags != 0);
   *out = stream.get();
@@ -144,6 +145,7 @@ EXPORT int GPU(StreamQuery)(void* handle) {
 }
 EXPORT int GPU(StreamSynchronize)(void* handle) {
   ++n_synchronized();
+  ++made().waits;
   const auto stream = stream_of(handle);
   if (!stream) return ended(kInvalidHandle);
   if (const int code = forbid_for(*stream)) return ended(code);
@@ -153,6 +155,7 @@ EXPORT int GPU(StreamSynchronize)(void* handle) {
 }
 
 EXPORT int GPU(EventCreateWithFlags)(void** out, unsigned) {
+  ++made().events;
   const std::lock_guard lock(world().mutex);
   auto event = std::make_shared<Event>();
   *out = event.get();
@@ -187,6 +190,7 @@ EXPORT int GPU(EventRecord)(void* handle, void* stream_handle) {
   return ended(code);
 }
 EXPORT int GPU(EventQuery)(void* handle) {
+  queries().pass();
   const auto event = event_of(handle);
   if (!event) return ended(kInvalidHandle);
   if (const int code = forbid_for(*event)) return ended(code);
@@ -195,6 +199,7 @@ EXPORT int GPU(EventQuery)(void* handle) {
   return ended(event->happened == event->recorded ? kSuccess : kNotReady);
 }
 EXPORT int GPU(EventSynchronize)(void* handle) {
+  ++made().waits;
   const auto event = event_of(handle);
   if (!event) return ended(kInvalidHandle);
   if (const int code = forbid_for(*event)) return ended(code);

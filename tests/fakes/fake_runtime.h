@@ -91,6 +91,31 @@ inline std::atomic<long>& n_synchronized() {
   return n;
 }
 
+/// What this process has asked for, by what it costs: blocks of memory, streams, events, waits of the host.
+struct Made {
+  std::atomic<long> blocks{0}, streams{0}, events{0}, waits{0};
+};
+inline Made& made() {
+  static auto& only = *new Made;
+  return only;
+}
+
+/// Queries of events, which block while tests hold them, as calls of a driver may.
+struct Queries {
+  std::atomic<bool> held{false};
+  std::atomic<long> n_held{0};
+  void pass() {
+    if (!held) return;
+    ++n_held;
+    while (held) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    --n_held;
+  }
+};
+inline Queries& queries() {
+  static auto& only = *new Queries;
+  return only;
+}
+
 // ---- streams
 
 inline constexpr std::uintptr_t kPerThreadStream = 2;

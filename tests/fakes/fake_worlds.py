@@ -73,7 +73,7 @@ def _for_numpy(name: str, open_world: Any) -> Any:
 
 WORLDS = {
     "fakes": _opener(NCCLBackend),
-    "late": _opener(NCCLBackend, FAKE_NCCL_IN_PROGRESS="3"),
+    "late": _opener(NCCLBackend, FAKE_NCCL_IN_PROGRESS="3", FAKE_NCCL_VERSION="21403"),
     "staged": _opener(MPIBackend, SAMESTEP_STAGING_BYTES="65536"),
     "staged-native": _native,
     "aware": _opener(MPIBackend, SAMESTEP_GPU_AWARE_MPI="1"),
@@ -159,7 +159,7 @@ def why_left_out(nodeid: str) -> str:
 def register_all() -> None:
     """Names of the transports whose ranks have fake devices.
 
-    `fakes`: NCCL. `late`: NCCL that returns before it has started.
+    `fakes`: NCCL. `late`: NCCL before 2.18, whose calls return before they have begun.
     `aware`: MPI that is given device memory, which with FAKE_GPU_HOST_ACCESS=1 it survives; `device-aware` sets that.
     `staged`: MPI with shared memory, through pinned memory in small pieces; `staged-direct`: all through MPI.
 

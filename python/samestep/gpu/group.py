@@ -29,11 +29,22 @@ def open_device(kind: str, device: int | None, host: str, *, with_nccl: bool) ->
     """Open what this rank needs for its device. Never raises: the ranks compare what they found first."""
     if device is None:
         return DeviceInfo("no device is assigned to it", "", "")
+    if with_nccl and os.environ.get("NCCL_COMM_BLOCKING", "0") != "0":
+        return DeviceInfo(
+            "NCCL_COMM_BLOCKING is set, with which the start of NCCL cannot be interrupted. Cure: unset it",
+            "",
+            "",
+        )
     try:
-        place = f"{host} {gpu(kind).bus_id(device)}"
+        place = place_of(host, gpu(kind).bus_id(device))
         return DeviceInfo("", nccl_of(kind).version if with_nccl else "", place)
     except Error as error:
         return DeviceInfo(str(error), "", "")
+
+
+def place_of(host: str, bus_id: str) -> str:
+    """Host and physical device, as NCCL tells devices apart: NCCL_HOSTID stands for the host."""
+    return f"{os.environ.get('NCCL_HOSTID') or host} {bus_id}"
 
 
 def require_all(table: list[DeviceInfo]) -> None:
@@ -74,8 +85,6 @@ def sharing_is_allowed(kind: str) -> bool:
 
 
 def _may_share(nccl: str) -> bool:
-    if os.environ.get("NCCL_HOSTID"):
-        return True
     version = tuple(int(part) for part in nccl.split("."))
     return version >= (2, 30) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 
@@ -91,7 +100,8 @@ def _require_own_devices(table: list[DeviceInfo]) -> None:
     raise UnavailableError(
         f"NCCLBackend: ranks {' and '.join(map(str, ranks))} use the same device ({device}), which NCCL "
         f"{table[0].nccl} refuses. Cure: start as many ranks as there are devices; or use NCCL 2.30 or newer with "
-        "NCCL_MULTI_RANK_GPU_ENABLE=1; or samestep.MPIBackend or NativeBackend, which take device arrays too"
+        "NCCL_MULTI_RANK_GPU_ENABLE=1; or samestep.MPIBackend or NativeBackend, which take device arrays too; or, for "
+        "tests, give each rank an NCCL_HOSTID of its own"
     )
 
 

@@ -4,7 +4,6 @@ import ctypes
 import json
 import sys
 import threading
-import time
 
 import fake_arrays
 import numpy as np
@@ -42,14 +41,13 @@ def call_behind_a_kernel_that_waits_for_a_peer(n_calls):
     during = []
 
     def call():
-        begin = time.monotonic(), ticks.n
+        begin = ticks.n
         try:
             for _ in range(n_calls):
-                begin = time.monotonic(), ticks.n
                 work = world.iallreduce(x)
             work.wait(host=True)
         finally:
-            during.append(ticks.n - begin[1])
+            during.append(ticks.n - begin)
 
     attempt(call)
     ticks.end()

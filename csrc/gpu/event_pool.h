@@ -1,0 +1,53 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "gpu/gpu_memory.h"
+
+namespace samestep {
+
+/// A pool of events of one device: to create one takes a call of the driver.
+class EventPool : public std::enable_shared_from_this<EventPool> {
+ public:
+  explicit EventPool(std::shared_ptr<GpuLibrary> gpu) : gpu_(std::move(gpu)) {}
+
+  /// An event, which returns to the pool when the last pointer is dropped. The pool's device must be current.
+  std::shared_ptr<GpuEvent> take() {
+    std::unique_ptr<GpuEvent> event;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        event = std::move(free_.back());
+        free_.pop_back();
+      }
+    }
+    if (event == nullptr) event = std::make_unique<GpuEvent>(gpu_);
+    return {event.release(), [self = shared_from_this()](GpuEvent* used) {
+              const std::lock_guard lock(self->mutex_);
+              self->free_.emplace_back(used);
+            }};
+  }
+
+  /// Events for the work that each of `streams` has so far.
+  std::vector<std::shared_ptr<GpuEvent>> record(const std::vector<StreamHandle>& streams) {
+    std::vector<std::shared_ptr<GpuEvent>> recorded;
+    for (std::size_t i = 0; i < streams.size(); ++i) {
+      bool seen = streams[i] == kNoStream;
+      for (std::size_t j = 0; j < i; ++j) seen = seen || streams[j] == streams[i];
+      if (seen) continue;
+      recorded.push_back(take());
+      recorded.back()->record(reinterpret_cast<GpuLibrary::Stream>(streams[i]));
+    }
+    return recorded;
+  }
+
+ private:
+  std::shared_ptr<GpuLibrary> gpu_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<GpuEvent>> free_;
+};
+
+}  // namespace samestep

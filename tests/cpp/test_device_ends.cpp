@@ -1,0 +1,108 @@
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "core/error.h"
+#include "device_world.h"
+#include "nccl/nccl_members.h"
+
+// How operations that have failed, and communicators of NCCL, end: both wait for the device.
+
+using namespace samestep;
+
+namespace {
+
+void give_up(Communicator& group) { group.abandon(std::make_exception_ptr(StepError("given up")), "given up"); }
+
+bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("device ends: an operation that failed has its memory until the device has left it") {
+  DeviceWorld world(1, DevicePath::nccl);
+  as_ranks(1, [&](int rank) {
+    const auto group = world.join(rank);
+    const UserStream stream;
+    const OnGpu x(stream, contribution(rank, 100));
+    fake().hold(stream.get());
+    const auto work = start_allreduce(*group, x);
+    give_up(*group);
+    CHECK(has(error_of([&] { work->wait(soon()); }), "given up"));
+    fake().run_unblocked();
+    CHECK(!work->device_has_ended());
+    fake().release(stream.get());
+    until([&] { return work->device_has_ended(); });
+  });
+}
+
+TEST_CASE("device ends: an operation that NCCL was never given leaves its memory at once") {
+  DeviceWorld world(2, DevicePath::nccl);
+  as_ranks(2, [&](int rank) {
+    const auto group = world.join(rank);
+    const auto other = group->split(0, rank, soon(), "other");
+    if (rank == 0) {
+      const UserStream stream;
+      const OnGpu x(stream, contribution(rank, 100));
+      const auto work = start_allreduce(*other, x);  // waits for rank 1, which does not come
+      give_up(*other);
+      CHECK(has(error_of([&] { work->wait(soon()); }), "given up"));
+      until([&] { return work->device_has_ended(); });
+    }
+    barrier(*group)->wait(soon());
+    group->close(soon());
+  });
+}
+
+TEST_CASE("device ends: a call of the runtime that blocks holds up no deadline, and nobody who gives up") {
+  DeviceWorld world(1, DevicePath::nccl);
+  as_ranks(1, [&](int rank) {
+    const auto group = world.join(rank);
+    const UserStream stream;
+    const OnGpu x(stream, contribution(rank, 100));
+    fake().hold(stream.get());
+    const auto work = start_allreduce(*group, x);
+    fake().hold_queries(1);
+    until([] { return fake().held_queries() > 0; });  // of the watching thread
+    CHECK(has(error_of([&] { work->wait(Deadline::after(Seconds(0.1))); }), "has not ended after 0.1 s"));
+    CHECK(has(error_of([&] { group->close(Deadline::after(Seconds(0.1))); }), "are pending"));
+    give_up(*group);
+    CHECK(has(error_of([&] { work->wait(soon()); }), "given up"));
+    fake().hold_queries(0);
+    fake().release(stream.get());
+  });
+}
+
+TEST_CASE("device ends: to close has a deadline while NCCL waits for a device that does not come") {
+  DeviceWorld world(1, DevicePath::nccl);
+  as_ranks(1, [&](int rank) {
+    const auto group = world.join(rank, Seconds(0.2));
+    const UserStream stream;
+    const OnGpu x(stream, contribution(rank, 100));
+    fake().hold(stream.get());
+    const auto work = start_allreduce(*group, x);
+    CHECK(error_of([&] { work->wait(soon()); }).find("has not ended after 0.2 s") != std::string::npos);
+    CHECK(error_of([&] { group->close(Deadline::after(Seconds(0.2))); }).find("NCCL of group") != std::string::npos);
+    fake().release(stream.get());
+  });
+}
+
+TEST_CASE("device ends: a communicator that has failed is aborted, and later calls of its thread begin") {
+  const Variable accident("FAKE_NCCL_FAIL", "0:0:error");
+  const auto nccl = NcclLibrary::open(FAKE_NCCL);
+  gpu()->set_device(0);
+  NcclMembers members(gpu(), nccl, {0});
+  const auto comes_to = [&](int state) { until([&] { return members.state().state == state; }); };
+  members.init(1, nccl->unique_id(), 0);
+  comes_to(nccl_abi::kSuccess);
+  members.split(0);
+  comes_to(nccl_abi::kSuccess);
+  const UserStream stream;
+  const OnGpu x(stream, contribution(0, 5));
+  const Buffer all = x;
+  nccl->all_reduce(all.data, all.data, all.count, nccl_abi::kFloat32, nccl_abi::kSum, members.first().comm,
+                   members.first().stream->get());
+  constexpr int kSystemError = 2;
+  comes_to(kSystemError);
+  members.destroy();
+  CHECK_THROWS_AS(nccl->group_end(nullptr), Error);  // this thread is in no group
+}
