@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
@@ -109,6 +109,14 @@ def _text(error: Exception) -> str:
 
 def _refused(verb: str, root: int, why: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"{verb}: root rank {root} cannot pickle its object: {why}")
+
+
+def _raise_not_pickled(verb: str, failed: list[Exception]) -> NoReturn:
+    """What the rank that gave the object raises. Takes the error out of the list; see `_pickled_or_why`."""
+    error = failed.pop()
+    if isinstance(error, MemoryError):  # it says nothing about the object
+        raise error
+    raise InvalidArgumentError(f"{verb}: the object cannot be pickled: {_text(error)}") from error
 
 
 class MessageMethods(CollectiveMethods):
@@ -316,7 +324,9 @@ class MessageMethods(CollectiveMethods):
             inner = self._comm.bcast(data, root)
             if size[0] < 0:
                 inner.wait(limit.seconds, True)
-                raise failed.pop() if failed else _refused("bcast_object", root, data.tobytes().decode())
+                if failed:
+                    _raise_not_pickled("bcast_object", failed)
+                raise _refused("bcast_object", root, data.tobytes().decode())
         return Work(inner, limit.seconds, lambda: obj if self.rank == root else pickle.loads(data.data))
 
     def allgather_object(self, obj: _T, *, timeout: float | None = None) -> list[_T]:
@@ -391,7 +401,9 @@ class MessageMethods(CollectiveMethods):
                 wait_on_host=limit.wait_on_host
             )
             if isinstance(counts, str):
-                raise failed.pop() if failed else InvalidArgumentError(counts)
+                if failed:
+                    _raise_not_pickled("scatter_object", failed)
+                raise InvalidArgumentError(counts)
             into = np.empty(counts[self.rank], np.uint8)
             data = np.concatenate(parts) if parts else None
             inner = self._comm.scatterv(data, into, counts, root)
@@ -405,7 +417,7 @@ class MessageMethods(CollectiveMethods):
         sizes = np.empty(self.size, np.int64)
         self._comm.allgather(np.array(-1 if failed else data.size, np.int64), sizes).wait(limit.seconds, True)
         if failed:
-            raise failed.pop()
+            _raise_not_pickled(verb, failed)
         unable = np.flatnonzero(sizes < 0)
         if unable.size:
             raise InvalidArgumentError(
@@ -424,7 +436,9 @@ class MessageMethods(CollectiveMethods):
 
     def _start_send_object(self, obj: Any, dest: int | None, tag: int, limit: CallTimeout) -> Work[None]:
         self._require_trust("send_object")
-        data = _pickled(obj)
+        data, failed = _pickled_or_why(obj)
+        if failed:
+            _raise_not_pickled("send_object", failed)
         tag = self._tag_number(tag, "send_object")
         if dest is None:
             return self._completed(None, limit)
