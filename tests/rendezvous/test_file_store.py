@@ -71,6 +71,7 @@ def test_a_file_that_is_not_ours_keeps_its_bytes(path, content):
         ("{}/no/such", "/no"),
         ("{}/a\0b", "no file can have this name"),
         ("{}/\ud800", "no file can have this name"),
+        ("/proc/self/mem", "cannot hold a store: Input/output error; give another path"),
     ],
 )
 def test_paths_that_cannot_hold_a_store(tmp_path, name, reported):

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from samestep.errors import InvalidArgumentError, NotInitializedError, UnavailableError
+from samestep.errors import Error, InvalidArgumentError, NotInitializedError, UnavailableError
 from samestep.rendezvous import file_locks
 from samestep.rendezvous.store import DEFAULT_TIMEOUT, Store
 from samestep.rendezvous.table import WRITES, Path, Table
@@ -127,8 +127,10 @@ class FileStore(Store):
                         if self._join(fd):
                             return fd
                         os.unlink(self._file_name)
-            except BaseException:
+            except BaseException as error:
                 os.close(fd)
+                if isinstance(error, OSError) and not isinstance(error, Error):  # no TimeoutError of ours
+                    raise _cannot_hold(self._file_name, error) from error
                 raise
             os.close(fd)
 
