@@ -69,6 +69,12 @@ std::string not_an_array_text(PyObject* object) {
   return str(head, cure);
 }
 
+/// Ctrl-C and lack of memory say nothing about the array. Treated as a refusal, they would be lost: in the text of an
+/// InvalidArgumentError, or in a second attempt that succeeds.
+bool is_no_refusal(const py::error_already_set& error) {
+  return !error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError);
+}
+
 std::string prefixed(const char* what, const std::string& text) { return what ? str(what, ": ", text) : text; }
 
 }  // namespace
@@ -128,6 +134,9 @@ Array view_of(PyObject* object, const char* what) {
 bool try_view(PyObject* object, Array& array) {
   try {
     return read_any(object, array);
+  } catch (const py::error_already_set& error) {
+    if (is_no_refusal(error)) throw;
+    return false;
   } catch (const std::exception&) {
     return false;
   }
@@ -181,9 +190,7 @@ std::string type_text(PyObject* object) {
 
 std::string take_error() {
   py::error_already_set error;
-  // Ctrl-C and lack of memory say nothing about the array. Treated as a refusal, they would be lost in the text of an
-  // InvalidArgumentError.
-  if (!error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError)) throw error;
+  if (is_no_refusal(error)) throw error;
   std::string text = py::str(error.value());
   text.resize(std::min(text.find('\n'), text.size()));
   while (text.ends_with('.')) text.pop_back();

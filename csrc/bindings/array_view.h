@@ -102,7 +102,8 @@ class Array {
 ///   pybind11::type_error   not an array: Python numbers, lists, bytes, str, ...
 Array view_of(PyObject* object, const char* what = nullptr);
 
-/// The same for the fast path, into an empty `array`. False if `view_of` would throw.
+/// The same for the fast path, into an empty `array`. False if `view_of` would throw; what is no `Exception` (Ctrl-C)
+/// and a MemoryError are thrown, since the library of the array may not raise them again.
 bool try_view(PyObject* object, Array& array);
 
 /// The stream in which the library of `object`, memory of `view.device`, works on it now; kNoStream where it is not

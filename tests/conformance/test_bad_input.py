@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import samestep as ss
+from foreign_arrays import Versioned
 from reference import COMPLEX, FLOAT8, FLOATS, assert_same, dtype
 
 pytestmark = pytest.mark.ranks(1, 2)
@@ -46,6 +47,26 @@ def test_what_is_no_array(group, x):
         with pytest.raises(TypeError) as caught:
             call(x)
         assert type(x).__name__ in str(caught.value), f"{verb}: {caught.value}"
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, MemoryError])
+def test_what_is_raised_while_an_array_is_read_and_is_not_about_it(group, raised):
+    """Ctrl-C while JAX waits for an array is raised once: the next attempt would find the array ready."""
+
+    class Interrupted(Versioned):
+        asked = 0
+
+        def __dlpack__(self, **options):
+            self.asked += 1
+            if self.asked == 1:
+                raise raised
+            return super().__dlpack__(**options)
+
+    for verb, call in array_verbs(group).items():
+        x = Interrupted()
+        with pytest.raises(raised):
+            call(x)
+        assert x.asked == 1, verb
 
 
 UNSUPPORTED = [
