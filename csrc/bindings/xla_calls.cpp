@@ -214,11 +214,24 @@ std::int64_t call_number(const xla::Attributes& attributes) {
   return *static_cast<const std::int64_t*>(static_cast<const xla::Scalar*>(attributes.values[0])->value);
 }
 
+std::string plain_text_of(std::exception_ptr pointer) {
+  try {
+    std::rethrow_exception(std::move(pointer));
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
 /// An error as samestep.group.jax_errors finds it again in what JAX raises.
 std::string text_of(std::exception_ptr pointer) {
-  const py::gil_scoped_acquire gil;
-  const auto error = py::reinterpret_steal<py::object>(make_python_error(pointer));
-  return py::module_::import("samestep.group.jax_errors").attr("text_of")(error).cast<std::string>();
+  try {
+    const py::gil_scoped_acquire gil;
+    const auto error = py::reinterpret_steal<py::object>(make_python_error(pointer));
+    return py::module_::import("samestep.group.jax_errors").attr("text_of")(error).cast<std::string>();
+  } catch (const std::exception&) {
+    // Of Python code, as where modules are being torn down. JAX then raises an error of its own class with the text.
+    return plain_text_of(std::move(pointer));
+  }
 }
 
 xla::Error* failed(const xla::Api& api, const std::string& text) {

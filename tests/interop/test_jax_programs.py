@@ -76,6 +76,23 @@ def test_a_compiled_verb_is_named_once(group):
     assert "in it" not in str(caught.value)
 
 
+def test_an_error_without_its_form_keeps_its_text(group, monkeypatch):
+    """As where a process ends and modules are gone: what Python raises there must not reach XLA's threads."""
+    step = jax.jit(group.allreduce)
+    np.testing.assert_array_equal(step(jnp.ones(2)), [2.0, 2.0])
+
+    def fail(error):
+        raise RuntimeError("not about the call")
+
+    monkeypatch.setattr(jax_errors, "text_of", fail)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"allreduce \(operation \d+ ") as caught:
+        jax.block_until_ready(step(jnp.ones(length_of(group, False))))
+    assert not isinstance(caught.value, ss.Error)
+    assert "not about the call" not in str(caught.value)
+    jax_errors._forget_failed_program()  # else JAX makes later programs wait for the one that failed
+    assert group.allreduce(1) == 2
+
+
 def test_errors_of_others_are_left_to_jax(group):
     def fail(x):
         raise KeyError("of the user")
