@@ -118,7 +118,7 @@ class SelfCommunicator final : public Communicator {
   std::shared_ptr<Communicator> split(int color, int, const Deadline&, const std::string& called) override {
     finished();
     if (color < 0) return nullptr;
-    return make_self_communicator(called.empty() ? str(name(), "/split ", children_++, " color ", color) : called);
+    return make_self_communicator(called.empty() ? str(name(), "/split ", n_splits_++, " color ", color) : called);
   }
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline&, const std::string& called) override {
     finished();
@@ -128,12 +128,21 @@ class SelfCommunicator final : public Communicator {
     return make_self_communicator(called.empty() ? name() + "/group 0" : called);
   }
   void progress() override {}
-  void close(const Deadline&) override { closed_ = true; }
+  void close(const Deadline&) override {
+    const std::lock_guard lock(messages_->mutex);
+    closed_ = true;
+    for (const auto& receive : messages_->matcher.withdraw_all()) {
+      receive->fail(std::make_exception_ptr(
+          NotInitializedError(receive->describe() + ": the group was closed before a message had come")));
+    }
+  }
   void abandon(std::exception_ptr error, const std::string&) override {
     const std::lock_guard lock(messages_->mutex);
     // Other threads may wait in these receives; no message will come any more.
     for (const auto& receive : messages_->matcher.withdraw_all()) receive->fail(error);
+    if (is_broken_) return;  // other threads may read the first error
     broken_ = std::move(error);
+    is_broken_ = true;
   }
   Counters counters() const override { return {operations_, 0, 0}; }
 
@@ -170,9 +179,10 @@ class SelfCommunicator final : public Communicator {
     return sent;
   }
   WorkPtr start_recv(const RecvArgs& args) override {
-    finished();
     auto receive = std::make_shared<SelfReceive>(messages_, args);
     const std::lock_guard lock(messages_->mutex);
+    // With the mutex, so that `abandon` either fails this receive or makes this throw.
+    finished();
     const Message* const found = messages_->matcher.find(args.source, args.tag);
     if (found == nullptr) {
       messages_->matcher.post(args.source, args.tag, receive);
@@ -189,7 +199,7 @@ class SelfCommunicator final : public Communicator {
     if (closed_) {
       throw NotInitializedError(str("group '", name(), "' is closed: call samestep.initialize() again to start anew"));
     }
-    if (broken_) std::rethrow_exception(broken_);
+    if (is_broken_) std::rethrow_exception(broken_);
     ++operations_;
     // Without state, so one object serves all operations.
     static const WorkPtr work = std::make_shared<Finished>();
@@ -199,8 +209,9 @@ class SelfCommunicator final : public Communicator {
   std::shared_ptr<SelfMessages> messages_ = std::make_shared<SelfMessages>();
   std::atomic<std::uint64_t> operations_ = 0;  // only counted
   std::atomic<bool> closed_ = false;           // publishes nothing else
+  std::atomic<bool> is_broken_ = false;        // set after `broken_`, which does not change from then on
   std::exception_ptr broken_;
-  int children_ = 0;
+  std::atomic<int> n_splits_ = 0;
 };
 
 }  // namespace

@@ -1,6 +1,11 @@
 #include <doctest/doctest.h>
 
+#include <array>
+#include <atomic>
 #include <cstdint>
+#include <set>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "communicator/self_communicator.h"
@@ -94,4 +99,36 @@ TEST_CASE("a group of one: messages to itself by tag, before and after their rec
   const auto pending = group->recv(buffer(received[0]), 0, kAnyTag);
   group->abandon(std::make_exception_ptr(PeerLostError("over")), "over");
   CHECK_THROWS_AS(pending->wait(soon), PeerLostError);
+  const auto closed = make_self_communicator("self");
+  const auto too_late = closed->recv(buffer(received[0]), 0, kAnyTag);
+  closed->close(soon);
+  CHECK_THROWS_AS(too_late->wait(soon), NotInitializedError);
+}
+
+TEST_CASE("a group of one: what several threads receive while it ends is over for all of them") {
+  for (int round = 0; round < 300; ++round) {
+    const auto group = make_self_communicator("self");
+    std::atomic<int> n_named = 0, n_posted = 0, n_pending = 0;
+    std::array<std::string, 3> names;
+    std::vector<std::thread> threads;
+    for (std::string& name : names) {
+      threads.emplace_back([&] {
+        std::vector<Communicator::WorkPtr> works;
+        name = group->split(0, 0, soon)->name();
+        ++n_named;
+        try {
+          for (;; ++n_posted) works.push_back(group->recv_object(0, 1));
+        } catch (const PeerLostError&) {
+        }
+        for (const auto& work : works) n_pending += work->done() ? 0 : 1;
+      });
+    }
+    while (n_named < 3 || n_posted < 3) std::this_thread::yield();
+    group->abandon(std::make_exception_ptr(PeerLostError("over")), "over");
+    group->abandon(std::make_exception_ptr(Error("once more")), "once more");
+    for (std::thread& thread : threads) thread.join();
+    REQUIRE(n_pending == 0);
+    CHECK(std::set<std::string>(names.begin(), names.end()).size() == names.size());
+    CHECK_THROWS_WITH_AS(group->recv_object(0, 1), "over", PeerLostError);
+  }
 }
