@@ -113,11 +113,11 @@ class MpiLibraryOf final : public MpiLibrary {
   Handle create_group(Handle comm, const std::vector<int>& ranks, int tag) override {
     H all, some, made;
     check(comm_group_(to(comm), &all), "MPI_Comm_group");
+    const GroupOwner owner_of_all(group_free_, all);
     check(group_incl_(all, static_cast<int>(ranks.size()), ranks.data(), &some), "MPI_Group_incl");
+    const GroupOwner owner_of_some(group_free_, some);
     // Unlike MPI_Comm_create, this is called by the members of the new group alone (MPI 3.0).
     check(comm_create_group_(to(comm), some, tag, &made), "MPI_Comm_create_group");
-    group_free_(&some);
-    group_free_(&all);
     return from(made);
   }
 
@@ -137,6 +137,19 @@ class MpiLibraryOf final : public MpiLibrary {
   }
 
  private:
+  /// Frees a group of MPI, also where a later call fails.
+  class GroupOwner {
+   public:
+    GroupOwner(int (*free)(H*), H group) : free_(free), group_(group) {}
+    GroupOwner(const GroupOwner&) = delete;
+    GroupOwner& operator=(const GroupOwner&) = delete;
+    ~GroupOwner() { free_(&group_); }
+
+   private:
+    int (*free_)(H*);
+    H group_;
+  };
+
   // All functions are looked up at once: what is missing is reported before a rank communicates, not in the middle of a
   // run.
   template <class Function>
