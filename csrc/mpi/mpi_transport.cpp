@@ -1,6 +1,7 @@
 #include "mpi/mpi_transport.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -149,7 +150,7 @@ class MpiTransport final : public Transport {
   bool test(Request& request, Envelope* envelope) override {
     if (!request.active) return true;
     // Until then the watch may still find out which rank has died, and the error that names it tells more than MPI's.
-    if (has_failed() && Clock::now() - failure_->at > kBlameAfter) throw Error(failure_->text);
+    if (has_failed() && Clock::now() - failure_->at() > kBlameAfter) throw Error(failure_->text());
     MpiLibrary::Status status;
     bool ended = false;
     attempt([&] { ended = library_->test(request.bits, status); });
@@ -230,12 +231,31 @@ class MpiTransport final : public Transport {
  private:
   /// What MPI does when a rank has died is its own affair: it may return errors, or crash at the next call. So where
   /// deaths are known otherwise it is left alone after its first error, until it is known who has died.
-  struct Failure {
-    std::string text;
-    Clock::time_point at;
+  /// Thread-safe: groups have threads of their own.
+  class Failure {
+   public:
+    bool has_happened() const { return happened_.load(std::memory_order_acquire); }  // pairs with note
+    /// The first one counts.
+    void note(const char* text) {
+      const std::lock_guard lock(mutex_);
+      if (happened_.load(std::memory_order_relaxed)) return;  // relaxed: set under the mutex
+      text_ = text;
+      at_ = Clock::now();
+      happened_.store(true,
+                      std::memory_order_release);  // pairs with has_happened: text and time do not change after it
+    }
+    /// Once it has happened.
+    const std::string& text() const { return text_; }
+    Clock::time_point at() const { return at_; }
+
+   private:
+    std::mutex mutex_;
+    std::string text_;
+    Clock::time_point at_;
+    std::atomic<bool> happened_ = false;
   };
 
-  bool has_failed() const { return failure_ != nullptr && !failure_->text.empty(); }
+  bool has_failed() const { return failure_ != nullptr && failure_->has_happened(); }
 
   template <class Function>
   void attempt(Function&& call) {
@@ -244,7 +264,7 @@ class MpiTransport final : public Transport {
       call();
     } catch (const Error& error) {
       if (failure_ == nullptr) throw;
-      *failure_ = {error.what(), Clock::now()};
+      failure_->note(error.what());
     }
   }
 

@@ -79,4 +79,44 @@ TEST_CASE("mpi: groups of MPI are freed, whatever fails") {
   }
 }
 
+TEST_CASE("mpi: an error of MPI in a watched world holds for its groups, which other threads use") {
+  std::atomic<int> n_made = 0;
+  std::vector<PeerWatch::Place> places(2, {.address = "127.0.0.1", .where = "node1"});
+  std::vector<Fd> listening;  // nobody has died
+  for (PeerWatch::Place& place : places) listening.push_back(open_port(place.port));
+  Fd reserved = open_port(places[0].reserved_port, -1);
+  std::unique_ptr<Failing> failing;
+  as_threads(2, [&](int rank) {
+    const std::shared_ptr<ExchangeCommunicator> over_mpi = join(rank);
+    const std::shared_ptr<Communicator> world = over_mpi;
+    if (rank == 0) {
+      watch_ranks(*over_mpi, std::make_shared<PeerWatch>(std::move(listening[0]), std::move(reserved), places));
+    }
+    const auto part = world->split(0, rank, soon());
+    ++n_made;
+    if (rank == 1) return;
+    for (const Deadline deadline = soon(); n_made < 2;) {
+      REQUIRE(!deadline.passed());
+      std::this_thread::yield();
+    }
+    Floats x(1), y(1);
+    const auto first = world->recv(buffer(x), 1, 0), second = part->recv(buffer(y), 1, 0);
+    std::atomic<int> n_polled = 0;
+    std::thread elsewhere([&] {
+      for (; n_polled < 200; ++n_polled) REQUIRE_FALSE(second->done());
+    });
+    while (n_polled < 20) std::this_thread::yield();
+    failing = std::make_unique<Failing>("MPI_Test MPI_Isend MPI_Irecv");
+    for (int i = 0; i < 100; ++i) REQUIRE_FALSE(first->done());
+    elsewhere.join();
+    // Until the watch knows who has died, the error of MPI is no reason to end.
+    for (const auto& work : {first, second}) {
+      CHECK_THROWS_AS(work->wait(Deadline::after(Seconds(0.01))), TimeoutError);
+    }
+    for (const auto& group : {world, part}) {
+      group->abandon(std::make_exception_ptr(PeerLostError("over")), "over");
+    }
+  });
+}
+
 }  // namespace samestep
