@@ -477,6 +477,7 @@ void ProgressEngine::close() {
   if (whole) {
     header_exchange_->abandon();
     inbox_.abandon();
+    if (transport_->holds_memory()) retain_forever();
   }
   closed_ = true;
   if (whole) transport_->close();  // collective: a rank that has left takes no part in it

@@ -162,12 +162,14 @@ class MpiTransport final : public Transport {
 
   bool cancel(Request& request) override {
     // Also asked after a failure and after MPI_Finalize, when MPI may no longer be called.
-    if (!request.active || library_->finalized() || has_failed()) return false;
-    const bool cancelled = library_->cancel(request.bits);
-    // A receive that a message has matched stays active, and the caller has to test it to its end.
-    request.active = request.bits != library_->facts().request_null;
+    if (!request.active || library_->finalized()) return false;
+    request.active = false;
+    const bool cancelled = !has_failed() && library_->cancel(request.bits);
+    if (request.bits != library_->facts().request_null) holds_memory_ = true;
     return cancelled;
   }
+
+  bool holds_memory() const override { return holds_memory_; }
 
   bool probe(int tag, Envelope& envelope) override {
     MpiLibrary::Status status;
@@ -298,6 +300,7 @@ class MpiTransport final : public Transport {
   std::vector<bool> reported_ = {};
   std::shared_ptr<Failure> failure_ = nullptr;  // of MPI, for all groups of a watched world
   bool asks_ = false;                           // nothing is asked of the watch before this rank has waited for long
+  bool holds_memory_ = false;                   // MPI has not ended a receive that was given up
 };
 
 }  // namespace

@@ -59,7 +59,8 @@ class Transport {
   std::uint64_t ended() const { return ended_.load(std::memory_order_relaxed); }
   void count_ended() { ended_.fetch_add(1, std::memory_order_relaxed); }
 
-  /// Cancels a receive. False if a message has already matched it: then `test` it until it completes.
+  /// Cancels a receive. False if a message has already matched it: then `test` it until it completes, unless
+  /// `holds_memory` says that the transport has done with it what it could.
   virtual bool cancel(Request& request) = 0;
 
   /// Whether a message with this tag has arrived, from any rank, that no receive has matched.
@@ -116,6 +117,9 @@ class Transport {
 
   /// Frees the resources of the group. Collective, unlike the destructor, which may be called without it.
   virtual void close() = 0;
+  /// Whether the memory of a receive that could not be cancelled may still be written, for as long as the process
+  /// lives.
+  virtual bool holds_memory() const { return false; }
   /// Whether, after `close` on all ranks, the memory of requests that have not ended is never accessed again.
   virtual bool forgets_at_close() const { return false; }
 

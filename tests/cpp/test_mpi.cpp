@@ -66,6 +66,40 @@ std::shared_ptr<ExchangeCommunicator> join(int rank) {
 
 }  // namespace
 
+TEST_CASE("mpi: a cancelled receive is tested until MPI has cancelled it") {
+  const auto mpi = library_of(0);
+  const MpiLibrary::Handle comm = mpi->facts().comm_world;
+  char room = 0;
+  for (const int n : {0, 1, 7}) {
+    MpiLibrary::Handle request = mpi->receive(comm, &room, 1, 0, 5);
+    fake_mpi().tests_of_cancelled(n);
+    CHECK(mpi->cancel(request));
+    CHECK(request == mpi->facts().request_null);
+  }
+  MpiLibrary::Handle request = mpi->receive(comm, &room, 1, 0, 5);
+  fake_mpi().tests_of_cancelled(1 << 30);  // it returns, nevertheless
+  CHECK_FALSE(mpi->cancel(request));
+  CHECK(request != mpi->facts().request_null);
+}
+
+TEST_CASE("mpi: a closed group keeps the memory of receives that MPI has not cancelled, and no other") {
+  for (const int n : {0, 1 << 30}) {
+    std::mutex mutex;
+    std::vector<std::weak_ptr<ProgressEngine>> engines;
+    as_threads(2, [&](int rank) {
+      const auto group = join(rank);
+      Floats x = contribution(rank, 5);
+      allreduce(*group, buffer(x), buffer(x), {}, shape(x))->wait(soon());
+      REQUIRE(x == sum(2, 5));
+      fake_mpi().tests_of_cancelled(n);
+      group->close(soon());
+      const std::lock_guard lock(mutex);
+      engines.emplace_back(group->engine_of_group());
+    });
+    for (const auto& engine : engines) CHECK(engine.expired() == (n == 0));
+  }
+}
+
 TEST_CASE("mpi: groups of MPI are freed, whatever fails") {
   const auto mpi = library_of(0);
   const int before = fake_mpi().groups();
