@@ -42,6 +42,10 @@ class Work {
     return false;
   }
 
+  /// Of a receive into device memory, which matches messages at once but writes nothing before this call: the device
+  /// has done what comes before. Thread-safe.
+  virtual void begin_writes() {}
+
   /// Cancels a receive that no message has matched. False for other operations, and if a message has matched: then
   /// wait.
   virtual bool cancel() { return false; }

@@ -55,7 +55,8 @@ void Receive::take(int source, const MessageHeader& sent, std::span<const std::b
   }
   fits_ = sent.fits(args_.out, args_.fit);
   const std::size_t nbytes = sent.nbytes();
-  if (sent.body == kInlineBody) {
+  has_body_ = sent.body == kInlineBody;
+  if (has_body_) {
     if (fits_ && args_.out.device.kind != DeviceKind::cpu) {  // which the host cannot write to
       object_.assign(elements.begin(), elements.begin() + static_cast<std::ptrdiff_t>(nbytes));
     } else if (fits_) {
@@ -65,13 +66,23 @@ void Receive::take(int source, const MessageHeader& sent, std::span<const std::b
   }
   // A body that does not fit is received all the same: its sender waits for that, and its tag is used again later.
   if (!fits_) unwanted_.resize(nbytes);
-  body_.receive(progress_engine().transport(), fits_ ? args_.out.data : unwanted_.data(), nbytes, source,
-                tags::of_body(sent.body));
+  if (!fits_ || may_write_.load(std::memory_order_acquire)) receive_body();  // pairs with begin_writes
+}
+
+void Receive::receive_body() {
+  has_body_ = true;
+  body_.receive(progress_engine().transport(), fits_ ? args_.out.data : unwanted_.data(), sent_.nbytes(),
+                status_.source, tags::of_body(sent_.body));
 }
 
 bool Receive::advance() {
+  if (!has_head_) return false;
+  if (!has_body_) {
+    if (!may_write_.load(std::memory_order_acquire)) return false;  // pairs with begin_writes
+    receive_body();
+  }
   // The error comes after the body: until then the transport writes to `unwanted_`.
-  if (!has_head_ || !body_.test(progress_engine().transport())) return false;
+  if (!body_.test(progress_engine().transport())) return false;
   if (!fits_) throw_mismatch();
   return true;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -35,7 +36,8 @@ class Send : public Operation {
 class Receive : public Operation, private MessageInbox::PostedReceive {
  public:
   /// With `Fit::object` the operation allocates the memory.
-  Receive(std::shared_ptr<ProgressEngine> engine, const RecvArgs& args) : Operation(std::move(engine)), args_(args) {}
+  Receive(std::shared_ptr<ProgressEngine> engine, const RecvArgs& args)
+      : Operation(std::move(engine)), args_(args), may_write_(args.out.device.kind == DeviceKind::cpu) {}
 
   bool is_collective() const override { return false; }
   void begin(std::uint64_t) override;
@@ -46,6 +48,7 @@ class Receive : public Operation, private MessageInbox::PostedReceive {
   std::span<const std::byte> object() const override { return object_; }
 
   bool cancel() override;
+  void begin_writes() override { may_write_.store(true, std::memory_order_release); }  // pairs with advance
 
  protected:
   void abort() override;
@@ -60,9 +63,12 @@ class Receive : public Operation, private MessageInbox::PostedReceive {
 
  private:
   [[noreturn]] void throw_mismatch() const;
+  void receive_body();
 
   RecvArgs args_;
+  std::atomic<bool> may_write_;
   bool has_head_ = false;
+  bool has_body_ = false;  ///< inline, or its receives have been posted
   MessageHeader sent_{};
   bool fits_ = true;
   std::vector<std::byte> unwanted_;  // receives a body that does not fit

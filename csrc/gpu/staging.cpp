@@ -90,6 +90,10 @@ class HostStaging::StagedWork final : public Work {
       for (RemoteSegment& piece : pieces_) {
         // In order: segments are operations of the host group, which all ranks must start in the same order.
         if (piece.work == nullptr && !may_start(piece, may_begin)) break;
+        if (piece.awaits_stream && piece.copied->is_complete()) {
+          piece.awaits_stream = false;
+          piece.work->begin_writes();
+        }
         if (!piece.back) copy_back(piece);
       }
       while (!pieces_.empty() && pieces_.front().back && pieces_.front().copied->is_complete()) {
@@ -134,6 +138,7 @@ class HostStaging::StagedWork final : public Work {
     std::byte* out;
     std::unique_ptr<GpuEvent> copied;
     Communicator::WorkPtr work = nullptr;
+    bool awaits_stream = false;  ///< of a GPU-direct receive: its memory is still used for something else
     bool back = false;
   };
 
@@ -185,7 +190,10 @@ class HostStaging::StagedWork final : public Work {
   bool may_start(RemoteSegment& piece, bool may_begin) {
     const bool first = n_started_ == 0;
     if (!may_begin || (!first && n_handed_over_ == 0)) return false;
-    if (!piece.copied->is_complete()) return false;
+    // A GPU-direct receive starts at once, so that it gets the message that is due to it, whatever is posted later, and
+    // can be cancelled. It writes later.
+    piece.awaits_stream = piece.part.gpu_direct && is_message() && !sends();
+    if (!piece.awaits_stream && !piece.copied->is_complete()) return false;
     // The copies are in one stream: once the last one has ended, all have.
     if (call_.copies_in_first && first && !pieces_.back().copied->is_complete()) return false;
     // Some other thread may make this step, inside a call of its own: error texts must name the call that has started
@@ -248,7 +256,9 @@ class HostStaging::StagedWork final : public Work {
       const StagedWork& first = stager_->next_to_begin(*this);
       is_this = &first == this;
       for (const RemoteSegment& piece : first.pieces_) {
-        if (host_wait == nullptr && piece.work != nullptr && !piece.work->done()) host_wait = piece.work;
+        if (host_wait == nullptr && piece.work != nullptr && !piece.awaits_stream && !piece.work->done()) {
+          host_wait = piece.work;
+        }
       }
     }
     if (host_wait != nullptr) host_wait->wait(deadline);  // has passed, so this throws and names the missing ranks

@@ -28,7 +28,8 @@ struct StagedSegment {
   std::byte* out = nullptr;  ///< on the device; null: nothing is copied back
   StagedRuns out_runs = {};
   bool in_place = false;    ///< input and output share one buffer on the host
-  bool gpu_direct = false;  ///< nothing is copied: `start` passes on device pointers once their streams are ready
+  bool gpu_direct = false;  ///< nothing is copied: `start` passes on device pointers once their streams are ready, but
+                            ///< that of a receive at once; see Work::begin_writes
   /// Starts the operation on the host.
   std::function<Communicator::WorkPtr(std::byte* in, std::byte* out)> start;
 };
@@ -37,7 +38,7 @@ struct StagedOperation {
   std::vector<StagedSegment> parts;
   std::vector<StreamHandle> after;  ///< streams in which the buffers are produced and used
   std::string called = user_call();
-  bool message = false;          ///< a send or receive, which need not start in order
+  bool message = false;          ///< a send or receive; a receive starts at once
   bool copies_in_first = false;  ///< outputs overlap later inputs: all inputs are on the host before anything starts
   std::size_t itemsize = 0;      ///< of a receive, where as many elements come back as the message has
 };

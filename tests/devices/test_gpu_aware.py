@@ -99,6 +99,55 @@ def test_a_message_waits_for_those_who_use_its_memory(group, reachable):
         np.testing.assert_array_equal(copy.get(), np.full(n, -1.0))
 
 
+PLACES = {
+    "host": lambda stream, count: np.zeros(count, "float32"),
+    "device": lambda stream, count: fake_arrays.Array.of(np.zeros(count, "float32"), stream),
+}
+
+
+@ranks
+@pytest.mark.parametrize("count", [10, 5000])  # the first is staged where it is received on the device
+@pytest.mark.parametrize("place", PLACES)
+def test_receives_get_messages_in_the_order_of_their_calls(group, reachable, place, count):
+    """Also while kernels still use the memory of the first."""
+    if group.rank == 0:
+        for work in [group.isend(values(0, 5000), 1, tag=3), group.isend(values(1, count), 1, tag=3)]:
+            work.wait()
+    if group.rank == 1:
+        busy, free = fake_arrays.Stream(), fake_arrays.Stream()
+        first = fake_arrays.Array.of(np.full(5000, -1.0, "float32"), busy)
+        second = PLACES[place](free, count)
+        for stream in (busy, free):
+            stream.synchronize()
+        with busy.held():
+            works = [group.irecv(first, 0, tag=3), group.irecv(second, 0, tag=3)]
+            if place == "host":
+                assert works[1].wait() == (0, 3, count)
+            assert not works[0].done()
+        assert [work.wait() for work in works] == [(0, 3, 5000), (0, 3, count)]
+        np.testing.assert_array_equal(first.get(), values(0, 5000))
+        np.testing.assert_array_equal(second if place == "host" else second.get(), values(1, count))
+    group.barrier()
+
+
+@ranks
+def test_a_receive_that_is_given_up_before_its_memory_is_free_takes_no_message(group, reachable):
+    if group.rank == 1:
+        busy = fake_arrays.Stream()
+        given_up = fake_arrays.Array.of(np.full(5000, -1.0, "float32"), busy)
+        busy.synchronize()
+        with busy.held(), pytest.raises(ss.TimeoutError, match="this rank's own device"):
+            group.recv(given_up, 0, tag=3, timeout=0.05)
+    group.barrier()
+    if group.rank == 0:
+        group.send(values(0, 5000), 1, tag=3)
+    if group.rank == 1:
+        x = np.zeros(5000, "float32")
+        group.recv(x, 0, tag=3)
+        np.testing.assert_array_equal(x, values(0, 5000))
+        np.testing.assert_array_equal(given_up.get(), np.full(5000, -1.0))
+
+
 @ranks
 def test_what_does_not_fit_is_an_error_and_the_group_goes_on(group, reachable):
     stream = fake_arrays.Stream()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import fake_libraries
@@ -133,6 +135,15 @@ class Stream:
     def delay(self, microseconds: int) -> None:
         """What is put into the stream from now on begins so much later."""
         runtime().fakeDelay(self.handle, microseconds)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """What is put into the stream within it begins only after it. One at a time."""
+        runtime().fakeHold(ctypes.c_void_p(self.handle))
+        try:
+            yield
+        finally:
+            runtime().fakeRelease(ctypes.c_void_p(self.handle))
 
     def synchronize(self) -> None:
         call("StreamSynchronize", ctypes.c_void_p(self.handle))
