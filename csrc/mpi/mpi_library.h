@@ -52,8 +52,8 @@ class MpiLibrary {
   /// MPI_Test: true at the end, `request` is then null.
   virtual bool test(Handle& request, Status& status) = 0;
   /// MPI_Cancel and MPI_Test: true if the receive was cancelled before a message matched it. False with `request` not
-  /// null: a message is still arriving. Then only MPI may use the memory, and `test` must not be called: it would take a
-  /// receive that MPI cancels later for one that has got a message.
+  /// null: a message is still arriving. Then only MPI may use the memory, and `test` must not be called: it would take
+  /// a receive that MPI cancels later for one that has got a message.
   virtual bool cancel(Handle& request) = 0;
   virtual bool probe(Handle comm, int source, int tag, Status& status) = 0;
 
