@@ -72,6 +72,21 @@ TEST_CASE("device ends: a call of the runtime that blocks holds up no deadline, 
   });
 }
 
+TEST_CASE("device ends: a rank that leaves with its result takes it from no rank whose device is behind") {
+  const Variable slow("FAKE_NCCL_SLOW", "1");
+  constexpr std::size_t kCount = 300000;  // elements: several of the pieces after each of which rank 1 is behind
+  DeviceWorld world(2, DevicePath::nccl);
+  as_ranks(2, [&](int rank) {
+    const auto group = world.join(rank);
+    const UserStream stream;
+    OnGpu x(stream, contribution(rank, kCount));
+    const auto work = start_allreduce(*group, x);
+    CHECK(error_of([&] { work->wait(soon()); }) == "");
+    if (rank == 0) give_up(*group);
+    CHECK(x.get() == sum(2, kCount));
+  });
+}
+
 TEST_CASE("device ends: to close has a deadline while NCCL waits for a device that does not come") {
   DeviceWorld world(1, DevicePath::nccl);
   as_ranks(1, [&](int rank) {
