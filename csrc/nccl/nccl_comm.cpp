@@ -33,6 +33,7 @@ std::shared_ptr<NcclComm> NcclComm::open(Options options, std::shared_ptr<Commun
   try {
     made->prepare();
     wait_hooks().run_without_gil([&] { made->start_nccl(deadline); });
+    // NCCL may have failed on some ranks only. Those have abandoned the group, so this fails on all of them.
     made->signature_check_->start({CollectiveType::barrier})->wait(deadline);
   } catch (...) {
     const std::lock_guard lock(made->mutex_);
@@ -52,6 +53,7 @@ void NcclComm::throw_if_broken() const {
 
 std::shared_ptr<Work> NcclComm::launch(NcclLaunch launch) {
   const std::vector<std::vector<StreamHandle>> after = std::move(launch.after);
+  // The deadline is the group's, because the caller may never wait for this operation on the host.
   const auto operation = std::make_shared<Operation>(std::move(launch), Deadline::after(options_.timeout));
   watch_from_now(operation);
   wait_hooks().run_without_gil([&] {

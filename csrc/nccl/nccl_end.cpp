@@ -15,7 +15,7 @@ constexpr std::chrono::seconds kForCallsToReturn{1};
 }  // namespace
 
 void NcclComm::fail(std::exception_ptr error, bool tell) {
-  if (broken_) return;
+  if (broken_) return;  // the first error is the cause; those that follow are consequences
   broken_ = error;
   changed_.notify_all();
   if (tell) {  // first, because a thread that sees the error may end the process
@@ -35,6 +35,7 @@ void NcclComm::release() {
   std::shared_ptr<NcclComm> self = weak_from_this().lock();  // null in the destructor: then nobody makes calls
   std::unique_lock lock(mutex_);
   if (broken_ && is_mismatch(broken_) && on_mismatch_ && self != nullptr) {
+    // Without the mutex: the callback abandons all communicators of the group, this one included.
     const auto tell = std::exchange(on_mismatch_, nullptr);
     const std::exception_ptr error = broken_;
     lock.unlock();
@@ -53,6 +54,8 @@ void NcclComm::release() {
   lock.unlock();
   // From here on NCCL may block for as long as the device does, and only what is shared may be used, or `self`.
   if (aborts) {
+    // An abort of the parent interrupts calls on the child. The child may be aborted only when nobody is inside of NCCL
+    // with it.
     members->abort_parents();
     if (self != nullptr) {
       lock.lock();
@@ -80,6 +83,7 @@ bool NcclComm::stop(const Deadline& deadline) {
     changed_.notify_all();
   }
   if (!watcher_.joinable()) return true;
+  // A thread cannot join itself.
   if (watcher_.get_id() == std::this_thread::get_id()) {  // its own callback dropped the last pointer
     watcher_.detach();
     return true;

@@ -32,6 +32,7 @@ void NcclComm::exchange_address() {
     const std::lock_guard lock(mutex_);
     throw_if_broken();
   }
+  // Rank 0 sends one in any case. Without the text the others would wait for an address until their deadline.
   auto invitation = std::make_shared<Invitation>();
   if (host_->rank() == 0) {
     try {
@@ -40,6 +41,7 @@ void NcclComm::exchange_address() {
       std::strncpy(invitation->failed.data(), error.what(), invitation->failed.size() - 1);
     }
   }
+  // Nothing is ever sent to these receives. The host group fails them when a peer is lost, which NCCL may never notice.
   std::vector<Communicator::WorkPtr> receives;
   for (int peer = 0; peer < host_->size(); ++peer) {
     if (peer != host_->rank()) receives.push_back(signature_check_->recv({&unused_byte_, 1, DType::uint8}, peer, 0));
@@ -59,6 +61,7 @@ nccl_abi::UniqueId NcclComm::address(const Deadline& deadline) {
   Backoff pause(/*oversubscribed=*/true);
   while (!address_->done()) {
     if (!pause.step()) continue;
+    // About every millisecond: signals, and progress for peers that wait for this rank in other groups.
     wait_hooks().interrupt();
     ProgressEngine::progress_everywhere();
     const std::lock_guard look(mutex_);
@@ -99,6 +102,7 @@ void NcclComm::wait_until_ready(const std::string& act, const Deadline& deadline
   while (true) {
     const bool long_since = pause.step();
     if (long_since) wait_hooks().interrupt();
+    // For one look at a time: between looks other threads may end this communicator.
     const std::lock_guard look(mutex_);
     throw_if_broken();
     if (is_ready(act)) return;
@@ -114,6 +118,7 @@ void NcclComm::wait_until_ready(const std::string& act, const Deadline& deadline
 bool NcclComm::is_ready(const std::string& act) {
   const auto [state, comm] = members_->state();
   if (state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) return state == nccl_abi::kSuccess;
+  // NCCL reports only that something has failed. What the host knows names the rank or the mismatch.
   if (const std::exception_ptr cause = host_cause()) std::rethrow_exception(cause);
   throw Error(str(act, " in group '", host_->name(), "': ", nccl().explain(state, comm)));
 }
@@ -130,6 +135,8 @@ void NcclComm::watch_from_now(const std::shared_ptr<Operation>& operation) {
 bool NcclComm::enroll(const std::shared_ptr<Operation>& operation) {
   const std::lock_guard lock(mutex_);
   throw_if_broken();
+  // Only a call whose connections exist returns before the other ranks come. It must not overtake those in the queue:
+  // NCCL pairs the calls of ranks by their order.
   const bool waits_for_nobody = host_->size() == 1 || connected_.contains(operation->calls.connections);
   if (started_ && waits_for_nobody && !launching_ && queue_.empty()) return launching_ = true;
   queue_.push_back(operation);
@@ -164,6 +171,7 @@ void NcclComm::launch_queued() {
     changed_.wait_for(lock, kLaunchersStay, stop_waiting);
     if (broken_ || queue_.empty()) break;
     if (launching_) continue;
+    // It stays in the queue until it has been made, so that no caller launches before it.
     const std::shared_ptr<Operation> next = queue_.front();
     launching_ = true;
     lock.unlock();
@@ -203,9 +211,10 @@ void NcclComm::make_calls(Operation& operation) {
     const OnDevice there(gpu(), member.device);
     for (const std::shared_ptr<GpuEvent>& produced : operation.after[i]) produced->make_wait(member.stream->get());
   }
-  operation.after.clear();
+  operation.after.clear();  // the events can be used again
   operation.calls.enqueue(first.comm, first.stream->get());
   if (!calls_block_) wait_until_ready(operation.what, operation.deadline);
+  // The first stream waits for the others, so that one event shows the end of all members.
   members_->join_streams();
   operation.end = first.events->take();
   operation.end->record(first.stream->get());

@@ -18,7 +18,7 @@ NcclMembers::NcclMembers(std::shared_ptr<GpuLibrary> gpu, std::shared_ptr<NcclLi
                          const std::vector<int>& devices)
     : gpu_(std::move(gpu)), nccl_(std::move(nccl)) {
   for (const int device : devices) {
-    const OnDevice on(*gpu_, device);
+    const OnDevice on(*gpu_, device);  // a stream belongs to the device that is current when it is made
     members_.push_back({device, std::make_unique<GpuStream>(gpu_), std::make_shared<EventPool>(gpu_)});
   }
 }
@@ -26,6 +26,7 @@ NcclMembers::NcclMembers(std::shared_ptr<GpuLibrary> gpu, std::shared_ptr<NcclLi
 void NcclMembers::init(int n_ranks, const nccl_abi::UniqueId& id, int rank) {
   const int n_here = static_cast<int>(members_.size());
   NcclGroup group(*nccl_);
+  // Each of these calls waits for all members. One thread can start several only in a group.
   int number = rank * n_here;
   for (Member& member : members_) {
     const OnDevice on(*gpu_, member.device);
@@ -66,6 +67,7 @@ NcclMembers::CommState NcclMembers::state() const {
 void NcclMembers::join_streams() const {
   for (std::size_t i = 1; i < members_.size(); ++i) {
     const OnDevice on(*gpu_, members_[i].device);
+    // An event can be recorded only in a stream of its own device, but a stream of any device can wait for it.
     const std::shared_ptr<GpuEvent> given = members_[i].events->take();
     given->record(members_[i].stream->get());
     const OnDevice on_first(*gpu_, first().device);
@@ -74,6 +76,7 @@ void NcclMembers::join_streams() const {
 }
 
 std::vector<int> NcclMembers::devices_of(StreamHandle stream) const {
+  // The handle of a default stream stands for one stream on each device. All of them wait.
   if (stream > kLastDefaultStream) return {first().device};
   std::vector<int> devices;
   for (const Member& member : members_) devices.push_back(member.device);

@@ -61,6 +61,7 @@ std::exception_ptr NcclComm::timeout_error(const Operation& operation, const Dea
 
 std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_point now) {
   if (operation.ended) return operation.error;
+  // Both: an operation has not succeeded before it is known that all ranks have called the same one.
   const bool agreed = operation.signature_check == nullptr || operation.signature_check->done();
   if (agreed && operation.signature_check != nullptr && operation.signature_check->error())
     return operation.signature_check->error();
