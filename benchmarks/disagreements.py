@@ -2,6 +2,7 @@
 
     python benchmarks/disagreements.py             # some ten minutes; writes benchmarks/results/disagreements.json
     python benchmarks/disagreements.py --cases shape,killed --systems samestep,gloo
+    python benchmarks/disagreements.py --systems mlx --add      # these anew, beside what the file has of the others
     python benchmarks/disagreements.py --render    # docs/disagreements.md and its figure, from that file
 
 Each system is started as its users start it: `samestep run`, `torchrun`, the `mpirun` of the MPI library that mpi4py
@@ -173,6 +174,7 @@ def table(found: dict[str, Any]) -> str:
     lines += [
         "",
         f"{about['processor']}, {about['usable_cores']} cores, three ranks, {about['utc'][:10]}: `{found['command']}`",
+        *(f"\n{line}" for line in found.get("also", [])),
     ]
     return "\n".join(lines)
 
@@ -243,7 +245,26 @@ def measure(flags: argparse.Namespace) -> None:
         "systems": {name: titles[name] for name in flags.systems},
         "cells": cells,
     }
+    if flags.add:
+        found = added(json.loads(flags.json.read_text()), found)
     flags.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def added(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """`old` with the cells of `new`, and how those were measured. Pure.
+
+    Example:
+      >>> facts = {"command": "b", "machine": {"utc": "2026-11-25 01:00"}}
+      >>> new = {"systems": {"b": "B"}, "cells": {"x": {"b": 2}}, **facts}
+      >>> both = added({"systems": {"a": "A"}, "cells": {"x": {"a": 1}}}, new)
+      >>> both["cells"], both["also"]
+      ({'x': {'a': 1, 'b': 2}}, ['B: 2026-11-25, `b`'])
+    """
+    cells = {case: {**of_case, **new["cells"].get(case, {})} for case, of_case in old["cells"].items()}
+    names = ", ".join(new["systems"].values())
+    note = f"{names}: {new['machine']['utc'][:10]}, `{new['command']}`"
+    also = [line for line in old.get("also", []) if not line.startswith(f"{names}: ")]
+    return {**old, "systems": {**old["systems"], **new["systems"]}, "cells": cells, "also": [*also, note]}
 
 
 def _version(name: str) -> str:
@@ -267,6 +288,7 @@ def main() -> None:
     parser.add_argument(
         "--limit", type=float, default=20.0, help="seconds after which a rank hangs (%(default)s)"
     )
+    parser.add_argument("--add", action="store_true", help="keep what the file has of other systems")
     parser.add_argument("--json", type=Path, default=RESULTS, help="(%(default)s)")
     parser.add_argument(
         "--render", action="store_true", help="write the page and its figure, and measure nothing"
