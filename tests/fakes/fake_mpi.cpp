@@ -68,13 +68,19 @@ bool complete(const Request& request, Status& status) {
 // What tests ask for.
 
 /// So many tests of a cancelled request tell that it has ended.
-EXPORT void fakeMpiTestsOfCancelled(int n) { state().tests_of_cancelled = n; }
+EXPORT void fakeMpiTestsOfCancelled(int n) {
+  const std::lock_guard lock(state().mutex);
+  state().tests_of_cancelled = n;
+}
 /// Calls whose name is in `names` fail.
 EXPORT void fakeMpiFail(const char* names) {
   const std::lock_guard lock(state().mutex);
   state().failing = names;
 }
-EXPORT int fakeMpiGroups() { return state().n_groups; }
+EXPORT int fakeMpiGroups() {
+  const std::lock_guard lock(state().mutex);
+  return state().n_groups;
+}
 
 // What a library has.
 
