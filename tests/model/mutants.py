@@ -110,7 +110,7 @@ MUTANTS = [
     Mutant(
         "a rank completes before all chunks are stored",
         SINGLE_COPY,
-        [("if (!out_of_chunks_ || region.finished", "if (!out_of_chunks_ && region.finished")],
+        [("!= finished + n_chunks_) return false;", "== 0) return false;")],
         "dynamic-2-bounded",
     ),
     Mutant(
