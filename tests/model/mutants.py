@@ -227,7 +227,7 @@ MUTANTS = [
         "a rank completes while others still read its stage",
         EXCHANGE,
         [("return group_->region->is_at(sequence_, peer, ShmRegion::kLastStep);", "return true;")],
-        "staged-broadcasts-2-bounded",
+        "staged-broadcast-reduced-2-bounded",
     ),
     Mutant(
         "a full ring is written to",

@@ -160,6 +160,23 @@ Scenario broadcasted(std::string name, int size, Reach reach, std::size_t count,
   });
 }
 
+/// A broadcast between two reductions, of which the second stages its first segment ahead.
+Scenario reduced_after_broadcast(std::string name, Reach reach, std::size_t count) {
+  return in_world(std::move(name), 2, reach, [=](World& world, int rank) {
+    const auto reduce = [&] {
+      const Floats values = world.contribution(rank, count);
+      world.wait(rank, world.all_reduce(rank, values, values));
+      world.expect_sum(values);
+    };
+    reduce();
+    const Floats values = world.buffer(rank, count);
+    fill(values, static_cast<float>(rank));
+    world.wait(rank, broadcast(world, rank, values, 0));
+    reduce();
+    expect(values, 0, 1);
+  });
+}
+
 /// Three broadcasts from rank 0; this rank begins the last before the second has ended.
 Scenario broadcasted_late(std::string name, Reach reach, std::size_t count, int late) {
   return in_world(std::move(name), 2, reach, [=](World& world, int rank) {
@@ -397,6 +414,7 @@ std::vector<std::function<Scenario()>> scenarios() {
       [] { return bounded(1, gathered("gathered-3", 3, Reach::cma, 20'000)); },
       [] { return bounded(2, broadcasted("staged-broadcast-2", 2, Reach::none, kRunsOver, {0})); },
       [] { return bounded(2, broadcasted("staged-broadcasts-2", 2, Reach::none, 20'000, {0, 0, 1})); },
+      [] { return bounded(2, reduced_after_broadcast("staged-broadcast-reduced-2", Reach::none, 20'000)); },
       [] { return bounded(2, broadcasted_late("staged-broadcast-root-late-2", Reach::none, 20'000, 0)); },
       [] { return bounded(2, broadcasted_late("staged-broadcast-late-2", Reach::none, 20'000, 1)); },
       [] { return bounded(1, broadcasted("paths-broadcast-2", 2, Reach::cma, 70'000, {0, 0, 1, 0})); },
