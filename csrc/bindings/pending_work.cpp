@@ -209,8 +209,8 @@ bool PendingWork::is_over() const noexcept {
     if (work_->error()) std::rethrow_exception(work_->error());
     return true;
   } catch (const MismatchError&) {
-    // Ranks of a host group compare signatures before they touch any elements.
-    return true;
+    // Ranks of a host group compare signatures before they touch any elements. NCCL may run before they have compared.
+    return on_device_.empty() || work_->device_has_ended();
   } catch (const StepError&) {
     // A peer that has not noticed the revocation may still access this memory, until all ranks have discarded the
     // group.

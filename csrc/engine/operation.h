@@ -25,6 +25,8 @@ class Operation : public Work {
   bool done() override;
   void wait(const Deadline& deadline) override { engine_->wait(*this, deadline); }
   std::exception_ptr error() const override { return finished_ ? error_ : nullptr; }
+  /// Transports alone access its memory; see Membership::is_discarded.
+  bool device_has_ended() const override { return true; }
 
   bool finished() const { return finished_.load(std::memory_order_acquire); }  // pairs with finish
   std::uint64_t sequence() const { return sequence_; }

@@ -18,7 +18,9 @@ void NcclComm::fail(std::exception_ptr error, bool tell) {
   if (broken_) return;  // the first error is the cause; those that follow are consequences
   broken_ = error;
   changed_.notify_all();
-  if (tell) {  // first, because a thread that sees the error may end the process
+  // First, because a thread that sees the error may end the process. The rank that raised has told all others of a
+  // block that ends, and this one revokes the group as its consequence.
+  if (tell && !is_a<StepError>(error)) {
     const std::string reason = text_of(error);
     signature_check_->abandon(error, reason);
     host_->abandon(error, reason);

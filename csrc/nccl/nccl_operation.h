@@ -20,15 +20,18 @@ inline std::string text_of(const std::exception_ptr& error) {
   }
 }
 
-inline bool is_mismatch(const std::exception_ptr& error) {
+template <class Kind>
+bool is_a(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
-  } catch (const MismatchError&) {
+  } catch (const Kind&) {
     return true;
   } catch (...) {
     return false;
   }
 }
+
+inline bool is_mismatch(const std::exception_ptr& error) { return is_a<MismatchError>(error); }
 
 /// An operation of an NcclComm in progress, shared by the threads that launch and watch it and the callers that wait
 /// for it.

@@ -26,7 +26,11 @@ std::exception_ptr NcclComm::lost_peer() {
     const std::string text = text_of(receive->error()), about_receive = "): ";
     const std::size_t cut = text.find(about_receive);
     const std::string who = cut == std::string::npos ? text : text.substr(cut + about_receive.size());
-    return std::make_exception_ptr(PeerLostError(str("device operations of group '", host_->name(), "': ", who)));
+    const std::string of_devices = str("device operations of group '", host_->name(), "': ", who);
+    // A rank that has left because of an exception in a block of together() has not been lost: the class tells the end
+    // of the block that this error is a consequence.
+    if (is_a<StepError>(receive->error())) return std::make_exception_ptr(StepError(of_devices));
+    return std::make_exception_ptr(PeerLostError(of_devices));
   }
   return nullptr;
 }

@@ -87,6 +87,30 @@ TEST_CASE("device ends: a rank that leaves with its result takes it from no rank
   });
 }
 
+TEST_CASE("device ends: a rank that has left because of an exception is not lost") {
+  DeviceWorld world(2, DevicePath::nccl);
+  as_ranks(2, [&](int rank) {
+    const auto group = world.join(rank);
+    group->membership().open_block(1);
+    const UserStream stream;
+    const OnGpu x(stream, contribution(rank, 100));
+    if (rank == 0) fake().hold(stream.get());
+    const auto work = start_allreduce(*group, x);
+    if (rank == 1) {
+      group->membership().revoke("rank 1 raised BadBatch", 1);
+    } else {
+      try {
+        work->wait(soon());
+        FAIL("rank 1 has left");
+      } catch (const StepError& error) {
+        CHECK(has(error.what(), "rank 1 raised BadBatch"));
+      }
+      fake().release(stream.get());
+    }
+    until([&] { return work->device_has_ended(); });
+  });
+}
+
 TEST_CASE("device ends: to close has a deadline while NCCL waits for a device that does not come") {
   DeviceWorld world(1, DevicePath::nccl);
   as_ranks(1, [&](int rank) {
