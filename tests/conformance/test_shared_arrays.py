@@ -319,7 +319,7 @@ def test_alone_it_has_no_effect(group):
         assert world.allreduce(x) is x
 
 
-@pytest.mark.ranks(2, backends=["direct"])
+@pytest.mark.ranks(2, backends=["mpi-only"])
 def test_through_mpi_it_has_no_effect(group, monkeypatch):
     monkeypatch.setenv("SAMESTEP_MPI_TRANSPORT", "mpi")
     ss.finalize()

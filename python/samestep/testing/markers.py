@@ -15,7 +15,7 @@ MARKER_HELP = (
 )
 
 ONE_RANK_BACKENDS = frozenset({"self"})
-WITHOUT_MPI = frozenset({"self", "native", "tcp", "halving", "hier", "nccl"})
+WITHOUT_MPI = frozenset({"self", "native", "tcp", "halving", "hosts", "nccl"})
 
 
 class World(NamedTuple):

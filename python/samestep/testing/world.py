@@ -85,7 +85,7 @@ def _variable(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def _mpi_alone(timeout: float, folder: Path) -> Backend:
+def _mpi_only(timeout: float, folder: Path) -> Backend:
     """Over MPI alone, without shared memory."""
     with _variable(_settings.MPI_TRANSPORT, "mpi"):
         return _mpi(timeout, folder)
@@ -132,13 +132,13 @@ def _pretended_host(rank: int, size: int) -> str:
     return str(rank // 2 if size > 2 and size % 2 == 0 else rank)
 
 
-def _hier_native(timeout: float, folder: Path) -> Backend:
+def _hosts(timeout: float, folder: Path) -> Backend:
     """Shared memory within simulated hosts, TCP between them."""
     with _variable(_settings.NATIVE_TRANSPORT, "hierarchical"):
         return _over_hosts(_native, timeout, folder)
 
 
-def _hier_mpi(timeout: float, folder: Path) -> Backend:
+def _hosts_mpi(timeout: float, folder: Path) -> Backend:
     """Shared memory within simulated hosts, MPI between them."""
     with _variable(_settings.MPI_TRANSPORT, "hierarchical"):
         return _over_hosts(_mpi, timeout, folder)
@@ -154,12 +154,12 @@ _places: list[Path] = []  # folders of rendezvous files, removed with the job
 _OPENERS: dict[str, Callable[[float, Path], Backend]] = {
     "self": _alone,
     "mpi": _mpi,
-    "direct": _mpi_alone,
+    "mpi-only": _mpi_only,
     "native": _native,
     "tcp": _tcp,
     "halving": _halving,
-    "hier": _hier_native,
-    "hier-mpi": _hier_mpi,
+    "hosts": _hosts,
+    "hosts-mpi": _hosts_mpi,
     "nccl": _nccl,
 }
 
