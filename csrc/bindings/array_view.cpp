@@ -104,7 +104,7 @@ ArrayView& ArrayView::operator=(const ArrayView& other) {
 }
 
 namespace {
-// Its address also marks arrays that own a plain reference; see `referenced`.
+// Its address also identifies arrays that own a plain reference; see `referenced`.
 void release_reference(void* held) { Py_DECREF(static_cast<PyObject*>(held)); }
 }  // namespace
 

@@ -63,9 +63,9 @@ class WeightedLeaves {
   const void* data_of(const ArrayView& view) {
     if (view.contiguous && view.device.kind == DeviceKind::cpu) return view.data;
     copies_.push_back(std::make_unique<std::byte[]>(view.nbytes()));
-    DeviceCopies at_once;
-    if (view.nbytes() != 0) pack_elements(view, copies_.back().get(), at_once);
-    at_once.finish();
+    DeviceCopies immediate;
+    if (view.nbytes() != 0) pack_elements(view, copies_.back().get(), immediate);
+    immediate.finish();
     return copies_.back().get();
   }
 

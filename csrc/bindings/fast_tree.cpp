@@ -155,8 +155,8 @@ bool FastTree::leaves_do_not_overlap() const {
     if (array->count != 0) runs.emplace_back(begin, begin + array->nbytes());
   }
   if (!std::is_sorted(runs.begin(), runs.end())) std::sort(runs.begin(), runs.end());
-  // If any two runs overlap, so do two neighbours in this order. One array under two names overlaps, too: the general
-  // path sends it once.
+  // If any two runs overlap, so do two adjacent ones in this order. One array under two names overlaps, too: the
+  // general path sends it once.
   for (std::size_t i = 1; i < runs.size(); ++i) {
     if (runs[i].first < runs[i - 1].second) return false;
   }

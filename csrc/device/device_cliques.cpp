@@ -76,8 +76,8 @@ void DeviceCliques::watch_mismatches(NcclComm& channel) {
   });
 }
 
-// Ranks that differ in one call may have launched different things in any communicator, so none of them can be used
-// further.
+// Ranks that differ in one call may have launched different things in any communicator, so none of them can be used any
+// more.
 void DeviceCliques::mismatch_error(const std::exception_ptr& error) {
   if (own_ != nullptr) own_->abandon(error);
   abandon(error);

@@ -279,9 +279,8 @@ bool DeviceCommunicator::is_discarded() const {
 }
 
 void DeviceCommunicator::announce_block_end(std::uint64_t block) {
-  // To both groups: a rank may wait for this one in a collective of host arrays or in a staged one.
-  host_->membership().announce_block_end(block);
-  through_host_->membership().announce_block_end(block);
+  // To all: a rank may wait for this one in a collective of host arrays, in a staged one, or in one of NCCL.
+  for (const auto& group : {signature_check_, through_host_, host_}) group->membership().announce_block_end(block);
 }
 
 void DeviceCommunicator::apply(const GroupSettings& settings) {

@@ -78,8 +78,8 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& 
     case CollectiveType::reduce_scatter:
       return in_windows(args, start, overlaps);
     default: {
-      // In windows all ranks must divide alike. A rank that hands the whole array to MPI does not divide at all, and
-      // blocks of unequal length have no common windows.
+      // All ranks must divide into the same windows. A rank that hands the whole array to MPI does not divide at all,
+      // and blocks of unequal length have no common windows.
       if (!some_are_gpu_aware_ && !has_counts(args.type)) return in_windows(args, start, overlaps);
       // The whole input is on the host before the first element is copied back.
       if (overlaps) return whole(in, out, start_whole);
@@ -169,7 +169,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(
     part.out_runs = {n * item, n_out, count * item};
     if (args.in.data != nullptr) part.in = static_cast<const std::byte*>(args.in.data) + at * item;
     if (args.out.data != nullptr) part.out = static_cast<std::byte*>(args.out.data) + at * item;
-    // Ranks are compared at the first window.
+    // Ranks are compared with the first part.
     part.start = [start, shape = at == 0 ? args.shape : Shape::flat(n), dtype, in_count = n * n_in,
                   out_count = n * n_out](std::byte* from, std::byte* to) {
       return start({in_count != 0 ? from : nullptr, in_count, dtype}, {out_count != 0 ? to : nullptr, out_count, dtype},

@@ -107,7 +107,7 @@ LinearHeaderExchange::Bytes LinearHeaderExchange::data(std::uint64_t sequence, i
 }
 
 void LinearHeaderExchange::release(std::uint64_t sequence) {
-  // The buffers are free now, and serve the operation `kSlots` later. Peers that are further ahead than that have sent
+  // The buffers are free now, and serve the operation `kSlots` later. Peers that are ahead by more than that have sent
   // unexpected messages, whose number `can_post` bounds.
   for (int step = 1; step < transport_.size(); ++step) {
     post(sequence, (transport_.rank() + step) % transport_.size());

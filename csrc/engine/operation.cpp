@@ -57,7 +57,7 @@ bool Collective::advance() {
       exchange_descriptions();
       stage_ = Stage::mismatch;
     }
-    // As early as possible: peers that are ahead can post further operations only once this rank has released its
+    // As early as possible: peers that are ahead can post more operations only once this rank has released its
     // slots.
     if (!(stage_ == Stage::work && holds_headers())) header_exchange.release(sequence_);
   }

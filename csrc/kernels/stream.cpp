@@ -40,7 +40,7 @@ std::size_t copy_whole_lines(std::byte* to, std::byte* from, std::size_t nbytes)
   for (; i + kLine <= nbytes; i += kLine) {
     const auto* const in = reinterpret_cast<const __m128i*>(from + i);
     auto* const out = reinterpret_cast<__m128i*>(to + i);
-    // A whole line at a time, by vectors that need no alignment: the two buffers are rarely aligned alike.
+    // A whole line at a time, by vectors that need no alignment: the two buffers rarely have the same alignment.
     const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1);
     const __m128i c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
     if constexpr (owns) own_line(from + i);

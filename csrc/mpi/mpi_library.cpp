@@ -75,7 +75,7 @@ class MpiLibraryOf final : public MpiLibrary {
     H handle = to(request);
     int cancelled = 0, flag = 0;
     AbiStatus abi_status;
-    // MPI_Cancel only marks the request, and a message may have matched already. MPI_Test then tells which of the two
+    // MPI_Cancel only requests it, and a message may have matched already. MPI_Test then tells which of the two
     // has happened; MPI_Wait would block until that message has arrived.
     check(cancel_(&handle), "MPI_Cancel");
     for (int i = 0; i < kTestsOfCancelled && flag == 0; ++i) check(test_(&handle, &flag, &abi_status), "MPI_Test");

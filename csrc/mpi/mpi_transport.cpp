@@ -28,7 +28,7 @@ MpiLibrary::Handle duplicate(MpiLibrary& library, MpiLibrary::Handle comm, const
   auto made = std::make_unique<MpiLibrary::Handle>(0);
   MpiLibrary::Handle request = library.duplicate(comm, *made);
   MpiLibrary::Status status;
-  // Other ranks may still be starting on the same CPUs.
+  // Other ranks may still start on the same CPUs.
   Backoff pause(/*oversubscribed=*/true);
   while (!library.test(request, status)) {
     if (!pause.step()) continue;

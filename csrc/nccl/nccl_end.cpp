@@ -18,7 +18,7 @@ void NcclComm::fail(std::exception_ptr error, bool tell) {
   if (broken_) return;  // the first error is the cause; those that follow are consequences
   broken_ = error;
   changed_.notify_all();
-  // First, because a thread that sees the error may end the process. The rank that raised has told all others of a
+  // First, because a thread that sees the error may end the process. The rank that raised has notified all others of a
   // block that ends, and this one revokes the group as its consequence.
   if (tell && !is_a<StepError>(error)) {
     const std::string reason = text_of(error);

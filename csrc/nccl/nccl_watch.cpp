@@ -49,7 +49,7 @@ std::exception_ptr NcclComm::timeout_error(const Operation& operation, const Dea
                                            const std::string& missing) {
   const std::string text = str(operation.what, " (device operation ", operation.sequence, " of group '", host_->name(),
                                "') has not ended after ", deadline.timeout().count(), " s: ");
-  // Without a comparison nobody knows whether the other ranks have come.
+  // Without a comparison nobody knows whether the other ranks have arrived.
   if (operation.signature_check == nullptr) {
     return std::make_exception_ptr(
         TimeoutError(text + "the device has not finished it, or not all ranks have reached it"));

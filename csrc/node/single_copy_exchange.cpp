@@ -44,7 +44,7 @@ bool SingleCopyExchange::work() {
     try {
       copy_chunk(part.run, part.begin, nbytes);
     } catch (const PeerMemoryLost&) {
-      // Not an error yet: see PeerMemoryLost. The buffers of the peer are not touched again.
+      // Not an error yet: see PeerMemoryLost. The buffers of the peer are not accessed again.
       peer_memory_lost_ = true;
       return false;
     }

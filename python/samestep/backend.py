@@ -109,7 +109,7 @@ class Backend(MultiDeviceMethods):
         `__cause__`; a `KeyboardInterrupt` or `SystemExit` is passed on unchanged. Afterwards the group and the groups
         made from it remain usable. Operations and messages that had not ended are dropped, and the arrays that they
         were to write are undefined. If a rank returns from the block early while others wait for it in a collective,
-        the block ends in the same way.
+        the block ends likewise.
 
         Blocks may be nested, also with groups made from the group. Leaving takes one reduction of 40 bytes. Entering is
         free, except that the first block of a group makes a second communicator.

@@ -12,7 +12,7 @@ using namespace samestep;
 
 namespace {
 
-void give_up(Communicator& group) { group.abandon(std::make_exception_ptr(StepError("given up")), "given up"); }
+void abandon(Communicator& group) { group.abandon(std::make_exception_ptr(StepError("given up")), "given up"); }
 
 bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
@@ -26,7 +26,7 @@ TEST_CASE("device ends: an operation that failed has its memory until the device
     const OnGpu x(stream, contribution(rank, 100));
     fake().hold(stream.get());
     const auto work = start_allreduce(*group, x);
-    give_up(*group);
+    abandon(*group);
     CHECK(has(error_of([&] { work->wait(soon()); }), "given up"));
     fake().run_unblocked();
     CHECK(!work->device_has_ended());
@@ -44,7 +44,7 @@ TEST_CASE("device ends: an operation that NCCL was never given leaves its memory
       const UserStream stream;
       const OnGpu x(stream, contribution(rank, 100));
       const auto work = start_allreduce(*other, x);  // waits for rank 1, which does not come
-      give_up(*other);
+      abandon(*other);
       CHECK(has(error_of([&] { work->wait(soon()); }), "given up"));
       until([&] { return work->device_has_ended(); });
     }
@@ -65,7 +65,7 @@ TEST_CASE("device ends: a call of the runtime that blocks holds up no deadline, 
     until([] { return fake().held_queries() > 0; });  // of the watching thread
     CHECK(has(error_of([&] { work->wait(Deadline::after(Seconds(0.1))); }), "has not ended after 0.1 s"));
     CHECK(has(error_of([&] { group->close(Deadline::after(Seconds(0.1))); }), "are pending"));
-    give_up(*group);
+    abandon(*group);
     CHECK(has(error_of([&] { work->wait(soon()); }), "given up"));
     fake().hold_queries(0);
     fake().release(stream.get());
@@ -82,7 +82,7 @@ TEST_CASE("device ends: a rank that leaves with its result takes it from no rank
     OnGpu x(stream, contribution(rank, kCount));
     const auto work = start_allreduce(*group, x);
     CHECK(error_of([&] { work->wait(soon()); }) == "");
-    if (rank == 0) give_up(*group);
+    if (rank == 0) abandon(*group);
     CHECK(x.get() == sum(2, kCount));
   });
 }

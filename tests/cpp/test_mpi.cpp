@@ -108,7 +108,7 @@ TEST_CASE("mpi: groups of MPI are freed, whatever fails") {
   for (const char* call : {"MPI_Comm_group", "MPI_Group_incl", "MPI_Comm_create_group"}) {
     const Failing failing(call);
     CHECK_THROWS_WITH_AS(mpi->create_group(mpi->facts().comm_world, {0, 1}, 4),
-                         (std::string(call) + " failed: the stand-in was told to fail").c_str(), Error);
+                         (std::string(call) + " failed: the stand-in has to fail").c_str(), Error);
     CHECK(fake_mpi().groups() == before);
   }
 }

@@ -18,7 +18,7 @@ def values(rank, shape):
 
 
 def average_of(group, shape):
-    """Exact up to the last rounding, and never half way between two floats of 16 bits."""
+    """Exact up to the last rounding, and never midway between two floats of 16 bits."""
     return np.mean([values(r, shape).astype("float64") for r in range(group.size)], axis=0).astype("float16")
 
 

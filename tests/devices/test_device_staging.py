@@ -9,7 +9,7 @@ import samestep as ss
 
 WORLDS = ["staged", "staged-native", "staged-direct"]  # with segments of 64 KiB
 ranks = pytest.mark.ranks(1, 2, 3, backends=WORLDS)
-COUNTS = (0, 1, 5, 16_384, 50_001)  # of a block: less than a window, as many as some, ragged
+COUNTS = (0, 1, 5, 16_384, 50_001)  # of a block: less than a segment, a whole number of them, and not
 counts = pytest.mark.parametrize("count", COUNTS)
 
 

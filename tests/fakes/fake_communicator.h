@@ -143,8 +143,8 @@ struct Comm {
     return !*aborted;
   }
 
-  bool barrier() { return meet(shared->in_streams); }
-  bool meet(Shared::Barrier& barrier) {
+  bool barrier() { return synchronize(shared->in_streams); }
+  bool synchronize(Shared::Barrier& barrier) {
     const int phase = barrier.phase;
     if (barrier.n_arrived.fetch_add(1) + 1 == size) {
       barrier.n_arrived = 0;
@@ -181,7 +181,7 @@ struct Comm {
     std::strncpy(mine.host, host.c_str(), sizeof mine.host - 1);
     if (!survive("init")) return;
     ++shared->n_attached;
-    if (!wait([&] { return shared->n_attached == size; }) || !meet(shared->on_hosts)) return;
+    if (!wait([&] { return shared->n_attached == size; }) || !synchronize(shared->on_hosts)) return;
     if (rank == 0) ::unlink(path.c_str());
     for (int r = 0; r < size; ++r) {
       const Shared::Slot& theirs = shared->slots[r];
@@ -191,7 +191,7 @@ struct Comm {
         return fail(kInvalidUsage, "Duplicate GPU detected");
       }
     }
-    if (meet(shared->on_hosts)) error = kSuccess;
+    if (synchronize(shared->on_hosts)) error = kSuccess;
   }
 
   // ---- what runs in streams

@@ -1,7 +1,7 @@
 #pragma once
 
 // What members of a clique do together before they first use an algorithm or each other. On devices with cuMem NCCL
-// connects them only then, and that takes until all of them have come.
+// connects them only then, and that takes until all of them have arrived.
 
 #include <atomic>
 #include <cstddef>

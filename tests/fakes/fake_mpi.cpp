@@ -50,7 +50,7 @@ bool fails(const char* call) { return std::strstr(state().failing, call) != null
 
 bool same(int wanted, int is) { return wanted == kAny || wanted == is; }
 
-// Null if no message has come.
+// Null if no message has arrived.
 bool complete(const Request& request, Status& status) {
   for (auto at = state().messages.begin(); at != state().messages.end(); ++at) {
     if (at->context != request.context || at->dest != request.rank) continue;
@@ -143,8 +143,8 @@ EXPORT int MPI_Iprobe(int source, int tag, int comm, int* flag, void* status) {
   });
   *flag = found != all.end() ? 1 : 0;
   if (*flag == 0) return 0;
-  const Status told{static_cast<int>(found->bytes.size()), 0, found->source, found->tag, 0};
-  std::memcpy(status, &told, sizeof told);
+  const Status answer{static_cast<int>(found->bytes.size()), 0, found->source, found->tag, 0};
+  std::memcpy(status, &answer, sizeof answer);
   return 0;
 }
 
@@ -203,7 +203,7 @@ EXPORT int MPI_Finalized(int* flag) {
   return 0;
 }
 EXPORT int MPI_Error_string(int, char* text, int* length) {
-  std::strcpy(text, "the stand-in was told to fail");
+  std::strcpy(text, "the stand-in has to fail");
   *length = static_cast<int>(std::strlen(text));
   return 0;
 }

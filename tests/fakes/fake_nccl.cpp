@@ -133,7 +133,7 @@ bool attach(Comm& comm, int flags) {
 /// Makes the child of `parent` that has the ranks of its color, and stores it in `out` once it is complete.
 int split(Comm& parent, const CommPtr& child, int color, int key, void** out) {
   parent.shared->splits[parent.rank] = {color, key};
-  if (!parent.meet(parent.shared->on_hosts)) return kInternalError;
+  if (!parent.synchronize(parent.shared->on_hosts)) return kInternalError;
   child->rank = child->size = 0;
   for (int r = 0; r < parent.size; ++r) {
     const Shared::Split& other = parent.shared->splits[r];
@@ -141,7 +141,7 @@ int split(Comm& parent, const CommPtr& child, int color, int key, void** out) {
     ++child->size;
     if (other.key < key || (other.key == key && r < parent.rank)) ++child->rank;
   }
-  if (!parent.meet(parent.shared->on_hosts)) return kInternalError;
+  if (!parent.synchronize(parent.shared->on_hosts)) return kInternalError;
   if (color == kNoSplit) return kSuccess;
   if (!attach(*child, O_CREAT)) return kSystemError;
   child->open();

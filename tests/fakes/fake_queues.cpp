@@ -190,7 +190,7 @@ EXPORT int GPU(EventRecord)(void* handle, void* stream_handle) {
   return ended(code);
 }
 EXPORT int GPU(EventQuery)(void* handle) {
-  queries().pass();
+  queries().await_release();
   const auto event = event_of(handle);
   if (!event) return ended(kInvalidHandle);
   if (const int code = forbid_for(*event)) return ended(code);

@@ -104,7 +104,7 @@ inline Made& made() {
 struct Queries {
   std::atomic<bool> held{false};
   std::atomic<long> n_held{0};
-  void pass() {
+  void await_release() {
     if (!held) return;
     ++n_held;
     while (held) std::this_thread::sleep_for(std::chrono::microseconds(50));

@@ -137,8 +137,8 @@ LEFT_OUT = (
     ),
     (
         NCCL_WORLDS,
-        "test_together[.]py::test_(an_exception_where_others_wait_in_a_collective|one_rank_returns_early)",
-        "who waits in a collective of NCCL raises an error of its own, which may be the one that is named",
+        "test_together[.]py::test_one_rank_returns_early",
+        "nobody waits in a block for an operation on a device: its own deadline finds the missing call",
     ),
     (
         "device-",
@@ -159,7 +159,7 @@ def why_left_out(nodeid: str) -> str:
 def register_all() -> None:
     """Names of the transports whose ranks have fake devices.
 
-    `fakes`: NCCL. `late`: NCCL before 2.18, whose calls return before they have begun.
+    `fakes`: NCCL. `late`: NCCL before 2.18, whose calls return before they have started.
     `aware`: MPI that is given device memory, which with FAKE_GPU_HOST_ACCESS=1 it survives; `device-aware` sets that.
     `staged`: MPI with shared memory, through pinned memory in small pieces; `staged-direct`: all through MPI.
 

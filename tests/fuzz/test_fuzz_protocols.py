@@ -1,4 +1,4 @@
-"""A short part of `tests/fuzz/protocols.py` and of `answers.py`; the rest by their commands."""
+"""A short part of `tests/fuzz/protocols.py` and of `answers.py`; their commands run everything."""
 
 import answers
 import protocols

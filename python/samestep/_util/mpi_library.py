@@ -1,4 +1,4 @@
-"""Which MPI library mpi4py uses, found without starting MPI."""
+"""Which MPI library mpi4py uses, found without initializing MPI."""
 
 from __future__ import annotations
 

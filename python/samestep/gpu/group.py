@@ -36,14 +36,14 @@ def open_device(kind: str, device: int | None, host: str, *, with_nccl: bool) ->
             "",
         )
     try:
-        place = place_of(host, gpu(kind).bus_id(device))
+        place = identity_of(host, gpu(kind).bus_id(device))
         return DeviceInfo("", nccl_of(kind).version if with_nccl else "", place)
     except Error as error:
         return DeviceInfo(str(error), "", "")
 
 
-def place_of(host: str, bus_id: str) -> str:
-    """Host and physical device, as NCCL tells devices apart: NCCL_HOSTID stands for the host."""
+def identity_of(host: str, bus_id: str) -> str:
+    """The host and the physical device, by which NCCL distinguishes devices: NCCL_HOSTID stands for the host."""
     return f"{os.environ.get('NCCL_HOSTID') or host} {bus_id}"
 
 

@@ -88,7 +88,7 @@ def _first_use(group: Group, listed: ArrayList, places: list[int], deadline: Dea
         return VIA_HOST
     gpu = runtime.current_gpu(listed.infos[0].device)
     host_name = group._hosts[group.rank]
-    named = [gpu_group.place_of(host_name, gpu.bus_id(place)) for place in places]
+    named = [gpu_group.identity_of(host_name, gpu.bus_id(place)) for place in places]
     mine = (named, gpu_group.sharing_is_allowed(gpu.kind))
     received = json_exchange.allgather(comm, mine, [Many(str), bool], deadline.left())
     table = [gpu_group.DeviceList(*entry) for entry in received]

@@ -1,4 +1,4 @@
-"""Optimizers whose state is divided among the ranks: the first stage of ZeRO for any init/update pair."""
+"""Optimizers whose state is partitioned among the ranks: the first stage of ZeRO for any init/update pair."""
 
 from __future__ import annotations
 

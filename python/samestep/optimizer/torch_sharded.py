@@ -1,4 +1,4 @@
-"""torch optimizers whose state is divided among the ranks; the optimizer object stays the same.
+"""torch optimizers whose state is partitioned among the ranks; the optimizer object stays the same.
 
 While `step` runs, each parameter in `param_groups` is replaced by a view of the elements that this rank owns, to which
 the state belongs. Everything else, such as schedulers, `zero_grad` and clipping, sees the parameters themselves.
