@@ -101,8 +101,8 @@ void HierarchicalCollective::post(std::uint64_t digest) {
 
 void HierarchicalCollective::start_work() {
   const int me = progress_engine().rank();
-  std::vector<LocalBuffers::Addresses> places(static_cast<std::size_t>(progress_engine().size()));
-  factors_.assign(places.size(), reduction_.factor);
+  std::vector<LocalBuffers::Addresses> addresses(static_cast<std::size_t>(progress_engine().size()));
+  factors_.assign(addresses.size(), reduction_.factor);
   for (const int rank : group_->local_ranks()) {
     if (rank == me) continue;
     Posted posted;
@@ -110,10 +110,10 @@ void HierarchicalCollective::start_work() {
     const HeaderExchange::Bytes data = progress_engine().header_exchange().data(sequence_, rank);
     if (data.size() != sizeof posted) throw Error("the ranks of this host run different versions of samestep");
     std::memcpy(&posted, data.data(), sizeof posted);
-    places[static_cast<std::size_t>(rank)] = posted.addresses;
+    addresses[static_cast<std::size_t>(rank)] = posted.addresses;
     factors_[static_cast<std::size_t>(rank)] = posted.factor;
   }
-  local_buffers_.set(in_, out_, std::move(places));
+  local_buffers_.set(in_, out_, std::move(addresses));
   for (std::size_t number = 0; number < plan_.chunks(); ++number) {
     if (plan_.leader(number, group_->own_host()) == me) mine_.push_back(number);
   }

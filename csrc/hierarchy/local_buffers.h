@@ -22,9 +22,9 @@ class LocalBuffers {
   /// The addresses of this rank's buffers for the other ranks of its host.
   static Addresses addresses_of(const HierarchicalGroup& group, ConstBuffer in, Buffer out);
 
-  /// `places`: by rank of the group; those of other hosts are ignored.
-  void set(ConstBuffer in, Buffer out, std::vector<Addresses> places) {
-    in_ = in, out_ = out, addresses_ = std::move(places);
+  /// `addresses`: by rank of the group; those of other hosts are ignored.
+  void set(ConstBuffer in, Buffer out, std::vector<Addresses> addresses) {
+    in_ = in, out_ = out, addresses_ = std::move(addresses);
   }
 
   /// `nbytes` of a rank's input from `offset` on: in place if it is shared memory, else a copy in `room`. Throws

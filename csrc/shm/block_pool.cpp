@@ -21,41 +21,41 @@ std::size_t BlockPool::nbytes_of(std::size_t number) {
 
 std::size_t BlockPool::size_for(std::size_t nbytes) { return nbytes_of(size_class_of(nbytes)); }
 
-void BlockPool::add(std::uint64_t place, std::size_t nbytes) {
-  insert(place, nbytes);
+void BlockPool::add(std::uint64_t handle, std::size_t nbytes) {
+  insert(handle, nbytes);
   usage_.available += nbytes;
 }
 
 std::optional<std::uint64_t> BlockPool::take(std::size_t nbytes) {
   const std::size_t number = size_class_of(nbytes), size = nbytes_of(number);
-  std::optional<std::uint64_t> place;
+  std::optional<std::uint64_t> handle;
   if (auto& list = lists_[number]; !list.empty()) {
-    place = list.back();
+    handle = list.back();
     list.pop_back();
-  } else if (place = take_from_ranges(size); !place) {
+  } else if (handle = take_from_ranges(size); !handle) {
     // Only now: merged blocks have to be cut again for the next requests of their sizes.
     merge();
-    place = take_from_ranges(size);
+    handle = take_from_ranges(size);
   }
-  if (!place) return place;
-  in_use_.emplace(*place, Block{static_cast<std::uint8_t>(number), n_forks_});
+  if (!handle) return handle;
+  in_use_.emplace(*handle, Block{static_cast<std::uint8_t>(number), n_forks_});
   usage_.blocks += 1;
   usage_.used += size;
   usage_.available -= size;
-  return place;
+  return handle;
 }
 
 std::optional<std::uint64_t> BlockPool::take_from_ranges(std::size_t nbytes) {
   const auto fitting = by_size_.lower_bound({nbytes, 0});
   if (fitting == by_size_.end()) return std::nullopt;
-  const auto [length, place] = *fitting;
-  erase(by_place_.find(place));
-  if (length > nbytes) insert(place + nbytes, length - nbytes);
-  return place;
+  const auto [length, handle] = *fitting;
+  erase(by_handle_.find(handle));
+  if (length > nbytes) insert(handle + nbytes, length - nbytes);
+  return handle;
 }
 
-bool BlockPool::give(std::uint64_t place) {
-  const auto found = in_use_.find(place);
+bool BlockPool::give(std::uint64_t handle) {
+  const auto found = in_use_.find(handle);
   if (found == in_use_.end()) return false;
   const Block block = found->second;
   const std::size_t size = nbytes_of(block.size);
@@ -65,48 +65,48 @@ bool BlockPool::give(std::uint64_t place) {
   // The child's mapping follows the parent's writes to pages that the child has not written, so reuse would change what
   // the child reads.
   if (is_seen(block.born, n_forks_)) {
-    held_.push_back({place, block, n_forks_});
+    held_.push_back({handle, block, n_forks_});
     usage_.held += size;
   } else {
-    lists_[block.size].push_back(place);
+    lists_[block.size].push_back(handle);
     usage_.available += size;
   }
   return true;
 }
 
-std::size_t BlockPool::size_at(std::uint64_t place) const {
-  const auto found = in_use_.find(place);
+std::size_t BlockPool::size_at(std::uint64_t handle) const {
+  const auto found = in_use_.find(handle);
   return found == in_use_.end() ? 0 : nbytes_of(found->second.size);
 }
 
 // ---- free ranges
 
-void BlockPool::insert(std::uint64_t place, std::size_t nbytes) {
-  auto next = by_place_.lower_bound(place);
-  if (next != by_place_.end() && place + nbytes == next->first) {
+void BlockPool::insert(std::uint64_t handle, std::size_t nbytes) {
+  auto next = by_handle_.lower_bound(handle);
+  if (next != by_handle_.end() && handle + nbytes == next->first) {
     nbytes += next->second;
     erase(next++);
   }
-  if (next != by_place_.begin()) {
+  if (next != by_handle_.begin()) {
     const auto before = std::prev(next);
-    if (before->first + before->second == place) {
-      place = before->first;
+    if (before->first + before->second == handle) {
+      handle = before->first;
       nbytes += before->second;
       erase(before);
     }
   }
-  by_place_.emplace(place, nbytes);
-  by_size_.emplace(nbytes, place);
+  by_handle_.emplace(handle, nbytes);
+  by_size_.emplace(nbytes, handle);
 }
 
 void BlockPool::erase(std::map<std::uint64_t, std::size_t>::iterator range) {
   by_size_.erase({range->second, range->first});
-  by_place_.erase(range);
+  by_handle_.erase(range);
 }
 
 void BlockPool::merge() {
   for (std::size_t number = 0; number < kSizes; ++number) {
-    for (const std::uint64_t place : lists_[number]) insert(place, nbytes_of(number));
+    for (const std::uint64_t handle : lists_[number]) insert(handle, nbytes_of(number));
     lists_[number].clear();
   }
 }
@@ -139,7 +139,7 @@ void BlockPool::set_children(std::span<const std::uint32_t> living) {
     // Another living child may still see the block.
     if (is_seen(held.block.born, held.freed)) return false;
     const std::size_t size = nbytes_of(held.block.size);
-    lists_[held.block.size].push_back(held.place);
+    lists_[held.block.size].push_back(held.handle);
     usage_.held -= size;
     usage_.available += size;
     return true;

@@ -24,12 +24,12 @@ namespace samestep {
 class BlockPool {
  public:
   static constexpr std::size_t kPage = 4096;
-  /// A place is the number of a range, followed by an offset of so many bits.
+  /// A handle is the number of a range, followed by an offset of so many bits.
   static constexpr int kOffsetBits = 40;
   static constexpr std::size_t kMaxBytes = std::size_t{1} << 39;
 
   struct Range {
-    std::uint64_t place;
+    std::uint64_t handle;
     std::size_t nbytes;
   };
   struct Usage {
@@ -42,14 +42,14 @@ class BlockPool {
   /// Size of the block that `take(nbytes)` returns. `nbytes` is at most `kMaxBytes`.
   static std::size_t size_for(std::size_t nbytes);
 
-  /// Adds a range. `place` and `nbytes` are multiples of the page size.
-  void add(std::uint64_t place, std::size_t nbytes);
+  /// Adds a range. `handle` and `nbytes` are multiples of the page size.
+  void add(std::uint64_t handle, std::size_t nbytes);
   /// Allocates a block of `size_for(nbytes)` bytes, if there is one.
   std::optional<std::uint64_t> take(std::size_t nbytes);
   /// Frees a block. False if no block in use begins here.
-  bool give(std::uint64_t place);
+  bool give(std::uint64_t handle);
   /// Size of the block in use that begins here, else 0.
-  std::size_t size_at(std::uint64_t place) const;
+  std::size_t size_at(std::uint64_t handle) const;
 
   /// All free ranges, merged, the largest first.
   std::vector<Range> free_ranges();
@@ -68,7 +68,7 @@ class BlockPool {
     std::uint32_t born;  // children with higher numbers see it
   };
   struct Held {
-    std::uint64_t place;
+    std::uint64_t handle;
     Block block;
     std::uint32_t freed;  // children with higher numbers do not
   };
@@ -76,12 +76,12 @@ class BlockPool {
   static std::size_t nbytes_of(std::size_t number);
   std::optional<std::uint64_t> take_from_ranges(std::size_t nbytes);
   void merge();
-  void insert(std::uint64_t place, std::size_t nbytes);
+  void insert(std::uint64_t handle, std::size_t nbytes);
   void erase(std::map<std::uint64_t, std::size_t>::iterator range);
   bool is_seen(std::uint32_t born, std::uint32_t freed) const;
 
   std::array<std::vector<std::uint64_t>, kSizes> lists_;     // by number of the size; the last entry was freed last
-  std::map<std::uint64_t, std::size_t> by_place_;            // free ranges
+  std::map<std::uint64_t, std::size_t> by_handle_;           // free ranges
   std::set<std::pair<std::size_t, std::uint64_t>> by_size_;  // the same
   std::unordered_map<std::uint64_t, Block> in_use_;
   std::vector<Held> held_;

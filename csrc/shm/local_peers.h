@@ -28,7 +28,7 @@ class LocalPeers {
   /// The address of this rank's memory for other ranks: an offset in shared memory, or an address in this process.
   virtual std::uint64_t to_remote_address(const void* data, std::size_t nbytes) = 0;
   /// Maps `peer`'s memory at an offset in shared memory into this process. Null for an address in that process.
-  virtual std::byte* map_peer_memory(int peer, std::uint64_t place, std::size_t nbytes) = 0;
+  virtual std::byte* map_peer_memory(int peer, std::uint64_t address, std::size_t nbytes) = 0;
   static constexpr std::uint64_t kSharedAddressBit = std::uint64_t{1} << 63;  ///< set in an offset in shared memory
 
   /// The memory of this rank that all ranks of the host can map. May outlive this object. Null if there is none.

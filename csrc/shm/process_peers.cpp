@@ -43,7 +43,7 @@ class ProcessPeers final : public LocalPeers {
   int size() const override { return static_cast<int>(peers_.size()); }
   std::shared_ptr<std::byte> share(std::span<const int> members, std::size_t nbytes, const Deadline& deadline) override;
   std::uint64_t to_remote_address(const void* data, std::size_t nbytes) override;
-  std::byte* map_peer_memory(int peer, std::uint64_t place, std::size_t nbytes) override;
+  std::byte* map_peer_memory(int peer, std::uint64_t address, std::size_t nbytes) override;
   std::shared_ptr<SharedHeap> heap() override { return heap_; }
   bool ended(int peer) const override;
   bool has_cma() const override { return has_cma_; }
@@ -215,10 +215,10 @@ std::uint64_t ProcessPeers::to_remote_address(const void* data, std::size_t nbyt
   return kSharedAddressBit | (static_cast<std::uint64_t>(spot->segment) << kOffsetBits) | spot->offset;
 }
 
-std::byte* ProcessPeers::map_peer_memory(int peer, std::uint64_t place, std::size_t nbytes) {
-  if ((place & kSharedAddressBit) == 0) return nullptr;
-  const std::size_t number = (place & ~kSharedAddressBit) >> kOffsetBits;
-  const std::size_t offset = place & ((std::uint64_t{1} << kOffsetBits) - 1);
+std::byte* ProcessPeers::map_peer_memory(int peer, std::uint64_t address, std::size_t nbytes) {
+  if ((address & kSharedAddressBit) == 0) return nullptr;
+  const std::size_t number = (address & ~kSharedAddressBit) >> kOffsetBits;
+  const std::size_t offset = address & ((std::uint64_t{1} << kOffsetBits) - 1);
   const std::lock_guard lock(mutex_);
   std::vector<Segment>& segments = of(peer).segments;
   // The peer sent the descriptor before it posted the address, so it has arrived.

@@ -15,8 +15,8 @@ namespace {
 constexpr std::size_t kShortestSegment = std::size_t{64} << 20;
 constexpr std::uint64_t kOffsetMask = (std::uint64_t{1} << BlockPool::kOffsetBits) - 1;
 
-std::uint32_t segment_in(std::uint64_t place) { return static_cast<std::uint32_t>(place >> BlockPool::kOffsetBits); }
-std::size_t offset_in(std::uint64_t place) { return place & kOffsetMask; }
+std::uint32_t segment_in(std::uint64_t handle) { return static_cast<std::uint32_t>(handle >> BlockPool::kOffsetBits); }
+std::size_t offset_in(std::uint64_t handle) { return handle & kOffsetMask; }
 std::size_t rounded_up(std::size_t nbytes, std::size_t to) { return (nbytes + to - 1) / to * to; }
 
 }  // namespace
@@ -29,11 +29,11 @@ SharedHeap::Block SharedHeap::allocate(std::size_t nbytes) {
   const std::lock_guard lock(mutex_);
   if (is_child_ || nbytes > BlockPool::kMaxBytes) return {};
   try {
-    const std::optional<std::uint64_t> place = take(nbytes);
-    if (!place) return {};
-    Block block{at(*place), false};
-    if (make_present(*place, BlockPool::size_for(nbytes), block.is_zero)) return block;
-    pool_.give(*place);
+    const std::optional<std::uint64_t> handle = take(nbytes);
+    if (!handle) return {};
+    Block block{at(*handle), false};
+    if (make_present(*handle, BlockPool::size_for(nbytes), block.is_zero)) return block;
+    pool_.give(*handle);
   } catch (const std::bad_alloc&) {  // the caller uses other memory then
   }
   return {};
@@ -42,11 +42,11 @@ SharedHeap::Block SharedHeap::allocate(std::size_t nbytes) {
 bool SharedHeap::free(void* data) {
   if (!may_own(data)) return false;
   const std::lock_guard lock(mutex_);
-  const auto place = locate(data);
-  if (!place) return false;
+  const auto handle = locate(data);
+  if (!handle) return false;
   // The block is the parent's, and stays in use there.
   if (is_child_) return true;
-  if (!pool_.give(*place)) return false;
+  if (!pool_.give(*handle)) return false;
   // Down to half of what may be kept, so that the next frees do not trim again.
   if (spare() > trim_from_) trim(needed() + keep_ / 2);
   return true;
@@ -55,16 +55,16 @@ bool SharedHeap::free(void* data) {
 std::size_t SharedHeap::size_of(const void* data) const {
   if (!may_own(data)) return 0;
   const std::lock_guard lock(mutex_);
-  const auto place = locate(data);
-  return place ? pool_.size_at(*place) : 0;
+  const auto handle = locate(data);
+  return handle ? pool_.size_at(*handle) : 0;
 }
 
 std::optional<SharedHeap::Spot> SharedHeap::find(const void* data, std::size_t nbytes) const {
   if (!may_own(data)) return std::nullopt;
   const std::lock_guard lock(mutex_);
-  const auto place = locate(data);
-  if (!place) return std::nullopt;
-  const Spot spot{segment_in(*place), offset_in(*place)};
+  const auto handle = locate(data);
+  if (!handle) return std::nullopt;
+  const Spot spot{segment_in(*handle), offset_in(*handle)};
   if (spot.offset + nbytes > segments_[spot.segment].memory.nbytes()) return std::nullopt;
   return spot;
 }
@@ -109,17 +109,17 @@ std::optional<std::uint64_t> SharedHeap::locate(const void* data) const {
   return std::nullopt;
 }
 
-std::byte* SharedHeap::at(std::uint64_t place) const {
-  return segments_[segment_in(place)].memory.data() + offset_in(place);
+std::byte* SharedHeap::at(std::uint64_t handle) const {
+  return segments_[segment_in(handle)].memory.data() + offset_in(handle);
 }
 
 // ---- memory of the system
 
 std::optional<std::uint64_t> SharedHeap::take(std::size_t nbytes) {
-  if (const auto place = pool_.take(nbytes)) return place;
+  if (const auto handle = pool_.take(nbytes)) return handle;
   look_after_children();
   // Blocks that were held for children that have ended are free now.
-  if (const auto place = pool_.take(nbytes)) return place;
+  if (const auto handle = pool_.take(nbytes)) return handle;
   return grow(BlockPool::size_for(nbytes)) ? pool_.take(nbytes) : std::nullopt;
 }
 
@@ -142,9 +142,9 @@ bool SharedHeap::grow(std::size_t nbytes) {
   return true;
 }
 
-bool SharedHeap::make_present(std::uint64_t place, std::size_t nbytes, bool& was_absent) {
-  Segment& segment = segments_[segment_in(place)];
-  const std::size_t first = offset_in(place) / kPart, last = (offset_in(place) + nbytes - 1) / kPart;
+bool SharedHeap::make_present(std::uint64_t handle, std::size_t nbytes, bool& was_absent) {
+  Segment& segment = segments_[segment_in(handle)];
+  const std::size_t first = offset_in(handle) / kPart, last = (offset_in(handle) + nbytes - 1) / kPart;
   was_absent = false;
   if (std::memchr(&segment.present[first], 0, last + 1 - first) == nullptr) return true;
   const auto begin = segment.present.begin() + static_cast<std::ptrdiff_t>(first);
@@ -180,8 +180,8 @@ std::size_t SharedHeap::spare() const { return present_ > needed() ? present_ - 
 void SharedHeap::trim(std::size_t to) {
   for (const BlockPool::Range& range : pool_.free_ranges()) {
     if (present_ <= to) break;
-    Segment& segment = segments_[segment_in(range.place)];
-    const std::size_t offset = offset_in(range.place);
+    Segment& segment = segments_[segment_in(range.handle)];
+    const std::size_t offset = offset_in(range.handle);
     const std::size_t first = rounded_up(offset, kPart) / kPart, end = (offset + range.nbytes) / kPart;
     if (first >= end) continue;
     const auto parts = segment.present.begin() + static_cast<std::ptrdiff_t>(first);

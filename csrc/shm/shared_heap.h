@@ -86,10 +86,10 @@ class SharedHeap final : private ForkListener {
 
   bool may_own(const void* data) const;
   std::optional<std::uint64_t> locate(const void* data) const;
-  std::byte* at(std::uint64_t place) const;
+  std::byte* at(std::uint64_t handle) const;
   std::optional<std::uint64_t> take(std::size_t nbytes);
   bool grow(std::size_t nbytes);
-  bool make_present(std::uint64_t place, std::size_t nbytes, bool& was_absent);
+  bool make_present(std::uint64_t handle, std::size_t nbytes, bool& was_absent);
   std::size_t needed() const;
   std::size_t spare() const;
   void trim(std::size_t to);

@@ -58,15 +58,15 @@ bool ShmTransport::write(int dest, const Frame& frame, Bytes bytes, Bytes more) 
     std::memcpy(ring.bytes() + at, &padding, sizeof padding);
     written += fill;
   }
-  std::byte* const place = ring.bytes() + written % room;
-  std::memcpy(place, &frame, sizeof frame);
-  kernels::copy(place + sizeof frame, bytes.data(), bytes.size());
-  kernels::copy(place + sizeof frame + bytes.size(), more.data(), more.size());
+  std::byte* const slot = ring.bytes() + written % room;
+  std::memcpy(slot, &frame, sizeof frame);
+  kernels::copy(slot + sizeof frame, bytes.data(), bytes.size());
+  kernels::copy(slot + sizeof frame + bytes.size(), more.data(), more.size());
   // One store publishes the padding, the frame and its bytes.
   ring.written.value.store(written + frame.nbytes, std::memory_order_release);  // pairs with read() and peek()
   region_->notify(rank_);
   if (frame.nbytes <= ShmRegion::kDemoteMaxBytes) {
-    kernels::demote_lines(place, frame.nbytes);
+    kernels::demote_lines(slot, frame.nbytes);
     kernels::demote_lines(&ring.written, sizeof ring.written);
   }
   return true;
@@ -234,13 +234,13 @@ void ShmTransport::read(int source) {
   ShmRegion::Ring& ring = region_->ring(source, rank_);
   std::uint64_t read = ring.read.value.load(std::memory_order_relaxed);  // relaxed: only this rank writes it
   while (read != ring.written.value.load(std::memory_order_acquire)) {   // pairs with write()
-    const std::byte* const place = ring.bytes() + read % region_->ring_nbytes();
+    const std::byte* const slot = ring.bytes() + read % region_->ring_nbytes();
     Frame frame;
-    std::memcpy(&frame, place, sizeof frame);
+    std::memcpy(&frame, slot, sizeof frame);
     // `read` is published after the frame has been used: the sender then writes over it.
     read += frame.nbytes;
     try {
-      handle_frame(source, frame, place + sizeof frame);
+      handle_frame(source, frame, slot + sizeof frame);
     } catch (...) {                                            // only this message is lost: the ring stays in order
       ring.read.value.store(read, std::memory_order_release);  // pairs with write()
       throw;
@@ -256,15 +256,15 @@ ShmTransport::Bytes ShmTransport::peek(int source, int tag) {
   ShmRegion::Ring& ring = region_->ring(source, rank_);
   const std::uint64_t read = ring.read.value.load(std::memory_order_relaxed);  // relaxed: only this rank writes it
   if (read == ring.written.value.load(std::memory_order_acquire)) return {};   // pairs with write()
-  const std::byte* const place = ring.bytes() + read % region_->ring_nbytes();
+  const std::byte* const slot = ring.bytes() + read % region_->ring_nbytes();
   Frame frame;
-  std::memcpy(&frame, place, sizeof frame);
+  std::memcpy(&frame, slot, sizeof frame);
   if (frame.kind == Kind::padding) {
     consume(source);
     return peek(source, tag);
   }
   if (frame.kind != Kind::eager || frame.tag != tag) return {};
-  return {place + sizeof frame, frame.length};
+  return {slot + sizeof frame, frame.length};
 }
 
 void ShmTransport::consume(int source) {

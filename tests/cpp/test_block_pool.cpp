@@ -73,7 +73,7 @@ TEST_CASE("block pool: any order of taking and giving keeps blocks disjoint and 
   std::mt19937 random(7);
   BlockPool pool;
   const std::map<std::uint64_t, std::size_t> ranges = {{0, 1000 * kPage}, {kSecond, 3000 * kPage}};
-  for (const auto& [place, nbytes] : ranges) pool.add(place, nbytes);
+  for (const auto& [handle, nbytes] : ranges) pool.add(handle, nbytes);
   std::map<std::uint64_t, std::size_t> model;  // in use
   for (int step = 0; step < 20'000; ++step) {
     if (random() % 5 < 3) {
@@ -97,18 +97,18 @@ TEST_CASE("block pool: any order of taking and giving keeps blocks disjoint and 
     }
     std::size_t used = 0;
     if (step % 1000 == 0) {
-      for (const auto& [place, nbytes] : model) used += nbytes;
+      for (const auto& [handle, nbytes] : model) used += nbytes;
       REQUIRE(pool.usage().used == used);
       REQUIRE(pool.usage().blocks == model.size());
       REQUIRE(pool.usage().available == 4000 * kPage - used);
     }
   }
-  for (const auto& [place, nbytes] : model) pool.give(place);
+  for (const auto& [handle, nbytes] : model) pool.give(handle);
   const auto left = pool.free_ranges();
   REQUIRE(left.size() == 2);
-  CHECK(left[0].place == kSecond);
+  CHECK(left[0].handle == kSecond);
   CHECK(left[0].nbytes == 3000 * kPage);
-  CHECK(left[1].place == 0);
+  CHECK(left[1].handle == 0);
   CHECK(left[1].nbytes == 1000 * kPage);
 }
 

@@ -7,18 +7,18 @@ import pytest
 from samestep.errors import TimeoutError
 from samestep.world import bootstrap_mpi, mpi_liveness, mpi_presence
 
-PLACE = mpi_liveness._Place("10.0.0.7", 41021, 41022)
+ENDPOINT = mpi_liveness._Endpoint("10.0.0.7", 41021, 41022)
 
 
 class Attempts:
     """Stands in for `socket.create_connection`: fails at each port in turn as listed, then connects."""
 
     def __init__(self, listening=(), reserved=()):
-        self.errors = {PLACE.port: list(listening), PLACE.reserved: list(reserved)}
+        self.errors = {ENDPOINT.port: list(listening), ENDPOINT.reserved: list(reserved)}
 
-    def __call__(self, place, timeout):
-        address, port = place
-        assert address == PLACE.address
+    def __call__(self, endpoint, timeout):
+        address, port = endpoint
+        assert address == ENDPOINT.address
         if self.errors[port]:
             raise self.errors[port].pop(0)
         return socket.socket()
@@ -44,13 +44,13 @@ def test_whether_a_rank_can_be_asked(monkeypatch, listening, reserved, reaches):
     monkeypatch.setattr(mpi_liveness, "_PAUSE_S", 0.0)
     attempts = Attempts(listening, reserved)
     monkeypatch.setattr(socket, "create_connection", attempts)
-    assert mpi_liveness._reaches(PLACE) is reaches
+    assert mpi_liveness._reaches(ENDPOINT) is reaches
 
 
-@pytest.mark.parametrize(("place", "at"), [(PLACE, " at 10.0.0.7:41021"), (None, "")])
-def test_who_reaches_nobody_says_so(caplog, place, at):
+@pytest.mark.parametrize(("endpoint", "at"), [(ENDPOINT, " at 10.0.0.7:41021"), (None, "")])
+def test_who_reaches_nobody_says_so(caplog, endpoint, at):
     with caplog.at_level(logging.WARNING, logger="samestep"):
-        mpi_liveness._tell_unreached(0, 1, ["a/1", "b/2"], place)
+        mpi_liveness._tell_unreached(0, 1, ["a/1", "b/2"], endpoint)
     expected = f"rank 0 cannot reach rank 1 (b){at} over TCP: ranks that die are found at the deadline"
     assert [record.message for record in caplog.records] == [expected]
 

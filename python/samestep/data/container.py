@@ -76,9 +76,9 @@ class DistributedDataContainer:
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """The items at several indices; torch's DataLoader calls it if it exists."""
-        places = [self.indices[i] for i in indices]
+        positions = [self.indices[i] for i in indices]
         many = getattr(self.data, "__getitems__", None)
-        return many(places) if many is not None else [self._take(place) for place in places]
+        return many(positions) if many is not None else [self._take(position) for position in positions]
 
     def __repr__(self) -> str:
         return f"DistributedDataContainer({self.indices} of {type(self.data).__name__})"
@@ -87,11 +87,11 @@ class DistributedDataContainer:
         return _per_column(self.data, lambda column: column[where])
 
 
-def _as_slice(places: range) -> slice:
-    if not places:
+def _as_slice(positions: range) -> slice:
+    if not positions:
         return slice(0, 0)
     # A descending run that ends at item 0 of the data has no stop that could be written as a number.
-    return slice(places.start, places.stop if places.stop >= 0 else None, places.step)
+    return slice(positions.start, positions.stop if positions.stop >= 0 else None, positions.step)
 
 
 def _per_column(data: Any, take: Callable[[Any], Any]) -> Any:

@@ -118,12 +118,12 @@ def rank_in(of: Group, verb: str, name: str, rank: Any, group_rank: Any) -> int:
         raise TypeError(f"{verb}: {name}= (a global rank) or group_{name}= is missing")
     everyone = members(of)
     if group_rank is not None:
-        place = whole_number(group_rank, verb, f"group_{name}")
-        if not 0 <= place < len(everyone):
+        index = whole_number(group_rank, verb, f"group_{name}")
+        if not 0 <= index < len(everyone):
             raise InvalidArgumentError(
-                f"{verb}: group_{name} {place} is outside the group, which has {len(everyone)} members: {everyone}"
+                f"{verb}: group_{name} {index} is outside the group, which has {len(everyone)} members: {everyone}"
             )
-        return place
+        return index
     number = whole_number(rank, verb, name)
     if number not in everyone:
         raise InvalidArgumentError(

@@ -41,9 +41,9 @@ def broadcast_multigpu(
         return None
     listed = _checked(tensor_list, verb)
     root = groups.rank_in(of, verb, "src", src, group_src)
-    place = groups.whole_number(src_tensor, verb, "src_tensor")
-    collectives.require_index(place, listed, "src_tensor")
-    pending = collectives.bcast(of, listed, root, place)
+    index = groups.whole_number(src_tensor, verb, "src_tensor")
+    collectives.require_index(index, listed, "src_tensor")
+    pending = collectives.bcast(of, listed, root, index)
     return started(of, pending.works, _replacing(tensor_list, pending), async_op, pending.deadline)
 
 
@@ -92,9 +92,9 @@ def reduce_multigpu(  # noqa: PLR0917 - positions that scripts rely on
         return None
     listed = _checked(tensor_list, verb)
     root = groups.rank_in(of, verb, "dst", dst, group_dst)
-    place = groups.whole_number(dst_tensor, verb, "dst_tensor")
-    collectives.require_index(place, listed, "dst_tensor")
-    pending = collectives.reduce(of, listed, op, root, place)
+    index = groups.whole_number(dst_tensor, verb, "dst_tensor")
+    collectives.require_index(index, listed, "dst_tensor")
+    pending = collectives.reduce(of, listed, op, root, index)
     return started(of, pending.works, _replacing(tensor_list, pending), async_op, pending.deadline)
 
 

@@ -96,9 +96,9 @@ def _without_mpi(between: _core.Communicator, where: list[str], timeout: float) 
             store = TCPStore(address, 0, is_master=True, timeout=timeout, secret=secret)
     except Error as error:
         problem = str(error)
-    place = None if store is None else (store.host, store.port)
+    endpoint = None if store is None else (store.host, store.port)
     layout = [str, ([str, int], None), str]
-    table = json_exchange.allgather(between, (problem, place, secret.hex()), layout, timeout)
+    table = json_exchange.allgather(between, (problem, endpoint, secret.hex()), layout, timeout)
     for rank, (other, *_) in enumerate(table):
         if other:
             raise UnavailableError(f"new_group: rank {rank} of the group cannot meet the others: {other}")
@@ -136,8 +136,8 @@ def _why_not_mpi(world: Backend) -> str:
             loaded = bootstrap_mpi.load()
         except Error as error:
             problem = str(error)
-    place = (loaded.rank, loaded.size) if loaded is not None else (-1, 0)
-    table = world._allgather_facts((problem, *place), [str, int, int])
+    identity = (loaded.rank, loaded.size) if loaded is not None else (-1, 0)
+    table = world._allgather_facts((problem, *identity), [str, int, int])
     start = f"start the ranks with `samestep run --mpi -n {world.size}`, or another launcher of MPI"
     for rank, (other, _, _) in enumerate(table):
         if other:

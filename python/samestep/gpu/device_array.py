@@ -49,8 +49,8 @@ class DeviceArray:
         stream: int | None = None,
     ) -> None:
         """An array on `device` (None: the current one) that is used in `stream` (None: by the host's order)."""
-        place = gpu.current_device() if device is None else device
-        self._memory = gpu.allocate(math.prod(shape) * _core.itemsize(dtype), place)
+        on = gpu.current_device() if device is None else device
+        self._memory = gpu.allocate(math.prod(shape) * _core.itemsize(dtype), on)
         self._kind = gpu.kind
         self.dtype = dtype
         self.shape = shape

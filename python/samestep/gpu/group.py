@@ -21,7 +21,7 @@ class DeviceInfo(NamedTuple):
     """Why this rank cannot; "" if it can."""
     nccl: str
     """Version of NCCL or RCCL, "" without it."""
-    place: str
+    identity: str
     """The host and the physical device."""
 
 
@@ -36,8 +36,8 @@ def open_device(kind: str, device: int | None, host: str, *, with_nccl: bool) ->
             "",
         )
     try:
-        place = identity_of(host, gpu(kind).bus_id(device))
-        return DeviceInfo("", nccl_of(kind).version if with_nccl else "", place)
+        identity = identity_of(host, gpu(kind).bus_id(device))
+        return DeviceInfo("", nccl_of(kind).version if with_nccl else "", identity)
     except Error as error:
         return DeviceInfo(str(error), "", "")
 
@@ -65,7 +65,7 @@ def require_all(table: list[DeviceInfo]) -> None:
 class DeviceList(NamedTuple):
     """What one rank tells the others before it uses several devices together."""
 
-    places: list[str]
+    identities: list[str]
     """The host and the physical device of each."""
     may_share: bool
     """Whether its NCCL takes a device that another rank uses too."""
@@ -73,10 +73,10 @@ class DeviceList(NamedTuple):
 
 def can_join(table: list[DeviceList]) -> bool:
     """Whether NCCL takes all devices of all ranks together. Pure."""
-    places = [place for listed in table for place in listed.places]
-    if any(len(set(listed.places)) < len(listed.places) for listed in table):
+    identities = [identity for listed in table for identity in listed.identities]
+    if any(len(set(listed.identities)) < len(listed.identities) for listed in table):
         return False
-    return len(set(places)) == len(places) or all(listed.may_share for listed in table)
+    return len(set(identities)) == len(identities) or all(listed.may_share for listed in table)
 
 
 def sharing_is_allowed(kind: str) -> bool:
@@ -92,11 +92,11 @@ def _may_share(nccl: str) -> bool:
 def _require_own_devices(table: list[DeviceInfo]) -> None:
     sharing: dict[str, list[int]] = {}
     for rank, info in enumerate(table):
-        sharing.setdefault(info.place, []).append(rank)
+        sharing.setdefault(info.identity, []).append(rank)
     ranks = next((ranks for ranks in sharing.values() if len(ranks) > 1), None)
     if ranks is None or _may_share(table[0].nccl):
         return
-    device = table[ranks[0]].place.split()[-1]
+    device = table[ranks[0]].identity.split()[-1]
     raise UnavailableError(
         f"NCCLBackend: ranks {' and '.join(map(str, ranks))} use the same device ({device}), which NCCL "
         f"{table[0].nccl} refuses. Cure: start as many ranks as there are devices; or use NCCL 2.30 or newer with "

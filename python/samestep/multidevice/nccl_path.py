@@ -39,8 +39,8 @@ def clique_id(
     comm = group._comm
     if not _core.has_nccl(comm):
         return VIA_HOST
-    places = _devices(listed, also) if code is None or _core.nccl_reduces(listed.dtype, code) else []
-    known = _core.list_number(comm, places) if places else 0
+    devices = _devices(listed, also) if code is None or _core.nccl_reduces(listed.dtype, code) else []
+    known = _core.list_number(comm, devices) if devices else 0
     if known:
         return known
     # A rank that knows its list starts another operation instead, so a difference raises an error on all ranks.
@@ -50,7 +50,7 @@ def clique_id(
     except MismatchError as error:
         _core.fail_list_check(comm, str(error))
         raise
-    return _first_use(group, listed, places, deadline)
+    return _first_use(group, listed, devices, deadline)
 
 
 def _devices(listed: ArrayList, also: Sequence[Sequence[Any]]) -> list[int]:
@@ -61,9 +61,9 @@ def _devices(listed: ArrayList, also: Sequence[Sequence[Any]]) -> list[int]:
     kinds = {known.device for known in listed.infos}
     if len(kinds) != 1 or "cpu" in kinds or not listed.n_elements:
         return []
-    places = [device_of(x) for x in listed.arrays]
-    together = all(device_of(y) == place for place, ys in zip(places, also, strict=False) for y in ys)
-    return places if together and len(set(places)) == len(places) else []
+    devices = [device_of(x) for x in listed.arrays]
+    together = all(device_of(y) == device for device, ys in zip(devices, also, strict=False) for y in ys)
+    return devices if together and len(set(devices)) == len(devices) else []
 
 
 def device_of(x: Any) -> int:
@@ -74,7 +74,7 @@ def device_of(x: Any) -> int:
     return -1 if view[6] == "cpu" else runtime.current_gpu(view[6]).device_of(view[8])
 
 
-def _first_use(group: Group, listed: ArrayList, places: list[int], deadline: Deadline) -> int:
+def _first_use(group: Group, listed: ArrayList, devices: list[int], deadline: Deadline) -> int:
     """Number the ranks' device lists and create their clique, if NCCL accepts all devices together. Collective."""
     from samestep._util.json_layout import Many
     from samestep.gpu import group as gpu_group
@@ -82,17 +82,17 @@ def _first_use(group: Group, listed: ArrayList, places: list[int], deadline: Dea
     from samestep.group import json_exchange
 
     comm = group._comm
-    n_places = np.empty(group.size, np.int64)
-    comm.allgather(np.array([len(places)], np.int64), n_places).wait(deadline.left(), True)
-    if not places or (n_places != len(places)).any():
+    n_devices = np.empty(group.size, np.int64)
+    comm.allgather(np.array([len(devices)], np.int64), n_devices).wait(deadline.left(), True)
+    if not devices or (n_devices != len(devices)).any():
         return VIA_HOST
     gpu = runtime.current_gpu(listed.infos[0].device)
     host_name = group._hosts[group.rank]
-    named = [gpu_group.identity_of(host_name, gpu.bus_id(place)) for place in places]
+    named = [gpu_group.identity_of(host_name, gpu.bus_id(device)) for device in devices]
     mine = (named, gpu_group.sharing_is_allowed(gpu.kind))
     received = json_exchange.allgather(comm, mine, [Many(str), bool], deadline.left())
     table = [gpu_group.DeviceList(*entry) for entry in received]
-    return _core.add_list(comm, places, deadline.left()) if gpu_group.can_join(table) else VIA_HOST
+    return _core.add_list(comm, devices, deadline.left()) if gpu_group.can_join(table) else VIA_HOST
 
 
 @contextlib.contextmanager

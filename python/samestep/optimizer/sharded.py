@@ -397,10 +397,12 @@ def _require_elementwise(inner: Any, plan: _Plan) -> None:
     split = plan.split()
 
     def trial(params: list[Flat], steps: list[list[Flat]], shapes: list[tuple[int, ...]]) -> list[list[Flat]]:
-        place = {i: k for k, i in enumerate(split)}
+        position = {i: k for k, i in enumerate(split)}
 
         def tree(values: list[Flat]) -> Any:
-            return plan.with_leaves(lambda i, spec: _from_elements(values[place[i]], spec, shapes[place[i]]))
+            return plan.with_leaves(
+                lambda i, spec: _from_elements(values[position[i]], spec, shapes[position[i]])
+            )
 
         start = tree(params)
         state = inner.init(start)

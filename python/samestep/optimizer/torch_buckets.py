@@ -30,7 +30,7 @@ class Slot:
         # The layout that autograd gives gradients: the parameter's own if it is dense.
         self.layout = torch.empty_like(parameter, device="meta")
         self.view: torch.Tensor | None = None  # into a bucket; None for a gradient reduced where it lies
-        self.place: torch.Tensor | None = None  # what is reduced in this pass
+        self.reduced: torch.Tensor | None = None  # what is reduced in this pass
         self.dirty = parameter.grad is not None  # has a gradient that other ranks have not seen
         self.kept: torch.Tensor | None = None  # a gradient that was complete before this pass
 
@@ -44,25 +44,25 @@ class Slot:
                 "dense ones can be averaged, e.g. Embedding(..., sparse=False)"
             )
         self.kept = None if grad is None or self.dirty else grad.clone()
-        place = grad if self.view is None else self.view
-        if place is None or place.stride() != self.layout.stride():
-            place = torch.empty_like(self.layout, device=self.device)
+        reduced = grad if self.view is None else self.view
+        if reduced is None or reduced.stride() != self.layout.stride():
+            reduced = torch.empty_like(self.layout, device=self.device)
         if grad is None:
-            place.zero_()
-        elif parameter is not None and place.data_ptr() != grad.data_ptr():
-            place.copy_(grad)
-            parameter.grad = place
-        self.place = place
+            reduced.zero_()
+        elif parameter is not None and reduced.data_ptr() != grad.data_ptr():
+            reduced.copy_(grad)
+            parameter.grad = reduced
+        self.reduced = reduced
 
     def write_back(self, used: bool) -> None:
         """Take the reduced gradient, unless no rank had one."""
-        assert self.place is not None
+        assert self.reduced is not None
         parameter = self._parameter()
         if used and parameter is not None:
-            parameter.grad = self.place
+            parameter.grad = self.reduced
         elif self.kept is not None:
-            self.place.copy_(self.kept)
-        self.place, self.dirty, self.kept = None, False, None
+            self.reduced.copy_(self.kept)
+        self.reduced, self.dirty, self.kept = None, False, None
 
 
 class Bucket:
@@ -88,7 +88,7 @@ class Bucket:
     def start(self, backend: Group, op: Any) -> None:
         """Start the reduction of what the slots hold now."""
         for slot in self.slots:
-            if slot.place is None:
+            if slot.reduced is None:
                 slot.gather()
         names = [slot.name for slot in self.slots]
         what = f"gradients of {leaves_text(names)}" if names else "flags"
@@ -103,9 +103,9 @@ class Bucket:
     def _memory(self) -> torch.Tensor:
         if self._flat is not None:
             return self._flat
-        place = self.slots[0].place
-        assert place is not None
-        return place.as_strided((place.numel(),), (1,))  # dense, in whatever order the axes lie
+        reduced = self.slots[0].reduced
+        assert reduced is not None
+        return reduced.as_strided((reduced.numel(),), (1,))  # dense, in whatever order the axes lie
 
 
 def flat_memory(backend: Group, slots: list[Slot], n_extra: int) -> torch.Tensor:

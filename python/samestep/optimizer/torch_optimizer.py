@@ -177,7 +177,7 @@ class Averager:
             )
         # Within a reentrant checkpoint, a pass inside the pass, more may follow: then wait for the end.
         outermost = this_pass.task == _graph_task()
-        if slot.place is None:
+        if slot.reduced is None:
             slot.dirty = True
             bucket.missing -= outermost
         slot.gather()
@@ -197,7 +197,7 @@ class Averager:
         for bucket in self._buckets:
             bucket.missing = len(bucket.slots)
             for slot in bucket.slots:
-                slot.place = None
+                slot.reduced = None
         self._n_started = 0
         this_pass = _Pass(self)
         self._pass = weakref.ref(this_pass)

@@ -42,7 +42,7 @@ class LeafTable(NamedTuple):
     """What the leaves of a tree are, as columns with one entry per leaf."""
 
     kinds: list[str]
-    """What other ranks must have in this place: dtype, shape and kind of memory of an array, or what else it is."""
+    """What other ranks must have as this leaf: dtype, shape and kind of memory of an array, or what else it is."""
     infos: list[ArrayInfo | None]
     """Properties of an array; None for all else."""
     aliases: list[int]
@@ -229,7 +229,7 @@ def check_same(
       group: name of the group, for the text.
       everyone: what each rank holds.
       absent_is_fine: let a leaf be None on some ranks; with the array that it is again elsewhere.
-      places: compare also which entries of the tree are one and the same array.
+      aliases: compare also which entries of the tree are one and the same array.
     """
     acts = [description.act for description in everyone]
     if len(set(acts)) > 1:

@@ -52,7 +52,7 @@ def open_world(method: str | None, rank: int | None, world_size: int | None, tim
 
     Raises:
       InvalidArgumentError, MismatchError, TimeoutError, UnavailableError: as `open_rendezvous`.
-      UnavailableError: ranks cannot reach each other, the launcher says no place to meet, or no descriptor is left.
+      UnavailableError: ranks cannot reach each other, the launcher names no address, or no descriptor is left.
     """
     try:
         return _open_world(method, rank, world_size, timeout)

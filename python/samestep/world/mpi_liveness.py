@@ -47,25 +47,25 @@ def begin(comm: _core.Communicator, hosts: Sequence[str], timeout: float) -> boo
     """
     several_hosts = len(set(hosts)) > 1
     ports = _Ports.open(_name_of_another(hosts, comm.rank) if several_hosts else "")
-    mine = ports.place if ports is not None else None
+    mine = ports.endpoint if ports is not None else None
     layout = [([str, int, int], None), bool]
     table = json_exchange.allgather(comm, (mine, bootstrap_mpi.has_fabric()), layout, timeout)
     if several_hosts and not any(fabric for _, fabric in table):
         comm.configure(default_segment_bytes=_EAGER_PIECE)
-    places: list[_Place | None] = [place and _Place(*place) for place, _ in table]
-    found = [place for place in places if place is not None]
+    endpoints: list[_Endpoint | None] = [endpoint and _Endpoint(*endpoint) for endpoint, _ in table]
+    found = [endpoint for endpoint in endpoints if endpoint is not None]
     other = _next_host(hosts, comm.rank)
     reached = len(found) == comm.size and _reaches(found[other])
     if not reached:
-        _tell_unreached(comm.rank, other, hosts, places[other])
+        _tell_unreached(comm.rank, other, hosts, endpoints[other])
     everywhere = all(json_exchange.allgather(comm, reached, bool, timeout))
     if everywhere and ports is not None:
         names = [host.partition("/")[0] for host in hosts]
         texts = [
-            f"{name} ({address_text(place.address, place.port)})"
-            for name, place in zip(names, found, strict=True)
+            f"{name} ({address_text(endpoint.address, endpoint.port)})"
+            for name, endpoint in zip(names, found, strict=True)
         ]
-        watched = [(*place, text) for place, text in zip(found, texts, strict=True)]
+        watched = [(*endpoint, text) for endpoint, text in zip(found, texts, strict=True)]
         _core.watch_ranks(comm, ports.listener.detach(), ports.reserved.detach(), watched)
     elif ports is not None:
         ports.close()
@@ -88,7 +88,7 @@ def _next_host(hosts: Sequence[str], rank: int) -> int:
     return hosts.index(after)
 
 
-class _Place(NamedTuple):
+class _Endpoint(NamedTuple):
     """Where a rank can be asked for."""
 
     address: str
@@ -120,24 +120,24 @@ class _Ports(NamedTuple):
         return None
 
     @property
-    def place(self) -> _Place:
+    def endpoint(self) -> _Endpoint:
         address, port = self.listener.getsockname()[:2]
-        return _Place(address, port, self.reserved.getsockname()[1])
+        return _Endpoint(address, port, self.reserved.getsockname()[1])
 
     def close(self) -> None:
         self.listener.close()
         self.reserved.close()
 
 
-def _reaches(place: _Place) -> bool:
+def _reaches(endpoint: _Endpoint) -> bool:
     """Whether the ports of a rank that is alive can be asked: its host answers, and does not refuse at the first one.
 
     No answer there means a full queue, as after more connections than `net.core.somaxconn`.
     """
     now = time.monotonic()
     return (
-        _answers(place.address, place.reserved, now + _REACH_S) != ""
-        and _answers(place.address, place.port, now) != "refuses"
+        _answers(endpoint.address, endpoint.reserved, now + _REACH_S) != ""
+        and _answers(endpoint.address, endpoint.port, now) != "refuses"
     )
 
 
@@ -155,10 +155,10 @@ def _answers(address: str, port: int, deadline: float) -> str:
             time.sleep(_PAUSE_S)  # the kernel reports at once that there is no route
 
 
-def _tell_unreached(rank: int, other: int, hosts: Sequence[str], place: _Place | None) -> None:
+def _tell_unreached(rank: int, other: int, hosts: Sequence[str], endpoint: _Endpoint | None) -> None:
     import logging  # costs as much to import as half the package
 
-    where = f" at {address_text(place.address, place.port)}" if place is not None else ""
+    where = f" at {address_text(endpoint.address, endpoint.port)}" if endpoint is not None else ""
     logging.getLogger("samestep").warning(
         "rank %d cannot reach rank %d (%s)%s over TCP: ranks that die are found at the deadline",
         rank,
