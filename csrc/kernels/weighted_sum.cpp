@@ -160,7 +160,8 @@ std::optional<DType> sum_dtype(DType dtype) {
 
 void add_weighted(DType dtype, std::span<const WeightedTerm> terms, std::span<const void* const> sums, void* out,
                   std::size_t count) {
-  // Real and imaginary parts are weighted and added in the same manner, so that complex numbers are pairs of reals here.
+  // Real and imaginary parts are weighted and added in the same manner, so that complex numbers are pairs of reals
+  // here.
   const DType wide = *sum_dtype(dtype);
   const std::size_t term_itemsize = is_complex(dtype) ? itemsize(wide) : itemsize(dtype);
   const WeightedSum task{wide, term_itemsize, widening_of(dtype), terms, sums, static_cast<std::byte*>(out)};

@@ -98,7 +98,8 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   nccl_abi::UniqueId address(const Deadline& deadline);
   /// Starts NCCL, once the address has arrived.
   void start_nccl(const Deadline& deadline);
-  /// What the launching thread does: starts NCCL, launches what is queued, and ends when nothing has arrived for a while.
+  /// What the launching thread does: starts NCCL, launches what is queued, and ends when nothing has arrived for a
+  /// while.
   void launch_queued();
   /// Starts the launching thread unless it runs. Requires the mutex.
   void wake_launcher();
