@@ -169,7 +169,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(
     part.out_runs = {n * item, n_out, count * item};
     if (args.in.data != nullptr) part.in = static_cast<const std::byte*>(args.in.data) + at * item;
     if (args.out.data != nullptr) part.out = static_cast<std::byte*>(args.out.data) + at * item;
-    // Ranks are compared with the first part.
+    // Ranks compare their calls in the operation of the first window.
     part.start = [start, shape = at == 0 ? args.shape : Shape::flat(n), dtype, in_count = n * n_in,
                   out_count = n * n_out](std::byte* from, std::byte* to) {
       return start({in_count != 0 ? from : nullptr, in_count, dtype}, {out_count != 0 ? to : nullptr, out_count, dtype},

@@ -136,8 +136,8 @@ def _why_not_mpi(world: Backend) -> str:
             loaded = bootstrap_mpi.load()
         except Error as error:
             problem = str(error)
-    identity = (loaded.rank, loaded.size) if loaded is not None else (-1, 0)
-    table = world._allgather_facts((problem, *identity), [str, int, int])
+    rank_and_size = (loaded.rank, loaded.size) if loaded is not None else (-1, 0)
+    table = world._allgather_facts((problem, *rank_and_size), [str, int, int])
     start = f"start the ranks with `samestep run --mpi -n {world.size}`, or another launcher of MPI"
     for rank, (other, _, _) in enumerate(table):
         if other:

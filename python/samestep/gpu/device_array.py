@@ -49,8 +49,9 @@ class DeviceArray:
         stream: int | None = None,
     ) -> None:
         """An array on `device` (None: the current one) that is used in `stream` (None: by the host's order)."""
-        on = gpu.current_device() if device is None else device
-        self._memory = gpu.allocate(math.prod(shape) * _core.itemsize(dtype), on)
+        self._memory = gpu.allocate(
+            math.prod(shape) * _core.itemsize(dtype), gpu.current_device() if device is None else device
+        )
         self._kind = gpu.kind
         self.dtype = dtype
         self.shape = shape

@@ -54,8 +54,10 @@ def open_ranks() -> tuple[Any, int, tuple[int, ...], float]:
     first = sum(counts[:process])
 
     def open_rank(rank: int) -> _core.Communicator:
-        meets_at = store if store is not None and rank == 0 else TCPStore(port[0], port[1], timeout=timeout)
-        with_all = join(meets_at, rank, sum(counts), timeout, owned=True)
+        store_of_rank = (
+            store if store is not None and rank == 0 else TCPStore(port[0], port[1], timeout=timeout)
+        )
+        with_all = join(store_of_rank, rank, sum(counts), timeout, owned=True)
         group = bootstrap_native.group_over(with_all, timeout, "jax")
         _kept.extend((with_all, group.bootstrap_comm))
         return group.comm

@@ -42,7 +42,7 @@ class LeafTable(NamedTuple):
     """What the leaves of a tree are, as columns with one entry per leaf."""
 
     kinds: list[str]
-    """What other ranks must have as this leaf: dtype, shape and kind of memory of an array, or what else it is."""
+    """What each leaf must be on all ranks: dtype, shape and kind of memory of an array, or what else it is."""
     infos: list[ArrayInfo | None]
     """Properties of an array; None for all else."""
     aliases: list[int]
