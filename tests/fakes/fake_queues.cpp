@@ -179,14 +179,14 @@ EXPORT int GPU(EventRecord)(void* handle, void* stream_handle) {
       return ended(capture->invalid ? kCaptureInvalidated : kSuccess);
     }
   }
-  std::uint64_t number;
+  const auto record = std::make_shared<Record>();
   {
     const std::lock_guard lock(event->mutex);
-    number = ++event->recorded;
+    event->last = record;
     event->device = stream->device;
   }
-  const int code = submit(stream, [=] { event->happen(number); });
-  if (code != kSuccess) event->happen(number);
+  const int code = submit(stream, [record] { record->happen(); });
+  if (code != kSuccess) record->happen();
   return ended(code);
 }
 EXPORT int GPU(EventQuery)(void* handle) {
@@ -196,15 +196,14 @@ EXPORT int GPU(EventQuery)(void* handle) {
   if (const int code = forbid_for(*event)) return ended(code);
   const std::lock_guard lock(event->mutex);
   if (event->device >= n_devices()) return ended(kInvalidDevice);  // it has gone
-  return ended(event->happened == event->recorded ? kSuccess : kNotReady);
+  return ended(event->last == nullptr || event->last->has_happened() ? kSuccess : kNotReady);
 }
 EXPORT int GPU(EventSynchronize)(void* handle) {
   ++made().waits;
   const auto event = event_of(handle);
   if (!event) return ended(kInvalidHandle);
   if (const int code = forbid_for(*event)) return ended(code);
-  std::unique_lock lock(event->mutex);
-  event->changed.wait(lock, [&] { return event->happened == event->recorded; });
+  if (const auto record = event->last_record()) record->wait();
   return ended(kSuccess);
 }
 EXPORT int GPU(StreamWaitEvent)(void* stream_handle, void* handle, unsigned) {
@@ -215,12 +214,12 @@ EXPORT int GPU(StreamWaitEvent)(void* stream_handle, void* handle, unsigned) {
   if (wait_in_capture(*stream, *event, code)) return ended(code);
   const char* const ignored = std::getenv("FAKE_GPU_IGNORE_WAITS");
   if (ignored != nullptr && (std::strcmp(ignored, "library") == 0) == stream->of_library) return kSuccess;
-  std::uint64_t number;
-  {
-    const std::lock_guard lock(event->mutex);
-    number = event->recorded;
-  }
-  return ended(submit(stream, [=] { event->wait_for(number); }));
+  const auto record = event->last_record();
+  if (record == nullptr) return ended(kSuccess);
+  return ended(submit(stream, [record] {
+    const Stuck stuck([record] { return record->has_happened(); });
+    record->wait();
+  }));
 }
 
 // ---- graphs

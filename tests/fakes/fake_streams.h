@@ -139,27 +139,40 @@ struct Stream {
   std::function<bool()> stuck_until;
 };
 
-struct Event {
+/// One recording of an event. What waits for it waits for this one, even if the event is recorded again meanwhile, in a
+/// stream that gets there sooner.
+struct Record {
+  void happen() {
+    const std::lock_guard lock(mutex);
+    happened = true;
+    changed.notify_all();
+  }
+  bool has_happened() {
+    const std::lock_guard lock(mutex);
+    return happened;
+  }
+  void wait() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [this] { return happened; });
+  }
+
+ private:
   std::mutex mutex;
   std::condition_variable changed;
-  std::uint64_t recorded = 0, happened = 0;
-  int device = 0;  // of the stream that recorded it last
+  bool happened = false;
+};
+
+struct Event {
+  std::mutex mutex;
+  std::shared_ptr<Record> last;  // null: never recorded
+  int device = 0;                // of the stream that recorded it last
   // Guarded by the mutex of captures(): what it was recorded in last, if that was a capture.
   std::shared_ptr<Capture> capture;
   const Stream* captured_in = nullptr;
   long captured_at = 0;  // things of that stream before it
-  void happen(std::uint64_t number) {
+  std::shared_ptr<Record> last_record() {
     const std::lock_guard lock(mutex);
-    if (happened < number) happened = number;
-    changed.notify_all();
-  }
-  void wait_for(std::uint64_t number) {
-    const Stuck stuck([this, number] {
-      const std::lock_guard lock(mutex);
-      return happened >= number;
-    });
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return happened >= number; });
+    return last;
   }
 };
 
