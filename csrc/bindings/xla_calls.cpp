@@ -214,23 +214,15 @@ std::int64_t call_number(const xla::Attributes& attributes) {
   return *static_cast<const std::int64_t*>(static_cast<const xla::Scalar*>(attributes.values[0])->value);
 }
 
-std::string plain_text_of(std::exception_ptr pointer) {
-  try {
-    std::rethrow_exception(std::move(pointer));
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-}
-
 /// An error as samestep.group.jax_errors finds it again in what JAX raises.
-std::string text_of(std::exception_ptr pointer) {
+std::string text_for_jax(const std::exception_ptr& pointer) {
   try {
     const py::gil_scoped_acquire gil;
     const auto error = py::reinterpret_steal<py::object>(make_python_error(pointer));
     return py::module_::import("samestep.group.jax_errors").attr("text_of")(error).cast<std::string>();
   } catch (const std::exception&) {
     // Of Python code, as where modules are being torn down. JAX then raises an error of its own class with the text.
-    return plain_text_of(std::move(pointer));
+    return text_of(pointer);
   }
 }
 
@@ -255,7 +247,7 @@ xla::Error* handle_call(xla::CallFrame* call) {
     return nullptr;
   } catch (...) {
     // An exception must not cross XLA's C interface. Python makes the same exception again from the text.
-    return failed(*call->api, text_of(std::current_exception()));
+    return failed(*call->api, text_for_jax(std::current_exception()));
   }
 }
 

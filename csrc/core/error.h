@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -56,5 +57,26 @@ class StepError : public Error {
  public:
   using Error::Error;
 };
+
+inline std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    return known.what();
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
+template <class Kind>
+bool is_a(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Kind&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
 
 }  // namespace samestep

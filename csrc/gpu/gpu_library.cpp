@@ -78,7 +78,7 @@ void GpuLibrary::check(int code, const char* call) const {
   get_last_error_();  // else the next call in this thread would report the error again
   const std::string text = str(prefix(), call, " failed: ", get_error_string_(code), " (", code, ")");
   if (is_of_capture(code)) throw UnavailableError(text);
-  throw Error(text);
+  throw GpuError(text);
 }
 
 int GpuLibrary::device_count() const {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/buffer.h"
+#include "core/error.h"
 
 namespace samestep {
 
@@ -24,11 +25,17 @@ inline constexpr int kDeviceMemory = 2;            ///< cudaMemoryTypeDevice
 inline constexpr int kManagedMemory = 3;           ///< cudaMemoryTypeManaged
 }  // namespace gpu_abi
 
+/// A call of the runtime has failed. Python sees an Error.
+class GpuError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// The functions of the CUDA or HIP runtime that the package uses, looked up at run time: it is built without either
 /// and runs with both. Their names differ only in a prefix.
 ///
-/// Calls throw Error with the runtime's message, or UnavailableError if the capture of a stream into a graph does not
-/// allow them. "The current device" is that of the calling thread. Calls that would be unsafe while a stream of the
+/// Calls throw GpuError with the runtime's message, or UnavailableError if the capture of a stream into a graph does
+/// not allow them. "The current device" is that of the calling thread. Calls that would be unsafe while a stream of the
 /// process is being captured are made in relaxed mode, so that they leave captures of others alone.
 /// Sources: CUDA Runtime API, HIP Runtime API.
 class GpuLibrary {

@@ -94,7 +94,10 @@ class HostStaging::StagedWork final : public Work {
           piece.awaits_stream = false;
           piece.work->begin_writes();
         }
-        if (!piece.back) copy_back(piece);
+        if (piece.back || !piece.work->done()) continue;
+        status_ = piece.work->status();
+        if (const std::exception_ptr error = piece.work->error()) return fail(error);  // which the host group has told
+        copy_back(piece);
       }
       while (!pieces_.empty() && pieces_.front().back && pieces_.front().copied->is_complete()) {
         pieces_.pop_front();
@@ -103,6 +106,7 @@ class HostStaging::StagedWork final : public Work {
       }
     } catch (...) {
       fail(std::current_exception());
+      if (is_a<GpuError>(error_)) stager_->tell_others(error_);
       return;
     }
     // The remaining copies are in the stream, so a consumer's stream can wait for this event instead of its host
@@ -212,9 +216,7 @@ class HostStaging::StagedWork final : public Work {
   }
 
   void copy_back(RemoteSegment& piece) {
-    if (piece.back || !piece.work->done() || stager_->n_copying_back_ >= kMostCopies) return;
-    status_ = piece.work->status();
-    if (piece.work->error()) std::rethrow_exception(piece.work->error());
+    if (stager_->n_copying_back_ >= kMostCopies) return;
     // A receive may bring fewer elements than fit. Those beyond keep their values on the device.
     const std::span<const std::byte> arrived = to_copy_back(piece);
     make_wait(*stager_->in_, waits_in_);
@@ -329,16 +331,23 @@ void HostStaging::progress() {
 void HostStaging::advance() {
   // Called from waits for something else, which must not block: another thread makes the step.
   const std::unique_lock alone(mutex_, std::try_to_lock);
-  if (!alone) return;
-  try {
-    step();
-  } catch (const Error&) {  // the device is lost; the waits for these operations throw
-  }
+  if (alone) step();
 }
 
 void HostStaging::step() {
   if (pending_.empty()) return;
-  const OnDevice on(*gpu_, device_);
+  try {
+    const OnDevice on(*gpu_, device_);
+    advance_all();
+  } catch (const GpuError&) {  // the device is lost
+    const std::exception_ptr error = std::current_exception();
+    for (const auto& work : pending_) work->fail(error);
+    tell_others(error);
+  }
+  std::erase_if(pending_, [](const auto& work) { return work->ended(); });
+}
+
+void HostStaging::advance_all() {
   bool collectives_started = true, sends_started = true;
   std::size_t n_collectives = 0, n_sends = 0;  // whose copies to the host may be in the stream
   for (const auto& work : pending_) {
@@ -354,7 +363,6 @@ void HostStaging::step() {
       collectives_started = collectives_started && work->has_started();
     }
   }
-  std::erase_if(pending_, [](const auto& work) { return work->ended(); });
 }
 
 HostStaging::StagedWork& HostStaging::next_to_begin(StagedWork& work) {
@@ -365,6 +373,12 @@ HostStaging::StagedWork& HostStaging::next_to_begin(StagedWork& work) {
     if (is_earlier && !earlier->has_started()) return *earlier;
   }
   return work;
+}
+
+void HostStaging::tell_others(const std::exception_ptr& error) {
+  const std::string reason = text_of(error);
+  collectives_->abandon(error, reason);
+  messages_->abandon(error, reason);
 }
 
 void HostStaging::abandon(std::exception_ptr error) {

@@ -86,8 +86,11 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   HostStaging(std::shared_ptr<GpuLibrary> gpu, int device, std::shared_ptr<Communicator> messages,
               std::shared_ptr<Communicator> collectives);
   void record_ends();
+  /// Leaves both groups: the others would wait for an operation that has failed on this rank alone.
+  void tell_others(const std::exception_ptr& error);
   // With the mutex held:
   void step();
+  void advance_all();
   /// The earliest operation that must start on the host before `work`, or `work` itself.
   StagedWork& next_to_begin(StagedWork& work);
 

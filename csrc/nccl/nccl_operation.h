@@ -10,27 +10,6 @@
 
 namespace samestep {
 
-inline std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& known) {
-    return known.what();
-  } catch (...) {
-    return "unknown error";
-  }
-}
-
-template <class Kind>
-bool is_a(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Kind&) {
-    return true;
-  } catch (...) {
-    return false;
-  }
-}
-
 inline bool is_mismatch(const std::exception_ptr& error) { return is_a<MismatchError>(error); }
 
 /// An operation of an NcclComm in progress, shared by the threads that launch and watch it and the callers that wait

@@ -18,9 +18,9 @@ def test_an_error_that_stays_ends_operations(tmp_path, backend, code, text):
     for one in first.reports:
         assert one["kind"] == "Error", first
         assert text in one["text"]
-    # What is staged through the host ends at the deadline of the others, who hold their own streams here.
-    expected = "PeerLostError" if backend == "nccl" else "TimeoutError"
-    assert [one["kind"] for one in second.reports] == [expected] * 2, second
+    assert [one["kind"] for one in second.reports] == ["PeerLostError"] * 2, second
+    assert text in second.reports[0]["text"], second
+    assert second.reports[0]["seconds"] < 5, second
     assert [first.code, second.code] == [0, 0], (first, second)
 
 
