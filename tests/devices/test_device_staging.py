@@ -76,19 +76,25 @@ def test_ranks_that_differ_are_told_so_and_go_on(group):
     np.testing.assert_array_equal(x.get(), group.size * row(0, 5))
 
 
+def messages(group, count):
+    """A call to be repeated; see `verbs`."""
+    n, stream = group.size, fake_arrays.Stream()
+    right, left = (group.rank + 1) % n, (group.rank - 1) % n
+    sent, received = (fake_arrays.Array.of(np.ones(count, "float32"), stream) for _ in range(2))
+
+    def exchange():
+        work = group.isend(sent, right)
+        group.recv(received, left, timeout=60)
+        work.wait(host=True)
+
+    return exchange
+
+
 def verbs(group, count):
     """Calls to be repeated, which make no new arrays and return when the device has ended."""
     n, stream = group.size, fake_arrays.Stream()
     x = fake_arrays.Array.of(row(0, count), stream)
     whole, other = (fake_arrays.Array.of(rows(0, n, count), stream) for _ in range(2))
-    right, left = (group.rank + 1) % n, (group.rank - 1) % n
-    received = fake_arrays.Array.of(row(0, count), stream)
-
-    def exchange():
-        work = group.isend(x, right)
-        group.recv(received, left, timeout=60)
-        work.wait(host=True)
-
     return {
         "allreduce": lambda: group.allreduce(x, "max", timeout=60),
         "bcast": lambda: group.bcast(x, timeout=60),
@@ -97,7 +103,7 @@ def verbs(group, count):
         "scatter": lambda: group.scatter(whole if group.rank == 0 else None, out=x, timeout=60),
         "reduce_scatter": lambda: group.reduce_scatter(whole, "max", out=x, timeout=60),
         "alltoall": lambda: group.alltoall(whole, out=other, timeout=60),
-        "send and recv": exchange,
+        "send and recv": messages(group, count),
     }
 
 
@@ -116,7 +122,7 @@ def test_what_is_repeated_neither_pins_nor_allocates_nor_waits_for_a_stream(grou
 
 @ranks
 def test_messages_longer_than_the_pool_keeps_at_first_are_not_pinned_again(group):
-    exchange = verbs(group, 5 << 20)["send and recv"]  # 20 MiB, of which two and more lie in the pool
+    exchange = messages(group, 5 << 20)  # 20 MiB, of which two and more lie in the pool
     for _ in range(3):
         exchange()
     before = fake_arrays.slow_calls().pinned

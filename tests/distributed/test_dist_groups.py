@@ -226,7 +226,11 @@ TRANSPORTS = {  # the backends of the world and the group, variables, whether ra
 }
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "transport",
+    ["tcp", "hierarchical over mpi"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("mpi", "hierarchical over tcp")],
+)
 def test_messages_of_another_backend(tmp_path, transport):
     """Without shared memory, or only within what are said to be hosts."""
     pytest.importorskip("mpi4py")

@@ -196,7 +196,7 @@ def test_rank_0_leaves_during_an_exchange():
 def test_waiting_is_reported(caplog, monkeypatch, place):
     monkeypatch.setattr(rendezvous, "_LOG_INTERVAL_S", 0.05)
     with caplog.at_level(logging.INFO, "samestep"), pytest.raises(ss.TimeoutError):
-        open_rendezvous(place, 0, 4, timeout=1.5)
+        open_rendezvous(place, 0, 4, timeout=0.7)
     said = [record for record in caplog.records if record.name == "samestep"]
     assert len(said) >= 2
     assert {record.levelname for record in said} == {"INFO"}
@@ -205,14 +205,14 @@ def test_waiting_is_reported(caplog, monkeypatch, place):
     monkeypatch.setattr(rendezvous, "_WARN_AFTER_S", 0.1)
     caplog.clear()
     with pytest.raises(ss.TimeoutError):
-        open_rendezvous(place, 0, 4, timeout=1.5)
+        open_rendezvous(place, 0, 4, timeout=0.7)
     assert "WARNING" in {record.levelname for record in caplog.records}
 
 
 def test_waiting_for_rank_0_is_reported(caplog, monkeypatch):
     monkeypatch.setattr(rendezvous, "_LOG_INTERVAL_S", 0.05)
     with FreePort() as port, caplog.at_level(logging.INFO, "samestep"), pytest.raises(ss.TimeoutError):
-        open_rendezvous(f"tcp://127.0.0.1:{port}", 1, 2, timeout=1.5)
+        open_rendezvous(f"tcp://127.0.0.1:{port}", 1, 2, timeout=0.7)
     assert f"rank 1 of 2 waits for rank 0 at 127.0.0.1:{port}: " in caplog.records[0].message
 
 
