@@ -142,10 +142,12 @@ UnixListener::UnixListener() : fd_(make_socket(SOCK_NONBLOCK)) {
   name_.assign(address.sun_path + 1, size - sizeof(sa_family_t) - 1);
 }
 
-std::optional<UnixSocket> UnixListener::accept_now() {
+std::optional<UnixSocket> UnixListener::accept_now(bool& no_descriptors) {
   // Without SOCK_NONBLOCK: sends wait for room, and receives ask for MSG_DONTWAIT themselves.
   const int fd = ::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC);
   if (fd < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)) return std::nullopt;
+  no_descriptors = fd < 0 && (errno == EMFILE || errno == ENFILE);
+  if (no_descriptors) return std::nullopt;
   return UnixSocket(checked(fd, "cannot accept a process of this host"));
 }
 

@@ -53,8 +53,9 @@ class UnixListener {
   UnixListener();
   const std::string& name() const { return name_; }
   const Fd& fd() const { return fd_; }
-  /// A pending connection, or nothing.
-  std::optional<UnixSocket> accept_now();
+  /// A pending connection, or nothing: none is pending, or this process has no descriptor left for it, which sets
+  /// `no_descriptors`.
+  std::optional<UnixSocket> accept_now(bool& no_descriptors);
 
  private:
   Fd fd_;

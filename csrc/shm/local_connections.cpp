@@ -85,15 +85,22 @@ class Doorkeeper {
   }
 
   void accept() {
+    bool no_descriptors = false;
     // Bounded, because a stranger may connect as fast as this rank accepts.
     for (int i = 0; i < kAcceptsPerCheck; ++i) {
-      std::optional<UnixSocket> socket = listener_.accept_now();
+      std::optional<UnixSocket> socket = listener_.accept_now(no_descriptors);
       if (!socket) break;
       // Connections of other users are closed at once, and cannot push out those of ranks.
       if (socket->is_same_user()) unidentified_.push_back(std::move(*socket));
     }
-    const auto room = static_cast<std::size_t>(size() + kMaxUnidentified);
-    if (unidentified_.size() > room) {  // ranks send their token at once, so the oldest are not ranks
+    // Ranks send their token at once, so the oldest are not ranks.
+    std::size_t room = static_cast<std::size_t>(size() + kMaxUnidentified);
+    if (no_descriptors) {
+      if (unidentified_.empty())
+        throw Error("cannot accept a process of this host: no descriptor is left; raise `ulimit -n`");
+      room = unidentified_.size() / 2;
+    }
+    if (unidentified_.size() > room) {
       unidentified_.erase(unidentified_.begin(), unidentified_.end() - static_cast<std::ptrdiff_t>(room));
     }
   }

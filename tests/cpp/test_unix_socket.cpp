@@ -49,7 +49,8 @@ void send_with_fds(const UnixSocket& socket, std::size_t n) {
 TEST_CASE("unix socket: what was sent arrives, though its sender has gone without reading all") {
   UnixListener listener;
   UnixSocket one = samestep::connect_to(listener.name(), soon());
-  auto other = listener.accept_now();
+  bool full = false;
+  auto other = listener.accept_now(full);
   REQUIRE(other);
   const int sent = 7, unread = 8;
   one.send(&sent, sizeof sent);
@@ -67,7 +68,8 @@ TEST_CASE("unix socket: what was sent arrives, though its sender has gone withou
 TEST_CASE("unix socket: a descriptor for which there is no room here is reported as such") {
   UnixListener listener;
   UnixSocket one = samestep::connect_to(listener.name(), soon());
-  auto other = listener.accept_now();
+  bool full = false;
+  auto other = listener.accept_now(full);
   REQUIRE(other);
   const int sent = 7;
   {
@@ -85,7 +87,8 @@ TEST_CASE("unix socket: a descriptor for which there is no room here is reported
 TEST_CASE("unix socket: descriptors that are too many are closed, and only their sender gets an error") {
   UnixListener listener;
   UnixSocket one = samestep::connect_to(listener.name(), soon());
-  auto other = listener.accept_now();
+  bool full = false;
+  auto other = listener.accept_now(full);
   REQUIRE(other);
   CHECK(other->is_same_user());
   const std::size_t before = n_descriptors();
@@ -100,6 +103,7 @@ TEST_CASE("unix socket: descriptors that are too many are closed, and only their
 }
 
 TEST_CASE("unix socket: a sender that finds the queue full waits, until the deadline") {
+  bool full = false;
   UnixListener listener;
   REQUIRE(::listen(listener.fd().get(), 1) == 0);
   std::vector<UnixSocket> before;
@@ -108,8 +112,8 @@ TEST_CASE("unix socket: a sender that finds the queue full waits, until the dead
   std::thread late([&] { before.push_back(samestep::connect_to(listener.name(), soon())); });
   int n_accepted = 0;
   const Deadline deadline = soon();
-  while (n_accepted < 3 && !deadline.passed()) n_accepted += listener.accept_now().has_value();
+  while (n_accepted < 3 && !deadline.passed()) n_accepted += listener.accept_now(full).has_value();
   late.join();
   CHECK(n_accepted == 3);
-  CHECK_FALSE(listener.accept_now());
+  CHECK_FALSE(listener.accept_now(full));
 }

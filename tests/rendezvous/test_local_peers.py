@@ -1,6 +1,7 @@
 """Ranks of one host connect among strangers, who know the names of their sockets."""
 
 import os
+import resource
 import socket
 import threading
 import time
@@ -92,6 +93,32 @@ def test_strangers_hold_up_nobody(user, size):
         assert [type(host).__name__ for host in found] == ["LocalPeers"] * size
         del found
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_strangers_do_not_use_up_the_descriptors():
+    def fill(receive, tell):
+        name, links = receive(), []
+        for _ in range(N_SILENT):
+            links.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            links[-1].connect("\0" + name)
+        tell(len(links))
+        receive()
+
+    with Stranger(fill, user=None) as stranger:
+
+        def come(said):
+            stranger.say(name_of(said[0])[1:])
+            assert stranger.receive() == N_SILENT
+            resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 10, hard))
+
+        room = Room(2, come)
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            found = on_ranks(2, lambda rank: connect(room, rank, 2))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert [type(host).__name__ for host in found] == ["LocalPeers"] * 2, found
 
 
 def test_the_deadline_is_looked_at_while_strangers_come():
