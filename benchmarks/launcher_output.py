@@ -25,20 +25,7 @@ from typing import NamedTuple
 
 from samestep.launch import processes
 
-_RANK = """
-import os, time
-
-def wait_for(name):
-    while not os.path.exists(name):
-        time.sleep(0.001)
-
-print("begin", flush=True)
-wait_for("{folder}/begin")
-for i in range({lines}):
-    print("line", i)
-print("end", flush=True)
-wait_for("{folder}/end")
-"""
+_RANK = Path(__file__).with_name("launcher_output_rank.py")
 _LAUNCHERS = {
     "samestep run": ["samestep", "run", "-n"],
     "torchrun": ["torch.distributed.run", "--nproc-per-node"],
@@ -84,9 +71,7 @@ def cost(launcher: str, n: int, lines: int, *, terminal: bool) -> Cost:
     reading, writing = os.openpty() if terminal else os.pipe()
     module, *flags = _LAUNCHERS[launcher]
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "rank.py"
-        script.write_text(_RANK.format(folder=folder, lines=lines))
-        command = [sys.executable, "-m", module, *flags, str(n), str(script)]
+        command = [sys.executable, "-m", module, *flags, str(n), str(_RANK), folder, str(lines)]
         env = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=writing, stderr=subprocess.DEVNULL, env=env

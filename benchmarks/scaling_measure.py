@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -18,10 +17,10 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
+RANK = Path(__file__).with_name("scaling_rank.py")
 sys.path.insert(0, str(Path(__file__).parent))
 import cost_model as cost  # noqa: E402
 from cost_model import KIB, MIB  # noqa: E402
-from scaling_programs import COMMON, CROWD, INSIDE, PAIR, PRELUDE, STEPS, TIMES  # noqa: E402
 
 FREE, NO_LIMIT = "none", 1e15  # bytes/s; what counts then is the processor's time for messages
 LIMIT = "1gbit"
@@ -59,54 +58,49 @@ def measure(*, realtime: bool, show: Callable[[dict[str, Any]], None]) -> dict[s
         raise SystemExit(f"scaling.py: {reason}")
     found: dict[str, Any] = {"processors": len(os.sched_getaffinity(0)), "times": [], "steps": []}
     lab = labs.Lab(max(HOSTS))
-    with tempfile.TemporaryDirectory() as folder:
 
-        def run(script: str, each: tuple[int, ...], **values: Any) -> list[dict[str, Any]]:
-            values = {"REALTIME": realtime, "BATCH_S": BATCH_S[FREE], **values}
-            text = "".join(f"{name} = {value!r}\n" for name, value in values.items()) + COMMON + script
-            (program := Path(folder) / "program.py").write_text(PRELUDE + text)
-            job = labs.LabJob(lab, [str(program)], list(each))
-            try:
-                texts = [process.stdout.read() for process in job.processes.values()]
-                if any(codes := job.wait()):
-                    raise SystemExit(f"scaling.py: ranks ended with {codes}:\n" + "\n".join(texts))
-                return [json.loads(line) for line in texts[0].splitlines()]
-            finally:
-                job.end()
-
+    def run(name: str, each: tuple[int, ...], **settings: Any) -> list[dict[str, Any]]:
+        settings = {"realtime": realtime, "batch_s": BATCH_S[FREE], **settings}
+        job = labs.LabJob(lab, [str(RANK), name, json.dumps(settings)], list(each))
         try:
-            found["measured"] = measured = _for_prices(run)
-            _times(run, FREE, found, show)
-            for host in range(max(HOSTS)):
-                lab.limit(host, LIMIT)
-            measured["limited"] = run(PAIR, (1, 1), LONG=16 * MIB, BATCH_S=BATCH_S[LIMIT])[0]
-            measured["burst"] = labs.LIMITER_BURST
-            found["prices"] = {
-                rate: asdict(network_of(measured, rate, found["processors"])) for rate in SIZES
-            }
-            _times(run, LIMIT, found, show)
-            for each in LAYOUTS:
-                seconds = run(STEPS, each, LEAVES=cost.resnet50())[0]["seconds"]
-                found["steps"].append({"each": list(each), "seconds": seconds})
-                show(found["steps"][-1])
+            texts = [process.stdout.read() for process in job.processes.values()]
+            if any(codes := job.wait()):
+                raise SystemExit(f"scaling.py: ranks ended with {codes}:\n" + "\n".join(texts))
+            return [json.loads(line) for line in texts[0].splitlines()]
         finally:
-            lab.close()
+            job.end()
+
+    try:
+        found["measured"] = measured = _for_prices(run)
+        _times(run, FREE, found, show)
+        for host in range(max(HOSTS)):
+            lab.limit(host, LIMIT)
+        measured["limited"] = run("pair", (1, 1), long=16 * MIB, batch_s=BATCH_S[LIMIT])[0]
+        measured["burst"] = labs.LIMITER_BURST
+        found["prices"] = {rate: asdict(network_of(measured, rate, found["processors"])) for rate in SIZES}
+        _times(run, LIMIT, found, show)
+        for each in LAYOUTS:
+            seconds = run("steps", each, leaves=list(cost.resnet50()))[0]["seconds"]
+            found["steps"].append({"each": list(each), "seconds": seconds})
+            show(found["steps"][-1])
+    finally:
+        lab.close()
     return found
 
 
 def _for_prices(run: Run) -> dict[str, Any]:
-    pairs = [run(PAIR, (1, 1), LONG=LONG)[0] for _ in range(RUNS)]
+    pairs = [run("pair", (1, 1), long=LONG)[0] for _ in range(RUNS)]
     return {
         "pair": {name: min(pair[name] for pair in pairs) for name in pairs[0]},
-        "crowds": {str(n): run(CROWD, (1,) * n)[0] for n in CROWDED},
-        "inside": run(INSIDE, (2,), LONG=LONG)[0]["seconds"] / LONG,
+        "crowds": {str(n): run("crowd", (1,) * n)[0] for n in CROWDED},
+        "inside": run("inside", (2,), long=LONG)[0]["seconds"] / LONG,
     }
 
 
 def _times(run: Run, rate: str, found: dict[str, Any], show: Callable[[dict[str, Any]], None]) -> None:
     for n in HOSTS:
-        values = {"SIZES": SIZES[rate], "ALGORITHM_NAMES": cost.IN_USE, "BATCH_S": BATCH_S[rate]}
-        runs = [run(TIMES, (1,) * n, **values) for _ in range(RUNS)]
+        settings = {"sizes": SIZES[rate], "algorithms": list(cost.IN_USE), "batch_s": BATCH_S[rate]}
+        runs = [run("times", (1,) * n, **settings) for _ in range(RUNS)]
         for lines in zip(*runs, strict=True):  # of one algorithm and size
             seconds = [line["seconds"] for line in lines]
             spread = {"seconds": min(seconds), "spread": max(seconds) / min(seconds)}
