@@ -52,7 +52,7 @@ class LeafSpec(NamedTuple):
         return int(np.prod(self.shape, dtype=np.int64)) * (2 if self.dtype in _COMPLEX else 1)
 
 
-class Place(NamedTuple):
+class Slices(NamedTuple):
     """The leaves in one flat array."""
 
     leaves: list[int]
@@ -65,17 +65,17 @@ class Layout:
 
     def __init__(self, names: Sequence[str], specs: Sequence[LeafSpec]) -> None:
         self.names, self.specs = list(names), list(specs)
-        self.groups: dict[str, Place] = {}
+        self.groups: dict[str, Slices] = {}
         """By dtype of the sums."""
         self._starts: list[int] = []
         for i, spec in enumerate(specs):
             if not spec.group:
                 self._starts.append(0)
                 continue
-            place = self.groups.setdefault(spec.group, Place([], [0]))
-            place.leaves.append(i)
-            self._starts.append(place.starts[-1])
-            place.starts.append(place.starts[-1] + spec.n_elements)
+            slices = self.groups.setdefault(spec.group, Slices([], [0]))
+            slices.leaves.append(i)
+            self._starts.append(slices.starts[-1])
+            slices.starts.append(slices.starts[-1] + spec.n_elements)
         self.viewed = {spec.group for spec in specs if spec.is_viewed}
         """The flat arrays that belong to the results once `to_leaf` has made these."""
 

@@ -24,7 +24,7 @@ class Memory:
 
     def take(self, layout: Layout) -> dict[str, Flat]:
         """An array for each dtype of `layout`, its elements not set."""
-        return {group: self._take(place.starts[-1], group) for group, place in layout.groups.items()}
+        return {group: self._take(slices.starts[-1], group) for group, slices in layout.groups.items()}
 
     def _take(self, count: int, group: str) -> Flat:
         free = self._free.get((count, group))
@@ -106,6 +106,6 @@ def _add(
     layout: Layout, terms: Sequence[Term], sums: Sequence[dict[str, Flat]], out: dict[str, Flat]
 ) -> None:
     """`out` = sums[n - 1] + (... + (sums[0] + the weighted terms)); see csrc/kernels/weighted_sum.h."""
-    for group, place in layout.groups.items():
-        trees = [([term.leaves[i] for i in place.leaves], term.weight) for term in terms]
-        _core.add_weighted(trees, place.starts, [flats[group] for flats in sums], out[group])
+    for group, slices in layout.groups.items():
+        trees = [([term.leaves[i] for i in slices.leaves], term.weight) for term in terms]
+        _core.add_weighted(trees, slices.starts, [flats[group] for flats in sums], out[group])
