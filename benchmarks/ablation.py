@@ -79,6 +79,7 @@ MECHANISMS = (
     Mechanism("dynamic_chunks", 13, ("allreduce", "reduce_scatter"), (MIB, *LONG), ("ordinary", "shared")),
     Mechanism("tiny_sums", 15, ("allreduce",), (8, 20, 64)),
     Mechanism("release_prefetch", 16, EVERY_SHORT[:3], (*SHORT, 16 * KIB)),
+    Mechanism("expected_path", 17, ("allreduce", *MOVING), (*MIDDLE[1:], *LONG[:2])),
     Mechanism("nothing", 63, ALL_VERBS, (8, KIB, 64 * KIB, MIB, 16 * MIB)),
 )
 

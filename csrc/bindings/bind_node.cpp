@@ -80,7 +80,9 @@ bool is_shared(Communicator& communicator, std::uintptr_t address, std::size_t n
 std::vector<std::string> forbidden_calls() {
   std::vector<std::string> found;
   // Only a try tells: a seccomp filter or Yama may forbid what the kernel has.
-  if (const int word = 0; !is_open_to_others(&word, sizeof word)) {
+  const std::byte byte{};
+  const std::span<const std::byte> buffer(&byte, 1);
+  if (!is_open_to_others(::getpid(), {&buffer, 1})) {
     found.emplace_back("no process_vm_readv: long arrays are copied through shared memory");
   }
   if (!ProcessWatch(::getpid()).has_pidfd()) {

@@ -22,6 +22,7 @@ enum class Mechanism : std::uint8_t {
   dynamic_chunks = 13,
   tiny_sums = 15,
   release_prefetch = 16,
+  expected_path = 17,
 };
 
 }  // namespace samestep

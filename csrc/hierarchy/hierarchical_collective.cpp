@@ -74,8 +74,10 @@ void HierarchicalCollective::stage_if_not_shared() {
   };
   // Without CMA, or where it cannot reach this buffer, other ranks can use a copy in shared memory.
   const auto hidden = [&](const void* data, std::size_t nbytes) {
-    return nbytes != 0 && (!group.peers->has_cma() || group.peers->hides(data, nbytes)) &&
-           (group.peers->to_remote_address(data, nbytes) & LocalPeers::kSharedAddressBit) == 0;
+    if (nbytes == 0 || (group.peers->to_remote_address(data, nbytes) & LocalPeers::kSharedAddressBit) != 0)
+      return false;
+    const std::span<const std::byte> buffer(static_cast<const std::byte*>(data), nbytes);
+    return !group.peers->has_cma() || group.peers->hides({&buffer, 1});
   };
   // All ranks contribute, except in a broadcast, where only root does.
   const bool gives =

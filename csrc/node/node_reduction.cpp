@@ -31,8 +31,7 @@ bool NodeReduction::prestages() {
   // operation of this size was staged. The stage is free if this rank has released all operations before.
   const std::size_t nbytes = context_.in.nbytes();
   return is_enabled(Mechanism::prestaging) && nbytes > Thresholds::one_shot_max(context_.size()) &&
-         nbytes <= ShmRegion::kStageBytes &&
-         group_->path_tuners[context_.type].last_choice(nbytes) == Path::copy_in_copy_out &&
+         nbytes <= ShmRegion::kStageBytes && group_->path_tuners[context_.type].expects_stages(nbytes) &&
          group_->header_exchange->is_next(sequence_) &&
          (group_->peers->to_remote_address(context_.in.data, nbytes) & LocalPeers::kSharedAddressBit) == 0;
 }
@@ -70,7 +69,8 @@ void NodeReduction::start_work() {
   const bool any_hidden = std::any_of(context_.descriptors.begin(), context_.descriptors.end(),
                                       [](const ReductionDescriptor& p) { return p.hidden; });
   // All inputs of this choice were posted by all ranks, so that all make the same one.
-  path_ = group_->peers->has_cma() && !any_hidden ? context_.descriptors[0].path : Path::copy_in_copy_out;
+  const Path chosen = group_->peers->has_cma() ? context_.descriptors[0].path : Path::copy_in_copy_out;
+  path_ = any_hidden ? Path::copy_in_copy_out : chosen;
   if (!shared && context_.in.nbytes() <= Thresholds::one_shot_max(context_.size())) {
     reduce_one_shot();
     context_.set_step(1);
@@ -83,7 +83,7 @@ void NodeReduction::start_work() {
     staged_->begin();
   }
   if (shared || !(single_copy_ || staged_)) return;
-  group_->path_tuners[context_.type].record_choice(context_.in.nbytes(), path_);
+  group_->path_tuners[context_.type].record_choice(context_.in.nbytes(), chosen, path_);
   // Rank 0 alone chooses paths, so it alone needs times.
   timed_ = context_.rank() == 0;
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/ablation.h"
+
 namespace samestep {
 
 double PathTuner::Times::shortest() const {
@@ -15,7 +17,9 @@ PathTuner::Size& PathTuner::entry(std::size_t nbytes) { return sizes_[static_cas
 
 PathTuner::Path PathTuner::choose(std::size_t nbytes, std::span<const Path> open) {
   Size& size = entry(nbytes);
-  const std::uint64_t n = size.n_started++;
+  // Not for ever: CMA may be unable to reach the buffers.
+  if (size.is_due && size.n_repeats++ < kTries) return size.last_choice;
+  const std::uint64_t n = size.n_chosen++;
   const auto times = [&](Path path) -> const Times& { return size.paths[static_cast<std::size_t>(path)]; };
   // Operations that are posted before earlier ones have completed find no times yet.
   const bool all_timed = std::ranges::all_of(open, [&](Path path) { return times(path).n != 0; });
@@ -26,6 +30,22 @@ PathTuner::Path PathTuner::choose(std::size_t nbytes, std::span<const Path> open
   // ask.
   const std::size_t turn = n / kExploreEvery % (open.size() - 1) + 1;
   return open[(static_cast<std::size_t>(fastest - open.begin()) + turn) % open.size()];
+}
+
+bool PathTuner::expects_stages(std::size_t nbytes) { return uses_stages(entry(nbytes).last_choice); }
+
+bool PathTuner::needs_no_cma(std::size_t nbytes) {
+  const Size& size = entry(nbytes);
+  return is_enabled(Mechanism::expected_path) && size.n_recorded >= size.paths.size() * kTries &&
+         uses_stages(size.last_choice);
+}
+
+void PathTuner::record_choice(std::size_t nbytes, Path chosen, Path used) {
+  Size& size = entry(nbytes);
+  ++size.n_recorded;
+  size.last_choice = chosen;
+  size.is_due = chosen != used;
+  if (!size.is_due) size.n_repeats = 0;
 }
 
 void PathTuner::record_time(std::size_t nbytes, Path path, double seconds) {

@@ -1,6 +1,8 @@
 #include "node/reduction_context.h"
 
+#include <array>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "core/ablation.h"
@@ -29,16 +31,24 @@ void ReductionDescriptor::post(ProgressEngine& engine, NodeGroup& group, std::ui
   // Few elements travel with the header, unless peers can read them in place at less cost.
   posted.has_inline_elements =
       few && !(shared && in.nbytes() >= Thresholds::in_place_min(engine.options().oversubscribed));
-  // Only where CMA may be used: each check costs two system calls.
-  posted.hidden =
-      !few && !shared &&
-      (group.peers->hides(in.data, in.nbytes()) || (out != nullptr && group.peers->hides(out->data, out->nbytes())));
-  if (!few && engine.rank() == 0 && engine.size() <= Thresholds::kMaxStagedRanks) {
-    std::vector<PathTuner::Path> open;
-    if (is_enabled(Mechanism::single_copy_path)) open.push_back(PathTuner::Path::single_copy);
-    if (is_enabled(Mechanism::copy_in_copy_out_path)) open.push_back(PathTuner::Path::copy_in_copy_out);
-    posted.path = open.size() == 1 ? open.front() : group.path_tuners[verb].choose(in.nbytes(), open);
+  bool needs_no_cma = false;
+  if (!few && engine.size() <= Thresholds::kMaxStagedRanks) {
+    PathTuner& tuner = group.path_tuners[verb];
+    if (engine.rank() == 0) {
+      std::vector<PathTuner::Path> open;
+      if (is_enabled(Mechanism::single_copy_path)) open.push_back(PathTuner::Path::single_copy);
+      if (is_enabled(Mechanism::copy_in_copy_out_path)) open.push_back(PathTuner::Path::copy_in_copy_out);
+      posted.path = open.size() == 1 ? open.front() : tuner.choose(in.nbytes(), open);
+    }
+    const bool is_expected = engine.rank() != 0 || PathTuner::uses_stages(posted.path);
+    needs_no_cma = is_expected && tuner.needs_no_cma(in.nbytes());
   }
+  // Only where CMA may be used, because the check takes system calls.
+  const std::array<std::span<const std::byte>, 2> buffers{
+      std::span(static_cast<const std::byte*>(in.data), in.nbytes()),
+      out == nullptr || out->data == in.data ? std::span<const std::byte>()
+                                             : std::span(static_cast<const std::byte*>(out->data), out->nbytes())};
+  posted.hidden = !few && !shared && (needs_no_cma || group.peers->hides(buffers));
   const HeaderExchange::Bytes prefix(reinterpret_cast<const std::byte*>(&posted), sizeof posted);
   const HeaderExchange::Bytes data(static_cast<const std::byte*>(in.data),
                                    posted.has_inline_elements ? in.nbytes() : 0);

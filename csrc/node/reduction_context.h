@@ -18,7 +18,7 @@ struct ReductionDescriptor {
   double factor;
   bool has_inline_elements;
   bool is_prestaged;             // the first segment is in this rank's stage
-  bool hidden;                   // see LocalPeers::hides
+  bool hidden;                   // CMA must not be used: see LocalPeers::hides, or this has not been checked
   PathTuner::Path path;          // that of rank 0 is used
   WrappingTimestamp start_time;  // if several paths are possible
 

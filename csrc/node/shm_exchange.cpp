@@ -1,6 +1,7 @@
 #include "node/shm_exchange.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "core/ablation.h"
@@ -11,10 +12,6 @@
 
 namespace samestep {
 namespace {
-
-bool uses_stages(PathTuner::Path path) {
-  return path == PathTuner::Path::copy_in_copy_out || path == PathTuner::Path::copy_in_copy_out_nt;
-}
 
 /// Bytes that all ranks access, if each accesses as many as this one. A block that is sent to several ranks counts
 /// once.
@@ -90,6 +87,12 @@ void ShmExchange::choose_path() {
   }
 }
 
+bool ShmExchange::needs_no_cma() {
+  if (!can_stage_ || is_vector_variant_) return false;
+  const bool is_expected = progress_engine().rank() != 0 || PathTuner::uses_stages(start_.path);
+  return is_expected && group_->path_tuners[signature().type].needs_no_cma(longest_);
+}
+
 bool ShmExchange::hides_any() {
   const PeerTransfer *first = nullptr, *last = nullptr;  // usually the two ends of one array
   for (int peer = 0; peer < progress_engine().size(); ++peer) {
@@ -98,12 +101,17 @@ bool ShmExchange::hides_any() {
     if (first == nullptr) first = &transfer;
     last = &transfer;
   }
-  const auto hides = [this](const PeerTransfer* transfer) {
-    const LocalPeers& host = *group_->peers;
-    return transfer != nullptr &&
-           (host.hides(transfer->out, transfer->out_nbytes) || host.hides(transfer->in, transfer->in_nbytes));
+  std::array<std::span<const std::byte>, 4> buffers;
+  std::size_t n = 0;
+  const auto add = [&](const std::byte* data, std::size_t nbytes) {
+    if (nbytes != 0 && is_not_shared(data, nbytes)) buffers[n++] = {data, nbytes};
   };
-  return hides(first) || (last != first && hides(last));
+  for (const PeerTransfer* transfer : {first, last == first ? nullptr : last}) {
+    if (transfer == nullptr) continue;
+    add(transfer->out, transfer->out_nbytes);
+    add(transfer->in, transfer->in_nbytes);
+  }
+  return n != 0 && (needs_no_cma() || group_->peers->hides(std::span(buffers).first(n)));
 }
 
 bool ShmExchange::any_hidden() {
@@ -164,7 +172,8 @@ void ShmExchange::start_work() {
   if (has_long_ || is_vector_variant_) {
     const bool hidden = any_hidden();
     via_cma_ = group_->peers->has_cma() && !hidden;
-    if (hidden && !uses_stages(start_.path)) start_.path = Path::copy_in_copy_out;
+    chosen_ = start_.path;
+    if (hidden && !PathTuner::uses_stages(start_.path)) start_.path = Path::copy_in_copy_out;
   }
   for (int step = 0; step < progress_engine().size(); ++step) {
     const int peer = (progress_engine().rank() + step) % progress_engine().size();
@@ -214,10 +223,10 @@ StagedExchange& ShmExchange::staged() {
 void ShmExchange::begin_transfer(const End& end) {
   const bool shared = ((end.own_address | end.peer_address) & LocalPeers::kSharedAddressBit) != 0;
   if (can_stage_ && !shared) {
-    group_->path_tuners[signature().type].record_choice(longest_, start_.path);
+    group_->path_tuners[signature().type].record_choice(longest_, chosen_, start_.path);
     timed_ = progress_engine().rank() == 0;
   }
-  if (shared || (via_cma_ && !uses_stages(start_.path))) return copy_single(end);
+  if (shared || (via_cma_ && !PathTuner::uses_stages(start_.path))) return copy_single(end);
   if (can_stage_) {
     end.outgoing ? staged().send(end.peer, end.local) : staged().receive(end.peer, end.local);
     return;

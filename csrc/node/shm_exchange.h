@@ -42,7 +42,7 @@ class ShmExchange final : public PairwiseExchange {
   /// Posted to all peers in other collectives, about the whole operation.
   struct Start {
     Path path;    // that of rank 0 is used
-    bool hidden;  // see LocalPeers::hides
+    bool hidden;  // CMA must not be used: see LocalPeers::hides, or this has not been checked
     WrappingTimestamp start_time;
   };
   /// Posted to a peer for the long blocks between the two.
@@ -63,7 +63,9 @@ class ShmExchange final : public PairwiseExchange {
   }
   bool is_not_shared(const std::byte* data, std::size_t nbytes);
   void choose_path();
-  /// Whether CMA cannot reach long blocks of this rank; see LocalPeers::hides.
+  /// Whether CMA is not expected to be used; see PathTuner.
+  bool needs_no_cma();
+  /// Whether CMA cannot reach long blocks of this rank, or that has not been checked; see LocalPeers::hides.
   bool hides_any();
   /// Whether any rank has posted that.
   bool any_hidden();
@@ -92,9 +94,10 @@ class ShmExchange final : public PairwiseExchange {
   bool can_stage_;
   std::size_t footprint_bytes_;  // bytes that all ranks together access, roughly
   Start start_{Path::single_copy_split, false, {}};
-  bool via_cma_ = false;          // all ranks reach all blocks by CMA
-  WrappingTimestamp last_start_;  // of all ranks, the latest
-  std::string mismatch_;          // with one peer; thrown when the other peers have their data
+  Path chosen_ = Path::single_copy_split;  // by rank 0; another one may be used
+  bool via_cma_ = false;                   // all ranks reach all blocks by CMA
+  WrappingTimestamp last_start_;           // of all ranks, the latest
+  std::string mismatch_;                   // with one peer; thrown when the other peers have their data
   SingleCopyExchange single_copy_;
   std::optional<StagedExchange> staged_;
   bool timed_ = false;

@@ -71,14 +71,17 @@ bool push_memory_by_file(pid_t pid, std::span<const RemoteSegment> pieces) {
   return transfer_by_file(pid, O_RDWR, pieces, ::pwrite);
 }
 
-bool is_open_to_others(const void* data, std::size_t nbytes) {
-  if (nbytes == 0) return true;
-  std::byte first, last;
-  const auto begin = reinterpret_cast<std::uintptr_t>(data);
-  const std::array<RemoteSegment, 2> ends{RemoteSegment{&first, begin, 1}, RemoteSegment{&last, begin + nbytes - 1, 1}};
-  // A process can always access itself, so whether others can is asked for separately. The two ends stand for the
-  // range.
-  return ::prctl(PR_GET_DUMPABLE) == 1 && pull_memory(::getpid(), ends);
+bool is_open_to_others(pid_t self, std::span<const std::span<const std::byte>> buffers) {
+  constexpr std::size_t kMaxBuffers = 8;
+  std::byte byte;
+  std::array<RemoteSegment, kMaxBuffers> first;
+  std::size_t n = 0;
+  for (const std::span<const std::byte> buffer : buffers.first(std::min(buffers.size(), kMaxBuffers))) {
+    // The first byte stands for the buffer, because each more takes a quarter of a microsecond.
+    if (!buffer.empty()) first[n++] = {&byte, reinterpret_cast<std::uintptr_t>(buffer.data()), 1};
+  }
+  // A process can always access itself, so whether others can is asked for separately.
+  return n == 0 || (::prctl(PR_GET_DUMPABLE) == 1 && pull_memory(self, std::span(first).first(n)));
 }
 
 bool pull_memory(pid_t pid, std::span<const RemoteSegment> pieces) {

@@ -40,9 +40,11 @@ class LocalPeers {
   /// Whether every rank can read and write every other rank's memory by CMA (process_vm_readv, process_vm_writev). The
   /// same on all ranks.
   virtual bool has_cma() const = 0;
-  /// Whether CMA cannot reach this memory although `has_cma`: permissions may have changed since then, and some
-  /// mappings are never accessible. Ranks post it, so that all choose another path for the operation.
-  virtual bool hides(const void* data, std::size_t nbytes) const { return (void)data, (void)nbytes, false; }
+  using Buffers = std::span<const std::span<const std::byte>>;
+  /// Whether CMA cannot reach one of these buffers although `has_cma`: permissions may have changed since then, and
+  /// some mappings are never accessible. Ranks post it, so that all choose another path for the operation. At most 8,
+  /// none of them shared: it takes system calls.
+  virtual bool hides(Buffers buffers) const { return (void)buffers, false; }
   /// Copies between this rank's memory and `peer`'s by CMA. False if the system call fails.
   virtual bool read_peer(int peer, std::span<const RemoteSegment> pieces) = 0;
   virtual bool write_peer(int peer, std::span<const RemoteSegment> pieces) = 0;

@@ -49,9 +49,7 @@ class ProcessPeers final : public LocalPeers {
   bool has_cma() const override { return has_cma_; }
   using LocalPeers::read_peer;
   using LocalPeers::write_peer;
-  bool hides(const void* data, std::size_t nbytes) const override {
-    return has_cma_ && !is_open_to_others(data, nbytes);
-  }
+  bool hides(Buffers buffers) const override { return has_cma_ && !is_open_to_others(self_, buffers); }
   bool read_peer(int peer, std::span<const RemoteSegment> pieces) override {
     return pull_memory(of(peer).pid, pieces) || (is_forbidden() && pull_memory_by_file(of(peer).pid, pieces));
   }
@@ -84,6 +82,7 @@ class ProcessPeers final : public LocalPeers {
   static void see(Segment& segment, std::size_t offset, std::size_t nbytes);
 
   int rank_;
+  const pid_t self_ = ::getpid();  // of this process: a child made by fork cannot use this object
   // Peers read and write it by CMA, which the compiler cannot see.
   volatile std::uint64_t probe_;
   std::vector<Peer> peers_;

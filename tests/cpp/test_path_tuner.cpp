@@ -87,6 +87,41 @@ TEST_CASE("path tuner: of three candidates all are tried, the fastest is used, b
   }
 }
 
+TEST_CASE("path tuner: ranks that expect stages do not check for CMA, and do once rank 0 has chosen it") {
+  PathTuner first, other;  // of rank 0 and of another rank
+  int n_checks = 0, n_direct = 0, n_missed = 0;
+  const auto run_one = [&](double direct) {
+    const Path chosen = first.choose(kNbytes);
+    const bool is_checked = !other.needs_no_cma(kNbytes);
+    const Path used = is_checked ? chosen : Path::copy_in_copy_out;
+    for (PathTuner* tuner : {&first, &other}) tuner->record_choice(kNbytes, chosen, used);
+    first.record_time(kNbytes, used, used == Path::single_copy ? direct : 2);
+    n_checks += is_checked;
+    n_direct += used == Path::single_copy;
+    n_missed += chosen != used;
+  };
+  for (int i = 0; i < 12; ++i) run_one(3);
+  CHECK(n_checks == 12);
+  n_checks = n_direct = 0;
+  for (int i = 0; i < 640; ++i) run_one(3);
+  CHECK(n_missed == 10);
+  CHECK(n_direct == 10);
+  CHECK(n_checks == 20);  // and once more, as CMA was chosen last
+  n_direct = 0;
+  for (int i = 0; i < 640; ++i) run_one(1);  // and now CMA is faster
+  CHECK(n_direct > 400);
+}
+
+TEST_CASE("path tuner: a choice that cannot be followed is repeated three times") {
+  PathTuner tuner;
+  for (int i = 0; i < 12; ++i) {
+    const Path chosen = tuner.choose(kNbytes);
+    tuner.record_choice(kNbytes, chosen, Path::copy_in_copy_out);
+    tuner.record_time(kNbytes, Path::copy_in_copy_out, 1);
+    CHECK(chosen == (i % 5 == 4 ? Path::copy_in_copy_out : Path::single_copy));
+  }
+}
+
 TEST_CASE("wrapping timestamp: the later one of two, and the time between them") {
   using samestep::WrappingTimestamp;
   constexpr std::chrono::milliseconds kMinGap{1};
