@@ -228,6 +228,9 @@ std::vector<PendingWork::Kept>& PendingWork::retained() {
 }
 
 PendingWork::~PendingWork() {
+  // A device may have ended since another operation was dropped.
+  if (!retained().empty()) [[unlikely]]
+    release_kept();
   if (is_over()) return;
   retained().push_back({std::move(communicator_), std::move(arrays_), std::move(staged_), std::move(written_),
                         std::move(pins_), std::move(work_)});
@@ -237,11 +240,12 @@ void PendingWork::release_kept() {
   std::vector<Kept> released;  // arrays are dropped at the end: that may run any code
   std::vector<Kept>& all = retained();
   for (Kept& kept : all) {
-    // Transports of the host are known to have ended; a device may still use its memory.
     const bool in_host_memory =
         std::ranges::all_of(kept.arrays, [](const Array& x) { return x->device.kind == DeviceKind::cpu; });
-    if (kept.communicator->membership().is_discarded() && (in_host_memory || kept.work->device_has_ended()))
-      released.push_back(std::move(kept));
+    // As in `is_over`.
+    const bool host_has_ended =
+        is_a<MismatchError>(kept.work->error()) || kept.communicator->membership().is_discarded();
+    if (host_has_ended && (in_host_memory || kept.work->device_has_ended())) released.push_back(std::move(kept));
   }
   // Entries that were moved from: only they have no communicator.
   std::erase_if(all, [&](const Kept& kept) { return kept.communicator == nullptr; });

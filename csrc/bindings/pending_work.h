@@ -17,7 +17,8 @@ namespace samestep {
 ///
 /// A receive is cancelled if a signal handler ends its wait by an exception, or it would consume the next message.
 ///
-/// After an operation has failed, the transport may still access its arrays; then they are kept forever.
+/// After an operation has failed, the transport or a device may still access its arrays; they are kept until it is
+/// known that nobody does, which may be forever.
 class PendingWork {
  public:
   PendingWork() = default;
@@ -68,7 +69,7 @@ class PendingWork {
   std::exception_ptr error() const { return work_->error(); }
   Status status() const { return work_->status(); }
   std::span<const std::byte> object() const { return work_->object(); }
-  /// Drops the arrays of groups that have been discarded, unless a device may still use them.
+  /// Drops the arrays that were kept, where nobody uses them any more.
   static void release_kept();
   bool cancel() {
     cancelled_ = cancelled_ || work_->cancel();

@@ -24,6 +24,15 @@ def test_an_error_that_stays_ends_operations(tmp_path, backend, code, text):
     assert [first.code, second.code] == [0, 0], (first, second)
 
 
+def test_the_array_of_a_mismatch_is_dropped_once_the_device_has_ended(tmp_path):
+    first, second = run(tmp_path, "drop_the_array_of_a_mismatch", "nccl")
+    for rank in (first, second):
+        assert len(rank.reports) == 2, rank
+        assert rank.reports[0]["kind"] == "MismatchError", rank
+        assert not rank.reports[1]["kept"], rank
+    assert first.reports[1]["held"], first
+
+
 @BACKENDS
 def test_no_error_is_left_for_the_next_check_of_the_user(tmp_path, backend):
     for rank in run(tmp_path, "leave_no_error_behind", backend):

@@ -1,8 +1,11 @@
 """Programs of test_device_errors.py: errors of the runtime, and arrays that cannot be used."""
 
 import ctypes
+import gc
 import json
 import sys
+import time
+import weakref
 
 import fake_arrays
 import numpy as np
@@ -38,6 +41,39 @@ def leave_no_error_behind(backend):
     world.bcast(np.ones(3))
     report(last=fake_arrays.runtime().cudaPeekAtLastError())
     world.close()
+
+
+def drop_the_array_of_a_mismatch(backend):
+    """Whether it is kept while a kernel of the user holds the device up, and when that has ended.
+
+    Rank 1 may hear of the mismatch in its call, before it launches anything.
+    """
+    world = start(backend)
+    stream = Stream()
+
+    def fail():
+        x = Array.of(np.ones(7 + rank), stream)
+        stream.synchronize()
+        fake_arrays.runtime().fakeHold(ctypes.c_void_p(stream.handle))
+        if rank == 0:
+            work = world.iallreduce(x)
+            world.send(np.ones(1), 1)
+            attempt(lambda: work.wait(host=True) and None)
+        else:
+            world.recv(np.empty(1), 0)  # rank 0 has launched
+            attempt(lambda: world.iallreduce(x).wait(host=True) and None)
+        return weakref.ref(x)
+
+    array = fail()
+    gc.collect()
+    held = array() is not None
+    fake_arrays.runtime().fakeRelease(ctypes.c_void_p(stream.handle))
+    deadline = time.monotonic() + 20
+    while array() is not None and time.monotonic() < deadline:
+        sent = world.isend(np.ones(1), rank)  # any operation that ends
+        world.recv(np.empty(1), rank)
+        sent.wait()
+    report(held=held, kept=array() is not None)
 
 
 class Typed:
