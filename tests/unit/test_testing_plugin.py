@@ -257,6 +257,16 @@ def test_a_wrong_mark_is_an_error_in_one_line(pytester, arguments, message):
     assert "Traceback" not in text and "markers.py" not in text
 
 
+@pytest.mark.parametrize("backends", ["", "self"])
+def test_a_mark_without_a_backend_is_an_error_in_one_line(pytester, backends):
+    pytester.makeini(f"[pytest]\nsamestep_backends = {backends}")
+    code, text = run(pytester, "import pytest\n@pytest.mark.ranks(2)\ndef test_it(group): pass")
+    assert code == pytest.ExitCode.INTERRUPTED
+    given = backends or "nothing"
+    message = f"ranks: no backend for (2,): samestep_backends or the mark names {given}\n"
+    assert f"test_it.py::test_it: {message}" in text
+
+
 def test_a_test_without_the_mark_is_told_to_have_one(pytester):
     code, text = run(pytester, "def test_it(group): pass")
     assert code == 1

@@ -17,7 +17,14 @@ def parametrise(metafunc: pytest.Metafunc) -> None:
     mark = markers.of(metafunc.definition)
     if mark is None:
         return
-    jobs = mark.jobs(backend_names(metafunc.config), with_group="group" in metafunc.fixturenames)
+    names = backend_names(metafunc.config)
+    jobs = mark.jobs(names, with_group="group" in metafunc.fixturenames)
+    if not jobs:
+        node, given = metafunc.definition.nodeid, ", ".join(mark.backends or names) or "nothing"
+        pytest.fail(
+            f"{node}: ranks: no backend for {mark.sizes}: samestep_backends or the mark names {given}",
+            pytrace=False,
+        )
     metafunc.fixturenames.append(WORLD)
     metafunc.parametrize(WORLD, jobs, indirect=True, ids=str)
 
