@@ -22,6 +22,12 @@ std::span<const std::int64_t> strides(const ArrayView& view) {
   return {view.strides, static_cast<std::size_t>(view.n_dims)};
 }
 
+/// Whether an operation has ended because ranks differ.
+bool differs(const Work& work) {
+  const std::exception_ptr error = work.error();
+  return error != nullptr && is_a<MismatchError>(error);
+}
+
 }  // namespace
 
 void read_shape(const ArrayView& view, Shape& shape) {
@@ -221,6 +227,11 @@ bool PendingWork::is_over() const noexcept {
   }
 }
 
+std::size_t& PendingWork::n_awaiting_device() {
+  static std::size_t n = 0;
+  return n;
+}
+
 std::vector<PendingWork::Kept>& PendingWork::retained() {
   // Never destroyed: static objects are destroyed after the interpreter, without which no array can be released.
   static auto& all = *new std::vector<Kept>;
@@ -229,11 +240,13 @@ std::vector<PendingWork::Kept>& PendingWork::retained() {
 
 PendingWork::~PendingWork() {
   // A device may have ended since another operation was dropped.
-  if (!retained().empty()) [[unlikely]]
+  if (n_awaiting_device() != 0) [[unlikely]]
     release_kept();
   if (is_over()) return;
+  const bool awaits_device = differs(*work_);
+  n_awaiting_device() += awaits_device;
   retained().push_back({std::move(communicator_), std::move(arrays_), std::move(staged_), std::move(written_),
-                        std::move(pins_), std::move(work_)});
+                        std::move(pins_), std::move(work_), awaits_device});
 }
 
 void PendingWork::release_kept() {
@@ -243,9 +256,10 @@ void PendingWork::release_kept() {
     const bool in_host_memory =
         std::ranges::all_of(kept.arrays, [](const Array& x) { return x->device.kind == DeviceKind::cpu; });
     // As in `is_over`.
-    const bool host_has_ended =
-        is_a<MismatchError>(kept.work->error()) || kept.communicator->membership().is_discarded();
-    if (host_has_ended && (in_host_memory || kept.work->device_has_ended())) released.push_back(std::move(kept));
+    const bool host_has_ended = kept.awaits_device || kept.communicator->membership().is_discarded();
+    if (!host_has_ended || !(in_host_memory || kept.work->device_has_ended())) continue;
+    n_awaiting_device() -= kept.awaits_device;
+    released.push_back(std::move(kept));
   }
   // Entries that were moved from: only they have no communicator.
   std::erase_if(all, [&](const Kept& kept) { return kept.communicator == nullptr; });

@@ -89,8 +89,10 @@ class PendingWork {
     std::vector<std::unique_ptr<Staged>> staged;
     std::vector<pybind11::object> written, pins;
     Communicator::WorkPtr work;
+    bool awaits_device;  // a mismatch on a device: the host has let go of the arrays
   };
   static std::vector<Kept>& retained();
+  static std::size_t& n_awaiting_device();  // of those
   void unstage();
   void pin_arrays();
   bool is_over() const noexcept;
