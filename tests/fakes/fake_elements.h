@@ -31,9 +31,18 @@ inline std::uint16_t to_bfloat16(float value) {
   if (value != value) return static_cast<std::uint16_t>(bits >> 16 | 0x40);
   return static_cast<std::uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
-inline float from_float16(std::uint16_t bits) { return static_cast<float>(reinterpret_cast<const _Float16&>(bits)); }
+#ifdef __aarch64__
+using Half = __fp16;  // g++ has no _Float16 there before version 13
+#else
+using Half = _Float16;
+#endif
+inline float from_float16(std::uint16_t bits) {
+  Half half;
+  std::memcpy(&half, &bits, 2);
+  return static_cast<float>(half);
+}
 inline std::uint16_t to_float16(float value) {
-  const _Float16 half = static_cast<_Float16>(value);
+  const Half half = static_cast<Half>(value);
   std::uint16_t bits;
   std::memcpy(&bits, &half, 2);
   return bits;

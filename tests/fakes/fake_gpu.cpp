@@ -22,6 +22,7 @@
 
 #include <cstdlib>
 
+#include "fake_elements.h"
 #include "fake_runtime.h"
 
 namespace {
@@ -303,14 +304,14 @@ EXPORT int fakeConvert(void* to, const void* from, std::size_t count, int widens
       [=, in_kept = keep(from), out_kept = keep(to)] {
         for (std::size_t i = 0; i < count; ++i) {
           float wide;
-          _Float16 half;
+          std::uint16_t half;
           if (widens != 0) {
             std::memcpy(&half, in + 2 * i, 2);
-            wide = static_cast<float>(half);
+            wide = from_float16(half);
             std::memcpy(out + 4 * i, &wide, 4);
           } else {
             std::memcpy(&wide, in + 4 * i, 4);
-            half = static_cast<_Float16>(wide);
+            half = to_float16(wide);
             std::memcpy(out + 2 * i, &half, 2);
           }
         }
