@@ -1,6 +1,6 @@
 """One rank of `scaling.py measure`: what the first argument names, with the settings of the second, as JSON.
 
-Rank 0 prints what it has measured, each line a JSON object.
+Each rank prints what it has measured, a JSON object in each line.
 """
 
 from __future__ import annotations

@@ -58,6 +58,7 @@ class StepError : public Error {
   using Error::Error;
 };
 
+/// The message of an exception, which is not null.
 inline std::string text_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -68,6 +69,7 @@ inline std::string text_of(const std::exception_ptr& error) {
   }
 }
 
+/// Whether an exception, which is not null, is of this class or derived from it.
 template <class Kind>
 bool is_a(const std::exception_ptr& error) {
   try {

@@ -96,7 +96,8 @@ class HostStaging::StagedWork final : public Work {
         }
         if (piece.back || !piece.work->done()) continue;
         status_ = piece.work->status();
-        if (const std::exception_ptr error = piece.work->error()) return fail(error);  // which the host group has told
+        if (const std::exception_ptr error = piece.work->error())
+          return fail(error);  // of the host group, whose ranks know
         copy_back(piece);
       }
       while (!pieces_.empty() && pieces_.front().back && pieces_.front().copied->is_complete()) {
@@ -331,7 +332,11 @@ void HostStaging::progress() {
 void HostStaging::advance() {
   // Called from waits for something else, which must not block: another thread makes the step.
   const std::unique_lock alone(mutex_, std::try_to_lock);
-  if (alone) step();
+  if (!alone) return;
+  try {
+    step();
+  } catch (const Error&) {  // such as that a capture forbids a call: the waits for these operations throw it
+  }
 }
 
 void HostStaging::step() {

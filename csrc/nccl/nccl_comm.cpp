@@ -69,7 +69,7 @@ std::shared_ptr<Work> NcclComm::launch(NcclLaunch launch) {
     }
     if (enroll(operation)) enqueue(*operation);
   });
-  // Also if it has failed already: whoever waits gets the error, and the work keeps the arrays that NCCL may be using.
+  // Also if it has failed already: `wait` throws its error, and the work keeps the arrays that NCCL may be using.
   return work_on(operation);
 }
 

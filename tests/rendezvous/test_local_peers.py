@@ -1,5 +1,6 @@
 """Ranks of one host connect among strangers, who know the names of their sockets."""
 
+import itertools
 import os
 import resource
 import socket
@@ -109,10 +110,11 @@ def test_strangers_do_not_use_up_the_descriptors():
         def come(said):
             stranger.say(name_of(said[0])[1:])
             assert stranger.receive() == N_SILENT
-            resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 10, hard))
+            taken = set(map(int, os.listdir("/proc/self/fd")))
+            free = (n for n in itertools.count() if n not in taken)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, 10, None)), hard))
 
         room = Room(2, come)
-        highest = max(map(int, os.listdir("/proc/self/fd")))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
             found = on_ranks(2, lambda rank: connect(room, rank, 2))
