@@ -153,6 +153,8 @@ class Accumulator:
 
     def _look_at(self, flat: trees.Flat) -> list[LeafSpec]:
         """What the leaves are; compares with the trees before."""
+        if self._tree is not None and self._tree.layout.is_of(flat.names, flat.leaves):
+            return self._tree.layout.specs
         if compiled.is_traced(flat.leaves):
             raise InvalidArgumentError("Accumulator: gradients are added outside of compiled functions")
         specs = describe(flat.names, flat.leaves, "Accumulator")
