@@ -6,13 +6,15 @@ The switches exist only in a build for this program, which must not be used for 
 $ pip install --no-build-isolation -C cmake.define.SAMESTEP_ABLATION=ON .
 $ samestep run -n 2 benchmarks/ablation.py --json benchmarks/results/ablation/2.json
 $ samestep run -n 4 benchmarks/ablation.py --json benchmarks/results/ablation/4.json
+$ samestep run -n 4 benchmarks/ablation.py --busy 2 --turn 0.02 --only oversubscribed_sleep,nothing --json ...
 $ python benchmarks/ablation.py --table benchmarks/results/ablation/*.json > benchmarks/results/ablation/table.md
 
 A cell is a collective, a size and where its arrays lie. In each round a mechanism runs for about a
 millisecond off and one on, in alternating order; the slowest rank counts. Each rank stays on one CPU. Other programs
 only ever make a turn longer. So two figures are given, and a mechanism is worth something where both say so: the ratio
 of the shortest turns, and the median over those pairs of turns where neither exceeded twice the shortest.
-`nothing` is a switch that does nothing: what it shows is the noise.
+`nothing` is a switch that does nothing: what it shows is the noise. `--busy` starts processes that compute all the
+time, like those that load data; turns must be much longer then than the scheduler's time slices.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ import argparse
 import ctypes
 import json
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +84,8 @@ MECHANISMS = (
     Mechanism("tiny_sums", 15, ("allreduce",), (8, 20, 64)),
     Mechanism("release_prefetch", 16, EVERY_SHORT[:3], (*SHORT, 16 * KIB)),
     Mechanism("expected_path", 17, ("allreduce", *MOVING), (*MIDDLE[1:], *LONG[:2])),
+    Mechanism("fast_path", 18, (*EVERY_SHORT, "alltoall", "pingpong"), (*SHORT, *MIDDLE[:3])),
+    Mechanism("inline_progress", 19, ("allreduce", *MOVING), (KIB, 4 * KIB, *MIDDLE[:3])),
     Mechanism("nothing", 63, ALL_VERBS, (8, KIB, 64 * KIB, MIB, 16 * MIB)),
 )
 
@@ -188,6 +194,18 @@ def worth_of(name: str, cell: tuple[str, int, str], ranks: int, times: Any) -> W
     return Worth(name, *cell, ranks, float(off / on), pairs, float(on * 1e6), len(calm))
 
 
+@contextmanager
+def busy_processes(n: int) -> Iterator[None]:
+    """Keeps so many processes computing."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 def cells_of(mechanisms: Iterable[Mechanism], ranks: int) -> dict[tuple[str, int, str], list[Mechanism]]:
     """Which mechanisms are measured in which cell."""
     cells: dict[tuple[str, int, str], list[Mechanism]] = {}
@@ -219,6 +237,8 @@ def table(results: Iterable[dict[str, Any]]) -> str:
         for worth in result["worths"]:
             if result["without"]:
                 worth["mechanism"] += f" (without {', '.join(result['without'])})"
+            if result.get("busy"):
+                worth["mechanism"] += f" (beside {result['busy']} busy processes)"
             key = (worth["mechanism"], worth["ranks"], worth["verb"], worth["memory"])
             rows.setdefault(key, []).append(worth)
     for key in sorted(rows):
@@ -247,6 +267,7 @@ def keep(args: Any, facts: dict[str, Any], worths: list[Worth], latest: list[Wor
         result = {
             "machine": facts,
             "without": args.without,
+            "busy": args.busy,
             "command": sys.argv,
             "worths": [asdict(w) for w in worths],
         }
@@ -273,6 +294,7 @@ def main() -> None:
         default=[],
         help="mechanisms that are off all the time, by comma",
     )
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute meanwhile")
     parser.add_argument("--turn", type=float, default=1e-3, help="seconds of one turn")
     parser.add_argument("--seconds", type=float, default=0.6, help="for each mechanism in each cell")
     parser.add_argument("--rounds", type=int, default=200, help="at most")
@@ -285,7 +307,7 @@ def main() -> None:
     except ValueError:
         sys.exit("this samestep has no switches: pip install -C cmake.define.SAMESTEP_ABLATION=ON .")
     wanted = [m for m in MECHANISMS if not args.only or m.name in args.only]
-    with ss.initialize() as backend:
+    with ss.initialize() as backend, busy_processes(args.busy if backend.rank == 0 else 0):
         facts = machine.facts(mpi=False) if backend.rank == 0 else {}
         cpus = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cpus[backend.rank % len(cpus)]})

@@ -23,6 +23,8 @@ enum class Mechanism : std::uint8_t {
   tiny_sums = 15,
   release_prefetch = 16,
   expected_path = 17,
+  fast_path = 18,
+  inline_progress = 19,
 };
 
 }  // namespace samestep
