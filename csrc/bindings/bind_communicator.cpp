@@ -115,8 +115,9 @@ Work_ rooted(const Comm& comm, const py::object& x, const py::object& out, int r
   return start(comm, {.type = type, .root = root}, x, out);
 }
 template <CollectiveType type>
-Work_ rooted_v(const Comm& comm, const py::object& x, const py::object& out, const Counts& counts, int root) {
-  return start(comm, {.type = type, .root = root, .counts = counts}, x, out);
+Work_ rooted_v(const Comm& comm, const py::object& x, const py::object& out, const Counts& counts, int root,
+               std::optional<std::uint64_t> longest) {
+  return start(comm, {.type = type, .root = root, .counts = counts, .longest_block = longest}, x, out);
 }
 
 Work_ reduce(const Comm& comm, const py::object& x, const py::object& out, int op, double factor, int root,
@@ -132,8 +133,10 @@ Work_ allgatherv(const Comm& comm, const py::object& x, const py::object& out, c
   return start(comm, {.type = CollectiveType::allgatherv, .counts = counts}, x, out);
 }
 Work_ alltoallv(const Comm& comm, const py::object& x, const Counts& sent, const py::object& out,
-                const Counts& received) {
-  return start(comm, {.type = CollectiveType::alltoallv, .counts = sent, .recv_counts = received}, x, out);
+                const Counts& received, std::optional<std::uint64_t> longest) {
+  return start(comm,
+               {.type = CollectiveType::alltoallv, .counts = sent, .recv_counts = received, .longest_block = longest},
+               x, out);
 }
 Work_ barrier(const Comm& comm) { return start(comm, {.type = CollectiveType::barrier}, py::none(), py::none()); }
 
@@ -251,11 +254,13 @@ void bind_collectives(CommClass& communicator) {
       .def("allgather", &movement<CollectiveType::allgather>, "x"_a, "out"_a)
       .def("allgatherv", &allgatherv, "x"_a, "out"_a, "counts"_a)
       .def("gather", &rooted<CollectiveType::gather>, "x"_a, "out"_a, "root"_a)
-      .def("gatherv", &rooted_v<CollectiveType::gatherv>, "x"_a, "out"_a, "counts"_a, "root"_a)
+      .def("gatherv", &rooted_v<CollectiveType::gatherv>, "x"_a, "out"_a, "counts"_a, "root"_a,
+           "longest"_a = py::none())
       .def("scatter", &rooted<CollectiveType::scatter>, "x"_a, "out"_a, "root"_a)
-      .def("scatterv", &rooted_v<CollectiveType::scatterv>, "x"_a, "out"_a, "counts"_a, "root"_a)
+      .def("scatterv", &rooted_v<CollectiveType::scatterv>, "x"_a, "out"_a, "counts"_a, "root"_a,
+           "longest"_a = py::none())
       .def("alltoall", &movement<CollectiveType::alltoall>, "x"_a, "out"_a)
-      .def("alltoallv", &alltoallv, "x"_a, "sent"_a, "out"_a, "received"_a)
+      .def("alltoallv", &alltoallv, "x"_a, "sent"_a, "out"_a, "received"_a, "longest"_a = py::none())
       .def("barrier", &barrier);
 }
 

@@ -37,6 +37,9 @@ struct CollectiveArgs {
   Shape shape = {};                            ///< of the caller's array of n elements; only compared between ranks
   std::span<const std::uint64_t> counts = {};  ///< of a `v` variant: elements by rank; read only during the call
   std::span<const std::uint64_t> recv_counts = {};
+  /// Elements of the longest block between any two ranks in a `v` variant, the same on all ranks, or nothing on all:
+  /// then they cannot divide the operation into the same windows. allgatherv needs none.
+  std::optional<std::uint64_t> longest_block = {};
   std::optional<DType> compared_as = {};  ///< the dtype of the caller's array, if its elements have been converted
 
   /// Whether the rank reads `in`, or writes `out`. For bcast `out` is both.

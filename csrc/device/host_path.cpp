@@ -8,6 +8,8 @@
 namespace samestep {
 namespace {
 
+using Counts = std::vector<std::uint64_t>;
+
 /// A collective that starts once its elements are in host memory; it keeps its counts.
 class HostCall {
  public:
@@ -19,22 +21,76 @@ class HostCall {
         recv_counts_(args.recv_counts.begin(), args.recv_counts.end()) {}
 
   Communicator::WorkPtr start(const ConstBuffer& in, const Buffer& out, const Shape& shape) const {
+    return start(in, out, shape, counts_, recv_counts_);
+  }
+  /// Elements `at` to `at` + `longest` of each block.
+  Communicator::WorkPtr start_window(const ConstBuffer& in, const Buffer& out, std::uint64_t at,
+                                     std::uint64_t longest) const {
+    // Ranks compare their calls in the operation of the first window.
+    const Shape& shape = at == 0 ? args_.shape : Shape::flat(longest);
+    return start(in, out, shape, window_of(counts_, at, longest), window_of(recv_counts_, at, longest));
+  }
+  const Shape& shape() const { return args_.shape; }
+
+ private:
+  Communicator::WorkPtr start(const ConstBuffer& in, const Buffer& out, const Shape& shape, const Counts& counts,
+                              const Counts& recv_counts) const {
     CollectiveArgs args = args_;
     args.in = in;
     args.out = out;
     if (args.type == CollectiveType::bcast) args.out = {const_cast<void*>(in.data), in.count, in.dtype};
     args.shape = shape;
-    args.counts = counts_;
-    args.recv_counts = recv_counts_;
+    args.counts = counts;
+    args.recv_counts = recv_counts;
     return host_->start(args);
   }
-  const Shape& shape() const { return args_.shape; }
+  static Counts window_of(Counts counts, std::uint64_t at, std::uint64_t longest) {
+    for (std::uint64_t& count : counts) count = count > at ? std::min(count - at, longest) : 0;
+    return counts;
+  }
 
- private:
   std::shared_ptr<Communicator> host_;
   CollectiveArgs args_;
-  std::vector<std::uint64_t> counts_, recv_counts_;
+  Counts counts_, recv_counts_;
 };
+
+/// The lengths of the blocks of a buffer. `counts`: those of a `v` form.
+Counts blocks_of(std::size_t count, bool is_divided, std::span<const std::uint64_t> counts, std::size_t size) {
+  if (!is_divided) return {count};
+  if (!counts.empty()) return {counts.begin(), counts.end()};
+  return Counts(size, count / size);
+}
+Counts blocks_of_input(const CollectiveArgs& args, std::size_t size) {
+  using enum CollectiveType;
+  const bool is_divided = args.type == reduce_scatter || args.type == scatter || args.type == scatterv ||
+                          args.type == alltoall || args.type == alltoallv;
+  return blocks_of(args.in.count, is_divided, args.counts, size);
+}
+Counts blocks_of_output(const CollectiveArgs& args, std::size_t size) {
+  using enum CollectiveType;
+  const bool is_divided = args.type == allgather || args.type == allgatherv || args.type == gather ||
+                          args.type == gatherv || args.type == alltoall || args.type == alltoallv;
+  return blocks_of(args.out.count, is_divided, args.type == alltoallv ? args.recv_counts : args.counts, size);
+}
+
+/// The part of each block that lies in the window of `longest` elements from `at`.
+StagedRuns runs_of(const Counts& blocks, std::uint64_t at, std::uint64_t longest, std::size_t item) {
+  StagedRuns runs;
+  std::uint64_t start = 0;
+  for (const std::uint64_t block : blocks) {
+    if (block > at) runs.push_back({(start + at) * item, std::min(block - at, longest) * item});
+    start += block;
+  }
+  return runs;
+}
+
+/// Elements of the longest block of any rank, or nothing if not all ranks know it.
+std::optional<std::uint64_t> longest_block(const CollectiveArgs& args, int size) {
+  if (args.type == CollectiveType::allgatherv) return std::ranges::max(args.counts);
+  if (has_counts(args.type)) return args.longest_block;
+  const std::uint64_t count = args.own().count;
+  return args.type == CollectiveType::alltoall ? count / static_cast<std::uint64_t>(size) : count;
+}
 
 }  // namespace
 
@@ -76,11 +132,11 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& 
       }
       return in_segments(in, out, args.shape, start, /*only_moves=*/true, /*copies_in_first=*/false);
     case CollectiveType::reduce_scatter:
-      return in_windows(args, start, overlaps);
+      return in_windows(args, args.out.count, overlaps);
     default: {
-      // All ranks must divide into the same windows. A rank that hands the whole array to MPI does not divide at all,
-      // and blocks of unequal length have no common windows.
-      if (!some_are_gpu_aware_ && !has_counts(args.type)) return in_windows(args, start, overlaps);
+      // All ranks must divide into the same windows. A rank that hands the whole array to MPI does not divide at all.
+      const std::optional<std::uint64_t> longest = longest_block(args, collectives_->size());
+      if (!some_are_gpu_aware_ && longest.has_value()) return in_windows(args, *longest, overlaps);
       // The whole input is on the host before the first element is copied back.
       if (overlaps) return whole(in, out, start_whole);
       std::vector<PeerTransfer> transfers(static_cast<std::size_t>(collectives_->size()));
@@ -133,7 +189,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(
     if (out.data != nullptr) part.out = static_cast<std::byte*>(out.data) + at * item;
     // The CPU reduces, so only what is merely moved can stay on the device.
     part.gpu_direct = only_moves && segment_is_gpu_direct(n * item);
-    if (!part.gpu_direct) part.in_runs.nbytes = part.out_runs.nbytes = n * item;
+    if (!part.gpu_direct) part.in_runs = part.out_runs = {{0, n * item}};
     part.in_place = true;
     const Shape described = at == 0 ? shape : Shape::flat(n);  // ranks are compared at the first segment
     const bool writes = out.data != nullptr;
@@ -147,45 +203,41 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(
   return staging_->start(std::move(call));
 }
 
-Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(
-    const CollectiveArgs& args, std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start, bool copies_in_first) {
+Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(const CollectiveArgs& args, std::uint64_t longest,
+                                                               bool copies_in_first) {
   // In large groups a segment that is split among all ranks would become many tiny copies.
   constexpr std::size_t kShortestRun = 4 << 10;
   const auto size = static_cast<std::size_t>(collectives_->size());
   const DType dtype = args.own().dtype;
   const std::size_t item = itemsize(dtype);
-  const bool all_to_all = args.type == CollectiveType::alltoall;
-  const std::size_t count = args.own().count / (all_to_all ? size : 1);  // of a block
-  const std::size_t longest = std::max(std::max(segment_nbytes_ / size, kShortestRun) / item, std::size_t{1});
-  const auto blocks_of = [&](std::size_t all) { return count == 0 ? std::size_t{1} : all / count; };
-  const std::size_t n_in = blocks_of(args.in.count), n_out = blocks_of(args.out.count);
-  StagedOperation call;
-  call.after = {args.in.stream, args.out.stream};
-  call.copies_in_first = copies_in_first;
-  for (std::size_t at = 0; at < count || at == 0; at += longest) {
-    const std::size_t n = std::min(longest, count - at);
+  const std::uint64_t window = std::max(std::max(segment_nbytes_ / size, kShortestRun) / item, std::size_t{1});
+  const Counts in_blocks = blocks_of_input(args, size), out_blocks = blocks_of_output(args, size);
+  const auto call = std::make_shared<const HostCall>(collectives_, args);
+  StagedOperation staged;
+  staged.after = {args.in.stream, args.out.stream};
+  staged.copies_in_first = copies_in_first;
+  for (std::uint64_t at = 0; at < longest || at == 0; at += window) {
     StagedSegment part;
-    part.in_runs = {n * item, n_in, count * item};
-    part.out_runs = {n * item, n_out, count * item};
-    if (args.in.data != nullptr) part.in = static_cast<const std::byte*>(args.in.data) + at * item;
-    if (args.out.data != nullptr) part.out = static_cast<std::byte*>(args.out.data) + at * item;
-    // Ranks compare their calls in the operation of the first window.
-    part.start = [start, shape = at == 0 ? args.shape : Shape::flat(n), dtype, in_count = n * n_in,
-                  out_count = n * n_out](std::byte* from, std::byte* to) {
-      return start({in_count != 0 ? from : nullptr, in_count, dtype}, {out_count != 0 ? to : nullptr, out_count, dtype},
-                   shape);
+    if (args.in.data != nullptr) part.in_runs = runs_of(in_blocks, at, window, item);
+    if (args.out.data != nullptr) part.out_runs = runs_of(out_blocks, at, window, item);
+    part.in = static_cast<const std::byte*>(args.in.data);
+    part.out = static_cast<std::byte*>(args.out.data);
+    part.start = [call, at, n = std::min(window, longest - at), dtype, n_in = total_nbytes(part.in_runs) / item,
+                  n_out = total_nbytes(part.out_runs) / item](std::byte* from, std::byte* to) {
+      return call->start_window({n_in != 0 ? from : nullptr, n_in, dtype}, {n_out != 0 ? to : nullptr, n_out, dtype},
+                                at, n);
     };
-    call.parts.push_back(std::move(part));
+    staged.parts.push_back(std::move(part));
   }
-  return staging_->start(std::move(call));
+  return staging_->start(std::move(staged));
 }
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::whole(ConstBuffer in, Buffer out, Start start, bool message) {
   StagedSegment part;
   part.in = static_cast<const std::byte*>(in.data);
-  part.in_runs.nbytes = in.nbytes();
+  part.in_runs = {{0, in.nbytes()}};
   part.out = static_cast<std::byte*>(out.data);
-  part.out_runs.nbytes = out.nbytes();
+  part.out_runs = {{0, out.nbytes()}};
   part.start = [start = std::move(start), in, out](std::byte* from, std::byte* to) {
     return start({in.count != 0 ? from : nullptr, in.count, in.dtype},
                  {out.count != 0 ? to : nullptr, out.count, out.dtype});
@@ -233,6 +285,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start_gpu_direct(const Const
     part.in = static_cast<const std::byte*>(buffer.data);
   } else {
     part.out = static_cast<std::byte*>(const_cast<void*>(buffer.data));
+    part.out_runs = {{0, buffer.nbytes()}};  // for a message that comes with its header
   }
   part.gpu_direct = true;
   part.start = [start = std::move(start)](std::byte*, std::byte*) { return start(); };

@@ -27,6 +27,12 @@ BufferPool::Source shared_by(const std::shared_ptr<Communicator>& group) {
 
 }  // namespace
 
+std::size_t total_nbytes(const StagedRuns& runs) {
+  std::size_t nbytes = 0;
+  for (const StagedRun& run : runs) nbytes += run.nbytes;
+  return nbytes;
+}
+
 class HostStaging::StagedWork final : public Work {
  public:
   /// Records what the streams of the arrays have so far, which blocks while one of them is full. The caller must hold
@@ -169,8 +175,9 @@ class HostStaging::StagedWork final : public Work {
 
   void copy_out() {
     const StagedSegment& part = call_.parts[n_copied_];
-    const std::size_t in_nbytes = part.in_runs.total(), out_nbytes = part.out_runs.total();
-    const std::size_t nbytes = part.in_place ? std::max(in_nbytes, out_nbytes) : in_nbytes + out_nbytes;
+    const std::size_t in_nbytes = total_nbytes(part.in_runs), out_nbytes = total_nbytes(part.out_runs);
+    std::size_t nbytes = part.in_place ? std::max(in_nbytes, out_nbytes) : in_nbytes + out_nbytes;
+    if (part.gpu_direct) nbytes = 0;
     RemoteSegment piece{part, stager_->pool_->take(nbytes), nullptr, std::make_unique<GpuEvent>(stager_->gpu_)};
     piece.out = piece.memory.get() + (part.in_place ? 0 : in_nbytes);
     if (part.gpu_direct) {
@@ -179,10 +186,10 @@ class HostStaging::StagedWork final : public Work {
       piece.copied->record(stager_->out_->get());
     } else if (part.in != nullptr && in_nbytes != 0) {
       make_wait(*stager_->out_, waits_out_);
-      const auto& [nbytes_of_run, n, stride] = part.in_runs;
-      for (std::size_t i = 0; i < n; ++i) {
-        stager_->gpu_->copy(piece.memory.get() + i * nbytes_of_run, part.in + i * stride, nbytes_of_run,
-                            stager_->out_->get());
+      std::byte* to = piece.memory.get();
+      for (const StagedRun& run : part.in_runs) {
+        stager_->gpu_->copy(to, part.in + run.offset, run.nbytes, stager_->out_->get());
+        to += run.nbytes;
       }
       piece.copied->record(stager_->out_->get());
     }
@@ -213,19 +220,19 @@ class HostStaging::StagedWork final : public Work {
   /// What lies on the host once the operation has ended, and belongs on the device.
   std::span<const std::byte> to_copy_back(const RemoteSegment& piece) const {
     if (piece.part.gpu_direct) return piece.work->object();  // of a message that came with its header
-    return {piece.out, call_.itemsize != 0 ? status_.count * call_.itemsize : piece.part.out_runs.total()};
+    return {piece.out, call_.itemsize != 0 ? status_.count * call_.itemsize : total_nbytes(piece.part.out_runs)};
   }
 
   void copy_back(RemoteSegment& piece) {
     if (stager_->n_copying_back_ >= kMostCopies) return;
-    // A receive may bring fewer elements than fit. Those beyond keep their values on the device.
-    const std::span<const std::byte> arrived = to_copy_back(piece);
+    std::span<const std::byte> arrived = to_copy_back(piece);
     make_wait(*stager_->in_, waits_in_);
     if (piece.part.out != nullptr && !arrived.empty()) {
-      const auto& [nbytes, n, stride] = piece.part.out_runs;
-      for (std::size_t i = 0; i < n; ++i) {
-        const std::span<const std::byte> run = n == 1 ? arrived : arrived.subspan(i * nbytes, nbytes);
-        stager_->gpu_->copy(piece.part.out + i * stride, run.data(), run.size(), stager_->in_->get());
+      for (const StagedRun& run : piece.part.out_runs) {
+        // A receive may bring fewer elements than fit. Those beyond keep their values on the device.
+        const std::size_t nbytes = std::min(run.nbytes, arrived.size());
+        stager_->gpu_->copy(piece.part.out + run.offset, arrived.data(), nbytes, stager_->in_->get());
+        arrived = arrived.subspan(nbytes);
       }
       piece.copied->record(stager_->in_->get());
     }

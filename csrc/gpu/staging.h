@@ -13,13 +13,13 @@
 
 namespace samestep {
 
-/// Equal runs of bytes on a device, which lie one after another on the host.
-struct StagedRuns {
-  std::size_t nbytes = 0;  ///< of each
-  std::size_t n = 1;
-  std::size_t stride = 0;  ///< from one to the next on the device
-  std::size_t total() const { return n * nbytes; }
+/// Bytes of an array on a device. The runs of a segment lie one after another on the host.
+struct StagedRun {
+  std::size_t offset;  ///< from the beginning of the array
+  std::size_t nbytes;
 };
+using StagedRuns = std::vector<StagedRun>;
+std::size_t total_nbytes(const StagedRuns& runs);
 
 /// A block of elements that is staged: copied to the host, processed there, copied back.
 struct StagedSegment {

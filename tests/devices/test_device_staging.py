@@ -47,6 +47,32 @@ def test_each_operation_on_blocks(group, count):
 
 @ranks
 @counts
+def test_each_operation_on_blocks_of_different_lengths(group, count):
+    """Rank 1 has none, and the others have different ones: some have more windows than others."""
+    n, rank, root = group.size, group.rank, group.size - 1
+    lengths = [count * k if k != 1 else 0 for k in range(1, n + 1)]
+    table = [[count * ((r + k) % 3) for k in range(n)] for r in range(n)]
+    mine, joined = row(rank, lengths[rank]), np.concatenate([row(r, lengths[r]) for r in range(n)])
+    whole = on_device(np.zeros_like(joined))
+    group.allgatherv(on_device(mine), out=whole)
+    np.testing.assert_array_equal(whole.get(), joined)
+    whole = on_device(np.zeros_like(joined))
+    group.gatherv(on_device(mine), root, out=whole if rank == root else None)
+    if rank == root:
+        np.testing.assert_array_equal(whole.get(), joined)
+    part = on_device(np.zeros_like(mine))
+    group.scatterv(*(whole, lengths) if rank == root else (None, None), root, out=part)
+    np.testing.assert_array_equal(part.get(), mine)
+    sent = [[row(r + 3 * k, table[r][k]) for k in range(n)] for r in range(n)]
+    expected = np.concatenate([sent[r][rank] for r in range(n)])
+    received = on_device(np.zeros_like(expected))
+    _, received_lengths = group.alltoallv(on_device(np.concatenate(sent[rank])), table[rank], out=received)
+    np.testing.assert_array_equal(received.get(), expected)
+    assert received_lengths == [table[r][rank] for r in range(n)]
+
+
+@ranks
+@counts
 def test_in_place(group, count):
     """Also where the output overlaps more of the input than its own block."""
     n, rank = group.size, group.rank
@@ -95,6 +121,8 @@ def verbs(group, count):
     n, stream = group.size, fake_arrays.Stream()
     x = fake_arrays.Array.of(row(0, count), stream)
     whole, other = (fake_arrays.Array.of(rows(0, n, count), stream) for _ in range(2))
+    line, other_line = Reshaped(whole, (n * count,)), Reshaped(other, (n * count,))
+    lengths = [count] * n
     return {
         "allreduce": lambda: group.allreduce(x, "max", timeout=60),
         "bcast": lambda: group.bcast(x, timeout=60),
@@ -103,6 +131,12 @@ def verbs(group, count):
         "scatter": lambda: group.scatter(whole if group.rank == 0 else None, out=x, timeout=60),
         "reduce_scatter": lambda: group.reduce_scatter(whole, "max", out=x, timeout=60),
         "alltoall": lambda: group.alltoall(whole, out=other, timeout=60),
+        "allgatherv": lambda: group.allgatherv(x, out=line, timeout=60),
+        "gatherv": lambda: group.gatherv(x, out=line if group.rank == 0 else None, timeout=60),
+        "scatterv": lambda: group.scatterv(
+            *(line, lengths) if group.rank == 0 else (None, None), out=x, timeout=60
+        ),
+        "alltoallv": lambda: group.alltoallv(line, lengths, out=other_line, timeout=60),
         "send and recv": messages(group, count),
     }
 
@@ -118,6 +152,15 @@ def test_what_is_repeated_neither_pins_nor_allocates_nor_waits_for_a_stream(grou
         after = fake_arrays.slow_calls()
         assert after.pinned - before.pinned <= n_blocks, name
         assert (after.allocated, after.synchronized) == (before.allocated, before.synchronized), name
+
+
+@ranks
+def test_no_collective_copies_more_than_a_segment_at_once(group):
+    """So that copies to the host, the operation there and copies back overlap."""
+    for name, call in verbs(group, 50_001).items():
+        fake_arrays.longest_copy()
+        call()
+        assert name == "send and recv" or 0 < fake_arrays.longest_copy() <= 64 << 10, name
 
 
 @ranks

@@ -94,6 +94,13 @@ def crossed() -> int:
     return int(library.fakeCrossed())
 
 
+def longest_copy() -> int:
+    """Bytes of the longest copy between the host and devices since this was called last."""
+    library = runtime()
+    library.fakeLongestCopy.restype = ctypes.c_long
+    return int(library.fakeLongestCopy())
+
+
 class SlowCalls(NamedTuple):
     """Calls of this process that what is done again and again makes do without."""
 

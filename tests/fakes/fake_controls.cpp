@@ -32,6 +32,7 @@ EXPORT void fakeHoldQueries(int held) { queries().held = held != 0; }
 /// Threads that such a query blocks.
 EXPORT long fakeHeldQueries() { return queries().n_held; }
 EXPORT long fakeCrossed() { return n_crossed(); }
+EXPORT long fakeLongestCopy() { return longest_copy().exchange(0); }
 /// Calls so far that pin memory, allocate device memory and wait for a stream.
 EXPORT void fakeSlowCalls(long* out) {
   out[0] = n_pinned();

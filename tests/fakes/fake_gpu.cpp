@@ -278,7 +278,12 @@ EXPORT int GPU(PointerGetAttributes)(PointerAttributes* out, const void* data) {
 }
 
 EXPORT int GPU(MemcpyAsync)(void* to, const void* from, std::size_t nbytes, int, void* stream) {
-  if (is_of_device(to) != is_of_device(from)) n_crossed() += static_cast<long>(nbytes);
+  if (is_of_device(to) != is_of_device(from)) {
+    const long n = static_cast<long>(nbytes);
+    n_crossed() += n;
+    for (long longest = longest_copy(); longest < n && !longest_copy().compare_exchange_weak(longest, n);) {
+    }
+  }
   char* const out = bytes_of(to, nbytes);
   char* const in = bytes_of(from, nbytes);
   const auto found = stream_of(stream);

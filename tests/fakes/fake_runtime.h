@@ -77,6 +77,12 @@ inline std::atomic<long>& n_crossed() {
   return n;
 }
 
+/// Bytes of the longest of them since it was asked for last.
+inline std::atomic<long>& longest_copy() {
+  static std::atomic<long> n{0};
+  return n;
+}
+
 /// Calls of this process that what is done again and again makes do without.
 inline std::atomic<long>& n_pinned() {
   static std::atomic<long> n{0};

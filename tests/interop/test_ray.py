@@ -43,7 +43,9 @@ def test_actors_call_collectives_on_arrays_of_both_libraries():
 def test_an_actor_that_is_killed_is_named():
     first, died, last = run("killed")["killed"]
     assert died == "died"
-    assert first == last and first.startswith("PeerLostError: allreduce of float64[9]") and "rank 1" in first
+    for text in (first, last):  # one may add that the other has left since
+        assert text.startswith("PeerLostError: allreduce of float64[9]") and "rank 1" in text
+        assert "has ended" in text
 
 
 @pytest.mark.slow

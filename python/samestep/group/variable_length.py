@@ -67,9 +67,9 @@ class VariableLengthMethods(CollectiveMethods):
         self._require_root(root, "gatherv")
         counts, shape = self._gather_counts(x, "gatherv", limit)
         if self.rank != root:
-            return Work(self._comm.gatherv(x, None, [], root), limit.seconds)
+            return Work(self._comm.gatherv(x, None, [], root, max(counts)), limit.seconds)
         into, finish = self._output_of_shape(x, shape, out)
-        return Work(self._comm.gatherv(x, into, counts, root), limit.seconds, finish)
+        return Work(self._comm.gatherv(x, into, counts, root, max(counts)), limit.seconds, finish)
 
     def scatterv(
         self,
@@ -121,7 +121,8 @@ class VariableLengthMethods(CollectiveMethods):
         into = arrays.new_array(library, dtype, (rows[self.rank], *extents)) if out is None else out
         finish = (lambda: arrays.to_library(library, into)) if out is None else (lambda: out)
         row = int(np.prod(extents, dtype=np.int64))
-        inner = self._comm.scatterv(x if self.rank == root else None, into, [r * row for r in rows], root)
+        counts = [r * row for r in rows]
+        inner = self._comm.scatterv(x if self.rank == root else None, into, counts, root, max(counts))
         return Work(inner, limit.seconds, finish)
 
     def alltoallv(
@@ -167,7 +168,8 @@ class VariableLengthMethods(CollectiveMethods):
         received = [entry[2][self.rank] for entry in table]
         into, finish = self._output_of_shape(x, (sum(received), *known.shape[1:]), out)
         row = int(np.prod(known.shape[1:], dtype=np.int64))
-        inner = self._comm.alltoallv(x, [n * row for n in sent], into, [n * row for n in received])
+        longest = max(max(entry[2]) for entry in table) * row
+        inner = self._comm.alltoallv(x, [n * row for n in sent], into, [n * row for n in received], longest)
         return Work(inner, limit.seconds, lambda: (finish(), received))
 
     # ---- helpers
