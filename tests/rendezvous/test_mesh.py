@@ -1,59 +1,18 @@
 """Connections between all ranks, which are threads here."""
 
-import contextlib
 import json
 import logging
-import multiprocessing
-import os
-import resource
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import samestep as ss
+from ranks import PATIENCE_S, Room, connect
 from samestep._util import handshake, strangers
-from samestep.rendezvous import interfaces, mesh, rendezvous
+from samestep.rendezvous import interfaces, mesh
 
-PATIENCE_S = 60.0
 LOOPBACK = {4: "127.0.0.1", 6: "::1"}
-
-
-class Room:
-    """Where threads exchange what they say, and report failures."""
-
-    def __init__(self, size, between=lambda said: None):
-        self.size = size
-        self.said = [b""] * size
-        self.complaints = [""]
-        self.barrier = threading.Barrier(size, action=lambda: between(self.said))
-
-    def rendezvous(self, rank):
-        room = self
-
-        class Rendezvous:
-            size = room.size
-            allgather_json = rendezvous.Rendezvous.allgather_json
-
-            def __init__(self):
-                self.rank = rank
-
-            def allgather_bytes(self, mine):
-                room.said[rank] = mine
-                room.barrier.wait(PATIENCE_S)
-                return list(room.said)
-
-            def report_failure(self, text):
-                room.complaints[0] = room.complaints[0] or text  # the first one stays
-
-            def failure(self):
-                return room.complaints[0]
-
-        return Rendezvous()
-
-
-def connect(room, rank, address="127.0.0.1", timeout=PATIENCE_S):
-    return mesh.connect_all(room.rendezvous(rank), address, [f"host{r}" for r in range(room.size)], timeout)
 
 
 def check_and_close(made):
@@ -166,17 +125,6 @@ def test_ranks_that_connect_at_once_do_not_push_each_other_out(monkeypatch):
     check_and_close(made)
 
 
-def test_strangers_get_a_part_of_the_descriptors_beside_the_ranks():
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    try:
-        waiting = strangers.Strangers("a port", pytest.fail, n_expected=3)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    links = [object() for _ in range(256 // 4 + 4)]
-    assert [waiting.add(link) for link in links] == [None] * (256 // 4 + 3) + [links[0]]
-
-
 def test_a_rank_that_cannot_be_reached_is_named_on_all():
     def lie(said):
         host, _ = place_of_rank_0(said)
@@ -212,51 +160,3 @@ def test_the_address_follows_the_route_and_the_named_interface():
     assert interfaces.own_address("127.0.0.1", named, several_hosts=True) == "127.0.0.1"
     if "::1" in interfaces.addresses("lo"):
         assert interfaces.own_address("::1", {"GLOO_SOCKET_IFNAME": "lo"}, several_hosts=False) == "::1"
-
-
-# --- too few descriptors --------------------------------------------------------------------------
-
-
-def _meet_with_few_descriptors(n_free, outcomes):
-    """Three ranks in a process that may open `n_free` more descriptors."""
-    used = max(map(int, os.listdir("/proc/self/fd"))) + 1
-    for held in range(3, used):  # the numbers below the limit that are free do not count
-        with contextlib.suppress(OSError):
-            os.fstat(held)
-            continue
-        os.dup2(0, held)
-    room = Room(3)
-    with ThreadPoolExecutor(3) as pool:
-        pool.map(lambda rank: rank, range(3))  # threads are made before
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + n_free, hard))
-
-        def act(rank):
-            try:
-                for link, _ in connect(room, rank, timeout=20.0):
-                    if link is not None:
-                        link.close()
-            except Exception as error:
-                return f"{type(error).__name__}: {error}"
-            return "connected"
-
-        outcomes.put(list(pool.map(act, range(3))))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n_free", [0, 3, 6, 9, 11, 12])
-def test_too_few_descriptors_are_named_on_every_rank(n_free):
-    context = multiprocessing.get_context("spawn")
-    outcomes = context.Queue()
-    process = context.Process(target=_meet_with_few_descriptors, args=(n_free, outcomes))
-    process.start()
-    answers = outcomes.get(timeout=PATIENCE_S)
-    process.join()
-    failed = [answer for answer in answers if answer != "connected"]
-    assert (
-        failed or n_free >= 11
-    )  # 3 listeners, 3 selectors, 2 ends of 3 connections; one may close before the last opens
-    for answer in failed:
-        assert answer.startswith("UnavailableError: rank ")
-        assert "Too many open files" in answer
-        assert "raise `ulimit -n`" in answer
