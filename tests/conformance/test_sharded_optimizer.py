@@ -1,60 +1,15 @@
 """Optimizers whose state is sharded over the ranks: the bits of the whole one, and a part of its memory."""
 
-import math
-from collections.abc import Callable
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 import samestep as ss
+from optimizers import Pair, adamw, each, momentum, sgd
 from samestep.optimizer import gather_state, shard_state
 from samestep.optimizer.partition import GRANULE, Partition
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
 SHAPES = {"scalar": (), "empty": 0, "few": 3, "matrix": (7, 41), "long": 1001, "double": (130, 2)}
-
-
-class Pair(NamedTuple):
-    """An optimizer as in optax."""
-
-    init: Callable
-    update: Callable
-
-
-def each(function, *trees):
-    return {name: function(*(tree[name] for tree in trees)) for name in trees[0]}
-
-
-def sgd():
-    return Pair(lambda params: (), lambda grads, state, params=None: (each(lambda g: -0.1 * g, grads), state))
-
-
-def momentum():
-    def update(grads, state, params=None):
-        state = each(lambda v, g: 0.9 * v + g, state, grads)
-        return each(lambda v: -0.1 * v, state), state
-
-    return Pair(lambda params: each(np.zeros_like, params), update)
-
-
-def adamw():
-    def init(params):
-        return {"count": 0, "mu": each(np.zeros_like, params), "nu": each(np.zeros_like, params)}
-
-    def update(grads, state, params):
-        t = state["count"] + 1
-        mu = each(lambda m, g: 0.9 * m + 0.1 * g, state["mu"], grads)
-        nu = each(lambda n, g: 0.999 * n + 0.001 * g * g, state["nu"], grads)
-        updates = each(
-            lambda m, n, p: -0.01 * (m / (1 - 0.9**t) / (np.sqrt(n / (1 - 0.999**t)) + 1e-8) + 0.1 * p),
-            *(mu, nu, params),
-        )
-        return updates, {"count": t, "mu": mu, "nu": nu}
-
-    return Pair(init, update)
-
-
 OPTIMIZERS = {"sgd": sgd, "momentum": momentum, "adamw": adamw}
 
 
@@ -173,71 +128,6 @@ def test_a_gradient_that_some_ranks_lack_counts_as_zeros(group):
     np.testing.assert_array_equal(updates["a"], -np.ones((3, 50)))
     np.testing.assert_array_equal(updates["b"], -np.ones(200))
     assert updates["c"] is None
-
-
-def clipped(limit):
-    def update(grads, state, params=None):
-        norm = math.sqrt(sum(float((g.astype("f8") ** 2).sum()) for g in grads.values()))
-        return each(lambda g: g * min(1.0, limit / max(norm, 1e-30)), grads), state
-
-    return Pair(lambda params: (), update)
-
-
-def layer_wise():
-    def update(grads, state, params):
-        return each(lambda g, p: g * (np.linalg.norm(p) / (np.linalg.norm(g) + 1e-30)), grads, params), state
-
-    return Pair(lambda params: (), update)
-
-
-def factored():
-    def update(grads, state, params=None):
-        return each(lambda g: g / np.sqrt((g**2).mean(axis=-1, keepdims=True) + 1e-30), grads), state
-
-    return Pair(lambda params: (), update)
-
-
-def shampoo():
-    """A preconditioner for each axis, from all gradients so far; diagonal for vectors, as in Gupta et al., 2018."""
-
-    def init(params):
-        return each(
-            lambda p: [np.eye(n) * 1e-4 for n in p.shape] if p.ndim == 2 else np.zeros(p.shape), params
-        )
-
-    def update(grads, state, params=None):
-        updates, new = {}, {}
-        for name, g in grads.items():
-            if g.ndim != 2:
-                new[name] = state[name] + g**2
-                updates[name] = -g / np.sqrt(new[name] + 1e-30)
-                continue
-            new[name] = [state[name][0] + g @ g.T, state[name][1] + g.T @ g]
-            updates[name] = -inverse_root(new[name][0]) @ g @ inverse_root(new[name][1])
-        return updates, new
-
-    return Pair(init, update)
-
-
-def inverse_root(matrix):
-    values, vectors = np.linalg.eigh(matrix)
-    return (vectors * np.maximum(values, 1e-12) ** -0.25) @ vectors.T
-
-
-@pytest.mark.parametrize("make", [lambda: clipped(1.0), lambda: clipped(1e4), layer_wise, factored, shampoo])
-def test_what_does_not_work_element_by_element_is_refused(group, make):
-    opt = ss.ShardedOptimizer(group, make())
-    params = {"w": np.ones((30, 20)), "v": np.ones(50)}
-    with pytest.raises(ss.InvalidArgumentError, match=r"Pair does not update element by element: .*leaf \['"):
-        opt.init(params)
-    ss.ShardedOptimizer(group, make(), elementwise=True).init(params)
-
-
-def test_a_norm_over_leaves_of_one_element_is_seen(group):
-    with pytest.raises(ss.InvalidArgumentError, match="Pair does not update element by element"):
-        ss.ShardedOptimizer(group, clipped(1.0)).init(
-            {"a": np.ones(1), "b": np.array(2.0), "c": np.ones((1, 1))}
-        )
 
 
 def test_errors(group):

@@ -1,0 +1,75 @@
+"""Sharding refuses optimizers that do not update element by element."""
+
+import math
+
+import numpy as np
+import pytest
+import samestep as ss
+from optimizers import Pair, each
+
+pytestmark = pytest.mark.ranks(1, 2, 3, 4)
+
+
+def clipped(limit):
+    def update(grads, state, params=None):
+        norm = math.sqrt(sum(float((g.astype("f8") ** 2).sum()) for g in grads.values()))
+        return each(lambda g: g * min(1.0, limit / max(norm, 1e-30)), grads), state
+
+    return Pair(lambda params: (), update)
+
+
+def layer_wise():
+    def update(grads, state, params):
+        return each(lambda g, p: g * (np.linalg.norm(p) / (np.linalg.norm(g) + 1e-30)), grads, params), state
+
+    return Pair(lambda params: (), update)
+
+
+def factored():
+    def update(grads, state, params=None):
+        return each(lambda g: g / np.sqrt((g**2).mean(axis=-1, keepdims=True) + 1e-30), grads), state
+
+    return Pair(lambda params: (), update)
+
+
+def shampoo():
+    """A preconditioner for each axis, from all gradients so far; diagonal for vectors, as in Gupta et al., 2018."""
+
+    def init(params):
+        return each(
+            lambda p: [np.eye(n) * 1e-4 for n in p.shape] if p.ndim == 2 else np.zeros(p.shape), params
+        )
+
+    def update(grads, state, params=None):
+        updates, new = {}, {}
+        for name, g in grads.items():
+            if g.ndim != 2:
+                new[name] = state[name] + g**2
+                updates[name] = -g / np.sqrt(new[name] + 1e-30)
+                continue
+            new[name] = [state[name][0] + g @ g.T, state[name][1] + g.T @ g]
+            updates[name] = -inverse_root(new[name][0]) @ g @ inverse_root(new[name][1])
+        return updates, new
+
+    return Pair(init, update)
+
+
+def inverse_root(matrix):
+    values, vectors = np.linalg.eigh(matrix)
+    return (vectors * np.maximum(values, 1e-12) ** -0.25) @ vectors.T
+
+
+@pytest.mark.parametrize("make", [lambda: clipped(1.0), lambda: clipped(1e4), layer_wise, factored, shampoo])
+def test_what_does_not_work_element_by_element_is_refused(group, make):
+    opt = ss.ShardedOptimizer(group, make())
+    params = {"w": np.ones((30, 20)), "v": np.ones(50)}
+    with pytest.raises(ss.InvalidArgumentError, match=r"Pair does not update element by element: .*leaf \['"):
+        opt.init(params)
+    ss.ShardedOptimizer(group, make(), elementwise=True).init(params)
+
+
+def test_a_norm_over_leaves_of_one_element_is_seen(group):
+    with pytest.raises(ss.InvalidArgumentError, match="Pair does not update element by element"):
+        ss.ShardedOptimizer(group, clipped(1.0)).init(
+            {"a": np.ones(1), "b": np.array(2.0), "c": np.ones((1, 1))}
+        )
