@@ -1,7 +1,6 @@
 """`samestep run`: what ranks get, and what becomes of what they print."""
 
 import array
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -12,7 +11,7 @@ import termios
 from collections import Counter
 
 import pytest
-from launching import PATIENCE_S, on_terminal, reports, until
+from launching import PATIENCE_S, reports, until
 from running import RUN_COMMAND, program, script
 from samestep._util.cpus import usable_cpus
 
@@ -71,41 +70,6 @@ def test_println_has_one_prefix_with_the_right_rank(start):
     assert run.wait() == 0, run.err
     lines = [re.fullmatch(r"\S+ \S+ \[(\d) / 3\] loss 1 / 2", line) for line in run.out.splitlines()]
     assert [match and match[1] for match in lines] == ["0", "1", "2"]
-
-
-def on_pseudo_terminal(folder, waits, **env):
-    """What `samestep run` writes to its terminal; where it `waits`, each state of the bar stays until it is shown."""
-    for i in [] if waits else [1, 2, 3]:
-        (folder / f"seen{i}").touch()
-    line = [
-        *RUN_COMMAND,
-        "-n",
-        "2",
-        *program("faults/launch_run", "draw_a_progress_bar"),
-    ]
-    process, ours = on_terminal(line, env=env, cwd=folder)
-    shown = b""
-    with contextlib.suppress(OSError):  # the end of a terminal
-        while data := os.read(ours, 4096):
-            shown += data
-            for i in [i for i in (1, 2, 3) if b"%d/3" % i in shown]:
-                (folder / f"seen{i}").touch()
-    os.close(ours)
-    assert process.wait(PATIENCE_S) == 0
-    return shown
-
-
-def test_a_progress_bar_stays_in_its_line_of_a_terminal(tmp_path):
-    clear = b"\r\x1b[K"
-    shown = [b"[0] 1/3", b"[0] 2/3", b"[0] 3/3", b"[0] 3/3\r\n[0] rank 0 has ended\r\n"]
-    assert on_pseudo_terminal(tmp_path, waits=True) == clear.join(shown)
-
-
-@pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"CI": "true"}, {"JPY_PARENT_PID": "7"}])
-def test_a_terminal_that_nobody_looks_at_gets_whole_lines(tmp_path, env):
-    """As of a notebook or a CI service: what is written over an unfinished line would be shown behind it."""
-    shown = b"[0] 3/3\r\n[0] rank 0 has ended\r\n"
-    assert on_pseudo_terminal(tmp_path, waits=False, **env) == shown
 
 
 def test_raw_and_logs(start, tmp_path):
@@ -233,29 +197,3 @@ def test_a_program_that_cannot_be_executed_is_named(launcher, tmp_path):
     done = subprocess.run(line, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 127
     assert f"[0] samestep: cannot start {broken} in " in done.stderr
-
-
-def test_on_a_terminal(launcher):
-    """A question without a newline is shown, what is typed reaches rank 0, and Ctrl-C ends the run."""
-    process, terminal = on_terminal(
-        [*RUN_COMMAND, launcher, "-n", "2", *program("faults/launch_run", "greet")]
-    )
-    os.set_blocking(terminal, False)
-    shown = bytearray()
-
-    def shows(text):
-        with contextlib.suppress(BlockingIOError):
-            shown.extend(os.read(terminal, 4096))
-        return text in shown
-
-    try:
-        until(lambda: shows(b"[0] name? "), PATIENCE_S, "no question")
-        os.write(terminal, b"you\n")
-        until(lambda: shows(b"[0] name? hello you\r\n"), PATIENCE_S, "no answer")
-        os.write(terminal, b"\x03")
-        until(lambda: shows(b"SIGINT: ranks 0-1 still running, ended"), PATIENCE_S, "no end")
-        assert process.wait() == 130
-    finally:
-        process.kill()
-        process.wait()
-        os.close(terminal)

@@ -1,4 +1,4 @@
-"""Programs of test_launch_run.py: what ranks get, print and read."""
+"""Programs of test_launch_run.py and test_launch_terminal.py: what ranks get, print and read."""
 
 import hashlib
 import json
