@@ -44,7 +44,7 @@ class Part:
     @property
     def kind(self) -> str:
         """ "times" or "checks": the two parts of the kit."""
-        return "times" if self.words[0] in ("kit_times.py", "kit_lifetimes.py") else "checks"
+        return "times" if self.words[0] in ("kit_times.py", "kit_step.py", "kit_lifetimes.py") else "checks"
 
 
 def parts(*, short: bool, sharing: Sharing) -> list[Part]:
@@ -69,8 +69,8 @@ def parts(*, short: bool, sharing: Sharing) -> list[Part]:
         Part("two ranks: streams through the host", 40, (checks, "streams", "native"), 2),
         Part("staging", 60, (times, "staging"), 2),
         Part("many small arrays", 40, (times, "trees")),
-        Part("one rank: training step", 60, (times, "step")),
-        Part("two ranks: training step", 60, (times, "step"), 2, **through),
+        Part("one rank: training step", 60, ("kit_step.py",)),
+        Part("two ranks: training step", 60, ("kit_step.py",), 2, **through),
         Part("four ranks: verbs through NCCL", 75, (checks, "verbs", "nccl"), 4, few, sharing.of_rank),
         Part("four ranks: verbs through the host", 60, (checks, "verbs", "native"), 4),
         Part("sanitizer", 120, ("kit_sanitizer.py",)),
