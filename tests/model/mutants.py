@@ -246,8 +246,8 @@ MUTANTS = [
         TRANSPORT,
         [
             (
-                "  return {place + sizeof frame, frame.length};",
-                "  consume(source);\n  return {place + sizeof frame, frame.length};",
+                "  return {slot + sizeof frame, frame.length};",
+                "  consume(source);\n  return {slot + sizeof frame, frame.length};",
             )
         ],
         "messages-inline-ring-bounded",
@@ -371,6 +371,8 @@ def main() -> int:
     where = args.build.resolve()
     some = MUTANTS if args.third is None else MUTANTS[args.third :: 3]
     wanted = [m for m in some if not args.names or m.name in args.names]
+    for mutant in MUTANTS:
+        mutated(mutant)  # also those of the other thirds: a change of the sources may have ended them
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         reported = list(pool.map(lambda mutant: reported_by(mutant, where), wanted))
     for mutant, text in zip(wanted, reported, strict=True):
