@@ -163,6 +163,12 @@ bool FastTree::leaves_do_not_overlap() const {
   return true;
 }
 
+py::list FastTree::objects() const {
+  py::list objects;
+  for (PyObject* const object : objects_) objects.append(py::reinterpret_borrow<py::object>(object));
+  return objects;
+}
+
 py::object FastTree::copy() const { return copy_of(tree_.ptr()); }
 
 void FastTree::bump_versions() const {
@@ -172,6 +178,7 @@ void FastTree::bump_versions() const {
 void bind_fast_tree(py::module_& m) {
   py::class_<FastTree>(m, "FastTree", "A tree of arrays that can be read and written as they lie.")
       .def_property_readonly("digest", &FastTree::digest)
+      .def_property_readonly("leaves", &FastTree::objects)
       .def("copy", &FastTree::copy);
   m.def("fast_tree", &FastTree::of, "tree"_a,
         "A FastTree, or None where a container, key or leaf is not what most trees are made of.");

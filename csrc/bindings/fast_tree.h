@@ -20,6 +20,8 @@ class FastTree {
 
   /// The leaves in the order of samestep.trees: dicts by sorted key.
   const std::vector<Buffer>& leaves() const { return buffers_; }
+  /// The same leaves as objects of Python.
+  pybind11::list objects() const;
   /// 64 bits of names, dtypes and shapes: the same on ranks that hold the same tree.
   std::uint64_t digest() const { return digest_; }
 

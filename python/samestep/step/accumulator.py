@@ -78,6 +78,8 @@ class Accumulator:
         collective, because sums propagate the infinities and NaNs of every rank."""
         self._is_compared = False
         self._tree: agree.Tree | None = None
+        # The digest of the tree that was described last, and the result: a step adds equal trees again and again.
+        self._described: tuple[int, list[LeafSpec]] | None = None
         self._memory = Memory(lambda count, dtype: backend.empty((count,), dtype))
         self._recorder = Recorder.wanted(backend)
         self._act = f"Accumulator(shards={shards}).mean()"
@@ -113,14 +115,9 @@ class Accumulator:
             raise InvalidArgumentError(f"Accumulator.add: weight must be finite and >= 0, got {weight}")
         partial = Partial()
         if weight > 0:
-            flat = added.flatten(grads)
-            specs = self._look_at(flat)
-            added.require_whole(specs, flat.names, weight)
+            leaves, specs = self._leaves_of(grads)
             assert self._tree is not None
-            leaves = [
-                np.asarray(leaf) if spec.is_number else leaf
-                for leaf, spec in zip(flat.leaves, specs, strict=True)
-            ]
+            added.require_whole(specs, self._tree.layout.names, weight)
             partial = Partial(Term(leaves, weight), added.present(specs))
         if not self._added:
             note_begun(self)
@@ -151,10 +148,22 @@ class Accumulator:
             raise InvalidArgumentError(f"Accumulator.add: shard {index} has been added already in this step")
         return index
 
+    def _leaves_of(self, grads: Any) -> tuple[list[Any], list[LeafSpec]]:
+        """The leaves as arrays, and what they are."""
+        fast = _core.fast_tree(grads)
+        if fast is not None and self._described is not None and fast.digest == self._described[0]:
+            return fast.leaves, self._described[1]
+        flat = added.flatten(grads)
+        specs = self._look_at(flat)
+        self._described = (fast.digest, specs) if fast is not None else None
+        leaves = [
+            np.asarray(leaf) if spec.is_number else leaf
+            for leaf, spec in zip(flat.leaves, specs, strict=True)
+        ]
+        return leaves, specs
+
     def _look_at(self, flat: trees.Flat) -> list[LeafSpec]:
         """What the leaves are; compares with the trees before."""
-        if self._tree is not None and self._tree.layout.is_of(flat.names, flat.leaves):
-            return self._tree.layout.specs
         if compiled.is_traced(flat.leaves):
             raise InvalidArgumentError("Accumulator: gradients are added outside of compiled functions")
         specs = describe(flat.names, flat.leaves, "Accumulator")

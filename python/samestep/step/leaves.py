@@ -47,11 +47,6 @@ class LeafSpec(NamedTuple):
         return bool(self.group) and is_plain and self.library in ("numpy", "torch")
 
     @property
-    def is_array_of_numpy(self) -> bool:
-        """Whether it is an array of a dtype that NumPy has itself."""
-        return bool(self.group) and self.library == "numpy" and self.dtype != "bfloat16"
-
-    @property
     def n_elements(self) -> int:
         """Elements of the flat array; a complex number is two."""
         return int(np.prod(self.shape, dtype=np.int64)) * (2 if self.dtype in _COMPLEX else 1)
@@ -83,18 +78,6 @@ class Layout:
             slices.starts.append(slices.starts[-1] + spec.n_elements)
         self.viewed = {spec.group for spec in specs if spec.is_viewed}
         """The flat arrays that belong to the results once `to_leaf` has made these."""
-        self._arrays = [(spec.shape, np.dtype(spec.dtype)) for spec in specs if spec.is_array_of_numpy]
-
-    def is_of(self, names: Sequence[str], leaves: Sequence[Any]) -> bool:
-        """Whether leaves are known to be as the specs say without `describe`, which takes longer."""
-        return (
-            len(leaves) == len(self._arrays)
-            and names == self.names
-            and all(
-                type(leaf) is np.ndarray and leaf.shape == shape and leaf.dtype == dtype
-                for leaf, (shape, dtype) in zip(leaves, self._arrays, strict=True)
-            )
-        )
 
     def part(self, flats: dict[str, Flat], i: int) -> Flat:
         """The elements of leaf i."""
