@@ -27,6 +27,11 @@ namespace {
 
 using Comm = std::shared_ptr<Communicator>;
 using Counts = std::vector<std::uint64_t>;
+using Lengths = std::optional<std::pair<std::uint64_t, std::uint64_t>>;  // as BlockLengths
+
+std::optional<BlockLengths> block_lengths(const Lengths& lengths) {
+  return lengths ? std::optional(BlockLengths{lengths->first, lengths->second}) : std::nullopt;
+}
 using Work_ = std::unique_ptr<PendingWork>;
 
 /// Block `i` of `buffer`, with blocks of `nbytes`.
@@ -116,8 +121,8 @@ Work_ rooted(const Comm& comm, const py::object& x, const py::object& out, int r
 }
 template <CollectiveType type>
 Work_ rooted_v(const Comm& comm, const py::object& x, const py::object& out, const Counts& counts, int root,
-               std::optional<std::uint64_t> longest) {
-  return start(comm, {.type = type, .root = root, .counts = counts, .longest_block = longest}, x, out);
+               const Lengths& lengths) {
+  return start(comm, {.type = type, .root = root, .counts = counts, .lengths = block_lengths(lengths)}, x, out);
 }
 
 Work_ reduce(const Comm& comm, const py::object& x, const py::object& out, int op, double factor, int root,
@@ -129,14 +134,16 @@ Work_ reduce(const Comm& comm, const py::object& x, const py::object& out, int o
 Work_ bcast(const Comm& comm, const py::object& x, int root) {
   return start(comm, {.type = CollectiveType::bcast, .root = root}, x, x);
 }
-Work_ allgatherv(const Comm& comm, const py::object& x, const py::object& out, const Counts& counts) {
-  return start(comm, {.type = CollectiveType::allgatherv, .counts = counts}, x, out);
+Work_ allgatherv(const Comm& comm, const py::object& x, const py::object& out, const Counts& counts,
+                 const Lengths& lengths) {
+  return start(comm, {.type = CollectiveType::allgatherv, .counts = counts, .lengths = block_lengths(lengths)}, x, out);
 }
 Work_ alltoallv(const Comm& comm, const py::object& x, const Counts& sent, const py::object& out,
-                const Counts& received, std::optional<std::uint64_t> longest) {
-  return start(comm,
-               {.type = CollectiveType::alltoallv, .counts = sent, .recv_counts = received, .longest_block = longest},
-               x, out);
+                const Counts& received, const Lengths& lengths) {
+  return start(
+      comm,
+      {.type = CollectiveType::alltoallv, .counts = sent, .recv_counts = received, .lengths = block_lengths(lengths)},
+      x, out);
 }
 Work_ barrier(const Comm& comm) { return start(comm, {.type = CollectiveType::barrier}, py::none(), py::none()); }
 
@@ -252,15 +259,15 @@ void bind_collectives(CommClass& communicator) {
            "converted_from"_a = py::none())
       .def("bcast", &bcast, "x"_a, "root"_a)
       .def("allgather", &movement<CollectiveType::allgather>, "x"_a, "out"_a)
-      .def("allgatherv", &allgatherv, "x"_a, "out"_a, "counts"_a)
+      .def("allgatherv", &allgatherv, "x"_a, "out"_a, "counts"_a, "lengths"_a = py::none())
       .def("gather", &rooted<CollectiveType::gather>, "x"_a, "out"_a, "root"_a)
       .def("gatherv", &rooted_v<CollectiveType::gatherv>, "x"_a, "out"_a, "counts"_a, "root"_a,
-           "longest"_a = py::none())
+           "lengths"_a = py::none())
       .def("scatter", &rooted<CollectiveType::scatter>, "x"_a, "out"_a, "root"_a)
       .def("scatterv", &rooted_v<CollectiveType::scatterv>, "x"_a, "out"_a, "counts"_a, "root"_a,
-           "longest"_a = py::none())
+           "lengths"_a = py::none())
       .def("alltoall", &movement<CollectiveType::alltoall>, "x"_a, "out"_a)
-      .def("alltoallv", &alltoallv, "x"_a, "sent"_a, "out"_a, "received"_a, "longest"_a = py::none())
+      .def("alltoallv", &alltoallv, "x"_a, "sent"_a, "out"_a, "received"_a, "lengths"_a = py::none())
       .def("barrier", &barrier);
 }
 

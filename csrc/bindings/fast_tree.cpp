@@ -26,7 +26,7 @@ bool is_container(PyObject* node) {
 }
 
 std::uint64_t hash_of(std::string_view text) {
-  std::uint64_t h = 0xcbf2'9ce4'8422'2325;  // FNV-1a, eight bytes at a time
+  std::uint64_t h = 0xcbf2'9ce4'8422'2325 ^ text.size();  // FNV-1a, eight bytes at a time
   while (!text.empty()) {
     std::uint64_t word = 0;
     const std::size_t n = std::min(text.size(), sizeof word);
@@ -96,9 +96,8 @@ bool FastTree::visit(PyObject* node, int depth) {
   const bool is_list = PyList_CheckExact(node);
   if (!is_list && !PyTuple_CheckExact(node)) return add_leaf(node);
   const Py_ssize_t n = is_list ? PyList_GET_SIZE(node) : PyTuple_GET_SIZE(node);
-  // The kind of container (3: dict) and its number of entries: [a, [b]] and [[a], b] have the same leaves, but must not
-  // have the same digest.
-  mix(static_cast<std::uint64_t>(n) << 2 | (is_list ? 1 : 2));
+  // [a, [b]] and [[a], b] have the same leaves, but must not have the same digest.
+  mix_container(n, is_list ? Kind::list : Kind::tuple);
   for (Py_ssize_t i = 0; i < n; ++i) {
     if (!visit(is_list ? PyList_GET_ITEM(node, i) : PyTuple_GET_ITEM(node, i), depth + 1)) return false;
   }
@@ -126,7 +125,7 @@ bool FastTree::visit_dict(PyObject* node, int depth) {
   }
   const auto by_key = [](const auto& a, const auto& b) { return a.first < b.first; };  // UTF-8 sorts as code points do
   if (!std::is_sorted(items.begin(), items.end(), by_key)) std::sort(items.begin(), items.end(), by_key);
-  mix(static_cast<std::uint64_t>(items.size()) << 2 | 3);
+  mix_container(PyDict_GET_SIZE(node), Kind::dict);
   for (const auto& [name, child] : items) {
     mix(hash_of(name));
     if (!visit(child, depth + 1)) return false;

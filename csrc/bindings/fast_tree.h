@@ -36,6 +36,10 @@ class FastTree {
   bool visit_dict(PyObject* node, int depth);
   bool add_leaf(PyObject* object);
   bool leaves_do_not_overlap() const;
+  enum class Kind : std::uint8_t { list = 0xfd, tuple, dict };  // more than an array has dimensions, see `add_leaf`
+  void mix_container(Py_ssize_t n_entries, Kind kind) {
+    mix(static_cast<std::uint64_t>(n_entries) << 8 | static_cast<std::uint8_t>(kind));
+  }
   void mix(std::uint64_t word) {
     digest_ = (digest_ ^ word) * 0x9e37'79b9'7f4a'7c15;  // 2^64 / golden ratio, odd
     digest_ ^= digest_ >> 32;

@@ -9,6 +9,12 @@
 
 namespace samestep {
 
+/// Elements of the blocks of a collective, over all ranks.
+struct BlockLengths {
+  std::uint64_t longest;  ///< of any block between two ranks
+  std::uint64_t busiest;  ///< of all blocks that one rank sends, or that one rank receives
+};
+
 // clang-format off
 /// The arguments of one collective on this rank. `p` is the size of the group.
 ///
@@ -37,9 +43,8 @@ struct CollectiveArgs {
   Shape shape = {};                            ///< of the caller's array of n elements; only compared between ranks
   std::span<const std::uint64_t> counts = {};  ///< of a `v` variant: elements by rank; read only during the call
   std::span<const std::uint64_t> recv_counts = {};
-  /// Elements of the longest block between any two ranks in a `v` variant, the same on all ranks, or nothing on all:
-  /// then they cannot divide the operation into the same windows. allgatherv needs none.
-  std::optional<std::uint64_t> longest_block = {};
+  /// Of a `v` variant. The same on all ranks, or nothing on all: then they cannot divide it into the same windows.
+  std::optional<BlockLengths> lengths = {};
   std::optional<DType> compared_as = {};  ///< the dtype of the caller's array, if its elements have been converted
 
   /// Whether the rank reads `in`, or writes `out`. For bcast `out` is both.

@@ -23,12 +23,12 @@ class HostCall {
   Communicator::WorkPtr start(const ConstBuffer& in, const Buffer& out, const Shape& shape) const {
     return start(in, out, shape, counts_, recv_counts_);
   }
-  /// Elements `at` to `at` + `longest` of each block.
+  /// The `n` elements from `at` of each block.
   Communicator::WorkPtr start_window(const ConstBuffer& in, const Buffer& out, std::uint64_t at,
-                                     std::uint64_t longest) const {
+                                     std::uint64_t n) const {
     // Ranks compare their calls in the operation of the first window.
-    const Shape& shape = at == 0 ? args_.shape : Shape::flat(longest);
-    return start(in, out, shape, window_of(counts_, at, longest), window_of(recv_counts_, at, longest));
+    const Shape& shape = at == 0 ? args_.shape : Shape::flat(n);
+    return start(in, out, shape, window_of(counts_, at, n), window_of(recv_counts_, at, n));
   }
   const Shape& shape() const { return args_.shape; }
 
@@ -44,8 +44,8 @@ class HostCall {
     args.recv_counts = recv_counts;
     return host_->start(args);
   }
-  static Counts window_of(Counts counts, std::uint64_t at, std::uint64_t longest) {
-    for (std::uint64_t& count : counts) count = count > at ? std::min(count - at, longest) : 0;
+  static Counts window_of(Counts counts, std::uint64_t at, std::uint64_t n) {
+    for (std::uint64_t& count : counts) count = count > at ? std::min(count - at, n) : 0;
     return counts;
   }
 
@@ -73,23 +73,29 @@ Counts blocks_of_output(const CollectiveArgs& args, std::size_t size) {
   return blocks_of(args.out.count, is_divided, args.type == alltoallv ? args.recv_counts : args.counts, size);
 }
 
-/// The part of each block that lies in the window of `longest` elements from `at`.
-StagedRuns runs_of(const Counts& blocks, std::uint64_t at, std::uint64_t longest, std::size_t item) {
+/// The `n` elements from `at` of each block, as far as it has them.
+StagedRuns runs_of(const Counts& blocks, std::uint64_t at, std::uint64_t n, std::size_t item) {
   StagedRuns runs;
   std::uint64_t start = 0;
   for (const std::uint64_t block : blocks) {
-    if (block > at) runs.push_back({(start + at) * item, std::min(block - at, longest) * item});
+    const StagedRun run{(start + at) * item, block > at ? std::min(block - at, n) * item : 0};
     start += block;
+    if (run.nbytes == 0) continue;
+    if (!runs.empty() && runs.back().offset + runs.back().nbytes == run.offset) {
+      runs.back().nbytes += run.nbytes;
+    } else {
+      runs.push_back(run);
+    }
   }
   return runs;
 }
 
-/// Elements of the longest block of any rank, or nothing if not all ranks know it.
-std::optional<std::uint64_t> longest_block(const CollectiveArgs& args, int size) {
-  if (args.type == CollectiveType::allgatherv) return std::ranges::max(args.counts);
-  if (has_counts(args.type)) return args.longest_block;
-  const std::uint64_t count = args.own().count;
-  return args.type == CollectiveType::alltoall ? count / static_cast<std::uint64_t>(size) : count;
+/// Nothing if not all ranks know them.
+std::optional<BlockLengths> lengths_of(const CollectiveArgs& args, int size) {
+  if (has_counts(args.type)) return args.lengths;
+  const auto n_blocks = static_cast<std::uint64_t>(size);
+  const std::uint64_t own = args.own().count, block = args.type == CollectiveType::alltoall ? own / n_blocks : own;
+  return BlockLengths{block, block * n_blocks};
 }
 
 }  // namespace
@@ -132,11 +138,11 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& 
       }
       return in_segments(in, out, args.shape, start, /*only_moves=*/true, /*copies_in_first=*/false);
     case CollectiveType::reduce_scatter:
-      return in_windows(args, args.out.count, overlaps);
+      return in_windows(args, *lengths_of(args, collectives_->size()), overlaps);
     default: {
       // All ranks must divide into the same windows. A rank that hands the whole array to MPI does not divide at all.
-      const std::optional<std::uint64_t> longest = longest_block(args, collectives_->size());
-      if (!some_are_gpu_aware_ && longest.has_value()) return in_windows(args, *longest, overlaps);
+      const std::optional<BlockLengths> lengths = lengths_of(args, collectives_->size());
+      if (!some_are_gpu_aware_ && lengths.has_value()) return in_windows(args, *lengths, overlaps);
       // The whole input is on the host before the first element is copied back.
       if (overlaps) return whole(in, out, start_whole);
       std::vector<PeerTransfer> transfers(static_cast<std::size_t>(collectives_->size()));
@@ -203,26 +209,28 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(
   return staging_->start(std::move(call));
 }
 
-Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(const CollectiveArgs& args, std::uint64_t longest,
+Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(const CollectiveArgs& args, const BlockLengths& lengths,
                                                                bool copies_in_first) {
   // In large groups a segment that is split among all ranks would become many tiny copies.
   constexpr std::size_t kShortestRun = 4 << 10;
   const auto size = static_cast<std::size_t>(collectives_->size());
   const DType dtype = args.own().dtype;
   const std::size_t item = itemsize(dtype);
-  const std::uint64_t window = std::max(std::max(segment_nbytes_ / size, kShortestRun) / item, std::size_t{1});
+  // The busiest rank has about one segment in each window.
+  const std::uint64_t nbytes = segment_nbytes_ * lengths.longest / std::max<std::uint64_t>(lengths.busiest, 1);
+  const std::uint64_t window = std::max(std::max<std::uint64_t>(nbytes, kShortestRun) / item, std::uint64_t{1});
   const Counts in_blocks = blocks_of_input(args, size), out_blocks = blocks_of_output(args, size);
   const auto call = std::make_shared<const HostCall>(collectives_, args);
   StagedOperation staged;
   staged.after = {args.in.stream, args.out.stream};
   staged.copies_in_first = copies_in_first;
-  for (std::uint64_t at = 0; at < longest || at == 0; at += window) {
+  for (std::uint64_t at = 0; at < lengths.longest || at == 0; at += window) {
     StagedSegment part;
     if (args.in.data != nullptr) part.in_runs = runs_of(in_blocks, at, window, item);
     if (args.out.data != nullptr) part.out_runs = runs_of(out_blocks, at, window, item);
     part.in = static_cast<const std::byte*>(args.in.data);
     part.out = static_cast<std::byte*>(args.out.data);
-    part.start = [call, at, n = std::min(window, longest - at), dtype, n_in = total_nbytes(part.in_runs) / item,
+    part.start = [call, at, n = std::min(window, lengths.longest - at), dtype, n_in = total_nbytes(part.in_runs) / item,
                   n_out = total_nbytes(part.out_runs) / item](std::byte* from, std::byte* to) {
       return call->start_window({n_in != 0 ? from : nullptr, n_in, dtype}, {n_out != 0 ? to : nullptr, n_out, dtype},
                                 at, n);

@@ -37,8 +37,8 @@ class DeviceCommunicator::HostPath {
   WorkPtr in_segments(ConstBuffer in, Buffer out, const Shape& shape,
                       std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start, bool only_moves,
                       bool copies_in_first);
-  /// A collective on blocks, of which none has more than `longest` elements on any rank, in windows of each block.
-  WorkPtr in_windows(const CollectiveArgs& args, std::uint64_t longest, bool copies_in_first);
+  /// A collective on blocks, in windows of each block.
+  WorkPtr in_windows(const CollectiveArgs& args, const BlockLengths& lengths, bool copies_in_first);
   WorkPtr whole(ConstBuffer in, Buffer out, Start start, bool message = false);
   /// A collective that only moves data: MPI gets the device pointers if it sends all transfers, else it is staged.
   /// Each rank decides for itself, as the messages are the same.

@@ -206,8 +206,9 @@ class HostStaging::StagedWork final : public Work {
     // can be cancelled. It writes later.
     piece.awaits_stream = piece.part.gpu_direct && is_message() && !sends();
     if (!piece.awaits_stream && !piece.copied->is_complete()) return false;
-    // The copies are in one stream: once the last one has ended, all have.
-    if (call_.copies_in_first && first && !pieces_.back().copied->is_complete()) return false;
+    // Of all: the last segments of this rank may have no input, and so no copy to wait for.
+    const auto is_copied = [](const RemoteSegment& other) { return other.copied->is_complete(); };
+    if (call_.copies_in_first && first && !std::ranges::all_of(pieces_, is_copied)) return false;
     // Some other thread may make this step, inside a call of its own: error texts must name the call that has started
     // the operation.
     const UserCall called(call_.called, UserCall::Inside::instead);

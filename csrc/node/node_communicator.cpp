@@ -94,10 +94,8 @@ Communicator::WorkPtr NodeCommunicator::run_collective(const CollectiveArgs& arg
   const std::uint64_t sequence = engine.next_sequence();
   HeaderExchange& header_exchange = engine.header_exchange();
   // The mutex is held from here to the release, so that no other thread starts an operation with this sequence number.
-  if (size() == 1 || !engine.is_idle() || !header_exchange.can_post(sequence) || !is_enabled(Mechanism::fast_path)) {
-    return start_collective(args);
-  }
-  if (!InlineCollective::fits(engine, args)) return start_inline(args);
+  if (size() == 1 || !engine.is_idle() || !header_exchange.can_post(sequence)) return start_collective(args);
+  if (!InlineCollective::fits(engine, args) || !is_enabled(Mechanism::fast_path)) return start_inline(args);
   const std::uint64_t digest = args.digest();
   // With a CPU for each rank the number is of no use: see `wait_for_headers`.
   group_->header_exchange->set_cpu(engine.options().oversubscribed && is_enabled(Mechanism::cpu_numbers) ? this_cpu()

@@ -85,6 +85,34 @@ def test_in_place(group, count):
     np.testing.assert_array_equal(whole.get()[rank * count : (rank + 1) * count], expected)
 
 
+@ranks
+@counts
+def test_blocks_of_different_lengths_in_place(group, count):
+    """Also where this rank's blocks end before those of others: nothing is overwritten that has not been read."""
+    n, rank = group.size, group.rank
+    lengths = [count * (10 + 2 * r) for r in range(n)]
+    joined = np.concatenate([row(r, lengths[r]) for r in range(n)])
+    begin = 9 * lengths[rank] // 10  # the first window is written where the last one is read
+    for _ in range(5):
+        memory = on_device(np.concatenate([row(rank, lengths[rank]), np.zeros_like(joined)]))
+        group.allgatherv(memory.part(0, lengths[rank]), out=memory.part(begin, begin + len(joined)))
+        np.testing.assert_array_equal(memory.get()[begin : begin + len(joined)], joined)
+
+
+@pytest.mark.ranks(3, backends=WORLDS)
+@counts
+def test_alltoallv_of_different_lengths_in_place(group, count):
+    n, rank = group.size, group.rank
+    table = [[count * k for k in blocks] for blocks in ([0, 10, 5], [5, 14, 0], [10, 0, 0])]
+    sent = [[row(r + 3 * k, table[r][k]) for k in range(n)] for r in range(n)]
+    expected = np.concatenate([sent[r][rank] for r in range(n)])
+    for _ in range(5):
+        x = on_device(np.concatenate(sent[rank]))
+        out = x if rank == 0 else on_device(np.zeros_like(expected))  # only it receives as much as it sends
+        group.alltoallv(x, table[rank], out=out)
+        np.testing.assert_array_equal(out.get(), expected)
+
+
 class Reshaped:
     def __init__(self, array, shape):
         self.array = array

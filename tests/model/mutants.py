@@ -372,7 +372,7 @@ def main() -> int:
     some = MUTANTS if args.third is None else MUTANTS[args.third :: 3]
     wanted = [m for m in some if not args.names or m.name in args.names]
     for mutant in MUTANTS:
-        mutated(mutant)  # also those of the other thirds: a change of the sources may have ended them
+        mutated(mutant)  # also those of the other thirds: a change of the sources may have removed their text
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         reported = list(pool.map(lambda mutant: reported_by(mutant, where), wanted))
     for mutant, text in zip(wanted, reported, strict=True):

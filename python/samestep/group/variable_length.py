@@ -19,6 +19,19 @@ __all__ = ["VariableLengthMethods"]
 _A = TypeVar("_A")
 
 
+def _lengths(counts: list[list[int]]) -> tuple[int, int]:
+    """What `BlockLengths` of csrc/communicator/collective_args.h holds.
+
+    Args:
+      counts: by sender and receiver, the elements of each block.
+    """
+    blocks_by_receiver = zip(*counts, strict=True)
+    return (
+        max(max(row) for row in counts),
+        max(sum(blocks) for blocks in (*counts, *blocks_by_receiver)),
+    )
+
+
 class VariableLengthMethods(CollectiveMethods):
     """Collectives on arrays whose number of rows (first extent) may differ between ranks."""
 
@@ -45,7 +58,7 @@ class VariableLengthMethods(CollectiveMethods):
     def _start_allgatherv(self, x: _A, out: _A | None, limit: CallTimeout) -> Work[_A]:
         counts, shape = self._gather_counts(x, "allgatherv", limit)
         into, finish = self._output_of_shape(x, shape, out)
-        return Work(self._comm.allgatherv(x, into, counts), limit.seconds, finish)
+        return Work(self._comm.allgatherv(x, into, counts, _lengths([counts])), limit.seconds, finish)
 
     def gatherv(
         self, x: _A, root: int = 0, *, out: _A | None = None, timeout: float | None = None
@@ -67,9 +80,9 @@ class VariableLengthMethods(CollectiveMethods):
         self._require_root(root, "gatherv")
         counts, shape = self._gather_counts(x, "gatherv", limit)
         if self.rank != root:
-            return Work(self._comm.gatherv(x, None, [], root, max(counts)), limit.seconds)
+            return Work(self._comm.gatherv(x, None, [], root, _lengths([counts])), limit.seconds)
         into, finish = self._output_of_shape(x, shape, out)
-        return Work(self._comm.gatherv(x, into, counts, root, max(counts)), limit.seconds, finish)
+        return Work(self._comm.gatherv(x, into, counts, root, _lengths([counts])), limit.seconds, finish)
 
     def scatterv(
         self,
@@ -122,7 +135,7 @@ class VariableLengthMethods(CollectiveMethods):
         finish = (lambda: arrays.to_library(library, into)) if out is None else (lambda: out)
         row = int(np.prod(extents, dtype=np.int64))
         counts = [r * row for r in rows]
-        inner = self._comm.scatterv(x if self.rank == root else None, into, counts, root, max(counts))
+        inner = self._comm.scatterv(x if self.rank == root else None, into, counts, root, _lengths([counts]))
         return Work(inner, limit.seconds, finish)
 
     def alltoallv(
@@ -168,8 +181,10 @@ class VariableLengthMethods(CollectiveMethods):
         received = [entry[2][self.rank] for entry in table]
         into, finish = self._output_of_shape(x, (sum(received), *known.shape[1:]), out)
         row = int(np.prod(known.shape[1:], dtype=np.int64))
-        longest = max(max(entry[2]) for entry in table) * row
-        inner = self._comm.alltoallv(x, [n * row for n in sent], into, [n * row for n in received], longest)
+        counts = [[n * row for n in entry[2]] for entry in table]
+        inner = self._comm.alltoallv(
+            x, counts[self.rank], into, [n * row for n in received], _lengths(counts)
+        )
         return Work(inner, limit.seconds, lambda: (finish(), received))
 
     # ---- helpers

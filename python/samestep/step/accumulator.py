@@ -85,7 +85,7 @@ class Accumulator:
         self._act = f"Accumulator(shards={shards}).mean()"
         self.reset()
         if like is not None:
-            self._look_at(added.flatten(like))
+            self._look_at(added.flatten(added.gradients_of(like)))
 
     def reset(self) -> None:
         """Discard the gradients added since the last `mean`."""
@@ -150,6 +150,7 @@ class Accumulator:
 
     def _leaves_of(self, grads: Any) -> tuple[list[Any], list[LeafSpec]]:
         """The leaves as arrays, and what they are."""
+        grads = added.gradients_of(grads)
         fast = _core.fast_tree(grads)
         if fast is not None and self._described is not None and fast.digest == self._described[0]:
             return fast.leaves, self._described[1]

@@ -11,18 +11,23 @@ from samestep.errors import InvalidArgumentError
 from samestep.step.leaves import LeafSpec, describe
 from samestep.trees import signature
 
-__all__ = ["examples", "flatten", "present", "require_whole", "run_text"]
+__all__ = ["examples", "flatten", "gradients_of", "present", "require_whole", "run_text"]
+
+
+def gradients_of(grads: Any) -> Any:
+    """The tree that `grads` stands for: of a torch module the `.grad` of its parameters."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(grads, torch.nn.Module):
+        return grads
+    return {name: parameter.grad for name, parameter in grads.named_parameters()}
 
 
 def flatten(grads: Any) -> trees.Flat:
-    """The leaves of gradients; of a torch module the `.grad` of its parameters.
+    """The leaves of gradients.
 
     Raises:
       InvalidArgumentError: they are not a tree of arrays.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(grads, torch.nn.Module):
-        grads = {name: parameter.grad for name, parameter in grads.named_parameters()}
     flat = trees.flatten(grads)
     if flat.names == [""] and describe([""], flat.leaves, "Accumulator.add")[0].what == signature.OBJECT:
         raise InvalidArgumentError(f"Accumulator.add: {type(grads).__name__} is not a tree of arrays")
