@@ -1,6 +1,9 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <functional>
 #include <string>
 
 #include "collective_calls.h"
@@ -306,8 +309,8 @@ TEST_CASE("devices: wrong memory is refused before anything happens") {
 }
 
 TEST_CASE("devices: nothing is left behind") {
-  long before[4], after[4];
-  fake().counts(before);
+  std::array<long, 4> before{}, after{};
+  fake().counts(before.data());
   for (const DevicePath path : kPaths) {
     DeviceWorld world(2, path);
     as_ranks(2, [&](int rank) {
@@ -321,8 +324,12 @@ TEST_CASE("devices: nothing is left behind") {
       group->close(soon());
     });
   }
-  fake().counts(after);
-  for (int i = 0; i < 4; ++i) REQUIRE(after[i] == before[i]);
+  // A thread that has launched operations holds its group until it sees that it has been closed. Fewer are left where
+  // groups of earlier tests have ended only now.
+  until([&] {
+    fake().counts(after.data());
+    return std::ranges::equal(after, before, std::less_equal{});
+  });
 }
 
 TEST_CASE("stand-in: a wait for an event is for what the event had recorded by then") {
