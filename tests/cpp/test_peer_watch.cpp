@@ -54,6 +54,17 @@ std::string death(PeerWatch& watch, std::size_t number, Seconds patience = Secon
   return {};
 }
 
+/// The next connection of a watch, which connects only while somebody asks it.
+Fd accepted(PeerWatch& watch, std::size_t number, const Fd& listener) {
+  pollfd come{listener.get(), POLLIN, 0};
+  for (const Deadline deadline = Deadline::after(Seconds(30)); ::poll(&come, 1, 0) == 0;) {
+    REQUIRE(!deadline.passed());
+    REQUIRE(watch.death(number).empty());
+    std::this_thread::yield();
+  }
+  return Fd(::accept(listener.get(), nullptr, nullptr));
+}
+
 const std::string kEnded = "its process, at node1 (127.0.0.1:1), has ended";
 
 }  // namespace
@@ -80,7 +91,7 @@ TEST_CASE("peer watch: a connection that ends while the port stays open is no de
   PeerWatch watch(std::move(mine.listener), std::move(mine.reserved), places, kQuick);
   watch.watch(1);
   for (const bool resets : {false, true}) {
-    Fd taken(::accept(other.listener.get(), nullptr, nullptr));
+    Fd taken = accepted(watch, 1, other.listener);
     REQUIRE(taken);
     const linger reset_on_close{1, 0};
     if (resets) REQUIRE(::setsockopt(taken.get(), SOL_SOCKET, SO_LINGER, &reset_on_close, sizeof reset_on_close) == 0);
