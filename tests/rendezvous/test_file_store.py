@@ -204,6 +204,6 @@ def test_a_wait_sees_what_another_thread_sets_through_the_same_store(path, prefi
 
     thread = threading.Thread(target=set_later)
     thread.start()
-    seen.wait(["later"], timeout=5)
+    seen.wait(["later"], timeout=60)
     thread.join()
     store.close()
