@@ -48,8 +48,8 @@ HELLO = handshake.STORE + b"n" * 16
         HELLO + b"p" * 32 + b"Q\0\0\0\x02[]",
     ],
 )
-def test_strangers_are_disconnected_at_once(master, said):
-    begin = time.monotonic()
+def test_strangers_are_disconnected_at_once(master, said, monkeypatch):
+    monkeypatch.setattr("samestep._util.strangers._PROOF_S", 1000.0)  # for silent ones, and no reason here
     with socket.create_connection(("127.0.0.1", master.port), timeout=30) as stranger:
         try:
             stranger.sendall(said)
@@ -57,7 +57,6 @@ def test_strangers_are_disconnected_at_once(master, said):
                 continue
         except ConnectionResetError:
             pass
-    assert time.monotonic() - begin < 8  # a silent one may stay for 10 s
     assert master.add("n", 1) == 1
 
 
