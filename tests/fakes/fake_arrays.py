@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -85,6 +86,17 @@ def counts() -> list[int]:
     found = (ctypes.c_long * 4)()
     runtime().fakeCounts(found)
     return list(found)
+
+
+def counts_at_rest() -> list[int]:
+    """`counts`, once nothing is left, or after 30 s.
+
+    A thread that has launched operations holds its group until it sees that the group has been closed.
+    """
+    deadline = time.monotonic() + 30
+    while any(found := counts()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
 
 
 def crossed() -> int:

@@ -82,7 +82,7 @@ def start_and_end_three_times():
         world = group = None
         gc.collect()
         fake_arrays.call("StreamDestroy", ctypes.c_void_p(stream))
-        report(left=fake_arrays.counts())
+        report(left=fake_arrays.counts_at_rest())
 
 
 def exchange_overlapping_arrays(backend):
