@@ -155,14 +155,21 @@ class Stream:
         """What is put into the stream from now on begins so much later."""
         runtime().fakeDelay(self.handle, microseconds)
 
+    def hold(self) -> None:
+        """What is put into the stream from now on begins only after `release`. One at a time."""
+        runtime().fakeHold(ctypes.c_void_p(self.handle))
+
+    def release(self) -> None:
+        runtime().fakeRelease(ctypes.c_void_p(self.handle))
+
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """What is put into the stream within it begins only after it. One at a time."""
-        runtime().fakeHold(ctypes.c_void_p(self.handle))
+        self.hold()
         try:
             yield
         finally:
-            runtime().fakeRelease(ctypes.c_void_p(self.handle))
+            self.release()
 
     def synchronize(self) -> None:
         call("StreamSynchronize", ctypes.c_void_p(self.handle))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 
 import samestep as ss
@@ -28,3 +29,16 @@ def attempt(act):
         report(result=act())
     except Exception as error:
         report(kind=type(error).__name__, text=str(error), seconds=time.monotonic() - begin)
+
+
+def release_soon(*streams):
+    """Lets a thread release the streams a little later. The event is set before."""
+    released = threading.Event()
+
+    def release():
+        released.set()
+        for stream in streams:
+            stream.release()
+
+    threading.Timer(0.3, release).start()
+    return released
