@@ -115,11 +115,11 @@ def empty(shape: tuple[int, ...], dtype: Any) -> Array:
     return Array(memory, shape, dtype)
 
 
-def late(values: np.ndarray[Any, Any], microseconds: int = 20_000) -> Array:
-    """Values that are computed so much later."""
+def late(values: np.ndarray[Any, Any], microseconds: int | None = 20_000) -> Array:
+    """Values that are computed so much later; None: once the compute stream is released."""
     memory = _memory(values.nbytes)
     memory.set(np.full(values.nbytes, 0xEE, "uint8"))
-    compute().delay(microseconds)
+    compute().hold() if microseconds is None else compute().delay(microseconds)
     memory.set(np.frombuffer(values.tobytes(), "uint8"))
     return Array(memory, values.shape, values.dtype)
 
