@@ -20,9 +20,12 @@ PATIENCE_S = 60.0
 WAYS = ("--mpi", "--native")
 
 
-def until(happened, seconds, what):
-    """Waits for `happened()` to be true; fails with `what` after `seconds`. Returns the seconds."""
-    begin = time.monotonic()
+def until(happened, seconds, what, since=None):
+    """Waits for `happened()` to be true; fails with `what` after `seconds`. Returns the seconds.
+
+    They count from the monotonic time `since`, which is to be read before what is to have come no earlier.
+    """
+    begin = time.monotonic() if since is None else since
     while not happened():
         assert time.monotonic() - begin < seconds, what
         time.sleep(0.02)
