@@ -91,9 +91,13 @@ TEST_CASE("bruck header exchange: log2 of the number of messages") {
       const auto group = world.join(rank);
       const std::uint64_t before = group->counters().messages;
       Floats values = contribution(rank, 5);
+      const Clock::time_point begin = Clock::now();
       allreduce(*group, buffer(values), buffer(values), {}, shape(values))->wait(soon());
       REQUIRE(values == sum(size, 5));
-      REQUIRE(group->counters().messages - before == static_cast<std::uint64_t>(messages));
+      const auto sent = static_cast<int>(group->counters().messages - before);
+      // A rank that has waited for a second says so to each other one.
+      const bool may_notify = Clock::now() - begin >= Seconds(1);
+      REQUIRE((sent == messages || (may_notify && sent == messages + size - 1)));
       group->close(soon());
     });
   }
