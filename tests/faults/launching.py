@@ -23,7 +23,7 @@ WAYS = ("--mpi", "--native")
 def until(happened, seconds, what, since=None):
     """Waits for `happened()` to be true; fails with `what` after `seconds`. Returns the seconds.
 
-    They count from the monotonic time `since`, which is to be read before what is to have come no earlier.
+    They count from the monotonic time `since`, which is to be read before what is to have arrived no earlier.
     """
     begin = time.monotonic() if since is None else since
     while not happened():
