@@ -161,9 +161,16 @@ def widened(block: Flat, spec: LeafSpec) -> Flat:
 
 def _narrowed(flat: Flat, spec: LeafSpec) -> Flat:
     """The sums in the dtype of the leaf, rounded to the nearest, ties to even."""
-    if spec.dtype != "bfloat16":
-        dtype = np.dtype(spec.dtype)
-        return flat.view(dtype) if spec.dtype in _COMPLEX else flat.astype(dtype, copy=False)
+    if spec.dtype == spec.group:
+        return flat
+    if spec.dtype in _COMPLEX:
+        return flat.view(np.dtype(spec.dtype))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _rounded_to_bfloat16(flat) if spec.dtype == "bfloat16" else flat.astype(np.dtype(spec.dtype))
+
+
+def _rounded_to_bfloat16(flat: Flat) -> Flat:
+    """The bits of the rounded elements."""
     bits = flat.view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
     quiet = (bits >> np.uint32(16)) | np.uint32(0x40)  # rounding could turn a NaN into an infinity
@@ -179,8 +186,7 @@ def to_leaf(flat: Flat, spec: LeafSpec, like: Any = None) -> Any:
       spec: of the leaf.
       like: for a number, one of the type to return.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        elements = _narrowed(flat, spec)
+    elements = _narrowed(flat, spec)
     if spec.is_number:
         value = elements.reshape(())[()]
         return type(like)(value) if like is not None else value.item()
