@@ -197,8 +197,12 @@ def worth_of(name: str, cell: tuple[str, int, str], ranks: int, times: Any) -> W
 @contextmanager
 def busy_processes(n: int) -> Iterator[None]:
     """Keeps so many processes computing."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
+    # They end by themselves where nobody is left to end them.
+    program = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n  for _ in range(10**6): pass"
+    processes: list[subprocess.Popen[bytes]] = []
     try:
+        for _ in range(n):
+            processes.append(subprocess.Popen([sys.executable, "-c", program]))
         yield
     finally:
         for process in processes:
