@@ -6,7 +6,7 @@ The switches exist only in a build for this program, which must not be used for 
 $ pip install --no-build-isolation -C cmake.define.SAMESTEP_ABLATION=ON .
 $ samestep run -n 2 benchmarks/ablation.py --json benchmarks/results/ablation/2.json
 $ samestep run -n 4 benchmarks/ablation.py --json benchmarks/results/ablation/4.json
-$ samestep run -n 4 benchmarks/ablation.py --busy 2 --turn 0.02 --only oversubscribed_sleep,nothing --json ...
+$ samestep run -n 4 benchmarks/ablation.py --busy 2 --turn 0.05 --seconds 6 --only oversubscribed_sleep --json ...
 $ python benchmarks/ablation.py --table benchmarks/results/ablation/*.json > benchmarks/results/ablation/table.md
 
 A cell is a collective, a size and where its arrays lie. In each round a mechanism runs for about a

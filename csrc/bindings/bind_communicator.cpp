@@ -27,12 +27,12 @@ namespace {
 
 using Comm = std::shared_ptr<Communicator>;
 using Counts = std::vector<std::uint64_t>;
-using Lengths = std::optional<std::pair<std::uint64_t, std::uint64_t>>;  // as BlockLengths
+using Lengths = std::optional<std::pair<std::uint64_t, std::uint64_t>>;  // the members of BlockLengths
+using Work_ = std::unique_ptr<PendingWork>;
 
 std::optional<BlockLengths> block_lengths(const Lengths& lengths) {
   return lengths ? std::optional(BlockLengths{lengths->first, lengths->second}) : std::nullopt;
 }
-using Work_ = std::unique_ptr<PendingWork>;
 
 /// Block `i` of `buffer`, with blocks of `nbytes`.
 const void* block(const ConstBuffer& buffer, int i, std::size_t nbytes) {

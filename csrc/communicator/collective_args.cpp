@@ -19,13 +19,13 @@ void can_reduce(std::string_view verb, const CollectiveArgs& args) {
   }
 }
 
-void lengths_bound(std::string_view verb, const CollectiveArgs& args) {
+void counts_within_longest(std::string_view verb, const CollectiveArgs& args) {
   if (!args.lengths.has_value()) return;
   for (const auto counts : {args.counts, args.recv_counts}) {
     for (const std::uint64_t count : counts) {
       if (count > args.lengths->longest) {
         throw InvalidArgumentError(
-            str(verb, ": a block has ", count, " elements and the longest ", args.lengths->longest));
+            str(verb, ": a block has ", count, " elements, but the longest is said to have ", args.lengths->longest));
       }
     }
   }
@@ -85,7 +85,7 @@ void checks::arguments(const CollectiveArgs& args, int rank, int size, bool need
   if (needs_host_memory && has_out) checks::in_host_memory(verb, args.out);
   if (needs_host_memory && has_in) checks::in_host_memory(verb, args.in);
   if (reduces(args.type)) can_reduce(verb, args);
-  lengths_bound(verb, args);
+  counts_within_longest(verb, args);
   // A rank with one buffer has nothing to compare it with; the signatures show whether it agrees with the others.
   if (!has_in || !has_out) return;
   same_dtype(verb, args.in, args.out);

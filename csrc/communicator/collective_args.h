@@ -9,10 +9,10 @@
 
 namespace samestep {
 
-/// Elements of the blocks of a collective, over all ranks.
+/// How many elements the blocks of a collective have, on whatever rank.
 struct BlockLengths {
-  std::uint64_t longest;  ///< of any block between two ranks
-  std::uint64_t busiest;  ///< of all blocks that one rank sends, or that one rank receives
+  std::uint64_t longest;  ///< of the longest block
+  std::uint64_t busiest;  ///< of all blocks together that the busiest rank sends or receives
 };
 
 // clang-format off
@@ -43,7 +43,7 @@ struct CollectiveArgs {
   Shape shape = {};                            ///< of the caller's array of n elements; only compared between ranks
   std::span<const std::uint64_t> counts = {};  ///< of a `v` variant: elements by rank; read only during the call
   std::span<const std::uint64_t> recv_counts = {};
-  /// Of a `v` variant. The same on all ranks, or nothing on all: then they cannot divide it into the same windows.
+  /// Of a `v` variant: the same on all ranks, which then divide it into the same windows, or nothing on all.
   std::optional<BlockLengths> lengths = {};
   std::optional<DType> compared_as = {};  ///< the dtype of the caller's array, if its elements have been converted
 

@@ -24,6 +24,15 @@ Floats reduced(const std::vector<Floats>& given, ReduceOp op = ReduceOp::sum) {
   return result;
 }
 
+ExchangeOptions options_of(Algorithm algorithm, std::size_t segment_bytes) {
+  ExchangeOptions options;
+  options.oversubscribed = true;
+  options.inline_limit = 64;
+  options.segment_bytes = segment_bytes;
+  options.algorithm = algorithm;
+  return options;
+}
+
 }  // namespace
 
 TEST_CASE("recursive: over messages, to the bit, in several segments and in one") {
@@ -35,12 +44,8 @@ TEST_CASE("recursive: over messages, to the bit, in several segments and in one"
     for (const Algorithm algorithm : {Algorithm::recursive_halving, Algorithm::recursive_doubling}) {
       const auto network = std::make_shared<LocalNetwork>(size);
       as_threads(size, [&](int rank) {
-        ExchangeOptions options;
-        options.oversubscribed = true;
-        options.inline_limit = 64;
-        options.segment_bytes = 512;
-        options.algorithm = algorithm;
-        ExchangeCommunicator group(std::make_unique<LocalTransport>(network, rank, /*max_message=*/700), options);
+        ExchangeCommunicator group(std::make_unique<LocalTransport>(network, rank, /*max_message=*/700),
+                                   options_of(algorithm, 512));
         for (const std::size_t count : kCounts) {
           if (count > kLong && size != 7) continue;
           for (const ReduceOp op : kOps) {
@@ -68,12 +73,8 @@ TEST_CASE("recursive: many pending operations, unsupported types, and an end by 
   const UnevenTable table(size, counts, kSum, reduced);
   const auto network = std::make_shared<LocalNetwork>(size);
   as_threads(size, [&](int rank) {
-    ExchangeOptions options;
-    options.oversubscribed = true;
-    options.inline_limit = 64;
-    options.segment_bytes = 256;
-    options.algorithm = Algorithm::recursive_halving;
-    ExchangeCommunicator group(std::make_unique<LocalTransport>(network, rank), options);
+    ExchangeCommunicator group(std::make_unique<LocalTransport>(network, rank),
+                               options_of(Algorithm::recursive_halving, 256));
     std::vector<Floats> values;
     std::vector<Communicator::WorkPtr> works;
     for (const std::size_t count : counts) values.push_back(table.of(rank, count));
