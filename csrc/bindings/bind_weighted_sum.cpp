@@ -10,6 +10,7 @@
 #include "bindings/device_copies.h"
 #include "core/error.h"
 #include "core/format.h"
+#include "kernels/divide.h"
 #include "kernels/weighted_sum.h"
 
 namespace samestep {
@@ -105,12 +106,26 @@ void add_weighted(const std::vector<std::pair<py::list, double>>& trees, const s
   }
 }
 
+bool divide_in_place(const py::object& flat, double divisor) {
+  const Array array = view_of(flat.ptr(), "divide_in_place");
+  const bool fits = array->contiguous && array->device.kind == DeviceKind::cpu;
+  if (!fits || (array->dtype != DType::float32 && array->dtype != DType::float64)) {
+    throw InvalidArgumentError("divide_in_place: needs contiguous float32 or float64 elements in host memory");
+  }
+  require_writable(array.view(), "divide_in_place");
+  std::optional<py::gil_scoped_release> no_gil;
+  if (array->nbytes() > kSumWithoutGilAbove) no_gil.emplace();
+  return kernels::divide_in_place(array->dtype, array->data, static_cast<std::size_t>(array->count), divisor);
+}
+
 }  // namespace
 
 void bind_weighted_sum(py::module_& m) {
   m.def("add_weighted", &add_weighted, py::arg("trees"), py::arg("starts"), py::arg("sums"), py::arg("out"),
         "out = sums[n-1] + (... + (sums[0] + the sum of weight times array)) in one pass: at most two pairs of leaves "
         "and weight. Leaf i, any array or None, is out[starts[i]:starts[i + 1]].");
+  m.def("divide_in_place", &divide_in_place, py::arg("flat"), py::arg("divisor"),
+        "Divides float32 or float64 elements. Returns whether all quotients are finite.");
 }
 
 }  // namespace samestep

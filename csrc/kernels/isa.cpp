@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "kernels/divide.h"
 
 namespace samestep::kernels {
 namespace {
@@ -17,6 +18,7 @@ struct Isa {
   std::string_view name;
   bool (*runs_here)();
   void (*reduce_floating_job)(DType dtype, const ReduceArgs& job);
+  bool (*divide_job)(DType dtype, void* data, std::size_t count, double divisor);
 };
 
 #if defined(__x86_64__)
@@ -36,10 +38,10 @@ bool has_avx512() {
 
 // In ascending order of speed: the last one that runs here is used.
 constexpr Isa kIsas[] = {
-    {"portable", [] { return true; }, portable::reduce_floating_job},
+    {"portable", [] { return true; }, portable::reduce_floating_job, portable::divide_job},
 #if defined(__x86_64__)
-    {"avx2", has_avx2, avx2::reduce_floating_job},
-    {"avx512", has_avx512, avx512::reduce_floating_job},
+    {"avx2", has_avx2, avx2::reduce_floating_job, avx2::divide_job},
+    {"avx512", has_avx512, avx512::reduce_floating_job, avx512::divide_job},
 #endif
 };
 
@@ -86,6 +88,10 @@ void reduce_with_isa(DType dtype, const ReduceArgs& job) {
   if (few) return portable::reduce_floating_job(dtype, job);
   if (is_floating(dtype) || is_complex(dtype)) return isa_in_use().reduce_floating_job(dtype, job);
   portable::reduce_integer_job(dtype, job);
+}
+
+bool divide_in_place(DType dtype, void* data, std::size_t count, double divisor) {
+  return isa_in_use().divide_job(dtype, data, count, divisor);
 }
 
 }  // namespace samestep::kernels

@@ -4,6 +4,7 @@
 /// Whatever is instantiated or inlined from here lies in the namespace of that name or is always inlined.
 /// A function that two sources share would be kept from either, and might crash an older processor.
 #include "kernels/floating.h"
+#include "kernels/quotient.h"
 #include "kernels/reduce_args.h"
 
 namespace samestep::kernels::SAMESTEP_ISA {
@@ -25,6 +26,12 @@ void reduce_floating_job(DType dtype, const ReduceArgs& job) {
     default:
       return;
   }
+}
+
+bool divide_job(DType dtype, void* data, std::size_t count, double divisor) {
+  std::byte* const bytes = static_cast<std::byte*>(data);
+  return dtype == DType::float32 ? divide_all<float>(bytes, count, static_cast<float>(divisor))
+                                 : divide_all<double>(bytes, count, divisor);
 }
 
 }  // namespace samestep::kernels::SAMESTEP_ISA

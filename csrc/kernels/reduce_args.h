@@ -38,13 +38,16 @@ void run_padded(const ReduceArgs& whole, const Tail& tail, void (*run)(const voi
 
 namespace portable {
 void reduce_floating_job(DType dtype, const ReduceArgs& job);
-void reduce_integer_job(DType dtype, const ReduceArgs& job);  // and bools
+bool divide_job(DType dtype, void* data, std::size_t count, double divisor);  // see divide.h
+void reduce_integer_job(DType dtype, const ReduceArgs& job);                  // and bools
 }  // namespace portable
 namespace avx2 {
 void reduce_floating_job(DType dtype, const ReduceArgs& job);
-}
+bool divide_job(DType dtype, void* data, std::size_t count, double divisor);
+}  // namespace avx2
 namespace avx512 {
 void reduce_floating_job(DType dtype, const ReduceArgs& job);
-}
+bool divide_job(DType dtype, void* data, std::size_t count, double divisor);
+}  // namespace avx512
 
 }  // namespace samestep::kernels

@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::size_t kBlock = 1024;  // elements: some of each array fit into the first-level cache
 constexpr std::size_t kMaxTerms = 2;
+constexpr std::size_t kMaxAtOnce = 3;  // inputs that `reduce_into` adds one after another; of four it adds two pairs
 
 using Widen = void (*)(const std::byte* from, std::byte* to, std::size_t count);
 
@@ -103,14 +104,14 @@ struct WeightedSum {
   std::span<const void* const> sums;
   std::byte* out;
 
-  bool is_one_pass() const { return widen == nullptr && sums.size() <= 1; }
+  bool is_one_pass() const { return widen == nullptr && terms.size() + sums.size() <= kMaxAtOnce; }
 };
 
 /// A block of at most kBlock elements, unless it is one pass.
 void add_block(const WeightedSum& task, std::size_t first, std::size_t count) {
   alignas(64) std::byte widened[kMaxTerms][kBlock * sizeof(double)];
   alignas(64) std::byte partial[kBlock * sizeof(double)];
-  std::array<Input, kMaxTerms + 1> inputs;
+  std::array<Input, kMaxAtOnce> inputs;
   std::size_t n = 0;
   for (const WeightedTerm& term : task.terms) {
     // Zeros that change no bit, see WeightedTerm: they need no pass over memory.
@@ -123,9 +124,9 @@ void add_block(const WeightedSum& task, std::size_t first, std::size_t count) {
     inputs[n++] = {data, term.weight};
   }
   const std::size_t offset = first * itemsize(task.dtype);
-  const std::size_t most = std::max<std::size_t>(n + 1, 2);  // the kernel adds the first two first
   std::size_t next = 0;
-  while (n < most && next < task.sums.size()) inputs[n++] = {static_cast<const std::byte*>(task.sums[next++]) + offset};
+  while (n < kMaxAtOnce && next < task.sums.size())
+    inputs[n++] = {static_cast<const std::byte*>(task.sums[next++]) + offset};
   if (n == 0) return fill_identity(task.dtype, task.out + offset, count);
   while (true) {
     const bool is_last = next == task.sums.size();

@@ -17,7 +17,8 @@ from samestep.group import compiled
 from samestep.group.collectives import require_backend
 from samestep.step import added, agree
 from samestep.step.combine import combine, combine_weights
-from samestep.step.leaves import Flat, Layout, LeafSpec, describe, divide, to_leaf
+from samestep.step.headers import Header, HeaderExchange
+from samestep.step.leaves import Flat, Layout, LeafSpec, describe, divide, present_in, to_leaf
 from samestep.step.partial import Memory, Partial, Term
 from samestep.step.record import Recorder
 from samestep.step.shards import Node, PairwiseTree, final_nodes, shards_of
@@ -76,10 +77,12 @@ class Accumulator:
         self.all_finite = True
         """Whether all elements of the mean that `mean` returned last are finite. The same on all ranks, without a
         collective, because sums propagate the infinities and NaNs of every rank."""
+        self._headers = HeaderExchange(backend, max(map(len, self._nodes)))
         self._is_compared = False
         self._tree: agree.Tree | None = None
-        # The digest of the tree that was described last, and the result: a step adds equal trees again and again.
-        self._described: tuple[int, list[LeafSpec]] | None = None
+        # The digest of the tree that was described last, its leaves, and those present as a bit mask: a step adds equal
+        # trees again and again.
+        self._described: tuple[int, list[LeafSpec], int] | None = None
         self._memory = Memory(lambda count, dtype: backend.empty((count,), dtype))
         self._recorder = Recorder.wanted(backend)
         self._act = f"Accumulator(shards={shards}).mean()"
@@ -113,12 +116,13 @@ class Accumulator:
         weight = float(weight)
         if not (math.isfinite(weight) and weight >= 0):
             raise InvalidArgumentError(f"Accumulator.add: weight must be finite and >= 0, got {weight}")
-        partial = Partial()
         if weight > 0:
-            leaves, specs = self._leaves_of(grads)
+            leaves, specs, present = self._leaves_of(grads)
             assert self._tree is not None
             added.require_whole(specs, self._tree.layout.names, weight)
-            partial = Partial(Term(leaves, weight), added.present(specs))
+            partial = Partial(Term(leaves, weight), present)
+        else:
+            partial = Partial()
         if not self._added:
             note_begun(self)
         self._partials.add(Node(0, index), partial)
@@ -148,20 +152,21 @@ class Accumulator:
             raise InvalidArgumentError(f"Accumulator.add: shard {index} has been added already in this step")
         return index
 
-    def _leaves_of(self, grads: Any) -> tuple[list[Any], list[LeafSpec]]:
-        """The leaves as arrays, and what they are."""
+    def _leaves_of(self, grads: Any) -> tuple[list[Any], list[LeafSpec], int]:
+        """The leaves as arrays, what they are, and which of them hold elements."""
         grads = added.gradients_of(grads)
         fast = _core.fast_tree(grads)
         if fast is not None and self._described is not None and fast.digest == self._described[0]:
-            return fast.leaves, self._described[1]
+            return fast.leaves, *self._described[1:]
         flat = added.flatten(grads)
         specs = self._look_at(flat)
-        self._described = (fast.digest, specs) if fast is not None else None
+        present = present_in(specs)
+        self._described = (fast.digest, specs, present) if fast is not None else None
         leaves = [
             np.asarray(leaf) if spec.is_number else leaf
             for leaf, spec in zip(flat.leaves, specs, strict=True)
         ]
-        return leaves, specs
+        return leaves, specs, present
 
     def _look_at(self, flat: trees.Flat) -> list[LeafSpec]:
         """What the leaves are; compares with the trees before."""
@@ -223,13 +228,13 @@ class Accumulator:
         mine = self._finished()
         present = functools.reduce(operator.or_, (partial.present for partial in mine), 0)
         missing = self._missing()
-        header = agree.Header(
-            self._tree.digest() if self._tree is not None else 0,
+        header = Header(
+            self._tree.layout.digest if self._tree is not None else 0,
             agree.header_of_present(present, self._tree),
             len(missing),
             [partial.weight for partial in mine],
         )
-        headers = agree.exchange_headers(backend, header, max(map(len, self._nodes)), left)
+        headers = self._headers.exchange(header, left)
         if any(entry.problem for entry in headers):
             self._tell_missing(missing)
         self.weight = combine_weights(self._n_shards, self._nodes, [entry.weights for entry in headers])
@@ -243,8 +248,8 @@ class Accumulator:
         union = agree.union_of_present(backend, headers, present, self._tree)
         layout = self._tree.layout
         flats = [partial.settled(layout, self._memory) for partial in mine or [Partial()]]
-        total = combine(backend, self._n_shards, self._nodes, flats, left)
-        result = self._divided(total, union)
+        total = self._combined(flats, left)
+        result = self._leaves_from(total, union)
         for taken in flats:
             self._memory.release(
                 {k: flat for k, flat in taken.items() if taken is not total or k not in layout.viewed}
@@ -277,11 +282,20 @@ class Accumulator:
             "weight=0"
         )
 
-    def _divided(self, total: dict[str, Flat], present: int) -> Any:
+    def _combined(self, flats: list[dict[str, Flat]], left: Timer) -> dict[str, Flat]:
+        """The weighted mean in the memory of the first of `flats`, the sums of this rank's nodes."""
+        are_finite = []
+
+        def finish(segment: Flat) -> None:
+            are_finite.append(divide(segment, self.weight))
+
+        total = combine(self._backend, self._n_shards, self._nodes, flats, finish=finish, left=left)
+        self.all_finite = all(are_finite)
+        return total
+
+    def _leaves_from(self, total: dict[str, Flat], present: int) -> Any:
         assert self._tree is not None
         layout, values = self._tree.layout, list(self._tree.examples)
-        are_finite = [divide(flat, self.weight) for flat in total.values()]
-        self.all_finite = all(are_finite)
         for i, spec in enumerate(layout.specs):
             if spec.group:
                 values[i] = to_leaf(layout.part(total, i), spec, values[i]) if present >> i & 1 else None

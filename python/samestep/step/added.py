@@ -11,7 +11,7 @@ from samestep.errors import InvalidArgumentError
 from samestep.step.leaves import LeafSpec, describe
 from samestep.trees import signature
 
-__all__ = ["examples", "flatten", "gradients_of", "present", "require_whole", "run_text"]
+__all__ = ["examples", "flatten", "gradients_of", "require_whole", "run_text"]
 
 
 def gradients_of(grads: Any) -> Any:
@@ -40,11 +40,6 @@ def examples(leaves: Sequence[Any], specs: Sequence[LeafSpec]) -> list[Any]:
         type(leaf)(0) if spec.is_number else None if spec.group else leaf
         for leaf, spec in zip(leaves, specs, strict=True)
     ]
-
-
-def present(specs: Sequence[LeafSpec]) -> int:
-    """The leaves that hold elements, as bits."""
-    return sum(1 << i for i, spec in enumerate(specs) if spec.group)
 
 
 def require_whole(specs: Sequence[LeafSpec], names: Sequence[str], weight: float) -> None:

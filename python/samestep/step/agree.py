@@ -1,37 +1,29 @@
-"""The exchange before the data of a step: the weights, and the check that all ranks hold the same leaves."""
+"""The check that all ranks hold the same leaves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from samestep import trees
 from samestep._util.json_layout import Many
 from samestep._util.text import by_rank
 from samestep.errors import InvalidArgumentError, MismatchError
+from samestep.step.headers import ALL_PRESENT, NO_OPINION, Header
 from samestep.step.leaves import Layout, LeafSpec
 from samestep.trees import signature
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
-    from samestep.trees.fusion import Timer
 
 __all__ = [
-    "Header",
     "Tree",
     "agree_on_count",
     "agree_on_tree",
-    "exchange_headers",
     "header_of_present",
     "require_like",
     "union_of_present",
 ]
-
-_N_WORDS = 4  # before the weights
-_NO_OPINION = 0
-_ALL_PRESENT = 1
 
 
 class Tree(NamedTuple):
@@ -42,39 +34,13 @@ class Tree(NamedTuple):
     examples: list[Any]
     """By leaf: what is passed through, or a number of the type to return; None for arrays."""
 
-    def digest(self) -> int:
-        """A 64-bit hash of everything that must agree on all ranks."""
-        from hashlib import blake2b  # imports OpenSSL
-
-        text = "\0".join([*self.layout.names, *(spec.what for spec in self.layout.specs)])
-        return 1 + int.from_bytes(
-            blake2b(text.encode(errors="surrogatepass"), digest_size=7).digest(), "little"
-        )
-
-    def can_be_present(self) -> int:
-        """The leaves that are arrays or numbers, as a bit mask."""
-        return sum(1 << i for i, spec in enumerate(self.layout.specs) if spec.group)
-
-
-class Header(NamedTuple):
-    """The description of one rank's part of a step."""
-
-    digest: int
-    """Of the tree; 0 on a rank that has seen none."""
-    present: int
-    """Which leaves had an array: a hash, or one of the numbers above."""
-    problem: int
-    """Whether something is wrong on this rank, which the ranks then tell each other."""
-    weights: list[float]
-    """Of its nodes, in order."""
-
 
 def header_of_present(present: int, tree: Tree | None) -> int:
     """`Header.present` for the leaves of a rank: a bit mask, equal for equal leaves."""
     if tree is None or present == 0:
-        return _NO_OPINION
-    if present == tree.can_be_present():
-        return _ALL_PRESENT
+        return NO_OPINION
+    if present == tree.layout.present:
+        return ALL_PRESENT
     from hashlib import blake2b
 
     digest = blake2b(present.to_bytes(len(tree.layout.specs) // 8 + 1, "little"), digest_size=7)
@@ -99,22 +65,6 @@ def require_like(layout: Layout, names: list[str], specs: list[LeafSpec]) -> Non
             raise InvalidArgumentError(
                 f"Accumulator.add: {signature.leaf_text(name)} is {new.what} and was {old.what} before"
             )
-
-
-def exchange_headers(backend: Group, mine: Header, n_weights: int, left: Timer) -> list[Header]:
-    """The headers of all ranks, in order. Collective. `n_weights`: the largest number of nodes of a rank."""
-    weights = np.zeros(n_weights)
-    weights[: len(mine.weights)] = mine.weights
-    words = np.array([mine.digest, mine.present, mine.problem, len(mine.weights)], np.uint64)
-    row = np.concatenate([words, weights.view(np.uint64)])
-    limit = left()  # the call without keywords is the fast one
-    table = np.asarray(backend.allgather(row) if limit is None else backend.allgather(row, timeout=limit))
-    return [_parsed(row) for row in table]
-
-
-def _parsed(row: np.ndarray[Any, np.dtype[np.uint64]]) -> Header:
-    digest, present, problem, n_weights = (int(word) for word in row[:_N_WORDS])
-    return Header(digest, present, problem, row[_N_WORDS : _N_WORDS + n_weights].view(np.float64).tolist())
 
 
 def agree_on_count(backend: Group, n_shards: int) -> None:
@@ -204,9 +154,9 @@ def _share_containers(backend: Group, mine: Tree | None, root: int, act: str) ->
 
 def union_of_present(backend: Group, headers: list[Header], mine: int, tree: Tree) -> int:
     """The leaves of which any rank has an array, as a bit mask. Collective if ranks differ."""
-    opinions = {header.present for header in headers} - {_NO_OPINION}
-    if opinions == {_ALL_PRESENT}:
-        return tree.can_be_present()
+    opinions = {header.present for header in headers} - {NO_OPINION}
+    if opinions == {ALL_PRESENT}:
+        return tree.layout.present
     if len(opinions) == 1 and all(header.present for header in headers):
         return mine
     n_leaves = len(tree.layout.specs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,11 +13,20 @@ from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
 from samestep.trees import signature
 
-__all__ = ["Flat", "Layout", "LeafSpec", "describe", "divide", "identity_of", "read", "to_leaf", "widened"]
+__all__ = [
+    "Flat",
+    "Layout",
+    "LeafSpec",
+    "describe",
+    "divide",
+    "identity_of",
+    "present_in",
+    "read",
+    "to_leaf",
+    "widened",
+]
 
 Flat = np.ndarray[Any, Any]
-
-_BLOCK = 1 << 16  # elements that fit into the second-level cache
 
 _FLOATS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 _COMPLEX = {"complex64": "float32", "complex128": "float64"}  # pairs: weights are real
@@ -52,6 +62,11 @@ class LeafSpec(NamedTuple):
         return int(np.prod(self.shape, dtype=np.int64)) * (2 if self.dtype in _COMPLEX else 1)
 
 
+def present_in(specs: Sequence[LeafSpec]) -> int:
+    """The leaves that hold elements, as a bit mask."""
+    return sum(1 << i for i, spec in enumerate(specs) if spec.group)
+
+
 class Slices(NamedTuple):
     """The leaves in one flat array."""
 
@@ -78,6 +93,21 @@ class Layout:
             slices.starts.append(slices.starts[-1] + spec.n_elements)
         self.viewed = {spec.group for spec in specs if spec.is_viewed}
         """The flat arrays that belong to the results once `to_leaf` has made these."""
+
+    @functools.cached_property
+    def digest(self) -> int:
+        """A 64-bit hash of everything that must agree on all ranks; never 0."""
+        from hashlib import blake2b  # imports OpenSSL
+
+        text = "\0".join([*self.names, *(spec.what for spec in self.specs)])
+        return 1 + int.from_bytes(
+            blake2b(text.encode(errors="surrogatepass"), digest_size=7).digest(), "little"
+        )
+
+    @functools.cached_property
+    def present(self) -> int:
+        """The leaves that are arrays or numbers, as a bit mask: bit i for leaf i."""
+        return present_in(self.specs)
 
     def part(self, flats: dict[str, Flat], i: int) -> Flat:
         """The elements of leaf i."""
@@ -204,15 +234,12 @@ def divide(flat: Flat, weight: float) -> bool:
     """Divide in place: floats by division, whole numbers with rounding down, as `ReduceOp.AVG` does.
 
     Returns:
-      Whether all quotients are finite: found block by block, while they are in a cache.
+      Whether all quotients are finite.
     """
-    divisor, is_float, all_finite = flat.dtype.type(weight), flat.dtype.kind == "f", True
-    with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, flat.size, _BLOCK):
-            block = flat[start : start + _BLOCK]
-            (np.divide if is_float else np.floor_divide)(block, divisor, out=block)
-            all_finite = all_finite and (not is_float or bool(np.isfinite(block).all()))
-    return all_finite
+    if flat.dtype.kind == "f":
+        return _core.divide_in_place(flat, weight)
+    np.floor_divide(flat, flat.dtype.type(weight), out=flat)
+    return True
 
 
 def identity_of(group: str) -> Any:
