@@ -1,6 +1,7 @@
 """The mean over the shards of a step has the same bits on any number of ranks."""
 
 import contextlib
+import weakref
 
 import numpy as np
 import pytest
@@ -357,6 +358,18 @@ def test_the_number_of_shards_is_part_of_a_checkpoint(group):
     total.add([np.ones(2)], shard=total.indices[0])
     with pytest.raises(ss.InvalidArgumentError, match="middle of a step"):
         total.state_dict()
+
+
+def test_gradients_are_dropped_once_the_mean_is_there(group):
+    total, seen = ss.Accumulator(group, 8), []
+    for _ in range(2):
+        for shard in total.indices:
+            grads = {"a": np.ones(5), "b": [np.ones(3), (np.ones(2),)]}
+            seen += [weakref.ref(grads["a"]), weakref.ref(grads["b"][0]), weakref.ref(grads["b"][1][0])]
+            total.add(grads, shard=shard, copy=False)
+            del grads
+        total.mean()
+    assert not any(ref() is not None for ref in seen)
 
 
 # ---- a training run

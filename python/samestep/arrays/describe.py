@@ -94,19 +94,27 @@ def extents(shape: Any, itemsize: int, verb: str) -> tuple[int, ...]:
       ((3,), (2, 5))
     """
     try:
-        given = shape if np.iterable(shape) and not isinstance(shape, (str, bytes)) else [shape]
-        result = tuple(operator.index(extent) for extent in given)
+        result = tuple(map(operator.index, _listed(shape)))
     except TypeError:
         raise TypeError(
             f"{verb}: shape must be an int or a sequence of ints, got {short_repr(shape)}"
         ) from None
-    if any(extent < 0 for extent in result):
+    if result and min(result) < 0:
         raise InvalidArgumentError(f"{verb}: shape {short_repr(shape)} has a negative extent")
-    if math.prod(extent for extent in result if extent) * itemsize > _MAX_NBYTES:
+    if math.prod(filter(None, result)) * itemsize > _MAX_NBYTES:
         raise InvalidArgumentError(
             f"{verb}: shape {short_repr(shape)} of {itemsize} bytes for each element is more than any memory holds"
         )
     return result
+
+
+def _listed(shape: Any) -> Any:
+    if isinstance(shape, (str, bytes)):
+        return [shape]
+    try:
+        return list(shape)
+    except TypeError:  # a number, or an array of no dimension
+        return [shape]
 
 
 def _library(x: Any) -> str:

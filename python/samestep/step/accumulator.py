@@ -159,7 +159,7 @@ class Accumulator:
         if fast is not None and self._described is not None and fast.digest == self._described[0]:
             return fast.leaves, *self._described[1:]
         flat = added.flatten(grads)
-        specs = self._look_at(flat)
+        specs = self._look_at(flat if fast is None else added.with_empty_containers(flat))
         present = present_in(specs)
         self._described = (fast.digest, specs, present) if fast is not None else None
         leaves = [

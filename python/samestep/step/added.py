@@ -11,7 +11,7 @@ from samestep.errors import InvalidArgumentError
 from samestep.step.leaves import LeafSpec, describe
 from samestep.trees import signature
 
-__all__ = ["examples", "flatten", "gradients_of", "require_whole", "run_text"]
+__all__ = ["examples", "flatten", "gradients_of", "require_whole", "run_text", "with_empty_containers"]
 
 
 def gradients_of(grads: Any) -> Any:
@@ -32,6 +32,12 @@ def flatten(grads: Any) -> trees.Flat:
     if flat.names == [""] and describe([""], flat.leaves, "Accumulator.add")[0].what == signature.OBJECT:
         raise InvalidArgumentError(f"Accumulator.add: {type(grads).__name__} is not a tree of arrays")
     return flat
+
+
+def with_empty_containers(flat: trees.Flat) -> trees.Flat:
+    """The same, rebuilt from containers of their own, so that whoever keeps `rebuild` does not keep the leaves."""
+    empty = flat.rebuild([None] * len(flat.leaves))
+    return flat._replace(rebuild=trees.flatten(empty).rebuild)
 
 
 def examples(leaves: Sequence[Any], specs: Sequence[LeafSpec]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -59,7 +60,7 @@ class LeafSpec(NamedTuple):
     @property
     def n_elements(self) -> int:
         """Elements of the flat array; a complex number is two."""
-        return int(np.prod(self.shape, dtype=np.int64)) * (2 if self.dtype in _COMPLEX else 1)
+        return math.prod(self.shape) * (2 if self.dtype in _COMPLEX else 1)
 
 
 def present_in(specs: Sequence[LeafSpec]) -> int:
