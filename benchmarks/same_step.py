@@ -2,7 +2,8 @@
 
 Starts itself on 2 and on 4 ranks, with 1, 10 and 25 million parameters, and prints one table. All contenders compute
 the gradients of a two-layer network from the same micro-batches. The plain loop adds them up in place and averages the
-sum; "shards" adds them to an `Accumulator`, "copy=False" likewise without copies.
+sum; "copied" also copies the gradients of every other micro-batch, as whatever keeps them beyond the call has to;
+"shards" adds them to an `Accumulator`, "copy=False" likewise without copies.
 
 In each round every contender takes one step, in an order that rotates. A step takes as long as it takes the slowest
 rank. What shards cost more is the median of the ratios to the plain step of the same round, which a change of the load
@@ -23,6 +24,7 @@ SHARDS = 8
 BATCH = 512
 WIDTHS = {1: 707, 10: 2236, 25: 3536}  # of both layers, by millions of parameters
 SIZES = (2, 4)
+CONTENDERS = ("copied", "shards", "copy=False")
 
 
 def gradients(params, x):
@@ -31,10 +33,13 @@ def gradients(params, x):
     return {"w1": x.T @ ((error @ params["w2"].T) * (1 - hidden**2)), "w2": hidden.T @ error}
 
 
-def replicated(backend, params, parts):
+def replicated(backend, params, parts, kept=None):
     total = None
-    for x in parts:
+    for i, x in enumerate(parts):
         grads = gradients(params, x)
+        if kept is not None and i % 2 == 0:
+            for name, grad in grads.items():
+                np.copyto(kept[name], grad)
         if total is None:
             total = grads
         else:
@@ -55,9 +60,11 @@ def contenders(backend, millions):
     rng = np.random.default_rng(0)
     params = {name: rng.standard_normal((width, width), "f4") / width for name in ("w1", "w2")}
     total = ss.Accumulator(backend, SHARDS)
+    kept = {name: np.zeros_like(value) for name, value in params.items()}
     parts = [rng.standard_normal((BATCH // SHARDS, width), "f4") for _ in total.indices]
     return {
         "plain": lambda: replicated(backend, params, parts),
+        "copied": lambda: replicated(backend, params, parts, kept),
         "shards": lambda: by_shard(total, params, parts, copy=True),
         "copy=False": lambda: by_shard(total, params, parts, copy=False),
     }
@@ -94,17 +101,18 @@ def main(n_rounds, sizes):
     with ss.initialize() as backend:
         for millions in sizes:
             wall, busy = measured(backend, contenders(backend, millions), n_rounds)
-            cells = [more(times, name) for times in (wall, busy) for name in ("shards", "copy=False")]
+            cells = [more(times, name) for times in (wall, busy) for name in CONTENDERS]
             row = [f"{millions} M", str(backend.size), f"{np.median(wall['plain']):.0f} ms", *cells]
             if backend.rank == 0:
                 print("|", " | ".join(row), "|", flush=True)
 
 
 def launch(words):
+    heads = [f"`{name}`" if "=" in name else name for name in CONTENDERS]
     print(
-        "| parameters | ranks | plain | shards | `copy=False` | processor, shards | processor, `copy=False` |"
+        "| parameters | ranks | plain |", " | ".join([*heads, *(f"processor, {head}" for head in heads)]), "|"
     )
-    print("|---|---|---|---|---|---|---|", flush=True)
+    print("|---" * (3 + 2 * len(heads)) + "|", flush=True)
     command = [sys.executable, "-m", "samestep", "run", "--raw"]
     codes = [
         subprocess.run([*command, "-n", str(n), __file__, *words], check=False).returncode for n in SIZES

@@ -42,7 +42,7 @@ void check_all(DType dtype) {
   check<T>(dtype, Limits::infinity(), false);
   check<T>(dtype, -Limits::infinity(), false);
   check<T>(dtype, Limits::quiet_NaN(), false);
-  check<T>(dtype, Limits::max(), false);  // divided by 0.3 it overflows
+  check<T>(dtype, Limits::max(), false);  // the quotient overflows
 }
 
 }  // namespace

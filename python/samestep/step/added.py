@@ -35,7 +35,7 @@ def flatten(grads: Any) -> trees.Flat:
 
 
 def with_empty_containers(flat: trees.Flat) -> trees.Flat:
-    """The same, rebuilt from containers of their own, so that whoever keeps `rebuild` does not keep the leaves."""
+    """The same, but `rebuild` does not keep the leaves alive."""
     empty = flat.rebuild([None] * len(flat.leaves))
     return flat._replace(rebuild=trees.flatten(empty).rebuild)
 
