@@ -14,9 +14,11 @@
 
 #include "communicator/communicator.h"
 #include "gpu/gpu_memory.h"
+#include "nccl/nccl_address.h"
 #include "nccl/nccl_calls.h"
 #include "nccl/nccl_library.h"
 #include "nccl/nccl_members.h"
+#include "nccl/peer_liveness.h"
 
 namespace samestep {
 
@@ -85,17 +87,13 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
 
  private:
   struct Operation;
-  struct Invitation;
   class NcclWork;
 
   NcclComm(Options options, std::shared_ptr<Communicator> host, std::shared_ptr<Communicator> signature_check);
   void throw_if_broken() const;
   std::shared_ptr<Work> work_on(std::shared_ptr<Operation> operation);
 
-  // nccl_launch.cpp: how operations begin
-  void exchange_address();
-  /// Waits for the address on the host.
-  nccl_abi::UniqueId address(const Deadline& deadline);
+  // nccl_threads.cpp: the launching thread
   /// Starts NCCL, once the address has arrived.
   void start_nccl(const Deadline& deadline);
   /// What the launching thread does: starts NCCL, launches what is queued, and ends when nothing has arrived for a
@@ -115,7 +113,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   /// Requires the mutex.
   bool is_ready(const std::string& act);
 
-  // nccl_watch.cpp: how it finds out that something has gone wrong
+  // nccl_threads.cpp: the watching thread
   void watch();
   void poll();
   /// Looks at what NCCL says and at all operations. Requires the mutex, which it may release meanwhile.
@@ -126,12 +124,10 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   std::exception_ptr check_operation(Operation& operation, Clock::time_point now);
   /// The TimeoutError of an operation whose `deadline` has passed. `missing`: the ranks that are late, if known.
   std::exception_ptr timeout_error(const Operation& operation, const Deadline& deadline, const std::string& missing);
-  /// The error of a lost peer, or null.
-  std::exception_ptr lost_peer();
   /// The cause of a failure as far as the host knows it, or null.
   std::exception_ptr host_cause();
 
-  // nccl_end.cpp: how it ends
+  // nccl_comm.cpp: how it ends
   /// Ends all operations with `error`; the watching thread aborts the communicator. Requires the mutex.
   void fail(std::exception_ptr error, bool tell);
   /// Ends all operations with `broken_`. Requires the mutex.
@@ -143,11 +139,10 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
 
   Options options_;
   std::shared_ptr<Communicator> host_, signature_check_;
-  std::shared_ptr<NcclMembers> members_;                  // shared with the watching thread, which may survive this
-  std::vector<Communicator::WorkPtr> liveness_receives_;  // one receive from each peer, which fails if the peer is lost
+  PeerLiveness liveness_;                 // guarded by the mutex once operations are pending
+  std::shared_ptr<NcclMembers> members_;  // shared with the watching thread, which may survive this
   std::once_flag prepared_;
-  std::shared_ptr<Invitation> invitation_;  // shared with the launching thread
-  Communicator::WorkPtr address_;           // the exchange of `invitation_`
+  std::unique_ptr<NcclAddress> address_;  // set by `prepare`
 
   std::mutex asking_;  // held by the thread that asks the device; nobody waits for it
   mutable std::mutex mutex_;
@@ -165,11 +160,11 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   bool has_launcher_ = false;  // the launching thread runs
   bool has_watcher_ = false;
   bool watcher_has_left_ = false;  // it uses this object no more, unless it keeps it
+  bool closing_ = false;  // `close` has seen the end of all operations: nothing may be launched any more
   bool ending_ = false;
   std::thread watcher_;
   std::shared_ptr<std::promise<void>> released_ = std::make_shared<std::promise<void>>();
   std::shared_future<void> is_released_{released_->get_future()};
-  std::byte unused_byte_{};
 };
 
 }  // namespace samestep

@@ -134,6 +134,35 @@ TEST_CASE("device ends: to close has a deadline while NCCL waits for a device th
   });
 }
 
+TEST_CASE("device ends: nothing is launched any more once close has seen that nothing is pending") {
+  auto ends = connected_ranks(2);
+  std::atomic<bool> refused = false;
+  until([] { return fake_nccl().comms() == 0; });
+  as_ranks(2, [&](int rank) {
+    gpu()->set_device(rank);
+    const std::shared_ptr<Communicator> host =
+        open_tcp_world(rank, std::move(ends[static_cast<std::size_t>(rank)]), {});
+    const std::shared_ptr<Communicator> check = host->split(0, rank, soon(), "check");
+    NcclComm::Options options;
+    options.gpu = gpu();
+    options.nccl = NcclLibrary::open(FAKE_NCCL);
+    options.device = rank;
+    const auto comm = NcclComm::open(std::move(options), host, check, soon());
+    if (rank == 1) {
+      until([&] { return refused.load(); });
+      return comm->close(soon());
+    }
+    const std::uint64_t before = check->counters().operations;
+    std::thread closes([&] { comm->close(soon()); });
+    until([&] { return check->counters().operations > before; });  // close waits for rank 1
+    NcclLaunch late;
+    late.what = "late";
+    CHECK(has(error_of([&] { comm->launch(std::move(late)); }), "is closed"));
+    refused = true;
+    closes.join();
+  });
+}
+
 TEST_CASE("device ends: a communicator that has failed is aborted, and later calls of its thread begin") {
   const Variable accident("FAKE_NCCL_FAIL", "0:0:error");
   const auto nccl = NcclLibrary::open(FAKE_NCCL);

@@ -1,0 +1,50 @@
+#include "nccl/nccl_address.h"
+
+#include <array>
+#include <cstring>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "core/wait_hooks.h"
+#include "engine/progress_engine.h"
+#include "waiting/backoff.h"
+
+namespace samestep {
+
+struct NcclAddress::Invitation {
+  nccl_abi::UniqueId id;
+  std::array<char, 384> failed{};  // why there is no id; empty if there is one
+};
+
+NcclAddress::NcclAddress(const NcclLibrary& nccl, Communicator& group) : invitation_(std::make_unique<Invitation>()) {
+  // Rank 0 sends one in any case. Without the text the others would wait for an address until their deadline.
+  if (group.rank() == 0) {
+    try {
+      wait_hooks().run_without_gil([&] { invitation_->id = nccl.unique_id(); });
+    } catch (const Error& error) {
+      std::strncpy(invitation_->failed.data(), error.what(), invitation_->failed.size() - 1);
+    }
+  }
+  const Buffer sent{invitation_.get(), sizeof *invitation_, DType::uint8};
+  exchange_ = group.start({.type = CollectiveType::bcast, .out = sent, .root = 0, .shape = Shape::flat(sent.count)});
+}
+
+NcclAddress::~NcclAddress() {
+  if (!exchange_->done()) static_cast<void>(invitation_.release());  // the group may still write to it
+}
+
+nccl_abi::UniqueId NcclAddress::wait(const Deadline& deadline, const std::function<void()>& look) const {
+  Backoff pause(/*oversubscribed=*/true);
+  while (!exchange_->done() && !deadline.passed()) {
+    if (!pause.step()) continue;
+    // Signals, and progress for peers that wait for this rank in other groups.
+    wait_hooks().interrupt();
+    ProgressEngine::progress_everywhere();
+    look();
+  }
+  exchange_->wait(deadline);  // throws its error, or says who is missing
+  if (invitation_->failed[0] != '\0') throw Error(str("NCCL does not start on rank 0: ", invitation_->failed.data()));
+  return invitation_->id;
+}
+
+}  // namespace samestep

@@ -1,0 +1,298 @@
+#include <thread>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "core/wait_hooks.h"
+#include "nccl/nccl_operation.h"
+#include "waiting/backoff.h"
+
+// What the two threads of a communicator do: one starts NCCL and launches operations, the other watches them.
+
+namespace samestep {
+namespace {
+
+constexpr std::chrono::seconds kLaunchersStay{1};  // after the last launch that had to wait for other ranks
+constexpr std::size_t kMostConnected = 4096;       // lengths that change with every call shall not fill the memory
+constexpr std::chrono::milliseconds kLookEvery{2};
+constexpr Seconds kLookAtPeersAfter{0.05};  // an operation that takes longer may wait for one that has gone
+// For the host to learn who has gone, when NCCL only knows that somebody has; and for the device to finish an operation
+// that ranks which have gone may have finished.
+constexpr Seconds kGrace{1.0};
+
+}  // namespace
+
+void NcclComm::start_nccl(const Deadline& deadline) {
+  {
+    const std::lock_guard lock(mutex_);
+    throw_if_broken();
+    starting_ = true;
+  }
+  std::exception_ptr error;
+  try {
+    const OnDevice on(gpu(), options_.device);
+    const nccl_abi::UniqueId address = address_->wait(deadline, [this] {
+      const std::lock_guard look(mutex_);
+      throw_if_broken();
+    });
+    members_->init(host_->size(), address, host_->rank());
+    wait_until_ready("start NCCL", deadline);
+    members_->split(host_->rank());
+    wait_until_ready("start NCCL", deadline);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const std::lock_guard lock(mutex_);
+  starting_ = false;
+  started_ = error == nullptr;
+  calls_block_ = members_->has_parents();
+  changed_.notify_all();
+  if (error) std::rethrow_exception(error);
+}
+
+void NcclComm::wait_until_ready(const std::string& act, const Deadline& deadline) {
+  Backoff pause(/*oversubscribed=*/true);
+  while (true) {
+    const bool long_since = pause.step();
+    if (long_since) wait_hooks().interrupt();
+    // For one look at a time: between looks other threads may end this communicator.
+    const std::lock_guard look(mutex_);
+    throw_if_broken();
+    if (is_ready(act)) return;
+    if (!long_since) continue;
+    if (const std::exception_ptr lost = liveness_.lost()) std::rethrow_exception(lost);
+    if (deadline.passed()) {
+      throw TimeoutError(str(act, " in group '", host_->name(), "': NCCL has not come to an end after ",
+                             deadline.timeout().count(), " s, on this or another rank"));
+    }
+  }
+}
+
+bool NcclComm::is_ready(const std::string& act) {
+  const auto [state, comm] = members_->state();
+  if (state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) return state == nccl_abi::kSuccess;
+  // NCCL reports only that something has failed. What the host knows names the rank or the mismatch.
+  if (const std::exception_ptr cause = host_cause()) std::rethrow_exception(cause);
+  throw Error(str(act, " in group '", host_->name(), "': ", nccl().explain(state, comm)));
+}
+
+void NcclComm::watch_from_now(const std::shared_ptr<Operation>& operation) {
+  const std::lock_guard lock(mutex_);
+  throw_if_broken();
+  operation->sequence = sequence_++;
+  while (!pending_.empty() && pending_.front()->ended) pending_.pop_front();
+  pending_.push_back(operation);
+  if (pending_.size() == 1) changed_.notify_all();
+}
+
+bool NcclComm::enroll(const std::shared_ptr<Operation>& operation) {
+  const std::lock_guard lock(mutex_);
+  throw_if_broken();
+  // Only a call whose connections exist returns before the other ranks come. It must not overtake those in the queue:
+  // NCCL pairs the calls of ranks by their order.
+  const bool waits_for_nobody = host_->size() == 1 || connected_.contains(operation->calls.connections);
+  if (started_ && waits_for_nobody && !launching_ && queue_.empty()) return launching_ = true;
+  queue_.push_back(operation);
+  wake_launcher();
+  return false;
+}
+
+void NcclComm::wake_launcher() {
+  changed_.notify_all();
+  if (has_launcher_) return;
+  has_launcher_ = true;
+  std::thread([self = shared_from_this()] { self->launch_queued(); }).detach();
+}
+
+void NcclComm::launch_queued() {
+  bind_thread_to_device(gpu(), options_.device);
+  std::unique_lock lock(mutex_);
+  const auto stop_waiting = [this] { return broken_ || ending_ || (!queue_.empty() && !launching_); };
+  while (!broken_) {
+    if (!started_ && !queue_.empty()) {
+      const Deadline deadline = queue_.front()->deadline;
+      lock.unlock();
+      try {
+        start_nccl(deadline);
+      } catch (const Error&) {
+        const std::lock_guard failed(mutex_);
+        fail(std::current_exception(), /*tell=*/!is_mismatch(std::current_exception()));
+      }
+      lock.lock();
+      continue;
+    }
+    changed_.wait_for(lock, kLaunchersStay, stop_waiting);
+    if (broken_ || queue_.empty()) break;
+    if (launching_) continue;
+    // It stays in the queue until it has been made, so that no caller launches before it.
+    const std::shared_ptr<Operation> next = queue_.front();
+    launching_ = true;
+    lock.unlock();
+    enqueue(*next);
+    lock.lock();
+    if (!queue_.empty()) queue_.pop_front();
+  }
+  has_launcher_ = false;
+}
+
+void NcclComm::enqueue(Operation& operation) {
+  std::exception_ptr error;
+  try {
+    make_calls(operation);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const std::lock_guard lock(mutex_);
+  launching_ = false;
+  if (error == nullptr) {
+    if (connected_.size() >= kMostConnected) connected_.clear();
+    connected_.insert(operation.calls.connections);
+    operation.launched = true;
+  } else if (!broken_) {  // other ranks may have started it
+    if (const std::exception_ptr cause = host_cause()) error = cause;
+    fail(error, /*tell=*/!is_mismatch(error));
+  }
+  operation.calls.enqueue = nullptr;
+  if (broken_ || ending_ || !queue_.empty()) changed_.notify_all();
+}
+
+void NcclComm::make_calls(Operation& operation) {
+  const NcclMembers::Member& first = members_->first();
+  const OnDevice on(gpu(), first.device);
+  for (std::size_t i = 0; i < operation.after.size(); ++i) {
+    const NcclMembers::Member& member = members_->all()[i];
+    const OnDevice there(gpu(), member.device);
+    for (const std::shared_ptr<GpuEvent>& produced : operation.after[i]) produced->make_wait(member.stream->get());
+  }
+  operation.after.clear();  // the events can be used again
+  operation.calls.enqueue(first.comm, first.stream->get());
+  if (!calls_block_) wait_until_ready(operation.what, operation.deadline);
+  // The first stream waits for the others, so that one event shows the end of all members.
+  members_->join_streams();
+  operation.end = first.events->take();
+  operation.end->record(first.stream->get());
+}
+
+// A mismatch first: a rank that has raised because of it may have left already.
+std::exception_ptr NcclComm::host_cause() {
+  for (const auto& operation : pending_) {
+    const bool differs =
+        operation->signature_check && operation->signature_check->done() && operation->signature_check->error();
+    if (differs) return operation->signature_check->error();
+  }
+  return liveness_.lost();
+}
+
+std::exception_ptr NcclComm::timeout_error(const Operation& operation, const Deadline& deadline,
+                                           const std::string& missing) {
+  const std::string text = str(operation.what, " (device operation ", operation.sequence, " of group '", host_->name(),
+                               "') has not ended after ", deadline.timeout().count(), " s: ");
+  // Without a comparison nobody knows whether the other ranks have arrived.
+  if (operation.signature_check == nullptr) {
+    return std::make_exception_ptr(
+        TimeoutError(text + "the device has not finished it, or not all ranks have reached it"));
+  }
+  if (operation.signature_check->done() &&
+      !operation.signature_check->error()) {  // who waits for it may have given it up
+    return std::make_exception_ptr(
+        TimeoutError(text + (operation.launched ? "all ranks have started it, but the device has not finished it"
+                                                : "all ranks have called it, but NCCL has not connected them")));
+  }
+  return std::make_exception_ptr(TimeoutError(text + "not all ranks have reached it" + missing));
+}
+
+std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_point now) {
+  if (operation.ended) return operation.error;
+  // Both: an operation has not succeeded before it is known that all ranks have called the same one.
+  const bool agreed = operation.signature_check == nullptr || operation.signature_check->done();
+  if (agreed && operation.signature_check != nullptr && operation.signature_check->error())
+    return operation.signature_check->error();
+  if (agreed && operation.completed) {
+    if (launching_ && !calls_block_) return nullptr;  // that thread asks NCCL for its state
+    if (const int state = members_->state().state; state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) {
+      operation.finish(nullptr);
+    }
+    return nullptr;
+  }
+  if (operation.deadline.passed()) return timeout_error(operation, operation.deadline, "");
+  if (now - operation.started < kLookAtPeersAfter) return nullptr;
+  const std::exception_ptr lost = liveness_.lost();
+  if (!lost || !agreed || !operation.launched) return lost;
+  // All ranks have called it. A rank that has left may have its result, and this device may soon have its own.
+  if (operation.peer_lost_at == Clock::time_point{}) operation.peer_lost_at = now;
+  return now - operation.peer_lost_at < kGrace ? nullptr : lost;
+}
+
+void NcclComm::ask_device(Operation& operation) {
+  if (!operation.launched || operation.completed) return;
+  const std::unique_lock alone(asking_, std::try_to_lock);
+  if (alone && operation.end->is_complete()) operation.completed = true;
+}
+
+void NcclComm::check_all(std::unique_lock<std::mutex>& lock) {
+  const Clock::time_point now = Clock::now();
+  // While NCCL starts, who starts it looks, and before 2.18 who launches. To ask reads variables of NCCL, and under the
+  // mutex no other thread ends the communicator meanwhile.
+  const bool looks = started_ && (calls_block_ || !launching_);
+  const auto [state, comm] = looks ? members_->state() : NcclMembers::CommState{nccl_abi::kSuccess, nullptr};
+  if (state != nccl_abi::kSuccess && state != nccl_abi::kInProgress) {
+    const std::string text = str("NCCL in group '", host_->name(), "': ", nccl().explain(state, comm));
+    // NCCL only knows that something is wrong; the host soon knows what.
+    std::exception_ptr cause = host_cause();
+    for (const Deadline grace = Deadline::after(kGrace); !cause && !grace.passed(); cause = host_cause()) {
+      lock.unlock();
+      std::this_thread::sleep_for(kLookEvery);
+      lock.lock();
+      if (broken_) return;
+    }
+    return fail(cause ? cause : std::make_exception_ptr(Error(text)), /*tell=*/!cause || !is_mismatch(cause));
+  }
+  for (const auto& operation : pending_) {
+    if (const std::exception_ptr error = check_operation(*operation, now)) {
+      return fail(error, /*tell=*/!is_mismatch(error));
+    }
+  }
+}
+
+void NcclComm::poll() {
+  std::vector<std::shared_ptr<Operation>> outstanding;  // dropped without the mutex: that may free device memory
+  std::unique_lock lock(mutex_);
+  outstanding.assign(pending_.begin(), pending_.end());
+  lock.unlock();
+  std::exception_ptr lost;
+  try {
+    for (const auto& operation : outstanding) {  // which end in their order
+      ask_device(*operation);
+      if (!operation->completed) break;
+    }
+  } catch (const Error&) {  // of the runtime: the device is lost
+    lost = std::current_exception();
+  }
+  lock.lock();
+  if (broken_) return;
+  if (lost) return fail(lost, /*tell=*/true);
+  try {
+    check_all(lock);
+  } catch (const Error&) {
+    fail(std::current_exception(), /*tell=*/true);
+  }
+  if (broken_) return;
+  // pairs with Operation::finish: the error is visible
+  pending_.remove_if([](const auto& operation) { return operation->ended.load(); });
+}
+
+void NcclComm::watch() {
+  bind_thread_to_device(gpu(), options_.device);
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      // Sleeps while nothing is outstanding, so that idle groups cost nothing.
+      changed_.wait(lock, [this] { return ending_ || broken_ || !pending_.empty(); });
+      if (ending_ || broken_) break;
+    }
+    poll();
+    std::this_thread::sleep_for(kLookEvery);
+  }
+  release();
+}
+
+}  // namespace samestep
