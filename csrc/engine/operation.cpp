@@ -45,7 +45,7 @@ bool Collective::advance() {
     if (!header_exchange.complete(sequence_)) return false;
     // Every rank compares its digest with those of all others, so either all find a mismatch or none does, and the
     // exchange of descriptions has all ranks.
-    if (signatures_match()) {
+    if (headers_agree(progress_engine(), sequence_, digest_)) {
       stage_ = Stage::work;
       try {
         start_work();
@@ -54,6 +54,7 @@ bool Collective::advance() {
         throw;
       }
     } else {
+      require_sequence();
       exchange_descriptions();
       stage_ = Stage::mismatch;
     }
@@ -75,8 +76,16 @@ bool Collective::advance() {
   return true;
 }
 
-bool Collective::signatures_match() {
-  bool agree = true;
+bool Collective::headers_agree(ProgressEngine& engine, std::uint64_t sequence, std::uint64_t digest) {
+  for (int peer = 0; peer < engine.size(); ++peer) {
+    if (peer == engine.rank()) continue;
+    const HeaderExchange::Header header = engine.header_exchange().header(sequence, peer);
+    if (header.digest != digest || header.sequence != static_cast<std::uint32_t>(sequence)) return false;
+  }
+  return true;
+}
+
+void Collective::require_sequence() {
   for (int peer = 0; peer < progress_engine().size(); ++peer) {
     if (peer == progress_engine().rank()) continue;
     const HeaderExchange::Header header = progress_engine().header_exchange().header(sequence_, peer);
@@ -86,9 +95,7 @@ bool Collective::signatures_match() {
       throw Error(str(describe(), ": rank ", peer, " is at operation ", header.sequence,
                       "; messages were lost or mixed up by the transport"));
     }
-    agree = agree && header.digest == digest_;
   }
-  return agree;
 }
 
 void Collective::exchange_descriptions() {

@@ -84,6 +84,8 @@ class Collective : public Operation {
   bool advance() override;
   bool needs(int peer, std::uint64_t first_absent) override;
   std::vector<int> pending_peers_of_operation() override;
+  /// Whether the headers of all ranks, which have been received, are of operation `sequence` and have this digest.
+  static bool headers_agree(ProgressEngine& engine, std::uint64_t sequence, std::uint64_t digest);
 
  protected:
   std::string what() const override { return signature_.describe(progress_engine().options().naming); }
@@ -110,7 +112,8 @@ class Collective : public Operation {
   static constexpr std::size_t kDescriptionBytes = 192;
 
   bool post_if_possible();
-  bool signatures_match();
+  /// Throws Error if a header is not of this operation.
+  void require_sequence();
   void exchange_descriptions();
   [[noreturn]] void throw_mismatch();
 

@@ -102,10 +102,7 @@ Communicator::WorkPtr NodeCommunicator::run_collective(const CollectiveArgs& arg
                                                                                                          : -1);
   InlineCollective::post(engine, *group_, sequence, digest, args);
   const bool all_posted = wait_for_headers(engine, *group_->header_exchange, sequence, args.out.nbytes());
-  bool agreed = all_posted;
-  for (int peer = 0; peer < size() && agreed; ++peer) {
-    agreed = peer == rank() || header_exchange.header(sequence, peer).digest == digest;
-  }
+  const bool agreed = all_posted && Collective::headers_agree(engine, sequence, digest);
   if (agreed && InlineCollective::finish(engine, sequence, args)) {
     header_exchange.release(sequence);
     engine.complete_inline();
