@@ -20,7 +20,7 @@ def test_an_error_that_stays_ends_operations(tmp_path, backend, code, text):
         assert text in one["text"]
     assert [one["kind"] for one in second.reports] == ["PeerLostError"] * 2, second
     assert text in second.reports[0]["text"], second
-    assert second.reports[0]["seconds"] < 5, second
+    assert second.reports[0]["seconds"] < 20, second
     assert [first.code, second.code] == [0, 0], (first, second)
 
 

@@ -76,7 +76,7 @@ def test_silent_strangers_delay_nobody(master):
     begin = time.monotonic()
     for _ in range(100):
         other.add("n", 1)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
     other.close()
     for stranger in silent:
         stranger.close()

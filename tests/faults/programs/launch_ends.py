@@ -58,10 +58,10 @@ def miss_rank_1(how):
     """Rank 1 has left, or hangs."""
     import samestep as ss
 
-    world = ss.initialize(timeout=3)
+    world = ss.initialize(timeout=10)
     if rank == 1:
         sys.exit(0) if how == "left" else wait()
-    world.barrier()
+    world.barrier(timeout=3)
 
 
 def fail_on_the_second_node():
