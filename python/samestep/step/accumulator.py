@@ -88,7 +88,8 @@ class Accumulator:
         self._act = f"Accumulator(shards={shards}).mean()"
         self.reset()
         if like is not None:
-            self._look_at(added.flatten(added.gradients_of(like)))
+            like = added.gradients_of(like)
+            self._look_at(like, added.flatten(like))
 
     def reset(self) -> None:
         """Discard the gradients added since the last `mean`."""
@@ -106,11 +107,13 @@ class Accumulator:
           shard: its number, one of `indices`; None if the accumulator has no `shards`.
           weight: of this shard, >= 0; usually its number of items or tokens.
           copy: False if nobody changes the arrays before `mean` has returned, for example because each shard has new
-            ones. Saves a pass over memory for every other shard. The bits are the same.
+            ones. Saves a pass over memory for every other shard. The bits are the same. Arrays of JAX on the host are
+            immutable and never copied; do not donate them before `mean`.
 
         Raises:
           InvalidArgumentError: the shard belongs to another rank or has been added before, the weight is negative,
-            infinite or NaN, or the tree has changed. Nothing has been added then.
+            infinite or NaN, or the tree has changed. Nothing has been added then. Or an array that an earlier call
+            kept cannot be read any more: all shards of the step have to be added again.
         """
         index = self._index(shard)
         weight = float(weight)
@@ -121,11 +124,16 @@ class Accumulator:
             assert self._tree is not None
             added.require_whole(specs, self._tree.layout.names, weight)
             partial = Partial(Term(leaves, weight), present)
+            copy = copy and any(spec.can_change for spec in specs)
         else:
             partial = Partial()
         if not self._added:
             note_begun(self)
-        self._partials.add(Node(0, index), partial)
+        try:
+            self._partials.add(Node(0, index), partial)
+        except BaseException:  # the sums that it was to be added to are gone
+            self.reset()
+            raise
         if copy and partial.term is not None and self._tree is not None:
             partial.settled(self._tree.layout, self._memory)
         self._added.add(index)
@@ -159,7 +167,7 @@ class Accumulator:
         if fast is not None and self._described is not None and fast.digest == self._described[0]:
             return fast.leaves, *self._described[1:]
         flat = added.flatten(grads)
-        specs = self._look_at(flat if fast is None else added.with_empty_containers(flat))
+        specs = self._look_at(grads, flat)
         present = present_in(specs)
         self._described = (fast.digest, specs, present) if fast is not None else None
         leaves = [
@@ -168,14 +176,14 @@ class Accumulator:
         ]
         return leaves, specs, present
 
-    def _look_at(self, flat: trees.Flat) -> list[LeafSpec]:
+    def _look_at(self, tree: Any, flat: trees.Flat) -> list[LeafSpec]:
         """What the leaves are; compares with the trees before."""
         if compiled.is_traced(flat.leaves):
             raise InvalidArgumentError("Accumulator: gradients are added outside of compiled functions")
         specs = describe(flat.names, flat.leaves, "Accumulator")
         if self._tree is None:
             self._tree = agree.Tree(
-                Layout(flat.names, specs), flat.rebuild, added.examples(flat.leaves, specs)
+                Layout(flat.names, specs), added.rebuild_of(tree, flat), added.examples(flat.leaves, specs)
             )
             return specs
         old = self._tree.layout

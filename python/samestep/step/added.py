@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from samestep import trees
@@ -11,7 +11,7 @@ from samestep.errors import InvalidArgumentError
 from samestep.step.leaves import LeafSpec, describe
 from samestep.trees import signature
 
-__all__ = ["examples", "flatten", "gradients_of", "require_whole", "run_text", "with_empty_containers"]
+__all__ = ["examples", "flatten", "gradients_of", "rebuild_of", "require_whole", "run_text"]
 
 
 def gradients_of(grads: Any) -> Any:
@@ -34,10 +34,11 @@ def flatten(grads: Any) -> trees.Flat:
     return flat
 
 
-def with_empty_containers(flat: trees.Flat) -> trees.Flat:
-    """The same, but `rebuild` does not keep the leaves alive."""
-    empty = flat.rebuild([None] * len(flat.leaves))
-    return flat._replace(rebuild=trees.flatten(empty).rebuild)
+def rebuild_of(tree: Any, flat: trees.Flat) -> Callable[[Iterable[Any]], Any]:
+    """`flat.rebuild`, which keeps the leaves of `tree` alive only if other containers than the usual ones need it."""
+    if not trees.is_plain(tree):
+        return flat.rebuild
+    return trees.flatten(flat.rebuild([None] * len(flat.leaves))).rebuild
 
 
 def examples(leaves: Sequence[Any], specs: Sequence[LeafSpec]) -> list[Any]:

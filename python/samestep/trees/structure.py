@@ -49,6 +49,15 @@ def flatten(tree: Any) -> Flat:
     return Flat(names, leaves, lambda values: build(iter(values)))
 
 
+def is_plain(tree: Any) -> bool:
+    """Whether its containers are dicts, lists and tuples only, of these very types."""
+    if type(tree) is dict:
+        return all(map(is_plain, tree.values()))
+    if type(tree) in (list, tuple):
+        return all(map(is_plain, tree))
+    return _is_leaf(tree)
+
+
 def _is_leaf(tree: Any) -> bool:
     return type(tree) in _ATOMS or hasattr(type(tree), "__dlpack__")
 
