@@ -10,50 +10,6 @@ namespace {
 
 using Counts = std::vector<std::uint64_t>;
 
-/// A collective that starts once its elements are in host memory; it keeps its counts.
-class HostCall {
- public:
-  HostCall(std::shared_ptr<Communicator> host, const CollectiveArgs& args)
-      : host_(std::move(host)),
-        args_(args),
-        // Copied: the caller's counts are valid during the call only, and the operation starts later.
-        counts_(args.counts.begin(), args.counts.end()),
-        recv_counts_(args.recv_counts.begin(), args.recv_counts.end()) {}
-
-  Communicator::WorkPtr start(const ConstBuffer& in, const Buffer& out, const Shape& shape) const {
-    return start(in, out, shape, counts_, recv_counts_);
-  }
-  /// The `n` elements from `at` of each block.
-  Communicator::WorkPtr start_window(const ConstBuffer& in, const Buffer& out, std::uint64_t at,
-                                     std::uint64_t n) const {
-    // Ranks compare their calls in the operation of the first window.
-    const Shape& shape = at == 0 ? args_.shape : Shape::flat(n);
-    return start(in, out, shape, window_of(counts_, at, n), window_of(recv_counts_, at, n));
-  }
-  const Shape& shape() const { return args_.shape; }
-
- private:
-  Communicator::WorkPtr start(const ConstBuffer& in, const Buffer& out, const Shape& shape, const Counts& counts,
-                              const Counts& recv_counts) const {
-    CollectiveArgs args = args_;
-    args.in = in;
-    args.out = out;
-    if (args.type == CollectiveType::bcast) args.out = {const_cast<void*>(in.data), in.count, in.dtype};
-    args.shape = shape;
-    args.counts = counts;
-    args.recv_counts = recv_counts;
-    return host_->start(args);
-  }
-  static Counts window_of(Counts counts, std::uint64_t at, std::uint64_t n) {
-    for (std::uint64_t& count : counts) count = count > at ? std::min(count - at, n) : 0;
-    return counts;
-  }
-
-  std::shared_ptr<Communicator> host_;
-  CollectiveArgs args_;
-  Counts counts_, recv_counts_;
-};
-
 /// The lengths of the blocks of a buffer. `counts`: those of a `v` form.
 Counts blocks_of(std::size_t count, bool is_divided, std::span<const std::uint64_t> counts, std::size_t size) {
   if (!is_divided) return {count};
@@ -100,6 +56,49 @@ std::optional<BlockLengths> lengths_of(const CollectiveArgs& args, int size) {
 
 }  // namespace
 
+/// A collective that starts once its elements are in host memory; it keeps its counts.
+class DeviceCommunicator::HostPath::HostCall {
+ public:
+  HostCall(std::shared_ptr<Communicator> host, const CollectiveArgs& args)
+      : host_(std::move(host)),
+        args_(args),
+        // Copied: the caller's counts are valid during the call only, and the operation starts later.
+        counts_(args.counts.begin(), args.counts.end()),
+        recv_counts_(args.recv_counts.begin(), args.recv_counts.end()) {}
+
+  WorkPtr start(const ConstBuffer& in, const Buffer& out, const Shape& shape) const {
+    return start(in, out, shape, counts_, recv_counts_);
+  }
+  /// The `n` elements from `at` of each block.
+  WorkPtr start_window(const ConstBuffer& in, const Buffer& out, std::uint64_t at, std::uint64_t n) const {
+    // Ranks compare their calls in the operation of the first window.
+    const Shape& shape = at == 0 ? args_.shape : Shape::flat(n);
+    return start(in, out, shape, window_of(counts_, at, n), window_of(recv_counts_, at, n));
+  }
+  const Shape& shape() const { return args_.shape; }
+
+ private:
+  WorkPtr start(const ConstBuffer& in, const Buffer& out, const Shape& shape, const Counts& counts,
+                const Counts& recv_counts) const {
+    CollectiveArgs args = args_;
+    args.in = in;
+    args.out = out;
+    if (args.type == CollectiveType::bcast) args.out = {const_cast<void*>(in.data), in.count, in.dtype};
+    args.shape = shape;
+    args.counts = counts;
+    args.recv_counts = recv_counts;
+    return host_->start(args);
+  }
+  static Counts window_of(Counts counts, std::uint64_t at, std::uint64_t n) {
+    for (std::uint64_t& count : counts) count = count > at ? std::min(count - at, n) : 0;
+    return counts;
+  }
+
+  std::shared_ptr<Communicator> host_;
+  CollectiveArgs args_;
+  Counts counts_, recv_counts_;
+};
+
 DeviceCommunicator::HostPath::HostPath(std::shared_ptr<Communicator> messages,
                                        std::shared_ptr<Communicator> collectives, const DeviceOptions& options)
     : messages_(std::move(messages)),
@@ -138,11 +137,11 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& 
       }
       return in_segments(in, out, args.shape, start, /*only_moves=*/true, /*copies_in_first=*/false);
     case CollectiveType::reduce_scatter:
-      return in_windows(args, *lengths_of(args, collectives_->size()), overlaps);
+      return in_windows(args, call, *lengths_of(args, collectives_->size()), overlaps);
     default: {
       // All ranks must divide into the same windows. A rank that hands the whole array to MPI does not divide at all.
       const std::optional<BlockLengths> lengths = lengths_of(args, collectives_->size());
-      if (!some_are_gpu_aware_ && lengths.has_value()) return in_windows(args, *lengths, overlaps);
+      if (!some_are_gpu_aware_ && lengths.has_value()) return in_windows(args, call, *lengths, overlaps);
       // The whole input is on the host before the first element is copied back.
       if (overlaps) return whole(in, out, start_whole);
       std::vector<PeerTransfer> transfers(static_cast<std::size_t>(collectives_->size()));
@@ -209,8 +208,9 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(
   return staging_->start(std::move(call));
 }
 
-Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(const CollectiveArgs& args, const BlockLengths& lengths,
-                                                               bool copies_in_first) {
+Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(const CollectiveArgs& args,
+                                                               const std::shared_ptr<const HostCall>& call,
+                                                               const BlockLengths& lengths, bool copies_in_first) {
   // In large groups a segment that is split among all ranks would become many tiny copies.
   constexpr std::size_t kShortestRun = 4 << 10;
   const auto size = static_cast<std::size_t>(collectives_->size());
@@ -220,7 +220,6 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(const CollectiveA
   const std::uint64_t nbytes = segment_nbytes_ * lengths.longest / std::max<std::uint64_t>(lengths.busiest, 1);
   const std::uint64_t window = std::max(std::max<std::uint64_t>(nbytes, kShortestRun) / item, std::uint64_t{1});
   const Counts in_blocks = blocks_of_input(args, size), out_blocks = blocks_of_output(args, size);
-  const auto call = std::make_shared<const HostCall>(collectives_, args);
   StagedOperation staged;
   staged.after = {args.in.stream, args.out.stream};
   staged.copies_in_first = copies_in_first;

@@ -31,6 +31,7 @@ class DeviceCommunicator::HostPath {
   void release_retained() { staging_->release_retained(); }
 
  private:
+  class HostCall;
   using Start = std::function<WorkPtr(ConstBuffer, Buffer)>;
 
   /// In segments, each of which `start` starts with the shape that ranks compare.
@@ -38,7 +39,8 @@ class DeviceCommunicator::HostPath {
                       std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start, bool only_moves,
                       bool copies_in_first);
   /// A collective on blocks, in windows of each block.
-  WorkPtr in_windows(const CollectiveArgs& args, const BlockLengths& lengths, bool copies_in_first);
+  WorkPtr in_windows(const CollectiveArgs& args, const std::shared_ptr<const HostCall>& call,
+                     const BlockLengths& lengths, bool copies_in_first);
   WorkPtr whole(ConstBuffer in, Buffer out, Start start, bool message = false);
   /// A collective that only moves data: MPI gets the device pointers if it sends all transfers, else it is staged.
   /// Each rank decides for itself, as the messages are the same.
