@@ -7,7 +7,7 @@
 /// Division in place. Internal to `kernels/`.
 namespace samestep::kernels::SAMESTEP_ISA {
 
-/// Collects whether any value was infinite or NaN: such a value minus itself is NaN, any other is +0.0.
+/// NaN for an infinite value and for NaN, else +0.0: a sum of these shows whether all values are finite.
 template <class V>
 SAMESTEP_INLINE V not_finite(V value) {
   return value - value;

@@ -35,12 +35,13 @@ NcclAddress::~NcclAddress() {
 
 nccl_abi::UniqueId NcclAddress::wait(const Deadline& deadline, const std::function<void()>& look) const {
   Backoff pause(/*oversubscribed=*/true);
-  while (!exchange_->done() && !deadline.passed()) {
+  while (!exchange_->done()) {
     if (!pause.step()) continue;
     // Signals, and progress for peers that wait for this rank in other groups.
     wait_hooks().interrupt();
     ProgressEngine::progress_everywhere();
     look();
+    if (deadline.passed()) break;
   }
   exchange_->wait(deadline);  // throws its error, or says who is missing
   if (invitation_->failed[0] != '\0') throw Error(str("NCCL does not start on rank 0: ", invitation_->failed.data()));

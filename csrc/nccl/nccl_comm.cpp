@@ -27,7 +27,6 @@ NcclComm::NcclComm(Options options, std::shared_ptr<Communicator> host, std::sha
     : options_(std::move(options)),
       host_(std::move(host)),
       signature_check_(std::move(signature_check)),
-      liveness_(signature_check_, host_->name()),
       members_(std::make_shared<NcclMembers>(options_.gpu, options_.nccl, devices_of(options_))) {}
 
 std::shared_ptr<NcclComm> NcclComm::make(Options options, std::shared_ptr<Communicator> host,
@@ -60,15 +59,16 @@ void NcclComm::throw_if_broken() const {
 }
 
 void NcclComm::prepare() {
+  {
+    const std::lock_guard lock(mutex_);
+    throw_if_broken();
+  }
   std::call_once(prepared_, [this] {
-    {
-      const std::lock_guard lock(mutex_);
-      throw_if_broken();
-    }
-    liveness_.watch();
     auto address = std::make_unique<NcclAddress>(nccl(), *signature_check_);
     const std::lock_guard lock(mutex_);
+    throw_if_broken();
     address_ = std::move(address);
+    liveness_ = std::make_unique<const PeerLiveness>(signature_check_, host_->name());
     has_watcher_ = true;
     watcher_ = std::thread([this] { watch(); });
   });
@@ -217,7 +217,12 @@ void NcclComm::close(const Deadline& deadline) {
     }
   }
   const bool stopped = stop(deadline);
-  liveness_.end();
+  const PeerLiveness* liveness = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    liveness = liveness_.get();
+  }
+  if (liveness != nullptr) liveness->end();
   if (!stopped) {
     throw TimeoutError(str("close: NCCL of group '", host_->name(), "' has not ended after ",
                            deadline.timeout().count(), " s: it waits for the device, or for another rank"));

@@ -61,8 +61,8 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
                                         std::shared_ptr<Communicator> signature_check, const Deadline& deadline);
   ~NcclComm();
 
-  /// To be called before the signature check of each operation: the first time the ranks exchange NCCL's address on the
-  /// host.
+  /// To be called before the signature check of each operation. Throws what `launch` would throw at once. The first
+  /// time the ranks exchange NCCL's address on the host.
   void prepare();
   /// Launches operations in the order of the calls.
   std::shared_ptr<Work> launch(NcclLaunch launch);
@@ -93,7 +93,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   void throw_if_broken() const;
   std::shared_ptr<Work> work_on(std::shared_ptr<Operation> operation);
 
-  // nccl_threads.cpp: the launching thread
+  // nccl_threads.cpp: how operations begin, in the launching thread or in the caller's
   /// Starts NCCL, once the address has arrived.
   void start_nccl(const Deadline& deadline);
   /// What the launching thread does: starts NCCL, launches what is queued, and ends when nothing has arrived for a
@@ -113,7 +113,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   /// Requires the mutex.
   bool is_ready(const std::string& act);
 
-  // nccl_threads.cpp: the watching thread
+  // nccl_threads.cpp: what the watching thread does
   void watch();
   void poll();
   /// Looks at what NCCL says and at all operations. Requires the mutex, which it may release meanwhile.
@@ -139,10 +139,11 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
 
   Options options_;
   std::shared_ptr<Communicator> host_, signature_check_;
-  PeerLiveness liveness_;                 // guarded by the mutex once operations are pending
   std::shared_ptr<NcclMembers> members_;  // shared with the watching thread, which may survive this
   std::once_flag prepared_;
-  std::unique_ptr<NcclAddress> address_;  // set by `prepare`
+  // Set by `prepare`, as the watching thread is.
+  std::unique_ptr<NcclAddress> address_;
+  std::unique_ptr<const PeerLiveness> liveness_;
 
   std::mutex asking_;  // held by the thread that asks the device; nobody waits for it
   mutable std::mutex mutex_;
@@ -160,7 +161,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   bool has_launcher_ = false;  // the launching thread runs
   bool has_watcher_ = false;
   bool watcher_has_left_ = false;  // it uses this object no more, unless it keeps it
-  bool closing_ = false;  // `close` has seen the end of all operations: nothing may be launched any more
+  bool closing_ = false;           // `close` has seen the end of all operations: nothing may be launched any more
   bool ending_ = false;
   std::thread watcher_;
   std::shared_ptr<std::promise<void>> released_ = std::make_shared<std::promise<void>>();

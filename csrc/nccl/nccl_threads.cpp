@@ -6,7 +6,7 @@
 #include "nccl/nccl_operation.h"
 #include "waiting/backoff.h"
 
-// What the two threads of a communicator do: one starts NCCL and launches operations, the other watches them.
+// How NCCL starts and operations begin, for which there may be a thread, and how another thread watches them.
 
 namespace samestep {
 namespace {
@@ -59,7 +59,7 @@ void NcclComm::wait_until_ready(const std::string& act, const Deadline& deadline
     throw_if_broken();
     if (is_ready(act)) return;
     if (!long_since) continue;
-    if (const std::exception_ptr lost = liveness_.lost()) std::rethrow_exception(lost);
+    if (const std::exception_ptr lost = liveness_->lost()) std::rethrow_exception(lost);
     if (deadline.passed()) {
       throw TimeoutError(str(act, " in group '", host_->name(), "': NCCL has not come to an end after ",
                              deadline.timeout().count(), " s, on this or another rank"));
@@ -179,7 +179,7 @@ std::exception_ptr NcclComm::host_cause() {
         operation->signature_check && operation->signature_check->done() && operation->signature_check->error();
     if (differs) return operation->signature_check->error();
   }
-  return liveness_.lost();
+  return liveness_->lost();
 }
 
 std::exception_ptr NcclComm::timeout_error(const Operation& operation, const Deadline& deadline,
@@ -215,7 +215,7 @@ std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_p
   }
   if (operation.deadline.passed()) return timeout_error(operation, operation.deadline, "");
   if (now - operation.started < kLookAtPeersAfter) return nullptr;
-  const std::exception_ptr lost = liveness_.lost();
+  const std::exception_ptr lost = liveness_->lost();
   if (!lost || !agreed || !operation.launched) return lost;
   // All ranks have called it. A rank that has left may have its result, and this device may soon have its own.
   if (operation.peer_lost_at == Clock::time_point{}) operation.peer_lost_at = now;

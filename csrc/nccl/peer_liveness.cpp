@@ -5,13 +5,14 @@
 
 namespace samestep {
 
-void PeerLiveness::watch() {
+PeerLiveness::PeerLiveness(std::shared_ptr<Communicator> group, std::string name)
+    : group_(std::move(group)), name_(std::move(name)) {
   for (int peer = 0; peer < group_->size(); ++peer) {
     if (peer != group_->rank()) receives_.push_back(group_->recv({&unused_, 1, DType::uint8}, peer, 0));
   }
 }
 
-std::exception_ptr PeerLiveness::lost() {
+std::exception_ptr PeerLiveness::lost() const {
   // Every wait in a group checks its peers now and then, but nobody may be waiting in this one.
   group_->membership().check_peers();
   for (const Communicator::WorkPtr& receive : receives_) {
@@ -29,7 +30,7 @@ std::exception_ptr PeerLiveness::lost() {
   return nullptr;
 }
 
-void PeerLiveness::end() {
+void PeerLiveness::end() const {
   for (const Communicator::WorkPtr& receive : receives_) receive->cancel();
 }
 

@@ -10,19 +10,16 @@
 namespace samestep {
 
 /// Whether the peers of a group live, for those who wait for them elsewhere, e.g. in NCCL, which may never notice.
-/// Calls need a common lock.
 class PeerLiveness {
  public:
-  /// `group`: of the same ranks. `name`: of the group that errors are about.
-  PeerLiveness(std::shared_ptr<Communicator> group, std::string name)
-      : group_(std::move(group)), name_(std::move(name)) {}
-
   /// Posts a receive from each peer, to which nothing is ever sent: the group fails it when the peer is lost.
-  void watch();
+  /// `group`: of the same ranks. `name`: of the group that errors are about.
+  PeerLiveness(std::shared_ptr<Communicator> group, std::string name);
+
   /// The error of a lost peer, or null: PeerLostError, or StepError if it has left a block of together().
-  std::exception_ptr lost();
-  /// Takes the receives back.
-  void end();
+  std::exception_ptr lost() const;
+  /// Cancels the receives.
+  void end() const;
 
  private:
   std::shared_ptr<Communicator> group_;

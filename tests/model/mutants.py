@@ -89,8 +89,8 @@ MUTANTS = [
         OPERATION,
         [
             (
-                "    if (signatures_match()) {",
-                "    header_exchange.release(sequence_);\n    if (signatures_match()) {",
+                "    if (headers_agree(",
+                "    header_exchange.release(sequence_);\n    if (headers_agree(",
             )
         ],
         "queue-slots-2-bounded",
@@ -98,7 +98,7 @@ MUTANTS = [
     Mutant(
         "signatures are not compared",
         OPERATION,
-        [("agree = agree && header.digest == digest_;", "agree = agree && header.nbytes != 1;")],
+        [("if (header.digest != digest || ", "if (header.nbytes == 1 || digest == 0 || ")],
         "differing-2",
     ),
     Mutant(

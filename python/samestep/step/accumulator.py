@@ -17,7 +17,7 @@ from samestep.group import compiled
 from samestep.group.collectives import require_backend
 from samestep.step import added, agree
 from samestep.step.combine import combine, combine_weights
-from samestep.step.headers import Header, HeaderExchange
+from samestep.step.headers import Header, StepHeaders
 from samestep.step.leaves import Flat, Layout, LeafSpec, describe, divide, present_in, to_leaf
 from samestep.step.partial import Memory, Partial, Term
 from samestep.step.record import Recorder
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from samestep.group.group import Group
 
 __all__ = ["Accumulator"]
+
+
+def _text_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 class Accumulator:
@@ -77,7 +81,7 @@ class Accumulator:
         self.all_finite = True
         """Whether all elements of the mean that `mean` returned last are finite. The same on all ranks, without a
         collective, because sums propagate the infinities and NaNs of every rank."""
-        self._headers = HeaderExchange(backend, max(map(len, self._nodes)))
+        self._headers = StepHeaders(backend, max(map(len, self._nodes)))
         self._is_compared = False
         self._tree: agree.Tree | None = None
         # The digest of the tree that was described last, its leaves, and those present as a bit mask: a step adds equal
@@ -94,6 +98,8 @@ class Accumulator:
     def reset(self) -> None:
         """Discard the gradients added since the last `mean`."""
         self._added: set[int] = set()
+        self._failure = ""
+        """Why gradients of this step could not be added; "" if all could."""
         n_leaves = self._n_shards if self._fixed else sys.maxsize
         self._partials: PairwiseTree[Partial] = PairwiseTree(n_leaves, self._merge)
 
@@ -107,13 +113,12 @@ class Accumulator:
           shard: its number, one of `indices`; None if the accumulator has no `shards`.
           weight: of this shard, >= 0; usually its number of items or tokens.
           copy: False if nobody changes the arrays before `mean` has returned, for example because each shard has new
-            ones. Saves a pass over memory for every other shard. The bits are the same. Arrays of JAX on the host are
-            immutable and never copied; do not donate them before `mean`.
+            ones. Saves a pass over memory for every other shard. The bits are the same.
 
         Raises:
           InvalidArgumentError: the shard belongs to another rank or has been added before, the weight is negative,
-            infinite or NaN, or the tree has changed. Nothing has been added then. Or an array that an earlier call
-            kept cannot be read any more: all shards of the step have to be added again.
+            infinite or NaN, or the tree has changed. Nothing has been added then. Or an array that was kept
+            (`copy=False`) cannot be read any more: then `mean` will raise on all ranks, unless `reset` is called.
         """
         index = self._index(shard)
         weight = float(weight)
@@ -124,18 +129,17 @@ class Accumulator:
             assert self._tree is not None
             added.require_whole(specs, self._tree.layout.names, weight)
             partial = Partial(Term(leaves, weight), present)
-            copy = copy and any(spec.can_change for spec in specs)
         else:
             partial = Partial()
         if not self._added:
             note_begun(self)
         try:
             self._partials.add(Node(0, index), partial)
-        except BaseException:  # the sums that it was to be added to are gone
-            self.reset()
+            if copy and partial.term is not None and self._tree is not None:
+                partial.settled(self._tree.layout, self._memory)
+        except BaseException as error:  # sums of earlier shards may be gone
+            self._failure = _text_of(error)
             raise
-        if copy and partial.term is not None and self._tree is not None:
-            partial.settled(self._tree.layout, self._memory)
         self._added.add(index)
 
     def _merge(self, partial: Partial, siblings: list[Partial]) -> Partial:
@@ -218,8 +222,8 @@ class Accumulator:
           bits on all ranks.
 
         Raises:
-          InvalidArgumentError: on all ranks: shards have not been added (names them and their ranks), or all weights
-            are zero.
+          InvalidArgumentError: on all ranks: shards have not been added (names them and their ranks) or could not be,
+            or all weights are zero.
           MismatchError: on all ranks: they differ in the number of shards or in the tree.
         """
         try:
@@ -239,12 +243,12 @@ class Accumulator:
         header = Header(
             self._tree.layout.digest if self._tree is not None else 0,
             agree.header_of_present(present, self._tree),
-            len(missing),
+            len(missing) + bool(self._failure),
             [partial.weight for partial in mine],
         )
         headers = self._headers.exchange(header, left)
         if any(entry.problem for entry in headers):
-            self._tell_missing(missing)
+            self._tell_problems(missing)
         self.weight = combine_weights(self._n_shards, self._nodes, [entry.weights for entry in headers])
         if self.weight == 0:
             raise InvalidArgumentError(f"{self._act} in group {backend.name}: all weights are zero")
@@ -253,10 +257,17 @@ class Accumulator:
             self._tree = agreed._replace(layout=self._tree.layout) if self._tree is not None else agreed
             self._set_layout(agreed.layout, mine)
         assert self._tree is not None
+        if self.weight >= 2**63 and any("int" in group for group in self._tree.layout.groups):
+            raise InvalidArgumentError(
+                f"{self._act} in group {backend.name}: the weights sum up to {self.weight}; where leaves are whole "
+                "numbers, the sum must be below 2**63"
+            )
         union = agree.union_of_present(backend, headers, present, self._tree)
         layout = self._tree.layout
         flats = [partial.settled(layout, self._memory) for partial in mine or [Partial()]]
-        total = self._combined(flats, left)
+        total = combine(backend, self._n_shards, self._nodes, flats, left)
+        are_finite = [divide(flat, self.weight) for flat in total.values()]
+        self.all_finite = all(are_finite)
         result = self._leaves_from(total, union)
         for taken in flats:
             self._memory.release(
@@ -265,41 +276,39 @@ class Accumulator:
         return result
 
     def _finished(self) -> list[Partial]:
-        """This rank's nodes, in order: those of `_nodes`, unless shards are missing."""
+        """This rank's nodes, in order: those of `_nodes`, unless shards are missing or an array cannot be read."""
         partials = [partial for _, partial in self._partials.in_order()]
-        if not self._fixed:
-            while len(partials) > 1:
+        try:
+            while not self._fixed and len(partials) > 1:
                 right = partials.pop()
                 self._merge(partials[-1], [right])
-            return partials or [Partial()]
+            for partial in partials:
+                if self._tree is not None and not partial.is_empty:
+                    partial.settled(self._tree.layout, self._memory)
+        except Exception as error:  # reported to the other ranks
+            self._failure, partials = _text_of(error), []
         n_nodes = len(self._nodes[self._backend.rank])
         return partials[:n_nodes] + [Partial() for _ in range(n_nodes - len(partials))]
 
     def _missing(self) -> list[int]:
         return [i for i in self.indices if i not in self._added] if self._fixed else []
 
-    def _tell_missing(self, missing: list[int]) -> None:
-        everyone = self._backend._allgather_facts(missing, Many(int))
+    def _tell_problems(self, missing: list[int]) -> None:
+        everyone = self._backend._allgather_facts([self._failure, missing], [str, Many(int)])
+        failures = [f"rank {rank}: {failure}" for rank, (failure, _) in enumerate(everyone) if failure]
+        if failures:
+            raise InvalidArgumentError(
+                f"{self._act} in group {self._backend.name}: gradients could not be added; {'; '.join(failures)}"
+            )
         text = ", ".join(
             f"shard{'s' * (len(rows) > 1)} {', '.join(map(str, rows))} of rank {rank}"
-            for rank, rows in enumerate(everyone)
+            for rank, (_, rows) in enumerate(everyone)
             if rows
         )
         raise InvalidArgumentError(
             f"{self._act} in group {self._backend.name}: not added: {text}; a shard without items is added with "
             "weight=0"
         )
-
-    def _combined(self, flats: list[dict[str, Flat]], left: Timer) -> dict[str, Flat]:
-        """The weighted mean in the memory of the first of `flats`, the sums of this rank's nodes."""
-        are_finite = []
-
-        def finish(segment: Flat) -> None:
-            are_finite.append(divide(segment, self.weight))
-
-        total = combine(self._backend, self._n_shards, self._nodes, flats, finish=finish, left=left)
-        self.all_finite = all(are_finite)
-        return total
 
     def _leaves_from(self, total: dict[str, Flat], present: int) -> Any:
         assert self._tree is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["combine", "combine_weights"]
 
-_SEGMENT = 1 << 21  # elements of each node in one exchange: bounds the memory, and fits into a cache
+_SEGMENT = 1 << 20  # elements of each node in one exchange: bounds the memory
 
 
 def combine_weights(n_shards: int, nodes: list[list[Node]], weights: list[list[float]]) -> float:
@@ -40,46 +39,37 @@ def combine_weights(n_shards: int, nodes: list[list[Node]], weights: list[list[f
 
 
 def combine(
-    backend: Group,
-    n_shards: int,
-    nodes: list[list[Node]],
-    mine: list[dict[str, Flat]],
-    *,
-    finish: Callable[[Flat], None],
-    left: Timer,
+    backend: Group, n_shards: int, nodes: list[list[Node]], mine: list[dict[str, Flat]], left: Timer
 ) -> dict[str, Flat]:
     """The sums over all shards, on every rank. Collective.
 
-    If every rank holds at most one node, the reduction over ranks continues the tree over shards. Otherwise each rank
-    receives its part of all nodes, combines it, and sends the result to all. Either goes by segments, each of which is
-    finished while it is in a cache.
+    If every rank holds at most one node, the reduction over ranks continues the tree over shards: one
+    allreduce for each dtype. Otherwise each rank receives its part of all nodes, combines it, and sends the result
+    to all.
 
     Args:
       backend: the group.
       n_shards: of the step.
       nodes: by rank, the nodes that it holds.
+      left: seconds left.
       mine: the sums of this rank's nodes, in order; at least one array, which may be the identity of the
         sum. They may be overwritten.
-      finish: changes a segment of the sums in place, on every rank.
-      left: seconds left.
     """
-    is_reduction = is_one_node_each(n_shards, backend.size) and _adds_in_pairs(backend._hosts)
+    if backend.size == 1:
+        return mine[0]
+    if is_one_node_each(n_shards, backend.size) and _adds_in_pairs(backend._hosts):
+        for flat in mine[0].values():
+            limit = left()
+            if limit is None:  # the call without keywords is the fast one
+                backend.allreduce(flat, "sum")
+            else:
+                backend.allreduce(flat, "sum", timeout=limit)
+        return mine[0]
     for group, flat in mine[0].items():
         for start in range(0, flat.size, _SEGMENT):
             parts = [node[group][start : start + _SEGMENT] for node in mine]
-            if backend.size > 1 and is_reduction:
-                _reduce_segment(backend, parts[0], left())
-            elif backend.size > 1:
-                _combine_segment(backend, n_shards, nodes, parts, left)
-            finish(parts[0])
+            _combine_segment(backend, n_shards, nodes, parts, left)
     return mine[0]
-
-
-def _reduce_segment(backend: Group, part: Flat, limit: float | None) -> None:
-    if limit is None:  # the call without keywords is the fast one
-        backend.allreduce(part, "sum")
-    else:
-        backend.allreduce(part, "sum", timeout=limit)
 
 
 def _adds_in_pairs(hosts: list[str]) -> bool:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from samestep.group.group import Group
     from samestep.trees.fusion import Timer
 
-__all__ = ["ALL_PRESENT", "NO_OPINION", "Header", "HeaderExchange"]
+__all__ = ["ALL_PRESENT", "NO_OPINION", "Header", "StepHeaders"]
 
 _N_WORDS = 4  # before the weights
 
@@ -31,7 +31,7 @@ class Header(NamedTuple):
     """Of its nodes, in order."""
 
 
-class HeaderExchange:
+class StepHeaders:
     """Exchanges headers, step after step, in the same memory.
 
     Args:

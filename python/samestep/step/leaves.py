@@ -52,11 +52,6 @@ class LeafSpec(NamedTuple):
         return ADDED_AS.get(self.dtype, "")
 
     @property
-    def can_change(self) -> bool:
-        """Whether the caller can change the elements. Arrays of JAX are immutable."""
-        return bool(self.group) and not self.is_number and self.library != "jax"
-
-    @property
     def is_viewed(self) -> bool:
         """Whether `to_leaf` returns a view of the sums."""
         is_plain = self.dtype == self.group or self.dtype in _COMPLEX

@@ -55,7 +55,7 @@ def is_plain(tree: Any) -> bool:
         return all(map(is_plain, tree.values()))
     if type(tree) in (list, tuple):
         return all(map(is_plain, tree))
-    return _is_leaf(tree)
+    return _is_leaf(tree) or isinstance(tree, np.generic)
 
 
 def _is_leaf(tree: Any) -> bool:
