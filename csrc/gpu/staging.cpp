@@ -93,6 +93,7 @@ class HostStaging::StagedWork final : public Work {
       // An operation that has copied something may copy more, whatever the limit says: it is counted among those in the
       // stream.
       while ((n_copied_ != 0 || may_copy) && may_copy_more() && n_copied_ < call_.parts.size()) copy_out();
+      bool all_before_are_back = true;
       for (RemoteSegment& piece : pieces_) {
         // In order: segments are operations of the host group, which all ranks must start in the same order.
         if (piece.work == nullptr && !may_start(piece, may_begin)) break;
@@ -100,11 +101,15 @@ class HostStaging::StagedWork final : public Work {
           piece.awaits_stream = false;
           piece.work->begin_writes();
         }
-        if (piece.back || !piece.work->done()) continue;
-        status_ = piece.work->status();
-        if (const std::exception_ptr error = piece.work->error())
-          return fail(error);  // of the host group, whose ranks know
-        copy_back(piece);
+        if (piece.back) continue;
+        if (piece.work->done()) {
+          status_ = piece.work->status();
+          if (const std::exception_ptr error = piece.work->error())
+            return fail(error);  // of the host group, whose ranks know
+          // In order: else later segments might be all that may be copied back at a time, and wait for an earlier one.
+          if (all_before_are_back) copy_back(piece);
+        }
+        all_before_are_back = all_before_are_back && piece.back;
       }
       while (!pieces_.empty() && pieces_.front().back && pieces_.front().copied->is_complete()) {
         pieces_.pop_front();
