@@ -2,8 +2,8 @@
 
 Starts itself on 2 and on 4 ranks, with 1, 10 and 25 million parameters, and prints one table. All contenders compute
 the gradients of a two-layer network from the same micro-batches. The plain loop adds them up in place and averages the
-sum; "copied" also copies the gradients of every other micro-batch, as whatever keeps them beyond the call has to;
-"shards" adds them to an `Accumulator`, "copy=False" likewise without copies.
+sum; "copied" is the plain loop with a copy of the gradients of every other micro-batch, which the default of `add`
+needs; "shards" adds them to an `Accumulator`, "copy=False" likewise without copies.
 
 In each round every contender takes one step, in an order that rotates. A step takes as long as it takes the slowest
 rank. What shards cost more is the median of the ratios to the plain step of the same round, which a change of the load

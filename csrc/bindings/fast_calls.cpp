@@ -63,6 +63,7 @@ struct Names {
   PyObject* op = PyUnicode_InternFromString("op");
   PyObject* out = PyUnicode_InternFromString("out");
   PyObject* root = PyUnicode_InternFromString("root");
+  PyObject* timeout = PyUnicode_InternFromString("timeout");
 };
 const Names& names() {
   static const Names all;
@@ -101,7 +102,7 @@ bool parse(CollectiveType verb, PyObject* const* args, Py_ssize_t n_args, PyObje
       if (!parse_op(value, to)) return false;
     } else if (name == names().root && takes_root(verb) && !(root_is_second && n_args > 1)) {
       if (!parse_small(value, to.root)) return false;
-    } else {
+    } else if (name != names().timeout || value != Py_None) {  // None: the group's, as without the keyword
       return false;
     }
   }

@@ -6,7 +6,7 @@
 #include "nccl/nccl_operation.h"
 #include "waiting/backoff.h"
 
-// How NCCL starts and operations begin, for which there may be a thread, and how another thread watches them.
+// The launching thread, whose work callers do themselves where it cannot block, and the watching thread.
 
 namespace samestep {
 namespace {

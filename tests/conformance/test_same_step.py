@@ -360,6 +360,18 @@ def test_the_number_of_shards_is_part_of_a_checkpoint(group):
         total.state_dict()
 
 
+def test_weights_whose_sum_is_too_large_for_whole_numbers(group):
+    for leaf, is_whole in ((np.ones(3), False), (np.ones(3, "i4"), True)):
+        total = ss.Accumulator(group, 8)
+        for shard in total.indices:
+            total.add([leaf], shard=shard, weight=2.0**60)
+        if is_whole:
+            with pytest.raises(ss.InvalidArgumentError, match=r"sum up to 9.2\S+; where leaves are whole"):
+                total.mean()
+        else:
+            np.testing.assert_array_equal(total.mean()[0], 1)
+
+
 def test_gradients_are_dropped_once_the_mean_is_there(group):
     total, seen = ss.Accumulator(group, 8), []
     for _ in range(2):

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "isa_restored.h"
 #include "kernels/divide.h"
 #include "kernels/isa.h"
 
@@ -12,10 +13,6 @@ namespace samestep::kernels {
 namespace {
 
 constexpr std::size_t kCounts[] = {0, 1, 7, 31, 32, 33, 127, 128, 129, 1000};
-
-struct FastestIsaRestored {
-  ~FastestIsaRestored() { select_isa(supported_isas().back()); }
-};
 
 /// At each position in turn one element is `odd`, whose quotient is finite or not.
 template <class T>
@@ -48,7 +45,7 @@ void check_all(DType dtype) {
 }  // namespace
 
 TEST_CASE("division in place: each quotient is rounded once, and one that is not finite is found") {
-  const FastestIsaRestored restored;
+  const IsaRestored restored;
   for (const std::string_view isa : supported_isas()) {
     INFO(std::string(isa));
     select_isa(isa);

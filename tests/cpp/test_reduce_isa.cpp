@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "isa_restored.h"
 #include "kernels/isa.h"
 #include "kernels/reduce.h"
 #include "reference_half.h"
@@ -24,11 +25,6 @@ constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::prod, ReduceOp::min,
                              ReduceOp::max, ReduceOp::avg,  ReduceOp::premul};
 
 bool fits(DType dtype, ReduceOp op) { return !is_complex(dtype) || (op != ReduceOp::min && op != ReduceOp::max); }
-
-// Back to the fastest one when a test ends, however it ends.
-struct IsaRestored {
-  ~IsaRestored() { kernels::select_isa(kernels::supported_isas().back()); }
-};
 
 template <class T>
 T read(const std::byte* at) {

@@ -59,11 +59,7 @@ def combine(
         return mine[0]
     if is_one_node_each(n_shards, backend.size) and _adds_in_pairs(backend._hosts):
         for flat in mine[0].values():
-            limit = left()
-            if limit is None:  # the call without keywords is the fast one
-                backend.allreduce(flat, "sum")
-            else:
-                backend.allreduce(flat, "sum", timeout=limit)
+            backend.allreduce(flat, "sum", timeout=left())
         return mine[0]
     for group, flat in mine[0].items():
         for start in range(0, flat.size, _SEGMENT):

@@ -51,11 +51,7 @@ class StepHeaders:
         n_weights = len(mine.weights)
         self._row[:_N_WORDS] = mine.digest, mine.present, mine.problem, n_weights
         self._weights[:n_weights] = mine.weights
-        limit = left()
-        if limit is None:  # the call without other keywords is the fast one
-            self._backend.allgather(self._row, out=self._table)
-        else:
-            self._backend.allgather(self._row, out=self._table, timeout=limit)
+        self._backend.allgather(self._row, out=self._table, timeout=left())
         rows = zip(self._table[:, :_N_WORDS].tolist(), self._table_weights.tolist(), strict=True)
         return [
             Header(digest, present, problem, weights[:count])
