@@ -48,6 +48,23 @@ Work_ check_list_signature(const DeviceComm& comm, const std::string& verb, cons
           {verb_of(verb), dtype_of(dtype), {static_cast<ReduceOp>(op), 1.0}, root, length, count, number, detail}));
 }
 
+/// The arrays of the ranks, which each has combined to one in host memory. `list`: what ranks compare.
+Work_ start_on_host(const std::shared_ptr<Communicator>& comm, const std::string& verb, const py::object& x,
+                    const py::object& out, int op, int root, const std::string& dtype, int compared_op,
+                    std::size_t length, std::size_t count, std::size_t root_array) {
+  auto work = std::make_unique<PendingWork>();
+  CollectiveArgs args{.type = verb_of(verb), .root = root};
+  args.reduction.op = static_cast<ReduceOp>(op);
+  args.compared_as = dtype_of(dtype);
+  args.compared_op = static_cast<ReduceOp>(compared_op);
+  args.shape = ListShape{length, count, 0, root_array}.shape();
+  args.out = work->output(out, "a list of arrays", /*copy_in=*/true);
+  args.in = x.is(out) ? ConstBuffer(args.out) : work->input(x, "a list of arrays");
+  auto operation = comm->start(args);
+  work->start(comm, std::move(operation));
+  return work;
+}
+
 int add_list(const DeviceComm& comm, std::vector<int> devices, double timeout) {
   const py::gil_scoped_release no_gil;
   return comm->cliques().add(std::move(devices), Deadline::after(Seconds(timeout)));
@@ -115,6 +132,9 @@ void bind_lists(py::module_& m) {
       "comm"_a, "devices"_a, "The number of a list of devices in this group, 0 where it is new.");
   m.def("check_list_signature", &check_list_signature, "comm"_a, "verb"_a, "dtype"_a, "op"_a, "root"_a, "length"_a,
         "count"_a, "number"_a, "detail"_a, "Compares a call on lists of arrays over all ranks.");
+  m.def("start_list_on_host", &start_on_host, "comm"_a, "verb"_a, "x"_a, "out"_a, "op"_a, "root"_a, "dtype"_a,
+        "compared_op"_a, "length"_a, "count"_a, "root_array"_a,
+        "A collective of one array of each rank, where ranks compare the lists that these were made of.");
   m.def(
       "fail_list_check",
       [](const DeviceComm& comm, const std::string& text) {

@@ -8,7 +8,9 @@
 namespace samestep {
 namespace {
 
-ReduceOp op_of(const CollectiveArgs& args) { return reduces(args.type) ? args.reduction.op : ReduceOp::sum; }
+ReduceOp op_of(const CollectiveArgs& args) {
+  return reduces(args.type) ? args.compared_op.value_or(args.reduction.op) : ReduceOp::sum;
+}
 
 /// Prefixes the error with the name of the user's call.
 void can_reduce(std::string_view verb, const CollectiveArgs& args) {

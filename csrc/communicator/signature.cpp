@@ -47,6 +47,15 @@ constexpr std::uint64_t mix(std::uint64_t h, std::uint64_t word) {
   return h ^ h >> 32;
 }
 
+/// "2 arrays of float32[6]"
+std::string list_text(const ListShape& list, DType dtype) {
+  return str(list.length, list.length == 1 ? " array of " : " arrays of ", name(dtype), "[", list.count, "]");
+}
+
+ListShape list_of(const Shape& shape) {
+  return {shape.extents[0], shape.extents[1], shape.extents[2], shape.extents[3]};
+}
+
 std::string extents_text(const Shape& shape) {
   std::string text = "[";
   for (int i = 0; i < shape.n_dims; ++i) {
@@ -116,12 +125,20 @@ std::uint64_t Signature::digest() const { return samestep::digest(type, dtype, o
 
 std::string Signature::describe(Naming naming) const {
   const CollectiveTraits& facts = traits_of(type);
+  const bool is_list = shape.memory_order == Shape::kListOfArrays;
+  const ListShape list = list_of(shape);
   std::string text{name(type, naming)};
-  if (facts.elements != Elements::none) text += str(" of ", name(dtype));
+  if (facts.elements != Elements::none) text += str(" of ", is_list ? list_text(list, dtype) : name(dtype));
   // Variable forms show no shape: their counts may differ between ranks and are not compared.
-  if (facts.elements == Elements::shaped) text += extents_text(shape);
+  if (facts.elements == Elements::shaped && !is_list) text += extents_text(shape);
   if (facts.reduces) text += str(" with op ", name(op));
-  if (root >= 0) text += str(" ", facts.root.empty() ? "with" : facts.root, " root ", root);
+  if (root >= 0) {
+    text += str(" ", facts.root.empty() ? "with" : facts.root);
+    if (is_list) text += str(" array ", list.detail, " of");
+    text += str(" root ", root);
+  }
+  if (is_list && root < 0 && list.detail > 1) text += str(" into ", list.detail, " arrays each");
+  if (is_list && list.device_list > 0) text += str(" on device list ", list.device_list);
   return text;
 }
 

@@ -58,7 +58,7 @@ struct Shape {
   std::array<std::uint64_t, kMaxDims> extents{};
   std::uint8_t n_dims = 0;
   /// The axes in the order in which they lie, if elements are taken as they lie and that is not row-major: a leading 1,
-  /// then a hexadecimal digit for each axis whose extent is not 1, the outermost first. Else 0.
+  /// then a hexadecimal digit for each axis whose extent is not 1, the outermost first. Else 0, or `kListOfArrays`.
   std::uint64_t memory_order = 0;
 
   static Shape flat(std::uint64_t count) {
@@ -67,7 +67,19 @@ struct Shape {
     shape.n_dims = 1;
     return shape;
   }
+  /// Of a call on a list of arrays. The extents are those of ListShape, in its order.
+  static constexpr std::uint64_t kListOfArrays = ~std::uint64_t{0};
   bool operator==(const Shape&) const = default;
+};
+
+/// What ranks compare of a call on a list of arrays, instead of the shape of one array.
+struct ListShape {
+  std::uint64_t length = 0;       ///< arrays in the list
+  std::uint64_t count = 0;        ///< elements in each
+  std::uint64_t device_list = 0;  ///< n for the n-th list of devices that the group has used; 0: through the host
+  std::uint64_t detail = 0;       ///< root's array, or, for allgather, the arrays that receive a result; else 0
+
+  Shape shape() const { return {{length, count, device_list, detail}, 4, Shape::kListOfArrays}; }
 };
 
 /// What the ranks of a group must agree on for one operation. Every header holds the digest, so the comparison needs no

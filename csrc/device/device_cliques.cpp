@@ -5,7 +5,6 @@
 #include "communicator/checks.h"
 #include "core/error.h"
 #include "core/format.h"
-#include "device/list_signature_check.h"
 #include "gpu/capture.h"
 #include "nccl/nccl_group.h"
 #include "nccl/nccl_reduction.h"
@@ -121,20 +120,18 @@ Communicator::WorkPtr DeviceCliques::check_signature(const CliqueArgs& args) {
   // A collective of the host without elements: its header alone is exchanged.
   const ConstBuffer in{nullptr, 0, args.dtype};
   const Buffer out{nullptr, 0, args.dtype};
-  Shape shape;
-  shape.n_dims = 4;
-  shape.extents = {args.length, args.count, static_cast<std::uint64_t>(args.number),
-                   static_cast<std::uint64_t>(args.detail)};
+  const ListShape list{args.length, args.count, static_cast<std::uint64_t>(args.number),
+                       static_cast<std::uint64_t>(args.detail)};
   signature_check_->progress();
   if (has_counts(args.type) || args.type > CollectiveType::allgather) {
     throw InvalidArgumentError(str(name(args.type), " is not for lists of arrays"));
   }
-  return std::make_shared<ListSignatureCheck>(signature_check_->start({.type = args.type,
-                                                                       .in = in,
-                                                                       .out = out,
-                                                                       .reduction = args.reduction,
-                                                                       .root = has_root(args.type) ? args.root : -1,
-                                                                       .shape = shape}));
+  return signature_check_->start({.type = args.type,
+                                  .in = in,
+                                  .out = out,
+                                  .reduction = args.reduction,
+                                  .root = has_root(args.type) ? args.root : -1,
+                                  .shape = list.shape()});
 }
 
 // ---- operations

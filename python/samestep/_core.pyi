@@ -344,6 +344,19 @@ def check_list_signature(
     number: int,
     detail: int,
 ) -> Work: ...
+def start_list_on_host(
+    comm: Communicator,
+    verb: str,
+    x: Any,
+    out: Any,
+    op: int,
+    root: int,
+    dtype: str,
+    compared_op: int,
+    length: int,
+    count: int,
+    root_array: int,
+) -> Work: ...
 def fail_list_check(comm: Communicator, text: str) -> None: ...
 def add_list(comm: Communicator, devices: list[int], timeout: float) -> int: ...
 def allreduce_list(

@@ -188,15 +188,15 @@ def refused(group, call, *named):
 def test_ranks_that_differ_are_told_on_all_of_them(group):
     odd = group.rank == group.size - 1
     two, some = mine(group, 2, (4,)), mine(group, 1 + odd, (4,))
-    refused(group, lambda: group.allreduce_multi(some), "2 arrays on rank")
-    refused(group, lambda: group.bcast_multi(some), "2 arrays on rank")
-    refused(group, lambda: group.reduce_multi(some), "2 arrays on rank")
-    refused(group, lambda: group.allgather_multi(some), "2 arrays on rank")
-    refused(group, lambda: group.bcast_multi(two, root_array=int(odd)), "array 1 of root on rank")
-    refused(group, lambda: group.reduce_multi(two, root_array=int(odd)), "array 1 of root on rank")
+    refused(group, lambda: group.allreduce_multi(some), ": allreduce_multi of 2 arrays of float32[4]")
+    refused(group, lambda: group.bcast_multi(some), ": bcast_multi of 2 arrays")
+    refused(group, lambda: group.reduce_multi(some), ": reduce_multi of 2 arrays")
+    refused(group, lambda: group.allgather_multi(some), ": allgather_multi of 2 arrays")
+    refused(group, lambda: group.bcast_multi(two, root_array=int(odd)), "array 1 of root 0")
+    refused(group, lambda: group.reduce_multi(two, root_array=int(odd)), "array 1 of root 0")
     refused(group, lambda: group.bcast_multi(two, root=int(odd)), "root 1")
     verb = group.bcast_multi if odd else group.allreduce_multi
-    refused(group, lambda: verb(two), "bcast on rank", "allreduce on rank")
+    refused(group, lambda: verb(two), ": bcast_multi of 2", ": allreduce_multi of 2")
     refused(group, lambda: group.allreduce_multi(two, "max" if odd else "sum"), "max", "sum")
     refused(group, lambda: group.allreduce_multi(mine(group, 2, (4 + odd,))), "float32")
     refused(group, lambda: group.allreduce_multi(mine(group, 2, (4,), "f8" if odd else "f4")), "float64")

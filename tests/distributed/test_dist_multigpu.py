@@ -107,7 +107,7 @@ def test_lists_of_different_lengths_are_an_error_on_all_ranks(group):
             call()
     for x in tensors:
         assert_same(x, np.ones(6))
-    with pytest.raises(ss.MismatchError, match="2 arrays on rank 1"):
+    with pytest.raises(ss.MismatchError, match="rank 1: all_reduce_multigpu of 2 arrays"):
         request = dist.all_reduce_multigpu(tensors, async_op=True)
         while not request.is_completed():
             pass

@@ -43,8 +43,9 @@ def broadcast_multigpu(
     root = groups.rank_in(of, verb, "src", src, group_src)
     index = groups.whole_number(src_tensor, verb, "src_tensor")
     collectives.require_index(index, listed, "src_tensor")
-    pending = collectives.bcast(of, listed, root, index)
-    return started(of, pending.works, _replacing(tensor_list, pending), async_op, pending.deadline)
+    with collectives.called(listed):
+        pending = collectives.bcast(of, listed, root, index)
+    return started(of, [pending.work], _replacing(tensor_list, pending), async_op, pending.deadline)
 
 
 def all_reduce_multigpu(
@@ -67,8 +68,10 @@ def all_reduce_multigpu(
     of = groups.resolve(group)
     if of is None:
         return None
-    pending = collectives.allreduce(of, _checked(tensor_list, "all_reduce_multigpu"), op)
-    return started(of, pending.works, _replacing(tensor_list, pending), async_op, pending.deadline)
+    listed = _checked(tensor_list, "all_reduce_multigpu")
+    with collectives.called(listed):
+        pending = collectives.allreduce(of, listed, op)
+    return started(of, [pending.work], _replacing(tensor_list, pending), async_op, pending.deadline)
 
 
 def reduce_multigpu(  # noqa: PLR0917 - positions that scripts rely on
@@ -94,8 +97,9 @@ def reduce_multigpu(  # noqa: PLR0917 - positions that scripts rely on
     root = groups.rank_in(of, verb, "dst", dst, group_dst)
     index = groups.whole_number(dst_tensor, verb, "dst_tensor")
     collectives.require_index(index, listed, "dst_tensor")
-    pending = collectives.reduce(of, listed, op, root, index)
-    return started(of, pending.works, _replacing(tensor_list, pending), async_op, pending.deadline)
+    with collectives.called(listed):
+        pending = collectives.reduce(of, listed, op, root, index)
+    return started(of, [pending.work], _replacing(tensor_list, pending), async_op, pending.deadline)
 
 
 def all_gather_multigpu(
@@ -134,14 +138,15 @@ def all_gather_multigpu(
         name = f"output_tensor_lists[{i}]"
         infos = buffers.listed(tensors, of.size * n, listed.infos[0], verb, name, written=True)
         receives.append(collectives.targets(tensors, infos))
-    pending = collectives.allgather(of, listed, receives)
+    with collectives.called(listed):
+        pending = collectives.allgather(of, listed, receives)
 
     def finish() -> None:
         pending.finish()
         for tensors, received in zip(output_tensor_lists, receives, strict=True):
             _replace(tensors, collectives.results(tensors, received))
 
-    return started(of, pending.works, finish, async_op, pending.deadline)
+    return started(of, [pending.work], finish, async_op, pending.deadline)
 
 
 def _checked(tensors: Any, verb: str) -> ArrayList:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class PendingResult(NamedTuple):
-    """Pending operations, and the function that returns the result when all have ended."""
+    """A pending operation, and the function that returns the result when it has ended."""
 
-    works: Sequence[_core.Work]
+    work: _core.Work
     finish: Callable[[], Any]
     deadline: Deadline
     """Of the call, where it is one that waits."""
@@ -106,16 +106,10 @@ def allreduce(group: Group, listed: ArrayList, op: Any, timeout: float | None = 
     if clique_id != devices.VIA_HOST:
         into = targets(listed.arrays, listed.infos)
         work = _core.allreduce_list(group._comm, clique_id, listed.arrays, into, code, factor)
-        return PendingResult([work], lambda: results(listed.arrays, into), deadline)
-    run, wide_code, wide_factor, finished = host.combined(listed, code, factor, group.size)
-    calls, check = host.compared(group, listed, "allreduce", code=code)
-    reduced = host.explained(group._comm.allreduce(run, None, wide_code, wide_factor), check)
-
-    def finish() -> list[Any]:
-        check()
-        return _filled(finished(run), listed)
-
-    return PendingResult([calls, reduced], finish, deadline)
+        return PendingResult(work, lambda: results(listed.arrays, into), deadline)
+    run, finished = host.combined(listed, code, factor, group.size)
+    work = host.started(group, listed, "allreduce", run, run, code=code)
+    return PendingResult(work, lambda: _filled(finished(run), listed), deadline)
 
 
 def reduce(  # noqa: PLR0917
@@ -124,23 +118,19 @@ def reduce(  # noqa: PLR0917
     """Reduces over all arrays into one of root's; the result is the list of all of this rank's."""
     code, factor = resolve(op, listed.act)
     deadline = Deadline(group._timeout if timeout is None else timeout)
-    clique_id = devices.clique_id(group, listed, "reduce", deadline, code=code, root=root)
+    clique_id = devices.clique_id(
+        group, listed, "reduce", deadline, code=code, root=root, root_array=root_array
+    )
     at_root = group.rank == root
     written = {root_array} if at_root else set[int]()
     if clique_id != devices.VIA_HOST:
         into = targets(listed.arrays, listed.infos, written)
         out = into[root_array] if at_root else None
         work = _core.reduce_list(group._comm, clique_id, listed.arrays, out, code, factor, root, root_array)
-        return PendingResult([work], lambda: results(listed.arrays, into), deadline)
-    run, wide_code, wide_factor, finished = host.combined(listed, code, factor, group.size)
-    calls, check = host.compared(group, listed, "reduce", code=code, root_array=root_array)
-    reduced = host.explained(group._comm.reduce(run, None, wide_code, wide_factor, root), check)
-
-    def finish() -> list[Any]:
-        check()
-        return _filled(finished(run), listed, written)
-
-    return PendingResult([calls, reduced], finish, deadline)
+        return PendingResult(work, lambda: results(listed.arrays, into), deadline)
+    run, finished = host.combined(listed, code, factor, group.size)
+    work = host.started(group, listed, "reduce", run, run, code=code, root=root, root_array=root_array)
+    return PendingResult(work, lambda: _filled(finished(run), listed, written), deadline)
 
 
 def bcast(
@@ -148,24 +138,18 @@ def bcast(
 ) -> PendingResult:
     """Gives all arrays the elements of one of root's; the result is the list of all of this rank's."""
     deadline = Deadline(group._timeout if timeout is None else timeout)
-    clique_id = devices.clique_id(group, listed, "bcast", deadline, root=root)
+    clique_id = devices.clique_id(group, listed, "bcast", deadline, root=root, root_array=root_array)
     sent = {root_array} if group.rank == root else set[int]()
     written = set(range(len(listed.arrays))) - sent
     if clique_id != devices.VIA_HOST:
         into = targets(listed.arrays, listed.infos, written)
         work = _core.bcast_list(group._comm, clique_id, into, root, root_array)
-        return PendingResult([work], lambda: results(listed.arrays, into), deadline)
+        return PendingResult(work, lambda: results(listed.arrays, into), deadline)
     run = host.host_buffer(listed, 1)
     if sent:
         _core.pack([listed.arrays[root_array]], run)
-    calls, check = host.compared(group, listed, "bcast", root_array=root_array)
-    sent_to_all = host.explained(group._comm.bcast(run, root), check)
-
-    def finish() -> list[Any]:
-        check()
-        return _filled(run, listed, written)
-
-    return PendingResult([calls, sent_to_all], finish, deadline)
+    work = host.started(group, listed, "bcast", run, run, root=root, root_array=root_array)
+    return PendingResult(work, lambda: _filled(run, listed, written), deadline)
 
 
 def allgather(
@@ -195,21 +179,19 @@ def allgather(
 
     if clique_id != devices.VIA_HOST:
         work = _core.allgather_list(group._comm, clique_id, listed.arrays, receives)
-        return PendingResult([work], finished, deadline)
+        return PendingResult(work, finished, deadline)
     joined, run = host.host_buffer(listed, len(listed.arrays)), host.host_buffer(listed, n)
     _core.pack(listed.arrays, joined)
-    calls, check = host.compared(group, listed, "allgather")
-    gathered = host.explained(group._comm.allgather(joined, run), check)
+    work = host.started(group, listed, "allgather", joined, run)
 
     def finish() -> list[Any]:
-        check()
         for pieces in receives:
             _core.unpack(run, pieces)
             for piece in pieces:
                 _core.bump_version(piece)
         return finished()
 
-    return PendingResult([calls, gathered], finish, deadline)
+    return PendingResult(work, finish, deadline)
 
 
 def _filled(run: Any, listed: ArrayList, only: Container[int] | None = None) -> list[Any]:

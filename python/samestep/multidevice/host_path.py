@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from samestep import _core, arrays
-from samestep._util.text import by_rank
 from samestep.arrays import ArrayInfo
-from samestep.errors import MismatchError
 from samestep.reduce_ops import (
     AVG,
     BAND,
@@ -25,7 +23,6 @@ from samestep.reduce_ops import (
     PREMUL,
     PROD,
     SUM,
-    ReduceOp,
 )
 
 if TYPE_CHECKING:
@@ -73,65 +70,38 @@ def host_buffer(listed: ArrayList, n: int) -> Any:
     return arrays.new_array("numpy", listed.dtype, shape)
 
 
-_MAX_CALL_BYTES = 64  # bytes: names of a verb, an operator and a dtype, and two numbers
+def started(
+    group: Group,
+    listed: ArrayList,
+    verb: str,
+    run: Any,
+    out: Any,
+    *,
+    code: int = SUM.value,
+    root: int = -1,
+    root_array: int = 0,
+) -> _core.Work:
+    """A collective of the ranks' runs, whose headers show the call on the lists: ranks compare that.
 
-
-def compared(
-    group: Group, listed: ArrayList, verb: str, *, code: int = SUM.value, root_array: int = 0
-) -> tuple[_core.Work, Callable[[], None]]:
-    """An exchange of what the ranks' runs do not show of their calls, and what raises afterwards where it differs."""
-    op = "premul" if code == PREMUL else ReduceOp(code).name.lower()
-    mine = f"{verb} {len(listed.arrays)} {root_array} {op} {listed.dtype}".encode().ljust(_MAX_CALL_BYTES)
-    gathered = np.empty((group.size, _MAX_CALL_BYTES), np.uint8)
-    work = group._comm.allgather(np.frombuffer(mine, np.uint8), gathered)
-
-    def check() -> None:
-        act, of = listed.act, f"in group {group._comm.name}"
-        rows = [row.tobytes().decode().split() for row in gathered]
-        verbs, lengths, roots, ops, dtypes = zip(*rows, strict=True)
-        for texts, what in (
-            (verbs, "the ranks call {}; all must make the same call"),
-            ([f"{n} arrays" for n in lengths], "the lists have {}; all must be of one length"),
-            ([f"array {i} of root" for i in roots], "the ranks do not agree on the array: {}"),
-            ([f"op {name}" for name in ops], "the ranks do not agree on the operator: {}"),
-            (dtypes, "the lists are of {}; all must be of one dtype"),
-        ):
-            if len(set(texts)) > 1:
-                raise MismatchError(f"{act} {of}: {what.format(by_rank(texts))}")
-
-    return work, check
-
-
-def explained(work: _core.Work, check: Callable[[], None]) -> _core.Work:
-    """A work on the ranks' runs that says, where these differ, what the calls differ in.
-
-    It is waited for after the exchange that `check` looks at.
+    Args:
+      group: the ranks.
+      listed: the list that `run` was made of.
+      verb: "allreduce", "reduce", "bcast" or "allgather".
+      run: this rank's elements.
+      out: what receives the result; `run` itself for all but allgather.
+      code: the operator of the call; the runs may be combined by another one.
+      root: the rank that gets or sends, -1 for a verb without one.
+      root_array: which of its arrays.
     """
-    return _Explained(work, check)  # type: ignore[return-value]  # the methods that `Works` calls
+    length, op = len(listed.arrays), _op_of_runs(code)
+    return _core.start_list_on_host(
+        group._comm, verb, run, out, op, root, listed.dtype, code, length, listed.n_elements, root_array
+    )
 
 
-class _Explained:
-    def __init__(self, work: _core.Work, check: Callable[[], None]) -> None:
-        self._work, self._check = work, check
-
-    def done(self) -> bool:
-        return self._work.done()
-
-    def wait(self, timeout: float, ends_group: bool, wait_on_host: bool = False) -> None:
-        try:
-            self._work.wait(timeout, ends_group, wait_on_host)
-        except MismatchError:
-            self._check()
-            raise
-
-    def exception(self) -> Any:
-        error = self._work.exception()
-        if isinstance(error, MismatchError):
-            try:
-                self._check()
-            except MismatchError as received:
-                return received
-        return error
+def _op_of_runs(code: int) -> int:
+    """Divisors and factors are no matter of the runs: see `combined`."""
+    return SUM.value if code in (AVG.value, PREMUL) else code
 
 
 @functools.cache
@@ -141,12 +111,12 @@ def _alone() -> _core.Communicator:
 
 def combined(
     listed: ArrayList, code: int, factor: float, n_ranks: int
-) -> tuple[_Run, int, float, Callable[[_Run], _Run]]:
+) -> tuple[_Run, Callable[[_Run], _Run]]:
     """This rank's arrays reduced to one run.
 
     Returns:
-      The run, in a type wide enough for the sum over all ranks; operator and factor to reduce it with over the
-      ranks; and what makes the result of it after that.
+      The run, multiplied by its factor and in a type wide enough for the sum over all ranks; and what makes the result
+      of that sum.
     """
     n_here = len(listed.arrays)
     stacked: _Run = arrays.new_array("numpy", listed.dtype, (n_here, listed.n_elements))
@@ -170,8 +140,7 @@ def combined(
                 _scale(total, 1 / n)
             return total.astype(stacked.dtype)
 
-    # The factors are in the terms already; the ranks still pass `PREMUL`, so that a rank with another op is detected.
-    return run, SUM.value if code == AVG.value else code, 1.0, finished
+    return run, finished
 
 
 def _scale(run: _Run, factor: float) -> None:
@@ -183,7 +152,7 @@ def _scale(run: _Run, factor: float) -> None:
         parts *= parts.dtype.type(factor)
 
 
-def _averaged_exactly(stacked: _Run, n: int) -> tuple[_Run, int, float, Callable[[_Run], _Run]]:
+def _averaged_exactly(stacked: _Run, n: int) -> tuple[_Run, Callable[[_Run], _Run]]:
     """As `combined`, for averages of integers over `n` arrays: quotients and remainders, of which no sum overflows."""
     wide = np.dtype(np.uint64 if stacked.dtype.kind == "u" else np.int64)
     by = wide.type(n)
@@ -195,4 +164,4 @@ def _averaged_exactly(stacked: _Run, n: int) -> tuple[_Run, int, float, Callable
         average: _Run = (quotients + remainders // by).astype(stacked.dtype)
         return average
 
-    return run, SUM.value, 1.0, finished
+    return run, finished

@@ -191,7 +191,7 @@ class MultiDeviceMethods(Group):
             return collectives.allgather(self, listed, receives, limit.seconds)
 
     def _work(self, pending: collectives.PendingResult, limit: CallTimeout) -> Works:
-        return Works(pending.works, limit.seconds, pending.finish)
+        return Works([pending.work], limit.seconds, pending.finish)
 
     def _ended(self, pending: collectives.PendingResult, limit: CallTimeout) -> list[Any]:
         """The result after waiting, for what the steps inside the call have left of its time."""

@@ -30,6 +30,7 @@ def clique_id(
     *,
     code: int | None = None,
     root: int = 0,
+    root_array: int = 0,
     also: Sequence[Sequence[Any]] = (),
 ) -> int:
     """The number of the device list whose clique runs this call, or `VIA_HOST`.
@@ -46,7 +47,11 @@ def clique_id(
     # A rank that knows its list starts another operation instead, so a difference raises an error on all ranks.
     op = SUM.value if code is None else code
     try:
-        _core.check_list_signature(comm, verb, listed.dtype, op, root, 0, 0, 0, 0).wait(deadline.left(), True)
+        length, count = len(listed.arrays), listed.n_elements
+        check = _core.check_list_signature(
+            comm, verb, listed.dtype, op, root, length, count, VIA_HOST, root_array
+        )
+        check.wait(deadline.left(), True)
     except MismatchError as error:
         _core.fail_list_check(comm, str(error))
         raise
