@@ -92,24 +92,24 @@ void bind_arrays(PendingWork& work, int rank, const py::object& x, const py::obj
   args.in = work.copy_if_overlapping(args.in, args.out, own);
 }
 
-Work_ start(const Comm& comm, CollectiveArgs args, const py::object& x, const py::object& out) {
+/// `converted_from`: the caller's array, whose dtype ranks compare, if the elements have been converted.
+Work_ start(const Comm& comm, CollectiveArgs args, const py::object& x, const py::object& out,
+            const py::object& converted_from = py::none()) {
   auto work = std::make_unique<PendingWork>();
   if (args.type != CollectiveType::barrier) bind_arrays(*work, comm->rank(), x, out, args);
   args.shape = work->shape();
+  if (!converted_from.is_none()) {
+    args.compared_as = args.signature();
+    args.compared_as->dtype = view_of(converted_from.ptr())->dtype;
+  }
   return started(comm, std::move(work), comm->start(args));
-}
-
-/// The dtype that ranks compare where the elements were converted: that of the array which they were converted from.
-std::optional<DType> dtype_before(const py::object& converted_from) {
-  if (converted_from.is_none()) return std::nullopt;
-  return view_of(converted_from.ptr())->dtype;
 }
 
 template <CollectiveType type>
 Work_ reduction(const Comm& comm, const py::object& x, const py::object& out, int op, double factor,
                 const py::object& converted_from) {
   const Reduction reduction{static_cast<ReduceOp>(op), factor};
-  return start(comm, {.type = type, .reduction = reduction, .compared_as = dtype_before(converted_from)}, x, out);
+  return start(comm, {.type = type, .reduction = reduction}, x, out, converted_from);
 }
 template <CollectiveType type>
 Work_ movement(const Comm& comm, const py::object& x, const py::object& out) {
@@ -127,9 +127,8 @@ Work_ rooted_v(const Comm& comm, const py::object& x, const py::object& out, con
 
 Work_ reduce(const Comm& comm, const py::object& x, const py::object& out, int op, double factor, int root,
              const py::object& converted_from) {
-  CollectiveArgs args{.type = CollectiveType::reduce, .root = root, .compared_as = dtype_before(converted_from)};
-  args.reduction = {static_cast<ReduceOp>(op), factor};
-  return start(comm, args, x, out);
+  const Reduction reduction{static_cast<ReduceOp>(op), factor};
+  return start(comm, {.type = CollectiveType::reduce, .reduction = reduction, .root = root}, x, out, converted_from);
 }
 Work_ bcast(const Comm& comm, const py::object& x, int root) {
   return start(comm, {.type = CollectiveType::bcast, .root = root}, x, x);

@@ -8,9 +8,7 @@
 namespace samestep {
 namespace {
 
-ReduceOp op_of(const CollectiveArgs& args) {
-  return reduces(args.type) ? args.compared_op.value_or(args.reduction.op) : ReduceOp::sum;
-}
+ReduceOp op_of(const CollectiveArgs& args) { return reduces(args.type) ? args.reduction.op : ReduceOp::sum; }
 
 /// Prefixes the error with the name of the user's call.
 void can_reduce(std::string_view verb, const CollectiveArgs& args) {
@@ -67,16 +65,17 @@ void counts_match(std::string_view verb, const CollectiveArgs& args, int rank, i
 }  // namespace
 
 Signature CollectiveArgs::signature() const {
+  if (compared_as) return *compared_as;
   // A default signature, whatever the other fields hold: a barrier has no arguments in which ranks could differ.
   if (type == CollectiveType::barrier) return {};
-  return {type, compared_as.value_or(own().dtype), op_of(*this), root, has_counts(type) ? Shape{} : shape};
+  return {type, own().dtype, op_of(*this), root, has_counts(type) ? Shape{} : shape};
 }
 
 std::uint64_t CollectiveArgs::digest() const {
   // The frequent types avoid a Signature, and with it a copy of the shape: a copy of what was just written in parts has
   // to wait for those stores.
-  if (type == CollectiveType::barrier || has_counts(type)) return signature().digest();
-  return samestep::digest(type, compared_as.value_or(own().dtype), op_of(*this), root, shape);
+  if (compared_as || type == CollectiveType::barrier || has_counts(type)) return signature().digest();
+  return samestep::digest(type, own().dtype, op_of(*this), root, shape);
 }
 
 void checks::arguments(const CollectiveArgs& args, int rank, int size, bool needs_host_memory) {

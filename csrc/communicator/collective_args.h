@@ -45,8 +45,7 @@ struct CollectiveArgs {
   std::span<const std::uint64_t> recv_counts = {};
   /// Of a `v` variant: the same on all ranks, which then divide it into the same windows, or nothing on all.
   std::optional<BlockLengths> lengths = {};
-  std::optional<DType> compared_as = {};     ///< the dtype of the caller's array, if its elements have been converted
-  std::optional<ReduceOp> compared_op = {};  ///< the caller's operator, if this is a step of it by another one
+  std::optional<Signature> compared_as = {};  ///< what ranks compare, if this is a step of another call
 
   /// Whether the rank reads `in`, or writes `out`. For bcast `out` is both.
   bool uses_in(int rank) const {

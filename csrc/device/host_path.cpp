@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "device/block_table.h"
 #include "device/overlap.h"
 
 namespace samestep {
@@ -64,7 +65,10 @@ class DeviceCommunicator::HostPath::HostCall {
         args_(args),
         // Copied: the caller's counts are valid during the call only, and the operation starts later.
         counts_(args.counts.begin(), args.counts.end()),
-        recv_counts_(args.recv_counts.begin(), args.recv_counts.end()) {}
+        recv_counts_(args.recv_counts.begin(), args.recv_counts.end()) {
+    args_.counts = counts_;
+    args_.recv_counts = recv_counts_;
+  }
 
   WorkPtr start(const ConstBuffer& in, const Buffer& out, const Shape& shape) const {
     return start(in, out, shape, counts_, recv_counts_);
@@ -75,7 +79,13 @@ class DeviceCommunicator::HostPath::HostCall {
     const Shape& shape = at == 0 ? args_.shape : Shape::flat(n);
     return start(in, out, shape, window_of(counts_, at, n), window_of(recv_counts_, at, n));
   }
-  const Shape& shape() const { return args_.shape; }
+  const CollectiveArgs& args() const { return args_; }
+  int n_ranks() const { return host_->size(); }
+  std::vector<PeerTransfer> transfers() const {
+    std::vector<PeerTransfer> planned(static_cast<std::size_t>(host_->size()));
+    plan_transfers(args_, host_->rank(), planned);
+    return planned;
+  }
 
  private:
   WorkPtr start(const ConstBuffer& in, const Buffer& out, const Shape& shape, const Counts& counts,
@@ -117,7 +127,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& 
     return call->start(in, out, shape);
   };
   const auto start_whole = [call](const ConstBuffer& in, const Buffer& out) {
-    return call->start(in, out, call->shape());
+    return call->start(in, out, call->args().shape);
   };
   ConstBuffer in = args.in;
   Buffer out = args.out;
@@ -137,17 +147,12 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& 
       }
       return in_segments(in, out, args.shape, start, /*only_moves=*/true, /*copies_in_first=*/false);
     case CollectiveType::reduce_scatter:
-      return in_windows(args, call, *lengths_of(args, collectives_->size()), overlaps);
-    default: {
+      return in_windows(call, overlaps);
+    default:
       // All ranks must divide into the same windows. A rank that hands the whole array to MPI does not divide at all.
-      const std::optional<BlockLengths> lengths = lengths_of(args, collectives_->size());
-      if (!some_are_gpu_aware_ && lengths.has_value()) return in_windows(args, call, *lengths, overlaps);
+      if (!some_are_gpu_aware_) return in_windows(call, overlaps);
       // The whole input is on the host before the first element is copied back.
-      if (overlaps) return whole(in, out, start_whole);
-      std::vector<PeerTransfer> transfers(static_cast<std::size_t>(collectives_->size()));
-      plan_transfers(args, rank, transfers);
-      return exchange(in, out, transfers, start_whole);
-    }
+      return overlaps ? whole(in, out, start_whole) : exchange(in, out, call->transfers(), start_whole);
   }
 }
 
@@ -208,21 +213,43 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(
   return staging_->start(std::move(call));
 }
 
-Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(const CollectiveArgs& args,
-                                                               const std::shared_ptr<const HostCall>& call,
-                                                               const BlockLengths& lengths, bool copies_in_first) {
-  // In large groups a segment that is split among all ranks would become many tiny copies.
-  constexpr std::size_t kShortestRun = 4 << 10;
-  const auto size = static_cast<std::size_t>(collectives_->size());
-  const DType dtype = args.own().dtype;
-  const std::size_t item = itemsize(dtype);
-  // The busiest rank has about one segment in each window.
-  const std::uint64_t nbytes = segment_nbytes_ * lengths.longest / std::max<std::uint64_t>(lengths.busiest, 1);
-  const std::uint64_t window = std::max(std::max<std::uint64_t>(nbytes, kShortestRun) / item, std::uint64_t{1});
-  const Counts in_blocks = blocks_of_input(args, size), out_blocks = blocks_of_output(args, size);
+Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(const std::shared_ptr<const HostCall>& call,
+                                                               bool copies_in_first) {
+  const CollectiveArgs& args = call->args();
   StagedOperation staged;
   staged.after = {args.in.stream, args.out.stream};
   staged.copies_in_first = copies_in_first;
+  if (const std::optional<BlockLengths> known = lengths_of(args, collectives_->size())) {
+    staged.parts = windows(call, *known, segment_nbytes_);
+    return staging_->start(std::move(staged));
+  }
+  const auto table = std::make_shared<BlockTable>(call->transfers());
+  StagedSegment exchange;
+  exchange.start = [table, group = collectives_, as = args.signature()](std::byte*, std::byte*) {
+    return table->exchange(*group, as);
+  };
+  staged.parts.push_back(std::move(exchange));
+  const std::string verb = staged.called.empty() ? std::string(samestep::name(args.type)) : staged.called;
+  staged.then = [table, call, verb, group = collectives_->name(), nbytes = segment_nbytes_] {
+    return windows(call, table->lengths(verb, group, itemsize(call->args().own().dtype)), nbytes);
+  };
+  return staging_->start(std::move(staged));
+}
+
+std::vector<StagedSegment> DeviceCommunicator::HostPath::windows(const std::shared_ptr<const HostCall>& call,
+                                                                 const BlockLengths& lengths,
+                                                                 std::size_t segment_nbytes) {
+  const CollectiveArgs& args = call->args();
+  // In large groups a segment that is split among all ranks would become many tiny copies.
+  constexpr std::size_t kShortestRun = 4 << 10;
+  const auto size = static_cast<std::size_t>(call->n_ranks());
+  const DType dtype = args.own().dtype;
+  const std::size_t item = itemsize(dtype);
+  // The busiest rank has about one segment in each window.
+  const std::uint64_t nbytes = segment_nbytes * lengths.longest / std::max<std::uint64_t>(lengths.busiest, 1);
+  const std::uint64_t window = std::max(std::max<std::uint64_t>(nbytes, kShortestRun) / item, std::uint64_t{1});
+  const Counts in_blocks = blocks_of_input(args, size), out_blocks = blocks_of_output(args, size);
+  std::vector<StagedSegment> parts;
   for (std::uint64_t at = 0; at < lengths.longest || at == 0; at += window) {
     StagedSegment part;
     if (args.in.data != nullptr) part.in_runs = runs_of(in_blocks, at, window, item);
@@ -234,9 +261,9 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(const CollectiveA
       return call->start_window({n_in != 0 ? from : nullptr, n_in, dtype}, {n_out != 0 ? to : nullptr, n_out, dtype},
                                 at, n);
     };
-    staged.parts.push_back(std::move(part));
+    parts.push_back(std::move(part));
   }
-  return staging_->start(std::move(staged));
+  return parts;
 }
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::whole(ConstBuffer in, Buffer out, Start start, bool message) {

@@ -38,9 +38,11 @@ class DeviceCommunicator::HostPath {
   WorkPtr in_segments(ConstBuffer in, Buffer out, const Shape& shape,
                       std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start, bool only_moves,
                       bool copies_in_first);
-  /// A collective on blocks, in windows of each block.
-  WorkPtr in_windows(const CollectiveArgs& args, const std::shared_ptr<const HostCall>& call,
-                     const BlockLengths& lengths, bool copies_in_first);
+  /// A collective on blocks, in windows of each block. Ranks that do not know the lengths of all blocks exchange them
+  /// first.
+  WorkPtr in_windows(const std::shared_ptr<const HostCall>& call, bool copies_in_first);
+  static std::vector<StagedSegment> windows(const std::shared_ptr<const HostCall>& call, const BlockLengths& lengths,
+                                            std::size_t segment_nbytes);
   WorkPtr whole(ConstBuffer in, Buffer out, Start start, bool message = false);
   /// A collective that only moves data: MPI gets the device pointers if it sends all transfers, else it is staged.
   /// Each rank decides for itself, as the messages are the same.

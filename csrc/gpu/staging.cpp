@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <span>
+#include <utility>
 
 #include "communicator/peer_memory.h"
 #include "core/error.h"
@@ -81,7 +82,7 @@ class HostStaging::StagedWork final : public Work {
   bool is_message() const { return call_.message; }
   bool ended() const { return ended_; }
   /// Whether all of it has started on the host, so that the next operation may.
-  bool has_started() const { return ended_ || n_started_ == call_.parts.size(); }
+  bool has_started() const { return ended_ || (n_started_ == call_.parts.size() && call_.then == nullptr); }
   bool sends() const { return call_.message && call_.parts[0].in != nullptr; }
   /// Whether copies to the host may be in the stream, since not all of it has started there.
   bool copies_out() const { return n_copied_ != 0 && !has_started(); }
@@ -90,6 +91,7 @@ class HostStaging::StagedWork final : public Work {
   void advance(bool may_begin, bool may_copy) {
     if (ended_) return;
     try {
+      if (n_handed_over_ == call_.parts.size() && call_.then != nullptr) add_segments();
       // An operation that has copied something may copy more, whatever the limit says: it is counted among those in the
       // stream.
       while ((n_copied_ != 0 || may_copy) && may_copy_more() && n_copied_ < call_.parts.size()) copy_out();
@@ -123,7 +125,7 @@ class HostStaging::StagedWork final : public Work {
     }
     // The remaining copies are in the stream, so a consumer's stream can wait for this event instead of its host
     // thread. `in_` waits for the arrays' streams even if nothing was copied.
-    if (n_handed_over_ == call_.parts.size() && !handed_over_) {
+    if (n_handed_over_ == call_.parts.size() && call_.then == nullptr && !handed_over_) {
       make_wait(*stager_->in_, waits_in_);
       end_ = std::make_unique<GpuEvent>(stager_->gpu_);
       end_->record(stager_->in_->get());
@@ -157,6 +159,12 @@ class HostStaging::StagedWork final : public Work {
     bool awaits_stream = false;  ///< of a GPU-direct receive: its memory is still used for something else
     bool back = false;
   };
+
+  void add_segments() {
+    const auto more = std::exchange(call_.then, nullptr)();
+    call_.parts.insert(call_.parts.end(), more.begin(), more.end());
+    inputs_are_copied_ = false;
+  }
 
   bool may_copy_more() const { return call_.copies_in_first || pieces_.size() < kInFlight; }
 
@@ -213,7 +221,10 @@ class HostStaging::StagedWork final : public Work {
     if (!piece.awaits_stream && !piece.copied->is_complete()) return false;
     // Of all: the last segments of this rank may have no input, and so no copy to wait for.
     const auto is_copied = [](const RemoteSegment& other) { return other.copied->is_complete(); };
-    if (call_.copies_in_first && first && !std::ranges::all_of(pieces_, is_copied)) return false;
+    if (call_.copies_in_first && !inputs_are_copied_) {
+      if (!std::ranges::all_of(pieces_, is_copied)) return false;
+      inputs_are_copied_ = true;
+    }
     // Some other thread may make this step, inside a call of its own: error texts must name the call that has started
     // the operation.
     const UserCall called(call_.called, UserCall::Inside::instead);
@@ -290,6 +301,7 @@ class HostStaging::StagedWork final : public Work {
   std::size_t n_copied_ = 0, n_started_ = 0, n_handed_over_ = 0, n_finished_ = 0;
   Communicator::WorkPtr last_started_;
   std::vector<std::unique_ptr<GpuEvent>> produced_;  // what the streams of the arrays had at the call
+  bool inputs_are_copied_ = false;                   // where all are copied first
   bool waits_out_ = false, waits_in_ = false;
   std::unique_ptr<GpuEvent> end_;
   Status status_;

@@ -36,6 +36,8 @@ struct StagedSegment {
 
 struct StagedOperation {
   std::vector<StagedSegment> parts;
+  /// The remaining segments, if they depend on the result of `parts`, which must not be empty. Called once.
+  std::function<std::vector<StagedSegment>()> then = {};
   std::vector<StreamHandle> after;  ///< streams in which the buffers are produced and used
   std::string called = user_call();
   bool message = false;          ///< a send or receive; a receive starts at once

@@ -101,7 +101,8 @@ def test_blocks_of_different_lengths_in_place(group, count):
 
 @pytest.mark.ranks(3, backends=WORLDS)
 @counts
-def test_alltoallv_of_different_lengths_in_place(group, count):
+@pytest.mark.parametrize("known", [True, False], ids=["all-lengths-known", "own-lengths-known"])
+def test_alltoallv_of_different_lengths_in_place(group, count, known):
     n, rank = group.size, group.rank
     table = [[count * k for k in blocks] for blocks in ([0, 10, 5], [5, 14, 0], [10, 0, 0])]
     sent = [[row(r + 3 * k, table[r][k]) for k in range(n)] for r in range(n)]
@@ -109,8 +110,46 @@ def test_alltoallv_of_different_lengths_in_place(group, count):
     for _ in range(5):
         x = on_device(np.concatenate(sent[rank]))
         out = x if rank == 0 else on_device(np.zeros_like(expected))  # only it receives as much as it sends
-        group.alltoallv(x, table[rank], out=out)
+        if known:
+            group.alltoallv(x, table[rank], out=out)
+        else:
+            group._comm.alltoallv(x, table[rank], out, [table[r][rank] for r in range(n)]).wait(60, True)
         np.testing.assert_array_equal(out.get(), expected)
+
+
+@ranks
+@counts
+def test_ranks_that_know_only_their_own_lengths(group, count):
+    """As in torch's all_to_all, and in its all_gather of different lengths. Rank 1 has the shortest blocks."""
+    n, rank = group.size, group.rank
+    lengths = [count * k if k != 1 else 0 for k in range(1, n + 1)]
+    joined = np.concatenate([row(r, lengths[r]) for r in range(n)])
+    whole = on_device(np.zeros_like(joined))
+    group._comm.allgatherv(on_device(row(rank, lengths[rank])), whole, lengths).wait(60, True)
+    np.testing.assert_array_equal(whole.get(), joined)
+    table = [[count * ((r + k) % 3) for k in range(n)] for r in range(n)]
+    sent = [[row(r + 3 * k, table[r][k]) for k in range(n)] for r in range(n)]
+    expected = np.concatenate([sent[r][rank] for r in range(n)])
+    out, received = on_device(np.zeros_like(expected)), [table[r][rank] for r in range(n)]
+    group._comm.alltoallv(on_device(np.concatenate(sent[rank])), table[rank], out, received).wait(60, True)
+    np.testing.assert_array_equal(out.get(), expected)
+
+
+@pytest.mark.ranks(2, 3, backends=WORLDS)
+def test_ranks_that_expect_other_lengths_are_told_so_and_go_on(group):
+    """The last rank sends each rank 70,000 elements, which expect as many as they send: 30,000."""
+    n, rank = group.size, group.rank
+    count = 70_000 if rank == n - 1 else 30_000
+    x, out = on_device(np.ones(n * count, "float32")), on_device(np.zeros(n * count, "float32"))
+    for _ in range(2):
+        work = group._comm.alltoallv(x, [count] * n, out, [count] * n)
+        with pytest.raises(
+            ss.MismatchError, match=r"rank 0 sends 30000 elements to rank ., which expects 70000"
+        ):
+            work.wait(60, True)
+    small = on_device(row(0, 5))
+    group.allreduce(small)
+    np.testing.assert_array_equal(small.get(), n * row(0, 5))
 
 
 class Reshaped:
@@ -165,6 +204,9 @@ def verbs(group, count):
             *(line, lengths) if group.rank == 0 else (None, None), out=x, timeout=60
         ),
         "alltoallv": lambda: group.alltoallv(line, lengths, out=other_line, timeout=60),
+        "alltoallv, lengths unknown": lambda: group._comm.alltoallv(line, lengths, other_line, lengths).wait(
+            60, True
+        ),
         "send and recv": messages(group, count),
     }
 
