@@ -350,6 +350,14 @@ void bind_membership(CommClass& communicator) {
 
 /// Functions about the process and its processors.
 void bind_process(py::module_& m) {
+  m.def(
+      "discard_abandoned_groups",
+      [] {
+        const std::size_t n_discarded = ProgressEngine::discard_abandoned();
+        if (n_discarded != 0) PendingWork::release_kept();
+        return n_discarded;
+      },
+      "Frees the groups that this rank has left, as far as all their other ranks have left them or ended; how many.");
   m.def("exit_watchdog", &exit_watchdog, "seconds"_a, "code"_a, "why"_a,
         "End this process with `code` after `seconds`, unless it has ended by then.");
   m.def(

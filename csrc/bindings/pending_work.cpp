@@ -222,8 +222,9 @@ bool PendingWork::is_over() const noexcept {
     // group.
     return communicator_->membership().is_discarded() && (on_device_.empty() || work_->device_has_ended());
   } catch (...) {
-    // Other failures leave the transport's state unknown; and in a process made by fork `done` throws.
-    return false;
+    // Other failures leave the state of the transport unknown until then, and that of a device forever. In a process
+    // made by fork `done` throws.
+    return on_device_.empty() && communicator_->membership().is_discarded();
   }
 }
 

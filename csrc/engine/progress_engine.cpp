@@ -299,7 +299,10 @@ void ProgressEngine::poll_peer_failures() {
   const std::lock_guard lock(mutex_);
   if (closed_ || forked_) return;
   const std::map<int, Departures::Entry> news = new_departures();
-  if (broken_) return;  // no operation to fail, but dead ranks have been recorded
+  if (broken_) {  // no operation to fail; `is_last` asks for the departures
+    for (const auto& [peer, entry] : news) departures_.add(peer, entry);
+    return;
+  }
   if (news.empty()) return;
   const auto is_revocation = [](const auto& entry) { return entry.second.why.why == Departure::Why::revoked; };
   if (!std::ranges::all_of(news, is_revocation)) ranks_have_left = true;

@@ -160,10 +160,14 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, publ
   /// Fails the operations that are still pending and frees the transport. To be called after a barrier of all ranks.
   void close();
 
-  /// Unless the group was closed: keeps this object forever, because the transport may still access its memory.
+  /// Unless the group was closed: keeps this object until it is discarded, perhaps forever, because the transport may
+  /// still access its memory.
   void retain_forever();
   /// Takes that back; `retain_forever` is called no more.
   void release_retained();
+  /// Discards the groups of this process that this rank has left, as far as all their other ranks have left them or
+  /// ended, too. Never blocks. Returns the number of groups discarded.
+  static std::size_t discard_abandoned();
 
   /// See Communicator::configure.
   void apply(const GroupSettings& settings);
@@ -199,6 +203,10 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, publ
   void revoke_if_left_behind(Operation& operation);
   /// The ranks that have left since the last call.
   std::map<int, Departures::Entry> new_departures();
+  /// Whether all other ranks have left the group or ended.
+  bool is_last();
+  /// Frees the operations and their memory once the transport is closed. Requires the mutex held.
+  void free_operations();
   /// Fails the operations that need a rank which has left.
   void fail_bereft();
   void fail_dependents(Operation& operation, int peer);

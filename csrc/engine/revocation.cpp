@@ -106,13 +106,49 @@ bool ProgressEngine::discard() {
   // MPI may access the memory of requests that have not completed at any time, so its transport never forgets it.
   if (broken_ == nullptr || closed_ || forked_ || !transport_->forgets_at_close()) return false;
   transport_->close();
+  free_operations();
+  return true;
+}
+
+void ProgressEngine::free_operations() {
   collectives_.clear();
   pending_messages_.clear();
   leave_notices_.clear();
   block_end_notices_.clear();
   release_retained();
   discarded_.store(true, std::memory_order_release);  // pairs with is_discarded: the memory is free after it
+}
+
+bool ProgressEngine::is_last() {
+  for (const auto& [peer, entry] : new_departures()) departures_.add(peer, entry);
+  for (int peer = 0; peer < size_; ++peer) {
+    // A rank sends no notice to those of which it had one, and over TCP they learn that it has left when it closes.
+    if (peer != rank_ && !departures_.contains(peer) && !transport_->has_closed(peer)) return false;
+  }
   return true;
+}
+
+/// A rank that has left no longer runs the operations of the group: nobody accesses the memory of any once all have.
+std::size_t ProgressEngine::discard_abandoned() {
+  std::vector<std::shared_ptr<ProgressEngine>> all;
+  {
+    const std::lock_guard guarded(retained_engines_mutex());
+    all = retained_engines();
+  }
+  std::size_t n_discarded = 0;
+  for (const auto& engine : all) {
+    // If another thread holds the mutex, the group is discarded at a later call.
+    const std::unique_lock alone(engine->mutex_, std::try_to_lock);
+    if (!alone.owns_lock() || engine->broken_ == nullptr || engine->forked_ || engine->is_discarded()) continue;
+    try {
+      if (!engine->transport_->forgets_at_close() || !engine->is_last()) continue;
+      engine->transport_->close_last();
+      engine->free_operations();
+      ++n_discarded;
+    } catch (const Error&) {  // of the transport: the group stays
+    }
+  }
+  return n_discarded;
 }
 
 void ProgressEngine::retain_forever() {

@@ -332,7 +332,7 @@ std::string Mesh::failure(Group group, int peer) {
 
 // ---- the end
 
-void Mesh::close(Group group) {
+void Mesh::close(Group group, Peers peers) {
   const std::lock_guard lock(mutex_);
   GroupState& closing = state(group);
   if (!closing.is_open) return;
@@ -341,7 +341,7 @@ void Mesh::close(Group group) {
   }
   // With its last group a rank closes its connections. Peers that have not closed the group yet would take that for a
   // failure, so this rank waits for them a little. Connections with other open groups stay.
-  if (n_open_ == 1) wait_for_peers_to_close(closing);
+  if (n_open_ == 1 && peers == Peers::close_too) wait_for_peers_to_close(closing);
   end(group, closing);
 }
 
@@ -352,6 +352,11 @@ void Mesh::drop(Group group) {
   dropped.matching = Matcher();
   dropped.is_dropped = true;
   erase_closed();
+}
+
+bool Mesh::has_closed(Group group, int peer) {
+  const std::lock_guard lock(mutex_);
+  return has_closed(state(group), peer);
 }
 
 bool Mesh::has_closed(const GroupState& group, int peer) {

@@ -49,10 +49,14 @@ class Mesh final : Connection::Receiver {
   /// Why the connection to a peer has ended; empty if it has not, or if the peer had closed the group before.
   std::string failure(Group group, int peer);
 
+  enum class Peers : std::uint8_t { close_too, have_left };
+  /// Whether a peer has closed the group, or its connection has ended.
+  bool has_closed(Group group, int peer);
+
   /// Notifies the members that this rank has closed the group. If it is the last open group, waits a little for the
-  /// members to close it, too, and closes the connections. From then on no memory of the group is accessed, and none of
-  /// its requests ends.
-  void close(Group group);
+  /// members to close it, too, unless they have left it, and closes the connections. From then on no memory of the
+  /// group is accessed, and none of its requests ends.
+  void close(Group group, Peers peers);
   /// Closes the group if it is open, without notices, and frees its requests.
   void drop(Group group);
 

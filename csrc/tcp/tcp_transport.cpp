@@ -91,7 +91,9 @@ class TcpTransport final : public Transport {
     return found;
   }
 
-  void close() override { mesh_->close(group_); }
+  bool has_closed(int peer) override { return mesh_->has_closed(group_, member(peer)); }
+  void close() override { mesh_->close(group_, tcp::Mesh::Peers::close_too); }
+  void close_last() override { mesh_->close(group_, tcp::Mesh::Peers::have_left); }
   bool forgets_at_close() const override { return true; }
 
  private:

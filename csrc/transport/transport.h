@@ -115,8 +115,16 @@ class Transport {
   /// Ranks that were found to have left since the last call.
   virtual std::vector<PeerFailure> failed_peers() { return {}; }
 
+  /// Whether a peer has closed the group, or cannot be reached. `failed_peers` does not report the former.
+  virtual bool has_closed(int peer) {
+    (void)peer;
+    return false;
+  }
+
   /// Frees the resources of the group. Collective, unlike the destructor, which may be called without it.
   virtual void close() = 0;
+  /// The same once all other ranks have left the group or ended: waits for none of them.
+  virtual void close_last() { close(); }
   /// Whether the memory of a receive that could not be cancelled may still be written, for as long as the process
   /// lives.
   virtual bool holds_memory() const { return false; }

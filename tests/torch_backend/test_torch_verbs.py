@@ -74,6 +74,17 @@ def test_operators_on_bits(world, op):
     equal(x, functools.reduce(BITS[op], [of_rank(r, dtype=torch.int32) for r in everyone(world)]))
 
 
+@pytest.mark.parametrize("op", ["SUM", "PRODUCT", "MAX"])
+@pytest.mark.parametrize("n_tensors", [1, 2])
+def test_the_group_takes_an_operator_in_place_of_options(world, op, n_tensors):
+    group = world.distributed_c10d._get_default_group()
+    values = [of_rank(world.get_rank()) + n for n in range(n_tensors)]
+    group.allreduce(values, getattr(dist.ReduceOp, op)).wait()
+    reduced = {**OPS, "SUM": sum}[op]
+    for n, value in enumerate(values):
+        equal(value, reduced([of_rank(r) + n for r in everyone(world)]))
+
+
 def test_strided_memory_is_reduced_where_it_lies(world):
     whole = torch.zeros(6, 8)
     whole[::2, 1::3] = world.get_rank() + 1.0

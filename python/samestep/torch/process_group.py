@@ -59,9 +59,9 @@ def _other_backends() -> list[str]:
 class _Group(verbs.Verbs):
     """The common part of both classes below: the group, its shutdown, and the queries of torch."""
 
-    def _open(self, options: Any) -> None:
+    def _open(self, options: Any, name: str = "") -> None:
         members = list(options.global_ranks_in_group)
-        name = f"{options.group_id}, ranks {members}" if members else "world"
+        name = name or (f"{options.group_id}, ranks {members}" if members else "world")
         self._store = options.store
         self._timeout = float(options.timeout.total_seconds())
         self._n_collectives = 0
@@ -124,16 +124,20 @@ class ProcessGroup(_Group, dist.ProcessGroup):
     """A torch.distributed group over the transports of samestep, for tensors in host memory.
 
     Made by `init_process_group("samestep")` and `new_group`; takes the place of torch's own object.
+
+    Args:
+      options: as `create` gets them.
+      name: in error texts; "" = that of torch's group.
     """
 
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: Any, *, name: str = "") -> None:
         super().__init__(options.group_rank, options.group_size)
         self._name, self._desc = str(options.group_id), "undefined"
-        self._open(options)
+        self._open(options, name)
 
     def setGroupName(self, name: str) -> None:
         self._name = name

@@ -26,6 +26,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 _Tensors = list[torch.Tensor]
 _UNSET = timedelta(0)
 _TORCH_SUM = dist.ReduceOp.RedOpType.SUM
+_OPERATOR_TYPES = frozenset({dist.ReduceOp, dist.ReduceOp.RedOpType})
 _profiler_enabled = torch.autograd._profiler_enabled
 
 
@@ -76,6 +77,8 @@ class Verbs:
     # ---- reductions
 
     def allreduce(self, tensors_: _Tensors, opts: Any = None) -> Work:
+        if type(opts) in _OPERATOR_TYPES:  # torch takes an operator in place of options, too
+            opts = _options_with(opts)
         short = self._all_reduce_one(tensors_, opts) if len(tensors_) == 1 and opts is not None else None
         return self._all_reduce(tensors_, opts) if short is None else short
 
@@ -339,6 +342,12 @@ class Verbs:
 
 def _op(opts: Any) -> Any:
     return getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+
+
+def _options_with(op: Any) -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    options.reduceOp = op
+    return options
 
 
 def _root(opts: Any) -> int:

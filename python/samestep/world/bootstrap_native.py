@@ -117,8 +117,10 @@ def communicator_over(
       InvalidArgumentError, MismatchError, TimeoutError, UnavailableError: as `open_world`.
     """
     if rendezvous.size == 1:
+        _core.discard_abandoned_groups()
         return _core.make_self_communicator(name), True
     table = rendezvous.allgather_json([hosts.host_identity(), equal_settings.local_settings()], _LAYOUT)
+    _core.discard_abandoned_groups()  # those before this one, which the ranks have left before they came here
     everywhere = [host for host, _ in table]
     agreed = equal_settings.require_equal([asked for _, asked in table], _settings.must_agree("native"))
     if transports.choose("native", transports.requested_transport("native", agreed), everywhere) == "shm":
