@@ -336,6 +336,14 @@ BREAKS = {
         "\n\ndef test_broken():\n    assert not __file__\n",
         why="::test_broken",
     ),
+    "torchft": Break(
+        "others",
+        "clusters",
+        "python/samestep/torchft.py",
+        "group_rank=rank,",
+        "group_rank=0,",
+        why="test_torchft",
+    ),
     "third-party": Break(
         "others",
         "third-party",

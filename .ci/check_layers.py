@@ -46,7 +46,7 @@ PYTHON = [  # from the bottom; what stands in one row does not know the others i
         "dask",
         "ray",
     },
-    {"notebook"},
+    {"notebook", "torchft"},
     {"_samestep_torch", "_samestep_jax", "__main__"},
 ]
 NAMES_ONLY = {"samestep", "samestep.torch"}  # for users: they import what they like, and nobody imports them

@@ -24,6 +24,7 @@ SAME_AS = {"total_workers": "size"}  # functions named otherwise than the member
 NEEDS = {  # library -> what is below these, and its example, needs it
     "torch": ("samestep.torch.", "samestep.rendezvous.torch_store."),
     "ray": ("samestep.ray.",),
+    "torchft": ("samestep.torchft",),
 }
 OUT_OF_REACH = tuple(
     name for library, names in NEEDS.items() if importlib.util.find_spec(library) is None for name in names
