@@ -2,11 +2,12 @@
 
     python benchmarks/third_party.py               # some ten minutes; writes benchmarks/results/third_party.json
     python benchmarks/third_party.py --only accelerate deepspeed
+    python benchmarks/third_party.py --only torchft --update  # replaces the rows of this library in that file
     python benchmarks/third_party.py --render      # docs/third-party.md, from that file
 
-Both backends run the same command, which torchrun starts: `SAMESTEP_REPLACE_GLOO=1` gives a program that asks for gloo
-samestep instead. What is not installed is left out and named. A program that has not ended after `--limit` seconds
-counts as hanging. The exit code is 1 if a program passes over gloo only.
+Both backends run the same command, which torchrun starts, or which starts its ranks itself: `SAMESTEP_REPLACE_GLOO=1`
+gives a program that asks for gloo samestep instead. What is not installed is left out and named. A program that has not
+ended after `--limit` seconds counts as hanging. The exit code is 1 if a program passes over gloo only.
 """
 
 from __future__ import annotations
@@ -46,22 +47,24 @@ class Program:
     Attributes:
       library: the distribution that it belongs to, or is a client of.
       what: for the page.
-      argv: what follows torchrun's own flags.
+      argv: what follows torchrun's own flags, or Python's.
       written_here: the program is ours and calls the library as its users do; else it is in the library's wheel.
+      alone: the program starts its ranks itself.
     """
 
     library: str
     what: str
     argv: tuple[str, ...]
     written_here: bool = False
+    alone: bool = False
 
 
 def _accelerate(name: str, what: str) -> Program:
     return Program("accelerate", what, ("-m", f"accelerate.test_utils.scripts.{name}"))
 
 
-def _ours(library: str, what: str, file: str, *words: str) -> Program:
-    return Program(library, what, (str(PROGRAMS / file), *words), written_here=True)
+def _ours(library: str, what: str, file: str, *words: str, alone: bool = False) -> Program:
+    return Program(library, what, (str(PROGRAMS / file), *words), written_here=True, alone=alone)
 
 
 ROWS = (
@@ -74,12 +77,19 @@ ROWS = (
     _ours("deepspeed", "ZeRO, stage 2", "deepspeed_zero.py", "2"),
     _ours("deepspeed", "ZeRO, stage 3", "deepspeed_zero.py", "3"),
     _ours("torchmetrics", "ten metrics whose states differ in length on the ranks", "torchmetrics_ragged.py"),
+    _ours(
+        "torchft",
+        "three replicas; one is killed within a step, restarted, and heals from another",
+        "torchft_restart.py",
+        alone=True,
+    ),
 )
 
 
 def run(program: Program, backend: str, limit_s: float) -> dict[str, Any]:
     """One job: how it ended, after how long, and the last line that says why."""
-    flags = ["--standalone", f"--nproc-per-node={N_RANKS}"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={N_RANKS}"]
+    launcher = [] if program.alone else torchrun
     variables = {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     variables["TORCH_EXTENSIONS_DIR"] = EXTENSIONS.name
     if backend == "samestep":
@@ -87,7 +97,7 @@ def run(program: Program, backend: str, limit_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
         began = time.monotonic()
         job = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *flags, *program.argv],
+            [sys.executable, "-W", "ignore", *launcher, *program.argv],
             env={**os.environ, **variables},
             cwd=folder,
             stdout=log,
@@ -150,9 +160,28 @@ def page(found: dict[str, Any]) -> str:
     total = len(found["rows"])
     counts = ", ".join(f"{n} of {total} pass over {backend}" for backend, n in n_passed.items())
     missing = f" Not installed: {', '.join(found['missing'])}." if found["missing"] else ""
+    later = {
+        row["library"]: row["date"]
+        for row in found["rows"]
+        if row.get("date", found["date"]) != found["date"]
+    }
+    dates = ", ".join([found["date"], *(f"{library} {date}" for library, date in later.items())])
     return "\n".join(
-        [*lines, "", f"{counts}.{missing}", "", f"{found['machine']}, {found['date']}: `{found['command']}`"]
+        [*lines, "", f"{counts}.{missing}", "", f"{found['machine']}, {dates}: `{found['command']}`"]
     )
+
+
+def updated(found: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
+    """Earlier results with the rows of the libraries that have been measured again, which get a date. Pure.
+
+    Example:
+      >>> old = {"date": "1", "rows": [{"library": "a"}, {"library": "b"}]}
+      >>> updated(old, {"date": "2", "rows": [{"library": "b", "gloo": {}}]})["rows"]
+      [{'library': 'a'}, {'library': 'b', 'gloo': {}, 'date': '2'}]
+    """
+    measured = {row["library"] for row in again["rows"]}
+    rows = [row for row in found["rows"] if row["library"] not in measured]
+    return {**found, "rows": rows + [{**row, "date": again["date"]} for row in again["rows"]]}
 
 
 def measure(wanted: list[str], limit_s: float) -> dict[str, Any]:
@@ -206,6 +235,9 @@ def main() -> int:
         "--only", nargs="+", default=[], metavar="LIBRARY", help="these libraries; writes nothing"
     )
     parser.add_argument(
+        "--update", action="store_true", help="with --only: replace their rows in the results"
+    )
+    parser.add_argument(
         "--limit", type=float, default=120.0, metavar="S", help="seconds until a program hangs"
     )
     parser.add_argument("--render", action="store_true", help="write the page from the last results")
@@ -214,7 +246,9 @@ def main() -> int:
         render()
         return 0
     found = measure(flags.only, flags.limit)
-    if not flags.only:
+    if flags.update:
+        found = updated(json.loads(RESULTS.read_text()), found)
+    if flags.update or not flags.only:
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
         render()
     worse = [row for row in found["rows"] if row["gloo"]["how"] == "passed" != row["samestep"]["how"]]
