@@ -88,13 +88,13 @@ std::shared_ptr<Communicator> ExchangeCommunicator::make_child(std::span<const i
     options.hosts.clear();
     for (const int rank : ranks) options.hosts.push_back(engine_->options().hosts[static_cast<std::size_t>(rank)]);
   }
-  // A transport is not thread-safe, and threads that wait in this group use it.
-  const std::lock_guard lock(engine_->mutex());
   return make_child(ranks, std::move(options), deadline);
 }
 
 std::shared_ptr<Communicator> ExchangeCommunicator::make_child(std::span<const int> ranks, ExchangeOptions options,
                                                                const Deadline&) {
+  // A transport is not thread-safe, and threads that wait in this group use it.
+  const std::lock_guard lock(engine_->mutex());
   return std::make_shared<ExchangeCommunicator>(engine_->transport().subset_with(ranks, options.id), options);
 }
 
@@ -129,8 +129,9 @@ std::shared_ptr<Communicator> ExchangeCommunicator::split(int color, int key, co
                       Signature{CollectiveType::make_group, DType::uint8, ReduceOp::sum, -1, {}}, std::move(transfers)),
                   deadline);
   // Before ranks without a group return: `children_` must stay equal on all ranks, because later default names contain
-  // it.
-  const std::string text = called.empty() ? str(name(), "/split ", children_++, " color ", color) : called;
+  // it. relaxed: see there.
+  const int split = children_.fetch_add(1, std::memory_order_relaxed);
+  const std::string text = called.empty() ? str(name(), "/split ", split, " color ", color) : called;
   if (color < 0) return nullptr;
   std::vector<int> members;
   std::uint32_t group_number = 0;

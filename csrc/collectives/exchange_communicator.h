@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 #include "collectives/pairwise_exchange.h"
@@ -82,7 +83,7 @@ class ExchangeCommunicator : public Communicator {
   std::uint32_t reserve_group_id() const;
 
   std::shared_ptr<ProgressEngine> engine_;
-  int children_ = 0;
+  std::atomic<int> children_ = 0;  // relaxed: a number for names
 };
 
 }  // namespace samestep

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 
 #include "collectives/one_shot_reduction.h"
 #include "collectives/select_algorithm.h"
@@ -24,25 +25,24 @@ std::shared_ptr<std::byte> share_leave_flags(const HierarchicalGroup& group, con
   std::vector<int> members;
   // LocalPeers numbers the ranks of the host, not those of the group.
   for (const int rank : group.local_ranks()) members.push_back(group.topology.location(rank).local_rank);
-  return group.peers->share(members, LeaveFlags::nbytes_for(members.size()), deadline);
+  return group.peers->share(members, LeaveFlags::nbytes_for(members.size()), group.numbers.own(), deadline);
 }
 
 }  // namespace
 
-std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::open(std::unique_ptr<Transport> transport,
-                                                                         std::vector<RankLocation> topology,
-                                                                         std::shared_ptr<LocalPeers> host,
-                                                                         ExchangeOptions options,
-                                                                         const Deadline& deadline) {
+std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::open(
+    std::unique_ptr<Transport> transport, std::vector<RankLocation> topology, std::shared_ptr<LocalPeers> host,
+    ExchangeOptions options, const Deadline& deadline, std::uint64_t number) {
   auto engine = std::make_shared<ProgressEngine>(std::move(transport), std::move(options));
-  return over(std::move(engine), std::move(topology), std::move(host), deadline);
+  return over(std::move(engine), std::move(topology), std::move(host), deadline, number);
 }
 
 std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::over(std::shared_ptr<ProgressEngine> engine,
                                                                          std::vector<RankLocation> topology,
                                                                          std::shared_ptr<LocalPeers> host,
-                                                                         const Deadline& deadline) {
-  auto group = std::make_shared<HierarchicalGroup>(Topology(std::move(topology)), engine->rank());
+                                                                         const Deadline& deadline,
+                                                                         std::uint64_t number) {
+  auto group = std::make_shared<HierarchicalGroup>(Topology(std::move(topology)), engine->rank(), number);
   group->peers = std::move(host);
   group->leave_flags = share_leave_flags(*group, deadline);
   const auto local_index = static_cast<std::size_t>(group->topology.local_index(group->rank));
@@ -60,13 +60,19 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::make_child(std::span<con
     topology.push_back(group_->topology.location(rank));
     local_ranks.push_back(topology.back().local_rank);
   }
+  // A transport is not thread-safe, and threads that wait in this group use it. Not held where ranks of a host wait for
+  // each other.
+  std::unique_lock lock(shared_engine().mutex());
+  const std::uint64_t number = group_->numbers.next(ranks);
   const auto same_host = [&](const RankLocation& location) { return location.host == topology[0].host; };
   // Ranks of one host need no transport between hosts.
   if (topology.size() > 1 && std::all_of(topology.begin(), topology.end(), same_host)) {
-    return NodeCommunicator::open(group_->peers, std::move(local_ranks), std::move(options), deadline);
+    lock.unlock();
+    return NodeCommunicator::open(group_->peers, std::move(local_ranks), std::move(options), deadline, number);
   }
   auto transport = shared_engine().transport().subset_with(ranks, options.id);
-  return open(std::move(transport), std::move(topology), group_->peers, std::move(options), deadline);
+  lock.unlock();
+  return open(std::move(transport), std::move(topology), group_->peers, std::move(options), deadline, number);
 }
 
 Communicator::WorkPtr HierarchicalCommunicator::start_collective(const CollectiveArgs& args) {

@@ -18,15 +18,18 @@ namespace samestep {
 /// order within each host and then over hosts.
 class HierarchicalCommunicator final : public ExchangeCommunicator {
  public:
-  /// `topology`: by rank. `host`: the peers of this rank; null if it is alone on its host. Collective over each host.
+  /// `topology`: by rank. `host`: the peers of this rank; null if it is alone on its host. `number`: see GroupNumbers.
+  /// Collective over each host.
   static std::shared_ptr<HierarchicalCommunicator> open(std::unique_ptr<Transport> transport,
                                                         std::vector<RankLocation> topology,
                                                         std::shared_ptr<LocalPeers> host, ExchangeOptions options,
-                                                        const Deadline& deadline);
+                                                        const Deadline& deadline,
+                                                        std::uint64_t number = GroupNumbers::kWorld);
   /// The same with an engine that operations over the transport alone use already.
   static std::shared_ptr<HierarchicalCommunicator> over(std::shared_ptr<ProgressEngine> engine,
                                                         std::vector<RankLocation> topology,
-                                                        std::shared_ptr<LocalPeers> host, const Deadline& deadline);
+                                                        std::shared_ptr<LocalPeers> host, const Deadline& deadline,
+                                                        std::uint64_t number = GroupNumbers::kWorld);
 
   HierarchicalCommunicator(std::shared_ptr<ProgressEngine> engine, std::shared_ptr<HierarchicalGroup> group)
       : ExchangeCommunicator(std::move(engine), "hierarchical"), group_(std::move(group)) {

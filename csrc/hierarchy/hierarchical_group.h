@@ -10,16 +10,18 @@
 
 #include "hierarchy/topology.h"
 #include "shm/local_peers.h"
+#include "transport/group_numbers.h"
 
 namespace samestep {
 
 /// What the operations of a group over several hosts share.
 struct HierarchicalGroup {
-  HierarchicalGroup(Topology all_locations, int rank_of_group)
-      : topology(std::move(all_locations)), rank(rank_of_group) {}
+  HierarchicalGroup(Topology all_locations, int rank_of_group, std::uint64_t number)
+      : topology(std::move(all_locations)), rank(rank_of_group), numbers(number) {}
 
   Topology topology;
   int rank;
+  GroupNumbers numbers;                    ///< of the groups made from this one
   std::shared_ptr<LocalPeers> peers;       ///< null if this rank is alone on its host
   std::shared_ptr<std::byte> leave_flags;  ///< shared by the ranks of the group on this host, see LeaveFlags
   std::vector<std::byte> bounce = {};      ///< scratch memory for elements read from other ranks

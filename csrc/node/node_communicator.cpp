@@ -48,12 +48,15 @@ bool wait_for_headers(const ProgressEngine& engine, ShmHeaderExchange& header_ex
 }  // namespace
 
 std::shared_ptr<NodeCommunicator> NodeCommunicator::open(std::shared_ptr<LocalPeers> host, std::vector<int> members,
-                                                         ExchangeOptions options, const Deadline& deadline) {
+                                                         ExchangeOptions options, const Deadline& deadline,
+                                                         std::uint64_t number) {
   const int size = static_cast<int>(members.size());
   const auto me = std::find(members.begin(), members.end(), host->rank());
   auto group = std::make_shared<NodeGroup>();
   group->rank = static_cast<int>(me - members.begin());
-  group->region = std::make_shared<ShmRegion>(host->share(members, ShmRegion::nbytes_for(size), deadline), size);
+  group->numbers = GroupNumbers(number);
+  group->region =
+      std::make_shared<ShmRegion>(host->share(members, ShmRegion::nbytes_for(size), number, deadline), size);
   group->peers = std::move(host);
   group->members = std::move(members);
   // The engine owns the transport and the header exchange. The group keeps plain pointers to both, for what only ranks
@@ -70,7 +73,10 @@ std::shared_ptr<Communicator> NodeCommunicator::make_child(std::span<const int> 
                                                            const Deadline& deadline) {
   std::vector<int> members;
   for (const int rank : ranks) members.push_back(group_->member(rank));
-  return open(group_->peers, std::move(members), std::move(options), deadline);
+  std::unique_lock lock(shared_engine().mutex());
+  const std::uint64_t number = group_->numbers.next(ranks);
+  lock.unlock();
+  return open(group_->peers, std::move(members), std::move(options), deadline, number);
 }
 
 Communicator::WorkPtr NodeCommunicator::start_collective(const CollectiveArgs& args) {

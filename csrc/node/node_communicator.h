@@ -16,9 +16,10 @@ namespace samestep {
 class NodeCommunicator final : public ExchangeCommunicator {
  public:
   /// The group of `members`: ranks on the host, this rank among them, in the order of their new ranks. Collective over
-  /// them.
+  /// them. `number`: see GroupNumbers.
   static std::shared_ptr<NodeCommunicator> open(std::shared_ptr<LocalPeers> host, std::vector<int> members,
-                                                ExchangeOptions options, const Deadline& deadline);
+                                                ExchangeOptions options, const Deadline& deadline,
+                                                std::uint64_t number = GroupNumbers::kWorld);
 
   NodeCommunicator(std::shared_ptr<ProgressEngine> engine, std::shared_ptr<NodeGroup> group)
       : ExchangeCommunicator(std::move(engine)), group_(std::move(group)), memory_(group_->peers, group_->members) {}

@@ -14,6 +14,7 @@
 #include "shm/shm_header_exchange.h"
 #include "shm/shm_region.h"
 #include "shm/shm_transport.h"
+#include "transport/group_numbers.h"
 
 namespace samestep {
 
@@ -23,6 +24,7 @@ struct NodeGroup {
   std::shared_ptr<LocalPeers> peers;
   std::vector<int> members;  ///< by rank of the group: the rank on the host
   int rank = 0;
+  GroupNumbers numbers;  ///< of the groups made from this one
   ShmHeaderExchange* header_exchange = nullptr;
   ShmTransport* transport = nullptr;
 

@@ -20,9 +20,9 @@ class LocalPeers {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  /// Memory that `members` share, this rank among them; initially zero. Collective over them, in the same order on all.
-  /// Throws TimeoutError at the deadline.
-  virtual std::shared_ptr<std::byte> share(std::span<const int> members, std::size_t nbytes,
+  /// Memory that `members` share, this rank among them; initially zero. Collective over them; calls with the same
+  /// `number`, see GroupNumbers, come in the same order on all. Throws TimeoutError at the deadline. Thread-safe.
+  virtual std::shared_ptr<std::byte> share(std::span<const int> members, std::size_t nbytes, std::uint64_t number,
                                            const Deadline& deadline) = 0;
 
   /// The address of this rank's memory for other ranks: an offset in shared memory, or an address in this process.

@@ -22,12 +22,12 @@ namespace {
 
 /// Accompanies a descriptor.
 struct FdMessage {
-  enum class Kind : std::uint32_t { region, segment } kind;
-  std::uint32_t number;
+  enum class Kind : std::uint64_t { region, segment } kind;
+  std::uint64_t number;  // of the group or of the segment
 };
 
 constexpr int kOffsetBits = 40;
-constexpr std::uint32_t kMaxSegments = 1u << 20;
+constexpr std::uint64_t kMaxSegments = 1u << 20;
 
 class ProcessPeers final : public LocalPeers {
  public:
@@ -41,7 +41,8 @@ class ProcessPeers final : public LocalPeers {
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(peers_.size()); }
-  std::shared_ptr<std::byte> share(std::span<const int> members, std::size_t nbytes, const Deadline& deadline) override;
+  std::shared_ptr<std::byte> share(std::span<const int> members, std::size_t nbytes, std::uint64_t number,
+                                   const Deadline& deadline) override;
   std::uint64_t to_remote_address(const void* data, std::size_t nbytes) override;
   std::byte* map_peer_memory(int peer, std::uint64_t address, std::size_t nbytes) override;
   std::shared_ptr<SharedHeap> heap() override { return heap_; }
@@ -68,7 +69,7 @@ class ProcessPeers final : public LocalPeers {
     pid_t pid = 0;
     ProcessWatch watch;
     std::vector<Segment> segments;
-    std::deque<SharedMemory> regions;  // received and not yet used
+    std::deque<std::pair<std::uint64_t, SharedMemory>> regions;  // received and not yet used, with their numbers
   };
 
   /// Whether `errno` says that CMA is forbidden, although it was allowed when the ranks connected.
@@ -77,8 +78,9 @@ class ProcessPeers final : public LocalPeers {
   const Peer& of(int peer) const { return peers_[static_cast<std::size_t>(peer)]; }
   bool probe_cma(const std::vector<std::uint64_t>& probes);
   bool send_segment(std::uint32_t number, const SharedMemory& segment);
-  std::optional<UnixSocket::Packet> receive(int peer, const Deadline& deadline);
-  void receive_fd(int peer, const Deadline& deadline);
+  bool receive_fd(int peer);
+  [[noreturn]] static void throw_late(int peer, const Deadline& deadline);
+  std::optional<SharedMemory> take_region(int owner, std::uint64_t number);
   static void see(Segment& segment, std::size_t offset, std::size_t nbytes);
 
   int rank_;
@@ -150,25 +152,21 @@ bool ProcessPeers::send_segment(std::uint32_t number, const SharedMemory& segmen
   return true;
 }
 
-std::optional<UnixSocket::Packet> ProcessPeers::receive(int peer, const Deadline& deadline) {
+/// Takes the next packet of a peer. False if none has arrived. Requires the mutex, which nobody holds who waits for
+/// one.
+bool ProcessPeers::receive_fd(int peer) {
+  std::optional<UnixSocket::Packet> packet;
   try {
-    return of(peer).socket.receive(deadline);
+    packet = of(peer).socket.receive_now();
   } catch (const PeerLostError&) {
     throw PeerLostError(str("rank ", peer, " of this host has not shared its memory: its process has ended"));
   }
-}
-
-void ProcessPeers::receive_fd(int peer, const Deadline& deadline) {
-  auto packet = receive(peer, deadline);
-  if (!packet) {
-    throw TimeoutError(
-        str("rank ", peer, " of this host has not shared its memory after ", deadline.timeout().count(), " s"));
-  }
+  if (!packet) return false;
   FdMessage message;
   if (packet->bytes.size() == sizeof message) std::memcpy(&message, packet->bytes.data(), sizeof message);
   // The number determines the length of a table, so it is bounded.
   if (packet->bytes.size() != sizeof message || !packet->fd || message.kind > FdMessage::Kind::segment ||
-      message.number >= kMaxSegments) {
+      (message.kind == FdMessage::Kind::segment && message.number >= kMaxSegments)) {
     throw Error("an unknown packet came from a rank of this host");
   }
   SharedMemory memory = SharedMemory::open(std::move(packet->fd));
@@ -176,33 +174,54 @@ void ProcessPeers::receive_fd(int peer, const Deadline& deadline) {
   // process.
   memory.close_fd();
   if (message.kind == FdMessage::Kind::region) {
-    of(peer).regions.push_back(std::move(memory));
+    of(peer).regions.emplace_back(message.number, std::move(memory));
   } else {
     std::vector<Segment>& segments = of(peer).segments;
     segments.resize(std::max<std::size_t>(segments.size(), message.number + 1));
     segments[message.number].memory = std::move(memory);
   }
+  return true;
 }
 
-std::shared_ptr<std::byte> ProcessPeers::share(std::span<const int> members, std::size_t nbytes,
-                                               const Deadline& deadline) {
+void ProcessPeers::throw_late(int peer, const Deadline& deadline) {
+  throw TimeoutError(
+      str("rank ", peer, " of this host has not shared its memory after ", deadline.timeout().count(), " s"));
+}
+
+std::optional<SharedMemory> ProcessPeers::take_region(int owner, std::uint64_t number) {
   const std::lock_guard lock(mutex_);
-  SharedMemory memory;
-  if (const int owner = members.front(); owner == rank_) {
-    memory = SharedMemory::make("samestep", nbytes);
-    const FdMessage message{FdMessage::Kind::region, 0};
-    for (const int peer : members) {
-      if (peer != rank_) of(peer).socket.send(&message, sizeof message, &memory.fd());
-    }
-    memory.close_fd();
-  } else {
-    // An owner makes regions in the same order on all members, and its packets arrive in order, so the first one that
-    // is left is the one that is wanted. Segments of its heap may come in between.
-    while (of(owner).regions.empty()) receive_fd(owner, deadline);
-    memory = std::move(of(owner).regions.front());
-    of(owner).regions.pop_front();
+  // What several threads wait for comes in one stream, with segments of the owner's heap in between.
+  while (receive_fd(owner)) {
   }
-  const auto kept = std::make_shared<SharedMemory>(std::move(memory));
+  auto& regions = of(owner).regions;
+  const auto found = std::ranges::find(regions, number, [](const auto& region) { return region.first; });
+  if (found == regions.end()) return std::nullopt;
+  std::optional<SharedMemory> taken = std::move(found->second);
+  regions.erase(found);
+  return taken;
+}
+
+std::shared_ptr<std::byte> ProcessPeers::share(std::span<const int> members, std::size_t nbytes, std::uint64_t number,
+                                               const Deadline& deadline) {
+  std::optional<SharedMemory> memory;
+  if (const int owner = members.front(); owner == rank_) {
+    const std::lock_guard lock(mutex_);
+    memory = SharedMemory::make("samestep", nbytes);
+    const FdMessage message{FdMessage::Kind::region, number};
+    for (const int peer : members) {
+      if (peer != rank_) of(peer).socket.send(&message, sizeof message, &memory->fd());
+    }
+    memory->close_fd();
+  } else {
+    // The mutex is free while this thread waits. The owner may itself wait, in another thread, for what a second thread
+    // of this rank will share; and the wait may take Python's lock, whose holder may want the mutex.
+    const int fd = of(owner).socket.fd().get();
+    while (!(memory = take_region(owner, number))) {
+      if (deadline.passed()) throw_late(owner, deadline);
+      wait_until_readable({&fd, 1});
+    }
+  }
+  const auto kept = std::make_shared<SharedMemory>(std::move(*memory));
   return {kept, kept->data()};
 }
 
@@ -220,8 +239,13 @@ std::byte* ProcessPeers::map_peer_memory(int peer, std::uint64_t address, std::s
   const std::size_t offset = address & ((std::uint64_t{1} << kOffsetBits) - 1);
   const std::lock_guard lock(mutex_);
   std::vector<Segment>& segments = of(peer).segments;
-  // The peer sent the descriptor before it posted the address, so it has arrived.
-  while (segments.size() <= number || !segments[number].memory) receive_fd(peer, Deadline::after(Seconds(10)));
+  if (segments.size() <= number || !segments[number].memory) {
+    // The peer sent the descriptor before it posted the address, so it has arrived.
+    const Deadline deadline = Deadline::after(Seconds(10));
+    while (segments.size() <= number || !segments[number].memory) {
+      if (!receive_fd(peer) && deadline.passed()) throw_late(peer, deadline);
+    }
+  }
   Segment& segment = segments[number];
   if (offset < segment.seen_from || offset + nbytes > segment.seen_to) see(segment, offset, nbytes);
   return segment.memory.data() + offset;

@@ -1,21 +1,23 @@
 #include "tcp/tcp_transport.h"
 
-#include <map>
-
 #include "collectives/exchange_communicator.h"
 #include "tcp/mesh.h"
+#include "transport/group_numbers.h"
 #include "transport/tags.h"
 
 namespace samestep {
 namespace {
 
-constexpr tcp::Mesh::Group kWorld = 1;
 constexpr std::size_t kShortMessage = 16 << 10;
 
 class TcpTransport final : public Transport {
  public:
   TcpTransport(std::shared_ptr<tcp::Mesh> mesh, tcp::Mesh::Group group, std::vector<int> members)
-      : mesh_(std::move(mesh)), group_(group), members_(std::move(members)), rank_of_(world_size(), -1) {
+      : mesh_(std::move(mesh)),
+        group_(group),
+        numbers_(group),
+        members_(std::move(members)),
+        rank_of_(world_size(), -1) {
     for (std::size_t i = 0; i < members_.size(); ++i)
       rank_of_[static_cast<std::size_t>(members_[i])] = static_cast<int>(i);
     rank_ = rank_of_[static_cast<std::size_t>(mesh_->rank())];
@@ -67,7 +69,7 @@ class TcpTransport final : public Transport {
   std::unique_ptr<Transport> subset(std::span<const int> ranks) override {
     std::vector<int> members;
     for (const int rank : ranks) members.push_back(member(rank));
-    const tcp::Mesh::Group group = number_of_next(members);
+    const tcp::Mesh::Group group = numbers_.next(members);
     return std::make_unique<TcpTransport>(mesh_, group, std::move(members));
   }
 
@@ -105,27 +107,13 @@ class TcpTransport final : public Transport {
     return {met.source < 0 ? -1 : rank_of_[static_cast<std::size_t>(met.source)], met.tag};
   }
 
-  /// All members count the groups that they make of the same ranks in the same order, so they agree without messages.
-  tcp::Mesh::Group number_of_next(const std::vector<int>& members) {
-    std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a, by words
-    const auto mix = [&hash](std::uint64_t word) {
-      hash = (hash ^ word) * 0x100000001b3u;
-      hash ^= hash >> 29;
-    };
-    mix(group_);
-    mix(made_[members]++);
-    for (const int member : members) mix(static_cast<std::uint64_t>(member) + 1);
-    // Never the number of the world.
-    return hash | (1ull << 63);
-  }
-
   std::shared_ptr<tcp::Mesh> mesh_;
   tcp::Mesh::Group group_;
+  GroupNumbers numbers_;      // of the groups made from this one
   std::vector<int> members_;  // by rank of the group, ranks of the world
   std::vector<int> rank_of_;  // by rank of the world
   int rank_ = -1;
   std::vector<bool> reported_;
-  std::map<std::vector<int>, std::uint64_t> made_;  // groups by their members
 };
 
 }  // namespace
@@ -137,7 +125,8 @@ std::unique_ptr<Transport> make_tcp_transport(int rank, std::vector<TcpPeer> pee
     members.push_back(static_cast<int>(ends.size()));
     ends.push_back({std::move(peer.fd), std::move(peer.where)});
   }
-  return std::make_unique<TcpTransport>(std::make_shared<tcp::Mesh>(rank, std::move(ends)), kWorld, std::move(members));
+  return std::make_unique<TcpTransport>(std::make_shared<tcp::Mesh>(rank, std::move(ends)), GroupNumbers::kWorld,
+                                        std::move(members));
 }
 
 std::shared_ptr<Communicator> open_tcp_world(int rank, std::vector<TcpPeer> peers, const ExchangeOptions& options) {

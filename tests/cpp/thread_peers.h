@@ -24,7 +24,7 @@ class ThreadPeers final : public LocalPeers {
   struct SharedState {
     std::mutex mutex;
     std::condition_variable changed;
-    std::map<std::vector<int>, std::vector<std::shared_ptr<std::byte>>> regions;  // by members, in order of making
+    std::map<std::uint64_t, std::vector<std::shared_ptr<std::byte>>> regions;  // by group, in order of making
     std::vector<bool> dead = std::vector<bool>(8);
   };
 
@@ -36,12 +36,12 @@ class ThreadPeers final : public LocalPeers {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
-  std::shared_ptr<std::byte> share(std::span<const int> members, std::size_t nbytes, const Deadline&) override {
-    const std::vector<int> key(members.begin(), members.end());
+  std::shared_ptr<std::byte> share(std::span<const int> members, std::size_t nbytes, std::uint64_t number,
+                                   const Deadline&) override {
     std::unique_lock lock(state_->mutex);
-    auto& made = state_->regions[key];
-    const std::size_t mine = taken_[key]++;
-    if (rank_ == key.front()) {
+    auto& made = state_->regions[number];
+    const std::size_t mine = taken_[number]++;
+    if (rank_ == members.front()) {
       auto* const memory = static_cast<std::byte*>(::operator new(nbytes, std::align_val_t{4096}));
       std::memset(memory, 0, nbytes);
       made.emplace_back(memory, [](std::byte* m) { ::operator delete(m, std::align_val_t{4096}); });
@@ -89,7 +89,7 @@ class ThreadPeers final : public LocalPeers {
 
  private:
   std::shared_ptr<SharedState> state_;
-  std::map<std::vector<int>, std::size_t> taken_;
+  std::map<std::uint64_t, std::size_t> taken_;
   int rank_, size_;
   Reach reach_;
   std::shared_ptr<SharedHeap> heap_;

@@ -22,7 +22,7 @@ class WatchedPeers final : public LocalPeers {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  std::shared_ptr<std::byte> share(std::span<const int>, std::size_t, const Deadline&) override {
+  std::shared_ptr<std::byte> share(std::span<const int>, std::size_t, std::uint64_t, const Deadline&) override {
     return {std::shared_ptr<void>(), explorer().memory().base()};
   }
   std::uint64_t to_remote_address(const void* data, std::size_t) override {
@@ -72,7 +72,7 @@ void World::set_up() {
     auto group = std::make_shared<NodeGroup>();
     group->rank = rank;
     group->peers = std::make_shared<WatchedPeers>(rank, size_, reach_);
-    group->region = std::make_shared<ShmRegion>(group->peers->share({}, 0, Deadline::after(Seconds(1))), size_);
+    group->region = std::make_shared<ShmRegion>(group->peers->share({}, 0, 0, Deadline::after(Seconds(1))), size_);
     group->members.resize(static_cast<std::size_t>(size_));
     std::iota(group->members.begin(), group->members.end(), 0);
     auto header_exchange = std::make_unique<ShmHeaderExchange>(group->region, rank);
