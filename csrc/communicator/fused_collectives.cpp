@@ -1,10 +1,12 @@
 #include "communicator/fused_collectives.h"
 
 #include <algorithm>
+#include <chrono>
 #include <type_traits>
 
 #include "core/error.h"
 #include "core/format.h"
+#include "core/wait_hooks.h"
 #include "kernels/stream.h"
 
 namespace samestep {
@@ -75,6 +77,29 @@ std::vector<RemoteSegment> pieces_of(std::span<const Buffer> buffers, std::span<
 
 }  // namespace
 
+FusedCollectives::Turn::Turn(FusedCollectives& owner, const Deadline& deadline) : owner_(owner) {
+  constexpr std::chrono::milliseconds kLookEvery{20};  // for Ctrl-C
+  std::unique_lock lock(owner.mutex_);
+  while (!owner.freed_.wait_for(lock, kLookEvery, [&] { return !owner.is_taken_; })) {
+    lock.unlock();
+    wait_hooks().interrupt();
+    if (deadline.passed()) {
+      throw TimeoutError(str("group '", owner.communicator_->name(), "': another thread of this rank has been in a ",
+                             "collective over many arrays for ", deadline.timeout().count(), " s"));
+    }
+    lock.lock();
+  }
+  owner.is_taken_ = true;
+}
+
+FusedCollectives::Turn::~Turn() {
+  {
+    const std::lock_guard lock(owner_.mutex_);
+    owner_.is_taken_ = false;
+  }
+  owner_.freed_.notify_one();
+}
+
 std::byte* FusedCollectives::memory() {
   // In shared memory if possible: operations of the group then need no copy of their own.
   if (memory_ == nullptr && peer_memory_ != nullptr) memory_ = peer_memory_->allocate(kMaxPackedBytes);
@@ -105,6 +130,7 @@ void FusedCollectives::throw_peer_lost(int peer, const Deadline& deadline) {
 }
 
 void FusedCollectives::bcast(std::span<const Buffer> buffers, int root, const Deadline& deadline) {
+  const Turn turn(*this, deadline);
   std::vector<Buffer> small;
   for (const Buffer& buffer : buffers) {
     if (buffer.nbytes() < kMinUnpackedBytes) {
@@ -200,6 +226,7 @@ void FusedCollectives::allreduce(std::span<const ConstBuffer> in, std::span<cons
   };
   for (std::size_t i = 0; i < in.size(); ++i)
     checks::arguments(call(in[i], out[i]), 0, 1);  // before any buffer is changed
+  const Turn turn(*this, deadline);
   std::vector<std::size_t> small;
   for (std::size_t i = 0; i < in.size(); ++i) {
     if (in[i].nbytes() < kMinUnpackedBytes) {

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -12,6 +14,8 @@ namespace samestep {
 /// Blocking collectives over many buffers in few messages: small buffers are packed into one message, large ones are
 /// not copied. The caller has checked that number, counts and dtypes of the buffers agree on all ranks. All are
 /// contiguous host memory, and no two overlap.
+///
+/// Thread-safe: calls from several threads run one at a time, since they pack into the same memory.
 class FusedCollectives {
  public:
   explicit FusedCollectives(std::shared_ptr<Communicator> communicator)
@@ -33,6 +37,18 @@ class FusedCollectives {
   void run(const CollectiveArgs& call, const Deadline& deadline);
 
  private:
+  /// Between its construction and its end no other thread is in a call. Throws TimeoutError at the deadline.
+  class Turn {
+   public:
+    Turn(FusedCollectives& owner, const Deadline& deadline);
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    ~Turn();
+
+   private:
+    FusedCollectives& owner_;
+  };
+
   static constexpr std::size_t kMinUnpackedBytes = 512 << 10;  // a copy of more bytes costs more than a message
   static constexpr std::size_t kPipelineDepth = 6;             // segments of a double-buffered broadcast, each of:
   static constexpr std::size_t kMinPipelineBytes = 64 << 10, kMaxPipelineBytes = 512 << 10;
@@ -51,6 +67,9 @@ class FusedCollectives {
   std::shared_ptr<Communicator> communicator_;
   PeerMemory* peer_memory_;            // of the communicator; may be null
   std::shared_ptr<std::byte> memory_;  // kMaxPackedBytes
+  std::mutex mutex_;                   // of `is_taken_`; held for moments only
+  std::condition_variable freed_;
+  bool is_taken_ = false;  // a Turn exists
 };
 
 }  // namespace samestep

@@ -1,4 +1,4 @@
-"""Several threads of each rank at once, in different groups and in groups that they make."""
+"""Several threads of each rank at once: in different groups, in groups that they make, and at one operation."""
 
 import functools
 
@@ -7,6 +7,8 @@ import pytest
 import samestep as ss
 from at_once import run_at_once
 from reference import assert_same
+from samestep import _core
+from samestep.trees import fusion
 
 # Without the GIL the threads run in parallel; with it, whenever one waits.
 pytestmark = pytest.mark.ranks(1, 2, 3, backends=("self", "native", "tcp", "mpi"))
@@ -141,3 +143,23 @@ def test_groups_that_threads_make_and_close(group):
             assert made.closed
 
     in_every_group(group, use)
+
+
+def test_calls_of_one_group_take_turns(group):
+    """Calls that match in any order: the group makes them one at a time, and each gets its whole result."""
+    fused = fusion.fused(group)
+
+    def whole():
+        for _ in range(ROUNDS):
+            assert_same(group.allreduce(np.ones(1)), np.full(1, float(group.size)))
+
+    def packed():
+        for _ in range(ROUNDS):
+            tree = {"a": np.full(3000, group.rank + 1.0), "b": np.full(3000, 10.0 * (group.rank + 1))}
+            fused.allreduce(_core.fast_tree(tree), ss.SUM.value, 1.0, group.timeout)
+            ranks = group.size * (group.size + 1) / 2
+            assert_same(tree["a"], np.full(3000, ranks))
+            assert_same(tree["b"], np.full(3000, 10 * ranks))
+
+    run_at_once([whole] * N_THREADS)
+    run_at_once([packed] * N_THREADS)
