@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bindings/array_sources.h"
+#include "bindings/free_threading.h"
 #include "core/error.h"
 #include "core/format.h"
 
@@ -146,9 +147,8 @@ StreamHandle find_stream(PyObject* object, ArrayView& view) {
   if (const auto known = sources::current_stream(sources::facts_of(Py_TYPE(object)), view.device)) {
     return view.stream = *known;
   }
-  static PyObject* const stream_of =  // held for the life of the process
-      py::object(py::module_::import("samestep.arrays.streams").attr("stream_of")).release().ptr();
-  const auto stream = py::reinterpret_steal<py::object>(PyObject_CallOneArg(stream_of, object));
+  constinit static CachedAttribute stream_of("samestep.arrays.streams", "stream_of");
+  const auto stream = py::reinterpret_steal<py::object>(PyObject_CallOneArg(stream_of.get(), object));
   if (!stream) throw py::error_already_set();
   view.stream = stream.is_none() ? kNoStream : stream.cast<StreamHandle>();
   return view.stream;
@@ -156,9 +156,8 @@ StreamHandle find_stream(PyObject* object, ArrayView& view) {
 
 void bump_version(PyObject* object) {
   if (!sources::facts_of(Py_TYPE(object)).torch) return;
-  static PyObject* const increment_version =  // held for the life of the process, as torch is
-      py::object(py::module_::import("torch.autograd.graph").attr("increment_version")).release().ptr();
-  PyObject* done = PyObject_CallOneArg(increment_version, object);
+  constinit static CachedAttribute increment_version("torch.autograd.graph", "increment_version");
+  PyObject* done = PyObject_CallOneArg(increment_version.get(), object);
   if (!done) throw py::error_already_set();
   Py_DECREF(done);
 }

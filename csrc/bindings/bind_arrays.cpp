@@ -10,6 +10,7 @@
 
 #include "bindings/array_view.h"
 #include "bindings/device_copies.h"
+#include "bindings/free_threading.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "kernels/stream.h"
@@ -57,8 +58,13 @@ py::object memory_order(const py::object& object) {
 // Views of all items of the list called `list`, or an error that names the first bad one.
 // All arrays are viewed before the first byte is copied: an error leaves them as they were.
 std::vector<Array> view_all(const py::handle& arrays, const char* list, bool to_write, bool as_they_lie) {
-  const auto items = py::reinterpret_steal<py::object>(PySequence_Fast(arrays.ptr(), "arrays must be a sequence"));
+  auto items = py::reinterpret_steal<py::object>(PySequence_Fast(arrays.ptr(), "arrays must be a sequence"));
   if (!items) throw py::error_already_set();
+  // A list is not copied above, and another thread may change it.
+  if (kFreeThreaded && PyList_Check(items.ptr())) {
+    items = py::reinterpret_steal<py::object>(PyList_AsTuple(items.ptr()));
+    if (!items) throw py::error_already_set();
+  }
   const auto n = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(items.ptr()));
   std::vector<Array> views;
   views.reserve(n);

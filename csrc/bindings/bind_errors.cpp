@@ -1,5 +1,6 @@
 #include <pybind11/pybind11.h>
 
+#include <atomic>
 #include <chrono>
 #include <string_view>
 #include <thread>
@@ -89,14 +90,23 @@ void without_the_interpreter(const std::function<void()>& wait) {
   wait();
 }
 
-void set_warning_callback(py::function callback, double warn_after) {
-  // Never destroyed: a wait may outlive the interpreter's modules.
-  auto* kept = new py::function(std::move(callback));
-  wait_hooks().warn = [kept](const std::string& text) {
-    const py::gil_scoped_acquire gil;
-    (*kept)(text);
-  };
-  wait_hooks().warn_after_s = warn_after;
+/// What `warn` calls, or null. A reference that is never dropped: a wait may outlive the interpreter's modules, and
+/// another thread may be about to call the one before.
+constinit std::atomic<PyObject*> warning_callback = nullptr;
+
+void warn(const std::string& text) {
+  const py::handle callback = warning_callback.load(std::memory_order_acquire);  // pairs with set_warning_callback
+  if (!callback) return;
+  const py::gil_scoped_acquire gil;
+  callback(text);
+}
+
+void set_warning_callback(const py::function& callback, double warn_after) {
+  // relaxed: only compared. A world that is opened again passes the same function.
+  if (callback.ptr() != warning_callback.load(std::memory_order_relaxed)) {
+    warning_callback.store(callback.inc_ref().ptr(), std::memory_order_release);  // pairs with warn
+  }
+  wait_hooks().warn_after_s.store(warn_after, std::memory_order_relaxed);
 }
 
 // The fast paths do not pass through pybind11's dispatcher, so that other exceptions are translated here as well.
@@ -131,6 +141,7 @@ PyObject* make_python_error(std::exception_ptr pointer) {
 void bind_errors(py::module_& m) {
   py::register_exception_translator(&translate);
   wait_hooks().interrupt = &check_signals;
+  wait_hooks().warn = &warn;
   wait_hooks().run_without_gil = &without_the_interpreter;
   m.def("set_warning_callback", &set_warning_callback, py::arg("callback"), py::arg("warn_after"),
         "Calls `callback(text)` once for each wait that lasts longer than `warn_after` seconds.");

@@ -90,7 +90,8 @@ void add_weighted(const std::vector<std::pair<py::list, double>>& trees, const s
   for (const auto& [leaves, weight] : trees) {
     if (leaves.size() != n_leaves) throw InvalidArgumentError("add_weighted: trees differ in their leaves");
     for (std::size_t i = 0; i < n_leaves; ++i) {
-      weighted.add(i, PyList_GET_ITEM(leaves.ptr(), static_cast<Py_ssize_t>(i)), weight, starts[i + 1] - starts[i]);
+      const py::object leaf = leaves[i];
+      weighted.add(i, leaf.ptr(), weight, starts[i + 1] - starts[i]);
     }
   }
   // The arrays that hold references are declared before, so they are released after the GIL has been taken again.

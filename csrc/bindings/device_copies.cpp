@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <utility>
 
 #include "core/error.h"
@@ -14,21 +15,21 @@
 namespace samestep {
 namespace {
 
-std::array<std::shared_ptr<GpuLibrary>, 2>& registered() {
-  static auto& gpus = *new std::array<std::shared_ptr<GpuLibrary>, 2>;  // streams may be at work when the process ends
-  return gpus;
-}
+/// By kind; each is held for good, since streams may be at work when the process ends.
+constinit std::array<std::atomic<GpuLibrary*>, 2> registered = {};
 
 }  // namespace
 
 void register_gpu(std::shared_ptr<GpuLibrary> gpu) {
   const std::size_t place = gpu->kind() == DeviceKind::rocm ? 1 : 0;
-  registered()[place] = std::move(gpu);
+  const auto* const held = new std::shared_ptr<GpuLibrary>(std::move(gpu));
+  registered[place].store(held->get(), std::memory_order_release);  // pairs with gpu_of
 }
 
 GpuLibrary* gpu_of(const ArrayView& view) {
-  if (view.device.kind == DeviceKind::cuda) return registered()[0].get();
-  return view.device.kind == DeviceKind::rocm ? registered()[1].get() : nullptr;
+  if (view.device.kind != DeviceKind::cuda && view.device.kind != DeviceKind::rocm) return nullptr;
+  const std::size_t place = view.device.kind == DeviceKind::rocm ? 1 : 0;
+  return registered[place].load(std::memory_order_acquire);  // pairs with register_gpu
 }
 
 void DeviceCopies::begin(const ArrayView& view, void* to, const void* from) {

@@ -4,6 +4,7 @@
 
 #include "bindings/array_sources.h"
 #include "bindings/dlpack.h"
+#include "bindings/free_threading.h"
 #include "core/error.h"
 #include "core/format.h"
 
@@ -205,9 +206,8 @@ Managed* take(PyObject* capsule, const char* name, const char* used_name) {
 py::object stream_to_wait(const py::object& source, const TypeFacts& facts) {
   if (facts.cupy) return py::int_(-1);
   if (!facts.jax || is_jax_tracer(source.ptr())) return py::none();
-  static PyObject* const jax_stream =  // held for the life of the process
-      py::object(py::module_::import("samestep.arrays.streams").attr("jax_stream")).release().ptr();
-  return py::handle(jax_stream)(source);
+  constinit static CachedAttribute jax_stream("samestep.arrays.streams", "jax_stream");
+  return py::handle(jax_stream.get())(source);
 }
 
 // `object.__dlpack__(max_version=(1, 3))`, or without the argument for producers that do not know it.

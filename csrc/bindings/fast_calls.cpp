@@ -4,12 +4,15 @@
 #include <pybind11/pybind11.h>
 
 #include <array>
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <utility>
 
 #include "bindings/fast_method.h"
 #include "bindings/fast_views.h"
+#include "bindings/free_threading.h"
 #include "bindings/pending_work.h"
 #include "bindings/python_errors.h"
 #include "communicator/communicator.h"
@@ -26,22 +29,27 @@ struct KnownOp {
   ReduceOp op;
 };
 std::array<KnownOp, 32> known_ops{};
-std::size_t n_known_ops = 0;
+std::atomic<std::size_t> n_known_ops = 0;
 
 const ReduceOp* find_op(PyObject* object) {
-  for (std::size_t i = 0; i < n_known_ops; ++i) {
+  const std::size_t n = n_known_ops.load(std::memory_order_acquire);  // pairs with register_op: these are complete
+  for (std::size_t i = 0; i < n; ++i) {
     if (known_ops[i].object == object) return &known_ops[i].op;
   }
   return nullptr;
 }
 
 void register_op(py::object object, int op) {
-  if (n_known_ops == known_ops.size()) throw py::value_error("register_op: the table is full");
   PyObject* kept = object.release().ptr();
   // The interpreter interns literals such as "max", so that a caller's literal is this very object. A string that was
   // made at run time misses here, and the method in Python looks it up.
   if (PyUnicode_Check(kept)) PyUnicode_InternInPlace(&kept);
-  known_ops[n_known_ops++] = {kept, static_cast<ReduceOp>(op)};
+  constinit static PythonMutex mutex;
+  const std::lock_guard lock(mutex);
+  const std::size_t n = n_known_ops.load(std::memory_order_relaxed);  // relaxed: only written with the mutex held
+  if (n == known_ops.size()) throw py::value_error("register_op: the table is full");
+  known_ops[n] = {kept, static_cast<ReduceOp>(op)};
+  n_known_ops.store(n + 1, std::memory_order_release);  // pairs with find_op
 }
 
 /// An allreduce bound to a communicator, for callers that are not a FastGroup.
@@ -224,6 +232,7 @@ FastAttempt find_fast_collective(const char* name) {
 }
 
 void bind_fast_calls(py::module_& m) {
+  names();  // while one thread imports this: a static variable holds a lock while it is initialised
   m.def("register_op", &register_op, py::arg("object"), py::arg("op"),
         "Let this very object stand for an operator in fast calls.");
   m.def("fast_allreduce", &make_fast_allreduce, py::arg("communicator"), py::arg("timeout"), py::arg("general"),

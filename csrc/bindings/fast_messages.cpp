@@ -17,7 +17,7 @@ namespace py = pybind11;
 
 namespace {
 
-/// The class of the status of a received message: a subclass of tuple.
+/// The class of the status of a received message: a subclass of tuple. Set by the import that makes the fast methods.
 PyTypeObject* status_type = nullptr;
 
 /// The arguments of a call: an array, a rank and a tag.

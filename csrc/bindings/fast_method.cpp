@@ -3,12 +3,16 @@
 
 #include "bindings/fast_method.h"
 
+#include <pybind11/critical_section.h>
 #include <pybind11/pybind11.h>
 #include <structmember.h>
 
+#include <atomic>
 #include <cstddef>
 #include <new>
+#include <type_traits>
 
+#include "bindings/free_threading.h"
 #include "bindings/python_errors.h"
 
 namespace samestep {
@@ -21,7 +25,7 @@ struct FastGroup {
   PyObject ob_base;
   PyObject* held;                              // what `_comm` was set to
   std::shared_ptr<Communicator> communicator;  // null if `held` is something else, as in tests
-  double timeout;
+  std::atomic<double> timeout;                 // relaxed: nothing else is read by way of it
 };
 PyTypeObject* group_type = nullptr;
 
@@ -56,6 +60,7 @@ void group_dealloc(PyObject* self) {
 }
 
 PyObject* get_comm(PyObject* self, void* /*closure*/) {
+  const py::scoped_critical_section lock(self);  // against `set_comm`
   PyObject* const held = group_of(self).held;
   if (held == nullptr) PyErr_SetString(PyExc_AttributeError, "_comm");
   return Py_XNewRef(held);
@@ -67,20 +72,35 @@ int set_comm(PyObject* self, PyObject* value, void* /*closure*/) {
   if (value != nullptr && py::isinstance<Communicator>(py::handle(value))) {
     communicator = py::handle(value).cast<std::shared_ptr<Communicator>>();
   }
-  // Both fields change before the old values are dropped: destructors may run code that reads this group.
-  group.communicator.swap(communicator);
-  PyObject* const before = group.held;
-  group.held = Py_XNewRef(value);
+  PyObject* before = nullptr;
+  {
+    const py::scoped_critical_section lock(self);  // against `get_comm` and `communicator_of`
+    // Both fields change before the old values are dropped: destructors may run code that reads this group.
+    group.communicator.swap(communicator);
+    before = std::exchange(group.held, Py_XNewRef(value));
+  }
   Py_XDECREF(before);
   return 0;
 }
 
-PyObject* get_timeout(PyObject* self, void* /*closure*/) { return PyFloat_FromDouble(group_of(self).timeout); }
+/// Without the GIL another thread may replace the communicator meanwhile, and the call needs a reference of its own.
+using CallsCommunicator =
+    std::conditional_t<kFreeThreaded, std::shared_ptr<Communicator>, const std::shared_ptr<Communicator>&>;
+CallsCommunicator communicator_of(PyObject* self) {
+  const py::scoped_critical_section lock(self);  // against `set_comm`
+  return group_of(self).communicator;
+}
+
+double timeout_of(PyObject* self) {
+  return group_of(self).timeout.load(std::memory_order_relaxed);  // relaxed: see `timeout`
+}
+
+PyObject* get_timeout(PyObject* self, void* /*closure*/) { return PyFloat_FromDouble(timeout_of(self)); }
 
 int set_timeout(PyObject* self, PyObject* value, void* /*closure*/) {
   const double seconds = value == nullptr ? -1.0 : PyFloat_AsDouble(value);
   if (PyErr_Occurred() != nullptr) return -1;
-  group_of(self).timeout = seconds;
+  group_of(self).timeout.store(seconds, std::memory_order_relaxed);  // relaxed: see `timeout`
   return 0;
 }
 
@@ -121,22 +141,26 @@ FastMethod& method_of(PyObject* self) { return *reinterpret_cast<FastMethod*>(se
 /// Whether this is a FastGroup. A class is remembered by its version tag, which no other class ever has: to go through
 /// its bases takes some 8 ns.
 bool is_fast_group(PyObject* object) {
-  static unsigned int known = 0;
+  constinit static std::atomic<unsigned int> known = 0;
   PyTypeObject* const type = Py_TYPE(object);
+  // relaxed, as for `known`: nothing else is read by way of it. Another thread may just give the class its tag.
+  const unsigned int tag = std::atomic_ref(type->tp_version_tag).load(std::memory_order_relaxed);
   // Zero is no tag: CPython assigns tags when attributes are looked up, and may run out of them.
-  if (known != 0 && type->tp_version_tag == known) return true;
+  if (tag != 0 && tag == known.load(std::memory_order_relaxed)) return true;  // relaxed: see above
   if (!PyType_IsSubtype(type, group_type)) return false;
-  known = type->tp_version_tag;
+  known.store(tag, std::memory_order_relaxed);  // relaxed: see above
   return true;
 }
 
 PyObject* call_method(PyObject* self, PyObject* const* args, std::size_t n_args_and_flag, PyObject* keywords) {
   const FastMethod& method = method_of(self);
   const Py_ssize_t n_args = PyVectorcall_NARGS(n_args_and_flag);
-  if (n_args > 0 && is_fast_group(args[0]) && group_of(args[0]).communicator != nullptr) {
-    const FastGroup& group = group_of(args[0]);
+  if (n_args > 0 && is_fast_group(args[0])) {
     try {
-      PyObject* const result = method.attempt({group.communicator, group.timeout}, args + 1, n_args - 1, keywords);
+      CallsCommunicator communicator = communicator_of(args[0]);
+      PyObject* const result =
+          communicator == nullptr ? nullptr
+                                  : method.attempt({communicator, timeout_of(args[0])}, args + 1, n_args - 1, keywords);
       // Null without an error: the fast path has declined, and nothing has been sent.
       if (result != nullptr || PyErr_Occurred() != nullptr) return result;
     } catch (...) {

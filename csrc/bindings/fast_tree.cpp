@@ -7,6 +7,7 @@
 
 #include "bindings/array_sources.h"
 #include "bindings/fast_views.h"
+#include "bindings/free_threading.h"
 #include "communicator/fused_collectives.h"
 #include "core/error.h"
 
@@ -23,6 +24,14 @@ constexpr int kDeepest = 50;
 bool is_container(PyObject* node) {
   // Exact types only: `copy_of` makes plain containers, so a subclass would lose its class.
   return PyDict_CheckExact(node) || PyList_CheckExact(node) || PyTuple_CheckExact(node);
+}
+
+/// The entries of a dict or list as they are now. Where other threads run, `own` gets a copy, which they cannot change.
+PyObject* entries_of(PyObject* node, py::object& own) {
+  if constexpr (!kFreeThreaded) return node;
+  own = py::reinterpret_steal<py::object>(PyDict_CheckExact(node) ? PyDict_Copy(node) : PyList_AsTuple(node));
+  if (!own) throw py::error_already_set();
+  return own.ptr();
 }
 
 std::uint64_t hash_of(std::string_view text) {
@@ -42,15 +51,17 @@ py::object copy_of(PyObject* node) {
   if (PyDict_CheckExact(node)) {
     auto copy = py::reinterpret_steal<py::object>(PyDict_Copy(node));
     PyObject *key = nullptr, *value = nullptr;
-    for (Py_ssize_t at = 0; PyDict_Next(node, &at, &key, &value) != 0;) {
+    // Over the copy, which no other thread has: a dict may get new values for its keys meanwhile.
+    for (Py_ssize_t at = 0; PyDict_Next(copy.ptr(), &at, &key, &value) != 0;) {
       if (is_container(value)) PyDict_SetItem(copy.ptr(), key, copy_of(value).ptr());
     }
     return copy;
   }
   if (PyList_CheckExact(node)) {
-    py::list copy(static_cast<std::size_t>(PyList_GET_SIZE(node)));
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(node); ++i) {
-      PyList_SET_ITEM(copy.ptr(), i, copy_of(PyList_GET_ITEM(node, i)).release().ptr());
+    auto copy = py::reinterpret_steal<py::object>(PyList_GetSlice(node, 0, PY_SSIZE_T_MAX));
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(copy.ptr()); ++i) {
+      PyObject* const entry = PyList_GET_ITEM(copy.ptr(), i);
+      if (is_container(entry)) PyList_SetItem(copy.ptr(), i, copy_of(entry).release().ptr());
     }
     return copy;
   }
@@ -95,16 +106,20 @@ bool FastTree::visit(PyObject* node, int depth) {
   if (PyDict_CheckExact(node)) return visit_dict(node, depth);
   const bool is_list = PyList_CheckExact(node);
   if (!is_list && !PyTuple_CheckExact(node)) return add_leaf(node);
-  const Py_ssize_t n = is_list ? PyList_GET_SIZE(node) : PyTuple_GET_SIZE(node);
+  py::object own;
+  PyObject* const entries = is_list ? entries_of(node, own) : node;
+  const Py_ssize_t n = PySequence_Fast_GET_SIZE(entries);
   // [a, [b]] and [[a], b] have the same leaves, but must not have the same digest.
   mix_container(n, is_list ? Kind::list : Kind::tuple);
   for (Py_ssize_t i = 0; i < n; ++i) {
-    if (!visit(is_list ? PyList_GET_ITEM(node, i) : PyTuple_GET_ITEM(node, i), depth + 1)) return false;
+    if (!visit(PySequence_Fast_GET_ITEM(entries, i), depth + 1)) return false;
   }
   return true;
 }
 
-bool FastTree::visit_dict(PyObject* node, int depth) {
+bool FastTree::visit_dict(PyObject* given, int depth) {
+  py::object own;
+  PyObject* const node = entries_of(given, own);
   std::vector<std::pair<std::string_view, PyObject*>> items;
   items.reserve(static_cast<std::size_t>(PyDict_GET_SIZE(node)));
   PyObject *key = nullptr, *value = nullptr;
@@ -134,15 +149,15 @@ bool FastTree::visit_dict(PyObject* node, int depth) {
 }
 
 bool FastTree::add_leaf(PyObject* object) {
-  static PyObject* const numpy_array = py::object(py::module_::import("numpy").attr("ndarray")).release().ptr();
-  if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != numpy_array && !sources::facts_of(Py_TYPE(object)).torch)
+  constinit static CachedAttribute numpy_array("numpy", "ndarray");
+  if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != numpy_array.get() && !sources::facts_of(Py_TYPE(object)).torch)
     return false;
   Array array;
   const ArrayView* const view = borrow_view(object, true, array);
   if (view == nullptr) return false;
   mix(std::uint64_t{static_cast<std::uint8_t>(view->dtype)} << 8 | static_cast<std::uint8_t>(view->n_dims));
   for (int i = 0; i < view->n_dims; ++i) mix(static_cast<std::uint64_t>(view->shape[i]));
-  objects_.push_back(object);
+  objects_.push_back(py::reinterpret_borrow<py::object>(object));
   arrays_.push_back(std::move(array));
   return true;
 }
@@ -164,14 +179,14 @@ bool FastTree::leaves_do_not_overlap() const {
 
 py::list FastTree::objects() const {
   py::list objects;
-  for (PyObject* const object : objects_) objects.append(py::reinterpret_borrow<py::object>(object));
+  for (const py::object& object : objects_) objects.append(object);
   return objects;
 }
 
 py::object FastTree::copy() const { return copy_of(tree_.ptr()); }
 
 void FastTree::bump_versions() const {
-  for (PyObject* object : objects_) samestep::bump_version(object);
+  for (const py::object& object : objects_) samestep::bump_version(object.ptr());
 }
 
 void bind_fast_tree(py::module_& m) {

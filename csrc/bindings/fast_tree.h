@@ -33,7 +33,7 @@ class FastTree {
  private:
   explicit FastTree(pybind11::object tree) : tree_(std::move(tree)) {}
   bool visit(PyObject* node, int depth);
-  bool visit_dict(PyObject* node, int depth);
+  bool visit_dict(PyObject* given, int depth);
   bool add_leaf(PyObject* object);
   bool leaves_do_not_overlap() const;
   enum class Kind : std::uint8_t { list = 0xfd, tuple, dict };  // more than an array has dimensions, see `add_leaf`
@@ -46,7 +46,7 @@ class FastTree {
   }
 
   pybind11::object tree_;
-  std::vector<PyObject*> objects_;  // held by the tree
+  std::vector<pybind11::object> objects_;  // the tree may lose some meanwhile, to another thread
   std::vector<Array> arrays_;
   std::vector<Buffer> buffers_;
   std::uint64_t digest_ = 0;

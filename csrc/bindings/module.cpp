@@ -20,7 +20,8 @@ void bind_lists(pybind11::module_& m);
 void bind_select(pybind11::module_& m);
 }  // namespace samestep
 
-PYBIND11_MODULE(_core, m) {
+// Without the declaration an import turns the GIL of a free-threaded interpreter on again: see free_threading.h.
+PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
   m.doc() = "The C++ core of samestep. Not public: use the functions of the package.";
   samestep::bind_errors(m);
   samestep::bind_arrays(m);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <string>
 
@@ -17,9 +18,8 @@ namespace {
 
 using Npy = py::detail::npy_api;
 
-// In tables of element types: a DType, or one of these.
-constexpr std::uint8_t kRefused = 255;
-constexpr std::uint8_t kUnknown = 254;
+// In tables of element types: a DType, or this.
+constexpr std::uint8_t kRefused = 254;
 
 constexpr std::uint8_t code(DType dtype) { return static_cast<std::uint8_t>(dtype); }
 
@@ -61,16 +61,16 @@ std::uint8_t look_up_name(PyObject* descr) {
 std::uint8_t registered(PyObject* descr, int type_num) {
   constexpr int kFirst = 256;
   // NumPy numbers registered types upwards in the order of registration, so that a number keeps its meaning.
-  static std::array<std::uint8_t, 64> known = [] {
-    std::array<std::uint8_t, 64> unknown;
-    unknown.fill(kUnknown);
-    return unknown;
-  }();
+  // Each is one more than the code, and 0 while it is unknown.
+  constinit static std::array<std::atomic<std::uint8_t>, 64> known{};
   if (type_num < kFirst) return kRefused;
   const auto index = static_cast<std::size_t>(type_num - kFirst);
   if (index >= known.size()) return look_up_name(descr);
-  if (known[index] == kUnknown) known[index] = look_up_name(descr);
-  return known[index];
+  // relaxed, also below: all threads find the same
+  if (const std::uint8_t found = known[index].load(std::memory_order_relaxed); found != 0) return found - 1;
+  const std::uint8_t found = look_up_name(descr);
+  known[index].store(found + 1, std::memory_order_relaxed);  // relaxed: see above
+  return found;
 }
 
 std::string cure(const py::detail::PyArrayDescr_Proxy& descr, bool native) {

@@ -129,21 +129,32 @@ void PendingWork::start_pinned(std::shared_ptr<Communicator> communicator, Commu
 }
 
 void PendingWork::pin_arrays() {
-  if (!pins_.empty()) return;
-  for (const Array& array : arrays_) pins_.push_back(pin_memory(array));
-  for (const auto& staged : staged_) pins_.push_back(pin_memory(staged->array));
+  {
+    const std::lock_guard lock(mutex_);
+    if (!pins_.empty()) return;
+  }
+  std::vector<py::object> pins;
+  for (const Array& array : arrays_) pins.push_back(pin_memory(array));
+  for (const auto& staged : staged_) pins.push_back(pin_memory(staged->array));
+  // Where two threads have made pins, those of one are dropped after the lock is released.
+  const std::lock_guard lock(mutex_);
+  if (pins_.empty() && !unstaged_) pins_.swap(pins);
 }
 
 void PendingWork::unstage() {
-  if (unstaged_) return;
-  unstaged_ = true;
-  pins_.clear();
-  // The result of a failed operation is undefined. A staged array keeps its old elements instead.
-  if (work_->error()) return;
-  for (const auto& staged : staged_) {
-    const ArrayView& to = staged->array.view();
-    if (!staged->written) continue;
-    kernels::unpack(staged->elements.data(), to.data, extents(to), strides(to), itemsize(to.dtype));
+  std::vector<py::object> pins;  // dropped after the lock is released: that may run any code
+  {
+    // Held until the elements are in place: another thread that waits for the operation returns only then.
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(unstaged_, true)) return;
+    pins.swap(pins_);
+    // The result of a failed operation is undefined. A staged array keeps its old elements instead.
+    if (work_->error()) return;
+    for (const auto& staged : staged_) {
+      const ArrayView& to = staged->array.view();
+      if (!staged->written) continue;
+      kernels::unpack(staged->elements.data(), to.data, extents(to), strides(to), itemsize(to.dtype));
+    }
   }
   for (const py::object& array : written_) bump_version(array.ptr());
 }
@@ -204,7 +215,8 @@ bool PendingWork::order_streams(double timeout, AtDeadline at_deadline) {
     const Deadline deadline = Deadline::after(Seconds(timeout));
     for (const StreamHandle stream : streams) ordered = ordered && work_->make_stream_wait(stream, deadline);
   });
-  return ordered_ = ordered;
+  ordered_.store(ordered, std::memory_order_relaxed);  // relaxed: see there
+  return ordered;
 }
 
 /// Whether nobody reads or writes the arrays any more.
@@ -228,42 +240,45 @@ bool PendingWork::is_over() const noexcept {
   }
 }
 
-std::size_t& PendingWork::n_awaiting_device() {
-  static std::size_t n = 0;
-  return n;
-}
-
-std::vector<PendingWork::Kept>& PendingWork::retained() {
+PendingWork::Retained& PendingWork::retained() {
   // Never destroyed: static objects are destroyed after the interpreter, without which no array can be released.
-  static auto& all = *new std::vector<Kept>;
+  static auto& all = *new Retained;
   return all;
 }
 
 PendingWork::~PendingWork() {
-  // A device may have ended since another operation was dropped.
-  if (n_awaiting_device() != 0) [[unlikely]]
+  // A device may have ended since another operation was dropped. relaxed: see there
+  if (retained().n_awaiting_device.load(std::memory_order_relaxed) != 0) [[unlikely]]
     release_kept();
   if (is_over()) return;
   const bool awaits_device = differs(*work_);
-  n_awaiting_device() += awaits_device;
-  retained().push_back({std::move(communicator_), std::move(arrays_), std::move(staged_), std::move(written_),
-                        std::move(pins_), std::move(work_), awaits_device});
+  const std::lock_guard lock(retained().mutex);
+  retained().all.push_back({std::move(communicator_), std::move(arrays_), std::move(staged_), std::move(written_),
+                            std::move(pins_), std::move(work_), awaits_device});
+  retained().n_awaiting_device.fetch_add(awaits_device, std::memory_order_relaxed);  // relaxed: see there
 }
 
 void PendingWork::release_kept() {
-  std::vector<Kept> released;  // arrays are dropped at the end: that may run any code
-  std::vector<Kept>& all = retained();
+  std::vector<Kept> all, released;  // arrays are dropped at the end: that may run any code
+  {
+    // Taken out, so that the mutex is free while devices are asked.
+    const std::lock_guard lock(retained().mutex);
+    all.swap(retained().all);
+  }
   for (Kept& kept : all) {
     const bool in_host_memory =
         std::ranges::all_of(kept.arrays, [](const Array& x) { return x->device.kind == DeviceKind::cpu; });
     // As in `is_over`.
     const bool host_has_ended = kept.awaits_device || kept.communicator->membership().is_discarded();
     if (!host_has_ended || !(in_host_memory || kept.work->device_has_ended())) continue;
-    n_awaiting_device() -= kept.awaits_device;
+    retained().n_awaiting_device.fetch_sub(kept.awaits_device, std::memory_order_relaxed);  // relaxed: see there
     released.push_back(std::move(kept));
   }
-  // Entries that were moved from: only they have no communicator.
-  std::erase_if(all, [&](const Kept& kept) { return kept.communicator == nullptr; });
+  const std::lock_guard lock(retained().mutex);
+  for (Kept& kept : all) {
+    // Only entries that were moved from have no communicator.
+    if (kept.communicator != nullptr) retained().all.push_back(std::move(kept));
+  }
 }
 
 }  // namespace samestep

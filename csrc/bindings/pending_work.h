@@ -2,12 +2,15 @@
 
 #include <pybind11/pybind11.h>
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
 #include "bindings/array_view.h"
+#include "bindings/free_threading.h"
 #include "communicator/communicator.h"
 
 namespace samestep {
@@ -19,6 +22,8 @@ namespace samestep {
 ///
 /// After an operation has failed, the transport or a device may still access its arrays; they are kept until it is
 /// known that nobody does, which may be forever.
+///
+/// Once it has been started, several threads may wait for it, ask whether it is done, and cancel it.
 class PendingWork {
  public:
   PendingWork() = default;
@@ -72,6 +77,7 @@ class PendingWork {
   /// Drops the arrays that were kept, where nobody uses them any more.
   static void release_kept();
   bool cancel() {
+    const std::lock_guard lock(mutex_);
     cancelled_ = cancelled_ || work_->cancel();
     return cancelled_;
   }
@@ -91,8 +97,13 @@ class PendingWork {
     Communicator::WorkPtr work;
     bool awaits_device;  // a mismatch on a device: the host has let go of the arrays
   };
-  static std::vector<Kept>& retained();
-  static std::size_t& n_awaiting_device();  // of those
+  /// Those of the process.
+  struct Retained {
+    std::mutex mutex;
+    std::vector<Kept> all;
+    std::atomic<std::size_t> n_awaiting_device = 0;  // relaxed: a look that comes too early is repeated by the next one
+  };
+  static Retained& retained();
   void unstage();
   void pin_arrays();
   bool is_over() const noexcept;
@@ -114,9 +125,11 @@ class PendingWork {
   };
   std::vector<OnDevice> on_device_;
   Shape shape_;
+  PythonMutex mutex_;  // of the pins, of `unstage` and of `cancel`
   bool unstaged_ = false;
   bool cancelled_ = false;  // before a message matched: the memory is not used any more
-  bool ordered_ = false;    // streams wait for the end, so later work in them may use the memory
+  // relaxed: the destructor reads it, when no other thread uses this any more
+  std::atomic<bool> ordered_ = false;  // streams wait for the end, so later work in them may use the memory
 };
 
 /// The shape of a view, for signatures.

@@ -1,6 +1,8 @@
 #include <array>
+#include <mutex>
 
 #include "bindings/array_sources.h"
+#include "bindings/free_threading.h"
 
 namespace samestep::sources {
 
@@ -13,9 +15,10 @@ constexpr int kMaxOlderTables = 16;  // a table that names itself as the one bef
 // Whether `type` derives from module.name; false while nobody has imported the module.
 bool derives_from(PyTypeObject* type, const char* module, const char* name) {
   // Never imports: a type that derives from a class of the module can exist only after something else has imported it.
-  PyObject* loaded = PyDict_GetItemString(PyImport_GetModuleDict(), module);
-  if (!loaded || !PyObject_HasAttrString(loaded, name)) return false;
-  const py::object base = py::handle(loaded).attr(name);
+  const auto loaded = py::reinterpret_steal<py::object>(PyImport_GetModule(py::str(module).ptr()));
+  if (!loaded) PyErr_Clear();
+  if (!loaded || !PyObject_HasAttrString(loaded.ptr(), name)) return false;
+  const py::object base = loaded.attr(name);
   return PyType_Check(base.ptr()) && PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(base.ptr()));
 }
 
@@ -60,17 +63,26 @@ TypeFacts find_out(PyTypeObject* type) {
 }  // namespace
 
 TypeFacts facts_of(PyTypeObject* type) {
-  static std::array<TypeFacts, 8> cache;
-  static std::size_t oldest = 0;
-  for (const TypeFacts& facts : cache) {
-    if (facts.type == type) return facts;
+  constinit static PythonMutex mutex;  // of the cache
+  constinit static std::array<TypeFacts, 8> cache;
+  constinit static std::size_t oldest = 0;
+  {
+    const std::lock_guard lock(mutex);
+    for (const TypeFacts& facts : cache) {
+      if (facts.type == type) return facts;
+    }
   }
+  // Another thread may find out the same meanwhile. That a type is listed twice does no harm.
   const TypeFacts facts = find_out(type);
   Py_INCREF(reinterpret_cast<PyObject*>(type));  // a listed address must not be reused for another type
-  // The slot is complete before the old type loses its reference: to drop a type may run code that comes back here.
-  TypeFacts& slot = cache[oldest];
-  oldest = (oldest + 1) % cache.size();
-  PyTypeObject* evicted = std::exchange(slot, facts).type;
+  PyTypeObject* evicted = nullptr;
+  {
+    const std::lock_guard lock(mutex);
+    // The slot is complete before the old type loses its reference: to drop a type may run code that comes back here.
+    TypeFacts& slot = cache[oldest];
+    oldest = (oldest + 1) % cache.size();
+    evicted = std::exchange(slot, facts).type;
+  }
   Py_XDECREF(reinterpret_cast<PyObject*>(evicted));
   return facts;
 }

@@ -1,11 +1,12 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <string>
 
 namespace samestep {
 
-/// Callbacks of the layer above while a thread waits. Set once, before any wait.
+/// Callbacks of the layer above while a thread waits. The functions are set once, before any wait.
 struct WaitHooks {
   /// Called every few milliseconds of a wait, without locks held; may throw to end the wait (Ctrl-C).
   std::function<void()> interrupt = [] {};
@@ -14,7 +15,7 @@ struct WaitHooks {
   std::function<void(const std::function<void()>&)> run_without_gil = [](const std::function<void()>& wait) { wait(); };
   /// Called once per wait that exceeds `warn_after`, with a description of what is missing.
   std::function<void(const std::string&)> warn = [](const std::string&) {};
-  double warn_after_s = 30.0;
+  std::atomic<double> warn_after_s = 30.0;  ///< in any order: nothing else is read by way of it
 };
 
 /// The process's hooks.

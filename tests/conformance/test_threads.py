@@ -163,3 +163,36 @@ def test_calls_of_one_group_take_turns(group):
 
     run_at_once([whole] * N_THREADS)
     run_at_once([packed] * N_THREADS)
+
+
+def test_threads_wait_for_one_operation(group):
+    count = 300_000
+    for i in range(ROUNDS):
+        x = np.zeros(2 * count, "f4")
+        x[::2] = values(i, group.rank, count)
+        work = group.iallreduce(x[::2])  # a copy, whose elements the end stores in `x`
+        expected = total(group, i, count)
+
+        def wait(work=work, x=x, expected=expected):
+            result = work.wait()
+            assert_same(x[::2], expected)
+            assert work.done()
+            assert work.exception() is None
+            return result
+
+        results = run_at_once([wait] * N_THREADS)
+        assert all(result is results[0] for result in results)
+
+
+def test_threads_cancel_one_receive(group):
+    for _ in range(ROUNDS):
+        work = group.irecv(np.empty(3), ss.ANY, 5)
+        assert run_at_once([work._inner.cancel] * N_THREADS) == [True] * N_THREADS
+    group.barrier()
+
+
+def test_threads_close_one_group(group):
+    for _ in range(5):
+        parts = [group.split(0) for _ in range(3)]
+        run_at_once([part.close for part in parts for _ in range(2)])
+        assert all(part.closed and part not in group._children for part in parts)

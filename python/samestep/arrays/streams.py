@@ -55,6 +55,6 @@ def jax_stream(x: Any) -> int | None:
     from samestep.gpu import runtime
 
     index = int(device.local_hardware_id)
-    if index not in _for_jax:
-        _for_jax[index] = runtime.current_gpu().make_stream(index)
+    if index not in _for_jax:  # of the streams that several threads make here one stays
+        _for_jax.setdefault(index, runtime.current_gpu().make_stream(index))
     return _for_jax[index]

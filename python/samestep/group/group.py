@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -70,6 +71,7 @@ class Group(MessageMethods, VariableLengthMethods):
         self._node: Group | None = None
         self._cross: Group | None = None
         self._closed = False
+        self._ending = threading.Lock()  # of `_closed`, held for moments only
         # of `together()`
         self._control: _core.Communicator | None = None  # the same ranks, for the ends of blocks alone
         self._members: list[int] | None = None  # as ranks of the parent; None: not made by split or group
@@ -289,10 +291,7 @@ class Group(MessageMethods, VariableLengthMethods):
         Args:
           timeout: seconds; None for the group's timeout.
         """
-        if self._closed:
-            return
-        self._closed = True
-        if self._is_forked:
+        if not self._begin_end():
             return
         for child in self._children[::-1]:
             if self._comm.usable:
@@ -304,6 +303,15 @@ class Group(MessageMethods, VariableLengthMethods):
         finally:
             self._leave_parent()
             self._at_end()
+
+    def _begin_end(self) -> bool:
+        """Whether this call is to end the group, which of those of all threads the first one is."""
+        if self._is_forked:  # the lock may be that of a thread that was not copied
+            self._closed = True
+            return False
+        with self._ending:
+            first, self._closed = not self._closed, True
+        return first
 
     def _end(self, timeout: float) -> None:
         met = False
@@ -353,8 +361,7 @@ class Group(MessageMethods, VariableLengthMethods):
             return
         for child in self._children[::-1]:
             child._abandon(reason, finished=finished)
-        if not self._closed:
-            self._closed = True
+        if self._begin_end():
             self._leave_parent()
             self._comm.abandon(reason, finished)
             if self._control is not None:

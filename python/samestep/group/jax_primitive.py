@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,7 +44,19 @@ class _Order(effects.Effect):  # type: ignore[misc]
 
 
 _ORDER = _Order()
+_making = threading.RLock()  # one primitive needs the other
 _aval = getattr(jax, "typeof", None) or jax.core.get_aval  # the second until JAX 0.6
+
+
+def _made_once(make: Callable[[], Any]) -> Callable[[], Any]:
+    """`make()` at the first call, and its result ever after. JAX refuses a second one."""
+    cached = functools.cache(make)
+
+    def get() -> Any:
+        with _making:
+            return cached()
+
+    return get
 
 
 def bind(collective: Collective, leaves: Sequence[Any]) -> list[Any]:
@@ -52,7 +65,7 @@ def bind(collective: Collective, leaves: Sequence[Any]) -> list[Any]:
     return list(_primitive().bind(*map(jnp.asarray, leaves), collective=collective))
 
 
-@functools.cache
+@_made_once
 def _primitive() -> Any:
     for where in (*_ALLOWED_IN, "shardable_ordered"):  # the last one is newer than JAX 0.4
         if hasattr(effects, f"{where}_effects"):
@@ -237,7 +250,7 @@ def bind_function(
     return list(_function_primitive().bind(*arrays, act=act, function=function, types=types))
 
 
-@functools.cache
+@_made_once
 def _function_primitive() -> Any:
     _primitive()  # makes the effect known
     made = core.Primitive("samestep_function")

@@ -87,8 +87,9 @@ class Work(Generic[_T]):
         return self._inner.exception() if self._inner.done() else None
 
     def _take(self) -> _T:
+        finish = self._finish  # read first: another thread forgets it once there is a result
         if not self._has_result:
-            self._result = self._finish() if self._finish is not None else None
+            self._result = finish() if finish is not None else None
             self._has_result = True
             self._finish = None
         result: _T = self._result

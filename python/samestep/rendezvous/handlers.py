@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 
 _handlers: dict[str, Handler] = {}
 _numbers = itertools.count()
+_lock = threading.Lock()  # of both, held for moments only
 
 
 def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
@@ -40,9 +42,10 @@ def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
     """
     if not isinstance(scheme, str) or not scheme:
         raise InvalidArgumentError(f"scheme must be a text that is not empty, got {scheme!r}")
-    if scheme in SCHEMES or scheme in _handlers:
-        raise InvalidArgumentError(f"scheme {scheme}:// is taken")
-    _handlers[scheme] = handler
+    with _lock:
+        if scheme in SCHEMES or scheme in _handlers:
+            raise InvalidArgumentError(f"scheme {scheme}:// is taken")
+        _handlers[scheme] = handler
 
 
 def open_store(url: str, rank: int | None, world_size: int | None) -> tuple[Store, int, int] | None:
@@ -59,7 +62,8 @@ def open_store(url: str, rank: int | None, world_size: int | None) -> tuple[Stor
 @contextlib.contextmanager
 def url_of_store(store: Store, rank: int, world_size: int) -> Iterator[str]:
     """A URL that means a store which is open already; of no use after the block."""
-    scheme = f"samestep-store-{next(_numbers)}"
+    with _lock:
+        scheme = f"samestep-store-{next(_numbers)}"
     _handlers[scheme] = lambda url: iter([(store, rank, world_size)])
     try:
         yield f"{scheme}://"

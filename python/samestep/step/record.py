@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any
 
@@ -20,13 +21,15 @@ NAME = "means"
 """The file in the folder that the environment names."""
 
 _numbers = itertools.count()
+_lock = threading.Lock()  # of the numbers, held for moments only
 
 
 class Recorder:
     """Writes a line for each mean of one accumulator: its number, the step, the weight, and the hash of each leaf."""
 
     def __init__(self, folder: str) -> None:
-        self._number = next(_numbers)
+        with _lock:
+            self._number = next(_numbers)
         self._step = 0
         self._file: IO[str] = open(  # noqa: SIM115 - closed with the recorder
             os.path.join(folder, NAME), "a", encoding="utf-8", buffering=1

@@ -83,9 +83,9 @@ class BucketMemory:
 
 def _forget_ended(known: dict[int, _Placed]) -> None:
     for number, placed in list(known.items()):
-        if torch.UntypedStorage._expired(placed.weak):
+        # Freed once, by the thread that takes it out.
+        if torch.UntypedStorage._expired(placed.weak) and known.pop(number, None) is placed:
             torch.UntypedStorage._free_weak_ref(placed.weak)
-            del known[number]
 
 
 def _called_by_reducer() -> bool:

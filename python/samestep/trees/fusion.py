@@ -89,8 +89,8 @@ def plan_messages(infos: Sequence[ArrayInfo], *, mix_dtypes: bool) -> list[list[
 def fused(backend: Group) -> _core.FusedCollectives:
     """Collectives over plain trees, with their memory, of this group."""
     made: _core.FusedCollectives | None = backend._cache.get("fused")
-    if made is None:
-        made = backend._cache["fused"] = _core.FusedCollectives(backend._comm)
+    if made is None:  # of the objects that several threads make here one stays
+        made = backend._cache.setdefault("fused", _core.FusedCollectives(backend._comm))
     return made
 
 
@@ -285,8 +285,10 @@ def _pool(backend: Group) -> list[np.ndarray]:
 
 def _memory(backend: Group) -> np.ndarray:
     """One bucket's worth of bytes. Given back after success only: until then it may be in use."""
-    pool = _pool(backend)
-    return pool.pop() if pool else backend.empty((BUCKET_NBYTES,), "uint8")
+    try:
+        return _pool(backend).pop()
+    except IndexError:  # asked first, another thread could take the last one meanwhile
+        return backend.empty((BUCKET_NBYTES,), "uint8")
 
 
 def as_dtype(memory: np.ndarray, dtype: str) -> Any:

@@ -7,6 +7,7 @@ import enum
 import operator
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -54,6 +55,7 @@ missing = Missing.missing
 _Devices = Sequence[int] | Missing | None
 
 _world: Backend | None = None
+_opening = threading.RLock()  # held by the thread that opens the world; the others get the same one
 _arguments: dict[str, Any] = {}
 _at_exit_registered = False
 _LOOK_S = 2.0  # longer than the death of a process takes to be found
@@ -103,7 +105,7 @@ def initialize(
       >>> backend.rank, backend.size
       (0, 1)
     """
-    global _world, _arguments  # noqa: PLW0603
+    global _world, _arguments
     requested = _name_of(backend)
     arguments = {
         "cuda_devices": _device_request(cuda_devices),
@@ -114,14 +116,16 @@ def initialize(
         "timeout": timeout,
         "shared_arrays": shared_arrays,
     }
-    if _world is not None and not _world.closed:
-        return _same_world(_world, requested, arguments)
-    with _core.UserCall("initialize"):
-        _world = _open(requested, arguments)
-    _arguments = arguments
-    if shared_arrays:
-        _share_arrays(_world)
-    return _world
+    with _opening:
+        world = _world  # read once: another thread may call finalize
+        if world is not None and not world.closed:
+            return _same_world(world, requested, arguments)
+        with _core.UserCall("initialize"):
+            world = _open(requested, arguments)
+        _world, _arguments = world, arguments
+        if shared_arrays:
+            _share_arrays(world)
+        return world
 
 
 def _share_arrays(world: Backend) -> None:
@@ -433,7 +437,8 @@ def initialized(backend: type[Backend] | BackendName | None = None) -> bool:
       (True, False)
     """
     requested = _name_of(backend)
-    return _world is not None and not _world.closed and requested in ("", _world.kind)
+    world = _world  # read once: another thread may call finalize
+    return world is not None and not world.closed and requested in ("", world.kind)
 
 
 def get_distributed_backend(backend: type[Backend] | BackendName | None = None) -> Backend:
@@ -443,12 +448,13 @@ def get_distributed_backend(backend: type[Backend] | BackendName | None = None) 
       NotInitializedError: there is no world, or it is of another backend.
     """
     requested = _name_of(backend)
-    if _world is not None and not _world.closed and requested in ("", _world.kind):
-        return _world
+    world = _world  # read once: another thread may call finalize
+    if world is not None and not world.closed and requested in ("", world.kind):
+        return world
     argument = f"samestep.{_CLASSES[requested].__name__}" if requested else ""
     call = f"samestep.initialize({argument})"
-    if _world is not None and not _world.closed:
-        raise NotInitializedError(f"the world's backend is {_world.kind!r}; {call} has not been called")
+    if world is not None and not world.closed:
+        raise NotInitializedError(f"the world's backend is {world.kind!r}; {call} has not been called")
     raise NotInitializedError(f"there is no backend: call {call} first")
 
 
