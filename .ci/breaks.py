@@ -433,6 +433,15 @@ BREAKS = {
     ),
 }
 
+BREAKS["urls"] = Break(
+    "wheels",
+    "sdist-urls",
+    ".ci/project_urls.py",
+    '"Issues": f"{repository}/issues"',
+    '"Issues": "https://forge.example"',
+    why="the source distribution lacks an address",
+)
+
 # What another step checks, too.
 BREAKS["wheels"] = replace(BREAKS["wheel"], step="wheels", fails="wheel-3")
 BREAKS["all-mutants"] = replace(BREAKS["blind-model"], step="mutants", fails="all-mutants")
