@@ -11,7 +11,7 @@ from samestep import _core
 from samestep.trees import fusion
 
 # Without the GIL the threads run in parallel; with it, whenever one waits.
-pytestmark = pytest.mark.ranks(1, 2, 3, backends=("self", "native", "tcp", "mpi"))
+pytestmark = pytest.mark.ranks(1, 2, 3, 4, backends=("self", "native", "tcp", "mpi", "hosts"))
 
 N_THREADS = 4
 ROUNDS = 30
