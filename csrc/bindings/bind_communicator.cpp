@@ -15,7 +15,6 @@
 #include "core/user_call.h"
 #include "jax/ranks_capsule.h"
 #include "kernels/isa.h"
-#include "os/cpu_set.h"
 #include "os/exit_watchdog.h"
 
 namespace samestep {
@@ -365,7 +364,6 @@ void bind_process(py::module_& m) {
       "Instruction set of the reductions: portable, avx2 or avx512.");
   m.def("select_isa", &kernels::select_isa, "name"_a,
         "Reduce with this instruction set from now on; the bits are the same.");
-  m.def("usable_cpus", &usable_cpus, "CPUs this process may use at once: affinity and control group.");
 }
 
 }  // namespace

@@ -17,7 +17,6 @@ void bind_tcp(pybind11::module_& m);
 void bind_hierarchy(pybind11::module_& m);
 void bind_devices(pybind11::module_& m);
 void bind_lists(pybind11::module_& m);
-void bind_select(pybind11::module_& m);
 }  // namespace samestep
 
 // Without the declaration an import turns the GIL of a free-threaded interpreter on again: see free_threading.h.
@@ -40,5 +39,4 @@ PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
   samestep::bind_hierarchy(m);
   samestep::bind_devices(m);
   samestep::bind_lists(m);
-  samestep::bind_select(m);
 }

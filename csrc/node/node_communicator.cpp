@@ -9,7 +9,7 @@
 #include "kernels/stream.h"
 #include "node/inline_collective.h"
 #include "node/node_reduction.h"
-#include "os/cpu_set.h"
+#include "os/this_cpu.h"
 #include "shm/shm_header_exchange.h"
 #include "shm/shm_transport.h"
 #include "transport/tags.h"

@@ -21,6 +21,7 @@ from samestep.group import json_exchange
 from samestep.launch import mpirun
 from samestep.rendezvous import url
 from samestep.world import environment, limits, transports
+from samestep.world.choice import Facts, choose
 
 _LIBRARIES = ("numpy", "mpi4py", "torch", "jax", "optax", "cupy")
 _VARIABLES = ("SAMESTEP_", "MPI4PY_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE", "OMP_NUM_THREADS")
@@ -264,12 +265,12 @@ def _network() -> dict[str, str]:
     return {"address": address, "interface": interface, "detail": detail}
 
 
-def _choice(known: _core.Facts) -> dict[str, str]:
+def _choice(known: Facts) -> dict[str, str]:
     try:
-        choice = _core.choose(known)
+        choice = choose(known)
     except Error as error:
         return {"backend": "", "host": "", "reason": str(error)}
-    return {"backend": choice.backend, "host": choice.host, "reason": choice.reason}
+    return choice._asdict()
 
 
 def _versions() -> dict[str, str]:

@@ -6,7 +6,7 @@
 #include "explorer.h"
 #include "kernels/reduce.h"
 #include "kernels/stream.h"
-#include "os/cpu_set.h"
+#include "os/this_cpu.h"
 #include "values.h"
 
 namespace samestep::kernels {

@@ -1,4 +1,4 @@
-"""Backend choice, launch check and device assignment, as tables, through the binding."""
+"""Backend choice, launch check and device assignment, as tables."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samestep import _core
 from samestep.errors import InvalidArgumentError, UnavailableError
+from samestep.world.choice import Facts, check_launch, choose
+from samestep.world.device_assignment import assign_device
 
 MPI = {"mpi_loadable": True, "mpi_detail": "Open MPI 5 at /lib/libmpi.so.40"}
 NCCL = {"nccl_loadable": True, "nccl_detail": "NCCL 2.28"}
@@ -40,7 +41,7 @@ FOUR = {"launcher": "openmpi", "launcher_size": 4}
     ],
 )
 def test_choice(facts: dict, requested: str, backend: str, host: str) -> None:
-    choice = _core.choose(_core.Facts(**facts), requested)
+    choice = choose(Facts(**facts), requested)
     assert (choice.backend, choice.host) == (backend, host)
     assert choice.reason
 
@@ -60,44 +61,44 @@ def test_choice(facts: dict, requested: str, backend: str, host: str) -> None:
 )
 def test_what_cannot_be_used_is_named_with_a_cure(facts: dict, requested: str, parts: list[str]) -> None:
     with pytest.raises(UnavailableError) as caught:
-        _core.choose(_core.Facts(**facts), requested)
+        choose(Facts(**facts), requested)
     for part in parts:
         assert part in str(caught.value)
 
 
 def test_a_backend_that_does_not_exist() -> None:
     with pytest.raises(InvalidArgumentError, match="no backend 'gloo'"):
-        _core.choose(_core.Facts(), "gloo")
+        choose(Facts(), "gloo")
 
 
-def test_facts_are_read_and_written() -> None:
-    facts = _core.Facts(**(FOUR | MPI | NCCL | DEVICES), device_detail="two")
-    assert (facts.launcher, facts.launcher_size, facts.device_detail) == ("openmpi", 4, "two")
-    facts.mpi_loadable = False
-    assert not facts.mpi_loadable
-
-
-@pytest.mark.parametrize("launcher", ["openmpi", "hydra", "slurm", "srun", "samestep", "torchrun"])
-def test_launcher_and_world_of_different_size(launcher: str) -> None:
-    facts = _core.Facts(launcher=launcher, launcher_size=4)
+@pytest.mark.parametrize(
+    ("launcher", "variable"),
+    [
+        ("openmpi", "OMPI_COMM_WORLD_SIZE"),
+        ("hydra", "PMI_SIZE"),
+        ("slurm", "SLURM_NTASKS"),
+        ("srun", "SLURM_NTASKS"),
+        ("samestep", "WORLD_SIZE"),
+        ("torchrun", "WORLD_SIZE"),
+    ],
+)
+def test_launcher_and_world_of_different_size(launcher: str, variable: str) -> None:
+    facts = Facts(launcher=launcher, launcher_size=4)
     with pytest.raises(UnavailableError) as caught:
-        _core.check_launch(facts, _core.World(size=1, library="/lib/libmpich.so.12"))
-    for part in ["=4)", "has 1: /lib/libmpich.so.12", "samestep run -n 4 --mpi script.py"]:
+        check_launch(facts, 1, "/lib/libmpich.so.12")
+    for part in [f"{variable}=4)", "has 1: /lib/libmpich.so.12", "samestep run -n 4 --mpi script.py"]:
         assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(("launched", "world"), [(4, 4), (1, 1), (1, 3)])
 def test_launcher_and_world_that_agree(launched: int, world: int) -> None:
-    _core.check_launch(
-        _core.Facts(launcher="openmpi", launcher_size=launched), _core.World(size=world, library="")
-    )
+    check_launch(Facts(launcher="openmpi", launcher_size=launched), world, "")
 
 
 def host(request: list[int] | str | None, local_size: int, visible: int) -> list[int | None]:
     """What each rank of one host is given."""
     return [
-        _core.assign_device("cuda", request, rank, local_size, visible, "nothing")
-        for rank in range(local_size)
+        assign_device("cuda", request, rank, local_size, visible, "nothing") for rank in range(local_size)
     ]
 
 
@@ -142,4 +143,4 @@ def test_no_device_is_shared_while_one_is_free(local_size: int, visible: int) ->
 def test_every_rank_refuses_a_wrong_request(request_: object, visible: int, error: type, text: str) -> None:
     for rank in range(3):
         with pytest.raises(error, match=text):
-            _core.assign_device("cuda", request_, rank, 3, visible, "nothing")
+            assign_device("cuda", request_, rank, 3, visible, "nothing")

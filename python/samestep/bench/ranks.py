@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from samestep import _core
+from samestep._util.cpus import usable_cpus
 from samestep.backend import Backend
 from samestep.bench.progress import DEFAULT_TERMINAL, Progress
 from samestep.bench.sizes import KIB, MIB, size
@@ -60,7 +60,7 @@ def main(verb: str, plot: Path | None, terminal: str | None) -> int:
 def title(backend: Backend, verb: str) -> str:
     """What the table is about."""
     return (
-        f"{verb} of float32, {backend.size} rank(s) on {_core.usable_cpus()} core(s), transport {backend.transport}: "
+        f"{verb} of float32, {backend.size} rank(s) on {usable_cpus()} core(s), transport {backend.transport}: "
         f"us per call, median of {_ROUNDS} runs, slowest rank"
     )
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from samestep import _core
 from samestep._util import launchers
+from samestep._util.cpus import usable_cpus
 from samestep._util.json_layout import Many, Map
 from samestep.backend import Backend, MPIBackend, NativeBackend
 from samestep.errors import Error, UnavailableError
@@ -66,7 +67,7 @@ def open_group(world: Backend, kind: str, members: list[int], timeout: float) ->
         between.abandon(f"it failed with {type(error).__name__}: {error}")
         raise
     same_host = [cpus for host, (_, cpus) in zip(where, table, strict=True) if host == where[comm.rank]]
-    comm.configure(oversubscribed=hosts.oversubscribed(same_host, _core.usable_cpus()))
+    comm.configure(oversubscribed=hosts.oversubscribed(same_host, usable_cpus()))
     made: type[Backend] = MPIBackend if kind == "mpi" else NativeBackend
     group = made(
         comm,

@@ -8,6 +8,7 @@ from typing import Any
 
 from samestep import _core, _settings
 from samestep._util import handshake, launchers
+from samestep._util.cpus import usable_cpus
 from samestep._util.json_layout import Many, Map
 from samestep.backend import Backend, MPIBackend, NativeBackend
 from samestep.errors import MismatchError
@@ -83,7 +84,7 @@ def _open_group(
     backend = "mpi" if kind is MPIBackend else "native"
     comm, bootstrap_comm = transports.select_transport(comm, backend, asked, everywhere, timeout)
     same_host = [cpus for host, cpus, *_ in table if host == everywhere[rank]]
-    comm.configure(oversubscribed=hosts.oversubscribed(same_host, _core.usable_cpus()), torch_names=True)
+    comm.configure(oversubscribed=hosts.oversubscribed(same_host, usable_cpus()), torch_names=True)
     crash_report.install()
     return kind(comm, timeout=timeout, world_hosts=everywhere, bootstrap_comm=bootstrap_comm, trusted=trusted)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from samestep import _core
 from samestep._util import launchers
 from samestep.errors import InvalidArgumentError, UnavailableError
 from samestep.world import bootstrap_mpi, environment
+from samestep.world.choice import check_launch
 
 __all__ = ["rendezvous_handler"]
 
@@ -54,7 +54,7 @@ def rendezvous_handler(
 def _over_mpi(url: str, timeout: timedelta) -> tuple[dist.TCPStore, int, int]:
     loaded = bootstrap_mpi.load()
     started = environment.gather(probe_mpi=False, cuda=False, hip=False)
-    _core.check_launch(started, _core.World(size=loaded.size, library=loaded.description))
+    check_launch(started, loaded.size, loaded.description)
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from samestep import _core, _settings
 from samestep._util import handshake, launchers
+from samestep._util.cpus import usable_cpus
 from samestep._util.json_layout import Many, Map
 from samestep.errors import Error, InvalidArgumentError, UnavailableError
 from samestep.group import hosts
@@ -149,7 +150,7 @@ def group_over(rendezvous: Rendezvous, timeout: float, name: str) -> Group:
         comm, "native", [asked for *_, asked in table], everywhere, timeout
     )
     same_host = [cpus for host, cpus, _ in table if host == mine[0]]
-    comm.configure(oversubscribed=hosts.oversubscribed(same_host, _core.usable_cpus()))
+    comm.configure(oversubscribed=hosts.oversubscribed(same_host, usable_cpus()))
     return Group(comm, bootstrap_comm, everywhere)
 
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from samestep._util import launchers
+from samestep.world.choice import Facts
 
 if TYPE_CHECKING:
-    from samestep import _core
     from samestep.gpu import discovery
 
 
@@ -34,8 +34,8 @@ def gather(
     cuda: bool = True,
     hip: bool = True,
     found: Sequence[discovery.Devices] | None = None,
-) -> _core.Facts:
-    """The facts that `_core.choose` decides by.
+) -> Facts:
+    """The facts that `choose` decides by.
 
     Args:
       probe_mpi: load the MPI library that mpi4py uses (tens of milliseconds). MPI is not started. Without it
@@ -43,11 +43,10 @@ def gather(
       cuda, hip: whether to ask for such devices. Asking initialises the driver in this process.
       found: what `visible_devices` has found, if it has been asked.
     """
-    from samestep import _core
     from samestep.gpu import discovery
 
     started_by = launchers.launcher()
-    facts = _core.Facts(launcher=started_by.name, launcher_size=started_by.size, mpi_detail="not looked for")
+    facts = Facts(launcher=started_by.name, launcher_size=started_by.size, mpi_detail="not looked for")
     facts.has_pmi = started_by.name == "hydra" and launchers.PMI_FD in os.environ
     if probe_mpi:
         from samestep._util import mpi_library

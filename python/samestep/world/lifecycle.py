@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from samestep import _core, _settings
 from samestep._util import launchers, unknown_settings
+from samestep._util.cpus import usable_cpus
 from samestep._util.deadline import seconds
 from samestep._util.json_layout import Many, Map
 from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend
@@ -22,6 +23,8 @@ from samestep.gpu import discovery
 from samestep.group import hosts, json_exchange, trust
 from samestep.group.group import warn
 from samestep.world import crash_report, environment, equal_settings, transports
+from samestep.world.choice import Facts, check_launch, choose
+from samestep.world.device_assignment import assign_device
 
 __all__ = [
     "Missing",
@@ -199,7 +202,7 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
     probe_mpi = requested == "mpi" or launchers.launcher().name in launchers.MPI_LAUNCHERS
     known = environment.gather(probe_mpi=probe_mpi, found=found)
     # Whether NCCL can be had is for all ranks to know, once they have met.
-    choice = _core.choose(known, "" if requested == "nccl" else requested)
+    choice = choose(known, "" if requested == "nccl" else requested)
     if choice.host == "mpi":
         comm, leave, proved = _open_mpi(known, arguments, timeout), _nothing, True
     else:
@@ -240,7 +243,7 @@ def _world_over(  # noqa: PLR0917 - as they were found, one after the other
     requested: str,
     host_backend: str,
     found: discovery.Devices | None,
-    known: _core.Facts,
+    known: Facts,
     arguments: dict[str, Any],
     timeout: float,
     at_end: Callable[[], None],
@@ -256,13 +259,13 @@ def _world_over(  # noqa: PLR0917 - as they were found, one after the other
     )
     table = [RankInfo(*row) for row in json_exchange.allgather(comm, mine, RANK_INFO, timeout)]
     everywhere = [info.host for info in table]
-    cpus = [info.cpus for info in table if info.host == mine.host]
+    same_host = [info.cpus for info in table if info.host == mine.host]
     placement = hosts.locate(everywhere, comm.rank)
     backend = _backend_for(requested, host_backend, table, known)
     device = _assign(found, arguments, placement)
     asked = [info.asked for info in table]
     comm, bootstrap_comm = transports.select_transport(comm, host_backend, asked, everywhere, timeout)
-    comm.configure(oversubscribed=hosts.oversubscribed(cpus, _core.usable_cpus()))
+    comm.configure(oversubscribed=hosts.oversubscribed(same_host, usable_cpus()))
     kind = found.kind if found is not None else "cuda"
     if any(info.devices for info in table):  # else there is nothing to agree on
         equal_settings.require_equal(asked, _settings.must_agree("devices"))
@@ -300,7 +303,7 @@ class RankInfo(NamedTuple):
 RANK_INFO = [str, Many(int), int, bool, Map(str), bool]
 
 
-def _backend_for(requested: str, host_backend: str, table: list[RankInfo], known: _core.Facts) -> str:
+def _backend_for(requested: str, host_backend: str, table: list[RankInfo], known: Facts) -> str:
     """The backend, the same on all ranks."""
     if requested not in ("", "nccl"):
         return requested
@@ -308,7 +311,7 @@ def _backend_for(requested: str, host_backend: str, table: list[RankInfo], known
     if requested == "nccl":
         if not can:
             known.every_rank_has_device = all(info.devices > 0 for info in table)
-            _core.choose(known, "nccl")  # raises where this rank is one of those that lack something
+            choose(known, "nccl")  # raises where this rank is one of those that lack something
             lacking = [str(rank) for rank, info in enumerate(table) if not info.devices or not info.nccl]
             raise UnavailableError(
                 f"NCCLBackend cannot be used: no device, or no NCCL, on rank{'s' * (len(lacking) > 1)} "
@@ -345,7 +348,7 @@ def _seconds(what: str, given: float | None, variable: str, default: float) -> f
     return seconds(text, f"initialize: {source}")
 
 
-def _open_mpi(known: _core.Facts, arguments: dict[str, Any], timeout: float) -> _core.Communicator:
+def _open_mpi(known: Facts, arguments: dict[str, Any], timeout: float) -> _core.Communicator:
     from samestep.world import bootstrap_mpi
 
     method = arguments["init_method"]
@@ -354,7 +357,7 @@ def _open_mpi(known: _core.Facts, arguments: dict[str, Any], timeout: float) -> 
             f"initialize: init_method {method!r} is not for MPI, whose launcher brings the ranks together; leave it out"
         )
     loaded = bootstrap_mpi.load()
-    _core.check_launch(known, _core.World(size=loaded.size, library=loaded.description))
+    check_launch(known, loaded.size, loaded.description)
     _check_claim("world_size", arguments["world_size"], loaded.size)
     if loaded.size == 1:
         comm = _core.make_self_communicator("world")
@@ -376,7 +379,7 @@ def _assign(found: discovery.Devices | None, arguments: dict[str, Any], at: host
     for kind, name in (("cuda", "cuda"), ("hip", "amdgpu")):
         count = found.count if found is not None and found.kind == kind else 0
         detail = found.detail if found is not None else "not looked for"
-        device = _core.assign_device(
+        device = assign_device(
             name, arguments[f"{name}_devices"], at.local_rank, at.local_size, count, detail
         )
         assigned = device if assigned is None else assigned
