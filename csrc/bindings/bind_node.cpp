@@ -1,4 +1,3 @@
-#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <unistd.h>
@@ -24,33 +23,26 @@ struct SharedBlock {
   std::size_t nbytes;
 };
 
-using PythonExchange = std::function<std::vector<py::bytes>(py::bytes)>;
-
-std::shared_ptr<LocalPeers> open_peers(int rank, int size, const PythonExchange& exchange, const Deadline& deadline) {
-  const Exchange call = [&exchange](const std::string& mine) {
-    // The GIL is taken for the exchange alone: between exchanges `open_process_peers` waits for other ranks.
-    const py::gil_scoped_acquire gil;
-    std::vector<std::string> all;
-    for (const py::bytes& bytes : exchange(py::bytes(mine))) all.push_back(bytes);
-    return all;
-  };
+std::shared_ptr<LocalPeers> open_peers(int rank, const std::vector<int>& links, double timeout) {
+  // Owned before anything can throw: an error then closes the sockets, which shows the peers that this rank has left.
+  std::vector<Fd> owned;
+  for (const int fd : links) owned.emplace_back(fd);
   const py::gil_scoped_release no_gil;
-  return open_process_peers(rank, size, call, deadline);
+  return open_process_peers(rank, std::move(owned), Deadline::after(Seconds(timeout)));
 }
 
-std::shared_ptr<Communicator> open_node_world(const std::string& name, int rank, int size,
-                                              const PythonExchange& exchange, double timeout) {
-  const Deadline deadline = Deadline::after(Seconds(timeout));
-  std::shared_ptr<LocalPeers> peers = open_peers(rank, size, exchange, deadline);
+std::shared_ptr<Communicator> open_node_world(const std::string& name, int rank, const std::vector<int>& links,
+                                              double timeout) {
+  std::shared_ptr<LocalPeers> peers = open_peers(rank, links, timeout);
   const py::gil_scoped_release no_gil;
   ExchangeOptions options;
   options.name = name;
   // Spinning with more ranks than CPUs would keep from the CPU those that are waited for; yielding is merely slower.
   // Python configures this once the ranks have compared their CPUs.
   options.oversubscribed = true;  // until it is known
-  std::vector<int> members(static_cast<std::size_t>(size));
+  std::vector<int> members(links.size());
   std::iota(members.begin(), members.end(), 0);
-  return NodeCommunicator::open(std::move(peers), members, options, deadline);
+  return NodeCommunicator::open(std::move(peers), members, options, Deadline::after(Seconds(timeout)));
 }
 
 std::shared_ptr<SharedHeap> heap_of(Communicator& communicator) {
@@ -132,21 +124,17 @@ void bind_node(py::module_& m) {
         "Whether the others can reach this memory of this process.");
   py::class_<LocalPeers, std::shared_ptr<LocalPeers>>(m, "LocalPeers",
                                                       "A rank's access to the other ranks of its host.");
-  m.def(
-      "connect_local_peers",
-      [](int rank, int size, const PythonExchange& exchange, double timeout) {
-        return open_peers(rank, size, exchange, Deadline::after(Seconds(timeout)));
-      },
-      "rank"_a, "size"_a, "exchange"_a, "timeout"_a,
-      "The ranks of a host find each other. `exchange` gathers bytes from all of them. Collective.");
+  m.def("open_local_peers", &open_peers, "rank"_a, "links"_a, "timeout"_a,
+        "The ranks of a host. `links`: by rank, a connected socket, which is owned from now on; -1 for this rank. "
+        "Collective.");
   m.def("forbidden_calls", &forbidden_calls,
         "What ranks of one host cannot use here, and what they do instead; empty where all is allowed.");
   m.def(
       "alias_pages_at", &alias_pages, "communicator"_a, "block"_a, "address"_a,
       "Map the pages of a block in place of those at `address`, which the caller owns; whether that was possible. The "
       "block must live as long as they are used.");
-  m.def("open_node_world", &open_node_world, "name"_a, "rank"_a, "size"_a, "exchange"_a, "timeout"_a,
-        "The group of all ranks, which run on one host. `exchange` gathers bytes from all. Collective.");
+  m.def("open_node_world", &open_node_world, "name"_a, "rank"_a, "links"_a, "timeout"_a,
+        "The group of all ranks, which run on one host. `links`: as for `open_local_peers`. Collective.");
 }
 
 }  // namespace samestep

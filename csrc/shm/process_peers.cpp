@@ -31,13 +31,13 @@ constexpr std::uint64_t kMaxSegments = 1u << 20;
 
 class ProcessPeers final : public LocalPeers {
  public:
-  ProcessPeers(int rank, int size)
-      : rank_(rank), probe_(static_cast<std::uint64_t>(rank)), peers_(static_cast<std::size_t>(size)) {}
+  ProcessPeers(int rank, std::vector<Fd> links);
   ~ProcessPeers() override {
     for (const Peer& peer : peers_) forget_in_forks(peer.socket.fd().get());
   }
 
-  void connect_all(const Exchange& exchange, const Deadline& deadline);
+  /// Finds out whether all ranks have CMA. Collective.
+  void probe_all(const Deadline& deadline);
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(peers_.size()); }
@@ -76,8 +76,10 @@ class ProcessPeers final : public LocalPeers {
   bool is_forbidden() const { return has_cma_ && (errno == EPERM || errno == ENOSYS); }
   Peer& of(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   const Peer& of(int peer) const { return peers_[static_cast<std::size_t>(peer)]; }
+  std::vector<std::uint64_t> exchange(std::uint64_t word, const Deadline& deadline);
   bool probe_cma(const std::vector<std::uint64_t>& probes);
   bool send_segment(std::uint32_t number, const SharedMemory& segment);
+  std::optional<UnixSocket::Packet> receive_now(int peer);
   bool receive_fd(int peer);
   [[noreturn]] static void throw_late(int peer, const Deadline& deadline);
   std::optional<SharedMemory> take_region(int owner, std::uint64_t number);
@@ -93,24 +95,43 @@ class ProcessPeers final : public LocalPeers {
   std::shared_ptr<SharedHeap> heap_ = std::make_shared<SharedHeap>();
 };
 
-void ProcessPeers::connect_all(const Exchange& exchange, const Deadline& deadline) {
-  // Before the exchange, after which peers begin to probe this process.
-  allow_memory_access();
-  std::vector<LocalPeer> all =
-      connect_local_peers(rank_, size(), reinterpret_cast<std::uintptr_t>(&probe_), exchange, deadline);
-  std::vector<std::uint64_t> probes;
+ProcessPeers::ProcessPeers(int rank, std::vector<Fd> links)
+    : rank_(rank), probe_(static_cast<std::uint64_t>(rank)), peers_(links.size()) {
   for (int peer = 0; peer < size(); ++peer) {
-    LocalPeer& found = all[static_cast<std::size_t>(peer)];
-    probes.push_back(found.word);
     if (peer == rank_) continue;
-    of(peer).socket = std::move(found.socket);
+    of(peer).socket = UnixSocket(std::move(links[static_cast<std::size_t>(peer)]));
     close_in_forks(of(peer).socket.fd().get());
     of(peer).pid = of(peer).socket.peer();
     of(peer).watch = ProcessWatch(of(peer).pid);
   }
+}
+
+void ProcessPeers::probe_all(const Deadline& deadline) {
+  // Before the exchange, after which peers begin to probe this process.
+  allow_memory_access();
+  const std::vector<std::uint64_t> probes = exchange(reinterpret_cast<std::uintptr_t>(&probe_), deadline);
   // Paths by CMA need both ends, and are chosen without asking the peer: so either all ranks have it or none.
-  const std::vector<std::string> verdicts = exchange(probe_cma(probes) ? "1" : "0");
-  has_cma_ = std::all_of(verdicts.begin(), verdicts.end(), [](const std::string& v) { return v == "1"; });
+  const std::vector<std::uint64_t> verdicts = exchange(probe_cma(probes) ? 1 : 0, deadline);
+  has_cma_ = std::ranges::find(verdicts, std::uint64_t{0}) == verdicts.end();
+}
+
+/// The words of all ranks, by rank.
+std::vector<std::uint64_t> ProcessPeers::exchange(std::uint64_t word, const Deadline& deadline) {
+  std::vector<std::uint64_t> words(peers_.size(), word);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank_) of(peer).socket.send(&word, sizeof word);
+  }
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank_) continue;
+    std::optional<UnixSocket::Packet> packet;
+    while (!(packet = receive_now(peer))) {
+      if (deadline.passed()) throw_late(peer, deadline);
+      of(peer).socket.wait_until_readable();
+    }
+    if (packet->bytes.size() != sizeof word) throw Error(str("rank ", peer, " runs another version of samestep"));
+    std::memcpy(&words[static_cast<std::size_t>(peer)], packet->bytes.data(), sizeof word);
+  }
+  return words;
 }
 
 bool ProcessPeers::probe_cma(const std::vector<std::uint64_t>& probes) {
@@ -152,15 +173,18 @@ bool ProcessPeers::send_segment(std::uint32_t number, const SharedMemory& segmen
   return true;
 }
 
-/// Takes the next packet of a peer. False if none has arrived. Requires the mutex, which nobody holds who waits for
-/// one.
-bool ProcessPeers::receive_fd(int peer) {
-  std::optional<UnixSocket::Packet> packet;
+std::optional<UnixSocket::Packet> ProcessPeers::receive_now(int peer) {
   try {
-    packet = of(peer).socket.receive_now();
+    return of(peer).socket.receive_now();
   } catch (const PeerLostError&) {
     throw PeerLostError(str("rank ", peer, " of this host has not shared its memory: its process has ended"));
   }
+}
+
+/// Takes the next packet of a peer. False if none has arrived. Requires the mutex, which nobody holds who waits for
+/// one.
+bool ProcessPeers::receive_fd(int peer) {
+  std::optional<UnixSocket::Packet> packet = receive_now(peer);
   if (!packet) return false;
   FdMessage message;
   if (packet->bytes.size() == sizeof message) std::memcpy(&message, packet->bytes.data(), sizeof message);
@@ -215,10 +239,9 @@ std::shared_ptr<std::byte> ProcessPeers::share(std::span<const int> members, std
   } else {
     // The mutex is free while this thread waits. The owner may itself wait, in another thread, for what a second thread
     // of this rank will share; and the wait may take Python's lock, whose holder may want the mutex.
-    const int fd = of(owner).socket.fd().get();
     while (!(memory = take_region(owner, number))) {
       if (deadline.passed()) throw_late(owner, deadline);
-      wait_until_readable({&fd, 1});
+      of(owner).socket.wait_until_readable();
     }
   }
   const auto kept = std::make_shared<SharedMemory>(std::move(*memory));
@@ -267,9 +290,9 @@ void ProcessPeers::see(Segment& segment, std::size_t offset, std::size_t nbytes)
 
 }  // namespace
 
-std::shared_ptr<LocalPeers> open_process_peers(int rank, int size, const Exchange& exchange, const Deadline& deadline) {
-  auto host = std::make_shared<ProcessPeers>(rank, size);
-  host->connect_all(exchange, deadline);
+std::shared_ptr<LocalPeers> open_process_peers(int rank, std::vector<Fd> links, const Deadline& deadline) {
+  auto host = std::make_shared<ProcessPeers>(rank, std::move(links));
+  host->probe_all(deadline);
   return host;
 }
 

@@ -1,14 +1,17 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
-#include "shm/local_connections.h"
+#include "core/deadline.h"
+#include "os/fd.h"
 #include "shm/local_peers.h"
 
 namespace samestep {
 
-/// Connects the ranks of a host, which are processes. Collective. Throws TimeoutError at the deadline, and
-/// UnavailableError if the processes cannot share memory.
-std::shared_ptr<LocalPeers> open_process_peers(int rank, int size, const Exchange& exchange, const Deadline& deadline);
+/// The ranks of a host, which are processes. `links`: by rank, a connected Unix socket that keeps the borders of
+/// packets; invalid for this rank itself. Collective. Throws TimeoutError at the deadline, and PeerLostError if a
+/// process has ended.
+std::shared_ptr<LocalPeers> open_process_peers(int rank, std::vector<Fd> links, const Deadline& deadline);
 
 }  // namespace samestep

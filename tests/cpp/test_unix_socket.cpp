@@ -5,7 +5,7 @@
 
 #include <cstring>
 #include <filesystem>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -13,12 +13,15 @@
 
 using samestep::Deadline;
 using samestep::Seconds;
-using samestep::UnixListener;
 using samestep::UnixSocket;
 
 namespace {
 
-Deadline soon() { return Deadline::after(Seconds(10)); }
+std::pair<UnixSocket, UnixSocket> connected() {
+  int ends[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
+  return {UnixSocket(samestep::Fd(ends[0])), UnixSocket(samestep::Fd(ends[1]))};
+}
 
 std::size_t n_descriptors() {
   std::size_t n = 0;
@@ -47,30 +50,22 @@ void send_with_fds(const UnixSocket& socket, std::size_t n) {
 }  // namespace
 
 TEST_CASE("unix socket: what was sent arrives, though its sender has gone without reading all") {
-  UnixListener listener;
-  UnixSocket one = samestep::connect_to(listener.name(), soon());
-  bool full = false;
-  auto other = listener.accept_now(full);
-  REQUIRE(other);
+  auto [one, other] = connected();
   const int sent = 7, unread = 8;
   one.send(&sent, sizeof sent);
-  other->send(&unread, sizeof unread);
+  other.send(&unread, sizeof unread);
   one = UnixSocket();
-  const auto packet = other->receive(Deadline::after(Seconds(10)));
+  const auto packet = other.receive(Deadline::after(Seconds(10)));
   REQUIRE(packet);
   REQUIRE(packet->bytes.size() == sizeof sent);
   int got = 0;
   std::memcpy(&got, packet->bytes.data(), sizeof got);
   CHECK(got == sent);
-  CHECK_THROWS_AS(other->receive(Deadline::after(Seconds(10))), samestep::PeerLostError);
+  CHECK_THROWS_AS(other.receive(Deadline::after(Seconds(10))), samestep::PeerLostError);
 }
 
 TEST_CASE("unix socket: a descriptor for which there is no room here is reported as such") {
-  UnixListener listener;
-  UnixSocket one = samestep::connect_to(listener.name(), soon());
-  bool full = false;
-  auto other = listener.accept_now(full);
-  REQUIRE(other);
+  auto [one, other] = connected();
   const int sent = 7;
   {
     const samestep::Fd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -80,40 +75,19 @@ TEST_CASE("unix socket: a descriptor for which there is no room here is reported
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
   const rlimit none{3, before.rlim_max};  // what is in use; poll takes no more than that at once
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
-  CHECK_THROWS_AS(other->receive(Deadline::after(Seconds(10))), samestep::UnavailableError);
+  CHECK_THROWS_AS(other.receive(Deadline::after(Seconds(10))), samestep::UnavailableError);
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
 }
 
 TEST_CASE("unix socket: descriptors that are too many are closed, and only their sender gets an error") {
-  UnixListener listener;
-  UnixSocket one = samestep::connect_to(listener.name(), soon());
-  bool full = false;
-  auto other = listener.accept_now(full);
-  REQUIRE(other);
-  CHECK(other->is_same_user());
+  auto [one, other] = connected();
   const std::size_t before = n_descriptors();
   for (const std::size_t n : {2, 3, 253}) {
     send_with_fds(one, n);
-    CHECK_THROWS_AS(other->receive_now(), samestep::Error);
+    CHECK_THROWS_AS(other.receive_now(), samestep::Error);
     CHECK(n_descriptors() == before);
   }
   send_with_fds(one, 1);
-  CHECK(other->receive_now()->fd);
+  CHECK(other.receive_now()->fd);
   CHECK(n_descriptors() == before);
-}
-
-TEST_CASE("unix socket: a sender that finds the queue full waits, until the deadline") {
-  bool full = false;
-  UnixListener listener;
-  REQUIRE(::listen(listener.fd().get(), 1) == 0);
-  std::vector<UnixSocket> before;
-  for (int i = 0; i < 2; ++i) before.push_back(samestep::connect_to(listener.name(), soon()));
-  CHECK_THROWS_AS(samestep::connect_to(listener.name(), Deadline::after(Seconds(0.01))), samestep::TimeoutError);
-  std::thread late([&] { before.push_back(samestep::connect_to(listener.name(), soon())); });
-  int n_accepted = 0;
-  const Deadline deadline = soon();
-  while (n_accepted < 3 && !deadline.passed()) n_accepted += listener.accept_now(full).has_value();
-  late.join();
-  CHECK(n_accepted == 3);
-  CHECK_FALSE(listener.accept_now(full));
 }

@@ -21,11 +21,10 @@ import sys
 import threading
 import time
 
-from samestep import _core
 from samestep._util import handshake
 from samestep.launch.loop import Loop
 from samestep.launch.ranks import Ranks
-from samestep.rendezvous import TCPStore, mesh
+from samestep.rendezvous import TCPStore, local_links, mesh
 from samestep.rendezvous.rendezvous import Rendezvous
 
 _PATIENCE_S = 60.0
@@ -272,13 +271,14 @@ def fuzz_host(draw: Drawer, n: int) -> None:
             stay.append(link) if draw.random.random() < 0.3 and len(stay) < 100 else link.close()
 
     room = _Room(2, come)
-    _in_threads(
-        lambda rank: _core.connect_local_peers(
+    made = _in_threads(
+        lambda rank: local_links.connect_all(
             rank, 2, lambda mine: room.allgather_bytes(rank, mine), _PATIENCE_S
         ),
         2,
     )
-    for link in stay:
+    for link in (*stay, made[0][1], made[1][0]):
+        assert link is not None
         link.close()
 
 

@@ -1,5 +1,6 @@
 """Ranks of one host connect among strangers, who know the names of their sockets."""
 
+import contextlib
 import itertools
 import os
 import resource
@@ -11,6 +12,7 @@ import pytest
 import samestep as ss
 from ranks import on_ranks
 from samestep import _core
+from samestep.rendezvous import local_links
 from strangers import Stranger, needs_root
 
 # JAX warns of a fork where another test has imported it.
@@ -46,7 +48,8 @@ class Room:
 
 
 def connect(room, rank, size, timeout=PATIENCE_S):
-    return _core.connect_local_peers(rank, size, room.exchange_of(rank), timeout)
+    links = local_links.connect_all(rank, size, room.exchange_of(rank), timeout)
+    return _core.open_local_peers(rank, [-1 if link is None else link.detach() for link in links], timeout)
 
 
 def name_of(introduction):
@@ -145,7 +148,7 @@ def test_the_deadline_is_looked_at_while_strangers_come():
         def act(rank):
             if rank == 0:
                 return connect(room, 0, 2, timeout=0.5)
-            return room.exchange_of(1)(room.said[0] or bytes(40))  # and stops there
+            return room.exchange_of(1)(room.said[0] or bytes(32))  # and stops there
 
         begin = time.monotonic()
         found, _ = on_ranks(2, act)
@@ -176,7 +179,27 @@ def test_a_socket_of_another_user_in_a_ranks_place_is_refused():
         assert isinstance(found[0], ss.TimeoutError)
 
 
-@pytest.mark.parametrize("words", [b"", b"x" * 39, b"x" * 41])
+def test_a_rank_that_finds_the_queue_full_waits_until_the_deadline():
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, contextlib.ExitStack() as before:
+        listener.bind("")
+        listener.listen(0)
+        name = listener.getsockname()
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                link = before.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                link.setblocking(False)
+                link.connect(name)
+
+        def lie(said):
+            said[0] = name[1:].ljust(16, b"\0") + said[0][16:]
+
+        room = Room(2, lie)
+        for error in on_ranks(2, lambda rank: connect(room, rank, 2, timeout=0.2)):
+            assert isinstance(error, ss.TimeoutError)
+        assert "no room for a connection for 0.2 s: other processes fill its queue" in str(error)
+
+
+@pytest.mark.parametrize("words", [b"", b"x" * 31, b"x" * 33])
 def test_an_introduction_of_another_length_is_reported(words):
     def lie(said):
         said[1] = words

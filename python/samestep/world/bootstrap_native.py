@@ -125,7 +125,7 @@ def communicator_over(
     everywhere = [host for host, _ in table]
     agreed = equal_settings.require_equal([asked for _, asked in table], _settings.must_agree("native"))
     if transports.choose("native", transports.requested_transport("native", agreed), everywhere) == "shm":
-        return _core.open_node_world(
+        return transports.open_node_world(
             name, rendezvous.rank, rendezvous.size, rendezvous.allgather_bytes, timeout
         ), True
     names = [host.partition("/")[0] for host in everywhere]

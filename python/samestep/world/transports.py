@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 
 from samestep import _core, _settings
 from samestep.errors import InvalidArgumentError, UnavailableError
 from samestep.group import json_exchange
+from samestep.rendezvous import local_links
 from samestep.world import equal_settings
 
-__all__ = ["choose", "describe", "describe_algorithm", "requested_transport", "select_transport"]
+__all__ = [
+    "choose",
+    "describe",
+    "describe_algorithm",
+    "open_node_world",
+    "requested_transport",
+    "select_transport",
+]
 
 _FLAT = {"mpi": "mpi", "native": "tcp"}
 
@@ -157,7 +166,19 @@ def _open_node(flat: _core.Communicator, timeout: float) -> _core.Communicator:
     def exchange(mine: bytes) -> list[bytes]:
         return json_exchange.allgather_bytes(flat, mine, timeout)
 
-    return _core.open_node_world(flat.name, flat.rank, flat.size, exchange, timeout)
+    return open_node_world(flat.name, flat.rank, flat.size, exchange, timeout)
+
+
+def open_node_world(
+    name: str, rank: int, size: int, exchange: Callable[[bytes], list[bytes]], timeout: float
+) -> _core.Communicator:
+    """The group of all ranks, which run on one host. `exchange` gathers bytes from all. Collective."""
+    links = local_links.connect_all(rank, size, exchange, timeout)
+    return _core.open_node_world(name, rank, _detached(links), timeout)
+
+
+def _detached(links: Sequence[socket.socket | None]) -> list[int]:
+    return [-1 if link is None else link.detach() for link in links]
 
 
 def _open_hierarchical_world(
@@ -172,5 +193,7 @@ def _open_hierarchical_world(
         everything = json_exchange.allgather_bytes(flat, data, timeout)
         return [everything[rank] for rank in here]
 
-    host = _core.connect_local_peers(here.index(flat.rank), len(here), exchange, timeout)
+    me = here.index(flat.rank)
+    links = local_links.connect_all(me, len(here), exchange, timeout)
+    host = _core.open_local_peers(me, _detached(links), timeout)
     return _core.open_hierarchical_world(flat, numbers, host if len(here) > 1 else None, timeout)

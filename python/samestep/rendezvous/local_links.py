@@ -1,0 +1,215 @@
+"""The connections between the ranks of a host: Unix sockets, which carry descriptors of shared memory too.
+
+The names of the sockets are not secret: every process of the host may connect. So both ends check the other's user
+(SO_PEERCRED), and the connecting rank sends a random token that only the ranks know. Other connections are closed, with
+any descriptors that they have sent; they do not delay the ranks, even if they are many and send nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+
+from samestep.errors import Error, PeerLostError, TimeoutError, UnavailableError
+from samestep.rendezvous import descriptors
+from samestep.rendezvous.same_user import user_of
+
+__all__ = ["connect_all"]
+
+_INTRODUCTION = struct.Struct("16s16s")  # what the ranks gather: name of the socket, token
+_HELLO = struct.Struct("=16si")  # the first packet on a connection: token, rank
+_ACCEPTS_PER_CHECK = 64  # connections between two checks of the deadline
+_MAX_UNIDENTIFIED = 256  # connections of this user that have sent nothing
+_POLL_MS = 20
+_PAUSE_S = 0.002
+
+
+def connect_all(
+    rank: int, size: int, exchange: Callable[[bytes], list[bytes]], timeout: float
+) -> list[socket.socket | None]:
+    """Connects all pairs of ranks of a host. Collective.
+
+    Args:
+      rank, size: among the ranks of this host.
+      exchange: an allgather of bytes over these ranks, by the means of their launcher; called once.
+      timeout: seconds.
+
+    Returns:
+      For each rank a socket, None for this one.
+
+    Raises:
+      TimeoutError: a rank has not connected in time.
+      UnavailableError: a process of another user listens at a rank's name, or the system refuses a socket.
+    """
+    deadline = time.monotonic() + timeout
+    links: list[socket.socket | None] = [None] * size
+    with contextlib.ExitStack() as at_failure, _new_socket() as listener:
+        with _what_failed("cannot listen"):
+            listener.bind("")  # the kernel picks a name in the abstract namespace, which needs no file
+            listener.listen(socket.SOMAXCONN)
+        listener.setblocking(False)
+        name, token = listener.getsockname()[1:], os.urandom(16)
+        if len(name) > len(token):
+            raise Error("the kernel's name of a socket is too long")
+        everybody = _introduce(_INTRODUCTION.pack(name, token), size, exchange)
+        at_failure.callback(_close, links)
+        # Each rank connects to those below it and accepts those above. Rank 0 only accepts, so that full queues, in
+        # which others wait for room, are emptied from there upwards.
+        for peer, (name, token_of_peer) in enumerate(everybody[:rank]):
+            links[peer] = link = _connect(name.rstrip(b"\0"), deadline, timeout)
+            with _what_failed("cannot send to a process of this host"):
+                link.send(_HELLO.pack(token_of_peer, rank))
+        _Doorkeeper(listener, token, rank, links).let_all_in(deadline, timeout)
+        at_failure.pop_all()
+    return links
+
+
+def _introduce(mine: bytes, size: int, exchange: Callable[[bytes], list[bytes]]) -> list[tuple[bytes, bytes]]:
+    everybody: list[tuple[bytes, bytes]] = []
+    for words in exchange(mine):
+        if len(words) != len(mine):
+            raise Error(f"rank {len(everybody)} runs another version of samestep")
+        name, token = _INTRODUCTION.unpack(words)
+        everybody.append((name, token))
+    if len(everybody) != size:
+        raise Error("the ranks of this host do not agree on their number")
+    return everybody
+
+
+@contextlib.contextmanager
+def _what_failed(action: str) -> Iterator[None]:
+    try:
+        yield
+    except (BrokenPipeError, ConnectionResetError):
+        raise PeerLostError("the process at the other end has ended") from None
+    except OSError as error:
+        raise UnavailableError(f"{action}: {error.strerror} (errno {error.errno})") from error
+
+
+def _new_socket() -> socket.socket:
+    # Packets keep their borders, so that a descriptor arrives together with the bytes that describe it.
+    with _what_failed("cannot make a socket"):
+        return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _close(links: list[socket.socket | None]) -> None:
+    for link in links:
+        if link is not None:
+            link.close()
+
+
+def _connect(name: bytes, deadline: float, timeout: float) -> socket.socket:
+    link = _new_socket()
+    try:
+        link.setblocking(False)
+        while True:
+            try:
+                with _what_failed("cannot connect to a process of this host"):
+                    link.connect(b"\0" + name)
+                break
+            except UnavailableError as error:
+                # The queue is full, perhaps of strangers; the listener empties it in its turn.
+                if not isinstance(error.__cause__, BlockingIOError):
+                    raise
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"a process of this host has had no room for a connection for {timeout:g} s: other processes "
+                        "fill its queue"
+                    ) from None
+                time.sleep(_PAUSE_S)
+        # The kernel recorded the user when the other process began to listen. Names of this namespace belong to nobody,
+        # so another user may listen at one that a rank has left.
+        if (user := user_of(link)) != os.geteuid():
+            raise UnavailableError(
+                f"where a rank of this host should listen is a process of another user (uid {user}); all ranks have to "
+                "run as one user"
+            )
+        link.setblocking(True)  # sending waits for room
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+class _Doorkeeper:
+    """Accepts the connections of the ranks above this one."""
+
+    def __init__(
+        self, listener: socket.socket, token: bytes, rank: int, links: list[socket.socket | None]
+    ) -> None:
+        self._listener, self._token, self._rank, self._links = listener, token, rank, links
+        self._unidentified: list[socket.socket] = []  # of this user, without a token yet, the oldest first
+
+    def let_all_in(self, deadline: float, timeout: float) -> None:
+        try:
+            while True:
+                self._accept()
+                self._unidentified = [link for link in self._unidentified if not self._identify(link)]
+                above = range(self._rank + 1, len(self._links))
+                missing = next((rank for rank in above if self._links[rank] is None), None)
+                if missing is None:
+                    return
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"rank {missing} of this host has not connected after {timeout:g} s")
+                poll = select.poll()
+                for link in (self._listener, *self._unidentified):
+                    poll.register(link, select.POLLIN)
+                poll.poll(_POLL_MS)
+        finally:
+            _close([*self._unidentified])
+
+    def _accept(self) -> None:
+        no_descriptors = False
+        # Bounded, because a stranger may connect as fast as this rank accepts.
+        for _ in range(_ACCEPTS_PER_CHECK):
+            try:
+                link, _address = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                break
+            except OSError as error:
+                no_descriptors = descriptors.are_used_up(error)
+                if not no_descriptors:
+                    text = f"cannot accept a process of this host: {error.strerror} (errno {error.errno})"
+                    raise UnavailableError(text) from error
+                break
+            # Connections of other users are closed at once, and cannot push out those of ranks.
+            if user_of(link) == os.geteuid():
+                link.setblocking(True)
+                self._unidentified.append(link)
+            else:
+                link.close()
+        # Ranks send their token at once, so the oldest are not ranks.
+        room = len(self._links) + _MAX_UNIDENTIFIED
+        if no_descriptors:
+            if not self._unidentified:
+                raise Error("cannot accept a process of this host: no descriptor is left; raise `ulimit -n`")
+            room = len(self._unidentified) // 2
+        n_too_many = max(0, len(self._unidentified) - room)
+        _close([*self._unidentified[:n_too_many]])
+        del self._unidentified[:n_too_many]
+
+    def _identify(self, link: socket.socket) -> bool:
+        """Whether the connection is known to be that of a rank, or not; False while it has sent nothing."""
+        import hmac
+
+        try:
+            # Without room for descriptors, which the kernel then closes.
+            packet = link.recv(_HELLO.size + 1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            packet = b""
+        # Any process of this user can connect and send anything, so nothing in the packet is trusted before the token
+        # is right.
+        token, rank = _HELLO.unpack(packet) if len(packet) == _HELLO.size else (b"", -1)
+        is_new = self._rank < rank < len(self._links) and self._links[rank] is None
+        if is_new and hmac.compare_digest(token, self._token):  # in constant time
+            self._links[rank] = link
+        else:
+            link.close()
+        return True
