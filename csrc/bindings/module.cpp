@@ -11,10 +11,8 @@ void bind_fast_messages(pybind11::module_& m);
 void bind_fast_methods(pybind11::module_& m);
 void bind_fast_tree(pybind11::module_& m);
 void bind_compiled_calls(pybind11::module_& m);
-void bind_mpi(pybind11::module_& m);
 void bind_node(pybind11::module_& m);
-void bind_tcp(pybind11::module_& m);
-void bind_hierarchy(pybind11::module_& m);
+void bind_worlds(pybind11::module_& m);
 void bind_devices(pybind11::module_& m);
 void bind_lists(pybind11::module_& m);
 }  // namespace samestep
@@ -33,10 +31,8 @@ PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
   samestep::bind_fast_methods(m);
   samestep::bind_fast_tree(m);
   samestep::bind_compiled_calls(m);
-  samestep::bind_mpi(m);
   samestep::bind_node(m);
-  samestep::bind_tcp(m);
-  samestep::bind_hierarchy(m);
+  samestep::bind_worlds(m);
   samestep::bind_devices(m);
   samestep::bind_lists(m);
 }

@@ -139,46 +139,20 @@ CompiledCalls& compiled_calls() {
   return *calls;
 }
 
+/// XLA's name of each DType, in the order of the enumerators.
+constexpr xla::DataType kXlaTypes[kDTypeCount] = {
+    xla::kBool,    xla::kInt8,      xla::kInt16,      xla::kInt32,        xla::kInt64,      xla::kUint8,
+    xla::kUint16,  xla::kUint32,    xla::kUint64,     xla::kFloat16,      xla::kBfloat16,   xla::kFloat32,
+    xla::kFloat64, xla::kComplex64, xla::kComplex128, xla::kFloat8E4M3FN, xla::kFloat8E5M2,
+};
+
 DType to_dtype(xla::DataType dtype) {
-  switch (dtype) {
-    case xla::kBool:
-      return DType::bool_;
-    case xla::kInt8:
-      return DType::int8;
-    case xla::kInt16:
-      return DType::int16;
-    case xla::kInt32:
-      return DType::int32;
-    case xla::kInt64:
-      return DType::int64;
-    case xla::kUint8:
-      return DType::uint8;
-    case xla::kUint16:
-      return DType::uint16;
-    case xla::kUint32:
-      return DType::uint32;
-    case xla::kUint64:
-      return DType::uint64;
-    case xla::kFloat16:
-      return DType::float16;
-    case xla::kBfloat16:
-      return DType::bfloat16;
-    case xla::kFloat32:
-      return DType::float32;
-    case xla::kFloat64:
-      return DType::float64;
-    case xla::kComplex64:
-      return DType::complex64;
-    case xla::kComplex128:
-      return DType::complex128;
-    case xla::kFloat8E4M3FN:
-      return DType::float8_e4m3fn;
-    case xla::kFloat8E5M2:
-      return DType::float8_e5m2;
-    default:
-      throw InvalidArgumentError(
-          str("a program passes elements of XLA's type ", static_cast<int>(dtype), ", which no collective takes"));
+  const auto* const found = std::ranges::find(kXlaTypes, dtype);
+  if (found == std::end(kXlaTypes)) {
+    throw InvalidArgumentError(
+        str("a program passes elements of XLA's type ", static_cast<int>(dtype), ", which no collective takes"));
   }
+  return static_cast<DType>(found - kXlaTypes);
 }
 
 ProgramArray to_array(void* data, DType dtype, std::span<const std::int64_t> extents) {

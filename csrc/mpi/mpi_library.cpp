@@ -22,25 +22,8 @@ class MpiLibraryOf final : public MpiLibrary {
 
  public:
   MpiLibraryOf(const LoadedLibrary& library, const MpiFacts& facts)
-      : byte_(to(facts.byte_type)), errors_return_(to(facts.errors_return)) {
+      : library_(library), byte_(to(facts.byte_type)), errors_return_(to(facts.errors_return)) {
     facts_ = facts;
-    find(library, "MPI_Isend", isend_);
-    find(library, "MPI_Irecv", irecv_);
-    find(library, "MPI_Test", test_);
-    find(library, "MPI_Cancel", cancel_);
-    find(library, "MPI_Test_cancelled", test_cancelled_);
-    find(library, "MPI_Iprobe", iprobe_);
-    find(library, "MPI_Comm_rank", comm_rank_);
-    find(library, "MPI_Comm_size", comm_size_);
-    find(library, "MPI_Comm_idup", comm_idup_);
-    find(library, "MPI_Comm_group", comm_group_);
-    find(library, "MPI_Group_incl", group_incl_);
-    find(library, "MPI_Group_free", group_free_);
-    find(library, "MPI_Comm_create_group", comm_create_group_);
-    find(library, "MPI_Comm_set_errhandler", comm_set_errhandler_);
-    find(library, "MPI_Comm_free", comm_free_);
-    find(library, "MPI_Finalized", finalized_);
-    find(library, "MPI_Error_string", error_string_);
     path_ = LoadedLibrary::file_of(reinterpret_cast<const void*>(isend_));
   }
 
@@ -154,12 +137,19 @@ class MpiLibraryOf final : public MpiLibrary {
     H group_;
   };
 
-  // All functions are looked up at once: what is missing is reported before a rank communicates, not in the middle of a
-  // run.
-  template <class Function>
-  static void find(const LoadedLibrary& library, const char* name, Function& function) {
-    function = reinterpret_cast<Function>(library.find(name));
-    if (function == nullptr) throw UnavailableError(str("the MPI library that mpi4py loads has no ", name));
+  /// A function that is looked up at once, with the members below: what is missing is reported before a rank
+  /// communicates, not in the middle of a run.
+  struct Symbol {
+    void* address;
+    template <class Function>
+    operator Function*() const {  // NOLINT: it has the type of the member that it initializes
+      return reinterpret_cast<Function*>(address);
+    }
+  };
+  Symbol find(const char* name) const {
+    void* const address = library_.find(name);
+    if (address == nullptr) throw UnavailableError(str("the MPI library that mpi4py loads has no ", name));
+    return {address};
   }
 
   static H to(Handle handle) {
@@ -187,24 +177,25 @@ class MpiLibraryOf final : public MpiLibrary {
     throw Error(str(call, " failed: ", text.data()));
   }
 
+  const LoadedLibrary library_;
   H byte_, errors_return_;
-  int (*isend_)(const void*, int, H, int, int, H, H*) = nullptr;
-  int (*irecv_)(void*, int, H, int, int, H, H*) = nullptr;
-  int (*test_)(H*, int*, AbiStatus*) = nullptr;
-  int (*cancel_)(H*) = nullptr;
-  int (*test_cancelled_)(const AbiStatus*, int*) = nullptr;
-  int (*iprobe_)(int, int, H, int*, AbiStatus*) = nullptr;
-  int (*comm_rank_)(H, int*) = nullptr;
-  int (*comm_size_)(H, int*) = nullptr;
-  int (*comm_idup_)(H, H*, H*) = nullptr;
-  int (*comm_group_)(H, H*) = nullptr;
-  int (*group_incl_)(H, int, const int*, H*) = nullptr;
-  int (*group_free_)(H*) = nullptr;
-  int (*comm_create_group_)(H, H, int, H*) = nullptr;
-  int (*comm_set_errhandler_)(H, H) = nullptr;
-  int (*comm_free_)(H*) = nullptr;
-  int (*finalized_)(int*) = nullptr;
-  int (*error_string_)(int, char*, int*) = nullptr;
+  int (*isend_)(const void*, int, H, int, int, H, H*) = find("MPI_Isend");
+  int (*irecv_)(void*, int, H, int, int, H, H*) = find("MPI_Irecv");
+  int (*test_)(H*, int*, AbiStatus*) = find("MPI_Test");
+  int (*cancel_)(H*) = find("MPI_Cancel");
+  int (*test_cancelled_)(const AbiStatus*, int*) = find("MPI_Test_cancelled");
+  int (*iprobe_)(int, int, H, int*, AbiStatus*) = find("MPI_Iprobe");
+  int (*comm_rank_)(H, int*) = find("MPI_Comm_rank");
+  int (*comm_size_)(H, int*) = find("MPI_Comm_size");
+  int (*comm_idup_)(H, H*, H*) = find("MPI_Comm_idup");
+  int (*comm_group_)(H, H*) = find("MPI_Comm_group");
+  int (*group_incl_)(H, int, const int*, H*) = find("MPI_Group_incl");
+  int (*group_free_)(H*) = find("MPI_Group_free");
+  int (*comm_create_group_)(H, H, int, H*) = find("MPI_Comm_create_group");
+  int (*comm_set_errhandler_)(H, H) = find("MPI_Comm_set_errhandler");
+  int (*comm_free_)(H*) = find("MPI_Comm_free");
+  int (*finalized_)(int*) = find("MPI_Finalized");
+  int (*error_string_)(int, char*, int*) = find("MPI_Error_string");
 };
 
 }  // namespace

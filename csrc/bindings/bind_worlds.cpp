@@ -5,14 +5,19 @@
 #include <tuple>
 #include <vector>
 
+#include "collectives/select_algorithm.h"
 #include "engine/progress_engine.h"
+#include "hierarchy/hierarchical_communicator.h"
 #include "mpi/mpi_library.h"
 #include "mpi/mpi_transport.h"
+#include "tcp/tcp_transport.h"
 
 namespace samestep {
 
 namespace py = pybind11;
 using py::operator""_a;
+
+namespace {
 
 void bind_mpi(py::module_& m) {
   py::class_<MpiFacts>(m, "MpiFacts", "What mpi4py knows of the MPI library it has loaded.")
@@ -57,6 +62,40 @@ void bind_mpi(py::module_& m) {
       "world"_a, "listener"_a, "reserved"_a, "places"_a,
       "Lets a group over MPI detect dead ranks. `listener`, `reserved`: a listening socket and one that is only bound, "
       "both owned from now on; `places`: by rank, address, port of the one, port of the other, and text.");
+}
+
+}  // namespace
+
+/// The worlds whose ranks exchange messages; see bind_node.cpp for one host.
+void bind_worlds(py::module_& m) {
+  bind_mpi(m);
+  m.def(
+      "open_tcp_world",
+      [](const std::string& name, int rank, const std::vector<std::pair<int, std::string>>& peers) {
+        ExchangeOptions options;
+        options.name = name;
+        options.oversubscribed = true;  // until it is known
+        std::vector<TcpPeer> ends;
+        // Owned before anything can throw: an error then closes the sockets, which shows the peers that this rank has
+        // left.
+        for (const auto& [fd, where] : peers) ends.push_back({Fd(fd), where});
+        return open_tcp_world(rank, std::move(ends), options);
+      },
+      "name"_a, "rank"_a, "peers"_a,
+      "The group of all ranks. `peers`: by rank, a connected socket, which is owned from now on, and where it leads.");
+  m.def(
+      "select_algorithm",
+      [](int n_ranks, std::size_t nbytes) { return std::string(name(select_algorithm(n_ranks, nbytes))); }, "n_ranks"_a,
+      "nbytes"_a, "How an allreduce of so many bytes is made that are too many for the headers.");
+  m.def(
+      "open_hierarchical_world",
+      [](ExchangeCommunicator& flat, const std::vector<int>& hosts, std::shared_ptr<LocalPeers> host, double timeout) {
+        const py::gil_scoped_release no_gil;
+        return open_hierarchical(flat, hosts, std::move(host), Deadline::after(Seconds(timeout)));
+      },
+      "flat"_a, "hosts"_a, "host"_a.none(true), "timeout"_a,
+      "The ranks of a group at two levels. `hosts`: by rank, the number of its host; `host`: of the ranks of this one, "
+      "None where this rank is alone on it. Collective.");
 }
 
 }  // namespace samestep
