@@ -3,8 +3,7 @@
 namespace samestep {
 void bind_errors(pybind11::module_& m);
 void bind_arrays(pybind11::module_& m);
-void bind_hash(pybind11::module_& m);
-void bind_weighted_sum(pybind11::module_& m);
+void bind_kernels(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
 void bind_fast_calls(pybind11::module_& m);
 void bind_fast_messages(pybind11::module_& m);
@@ -22,8 +21,7 @@ PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
   m.doc() = "The C++ core of samestep. Not public: use the functions of the package.";
   samestep::bind_errors(m);
   samestep::bind_arrays(m);
-  samestep::bind_hash(m);
-  samestep::bind_weighted_sum(m);
+  samestep::bind_kernels(m);
   // pybind11 needs a base class before those that derive from it: Communicator comes before the groups of devices.
   samestep::bind_communicator(m);
   samestep::bind_fast_calls(m);

@@ -1,6 +1,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "kernels/divide.h"
+#include "kernels/hash128.h"
 #include "kernels/weighted_sum.h"
 
 namespace samestep {
@@ -19,7 +22,7 @@ namespace py = pybind11;
 
 namespace {
 
-constexpr std::size_t kSumWithoutGilAbove = 64 * 1024;  // bytes; below, giving the GIL away costs more than the sum
+constexpr std::size_t kWithoutGilAbove = 64 * 1024;  // bytes; below, giving the GIL away costs more than the work
 
 /// The same leaf of one or two trees.
 struct Leaf {
@@ -96,7 +99,7 @@ void add_weighted(const std::vector<std::pair<py::list, double>>& trees, const s
   }
   // The arrays that hold references are declared before, so they are released after the GIL has been taken again.
   std::optional<py::gil_scoped_release> no_gil;
-  if (result->nbytes() > kSumWithoutGilAbove) no_gil.emplace();
+  if (result->nbytes() > kWithoutGilAbove) no_gil.emplace();
   std::vector<const void*> parts(added.size());
   for (std::size_t i = 0; i < n_leaves; ++i) {
     const std::size_t offset = starts[i] * itemsize(result->dtype);
@@ -115,13 +118,33 @@ bool divide_in_place(const py::object& flat, double divisor) {
   }
   require_writable(array.view(), "divide_in_place");
   std::optional<py::gil_scoped_release> no_gil;
-  if (array->nbytes() > kSumWithoutGilAbove) no_gil.emplace();
+  if (array->nbytes() > kWithoutGilAbove) no_gil.emplace();
   return kernels::divide_in_place(array->dtype, array->data, static_cast<std::size_t>(array->count), divisor);
+}
+
+py::bytes hash_of(const py::object& object) {
+  const Array array = view_of(object.ptr());
+  const ArrayView& view = array.view();
+  // Bytes are hashed as they lie: those between the elements would count as well.
+  if (!view.contiguous || view.device.kind != DeviceKind::cpu) {
+    throw InvalidArgumentError("hash128: the array must be contiguous and in host memory");
+  }
+  std::array<std::uint64_t, 2> hash;
+  {
+    std::optional<py::gil_scoped_release> no_gil;
+    if (view.nbytes() > kWithoutGilAbove) no_gil.emplace();
+    hash = kernels::hash128(view.data, view.nbytes());
+  }
+  char bytes[sizeof hash];
+  std::memcpy(bytes, hash.data(), sizeof hash);
+  return {bytes, sizeof bytes};
 }
 
 }  // namespace
 
-void bind_weighted_sum(py::module_& m) {
+void bind_kernels(py::module_& m) {
+  m.def("hash128", &hash_of, py::arg("array"),
+        "16 bytes that depend on every byte of a contiguous host array, on its position and on their number.");
   m.def("add_weighted", &add_weighted, py::arg("trees"), py::arg("starts"), py::arg("sums"), py::arg("out"),
         "out = sums[n-1] + (... + (sums[0] + the sum of weight times array)) in one pass: at most two pairs of leaves "
         "and weight. Leaf i, any array or None, is out[starts[i]:starts[i + 1]].");
