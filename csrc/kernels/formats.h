@@ -48,31 +48,25 @@ SAMESTEP_INLINE Packed load(const std::byte* from) {
   return packed;
 }
 
-/// Elements that are values.
-template <class T>
-struct Plain {
+/// Elements that are values, a register of them at a time.
+template <class T, class Register>
+struct Registers {
   using Element = T;
   using Value = T;
-  using Values = Parts<Vector<T>, 1>;
-  using Packed = Vector<T>;
-  static constexpr std::size_t kCount = kVectorBytes / sizeof(T);
+  using Values = Parts<Register, 1>;
+  using Packed = Register;
+  static constexpr std::size_t kCount = sizeof(Register) / sizeof(T);
   SAMESTEP_INLINE static Values read(const std::byte* from) { return {{load<Packed>(from)}}; }
   SAMESTEP_INLINE static Packed pack(Values values) { return values.part[0]; }
   SAMESTEP_INLINE static void write(Packed packed, std::byte* to) { std::memcpy(to, &packed, sizeof packed); }
 };
 
-/// As Plain, for what has no vectors.
 template <class T>
-struct Single {
-  using Element = T;
-  using Value = T;
-  using Values = Parts<T, 1>;
-  using Packed = T;
-  static constexpr std::size_t kCount = 1;
-  SAMESTEP_INLINE static Values read(const std::byte* from) { return {{load<Packed>(from)}}; }
-  SAMESTEP_INLINE static Packed pack(Values values) { return values.part[0]; }
-  SAMESTEP_INLINE static void write(Packed packed, std::byte* to) { std::memcpy(to, &packed, sizeof packed); }
-};
+using Plain = Registers<T, Vector<T>>;
+
+/// For what has no vectors.
+template <class T>
+using Single = Registers<T, T>;
 
 /// Integers, summed in a type so wide that no sum of 2^31 ranks overflows.
 template <class T>
