@@ -72,15 +72,8 @@ void RecursiveHalvingAllreduce::open_next_segment() {
 bool RecursiveHalvingAllreduce::work() {
   while (true) {
     while (next_ < out_.count && open_segments_.size() < kSegmentsInFlight) open_next_segment();
-    // No segment may overtake an earlier one, because all of them share their tags.
-    std::size_t limit = SIZE_MAX;
-    for (Segment& segment : open_segments_) {
-      segment.run.advance(progress_engine(), limit);
-      limit = segment.run.n_started();
-    }
     if (open_segments_.empty()) return true;
-    // The first segment waits for no other one, so it alone may start all of its steps.
-    if (!open_segments_.front().run.advance(progress_engine(), SIZE_MAX)) return false;
+    if (!advance_first(progress_engine(), open_segments_)) return false;
     // Blocks for the segments in flight serve a buffer of any length.
     if (open_segments_.front().room.data != nullptr)
       progress_engine().scratch().release(std::move(open_segments_.front().room));

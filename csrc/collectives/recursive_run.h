@@ -66,4 +66,17 @@ class RecursiveRun {
   bool has_combined_ = false;
 };
 
+/// Advances `open`, entries with a `run`, of which none may overtake an earlier one, because their messages have the
+/// same tags. True once the first has ended.
+template <class Entries>
+bool advance_first(ProgressEngine& engine, Entries& open) {
+  std::size_t limit = SIZE_MAX;
+  for (auto& entry : open) {
+    entry.run.advance(engine, limit);
+    limit = entry.run.n_started();
+  }
+  // The first run waits for no other one, so it alone may start all of its steps.
+  return open.front().run.advance(engine, SIZE_MAX);
+}
+
 }  // namespace samestep

@@ -74,15 +74,9 @@ void HierarchicalRecursiveAllreduce::open_next() {
 bool HierarchicalRecursiveAllreduce::work_on_chunks() {
   while (true) {
     while (next_ < mine_.size() && open_.size() < kOpenChunks) open_next();
-    // No chunk may overtake an earlier one, because all of them share their tags.
-    std::size_t limit = SIZE_MAX;
-    for (Open& open : open_) {
-      open.run.advance(progress_engine(), limit);
-      limit = open.run.n_started();
-    }
     if (open_.empty()) return true;
+    if (!advance_first(progress_engine(), open_)) return false;
     Open& first = open_.front();
-    if (!first.run.advance(progress_engine(), SIZE_MAX)) return false;
     // The run has stored the result into this rank's output, from where the other ranks of the host get it.
     const std::byte* const result = static_cast<const std::byte*>(out_.data) + first.chunk.out_offset * itemsize_;
     write_to_local_ranks(first.chunk, result, /*to_shared_too=*/true);
