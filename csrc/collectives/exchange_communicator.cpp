@@ -95,7 +95,7 @@ std::shared_ptr<Communicator> ExchangeCommunicator::make_child(std::span<const i
                                                                const Deadline&) {
   // A transport is not thread-safe, and threads that wait in this group use it.
   const std::lock_guard lock(engine_->mutex());
-  return std::make_shared<ExchangeCommunicator>(engine_->transport().subset_with(ranks, options.id), options);
+  return std::make_shared<ExchangeCommunicator>(engine_->transport().subset(ranks, options.id), options);
 }
 
 std::uint32_t ExchangeCommunicator::reserve_group_id() const {

@@ -10,18 +10,17 @@ namespace {
 
 constexpr std::uint64_t kPollNoticesEvery = 64;  // operations: unread notices must not pile up
 
-}  // namespace
-
-std::size_t BruckHeaderExchange::max_inline_for(std::size_t wanted, int size) {
-  if (wanted != 0) return wanted;
+std::size_t default_max_inline(int size) {
   // Every rank receives the data of all, among them the addresses that HierarchicalCollective posts.
   constexpr std::size_t kOfAllRanks = 64 << 10, kMinInline = 128, kMaxInline = 2 << 10;
   return std::clamp(kOfAllRanks / static_cast<std::size_t>(size), kMinInline, kMaxInline);
 }
 
+}  // namespace
+
 BruckHeaderExchange::BruckHeaderExchange(Transport& transport, std::size_t max_inline)
     : transport_(transport),
-      max_inline_(max_inline),
+      max_inline_(max_inline != 0 ? max_inline : default_max_inline(transport.size())),
       size_(static_cast<std::size_t>(transport.size())),
       known_arrived_(size_) {
   while (blocks_before_round(rounds_) < size_) ++rounds_;
@@ -29,10 +28,10 @@ BruckHeaderExchange::BruckHeaderExchange(Transport& transport, std::size_t max_i
   // enough for all of them: each round has another source, and messages of one source arrive in the order of
   // operations.
   for (Slot& slot : slots_) {
-    slot.gathered.reserve(size_ * (sizeof(Header) + max_inline));
+    slot.gathered.reserve(size_ * (sizeof(Header) + max_inline_));
     slot.receives.resize(rounds_);
     for (std::size_t round = 0; round < rounds_; ++round) {
-      slot.receives[round].buffer.resize(blocks_in_round(round) * (sizeof(Header) + max_inline));
+      slot.receives[round].buffer.resize(blocks_in_round(round) * (sizeof(Header) + max_inline_));
       post(slot, round);
     }
   }

@@ -18,9 +18,7 @@ namespace samestep {
 /// Source: Bruck, Ho, Kipnis, Upfal and Weathersby, IEEE TPDS 8 (1997), 1143-1156.
 class BruckHeaderExchange final : public HeaderExchange {
  public:
-  /// Bytes of data behind a header: `wanted`, or a default for the size of the group if that is 0.
-  static std::size_t max_inline_for(std::size_t wanted, int size);
-
+  /// `max_inline`: bytes of data behind a header; 0: a default for the size of the group.
   BruckHeaderExchange(Transport& transport, std::size_t max_inline);
 
   std::size_t max_inline() const override { return max_inline_; }

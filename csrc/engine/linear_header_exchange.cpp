@@ -10,23 +10,24 @@ namespace {
 
 constexpr std::size_t kDepartures = 4;  // blocks to begin with; more are added while sends are in flight
 
-}  // namespace
-
-std::size_t LinearHeaderExchange::max_inline_for(std::size_t wanted, int size) {
-  if (wanted != 0) return wanted;
+std::size_t default_max_inline(int size) {
   // Inline data are sent to every peer, so a limit that is good for two ranks is too high for twenty.
   if (size <= 2) return 16 << 10;
   if (size <= 4) return 8 << 10;
   return 2 << 10;
 }
 
+}  // namespace
+
 LinearHeaderExchange::LinearHeaderExchange(Transport& transport, std::size_t max_inline)
-    : transport_(transport), max_inline_(max_inline), arrivals_(kSlots * static_cast<std::size_t>(transport.size())) {
+    : transport_(transport),
+      max_inline_(max_inline != 0 ? max_inline : default_max_inline(transport.size())),
+      arrivals_(kSlots * static_cast<std::size_t>(transport.size())) {
   for (std::size_t i = 0; i < kDepartures; ++i) departures_.push_back(std::make_unique<Departure>());
   for (std::uint64_t sequence = 0; sequence < kSlots; ++sequence) {
     for (int peer = 0; peer < transport.size(); ++peer) {
       if (peer == transport.rank()) continue;
-      arrival(sequence, peer).block.resize(sizeof(Header) + max_inline);
+      arrival(sequence, peer).block.resize(sizeof(Header) + max_inline_);
       post(sequence, peer);
     }
   }

@@ -34,14 +34,13 @@ constexpr int kPingRoundRobin = 8;  // and so many others each time
 std::atomic<bool> ranks_are_lost = false, ranks_have_left = false;
 
 std::unique_ptr<HeaderExchange> make_message_header_exchange(Transport& transport, const ExchangeOptions& options) {
-  const std::size_t wanted = options.inline_limit;
   if (transport.size() > options.bruck_above) {
-    return std::make_unique<BruckHeaderExchange>(transport,
-                                                 BruckHeaderExchange::max_inline_for(wanted, transport.size()));
+    return std::make_unique<BruckHeaderExchange>(transport, options.inline_limit);
   }
-  return std::make_unique<LinearHeaderExchange>(transport,
-                                                LinearHeaderExchange::max_inline_for(wanted, transport.size()));
+  return std::make_unique<LinearHeaderExchange>(transport, options.inline_limit);
 }
+
+double in_hundredths(Seconds time) { return std::round(time.count() * 100) / 100; }
 
 }  // namespace
 
@@ -228,12 +227,6 @@ void ProgressEngine::ping(Operation& operation) {
     if (peer != rank_) transport_->ping(peer);
   }
 }
-
-namespace {
-
-double in_hundredths(Seconds time) { return std::round(time.count() * 100) / 100; }
-
-}  // namespace
 
 std::string ProgressEngine::timeout_message(Operation& operation, Seconds waited) {
   const std::lock_guard lock(mutex_);

@@ -70,7 +70,7 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::make_child(std::span<con
     lock.unlock();
     return NodeCommunicator::open(group_->peers, std::move(local_ranks), std::move(options), deadline, number);
   }
-  auto transport = shared_engine().transport().subset_with(ranks, options.id);
+  auto transport = shared_engine().transport().subset(ranks, options.id);
   lock.unlock();
   return open(std::move(transport), std::move(topology), group_->peers, std::move(options), deadline, number);
 }

@@ -21,10 +21,10 @@ class MpiLibraryOf final : public MpiLibrary {
   using AbiStatus = typename Abi::Status;
 
  public:
-  MpiLibraryOf(const LoadedLibrary& library, const MpiFacts& facts)
+  MpiLibraryOf(const OpenedLibrary& library, const MpiFacts& facts)
       : library_(library), byte_(to(facts.byte_type)), errors_return_(to(facts.errors_return)) {
     facts_ = facts;
-    path_ = LoadedLibrary::file_of(reinterpret_cast<const void*>(isend_));
+    path_ = OpenedLibrary::file_of(reinterpret_cast<const void*>(isend_));
   }
 
   const char* interface_name() const override { return Abi::kName; }
@@ -177,7 +177,7 @@ class MpiLibraryOf final : public MpiLibrary {
     throw Error(str(call, " failed: ", text.data()));
   }
 
-  const LoadedLibrary library_;
+  const OpenedLibrary library_;
   H byte_, errors_return_;
   int (*isend_)(const void*, int, H, int, int, H, H*) = find("MPI_Isend");
   int (*irecv_)(void*, int, H, int, int, H, H*) = find("MPI_Irecv");
@@ -201,7 +201,7 @@ class MpiLibraryOf final : public MpiLibrary {
 }  // namespace
 
 std::shared_ptr<MpiLibrary> MpiLibrary::open(const MpiFacts& facts) {
-  const LoadedLibrary library(facts.module_path);
+  const OpenedLibrary library = OpenedLibrary::loaded(facts.module_path);
   const bool has_open_mpi = library.find("ompi_mpi_comm_world") != nullptr;
   // MPICH 5 answers MPI_Abi_get_version in its own interface too: the size of a handle decides.
   if (facts.comm_nbytes == sizeof(int) && facts.status_nbytes == sizeof(mpi_abi::Mpich::Status)) {

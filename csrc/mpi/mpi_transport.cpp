@@ -179,20 +179,16 @@ class MpiTransport final : public Transport {
     return found;
   }
 
-  std::unique_ptr<Transport> subset(std::span<const int> ranks) override {
+  std::uint32_t reserve_group_id() override { return channel_->reserve(); }
+  std::unique_ptr<Transport> subset(std::span<const int> ranks, std::uint32_t number) override {
+    if (number < channel_->most_groups()) return std::make_unique<MpiTransport>(*this, ranks, number);
+    // No tags are left for another group. All members have the same number, so all of them make a communicator instead.
     std::vector<int> list;
     for (const int rank : ranks) list.push_back(member(rank));
     // Open MPI agrees on the new communicator by messages with this tag on the old one, which no other message may use.
     const int tag = own(tags::kTransportMakesGroup);
     const MpiLibrary::Handle comm = library_->create_group(comm_, list, tag);
     return std::make_unique<MpiTransport>(*this, std::make_shared<Channel>(library_, comm), ranks);
-  }
-
-  std::uint32_t reserve_group_id() override { return channel_->reserve(); }
-  std::unique_ptr<Transport> subset_with(std::span<const int> ranks, std::uint32_t number) override {
-    // No tags are left for another group. All members have the same number, so all of them make a communicator instead.
-    if (number >= channel_->most_groups()) return subset(ranks);
-    return std::make_unique<MpiTransport>(*this, ranks, number);
   }
 
   void set_watch(std::shared_ptr<PeerWatch> watch) override {

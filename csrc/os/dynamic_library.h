@@ -4,30 +4,16 @@
 
 namespace samestep {
 
-/// A shared library that the process has already loaded. Does not keep it loaded.
-class LoadedLibrary {
- public:
-  /// Throws UnavailableError if `path` is not loaded in this process.
-  explicit LoadedLibrary(const std::string& path);
-
-  /// Address of a symbol of the library or of one it depends on, or null.
-  void* find(const char* symbol) const;
-
-  /// File that defines the code or data at `address`, "" if unknown.
-  static std::string file_of(const void* address);
-
- private:
-  void* handle_;
-};
-
-/// A shared library that is loaded here, with local symbols. It stays loaded for the life of the process, because its
-/// threads may still run.
+/// A shared library, looked up by its functions.
 class OpenedLibrary {
  public:
+  /// Loads it, with local symbols. It stays loaded for the life of the process, because its threads may still run.
   /// Throws UnavailableError with the loader's reason.
   explicit OpenedLibrary(const std::string& path);
+  /// One that the process has loaded already; does not keep it loaded. Throws UnavailableError if it has not.
+  static OpenedLibrary loaded(const std::string& path);
 
-  /// Address of a symbol, or null.
+  /// Address of a symbol of the library or of one it depends on, or null.
   void* find(const char* symbol) const;
   const std::string& path() const { return path_; }
 
@@ -38,7 +24,12 @@ class OpenedLibrary {
     return function != nullptr;
   }
 
+  /// File that defines the code or data at `address`, "" if unknown.
+  static std::string file_of(const void* address);
+
  private:
+  OpenedLibrary(const std::string& path, void* handle, const char* action, const char* otherwise);
+
   std::string path_;
   void* handle_;
 };

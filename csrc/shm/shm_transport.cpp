@@ -362,7 +362,7 @@ std::vector<Transport::PeerFailure> ShmTransport::failed_peers() {
   return found;
 }
 
-std::unique_ptr<Transport> ShmTransport::subset(std::span<const int>) {
+std::unique_ptr<Transport> ShmTransport::subset(std::span<const int>, std::uint32_t) {
   throw Error("internal: ShmTransport::subset is not supported");  // NodeCommunicator makes groups
 }
 

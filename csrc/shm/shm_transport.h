@@ -46,7 +46,7 @@ class ShmTransport final : public Transport {
   bool test(Request& request, Envelope* envelope) override;
   bool cancel(Request& request) override;
   bool probe(int tag, Envelope& envelope) override;
-  std::unique_ptr<Transport> subset(std::span<const int> ranks) override;
+  std::unique_ptr<Transport> subset(std::span<const int> ranks, std::uint32_t number) override;
   void close() override {}
   bool forgets_at_close() const override { return true; }
   std::vector<PeerFailure> failed_peers() override;

@@ -10,26 +10,24 @@ RequestState* Matcher::new_request() {
   return record;
 }
 
-void Matcher::drop(RequestState* record) { free_.push_back(record); }
-
 UnexpectedMessage* Matcher::find_unexpected(const RequestState& receive) {
   // A message that a receive has matched stays here until all of it has arrived.
-  return matcher_.find(receive.peer, receive.tag, [](const UnexpectedMessage& a) { return a.taker == nullptr; });
+  return find(receive.peer, receive.tag, [](const UnexpectedMessage& a) { return a.taker == nullptr; });
 }
 
 const UnexpectedMessage* Matcher::find_complete(int tag) {
   // Complete ones only: a rank that has probed successfully receives the message at once, and polls until it has it. An
   // RTS would make it wait for the sender.
-  return matcher_.find(kAnySource, tag,
-                       [](const UnexpectedMessage& a) { return a.complete && !a.offered && a.taker == nullptr; });
+  return find(kAnySource, tag,
+              [](const UnexpectedMessage& a) { return a.complete && !a.offered && a.taker == nullptr; });
 }
 
 void Matcher::forget_incomplete(int source) {
-  matcher_.drop_if([source](const UnexpectedMessage& a) { return a.source == source && (!a.complete || a.offered); });
+  drop_if([source](const UnexpectedMessage& a) { return a.source == source && (!a.complete || a.offered); });
 }
 
 void Matcher::orphan(const RequestState* receive) {
-  matcher_.for_each_unexpected([&](UnexpectedMessage& arrived) {
+  for_each_unexpected([&](UnexpectedMessage& arrived) {
     if (arrived.taker == receive) arrived.taker = &discarded_;
   });
 }

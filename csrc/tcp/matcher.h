@@ -37,34 +37,25 @@ struct UnexpectedMessage {
 };
 
 /// The receives and messages of one group on one rank. Sources are ranks of the world.
-class Matcher {
+class Matcher : public TagMatcher<RequestState*, UnexpectedMessage> {
  public:
   RequestState* new_request();
-  void drop(RequestState* record);
+  void recycle(RequestState* record) { free_.push_back(record); }
 
-  void post(RequestState* receive) { matcher_.post(receive->peer, receive->tag, receive); }
-  /// False if it is no longer posted.
-  bool withdraw(RequestState* receive) { return matcher_.withdraw(receive); }
-  /// Removes the first posted receive that matches such a message, and returns it; null if there is none.
-  RequestState* match(int source, int tag) { return matcher_.match(source, tag); }
-
-  UnexpectedMessage& add_unexpected(UnexpectedMessage arrived) { return matcher_.keep(std::move(arrived)); }
   /// The first message that matches the receive, or null.
   UnexpectedMessage* find_unexpected(const RequestState& receive);
   /// The first complete message with this tag, or null.
   const UnexpectedMessage* find_complete(int tag);
-  void erase(const UnexpectedMessage* arrived) { matcher_.drop(arrived); }
   /// Drops incomplete messages from a source that is lost.
   void forget_incomplete(int source);
   /// Drops all posted receives and unexpected messages; their RequestStates stay valid.
-  void forget_all() { matcher_ = {}; }
+  void forget_all() { static_cast<TagMatcher&>(*this) = {}; }
   /// The receive is cancelled: the message that it has matched is discarded.
   void orphan(const RequestState* receive);
 
  private:
   std::deque<RequestState> requests_;
   std::vector<RequestState*> free_;
-  TagMatcher<RequestState*, UnexpectedMessage> matcher_;
   RequestState discarded_;  // receives messages to discard
 };
 

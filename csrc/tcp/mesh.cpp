@@ -130,8 +130,8 @@ Connection::Destination Mesh::destination_of(int peer, const Frame& frame) {
     record->nbytes = frame.nbytes;
     return {record->into, record, nullptr};
   }
-  UnexpectedMessage& kept = group.matching.add_unexpected(
-      {peer, frame.tag, frame.nbytes, std::make_unique_for_overwrite<std::byte[]>(frame.nbytes)});
+  UnexpectedMessage& kept =
+      group.matching.keep({peer, frame.tag, frame.nbytes, std::make_unique_for_overwrite<std::byte[]>(frame.nbytes)});
   return {kept.bytes.get(), nullptr, &kept};
 }
 
@@ -166,7 +166,7 @@ void Mesh::handle_eager(const Frame& frame, const Connection::Destination& place
   if (taker == nullptr) return;
   if (taker->into != nullptr) kernels::copy(taker->into, place.unexpected->bytes.get(), frame.nbytes);
   taker->ended = true;
-  state(frame.group).matching.erase(place.unexpected);
+  state(frame.group).matching.drop(place.unexpected);
 }
 
 void Mesh::handle_rts(int peer, const Frame& frame) {
@@ -175,7 +175,7 @@ void Mesh::handle_rts(int peer, const Frame& frame) {
   if (RequestState* const record = group.matching.match(peer, frame.tag); record != nullptr) {
     request_data(frame, peer, *record);
   } else {
-    group.matching.add_unexpected({peer, frame.tag, frame.nbytes, nullptr, frame.id, /*offered=*/true});
+    group.matching.keep({peer, frame.tag, frame.nbytes, nullptr, frame.id, /*offered=*/true});
   }
 }
 
@@ -213,7 +213,7 @@ void Mesh::send_to_self(Group group, Bytes bytes, int tag) {
   RequestState* const receive = matching.match(rank_, tag);
   std::byte* into = nullptr;
   if (receive == nullptr) {
-    UnexpectedMessage& kept = matching.add_unexpected(
+    UnexpectedMessage& kept = matching.keep(
         {rank_, tag, bytes.size(), std::make_unique_for_overwrite<std::byte[]>(bytes.size()), 0, false, true});
     into = kept.bytes.get();
   } else {
@@ -255,12 +255,12 @@ RequestState* Mesh::receive(Group group, void* data, std::size_t room, int sourc
   record->tag = tag;
   UnexpectedMessage* const arrived = matching.find_unexpected(*record);
   if (arrived == nullptr) {
-    matching.post(record);
+    matching.post(source, tag, record);
     return record;
   }
   if (arrived->offered) {
     request_data({group, arrived->nbytes, 0, Frame::Kind::rts, tag, arrived->id}, arrived->source, *record);
-    matching.erase(arrived);
+    matching.drop(arrived);
     return record;
   }
   record->envelope = {arrived->source, tag};
@@ -274,7 +274,7 @@ RequestState* Mesh::receive(Group group, void* data, std::size_t room, int sourc
   }
   if (fits) kernels::copy(data, arrived->bytes.get(), arrived->nbytes);
   record->ended = true;
-  matching.erase(arrived);
+  matching.drop(arrived);
   return record;
 }
 
@@ -284,7 +284,7 @@ bool Mesh::test(Group group, RequestState* record, Transport::Envelope& met) {
   if (!record->ended) return false;
   met = record->envelope;
   const RequestState ended = *record;
-  state(group).matching.drop(record);
+  state(group).matching.recycle(record);
   if (ended.too_long > 0) {
     throw Error(str("a message of ", ended.too_long, " bytes from ", peers_[static_cast<std::size_t>(met.source)],
                     " meets a receive of ", ended.nbytes));
@@ -304,7 +304,7 @@ bool Mesh::cancel(Group group, RequestState* record) {
     }
     matching.orphan(record);
   }
-  matching.drop(record);
+  matching.recycle(record);
   return true;
 }
 

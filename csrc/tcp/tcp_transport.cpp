@@ -66,7 +66,7 @@ class TcpTransport final : public Transport {
     return true;
   }
 
-  std::unique_ptr<Transport> subset(std::span<const int> ranks) override {
+  std::unique_ptr<Transport> subset(std::span<const int> ranks, std::uint32_t) override {
     std::vector<int> members;
     for (const int rank : ranks) members.push_back(member(rank));
     const tcp::Mesh::Group group = numbers_.next(members);

@@ -79,18 +79,12 @@ class Transport {
     return nbytes <= eager_limit();
   }
 
-  /// The transport of the group of `ranks`, in that order. Collective over those ranks, which have agreed to call it;
-  /// may block until all have.
-  virtual std::unique_ptr<Transport> subset(std::span<const int> ranks) = 0;
-
   /// A number for the next group of this rank, for transports that distinguish groups by numbers; its members use the
   /// highest of their numbers. 0: none is needed.
   virtual std::uint32_t reserve_group_id() { return 0; }
-  /// `subset` with the number on which all members have agreed.
-  virtual std::unique_ptr<Transport> subset_with(std::span<const int> ranks, std::uint32_t number) {
-    (void)number;
-    return subset(ranks);
-  }
+  /// The transport of the group of `ranks`, in that order, which have agreed on `number`. Collective over those ranks,
+  /// which have agreed to call it; may block until all have.
+  virtual std::unique_ptr<Transport> subset(std::span<const int> ranks, std::uint32_t number) = 0;
 
   /// Sleeps until something may have arrived or been sent, for at most a millisecond. Thread-safe. False if the
   /// transport cannot wake a sleeping thread.

@@ -134,7 +134,9 @@ class LocalTransport final : public Transport {
     return false;
   }
 
-  std::unique_ptr<Transport> subset(std::span<const int>) override { throw Error("LocalTransport has no groups"); }
+  std::unique_ptr<Transport> subset(std::span<const int>, std::uint32_t) override {
+    throw Error("LocalTransport has no groups");
+  }
   void close() override {}
 
  private:

@@ -243,9 +243,9 @@ TEST_CASE("tcp: groups share the connections, and a message for a group may arri
   with_messengers(3, [](Transport& me) {
     const std::vector<int> turned{2, 0, 1}, pair{2, 0};
     for (int round = 0; round < 3; ++round) {
-      const auto all = me.subset(turned);
+      const auto all = me.subset(turned, 0);
       REQUIRE(all->rank() == (me.rank() + 1) % 3);
-      const auto two = me.rank() == 1 ? nullptr : me.subset(pair);
+      const auto two = me.rank() == 1 ? nullptr : me.subset(pair, 0);
       for (Transport* group : {all.get(), two.get()}) {
         if (group == nullptr) continue;
         const int next = (group->rank() + 1) % group->size();
@@ -331,7 +331,7 @@ TEST_CASE("tcp: what is pending when a group is closed never ends, and accesses 
   std::latch closed(2);
   with_messengers(2, [&](Transport& me) {
     const std::vector<int> both{0, 1};
-    const auto group = me.subset(both);
+    const auto group = me.subset(both, 0);
     const int peer = 1 - me.rank();
     auto sent = std::make_unique<Message>(tcp::kEagerLimit), got = std::make_unique<Message>(100);
     Transport::Request send;
@@ -362,7 +362,7 @@ TEST_CASE("tcp: an empty message that waits behind others outlives its group") {
   with_messengers(2, [](Transport& me) {
     const std::vector<int> both{0, 1};
     const int peer = 1 - me.rank();
-    auto group = me.subset(both);
+    auto group = me.subset(both, 0);
     const Message body(tcp::kEagerLimit);
     for (int i = 0; i < 100; ++i) me.send(body.data(), body.size(), peer, 1);  // more than the kernel takes
     group->send(nullptr, 0, peer, 2);
