@@ -1,5 +1,6 @@
 """DistributedDataParallel over samestep gives the results of gloo, whatever its arguments."""
 
+import functools
 import gc
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch_models as models  # noqa: E402
+from at_once import run_at_once  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -322,3 +324,25 @@ def test_verify_names_the_parameter_that_has_drifted(over, monkeypatch):
             ValueError, match=r"differs between ranks 0-1 before step 4 of .*; equal before step 2"
         ):
             plainly(dist, net)
+
+
+def test_backward_passes_of_several_threads(over):
+    """Each thread trains its own model in its own group, and its gradients are its ranks' means after every pass."""
+
+    def train(dist, part, seed):
+        torch.manual_seed(seed)
+        net = DistributedDataParallel(
+            torch.nn.Linear(300, 200, bias=False), process_group=part, **SMALL_BUCKETS
+        )
+        for step in range(20):
+            net.zero_grad()
+            inputs = [
+                torch.full((1, 300), float(100 * seed + step + r)) for r in range(dist.get_world_size())
+            ]
+            net(inputs[dist.get_rank()]).sum().backward()
+            expected = sum(inputs) / len(inputs)
+            assert torch.equal(net.module.weight.grad, expected.expand(200, 300))
+
+    with over("samestep") as dist:
+        parts = [dist.new_group() for _ in range(3)]
+        run_at_once([functools.partial(train, dist, part, seed) for seed, part in enumerate(parts)])

@@ -8,7 +8,9 @@ order in which they were started, before the one in which DistributedDataParalle
 
 from __future__ import annotations
 
+import functools
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -230,7 +232,7 @@ class Future(torch.futures.Future):
                 result = callback(future)
             except Exception as error:
                 after.set_exception(error)
-                _failed_after.append(error)
+                _failed_after.error = error
             else:
                 after.set_result(result)
 
@@ -247,9 +249,17 @@ class _ThenFuture(Future):
 
 # ---- futures that C++ reads after the backward pass
 
-_awaited: deque[Work] = deque()
-_failed_after: deque[Exception] = deque(maxlen=1)  # in callbacks of futures
-_last_pass = -1
+_MOST_PASSES = 64  # in progress, in as many threads; of a pass that fails torch calls no callback
+_awaited: dict[int, deque[Work]] = {}  # by backward pass
+
+
+class _FailedAfter(threading.local):
+    """The last error of a callback of a future, in the thread that has called it."""
+
+    error: Exception | None = None
+
+
+_failed_after = _FailedAfter()
 
 
 def _in_backward() -> bool:
@@ -266,23 +276,25 @@ def _read_at_once(caller: FrameType | None) -> bool:
 
 
 def _complete_after_backward(work: Work) -> None:
-    global _last_pass  # noqa: PLW0603
-    _awaited.append(work)
     this_pass = torch._C._current_graph_task_id()
-    if _last_pass != this_pass:
-        _last_pass = this_pass
-        torch.autograd.Variable._execution_engine.queue_callback(_complete_awaited)
+    first: deque[Work] = deque()
+    works = _awaited.setdefault(this_pass, first)  # threads of one pass may come at once, too
+    works.append(work)
+    if works is first:
+        while len(_awaited) > _MOST_PASSES:
+            _awaited.pop(min(_awaited.copy()), None)
+        complete = functools.partial(_complete_awaited, this_pass)
+        torch.autograd.Variable._execution_engine.queue_callback(complete)
 
 
-def _complete_awaited() -> None:
+def _complete_awaited(this_pass: int) -> None:
     """Raises an error, if there was one: DistributedDataParallel would take it for a tensor."""
-    _failed_after.clear()
+    _failed_after.error = None
     error: Exception | None = None
-    while _awaited:
-        work = _awaited.popleft()
+    for work in _awaited.pop(this_pass, ()):
         work._try_wait()
         error = error or work.exception()
+    if error is None:
+        error, _failed_after.error = _failed_after.error, None
     if error is not None:
         raise error
-    if _failed_after:
-        raise _failed_after.pop()
