@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "core/progress_source.h"
 #include "core/wait_hooks.h"
 #include "engine/bruck_header_exchange.h"
 #include "engine/linear_header_exchange.h"
@@ -29,6 +30,17 @@ constexpr Seconds kPingAfter{1};  // of waiting: most late peers are merely late
 constexpr Seconds kPingAgainAfter{0.25};
 constexpr int kPingAllUpTo = 64;    // ranks; in a larger group the ranks that are waited for,
 constexpr int kPingRoundRobin = 8;  // and so many others each time
+
+/// The engines of this process that have started an operation.
+std::vector<std::weak_ptr<ProgressEngine>>& progress_engines() {
+  // Never destroyed: threads may wait while the process ends.
+  static auto& all = *new std::vector<std::weak_ptr<ProgressEngine>>;
+  return all;
+}
+std::mutex& progress_engines_mutex() {
+  static auto& mutex = *new std::mutex;
+  return mutex;
+}
 
 // Set once, and never cleared. Nothing else is read by way of them, so their order does not matter.
 std::atomic<bool> ranks_are_lost = false, ranks_have_left = false;
@@ -86,10 +98,27 @@ void ProgressEngine::after_fork_in_child() noexcept {
   broken_.swap(refusal_);
 }
 
-void ProgressEngine::advance() {
-  // If another thread holds the mutex, that thread makes the progress.
-  const std::unique_lock alone(mutex_, std::try_to_lock);
-  if (alone.owns_lock() && usable()) progress();
+void ProgressEngine::register_once() {
+  if (registered_) return;
+  registered_ = true;
+  const std::lock_guard lock(progress_engines_mutex());
+  std::erase_if(progress_engines(), [](const auto& engine) { return engine.expired(); });
+  progress_engines().push_back(weak_from_this());
+}
+
+void ProgressEngine::progress_everywhere() {
+  std::vector<std::shared_ptr<ProgressEngine>> all;
+  {
+    const std::lock_guard lock(progress_engines_mutex());
+    for (const auto& engine : progress_engines()) all.push_back(engine.lock());
+  }
+  for (const auto& engine : all) {
+    if (engine == nullptr) continue;
+    // If another thread holds the mutex, that thread makes the progress.
+    const std::unique_lock alone(engine->mutex_, std::try_to_lock);
+    if (alone.owns_lock() && engine->usable()) engine->progress();
+  }
+  progress_all();
 }
 
 void ProgressEngine::require_usable() const {
@@ -102,7 +131,7 @@ void ProgressEngine::require_usable() const {
 void ProgressEngine::start(const std::shared_ptr<Operation>& operation) {
   const std::lock_guard lock(mutex_);
   require_usable();
-  if (!std::exchange(registered_, true)) register_progress_source(weak_from_this());
+  register_once();
   std::uint64_t sequence = 0;
   if (operation->is_collective()) {
     sequence = next_sequence_++;
@@ -126,7 +155,7 @@ void ProgressEngine::start(const std::shared_ptr<Operation>& operation) {
   fail_bereft();  // a rank that it needs may have left before
 }
 
-std::exception_ptr ProgressEngine::step(Operation& operation) {
+std::exception_ptr ProgressEngine::advance(Operation& operation) {
   if (operation.finished()) return nullptr;
   try {
     if (operation.advance()) operation.finish();
@@ -144,7 +173,7 @@ void ProgressEngine::poll_operation(Operation& operation, unsigned polls) {
   std::exception_ptr transport_failed;
   for (unsigned i = 0; i < polls && !operation.finished(); ++i) {
     if (i != 0 && pause.step()) break;
-    transport_failed = step(operation);
+    transport_failed = advance(operation);
   }
   drop_finished();
   if (transport_failed) abandon(transport_failed, "its transport failed");
@@ -159,11 +188,11 @@ void ProgressEngine::progress() {
   } catch (const std::exception&) {
     transport_failed = std::current_exception();
   }
-  const auto advance = [&](Operation& operation) {
-    if (const std::exception_ptr failed = step(operation)) transport_failed = failed;
+  const auto step = [&](Operation& operation) {
+    if (const std::exception_ptr failed = advance(operation)) transport_failed = failed;
   };
-  for (const auto& operation : collectives_) advance(*operation);
-  for (const auto& operation : pending_messages_) advance(*operation);
+  for (const auto& operation : collectives_) step(*operation);
+  for (const auto& operation : pending_messages_) step(*operation);
   drop_finished();
   if (transport_failed) abandon(transport_failed, "its transport failed");
 }

@@ -17,7 +17,6 @@
 #include "communicator/signature.h"
 #include "core/deadline.h"
 #include "core/fork_listener.h"
-#include "core/progress_source.h"
 #include "engine/algorithm.h"
 #include "engine/departures.h"
 #include "engine/family.h"
@@ -51,10 +50,7 @@ struct ExchangeOptions {
 /// releases it while it pauses. The exception is the fast path, which holds it for at most a millisecond.
 ///
 /// A process made by fork is not a rank: there every use throws.
-class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>,
-                       public Membership,
-                       public ProgressSource,
-                       private ForkListener {
+class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, public Membership, private ForkListener {
  public:
   /// Headers travel in messages of the transport if `header_exchange` is null.
   ProgressEngine(std::unique_ptr<Transport> transport, ExchangeOptions options,
@@ -118,9 +114,9 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>,
 
   /// Advances every operation by one step. Throws in a process made by fork.
   void progress();
-  void advance() override;
-  /// The same for all groups of this process.
-  static void progress_everywhere() { progress_all(); }
+  /// The same for all groups of this process, skipping those whose mutex is taken: while a rank waits in one group,
+  /// peers may wait for it in another.
+  static void progress_everywhere();
 
   /// Waits for an operation until `deadline`; see Work::wait.
   void wait(Operation& operation, const Deadline& deadline);
@@ -220,10 +216,11 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>,
   /// mutex.
   void follow_the_lost();
   /// Makes one step. Returns an error of the transport, if there was one.
-  static std::exception_ptr step(Operation& operation);
+  static std::exception_ptr advance(Operation& operation);
   void poll_operation(Operation& operation, unsigned polls);
   void drop_finished();
   void fail_pending();
+  void register_once();
   void before_fork() noexcept override {}
   void after_fork_in_parent() noexcept override {}
   void after_fork_in_child() noexcept override;

@@ -41,20 +41,6 @@ class GpuEvent {
   GpuLibrary::Event event_;
 };
 
-/// Lets later work in `to` wait for the work that each of `streams` has so far.
-inline void order_after(const std::shared_ptr<GpuLibrary>& gpu, GpuLibrary::Stream to,
-                        const std::vector<StreamHandle>& streams) {
-  for (std::size_t i = 0; i < streams.size(); ++i) {
-    if (streams[i] == kNoStream) continue;
-    bool seen = false;
-    for (std::size_t j = 0; j < i; ++j) seen = seen || streams[j] == streams[i];
-    if (seen) continue;
-    const GpuEvent produced(gpu);
-    produced.record(reinterpret_cast<GpuLibrary::Stream>(streams[i]));
-    produced.make_wait(to);
-  }
-}
-
 /// A pool of pinned host memory, because pinning takes as long as copying, or of memory of one device, because freeing
 /// waits for the device.
 ///
