@@ -290,8 +290,11 @@ bool ProgressEngine::has_departed_ranks() { return ranks_have_left; }
 
 void ProgressEngine::poll_peer_failures() {
   const std::lock_guard lock(mutex_);
-  if (closed_ || forked_) return;
-  const std::map<int, Departures::Entry> news = new_departures();
+  if (closed_ || forked_ || is_discarded()) return;
+  bool some_died = false;
+  const std::map<int, Departures::Entry> news = new_departures(some_died);
+  // A rank that learns of a death from another rank must not wait for MPI_Finalize either.
+  if (some_died) ranks_are_lost = true;
   if (broken_) {  // no operation to fail; `is_last` asks for the departures
     for (const auto& [peer, entry] : news) departures_.add(peer, entry);
     return;
@@ -306,7 +309,7 @@ void ProgressEngine::poll_peer_failures() {
   drop_finished();
 }
 
-std::map<int, Departures::Entry> ProgressEngine::new_departures() {
+std::map<int, Departures::Entry> ProgressEngine::new_departures(bool& some_died) {
   std::map<int, Departures::Entry> news;
   // Before the notices: a rank that is found dead here may have sent one before it died.
   const std::vector<Transport::PeerFailure> failures = transport_->failed_peers();
@@ -323,12 +326,11 @@ std::map<int, Departures::Entry> ProgressEngine::new_departures() {
   for (const Transport::PeerFailure& failure : failures) {
     const int rank = departures_.world_rank(failure.peer);
     const Departure why = failure.why.value_or(Departure::of(Departure::Why::died, rank, failure.text));
-    if (!failure.why) ranks_are_lost = true;
+    if (!failure.why) some_died = true;
     if (!departures_.contains(failure.peer)) news.emplace(failure.peer, Departures::Entry{failure.first_absent, why});
   }
-  // A rank that learns of a death from another rank must not wait for MPI_Finalize either.
   const auto tells_of_death = [](const auto& entry) { return entry.second.why.why == Departure::Why::died; };
-  if (std::ranges::any_of(news, tells_of_death)) ranks_are_lost = true;
+  some_died = some_died || std::ranges::any_of(news, tells_of_death);
   return news;
 }
 

@@ -201,8 +201,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, publ
   void ping(Operation& operation);
   /// Revokes the group if the operation waits for a rank that is at the end of a block this rank is in.
   void revoke_if_left_behind(Operation& operation);
-  /// The ranks that have left since the last call.
-  std::map<int, Departures::Entry> new_departures();
+  /// The ranks that have left since the last call. `some_died`: set if a process has ended.
+  std::map<int, Departures::Entry> new_departures(bool& some_died);
   /// Whether all other ranks have left the group or ended.
   bool is_last();
   /// Frees the operations and their memory once the transport is closed. Requires the mutex held.

@@ -201,11 +201,13 @@ bool ShmTransport::fetch_rendezvous(RequestState& record, const UnexpectedMessag
 
 void ShmTransport::receive_data(int source, const Frame& frame, const std::byte* bytes) {
   RequestState& record = *in_data_phase_.at({source, frame.id});
-  take(record.into + record.moved, bytes, frame.length);
+  const bool is_cancelled = record.into == nullptr;
+  if (!is_cancelled) take(record.into + record.moved, bytes, frame.length);
   record.moved += frame.length;
   if (record.moved != record.nbytes) return;
   record.ended = true;
   in_data_phase_.erase({source, frame.id});
+  if (is_cancelled) drop(&record);
 }
 
 void ShmTransport::handle_frame(int source, const Frame& frame, const std::byte* bytes) {
@@ -319,10 +321,23 @@ bool ShmTransport::test(Request& request, Envelope* envelope) {
 bool ShmTransport::cancel(Request& request) {
   if (!request.active) return false;
   auto* const record = reinterpret_cast<RequestState*>(request.bits);
-  if (!matcher_.withdraw(record)) return false;
+  if (!record->receives || record->ended) return false;
   request.active = false;
-  drop(record);
+  if (matcher_.withdraw(record)) {
+    drop(record);
+  } else {
+    record->into = nullptr;  // its message is arriving: the remaining bytes are discarded
+  }
   return true;
+}
+
+void ShmTransport::close() {
+  // What is left here points to memory of callers, which they now get back.
+  for (auto& queue : outgoing_) queue.clear();
+  rts_sent_.clear();
+  in_data_phase_.clear();
+  matcher_ = {};
+  requests_.clear();
 }
 
 bool ShmTransport::probe(int tag, Envelope& envelope) {

@@ -47,7 +47,7 @@ class ShmTransport final : public Transport {
   bool cancel(Request& request) override;
   bool probe(int tag, Envelope& envelope) override;
   std::unique_ptr<Transport> subset(std::span<const int> ranks, std::uint32_t number) override;
-  void close() override {}
+  void close() override;
   bool forgets_at_close() const override { return true; }
   std::vector<PeerFailure> failed_peers() override;
   std::unique_ptr<Waiter> make_waiter() override { return std::make_unique<EventCountWaiter>(region_, rank_); }
