@@ -184,6 +184,18 @@ def test_threads_wait_for_one_operation(group):
         assert all(result is results[0] for result in results)
 
 
+def test_threads_wait_for_one_result_that_is_assembled_once(group):
+    """The average is divided where the result is assembled: twice would be wrong."""
+    count = 200_000
+    for _ in range(ROUNDS):
+        arrays = [np.full(count, 8.0), np.full(count, 4.0)]
+        work = group.iallreduce_multi(arrays, "avg")
+        results = run_at_once([work.wait] * N_THREADS)
+        assert all(result is results[0] for result in results)
+        for x in arrays:
+            assert_same(x, np.full(count, 6.0))
+
+
 def test_threads_cancel_one_receive(group):
     for _ in range(ROUNDS):
         work = group.irecv(np.empty(3), ss.ANY, 5)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -50,12 +52,14 @@ class Work(Generic[_T]):
       (True, None)
     """
 
-    __slots__ = ("_finish", "_has_result", "_inner", "_result", "_timeout")
+    __slots__ = ("_finish", "_finishing", "_has_result", "_inner", "_result", "_timeout")
 
     def __init__(self, inner: _core.Work, timeout: float, finish: Callable[[], _T] | None = None) -> None:
         self._inner = inner
         self._timeout = timeout
         self._finish = finish
+        # Held while the result is assembled, which one of the threads does that wait.
+        self._finishing = None if finish is None else threading.RLock()
         self._has_result = False
         self._result: Any = None
 
@@ -87,11 +91,13 @@ class Work(Generic[_T]):
         return self._inner.exception() if self._inner.done() else None
 
     def _take(self) -> _T:
-        finish = self._finish  # read first: another thread forgets it once there is a result
-        if not self._has_result:
-            self._result = finish() if finish is not None else None
-            self._has_result = True
-            self._finish = None
+        if self._finishing is not None and not self._has_result:
+            with self._finishing:
+                if self._finish is not None:
+                    self._result = self._finish()
+                    self._has_result = True
+                    self._finish = None
+        self._has_result = True
         result: _T = self._result
         return result
 
@@ -187,10 +193,12 @@ class Works(Work[Any]):
         """Assemble the result, once."""
         if self._has_result or self._failure is not None:
             return
-        try:
-            self._take()
-        except Exception as error:
-            self._failure = error
+        with self._finishing or contextlib.nullcontext():
+            if self._failure is None:
+                try:
+                    self._take()
+                except Exception as error:
+                    self._failure = error
 
     def __del__(self) -> None:
         works = getattr(self, "_all", ())  # __init__ may have failed

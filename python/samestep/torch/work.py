@@ -136,31 +136,34 @@ class Work(dist.Work):
     # ---- how it ends
 
     def _complete(self, seconds: float, ends_group: bool) -> None:
+        parts, failed = self._parts, None
         try:
-            parts = self._parts
             if len(parts) == 1:
                 parts[0].wait(seconds, ends_group)
             else:
-                self._wait_for_all(seconds, ends_group)
+                _wait_for_all(parts, seconds, ends_group)
         except Error as error:
-            if not ends_group and not all(part.done() for part in self._parts):
+            if not ends_group and not all(part.done() for part in parts):
                 raise for_torch(error) from None
-            self._error = for_torch(error)
-        if self._finish is not None and self._error is None:
-            with without_autograd():
-                self._finish()
-        self._end()
+            failed = for_torch(error)
+        # Of several threads that wait, one finishes. Callbacks of futures run without the lock.
+        with self.__dict__.setdefault("_finishing", threading.Lock()):
+            if self._ended:
+                return
+            self._error = failed
+            self._store(parts)
+            self._ended = True
+            self._parts = ()
+        self._tell()
 
-    def _wait_for_all(self, seconds: float, ends_group: bool) -> None:
-        deadline = time.monotonic() + seconds
-        for part in self._parts:
-            part.wait(max(0.0, deadline - time.monotonic()), ends_group)
-
-    def _end(self) -> None:
-        self._ended = True
-        self._parts = ()
+    def _store(self, parts: Sequence[_core.Work]) -> None:
         if self._finish is not None:
+            if self._error is None:
+                with without_autograd():
+                    self._finish()
             self._finish = None
+
+    def _tell(self) -> None:
         if self._ending is not None:
             self._ending.set_result(None)
         if self._future is not None:
@@ -170,6 +173,12 @@ class Work(dist.Work):
         """Complete it, and leave its error to `wait` and `exception`."""
         if not self._ended:
             self._complete(self._timeout, True)
+
+
+def _wait_for_all(parts: Sequence[_core.Work], seconds: float, ends_group: bool) -> None:
+    deadline = time.monotonic() + seconds
+    for part in parts:
+        part.wait(max(0.0, deadline - time.monotonic()), ends_group)
 
 
 class Finished(Work):
@@ -183,10 +192,10 @@ class Finished(Work):
 class Received(Work):
     """A receive."""
 
-    def _end(self) -> None:
+    def _store(self, parts: Sequence[_core.Work]) -> None:
+        super()._store(parts)
         if self._error is None:
-            self._source = self._parts[0].status().source
-        super()._end()
+            self._source = parts[0].status().source
 
 
 class Future(torch.futures.Future):
