@@ -23,17 +23,18 @@ struct SharedBlock {
   std::size_t nbytes;
 };
 
-std::shared_ptr<LocalPeers> open_peers(int rank, const std::vector<int>& links, double timeout) {
+std::shared_ptr<LocalPeers> open_peers(int rank, const std::vector<int>& links, const Deadline& deadline) {
   // Owned before anything can throw: an error then closes the sockets, which shows the peers that this rank has left.
   std::vector<Fd> owned;
   for (const int fd : links) owned.emplace_back(fd);
   const py::gil_scoped_release no_gil;
-  return open_process_peers(rank, std::move(owned), Deadline::after(Seconds(timeout)));
+  return open_process_peers(rank, std::move(owned), deadline);
 }
 
 std::shared_ptr<Communicator> open_node_world(const std::string& name, int rank, const std::vector<int>& links,
-                                              double timeout) {
-  std::shared_ptr<LocalPeers> peers = open_peers(rank, links, timeout);
+                                              double left, double timeout) {
+  const Deadline deadline = Deadline::after(Seconds(left), Seconds(timeout));
+  std::shared_ptr<LocalPeers> peers = open_peers(rank, links, deadline);
   const py::gil_scoped_release no_gil;
   ExchangeOptions options;
   options.name = name;
@@ -42,7 +43,7 @@ std::shared_ptr<Communicator> open_node_world(const std::string& name, int rank,
   options.oversubscribed = true;  // until it is known
   std::vector<int> members(links.size());
   std::iota(members.begin(), members.end(), 0);
-  return NodeCommunicator::open(std::move(peers), members, options, Deadline::after(Seconds(timeout)));
+  return NodeCommunicator::open(std::move(peers), members, options, deadline);
 }
 
 std::shared_ptr<SharedHeap> heap_of(Communicator& communicator) {
@@ -124,16 +125,21 @@ void bind_node(py::module_& m) {
         "Whether the others can reach this memory of this process.");
   py::class_<LocalPeers, std::shared_ptr<LocalPeers>>(m, "LocalPeers",
                                                       "A rank's access to the other ranks of its host.");
-  m.def("open_local_peers", &open_peers, "rank"_a, "links"_a, "timeout"_a,
-        "The ranks of a host. `links`: by rank, a connected socket, which is owned from now on; -1 for this rank. "
-        "Collective.");
+  m.def(
+      "open_local_peers",
+      [](int rank, const std::vector<int>& links, double left, double timeout) {
+        return open_peers(rank, links, Deadline::after(Seconds(left), Seconds(timeout)));
+      },
+      "rank"_a, "links"_a, "left"_a, "timeout"_a,
+      "The ranks of a host. `links`: by rank, a connected socket, which is owned from now on; -1 for this rank. "
+      "Collective.");
   m.def("forbidden_calls", &forbidden_calls,
         "What ranks of one host cannot use here, and what they do instead; empty where all is allowed.");
   m.def(
       "alias_pages_at", &alias_pages, "communicator"_a, "block"_a, "address"_a,
       "Map the pages of a block in place of those at `address`, which the caller owns; whether that was possible. The "
       "block must live as long as they are used.");
-  m.def("open_node_world", &open_node_world, "name"_a, "rank"_a, "links"_a, "timeout"_a,
+  m.def("open_node_world", &open_node_world, "name"_a, "rank"_a, "links"_a, "left"_a, "timeout"_a,
         "The group of all ranks, which run on one host. `links`: as for `open_local_peers`. Collective.");
 }
 

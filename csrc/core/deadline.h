@@ -18,6 +18,13 @@ class Deadline {
     return Deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(clamped), clamped);
   }
 
+  /// `left` from now, of a `timeout` that began before.
+  static Deadline after(Seconds left, Seconds timeout) {
+    Deadline deadline = after(left);
+    deadline.timeout_ = timeout;
+    return deadline;
+  }
+
   bool passed() const { return Clock::now() >= when_; }
   /// Time left, negative when passed.
   Seconds left() const { return when_ - Clock::now(); }

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from samestep import _core, _settings
+from samestep._util.deadline import Deadline
 from samestep.errors import InvalidArgumentError, UnavailableError
 from samestep.group import json_exchange
 from samestep.rendezvous import local_links
@@ -173,8 +174,9 @@ def open_node_world(
     name: str, rank: int, size: int, exchange: Callable[[bytes], list[bytes]], timeout: float
 ) -> _core.Communicator:
     """The group of all ranks, which run on one host. `exchange` gathers bytes from all. Collective."""
+    deadline = Deadline(timeout)
     links = local_links.connect_all(rank, size, exchange, timeout)
-    return _core.open_node_world(name, rank, _detached(links), timeout)
+    return _core.open_node_world(name, rank, _detached(links), deadline.left(), timeout)
 
 
 def _detached(links: Sequence[socket.socket | None]) -> list[int]:
@@ -194,6 +196,7 @@ def _open_hierarchical_world(
         return [everything[rank] for rank in here]
 
     me = here.index(flat.rank)
+    deadline = Deadline(timeout)
     links = local_links.connect_all(me, len(here), exchange, timeout)
-    host = _core.open_local_peers(me, _detached(links), timeout)
-    return _core.open_hierarchical_world(flat, numbers, host if len(here) > 1 else None, timeout)
+    host = _core.open_local_peers(me, _detached(links), deadline.left(), timeout)
+    return _core.open_hierarchical_world(flat, numbers, host if len(here) > 1 else None, deadline.left())
