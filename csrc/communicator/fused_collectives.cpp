@@ -84,8 +84,11 @@ FusedCollectives::Turn::Turn(FusedCollectives& owner, const Deadline& deadline) 
     lock.unlock();
     wait_hooks().interrupt();
     if (deadline.passed()) {
-      throw TimeoutError(str("group '", owner.communicator_->name(), "': another thread of this rank has been in a ",
-                             "collective over many arrays for ", deadline.timeout().count(), " s"));
+      const std::string text = str("group '", owner.communicator_->name(), "': another thread of this rank has been ",
+                                   "in a collective over many arrays for ", deadline.timeout().count(), " s");
+      const auto error = std::make_exception_ptr(TimeoutError(text));
+      owner.communicator_->abandon(error, text);  // the other ranks would wait for this call
+      std::rethrow_exception(error);
     }
     lock.lock();
   }

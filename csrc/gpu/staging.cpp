@@ -86,6 +86,8 @@ class HostStaging::StagedWork final : public Work {
   bool sends() const { return call_.message && call_.parts[0].in != nullptr; }
   /// Whether copies to the host may be in the stream, since not all of it has started there.
   bool copies_out() const { return n_copied_ != 0 && !has_started(); }
+  /// Whether its segments are still unknown.
+  bool awaits_segments() const { return !ended_ && call_.then != nullptr; }
   /// Makes a step of each segment. `may_begin`: whether segments may start on the host. `may_copy`: whether the first
   /// copy may be put into the stream.
   void advance(bool may_begin, bool may_copy) {
@@ -378,11 +380,14 @@ void HostStaging::step() {
 }
 
 void HostStaging::advance_all() {
-  bool collectives_started = true, sends_started = true;
+  bool collectives_started = true, sends_started = true, collectives_known = true;
   std::size_t n_collectives = 0, n_sends = 0;  // whose copies to the host may be in the stream
   for (const auto& work : pending_) {
     std::size_t& n_copying = work->is_message() ? n_sends : n_collectives;
-    const bool may_copy = (work->is_message() && !work->sends()) || n_copying < kMostCopies;
+    // The copies of collectives are in the order of the calls: a later one may wait for a kernel that waits for another
+    // rank, which waits for an earlier one.
+    const bool may_copy =
+        work->is_message() ? !work->sends() || n_copying < kMostCopies : collectives_known && n_copying < kMostCopies;
     // Collectives start in the order of the calls, which is the same on all ranks, and sends in theirs, so that
     // messages with one tag keep their order.
     work->advance(!work->is_message() ? collectives_started : work->sends() ? sends_started : true, may_copy);
@@ -391,6 +396,7 @@ void HostStaging::advance_all() {
       sends_started = sends_started && (!work->sends() || work->has_started());
     } else {
       collectives_started = collectives_started && work->has_started();
+      collectives_known = collectives_known && !work->awaits_segments();
     }
   }
 }

@@ -214,15 +214,17 @@ void ProcessPeers::throw_late(int peer, const Deadline& deadline) {
 
 std::optional<SharedMemory> ProcessPeers::take_region(int owner, std::uint64_t number) {
   const std::lock_guard lock(mutex_);
-  // What several threads wait for comes in one stream, with segments of the owner's heap in between.
-  while (receive_fd(owner)) {
-  }
   auto& regions = of(owner).regions;
-  const auto found = std::ranges::find(regions, number, [](const auto& region) { return region.first; });
-  if (found == regions.end()) return std::nullopt;
-  std::optional<SharedMemory> taken = std::move(found->second);
-  regions.erase(found);
-  return taken;
+  // What several threads wait for comes in one stream, with segments of the owner's heap in between. The owner may have
+  // ended after the one that is wanted here.
+  do {
+    const auto found = std::ranges::find(regions, number, [](const auto& region) { return region.first; });
+    if (found == regions.end()) continue;
+    std::optional<SharedMemory> taken = std::move(found->second);
+    regions.erase(found);
+    return taken;
+  } while (receive_fd(owner));
+  return std::nullopt;
 }
 
 std::shared_ptr<std::byte> ProcessPeers::share(std::span<const int> members, std::size_t nbytes, std::uint64_t number,
