@@ -67,6 +67,10 @@ def _ours(library: str, what: str, file: str, *words: str, alone: bool = False) 
     return Program(library, what, (str(PROGRAMS / file), *words), written_here=True, alone=alone)
 
 
+def _torchft(module: str, what: str) -> Program:
+    return Program("torchft", what, (str(PROGRAMS / "torchft_tests.py"), module), alone=True)
+
+
 ROWS = (
     _accelerate("test_ops", "`test_ops`: gather, reduce, broadcast, pad of nested tensors"),
     _accelerate("test_sync", "`test_sync`: `no_sync` and gradient accumulation"),
@@ -83,11 +87,14 @@ ROWS = (
         "torchft_restart.py",
         alone=True,
     ),
+    _torchft("process_group_test", "`process_group_test`: groups of one rank and of three"),
+    _torchft("manager_integ_test", "`manager_integ_test`: replicas that fail, are restarted and heal"),
+    _torchft("local_sgd_integ_test", "`local_sgd_integ_test`: LocalSGD and DiLoCo, with failures"),
 )
 
 
 def run(program: Program, backend: str, limit_s: float) -> dict[str, Any]:
-    """One job: how it ended, after how long, and the last line that says why."""
+    """One job: how it ended, after how long, and the line that says why, or what a program of ours notes."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={N_RANKS}"]
     launcher = [] if program.alone else torchrun
     variables = {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
@@ -118,7 +125,8 @@ def run(program: Program, backend: str, limit_s: float) -> dict[str, Any]:
         log.seek(0)
         text = log.read().decode(errors="replace")
     if job.returncode == 0:
-        return {"how": "passed", "seconds": seconds, "text": ""}
+        note = [line.removeprefix("note: ") for line in text.splitlines() if line.startswith("note: ")]
+        return {"how": "passed", "seconds": seconds, "text": "".join(note)}
     return {"how": "failed", "seconds": seconds, "text": why(text)}
 
 
@@ -146,7 +154,8 @@ def shown(cell: dict[str, Any] | None) -> str:
     if cell["how"] == "failed":
         text = cell["text"].replace("|", "\\|")
         return f"fails after {cell['seconds']:.0f} s: `{text[:160]}`"
-    return f"passes, {cell['seconds']:.0f} s"
+    note = f": {cell['text']}" if cell["text"] else ""
+    return f"passes, {cell['seconds']:.0f} s{note}"
 
 
 def page(found: dict[str, Any]) -> str:

@@ -56,7 +56,14 @@ _ROUTED: Final = (*_HOST, STAGED, STAGED, COMPOSED)  # sends and receives of NCC
 _RAGGED: Final = (*_PARTS, STAGED, STAGED, COMPOSED)
 _BY_HOST: Final = (*_HOST, STAGED, STAGED, STAGED)
 _PARTS_BY_HOST: Final = (*_PARTS, STAGED, STAGED, STAGED)
-_LISTS: Final = (*_PARTS, STAGED, STAGED, NATIVE)
+_LISTS: Final = (
+    NATIVE,
+    NATIVE,
+    COMPOSED,
+    STAGED,
+    STAGED,
+    NATIVE,
+)  # with NCCL, ranks look first where they lie
 _OBJECTS: Final = (COMPOSED,) * 6
 
 VERBS: Final = {
@@ -74,7 +81,7 @@ VERBS: Final = {
     "broadcast_multigpu": _LISTS,
     "all_reduce_multigpu": _LISTS,
     "reduce_multigpu": _LISTS,
-    "all_gather_multigpu": (*_PARTS, STAGED, STAGED, COMPOSED),
+    "all_gather_multigpu": (*_LISTS[:5], COMPOSED),
 }
 """Functions of `samestep.distributed`, by column."""
 
