@@ -88,7 +88,7 @@ def _what_failed(action: str) -> Iterator[None]:
     except (BrokenPipeError, ConnectionResetError):
         raise PeerLostError("the process at the other end has ended") from None
     except OSError as error:
-        raise UnavailableError(f"{action}: {error.strerror} (errno {error.errno})") from error
+        raise UnavailableError(f"{action}: {descriptors.reason(error)} (errno {error.errno})") from error
 
 
 def _new_socket() -> socket.socket:
