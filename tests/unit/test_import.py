@@ -5,7 +5,18 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "jax", "cupy", "mpi4py", "optax", "ml_dtypes", "pytest", "multiprocessing", "asyncio"}
+HEAVY = {
+    "torch",
+    "jax",
+    "cupy",
+    "mpi4py",
+    "optax",
+    "ml_dtypes",
+    "pytest",
+    "multiprocessing",
+    "asyncio",
+    "socket",
+}
 
 
 def modules_after(code):

@@ -56,14 +56,8 @@ _ROUTED: Final = (*_HOST, STAGED, STAGED, COMPOSED)  # sends and receives of NCC
 _RAGGED: Final = (*_PARTS, STAGED, STAGED, COMPOSED)
 _BY_HOST: Final = (*_HOST, STAGED, STAGED, STAGED)
 _PARTS_BY_HOST: Final = (*_PARTS, STAGED, STAGED, STAGED)
-_LISTS: Final = (
-    NATIVE,
-    NATIVE,
-    COMPOSED,
-    STAGED,
-    STAGED,
-    NATIVE,
-)  # with NCCL, ranks look first where they lie
+# In a group with NCCL the ranks first look where the arrays lie.
+_LISTS: Final = (NATIVE, NATIVE, COMPOSED, STAGED, STAGED, NATIVE)
 _OBJECTS: Final = (COMPOSED,) * 6
 
 VERBS: Final = {

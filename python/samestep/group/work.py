@@ -95,7 +95,6 @@ class Work(Generic[_T]):
             with self._finishing:
                 if self._finish is not None:
                     self._result = self._finish()
-                    self._has_result = True
                     self._finish = None
         self._has_result = True
         result: _T = self._result

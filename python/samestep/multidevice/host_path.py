@@ -100,7 +100,7 @@ def started(
 
 
 def _op_of_runs(code: int) -> int:
-    """Divisors and factors are no matter of the runs: see `combined`."""
+    """The runs are summed for AVG and PREMUL: `combined` applies divisors and factors."""
     return SUM.value if code in (AVG.value, PREMUL) else code
 
 
@@ -115,8 +115,8 @@ def combined(
     """This rank's arrays reduced to one run.
 
     Returns:
-      The run, multiplied by its factor and in a type wide enough for the sum over all ranks; and what makes the result
-      of that sum.
+      The run, with its factor applied and in a type wide enough for the sum over all ranks; and the function that makes
+      the result of what the runs are reduced to.
     """
     n_here = len(listed.arrays)
     stacked: _Run = arrays.new_array("numpy", listed.dtype, (n_here, listed.n_elements))

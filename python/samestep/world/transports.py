@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from samestep import _core, _settings
 from samestep._util.deadline import Deadline
 from samestep.errors import InvalidArgumentError, UnavailableError
 from samestep.group import json_exchange
-from samestep.rendezvous import local_links
 from samestep.world import equal_settings
+
+if TYPE_CHECKING:
+    import socket
 
 __all__ = [
     "choose",
@@ -174,6 +176,8 @@ def open_node_world(
     name: str, rank: int, size: int, exchange: Callable[[bytes], list[bytes]], timeout: float
 ) -> _core.Communicator:
     """The group of all ranks, which run on one host. `exchange` gathers bytes from all. Collective."""
+    from samestep.rendezvous import local_links
+
     deadline = Deadline(timeout)
     links = local_links.connect_all(rank, size, exchange, timeout)
     return _core.open_node_world(name, rank, _detached(links), deadline.left(), timeout)
@@ -186,6 +190,8 @@ def _detached(links: Sequence[socket.socket | None]) -> list[int]:
 def _open_hierarchical_world(
     flat: _core.Communicator, hosts: Sequence[str], timeout: float
 ) -> _core.Communicator:
+    from samestep.rendezvous import local_links
+
     order = list(dict.fromkeys(hosts))
     numbers = [order.index(host) for host in hosts]
     here = [rank for rank, number in enumerate(numbers) if number == numbers[flat.rank]]
