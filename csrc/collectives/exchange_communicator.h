@@ -15,7 +15,7 @@ namespace samestep {
 ///
 /// Cost for p ranks and N bytes: short data take one round of p - 1 messages per rank. Long data take that round, and
 /// each rank sends 2 N (p - 1) / p bytes for allreduce, N (p - 1) / p for reduce_scatter, N (p - 1) for allgather.
-class ExchangeCommunicator : public Communicator {
+class ExchangeCommunicator : public Communicator, private SegmentedMessages {
  public:
   ExchangeCommunicator(std::unique_ptr<Transport> transport, ExchangeOptions options);
   /// Without `close`, keeps whatever the transport may still access.
@@ -26,6 +26,7 @@ class ExchangeCommunicator : public Communicator {
                                       const std::string& called) override;
   void progress() override { engine_->progress(); }
   Membership& membership() override { return *engine_; }
+  SegmentedMessages* segmented_messages() override { return this; }
   void close(const Deadline& deadline) override;
   bool usable() const override;
   void abandon(std::exception_ptr error, const std::string& reason) override { engine_->abandon(error, reason); }
@@ -74,6 +75,18 @@ class ExchangeCommunicator : public Communicator {
   }
 
  private:
+  WorkPtr send_header(const SendArgs& args, std::shared_ptr<MessageBody> body) override {
+    return start_operation<Send>(args, std::move(body));
+  }
+  WorkPtr receive_header(const RecvArgs& args, std::shared_ptr<MessageBody> body) override {
+    return start_operation<Receive>(args, std::move(body));
+  }
+  WorkPtr send_segment(const MessageBody& body, const void* data, std::size_t nbytes) override {
+    return start_operation<BodySegment>(body, data, nullptr, nbytes);
+  }
+  WorkPtr receive_segment(const MessageBody& body, void* data, std::size_t nbytes) override {
+    return start_operation<BodySegment>(body, nullptr, data, nbytes);
+  }
   std::vector<PeerTransfer> no_transfers() const { return std::vector<PeerTransfer>(static_cast<std::size_t>(size())); }
   /// Waits for a collective on buffers of the caller. Leaves the group if the deadline passes, because peers may still
   /// write to them.

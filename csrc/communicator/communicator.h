@@ -22,6 +22,8 @@
 
 namespace samestep {
 
+class SegmentedMessages;
+
 inline constexpr int kAnySource = -1;
 inline constexpr int kAnyTag = -1;
 
@@ -122,6 +124,8 @@ class Communicator {
 
   /// Access to the memory of other ranks of this host. Null if the transport has none.
   virtual PeerMemory* peer_memory() { return nullptr; }
+  /// Null in a group of one rank.
+  virtual SegmentedMessages* segmented_messages() { return nullptr; }
   /// Who is in the group still, and how it ends on all ranks.
   virtual Membership& membership();
 

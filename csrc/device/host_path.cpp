@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "communicator/segmented_messages.h"
 #include "device/block_table.h"
 #include "device/overlap.h"
 
@@ -118,6 +119,9 @@ DeviceCommunicator::HostPath::HostPath(std::shared_ptr<Communicator> messages,
       gpu_aware_(options.gpu_aware && messages_->transport() == "mpi"),
       some_are_gpu_aware_(options.some_are_gpu_aware),
       staging_(HostStaging::make(gpu_, options.device, messages_, collectives_)) {
+  GroupSettings settings;
+  settings.message_segment = segment_nbytes_;  // also of host arrays, which others may receive on their devices
+  messages_->configure(settings);
   if (gpu_aware_) copy_local_on_device();
 }
 
@@ -161,7 +165,10 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const SendArgs& args) 
   const auto start = [host = messages_, dest = args.dest, tag = args.tag](const ConstBuffer& from) {
     return host->send({from.data, from.count, from.dtype}, dest, tag);
   };
-  if (is_gpu_direct(in.nbytes())) return start_gpu_direct(in, /*sends=*/true, [start, in] { return start(in); });
+  if (is_gpu_direct(in.nbytes())) {
+    return staging_->start(gpu_direct_message(in, /*sends=*/true, [start, in] { return start(in); }));
+  }
+  if (is_segmented(in)) return in_segments(args);
   return whole(
       in, Buffer{nullptr, 0, in.dtype}, [start](const ConstBuffer& from, const Buffer&) { return start(from); },
       /*message=*/true);
@@ -176,7 +183,10 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const RecvArgs& args) 
     here.out = {to.data, to.count, to.dtype, direct ? to.device : Device{}};
     return Inner{*host}.start_recv(here);
   };
-  if (direct) return start_gpu_direct(out, /*sends=*/false, [start, out] { return start(out); });
+  if (direct) {
+    return staging_->start(gpu_direct_message(out, /*sends=*/false, [start, out] { return start(out); }));
+  }
+  if (is_segmented(out)) return in_segments(args);
   return whole(
       ConstBuffer{nullptr, 0, out.dtype}, out, [start](const ConstBuffer&, const Buffer& to) { return start(to); },
       /*message=*/true);
@@ -210,6 +220,56 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(
     };
     call.parts.push_back(std::move(part));
   }
+  return staging_->start(std::move(call));
+}
+
+bool DeviceCommunicator::HostPath::is_segmented(const ConstBuffer& buffer) const {
+  return buffer.nbytes() > segment_nbytes_ && messages_->segmented_messages() != nullptr;
+}
+
+Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(const SendArgs& args) {
+  const ConstBuffer in = args.in;
+  const auto body = std::make_shared<MessageBody>();
+  body->segment_nbytes = segment_nbytes_;
+  StagedOperation call;
+  call.after = {in.stream};
+  call.message = true;
+  StagedSegment header;
+  header.in = static_cast<const std::byte*>(in.data);
+  header.start = [host = messages_, args, body](std::byte*, std::byte*) {
+    return host->segmented_messages()->send_header(args, body);
+  };
+  call.parts.push_back(std::move(header));
+  for (std::size_t at = 0; at < in.nbytes(); at += segment_nbytes_) {
+    StagedSegment part;
+    part.in = static_cast<const std::byte*>(in.data);
+    part.in_runs = {{at, std::min(segment_nbytes_, in.nbytes() - at)}};
+    part.start = [host = messages_, body, n = part.in_runs[0].nbytes](std::byte* from, std::byte*) {
+      return host->segmented_messages()->send_segment(*body, from, n);
+    };
+    call.parts.push_back(std::move(part));
+  }
+  return staging_->start(std::move(call));
+}
+
+Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(const RecvArgs& args) {
+  const auto body = std::make_shared<MessageBody>();
+  StagedOperation call = gpu_direct_message(args.out, /*sends=*/false, [host = messages_, args, body] {
+    return host->segmented_messages()->receive_header(args, body);
+  });
+  call.then = [host = messages_, body, out = static_cast<std::byte*>(args.out.data)] {
+    std::vector<StagedSegment> parts;
+    for (std::size_t at = 0; at < body->nbytes; at += body->segment_nbytes) {
+      StagedSegment part;
+      part.out = out;
+      part.out_runs = {{at, std::min(body->segment_nbytes, body->nbytes - at)}};
+      part.start = [host, body, n = part.out_runs[0].nbytes](std::byte*, std::byte* to) {
+        return host->segmented_messages()->receive_segment(*body, to, n);
+      };
+      parts.push_back(std::move(part));
+    }
+    return parts;
+  };
   return staging_->start(std::move(call));
 }
 
@@ -312,8 +372,8 @@ void DeviceCommunicator::HostPath::copy_local_on_device() {
   collectives_->configure(settings);
 }
 
-Communicator::WorkPtr DeviceCommunicator::HostPath::start_gpu_direct(const ConstBuffer& buffer, bool sends,
-                                                                     std::function<WorkPtr()> start) {
+StagedOperation DeviceCommunicator::HostPath::gpu_direct_message(const ConstBuffer& buffer, bool sends,
+                                                                 std::function<WorkPtr()> start) {
   StagedSegment part;
   if (sends) {
     part.in = static_cast<const std::byte*>(buffer.data);
@@ -328,7 +388,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start_gpu_direct(const Const
   call.after = {buffer.stream};
   call.message = true;
   call.parts.push_back(std::move(part));
-  return staging_->start(std::move(call));
+  return call;
 }
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::exchange(ConstBuffer in, Buffer out,

@@ -1,5 +1,6 @@
 #include "engine/point_to_point.h"
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 
@@ -15,23 +16,39 @@ namespace {
 std::string peer_text(int peer) { return peer == kAnySource ? "any rank" : str("rank ", peer); }
 std::string tag_text(int tag) { return tag == kAnyTag ? "any tag" : str("tag ", tag); }
 
+/// Calls `act` with the offset and length of each segment of a body.
+template <class Act>
+void for_each_segment(const MessageHeader& header, Act act) {
+  const std::size_t nbytes = header.nbytes(), most = header.segment_nbytes == 0 ? nbytes : header.segment_nbytes;
+  for (std::size_t at = 0; at < nbytes; at += most) act(at, std::min(most, nbytes - at));
+}
+
 }  // namespace
 
 void Send::begin(std::uint64_t) {
-  const bool is_eager =
-      progress_engine().transport().is_eager(args_.in.data, sizeof(MessageHeader) + args_.in.nbytes());
+  Transport& transport = progress_engine().transport();
+  const std::size_t nbytes = args_.in.nbytes();
+  const bool is_eager = segments_ == nullptr && transport.is_eager(args_.in.data, sizeof(MessageHeader) + nbytes);
+  const std::size_t segment =
+      segments_ != nullptr ? segments_->segment_nbytes : progress_engine().options().message_segment;
   // The elements of a long message follow in a body with a tag of its own. The receive learns that tag from the header,
   // and then receives the body directly into the user's buffer.
   const MessageHeader header{args_.in.count, MessageHeader::kind_of(args_.in.dtype, args_.is_object),
-                             is_eager ? kInlineBody : progress_engine().next_body_id(), args_.tag};
-  head_.resize(sizeof header + (is_eager ? args_.in.nbytes() : 0));
+                             is_eager ? kInlineBody : progress_engine().next_body_id(), args_.tag,
+                             is_eager ? 0 : MessageHeader::limited(segment)};
+  head_.resize(sizeof header + (is_eager ? nbytes : 0));
   std::memcpy(head_.data(), &header, sizeof header);
-  if (is_eager) kernels::copy(head_.data() + sizeof header, args_.in.data, args_.in.nbytes());
-  head_request_ = progress_engine().transport().send(head_.data(), head_.size(), args_.dest, tags::kUserMessage);
-  if (!is_eager) {
-    body_.send(progress_engine().transport(), args_.in.data, args_.in.nbytes(), args_.dest, tags::of_body(header.body));
+  if (is_eager) kernels::copy(head_.data() + sizeof header, args_.in.data, nbytes);
+  head_request_ = transport.send(head_.data(), head_.size(), args_.dest, tags::kUserMessage);
+  if (segments_ != nullptr) {
+    *segments_ = {args_.dest, header.body, nbytes, header.segment_nbytes, what()};
+  } else if (!is_eager) {
+    const auto* const data = static_cast<const std::byte*>(args_.in.data);
+    for_each_segment(header, [&](std::size_t at, std::size_t n) {
+      body_.send(transport, data + at, n, args_.dest, tags::of_body(header.body));
+    });
   }
-  progress_engine().count_message(args_.in.nbytes());
+  progress_engine().count_message(nbytes);
 }
 
 bool Send::advance() {
@@ -64,6 +81,11 @@ void Receive::take(int source, const MessageHeader& sent, std::span<const std::b
     }
     return;
   }
+  if (fits_ && segments_ != nullptr) {
+    *segments_ = {source, sent.body, nbytes, sent.segment_nbytes == 0 ? nbytes : sent.segment_nbytes, what()};
+    has_body_ = true;
+    return;
+  }
   // A body that does not fit is received all the same: its sender waits for that, and its tag is used again later.
   if (!fits_) unwanted_.resize(nbytes);
   if (!fits_ || may_write_.load(std::memory_order_acquire)) receive_body();  // pairs with begin_writes
@@ -71,8 +93,10 @@ void Receive::take(int source, const MessageHeader& sent, std::span<const std::b
 
 void Receive::receive_body() {
   has_body_ = true;
-  body_.receive(progress_engine().transport(), fits_ ? args_.out.data : unwanted_.data(), sent_.nbytes(),
-                status_.source, tags::of_body(sent_.body));
+  auto* const data = fits_ ? static_cast<std::byte*>(args_.out.data) : unwanted_.data();
+  for_each_segment(sent_, [&](std::size_t at, std::size_t n) {
+    body_.receive(progress_engine().transport(), data + at, n, status_.source, tags::of_body(sent_.body));
+  });
 }
 
 bool Receive::advance() {
@@ -137,6 +161,16 @@ std::string Probe::what() const {
 void Receive::abort() {
   progress_engine().inbox().withdraw(*this);
   body_.abandon(progress_engine().transport());
+}
+
+void BodySegment::begin(std::uint64_t) {
+  Transport& transport = progress_engine().transport();
+  const int tag = tags::of_body(body_.number);
+  if (sent_ != nullptr) {
+    request_.send(transport, sent_, nbytes_, body_.peer, tag);
+  } else {
+    request_.receive(transport, received_, nbytes_, body_.peer, tag);
+  }
 }
 
 }  // namespace samestep

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "communicator/communicator.h"
+#include "communicator/segmented_messages.h"
 #include "engine/message_inbox.h"
 #include "engine/operation.h"
 
@@ -14,7 +15,9 @@ namespace samestep {
 
 class Send : public Operation {
  public:
-  Send(std::shared_ptr<ProgressEngine> engine, const SendArgs& args) : Operation(std::move(engine)), args_(args) {}
+  /// `segments`: its body is sent by BodySegments.
+  Send(std::shared_ptr<ProgressEngine> engine, const SendArgs& args, std::shared_ptr<MessageBody> segments = nullptr)
+      : Operation(std::move(engine)), args_(args), segments_(std::move(segments)) {}
 
   bool is_collective() const override { return false; }
   void begin(std::uint64_t) override;
@@ -28,6 +31,7 @@ class Send : public Operation {
 
  private:
   SendArgs args_;
+  std::shared_ptr<MessageBody> segments_;
   std::vector<std::byte> head_;
   Transport::Request head_request_;
   RequestSet body_;
@@ -35,9 +39,13 @@ class Send : public Operation {
 
 class Receive : public Operation, private MessageInbox::PostedReceive {
  public:
-  /// With `Fit::object` the operation allocates the memory.
-  Receive(std::shared_ptr<ProgressEngine> engine, const RecvArgs& args)
-      : Operation(std::move(engine)), args_(args), may_write_(args.out.device.kind == DeviceKind::cpu) {}
+  /// With `Fit::object` the operation allocates the memory. `segments`: the body, if it fits, is received by
+  /// BodySegments.
+  Receive(std::shared_ptr<ProgressEngine> engine, const RecvArgs& args, std::shared_ptr<MessageBody> segments = nullptr)
+      : Operation(std::move(engine)),
+        args_(args),
+        segments_(std::move(segments)),
+        may_write_(args.out.device.kind == DeviceKind::cpu) {}
 
   bool is_collective() const override { return false; }
   void begin(std::uint64_t) override;
@@ -66,6 +74,7 @@ class Receive : public Operation, private MessageInbox::PostedReceive {
   void receive_body();
 
   RecvArgs args_;
+  std::shared_ptr<MessageBody> segments_;
   std::atomic<bool> may_write_;
   bool has_head_ = false;
   bool has_body_ = false;  ///< inline, or its receives have been posted
@@ -89,6 +98,32 @@ class Probe final : public Receive {
   void abort() override {}
   bool withdraw() override { return true; }
   std::string what() const override;
+};
+
+/// A segment of the body of a message whose header has been exchanged.
+class BodySegment final : public Operation {
+ public:
+  /// One of `sent` and `received` is null.
+  BodySegment(std::shared_ptr<ProgressEngine> engine, const MessageBody& body, const void* sent, void* received,
+              std::size_t nbytes)
+      : Operation(std::move(engine)), body_(body), sent_(sent), received_(received), nbytes_(nbytes) {}
+
+  bool is_collective() const override { return false; }
+  void begin(std::uint64_t) override;
+  bool advance() override { return request_.test(progress_engine().transport()); }
+  bool needs(int peer, std::uint64_t) override { return peer == body_.peer; }
+  std::vector<int> pending_peers_of_operation() override { return {body_.peer}; }
+
+ protected:
+  void abort() override { request_.abandon(progress_engine().transport()); }
+  std::string what() const override { return body_.what; }
+
+ private:
+  MessageBody body_;
+  const void* sent_;
+  void* received_;
+  std::size_t nbytes_;
+  RequestSet request_;
 };
 
 }  // namespace samestep

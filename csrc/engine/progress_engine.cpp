@@ -79,6 +79,7 @@ void ProgressEngine::apply(const GroupSettings& settings) {
   if (settings.naming) options_.naming = *settings.naming;
   if (settings.hosts) options_.hosts = *settings.hosts;
   if (settings.oversubscribed) options_.oversubscribed = *settings.oversubscribed;
+  if (settings.message_segment) options_.message_segment = *settings.message_segment;
   if (settings.algorithm) options_.algorithm = parse_algorithm(*settings.algorithm);
   if (settings.segment_bytes) options_.segment_bytes = *settings.segment_bytes;
   if (settings.default_segment_bytes && options_.segment_bytes == 0) {

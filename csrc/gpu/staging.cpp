@@ -82,10 +82,14 @@ class HostStaging::StagedWork final : public Work {
   bool is_message() const { return call_.message; }
   bool ended() const { return ended_; }
   /// Whether all of it has started on the host, so that the next operation may.
-  bool has_started() const { return ended_ || (n_started_ == call_.parts.size() && call_.then == nullptr); }
+  bool has_started() const {
+    // What is sent later finds its place behind the header; the segments of a message may wait for its receiver.
+    if (ended_ || (sends() && n_started_ != 0)) return true;
+    return n_started_ == call_.parts.size() && call_.then == nullptr;
+  }
   bool sends() const { return call_.message && call_.parts[0].in != nullptr; }
   /// Whether copies to the host may be in the stream, since not all of it has started there.
-  bool copies_out() const { return n_copied_ != 0 && !has_started(); }
+  bool copies_out() const { return sends() ? n_copied_ != n_started_ && !ended_ : n_copied_ != 0 && !has_started(); }
   /// Whether its segments are still unknown.
   bool awaits_segments() const { return !ended_ && call_.then != nullptr; }
   /// Makes a step of each segment. `may_begin`: whether segments may start on the host. `may_copy`: whether the first
@@ -94,9 +98,8 @@ class HostStaging::StagedWork final : public Work {
     if (ended_) return;
     try {
       if (n_handed_over_ == call_.parts.size() && call_.then != nullptr) add_segments();
-      // An operation that has copied something may copy more, whatever the limit says: it is counted among those in the
-      // stream.
-      while ((n_copied_ != 0 || may_copy) && may_copy_more() && n_copied_ < call_.parts.size()) copy_out();
+      // An operation with copies in the stream may add more, whatever the limit says: it is among those that count.
+      while ((copies_out() || may_copy) && may_copy_more() && n_copied_ < call_.parts.size()) copy_out();
       bool all_before_are_back = true;
       for (RemoteSegment& piece : pieces_) {
         // In order: segments are operations of the host group, which all ranks must start in the same order.
@@ -107,7 +110,7 @@ class HostStaging::StagedWork final : public Work {
         }
         if (piece.back) continue;
         if (piece.work->done()) {
-          status_ = piece.work->status();
+          if (n_handed_over_ == 0) status_ = piece.work->status();
           if (const std::exception_ptr error = piece.work->error())
             return fail(error);  // of the host group, whose ranks know
           // In order: else later segments might be all that may be copied back at a time, and wait for an earlier one.

@@ -118,7 +118,7 @@ struct DeviceWorld {
   std::shared_ptr<DeviceCommunicator> join(int rank, Seconds timeout = Seconds(60)) {
     gpu()->set_device(rank);
     DeviceOptions options{gpu(), rank, nullptr, timeout};
-    options.staging_bytes = 4096;
+    options.staging_bytes = staging_bytes;
     if (path == DevicePath::nccl) options.nccl = NcclLibrary::open(FAKE_NCCL);
     ExchangeOptions exchange;
     exchange.oversubscribed = true;
@@ -129,6 +129,7 @@ struct DeviceWorld {
   std::vector<std::vector<TcpPeer>> ends;
   int size;
   DevicePath path;
+  std::size_t staging_bytes = 4096;
 };
 
 /// The text of the error that `act` throws.

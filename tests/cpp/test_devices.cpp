@@ -248,6 +248,37 @@ TEST_CASE("devices: what is staged and late says whether a rank is missing or th
   });
 }
 
+TEST_CASE("devices: a long message ends where its other end leaves the group") {
+  for (const bool sender_leaves : {false, true}) {
+    DeviceWorld world(2, DevicePath::staged);
+    world.staging_bytes = 1 << 20;  // which no transport sends before the receive
+    std::atomic<int> n_told = 0;
+    as_ranks(2, [&](int rank) {
+      const auto group = world.join(rank);
+      const UserStream stream;
+      OnGpu x(stream, Floats(1 << 20, 1.0F));
+      const bool sends = rank == (sender_leaves ? 1 : 0);
+      Communicator::WorkPtr work;
+      if (sends) work = group->send(Buffer(x), 1 - rank, 7);
+      barrier(*group)->wait(soon());
+      if (rank == 1) {
+        group->abandon(std::make_exception_ptr(Error("rank 1 leaves")), "rank 1 leaves");
+        return;
+      }
+      if (!sends) work = group->recv(x, 1, 7, Fit::exactly);
+      try {
+        work->wait(soon());
+      } catch (const PeerLostError& error) {
+        const std::string text = error.what();
+        CAPTURE(text);
+        REQUIRE(text.find(sends ? "send of 1048576 float32 to rank 1" : "recv of 1048576 float32") != text.npos);
+        ++n_told;
+      }
+    });
+    REQUIRE(n_told == 1);
+  }
+}
+
 TEST_CASE("devices: an error of NCCL on one rank ends the operation on all") {
   const int size = 3;
   const Variable accident("FAKE_NCCL_FAIL", "1:2:error");
