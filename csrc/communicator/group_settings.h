@@ -16,7 +16,7 @@ struct GroupSettings {
   std::optional<Naming> naming = {};                   ///< the names of operations in error texts
   std::optional<std::vector<std::string>> hosts = {};  ///< by rank, for error texts
   std::optional<bool> oversubscribed = {};          ///< more ranks than CPUs on this host: waiting ranks yield at once
-  std::optional<std::size_t> message_segment = {};  ///< bytes into which the bodies of long messages are divided
+  std::optional<std::size_t> message_segment = {};  ///< bytes into which the bodies of long messages are split
 
   // These must be the same on all ranks, and be set before anything long is sent:
   std::optional<std::string> algorithm = {};              ///< of long reductions; "" selects it by the cost model

@@ -24,7 +24,7 @@ class SegmentedMessages {
  public:
   virtual ~SegmentedMessages() = default;
 
-  /// `args.in.data` is not read. Needs `body.segment_nbytes`; sets the rest at once.
+  /// `args.in.data` is not read. Needs `body.segment_nbytes`; sets what remains at once.
   virtual Communicator::WorkPtr send_header(const SendArgs& args, std::shared_ptr<MessageBody> body) = 0;
   /// Sets `body` once the Work has ended. `args.out.data` is not written to.
   virtual Communicator::WorkPtr receive_header(const RecvArgs& args, std::shared_ptr<MessageBody> body) = 0;

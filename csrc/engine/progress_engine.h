@@ -41,7 +41,7 @@ struct ExchangeOptions {
   std::size_t inline_limit = 0;             ///< bytes of data behind a header; 0: by the number of ranks
   int bruck_above = 16;                     ///< larger groups use BruckHeaderExchange
   std::size_t segment_bytes = 0;            ///< of one rank's part of a segment; 0: the default
-  std::size_t message_segment = 0;          ///< see GroupSettings; 0: bodies are not divided
+  std::size_t message_segment = 0;          ///< see GroupSettings; 0: bodies are not split
   std::optional<Algorithm> algorithm = {};  ///< of long reductions; nullopt: the cheapest
 };
 

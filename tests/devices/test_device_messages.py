@@ -30,7 +30,7 @@ def on_device(values):
     return fake_arrays.Array.of(values, fake_arrays.Stream())
 
 
-def on_host(values):
+def in_numpy(values):
     return values.copy()
 
 
@@ -40,7 +40,7 @@ def got(x):
 
 places = pytest.mark.parametrize(
     "sender, receiver",
-    [(on_device, on_device), (on_device, on_host), (on_host, on_device), (on_host, on_host)],
+    [(on_device, on_device), (on_device, in_numpy), (in_numpy, on_device), (in_numpy, in_numpy)],
     ids=["device-device", "device-host", "host-device", "host-host"],
 )
 
