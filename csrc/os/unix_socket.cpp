@@ -26,7 +26,7 @@ Fd take_fd(msghdr& message) {
 
 }  // namespace
 
-void UnixSocket::send(const void* data, std::size_t nbytes, const Fd* fd) {
+bool UnixSocket::send_now(const void* data, std::size_t nbytes, const Fd* fd) const {
   iovec part{const_cast<void*>(data), nbytes};
   msghdr message{};
   message.msg_iov = &part;
@@ -42,11 +42,21 @@ void UnixSocket::send(const void* data, std::size_t nbytes, const Fd* fd) {
     const int number = fd->get();
     std::memcpy(CMSG_DATA(header), &number, sizeof number);
   }
-  while (::sendmsg(fd_.get(), &message, MSG_NOSIGNAL) < 0) {
+  while (::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
     if (errno == EINTR) continue;
+    if (errno == EAGAIN) return false;
     if (errno == EPIPE || errno == ECONNRESET) throw PeerLostError("the process at the other end has ended");
     throw_errno("cannot send to a process of this host");
   }
+  return true;
+}
+
+bool UnixSocket::send(const void* data, std::size_t nbytes, const Fd* fd, const Deadline& deadline) const {
+  while (!send_now(data, nbytes, fd)) {
+    if (deadline.passed()) return false;
+    wait_for(POLLOUT);
+  }
+  return true;
 }
 
 std::optional<UnixSocket::Packet> UnixSocket::receive(const Deadline& deadline) {
@@ -57,9 +67,11 @@ std::optional<UnixSocket::Packet> UnixSocket::receive(const Deadline& deadline) 
   }
 }
 
-void UnixSocket::wait_until_readable() const {
+void UnixSocket::wait_until_readable() const { wait_for(POLLIN); }
+
+void UnixSocket::wait_for(short events) const {
   wait_hooks().interrupt();
-  pollfd entry{fd_.get(), POLLIN, 0};
+  pollfd entry{fd_.get(), events, 0};
   ::poll(&entry, 1, kPauseMs);
 }
 

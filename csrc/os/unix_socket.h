@@ -22,8 +22,11 @@ class UnixSocket {
     Fd fd;  ///< none if no descriptor came with it
   };
 
-  /// Throws PeerLostError if the other end is gone.
-  void send(const void* data, std::size_t nbytes, const Fd* fd = nullptr);
+  /// False if the other process has left so much unread that the kernel takes no more. Throws PeerLostError if it is
+  /// gone.
+  bool send_now(const void* data, std::size_t nbytes, const Fd* fd = nullptr) const;
+  /// The same with a wait for that process; false at the deadline.
+  bool send(const void* data, std::size_t nbytes, const Fd* fd, const Deadline& deadline) const;
   /// The next packet of at most 4 KiB; nothing at the deadline. Throws PeerLostError at the end of the connection, and
   /// UnavailableError if this process has no descriptor left for the one that came with the packet.
   std::optional<Packet> receive(const Deadline& deadline);
@@ -38,6 +41,8 @@ class UnixSocket {
   const Fd& fd() const { return fd_; }
 
  private:
+  void wait_for(short events) const;
+
   Fd fd_;
 };
 

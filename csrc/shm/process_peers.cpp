@@ -119,7 +119,7 @@ void ProcessPeers::probe_all(const Deadline& deadline) {
 std::vector<std::uint64_t> ProcessPeers::exchange(std::uint64_t word, const Deadline& deadline) {
   std::vector<std::uint64_t> words(peers_.size(), word);
   for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank_) of(peer).socket.send(&word, sizeof word);
+    if (peer != rank_ && !of(peer).socket.send(&word, sizeof word, nullptr, deadline)) throw_late(peer, deadline);
   }
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank_) continue;
@@ -162,11 +162,11 @@ bool ProcessPeers::send_segment(std::uint32_t number, const SharedMemory& segmen
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank_) continue;
     try {
-      of(peer).socket.send(&message, sizeof message, &segment.fd());
+      // False: from now on the segment counts as not shared, for all peers (SharedHeap::publish). Those that have got
+      // it never see an address in it.
+      if (!of(peer).socket.send_now(&message, sizeof message, &segment.fd())) return false;
     } catch (const PeerLostError&) {  // the operation that waits for the peer reports it
     } catch (const UnavailableError&) {
-      // From now on the segment counts as not shared, for all peers (SharedHeap::publish). Those that have got it never
-      // see an address in it.
       return false;
     }
   }
@@ -231,11 +231,12 @@ std::shared_ptr<std::byte> ProcessPeers::share(std::span<const int> members, std
                                                const Deadline& deadline) {
   std::optional<SharedMemory> memory;
   if (const int owner = members.front(); owner == rank_) {
-    const std::lock_guard lock(mutex_);
     memory = SharedMemory::make("samestep", nbytes);
     const FdMessage message{FdMessage::Kind::region, number};
     for (const int peer : members) {
-      if (peer != rank_) of(peer).socket.send(&message, sizeof message, &memory->fd());
+      if (peer == rank_ || of(peer).socket.send(&message, sizeof message, &memory->fd(), deadline)) continue;
+      throw TimeoutError(str("rank ", peer, " of this host has not taken the memory that rank ", rank_,
+                             " shares with it after ", deadline.timeout().count(), " s"));
     }
     memory->close_fd();
   } else {

@@ -52,8 +52,8 @@ void send_with_fds(const UnixSocket& socket, std::size_t n) {
 TEST_CASE("unix socket: what was sent arrives, though its sender has gone without reading all") {
   auto [one, other] = connected();
   const int sent = 7, unread = 8;
-  one.send(&sent, sizeof sent);
-  other.send(&unread, sizeof unread);
+  REQUIRE(one.send_now(&sent, sizeof sent));
+  REQUIRE(other.send_now(&unread, sizeof unread));
   one = UnixSocket();
   const auto packet = other.receive(Deadline::after(Seconds(10)));
   REQUIRE(packet);
@@ -69,7 +69,7 @@ TEST_CASE("unix socket: a descriptor for which there is no room here is reported
   const int sent = 7;
   {
     const samestep::Fd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-    one.send(&sent, sizeof sent, &file);
+    REQUIRE(one.send_now(&sent, sizeof sent, &file));
   }
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
@@ -90,4 +90,12 @@ TEST_CASE("unix socket: descriptors that are too many are closed, and only their
   send_with_fds(one, 1);
   CHECK(other.receive_now()->fd);
   CHECK(n_descriptors() == before);
+}
+
+TEST_CASE("unix socket: a process that reads nothing holds up its peer until the deadline at most") {
+  const auto [one, other] = connected();
+  const int word = 7;
+  while (one.send_now(&word, sizeof word)) {
+  }
+  REQUIRE(!one.send(&word, sizeof word, nullptr, Deadline::after(Seconds(0.05))));
 }
