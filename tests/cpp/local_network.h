@@ -8,9 +8,11 @@
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "transport/tags.h"
 #include "transport/transport.h"
 
 namespace samestep {
@@ -42,6 +44,8 @@ class LocalNetwork {
   std::list<Posted> posted;     // in order of posting
   std::list<std::pair<std::uintptr_t, bool>> sends;
   std::uintptr_t next_id = 1;
+  int loses_from = -1;  // the network loses the first header that this rank sends
+  bool has_lost = false;
 
   static bool matches(const Posted& posted, const Message& message) {
     return posted.rank == message.dest && (posted.source == kAnySource || posted.source == message.source) &&
@@ -72,6 +76,10 @@ class LocalTransport final : public Transport {
     const std::lock_guard lock(network_->mutex);
     network_->sends.emplace_back(network_->next_id++, false);
     auto& [id, taken] = network_->sends.back();
+    if (rank_ == network_->loses_from && tag == tags::kHeaders && !std::exchange(network_->has_lost, true)) {
+      taken = true;
+      return {id, true};
+    }
     LocalNetwork::Message message{rank_, dest, tag, data, nbytes, &taken};
     for (auto& posted : network_->posted) {
       if (posted.met || !LocalNetwork::matches(posted, message)) continue;

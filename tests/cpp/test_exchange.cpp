@@ -76,6 +76,26 @@ TEST_CASE("long messages are cut where the transport needs it") {
   });
 }
 
+TEST_CASE("a header that the transport has lost is noticed") {
+  const int size = 3;
+  World world(size);
+  world.network->loses_from = 1;
+  as_threads(size, [&](int rank) {
+    const auto group = world.join(rank);
+    std::string text;
+    try {
+      std::vector<Communicator::WorkPtr> works;
+      for (int i = 0; i < 2; ++i) works.push_back(barrier(*group));
+      for (const auto& work : works) work->wait(soon());
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    CAPTURE(text);
+    // It was the header for the next rank. The others have both barriers.
+    REQUIRE((text.find("rank 1 is at operation 1; messages were lost or mixed up") != text.npos) == (rank == 2));
+  });
+}
+
 TEST_CASE("many pending operations, finished in any order") {
   const int size = 3;
   World world(size, 1 << 30, 1024);
