@@ -153,9 +153,8 @@ class Pending:
     def wait(self, timeout: float | None = None) -> Any:
         return self._moved.back(self._work.wait(timeout))
 
-    def _wait_blocking(self, timeout: float | None = None) -> None:  # what Accumulator calls
-        self._work._wait_blocking(timeout)
-        self._moved.write_back()
+    def _wait_blocking(self, timeout: float | None = None) -> Any:  # what trees and Accumulator call
+        return self._moved.back(self._work._wait_blocking(timeout))
 
     def __await__(self) -> Any:
         result = yield from self._work.__await__()
