@@ -1,5 +1,6 @@
 """Programs of test_device_memory.py: device memory while other threads of Python have work to do."""
 
+import ctypes
 import json
 import sys
 import threading
@@ -26,6 +27,26 @@ def free_while_the_device_is_busy():
     frees.set()
     del array
     thread.join()
+    report(ended=True)
+
+
+class Managed(ctypes.Structure):
+    """DLManagedTensor, but for what lies in it."""
+
+    _fields_ = (("tensor", ctypes.c_char * 48), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+def keep_an_array_until_the_process_ends():
+    """As a consumer whose threads outlive Python, such as XLA: it drops the array when the process exits."""
+    capsule = DeviceArray(gpus.current_gpu(), "float32", (1000,)).__dlpack__()
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    address = pointer(capsule, b"dltensor")
+    ctypes.pythonapi.PyCapsule_SetName(ctypes.py_object(capsule), b"used_dltensor")
+    deleter = Managed.from_address(address).deleter
+    at_exit = ctypes.CDLL(None).__cxa_atexit
+    at_exit.argtypes = [ctypes.c_void_p] * 3
+    assert at_exit(deleter, address, None) == 0
     report(ended=True)
 
 
