@@ -24,16 +24,6 @@ dlpack::DataType type_of(DType dtype) {
   return {code, bits, 1};
 }
 
-/// Whether the interpreter ends or has ended: then nothing may be done with its objects, and a thread that asks for the
-/// GIL would be ended.
-bool python_has_ended() {
-#if PY_VERSION_HEX >= 0x030d0000
-  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
-#else
-  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
-#endif
-}
-
 /// What a capsule points at, with all that it needs.
 template <class Managed>
 struct Exported {
@@ -43,7 +33,9 @@ struct Exported {
 
   static void release(Managed* managed) {
     const auto* self = static_cast<Exported*>(managed->context);
-    if (python_has_ended()) return;  // the memory ends with the process
+    // Nothing may be done with objects of an interpreter that ends or has ended: this is 0 from the beginning of its
+    // end. The memory ends with the process.
+    if (Py_IsInitialized() == 0) return;
     // A consumer may drop the tensor on any of its threads, with or without the GIL.
     const PyGILState_STATE gil = PyGILState_Ensure();
     Py_DECREF(self->owner);

@@ -75,17 +75,19 @@ class ExchangeCommunicator : public Communicator, private SegmentedMessages {
   }
 
  private:
-  WorkPtr send_header(const SendArgs& args, std::shared_ptr<MessageBody> body) override {
+  std::size_t segment_nbytes(std::size_t nbytes) const override { return engine_->segment_nbytes(nbytes); }
+  std::size_t max_inline_message() const override { return engine_->transport().eager_limit(); }
+  WorkPtr send_first(const SendArgs& args, std::shared_ptr<MessageBody> body) override {
     return start_operation<Send>(args, std::move(body));
   }
   WorkPtr receive_header(const RecvArgs& args, std::shared_ptr<MessageBody> body) override {
     return start_operation<Receive>(args, std::move(body));
   }
-  WorkPtr send_segment(const MessageBody& body, const void* data, std::size_t nbytes) override {
-    return start_operation<BodySegment>(body, data, nullptr, nbytes);
+  WorkPtr send_segment(const MessageBody& body, std::size_t offset, const void* data) override {
+    return start_operation<BodySegment>(body, offset, data, nullptr);
   }
-  WorkPtr receive_segment(const MessageBody& body, void* data, std::size_t nbytes) override {
-    return start_operation<BodySegment>(body, nullptr, data, nbytes);
+  WorkPtr receive_segment(const MessageBody& body, std::size_t offset, void* data) override {
+    return start_operation<BodySegment>(body, offset, nullptr, data);
   }
   std::vector<PeerTransfer> no_transfers() const { return std::vector<PeerTransfer>(static_cast<std::size_t>(size())); }
   /// Waits for a collective on buffers of the caller. Leaves the group if the deadline passes, because peers may still

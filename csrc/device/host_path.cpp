@@ -12,6 +12,9 @@ namespace {
 
 using Counts = std::vector<std::uint64_t>;
 
+// Half of it is longer than what any transport sends before it is received; see ProgressEngine::segment_nbytes.
+constexpr std::size_t kShortestMessageSegment = 2 << 20, kLongestMessageSegment = 1 << 30;
+
 /// The lengths of the blocks of a buffer. `counts`: those of a `v` form.
 Counts blocks_of(std::size_t count, bool is_divided, std::span<const std::uint64_t> counts, std::size_t size) {
   if (!is_divided) return {count};
@@ -120,7 +123,9 @@ DeviceCommunicator::HostPath::HostPath(std::shared_ptr<Communicator> messages,
       some_are_gpu_aware_(options.some_are_gpu_aware),
       staging_(HostStaging::make(gpu_, options.device, messages_, collectives_)) {
   GroupSettings settings;
-  settings.message_segment = segment_nbytes_;  // also of host arrays, which others may receive on their devices
+  // Also of messages of host arrays, which others may receive on their devices. Shorter segments would be sent before
+  // they are received, copied once more, and kept in memory.
+  settings.message_segment = std::clamp(segment_nbytes_, kShortestMessageSegment, kLongestMessageSegment);
   messages_->configure(settings);
   if (gpu_aware_) copy_local_on_device();
 }
@@ -165,9 +170,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const SendArgs& args) 
   const auto start = [host = messages_, dest = args.dest, tag = args.tag](const ConstBuffer& from) {
     return host->send({from.data, from.count, from.dtype}, dest, tag);
   };
-  if (is_gpu_direct(in.nbytes())) {
-    return staging_->start(gpu_direct_message(in, /*sends=*/true, [start, in] { return start(in); }));
-  }
+  if (is_gpu_direct(in.nbytes())) return start_gpu_direct(in, /*sends=*/true, [start, in] { return start(in); });
   if (is_segmented(in)) return in_segments(args);
   return whole(
       in, Buffer{nullptr, 0, in.dtype}, [start](const ConstBuffer& from, const Buffer&) { return start(from); },
@@ -183,9 +186,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const RecvArgs& args) 
     here.out = {to.data, to.count, to.dtype, direct ? to.device : Device{}};
     return Inner{*host}.start_recv(here);
   };
-  if (direct) {
-    return staging_->start(gpu_direct_message(out, /*sends=*/false, [start, out] { return start(out); }));
-  }
+  if (direct) return start_gpu_direct(out, /*sends=*/false, [start, out] { return start(out); });
   if (is_segmented(out)) return in_segments(args);
   return whole(
       ConstBuffer{nullptr, 0, out.dtype}, out, [start](const ConstBuffer&, const Buffer& to) { return start(to); },
@@ -224,29 +225,32 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(
 }
 
 bool DeviceCommunicator::HostPath::is_segmented(const ConstBuffer& buffer) const {
-  return buffer.nbytes() > segment_nbytes_ && messages_->segmented_messages() != nullptr;
+  const SegmentedMessages* const segmented = messages_->segmented_messages();
+  return segmented != nullptr && segmented->segment_nbytes(buffer.nbytes()) < buffer.nbytes();
 }
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(const SendArgs& args) {
   const ConstBuffer in = args.in;
   const auto body = std::make_shared<MessageBody>();
-  body->segment_nbytes = segment_nbytes_;
+  const std::size_t segment = messages_->segmented_messages()->segment_nbytes(in.nbytes());
   StagedOperation call;
   call.after = {in.stream};
   call.message = true;
-  StagedSegment header;
-  header.in = static_cast<const std::byte*>(in.data);
-  header.start = [host = messages_, args, body](std::byte*, std::byte*) {
-    return host->segmented_messages()->send_header(args, body);
-  };
-  call.parts.push_back(std::move(header));
-  for (std::size_t at = 0; at < in.nbytes(); at += segment_nbytes_) {
+  for (std::size_t at = 0; at < in.nbytes(); at += segment) {
     StagedSegment part;
     part.in = static_cast<const std::byte*>(in.data);
-    part.in_runs = {{at, std::min(segment_nbytes_, in.nbytes() - at)}};
-    part.start = [host = messages_, body, n = part.in_runs[0].nbytes](std::byte* from, std::byte*) {
-      return host->segmented_messages()->send_segment(*body, from, n);
-    };
+    part.in_runs = {{at, std::min(segment, in.nbytes() - at)}};
+    if (at == 0) {
+      part.start = [host = messages_, args, body](std::byte* from, std::byte*) {
+        SendArgs first = args;
+        first.in = {from, args.in.count, args.in.dtype};
+        return host->segmented_messages()->send_first(first, body);
+      };
+    } else {
+      part.start = [host = messages_, body, at](std::byte* from, std::byte*) {
+        return host->segmented_messages()->send_segment(*body, at, from);
+      };
+    }
     call.parts.push_back(std::move(part));
   }
   return staging_->start(std::move(call));
@@ -254,17 +258,31 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(const SendArgs& 
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(const RecvArgs& args) {
   const auto body = std::make_shared<MessageBody>();
-  StagedOperation call = gpu_direct_message(args.out, /*sends=*/false, [host = messages_, args, body] {
-    return host->segmented_messages()->receive_header(args, body);
-  });
-  call.then = [host = messages_, body, out = static_cast<std::byte*>(args.out.data)] {
+  auto* const out = static_cast<std::byte*>(args.out.data);
+  const std::size_t most = messages_->segmented_messages()->max_inline_message();
+  StagedOperation call;
+  call.after = {args.out.stream};
+  call.message = true;
+  StagedSegment header;
+  header.out = out;
+  header.out_runs = {{0, std::min(most, args.out.nbytes())}};
+  header.start = [host = messages_, args, body](std::byte*, std::byte* to) {
+    RecvArgs here = args;
+    here.out = {to, args.out.count, args.out.dtype};
+    return host->segmented_messages()->receive_header(here, body);
+  };
+  header.n_written = [body, item = itemsize(args.out.dtype)](const Work& work) {
+    return body->nbytes == 0 ? work.status().count * item : 0;
+  };
+  call.parts.push_back(std::move(header));
+  call.then = [host = messages_, body, out] {
     std::vector<StagedSegment> parts;
     for (std::size_t at = 0; at < body->nbytes; at += body->segment_nbytes) {
       StagedSegment part;
       part.out = out;
       part.out_runs = {{at, std::min(body->segment_nbytes, body->nbytes - at)}};
-      part.start = [host, body, n = part.out_runs[0].nbytes](std::byte*, std::byte* to) {
-        return host->segmented_messages()->receive_segment(*body, to, n);
+      part.start = [host, body, at](std::byte*, std::byte* to) {
+        return host->segmented_messages()->receive_segment(*body, at, to);
       };
       parts.push_back(std::move(part));
     }
@@ -336,11 +354,13 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::whole(ConstBuffer in, Buffer
     return start({in.count != 0 ? from : nullptr, in.count, in.dtype},
                  {out.count != 0 ? to : nullptr, out.count, out.dtype});
   };
+  // A message may be shorter than the buffer; then only what has arrived is copied back.
+  if (message && out.data != nullptr) {
+    part.n_written = [item = itemsize(out.dtype)](const Work& work) { return work.status().count * item; };
+  }
   StagedOperation call;
   call.after = {in.stream, out.stream};
   call.message = message;
-  // A message may be shorter than the buffer; then only what has arrived is copied back.
-  if (message && out.data != nullptr) call.itemsize = itemsize(out.dtype);
   call.parts.push_back(std::move(part));
   return staging_->start(std::move(call));
 }
@@ -372,8 +392,8 @@ void DeviceCommunicator::HostPath::copy_local_on_device() {
   collectives_->configure(settings);
 }
 
-StagedOperation DeviceCommunicator::HostPath::gpu_direct_message(const ConstBuffer& buffer, bool sends,
-                                                                 std::function<WorkPtr()> start) {
+Communicator::WorkPtr DeviceCommunicator::HostPath::start_gpu_direct(const ConstBuffer& buffer, bool sends,
+                                                                     std::function<WorkPtr()> start) {
   StagedSegment part;
   if (sends) {
     part.in = static_cast<const std::byte*>(buffer.data);
@@ -388,7 +408,7 @@ StagedOperation DeviceCommunicator::HostPath::gpu_direct_message(const ConstBuff
   call.after = {buffer.stream};
   call.message = true;
   call.parts.push_back(std::move(part));
-  return call;
+  return staging_->start(std::move(call));
 }
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::exchange(ConstBuffer in, Buffer out,

@@ -42,7 +42,7 @@ class DeviceCommunicator::HostPath {
   WorkPtr in_windows(const std::shared_ptr<const HostCall>& call, bool copies_in_first);
   static std::vector<StagedSegment> windows(const std::shared_ptr<const HostCall>& call, const BlockLengths& lengths,
                                             std::size_t segment_nbytes);
-  /// Messages of more than a segment. Receives get to know from the header into what segments the sender divides.
+  /// Messages of more than a segment.
   bool is_segmented(const ConstBuffer& buffer) const;
   WorkPtr in_segments(const SendArgs& args);
   WorkPtr in_segments(const RecvArgs& args);
@@ -50,8 +50,7 @@ class DeviceCommunicator::HostPath {
   /// A collective that only moves data: MPI gets the device pointers if it sends all transfers, else it is staged.
   /// Each rank decides for itself, as the messages are the same.
   WorkPtr exchange(ConstBuffer in, Buffer out, std::span<const PeerTransfer> transfers, Start start);
-  /// A message that `start` starts with device pointers.
-  static StagedOperation gpu_direct_message(const ConstBuffer& buffer, bool sends, std::function<WorkPtr()> start);
+  WorkPtr start_gpu_direct(const ConstBuffer& buffer, bool sends, std::function<WorkPtr()> start);
   /// Whether MPI gets the device pointer of a message of so many bytes.
   bool is_gpu_direct(std::size_t nbytes) const;
   /// The same for a segment of a collective.

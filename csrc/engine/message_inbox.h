@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -21,14 +20,9 @@ struct MessageHeader {
   std::uint32_t kind;   ///< their dtype; of an object uint8, and kObject
   std::uint32_t body;   ///< the number of the message that holds the elements, or kInlineBody if they follow the header
   std::int32_t tag;
-  std::uint32_t segment_nbytes = 0;  ///< of each segment of the body but the last; 0: it is not split
 
   static std::uint32_t kind_of(DType dtype, bool is_object) {
     return static_cast<std::uint32_t>(dtype) | (is_object ? kObject : 0);
-  }
-  /// `segment_nbytes` of a body that is split into so many bytes.
-  static std::uint32_t limited(std::size_t nbytes) {
-    return static_cast<std::uint32_t>(std::min<std::size_t>(nbytes, UINT32_MAX));
   }
   DType dtype() const { return static_cast<DType>(kind & ~kObject); }
   bool is_object() const { return (kind & kObject) != 0; }

@@ -18,8 +18,7 @@ std::string tag_text(int tag) { return tag == kAnyTag ? "any tag" : str("tag ", 
 
 /// Calls `act` with the offset and length of each segment of a body.
 template <class Act>
-void for_each_segment(const MessageHeader& header, Act act) {
-  const std::size_t nbytes = header.nbytes(), most = header.segment_nbytes == 0 ? nbytes : header.segment_nbytes;
+void for_each_segment(std::size_t nbytes, std::size_t most, Act act) {
   for (std::size_t at = 0; at < nbytes; at += most) act(at, std::min(most, nbytes - at));
 }
 
@@ -29,24 +28,24 @@ void Send::begin(std::uint64_t) {
   Transport& transport = progress_engine().transport();
   const std::size_t nbytes = args_.in.nbytes();
   const bool is_eager = segments_ == nullptr && transport.is_eager(args_.in.data, sizeof(MessageHeader) + nbytes);
-  const std::size_t segment =
-      segments_ != nullptr ? segments_->segment_nbytes : progress_engine().options().message_segment;
   // The elements of a long message follow in a body with a tag of its own. The receive learns that tag from the header,
   // and then receives the body directly into the user's buffer.
   const MessageHeader header{args_.in.count, MessageHeader::kind_of(args_.in.dtype, args_.is_object),
-                             is_eager ? kInlineBody : progress_engine().next_body_id(), args_.tag,
-                             is_eager ? 0 : MessageHeader::limited(segment)};
+                             is_eager ? kInlineBody : progress_engine().next_body_id(), args_.tag};
   head_.resize(sizeof header + (is_eager ? nbytes : 0));
   std::memcpy(head_.data(), &header, sizeof header);
   if (is_eager) kernels::copy(head_.data() + sizeof header, args_.in.data, nbytes);
   head_request_ = transport.send(head_.data(), head_.size(), args_.dest, tags::kUserMessage);
-  if (segments_ != nullptr) {
-    *segments_ = {args_.dest, header.body, nbytes, header.segment_nbytes, what()};
-  } else if (!is_eager) {
+  if (!is_eager) {
+    const std::size_t segment = progress_engine().segment_nbytes(nbytes);
     const auto* const data = static_cast<const std::byte*>(args_.in.data);
-    for_each_segment(header, [&](std::size_t at, std::size_t n) {
+    for_each_segment(segments_ != nullptr ? segment : nbytes, segment, [&](std::size_t at, std::size_t n) {
       body_.send(transport, data + at, n, args_.dest, tags::of_body(header.body));
     });
+    if (segments_ != nullptr) {
+      progress_engine().open_body(header.body);
+      *segments_ = {args_.dest, header.body, nbytes, segment, what()};
+    }
   }
   progress_engine().count_message(nbytes);
 }
@@ -82,7 +81,7 @@ void Receive::take(int source, const MessageHeader& sent, std::span<const std::b
     return;
   }
   if (fits_ && segments_ != nullptr) {
-    *segments_ = {source, sent.body, nbytes, sent.segment_nbytes == 0 ? nbytes : sent.segment_nbytes, what()};
+    *segments_ = {source, sent.body, nbytes, progress_engine().segment_nbytes(nbytes), what()};
     has_body_ = true;
     return;
   }
@@ -94,7 +93,8 @@ void Receive::take(int source, const MessageHeader& sent, std::span<const std::b
 void Receive::receive_body() {
   has_body_ = true;
   auto* const data = fits_ ? static_cast<std::byte*>(args_.out.data) : unwanted_.data();
-  for_each_segment(sent_, [&](std::size_t at, std::size_t n) {
+  const std::size_t nbytes = sent_.nbytes();
+  for_each_segment(nbytes, progress_engine().segment_nbytes(nbytes), [&](std::size_t at, std::size_t n) {
     body_.receive(progress_engine().transport(), data + at, n, status_.source, tags::of_body(sent_.body));
   });
 }
@@ -166,11 +166,28 @@ void Receive::abort() {
 void BodySegment::begin(std::uint64_t) {
   Transport& transport = progress_engine().transport();
   const int tag = tags::of_body(body_.number);
+  const std::size_t nbytes = std::min(body_.segment_nbytes, body_.nbytes - offset_);
   if (sent_ != nullptr) {
-    request_.send(transport, sent_, nbytes_, body_.peer, tag);
+    request_.send(transport, sent_, nbytes, body_.peer, tag);
   } else {
-    request_.receive(transport, received_, nbytes_, body_.peer, tag);
+    request_.receive(transport, received_, nbytes, body_.peer, tag);
   }
+}
+
+bool BodySegment::advance() {
+  if (!request_.test(progress_engine().transport())) return false;
+  end_body();
+  return true;
+}
+
+void BodySegment::abort() {
+  request_.abandon(progress_engine().transport());
+  end_body();
+}
+
+void BodySegment::end_body() {
+  // The receiver has posted its receive, and so those before it.
+  if (sent_ != nullptr && offset_ + body_.segment_nbytes >= body_.nbytes) progress_engine().close_body(body_.number);
 }
 
 }  // namespace samestep

@@ -15,7 +15,7 @@ namespace samestep {
 
 class Send : public Operation {
  public:
-  /// `segments`: its body is sent by BodySegments.
+  /// `segments`: only the first segment of the body is sent here, and the others by BodySegments.
   Send(std::shared_ptr<ProgressEngine> engine, const SendArgs& args, std::shared_ptr<MessageBody> segments = nullptr)
       : Operation(std::move(engine)), args_(args), segments_(std::move(segments)) {}
 
@@ -26,7 +26,9 @@ class Send : public Operation {
   std::vector<int> pending_peers_of_operation() override { return {args_.dest}; }
 
  protected:
-  void abort() override {}
+  void abort() override {
+    if (segments_ != nullptr) progress_engine().close_body(segments_->number);
+  }
   std::string what() const override;
 
  private:
@@ -39,8 +41,7 @@ class Send : public Operation {
 
 class Receive : public Operation, private MessageInbox::PostedReceive {
  public:
-  /// With `Fit::object` the operation allocates the memory. `segments`: the body, if it fits, is received by
-  /// BodySegments.
+  /// With `Fit::object` the operation allocates the memory. `segments`: a body that fits is received by BodySegments.
   Receive(std::shared_ptr<ProgressEngine> engine, const RecvArgs& args, std::shared_ptr<MessageBody> segments = nullptr)
       : Operation(std::move(engine)),
         args_(args),
@@ -104,25 +105,28 @@ class Probe final : public Receive {
 class BodySegment final : public Operation {
  public:
   /// One of `sent` and `received` is null.
-  BodySegment(std::shared_ptr<ProgressEngine> engine, const MessageBody& body, const void* sent, void* received,
-              std::size_t nbytes)
-      : Operation(std::move(engine)), body_(body), sent_(sent), received_(received), nbytes_(nbytes) {}
+  BodySegment(std::shared_ptr<ProgressEngine> engine, const MessageBody& body, std::size_t offset, const void* sent,
+              void* received)
+      : Operation(std::move(engine)), body_(body), offset_(offset), sent_(sent), received_(received) {}
 
   bool is_collective() const override { return false; }
   void begin(std::uint64_t) override;
-  bool advance() override { return request_.test(progress_engine().transport()); }
+  bool advance() override;
   bool needs(int peer, std::uint64_t) override { return peer == body_.peer; }
   std::vector<int> pending_peers_of_operation() override { return {body_.peer}; }
 
  protected:
-  void abort() override { request_.abandon(progress_engine().transport()); }
+  void abort() override;
   std::string what() const override { return body_.what; }
 
  private:
+  /// After the last segment: its tag is free again.
+  void end_body();
+
   MessageBody body_;
+  std::size_t offset_;
   const void* sent_;
   void* received_;
-  std::size_t nbytes_;
   RequestSet request_;
 };
 

@@ -89,6 +89,23 @@ void ProgressEngine::apply(const GroupSettings& settings) {
   if (settings.copy_local) copy_local_ = settings.copy_local;
 }
 
+std::uint32_t ProgressEngine::next_body_id() {
+  // Who sends 8192 messages during a long one would otherwise send one with its tag between two of its segments. As
+  // many long ones at a time are more than there are tags.
+  if (open_bodies_.size() < tags::kBodies) {
+    while (open_bodies_.contains(tags::of_body(next_body_id_))) ++next_body_id_;
+  }
+  return next_body_id_++;
+}
+
+std::size_t ProgressEngine::segment_nbytes(std::size_t nbytes) const {
+  const std::size_t most = options_.message_segment;
+  if (most == 0 || nbytes <= most) return nbytes;
+  // Of equal length, so that the last one, too, is longer than what transports send before it is received.
+  const std::size_t n_segments = (nbytes + most - 1) / most;
+  return (nbytes + n_segments - 1) / n_segments;
+}
+
 ProgressEngine::~ProgressEngine() { unregister_listener(); }
 
 /// Other threads may have been in the middle of anything when the process was forked. So this only makes every use

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@
 #include "engine/header_exchange.h"
 #include "engine/message_inbox.h"
 #include "engine/scratch.h"
+#include "transport/tags.h"
 #include "transport/transport.h"
 
 namespace samestep {
@@ -41,7 +43,7 @@ struct ExchangeOptions {
   std::size_t inline_limit = 0;             ///< bytes of data behind a header; 0: by the number of ranks
   int bruck_above = 16;                     ///< larger groups use BruckHeaderExchange
   std::size_t segment_bytes = 0;            ///< of one rank's part of a segment; 0: the default
-  std::size_t message_segment = 0;          ///< see GroupSettings; 0: bodies are not split
+  std::size_t message_segment = 0;          ///< see GroupSettings; 0: messages are not split
   std::optional<Algorithm> algorithm = {};  ///< of long reductions; nullopt: the cheapest
 };
 
@@ -187,7 +189,12 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, publ
     bytes_ += nbytes;
   }
   /// A number for the body of this rank's next long message.
-  std::uint32_t next_body_id() { return next_body_id_++; }
+  std::uint32_t next_body_id();
+  /// Keeps the tag of this body from the bodies of later messages, as long as it has segments to send.
+  void open_body(std::uint32_t number) { open_bodies_.insert(tags::of_body(number)); }
+  void close_body(std::uint32_t number) { open_bodies_.erase(tags::of_body(number)); }
+  /// The length of the segments of a message. The same on both of its ranks.
+  std::size_t segment_nbytes(std::size_t nbytes) const;
 
   /// Text of a TimeoutError: the operation, and which ranks on which hosts have arrived and which have not.
   std::string timeout_message(Operation& operation, Seconds waited);
@@ -243,6 +250,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, publ
   std::uint64_t messages_ = 0;
   std::uint64_t bytes_ = 0;
   std::uint32_t next_body_id_ = 0;
+  std::set<int> open_bodies_;  // tags
   std::atomic<std::uint64_t> progress_count_{0};
   Departures departures_;
   std::optional<Lost> lost_;

@@ -41,14 +41,7 @@ class HostStaging::StagedWork final : public Work {
   StagedWork(std::shared_ptr<HostStaging> stager, StagedOperation call)
       : stager_(std::move(stager)), call_(std::move(call)) {
     const OnDevice on(*stager_->gpu_, stager_->device_);
-    std::vector<StreamHandle> streams = call_.after;
-    std::ranges::sort(streams);
-    streams.erase(std::unique(streams.begin(), streams.end()), streams.end());
-    for (const StreamHandle stream : streams) {
-      if (stream == kNoStream) continue;
-      produced_.push_back(std::make_unique<GpuEvent>(stager_->gpu_));
-      produced_.back()->record(reinterpret_cast<GpuLibrary::Stream>(stream));
-    }
+    produced_ = stager_->events_->record(call_.after);
   }
 
   bool done() override {
@@ -90,9 +83,15 @@ class HostStaging::StagedWork final : public Work {
   bool sends() const { return call_.message && call_.parts[0].in != nullptr; }
   /// Whether copies to the host may be in the stream, since not all of it has started there.
   bool copies_out() const { return sends() ? n_copied_ != n_started_ && !ended_ : n_copied_ != 0 && !has_started(); }
-  /// Whether its segments are still unknown.
-  bool awaits_segments() const { return !ended_ && call_.then != nullptr; }
-  /// Makes a step of each segment. `may_begin`: whether segments may start on the host. `may_copy`: whether the first
+  /// Whether more of it will be copied to the host.
+  bool has_more_to_copy() const {
+    if (ended_ || call_.parts[0].in == nullptr) return false;
+    return call_.then != nullptr || n_copied_ != call_.parts.size();
+  }
+  /// Whether it may put its next copy into the stream although earlier operations will put others behind it: the copy
+  /// must not make those wait for a kernel that is not done, which may itself wait for what they send.
+  bool may_copy_before_others() { return n_copied_ != 0 || call_.parts[0].in == nullptr || is_produced(); }
+  /// Makes a step of each segment. `may_begin`: whether segments may start on the host. `may_copy`: whether another
   /// copy may be put into the stream.
   void advance(bool may_begin, bool may_copy) {
     if (ended_) return;
@@ -104,7 +103,7 @@ class HostStaging::StagedWork final : public Work {
       for (RemoteSegment& piece : pieces_) {
         // In order: segments are operations of the host group, which all ranks must start in the same order.
         if (piece.work == nullptr && !may_start(piece, may_begin)) break;
-        if (piece.awaits_stream && piece.copied->is_complete()) {
+        if (piece.awaits_stream && is_produced()) {
           piece.awaits_stream = false;
           piece.work->begin_writes();
         }
@@ -118,21 +117,22 @@ class HostStaging::StagedWork final : public Work {
         }
         all_before_are_back = all_before_are_back && piece.back;
       }
-      while (!pieces_.empty() && pieces_.front().back && pieces_.front().copied->is_complete()) {
+      while (!pieces_.empty() && pieces_.front().back && is_copied(pieces_.front())) {
+        if (pieces_.front().part.out != nullptr) --stager_->n_copying_back_;
         pieces_.pop_front();
-        --stager_->n_copying_back_;
         ++n_finished_;
       }
     } catch (...) {
+      const bool is_awaited = sends() && n_started_ != 0;  // by a receiver that has the header
       fail(std::current_exception());
-      if (is_a<GpuError>(error_)) stager_->tell_others(error_);
+      if (is_awaited || is_a<GpuError>(error_)) stager_->tell_others(error_);
       return;
     }
     // The remaining copies are in the stream, so a consumer's stream can wait for this event instead of its host
     // thread. `in_` waits for the arrays' streams even if nothing was copied.
     if (n_handed_over_ == call_.parts.size() && call_.then == nullptr && !handed_over_) {
       make_wait(*stager_->in_, waits_in_);
-      end_ = std::make_unique<GpuEvent>(stager_->gpu_);
+      end_ = stager_->events_->take();
       end_->record(stager_->in_->get());
       handed_over_ = true;
     }
@@ -142,7 +142,7 @@ class HostStaging::StagedWork final : public Work {
   void fail(std::exception_ptr error) {
     if (ended_) return;
     for (RemoteSegment& piece : pieces_) {
-      if (piece.back) --stager_->n_copying_back_;
+      if (piece.back && piece.part.out != nullptr) --stager_->n_copying_back_;
       // Pinned memory that a transport or a copy still uses must not return to the pool, where the next operation would
       // take it.
       if (!is_in_use(piece)) continue;
@@ -159,7 +159,7 @@ class HostStaging::StagedWork final : public Work {
     StagedSegment part;
     std::shared_ptr<std::byte> memory;
     std::byte* out;
-    std::unique_ptr<GpuEvent> copied;
+    std::shared_ptr<GpuEvent> copied = nullptr;  ///< its last copy; null: there was none
     Communicator::WorkPtr work = nullptr;
     bool awaits_stream = false;  ///< of a GPU-direct receive: its memory is still used for something else
     bool back = false;
@@ -171,13 +171,20 @@ class HostStaging::StagedWork final : public Work {
     inputs_are_copied_ = false;
   }
 
+  static bool is_copied(const RemoteSegment& piece) { return piece.copied == nullptr || piece.copied->is_complete(); }
+  /// Whether the streams of the arrays have done what they had at the call.
+  bool is_produced() {
+    const auto is_done = [](const auto& event) { return event->is_complete(); };
+    is_produced_ = is_produced_ || std::ranges::all_of(produced_, is_done);
+    return is_produced_;
+  }
   bool may_copy_more() const { return call_.copies_in_first || pieces_.size() < kInFlight; }
 
   /// Whether a transport or a copy may still use the memory of a segment.
   static bool is_in_use(const RemoteSegment& piece) noexcept {
     if (piece.work != nullptr && !piece.work->done()) return true;
     try {
-      return !piece.copied->is_complete();
+      return !is_copied(piece);
     } catch (const Error&) {  // the device is lost
       return true;
     }
@@ -196,36 +203,32 @@ class HostStaging::StagedWork final : public Work {
     const std::size_t in_nbytes = total_nbytes(part.in_runs), out_nbytes = total_nbytes(part.out_runs);
     std::size_t nbytes = part.in_place ? std::max(in_nbytes, out_nbytes) : in_nbytes + out_nbytes;
     if (part.gpu_direct) nbytes = 0;
-    RemoteSegment piece{part, stager_->pool_->take(nbytes), nullptr, std::make_unique<GpuEvent>(stager_->gpu_)};
+    RemoteSegment piece{part, stager_->pool_->take(nbytes), nullptr};
     piece.out = piece.memory.get() + (part.in_place ? 0 : in_nbytes);
-    if (part.gpu_direct) {
-      make_wait(*stager_->out_, waits_out_);
-      make_wait(*stager_->in_, waits_in_);  // `copy_local` copies there
-      piece.copied->record(stager_->out_->get());
-    } else if (part.in != nullptr && in_nbytes != 0) {
+    if (!part.gpu_direct && part.in != nullptr && in_nbytes != 0) {
       make_wait(*stager_->out_, waits_out_);
       std::byte* to = piece.memory.get();
       for (const StagedRun& run : part.in_runs) {
         stager_->gpu_->copy(to, part.in + run.offset, run.nbytes, stager_->out_->get());
         to += run.nbytes;
       }
+      piece.copied = stager_->events_->take();
       piece.copied->record(stager_->out_->get());
     }
     pieces_.push_back(std::move(piece));
     ++n_copied_;
   }
 
-  /// Starts the segments that have been copied to the host. The first one alone: if ranks differ, it fails before
-  /// another one has started.
+  /// Starts the segments that have been copied to the host. Of a collective the first one alone: if ranks differ, it
+  /// fails before another one has started.
   bool may_start(RemoteSegment& piece, bool may_begin) {
     const bool first = n_started_ == 0;
-    if (!may_begin || (!first && n_handed_over_ == 0)) return false;
+    if (!may_begin || (!first && n_handed_over_ == 0 && !sends())) return false;
     // A GPU-direct receive starts at once, so that it gets the message that is due to it, whatever is posted later, and
     // can be cancelled. It writes later.
     piece.awaits_stream = piece.part.gpu_direct && is_message() && !sends();
-    if (!piece.awaits_stream && !piece.copied->is_complete()) return false;
+    if (!piece.awaits_stream && !(piece.part.gpu_direct ? is_produced() : is_copied(piece))) return false;
     // Of all: the last segments of this rank may have no input, and so no copy to wait for.
-    const auto is_copied = [](const RemoteSegment& other) { return other.copied->is_complete(); };
     if (call_.copies_in_first && !inputs_are_copied_) {
       if (!std::ranges::all_of(pieces_, is_copied)) return false;
       inputs_are_copied_ = true;
@@ -242,24 +245,28 @@ class HostStaging::StagedWork final : public Work {
   /// What lies on the host once the operation has ended, and belongs on the device.
   std::span<const std::byte> to_copy_back(const RemoteSegment& piece) const {
     if (piece.part.gpu_direct) return piece.work->object();  // of a message that came with its header
-    return {piece.out, call_.itemsize != 0 ? status_.count * call_.itemsize : total_nbytes(piece.part.out_runs)};
+    const auto& n_written = piece.part.n_written;
+    return {piece.out, n_written != nullptr ? n_written(*piece.work) : total_nbytes(piece.part.out_runs)};
   }
 
   void copy_back(RemoteSegment& piece) {
-    if (stager_->n_copying_back_ >= kMostCopies) return;
+    if (piece.part.out != nullptr) {
+      if (stager_->n_copying_back_ >= kMostCopies) return;
+      ++stager_->n_copying_back_;
+    }
     std::span<const std::byte> arrived = to_copy_back(piece);
-    make_wait(*stager_->in_, waits_in_);
     if (piece.part.out != nullptr && !arrived.empty()) {
+      make_wait(*stager_->in_, waits_in_);
       for (const StagedRun& run : piece.part.out_runs) {
         // A receive may bring fewer elements than fit. Those beyond keep their values on the device.
         const std::size_t nbytes = std::min(run.nbytes, arrived.size());
         stager_->gpu_->copy(piece.part.out + run.offset, arrived.data(), nbytes, stager_->in_->get());
         arrived = arrived.subspan(nbytes);
       }
+      if (piece.copied == nullptr) piece.copied = stager_->events_->take();
       piece.copied->record(stager_->in_->get());
     }
     piece.back = true;
-    ++stager_->n_copying_back_;
     ++n_handed_over_;
   }
 
@@ -305,10 +312,11 @@ class HostStaging::StagedWork final : public Work {
   std::deque<RemoteSegment> pieces_;
   std::size_t n_copied_ = 0, n_started_ = 0, n_handed_over_ = 0, n_finished_ = 0;
   Communicator::WorkPtr last_started_;
-  std::vector<std::unique_ptr<GpuEvent>> produced_;  // what the streams of the arrays had at the call
+  std::vector<std::shared_ptr<GpuEvent>> produced_;  // what the streams of the arrays had at the call
+  bool is_produced_ = false;                         // all of it is done
   bool inputs_are_copied_ = false;                   // where all are copied first
   bool waits_out_ = false, waits_in_ = false;
-  std::unique_ptr<GpuEvent> end_;
+  std::shared_ptr<GpuEvent> end_;
   Status status_;
   std::exception_ptr error_;
   // Both are stored last: they publish `end_`, `status_` and `error_` to threads that poll without the mutex.
@@ -322,7 +330,8 @@ HostStaging::HostStaging(std::shared_ptr<GpuLibrary> gpu, int device, std::share
       device_(device),
       messages_(std::move(messages)),
       collectives_(std::move(collectives)),
-      pool_(std::make_shared<BufferPool>(gpu_, BufferPool::kPinned, shared_by(collectives_))) {
+      pool_(std::make_shared<BufferPool>(gpu_, BufferPool::kPinned, shared_by(collectives_))),
+      events_(std::make_shared<EventPool>(gpu_)) {
   const OnDevice on(*gpu_, device_);
   out_ = std::make_unique<GpuStream>(gpu_);
   in_ = std::make_unique<GpuStream>(gpu_);
@@ -383,23 +392,22 @@ void HostStaging::step() {
 }
 
 void HostStaging::advance_all() {
-  bool collectives_started = true, sends_started = true, collectives_known = true;
+  bool collectives_started = true, sends_started = true, others_are_copied = true;
   std::size_t n_collectives = 0, n_sends = 0;  // whose copies to the host may be in the stream
   for (const auto& work : pending_) {
     std::size_t& n_copying = work->is_message() ? n_sends : n_collectives;
-    // The copies of collectives are in the order of the calls: a later one may wait for a kernel that waits for another
-    // rank, which waits for an earlier one.
+    const bool is_counted = !work->is_message() || work->sends();
     const bool may_copy =
-        work->is_message() ? !work->sends() || n_copying < kMostCopies : collectives_known && n_copying < kMostCopies;
+        !is_counted || (n_copying < kMostCopies && (others_are_copied || work->may_copy_before_others()));
     // Collectives start in the order of the calls, which is the same on all ranks, and sends in theirs, so that
     // messages with one tag keep their order.
     work->advance(!work->is_message() ? collectives_started : work->sends() ? sends_started : true, may_copy);
-    if (work->copies_out() && (!work->is_message() || work->sends())) ++n_copying;
+    if (work->copies_out() && is_counted) ++n_copying;
+    others_are_copied = others_are_copied && !work->has_more_to_copy();
     if (work->is_message()) {
       sends_started = sends_started && (!work->sends() || work->has_started());
     } else {
       collectives_started = collectives_started && work->has_started();
-      collectives_known = collectives_known && !work->awaits_segments();
     }
   }
 }

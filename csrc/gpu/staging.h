@@ -9,6 +9,7 @@
 #include "communicator/communicator.h"
 #include "core/progress_source.h"
 #include "core/user_call.h"
+#include "gpu/event_pool.h"
 #include "gpu/gpu_memory.h"
 
 namespace samestep {
@@ -30,6 +31,8 @@ struct StagedSegment {
   bool in_place = false;    ///< input and output share one buffer on the host
   bool gpu_direct = false;  ///< nothing is copied: `start` passes on device pointers once their streams are ready, but
                             ///< that of a receive at once; see Work::begin_writes
+  /// How many bytes of `out_runs` the operation has written, where that is not known before. Empty: all.
+  std::function<std::size_t(const Work&)> n_written = {};
   /// Starts the operation on the host.
   std::function<Communicator::WorkPtr(std::byte* in, std::byte* out)> start;
 };
@@ -42,7 +45,6 @@ struct StagedOperation {
   std::string called = user_call();
   bool message = false;          ///< a send or receive; a receive starts at once
   bool copies_in_first = false;  ///< outputs overlap later inputs: all inputs are on the host before anything starts
-  std::size_t itemsize = 0;      ///< of a receive, where as many elements come back as the message has
 };
 
 /// Operations of a host group on device memory, staged through pinned memory. Three segments of an operation are in
@@ -100,6 +102,7 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   int device_;
   std::shared_ptr<Communicator> messages_, collectives_;
   std::shared_ptr<BufferPool> pool_;
+  std::shared_ptr<EventPool> events_;
   std::unique_ptr<GpuStream> out_, in_;  // device to host, and back
   std::mutex mutex_;
   std::deque<std::shared_ptr<StagedWork>> pending_;

@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <latch>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "collective_calls.h"
 #include "collectives/exchange_communicator.h"
+#include "communicator/segmented_messages.h"
 #include "contributions.h"
 #include "core/error.h"
 #include "engine/progress_engine.h"
@@ -72,6 +74,62 @@ TEST_CASE("long messages are cut where the transport needs it") {
     Floats mine = contribution(rank, 501), everyone(501 * size);
     allgather(*group, buffer(mine), buffer(everyone), shape(mine))->wait(soon());
     for (int r = 0; r < size; ++r) REQUIRE(everyone[static_cast<std::size_t>(r) * 501 + 500] == element(r, 500));
+    group->close(soon());
+  });
+}
+
+TEST_CASE("messages in segments: either end may have it whole") {
+  constexpr std::size_t kSegment = 1000, kCount = 1301;  // 5204 bytes: six segments of 868 bytes
+  World world(2);
+  as_threads(2, [&](int rank) {
+    const auto group = std::static_pointer_cast<ExchangeCommunicator>(world.join(rank));
+    GroupSettings settings;
+    settings.message_segment = kSegment;
+    group->configure(settings);
+    SegmentedMessages& segmented = *group->segmented_messages();
+    ProgressEngine& engine = *group->engine_of_group();
+    Floats elements = contribution(7, kCount);
+    const auto* const sent = reinterpret_cast<const std::byte*>(elements.data());
+    for (const bool whole_at_sender : {false, true}) {
+      for (const bool whole_at_receiver : {false, true}) {
+        const auto body = std::make_shared<MessageBody>();
+        std::vector<Communicator::WorkPtr> works;
+        Floats received(kCount + 10, -1.0F);
+        auto* const to = reinterpret_cast<std::byte*>(received.data());
+        const Buffer out = buffer(received);
+        if (rank == 0 && whole_at_sender) {
+          works.push_back(group->send(buffer(elements), 1, 3));
+        } else if (rank == 0) {
+          works.push_back(segmented.send_first({buffer(elements), 1, 3}, body));
+          const int tag = tags::of_body(body->number);
+          for (int i = 0; i < 2 * tags::kBodies; ++i) REQUIRE(tags::of_body(engine.next_body_id()) != tag);
+          for (std::size_t at = body->segment_nbytes; at < body->nbytes; at += body->segment_nbytes) {
+            works.push_back(segmented.send_segment(*body, at, sent + at));
+          }
+        } else if (whole_at_receiver) {
+          works.push_back(group->recv(out, 0, 3));
+        } else {
+          const auto header = segmented.receive_header({out, 0, 3}, body);
+          header->wait(soon());
+          REQUIRE(header->status().count == kCount);
+          REQUIRE(body->nbytes == kCount * sizeof(float));
+          REQUIRE(body->segment_nbytes == 868);
+          for (std::size_t at = 0; at < body->nbytes; at += body->segment_nbytes) {
+            works.push_back(segmented.receive_segment(*body, at, to + at));
+          }
+        }
+        for (const auto& work : works) work->wait(soon());
+        if (rank == 1) {
+          REQUIRE(std::equal(elements.begin(), elements.end(), received.begin()));
+          REQUIRE(std::all_of(received.begin() + kCount, received.end(), [](float x) { return x == -1.0F; }));
+        } else if (!whole_at_sender) {  // its tag is used again
+          const auto has_tag = [&](int i) { return i == tags::of_body(body->number); };
+          bool is_free = false;
+          for (int i = 0; i < tags::kBodies; ++i) is_free = is_free || has_tag(tags::of_body(engine.next_body_id()));
+          REQUIRE(is_free);
+        }
+      }
+    }
     group->close(soon());
   });
 }
