@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import json
+import os
 import sys
 import time
 import weakref
@@ -107,12 +108,35 @@ def give_unusable_arrays(backend):
 
 
 def exchange_through_secret_pinned_memory():
+    """`pinned`: whether operations have taken such memory, as they must where none of theirs can be registered."""
+    mine = ctypes.c_void_p()
+    code = fake_arrays.runtime().cudaHostAlloc(ctypes.byref(mine), ctypes.c_size_t(4096), 1)
+    if code != 0:
+        report(skip="no memfd_secret")
+        return
+    hidden = not is_readable(mine.value)
+    fake_arrays.call("FreeHost", mine)
+    shared = np.zeros(512)
+    registered = fake_arrays.runtime().cudaHostRegister(
+        ctypes.c_void_p(shared.ctypes.data), ctypes.c_size_t(shared.nbytes), 1
+    )
     world = start("native")
     x = Array.of(np.full(30_000, rank + 1.0), Stream())
+    before = fake_arrays.slow_calls().pinned
     all_of = world.allgather(x)
     y = world.alltoall(all_of)
     report(result=float(world.allreduce(x).get().sum()), moved=float(y.numpy().sum()))
+    report(hidden=hidden, registered=registered == 0, pinned=fake_arrays.slow_calls().pinned > before)
     world.close()
+
+
+def is_readable(address):
+    """Whether the kernel reads memory of this process for others."""
+    with open("/proc/self/mem", "rb", buffering=0) as memory:
+        try:
+            return len(os.pread(memory.fileno(), 1, address)) == 1
+        except OSError:
+            return False
 
 
 if __name__ == "__main__":
