@@ -362,22 +362,3 @@ TEST_CASE("devices: nothing is left behind") {
     return std::ranges::equal(after, before, std::less_equal{});
   });
 }
-
-TEST_CASE("stand-in: a wait for an event is for what the event had recorded by then") {
-  const UserStream late, early, waiting;
-  const GpuEvent event(gpu());
-  OnGpu x(late, Floats(100, -1.0F)), y(waiting, Floats(100, -1.0F));
-  gpu()->synchronize(late.get());
-  gpu()->synchronize(waiting.get());
-  fake().hold(late.get());
-  x.set(Floats(100, 1.0F));
-  event.record(late.get());
-  event.make_wait(waiting.get());
-  event.record(early.get());
-  gpu()->synchronize(early.get());
-  REQUIRE(event.is_complete());
-  gpu()->copy(Buffer(y).data, Buffer(x).data, Buffer(x).nbytes(), waiting.get());
-  fake().run_unblocked();  // whatever does not wait for the late stream has run by now
-  fake().release(late.get());
-  REQUIRE(y.get() == Floats(100, 1.0F));
-}

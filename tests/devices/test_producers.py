@@ -12,14 +12,21 @@ from samestep import _core
 BACKENDS = pytest.mark.parametrize("backend", ["nccl", "native"])
 
 
-def run(tmp_path, function, backend):
-    return device_jobs.run(tmp_path, program("devices/device_producers", function, backend), 2)
+def run(tmp_path, function, backend, n_ranks=2):
+    return device_jobs.run(tmp_path, program("devices/device_producers", function, backend), n_ranks)
 
 
 @BACKENDS
 def test_no_stream_means_the_default_stream(tmp_path, backend):
     for rank in run(tmp_path, "reduce_an_array_of_the_default_stream", backend):
         assert rank.reports == [{"ended": True, "result": [3.0] * 5}], rank
+
+
+@BACKENDS
+def test_the_default_stream_waits_for_streams_made_without_flags(tmp_path, backend):
+    """So that work after the default stream comes after what they have, too."""
+    (rank,) = run(tmp_path, "reduce_an_array_that_a_blocking_stream_makes", backend, 1)
+    assert rank.reports == [{"early": False, "result": [1.0] * 5}], rank
 
 
 @BACKENDS

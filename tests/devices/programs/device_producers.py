@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 from device_rank import rank, report, start
-from fake_arrays import DEFAULT, Array, Stream
+from fake_arrays import DEFAULT, Array, Stream, runtime
 from foreign_arrays import FLOAT32, ManagedVersioned, Tensor, new_capsule
 
 CUDA = 2
@@ -87,6 +87,23 @@ def reduce_an_array_of_the_default_stream(backend):
     work = world.iallreduce(ArrayWithoutStream(array))
     work.wait()
     report(ended=work.done(), result=array.get().tolist())
+    world.close()
+
+
+def reduce_an_array_that_a_blocking_stream_makes(backend):
+    """In a group of one, whose operations wait for no other process."""
+    world = start(backend)
+    stream = Stream()
+    x, y = (Array.of(np.full(5, value, "float32"), stream) for value in (-1.0, -2.0))
+    stream.synchronize()
+    stream.hold()
+    x.set(np.full(5, 1.0, "float32"))
+    work = world.iallreduce(ArrayWithoutStream(x), out=ArrayWithoutStream(y))
+    runtime().fakeRunUnblocked()  # whatever does not wait for the stream has run by now
+    early = work.done()
+    stream.release()
+    work.wait()
+    report(early=early, result=y.get().tolist())
     world.close()
 
 
