@@ -123,6 +123,25 @@ TEST_CASE("launches: in the steady state no thread, no memory, no wait of the ho
   REQUIRE(n_threads[0] == n_threads[1]);
 }
 
+TEST_CASE("launches: each starts a thread of NCCL where communicators cannot block, and none where they can") {
+  for (const bool can_block : {true, false}) {
+    const Variable of("FAKE_NCCL_VERSION", can_block ? "22809" : "21403");
+    DeviceWorld world(2, DevicePath::nccl);
+    const long calls_before = fake_nccl().calls(), threads_before = fake_nccl().threads();
+    as_ranks(2, [&](int rank) {
+      const auto group = world.join(rank);
+      {
+        const UserStream stream;
+        OnGpu x(stream, contribution(rank, 100));
+        for (int i = 0; i < 5; ++i) launch(*group, x);
+      }
+      group->close(soon());
+    });
+    REQUIRE(fake_nccl().calls() - calls_before == 10);
+    REQUIRE(fake_nccl().threads() - threads_before == (can_block ? 0 : 10));
+  }
+}
+
 TEST_CASE("launches: groups have no communicators of NCCL before they use one") {
   DeviceWorld world(2, DevicePath::nccl);
   const long before = fake_nccl().comms();
