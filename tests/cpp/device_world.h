@@ -56,6 +56,7 @@ struct FakeNccl {
   long (*calls)();
   long (*comms)();
   long (*threads)();
+  long (*looks_for_ends)();
 };
 
 inline const FakeNccl& fake_nccl() {
@@ -63,7 +64,8 @@ inline const FakeNccl& fake_nccl() {
     const OpenedLibrary library(FAKE_NCCL);
     FakeNccl found{};
     REQUIRE((library.find("fakeNcclCalls", found.calls) && library.find("fakeNcclComms", found.comms) &&
-             library.find("fakeNcclThreads", found.threads)));
+             library.find("fakeNcclThreads", found.threads) &&
+             library.find("fakeNcclLooksForEnds", found.looks_for_ends)));
     return found;
   }();
   return only;
