@@ -1,5 +1,7 @@
 """Errors of the runtime end operations; arrays that cannot be used are refused before anything begins."""
 
+import time
+
 import device_jobs
 import pytest
 from running import program
@@ -22,6 +24,29 @@ def test_an_error_that_stays_ends_operations(tmp_path, backend, code, text):
     assert text in second.reports[0]["text"], second
     assert second.reports[0]["seconds"] < 20, second
     assert [first.code, second.code] == [0, 0], (first, second)
+
+
+@pytest.mark.parametrize(("ending", "code"), [("return", 0), ("raise", 1), ("close", 0)])
+def test_a_process_ends_while_an_abort_of_nccl_waits_for_the_device(tmp_path, ending, code):
+    ended = run(tmp_path, "end_while_an_abort_waits_for_the_device", ending, FAKE_NCCL_FAIL="0:1:error")
+    now = time.monotonic()
+    for rank in ended:
+        failed, state, *closed, last = rank.reports
+        assert failed["kind"] in ("Error", "PeerLostError"), ended
+        assert state == {"blocked": True}, ended
+        assert [one["kind"] for one in closed] == ["TimeoutError"] * (ending == "close"), ended
+        assert rank.code == code, ended
+        assert now - last["time"] < 20, ended
+
+
+@BACKENDS
+def test_a_process_ends_while_an_operation_waits_for_the_device(tmp_path, backend):
+    ended = run(tmp_path, "end_while_an_operation_waits_for_the_device", backend)
+    now = time.monotonic()
+    for rank in ended:
+        assert rank.code == 0, ended
+        assert rank.reports[0]["done"] is False, ended
+        assert now - rank.reports[0]["time"] < 20, ended
 
 
 def test_the_array_of_a_mismatch_is_dropped_once_the_device_has_ended(tmp_path):

@@ -113,6 +113,13 @@ def longest_copy() -> int:
     return int(library.fakeLongestCopy())
 
 
+def drains() -> int:
+    """Calls of this process that are waiting for a stream to end, or for all of a device."""
+    library = runtime()
+    library.fakeDrains.restype = ctypes.c_long
+    return int(library.fakeDrains())
+
+
 class SlowCalls(NamedTuple):
     """Calls of this process that what is done again and again makes do without."""
 

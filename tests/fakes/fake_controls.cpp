@@ -31,6 +31,8 @@ EXPORT void fakeHoldWrites(int held) { Stream::writes_are_held() = held != 0; }
 EXPORT void fakeHoldQueries(int held) { queries().held = held != 0; }
 /// Threads that such a query blocks.
 EXPORT long fakeHeldQueries() { return queries().n_held; }
+/// Calls of this process that are waiting for a stream to end, or for all of a device.
+EXPORT long fakeDrains() { return n_drains(); }
 EXPORT long fakeCrossed() { return n_crossed(); }
 EXPORT long fakeLongestCopy() { return longest_copy().exchange(0); }
 /// Calls so far that pin memory, allocate device memory and wait for a stream.

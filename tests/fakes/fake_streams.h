@@ -35,6 +35,12 @@ inline std::atomic<unsigned long>& n_steps() {
   return n;
 }
 
+/// Calls that are waiting for a stream to end.
+inline std::atomic<long>& n_drains() {
+  static std::atomic<long> n{0};
+  return n;
+}
+
 struct Stream {
   Stream(int on, bool by_library, bool legacy = false) : device(on), of_library(by_library), is_legacy(legacy) {}
   /// Blocks while the queue is full. `writes`: to device memory, which tests may hold up in streams of the package.
@@ -84,7 +90,10 @@ struct Stream {
   }
   void drain() {
     std::unique_lock lock(mutex);
+    if (queue.empty() && !busy) return;
+    ++n_drains();
     changed.wait(lock, [this] { return queue.empty() && !busy; });
+    --n_drains();
   }
   void end() {
     {

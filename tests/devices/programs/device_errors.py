@@ -77,6 +77,37 @@ def drop_the_array_of_a_mismatch(backend):
     report(held=held, kept=array() is not None)
 
 
+def end_while_an_abort_waits_for_the_device(ending):
+    """The stream that holds the device up never goes on. The second operation fails."""
+    world = start()
+    x, busy = Array.of(np.full(7, rank + 1.0), Stream()), Stream()
+    world.allreduce(x)
+    x.stream.synchronize()
+    busy.hold()
+    attempt(lambda: world.iallreduce(x).wait(host=True) and None)
+    deadline = time.monotonic() + 20
+    while not (blocked := fake_arrays.drains()) and fake_arrays.nccl_comms() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    report(blocked=blocked > 0)
+    if ending == "close":
+        attempt(lambda: world.close(timeout=0.1))
+    report(time=time.monotonic())
+    if ending == "raise":
+        raise KeyError("of the program")
+
+
+def end_while_an_operation_waits_for_the_device(backend):
+    world = start(backend)
+    x = Array.of(np.full(7, rank + 1.0), Stream())
+    x.stream.synchronize()
+    x.stream.hold()
+    kept.append(world.iallreduce(x))
+    report(done=kept[0].done(), time=time.monotonic())
+
+
+kept = []  # until Python ends: who drops an operation waits for it
+
+
 class Typed:
     """Elements of a type that NCCL and the package lack."""
 
