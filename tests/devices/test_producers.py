@@ -30,6 +30,12 @@ def test_the_default_stream_waits_for_streams_made_without_flags(tmp_path, backe
 
 
 @BACKENDS
+def test_a_library_with_dlpack_only_lets_the_default_stream_wait(tmp_path, backend):
+    (rank,) = run(tmp_path, "reduce_an_array_with_dlpack_only", backend, 1)
+    assert rank.reports == [{"early": False, "result": [1.0] * 5}], rank
+
+
+@BACKENDS
 def test_a_library_with_the_exchange_api_is_asked_for_its_current_stream(tmp_path, backend):
     for rank in run(tmp_path, "reduce_an_array_of_the_current_stream", backend):
         assert rank.reports == [{"asked": True, "result": [3.0] * 5}], rank

@@ -151,11 +151,13 @@ def nccl_comms() -> int:
 
 
 class Stream:
-    def __init__(self, handle: int | None = None) -> None:
+    """`blocking`: it and the legacy default stream wait for each other."""
+
+    def __init__(self, handle: int | None = None, *, blocking: bool = True) -> None:
         self.handle = handle
         if handle is None:
             made = ctypes.c_void_p()
-            call("StreamCreateWithFlags", ctypes.byref(made), 0)
+            call("StreamCreateWithFlags", ctypes.byref(made), 0 if blocking else 1)
             self.handle = made.value
 
     def delay(self, microseconds: int) -> None:
@@ -183,6 +185,17 @@ class Stream:
 
 
 DEFAULT = Stream(0)
+
+
+def let_wait(later: Stream, earlier: Stream) -> None:
+    """What is put into `later` from now on begins only after what is in `earlier`. Of the current device."""
+    if (later.handle or 1) == (earlier.handle or 1):  # 0 and 1 are the legacy default stream
+        return
+    event = ctypes.c_void_p()
+    call("EventCreateWithFlags", ctypes.byref(event), 2)
+    call("EventRecord", event, ctypes.c_void_p(earlier.handle))
+    call("StreamWaitEvent", ctypes.c_void_p(later.handle), event, 0)
+    call("EventDestroy", event)
 
 
 GLOBAL, THREAD_LOCAL, RELAXED = range(3)  # modes of capture
@@ -313,16 +326,22 @@ ConvertingArray.__module__ = "cupy.stand_in"
 
 
 class DLPackArray(Array):
-    """The same for types that the other protocol has no name for, always in the default stream."""
+    """The same for types that the other protocol has no name for."""
 
     __cuda_array_interface__ = property()  # type: ignore[assignment]  # raises AttributeError
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, current_device()
+        return 2, self._place[0]
 
-    def __dlpack__(self, *, max_version: Any = None) -> Any:
-        assert self.stream is DEFAULT, "nobody would wait for another"
-        device = self.__dlpack_device__()[1]
+    def __dlpack__(self, *, stream: int | None = None, max_version: Any = None) -> Any:
+        """The consumer's stream waits for the array: without one the legacy default stream, for -1 none."""
+        assert stream != 0, "which DLPack does not allow, since it may mean several streams"
+        device = self._place[0]
+        if stream != -1:
+            before = current_device()
+            call("SetDevice", device)
+            let_wait(Stream(1 if stream is None else stream), self.stream)
+            call("SetDevice", before)
         versioned = max_version is not None
         return _core.to_dlpack(self, self.address, self.dtype.name, self.shape, "cuda", device, versioned)
 

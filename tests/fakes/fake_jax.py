@@ -72,11 +72,7 @@ class Array:
             compute().synchronize()
         else:
             assert stream > 2, "XLA takes the number for a handle"
-            event = ctypes.c_void_p()
-            fake_arrays.call("EventCreateWithFlags", ctypes.byref(event), 2)
-            fake_arrays.call("EventRecord", event, ctypes.c_void_p(compute().handle))
-            fake_arrays.call("StreamWaitEvent", ctypes.c_void_p(stream), event, 0)
-            fake_arrays.call("EventDestroy", event)
+            fake_arrays.let_wait(fake_arrays.Stream(stream), compute())
         return _core.to_dlpack(
             self, self._memory.address, self.dtype.name, self.shape, "cuda", DEVICE.local_hardware_id, False
         )

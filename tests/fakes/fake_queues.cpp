@@ -157,7 +157,7 @@ EXPORT int GPU(StreamSynchronize)(void* handle) {
 EXPORT int GPU(EventCreateWithFlags)(void** out, unsigned) {
   ++made().events;
   const std::lock_guard lock(world().mutex);
-  auto event = std::make_shared<Event>();
+  auto event = std::make_shared<Event>(device_of_thread);
   *out = event.get();
   world().events[*out] = std::move(event);
   return ended(kSuccess);
@@ -169,7 +169,7 @@ EXPORT int GPU(EventDestroy)(void* handle) {
 EXPORT int GPU(EventRecord)(void* handle, void* stream_handle) {
   const auto event = event_of(handle);
   const auto stream = stream_of(stream_handle);
-  if (!event || !stream) return ended(kInvalidHandle);
+  if (!event || !stream || event->device != stream->device) return ended(kInvalidHandle);
   {
     const std::lock_guard lock(captures().mutex);
     event->capture = stream->capture;
@@ -183,7 +183,6 @@ EXPORT int GPU(EventRecord)(void* handle, void* stream_handle) {
   {
     const std::lock_guard lock(event->mutex);
     event->last = record;
-    event->device = stream->device;
   }
   const int code = submit(stream, [record] { record->happen(); });
   if (code != kSuccess) record->happen();

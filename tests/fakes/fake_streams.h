@@ -172,9 +172,11 @@ struct Record {
 };
 
 struct Event {
+  explicit Event(int on) : device(on) {}
+
+  const int device;  // whose streams can record it
   std::mutex mutex;
   std::shared_ptr<Record> last;  // null: never recorded
-  int device = 0;                // of the stream that recorded it last
   // Guarded by the mutex of captures(): what it was recorded in last, if that was a capture.
   std::shared_ptr<Capture> capture;
   const Stream* captured_in = nullptr;

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 from device_rank import rank, report, start
-from fake_arrays import DEFAULT, Array, Stream, runtime
+from fake_arrays import DEFAULT, Array, DLPackArray, Stream, runtime
 from foreign_arrays import FLOAT32, ManagedVersioned, Tensor, new_capsule
 
 CUDA = 2
@@ -91,18 +91,30 @@ def reduce_an_array_of_the_default_stream(backend):
 
 
 def reduce_an_array_that_a_blocking_stream_makes(backend):
-    """In a group of one, whose operations wait for no other process."""
     world = start(backend)
     stream = Stream()
     x, y = (Array.of(np.full(5, value, "float32"), stream) for value in (-1.0, -2.0))
-    stream.synchronize()
-    stream.hold()
+    reduce_late(world, x, y, ArrayWithoutStream)
+
+
+def reduce_an_array_with_dlpack_only(backend):
+    """Its library makes it in a stream that the default stream does not wait for, unless it is asked to."""
+    world = start(backend)
+    stream = Stream(blocking=False)
+    x, y = (DLPackArray.of(np.full(5, value, "float32"), stream) for value in (-1.0, -2.0))
+    reduce_late(world, x, y, lambda array: array)
+
+
+def reduce_late(world, x, y, given):
+    """From `x`, which is made late, into `y`, in a group of one, whose operations wait for no other process."""
+    x.stream.synchronize()
+    x.stream.hold()
     x.set(np.full(5, 1.0, "float32"))
-    work = world.iallreduce(ArrayWithoutStream(x), out=ArrayWithoutStream(y))
+    work = world.iallreduce(given(x), out=given(y))
     runtime().fakeRunUnblocked()  # whatever does not wait for the stream has run by now
     early = work.done()
-    stream.release()
-    work.wait()
+    x.stream.release()
+    work.wait(host=True)
     report(early=early, result=y.get().tolist())
     world.close()
 
