@@ -36,6 +36,13 @@ def test_a_library_with_dlpack_only_lets_the_default_stream_wait(tmp_path, backe
 
 
 @BACKENDS
+def test_tensors_of_torch_are_used_in_its_current_stream(tmp_path, backend):
+    """Before the operation and after it."""
+    (rank,) = run(tmp_path, "reduce_a_tensor_of_torch", backend, 1)
+    assert rank.reports == [{"used": [-1.0] * 5}, {"early": False, "result": [1.0] * 5}], rank
+
+
+@BACKENDS
 def test_a_library_with_the_exchange_api_is_asked_for_its_current_stream(tmp_path, backend):
     for rank in run(tmp_path, "reduce_an_array_of_the_current_stream", backend):
         assert rank.reports == [{"asked": True, "result": [3.0] * 5}], rank

@@ -4,6 +4,7 @@ import ctypes
 import json
 import sys
 
+import fake_torch
 import numpy as np
 from device_rank import rank, report, start
 from fake_arrays import DEFAULT, Array, DLPackArray, Stream, runtime
@@ -102,6 +103,24 @@ def reduce_an_array_with_dlpack_only(backend):
     world = start(backend)
     stream = Stream(blocking=False)
     x, y = (DLPackArray.of(np.full(5, value, "float32"), stream) for value in (-1.0, -2.0))
+    reduce_late(world, x, y, lambda array: array)
+
+
+def reduce_a_tensor_of_torch(backend):
+    """In torch's current stream, which has nothing to do with the default stream."""
+    fake_torch.install()
+    world = start(backend)
+    fake_torch.set_stream(Stream(blocking=False))
+    x, y = (fake_torch.tensor(np.full(5, value, "float32")) for value in (-1.0, -2.0))
+    x.stream.synchronize()
+    runtime().fakeHoldWrites(1)  # of the package, until the current stream can do no more
+    world.iallreduce(x, out=y).wait()
+    found = np.zeros(5, "float32")
+    y._copy(found.ctypes.data, y.address)
+    runtime().fakeRunUnblocked()
+    runtime().fakeHoldWrites(0)
+    y.stream.synchronize()
+    report(used=found.tolist())
     reduce_late(world, x, y, lambda array: array)
 
 
