@@ -118,9 +118,17 @@ def test_ranks_that_share_a_device_with_hosts_of_their_own(tmp_path):
     )
 
 
-def test_a_variable_that_makes_nccl_uninterruptible(tmp_path):
-    got = outcome(tmp_path, 2, of_rank={1: {"NCCL_COMM_BLOCKING": "1"}})
-    fails_alike(got, "rank 1: NCCL_COMM_BLOCKING is set", "unset it")
+@pytest.mark.parametrize(
+    "setting", ["NCCL_COMM_BLOCKING=0", "NCCL_COMM_BLOCKING=1", "NCCL_COMM_SPLIT_SHARE_RESOURCES=0"]
+)
+def test_a_variable_that_overrides_what_nccl_is_asked_for(tmp_path, setting):
+    got = outcome(tmp_path, 2, of_rank={1: dict([setting.split("=")])})
+    fails_alike(got, f"rank 1: {setting} is set", "unset it")
+
+
+def test_variables_that_change_nothing_of_what_nccl_is_asked_for(tmp_path):
+    got = outcome(tmp_path, 2, NCCL_COMM_BLOCKING="", NCCL_COMM_SPLIT_SHARE_RESOURCES="1")
+    assert [one["result"][2] for one in got] == [[2.0] * 3] * 2, got
 
 
 def test_ranks_with_different_versions(tmp_path):

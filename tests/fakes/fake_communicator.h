@@ -40,7 +40,7 @@ constexpr std::size_t kChunk = 256 << 10, kPipe = 64 << 10;
 
 inline std::string text_of(const char* name, const char* otherwise) {
   const char* text = std::getenv(name);
-  return text != nullptr ? text : otherwise;
+  return text != nullptr && *text != '\0' ? text : otherwise;  // NCCL takes an empty variable for none
 }
 inline int version() { return std::atoi(text_of("FAKE_NCCL_VERSION", "22809").c_str()); }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from samestep import _core, _settings
@@ -29,17 +30,34 @@ def open_device(kind: str, device: int | None, host: str, *, with_nccl: bool) ->
     """Open what this rank needs for its device. Never raises: the ranks compare what they found first."""
     if device is None:
         return DeviceInfo("no device is assigned to it", "", "")
-    if with_nccl and os.environ.get("NCCL_COMM_BLOCKING", "0") != "0":
-        return DeviceInfo(
-            "NCCL_COMM_BLOCKING is set, with which the start of NCCL cannot be interrupted. Cure: unset it",
-            "",
-            "",
-        )
+    if with_nccl and (problem := problem_of_settings(os.environ)):
+        return DeviceInfo(problem, "", "")
     try:
         identity = identity_of(host, gpu(kind).bus_id(device))
         return DeviceInfo("", nccl_of(kind).version if with_nccl else "", identity)
     except Error as error:
         return DeviceInfo(str(error), "", "")
+
+
+def problem_of_settings(env: Mapping[str, str]) -> str:
+    """What is wrong with the variables by which NCCL overrides what it is asked for, "" if nothing. Pure.
+
+    NCCL takes an empty variable for one that is not set.
+    """
+    # It applies to both communicators of a group. One must not block, so that its start can be interrupted. The other
+    # must block: a call that returns before NCCL has enqueued the operation would let streams pass its end too early.
+    if value := env.get("NCCL_COMM_BLOCKING"):
+        return (
+            f"NCCL_COMM_BLOCKING={value} is set, but groups need both a communicator that blocks and one that does "
+            "not. Cure: unset it"
+        )
+    # Only what shares its parent's resources is interrupted by an abort of the parent.
+    if (value := env.get("NCCL_COMM_SPLIT_SHARE_RESOURCES", "")) not in ("", "1"):
+        return (
+            f"NCCL_COMM_SPLIT_SHARE_RESOURCES={value} is set, with which calls of NCCL cannot be interrupted. Cure: "
+            "unset it"
+        )
+    return ""
 
 
 def identity_of(host: str, bus_id: str) -> str:
