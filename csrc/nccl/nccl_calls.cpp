@@ -55,14 +55,16 @@ class Operator {
 
 enum class Kind : std::uint64_t { all_reduce = 1, reduce, reduce_scatter, broadcast, all_gather, messages };
 
-/// NCCL selects the algorithm by the type, the operator and the lengths.
+/// NCCL selects the algorithm by the type, the operator, of which a sum with a factor is one, and the lengths, all as
+/// NCCL is called with them: of complex numbers that is twice their number. `counts`: in our elements.
 template <class Counts>
-std::uint64_t connections_of(Kind kind, int type, int op, const Counts& counts) {
+std::uint64_t connections_of(Kind kind, const NcclReduction& form, const Counts& counts) {
   Digest digest;
   digest.add(static_cast<std::uint64_t>(kind));
-  digest.add(static_cast<std::uint64_t>(type));
-  digest.add(static_cast<std::uint64_t>(op));
-  for (const std::uint64_t count : counts) digest.add(count);
+  digest.add(static_cast<std::uint64_t>(form.type));
+  digest.add(static_cast<std::uint64_t>(form.op));
+  digest.add(form.scaled ? 1 : 0);
+  for (const std::uint64_t count : counts) digest.add(count * form.per_element);
   return digest.value();
 }
 
@@ -82,7 +84,7 @@ Calls all_reduce(const NcclLibrary& nccl, const NcclReduction& form, const Reduc
     }
     group.end(comm);
   };
-  return {std::move(enqueue), connections_of(Kind::all_reduce, form.type, form.op, counts)};
+  return {std::move(enqueue), connections_of(Kind::all_reduce, form, counts)};
 }
 
 Calls reduce(const NcclLibrary& nccl, const NcclReduction& form, const Reduction& reduction, ConstBuffer in, Buffer out,
@@ -91,7 +93,7 @@ Calls reduce(const NcclLibrary& nccl, const NcclReduction& form, const Reduction
     const Operator op(nccl, form, factor, comm);
     nccl.reduce(in.data, out.data, in.count * form.per_element, form.type, op.get(), root, comm, stream);
   };
-  return {enqueue, connections_of(Kind::reduce, form.type, form.op, std::array{std::uint64_t{in.count}})};
+  return {enqueue, connections_of(Kind::reduce, form, std::array{std::uint64_t{in.count}})};
 }
 
 Calls reduce_scatter(const NcclLibrary& nccl, const NcclReduction& form, const Reduction& reduction, ConstBuffer in,
@@ -100,7 +102,7 @@ Calls reduce_scatter(const NcclLibrary& nccl, const NcclReduction& form, const R
     const Operator op(nccl, form, factor, comm);
     nccl.reduce_scatter(in.data, out.data, out.count * form.per_element, form.type, op.get(), comm, stream);
   };
-  return {enqueue, connections_of(Kind::reduce_scatter, form.type, form.op, std::array{std::uint64_t{out.count}})};
+  return {enqueue, connections_of(Kind::reduce_scatter, form, std::array{std::uint64_t{out.count}})};
 }
 
 Calls broadcast(const NcclLibrary& nccl, std::vector<Buffer> buffers, int root) {
@@ -119,7 +121,7 @@ Calls all_gather(const NcclLibrary& nccl, ConstBuffer in, Buffer out) {
   const auto enqueue = [&nccl, in, out](Comm comm, Stream stream) {
     nccl.all_gather(in.data, out.data, in.nbytes(), kBytes, comm, stream);
   };
-  return {enqueue, connections_of(Kind::all_gather, kBytes, 0, std::array{std::uint64_t{in.nbytes()}})};
+  return {enqueue, connections_of(Kind::all_gather, {kBytes, 1, 0, false}, std::array{std::uint64_t{in.nbytes()}})};
 }
 
 Calls all_gather_v(const NcclLibrary& nccl, int rank, ConstBuffer in, Buffer out, std::vector<std::uint64_t> counts) {

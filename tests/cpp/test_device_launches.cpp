@@ -60,6 +60,36 @@ TEST_CASE("launches: calls return before the other ranks come, at each first use
   }
 }
 
+TEST_CASE("launches: calls return at the first use of what only complex numbers or a factor need") {
+  constexpr std::size_t kShort = 10000;  // whose pairs are long
+  for (const bool scaled : {false, true}) {
+    DeviceWorld world(2, DevicePath::nccl);
+    std::atomic<bool> called = false;
+    as_ranks(2, [&](int rank) {
+      const auto group = world.join(rank);
+      {
+        const UserStream stream;
+        OnGpu x(stream, contribution(rank, kShort)), y(stream, contribution(rank, scaled ? kShort : 2 * kShort));
+        launch(*group, x);
+        Buffer values = y;
+        values.count = kShort;
+        if (!scaled) values.dtype = DType::complex64;
+        const Reduction reduction{scaled ? ReduceOp::premul : ReduceOp::sum, scaled ? 0.5 : 1.0};
+        if (rank == 1) wait_for(called);
+        const auto work = allreduce(*group, values, values, reduction, x.shape());
+        if (rank == 0) called = true;
+        finish(work, stream);
+        Floats expected = sum(2, scaled ? kShort : 2 * kShort);
+        if (scaled) {
+          for (float& value : expected) value *= 0.5F;
+        }
+        REQUIRE(y.get() == expected);
+      }
+      group->close(soon());
+    });
+  }
+}
+
 TEST_CASE("launches: two groups begin in different orders") {
   DeviceWorld world(2, DevicePath::nccl);
   as_ranks(2, [&](int rank) {

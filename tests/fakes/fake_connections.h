@@ -27,10 +27,11 @@ struct Task {
 
 enum Algorithm : int { ring, tree, pat, n_algorithms };
 
-/// Broadcasts and reductions to one rank know the ring only; of the others short ones use another algorithm.
+/// Broadcasts and reductions to one rank know the ring only, and so do sums with a factor, which the algorithms of
+/// switches cannot compute. Of the others short ones use another algorithm.
 inline Algorithm algorithm_of(const Task& task) {
   constexpr std::size_t kShort = 50000;  // bytes; no power of two, as in reality
-  if (task.kind == Kind::broadcast || task.kind == Kind::reduce) return ring;
+  if (task.kind == Kind::broadcast || task.kind == Kind::reduce || task.scaled) return ring;
   if (task.count * size_of(task.type) > kShort) return ring;
   return task.kind == Kind::all_reduce ? tree : pat;
 }
