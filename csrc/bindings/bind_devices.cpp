@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "device/device_communicator.h"
+#include "device/overlap.h"
 #include "gpu/capture.h"
 
 namespace samestep {
@@ -159,6 +160,18 @@ void bind_device_arrays(py::module_& m) {
         if (gpu != nullptr) refuse_capture(verb, *gpu, view->buffer());
       },
       "array"_a, "verb"_a, "UnavailableError if the stream of this array, device memory, is captured into a graph.");
+  m.def(
+      "find_conflict",
+      [](const py::list& arrays) {
+        std::vector<MemoryRange> ranges;
+        for (const py::handle array : arrays) {
+          const Array view = view_of(array.ptr());
+          const ArrayView::Extent extent = view->extent();
+          ranges.push_back({extent.begin, extent.nbytes, writable(view.view())});
+        }
+        return find_conflict(ranges);
+      },
+      "arrays"_a, "Two arrays that share memory of which one can be written, by their indices, or None.");
   m.def("itemsize", [](const std::string& dtype) { return itemsize(dtype_of(dtype)); }, "dtype"_a);
   m.def(
       "to_dlpack",

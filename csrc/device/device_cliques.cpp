@@ -5,6 +5,7 @@
 #include "communicator/checks.h"
 #include "core/error.h"
 #include "core/format.h"
+#include "device/overlap.h"
 #include "gpu/capture.h"
 #include "nccl/nccl_group.h"
 #include "nccl/nccl_reduction.h"
@@ -30,6 +31,12 @@ Calls together(const NcclComm& channel, std::vector<Calls> calls) {
     group.end(comm);
   };
   return {std::move(enqueue), connections.value()};
+}
+
+/// For what NCCL would overwrite while it reads it. Only arrays of one device can share memory.
+[[noreturn]] void refuse_overlap(CollectiveType type, std::size_t i, std::string_view with) {
+  throw InvalidArgumentError(
+      str(name(type), ": array ", i, " of the list shares memory with ", with, "; pass a copy of one"));
 }
 
 /// Broadcasts from each member into a buffer of its own.
@@ -196,6 +203,8 @@ Communicator::WorkPtr DeviceCliques::allreduce(int number, std::span<const InOut
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     check(on, args, i, buffers[i].in);
     check(on, args, i, buffers[i].out);
+    const bool overlaps = overwrites_input({.type = args.type, .in = buffers[i].in, .out = buffers[i].out}, 0);
+    if (overlaps) refuse_overlap(args.type, i, "its output");
     parts.push_back({{buffers[i].in.stream, buffers[i].out.stream},
                      nccl_calls::all_reduce(on.channel->nccl(), *form, reduction, {buffers[i]})});
   }
@@ -218,7 +227,12 @@ Communicator::WorkPtr DeviceCliques::reduce(int number, std::span<const ConstBuf
     // Off root NCCL ignores the output, and the caller need not have one.
     const bool gets = root == host_->rank() && i == static_cast<std::size_t>(root_array);
     const Buffer into = gets ? out : Buffer{};
-    if (gets) check(on, args, i, into);
+    if (gets) {
+      check(on, args, i, into);
+      if (overwrites_input({.type = args.type, .in = in[i], .out = into, .root = 0}, 0)) {
+        refuse_overlap(args.type, i, "the output");
+      }
+    }
     parts.push_back(
         {{in[i].stream, into.stream}, nccl_calls::reduce(on.channel->nccl(), *form, reduction, in[i], into, to)});
   }
@@ -259,6 +273,17 @@ Communicator::WorkPtr DeviceCliques::allgather(int number, std::span<const Const
     }
     const NcclLibrary& nccl = on.channel->nccl();
     const int mine = member(on, host_->rank(), static_cast<int>(i));
+    if (n_pieces == 1) {
+      if (overwrites_input({.type = args.type, .in = in[i], .out = outs[i][0]}, mine)) {
+        refuse_overlap(args.type, i, "its output");
+      }
+    } else {
+      std::vector<MemoryRange> used;
+      for (const Buffer& out : outs[i]) used.push_back({out.data, out.nbytes()});
+      const bool in_place = in[i].data == outs[i][static_cast<std::size_t>(mine)].data;
+      if (!in_place) used.push_back({in[i].data, in[i].nbytes(), /*written=*/false});
+      if (find_conflict(used)) refuse_overlap(args.type, i, "its outputs, or these with each other");
+    }
     parts.push_back({std::move(after), n_pieces == 1 ? nccl_calls::all_gather(nccl, in[i], outs[i][0])
                                                      : gather_pieces(nccl, mine, in[i], outs[i])});
   }

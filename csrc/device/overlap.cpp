@@ -1,6 +1,8 @@
 #include "device/overlap.h"
 
+#include <algorithm>
 #include <numeric>
+#include <vector>
 
 namespace samestep {
 namespace {
@@ -44,6 +46,25 @@ bool overwrites_input(const CollectiveArgs& args, int rank) {
   // By address, whatever the device: with unified addressing the memory of all devices has different addresses.
   if (!share_memory(args.in.data, args.in.nbytes(), args.out.data, args.out.nbytes())) return false;
   return !is_in_place(args, rank);
+}
+
+std::optional<std::pair<std::size_t, std::size_t>> find_conflict(std::span<const MemoryRange> ranges) {
+  const auto begin = [&](std::size_t i) { return reinterpret_cast<std::uintptr_t>(ranges[i].data); };
+  const auto end = [&](std::size_t i) { return begin(i) + ranges[i].nbytes; };
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    if (ranges[i].nbytes != 0) order.push_back(i);
+  }
+  std::ranges::stable_sort(order, {}, begin);
+  // What begins earlier and overlaps a range ends behind its begin. So those that end last show whether any does.
+  std::optional<std::size_t> last, last_written;
+  for (const std::size_t i : order) {
+    const std::optional<std::size_t> other = ranges[i].written ? last : last_written;
+    if (other && end(*other) > begin(i)) return std::minmax(*other, i);
+    if (!last || end(i) > end(*last)) last = i;
+    if (ranges[i].written && (!last_written || end(i) > end(*last_written))) last_written = i;
+  }
+  return std::nullopt;
 }
 
 }  // namespace samestep

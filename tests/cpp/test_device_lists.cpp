@@ -237,3 +237,43 @@ TEST_CASE("devices: lists that do not fit are refused before anything happens") 
     group->close(soon());
   });
 }
+
+TEST_CASE("devices: lists whose outputs share memory with what NCCL reads are refused before anything happens") {
+  const Variable many("FAKE_GPU_DEVICES", "8");
+  DeviceWorld world(1, DevicePath::nccl);
+  as_ranks(1, [&](int rank) {
+    const auto group = world.join(rank);
+    {
+      OnPair x(rank, 40);
+      DeviceCliques& cliques = group->cliques();
+      const int number = cliques.add(x.devices(), soon());
+      const auto part = [&](std::size_t j, std::size_t at, std::size_t n) {
+        Buffer cut = x[j];
+        cut.data = static_cast<float*>(cut.data) + at;
+        cut.count = n;
+        return cut;
+      };
+      const auto all = [&](std::size_t at, std::size_t n) {
+        return std::vector<ConstBuffer>{part(0, at, n), part(1, at, n)};
+      };
+      const auto reduced = [&](std::size_t at) {
+        return std::vector<InOut>{{part(0, 0, 5), part(0, at, 5)}, {part(1, 0, 5), part(1, at, 5)}};
+      };
+      using Outs = std::vector<std::vector<Buffer>>;
+      const auto shares = [](const auto& act) { return error_of(act).find("shares memory with") != std::string::npos; };
+      CHECK(shares([&] { cliques.allreduce(number, reduced(3), {}); }));
+      CHECK(shares([&] { cliques.reduce(number, all(0, 5), part(1, 2, 5), {}, 0, 1); }));
+      CHECK(shares([&] { cliques.allgather(number, all(3, 5), Outs{{part(0, 0, 10)}, {part(1, 0, 10)}}); }));
+      const auto pieces = [&](std::size_t j, std::size_t at) { return std::vector{part(j, 0, 5), part(j, at, 5)}; };
+      CHECK(shares([&] { cliques.allgather(number, all(10, 5), Outs{pieces(0, 3), pieces(1, 20)}); }));
+      CHECK(shares([&] { cliques.allgather(number, all(10, 5), Outs{pieces(0, 20), pieces(1, 12)}); }));
+      // In place, each member in its own block, and with gaps.
+      x.finish(cliques.allreduce(number, reduced(0), {}));
+      x.finish(cliques.reduce(number, all(0, 5), part(1, 0, 5), {}, 0, 1));
+      const std::vector<ConstBuffer> blocks{part(0, 0, 5), part(1, 5, 5)}, places{part(0, 0, 5), part(1, 7, 5)};
+      x.finish(cliques.allgather(number, blocks, Outs{{part(0, 0, 10)}, {part(1, 0, 10)}}));
+      x.finish(cliques.allgather(number, places, Outs{pieces(0, 7), pieces(1, 7)}));
+    }
+    group->close(soon());
+  });
+}

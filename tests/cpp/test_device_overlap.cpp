@@ -156,3 +156,22 @@ TEST_CASE("devices: of uneven blocks, only a rank's own one is in place") {
     }
   }
 }
+
+TEST_CASE("devices: of many ranges those are found that share memory which is written") {
+  Floats memory(20);
+  const auto range = [&](std::size_t at, std::size_t n, bool written = true) {
+    return MemoryRange{memory.data() + at, n * sizeof(float), written};
+  };
+  using Pair = std::pair<std::size_t, std::size_t>;
+  const auto found = [](std::vector<MemoryRange> ranges) { return find_conflict(ranges); };
+  CHECK(found({}) == std::nullopt);
+  CHECK(found({range(5, 5), range(0, 5), range(10, 5), range(7, 0)}) == std::nullopt);
+  CHECK(found({range(8, 5), range(15, 2), range(0, 9)}) == Pair{0, 2});
+  CHECK(found({range(0, 5), range(0, 5)}) == Pair{0, 1});
+  CHECK(found({range(0, 9, false), range(3, 9, false)}) == std::nullopt);
+  CHECK(found({range(0, 9, false), range(8, 5)}) == Pair{0, 1});
+  // Behind a short one that lies in the same long one.
+  CHECK(found({range(0, 20, false), range(1, 2, false), range(4, 2)}) == Pair{0, 2});
+  CHECK(found({range(0, 20), range(20, 0), range(4, 2, false)}) == Pair{0, 2});
+  CHECK(found({range(0, 4), range(2, 18, false), range(10, 2, false)}) == Pair{0, 1});
+}

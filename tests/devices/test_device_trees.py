@@ -23,3 +23,17 @@ def test_ranks_that_do_not_agree_on_a_tree_all_learn_it(tmp_path):
     assert [one.get("kind") for one in waits.reports] == ["MismatchError"] * 2, waits
     assert stays.reports[-1]["kind"] == "MismatchError", stays
     assert all(one.get("seconds", 0.0) < 20 for one in waits.reports + stays.reports)
+
+
+@pytest.mark.parametrize("backend", ["nccl", "native"])
+def test_leaves_that_share_memory_in_part_are_refused(tmp_path, backend):
+    """By all ranks, before they compare anything. One array may stand in several places, as in host memory."""
+    for rank in device_jobs.run(tmp_path, program("devices/trees", "overlapping_leaves", backend), 2):
+        *refused, last = rank.reports
+        assert [one.get("kind") for one in refused] == ["InvalidArgumentError"] * 3, rank
+        for one, leaves in zip(
+            refused, ["leaf ['a'] and leaf ['c']"] * 2 + ["leaf [0] and leaf [1]"], strict=True
+        ):
+            assert f"{leaves} share device memory" in one["text"], rank
+            assert one["seconds"] < 5, rank
+        assert last == {"result": [0.0, 2.0, 4.0, 6.0, 8.0]}, rank

@@ -81,10 +81,12 @@ def _reduce(
     numbers = [i for i, leaf in enumerate(leaves) if _is_reducible_number(leaf)]
     for i in numbers:
         values[i] = np.asarray(leaves[i])
-    kinds, infos, aliases = signature.describe_leaves(names, values, act)
+    looks = signature.describe_leaves(names, values, act)
+    kinds, infos, aliases = looks
     for i, info in enumerate(infos):
         if info is not None and not info.writable:
             aliases[i] = i  # reduced into a new array, so it may well stand in two places
+    signature.refuse_overlaps(names, values, looks, act)
     mine = signature.Description(act, names, kinds, aliases)
     everyone = signature.gather_if_different(backend, mine, left, compared=compared)
     if everyone is not None:

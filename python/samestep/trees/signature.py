@@ -121,6 +121,26 @@ def _first_aliases(memory: dict[int, tuple[Any, ...]], n_leaves: int) -> list[in
     return aliases
 
 
+def refuse_overlaps(names: Sequence[str], leaves: Sequence[Any], looks: LeafTable, act: str) -> None:
+    """Refuse leaves in device memory that share some of it without being the same array.
+
+    Each is worked on where it lies, by operations in progress together, so shared elements would be reduced twice.
+
+    Raises:
+      InvalidArgumentError: names two such leaves.
+    """
+    on_device = [
+        i
+        for i, info in enumerate(looks.infos)
+        if info is not None and info.device != "cpu" and looks.aliases[i] == i
+    ]
+    if found := _core.find_conflict([leaves[i] for i in on_device]) if len(on_device) > 1 else None:
+        first, second = (leaf_text(names[on_device[i]]) for i in found)
+        raise InvalidArgumentError(
+            f"{act}: {first} and {second} share device memory without being the same array; pass a copy of one"
+        )
+
+
 @functools.lru_cache(maxsize=4096)
 def kind_of_array(dtype: str, shape: tuple[int, ...], device: str = "cpu") -> str:
     """How descriptions and errors spell an array."""

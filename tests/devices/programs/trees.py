@@ -47,6 +47,20 @@ def reduce_trees():
     world.close()
 
 
+def overlapping_leaves(backend):
+    """Leaves that are parts of one array, in trees of one and of more operations; then a tree that all can use."""
+    world = start(backend)
+    x = Array.of(np.arange(300_000, dtype="float32"), Stream())
+    parts = {"a": x.part(0, 5), "b": x.part(10, 20), "c": x.part(3, 8)}
+    long = [x.part(0, 200_000), x.part(150_000, 300_000)]
+    attempt(lambda: world.allreduce_tree(parts) and None)
+    attempt(lambda: ss.synchronize(world, parts) and None)
+    attempt(lambda: world.allreduce_tree(long) and None)
+    one = x.part(0, 5)
+    attempt(lambda: world.allreduce_tree([one, x.part(5, 8), x.part(0, 5), one])[2].get().tolist())
+    world.close()
+
+
 def disagree_at_a_tree():
     """Rank 0 reduces an array, rank 1 a tree."""
     from samestep import arrays
