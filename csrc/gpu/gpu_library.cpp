@@ -19,6 +19,18 @@ void find(const OpenedLibrary& library, const std::string& symbol, Function& fun
                              ": it is too old, or no CUDA or HIP runtime; `samestep doctor` shows what was found"));
 }
 
+/// Throws where a HIP runtime has numbers other than those of gpu_abi: before version 6 its kinds of memory.
+void require_hip_6(const OpenedLibrary& library) {
+  int (*get_version)(int*) = nullptr;
+  find(library, "hipRuntimeGetVersion", get_version);
+  int version = 0;  // 6.3.42134 is 60342134
+  const bool known = get_version(&version) == 0;
+  if (known && version >= 60000000) return;
+  const std::string text = known ? str(version / 10000000, ".", version / 100000 % 100) : std::string("unknown");
+  throw UnavailableError(str("the HIP runtime ", library.path(), " is of version ", text,
+                             "; ROCm 6 or newer is required, or SAMESTEP_HIP_LIBRARY for another file"));
+}
+
 bool is_of_capture(int code) { return code >= kFirstCaptureError && code <= kLastCaptureError; }
 
 }  // namespace
@@ -44,6 +56,7 @@ std::shared_ptr<GpuLibrary> GpuLibrary::open(DeviceKind kind, const std::string&
   gpu->path_ = path;
   const bool hip = kind == DeviceKind::rocm;
   const std::string prefix = gpu->prefix();
+  if (hip) require_hip_6(library);
   find(library, prefix + "GetDeviceCount", gpu->get_device_count_);
   find(library, prefix + "GetDevice", gpu->get_device_);
   find(library, prefix + "SetDevice", gpu->set_device_);

@@ -43,7 +43,8 @@ class GpuLibrary {
   using Stream = void*;
   using Event = void*;
 
-  /// Opens the runtime at `path`. Throws UnavailableError, naming the file, if it does not load or lacks a symbol.
+  /// Opens the runtime at `path`. Throws UnavailableError, naming the file, if it does not load, lacks a symbol, or is
+  /// a HIP runtime before version 6.
   static std::shared_ptr<GpuLibrary> open(DeviceKind kind, const std::string& path);
 
   DeviceKind kind() const { return kind_; }

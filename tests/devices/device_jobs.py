@@ -39,12 +39,13 @@ def run(
     n: int,
     *,
     of_rank: dict[int, dict[str, str]] | None = None,
+    hip: bool = False,
     **variables: str,
 ) -> list[Ended]:
-    """Run `python *program` on `n` ranks; `of_rank`: more variables for some of them."""
+    """Run `python *program` on `n` ranks; `of_rank`: more variables for some; `hip`: on the stand-ins of ROCm."""
     hidden = ("RANK", "WORLD_SIZE", "MASTER_PORT")
     common = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith("OMPI_")}
-    common |= fake_libraries.environment() | {"PYTHONPATH": with_fakes(), "TMPDIR": str(folder)}
+    common |= fake_libraries.environment(hip) | {"PYTHONPATH": with_fakes(), "TMPDIR": str(folder)}
     common |= {"TEST_SIZE": str(n), "TEST_FOLDER": str(folder)} | variables
     processes = [
         subprocess.Popen(

@@ -182,6 +182,20 @@ def test_the_hip_runtime_has_the_same_face():
     assert (gpu.device_of(memory.address), gpu.current_device()) == (2, 0)
 
 
+@pytest.mark.parametrize("backend", ["nccl", "native"])
+def test_an_operation_with_hip_leaves_no_error_behind(tmp_path, backend):
+    """HIP notes that an event is not complete as the thread's last error, which the user's next check would find."""
+    reduce = program("devices/device_start", "reduce_with_hip", backend)
+    for ended in device_jobs.run(tmp_path, reduce, 2, hip=True):
+        assert ended.reports == [{"kind": "rocm", "was_done": False, "last": 0, "result": [4.0] * 3}], ended
+
+
+def test_an_old_hip_runtime_is_refused(monkeypatch):
+    monkeypatch.setenv("FAKE_HIP_VERSION", "50731921")
+    with pytest.raises(ss.UnavailableError, match=r"is of version 5\.7; ROCm 6 or newer"):
+        _core.GpuLibrary.open("rocm", str(fake_libraries.build(hip=True)[0]))
+
+
 def test_host_memory_cannot_be_read_as_device_memory(tmp_path):
     """What the fakes are good for: a process that touches device memory on the host dies."""
     (ended,) = device_jobs.run(tmp_path, program("devices/device_start", "read_device_memory"), 1)

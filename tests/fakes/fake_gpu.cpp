@@ -15,6 +15,7 @@
 //   FAKE_GPU_HOST_ACCESS   1: the host reaches device memory, as a GPU-aware MPI library does
 //   FAKE_GPU_NO_REGISTER   1: memory of others cannot be pinned
 //   FAKE_GPU_SAME          all devices are this physical one
+//   FAKE_HIP_VERSION       the version of HIP (60342134)
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -119,7 +120,11 @@ EXPORT int GPU(GetDeviceCount)(int* count) {
   return *count > 0 ? kSuccess : 100;
 }
 EXPORT int GPU(RuntimeGetVersion)(int* version) {
+#ifdef FAKE_HIP
+  *version = static_cast<int>(setting("FAKE_HIP_VERSION", 60342134));
+#else
   *version = 12040;
+#endif
   return kSuccess;
 }
 EXPORT int GPU(GetDevice)(int* device) {

@@ -7,7 +7,9 @@ import sys
 import numpy as np
 import samestep as ss
 from device_rank import attempt, report, start
-from fake_arrays import Array
+from fake_arrays import Array, runtime
+from samestep.gpu.device_array import DeviceArray
+from samestep.gpu.runtime import current_gpu
 
 
 def reduce_once(backend="nccl", devices=None):
@@ -22,6 +24,25 @@ def reduce_without_devices():
     world = start("native", cuda_devices=ss.missing)
     report(device=world.device)
     attempt(lambda: world.allreduce(Array.of(np.ones(3, "float32"))))
+
+
+def reduce_with_hip(backend):
+    """Two sums in place; the second is looked at while it waits for a stream."""
+    world = start(backend, cuda_devices=ss.missing)
+    library, stream, ones = runtime(hip=True), ctypes.c_void_p(), np.ones(3, "float32")
+    assert library.hipStreamCreateWithFlags(ctypes.byref(stream), 0) == 0
+    x = DeviceArray(current_gpu("hip"), "float32", ones.shape, stream=stream.value)
+    address = ctypes.c_void_p(x.__cuda_array_interface__["data"][0])
+    assert library.hipMemcpyAsync(address, ctypes.c_void_p(ones.ctypes.data), ones.nbytes, 4, stream) == 0
+    world.allreduce(x)
+    library.fakeHold(stream)
+    work = world.iallreduce(x)
+    was_done = any(work.done() for _ in range(1000))  # often, because other threads look at it too
+    last = library.hipPeekAtLastError()
+    library.fakeRelease(stream)
+    work.wait(host=True)
+    report(kind=current_gpu("hip").kind, was_done=was_done, last=last, result=x.numpy().tolist())
+    world.close()
 
 
 def read_device_memory():
