@@ -140,9 +140,7 @@ void bind_lists(py::module_& m) {
         // Some ranks may have called NCCL and others not, so nothing that is enqueued later can be relied on.
         comm->cliques().mismatch_error(std::make_exception_ptr(MismatchError(text)));
       },
-      "comm"_a, "text"_a,
-      "Ranks differ, in NCCL perhaps too: device memory cannot be used in this group any more, unless they compare "
-      "first.");
+      "comm"_a, "text"_a, "Ranks differ, in NCCL perhaps too: device memory cannot be used in this group any more.");
   m.def("add_list", &add_list, "comm"_a, "devices"_a, "timeout"_a,
         "Gives a list of devices the next number, and a clique of NCCL. Collective.");
   m.def("allreduce_list", &allreduce_list, "comm"_a, "number"_a, "arrays"_a, "outs"_a, "op"_a, "factor"_a,
