@@ -247,6 +247,13 @@ NcclComm::~NcclComm() {
   if (!ending_) fail(std::make_exception_ptr(NotInitializedError("the group was dropped")), /*tell=*/false);
   ending_ = true;
   changed_.notify_all();
+  if (watcher_.get_id() == std::this_thread::get_id() && !watcher_has_left_) {  // it dropped the last pointer
+    lock.unlock();
+    release();
+    lock.lock();
+    *destroyed_by_watcher_ = true;
+  }
+  // Not for long: a watching thread that makes calls which may block keeps this object, or uses it no more.
   changed_.wait(lock, [this] { return !has_watcher_ || watcher_has_left_; });
   lock.unlock();
   stop(Deadline::after(kPatience));

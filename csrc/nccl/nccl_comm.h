@@ -163,6 +163,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   bool watcher_has_left_ = false;  // it uses this object no more, unless it keeps it
   bool closing_ = false;           // `close` has seen the end of all operations: nothing may be launched any more
   bool ending_ = false;
+  bool* destroyed_by_watcher_ = nullptr;  // of the watching thread, which then uses this object no more
   std::thread watcher_;
   std::shared_ptr<std::promise<void>> released_ = std::make_shared<std::promise<void>>();
   std::shared_future<void> is_released_{released_->get_future()};

@@ -282,14 +282,25 @@ void NcclComm::poll() {
 
 void NcclComm::watch() {
   bind_thread_to_device(gpu(), options_.device);
+  bool destroyed = false;
+  destroyed_by_watcher_ = &destroyed;
   while (true) {
+    std::shared_ptr<NcclComm> self;
     {
       std::unique_lock lock(mutex_);
       // Sleeps while nothing is outstanding, so that idle groups cost nothing.
       changed_.wait(lock, [this] { return ending_ || broken_ || !pending_.empty(); });
       if (ending_ || broken_) break;
+      // Kept while it looks, since a call of the runtime may block: who drops the group shall not wait for that.
+      self = weak_from_this().lock();
+      if (self == nullptr) {  // another thread is in the destructor, which sets `ending_`
+        changed_.wait(lock, [this] { return ending_; });
+        break;
+      }
     }
     poll();
+    self.reset();  // perhaps the last pointer
+    if (destroyed) return;
     std::this_thread::sleep_for(kLookEvery);
   }
   release();

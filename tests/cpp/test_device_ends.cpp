@@ -73,6 +73,34 @@ TEST_CASE("device ends: a call of the runtime that blocks holds up no deadline, 
   });
 }
 
+TEST_CASE("device ends: who drops a group does not wait for a call of the runtime that blocks") {
+  DeviceWorld world(1, DevicePath::nccl);
+  std::atomic<bool> dropped = false;
+  std::thread gives_up([&] {  // else a failure would be a test that never ends
+    const Deadline deadline = Deadline::after(Seconds(20));
+    while (!dropped && !deadline.passed()) std::this_thread::yield();
+    CHECK(dropped);
+    fake().hold_queries(0);
+  });
+  as_ranks(1, [&](int rank) {
+    auto group = world.join(rank);
+    const UserStream stream;
+    const OnGpu x(stream, contribution(rank, 100));
+    fake().hold(stream.get());
+    auto work = start_allreduce(*group, x);
+    fake().hold_queries(1);
+    until([] { return fake().held_queries() > 0; });  // of the watching thread
+    SUBCASE("after an error") { abandon(*group); }
+    SUBCASE("in progress") {}
+    work.reset();
+    group.reset();
+    dropped = true;
+    fake().release(stream.get());
+  });
+  gives_up.join();
+  until([] { return fake_nccl().comms() == 0; });  // the watching thread ends NCCL
+}
+
 TEST_CASE("device ends: a rank that leaves with its result takes it from no rank whose device is behind") {
   const Variable slow("FAKE_NCCL_SLOW", "1");
   constexpr std::size_t kCount = 300000;  // elements: several of the pieces after each of which rank 1 is behind
