@@ -4,17 +4,20 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "bindings/device_copies.h"
 #include "bindings/dlpack_export.h"
 #include "bindings/pending_work.h"
+#include "communicator/checks.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "device/device_communicator.h"
 #include "device/overlap.h"
 #include "gpu/capture.h"
+#include "gpu/known_memory.h"
 
 namespace samestep {
 
@@ -99,6 +102,58 @@ std::unique_ptr<PendingWork> bcast_many(const DeviceComm& comm, const py::list& 
   return work;
 }
 
+/// For arrays of a group that has no device of its own, or of no group.
+void check_memory(const std::string& verb, const ConstBuffer& buffer) {
+  ArrayView view;
+  view.device = buffer.device;
+  const GpuLibrary* const gpu = gpu_of(view);
+  if (gpu == nullptr) return;  // what reads them will refuse them
+  (void)require_device(verb, *gpu, buffer);
+  refuse_capture(verb, *gpu, buffer);
+}
+
+/// `leaves`: tuples (array, kind of device, index of the device, address, text) of what has elements in device memory,
+/// as `view_info` has found them, so that no library has to export its array once more.
+void check_leaves(const Communicator* comm, const py::list& leaves) {
+  using Leaf = std::tuple<py::object, std::string, int, std::uintptr_t, std::string>;
+  std::vector<std::string> verbs;
+  std::vector<ConstBuffer> buffers;
+  for (const py::handle& leaf : leaves) {
+    auto [array, kind, index, address, verb] = leaf.cast<Leaf>();
+    ArrayView view;
+    view.data = reinterpret_cast<void*>(address);
+    view.count = 1;  // some; how many does not matter here
+    view.device = {kind == "other" ? DeviceKind::other : kind_of(kind), index};
+    find_stream(array.ptr(), view);
+    buffers.push_back(view.buffer());
+    verbs.push_back(std::move(verb));
+  }
+  const py::gil_scoped_release no_gil;  // the runtime is asked
+  if (const auto* const group = dynamic_cast<const DeviceCommunicator*>(comm))
+    return group->check_arrays(verbs, buffers);
+  for (std::size_t i = 0; i < buffers.size(); ++i) check_memory(verbs[i], buffers[i]);
+}
+
+/// The arrays of one call; does nothing where all are in host memory.
+void check_arrays(const Communicator& comm, const std::string& verb, const py::list& arrays) {
+  PendingWork borrowed;  // never started: what it says of arrays that cannot be used is what an operation says
+  std::vector<ConstBuffer> buffers;
+  bool on_device = false;
+  for (const py::handle& array : arrays) {
+    const Array view = view_of(array.ptr(), verb.c_str());
+    on_device |= view->device.kind != DeviceKind::cpu;
+    // Those of the host may have any layout, and would be copied.
+    buffers.push_back(view->device.kind == DeviceKind::cpu ? ConstBuffer{nullptr, 0, view->dtype, view->device}
+                                                           : borrowed.input(array, verb.c_str()));
+  }
+  if (!on_device) return;
+  const py::gil_scoped_release no_gil;  // the runtime is asked
+  const std::vector<std::string> verbs(buffers.size(), verb);
+  if (const auto* const group = dynamic_cast<const DeviceCommunicator*>(&comm))
+    return group->check_arrays(verbs, buffers);
+  for (const ConstBuffer& buffer : buffers) checks::in_host_memory(verb, buffer);
+}
+
 void bind_libraries(py::module_& m) {
   py::class_<GpuLibrary, std::shared_ptr<GpuLibrary>>(m, "GpuLibrary", "The CUDA or HIP runtime.")
       .def_static(
@@ -172,6 +227,14 @@ void bind_device_arrays(py::module_& m) {
         return find_conflict(ranges);
       },
       "arrays"_a, "Two arrays that share memory of which one can be written, by their indices, or None.");
+  m.def(
+      "check_leaves", &check_leaves, "comm"_a.none(true), "leaves"_a,
+      "Raises what an operation of the group on each of these leaves of a tree would raise before it begins. `leaves`: "
+      "(array, kind of device, its index, address, text at the beginning of errors). Without a group, only whether "
+      "they can be read.");
+  m.def(
+      "check_arrays", &check_arrays, "comm"_a, "verb"_a, "arrays"_a,
+      "Raises what an operation of the group on these arrays would raise before it begins, because of where they are.");
   m.def("itemsize", [](const std::string& dtype) { return itemsize(dtype_of(dtype)); }, "dtype"_a);
   m.def(
       "to_dlpack",

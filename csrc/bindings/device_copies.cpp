@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "gpu/capture.h"
+#include "gpu/known_memory.h"
 #include "kernels/stream.h"
 #include "kernels/strided.h"
 #include "nccl/nccl_reduction.h"
@@ -37,7 +38,7 @@ void DeviceCopies::begin(const ArrayView& view, void* to, const void* from) {
   if (gpu == nullptr) throw UnavailableError("device memory cannot be reached: no runtime has been opened");
   if (view.nbytes() == 0) return;
   // `__cuda_array_interface__` does not say on which device the memory is.
-  const int device = view.device.index >= 0 ? view.device.index : gpu->device_of(view.data);
+  const int device = require_device("copy", *gpu, view.buffer());
   const OnDevice on(*gpu, device);
   // Numba names no stream for arrays of the legacy default stream, so that is the one to follow.
   const Used used{gpu, device, view.stream == kNoStream ? 0 : view.stream};

@@ -1,6 +1,7 @@
 #include "device/device_communicator.h"
 
 #include <numeric>
+#include <utility>
 
 #include "communicator/checks.h"
 #include "core/error.h"
@@ -10,6 +11,7 @@
 #include "device/host_path.h"
 #include "device/nccl_path.h"
 #include "gpu/capture.h"
+#include "gpu/known_memory.h"
 #include "nccl/nccl_reduction.h"
 #include "waiting/backoff.h"
 
@@ -82,7 +84,7 @@ std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Com
 
 // ---- which memory
 
-void DeviceCommunicator::check_here(std::string_view verb, ConstBuffer& buffer) const {
+void DeviceCommunicator::check_device(std::string_view verb, ConstBuffer& buffer) const {
   if (buffer.device.kind != options_.gpu->kind()) {
     if (in_host_memory(buffer)) {
       throw InvalidArgumentError(
@@ -93,16 +95,16 @@ void DeviceCommunicator::check_here(std::string_view verb, ConstBuffer& buffer) 
   }
   // An array without elements has no address to ask about.
   if (buffer.device.index < 0)
-    buffer.device.index = buffer.count == 0 ? options_.device : options_.gpu->device_of(buffer.data);
-  if (buffer.device.index < 0) {
-    throw InvalidArgumentError(str(verb, ": the array says that it is in device memory, but ", options_.gpu->path(),
-                                   " does not know its address"));
-  }
+    buffer.device.index = buffer.count == 0 ? options_.device : require_device(verb, *options_.gpu, buffer);
   if (buffer.device.index != options_.device) {
     throw InvalidArgumentError(str(verb, ": the array is on device ", buffer.device.index, ", but rank ", rank(),
                                    " of group '", name(), "' uses device ", options_.device,
                                    "; make it there, or choose devices in initialize()"));
   }
+}
+
+void DeviceCommunicator::check_here(std::string_view verb, ConstBuffer& buffer) const {
+  check_device(verb, buffer);
   // Last, and before the operation starts anywhere: see `refuse_capture`.
   refuse_capture(verb, *options_.gpu, buffer);
 }
@@ -111,6 +113,19 @@ void DeviceCommunicator::check_here(std::string_view verb, Buffer& buffer) const
   ConstBuffer same = buffer;
   check_here(verb, same);
   buffer.device = same.device;
+}
+
+void DeviceCommunicator::check_arrays(std::span<const std::string> verbs, std::span<const ConstBuffer> buffers) const {
+  StreamHandle last = 0;
+  bool any = false;
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    ConstBuffer buffer = buffers[i];
+    check_device(verbs[i], buffer);
+    // Most arrays of a tree are used in one stream, about which the runtime is asked once.
+    if (std::exchange(any, true) && buffer.stream == last) continue;
+    refuse_capture(verbs[i], *options_.gpu, buffer);
+    last = buffer.stream;
+  }
 }
 
 bool DeviceCommunicator::is_on_host(const CollectiveArgs& args) const {

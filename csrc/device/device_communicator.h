@@ -50,6 +50,11 @@ class DeviceCommunicator final : public Communicator, private Membership {
   /// Each buffer = root's, as one operation.
   WorkPtr bcast_many(std::span<const Buffer> buffers, int root);
 
+  /// Throws what an operation on each of these arrays of this rank would throw before it begins. For callers that let
+  /// ranks exchange something first: a rank that is refused only then leaves the others behind in the operation.
+  /// `verbs`: at the beginning of the texts, one for each array.
+  void check_arrays(std::span<const std::string> verbs, std::span<const ConstBuffer> buffers) const;
+
   /// Operations on lists of arrays on several devices of each rank.
   DeviceCliques& cliques() { return *cliques_; }
 
@@ -88,6 +93,9 @@ class DeviceCommunicator final : public Communicator, private Membership {
 
   /// Are all arrays of this rank in host memory?
   bool is_on_host(const CollectiveArgs& args) const;
+  /// On the device of this group?
+  void check_device(std::string_view verb, ConstBuffer& buffer) const;
+  /// The same, in a stream that is not being captured.
   void check_here(std::string_view verb, ConstBuffer& buffer) const;
   void check_here(std::string_view verb, Buffer& buffer) const;
   /// Ends the pending operations on device memory, by NCCL or staged.

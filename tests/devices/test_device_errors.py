@@ -84,6 +84,39 @@ def test_arrays_that_cannot_be_used_are_refused_before_anything_begins(tmp_path,
     assert [result] == second.reports == [{"result": [3.0] * 7}], (first, second)
 
 
+ELSEWHERE = "the array is on device 3, but rank 0 of group 'world' uses device 0"
+FREED = "does not know its address"
+
+
+@BACKENDS
+def test_leaves_that_cannot_be_used_are_refused_before_ranks_compare_trees(tmp_path, backend):
+    first, second = run(tmp_path, "give_unusable_leaves", backend)
+    *refused, result = first.reports
+    assert [one["kind"] for one in refused] == ["InvalidArgumentError"] * 5, first
+    for one, text in zip(refused, [ELSEWHERE, ELSEWHERE, FREED, FREED, FREED], strict=True):
+        assert f"leaf ['b']: {'the array is' if text is ELSEWHERE else 'the array says'}" in one["text"]
+        assert text in one["text"]
+    expected = {"result": [6.0] * 7, "tree": [True, [20.0] * 7]}
+    assert [result] == second.reports == [expected], (first, second)
+
+
+@BACKENDS
+def test_arrays_that_cannot_be_used_are_refused_before_ranks_exchange_lengths(tmp_path, backend):
+    first, second = run(tmp_path, "exchange_lengths_with_unusable_arrays", backend)
+    *refused, result = first.reports
+    expected = ["InvalidArgumentError"] * 11 + ["UnavailableError"] * 2 + ["InvalidArgumentError"]
+    assert [one["kind"] for one in refused] == expected, first
+    assert all(ELSEWHERE in one["text"] for one in (*refused[:5], refused[-1])), first
+    assert all(FREED in one["text"] for one in refused[5:10]), first
+    assert "one array is in host memory and the other in device memory" in refused[10]["text"]
+    heard, same = second.reports
+    assert heard["kind"] == "InvalidArgumentError", second
+    assert "root rank 0 cannot send: the array is on device 3" in heard["text"]
+    numbers = [1.0] * 7 + [2.0] * 7
+    assert result == {"result": numbers, "row": [float(i) for i in range(7)]}, first
+    assert same == {"result": numbers, "row": [float(i) for i in range(7, 14)]}, second
+
+
 def test_pinned_memory_that_other_processes_cannot_read_is_copied(tmp_path):
     """Where shared memory cannot be registered, so that operations stage in memory of the runtime."""
     variables = {"FAKE_GPU_SECRET_PINNED": "1", "FAKE_GPU_NO_REGISTER": "1"}

@@ -75,6 +75,13 @@ class MethodSupport(_core.FastGroup):
                 f"{verb}: out is {writable}{given.dtype}{list(given.shape)}, but the result is {dtype}{list(shape)}"
             )
 
+    def _require_usable(self, verb: str, *given: Any) -> None:
+        """Raise what the operation on these arrays (None: not given) would raise, because of where they are.
+
+        Before ranks exchange anything: one that is refused afterwards leaves the others behind in the operation.
+        """
+        _core.check_arrays(self._comm, verb, [x for x in given if x is not None])
+
     @staticmethod
     def _rank_number(given: Any, verb: str, what: str) -> int:
         """Convert a rank or colour to an int; the core checks that the rank exists.
@@ -125,16 +132,26 @@ class MethodSupport(_core.FastGroup):
         )
 
     def _broadcast_metadata(
-        self, x: Any, root: int, verb: str, shape: Callable[[], tuple[int, ...]], limit: CallTimeout
+        self,
+        x: Any,
+        root: int,
+        verb: str,
+        shape: Callable[[], tuple[int, ...]],
+        limit: CallTimeout,
+        *,
+        out: Any,
     ) -> tuple[str, str, tuple[int, ...]]:
         """Broadcast library, dtype and shape of root's array, or the error that prevents root from sending it."""
         self._require_root(root, verb)
         metadata: Any = None
         failed: Exception | None = None
-        if self._comm.rank == root:
+        if self._comm.rank != root:
+            self._require_usable(verb, out)
+        else:
             try:
                 dtype = arrays.info(x, verb).dtype
                 metadata = (arrays.library_of(x), dtype, shape())
+                self._require_usable(verb, x, out)
             except (TypeError, ValueError) as error:
                 failed, metadata = error, str(error)
         with _core.UserCall(f"{verb}(root={root})"):

@@ -56,7 +56,7 @@ class VariableLengthMethods(CollectiveMethods):
         return self._start_allgatherv(x, out, self._call_timeout(None))
 
     def _start_allgatherv(self, x: _A, out: _A | None, limit: CallTimeout) -> Work[_A]:
-        counts, shape = self._gather_counts(x, "allgatherv", limit)
+        counts, shape = self._gather_counts(x, out, "allgatherv", limit)
         into, finish = self._output_of_shape(x, shape, out)
         return Work(self._comm.allgatherv(x, into, counts, _lengths([counts])), limit.seconds, finish)
 
@@ -78,7 +78,7 @@ class VariableLengthMethods(CollectiveMethods):
 
     def _start_gatherv(self, x: _A, root: int, out: _A | None, limit: CallTimeout) -> Work[_A | None]:
         self._require_root(root, "gatherv")
-        counts, shape = self._gather_counts(x, "gatherv", limit)
+        counts, shape = self._gather_counts(x, out if self.rank == root else None, "gatherv", limit)
         if self.rank != root:
             return Work(self._comm.gatherv(x, None, [], root, _lengths([counts])), limit.seconds)
         into, finish = self._output_of_shape(x, shape, out)
@@ -129,7 +129,7 @@ class VariableLengthMethods(CollectiveMethods):
             self._require_fitting(out, arrays.info(x).dtype, (rows[self.rank], *shape[1:]), "scatterv")
             return (*rows, *shape[1:])
 
-        library, dtype, metadata = self._broadcast_metadata(x, root, "scatterv", checked, limit)
+        library, dtype, metadata = self._broadcast_metadata(x, root, "scatterv", checked, limit, out=out)
         rows, extents = metadata[: self.size], metadata[self.size :]
         into = arrays.new_array(library, dtype, (rows[self.rank], *extents)) if out is None else out
         finish = (lambda: arrays.to_library(library, into)) if out is None else (lambda: out)
@@ -170,6 +170,7 @@ class VariableLengthMethods(CollectiveMethods):
     ) -> Work[tuple[_A, list[int]]]:
         known = arrays.info(x, "alltoallv")
         sent = self._row_counts(send_counts, known.shape, "alltoallv")
+        self._require_usable("alltoallv", x, out)
         with _core.UserCall(f"alltoallv of {known.dtype}{list(known.shape)}"):
             gathered = self._allgather_facts(
                 (known.dtype, known.shape[1:], sent), [str, Many(int), Many(int)], limit.seconds
@@ -202,11 +203,14 @@ class VariableLengthMethods(CollectiveMethods):
             )
         return rows
 
-    def _gather_counts(self, x: Any, verb: str, limit: CallTimeout) -> tuple[list[int], tuple[int, ...]]:
+    def _gather_counts(
+        self, x: Any, out: Any, verb: str, limit: CallTimeout
+    ) -> tuple[list[int], tuple[int, ...]]:
         """Elements of each rank, and the joined shape, of arrays that differ along axis 0."""
         known = arrays.info(x, verb)
         if not known.shape:
             raise InvalidArgumentError(f"{verb}: an array without dimensions has no axis 0 to join along")
+        self._require_usable(verb, x, out)
         with _core.UserCall(f"{verb} of {known.dtype}{list(known.shape)}"):
             gathered = self._allgather_facts((known.dtype, known.shape), [str, Many(int)], limit.seconds)
         table = [(dtype, tuple(shape)) for dtype, shape in gathered]

@@ -81,7 +81,7 @@ def _reduce(
     numbers = [i for i, leaf in enumerate(leaves) if _is_reducible_number(leaf)]
     for i in numbers:
         values[i] = np.asarray(leaves[i])
-    looks = signature.describe_leaves(names, values, act)
+    looks = signature.describe_leaves(names, values, act, backend)
     kinds, infos, aliases = looks
     for i, info in enumerate(infos):
         if info is not None and not info.writable:

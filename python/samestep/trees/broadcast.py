@@ -90,7 +90,7 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
         return compiled_trees.call(
             backend, flat, signature.is_number, "bcast", act, root=root, timeout=left()
         )
-    looks = signature.describe_leaves(flat.names, flat.leaves, act)
+    looks = signature.describe_leaves(flat.names, flat.leaves, act, backend)
     signature.refuse_overlaps(flat.names, flat.leaves, looks, act)
     kinds, infos, aliases = looks
     mine = signature.Description(act, flat.names, kinds, aliases)

@@ -49,15 +49,19 @@ class LeafTable(NamedTuple):
     """Index of the first leaf that is the same array: the same elements, though it may be another view."""
 
 
-def describe_leaves(names: Sequence[str], leaves: Sequence[Any], act: str) -> LeafTable:
+def describe_leaves(
+    names: Sequence[str], leaves: Sequence[Any], act: str, backend: Group | None = None
+) -> LeafTable:
     """Look at all leaves once.
 
     Args:
       names, leaves: of the tree.
       act: what the user called, at the beginning of errors.
+      backend: the group whose operations will work on the arrays; None if they are only read.
 
     Raises:
-      InvalidArgumentError: an array whose elements cannot be sent; says which leaf.
+      InvalidArgumentError: an array whose elements cannot be sent, or which is on another device than the group's;
+        says which leaf.
       UnavailableError: the stream of an array is being captured into a graph.
 
     Example:
@@ -73,12 +77,12 @@ def describe_leaves(names: Sequence[str], leaves: Sequence[Any], act: str) -> Le
     kinds: list[str] = []
     infos: list[ArrayInfo | None] = []
     memory: dict[int, tuple[Any, ...]] = {}
-    on_device: dict[type, Any] = {}  # one array of each type
+    on_device: list[tuple[Any, str, int, int, str]] = []
     for i, leaf in enumerate(leaves):
         kind, info = "", None
         if type(leaf) is np.ndarray or arrays.is_array(leaf):
             try:
-                dtype, shape, strides, nbytes, readonly, contiguous, device, _, address = _core.view_info(
+                dtype, shape, strides, nbytes, readonly, contiguous, device, index, address = _core.view_info(
                     leaf
                 )
             except InvalidArgumentError as error:
@@ -89,14 +93,14 @@ def describe_leaves(names: Sequence[str], leaves: Sequence[Any], act: str) -> Le
                 if device != "cpu" and not contiguous:
                     kind += _order_text(leaf, readonly, f"{act}: {leaf_text(names[i])}")
                 info = ArrayInfo(dtype, shape, nbytes, not readonly, contiguous, device)
-                if device != "cpu":
-                    on_device.setdefault(type(leaf), leaf)
                 if nbytes:
                     memory[i] = (address, strides, kind)
+                    if device != "cpu":
+                        on_device.append((leaf, device, index, address, f"{act}: {leaf_text(names[i])}"))
         kinds.append(kind or _kind_of_other(leaf))
         infos.append(info)
-    for leaf in on_device.values():
-        _core.refuse_capture(leaf, act)
+    if on_device:  # before ranks compare anything: one that is refused afterwards leaves the others behind
+        _core.check_leaves(None if backend is None else backend._comm, on_device)
     return LeafTable(kinds, infos, _first_aliases(memory, len(leaves)))
 
 

@@ -10,8 +10,9 @@ import weakref
 
 import fake_arrays
 import numpy as np
+import samestep as ss
 from device_rank import attempt, rank, report, start
-from fake_arrays import Array, Stream
+from fake_arrays import Array, Graph, Stream
 
 
 def fail_for_good(backend, code):
@@ -121,12 +122,7 @@ def give_unusable_arrays(backend):
     world = start(backend)
     x = Array.of(np.full(7, rank + 1.0), Stream())
     if rank == 0:
-        fake_arrays.call("SetDevice", 3)
-        elsewhere = Array.of(np.ones(7))
-        fake_arrays.call("SetDevice", world.device)
-        freed = Array.of(np.ones(7), x.stream)
-        freed.get()
-        fake_arrays.call("Free", ctypes.c_void_p(freed.address))
+        elsewhere, freed = unusable_arrays(world, x.stream)
         attempt(lambda: world.allreduce(elsewhere) and None)
         attempt(lambda: world.allreduce(freed) and None)
         attempt(lambda: world.allreduce(x, out=np.ones(7)) and None)
@@ -135,6 +131,59 @@ def give_unusable_arrays(backend):
         attempt(lambda: world.isend(elsewhere, 1) and None)
         freed.address = 0
     report(result=world.allreduce(x).get().tolist())
+    world.close()
+
+
+def unusable_arrays(world, stream):
+    """Seven numbers on another device, and seven that have been freed."""
+    fake_arrays.call("SetDevice", 3)
+    elsewhere = Array.of(np.ones(7))
+    fake_arrays.call("SetDevice", world.device)
+    freed = Array.of(np.ones(7), stream)
+    freed.get()
+    fake_arrays.call("Free", ctypes.c_void_p(freed.address))
+    return elsewhere, freed
+
+
+def give_unusable_leaves(backend):
+    """Only rank 0, among leaves that can be used, so that ranks would agree on the tree."""
+    world = start(backend)
+    x = Array.of(np.full(7, rank + 1.0), Stream())
+    if rank == 0:
+        elsewhere, freed = unusable_arrays(world, x.stream)
+        for bad in (elsewhere, freed):
+            attempt(lambda bad=bad: world.allreduce_tree({"a": x, "b": bad}) and None)
+            attempt(lambda bad=bad: ss.synchronize(world, {"a": x, "b": bad}) and None)
+        attempt(lambda: world.same({"a": x, "b": freed}) and None)
+        freed.address = 0
+    y = Array.of(np.full(7, 10.0), x.stream)
+    tree = world.allreduce_tree({"a": x, "b": y})
+    report(result=world.allreduce(x).get().tolist(), tree=[tree["a"] is x, tree["b"].get().tolist()])
+    world.close()
+
+
+def exchange_lengths_with_unusable_arrays(backend):
+    """Only rank 0; what root is refused in a scatter, the others hear of."""
+    world = start(backend)
+    x, out = Array.of(np.full(7, rank + 1.0), Stream()), Array.of(np.zeros(7), Stream())
+    rows = Array.of(np.arange(14.0).reshape(2, 7), x.stream)
+    if rank == 0:
+        elsewhere, freed = unusable_arrays(world, x.stream)
+        for bad in (elsewhere, freed):
+            attempt(lambda bad=bad: world.allgatherv(bad) and None)
+            attempt(lambda bad=bad: world.gatherv(bad, root=1) and None)
+            attempt(lambda bad=bad: world.alltoallv(bad, [3, 4]) and None)
+            attempt(lambda bad=bad: world.scatter(root=1, out=bad) and None)
+            attempt(lambda bad=bad: world.scatterv(root=1, out=bad) and None)
+        attempt(lambda: world.allgatherv(x, out=np.ones(14)) and None)
+        with Graph(x.stream):
+            attempt(lambda: world.allgatherv(x) and None)
+            attempt(lambda: world.scatter(rows) and None)
+        attempt(lambda: world.scatterv(elsewhere, [3, 4]) and None)
+        freed.address = 0
+    else:
+        attempt(lambda: world.scatterv() and None)
+    report(result=world.allgatherv(x).numpy().tolist(), row=world.scatter(rows, out=out).get().tolist())
     world.close()
 
 
