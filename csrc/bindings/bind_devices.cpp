@@ -176,7 +176,7 @@ void bind_libraries(py::module_& m) {
           [](const GpuLibrary& self, std::uintptr_t address) {
             return self.device_of(reinterpret_cast<const void*>(address));
           },
-          "address"_a)
+          "address"_a, py::call_guard<py::gil_scoped_release>())
       .def(
           "make_stream",
           [](const GpuLibrary& self, int device) {
@@ -212,7 +212,9 @@ void bind_device_arrays(py::module_& m) {
         Array view = view_of(array.ptr(), verb.c_str());
         const GpuLibrary* const gpu = gpu_of(view.view());
         find_stream(array.ptr(), view.mutable_view());
-        if (gpu != nullptr) refuse_capture(verb, *gpu, view->buffer());
+        if (gpu == nullptr) return;
+        const py::gil_scoped_release no_gil;  // the runtime is asked
+        refuse_capture(verb, *gpu, view->buffer());
       },
       "array"_a, "verb"_a, "UnavailableError if the stream of this array, device memory, is captured into a graph.");
   m.def(

@@ -1,6 +1,7 @@
 #include "bindings/pending_work.h"
 
 #include <algorithm>
+#include <optional>
 #include <span>
 
 #include "bindings/array_sources.h"
@@ -26,6 +27,11 @@ std::span<const std::int64_t> strides(const ArrayView& view) {
 bool differs(const Work& work) {
   const std::exception_ptr error = work.error();
   return error != nullptr && is_a<MismatchError>(error);
+}
+
+bool device_has_ended(const Work& work) {
+  const py::gil_scoped_release no_gil;  // the runtime is asked
+  return work.device_has_ended();
 }
 
 }  // namespace
@@ -159,8 +165,15 @@ void PendingWork::unstage() {
   for (const py::object& array : written_) bump_version(array.ptr());
 }
 
+bool PendingWork::poll() const {
+  if (on_device_.empty()) return work_->done();
+  // A runtime may hold up whoever asks it, and with a staged operation the whole next step is done here.
+  const py::gil_scoped_release no_gil;
+  return work_->done();
+}
+
 bool PendingWork::done() {
-  if (!work_->done()) return false;
+  if (!poll()) return false;
   unstage();
   return true;
 }
@@ -169,7 +182,7 @@ void PendingWork::wait(double timeout, AtDeadline at_deadline, int polls_with_gi
   // Where CPUs are short each poll keeps others from coming; what a device does is not worth one.
   const int polls = communicator_->oversubscribed() || !on_device_.empty() ? 1 : polls_with_gil;
   for (int i = 0; i < polls; ++i) {
-    if (!work_->done()) continue;
+    if (!poll()) continue;
     unstage();
     if (!work_->error()) return;
     // It throws the error, and draws the consequences for the group.
@@ -222,6 +235,8 @@ bool PendingWork::order_streams(double timeout, AtDeadline at_deadline) {
 /// Whether nobody reads or writes the arrays any more.
 bool PendingWork::is_over() const noexcept {
   if (work_ == nullptr || ordered_ || cancelled_) return true;
+  std::optional<py::gil_scoped_release> no_gil;
+  if (!on_device_.empty()) no_gil.emplace();  // as in `poll`
   try {
     if (!work_->done()) return false;
     if (work_->error()) std::rethrow_exception(work_->error());
@@ -270,7 +285,7 @@ void PendingWork::release_kept() {
         std::ranges::all_of(kept.arrays, [](const Array& x) { return x->device.kind == DeviceKind::cpu; });
     // As in `is_over`.
     const bool host_has_ended = kept.awaits_device || kept.communicator->membership().is_discarded();
-    if (!host_has_ended || !(in_host_memory || kept.work->device_has_ended())) continue;
+    if (!host_has_ended || !(in_host_memory || device_has_ended(*kept.work))) continue;
     retained().n_awaiting_device.fetch_sub(kept.awaits_device, std::memory_order_relaxed);  // relaxed: see there
     released.push_back(std::move(kept));
   }

@@ -104,6 +104,9 @@ class PendingWork {
     std::atomic<std::size_t> n_awaiting_device = 0;  // relaxed: a look that comes too early is repeated by the next one
   };
   static Retained& retained();
+  /// Makes progress, without the GIL where a device has to be asked. Host arrays keep it: to give it away costs more
+  /// than the look at shared memory.
+  bool poll() const;
   void unstage();
   void pin_arrays();
   bool is_over() const noexcept;

@@ -29,7 +29,8 @@ std::vector<int> all_ranks(const Communicator& of) {
 
 bool in_host_memory(const ConstBuffer& buffer) { return buffer.device.kind == DeviceKind::cpu; }
 
-/// Starts an operation without the GIL, because a call of the GPU runtime blocks while the device's queue is full.
+/// Checks the arrays of an operation and starts it without the GIL: a call of the GPU runtime may block, as one that
+/// enqueues does while the device's queue is full. Once for both, since another thread may keep the GIL for long.
 template <class Start>
 Communicator::WorkPtr without_gil(Start start) {
   Communicator::WorkPtr work;
@@ -139,19 +140,21 @@ Communicator::WorkPtr DeviceCommunicator::start_collective(const CollectiveArgs&
   CollectiveArgs args = given;
   const std::string_view verb = samestep::name(args.type);
   const DType dtype = args.own().dtype;
-  if (args.uses_in(rank())) {
-    check_here(verb, args.in);
-  } else {
-    // What the caller passed is ignored on this rank, but what ranks compare needs the dtype.
-    args.in = {nullptr, 0, dtype};
-  }
-  if (args.uses_out(rank())) {
-    check_here(verb, args.out);
-  } else {
-    args.out = {nullptr, 0, dtype};
-  }
-  // The choice depends on type, dtype and operator alone. Where ranks agree on those, all make the same choice.
-  return without_gil([&] { return nccl_ != nullptr && nccl_->has(args) ? nccl_->start(args) : staged_->start(args); });
+  return without_gil([&] {
+    if (args.uses_in(rank())) {
+      check_here(verb, args.in);
+    } else {
+      // What the caller passed is ignored on this rank, but what ranks compare needs the dtype.
+      args.in = {nullptr, 0, dtype};
+    }
+    if (args.uses_out(rank())) {
+      check_here(verb, args.out);
+    } else {
+      args.out = {nullptr, 0, dtype};
+    }
+    // The choice depends on type, dtype and operator alone. Where ranks agree on those, all make the same choice.
+    return nccl_ != nullptr && nccl_->has(args) ? nccl_->start(args) : staged_->start(args);
+  });
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_collective(const CollectiveArgs& args) {
@@ -162,15 +165,19 @@ Communicator::WorkPtr DeviceCommunicator::start_send(const SendArgs& args) {
   // `Inner`, because the arguments have been checked already.
   if (args.is_object || in_host_memory(args.in)) return Inner{*host_}.start_send(args);
   SendArgs here = args;
-  check_here("send", here.in);
-  return without_gil([&] { return staged_->start(here); });
+  return without_gil([&] {
+    check_here("send", here.in);
+    return staged_->start(here);
+  });
 }
 
 Communicator::WorkPtr DeviceCommunicator::start_recv(const RecvArgs& args) {
   if (in_host_memory(args.out)) return Inner{*host_}.start_recv(args);
   RecvArgs here = args;
-  check_here("recv", here.out);
-  return without_gil([&] { return staged_->start(here); });
+  return without_gil([&] {
+    check_here("recv", here.out);
+    return staged_->start(here);
+  });
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_send(const SendArgs& args) {
@@ -186,22 +193,26 @@ Communicator::WorkPtr DeviceCommunicator::allreduce_many(std::span<const InOut> 
   if (nccl_ == nullptr || buffers.empty() || !to_nccl_reduction(buffers[0].in.dtype, reduction)) {
     throw InvalidArgumentError("allreduce_many: not for NCCL");
   }
-  for (auto& [in, out] : buffers) {
-    check_here("allreduce", in);
-    check_here("allreduce", out);
-    checks::same_dtype("allreduce", in, out);
-    checks::same_dtype("allreduce", buffers[0].in, out);
-    checks::has_count("allreduce", "out", out, in.count);
-  }
-  return without_gil([&] { return nccl_->allreduce_many(std::move(buffers), reduction); });
+  return without_gil([&] {
+    for (auto& [in, out] : buffers) {
+      check_here("allreduce", in);
+      check_here("allreduce", out);
+      checks::same_dtype("allreduce", in, out);
+      checks::same_dtype("allreduce", buffers[0].in, out);
+      checks::has_count("allreduce", "out", out, in.count);
+    }
+    return nccl_->allreduce_many(std::move(buffers), reduction);
+  });
 }
 
 Communicator::WorkPtr DeviceCommunicator::bcast_many(std::span<const Buffer> given, int root) {
   checks::root_in_group("bcast", root, size());
   if (nccl_ == nullptr || given.empty()) throw InvalidArgumentError("bcast_many: not for NCCL");
   std::vector<Buffer> buffers(given.begin(), given.end());
-  for (Buffer& buffer : buffers) check_here("bcast", buffer);
-  return without_gil([&] { return nccl_->bcast_many(std::move(buffers), root); });
+  return without_gil([&] {
+    for (Buffer& buffer : buffers) check_here("bcast", buffer);
+    return nccl_->bcast_many(std::move(buffers), root);
+  });
 }
 
 Communicator::Counters DeviceCommunicator::counters() const {

@@ -1,4 +1,4 @@
-"""A full stream blocks the thread that adds to it; deadlines are kept all the same, and other threads go on."""
+"""A full stream, or a busy driver, blocks a thread; deadlines are kept all the same, and other threads go on."""
 
 import device_jobs
 import pytest
@@ -33,3 +33,12 @@ def test_what_is_received_waits_for_room_in_the_stream(tmp_path):
     late, result = receiver.reports
     assert late["kind"] == "TimeoutError", receiver
     assert result == {"right": True}, receiver
+
+
+@pytest.mark.parametrize("backend", ["nccl", "native"])
+def test_other_threads_run_while_the_runtime_answers_a_question(tmp_path, backend):
+    for rank in run(tmp_path, "ask_a_runtime_that_blocks", backend):
+        asked, waited, late, started, tree, result = rank.reports
+        assert asked == late == started == tree == {"others_ran": True}, rank
+        assert waited["kind"] == "TimeoutError", rank
+        assert result == {"result": [24.0] * 3}, rank

@@ -29,7 +29,9 @@ EXPORT int fakeRelease(void* stream_handle) {
 EXPORT void fakeHoldWrites(int held) { Stream::writes_are_held() = held != 0; }
 /// Whether queries of events block.
 EXPORT void fakeHoldQueries(int held) { queries().held = held != 0; }
-/// Threads that such a query blocks.
+/// Whether questions about an address or about the capture of a stream block.
+EXPORT void fakeHoldLooks(int held) { looks().held = held != 0; }
+/// Threads that a query of an event blocks.
 EXPORT long fakeHeldQueries() { return queries().n_held; }
 /// Calls of this process that are waiting for a stream to end, or for all of a device.
 EXPORT long fakeDrains() { return n_drains(); }

@@ -276,6 +276,7 @@ struct PointerAttributes {
   void *device_pointer, *host_pointer;
 };
 EXPORT int GPU(PointerGetAttributes)(PointerAttributes* out, const void* data) {
+  looks().await_release();
   const std::lock_guard lock(world().mutex);
   const Block* block = find(data, 0);
   *out = {block == nullptr ? 0 : block->device < 0 ? 1 : 2, block == nullptr ? -2 : block->device, nullptr, nullptr};

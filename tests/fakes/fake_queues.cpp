@@ -239,6 +239,7 @@ EXPORT int GPU(StreamBeginCapture)(void* handle, int mode) {
   return ended(kSuccess);
 }
 EXPORT int GPU(StreamIsCapturing)(void* handle, int* out) {
+  looks().await_release();
   const auto stream = stream_of(handle);
   if (!stream) return ended(kInvalidHandle);
   const std::lock_guard lock(captures().mutex);

@@ -106,7 +106,7 @@ inline Made& made() {
   return only;
 }
 
-/// Queries of events, which block while tests hold them, as calls of a driver may.
+/// Calls that block while tests hold them, as those of a driver may.
 struct Queries {
   std::atomic<bool> held{false};
   std::atomic<long> n_held{0};
@@ -117,7 +117,13 @@ struct Queries {
     --n_held;
   }
 };
+/// Of events.
 inline Queries& queries() {
+  static auto& only = *new Queries;
+  return only;
+}
+/// Of addresses, and of captures of streams.
+inline Queries& looks() {
   static auto& only = *new Queries;
   return only;
 }

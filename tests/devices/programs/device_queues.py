@@ -1,9 +1,12 @@
-"""Programs of test_full_queues.py: calls that the runtime blocks, since a stream takes no more."""
+"""Programs of test_full_queues.py: calls that the runtime blocks, since a stream is full or the driver is busy."""
 
+import contextlib
 import ctypes
+import faulthandler
 import json
 import sys
 import threading
+import time
 
 import fake_arrays
 import numpy as np
@@ -99,6 +102,53 @@ def receive_more_than_a_stream_takes():
         work.wait(host=True)
     if rank == 1:
         report(right=bool((got.get() == np.arange(1100.0)).all()))
+    world.close()
+
+
+@contextlib.contextmanager
+def held(control):
+    """Calls of the runtime block within it until a thread of Python has had 20 turns. Reports whether it had them."""
+    runtime, ticks = fake_arrays.runtime(), Ticks()
+    turned = threading.Event()
+
+    def release():
+        begin = ticks.n
+        while ticks.n < begin + 20:
+            time.sleep(0.01)
+        turned.set()
+        getattr(runtime, control)(0)
+
+    getattr(runtime, control)(1)
+    thread = threading.Thread(target=release)
+    thread.start()
+    yield turned
+    report(others_ran=turned.is_set())
+    thread.join()
+    ticks.end()
+
+
+def ask_a_runtime_that_blocks(backend):
+    """With the GIL none of these calls would return: what they wait for comes from a thread of Python."""
+    faulthandler.dump_traceback_later(20, exit=True)
+    world = start(backend)
+    stream = Stream()
+    x = Array.of(np.full(3, rank + 1.0), stream)
+    world.iallreduce(x).wait(host=True)
+    stream.hold()
+    work = world.iallreduce(x)
+    with held("fakeHoldQueries") as turned:
+        while not turned.is_set():
+            work.done()  # looks at the device only while no thread of the package does
+    with held("fakeHoldQueries"):
+        attempt(lambda: work.wait(timeout=0.01) and None)
+    stream.release()
+    work.wait(host=True)
+    with held("fakeHoldLooks"):
+        work = world.iallreduce(x)
+    work.wait(host=True)
+    with held("fakeHoldLooks"):
+        world.allreduce_tree({"a": x})
+    report(result=x.get().tolist())
     world.close()
 
 
