@@ -44,3 +44,29 @@ def test_the_default_stream_is_not_used_while_one_that_waits_for_it_is_captured(
     assert refused["kind"] == "UnavailableError", first
     assert REFUSED in refused["text"]
     assert [result] == second.reports == [{"result": [3.0] * 3}], (first, second)
+
+
+def test_an_average_inside_of_a_capture_is_refused_before_anything_is_converted(tmp_path):
+    first, second = run(tmp_path, "average_inside_of_a_capture")
+    *refused, recorded, result = first.reports
+    assert [one["kind"] for one in refused] == ["UnavailableError"] * 4, first
+    assert all(REFUSED in one["text"] for one in refused), first
+    assert recorded == {"recorded": 0}
+    assert [result] == second.reports == [{"result": [1.5] * 3}], (first, second)
+
+
+def test_an_average_is_not_rounded_inside_of_a_capture(tmp_path):
+    for rank in run(tmp_path, "wait_for_an_average_inside_of_a_capture"):
+        *refused, pending, result = rank.reports
+        assert [one["kind"] for one in refused] == ["UnavailableError"] * 2, rank
+        assert all(REFUSED in one["text"] for one in refused), rank
+        assert pending == {"done": False, "recorded": 0}
+        assert result == {"same": True, "done": True, "result": [1.5] * 3}, rank
+
+
+def test_every_stream_of_a_tree_is_looked_at(tmp_path):
+    first, second = run(tmp_path, "capture_the_stream_of_a_leaf")
+    refused, result = first.reports
+    assert refused["kind"] == "UnavailableError", first
+    assert "leaf [1]: " + REFUSED in refused["text"], first
+    assert [result] == second.reports == [{"result": [[3.0] * 3] * 2}], (first, second)

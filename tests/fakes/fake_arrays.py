@@ -207,6 +207,7 @@ class Graph:
     def __init__(self, stream: Stream, mode: int = GLOBAL) -> None:
         self.stream, self.mode = stream, mode
         self.handle = ctypes.c_void_p()
+        self.length = -1  # how much the capture has recorded, once it has ended
 
     def __enter__(self) -> Graph:
         call("StreamBeginCapture", ctypes.c_void_p(self.stream.handle), self.mode)
@@ -216,6 +217,9 @@ class Graph:
         graph = ctypes.c_void_p()
         code = runtime().cudaStreamEndCapture(ctypes.c_void_p(self.stream.handle), ctypes.byref(graph))
         assert code == 0, f"the capture was ended: {code}"
+        length = ctypes.c_size_t()
+        call("GraphGetNodes", graph, None, ctypes.byref(length))
+        self.length = length.value
         call("GraphInstantiate", ctypes.byref(self.handle), graph, ctypes.c_ulonglong(0))
         call("GraphDestroy", graph)
 

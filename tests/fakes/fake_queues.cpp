@@ -295,6 +295,14 @@ EXPORT int GPU(GraphLaunch)(void* graph, void* stream_handle) {
   }
   return ended(kSuccess);
 }
+/// How many; the nodes themselves are no handles here.
+EXPORT int GPU(GraphGetNodes)(void* graph, void** nodes, std::size_t* n) {
+  const std::lock_guard lock(captures().mutex);
+  const auto found = graphs().find(graph);
+  if (found == graphs().end() || nodes != nullptr) return ended(kInvalidValue);
+  *n = found->second->size();
+  return ended(kSuccess);
+}
 EXPORT int GPU(GraphDestroy)(void* graph) {
   const std::lock_guard lock(captures().mutex);
   return ended(graphs().erase(graph) != 0 ? kSuccess : kInvalidValue);

@@ -33,13 +33,18 @@ def _rounded(
     inner: _core.Work, limit: CallTimeout, wide: Any, target: Any, finish: Callable[[], Any]
 ) -> Work[Any]:
     """A Work that rounds the result `wide` into `target` (None: nobody wants it) when it has ended."""
+    if target is None:
+        return Works([inner], limit.seconds, finish)
 
     def store() -> Any:
-        if target is not None:
-            arrays.store_rounded(wide, target)
+        arrays.store_rounded(wide, target)
         return finish()
 
-    return Works([inner], limit.seconds, store)
+    def require_stream() -> None:
+        # Rounded inside of a capture, the result would be there only after the graph had been launched.
+        _core.refuse_capture(target, "wait")
+
+    return Works([inner], limit.seconds, store, require_stream)
 
 
 class CollectiveMethods(MethodSupport):
@@ -108,7 +113,7 @@ class CollectiveMethods(MethodSupport):
         x, is_number = arrays.readable(x, "allreduce")
         into, finish = self._output_like(x, out, is_number, "allreduce")
         target = x if into is None else into
-        wide = self._to_average(x, target, code)
+        wide = self._to_average(x, target, code, "allreduce")
         if wide is not None:
             inner = self._comm.allreduce(wide, None, code, factor, x)
             return _rounded(inner, limit, wide, target, finish)
@@ -155,7 +160,7 @@ class CollectiveMethods(MethodSupport):
         else:
             into, finish = None, (lambda: array.item() if is_number else array)
         target = array if into is None else into
-        wide = self._to_average(array, target, code)
+        wide = self._to_average(array, target, code, "reduce")
         if wide is not None:
             inner = self._comm.reduce(wide, None, code, factor, root, array)
             at_root = self.rank == root
@@ -191,7 +196,7 @@ class CollectiveMethods(MethodSupport):
         code, factor = resolve(op, "reduce_scatter")
         shape = self._block_shape(x, "reduce_scatter")
         into, finish = self._output_of_shape(x, shape, out)
-        wide = self._to_average(x, into, code)
+        wide = self._to_average(x, into, code, "reduce_scatter")
         if wide is not None:
             result = arrays.to_float32(into)  # as many elements of its library
             inner = self._comm.reduce_scatter(wide, result, code, factor, x)

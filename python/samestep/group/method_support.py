@@ -47,14 +47,20 @@ class MethodSupport(_core.FastGroup):
         into = arrays.new_like(x, shape)
         return into, lambda: arrays.to_library_of(x, into)
 
-    def _to_average(self, x: Any, target: Any, op: int) -> Any | None:
+    def _to_average(self, x: Any, target: Any, op: int, verb: str) -> Any | None:
         """A float32 copy of what is averaged, where NCCL would round each product and each addition to 16 bits.
 
         None where NCCL has no part, or the library of the arrays cannot convert them: then the host averages.
         """
         if op != ReduceOp.AVG.value or not _core.has_nccl(self._comm):
             return None
-        return arrays.to_float32(x) if arrays.converts(x) and arrays.converts(target) else None
+        if not (arrays.converts(x) and arrays.converts(target)):
+            return None
+        # First, or a capture that goes on after the error would contain the conversion.
+        _core.refuse_capture(x, verb)
+        if target is not x:
+            _core.refuse_capture(target, verb)
+        return arrays.to_float32(x)
 
     def _block_shape(self, x: Any, verb: str) -> tuple[int, ...]:
         shape = arrays.info(x, verb).shape

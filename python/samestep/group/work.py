@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from samestep import _core
 from samestep._util.deadline import Deadline, seconds
-from samestep.errors import NotInitializedError
+from samestep.errors import NotInitializedError, UnavailableError
 
 __all__ = ["CallTimeout", "Status", "Work", "Works"]
 
@@ -142,12 +142,18 @@ class Work(Generic[_T]):
 class Works(Work[Any]):
     """Several operations as one Work, whose result is assembled when all have ended."""
 
-    __slots__ = ("_all", "_failure")
+    __slots__ = ("_all", "_failure", "_require_ready")
 
     def __init__(
-        self, inner: Sequence[_core.Work], timeout: float, finish: Callable[[], Any] | None = None
+        self,
+        inner: Sequence[_core.Work],
+        timeout: float,
+        finish: Callable[[], Any] | None = None,
+        require_ready: Callable[[], None] | None = None,
     ) -> None:
+        """`require_ready` raises UnavailableError while `finish` must not be called; a later wait may succeed."""
         super().__init__(inner[-1], timeout, finish)
+        self._require_ready = require_ready
         self._failure: Exception | None = None
         self._all = inner
 
@@ -155,7 +161,10 @@ class Works(Work[Any]):
         """Make progress. Returns whether all operations have ended and the arrays hold the result."""
         ended = [work.done() for work in self._all]  # all of them make progress
         if all(ended) and not any(work.exception() for work in self._all):
-            self._deliver()
+            try:
+                self._deliver()
+            except UnavailableError:  # not yet
+                return False
         return all(ended)
 
     def wait(self, timeout: float | None = None, *, host: bool = False) -> Any:
@@ -192,6 +201,8 @@ class Works(Work[Any]):
         """Assemble the result, once."""
         if self._has_result or self._failure is not None:
             return
+        if self._require_ready is not None:
+            self._require_ready()
         with self._finishing or contextlib.nullcontext():
             if self._failure is None:
                 try:

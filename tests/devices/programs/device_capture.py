@@ -8,7 +8,7 @@ import fake_arrays
 import numpy as np
 import samestep as ss
 from device_rank import attempt, rank, report, start
-from fake_arrays import DEFAULT, Array, Graph, Stream
+from fake_arrays import DEFAULT, Array, ConvertingArray, Graph, Stream
 
 
 def capture_while_an_operation_is_in_progress(backend, mode):
@@ -47,6 +47,53 @@ def call_inside_of_a_capture(backend):
             attempt(lambda: ss.synchronize(world, {"a": x}) and None)
             attempt(lambda: world.allreduce_multi([x]) and None)
     report(result=world.allreduce(x).get().tolist())
+    world.close()
+
+
+def average_inside_of_a_capture():
+    """The library of the arrays converts them, with kernels that would become part of the graph."""
+    world = start("nccl")
+    stream = Stream()
+    x, rows = (ConvertingArray.of(np.full(shape, rank + 1.0, "float16"), stream) for shape in (3, (2, 3)))
+    y = ConvertingArray.of(np.zeros(3, "float16"), stream)
+    stream.synchronize()
+    if rank == 0:
+        with Graph(stream, fake_arrays.RELAXED) as graph:  # in which the library could allocate, too
+            attempt(lambda: world.allreduce(x, "avg") and None)
+            attempt(lambda: world.reduce(x, "avg") and None)
+            attempt(lambda: world.reduce_scatter(rows, "avg", out=y) and None)
+            attempt(lambda: world.allreduce_tree({"a": x}, "avg") and None)
+        report(recorded=graph.length)
+    report(result=world.allreduce(x, "avg").get().tolist())
+    world.close()
+
+
+def wait_for_an_average_inside_of_a_capture():
+    """Rounded there, the result would be in no array before a launch of the graph."""
+    world = start("nccl")
+    stream = Stream()
+    x = ConvertingArray.of(np.full(3, rank + 1.0, "float16"), stream)
+    work = world.iallreduce(x, "avg")
+    with Graph(stream) as graph:
+        attempt(lambda: work.wait() and None)
+        attempt(lambda: work.wait(host=True) and None)
+        done = work.done()
+    report(done=done, recorded=graph.length)
+    report(same=work.wait() is x, done=work.done(), result=x.get().tolist())
+    world.close()
+
+
+def capture_the_stream_of_a_leaf():
+    """Leaves of one type, of which the second is in the stream that is captured."""
+    world = start("nccl")
+    streams = [Stream(), Stream()]
+    tree = [Array.of(np.full(3, rank + 1.0), stream) for stream in streams]
+    for stream in streams:
+        stream.synchronize()
+    if rank == 0:
+        with Graph(streams[1]):
+            attempt(lambda: world.allreduce_tree(tree) and None)
+    report(result=[x.get().tolist() for x in world.allreduce_tree(tree)])
     world.close()
 
 
