@@ -20,6 +20,7 @@ struct TypeFacts {
   PyCFunction is_neg = nullptr;                   ///< null: not torch, or a torch that has Python methods there
   bool cupy = false;                              ///< cupy.ndarray or a subclass
   bool jax = false;                               ///< of a module of JAX
+  bool becomes_jax = false;                       ///< of ours, handed on as an array of JAX
   bool masked = false;                            ///< numpy.ma.MaskedArray or a subclass
   bool numpy_scalar = false;                      ///< numpy.generic or a subclass
 };

@@ -216,8 +216,10 @@ bool PendingWork::order_streams(double timeout, AtDeadline at_deadline) {
   if (on_device_.empty()) return false;
   std::vector<StreamHandle> streams;
   for (const OnDevice& one : on_device_) {
-    // XLA may give the memory of an input away as soon as it is released, and no stream of XLA's can wait.
-    if (sources::facts_of(Py_TYPE(one.array.ptr())).jax) return false;
+    // XLA may give the memory of an input away as soon as it is released, and no stream of XLA's can wait, for a result
+    // neither.
+    const sources::TypeFacts facts = sources::facts_of(Py_TYPE(one.array.ptr()));
+    if (facts.jax || facts.becomes_jax) return false;
     ArrayView view;
     view.device = one.device;
     streams.push_back(find_stream(one.array.ptr(), view));

@@ -55,6 +55,7 @@ TypeFacts find_out(PyTypeObject* type) {
   facts.cupy = derives_from(type, "cupy", "ndarray");
   const auto module = py::getattr(reinterpret_cast<PyObject*>(type), "__module__", py::none());
   facts.jax = py::isinstance<py::str>(module) && module.cast<std::string>().starts_with("jax");
+  facts.becomes_jax = derives_from(type, "samestep.gpu.jax_array", "UnsharedJaxArray");
   facts.masked = derives_from(type, "numpy.ma", "MaskedArray");
   facts.numpy_scalar = derives_from(type, "numpy", "generic");
   return facts;

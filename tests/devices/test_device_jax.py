@@ -22,3 +22,17 @@ def test_a_call_returns_before_its_input_is_computed(tmp_path, backend):
     begin = program("devices/device_jax", "begin_before_the_input_is_computed", backend)
     ended = device_jobs.run(tmp_path, begin, 2)
     assert [one.reports for one in ended] == [[{"right": True}]] * 2, ended
+
+
+@backends
+def test_a_call_with_a_new_result_returns_before_its_input_is_computed(tmp_path, backend):
+    begin = program("devices/device_jax", "begin_without_an_output_before_the_input_is_computed", backend)
+    for one in device_jobs.run(tmp_path, begin, 2):
+        assert one.reports == [{"waiting": True, "right": True, "arrays": True}], one
+
+
+@backends
+def test_new_arrays_are_complete_when_they_are_handed_on(tmp_path, backend):
+    scatter = program("devices/device_jax", "scatter_to_new_arrays", backend)
+    for one in device_jobs.run(tmp_path, scatter, 2, FAKE_GPU_DELAY_US="300"):
+        assert one.reports == [{"wrong": 0}], one

@@ -14,6 +14,7 @@ import numpy as np
 from samestep import _core
 from samestep._util.dtypes import numpy_dtype
 from samestep.arrays.describe import info, is_jax, library_of
+from samestep.arrays.streams import jax_stream
 from samestep.errors import InvalidArgumentError
 from samestep.gpu.device_array import DeviceArray
 
@@ -45,7 +46,7 @@ def new_array(library: str, dtype: str, shape: tuple[int, ...]) -> Any:
     if library == "jax gpu":
         from samestep.gpu.jax_array import UnsharedJaxArray
 
-        return UnsharedJaxArray(dtype, shape)
+        return UnsharedJaxArray(dtype, shape, stream_of=jax_stream)
     if library == "gpu":
         return _on_device(dtype, shape, None)
     known = numpy_dtype(dtype)
@@ -68,7 +69,7 @@ def new_like(x: Any, shape: tuple[int, ...] | None = None) -> Any:
     if library == "jax gpu":
         from samestep.gpu.jax_array import UnsharedJaxArray
 
-        return UnsharedJaxArray(known.dtype, of_shape, next(iter(x.devices())))
+        return UnsharedJaxArray(known.dtype, of_shape, next(iter(x.devices())), stream_of=jax_stream)
     return new_array(library, known.dtype, of_shape)
 
 

@@ -23,11 +23,11 @@ def stream_of(x: Any) -> int | None:
     stream they name there, which for CuPy is the current one; the default stream where an older version of the
     interface names none. Numba names None for arrays of the legacy default stream. Libraries with DLPack's C exchange
     API are asked for their current stream before this is. Other arrays with DLPack: the default stream, as that
-    protocol says. JAX: `jax_stream`, which waits for the array; for what becomes an array of JAX the host has to wait.
+    protocol says. JAX, and what becomes an array of JAX: `jax_stream`, which waits for the array.
 
     Source: CUDA Array Interface, version 3, "Synchronization"; DLPack, "Stream handling".
     """
-    if type(x) is DeviceArray:
+    if isinstance(x, DeviceArray):
         return x.stream
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):

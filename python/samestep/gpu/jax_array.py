@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from samestep import _core
 from samestep.errors import InvalidArgumentError
 from samestep.gpu import runtime
 from samestep.gpu.device_array import DeviceArray
@@ -14,21 +16,32 @@ __all__ = ["UnsharedJaxArray"]
 class _Memory:
     """The memory of a JAX array, which it keeps alive."""
 
-    def __init__(self, array: Any, device: int) -> None:
+    def __init__(self, array: Any) -> None:
         self.array = array
-        self.address = int(array.unsafe_buffer_pointer())
-        self.nbytes = int(array.nbytes)
-        self.device = device
+        # Exported as an input is: a stream of ours, not the host, waits until XLA has filled the array. XLA does so in
+        # the stream in which it computes, where an input may be far ahead.
+        view = _core.view_info(array)
+        self.nbytes, self.device, self.address = view[3], view[7], view[8]
 
 
 class UnsharedJaxArray(DeviceArray):
     """A JAX array that nobody else has, so that it may still be written. Its memory is from XLA's own pool.
 
-    The host waits before it is handed on as `array`: XLA has no stream that could.
+    Before the host hands it on as `array`, it waits for what writes it: XLA has no stream that could.
     """
 
-    def __init__(self, dtype: str, shape: tuple[int, ...], device: Any = None) -> None:
-        """An array on `device`, one of JAX's (None: the one that is the runtime's current device)."""
+    def __init__(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        device: Any = None,
+        *,
+        stream_of: Callable[[Any], int | None],
+    ) -> None:
+        """An array on `device`, one of JAX's (None: the one that is the runtime's current device).
+
+        `stream_of` gives the stream that an export of a JAX array lets wait for it.
+        """
         import jax
 
         gpu = runtime.current_gpu()
@@ -41,8 +54,7 @@ class UnsharedJaxArray(DeviceArray):
             raise InvalidArgumentError(
                 f"JAX makes {array.dtype} of {dtype}; set jax_enable_x64, or pass an array of another library as out="
             )
-        array.block_until_ready()  # XLA fills it
         self.array = array
-        self._memory = _Memory(array, int(device.local_hardware_id))  # type: ignore[assignment]
+        self._memory = _Memory(array)  # type: ignore[assignment]
         self._kind = gpu.kind
-        self.dtype, self.shape, self.stream = dtype, tuple(shape), None
+        self.dtype, self.shape, self.stream = dtype, tuple(shape), stream_of(array)

@@ -52,5 +52,32 @@ def begin_before_the_input_is_computed(backend):
         report(right=bool(np.array_equal(out.get(), expected)))
 
 
+def begin_without_an_output_before_the_input_is_computed(backend):
+    """XLA also fills the new array behind the input."""
+    with fake_jax.installed(), start(backend) as world:
+        world.allreduce(fake_jax.late(values(rank, 1000), 0))
+        world.allgather(fake_jax.late(values(rank, 1000), 0))
+        x = fake_jax.late(values(rank, 1000), None)
+        works = [world.iallreduce(x), world.iallgather(x)]
+        waiting = not any(work.done() for work in works)
+        release_soon(fake_jax.compute())
+        total, gathered = (work.wait() for work in works)
+        del x
+        everyone = [values(r, 1000) for r in range(size)]
+        right = np.array_equal(total.get(), sum(everyone)) and np.array_equal(gathered.get(), everyone)
+        report(waiting=waiting, right=right, arrays=type(total) is type(gathered) is fake_jax.Array)
+
+
+def scatter_to_new_arrays(backend):
+    """They are all that the operation has of JAX on ranks other than root, and are complete when they are handed on."""
+    with fake_jax.installed(), start(backend) as world:
+        rows = np.stack([values(r, 1000) for r in range(size)])
+        wrong = 0
+        for _ in range(5):
+            block = world.scatter(fake_jax.late(rows, 2000) if rank == 0 else None)
+            wrong += not np.array_equal(block.get(), values(rank, 1000))
+        report(wrong=wrong)
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))
