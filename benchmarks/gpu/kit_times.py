@@ -21,9 +21,18 @@ from kit_rank import RANK, SHORT, SIZE, start, tell, turns
 
 MIB = 1 << 20
 PLACE = Path(os.environ.get("KIT_PLACE", "."))
+# Ranks that share a device take turns on it, of some 10 ms: that many for each size, and the part keeps its deadline.
+SECONDS_EACH = 6.0
 
 
-def rounds(contenders: dict[str, Callable[[], Any]], ended: Callable[[], None], n: int, each: int) -> Any:
+def rounds(
+    contenders: dict[str, Callable[[], Any]],
+    ended: Callable[[], None],
+    n: int,
+    each: int,
+    *,
+    within: tuple[Any, float] | None = None,
+) -> Any:
     """Times of one call: until it returned, and until its work had ended.
 
     Args:
@@ -31,6 +40,7 @@ def rounds(contenders: dict[str, Callable[[], Any]], ended: Callable[[], None], 
       ended: waits until all of it has ended.
       n: rounds; in each, every contender has a turn, in rotating order.
       each: calls of a turn.
+      within: a backend and the seconds that all rounds may take: its ranks then agree on fewer where calls are slow.
     """
     returned: dict[str, list[float]] = {name: [] for name in contenders}
     complete: dict[str, list[float]] = {name: [] for name in contenders}
@@ -38,6 +48,14 @@ def rounds(contenders: dict[str, Callable[[], Any]], ended: Callable[[], None], 
     for name in names:  # not counted: memory, channels, code
         contenders[name]()
         ended()
+    if within is not None:
+        backend, seconds = within
+        begin = time.perf_counter()
+        for name in names:
+            contenders[name]()
+            ended()
+        slowest = backend.allreduce(np.array([time.perf_counter() - begin]), "max")
+        n, each = fewer(n, each, float(slowest[0]), seconds)
     for turn in range(n):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             call = contenders[name]
@@ -53,6 +71,22 @@ def rounds(contenders: dict[str, Callable[[], Any]], ended: Callable[[], None], 
         name: {"call_us": statistics.median(returned[name]), "whole_us": statistics.median(complete[name])}
         for name in names
     }
+
+
+def fewer(n: int, each: int, once: float, seconds: float) -> tuple[int, int]:
+    """Rounds and calls of a turn for the time there is, if one call of every contender takes `once` seconds. Pure.
+
+    Example:
+      >>> fewer(15, 50, 0.0001, 6.0)
+      (15, 50)
+      >>> fewer(15, 50, 0.08, 6.0)  # fewer calls of a turn first: medians need their rounds
+      (15, 5)
+      >>> fewer(15, 50, 1.0, 6.0)
+      (6, 1)
+    """
+    most = max(int(seconds / max(once, 1e-9)), 1)
+    n = min(n, most)
+    return n, max(min(each, most // n), 1)
 
 
 def torch_nccl() -> Any:
@@ -95,7 +129,13 @@ def overhead() -> int:
             if not isinstance(dist, str) and arrays.name == "torch":
                 contenders["torch"] = lambda x=x, y=y: dist.all_gather_into_tensor(y, x, async_op=True).wait()
                 contenders["torch in place"] = lambda x=x: dist.all_reduce(x, async_op=True).wait()
-            measured = rounds(contenders, arrays.synchronize, turns(15, 3), 50 if nbytes < MIB else 20)
+            measured = rounds(
+                contenders,
+                arrays.synchronize,
+                turns(15, 3),
+                50 if nbytes < MIB else 20,
+                within=(backend, SECONDS_EACH),
+            )
             tell(what="overhead", nbytes=nbytes, ranks=SIZE, times=measured)
         for one in (raw, raw_late):
             one.close()

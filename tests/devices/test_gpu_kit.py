@@ -150,6 +150,20 @@ def test_a_part_that_hangs_is_ended_and_named(tmp_path):
     assert (code, found["parts"]["two ranks: verbs through NCCL"]["status"]) == (1, "late"), found
 
 
+def test_where_calls_are_slow_fewer_are_made(monkeypatch):
+    """Ranks that share a device need some 10 ms for an operation, 80 ms for one of each contender."""
+    monkeypatch.syspath_prepend(str(KIT))
+    import kit_times
+
+    assert kit_times.fewer(15, 50, 1e-4, 6.0) == (15, 50)
+    for once in (0.001, 0.08, 0.5, 3.0):
+        n, each = kit_times.fewer(15, 50, once, 6.0)
+        assert 1 <= n <= 15
+        assert 1 <= each <= 50
+        assert n * each * once <= 6.0
+    assert kit_times.fewer(15, 50, 60.0, 6.0) == (1, 1)
+
+
 def test_how_ranks_share_a_device(monkeypatch):
     monkeypatch.syspath_prepend(str(KIT))
     import kit
