@@ -150,6 +150,20 @@ def test_a_part_that_hangs_is_ended_and_named(tmp_path):
     assert (code, found["parts"]["two ranks: verbs through NCCL"]["status"]) == (1, "late"), found
 
 
+def test_times_of_ranks_that_share_a_device_are_only_compared(monkeypatch):
+    monkeypatch.syspath_prepend(str(KIT))
+    import summary
+
+    times = {
+        name: {"call_us": 1.0, "whole_us": us}
+        for name, us in (("alone", 1000.0), ("samestep", 1300.0), ("torch DDP", 1400.0))
+    }
+    step = {"status": "passed", "results": [{"what": "step", "rank": 0, "ranks": 2, "times": times}]}
+    [(goal, value, good)] = summary.judged({"fakes": False, "parts": {"two ranks: training step": step}})
+    assert (value, good) == ("0.75 times", True)
+    assert "share a device" in goal
+
+
 def test_where_calls_are_slow_fewer_are_made(monkeypatch):
     """Ranks that share a device need some 10 ms for an operation, 80 ms for one of each contender."""
     monkeypatch.syspath_prepend(str(KIT))
