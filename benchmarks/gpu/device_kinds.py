@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -65,11 +66,19 @@ class Torch:
     def synchronize(self) -> None:
         self.module.cuda.synchronize()
 
-    def captured(self, body: Callable[[], None]) -> Callable[[], None]:
-        """Records what `body` puts into the stream, and returns what does it."""
+    def captured(self, body: Callable[[Any], None], x: Any) -> Callable[[], None]:
+        """Records what `body` does with x in a stream of its own, and returns what does it.
+
+        `torch.cuda.graph` waits for the device before it begins, after which no operation would be pending.
+        """
         graph = self.module.cuda.CUDAGraph()
-        with self.module.cuda.graph(graph):
-            body()
+        gc.collect()  # what is freed within a capture may end it
+        with self.module.cuda.stream(self.module.cuda.Stream()):
+            graph.capture_begin()
+            try:
+                body(x)
+            finally:
+                graph.capture_end()
         replay: Callable[[], None] = graph.replay
         return replay
 
@@ -182,6 +191,19 @@ class Fakes:
 
     def synchronize(self) -> None:
         self._stream.synchronize()
+
+    def captured(self, body: Callable[[Any], None], x: Any) -> Callable[[], None]:
+        seen = x.part(0, x.shape[0])
+        seen.stream = self._fakes.Stream()
+        with self._fakes.Graph(seen.stream) as graph:
+            body(seen)
+        kept = [seen, seen._kept]  # a replay reads it
+
+        def replay() -> None:
+            assert kept
+            graph.launch(self._stream)
+
+        return replay
 
     def used(self) -> int:
         """Blocks, streams and events that exist."""

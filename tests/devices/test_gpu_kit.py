@@ -42,7 +42,6 @@ def test_every_part_runs_and_finds_nothing_wrong(tmp_path):
     tool = sanitizer(tmp_path / "bin", '[ "$2" = memcheck ] && shift 6 && exec "$@"')
     code, found, page = run(tmp_path, **tool)
     assert len(found["parts"]) == 19
-    assert found["parts"].pop("graph capture")["status"] == "skipped"  # the stand-in's arrays have no graphs
     for name, part in found["parts"].items():
         assert part["status"] == "passed", (name, part)
         assert part["results"], name
