@@ -40,6 +40,8 @@ class Part:
     variables: Mapping[str, str] = field(default_factory=dict)
     of_rank: Mapping[str, str] = field(default_factory=dict)
     """Variables whose value has "{rank}" in it."""
+    killed: int = -1
+    """The rank that has to end by SIGKILL."""
 
     @property
     def kind(self) -> str:
@@ -49,7 +51,7 @@ class Part:
 
 def parts(*, short: bool, sharing: Sharing) -> list[Part]:
     """What is run, the most telling first."""
-    checks, times, failures = "kit_checks.py", "kit_times.py", "kit_failures.py"
+    checks, times, failures, peers = "kit_checks.py", "kit_times.py", "kit_failures.py", "kit_peers.py"
     through = {"variables": sharing.variables, "of_rank": sharing.of_rank}
     few = {**sharing.variables, "NCCL_MAX_CTAS": "4"}  # four ranks' channels must fit one device together
     found = [
@@ -61,6 +63,9 @@ def parts(*, short: bool, sharing: Sharing) -> list[Part]:
         Part("graph capture", 40, (failures, "capture")),
         Part("a missing rank", 60, (failures, "missing")),
         Part("a late device", 60, (failures, "late")),
+        Part("two ranks: one does not call", 60, (peers, "absent"), 2, **through),
+        Part("two ranks: one is killed", 60, (peers, "killed"), 2, **through, killed=1),
+        Part("two ranks: they differ", 60, (peers, "differ"), 2, **through),
         Part("one rank: call overhead", 60, (times, "overhead")),
         Part("two ranks: call overhead", 60, (times, "overhead"), 2, **through),
         Part("two ranks: verbs through NCCL", 60, (checks, "verbs", "nccl"), 2, **through),
@@ -119,6 +124,7 @@ def run(part: Part, seconds: float, place: Path) -> dict[str, Any]:
         codes: list[int | None] = [None] * part.ranks
         while None in codes and time.monotonic() - begin < seconds:
             codes = [process.poll() for process in ranks]
+            codes = [_judged(part, rank, code) for rank, code in enumerate(codes)]
             if any(code not in (None, 0, SKIPPED) for code in codes):  # let the others say what they know
                 seconds = min(seconds, time.monotonic() - begin + 10)
             time.sleep(0.02)
@@ -140,6 +146,13 @@ def run(part: Part, seconds: float, place: Path) -> dict[str, Any]:
         "results": [json.loads(line[7:]) for line in lines if line.startswith("RESULT ")],
         "logs": [log[-LOG_CHARACTERS:] for log in logs] if status in ("failed", "late") else [],
     }
+
+
+def _judged(part: Part, rank: int, code: int | None) -> int | None:
+    """0 for a rank that ended as it had to, and not 0 for one that has survived."""
+    if rank != part.killed or code in (None, SKIPPED):
+        return code
+    return {-signal.SIGKILL: 0, 0: 1}.get(code, code)
 
 
 @contextlib.contextmanager

@@ -37,7 +37,9 @@ class Findings:
 def sums(arrays: Any, backend: Any, found: Findings, when: str) -> None:
     """Expects that the group works."""
     x = arrays.of(np.full(COUNT, 3.0, "float32"))
-    found.expect(bool((arrays.get(backend.allreduce(x)) == 3.0).all()), f"wrong numbers {when}")
+    found.expect(
+        bool((arrays.get(backend.allreduce(x)) == 3.0 * backend.size).all()), f"wrong numbers {when}"
+    )
 
 
 def itself() -> int:

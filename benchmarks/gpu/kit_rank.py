@@ -34,10 +34,10 @@ def need(module: str) -> Any:
         skip(f"{module} cannot be imported: {error}")
 
 
-def start(kind: str, name: str = "world", **more: Any) -> Any:
+def start(kind: str, name: str = "world", timeout: float = 60.0, **more: Any) -> Any:
     """The ranks of this part, that meet in a file of their own."""
     method = f"file://{os.environ['KIT_PLACE']}/{name}"
-    return ss.initialize(kind, init_method=method, rank=RANK, world_size=SIZE, timeout=60, **more)
+    return ss.initialize(kind, init_method=method, rank=RANK, world_size=SIZE, timeout=timeout, **more)
 
 
 def turns(full: int, short: int) -> int:

@@ -95,7 +95,8 @@ def _told(results: Sequence[Found]) -> str:
             return f"{row['turns']} turns, {row['wrong']} wrong"
         if row["what"] == "failures":
             seen = ", ".join(f"{name} {value}" for name, value in row["seen"].items())
-            return "; ".join([*row["wrong"], seen])
+            wrong = [text for each in results for text in each["wrong"]]
+            return "; ".join([*dict.fromkeys(wrong), seen])
         if row["what"] == "lifetimes":
             grown = ", ".join(f"{name} {number:+}" for name, number in row["grown"].items())
             return (

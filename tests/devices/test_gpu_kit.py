@@ -41,7 +41,7 @@ def sanitizer(folder, text):
 def test_every_part_runs_and_finds_nothing_wrong(tmp_path):
     tool = sanitizer(tmp_path / "bin", '[ "$2" = memcheck ] && shift 6 && exec "$@"')
     code, found, page = run(tmp_path, **tool)
-    assert len(found["parts"]) == 19
+    assert len(found["parts"]) == 22
     for name, part in found["parts"].items():
         assert part["status"] == "passed", (name, part)
         assert part["results"], name
@@ -113,6 +113,24 @@ def test_an_operation_that_nccl_loses_is_a_part_that_failed(tmp_path):
     code, found, page = run(tmp_path, "--only", "a full queue", FAKE_NCCL_FAIL="0:5:error")
     assert (code, found["parts"]["a full queue"]["status"]) == (1, "failed"), found
     assert "| a full queue | failed |" in page
+
+
+def test_another_error_than_that_of_the_other_rank_is_a_part_that_failed(tmp_path):
+    """NCCL loses the operation that should have waited."""
+    code, found, _ = run(
+        tmp_path, "--only", "two ranks: one does not call,one is killed", FAKE_NCCL_FAIL="0:3:error"
+    )
+    assert code == 1
+    assert {part["status"] for part in found["parts"].values()} == {"failed"}, found
+
+
+def test_a_rank_that_has_to_be_killed(monkeypatch):
+    monkeypatch.syspath_prepend(str(KIT))
+    import kit
+
+    part = kit.Part("a part", 1, (), 2, killed=1)
+    assert [kit._judged(part, 1, code) for code in (None, -9, 0, 1, 77)] == [None, 0, 1, 1, 77]
+    assert [kit._judged(part, 0, code) for code in (None, -9, 0, 1, 77)] == [None, -9, 0, 1, 77]
 
 
 def test_a_half_is_run_alone(monkeypatch):
