@@ -101,7 +101,8 @@ def late() -> int:
     except ss.TimeoutError as error:
         found.seen["error"] = str(error)[:300]
     found.seen["error_after_s"] = round(time.monotonic() - begin, 2)
-    found.expect(found.seen["error_after_s"] < busy_s, "the error came when the device had ended")
+    found.expect(not arrays.idle(), "the device had ended when the error came")  # clocks differ, see `busy`
+    found.expect(found.seen["error_after_s"] < busy_s / 2, "the error came late")
     arrays.synchronize()  # or `finalize` would say at its deadline that NCCL waits for the device
     ss.finalize()
     with start("nccl", "again") as again:
