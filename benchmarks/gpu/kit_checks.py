@@ -14,7 +14,11 @@ from kit_rank import start as start_ranks
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64", "uint32", "uint64")
 DTYPES = (*FLOATS, *INTEGERS, "bool", "complex64", "complex128")
-FEW = ("float32", "bfloat16", "int64", "bool", "complex64")
+FEW = ("float32", "float16", "bfloat16", "int64", "bool", "complex64")
+EVEN_FROM = {
+    "float16": 2048,
+    "bfloat16": 256,
+}  # from here on the next number is 2 away: a sum with 1 stays as it is
 COUNTS = (0, 1, 2, 5, 1003, 70_001)  # empty, fewer than ranks, uneven, more than a block of threads
 
 
@@ -63,7 +67,7 @@ class Checker:
             rows = [np.stack([mine(r + k, count, dtype) for k in range(n)]) for r in range(n)]
             got = backend.reduce_scatter(of(rows[backend.rank], dtype), op)
             self.compare("reduce_scatter " + what, got, reduced(rows, op)[backend.rank])
-        if dtype in ("float32", "float64"):
+        if dtype in FLOATS:
             x = of(inputs[backend.rank] * 4, dtype)
             self.compare(f"premul of {count} {dtype}", backend.allreduce(x, ss.premul(0.25)), sum(inputs))
             whole = [values * n for values in inputs]
@@ -71,6 +75,13 @@ class Checker:
             self.compare(
                 f"avg of {count} {dtype}", backend.allreduce(x, "avg"), sum(inputs)
             )  # n is a power of two
+        if dtype in EVEN_FROM and n == 4:  # the average of two needs no more bits than they have
+            shares = [EVEN_FROM[dtype], 1, 1, 4]
+            turned = [np.resize(np.roll(shares, r), count).astype("float32") for r in range(n)]
+            x = of(turned[backend.rank].astype(inputs[0].dtype), dtype)
+            self.compare(
+                f"avg of {count} {dtype}, rounded once", backend.allreduce(x, "avg"), sum(turned) / 4
+            )
 
     def movement(self, dtype: str, count: int) -> None:
         backend, of = self.backend, self.arrays.of
@@ -112,7 +123,7 @@ class Checker:
 def extent() -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Dtypes and counts. Ranks that share a device take turns on it: an operation then takes some 10 ms for each."""
     if SHORT:
-        return ("float32", "bfloat16", "int64"), (1003,)
+        return ("float32", "float16", "bfloat16", "int64"), (1003,)
     if SIZE == 1:
         return DTYPES, COUNTS
     return (DTYPES if SIZE == 2 else FEW), (0, 1, 1003)
