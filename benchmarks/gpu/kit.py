@@ -54,6 +54,9 @@ def parts(*, short: bool, sharing: Sharing) -> list[Part]:
     checks, times, failures, peers = "kit_checks.py", "kit_times.py", "kit_failures.py", "kit_peers.py"
     through = {"variables": sharing.variables, "of_rank": sharing.of_rank}
     few = {**sharing.variables, "NCCL_MAX_CTAS": "4"}  # four ranks' channels must fit one device together
+    leave = {
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false"
+    }  # or the first rank's JAX takes the memory of the device
     found = [
         Part("one rank: verbs", 60, (checks, "verbs", "nccl")),
         Part("one rank: streams", 40, (checks, "streams", "nccl")),
@@ -76,6 +79,7 @@ def parts(*, short: bool, sharing: Sharing) -> list[Part]:
         Part("many small arrays", 40, (times, "trees")),
         Part("one rank: training step", 60, ("kit_step.py",)),
         Part("two ranks: training step", 60, ("kit_step.py",), 2, **through),
+        Part("two ranks: JAX", 60, ("kit_jax.py",), 2, {**sharing.variables, **leave}, sharing.of_rank),
         Part("four ranks: verbs through NCCL", 75, (checks, "verbs", "nccl"), 4, few, sharing.of_rank),
         Part("four ranks: verbs through the host", 60, (checks, "verbs", "native"), 4),
         Part("sanitizer", 120, ("kit_sanitizer.py",)),
