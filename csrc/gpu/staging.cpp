@@ -56,7 +56,7 @@ class HostStaging::StagedWork final : public Work {
     // A wait for what is no part of the capture would end it. The graph is launched after the host's wait.
     if (stager_->gpu_->is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream))) return false;
     wait_for(handed_over_, deadline);
-    end_->make_wait(reinterpret_cast<GpuLibrary::Stream>(stream));
+    if (end_ != nullptr) end_->make_wait(reinterpret_cast<GpuLibrary::Stream>(stream));
     return true;
   }
 
@@ -131,12 +131,14 @@ class HostStaging::StagedWork final : public Work {
     // The remaining copies are in the stream, so a consumer's stream can wait for this event instead of its host
     // thread. `in_` waits for the arrays' streams even if nothing was copied.
     if (n_handed_over_ == call_.parts.size() && call_.then == nullptr && !handed_over_) {
-      make_wait(*stager_->in_, waits_in_);
-      end_ = stager_->events_->take();
-      end_->record(stager_->in_->get());
+      if (!sends()) {  // else the array has been read, and nothing in the stream belongs to this operation
+        make_wait(*stager_->in_, waits_in_);
+        end_ = stager_->events_->take();
+        end_->record(stager_->in_->get());
+      }
       handed_over_ = true;
     }
-    if (n_finished_ == call_.parts.size() && handed_over_ && end_->is_complete()) ended_ = true;
+    if (n_finished_ == call_.parts.size() && handed_over_ && (end_ == nullptr || end_->is_complete())) ended_ = true;
   }
 
   void fail(std::exception_ptr error) {
