@@ -139,8 +139,9 @@ def ask_a_runtime_that_blocks(backend):
     with held("fakeHoldQueries") as turned:
         while not turned.is_set():
             work.done()  # looks at the device only while no thread of the package does
-    with held("fakeHoldQueries"):
-        attempt(lambda: work.wait(timeout=0.01) and None)
+    with held("fakeHoldQueries") as turned:
+        attempt(lambda: work.wait(timeout=0.01) and None)  # the same
+        turned.wait()
     stream.release()
     work.wait(host=True)
     with held("fakeHoldLooks"):
