@@ -169,11 +169,11 @@ class MessageMethods(CollectiveMethods):
 
         Args:
           out: writable array with the dtype of the message and room for its elements. A shorter message fills the
-            first elements, in C order, and leaves the others; the status has the count. A device array has to have
-            exactly the size of the message.
+            first elements, in C order, and leaves the others; the status has the count.
           source: rank of this group, or ANY; None for no rank.
           tag: the tag of the message, or ANY.
-          timeout: seconds; None for the group's timeout. A timeout cancels the receive; the group stays usable.
+          timeout: seconds; None for the group's timeout. A timeout cancels the receive, unless its message has
+            begun to arrive; the group stays usable.
 
         Returns:
           The source, tag and number of elements of the message.
