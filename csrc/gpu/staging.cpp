@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <span>
 #include <utility>
 
@@ -15,6 +16,8 @@
 namespace samestep {
 
 namespace {
+
+constexpr std::chrono::seconds kForTheRuntime{1};
 
 /// The memory that the ranks of a host share, if there is some.
 BufferPool::Source shared_by(const std::shared_ptr<Communicator>& group) {
@@ -291,8 +294,7 @@ class HostStaging::StagedWork final : public Work {
   [[noreturn]] void throw_late(const Deadline& deadline) {
     Communicator::WorkPtr host_wait;
     bool is_this = true;
-    {
-      const std::lock_guard lock(stager_->mutex_);
+    if (const std::unique_lock alone(stager_->mutex_, std::try_to_lock); alone) {
       // This operation may wait behind an earlier one. The host operation of that one knows which ranks are missing.
       const StagedWork& first = stager_->next_to_begin(*this);
       is_this = &first == this;
@@ -366,8 +368,10 @@ void HostStaging::copy_local(std::byte* to, const std::byte* from, std::size_t n
 }
 
 void HostStaging::progress() {
-  const std::lock_guard lock(mutex_);
-  step();
+  // Not waited for: a thread that makes a step may be in a call of the runtime that blocks, and deadlines hold also
+  // then.
+  const std::unique_lock alone(mutex_, std::try_to_lock);
+  if (alone) step();
 }
 
 void HostStaging::advance() {
@@ -381,6 +385,7 @@ void HostStaging::advance() {
 }
 
 void HostStaging::step() {
+  if (const std::exception_ptr error = take_abandonment()) fail_all(error);
   if (pending_.empty()) return;
   try {
     const OnDevice on(*gpu_, device_);
@@ -431,14 +436,28 @@ void HostStaging::tell_others(const std::exception_ptr& error) {
 }
 
 void HostStaging::abandon(std::exception_ptr error) {
-  const std::lock_guard lock(mutex_);
+  {
+    const std::lock_guard lock(abandonment_mutex_);
+    abandonment_ = std::move(error);
+  }
+  // Else a call of the runtime blocks, and the thread that makes it ends the operations once it has returned.
+  const std::unique_lock alone(mutex_, kForTheRuntime);
+  if (alone) step();
+}
+
+std::exception_ptr HostStaging::take_abandonment() {
+  const std::lock_guard lock(abandonment_mutex_);
+  return std::exchange(abandonment_, nullptr);
+}
+
+void HostStaging::fail_all(const std::exception_ptr& error) {
   for (const auto& work : pending_) work->fail(error);
   pending_.clear();
 }
 
 bool HostStaging::is_idle() noexcept {
-  const std::lock_guard lock(mutex_);
-  if (in_end_ == nullptr) return false;
+  const std::unique_lock alone(mutex_, std::try_to_lock);
+  if (!alone || in_end_ == nullptr) return false;
   try {
     const OnDevice on(*gpu_, device_);
     return out_end_->is_complete() && in_end_->is_complete();
@@ -485,8 +504,8 @@ HostStaging::~HostStaging() {
 
 bool HostStaging::idle() {
   progress();
-  const std::lock_guard lock(mutex_);
-  return pending_.empty();
+  const std::unique_lock alone(mutex_, std::try_to_lock);
+  return alone && pending_.empty();
 }
 
 }  // namespace samestep

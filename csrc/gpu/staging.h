@@ -92,8 +92,10 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   void record_ends();
   /// Leaves both groups: the others would wait for an operation that has failed on this rank alone.
   void tell_others(const std::exception_ptr& error);
+  std::exception_ptr take_abandonment();
   // With the mutex held:
   void step();
+  void fail_all(const std::exception_ptr& error);
   void advance_all();
   /// The earliest operation that must start on the host before `work`, or `work` itself.
   StagedWork& next_to_begin(StagedWork& work);
@@ -104,10 +106,12 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   std::shared_ptr<BufferPool> pool_;
   std::shared_ptr<EventPool> events_;
   std::unique_ptr<GpuStream> out_, in_;  // device to host, and back
-  std::mutex mutex_;
+  std::timed_mutex mutex_;               // may be held in a call of the runtime that blocks
   std::deque<std::shared_ptr<StagedWork>> pending_;
-  std::size_t n_copying_back_ = 0;               // segments
-  std::unique_ptr<GpuEvent> out_end_, in_end_;   // of both streams, once the groups have been discarded
+  std::size_t n_copying_back_ = 0;              // segments
+  std::unique_ptr<GpuEvent> out_end_, in_end_;  // of both streams, once the groups have been discarded
+  std::mutex abandonment_mutex_;
+  std::exception_ptr abandonment_;               // that no thread has ended the operations with yet
   std::vector<std::shared_ptr<void>> retained_;  // segments of abandoned operations, which a transport may still use
 };
 

@@ -73,6 +73,30 @@ TEST_CASE("device ends: a call of the runtime that blocks holds up no deadline, 
   });
 }
 
+TEST_CASE("device ends: a call of the runtime that blocks in one thread holds up no other one where all is staged") {
+  DeviceWorld world(1, DevicePath::staged);
+  as_ranks(1, [&](int rank) {
+    const auto group = world.join(rank);
+    const UserStream stream;
+    const OnGpu x(stream, contribution(rank, 100));
+    fake().hold(stream.get());
+    const auto work = start_allreduce(*group, x);
+    fake().hold_queries(1);
+    std::thread other([&] {
+      gpu()->set_device(rank);
+      work->done();  // it is in the call until the end
+    });
+    until([] { return fake().held_queries() > 0; });
+    CHECK(has(error_of([&] { work->wait(Deadline::after(Seconds(0.1))); }), "has waited 0.1 s"));
+    CHECK(has(error_of([&] { group->close(Deadline::after(Seconds(0.1))); }), "are pending"));
+    abandon(*group);
+    fake().hold_queries(0);
+    other.join();
+    CHECK(has(error_of([&] { work->wait(soon()); }), "given up"));
+    fake().release(stream.get());
+  });
+}
+
 TEST_CASE("device ends: who drops a group does not wait for a call of the runtime that blocks") {
   DeviceWorld world(1, DevicePath::nccl);
   std::atomic<bool> dropped = false;
