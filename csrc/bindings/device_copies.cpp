@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "gpu/capture.h"
+#include "gpu/gpu_memory.h"
 #include "gpu/known_memory.h"
 #include "kernels/stream.h"
 #include "kernels/strided.h"
@@ -58,6 +59,33 @@ DeviceCopies::~DeviceCopies() {
     finish();
   } catch (const Error&) {  // the device is lost
   }
+}
+
+bool copy_on_device(const ArrayView& from, const ArrayView& to) {
+  GpuLibrary* const gpu = gpu_of(from);
+  if (gpu == nullptr || gpu != gpu_of(to)) return false;
+  if (from.nbytes() == 0 || from.data == to.data) return true;
+  const auto begins_within = [](const ArrayView& one, const ArrayView& other) {
+    const auto at = reinterpret_cast<std::uintptr_t>(one.data), of = reinterpret_cast<std::uintptr_t>(other.data);
+    return at >= of && at < of + other.nbytes();
+  };
+  if (begins_within(from, to) || begins_within(to, from)) return false;
+  const int device = require_device("copy", *gpu, from.buffer());
+  if (device != require_device("copy", *gpu, to.buffer())) return false;
+  const OnDevice on(*gpu, device);
+  const auto stream_of = [](const ArrayView& view) {
+    return reinterpret_cast<GpuLibrary::Stream>(view.stream == kNoStream ? 0 : view.stream);
+  };
+  const auto follow = [&](GpuLibrary::Stream later, GpuLibrary::Stream earlier) {
+    if (later == earlier) return;
+    const GpuEvent reached({std::shared_ptr<void>(), gpu});  // the runtime stays for the life of the process
+    reached.record(earlier);
+    reached.make_wait(later);
+  };
+  follow(stream_of(to), stream_of(from));
+  gpu->copy(to.data, from.data, from.nbytes(), stream_of(to));
+  follow(stream_of(from), stream_of(to));
+  return true;
 }
 
 const char* device_name(DeviceKind kind) {

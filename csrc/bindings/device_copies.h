@@ -38,6 +38,11 @@ class DeviceCopies {
   std::vector<Used> used_;
 };
 
+/// Copies a reachable array to another one of the same device, dtype and shape, in the stream of `to`. Later work in
+/// both streams comes after it, so nobody waits. False, without effect, if they overlap in part or are not on one
+/// device.
+bool copy_on_device(const ArrayView& from, const ArrayView& to);
+
 /// "cpu", "cuda", "rocm" or "other".
 const char* device_name(DeviceKind kind);
 
