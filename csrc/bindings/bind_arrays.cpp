@@ -99,7 +99,7 @@ Array view_run(const py::object& buffer, const char* what, std::span<const Array
 
 // Calls `copy(view, place in the run)` for each array, without the GIL if that may take long.
 template <class Copy>
-void copy_each(std::span<const Array> arrays, const Array& run, Copy copy) {
+void copy_each(std::span<const Array> arrays, const Array& run, bool packs, Copy copy) {
   std::optional<py::gil_scoped_release> no_gil;
   const bool on_device =
       std::ranges::any_of(arrays, [](const Array& array) { return array->device.kind != DeviceKind::cpu; });
@@ -107,6 +107,7 @@ void copy_each(std::span<const Array> arrays, const Array& run, Copy copy) {
   // Declared after the release of the GIL: after an exception its destructor waits for the device, still without it.
   DeviceCopies copies;
   char* place = static_cast<char*>(run->data);
+  if (on_device && copies.begin_packed(arrays, place, /*to_host=*/packs)) return copies.finish();
   for (const Array& array : arrays) {
     const std::size_t nbytes = array->nbytes();
     if (nbytes > 0) copy(array.view(), place, copies);
@@ -119,7 +120,8 @@ void pack(const py::object& arrays, const py::object& out, bool as_they_lie) {
   const std::vector<Array> views = view_all(arrays, "pack: arrays", /*to_write=*/false, as_they_lie);
   const Array run = view_run(out, "pack: out", views);
   require_writable(run.view(), "pack: out");
-  copy_each(views, run, [](const ArrayView& from, char* to, DeviceCopies& copies) { pack_elements(from, to, copies); });
+  copy_each(views, run, /*packs=*/true,
+            [](const ArrayView& from, char* to, DeviceCopies& copies) { pack_elements(from, to, copies); });
 }
 
 bool copy_between_devices(const py::object& from, const py::object& to) {
@@ -135,7 +137,7 @@ bool copy_between_devices(const py::object& from, const py::object& to) {
 void unpack(const py::object& buffer, const py::object& arrays, bool as_they_lie) {
   const std::vector<Array> views = view_all(arrays, "unpack: arrays", /*to_write=*/true, as_they_lie);
   const Array run = view_run(buffer, "unpack: buffer", views);
-  copy_each(views, run, [](const ArrayView& to, const char* from, DeviceCopies& copies) {
+  copy_each(views, run, /*packs=*/false, [](const ArrayView& to, const char* from, DeviceCopies& copies) {
     if (to.device.kind != DeviceKind::cpu) {
       copies.begin(to, to.data, from);
     } else if (to.contiguous) {

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <map>
+#include <mutex>
+#include <optional>
 #include <utility>
 
 #include "core/error.h"
@@ -34,6 +37,21 @@ GpuLibrary* gpu_of(const ArrayView& view) {
   return registered[place].load(std::memory_order_acquire);  // pairs with register_gpu
 }
 
+namespace {
+
+/// Never freed, as the runtime itself.
+const std::shared_ptr<BufferPool>& memory_for_packing(GpuLibrary* gpu, int device) {
+  static auto& mutex = *new std::mutex;
+  static auto& pools = *new std::map<std::pair<GpuLibrary*, int>, std::shared_ptr<BufferPool>>;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<BufferPool>& pool = pools[{gpu, device}];
+  const std::shared_ptr<GpuLibrary> runtime(std::shared_ptr<void>(), gpu);
+  if (pool == nullptr) pool = std::make_shared<BufferPool>(runtime, device);
+  return pool;
+}
+
+}  // namespace
+
 void DeviceCopies::begin(const ArrayView& view, void* to, const void* from) {
   GpuLibrary* const gpu = gpu_of(view);
   if (gpu == nullptr) throw UnavailableError("device memory cannot be reached: no runtime has been opened");
@@ -47,17 +65,49 @@ void DeviceCopies::begin(const ArrayView& view, void* to, const void* from) {
   if (std::ranges::find(used_, used) == used_.end()) used_.push_back(used);
 }
 
+bool DeviceCopies::begin_packed(std::span<const Array> arrays, char* run, bool to_host) {
+  constexpr std::size_t kMaxPacked = 4 << 20;  // a bucket of a tree; device memory is kept for it
+  if (arrays.size() < 2) return false;
+  std::optional<Used> used;
+  std::size_t nbytes = 0;
+  for (const Array& array : arrays) {
+    if (array->nbytes() == 0) continue;
+    GpuLibrary* const gpu = gpu_of(array.view());
+    nbytes += array->nbytes();
+    if (gpu == nullptr || nbytes > kMaxPacked) return false;
+    const Used here{gpu, require_device("copy", *gpu, array->buffer()), array->stream == kNoStream ? 0 : array->stream};
+    if (used && *used != here) return false;
+    used = here;
+  }
+  if (!used) return false;
+  const OnDevice on(*used->gpu, used->device);
+  auto* const stream = reinterpret_cast<GpuLibrary::Stream>(used->stream);
+  packed_.push_back(memory_for_packing(used->gpu, used->device)->take(nbytes));
+  used_.push_back(*used);
+  if (!to_host) used->gpu->copy(packed_.back().get(), run, nbytes, stream);
+  std::byte* at = packed_.back().get();
+  for (const Array& array : arrays) {
+    if (array->nbytes() == 0) continue;
+    used->gpu->copy(to_host ? at : array->data, to_host ? array->data : at, array->nbytes(), stream);
+    at += array->nbytes();
+  }
+  if (to_host) used->gpu->copy(run, packed_.back().get(), nbytes, stream);
+  return true;
+}
+
 void DeviceCopies::finish() {
   for (const Used& used : std::exchange(used_, {})) {
     const OnDevice on(*used.gpu, used.device);
     used.gpu->synchronize(reinterpret_cast<GpuLibrary::Stream>(used.stream));
   }
+  packed_.clear();
 }
 
 DeviceCopies::~DeviceCopies() {
   try {
     finish();
-  } catch (const Error&) {  // the device is lost
+  } catch (const Error&) {                                                           // the device is lost
+    for (auto& memory : packed_) new std::shared_ptr<std::byte>(std::move(memory));  // nobody gets it again
   }
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "bindings/array_view.h"
@@ -26,6 +28,9 @@ class DeviceCopies {
 
   /// Between the memory of `view` and the host: one of `to` and `from` is `view.data`.
   void begin(const ArrayView& view, void* to, const void* from);
+  /// All `arrays` in one copy between device and host, where they lie one after the other at `run`, if they are few
+  /// bytes of one device and stream; false if not. They are packed on the device.
+  bool begin_packed(std::span<const Array> arrays, char* run, bool to_host);
   void finish();
 
  private:
@@ -36,6 +41,7 @@ class DeviceCopies {
     bool operator==(const Used&) const = default;
   };
   std::vector<Used> used_;
+  std::vector<std::shared_ptr<std::byte>> packed_;  // memory of the device, until the copies have ended
 };
 
 /// Copies a reachable array to another one of the same device, dtype and shape, in the stream of `to`. Later work in

@@ -276,3 +276,16 @@ def test_a_tree_waits_once_for_each_message(group):
     before = fake_arrays.slow_calls().synchronized
     group.allreduce_tree(tree, "max")
     assert fake_arrays.slow_calls().synchronized - before <= 2
+
+
+@ranks
+def test_a_tree_is_packed_before_it_is_copied(group):
+    stream = fake_arrays.Stream()
+    values = [row(k, 100 + k) for k in range(50)]
+    tree = [fake_arrays.Array.of(value, stream) for value in values]
+    stream.synchronize()
+    fake_arrays.longest_copy()
+    group.allreduce_tree(tree, "max")
+    assert fake_arrays.longest_copy() == sum(value.nbytes for value in values)
+    for leaf, value in zip(tree, values, strict=True):
+        np.testing.assert_array_equal(leaf.get(), value)
