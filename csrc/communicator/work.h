@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <exception>
 #include <span>
+#include <string>
 
 #include "core/buffer.h"
 #include "core/deadline.h"
@@ -52,6 +53,13 @@ class Work {
 
   /// The error of the operation, or null. Valid once `done()` is true.
   virtual std::exception_ptr error() const = 0;
+
+  /// Of a pending operation: whom it has waited for, for the text of a TimeoutError. Empty if that is not known. Never
+  /// blocks.
+  virtual std::string timeout_message(Seconds waited) {
+    (void)waited;
+    return "";
+  }
 
   /// Whether no device uses the memory of this operation any more. False for what is not known to have ended.
   virtual bool device_has_ended() const { return false; }

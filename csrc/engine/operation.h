@@ -25,6 +25,7 @@ class Operation : public Work {
   bool done() override;
   void wait(const Deadline& deadline) override { engine_->wait(*this, deadline); }
   std::exception_ptr error() const override { return finished_ ? error_ : nullptr; }
+  std::string timeout_message(Seconds waited) override { return engine_->timeout_message(*this, waited); }
   /// Transports alone access its memory; see Membership::is_discarded.
   bool device_has_ended() const override { return true; }
 

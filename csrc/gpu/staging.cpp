@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <span>
 #include <utility>
 
@@ -17,7 +16,7 @@ namespace samestep {
 
 namespace {
 
-constexpr std::chrono::seconds kForTheRuntime{1};
+constexpr Seconds kForTheRuntime{1};
 
 /// The memory that the ranks of a host share, if there is some.
 BufferPool::Source shared_by(const std::shared_ptr<Communicator>& group) {
@@ -441,7 +440,10 @@ void HostStaging::abandon(std::exception_ptr error) {
     abandonment_ = std::move(error);
   }
   // Else a call of the runtime blocks, and the thread that makes it ends the operations once it has returned.
-  const std::unique_lock alone(mutex_, kForTheRuntime);
+  std::unique_lock alone(mutex_, std::defer_lock);
+  Backoff pause(/*oversubscribed=*/true);
+  for (const Deadline deadline = Deadline::after(kForTheRuntime); !alone.try_lock() && !deadline.passed();)
+    pause.step();
   if (alone) step();
 }
 

@@ -213,7 +213,10 @@ std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_p
     }
     return nullptr;
   }
-  if (operation.deadline.passed()) return timeout_error(operation, operation.deadline, "");
+  if (operation.deadline.passed()) {
+    const std::string missing = agreed ? "" : operation.signature_check->timeout_message(operation.deadline.timeout());
+    return timeout_error(operation, operation.deadline, missing.empty() ? "" : ": " + missing);
+  }
   if (now - operation.started < kLookAtPeersAfter) return nullptr;
   const std::exception_ptr lost = liveness_->lost();
   if (!lost || !agreed || !operation.launched) return lost;

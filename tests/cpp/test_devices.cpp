@@ -315,6 +315,24 @@ TEST_CASE("devices: an operation that hangs ends at its deadline") {
   });
 }
 
+TEST_CASE("devices: a rank that does not call is named at the group's own deadline") {
+  DeviceWorld world(2, DevicePath::nccl);
+  std::atomic<bool> told = false;
+  as_ranks(2, [&](int rank) {
+    const auto group = world.join(rank, Seconds(0.5));
+    const UserStream stream;
+    OnGpu x(stream, contribution(rank, 100));
+    if (rank == 0) {
+      const std::string text = error_of([&] { start_allreduce(*group, x)->wait(soon()); });
+      CAPTURE(text);
+      CHECK(text.find("not all ranks have reached it: ") != std::string::npos);
+      CHECK(text.find("has waited 0.5 s for rank 1") != std::string::npos);
+      told = true;
+    }
+    until([&] { return told.load(); });
+  });
+}
+
 TEST_CASE("devices: a mismatch is reported on all ranks") {
   DeviceWorld world(2, DevicePath::nccl);
   all_are_told_of_a_difference(world);
