@@ -106,8 +106,9 @@ void DeviceCopies::finish() {
 DeviceCopies::~DeviceCopies() {
   try {
     finish();
-  } catch (const Error&) {                                                           // the device is lost
-    for (auto& memory : packed_) new std::shared_ptr<std::byte>(std::move(memory));  // nobody gets it again
+  } catch (const Error&) {
+    // The device is lost, and copies may not have ended: the memory is never given to anybody again.
+    for (auto& memory : packed_) new std::shared_ptr<std::byte>(std::move(memory));
   }
 }
 

@@ -167,7 +167,7 @@ void PendingWork::unstage() {
 
 bool PendingWork::poll() const {
   if (on_device_.empty()) return work_->done();
-  // A runtime may hold up whoever asks it, and with a staged operation the whole next step is done here.
+  // A call of the runtime may block, and with a staged operation the whole next step is done here.
   const py::gil_scoped_release no_gil;
   return work_->done();
 }

@@ -21,8 +21,7 @@ struct GroupSettings {
   std::optional<std::string> algorithm = {};              ///< of long reductions; "" selects it by the cost model
   std::optional<std::size_t> segment_bytes = {};          ///< of one rank's part of a segment; 0: the default
   std::optional<std::size_t> default_segment_bytes = {};  ///< the default, if `segment_bytes` was not given before
-  std::optional<std::size_t> max_message = {};  ///< limit of a message of the transport in bytes; 0: its own limit
-
+  std::optional<std::size_t> max_message = {};      ///< limit of a message of the transport in bytes; 0: its own limit
   std::optional<std::size_t> message_segment = {};  ///< longer messages are sent in segments of at most so many bytes
 
   /// Copies the block that a rank sends to itself in a collective that only moves data. Empty: memmove.

@@ -27,7 +27,8 @@ class Send : public Operation {
 
  protected:
   void abort() override {
-    if (segments_ != nullptr) progress_engine().close_body(segments_->number);
+    const bool has_tag = segments_ != nullptr && segments_->peer >= 0;  // else it has failed before it had one
+    if (has_tag) progress_engine().close_body(segments_->number);
   }
   std::string what() const override;
 
