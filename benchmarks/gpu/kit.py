@@ -118,21 +118,50 @@ def sharing_for(nccl: str) -> Sharing:
     return Sharing("another NCCL_HOSTID for each rank", variables, {"NCCL_HOSTID": "rank-{rank}"})
 
 
-def run(part: Part, seconds: float, place: Path) -> dict[str, Any]:
-    """Runs all ranks of a part and ends them all, whatever happens."""
-    place.mkdir()
-    begin = time.monotonic()
-    common = {**os.environ, **part.variables, "KIT_SIZE": str(part.ranks), "KIT_PLACE": str(place)}
-    with contextlib.ExitStack() as stack:
-        ranks = [stack.enter_context(_rank(part, rank, common, place)) for rank in range(part.ranks)]
+class Started:
+    """All ranks of a part, which wait for its turn; leaving it ends them all, whatever happens."""
+
+    def __init__(self, part: Part, place: Path, *, ahead: str = "") -> None:
+        """Start them.
+
+        Args:
+          part: what they run.
+          place: a folder that is made for them.
+          ahead: a module to import before their turn.
+        """
+        place.mkdir()
+        self.part, self.place = part, place
+        common = {**os.environ, **part.variables, "KIT_SIZE": str(part.ranks), "KIT_PLACE": str(place)}
+        with contextlib.ExitStack() as stack:
+            common["KIT_AHEAD"] = ahead
+            self.ranks = [stack.enter_context(_rank(part, rank, common, place)) for rank in range(part.ranks)]
+            self._ending = stack.pop_all()
+
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        self._ending.close()
+
+    def begin(self) -> None:
+        for process in self.ranks:
+            assert process.stdin
+            process.stdin.close()
+
+
+def run(started: Started, seconds: float) -> dict[str, Any]:
+    """Waits for a part to end, no longer than `seconds`, and ends it."""
+    part, begin = started.part, time.monotonic()
+    with started:
+        started.begin()
         codes: list[int | None] = [None] * part.ranks
         while None in codes and time.monotonic() - begin < seconds:
-            codes = [process.poll() for process in ranks]
+            codes = [process.poll() for process in started.ranks]
             codes = [_judged(part, rank, code) for rank, code in enumerate(codes)]
             if any(code not in (None, 0, SKIPPED) for code in codes):  # let the others say what they know
                 seconds = min(seconds, time.monotonic() - begin + 10)
             time.sleep(0.02)
-    logs = [(place / f"rank-{rank}.log").read_text(errors="replace") for rank in range(part.ranks)]
+    logs = [(started.place / f"rank-{rank}.log").read_text(errors="replace") for rank in range(part.ranks)]
     lines = [line for log in logs for line in log.splitlines()]
     reasons = [line[8:] for line in lines if line.startswith("SKIPPED ")]
     if None in codes:
@@ -167,7 +196,7 @@ def _rank(part: Part, rank: int, common: Mapping[str, str], place: Path) -> Iter
             [sys.executable, "-X", "faulthandler", *part.words],
             cwd=HERE,
             env={**common, **mine, "KIT_RANK": str(rank)},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -220,6 +249,11 @@ def _arguments() -> argparse.Namespace:
         "--arrays", choices=("torch", "cupy"), help="of this library; by default the first found"
     )
     parser.add_argument("--short", action="store_true", help="few turns and sizes, to try the kit itself")
+    parser.add_argument(
+        "--ahead",
+        action="store_true",
+        help="start the next part while one runs, up to its imports: where there are many processors",
+    )
     parser.add_argument("--seconds", type=float, default=530.0, help="for everything (default %(default)s)")
     parser.add_argument("--part-seconds", type=float, default=1e9, help="at most for each part")
     parser.add_argument(
@@ -275,11 +309,41 @@ def import_once(limit: Time) -> None:
         )
 
 
-def run_in_time(part: Part, limit: Time, most: float, place: Path) -> dict[str, Any]:
-    """`run`, if there is time."""
-    if limit.left() < LEAST_S:
-        return {"status": "not started", "reason": "no time was left", "seconds": 0.0, "results": []}
-    return run(part, min(part.seconds, most, limit.left()), place)
+def run_all(
+    wanted: list[Part], limit: Time, most: float, folder: Path, *, ahead: bool
+) -> Iterator[tuple[Part, dict[str, Any]]]:
+    """Runs one part after the other, as long as there is time, and yields what each has found.
+
+    Args:
+      wanted: the parts.
+      limit: the time for all.
+      most: seconds for each part.
+      folder: in which each part gets one.
+      ahead: whether the next part is started while one runs.
+    """
+    following: Started | None = None
+    with contextlib.ExitStack() as stack:
+        for number, part in enumerate(wanted):
+            if limit.left() < LEAST_S:
+                yield (
+                    part,
+                    {"status": "not started", "reason": "no time was left", "seconds": 0.0, "results": []},
+                )
+                continue
+            started = following or Started(part, folder / str(number))
+            following = None
+            if ahead and number + 1 < len(wanted):
+                after = wanted[number + 1]
+                following = stack.enter_context(
+                    Started(after, folder / str(number + 1), ahead=_slow_import(after))
+                )
+            yield part, run(started, min(part.seconds, most, limit.left()))
+
+
+def _slow_import(part: Part) -> str:
+    """The module whose import takes a part seconds."""
+    modules = {"kit_jax.py": "jax", "kit_sanitizer.py": "sys"}
+    return modules.get(part.words[0], os.environ.get("KIT_ARRAYS", "torch"))
 
 
 def main() -> int:
@@ -302,8 +366,8 @@ def main() -> int:
         if any(word in part.name or word == part.kind for word in flags.only.split(","))
     ]
     with tempfile.TemporaryDirectory(prefix="samestep-kit-") as folder:
-        for number, part in enumerate(wanted):
-            result = run_in_time(part, limit, flags.part_seconds, Path(folder) / str(number))
+        results = run_all(wanted, limit, flags.part_seconds, Path(folder), ahead=flags.ahead)
+        for part, result in results:
             found["parts"][part.name] = result
             print(
                 f"{result['status']:>11} {result['seconds']:6.1f} s  {part.name} {result['reason']}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -13,6 +14,11 @@ SKIPPED = 77  # exit code of a part that cannot run here, as in automake
 RANK = int(os.environ.get("KIT_RANK", "0"))
 SIZE = int(os.environ.get("KIT_SIZE", "1"))
 SHORT = os.environ.get("KIT_SHORT") == "1"  # to try the kit itself
+
+if ahead := os.environ.pop("KIT_AHEAD", ""):  # another part still runs, and this one's turn is to come
+    with contextlib.suppress(Exception):  # the part itself says what is missing
+        __import__(ahead)
+    sys.stdin.read()
 
 
 def tell(**what: Any) -> None:
