@@ -138,15 +138,20 @@ def capture() -> int:
         backend.allreduce(x)
         arrays.fill(z, 0.0)  # code that is loaded within a capture may end it
         arrays.synchronize()
-        arrays.busy(1.0)
+        begin = time.monotonic()
+        arrays.busy(3.0)
         work = backend.iallreduce(x)
+        pending = []
 
         def beside(z: Any) -> None:
             arrays.fill(z, 2.0)
             time.sleep(0.1)  # the thread that watches operations looks at this one meanwhile
+            pending.append(not work.done())
 
         replay = arrays.captured(beside, z)
-        found.expect(not arrays.idle(), "no operation was pending when the capture ended")
+        found.seen["captured_after_s"] = round(time.monotonic() - begin, 2)
+        found.seen["pending_in_and_after"] = [*pending, not work.done()]
+        found.expect(all(pending), "no operation was pending within the capture")
         work.wait(host=True)
         replay()
         found.expect(bool((arrays.get(z) == 2.0).all()), "wrong numbers in a replay beside an operation")
