@@ -154,6 +154,17 @@ StreamHandle find_stream(PyObject* object, ArrayView& view) {
   return view.stream;
 }
 
+StreamHandle StreamFinder::find(PyObject* object, ArrayView& view) {
+  const bool torch = view.device.index >= 0 && sources::facts_of(Py_TYPE(object)).torch;
+  if (torch && view.device.index == device_) return view.stream = of_torch_;
+  find_stream(object, view);
+  if (torch) {
+    device_ = view.device.index;
+    of_torch_ = view.stream;
+  }
+  return view.stream;
+}
+
 void bump_version(PyObject* object) {
   if (!sources::facts_of(Py_TYPE(object)).torch) return;
   constinit static CachedAttribute increment_version("torch.autograd.graph", "increment_version");

@@ -110,6 +110,17 @@ bool try_view(PyObject* object, Array& array);
 /// known or no write is pending. Set in `view` too.
 StreamHandle find_stream(PyObject* object, ArrayView& view);
 
+/// `find_stream` for the arrays of one call: torch's tensors do not know a stream, so that it asks once for all of them
+/// on a device.
+class StreamFinder {
+ public:
+  StreamHandle find(PyObject* object, ArrayView& view);
+
+ private:
+  int device_ = -1;  ///< of the tensors whose stream is known, or -1
+  StreamHandle of_torch_ = kNoStream;
+};
+
 /// While the result lives `ndarray.resize` of the array, or of what it is a view of, raises also with refcheck=False.
 /// None where the memory cannot be pinned, and where it need not be: a Py_buffer pins what it views.
 pybind11::object pin_memory(const Array& array);

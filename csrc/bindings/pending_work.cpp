@@ -69,7 +69,7 @@ Buffer PendingWork::borrow(const py::handle& array, Array view, const char* what
     shape_.memory_order = *lies;
     ArrayView& viewed = view.mutable_view();
     // Numba says None of the arrays of its default stream, too.
-    if (find_stream(array.ptr(), viewed) == kNoStream) viewed.stream = kLegacyStream;
+    if (streams_.find(array.ptr(), viewed) == kNoStream) viewed.stream = kLegacyStream;
     on_device_.push_back({py::reinterpret_borrow<py::object>(array), viewed.device});
   }
   arrays_.push_back(std::move(view));
@@ -179,6 +179,8 @@ bool PendingWork::done() {
 }
 
 void PendingWork::wait(double timeout, AtDeadline at_deadline, int polls_with_gil, bool wait_on_host) {
+  // First, since to ask whether the device has ended costs more than to let a stream wait.
+  if (!wait_on_host && order_streams(timeout, at_deadline)) return unstage();
   // Where CPUs are short each poll keeps others from coming; what a device does is not worth one.
   const int polls = communicator_->oversubscribed() || !on_device_.empty() ? 1 : polls_with_gil;
   for (int i = 0; i < polls; ++i) {
@@ -188,7 +190,6 @@ void PendingWork::wait(double timeout, AtDeadline at_deadline, int polls_with_gi
     // It throws the error, and draws the consequences for the group.
     return wait_for_end(at_deadline, [&] { work_->wait(Deadline::after(Seconds(timeout))); });
   }
-  if (!wait_on_host && order_streams(timeout, at_deadline)) return unstage();
   wait_for_end(at_deadline, [&] { work_->wait(Deadline::after(Seconds(timeout))); });
   unstage();
 }
@@ -214,7 +215,8 @@ void PendingWork::wait_for_end(AtDeadline at_deadline, Wait wait) {
 
 bool PendingWork::order_streams(double timeout, AtDeadline at_deadline) {
   if (on_device_.empty()) return false;
-  std::vector<StreamHandle> streams;
+  std::vector<StreamHandle> streams;  // each once
+  StreamFinder finder;
   for (const OnDevice& one : on_device_) {
     // XLA may give the memory of an input away as soon as it is released, and no stream of XLA's can wait, for a result
     // neither.
@@ -222,8 +224,9 @@ bool PendingWork::order_streams(double timeout, AtDeadline at_deadline) {
     if (facts.jax || facts.becomes_jax) return false;
     ArrayView view;
     view.device = one.device;
-    streams.push_back(find_stream(one.array.ptr(), view));
-    if (streams.back() == kNoStream) return false;
+    const StreamHandle stream = finder.find(one.array.ptr(), view);
+    if (stream == kNoStream) return false;
+    if (std::ranges::find(streams, stream) == streams.end()) streams.push_back(stream);
   }
   bool ordered = true;
   wait_for_end(at_deadline, [&] {

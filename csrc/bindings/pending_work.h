@@ -127,6 +127,7 @@ class PendingWork {
     Device device;
   };
   std::vector<OnDevice> on_device_;
+  StreamFinder streams_;
   Shape shape_;
   PythonMutex mutex_;  // of the pins, of `unstage` and of `cancel`
   bool unstaged_ = false;

@@ -36,9 +36,10 @@ def test_a_library_with_dlpack_only_lets_the_default_stream_wait(tmp_path, backe
 
 
 @BACKENDS
-def test_tensors_of_torch_are_used_in_its_current_stream(tmp_path, backend):
+@pytest.mark.parametrize("torch", ["", "_without_raw_streams"])
+def test_tensors_of_torch_are_used_in_its_current_stream(tmp_path, backend, torch):
     """Before the operation and after it."""
-    (rank,) = run(tmp_path, "reduce_a_tensor_of_torch", backend, 1)
+    (rank,) = run(tmp_path, "reduce_a_tensor_of_torch" + torch, backend, 1)
     assert rank.reports == [{"used": [-1.0] * 5}, {"early": False, "result": [1.0] * 5}], rank
 
 

@@ -23,6 +23,9 @@ class Tensor(fake_arrays.DLPackArray):
     def device(self) -> int:
         return self._place[0]
 
+    def get_device(self) -> int:
+        return self._place[0]
+
     def detach(self) -> Tensor:
         return self
 
@@ -46,18 +49,28 @@ def _current_stream(device: int) -> types.SimpleNamespace:
     return types.SimpleNamespace(cuda_stream=_current[0].handle)
 
 
+def _raw_stream(device: int) -> int | None:
+    return _current[0].handle
+
+
 def _set_device(device: int) -> None:
     fake_arrays.call("SetDevice", device)
 
 
-def install() -> None:
-    """`import torch` gives this module, for the rest of the process."""
+def install(*, with_raw_streams: bool = True) -> None:
+    """`import torch` gives this module, for the rest of the process.
+
+    `with_raw_streams`: whether it has the function, private to torch, that gives a stream's handle alone.
+    """
     graph: Any = types.ModuleType("torch.autograd.graph")
     graph.increment_version = lambda tensors: None
     autograd: Any = types.ModuleType("torch.autograd")
     autograd.graph = graph
     torch: Any = types.ModuleType("torch")
     torch.Tensor, torch.autograd = Tensor, autograd
+    torch._C = types.SimpleNamespace()
+    if with_raw_streams:
+        torch._C._cuda_getCurrentRawStream = _raw_stream
     torch.cuda = types.SimpleNamespace(
         current_stream=_current_stream, is_available=lambda: True, set_device=_set_device
     )

@@ -106,9 +106,14 @@ def reduce_an_array_with_dlpack_only(backend):
     reduce_late(world, x, y, lambda array: array)
 
 
-def reduce_a_tensor_of_torch(backend):
+def reduce_a_tensor_of_torch_without_raw_streams(backend):
+    """As of a torch whose private functions have changed."""
+    reduce_a_tensor_of_torch(backend, with_raw_streams=False)
+
+
+def reduce_a_tensor_of_torch(backend, *, with_raw_streams=True):
     """In torch's current stream, which has nothing to do with the default stream."""
-    fake_torch.install()
+    fake_torch.install(with_raw_streams=with_raw_streams)
     world = start(backend)
     fake_torch.set_stream(Stream(blocking=False))
     x, y = (fake_torch.tensor(np.full(5, value, "float32")) for value in (-1.0, -2.0))
