@@ -118,13 +118,14 @@ void check_leaves(const Communicator* comm, const py::list& leaves) {
   using Leaf = std::tuple<py::object, std::string, int, std::uintptr_t, std::string>;
   std::vector<std::string> verbs;
   std::vector<ConstBuffer> buffers;
+  StreamFinder finder;
   for (const py::handle& leaf : leaves) {
     auto [array, kind, index, address, verb] = leaf.cast<Leaf>();
     ArrayView view;
     view.data = reinterpret_cast<void*>(address);
     view.count = 1;  // some; how many does not matter here
     view.device = {kind == "other" ? DeviceKind::other : kind_of(kind), index};
-    find_stream(array.ptr(), view);
+    finder.find(array.ptr(), view);
     buffers.push_back(view.buffer());
     verbs.push_back(std::move(verb));
   }
@@ -219,16 +220,16 @@ void bind_device_arrays(py::module_& m) {
       "array"_a, "verb"_a, "UnavailableError if the stream of this array, device memory, is captured into a graph.");
   m.def(
       "find_conflict",
-      [](const py::list& arrays) {
+      [](const std::vector<std::tuple<std::uintptr_t, std::size_t, bool>>& given) {
         std::vector<MemoryRange> ranges;
-        for (const py::handle array : arrays) {
-          const Array view = view_of(array.ptr());
-          const ArrayView::Extent extent = view->extent();
-          ranges.push_back({extent.begin, extent.nbytes, writable(view.view())});
+        for (const auto& [address, nbytes, written] : given) {
+          ranges.push_back({reinterpret_cast<const void*>(address), nbytes, written});
         }
         return find_conflict(ranges);
       },
-      "arrays"_a, "Two arrays that share memory of which one can be written, by their indices, or None.");
+      "ranges"_a,
+      "Two runs of memory, (address, bytes, whether it is written), that overlap where one is written: their indices, "
+      "or None.");
   m.def(
       "check_leaves", &check_leaves, "comm"_a.none(true), "leaves"_a,
       "Raises what an operation of the group on each of these leaves of a tree would raise before it begins. `leaves`: "

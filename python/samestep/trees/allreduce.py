@@ -82,11 +82,11 @@ def _reduce(
     for i in numbers:
         values[i] = np.asarray(leaves[i])
     looks = signature.describe_leaves(names, values, act, backend)
-    kinds, infos, aliases = looks
+    kinds, infos, aliases, _ = looks
     for i, info in enumerate(infos):
         if info is not None and not info.writable:
             aliases[i] = i  # reduced into a new array, so it may well stand in two places
-    signature.refuse_overlaps(names, values, looks, act)
+    signature.refuse_overlaps(names, looks, act)
     mine = signature.Description(act, names, kinds, aliases)
     everyone = signature.gather_if_different(backend, mine, left, compared=compared)
     if everyone is not None:

@@ -91,8 +91,8 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
             backend, flat, signature.is_number, "bcast", act, root=root, timeout=left()
         )
     looks = signature.describe_leaves(flat.names, flat.leaves, act, backend)
-    signature.refuse_overlaps(flat.names, flat.leaves, looks, act)
-    kinds, infos, aliases = looks
+    signature.refuse_overlaps(flat.names, looks, act)
+    kinds, infos, aliases, _ = looks
     mine = signature.Description(act, flat.names, kinds, aliases)
     everyone = signature.gather_if_different(backend, mine, left, compared=compared)
     if everyone is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import sys
 import time
@@ -125,6 +126,8 @@ def allreduce_leaves(
     """
     left = timer(timeout)
     results = list(leaves)
+    code, factor = resolve(op)
+    nccl_reduces = functools.cache(lambda dtype: _core.nccl_reduces(dtype, code))
 
     def alone(i: int) -> _Message:
         with _of_leaves(names, [i]):
@@ -144,9 +147,8 @@ def allreduce_leaves(
         _pool(backend).append(with_memory)
 
     def on_device(message: list[int]) -> _Message:
-        code, factor = resolve(op)
         targets = _targets(message, leaves, infos)
-        converted = not _core.nccl_reduces(infos[message[0]].dtype, code)
+        converted = not nccl_reduces(infos[message[0]].dtype)
         inputs = [arrays.to_float32(leaves[i]) if converted else leaves[i] for i in message]
         outputs = inputs if converted else targets
         with _of_leaves(names, message):
@@ -160,10 +162,7 @@ def allreduce_leaves(
         _finish(message, targets, leaves, infos, results)
 
     def takes(i: int) -> bool:
-        code = resolve(op)[0]
-        return _core.nccl_reduces(infos[i].dtype, code) or (
-            code == ReduceOp.AVG.value and arrays.converts(leaves[i])
-        )
+        return nccl_reduces(infos[i].dtype) or (code == ReduceOp.AVG.value and arrays.converts(leaves[i]))
 
     many = _for_nccl(backend, infos, takes)
     messages = _plan_without(many, infos, mix_dtypes=False)

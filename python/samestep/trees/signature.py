@@ -47,6 +47,8 @@ class LeafTable(NamedTuple):
     """Properties of an array; None for all else."""
     aliases: list[int]
     """Index of the first leaf that is the same array: the same elements, though it may be another view."""
+    on_device: list[tuple[int, int]]
+    """Leaves with elements in device memory, each one run: their index and address."""
 
 
 def describe_leaves(
@@ -78,6 +80,7 @@ def describe_leaves(
     infos: list[ArrayInfo | None] = []
     memory: dict[int, tuple[Any, ...]] = {}
     on_device: list[tuple[Any, str, int, int, str]] = []
+    places: list[tuple[int, int]] = []
     for i, leaf in enumerate(leaves):
         kind, info = "", None
         if type(leaf) is np.ndarray or arrays.is_array(leaf):
@@ -96,12 +99,13 @@ def describe_leaves(
                 if nbytes:
                     memory[i] = (address, strides, kind)
                     if device != "cpu":
+                        places.append((i, address))
                         on_device.append((leaf, device, index, address, f"{act}: {leaf_text(names[i])}"))
         kinds.append(kind or _kind_of_other(leaf))
         infos.append(info)
     if on_device:  # before ranks compare anything: one that is refused afterwards leaves the others behind
         _core.check_leaves(None if backend is None else backend._comm, on_device)
-    return LeafTable(kinds, infos, _first_aliases(memory, len(leaves)))
+    return LeafTable(kinds, infos, _first_aliases(memory, len(leaves)), places)
 
 
 def _order_text(leaf: Any, readonly: bool, where: str) -> str:
@@ -125,7 +129,7 @@ def _first_aliases(memory: dict[int, tuple[Any, ...]], n_leaves: int) -> list[in
     return aliases
 
 
-def refuse_overlaps(names: Sequence[str], leaves: Sequence[Any], looks: LeafTable, act: str) -> None:
+def refuse_overlaps(names: Sequence[str], looks: LeafTable, act: str) -> None:
     """Refuse leaves in device memory that share some of it without being the same array.
 
     Each is worked on where it lies, by operations in progress together, so shared elements would be reduced twice.
@@ -133,13 +137,14 @@ def refuse_overlaps(names: Sequence[str], leaves: Sequence[Any], looks: LeafTabl
     Raises:
       InvalidArgumentError: names two such leaves.
     """
-    on_device = [
-        i
-        for i, info in enumerate(looks.infos)
-        if info is not None and info.device != "cpu" and looks.aliases[i] == i
-    ]
-    if found := _core.find_conflict([leaves[i] for i in on_device]) if len(on_device) > 1 else None:
-        first, second = (leaf_text(names[on_device[i]]) for i in found)
+    ranges, which = [], []
+    for i, address in looks.on_device:
+        info = looks.infos[i]
+        if info is not None and looks.aliases[i] == i:
+            ranges.append((address, info.nbytes, info.writable))
+            which.append(i)
+    if found := _core.find_conflict(ranges) if len(ranges) > 1 else None:
+        first, second = (leaf_text(names[which[i]]) for i in found)
         raise InvalidArgumentError(
             f"{act}: {first} and {second} share device memory without being the same array; pass a copy of one"
         )
