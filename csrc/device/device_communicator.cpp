@@ -104,28 +104,23 @@ void DeviceCommunicator::check_device(std::string_view verb, ConstBuffer& buffer
   }
 }
 
-void DeviceCommunicator::check_here(std::string_view verb, ConstBuffer& buffer) const {
+void DeviceCommunicator::check_here(std::string_view verb, ConstBuffer& buffer, RefuseCapture& refuse_capture) const {
   check_device(verb, buffer);
-  // Last, and before the operation starts anywhere: see `refuse_capture`.
-  refuse_capture(verb, *options_.gpu, buffer);
+  // Last, and before the operation starts anywhere: see `samestep::refuse_capture`.
+  refuse_capture(verb, buffer);
 }
 
-void DeviceCommunicator::check_here(std::string_view verb, Buffer& buffer) const {
+void DeviceCommunicator::check_here(std::string_view verb, Buffer& buffer, RefuseCapture& refuse_capture) const {
   ConstBuffer same = buffer;
-  check_here(verb, same);
+  check_here(verb, same, refuse_capture);
   buffer.device = same.device;
 }
 
 void DeviceCommunicator::check_arrays(std::span<const std::string> verbs, std::span<const ConstBuffer> buffers) const {
-  StreamHandle last = 0;
-  bool any = false;
+  RefuseCapture refuse_capture(*options_.gpu);
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     ConstBuffer buffer = buffers[i];
-    check_device(verbs[i], buffer);
-    // Most arrays of a tree are used in one stream, about which the runtime is asked once.
-    if (std::exchange(any, true) && buffer.stream == last) continue;
-    refuse_capture(verbs[i], *options_.gpu, buffer);
-    last = buffer.stream;
+    check_here(verbs[i], buffer, refuse_capture);
   }
 }
 
@@ -141,14 +136,15 @@ Communicator::WorkPtr DeviceCommunicator::start_collective(const CollectiveArgs&
   const std::string_view verb = samestep::name(args.type);
   const DType dtype = args.own().dtype;
   return without_gil([&] {
+    RefuseCapture refuse_capture(*options_.gpu);
     if (args.uses_in(rank())) {
-      check_here(verb, args.in);
+      check_here(verb, args.in, refuse_capture);
     } else {
       // What the caller passed is ignored on this rank, but what ranks compare needs the dtype.
       args.in = {nullptr, 0, dtype};
     }
     if (args.uses_out(rank())) {
-      check_here(verb, args.out);
+      check_here(verb, args.out, refuse_capture);
     } else {
       args.out = {nullptr, 0, dtype};
     }
@@ -166,7 +162,8 @@ Communicator::WorkPtr DeviceCommunicator::start_send(const SendArgs& args) {
   if (args.is_object || in_host_memory(args.in)) return Inner{*host_}.start_send(args);
   SendArgs here = args;
   return without_gil([&] {
-    check_here("send", here.in);
+    RefuseCapture refuse_capture(*options_.gpu);
+    check_here("send", here.in, refuse_capture);
     return staged_->start(here);
   });
 }
@@ -175,7 +172,8 @@ Communicator::WorkPtr DeviceCommunicator::start_recv(const RecvArgs& args) {
   if (in_host_memory(args.out)) return Inner{*host_}.start_recv(args);
   RecvArgs here = args;
   return without_gil([&] {
-    check_here("recv", here.out);
+    RefuseCapture refuse_capture(*options_.gpu);
+    check_here("recv", here.out, refuse_capture);
     return staged_->start(here);
   });
 }
@@ -194,9 +192,10 @@ Communicator::WorkPtr DeviceCommunicator::allreduce_many(std::span<const InOut> 
     throw InvalidArgumentError("allreduce_many: not for NCCL");
   }
   return without_gil([&] {
+    RefuseCapture refuse_capture(*options_.gpu);
     for (auto& [in, out] : buffers) {
-      check_here("allreduce", in);
-      check_here("allreduce", out);
+      check_here("allreduce", in, refuse_capture);
+      check_here("allreduce", out, refuse_capture);
       checks::same_dtype("allreduce", in, out);
       checks::same_dtype("allreduce", buffers[0].in, out);
       checks::has_count("allreduce", "out", out, in.count);
@@ -210,7 +209,8 @@ Communicator::WorkPtr DeviceCommunicator::bcast_many(std::span<const Buffer> giv
   if (nccl_ == nullptr || given.empty()) throw InvalidArgumentError("bcast_many: not for NCCL");
   std::vector<Buffer> buffers(given.begin(), given.end());
   return without_gil([&] {
-    for (Buffer& buffer : buffers) check_here("bcast", buffer);
+    RefuseCapture refuse_capture(*options_.gpu);
+    for (Buffer& buffer : buffers) check_here("bcast", buffer, refuse_capture);
     return nccl_->bcast_many(std::move(buffers), root);
   });
 }

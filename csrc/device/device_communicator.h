@@ -5,6 +5,7 @@
 #include <string>
 
 #include "communicator/communicator.h"
+#include "gpu/capture.h"
 #include "nccl/nccl_comm.h"
 
 namespace samestep {
@@ -96,8 +97,8 @@ class DeviceCommunicator final : public Communicator, private Membership {
   /// On the device of this group?
   void check_device(std::string_view verb, ConstBuffer& buffer) const;
   /// The same, in a stream that is not being captured.
-  void check_here(std::string_view verb, ConstBuffer& buffer) const;
-  void check_here(std::string_view verb, Buffer& buffer) const;
+  void check_here(std::string_view verb, ConstBuffer& buffer, RefuseCapture& refuse_capture) const;
+  void check_here(std::string_view verb, Buffer& buffer, RefuseCapture& refuse_capture) const;
   /// Ends the pending operations on device memory, by NCCL or staged.
   void abandon_devices(const std::exception_ptr& error);
   std::shared_ptr<Communicator> wrap(std::shared_ptr<Communicator> child, const Deadline& deadline) const;

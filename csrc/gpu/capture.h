@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string_view>
 
 #include "core/buffer.h"
@@ -20,5 +21,20 @@ inline void refuse_capture(std::string_view verb, const GpuLibrary& gpu, const C
           "of. Cure: call it outside of the capture, between two graphs (torch.compile: mode=\"default\", or "
           "torch.compiler.disable on the function that calls it)"));
 }
+
+/// `refuse_capture` for the buffers of one call, most of which are used in one stream: it is asked about once.
+class RefuseCapture {
+ public:
+  explicit RefuseCapture(const GpuLibrary& gpu) : gpu_(gpu) {}
+  void operator()(std::string_view verb, const ConstBuffer& buffer) {
+    if (buffer.stream == last_) return;
+    refuse_capture(verb, gpu_, buffer);
+    last_ = buffer.stream;
+  }
+
+ private:
+  const GpuLibrary& gpu_;
+  std::optional<StreamHandle> last_;
+};
 
 }  // namespace samestep

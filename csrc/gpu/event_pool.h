@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -34,12 +35,12 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   /// Events for the work that each of `streams` has so far.
   std::vector<std::shared_ptr<GpuEvent>> record(const std::vector<StreamHandle>& streams) {
     std::vector<std::shared_ptr<GpuEvent>> recorded;
-    for (std::size_t i = 0; i < streams.size(); ++i) {
-      bool seen = streams[i] == kNoStream;
-      for (std::size_t j = 0; j < i; ++j) seen = seen || streams[j] == streams[i];
-      if (seen) continue;
+    std::vector<StreamHandle> seen{kNoStream};
+    for (const StreamHandle stream : streams) {
+      if (std::ranges::find(seen, stream) != seen.end()) continue;
+      seen.push_back(stream);
       recorded.push_back(take());
-      recorded.back()->record(reinterpret_cast<GpuLibrary::Stream>(streams[i]));
+      recorded.back()->record(reinterpret_cast<GpuLibrary::Stream>(stream));
     }
     return recorded;
   }
