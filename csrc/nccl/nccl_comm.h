@@ -160,6 +160,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   bool launching_ = false;     // a thread makes calls, without the mutex
   bool has_launcher_ = false;  // the launching thread runs
   bool has_watcher_ = false;
+  bool watcher_sleeps_ = false;    // until it is notified of an operation
   bool watcher_has_left_ = false;  // it uses this object no more, unless it keeps it
   bool closing_ = false;           // `close` has seen the end of all operations: nothing may be launched any more
   bool ending_ = false;

@@ -14,6 +14,7 @@ namespace {
 constexpr std::chrono::seconds kLaunchersStay{1};  // after the last launch that had to wait for other ranks
 constexpr std::size_t kMostConnected = 4096;       // lengths that change with every call shall not fill the memory
 constexpr std::chrono::milliseconds kLookEvery{2};
+constexpr int kLooksBeforeSleep = 100;      // of the watching thread: to wake it costs an operation some microseconds
 constexpr Seconds kLookAtPeersAfter{0.05};  // an operation that takes longer may wait for one that has gone
 // For the host to learn who has gone, when NCCL only knows that somebody has; and for the device to finish an operation
 // that ranks which have gone may have finished.
@@ -81,7 +82,7 @@ void NcclComm::watch_from_now(const std::shared_ptr<Operation>& operation) {
   operation->sequence = sequence_++;
   while (!pending_.empty() && pending_.front()->ended) pending_.pop_front();
   pending_.push_back(operation);
-  if (pending_.size() == 1) changed_.notify_all();
+  if (watcher_sleeps_) changed_.notify_all();
 }
 
 bool NcclComm::enroll(const std::shared_ptr<Operation>& operation) {
@@ -287,12 +288,19 @@ void NcclComm::watch() {
   bind_thread_to_device(gpu(), options_.device);
   bool destroyed = false;
   destroyed_by_watcher_ = &destroyed;
+  int idle_looks = kLooksBeforeSleep;
   while (true) {
     std::shared_ptr<NcclComm> self;
     {
       std::unique_lock lock(mutex_);
-      // Sleeps while nothing is outstanding, so that idle groups cost nothing.
-      changed_.wait(lock, [this] { return ending_ || broken_ || !pending_.empty(); });
+      // Sleeps where nothing has been outstanding for a while, so that idle groups cost nothing.
+      idle_looks = pending_.empty() ? idle_looks + 1 : 0;
+      if (idle_looks > kLooksBeforeSleep) {
+        watcher_sleeps_ = true;
+        changed_.wait(lock, [this] { return ending_ || broken_ || !pending_.empty(); });
+        watcher_sleeps_ = false;
+        idle_looks = 0;
+      }
       if (ending_ || broken_) break;
       // Kept while it looks, since a call of the runtime may block: who drops the group shall not wait for that.
       self = weak_from_this().lock();
