@@ -174,7 +174,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const SendArgs& args) 
   if (is_segmented(in)) return in_segments(args);
   return whole(
       in, Buffer{nullptr, 0, in.dtype}, [start](const ConstBuffer& from, const Buffer&) { return start(from); },
-      /*message=*/true);
+      StagedOperation::Type::send);
 }
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::start(const RecvArgs& args) {
@@ -190,7 +190,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const RecvArgs& args) 
   if (is_segmented(out)) return in_segments(args);
   return whole(
       ConstBuffer{nullptr, 0, out.dtype}, out, [start](const ConstBuffer&, const Buffer& to) { return start(to); },
-      /*message=*/true);
+      StagedOperation::Type::receive);
 }
 
 // ---- staged
@@ -217,7 +217,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(
     auto* const lies = part.gpu_direct ? const_cast<std::byte*>(part.in != nullptr ? part.in : part.out) : nullptr;
     part.start = [start, described, n, dtype = in.dtype, writes, lies](std::byte* memory, std::byte*) {
       if (lies != nullptr) memory = lies;
-      return start({memory, n, dtype}, writes ? Buffer{memory, n, dtype} : Buffer{}, described);
+      return start({memory, n, dtype}, writes ? Buffer{memory, n, dtype} : Buffer{nullptr, 0, dtype}, described);
     };
     call.parts.push_back(std::move(part));
   }
@@ -235,7 +235,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(const SendArgs& 
   const std::size_t segment = messages_->segmented_messages()->segment_nbytes(in.nbytes());
   StagedOperation call;
   call.after = {in.stream};
-  call.message = true;
+  call.type = StagedOperation::Type::send;
   for (std::size_t at = 0; at < in.nbytes(); at += segment) {
     StagedSegment part;
     part.in = static_cast<const std::byte*>(in.data);
@@ -262,7 +262,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(const RecvArgs& 
   const std::size_t most = messages_->segmented_messages()->max_inline_message();
   StagedOperation call;
   call.after = {args.out.stream};
-  call.message = true;
+  call.type = StagedOperation::Type::receive;
   StagedSegment header;
   header.out = out;
   header.out_runs = {{0, std::min(most, args.out.nbytes())}};
@@ -344,7 +344,8 @@ std::vector<StagedSegment> DeviceCommunicator::HostPath::windows(const std::shar
   return parts;
 }
 
-Communicator::WorkPtr DeviceCommunicator::HostPath::whole(ConstBuffer in, Buffer out, Start start, bool message) {
+Communicator::WorkPtr DeviceCommunicator::HostPath::whole(ConstBuffer in, Buffer out, Start start,
+                                                          StagedOperation::Type type) {
   StagedSegment part;
   part.in = static_cast<const std::byte*>(in.data);
   part.in_runs = {{0, in.nbytes()}};
@@ -355,12 +356,12 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::whole(ConstBuffer in, Buffer
                  {out.count != 0 ? to : nullptr, out.count, out.dtype});
   };
   // A message may be shorter than the buffer; then only what has arrived is copied back.
-  if (message && out.data != nullptr) {
+  if (type == StagedOperation::Type::receive) {
     part.n_written = [item = itemsize(out.dtype)](const Work& work) { return work.status().count * item; };
   }
   StagedOperation call;
   call.after = {in.stream, out.stream};
-  call.message = message;
+  call.type = type;
   call.parts.push_back(std::move(part));
   return staging_->start(std::move(call));
 }
@@ -406,7 +407,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start_gpu_direct(const Const
   // A receive writes when MPI pleases, so it too begins after what its memory is still used for.
   StagedOperation call;
   call.after = {buffer.stream};
-  call.message = true;
+  call.type = sends ? StagedOperation::Type::send : StagedOperation::Type::receive;
   call.parts.push_back(std::move(part));
   return staging_->start(std::move(call));
 }

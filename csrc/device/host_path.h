@@ -46,7 +46,8 @@ class DeviceCommunicator::HostPath {
   bool is_segmented(const ConstBuffer& buffer) const;
   WorkPtr in_segments(const SendArgs& args);
   WorkPtr in_segments(const RecvArgs& args);
-  WorkPtr whole(ConstBuffer in, Buffer out, Start start, bool message = false);
+  WorkPtr whole(ConstBuffer in, Buffer out, Start start,
+                StagedOperation::Type type = StagedOperation::Type::collective);
   /// A collective that only moves data: MPI gets the device pointers if it sends all transfers, else it is staged.
   /// Each rank decides for itself, as the messages are the same.
   WorkPtr exchange(ConstBuffer in, Buffer out, std::span<const PeerTransfer> transfers, Start start);

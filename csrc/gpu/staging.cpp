@@ -74,7 +74,7 @@ class HostStaging::StagedWork final : public Work {
 
   // ---- called by HostStaging, which holds its mutex
 
-  bool is_message() const { return call_.message; }
+  bool is_message() const { return call_.type != StagedOperation::Type::collective; }
   bool ended() const { return ended_; }
   /// Whether all of it has started on the host, so that the next operation may.
   bool has_started() const {
@@ -82,7 +82,7 @@ class HostStaging::StagedWork final : public Work {
     if (ended_ || (sends() && n_started_ != 0)) return true;
     return n_started_ == call_.parts.size() && call_.then == nullptr;
   }
-  bool sends() const { return call_.message && call_.parts[0].in != nullptr; }
+  bool sends() const { return call_.type == StagedOperation::Type::send; }
   /// Whether copies to the host may be in the stream, since not all of it has started there.
   bool copies_out() const { return sends() ? n_copied_ != n_started_ && !ended_ : n_copied_ != 0 && !has_started(); }
   /// Whether more of it will be copied to the host.
@@ -283,7 +283,7 @@ class HostStaging::StagedWork final : public Work {
       if (reached || !pause.step()) continue;
       wait_hooks().interrupt();
       ProgressEngine::progress_everywhere();
-      (call_.message ? stager_->messages_ : stager_->collectives_)->membership().check_peers();
+      (is_message() ? stager_->messages_ : stager_->collectives_)->membership().check_peers();
       if (deadline.passed()) throw_late(deadline);
     }
     if (error_) std::rethrow_exception(error_);
@@ -304,7 +304,7 @@ class HostStaging::StagedWork final : public Work {
       }
     }
     if (host_wait != nullptr) host_wait->wait(deadline);  // has passed, so this throws and names the missing ranks
-    const Communicator& group = *(call_.message ? stager_->messages_ : stager_->collectives_);
+    const Communicator& group = *(is_message() ? stager_->messages_ : stager_->collectives_);
     throw TimeoutError(str("rank ", group.rank(), ": an operation on device memory in group '", group.name(),
                            "' has waited ", deadline.timeout().count(), " s for this rank's own device, which has not ",
                            is_this ? "come so far" : "come so far that an earlier operation could begin"));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -38,12 +39,14 @@ struct StagedSegment {
 };
 
 struct StagedOperation {
+  enum class Type : std::uint8_t { collective, send, receive };
   std::vector<StagedSegment> parts;
   /// The remaining segments, if they depend on the result of `parts`, which must not be empty. Called once.
   std::function<std::vector<StagedSegment>()> then = {};
   std::vector<StreamHandle> after;  ///< streams in which the buffers are produced and used
   std::string called = user_call();
-  bool message = false;          ///< a send or receive; a receive starts at once
+  /// A receive starts at once. Not told by its buffers: those without elements may have no address.
+  Type type = Type::collective;
   bool copies_in_first = false;  ///< outputs overlap later inputs: all inputs are on the host before anything starts
 };
 

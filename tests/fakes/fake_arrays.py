@@ -233,7 +233,8 @@ class Array:
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream = DEFAULT) -> None:
         self.shape, self.dtype, self.stream = tuple(shape), np.dtype(dtype), stream
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
-        self.address, self._place = POOL.take(max(self.nbytes, 1), stream)
+        # Arrays of torch and CuPy have no address where they have no elements.
+        self.address, self._place = POOL.take(self.nbytes, stream) if self.nbytes else (0, (0, None, 0))
         self.readonly = False
         self.axes = tuple(range(len(self.shape)))  # as they lie in memory, the outermost first
         self._owner: Array | None = None  # of the memory of a view
@@ -285,6 +286,8 @@ class Array:
         return tuple(steps[self.axes.index(axis)] for axis in range(len(self.shape)))
 
     def _copy(self, to: int, source: int) -> None:
+        if self.nbytes == 0:
+            return
         args = (ctypes.c_void_p(to), ctypes.c_void_p(source), ctypes.c_size_t(self.nbytes), 4)
         call("MemcpyAsync", *args, ctypes.c_void_p(self.stream.handle))
 
