@@ -56,6 +56,14 @@ def test_beside_the_library_comes_before_path(machine, library, program):
     assert mpirun.find() == (wanted, "openmpi")
 
 
+def test_where_bin_is_a_link_its_target_is_called(machine, tmp_path):
+    """Called as /bin/mpirun, Open MPI 4 takes "/" for its prefix and ends."""
+    machine.library("lib/x86_64-linux-gnu/libmpi.so.40", "Open MPI v4.1.6")
+    wanted = machine.program("usr/bin/mpirun.openmpi", OPEN_MPI)
+    (tmp_path / "bin").symlink_to("usr/bin")
+    assert mpirun.find() == (wanted, "openmpi")
+
+
 def test_a_launcher_of_another_mpi_beside_the_library_is_passed_over(machine):
     machine.library("usr/lib/x86_64-linux-gnu/libmpich.so.12", "MPICH Version: 4.0.2")
     machine.program("usr/bin/mpirun", OPEN_MPI)
