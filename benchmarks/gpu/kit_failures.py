@@ -136,7 +136,8 @@ def capture() -> int:
     with start("nccl") as backend:
         x, y, z = (arrays.of(np.full(COUNT, value, "float32")) for value in (1.0, 5.0, 0.0))
         backend.allreduce(x)
-        arrays.fill(z, 0.0)  # code that is loaded within a capture may end it
+        # The first capture loads code, which may end a capture and waits for the device.
+        arrays.captured(lambda z: arrays.fill(z, 0.0), z)()
         arrays.synchronize()
         begin = time.monotonic()
         arrays.busy(3.0)

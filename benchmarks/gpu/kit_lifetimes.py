@@ -1,4 +1,4 @@
-"""A part of the kit: `kit_lifetimes.py SECONDS`. Ranks that begin and end a thousand times leave nothing behind."""
+"""A part of the kit: `kit_lifetimes.py SECONDS`. Ranks that begin and end many times leave nothing behind."""
 
 from __future__ import annotations
 

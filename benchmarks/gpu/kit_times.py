@@ -22,7 +22,7 @@ from kit_rank import RANK, SHORT, SIZE, start, tell, turns
 MIB = 1 << 20
 PLACE = Path(os.environ.get("KIT_PLACE", "."))
 # Ranks that share a device take turns on it, of some 10 ms: that many for each size, and the part keeps its deadline.
-SECONDS_EACH = 6.0
+SECONDS_EACH = 4.0
 
 
 def rounds(
