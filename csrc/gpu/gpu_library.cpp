@@ -173,6 +173,7 @@ void GpuLibrary::copy(void* to, const void* from, std::size_t nbytes, Stream str
 
 GpuLibrary::Stream GpuLibrary::make_stream() const {
   Stream stream = nullptr;
+  const Relaxed relaxed(*this);
   // An ordinary stream waits for everything in the legacy default stream, and the user's work there for it.
   check(stream_create_(&stream, kNonBlockingStream), "StreamCreateWithFlags");
   return stream;

@@ -10,18 +10,28 @@
 
 namespace samestep {
 
-/// Owns a stream of the device that was current at construction.
+/// Owns a stream, made at its first use: many groups never work on device memory.
 class GpuStream {
  public:
-  explicit GpuStream(std::shared_ptr<GpuLibrary> gpu) : gpu_(std::move(gpu)), stream_(gpu_->make_stream()) {}
+  GpuStream(std::shared_ptr<GpuLibrary> gpu, int device) : gpu_(std::move(gpu)), device_(device) {}
   GpuStream(const GpuStream&) = delete;
   GpuStream& operator=(const GpuStream&) = delete;
-  ~GpuStream() { gpu_->destroy_stream(stream_); }
-  GpuLibrary::Stream get() const { return stream_; }
+  ~GpuStream() {
+    if (stream_ != nullptr) gpu_->destroy_stream(stream_);
+  }
+  GpuLibrary::Stream get() const {
+    std::call_once(made_, [this] {
+      const OnDevice on(*gpu_, device_);
+      stream_ = gpu_->make_stream();
+    });
+    return stream_;
+  }
 
  private:
   std::shared_ptr<GpuLibrary> gpu_;
-  GpuLibrary::Stream stream_;
+  int device_;
+  mutable std::once_flag made_;
+  mutable GpuLibrary::Stream stream_ = nullptr;
 };
 
 /// Owns an event.

@@ -134,9 +134,9 @@ class HostStaging::StagedWork final : public Work {
     // thread. `in_` waits for the arrays' streams even if nothing was copied.
     if (n_handed_over_ == call_.parts.size() && call_.then == nullptr && !handed_over_) {
       if (!sends()) {  // else the array has been read, and nothing in the stream belongs to this operation
-        make_wait(*stager_->in_, waits_in_);
+        make_wait(stager_->in_, waits_in_);
         end_ = stager_->events_->take();
-        end_->record(stager_->in_->get());
+        end_->record(stager_->in_.get());
       }
       handed_over_ = true;
     }
@@ -210,14 +210,14 @@ class HostStaging::StagedWork final : public Work {
     RemoteSegment piece{part, stager_->pool_->take(nbytes), nullptr};
     piece.out = piece.memory.get() + (part.in_place ? 0 : in_nbytes);
     if (!part.gpu_direct && part.in != nullptr && in_nbytes != 0) {
-      make_wait(*stager_->out_, waits_out_);
+      make_wait(stager_->out_, waits_out_);
       std::byte* to = piece.memory.get();
       for (const StagedRun& run : part.in_runs) {
-        stager_->gpu_->copy(to, part.in + run.offset, run.nbytes, stager_->out_->get());
+        stager_->gpu_->copy(to, part.in + run.offset, run.nbytes, stager_->out_.get());
         to += run.nbytes;
       }
       piece.copied = stager_->events_->take();
-      piece.copied->record(stager_->out_->get());
+      piece.copied->record(stager_->out_.get());
     }
     pieces_.push_back(std::move(piece));
     ++n_copied_;
@@ -260,15 +260,15 @@ class HostStaging::StagedWork final : public Work {
     }
     std::span<const std::byte> arrived = to_copy_back(piece);
     if (piece.part.out != nullptr && !arrived.empty()) {
-      make_wait(*stager_->in_, waits_in_);
+      make_wait(stager_->in_, waits_in_);
       for (const StagedRun& run : piece.part.out_runs) {
         // A receive may bring fewer elements than fit. Those beyond keep their values on the device.
         const std::size_t nbytes = std::min(run.nbytes, arrived.size());
-        stager_->gpu_->copy(piece.part.out + run.offset, arrived.data(), nbytes, stager_->in_->get());
+        stager_->gpu_->copy(piece.part.out + run.offset, arrived.data(), nbytes, stager_->in_.get());
         arrived = arrived.subspan(nbytes);
       }
       if (piece.copied == nullptr) piece.copied = stager_->events_->take();
-      piece.copied->record(stager_->in_->get());
+      piece.copied->record(stager_->in_.get());
     }
     piece.back = true;
     ++n_handed_over_;
@@ -334,11 +334,9 @@ HostStaging::HostStaging(std::shared_ptr<GpuLibrary> gpu, int device, std::share
       messages_(std::move(messages)),
       collectives_(std::move(collectives)),
       pool_(std::make_shared<BufferPool>(gpu_, BufferPool::kPinned, shared_by(collectives_))),
-      events_(std::make_shared<EventPool>(gpu_)) {
-  const OnDevice on(*gpu_, device_);
-  out_ = std::make_unique<GpuStream>(gpu_);
-  in_ = std::make_unique<GpuStream>(gpu_);
-}
+      events_(std::make_shared<EventPool>(gpu_)),
+      out_(gpu_, device_),
+      in_(gpu_, device_) {}
 
 std::shared_ptr<HostStaging> HostStaging::make(std::shared_ptr<GpuLibrary> gpu, int device,
                                                std::shared_ptr<Communicator> messages,
@@ -363,7 +361,7 @@ std::shared_ptr<Work> HostStaging::start(StagedOperation call) {
 void HostStaging::copy_local(std::byte* to, const std::byte* from, std::size_t nbytes) {
   if (to == from) return;
   const OnDevice on(*gpu_, device_);
-  gpu_->copy(to, from, nbytes, in_->get());
+  gpu_->copy(to, from, nbytes, in_.get());
 }
 
 void HostStaging::progress() {
@@ -472,9 +470,9 @@ void HostStaging::record_ends() {
   const std::lock_guard lock(mutex_);
   const OnDevice on(*gpu_, device_);
   out_end_ = std::make_unique<GpuEvent>(gpu_);
-  out_end_->record(out_->get());
+  out_end_->record(out_.get());
   auto in_end = std::make_unique<GpuEvent>(gpu_);
-  in_end->record(in_->get());
+  in_end->record(in_.get());
   in_end_ = std::move(in_end);
 }
 

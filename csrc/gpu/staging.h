@@ -108,8 +108,8 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   std::shared_ptr<Communicator> messages_, collectives_;
   std::shared_ptr<BufferPool> pool_;
   std::shared_ptr<EventPool> events_;
-  std::unique_ptr<GpuStream> out_, in_;  // device to host, and back
-  std::mutex mutex_;                     // may be held in a call of the runtime that blocks
+  GpuStream out_, in_;  // device to host, and back
+  std::mutex mutex_;    // may be held in a call of the runtime that blocks
   std::deque<std::shared_ptr<StagedWork>> pending_;
   std::size_t n_copying_back_ = 0;              // segments
   std::unique_ptr<GpuEvent> out_end_, in_end_;  // of both streams, once the groups have been discarded

@@ -18,8 +18,7 @@ NcclMembers::NcclMembers(std::shared_ptr<GpuLibrary> gpu, std::shared_ptr<NcclLi
                          const std::vector<int>& devices)
     : gpu_(std::move(gpu)), nccl_(std::move(nccl)) {
   for (const int device : devices) {
-    const OnDevice on(*gpu_, device);  // a stream belongs to the device that is current when it is made
-    members_.push_back({device, std::make_unique<GpuStream>(gpu_), std::make_shared<EventPool>(gpu_)});
+    members_.push_back({device, std::make_unique<GpuStream>(gpu_, device), std::make_shared<EventPool>(gpu_)});
   }
 }
 

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import samestep as ss
 from device_rank import attempt, report, start
-from fake_arrays import Array, runtime
+from fake_arrays import Array, counts, runtime
 from samestep.gpu.device_array import DeviceArray
 from samestep.gpu.runtime import current_gpu
 
@@ -18,6 +18,19 @@ def reduce_once(backend="nccl", devices=None):
         return [world.kind, world.device, world.allreduce(Array.of(np.ones(3, "float32"))).get().tolist()]
 
     attempt(reduce)
+
+
+def make_groups(backend):
+    """Blocks of device memory, blocks of pinned memory, streams and events of three groups, before and after use."""
+    world = start(backend)
+    before = counts()
+    groups = [world.split(0) for _ in range(3)]
+    for group in groups:
+        group.allreduce(np.ones(3))
+    report(for_the_host=[now - then for now, then in zip(counts(), before, strict=True)])
+    groups[0].allreduce(Array.of(np.ones(3, "float32")))
+    report(streams=counts()[2] - before[2])
+    world.close()
 
 
 def reduce_without_devices():
