@@ -133,6 +133,20 @@ def test_a_variable_that_overrides_what_nccl_is_asked_for(tmp_path, setting):
     fails_alike(got, f"rank 1: {setting} is set", "unset it")
 
 
+def test_a_configuration_file_that_overrides_what_nccl_is_asked_for(tmp_path):
+    file = tmp_path / "nccl.conf"
+    file.write_text("# of all jobs\nNCCL_DEBUG=WARN\n#NCCL_COMM_BLOCKING=0\nNCCL_COMM_BLOCKING=1\n")
+    got = outcome(tmp_path, 2, of_rank={1: {"NCCL_CONF_FILE": str(file)}})
+    fails_alike(got, f"rank 1: NCCL_COMM_BLOCKING=1 is in {file}", "remove it there")
+
+
+def test_an_empty_variable_hides_that_of_a_configuration_file(tmp_path):
+    file = tmp_path / "nccl.conf"
+    file.write_text("NCCL_COMM_BLOCKING=1\n")
+    got = outcome(tmp_path, 2, NCCL_CONF_FILE=str(file), NCCL_COMM_BLOCKING="")
+    assert [one["result"][2] for one in got] == [[2.0] * 3] * 2, got
+
+
 def test_variables_that_change_nothing_of_what_nccl_is_asked_for(tmp_path):
     got = outcome(tmp_path, 2, NCCL_COMM_BLOCKING="", NCCL_COMM_SPLIT_SHARE_RESOURCES="1")
     assert [one["result"][2] for one in got] == [[2.0] * 3] * 2, got
