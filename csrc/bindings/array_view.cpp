@@ -156,10 +156,10 @@ StreamHandle find_stream(PyObject* object, ArrayView& view) {
 
 StreamHandle StreamFinder::find(PyObject* object, ArrayView& view) {
   const bool torch = view.device.index >= 0 && sources::facts_of(Py_TYPE(object)).torch;
-  if (torch && view.device.index == device_) return view.stream = of_torch_;
+  if (torch && view.device == device_) return view.stream = of_torch_;
   find_stream(object, view);
   if (torch) {
-    device_ = view.device.index;
+    device_ = view.device;
     of_torch_ = view.stream;
   }
   return view.stream;

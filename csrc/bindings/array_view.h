@@ -117,7 +117,7 @@ class StreamFinder {
   StreamHandle find(PyObject* object, ArrayView& view);
 
  private:
-  int device_ = -1;  ///< of the tensors whose stream is known, or -1
+  std::optional<Device> device_;  ///< of the tensors whose stream is known
   StreamHandle of_torch_ = kNoStream;
 };
 

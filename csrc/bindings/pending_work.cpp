@@ -179,8 +179,9 @@ bool PendingWork::done() {
 }
 
 void PendingWork::wait(double timeout, AtDeadline at_deadline, int polls_with_gil, bool wait_on_host) {
-  // First, since to ask whether the device has ended costs more than to let a stream wait.
-  if (!wait_on_host && order_streams(timeout, at_deadline)) return unstage();
+  // To ask whether the device has ended costs more than to let a stream wait. After a known end none has to, and the
+  // array may be in no stream any more.
+  if (!wait_on_host && !work_->has_ended() && order_streams(timeout, at_deadline)) return unstage();
   // Where CPUs are short each poll keeps others from coming; what a device does is not worth one.
   const int polls = communicator_->oversubscribed() || !on_device_.empty() ? 1 : polls_with_gil;
   for (int i = 0; i < polls; ++i) {

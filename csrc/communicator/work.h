@@ -30,6 +30,9 @@ class Work {
   /// NotInitializedError, in a process that was forked from the rank.
   virtual bool done() = 0;
 
+  /// Of an operation on device memory: whether its end is known already. Asks nobody.
+  virtual bool has_ended() const { return false; }
+
   /// Blocks until the operation has ended, or until `deadline`. Rethrows its error. After the deadline throws a
   /// TimeoutError that names the operation, its sequence number and the ranks that did and did not arrive. May be
   /// called again.

@@ -54,6 +54,7 @@ class HostStaging::StagedWork final : public Work {
   void wait(const Deadline& deadline) override { wait_for(ended_, deadline); }
 
   bool make_stream_wait(StreamHandle stream, const Deadline& deadline) override {
+    if (ended_ && error_) std::rethrow_exception(error_);
     const OnDevice on(*stager_->gpu_, stager_->device_);
     // A wait for what is no part of the capture would end it. The graph is launched after the host's wait.
     if (stager_->gpu_->is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream))) return false;
@@ -69,6 +70,7 @@ class HostStaging::StagedWork final : public Work {
     return true;
   }
   std::exception_ptr error() const override { return ended_ ? error_ : nullptr; }
+  bool has_ended() const override { return ended_; }
   bool device_has_ended() const override { return stager_->is_idle(); }
   Status status() const override { return status_; }
 

@@ -302,14 +302,16 @@ void NcclComm::watch() {
         idle_looks = 0;
       }
       if (ending_ || broken_) break;
-      // Kept while it looks, since a call of the runtime may block: who drops the group shall not wait for that.
-      self = weak_from_this().lock();
-      if (self == nullptr) {  // another thread is in the destructor, which sets `ending_`
-        changed_.wait(lock, [this] { return ending_; });
-        break;
+      if (!pending_.empty()) {
+        // Kept while it looks, since a call of the runtime may block: who drops the group shall not wait for that.
+        self = weak_from_this().lock();
+        if (self == nullptr) {  // another thread is in the destructor, which sets `ending_`
+          changed_.wait(lock, [this] { return ending_; });
+          break;
+        }
       }
     }
-    poll();
+    if (self != nullptr) poll();
     self.reset();  // perhaps the last pointer
     if (destroyed) return;
     std::this_thread::sleep_for(kLookEvery);

@@ -49,6 +49,7 @@ class NcclComm::NcclWork final : public Work {
     return true;
   }
 
+  bool has_ended() const override { return operation_->ended; }
   bool device_has_ended() const override { return channel_->device_has_ended(); }
   std::exception_ptr error() const override { return operation_->ended ? operation_->error : nullptr; }
 

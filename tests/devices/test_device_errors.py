@@ -18,7 +18,7 @@ def run(tmp_path, function, *values, **variables):
 def test_an_error_that_stays_ends_operations(tmp_path, backend, code, text):
     first, second = run(tmp_path, "fail_for_good", backend, code)
     for one in first.reports:
-        assert one["kind"] == "Error", first
+        assert one.get("kind") == "Error", (first, second)
         assert text in one["text"]
     assert [one["kind"] for one in second.reports] == ["PeerLostError"] * 2, second
     assert text in second.reports[0]["text"], second
@@ -47,6 +47,14 @@ def test_a_process_ends_while_an_operation_waits_for_the_device(tmp_path, backen
         assert rank.code == 0, ended
         assert rank.reports[0]["done"] is False, ended
         assert now - rank.reports[0]["time"] < 20, ended
+
+
+@BACKENDS
+def test_after_its_end_an_operation_needs_no_stream(tmp_path, backend):
+    for one in run(tmp_path, "wait_once_the_stream_has_gone", backend):
+        ended, failed = one.reports
+        assert ended == {"result": True}, one
+        assert failed["kind"] == "MismatchError", one
 
 
 def test_the_array_of_a_mismatch_is_dropped_once_the_device_has_ended(tmp_path):

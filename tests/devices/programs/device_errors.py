@@ -22,7 +22,7 @@ def fail_for_good(backend, code):
     x = Array.of(np.full(7, rank + 1.0), stream)
     stream.synchronize()
     if rank == 0:
-        fake_arrays.runtime().fakeHold(ctypes.c_void_p(stream.handle))
+        assert fake_arrays.runtime().fakeHold(ctypes.c_void_p(stream.handle)) == 0
     work = world.iallreduce(x)
     if rank == 0:
         fake_arrays.runtime().fakeFail(code)
@@ -43,6 +43,21 @@ def leave_no_error_behind(backend):
     world.bcast(np.ones(3))
     report(last=fake_arrays.runtime().cudaPeekAtLastError())
     world.close()
+
+
+def wait_once_the_stream_has_gone(backend):
+    """For an operation that has ended, and for one that has failed, since ranks differ."""
+    world = start(backend, timeout=30.0)
+    for count in (5, 5 + rank):
+        stream = Stream()
+        x = Array.of(np.ones(count, "float32"), stream)
+        work = world.iallreduce(x)
+        while not work.done():
+            time.sleep(0.001)
+        fake_arrays.call("StreamDestroy", ctypes.c_void_p(stream.handle))
+        attempt(lambda work=work: work.wait() is not None)
+        x.stream = fake_arrays.DEFAULT  # where its memory is freed
+        x._place = (x._place[0], None, x._place[2])
 
 
 def drop_the_array_of_a_mismatch(backend):
