@@ -234,7 +234,9 @@ class Array:
         self.shape, self.dtype, self.stream = tuple(shape), np.dtype(dtype), stream
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
         # Arrays of torch and CuPy have no address where they have no elements.
-        self.address, self._place = POOL.take(self.nbytes, stream) if self.nbytes else (0, (0, None, 0))
+        self.address, self._place = (
+            POOL.take(self.nbytes, stream) if self.nbytes else (0, (current_device(), None, 0))
+        )
         self.readonly = False
         self.axes = tuple(range(len(self.shape)))  # as they lie in memory, the outermost first
         self._owner: Array | None = None  # of the memory of a view

@@ -55,7 +55,10 @@ bool is_in_place(const Comm& comm, const Task& task) {
 }
 
 /// Whether what the tasks of a group write is otherwise read or written by one of them: NCCL gives wrong results then.
-bool has_overlaps(const Comm& comm, const std::vector<Task>& tasks) {
+bool has_overlaps(const Comm& comm, std::vector<Task> tasks) {
+  for (Task& task : tasks) {  // a root that sends what lies in place only reads it
+    if (task.kind == Kind::broadcast && task.root == comm.rank && task.in == task.out) task.out = nullptr;
+  }
   for (const Task& writer : tasks) {
     if (overlap(writer.out, writer.out_nbytes, writer.in, writer.in_nbytes) && !is_in_place(comm, writer)) return true;
     for (const Task& other : tasks) {

@@ -76,7 +76,11 @@ def device_of(x: Any) -> int:
     from samestep.gpu import runtime
 
     view = _core.view_info(x)
-    return -1 if view[6] == "cpu" else runtime.current_gpu(view[6]).device_of(view[8])
+    if view[6] == "cpu":
+        return -1
+    if view[7] >= 0:
+        return int(view[7])
+    return runtime.current_gpu(view[6]).device_of(view[8])
 
 
 def _first_use(group: Group, listed: ArrayList, devices: list[int], deadline: Deadline) -> int:
@@ -103,7 +107,8 @@ def _first_use(group: Group, listed: ArrayList, devices: list[int], deadline: De
 @contextlib.contextmanager
 def on_device_of(x: Any, known: ArrayInfo) -> Iterator[None]:
     """Makes the array's device the current one, where new arrays are made."""
-    if known.device == "cpu" or known.nbytes == 0:
+    index = -1 if known.device == "cpu" else _core.view_info(x)[7]
+    if known.device == "cpu" or (known.nbytes == 0 and index < 0):  # it has no address to ask about
         yield
         return
     from samestep.gpu import runtime
