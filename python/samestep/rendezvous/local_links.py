@@ -148,8 +148,6 @@ class _Doorkeeper:
     def let_all_in(self, deadline: float, timeout: float) -> None:
         try:
             while True:
-                self._accept()
-                self._unidentified = [link for link in self._unidentified if not self._identify(link)]
                 above = range(self._rank + 1, len(self._links))
                 missing = next((rank for rank in above if self._links[rank] is None), None)
                 if missing is None:
@@ -160,6 +158,8 @@ class _Doorkeeper:
                 for link in (self._listener, *self._unidentified):
                     poll.register(link, select.POLLIN)
                 poll.poll(_POLL_MS)
+                self._accept()  # only while a rank is missing: strangers may have used up the descriptors
+                self._unidentified = [link for link in self._unidentified if not self._identify(link)]
         finally:
             _close([*self._unidentified])
 
