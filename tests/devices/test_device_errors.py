@@ -26,7 +26,14 @@ def test_an_error_that_stays_ends_operations(tmp_path, backend, code, text):
     assert [first.code, second.code] == [0, 0], (first, second)
 
 
-@pytest.mark.parametrize(("ending", "code"), [("return", 0), ("raise", 1), ("close", 0)])
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        pytest.param("return", 0, marks=pytest.mark.slow),
+        ("raise", 1),
+        pytest.param("close", 0, marks=pytest.mark.slow),
+    ],
+)
 def test_a_process_ends_while_an_abort_of_nccl_waits_for_the_device(tmp_path, ending, code):
     ended = run(tmp_path, "end_while_an_abort_waits_for_the_device", ending, FAKE_NCCL_FAIL="0:1:error")
     now = time.monotonic()

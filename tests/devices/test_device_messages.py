@@ -11,7 +11,8 @@ STAGED = ["staged", "staged-native", "staged-direct"]  # with segments of 64 KiB
 WORLDS = [*STAGED, "aware"]  # the same; MPI gets device pointers
 FEW = ["staged-native", "aware"]
 LONG = 2_000_000  # of four segments
-COUNTS = (0, 1, 524_288, 524_289, 2_700_001)  # less than a segment, exactly one, and more
+# less than a segment, exactly one, and more
+COUNTS = (0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 524_288)), 524_289, 2_700_001)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,12 @@ def got(x):
 
 places = pytest.mark.parametrize(
     "sender, receiver",
-    [(on_device, on_device), (on_device, in_numpy), (in_numpy, on_device), (in_numpy, in_numpy)],
+    [
+        (on_device, on_device),
+        (on_device, in_numpy),
+        (in_numpy, on_device),
+        pytest.param(in_numpy, in_numpy, marks=pytest.mark.slow),
+    ],
     ids=["device-device", "device-host", "host-device", "host-host"],
 )
 

@@ -256,6 +256,7 @@ def test_no_collective_copies_more_than_a_segment_at_once(group):
         assert name in ("send and recv", "bcast with out") or 0 < fake_arrays.longest_copy() <= 64 << 10, name
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(1, backends=WORLDS)  # which keeps them whole
 def test_messages_longer_than_the_pool_keeps_at_first_are_not_pinned_again(group):
     exchange = messages(group, 5 << 20)  # 20 MiB, of which two and more lie in the pool

@@ -9,7 +9,8 @@ def run(tmp_path, function, *values, **variables):
     return device_jobs.run(tmp_path, program("devices/device_queues", function, *values), 2, **variables)
 
 
-@pytest.mark.parametrize(("n_calls", "blocking"), [(2000, "0"), pytest.param(1, "1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("n_calls", "blocking"), [(2000, "0"), (1, "1")])
 def test_calls_behind_a_kernel_whose_peer_never_comes_end_at_the_deadline(tmp_path, n_calls, blocking):
     variables = {"CUDA_LAUNCH_BLOCKING": blocking}
     first, second = run(tmp_path, "call_behind_a_kernel_that_waits_for_a_peer", n_calls, **variables)

@@ -174,6 +174,7 @@ def test_the_first_failure_in_time_is_the_one():
     assert caught.value.error_index == 1
 
 
+@pytest.mark.slow
 def test_a_consequence_is_not_the_cause():
     event = multiprocessing.get_context("spawn").Event()
     with pytest.raises(mp.ProcessExitedException, match="process 2 terminated with exit code 4"):

@@ -231,6 +231,7 @@ def test_mpirun_is_killed(start):
     assert run.err.count("signal SIGTERM, ended by") == 2
 
 
+@pytest.mark.slow
 def test_an_agent_is_killed(start):
     """Its rank dies with it, deaf or not, and the others follow."""
     run = start("ignore_and_wait")

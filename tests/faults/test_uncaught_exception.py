@@ -26,6 +26,7 @@ def test_peers_in_a_collective():
     assert found, ended.text
 
 
+@pytest.mark.slow
 def test_peers_that_communicate_only_later():
     ended = run(2, "raise_while_others_compute")
     assert ended.code != 0
@@ -33,6 +34,7 @@ def test_peers_that_communicate_only_later():
     assert "ValueError: bad value" in ended.text
 
 
+@pytest.mark.slow
 def test_in_a_group_that_others_wait_in():
     ended = run(3, "raise_while_others_wait_in_a_group")
     assert ended.code != 0
