@@ -4,7 +4,7 @@
 #   benchmarks/gpu/kit.sh results.json              on the CUDA runtime and NCCL that are found
 #   benchmarks/gpu/kit.sh --fakes results.json      on the stand-ins of tests/fakes, to try the kit itself
 #   benchmarks/gpu/kit.sh --only staging out.json   some parts
-#   benchmarks/gpu/kit.sh --ahead out.json          with 16 processors or so: a third less time
+#   benchmarks/gpu/kit.sh --ahead out.json          where there are many processors: parts import beside each other
 #   benchmarks/gpu/kit.sh --only checks a.json      half of them, and --only times b.json the other half: where the
 #                                                   first call may be cut short, the second still has its time
 #

@@ -45,7 +45,7 @@ struct StagedOperation {
   std::function<std::vector<StagedSegment>()> then = {};
   std::vector<StreamHandle> after;  ///< streams in which the buffers are produced and used
   std::string called = user_call();
-  /// A receive starts at once. Not told by its buffers: those without elements may have no address.
+  /// A receive starts at once. Not derived from the buffers: those without elements may have no address.
   Type type = Type::collective;
   bool copies_in_first = false;  ///< outputs overlap later inputs: all inputs are on the host before anything starts
 };

@@ -317,7 +317,7 @@ TEST_CASE("devices: an operation that hangs ends at its deadline") {
 
 TEST_CASE("devices: a rank that does not call is named at the group's own deadline") {
   DeviceWorld world(2, DevicePath::nccl);
-  std::atomic<bool> told = false;
+  std::atomic<bool> notified = false;
   as_ranks(2, [&](int rank) {
     const auto group = world.join(rank, Seconds(0.5));
     const UserStream stream;
@@ -327,9 +327,9 @@ TEST_CASE("devices: a rank that does not call is named at the group's own deadli
       CAPTURE(text);
       CHECK(text.find("not all ranks have reached it: ") != std::string::npos);
       CHECK(text.find("has waited 0.5 s for rank 1") != std::string::npos);
-      told = true;
+      notified = true;
     }
-    until([&] { return told.load(); });
+    until([&] { return notified.load(); });
   });
 }
 

@@ -27,13 +27,6 @@ def test_round_robin(tmp_path):
     assert [one["result"] for one in got] == [["nccl", rank, [3.0] * 3] for rank in range(3)]
 
 
-@pytest.mark.parametrize("backend", ["nccl", "native"])
-def test_groups_for_host_arrays_make_nothing_on_the_device(tmp_path, backend):
-    for rank in device_jobs.run(tmp_path, program("devices/device_start", "make_groups", backend), 2):
-        assert rank.reports[0] == {"for_the_host": [0, 0, 0, 0]}, rank
-        assert rank.reports[1]["streams"] > 0, rank
-
-
 LAUNCHERS = {
     "samestep": ["samestep", "run", "--raw", "-n", "2"],
     "mpi": ["samestep", "run", "--raw", "--mpi", "-n", "2"],

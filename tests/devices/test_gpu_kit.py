@@ -181,16 +181,6 @@ def test_times_of_ranks_that_share_a_device_are_only_compared(monkeypatch):
     assert "share a device" in goal
 
 
-def test_the_page_of_the_documentation_is_that_of_the_results(monkeypatch):
-    monkeypatch.syspath_prepend(str(KIT))
-    import summary
-
-    results = KIT.parent / "results/gpu/h200.json"
-    if not results.exists():
-        pytest.skip("the results are not part of this tree")
-    assert results.with_suffix(".md").read_text() == summary.figures(json.loads(results.read_text()))
-
-
 def test_where_calls_are_slow_fewer_are_made(monkeypatch):
     """Ranks that share a device need some 10 ms for an operation, 80 ms for one of each contender."""
     monkeypatch.syspath_prepend(str(KIT))

@@ -174,3 +174,12 @@ def test_every_flag_of_run_has_a_row(tmp_path: Path) -> None:
     flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", shown)) - {"--help"}
     rows = set(re.findall(r"--[a-z][a-z-]*", (DOCS / "launching.md").read_text()))
     assert flags <= rows, f"add to docs/launching.md: {sorted(flags - rows)}"
+
+
+def test_the_figures_of_a_gpu_are_those_of_its_results():
+    results = ROOT / "benchmarks/results/gpu/h200.json"
+    if not results.exists():
+        pytest.skip("the results are not part of this tree")
+    words = [sys.executable, ROOT / "benchmarks/gpu/summary.py", "--figures", results]
+    made = subprocess.run(words, check=True, capture_output=True, text=True)
+    assert results.with_suffix(".md").read_text() == made.stdout

@@ -73,7 +73,7 @@ def problem_of_settings(env: Mapping[str, str], files: Mapping[str, tuple[str, s
         if name in env:
             return env[name], "is set", "unset it"
         value, file = files.get(name, ("", ""))
-        return value, f"is in {file}", "remove it there, or set it to nothing"
+        return value, f"is in {file}", "remove it there, or set the variable to an empty value"
 
     # It applies to both communicators of a group. One must not block, so that its start can be interrupted. The other
     # must block: a call that returns before NCCL has enqueued the operation would let streams pass its end too early.
