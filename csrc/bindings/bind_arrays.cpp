@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -84,11 +85,38 @@ std::vector<Array> view_all(const py::handle& arrays, const char* list, bool to_
   return views;
 }
 
+/// Elements `at` to `at + n` of each block of `block` elements.
+using Window = std::tuple<std::int64_t, std::int64_t, std::int64_t>;
+
+/// What is copied of the arrays: all of each, or a window of each of its blocks.
+std::vector<ArrayView> parts_of(std::span<const Array> arrays, const std::optional<Window>& window) {
+  std::vector<ArrayView> parts;
+  for (const Array& array : arrays) {
+    if (!window) {
+      parts.push_back(array.view());
+      continue;
+    }
+    const auto [at, n, block] = *window;
+    if (!array->contiguous || block < 1 || array->count % block != 0 || at < 0 || n < 0 || at > block ||
+        n > block - at) {
+      throw InvalidArgumentError(str("elements ", at, " to ", at + n, " of blocks of ", block, ", of an array of ",
+                                     array->count, array->contiguous ? "" : " with gaps"));
+    }
+    for (std::int64_t start = at; start < array->count; start += block) {
+      ArrayView part = array.view();
+      part.data = static_cast<char*>(array->data) + start * static_cast<std::int64_t>(itemsize(array->dtype));
+      part.count = n;
+      parts.push_back(part);
+    }
+  }
+  return parts;
+}
+
 // The packed side: one run of exactly as many bytes as the arrays hold.
-Array view_run(const py::object& buffer, const char* what, std::span<const Array> arrays) {
+Array view_run(const py::object& buffer, const char* what, std::span<const ArrayView> arrays) {
   Array run = view_of(buffer.ptr(), what);
   std::size_t nbytes = 0;
-  for (const Array& array : arrays) nbytes += array->nbytes();
+  for (const ArrayView& array : arrays) nbytes += array.nbytes();
   if (!run->contiguous || run->device.kind != DeviceKind::cpu || run->nbytes() != nbytes) {
     throw InvalidArgumentError(str(what, ": needs ", nbytes, " contiguous bytes of the host for ", arrays.size(),
                                    " arrays, got ", run->nbytes(), run->contiguous ? "" : " with gaps",
@@ -99,28 +127,29 @@ Array view_run(const py::object& buffer, const char* what, std::span<const Array
 
 // Calls `copy(view, place in the run)` for each array, without the GIL if that may take long.
 template <class Copy>
-void copy_each(std::span<const Array> arrays, const Array& run, bool packs, Copy copy) {
+void copy_each(std::span<const ArrayView> arrays, const Array& run, bool packs, Copy copy) {
   std::optional<py::gil_scoped_release> no_gil;
   const bool on_device =
-      std::ranges::any_of(arrays, [](const Array& array) { return array->device.kind != DeviceKind::cpu; });
+      std::ranges::any_of(arrays, [](const ArrayView& array) { return array.device.kind != DeviceKind::cpu; });
   if (on_device || run->nbytes() > kReleaseGilAbove) no_gil.emplace();  // a device may be waited for
   // Declared after the release of the GIL: after an exception its destructor waits for the device, still without it.
   DeviceCopies copies;
   char* place = static_cast<char*>(run->data);
   if (on_device && copies.begin_packed(arrays, place, /*to_host=*/packs)) return copies.finish();
-  for (const Array& array : arrays) {
-    const std::size_t nbytes = array->nbytes();
-    if (nbytes > 0) copy(array.view(), place, copies);
+  for (const ArrayView& array : arrays) {
+    const std::size_t nbytes = array.nbytes();
+    if (nbytes > 0) copy(array, place, copies);
     place += nbytes;
   }
   copies.finish();
 }
 
-void pack(const py::object& arrays, const py::object& out, bool as_they_lie) {
+void pack(const py::object& arrays, const py::object& out, bool as_they_lie, const std::optional<Window>& window) {
   const std::vector<Array> views = view_all(arrays, "pack: arrays", /*to_write=*/false, as_they_lie);
-  const Array run = view_run(out, "pack: out", views);
+  const std::vector<ArrayView> parts = parts_of(views, window);
+  const Array run = view_run(out, "pack: out", parts);
   require_writable(run.view(), "pack: out");
-  copy_each(views, run, /*packs=*/true,
+  copy_each(parts, run, /*packs=*/true,
             [](const ArrayView& from, char* to, DeviceCopies& copies) { pack_elements(from, to, copies); });
 }
 
@@ -134,10 +163,11 @@ bool copy_between_devices(const py::object& from, const py::object& to) {
   return copy_on_device(source.view(), target.view());
 }
 
-void unpack(const py::object& buffer, const py::object& arrays, bool as_they_lie) {
+void unpack(const py::object& buffer, const py::object& arrays, bool as_they_lie, const std::optional<Window>& window) {
   const std::vector<Array> views = view_all(arrays, "unpack: arrays", /*to_write=*/true, as_they_lie);
-  const Array run = view_run(buffer, "unpack: buffer", views);
-  copy_each(views, run, /*packs=*/false, [](const ArrayView& to, const char* from, DeviceCopies& copies) {
+  const std::vector<ArrayView> parts = parts_of(views, window);
+  const Array run = view_run(buffer, "unpack: buffer", parts);
+  copy_each(parts, run, /*packs=*/false, [](const ArrayView& to, const char* from, DeviceCopies& copies) {
     if (to.device.kind != DeviceKind::cpu) {
       copies.begin(to, to.data, from);
     } else if (to.contiguous) {
@@ -167,11 +197,14 @@ void bind_arrays(py::module_& m) {
   m.def("share_memory", &do_share_memory, py::arg("x"), py::arg("out"),
         "Whether two arrays may have bytes in common: their first to last ones have.");
   m.def("pack", &pack, py::arg("arrays"), py::arg("out"), py::arg("as_they_lie") = false,
+        py::arg("window") = py::none(),
         "Copy the elements of each array, in row-major order, one array after another into `out`: contiguous host "
         "memory of exactly as many bytes, which shares none with the arrays. `as_they_lie`: those of device memory in "
-        "the "
-        "order in which they lie.");
+        "the order in which they lie. `window` (at, n, block): elements `at` to `at + n` of each block of so many "
+        "elements "
+        "of each array, which must be contiguous.");
   m.def("unpack", &unpack, py::arg("buffer"), py::arg("arrays"), py::arg("as_they_lie") = false,
+        py::arg("window") = py::none(),
         "The reverse of pack: copy the bytes of `buffer` into the arrays. Nothing is written if any argument is bad.");
   m.def("copy_on_device", &copy_between_devices, py::arg("x"), py::arg("out"),
         "Copy an array to another one of its dtype and shape, in device memory, in the order of their streams. False, "

@@ -65,17 +65,17 @@ void DeviceCopies::begin(const ArrayView& view, void* to, const void* from) {
   if (std::ranges::find(used_, used) == used_.end()) used_.push_back(used);
 }
 
-bool DeviceCopies::begin_packed(std::span<const Array> arrays, char* run, bool to_host) {
+bool DeviceCopies::begin_packed(std::span<const ArrayView> arrays, char* run, bool to_host) {
   constexpr std::size_t kMaxPacked = 4 << 20;  // a bucket of a tree; device memory is kept for it
   if (arrays.size() < 2) return false;
   std::optional<Used> used;
   std::size_t nbytes = 0;
-  for (const Array& array : arrays) {
-    if (array->nbytes() == 0) continue;
-    GpuLibrary* const gpu = gpu_of(array.view());
-    nbytes += array->nbytes();
+  for (const ArrayView& array : arrays) {
+    if (array.nbytes() == 0) continue;
+    GpuLibrary* const gpu = gpu_of(array);
+    nbytes += array.nbytes();
     if (gpu == nullptr || nbytes > kMaxPacked) return false;
-    const Used here{gpu, require_device("copy", *gpu, array->buffer()), array->stream == kNoStream ? 0 : array->stream};
+    const Used here{gpu, require_device("copy", *gpu, array.buffer()), array.stream == kNoStream ? 0 : array.stream};
     if (used && *used != here) return false;
     used = here;
   }
@@ -86,10 +86,10 @@ bool DeviceCopies::begin_packed(std::span<const Array> arrays, char* run, bool t
   used_.push_back(*used);
   if (!to_host) used->gpu->copy(packed_.back().get(), run, nbytes, stream);
   std::byte* at = packed_.back().get();
-  for (const Array& array : arrays) {
-    if (array->nbytes() == 0) continue;
-    used->gpu->copy(to_host ? at : array->data, to_host ? array->data : at, array->nbytes(), stream);
-    at += array->nbytes();
+  for (const ArrayView& array : arrays) {
+    if (array.nbytes() == 0) continue;
+    used->gpu->copy(to_host ? at : array.data, to_host ? array.data : at, array.nbytes(), stream);
+    at += array.nbytes();
   }
   if (to_host) used->gpu->copy(run, packed_.back().get(), nbytes, stream);
   return true;

@@ -30,7 +30,7 @@ class DeviceCopies {
   void begin(const ArrayView& view, void* to, const void* from);
   /// All `arrays` in one copy between device and host, where they lie one after the other at `run`, if they are few
   /// bytes of one device and stream; false if not. They are packed on the device.
-  bool begin_packed(std::span<const Array> arrays, char* run, bool to_host);
+  bool begin_packed(std::span<const ArrayView> arrays, char* run, bool to_host);
   void finish();
 
  private:

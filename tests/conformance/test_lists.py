@@ -146,6 +146,51 @@ def test_arrays_that_cannot_be_written_are_replaced(group):
     assert_same(given[1], part(group.rank, 1, (5,)))
 
 
+CHUNK = 128 << 10  # bytes of each array that are treated at a time
+
+
+def with_gaps(x, name):
+    """A copy, every second element of longer memory."""
+    spread = np.zeros(2 * x.size, dtype(name))[::2]
+    spread[:] = x
+    return spread
+
+
+@pytest.mark.parametrize("n_more", [-1, 0, 1, CHUNK])
+@pytest.mark.parametrize(
+    ("name", "op"), [("int8", "avg"), ("float16", "sum"), ("bfloat16", "max"), ("uint8", "land")]
+)
+def test_arrays_of_several_chunks(group, n_more, name, op):
+    """Of odd lengths, some with gaps and some that cannot be written."""
+    n = CHUNK // dtype(name).itemsize + n_more
+    everybodys = [(np.arange(n) % 61 + r - j) % 50 for r in range(group.size) for j in range(3)]
+    given = [x.astype(dtype(name)) for x in everybodys[group.rank * 3 :][:3]]
+    given[1] = with_gaps(given[1], name)
+    given[2].flags.writeable = False
+    before = given[2].copy()
+    stacked = np.array(everybodys)
+    expected = {
+        "avg": stacked.sum(0) // len(stacked),
+        "sum": stacked.sum(0),
+        "max": stacked.max(0),
+        "land": stacked.all(0),
+    }[op].astype(dtype(name))
+    got = group.allreduce_multi(given, op)
+    assert got[0] is given[0] and got[1] is given[1] and got[2] is not given[2]
+    for x in got:
+        assert_same(np.ascontiguousarray(x), expected)
+    assert_same(given[2], before)
+
+
+def test_outputs_of_some_ranks_may_have_gaps(group):
+    """Each rank receives in its own way, and all ranks the same."""
+    n = group.size * 2 * 5
+    spread = group.rank == 0
+    outs = [with_gaps(np.zeros(n), "f8") if spread else np.zeros(n, "f8") for _ in range(2)]
+    for x in group.allgather_multi([np.full(5, group.rank + j / 2) for j in range(2)], outs=outs):
+        assert_same(np.ascontiguousarray(x), np.repeat(np.arange(2 * group.size) / 2, 5))
+
+
 def test_many_may_be_under_way(group):
     works = [group.iallreduce_multi([np.full(9, float(i)), np.full(9, 1.0)]) for i in range(5)]
     works.append(group.ibcast_multi(mine(group, 2, (3,)), root=0))

@@ -63,6 +63,38 @@ def test_pack_joins_and_unpack_parts():
     np.testing.assert_array_equal(run_of(arrays), run)
 
 
+@pytest.mark.parametrize(("at", "n"), [(0, 0), (0, 3), (2, 1), (1, 2), (3, 0)])
+def test_windows_of_blocks(at, n):
+    """Here two arrays, of one and of four blocks of 3 elements."""
+    one, four = np.arange(3, dtype="i2"), np.arange(12, dtype="i2").reshape(2, 6) + 10
+    blocks = np.concatenate([one, four.ravel()]).reshape(-1, 3)
+    out = np.empty(5 * n, "i2")
+    _core.pack([one, four], out, window=(at, n, 3))
+    np.testing.assert_array_equal(out, blocks[:, at : at + n].ravel())
+
+    expected = blocks.copy()
+    expected[:, at : at + n] = -1
+    _core.unpack(np.full(5 * n, -1, "i2"), [one, four], window=(at, n, 3))
+    np.testing.assert_array_equal(np.concatenate([one, four.ravel()]).reshape(-1, 3), expected)
+
+
+@pytest.mark.parametrize(
+    ("x", "window"),
+    [
+        (np.zeros(6), (0, 4, 3)),
+        (np.zeros(6), (-1, 2, 3)),
+        (np.zeros(6), (0, -1, 3)),
+        (np.zeros(6), (0, 1, 0)),
+        (np.zeros(6), (0, 1, 4)),
+        (np.zeros(12)[::2], (0, 1, 3)),
+    ],
+    ids=["behind the block", "before it", "negative", "no blocks", "part of a block", "gaps"],
+)
+def test_windows_that_are_none(x, window):
+    with pytest.raises(ss.InvalidArgumentError, match="of blocks of"):
+        _core.pack([x], np.empty(64, "u1"), window=window)
+
+
 def test_unpack_leaves_the_gaps_alone():
     whole = np.full((4, 6), 9.0)
     _core.unpack(np.zeros(2 * 3 * 8, np.uint8), [whole[::2, ::2]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -107,9 +108,10 @@ def allreduce(group: Group, listed: ArrayList, op: Any, timeout: float | None = 
         into = targets(listed.arrays, listed.infos)
         work = _core.allreduce_list(group._comm, clique_id, listed.arrays, into, code, factor)
         return PendingResult(work, lambda: results(listed.arrays, into), deadline)
-    run, finished = host.combined(listed, code, factor, group.size)
-    work = host.started(group, listed, "allreduce", run, run, code=code)
-    return PendingResult(work, lambda: _filled(finished(run), listed), deadline)
+    how = host.Combination(listed, code, factor, group.size)
+    rows = how.combined(group)
+    work = host.started(group, listed, "allreduce", rows, rows, code=code)
+    return PendingResult(work, lambda: _filled(functools.partial(how.store, rows), listed), deadline)
 
 
 def reduce(  # noqa: PLR0917
@@ -128,9 +130,10 @@ def reduce(  # noqa: PLR0917
         out = into[root_array] if at_root else None
         work = _core.reduce_list(group._comm, clique_id, listed.arrays, out, code, factor, root, root_array)
         return PendingResult(work, lambda: results(listed.arrays, into), deadline)
-    run, finished = host.combined(listed, code, factor, group.size)
-    work = host.started(group, listed, "reduce", run, run, code=code, root=root, root_array=root_array)
-    return PendingResult(work, lambda: _filled(finished(run), listed, written), deadline)
+    how = host.Combination(listed, code, factor, group.size)
+    rows = how.combined(group)
+    work = host.started(group, listed, "reduce", rows, rows, code=code, root=root, root_array=root_array)
+    return PendingResult(work, lambda: _filled(functools.partial(how.store, rows), listed, written), deadline)
 
 
 def bcast(
@@ -145,11 +148,16 @@ def bcast(
         into = targets(listed.arrays, listed.infos, written)
         work = _core.bcast_list(group._comm, clique_id, into, root, root_array)
         return PendingResult(work, lambda: results(listed.arrays, into), deadline)
-    run = host.host_buffer(listed, 1)
+    run = host.shared_memory(group, (listed.infos[0].nbytes,))
     if sent:
         _core.pack([listed.arrays[root_array]], run)
     work = host.started(group, listed, "bcast", run, run, root=root, root_array=root_array)
-    return PendingResult(work, lambda: _filled(run, listed, written), deadline)
+
+    def store(into: list[Any]) -> None:
+        for x in into:
+            _core.unpack(run, [x])
+
+    return PendingResult(work, lambda: _filled(store, listed, written), deadline)
 
 
 def allgather(
@@ -180,13 +188,22 @@ def allgather(
     if clique_id != devices.VIA_HOST:
         work = _core.allgather_list(group._comm, clique_id, listed.arrays, receives)
         return PendingResult(work, finished, deadline)
-    joined, run = host.host_buffer(listed, len(listed.arrays)), host.host_buffer(listed, n)
+    first = receives[0][0]
+    known = arrays.info(first)
+    run: Any
+    if len(receives[0]) == 1 and known.contiguous and known.device == "cpu":
+        run, joined = first, arrays.new_like(first, (n // group.size * listed.n_elements,))
+    else:
+        nbytes = n * listed.infos[0].nbytes
+        run = host.shared_memory(group, (nbytes,))
+        joined = host.shared_memory(group, (nbytes // group.size,))
     _core.pack(listed.arrays, joined)
     work = host.started(group, listed, "allgather", joined, run)
 
     def finish() -> list[Any]:
         for pieces in receives:
-            _core.unpack(run, pieces)
+            if pieces[0] is not run:
+                _core.unpack(run, pieces)
             for piece in pieces:
                 _core.bump_version(piece)
         return finished()
@@ -194,13 +211,15 @@ def allgather(
     return PendingResult(work, finish, deadline)
 
 
-def _filled(run: Any, listed: ArrayList, only: Container[int] | None = None) -> list[Any]:
-    """Writes a run into each array, or `only` into some."""
+def _filled(
+    store: Callable[[list[Any]], None], listed: ArrayList, only: Container[int] | None = None
+) -> list[Any]:
+    """Stores a result in each array, or `only` in some."""
     into = targets(listed.arrays, listed.infos, only)
-    for i, target in enumerate(into):
-        if only is None or i in only:
-            _core.unpack(run, [target])
-            _core.bump_version(target)
+    written = [target for i, target in enumerate(into) if only is None or i in only]
+    store(written)
+    for target in written:
+        _core.bump_version(target)
     return results(listed.arrays, into)
 
 
