@@ -22,6 +22,11 @@ SOURCES = ROOT / "csrc"
 FLAGS = (
     "-std=c++20 -O2 -DNDEBUG -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -ffp-contract=off -pthread"
 )
+AT_ONCE = {
+    "bindings": 9,
+    "kernels": 1,
+}  # files of a folder in one compilation; of others all, as in CMakeLists.txt
+BY_ITSELF = "os/peer_watch.cpp"
 AVX2 = "-mavx2 -mf16c -fno-tree-vectorize"
 OF_FILE = {  # as in CMakeLists.txt
     "kernels/avx2.cpp": AVX2,
@@ -60,6 +65,26 @@ def pybind11_headers() -> Path:
     )
 
 
+def units(folder: Path) -> list[tuple[Path, str]]:
+    """What is compiled: sources, and files written to `folder` that include several of a folder of csrc."""
+    by_folder: dict[str, list[str]] = {}
+    for path in sorted(SOURCES.rglob("*.cpp")):
+        name = path.relative_to(SOURCES).as_posix()
+        by_folder.setdefault(name if name == BY_ITSELF else path.parent.name, []).append(name)
+    made = []
+    for of, names in by_folder.items():
+        at_once = AT_ONCE.get(of, len(names))
+        for start in range(0, len(names), at_once):
+            some = names[start : start + at_once]
+            if len(some) == 1:
+                made.append((SOURCES / some[0], some[0]))
+                continue
+            unit = folder / f"{of}-{start}.cpp"
+            unit.write_text("".join(f'#include "{name}"\n' for name in some))
+            made.append((unit, unit.name))
+    return sorted(made, key=lambda unit: not unit[1].startswith("bindings"))  # those take longest
+
+
 def main() -> None:
     if is_fresh():
         print(f"{target()} is fresh")
@@ -77,21 +102,20 @@ def main() -> None:
         f"-isystem{headers}",
     ]
 
-    def compiled(source: Path) -> str:
-        name = str(source.relative_to(SOURCES))
+    def compiled(unit: tuple[Path, str]) -> str:
+        source, name = unit
         made = objects / (name.replace("/", "-") + ".o")
         words = [compiler, *FLAGS.split(), *OF_FILE.get(name, "").split(), *includes]
+        words += os.environ.get("CXXFLAGS", "").split()
         subprocess.run([*words, "-c", str(source), "-o", str(made)], check=True)
         return str(made)
 
-    sources = sorted(SOURCES.rglob("*.cpp"), key=lambda path: path.stat().st_size, reverse=True)
-    sources.sort(key=lambda path: path.parent.name != "bindings")  # those take longest
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        made = list(pool.map(compiled, sources))
+        made = list(pool.map(compiled, units(objects)))
     part = target().with_suffix(".part")
     subprocess.run([compiler, "-shared", "-pthread", "-o", str(part), *made, "-ldl"], check=True)
     part.rename(target())
-    print(f"{target()}: {len(made)} files in {time.monotonic() - begin:.0f} s")
+    print(f"{target()}: {len(made)} compilations in {time.monotonic() - begin:.0f} s")
 
 
 if __name__ == "__main__":

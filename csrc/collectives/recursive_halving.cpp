@@ -10,7 +10,7 @@
 namespace samestep {
 namespace {
 
-constexpr std::size_t kSegmentsInFlight = 4;
+constexpr std::size_t kHalvingsInFlight = 4;
 
 }  // namespace
 
@@ -71,7 +71,7 @@ void RecursiveHalvingAllreduce::open_next_segment() {
 
 bool RecursiveHalvingAllreduce::work() {
   while (true) {
-    while (next_ < out_.count && open_segments_.size() < kSegmentsInFlight) open_next_segment();
+    while (next_ < out_.count && open_segments_.size() < kHalvingsInFlight) open_next_segment();
     if (open_segments_.empty()) return true;
     if (!advance_first(progress_engine(), open_segments_)) return false;
     // Blocks for the segments in flight serve a buffer of any length.

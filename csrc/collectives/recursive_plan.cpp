@@ -6,10 +6,10 @@
 namespace samestep {
 namespace {
 
-constexpr std::size_t kGrain = 16;  // split points are multiples of it, so that vector loops stay aligned
+constexpr std::size_t kSplitGrain = 16;  // split points are multiples of it, so that vector loops stay aligned
 
 Range half(Range range, bool upper) {
-  const std::size_t length = (range.count() / 2 + kGrain - 1) / kGrain * kGrain;
+  const std::size_t length = (range.count() / 2 + kSplitGrain - 1) / kSplitGrain * kSplitGrain;
   const std::size_t middle = range.begin + std::min(range.count(), length);
   return upper ? Range{middle, range.end} : Range{range.begin, middle};
 }

@@ -5,10 +5,10 @@
 namespace samestep {
 namespace {
 
-constexpr std::size_t kGrain = 16;  // chunks start at multiples of it, so that vector loops stay aligned
+constexpr std::size_t kChunkGrain = 16;  // chunks start at multiples of it, so that vector loops stay aligned
 
 constexpr std::size_t divide_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
-constexpr std::size_t round_up(std::size_t a) { return divide_up(a, kGrain) * kGrain; }
+constexpr std::size_t round_up(std::size_t a) { return divide_up(a, kChunkGrain) * kChunkGrain; }
 
 }  // namespace
 

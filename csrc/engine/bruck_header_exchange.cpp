@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::uint64_t kPollNoticesEvery = 64;  // operations: unread notices must not pile up
 
-std::size_t default_max_inline(int size) {
+std::size_t max_inline_of_bruck(int size) {
   // Every rank receives the data of all, among them the addresses that HierarchicalCollective posts.
   constexpr std::size_t kOfAllRanks = 64 << 10, kMinInline = 128, kMaxInline = 2 << 10;
   return std::clamp(kOfAllRanks / static_cast<std::size_t>(size), kMinInline, kMaxInline);
@@ -20,7 +20,7 @@ std::size_t default_max_inline(int size) {
 
 BruckHeaderExchange::BruckHeaderExchange(Transport& transport, std::size_t max_inline)
     : transport_(transport),
-      max_inline_(max_inline != 0 ? max_inline : default_max_inline(transport.size())),
+      max_inline_(max_inline != 0 ? max_inline : max_inline_of_bruck(transport.size())),
       size_(static_cast<std::size_t>(transport.size())),
       known_arrived_(size_) {
   while (blocks_before_round(rounds_) < size_) ++rounds_;

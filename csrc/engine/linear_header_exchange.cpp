@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kDepartures = 4;  // blocks to begin with; more are added while sends are in flight
 
-std::size_t default_max_inline(int size) {
+std::size_t max_inline_of_linear(int size) {
   // Inline data are sent to every peer, so a limit that is good for two ranks is too high for twenty.
   if (size <= 2) return 16 << 10;
   if (size <= 4) return 8 << 10;
@@ -21,7 +21,7 @@ std::size_t default_max_inline(int size) {
 
 LinearHeaderExchange::LinearHeaderExchange(Transport& transport, std::size_t max_inline)
     : transport_(transport),
-      max_inline_(max_inline != 0 ? max_inline : default_max_inline(transport.size())),
+      max_inline_(max_inline != 0 ? max_inline : max_inline_of_linear(transport.size())),
       arrivals_(kSlots * static_cast<std::size_t>(transport.size())) {
   for (std::size_t i = 0; i < kDepartures; ++i) departures_.push_back(std::make_unique<Departure>());
   for (std::uint64_t sequence = 0; sequence < kSlots; ++sequence) {

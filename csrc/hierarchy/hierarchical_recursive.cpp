@@ -10,7 +10,7 @@ namespace samestep {
 namespace {
 
 constexpr std::size_t kOpenChunks = 4;
-constexpr std::size_t kStep =
+constexpr std::size_t kRecursiveStep =
     64 << 10;  // bytes of each rank that are reduced at a time, so that they stay in the cache
 
 HierarchicalPlan plan_for(const ProgressEngine& engine, const HierarchicalGroup& group, const CollectiveArgs& args,
@@ -39,7 +39,7 @@ const std::byte* HierarchicalRecursiveAllreduce::local_sum(const HierarchicalChu
   // In steps, because `local_inputs` copies what it cannot map: the copies of a step stay in the cache until they are
   // reduced.
   HierarchicalChunk part = chunk;
-  const std::size_t most = std::max<std::size_t>(kStep / itemsize_, 1);
+  const std::size_t most = std::max<std::size_t>(kRecursiveStep / itemsize_, 1);
   for (std::size_t first = 0; first < chunk.count; first += most) {
     part.in_offset = chunk.in_offset + first;
     part.count = std::min(most, chunk.count - first);

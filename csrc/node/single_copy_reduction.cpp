@@ -9,7 +9,7 @@
 namespace samestep {
 namespace {
 
-constexpr std::uint64_t kChunksAtOnce = 8;  // then other operations of the group make a step
+constexpr std::uint64_t kReducedAtOnce = 8;  // then other operations of the group make a step
 
 /// Elements of a chunk of `nbytes`, in whole cache lines: two ranks must not write to one line.
 std::size_t chunk_elements(std::size_t nbytes, std::size_t itemsize) {
@@ -50,7 +50,7 @@ bool SingleCopyReduction::work() {
 /// Reduces the next few chunks of this rank. Returns their number.
 std::uint64_t SingleCopyReduction::reduce_some() {
   std::uint64_t done = 0;
-  for (; done < kChunksAtOnce && !out_of_chunks_; ++done) {
+  for (; done < kReducedAtOnce && !out_of_chunks_; ++done) {
     const std::uint64_t chunk = next_chunk();
     out_of_chunks_ = chunk >= n_chunks_;
     if (out_of_chunks_) break;
