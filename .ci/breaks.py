@@ -241,7 +241,7 @@ BREAKS = {
     ),
     "wheel": Break(
         "package",
-        "smoke-whl",
+        "smoke",
         "pyproject.toml",
         r"^wheel\.exclude = \[",
         'wheel.exclude = ["**/objects.py", ',

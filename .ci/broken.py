@@ -29,7 +29,7 @@ FRESH = (
     "dist*",
     "demo",
     "test",
-    "smoke-*",
+    "smoke",
     "example",
     "full.installed",
     "kit-tree",

@@ -11,7 +11,7 @@ if FAKES not in sys.path:
 import fake_worlds  # noqa: E402
 import pytest  # noqa: E402
 from samestep.testing import options, protocol  # noqa: E402
-from suite_report import SuiteReport  # noqa: E402
+from suite_report import SuiteReport, leave_out_passed  # noqa: E402
 
 pytest_plugins = ["pytester"]
 
@@ -41,6 +41,11 @@ OVER_TCP = ("reductions", "movement", "point_to_point", "mismatch", "schedules")
 
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="run everything: also what is slow or repeats itself")
+    parser.addoption(
+        "--except-passed",
+        action="store_true",
+        help="leave out what has passed in the last run of a bare `pytest`, perhaps without some libraries",
+    )
     parser.addini(EXPECTED_OF_ALL, "as samestep_ranks_expected, for runs with --all", "args", [])
 
 
@@ -51,6 +56,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    if config.option.except_passed and not config.pluginmanager.has_plugin("samestep-rank"):
+        leave_out_passed(config, items)
     for item in items:
         if why := fake_worlds.why_left_out(item.nodeid):
             item.add_marker(pytest.mark.skip(reason=why))

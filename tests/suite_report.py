@@ -7,7 +7,15 @@ from collections import Counter
 import pytest
 
 EVERY_S = 60.0
+PASSED = "samestep/passed"  # in pytest's cache: the tests that passed in a run of `pytest` without arguments
 MISSING = re.compile(r"could not import '(\w+)|\bneeds ([a-z_]\w+)$")
+
+
+def leave_out_passed(config, items):
+    """Removes what passed in the last run of `pytest` without arguments, in whatever environment."""
+    passed = set(config.cache.get(PASSED, []))
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+    items[:] = [item for item in items if item.nodeid not in passed]
 
 
 class SuiteReport:
@@ -21,6 +29,7 @@ class SuiteReport:
         self._config = config
         self._start = self._last_line = time.monotonic()
         self._total = self._done = self._failed = self.n_left_out = 0
+        self._passed = []
         self._missing = Counter()
         self._skipped = Counter()
 
@@ -33,8 +42,14 @@ class SuiteReport:
 
     def pytest_runtest_logreport(self, report):
         self._failed += report.failed
+        if report.when == "call" and report.passed:
+            self._passed.append(report.nodeid)
         if report.skipped and not hasattr(report, "wasxfail"):
             self._count_skip(report)
+
+    def pytest_sessionfinish(self):
+        if not self._config.invocation_params.args and hasattr(self._config, "cache"):
+            self._config.cache.set(PASSED, self._passed)
 
     def _count_skip(self, report):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

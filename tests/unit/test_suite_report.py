@@ -33,14 +33,22 @@ def made(n_tests):
 
 
 def skipped(reason):
-    return SimpleNamespace(failed=False, skipped=True, longrepr=("test_it.py", 1, f"Skipped: {reason}"))
+    return SimpleNamespace(
+        failed=False,
+        skipped=True,
+        when="call",
+        passed=False,
+        longrepr=("test_it.py", 1, f"Skipped: {reason}"),
+    )
 
 
 def test_a_line_per_minute_says_how_far_it_is(clock):
     report, reporter = made(8)
     for seconds, failed in ((30, False), (29, True), (1, False), (59, False), (70, False)):
         clock.s += seconds
-        report.pytest_runtest_logreport(SimpleNamespace(failed=failed, skipped=False))
+        report.pytest_runtest_logreport(
+            SimpleNamespace(failed=failed, skipped=False, when="call", passed=not failed, nodeid="a")
+        )
         report.pytest_runtest_logfinish()
     assert reporter.lines == [
         "1 min: 3 of 8 tests (37 %), 1 failed",
@@ -71,3 +79,44 @@ def test_a_whole_run_without_skips_says_nothing():
     report, reporter = made(1)
     report.pytest_terminal_summary(reporter)
     assert reporter.lines == []
+
+
+class Cache(dict):
+    set = dict.__setitem__
+
+
+def run_of(cache, arguments, passed, skipped_ids=()):
+    """A run in which some tests passed."""
+    config = SimpleNamespace(invocation_params=SimpleNamespace(args=arguments), cache=cache)
+    report = suite_report.SuiteReport(config)
+    for nodeid in passed:
+        for when in ("setup", "call", "teardown"):
+            outcome = SimpleNamespace(failed=False, skipped=False, passed=True, when=when, nodeid=nodeid)
+            report.pytest_runtest_logreport(outcome)
+    for nodeid in skipped_ids:
+        setup = SimpleNamespace(failed=False, skipped=False, passed=True, when="setup", nodeid=nodeid)
+        report.pytest_runtest_logreport(setup)
+        report.pytest_runtest_logreport(skipped("needs torch"))
+    report.pytest_sessionfinish()
+
+
+def left(cache, ids):
+    deselected = []
+
+    def pytest_deselected(items):
+        deselected.extend(items)
+
+    hook = SimpleNamespace(pytest_deselected=pytest_deselected)
+    items = [SimpleNamespace(nodeid=nodeid) for nodeid in ids]
+    suite_report.leave_out_passed(SimpleNamespace(cache=cache, hook=hook), items)
+    assert {x.nodeid for x in items} | {x.nodeid for x in deselected} == set(ids)
+    return [x.nodeid for x in items]
+
+
+def test_what_passed_in_a_whole_run_can_be_left_out():
+    cache = Cache()
+    assert left(cache, ["a", "b"]) == ["a", "b"]
+    run_of(cache, (), ["a", "b"], skipped_ids=["c"])
+    assert left(cache, ["a", "b", "c", "d"]) == ["c", "d"]
+    run_of(cache, ("--all",), ["c"])
+    assert left(cache, ["a", "b", "c", "d"]) == ["c", "d"]
