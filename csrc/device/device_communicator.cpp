@@ -1,5 +1,7 @@
 #include "device/device_communicator.h"
 
+#include <unistd.h>
+
 #include <numeric>
 #include <utility>
 
@@ -50,7 +52,11 @@ DeviceCommunicator::~DeviceCommunicator() = default;
 
 std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Communicator> host, DeviceOptions options,
                                                              const Deadline& deadline, NcclStart start) {
-  std::shared_ptr<DeviceCommunicator> made(new DeviceCommunicator(std::move(host), std::move(options)));
+  // A process that was forked from this one has none of its threads, nor the device: it drops the group as it is.
+  const auto destroy = [owner = ::getpid()](const DeviceCommunicator* dropped) {
+    if (::getpid() == owner) delete dropped;
+  };
+  std::shared_ptr<DeviceCommunicator> made(new DeviceCommunicator(std::move(host), std::move(options)), destroy);
   const std::vector<int> ranks = all_ranks(*made->host_);
   // Staged collectives start on the host later than they are called. In the group of host arrays their order among the
   // other collectives would differ between ranks, so they have a group of their own, as comparisons beside NCCL have.
@@ -159,7 +165,11 @@ Communicator::WorkPtr DeviceCommunicator::run_collective(const CollectiveArgs& a
 
 Communicator::WorkPtr DeviceCommunicator::start_send(const SendArgs& args) {
   // `Inner`, because the arguments have been checked already.
-  if (args.is_object || in_host_memory(args.in)) return Inner{*host_}.start_send(args);
+  if (args.is_object || in_host_memory(args.in)) {
+    // A message of device memory starts once it is on the host. This one must not overtake it.
+    if (staged_->has_unstarted_send(args.dest, args.tag)) return staged_->start_behind(args);
+    return Inner{*host_}.start_send(args);
+  }
   SendArgs here = args;
   return without_gil([&] {
     RefuseCapture refuse_capture(*options_.gpu);
@@ -179,7 +189,8 @@ Communicator::WorkPtr DeviceCommunicator::start_recv(const RecvArgs& args) {
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_send(const SendArgs& args) {
-  return in_host_memory(args.in) ? Inner{*host_}.run_send(args) : start_send(args);
+  const bool is_behind = staged_->has_unstarted_send(args.dest, args.tag);
+  return in_host_memory(args.in) && !is_behind ? Inner{*host_}.run_send(args) : start_send(args);
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_recv(const RecvArgs& args, Status& status) {

@@ -51,6 +51,19 @@ StagedRuns runs_of(const Counts& blocks, std::uint64_t at, std::uint64_t n, std:
   return runs;
 }
 
+StagedOperation send_to(const SendArgs& args) {
+  StagedOperation call;
+  call.type = StagedOperation::Type::send;
+  call.dest = args.dest;
+  call.tag = args.tag;
+  return call;
+}
+StagedOperation receive() {
+  StagedOperation call;
+  call.type = StagedOperation::Type::receive;
+  return call;
+}
+
 /// Nothing if not all ranks know them.
 std::optional<BlockLengths> lengths_of(const CollectiveArgs& args, int size) {
   if (has_counts(args.type)) return args.lengths;
@@ -170,11 +183,19 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const SendArgs& args) 
   const auto start = [host = messages_, dest = args.dest, tag = args.tag](const ConstBuffer& from) {
     return host->send({from.data, from.count, from.dtype}, dest, tag);
   };
-  if (is_gpu_direct(in.nbytes())) return start_gpu_direct(in, /*sends=*/true, [start, in] { return start(in); });
+  if (is_gpu_direct(in.nbytes())) return start_gpu_direct(in, send_to(args), [start, in] { return start(in); });
   if (is_segmented(in)) return in_segments(args);
   return whole(
       in, Buffer{nullptr, 0, in.dtype}, [start](const ConstBuffer& from, const Buffer&) { return start(from); },
-      StagedOperation::Type::send);
+      send_to(args));
+}
+
+Communicator::WorkPtr DeviceCommunicator::HostPath::start_behind(const SendArgs& args) {
+  StagedSegment part;
+  part.start = [host = messages_, args](std::byte*, std::byte*) { return Inner{*host}.start_send(args); };
+  StagedOperation call = send_to(args);
+  call.parts.push_back(std::move(part));
+  return staging_->start(std::move(call));
 }
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::start(const RecvArgs& args) {
@@ -186,11 +207,11 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const RecvArgs& args) 
     here.out = {to.data, to.count, to.dtype, direct ? to.device : Device{}};
     return Inner{*host}.start_recv(here);
   };
-  if (direct) return start_gpu_direct(out, /*sends=*/false, [start, out] { return start(out); });
+  if (direct) return start_gpu_direct(out, receive(), [start, out] { return start(out); });
   if (is_segmented(out)) return in_segments(args);
   return whole(
       ConstBuffer{nullptr, 0, out.dtype}, out, [start](const ConstBuffer&, const Buffer& to) { return start(to); },
-      StagedOperation::Type::receive);
+      receive());
 }
 
 // ---- staged
@@ -233,9 +254,8 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(const SendArgs& 
   const ConstBuffer in = args.in;
   const auto body = std::make_shared<MessageBody>();
   const std::size_t segment = messages_->segmented_messages()->segment_nbytes(in.nbytes());
-  StagedOperation call;
+  StagedOperation call = send_to(args);
   call.after = {in.stream};
-  call.type = StagedOperation::Type::send;
   for (std::size_t at = 0; at < in.nbytes(); at += segment) {
     StagedSegment part;
     part.in = static_cast<const std::byte*>(in.data);
@@ -260,9 +280,8 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(const RecvArgs& 
   const auto body = std::make_shared<MessageBody>();
   auto* const out = static_cast<std::byte*>(args.out.data);
   const std::size_t most = messages_->segmented_messages()->max_inline_message();
-  StagedOperation call;
+  StagedOperation call = receive();
   call.after = {args.out.stream};
-  call.type = StagedOperation::Type::receive;
   StagedSegment header;
   header.out = out;
   header.out_runs = {{0, std::min(most, args.out.nbytes())}};
@@ -345,7 +364,7 @@ std::vector<StagedSegment> DeviceCommunicator::HostPath::windows(const std::shar
 }
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::whole(ConstBuffer in, Buffer out, Start start,
-                                                          StagedOperation::Type type) {
+                                                          StagedOperation call) {
   StagedSegment part;
   part.in = static_cast<const std::byte*>(in.data);
   part.in_runs = {{0, in.nbytes()}};
@@ -356,12 +375,10 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::whole(ConstBuffer in, Buffer
                  {out.count != 0 ? to : nullptr, out.count, out.dtype});
   };
   // A message may be shorter than the buffer; then only what has arrived is copied back.
-  if (type == StagedOperation::Type::receive) {
+  if (call.type == StagedOperation::Type::receive) {
     part.n_written = [item = itemsize(out.dtype)](const Work& work) { return work.status().count * item; };
   }
-  StagedOperation call;
   call.after = {in.stream, out.stream};
-  call.type = type;
   call.parts.push_back(std::move(part));
   return staging_->start(std::move(call));
 }
@@ -393,10 +410,10 @@ void DeviceCommunicator::HostPath::copy_local_on_device() {
   collectives_->configure(settings);
 }
 
-Communicator::WorkPtr DeviceCommunicator::HostPath::start_gpu_direct(const ConstBuffer& buffer, bool sends,
+Communicator::WorkPtr DeviceCommunicator::HostPath::start_gpu_direct(const ConstBuffer& buffer, StagedOperation call,
                                                                      std::function<WorkPtr()> start) {
   StagedSegment part;
-  if (sends) {
+  if (call.type == StagedOperation::Type::send) {
     part.in = static_cast<const std::byte*>(buffer.data);
   } else {
     part.out = static_cast<std::byte*>(const_cast<void*>(buffer.data));
@@ -405,9 +422,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start_gpu_direct(const Const
   part.gpu_direct = true;
   part.start = [start = std::move(start)](std::byte*, std::byte*) { return start(); };
   // A receive writes when MPI pleases, so it too begins after what its memory is still used for.
-  StagedOperation call;
   call.after = {buffer.stream};
-  call.type = sends ? StagedOperation::Type::send : StagedOperation::Type::receive;
   call.parts.push_back(std::move(part));
   return staging_->start(std::move(call));
 }

@@ -22,6 +22,9 @@ class DeviceCommunicator::HostPath {
   WorkPtr start(const CollectiveArgs& args);
   WorkPtr start(const SendArgs& args);
   WorkPtr start(const RecvArgs& args);
+  /// A send of host memory, or of an object, that must start after such sends of device memory as have not started.
+  WorkPtr start_behind(const SendArgs& args);
+  bool has_unstarted_send(int dest, int tag) { return staging_->has_unstarted_send(dest, tag); }
 
   void progress() { staging_->progress(); }
   bool idle() { return staging_->idle(); }
@@ -46,12 +49,11 @@ class DeviceCommunicator::HostPath {
   bool is_segmented(const ConstBuffer& buffer) const;
   WorkPtr in_segments(const SendArgs& args);
   WorkPtr in_segments(const RecvArgs& args);
-  WorkPtr whole(ConstBuffer in, Buffer out, Start start,
-                StagedOperation::Type type = StagedOperation::Type::collective);
+  WorkPtr whole(ConstBuffer in, Buffer out, Start start, StagedOperation call = {});
   /// A collective that only moves data: MPI gets the device pointers if it sends all transfers, else it is staged.
   /// Each rank decides for itself, as the messages are the same.
   WorkPtr exchange(ConstBuffer in, Buffer out, std::span<const PeerTransfer> transfers, Start start);
-  WorkPtr start_gpu_direct(const ConstBuffer& buffer, bool sends, std::function<WorkPtr()> start);
+  WorkPtr start_gpu_direct(const ConstBuffer& buffer, StagedOperation call, std::function<WorkPtr()> start);
   /// Whether MPI gets the device pointer of a message of so many bytes.
   bool is_gpu_direct(std::size_t nbytes) const;
   /// The same for a segment of a collective.

@@ -85,6 +85,9 @@ class HostStaging::StagedWork final : public Work {
     return n_started_ == call_.parts.size() && call_.then == nullptr;
   }
   bool sends() const { return call_.type == StagedOperation::Type::send; }
+  bool will_send(int dest, int tag) const {
+    return sends() && call_.dest == dest && call_.tag == tag && !has_started();
+  }
   /// Whether copies to the host may be in the stream, since not all of it has started there.
   bool copies_out() const { return sends() ? n_copied_ != n_started_ && !ended_ : n_copied_ != 0 && !has_started(); }
   /// Whether more of it will be copied to the host.
@@ -300,12 +303,12 @@ class HostStaging::StagedWork final : public Work {
       const StagedWork& first = stager_->next_to_begin(*this);
       is_this = &first == this;
       for (const RemoteSegment& piece : first.pieces_) {
-        if (host_wait == nullptr && piece.work != nullptr && !piece.awaits_stream && !piece.work->done()) {
-          host_wait = piece.work;
-        }
+        if (host_wait != nullptr || piece.work == nullptr || piece.awaits_stream) continue;
+        if (!piece.work->done() || piece.work->error()) host_wait = piece.work;
       }
     }
-    if (host_wait != nullptr) host_wait->wait(deadline);  // has passed, so this throws and names the missing ranks
+    // The deadline has passed, so this throws the error that it has ended with, or names the missing ranks.
+    if (host_wait != nullptr) host_wait->wait(deadline);
     const Communicator& group = *(is_message() ? stager_->messages_ : stager_->collectives_);
     throw TimeoutError(str("rank ", group.rank(), ": an operation on device memory in group '", group.name(),
                            "' has waited ", deadline.timeout().count(), " s for this rank's own device, which has not ",
@@ -353,10 +356,12 @@ std::shared_ptr<HostStaging> HostStaging::make(std::shared_ptr<GpuLibrary> gpu, 
 std::shared_ptr<Work> HostStaging::start(StagedOperation call) {
   auto work = std::make_shared<StagedWork>(shared_from_this(), std::move(call));
   {
+    // A receive starts here, also while another thread makes steps: what is posted next must not get its message.
     const std::lock_guard lock(mutex_);
     pending_.push_back(work);
+    if (work->sends()) sends_are_pending_ = true;
+    step();
   }
-  progress();
   return work;
 }
 
@@ -395,6 +400,13 @@ void HostStaging::step() {
     tell_others(error);
   }
   std::erase_if(pending_, [](const auto& work) { return work->ended(); });
+  sends_are_pending_ = std::ranges::any_of(pending_, [](const auto& work) { return work->sends(); });
+}
+
+bool HostStaging::has_unstarted_send(int dest, int tag) {
+  if (!sends_are_pending_) return false;
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(pending_, [&](const auto& work) { return work->will_send(dest, tag); });
 }
 
 void HostStaging::advance_all() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -47,6 +48,7 @@ struct StagedOperation {
   std::string called = user_call();
   /// A receive starts at once. Not derived from the buffers: those without elements may have no address.
   Type type = Type::collective;
+  int dest = -1, tag = 0;        ///< of a send
   bool copies_in_first = false;  ///< outputs overlap later inputs: all inputs are on the host before anything starts
 };
 
@@ -65,6 +67,8 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
                                            std::shared_ptr<Communicator> collectives);
 
   std::shared_ptr<Work> start(StagedOperation call);
+  /// Whether a send to this rank with this tag has not started on the host. What is sent next must start after it.
+  bool has_unstarted_send(int dest, int tag);
   /// Copies from device to device, after the streams that `start` waits for, and before the operation completes.
   void copy_local(std::byte* to, const std::byte* from, std::size_t nbytes);
   /// Advances all operations. Never blocks.
@@ -111,8 +115,9 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   GpuStream out_, in_;  // device to host, and back
   std::mutex mutex_;    // may be held in a call of the runtime that blocks
   std::deque<std::shared_ptr<StagedWork>> pending_;
-  std::size_t n_copying_back_ = 0;              // segments
-  std::unique_ptr<GpuEvent> out_end_, in_end_;  // of both streams, once the groups have been discarded
+  std::atomic<bool> sends_are_pending_ = false;  // read without the mutex by the thread that has called them
+  std::size_t n_copying_back_ = 0;               // segments
+  std::unique_ptr<GpuEvent> out_end_, in_end_;   // of both streams, once the groups have been discarded
   std::mutex abandonment_mutex_;
   std::exception_ptr abandonment_;               // that no thread has ended the operations with yet
   std::vector<std::shared_ptr<void>> retained_;  // segments of abandoned operations, which a transport may still use

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 
 import fake_arrays
 import numpy as np
@@ -60,6 +61,48 @@ def test_a_send_does_not_wait_for_the_array_of_a_receive(group):
     else:
         receive(group, 0, tag=2)
         finish(group, group.isend(arrays.ready, 0, tag=1))
+
+
+@pytest.mark.parametrize("count", [3, 5_000, LONG])
+def test_no_message_of_the_host_overtakes_one_that_is_still_computed(group, count):
+    """With the same receiver and tag. An object is one of the messages."""
+    arrays = Arrays(group, count)
+    if group.rank == 0:
+        works = [group.isend(arrays.busy, 1, tag=1), group.isend(row(1, count), 1, tag=1)]
+        works.append(group.isend_object("third", 1, tag=1))
+        group.send(row(4, count), 1, tag=2, timeout=30)  # another tag: it waits for nobody
+        assert not any(work.done() for work in works)
+        arrays.release()
+        works.append(group.isend(row(5, count), 1, tag=1))
+        finish(group, *works)
+    else:
+        out = np.zeros(count, "float32")
+        group.recv(out, 0, tag=2, timeout=60)
+        np.testing.assert_array_equal(out, row(4, count))
+        for seed in (5, 1, "third", 5):
+            if seed == "third":
+                assert group.recv_object(0, tag=1) == seed
+                continue
+            group.recv(out, 0, tag=1, timeout=60)
+            np.testing.assert_array_equal(out, row(seed, count))
+        finish(group)
+
+
+def test_a_blocking_send_of_the_host_waits_behind_one_that_is_still_computed(group):
+    arrays = Arrays(group, 3)
+    if group.rank == 0:
+        works = [group.isend(arrays.busy, 1, tag=1), group.isend(row(1, 3), 1, tag=1)]
+        with pytest.raises(ss.TimeoutError, match="an earlier operation could begin"):
+            works[1].wait(0.05)
+        threading.Timer(0.1, arrays.release).start()
+        group.send(row(2, 3), 1, 1)  # by position: without Python
+        finish(group, *works)
+    else:
+        out = np.zeros(3, "float32")
+        for seed in (5, 1, 2):
+            group.recv(out, 0, tag=1, timeout=60)
+            np.testing.assert_array_equal(out, row(seed, 3))
+        finish(group)
 
 
 def test_an_allreduce_does_not_wait_for_the_array_of_a_receive(group):
