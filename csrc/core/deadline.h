@@ -26,6 +26,7 @@ class Deadline {
   }
 
   bool passed() const { return Clock::now() >= when_; }
+  bool is_later_than(const Deadline& other) const { return when_ > other.when_; }
   /// Time left, negative when passed.
   Seconds left() const { return when_ - Clock::now(); }
   /// The timeout it was made from, for error texts.

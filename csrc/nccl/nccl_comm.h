@@ -122,6 +122,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   /// because calls of the GPU runtime may block: deadlines that other threads watch need the mutex.
   void ask_device(Operation& operation);
   std::exception_ptr check_operation(Operation& operation, Clock::time_point now);
+  Deadline deadline_of(const Operation& operation) const;
   /// The TimeoutError of an operation whose `deadline` has passed. `missing`: the ranks that are late, if known.
   std::exception_ptr timeout_error(const Operation& operation, const Deadline& deadline, const std::string& missing);
   /// The cause of a failure as far as the host knows it, or null.

@@ -26,7 +26,7 @@ struct NcclComm::Operation {
   std::uint64_t sequence = 0;
   Clock::time_point started = Clock::now();
   Clock::time_point peer_lost_at{};  // when that was first seen; guarded by the mutex
-  Deadline deadline;
+  Deadline deadline;                 // the group's, or that of a longer wait; guarded by the mutex
   nccl_calls::Calls calls;
   std::vector<std::vector<std::shared_ptr<GpuEvent>>> after;  // for each member
   std::shared_ptr<GpuEvent> end;                              // set before `launched`

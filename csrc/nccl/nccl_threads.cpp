@@ -166,11 +166,16 @@ void NcclComm::make_calls(Operation& operation) {
   }
   operation.after.clear();  // the events can be used again
   operation.calls.enqueue(first.comm, first.stream->get());
-  if (!calls_block_) wait_until_ready(operation.what, operation.deadline);
+  if (!calls_block_) wait_until_ready(operation.what, deadline_of(operation));
   // The first stream waits for the others, so that one event shows the end of all members.
   members_->join_streams();
   operation.end = first.events->take();
   operation.end->record(first.stream->get());
+}
+
+Deadline NcclComm::deadline_of(const Operation& operation) const {
+  const std::lock_guard lock(mutex_);
+  return operation.deadline;
 }
 
 // A mismatch first: a rank that has raised because of it may have left already.

@@ -57,9 +57,10 @@ class NcclComm::NcclWork final : public Work {
   template <class Ready>
   void wait_until(const Deadline& deadline, Ready ready) {
     Backoff pause(/*oversubscribed=*/true);
-    bool warned = false;
+    bool is_first = true, warned = false;
     while (!ready()) {
       if (!pause.step()) continue;
+      if (std::exchange(is_first, false)) postpone(deadline);
       wait_hooks().interrupt();
       ProgressEngine::progress_everywhere();
       if (!warned && pause.waited().count() > wait_hooks().warn_after_s) {
@@ -68,6 +69,12 @@ class NcclComm::NcclWork final : public Work {
       }
       if (deadline.passed() && !ready()) throw_late(deadline);
     }
+  }
+
+  /// The operation fails at the group's deadline, unless somebody waits for longer.
+  void postpone(const Deadline& deadline) const {
+    const std::lock_guard lock(channel_->mutex_);
+    if (deadline.is_later_than(operation_->deadline)) operation_->deadline = deadline;
   }
 
   [[noreturn]] void throw_late(const Deadline& deadline) const {

@@ -120,3 +120,16 @@ def test_arrays_of_an_exchange_that_overlap_are_refused_before_it_starts(tmp_pat
         assert refused["kind"] == "InvalidArgumentError", ended
         assert refused["text"] == "sendrecv: x and out overlap in device memory; pass a copy of x"
         assert exchanged == {"result": [float(1 - number)] * 3}, ended
+
+
+@pytest.mark.parametrize("backend", ["nccl", "native"])
+def test_a_call_may_wait_longer_than_the_timeout_of_the_group(tmp_path, backend):
+    for rank in run(tmp_path, 2, "wait_longer_than_the_group", backend):
+        assert rank.reports == [{"result": [3.0] * 7}] * 2, rank
+
+
+@pytest.mark.parametrize("backend", ["nccl", "native"])
+@pytest.mark.parametrize("drops", [True, False], ids=["drops", "exits"])
+def test_a_forked_process_ends_at_once_and_its_parent_goes_on(tmp_path, backend, drops):
+    for rank in run(tmp_path, 2, "fork_a_process", backend, drops):
+        assert rank.reports == [{"status": 0}, {"result": [3.0] * 7}], rank

@@ -4,7 +4,9 @@ import ctypes
 import gc
 import json
 import os
+import signal
 import sys
+import threading
 import time
 
 import fake_arrays
@@ -95,6 +97,48 @@ def exchange_overlapping_arrays(backend):
     world.sendrecv(sent, 1 - rank, got, 1 - rank)
     report(result=got.get().tolist())
     world.close()
+
+
+def wait_longer_than_the_group(backend):
+    """Rank 1 calls the second time only when the group's timeout has passed on rank 0."""
+    world = start(backend, timeout=1.0)
+    x = Array.of(np.full(7, rank + 1.0), Stream())
+
+    def reduce():
+        out = Array((7,), "float64")
+        return world.allreduce(x, out=out, timeout=30).get().tolist()
+
+    attempt(reduce)  # connects
+    late = os.path.join(os.environ["TEST_FOLDER"], "late")
+    if rank == 0:
+        threading.Timer(1.5, lambda: open(late, "w").close()).start()
+    while rank == 1 and not os.path.exists(late):
+        time.sleep(0.01)
+    attempt(reduce)
+
+
+def fork_a_process(backend, drops):
+    """A child that drops a group, or ends as any program does."""
+    world = start(backend)
+    part = world.split(0)
+    x = Array.of(np.full(7, rank + 1.0), Stream())
+
+    def reduce(group):
+        out = Array((7,), "float64")
+        return group.allreduce(x, out=out, timeout=30).get().tolist()
+
+    reduce(part)
+    reduce(world)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # a child that hangs is killed
+        if drops:
+            del part
+            gc.collect()
+            os._exit(0)
+        sys.exit(0)
+    report(status=os.waitpid(child, 0)[1])
+    attempt(lambda: reduce(world))
 
 
 if __name__ == "__main__":
