@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import fake_arrays
 import numpy as np
 import pytest
@@ -69,6 +71,34 @@ def test_trees(group):
         np.testing.assert_array_equal(got.get(), total(group, shape))
     for got, shape in zip(ss.synchronize(group, leaves(), root=group.size - 1), of, strict=True):
         np.testing.assert_array_equal(got.get(), values(group.size - 1, shape))
+
+
+def with_none(group, kind, shape):
+    """A tree of which the last rank has no array, beside one that it has."""
+    x = kind.in_order(values(group.rank, shape), CHANNELS_LAST, fake_arrays.Stream())
+    y = fake_arrays.Array.of(values(group.rank, (3, 5)), fake_arrays.Stream())
+    return {"x": None if group.rank == group.size - 1 else x, "y": y}
+
+
+@pytest.mark.ranks(2, 3, backends=WORLDS)
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 3, 4, 5), (3, 1, 2, 5), (20, 30, 30, 40)])
+def test_none_counts_as_zeros_in_the_same_order(group, shape, monkeypatch):
+    """Also of a large array, which is sent alone."""
+    monkeypatch.setitem(sys.modules, "cupy", fake_arrays.cupy())
+    got = group.allreduce_tree(with_none(group, fake_arrays.ConvertingArray, shape))
+    expected = sum(values(r, shape) for r in range(group.size - 1))
+    np.testing.assert_array_equal(got["x"].get(), expected)
+    np.testing.assert_array_equal(got["y"].get(), total(group, (3, 5)))
+
+
+@pytest.mark.ranks(2, 3, backends=WORLDS)
+def test_none_beside_another_order_is_refused_where_the_library_is_not_asked_for_arrays(group):
+    """By all ranks, so that the group can go on. One pixel is row-major, so that it is taken."""
+    with pytest.raises(InvalidArgumentError, match=rf"leaf \['x'\] is None on rank {group.size - 1} and not"):
+        group.allreduce_tree(with_none(group, fake_arrays.Array, (2, 3, 4, 5)))
+    got = group.allreduce_tree(with_none(group, fake_arrays.Array, (2, 3, 1, 1)))["x"]
+    got = got.get() if isinstance(got, fake_arrays.Array) else got.numpy()
+    np.testing.assert_array_equal(got, sum(values(r, (2, 3, 1, 1)) for r in range(group.size - 1)))
 
 
 @pytest.mark.ranks(2, 3, backends=WORLDS)

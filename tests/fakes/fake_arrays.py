@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import time
+import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -312,6 +313,14 @@ class Array:
 class ConvertingArray(Array):
     """Of a library whose kernels convert between float16 and float32, as CuPy's do."""
 
+    def transpose(self, axes: tuple[int, ...]) -> ConvertingArray:
+        """A view of a row-major array."""
+        view = object.__new__(ConvertingArray)
+        view.__dict__.update(self.__dict__)
+        view.shape, view.axes = tuple(self.shape[axis] for axis in axes), tuple(np.argsort(axes).tolist())
+        view._kept, view._owner = [], self
+        return view
+
     def astype(self, dtype: Any) -> ConvertingArray:
         made = ConvertingArray(self.shape, np.dtype(dtype), self.stream)
         made._convert(self)
@@ -332,6 +341,13 @@ class ConvertingArray(Array):
 
 
 ConvertingArray.__module__ = "cupy.stand_in"
+
+
+def cupy() -> types.ModuleType:
+    """What is needed of the library whose arrays these are, for `sys.modules["cupy"]`."""
+    made: Any = types.ModuleType("cupy")
+    made.empty = lambda shape, dtype: ConvertingArray(shape, dtype, Stream())
+    return made
 
 
 class DLPackArray(Array):

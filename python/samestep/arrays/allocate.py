@@ -7,6 +7,7 @@ been imported already.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,21 @@ def new_array(library: str, dtype: str, shape: tuple[int, ...]) -> Any:
     return _aligned(shape, known) if library == "jax" else np.empty(shape, known)
 
 
+def orders_axes(library: str) -> bool:
+    """Whether `new_in_order` makes arrays that are not row-major for what `library_of` named."""
+    return library in ("torch gpu", "cupy")
+
+
+def new_in_order(library: str, dtype: str, shape: tuple[int, ...], order: Sequence[int]) -> Any:
+    """As `new_array`, with the axes in the order in memory that `_core.memory_order` names."""
+    if not order:
+        return new_array(library, dtype, shape)
+    axes = [*(axis for axis, extent in enumerate(shape) if extent == 1), *order]
+    lying = new_array(library, dtype, tuple(shape[axis] for axis in axes))
+    places = tuple(axes.index(axis) for axis in range(len(shape)))
+    return lying.permute(places) if library == "torch gpu" else lying.transpose(places)
+
+
 def _on_device(dtype: str, shape: tuple[int, ...], stream: int | None, kind: str = "") -> DeviceArray:
     from samestep.gpu import runtime
 
@@ -74,8 +90,8 @@ def new_like(x: Any, shape: tuple[int, ...] | None = None) -> Any:
 
 
 def fill_with_zeros(x: Any) -> None:
-    """Set all elements of an array that `new_array` made."""
-    _core.unpack(np.zeros(info(x).nbytes, np.uint8), [x])
+    """Set all elements of an array that `new_array` or `new_in_order` made."""
+    _core.unpack(np.zeros(info(x).nbytes, np.uint8), [x], as_they_lie=True)
 
 
 def to_library_of(x: Any, received: Any) -> Any:

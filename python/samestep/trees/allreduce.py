@@ -94,7 +94,7 @@ def _reduce(
         for i, what in enumerate(kinds):
             if what == signature.ABSENT:  # the same array as elsewhere
                 aliases[i] = next((d.aliases[i] for d in everyone if d.kinds[i] != signature.ABSENT), i)
-        infos = _fill_in_zeros(backend, values, infos, left)
+        infos = _fill_in_zeros(backend, names, values, infos, act=act, left=left)
 
     moved = [(i, info) for i, info in enumerate(infos) if info and aliases[i] == i]
     reduced = allreduce_leaves(
@@ -119,20 +119,45 @@ def _is_reducible_number(leaf: Any) -> bool:
 
 
 def _fill_in_zeros(
-    backend: Group, values: list[Any], infos: Sequence[ArrayInfo | None], left: Timer
+    backend: Group,
+    names: Sequence[str],
+    values: list[Any],
+    infos: Sequence[ArrayInfo | None],
+    *,
+    act: str,
+    left: Timer,
 ) -> list[ArrayInfo | None]:
-    """Where this rank has None and another an array, put zeros of that dtype, shape and library."""
+    """Where this rank has None and another an array, put zeros of that dtype, shape, library and order of axes.
+
+    Raises:
+      InvalidArgumentError: that library makes no such arrays, on all ranks.
+    """
     mine = [
-        info and (arrays.library_of(value), info.dtype, info.shape)
+        info and (arrays.library_of(value), info.dtype, info.shape, _order_of(value, info))
         for value, info in zip(values, infos, strict=True)
     ]
-    everyone = backend._allgather_facts(mine, Many(([str, str, Many(int)], None)), left())
+    layout = [str, str, Many(int), Many(int)]
+    everyone = backend._allgather_facts(mine, Many((layout, None)), left())
+    columns = list(zip(*everyone, strict=True))
+    found = [next((kind for kind in kinds if kind), None) for kinds in columns]
+    for name, kinds, known in zip(names, columns, found, strict=True):
+        if known and known[3] and None in kinds and not arrays.orders_axes(known[0]):
+            raise InvalidArgumentError(
+                f"{act} in group {backend.name}: {signature.leaf_text(name)} is None on rank {kinds.index(None)} and "
+                "not row-major elsewhere, in device memory of a library that is not asked for such arrays; pass a "
+                "contiguous copy"
+            )
     filled = list(infos)
-    for i, kinds in enumerate(zip(*everyone, strict=True)):
-        known = next((kind for kind in kinds if kind), None)
+    for i, known in enumerate(found):
         if values[i] is None and known:
-            zeros = arrays.new_array(known[0], known[1], tuple(known[2]))
+            library, dtype, shape, order = known
+            zeros = arrays.new_in_order(library, dtype, tuple(shape), order)
             arrays.fill_with_zeros(zeros)
-            values[i] = arrays.to_library(known[0], zeros)
+            values[i] = arrays.to_library(library, zeros)
             filled[i] = arrays.info(values[i])
     return filled
+
+
+def _order_of(value: Any, info: ArrayInfo) -> Sequence[int]:
+    """The order in which axes lie, () if row-major. Elements in host memory are always taken in row-major order."""
+    return () if info.device == "cpu" or info.contiguous else _core.memory_order(value) or ()
