@@ -263,6 +263,38 @@ def test_torch_dtypes_and_layouts(group, dtype):
     assert_equal_tensors(got, run(lambda opt: ss.DistributedOptimizer(group, opt)))
 
 
+@pytest.mark.parametrize("gradients", ["reduced", "averaged", "of no rank", "by shard"])
+def test_torch_layouts_that_differ_between_ranks_are_told(group, gradients):
+    """Also where the layout changes after the first step. Nothing is updated then."""
+    net = torch.nn.Conv2d(3, 5, 3)
+    shards = {"shards": group.size} if gradients == "by shard" else {}
+    opt = ss.ShardedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1), **shards)
+
+    def step():
+        opt.zero_grad()
+        if gradients == "by shard":
+            with opt.shard(group.rank):
+                net(torch.ones(1, 3, 3, 3)).sum().backward()
+        elif gradients != "of no rank":
+            net(torch.ones(1, 3, 3, 3)).sum().backward()
+        if gradients == "averaged":
+            opt.average()
+        opt.step()
+
+    step()
+    if group.rank == 0:
+        net.to(memory_format=torch.channels_last)
+    if group.size == 1:
+        step()
+        return
+    before = net.weight.detach().clone()
+    with pytest.raises(ss.MismatchError, match=r"in memory is with strides \(27, 1, 9, 3\) on rank 0"):
+        step()
+    assert torch.equal(net.weight, before)
+    net.to(memory_format=torch.channels_last)
+    step()
+
+
 @pytest.mark.parametrize("name", ["Adafactor", "LBFGS", "Muon", "SparseAdam"])
 def test_torch_optimizers_over_several_elements_are_refused(group, name):
     parameters = [

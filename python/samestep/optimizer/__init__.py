@@ -142,7 +142,8 @@ def ShardedOptimizer(
       `gather_state` and `shard_state` for checkpoints.
     * A torch `Optimizer`: that very object. Gradients are averaged in `step()`, or before it by `opt.average()`,
       e.g. to clip them; `backward()` communicates nothing. `state_dict()` is collective and returns what the unsharded
-      optimizer would; `load_state_dict` takes that at any number of ranks. All ranks hold the same parameters before.
+      optimizer would; `load_state_dict` takes that at any number of ranks. All ranks hold the same parameters before,
+      in the same memory format (contiguous, channels_last); where that differs, `step()` raises `MismatchError`.
 
     Args:
       backend: the group whose ranks train together.

@@ -42,23 +42,28 @@ class FlatExchange:
         """The elements of `leaf` that this rank owns."""
         return self.partition.part(leaf, self._backend.rank)
 
-    def agreed_dtypes(self, act: str, split: list[int], kinds: list[str]) -> list[str | None]:
+    def agreed_dtypes(
+        self, act: str, split: list[int], kinds: list[str], layouts: Sequence[str] = ()
+    ) -> list[str | None]:
         """The dtypes of the gradients of some leaves; None where no rank has one. Collective.
 
         Args:
           act: what the user called.
           split: the leaves.
           kinds: of each, dtype and shape of this rank's gradient, or "None".
+          layouts: of each, how the elements lie where parts are taken in that order, with or without a gradient.
 
         Raises:
           MismatchError: ranks differ in more than what is None, on all ranks; names the first leaf.
         """
         names = [self._names[i] for i in split]
-        mine = signature.Description(act, names, kinds, list(range(len(split))))
+        if layouts:
+            names += [f"{name} in memory" for name in names]
+        mine = signature.Description(act, names, [*kinds, *layouts], list(range(len(names))))
         everyone = signature.gather_if_different(self._backend, mine, timer(None))
         if everyone is not None:
             signature.check_same(self._backend.name, everyone, absent_is_fine=True)
-            columns = zip(*(theirs.kinds for theirs in everyone), strict=True)
+            columns = zip(*(theirs.kinds[: len(split)] for theirs in everyone), strict=True)
             kinds = [next((what for what in column if what != signature.ABSENT), "") for column in columns]
         return [what.split(" ")[0] if what not in ("", signature.ABSENT) else None for what in kinds]
 

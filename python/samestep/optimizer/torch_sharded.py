@@ -193,6 +193,10 @@ class _ShardedStep:
         grads = {i: _like_parameter(self._parameters[i], self._names[i]) for i in split}
         is_alone = self._backend.size == 1 and not isinstance(self._op, Premul)
         if self._is_averaged or self._op is None or self.gradients is not None or is_alone:
+            if not is_alone:  # the parts are of equal elements only where these lie in the same order
+                self._exchange.agreed_dtypes(
+                    f"{_ACT}.step()", split, ["None"] * len(split), self._layouts(split)
+                )
             own = {i: None if g is None else part_of(g, self._exchange.part(i)) for i, g in grads.items()}
         else:
             own = self._reduced(split, grads)
@@ -201,6 +205,11 @@ class _ShardedStep:
             if grad is not None and self._parts[i].numel():
                 self._parts[i].grad = grad.view(self._parts[i].shape)
 
+    def _layouts(self, split: list[int]) -> list[str]:
+        """How the elements of parameters lie: each rank updates those that come next there, whichever they are."""
+        parameters = [self._parameters[i] for i in split]
+        return ["row-major" if p.is_contiguous() else f"with strides {p.stride()}" for p in parameters]
+
     def _reduced(
         self, split: list[int], grads: dict[int, torch.Tensor | None]
     ) -> dict[int, torch.Tensor | None]:
@@ -208,7 +217,8 @@ class _ShardedStep:
         kinds = ["None" if (g := grads[i]) is None else f"{str(g.dtype)[6:]} {shapes[i]}" for i in split]
         dtypes: list[str | None] = [None] * len(self._names)
         leaves: list[Any] = [None] * len(self._names)
-        for i, dtype in zip(split, self._exchange.agreed_dtypes(f"{_ACT}.step()", split, kinds), strict=True):
+        found = self._exchange.agreed_dtypes(f"{_ACT}.step()", split, kinds, self._layouts(split))
+        for i, dtype in zip(split, found, strict=True):
             leaves[i], dtypes[i] = grads[i], dtype
         own = self._exchange.reduce_scatter(leaves, dtypes, self._op)
         reduced: dict[int, torch.Tensor | None] = {}
