@@ -347,7 +347,24 @@ def cupy() -> types.ModuleType:
     """What is needed of the library whose arrays these are, for `sys.modules["cupy"]`."""
     made: Any = types.ModuleType("cupy")
     made.empty = lambda shape, dtype: ConvertingArray(shape, dtype, Stream())
+    made.cuda = types.SimpleNamespace(Device=_Device)
     return made
+
+
+class _Device:
+    def __init__(self, device: int | None) -> None:
+        self._device = current_device() if device is None else device
+        self._before: list[int] = []
+
+    def use(self) -> None:
+        call("SetDevice", self._device)
+
+    def __enter__(self) -> None:
+        self._before.append(current_device())
+        self.use()
+
+    def __exit__(self, *error: Any) -> None:
+        call("SetDevice", self._before.pop())
 
 
 class DLPackArray(Array):

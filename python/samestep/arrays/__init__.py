@@ -14,6 +14,7 @@ from samestep.arrays.allocate import (
 from samestep.arrays.convert import converts, store_rounded, to_float32
 from samestep.arrays.describe import (
     ArrayInfo,
+    device_of,
     extents,
     info,
     is_array,
@@ -27,6 +28,7 @@ __all__ = [
     "converts",
     "copy",
     "copy_if_overlapping",
+    "device_of",
     "extents",
     "fill_with_zeros",
     "info",

@@ -14,7 +14,7 @@ import numpy as np
 
 from samestep import _core
 from samestep._util.dtypes import numpy_dtype
-from samestep.arrays.describe import info, is_jax, library_of
+from samestep.arrays.describe import device_of, info, is_jax, library_of
 from samestep.arrays.streams import jax_stream
 from samestep.errors import InvalidArgumentError
 from samestep.gpu.device_array import DeviceArray
@@ -29,8 +29,10 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, An
     return block[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def new_array(library: str, dtype: str, shape: tuple[int, ...]) -> Any:
-    """A new writable array to receive into, for what `library_of` named. Device memory is of the current device.
+def new_array(library: str, dtype: str, shape: tuple[int, ...], device: int | None = None) -> Any:
+    """A new writable array to receive into, for what `library_of` named.
+
+    Device memory is of `device`. None: of the current device, which each thread has its own of, at first device 0.
 
     For JAX it is NumPy memory, or a JAX array in device memory that nobody else has yet; `to_library_of` turns it into
     the result.
@@ -38,18 +40,21 @@ def new_array(library: str, dtype: str, shape: tuple[int, ...]) -> Any:
     if library.startswith("torch"):
         import torch
 
-        device = torch.device("cuda", torch.cuda.current_device()) if library == "torch gpu" else None
-        return torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+        place = None
+        if library == "torch gpu":
+            place = torch.device("cuda", torch.cuda.current_device() if device is None else device)
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=place)
     if library == "cupy":
         import cupy
 
-        return cupy.empty(shape, numpy_dtype(dtype))
+        with cupy.cuda.Device(device):
+            return cupy.empty(shape, numpy_dtype(dtype))
     if library == "jax gpu":
         from samestep.gpu.jax_array import UnsharedJaxArray
 
-        return UnsharedJaxArray(dtype, shape, stream_of=jax_stream)
+        return UnsharedJaxArray(dtype, shape, device, stream_of=jax_stream)
     if library == "gpu":
-        return _on_device(dtype, shape, None)
+        return _on_device(dtype, shape, None, device=device)
     known = numpy_dtype(dtype)
     return _aligned(shape, known) if library == "jax" else np.empty(shape, known)
 
@@ -59,34 +64,41 @@ def orders_axes(library: str) -> bool:
     return library in ("torch gpu", "cupy")
 
 
-def new_in_order(library: str, dtype: str, shape: tuple[int, ...], order: Sequence[int]) -> Any:
+def new_in_order(
+    library: str, dtype: str, shape: tuple[int, ...], order: Sequence[int], device: int | None
+) -> Any:
     """As `new_array`, with the axes in the order in memory that `_core.memory_order` names."""
     if not order:
-        return new_array(library, dtype, shape)
+        return new_array(library, dtype, shape, device)
     axes = [*(axis for axis, extent in enumerate(shape) if extent == 1), *order]
-    lying = new_array(library, dtype, tuple(shape[axis] for axis in axes))
+    lying = new_array(library, dtype, tuple(shape[axis] for axis in axes), device)
     places = tuple(axes.index(axis) for axis in range(len(shape)))
     return lying.permute(places) if library == "torch gpu" else lying.transpose(places)
 
 
-def _on_device(dtype: str, shape: tuple[int, ...], stream: int | None, kind: str = "") -> DeviceArray:
+def _on_device(
+    dtype: str, shape: tuple[int, ...], stream: int | None, kind: str = "", *, device: int | None
+) -> DeviceArray:
     from samestep.gpu import runtime
 
-    return DeviceArray(runtime.current_gpu(kind), dtype, tuple(shape), stream=stream)
+    return DeviceArray(runtime.current_gpu(kind), dtype, tuple(shape), device=device, stream=stream)
 
 
 def new_like(x: Any, shape: tuple[int, ...] | None = None) -> Any:
-    """A new writable array to receive into, with the dtype, library and (unless given) shape of `x`."""
+    """A new writable array to receive into, with the dtype, library, device and (unless given) shape of `x`."""
     known = info(x)
     library = library_of(x)
     of_shape = known.shape if shape is None else shape
-    if library == "gpu":
-        return _on_device(known.dtype, of_shape, _core.stream_of(x), known.device)
+    if known.device == "cpu":
+        return new_array(library, known.dtype, of_shape)
     if library == "jax gpu":
         from samestep.gpu.jax_array import UnsharedJaxArray
 
         return UnsharedJaxArray(known.dtype, of_shape, next(iter(x.devices())), stream_of=jax_stream)
-    return new_array(library, known.dtype, of_shape)
+    device = device_of(x)
+    if library == "gpu":
+        return _on_device(known.dtype, of_shape, _core.stream_of(x), known.device, device=device)
+    return new_array(library, known.dtype, of_shape, device)
 
 
 def fill_with_zeros(x: Any) -> None:

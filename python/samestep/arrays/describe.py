@@ -14,7 +14,7 @@ from samestep import _core
 from samestep._util.text import short_repr
 from samestep.errors import InvalidArgumentError
 
-__all__ = ["ArrayInfo", "extents", "info", "is_array", "is_jax", "library_of", "readable"]
+__all__ = ["ArrayInfo", "device_of", "extents", "info", "is_array", "is_jax", "library_of", "readable"]
 
 _MAX_NBYTES = 1 << 57  # no machine gives a process more addresses
 
@@ -64,6 +64,20 @@ def info(x: Any, verb: str | None = None) -> ArrayInfo:
             raise
         raise type(error)(f"{verb}: {error}") from error
     return ArrayInfo(dtype, shape, nbytes, not readonly, contiguous, device)
+
+
+def device_of(x: Any) -> int | None:
+    """Index of the device that an array lies on; None for the host, and where there are no elements to ask about."""
+    *_, kind, index, address = _core.view_info(x)
+    if kind == "cpu":
+        return None
+    if index >= 0:
+        return index
+    if not address:
+        return None
+    from samestep.gpu import runtime
+
+    return runtime.current_gpu(kind).device_of(address)
 
 
 def readable(x: Any, verb: str) -> tuple[Any, bool]:

@@ -38,16 +38,16 @@ class UnsharedJaxArray(DeviceArray):
         *,
         stream_of: Callable[[Any], int | None],
     ) -> None:
-        """An array on `device`, one of JAX's (None: the one that is the runtime's current device).
+        """An array on `device`, one of JAX's or the runtime's index of one (None: the runtime's current device).
 
         `stream_of` gives the stream that an export of a JAX array lets wait for it.
         """
         import jax
 
         gpu = runtime.current_gpu()
-        if device is None:
-            current = gpu.current_device()
-            device = next(d for d in jax.local_devices() if int(d.local_hardware_id) == current)
+        if device is None or isinstance(device, int):
+            index = gpu.current_device() if device is None else device
+            device = next(d for d in jax.local_devices() if int(d.local_hardware_id) == index)
         with jax.default_device(device):
             array = jax.numpy.empty(shape, dtype)
         if str(array.dtype) != dtype:

@@ -324,7 +324,7 @@ class CollectiveMethods(MethodSupport):
             return shape
 
         library, dtype, shape = self._broadcast_metadata(x, root, "scatter", checked, limit, out=out)
-        into = arrays.new_array(library, dtype, shape) if out is None else out
+        into = arrays.new_array(library, dtype, shape, self._device) if out is None else out
         finish = (lambda: arrays.to_library(library, into)) if out is None else (lambda: out)
         return Work(self._comm.scatter(x if self.rank == root else None, into, root), limit.seconds, finish)
 

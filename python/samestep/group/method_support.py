@@ -21,6 +21,9 @@ __all__ = ["MethodSupport"]
 class MethodSupport(_core.FastGroup):
     """The base of the classes whose methods are the operations of a group."""
 
+    _device: int | None
+    """Index of this rank's GPU, whichever is the current one of the thread."""
+
     # ---- timeouts
 
     def _call_timeout(self, timeout: float | None) -> CallTimeout:

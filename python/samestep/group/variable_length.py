@@ -131,7 +131,8 @@ class VariableLengthMethods(CollectiveMethods):
 
         library, dtype, metadata = self._broadcast_metadata(x, root, "scatterv", checked, limit, out=out)
         rows, extents = metadata[: self.size], metadata[self.size :]
-        into = arrays.new_array(library, dtype, (rows[self.rank], *extents)) if out is None else out
+        shape = (rows[self.rank], *extents)
+        into = arrays.new_array(library, dtype, shape, self._device) if out is None else out
         finish = (lambda: arrays.to_library(library, into)) if out is None else (lambda: out)
         row = int(np.prod(extents, dtype=np.int64))
         counts = [r * row for r in rows]

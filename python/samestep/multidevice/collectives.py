@@ -78,7 +78,7 @@ def outputs(group: Group, listed: ArrayList, outs: Sequence[Any] | None) -> list
     n = group.size * len(listed.arrays)
     if outs is None:
         return [
-            [_new_like(x, known, (n, *known.shape))]
+            [arrays.new_like(x, (n, *known.shape))]
             for x, known in zip(listed.arrays, listed.infos, strict=True)
         ]
     given = checked(outs, listed.act, "outs")
@@ -226,17 +226,12 @@ def _filled(
 # ---- arrays that receive
 
 
-def _new_like(x: Any, known: ArrayInfo, shape: tuple[int, ...] | None = None) -> Any:
-    with devices.on_device_of(x, known):
-        return arrays.new_like(x, shape)
-
-
 def targets(
     given: Sequence[Any], infos: Sequence[ArrayInfo], only: Container[int] | None = None
 ) -> list[Any]:
     """The arrays, with new ones in place of those that cannot be written, as far as they are to be: all, or `only`."""
     return [
-        x if known.writable or (only is not None and i not in only) else _new_like(x, known)
+        x if known.writable or (only is not None and i not in only) else arrays.new_like(x)
         for i, (x, known) in enumerate(zip(given, infos, strict=True))
     ]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samestep import _core
+from samestep import _core, arrays
 from samestep._util.deadline import Deadline
-from samestep.arrays import ArrayInfo
 from samestep.errors import MismatchError
 from samestep.multidevice.host_path import ArrayList
 from samestep.reduce_ops import SUM
@@ -66,21 +64,12 @@ def _devices(listed: ArrayList, also: Sequence[Sequence[Any]]) -> list[int]:
     kinds = {known.device for known in listed.infos}
     if len(kinds) != 1 or "cpu" in kinds or not listed.n_elements:
         return []
-    devices = [device_of(x) for x in listed.arrays]
-    together = all(device_of(y) == device for device, ys in zip(devices, also, strict=False) for y in ys)
+    found = [arrays.device_of(x) for x in listed.arrays]
+    devices = [device for device in found if device is not None]
+    together = all(
+        arrays.device_of(y) == device for device, ys in zip(devices, also, strict=False) for y in ys
+    )
     return devices if together and len(set(devices)) == len(devices) else []
-
-
-def device_of(x: Any) -> int:
-    """Index of the device that an array lies on, -1 for the host."""
-    from samestep.gpu import runtime
-
-    view = _core.view_info(x)
-    if view[6] == "cpu":
-        return -1
-    if view[7] >= 0:
-        return int(view[7])
-    return runtime.current_gpu(view[6]).device_of(view[8])
 
 
 def _first_use(group: Group, listed: ArrayList, devices: list[int], deadline: Deadline) -> int:
@@ -102,21 +91,3 @@ def _first_use(group: Group, listed: ArrayList, devices: list[int], deadline: De
     received = json_exchange.allgather(comm, mine, [Many(str), bool], deadline.left())
     table = [gpu_group.DeviceList(*entry) for entry in received]
     return _core.add_list(comm, devices, deadline.left()) if gpu_group.can_join(table) else VIA_HOST
-
-
-@contextlib.contextmanager
-def on_device_of(x: Any, known: ArrayInfo) -> Iterator[None]:
-    """Makes the array's device the current one, where new arrays are made."""
-    index = -1 if known.device == "cpu" else _core.view_info(x)[7]
-    if known.device == "cpu" or (known.nbytes == 0 and index < 0):  # it has no address to ask about
-        yield
-        return
-    from samestep.gpu import runtime
-
-    gpu = runtime.current_gpu(known.device)
-    before = gpu.current_device()
-    gpu.set_device(device_of(x))
-    try:
-        yield
-    finally:
-        gpu.set_device(before)

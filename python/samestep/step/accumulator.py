@@ -312,10 +312,13 @@ class Accumulator:
 
     def _leaves_from(self, total: dict[str, Flat], present: int) -> Any:
         assert self._tree is not None
-        layout, values = self._tree.layout, list(self._tree.examples)
+        layout, values, device = self._tree.layout, list(self._tree.examples), self._backend.device
         for i, spec in enumerate(layout.specs):
             if spec.group:
-                values[i] = to_leaf(layout.part(total, i), spec, values[i]) if present >> i & 1 else None
+                is_here = present >> i & 1
+                values[i] = (
+                    to_leaf(layout.part(total, i), spec, values[i], device=device) if is_here else None
+                )
         if self._recorder is not None:
             self._recorder.add(self.weight, layout.names, values)
         return self._tree.rebuild(values)

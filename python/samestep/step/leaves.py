@@ -209,13 +209,14 @@ def _rounded_to_bfloat16(flat: Flat) -> Flat:
     return result
 
 
-def to_leaf(flat: Flat, spec: LeafSpec, like: Any = None) -> Any:
+def to_leaf(flat: Flat, spec: LeafSpec, like: Any = None, *, device: int | None = None) -> Any:
     """Make a leaf of the library and dtype of `spec` from the elements of the sums.
 
     Args:
       flat: in the dtype of the sums; may become the memory of the result.
       spec: of the leaf.
       like: for a number, one of the type to return.
+      device: as for `arrays.new_array`.
     """
     elements = _narrowed(flat, spec)
     if spec.is_number:
@@ -226,7 +227,7 @@ def to_leaf(flat: Flat, spec: LeafSpec, like: Any = None) -> Any:
     if spec.library == "torch" and spec.n_elements:
         torch = _torch()
         return torch.from_numpy(elements.view(np.uint8)).view(getattr(torch, spec.dtype)).reshape(spec.shape)
-    target = arrays.new_array(spec.library, spec.dtype, spec.shape)
+    target = arrays.new_array(spec.library, spec.dtype, spec.shape, device)
     _core.unpack(elements.view(np.uint8), [target])
     return arrays.to_library(spec.library, target)
 

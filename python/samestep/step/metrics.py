@@ -164,5 +164,5 @@ def _common_kinds(backend: Group, everyone: list[tuple[list[str], list[Any]]]) -
 def _join(backend: Group, value: Any, kind: list[Any]) -> Any:
     if value is None:
         library, dtype, row = kind
-        value = arrays.to_library(library, arrays.new_array(library, dtype, (0, *row)))
+        value = arrays.to_library(library, arrays.new_array(library, dtype, (0, *row), backend.device))
     return backend.allgatherv(value)

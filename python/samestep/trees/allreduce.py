@@ -151,7 +151,7 @@ def _fill_in_zeros(
     for i, known in enumerate(found):
         if values[i] is None and known:
             library, dtype, shape, order = known
-            zeros = arrays.new_in_order(library, dtype, tuple(shape), order)
+            zeros = arrays.new_in_order(library, dtype, tuple(shape), order, backend.device)
             arrays.fill_with_zeros(zeros)
             values[i] = arrays.to_library(library, zeros)
             filled[i] = arrays.info(values[i])
