@@ -59,6 +59,21 @@ def test_bcast(group, shape):
 
 
 @ranks
+def test_same(group):
+    shape = (2, 3, 4, 5)
+    found = group.same({"x": channels_last(0, shape)})
+    assert found != group.same({"x": channels_last(1, shape)})
+    assert found == group.same({"x": channels_last(0, shape)})
+    if group.size > 1:
+        of_last = group.rank // (group.size - 1)
+        with pytest.raises(ss.MismatchError, match=r"leaf \['x'\]"):
+            group.same({"x": channels_last(of_last, shape)})
+        row_major = fake_arrays.Array.of(values(0, shape), fake_arrays.Stream())
+        with pytest.raises(ss.MismatchError, match=r"axes \(0, 2, 3, 1\)"):
+            group.same({"x": channels_last(0, shape) if of_last else row_major})
+
+
+@ranks
 def test_trees(group):
     """With leaves of both orders, of which some share a message."""
 

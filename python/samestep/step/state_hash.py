@@ -47,7 +47,7 @@ def _leaf_hash(leaf: Any, info: arrays.ArrayInfo | None) -> bytes:
         return (signature.identity_of(leaf) or type(leaf).__qualname__).encode()
     if not info.contiguous or info.device != "cpu":
         packed = np.empty(info.nbytes, np.uint8)
-        _core.pack([leaf], packed)
+        _core.pack([leaf], packed, as_they_lie=True)  # the kinds name the order
         leaf = packed
     return _core.hash128(leaf)
 
