@@ -156,8 +156,9 @@ void pack(const py::object& arrays, const py::object& out, bool as_they_lie, con
 bool copy_between_devices(const py::object& from, const py::object& to) {
   Array source = view_of(from.ptr()), target = view_of(to.ptr());
   if (source->device.kind == DeviceKind::cpu || target->device.kind == DeviceKind::cpu) return false;
-  require_reachable(from.ptr(), source.mutable_view());
-  require_reachable(to.ptr(), target.mutable_view());
+  if (source->memory_order() != target->memory_order()) return false;
+  require_reachable(from.ptr(), source.mutable_view(), /*in_any_order=*/true);
+  require_reachable(to.ptr(), target.mutable_view(), /*in_any_order=*/true);
   require_writable(target.view(), "out");
   const py::gil_scoped_release no_gil;  // a stream may be full
   return copy_on_device(source.view(), target.view());
@@ -208,7 +209,7 @@ void bind_arrays(py::module_& m) {
         "The reverse of pack: copy the bytes of `buffer` into the arrays. Nothing is written if any argument is bad.");
   m.def("copy_on_device", &copy_between_devices, py::arg("x"), py::arg("out"),
         "Copy an array to another one of its dtype and shape, in device memory, in the order of their streams. False, "
-        "without effect, if they overlap in part or are not on one device.");
+        "without effect, if they overlap in part, are not on one device or have their axes in different orders.");
   m.def(
       "bump_version", [](const py::object& x) { bump_version(x.ptr()); }, py::arg("x"),
       "Tell the library of `x` that its memory was written through a view (torch counts versions for autograd).");

@@ -59,6 +59,19 @@ def test_bcast(group, shape):
 
 
 @ranks
+@shapes
+@pytest.mark.parametrize("x_is_row_major", [False, True])
+def test_bcast_to_another_array(group, shape, x_is_row_major):
+    """Only the order of the output counts: root's input is copied there."""
+    root, out = group.size - 1, channels_last(7, shape)
+    x = fake_arrays.Array.of(values(group.rank, shape), fake_arrays.Stream())
+    x = x if x_is_row_major else channels_last(group.rank, shape)
+    assert group.bcast(x, root, out=out) is out
+    np.testing.assert_array_equal(out.get(), values(root, shape))
+    np.testing.assert_array_equal(x.get(), values(group.rank, shape))
+
+
+@ranks
 def test_same(group):
     shape = (2, 3, 4, 5)
     found = group.same({"x": channels_last(0, shape)})

@@ -20,6 +20,7 @@ from samestep.arrays.describe import (
     is_array,
     is_jax,
     library_of,
+    order_of,
     readable,
 )
 
@@ -38,6 +39,7 @@ __all__ = [
     "new_array",
     "new_in_order",
     "new_like",
+    "order_of",
     "orders_axes",
     "readable",
     "store_rounded",

@@ -14,7 +14,7 @@ import numpy as np
 
 from samestep import _core
 from samestep._util.dtypes import numpy_dtype
-from samestep.arrays.describe import device_of, info, is_jax, library_of
+from samestep.arrays.describe import device_of, info, is_jax, library_of, order_of
 from samestep.arrays.streams import jax_stream
 from samestep.errors import InvalidArgumentError
 from samestep.gpu.device_array import DeviceArray
@@ -159,5 +159,17 @@ def copy(x: Any, out: Any, verb: str) -> None:
     if source.device != "cpu" and target.device != "cpu" and _core.copy_on_device(x, out):
         return
     block = np.empty(source.nbytes, np.uint8)
-    _core.pack([x], block)
-    _core.unpack(block, [out])
+    _core.pack([x], block, as_they_lie=True)
+    if order_of(x) != order_of(out):
+        lying = np.empty_like(block)
+        _elements(lying, out)[...] = _elements(block, x)
+        block = lying
+    _core.unpack(block, [out], as_they_lie=True)
+
+
+def _elements(block: np.ndarray[Any, Any], x: Any) -> np.ndarray[Any, Any]:
+    """The bytes in `block`, to where `x` is packed as it lies, as elements with the axes of `x`."""
+    dtype, shape, strides, *_ = _core.view_info(x)
+    kind = np.dtype((np.void, _core.itemsize(dtype)))
+    elements: np.ndarray[Any, Any] = np.ndarray(shape, kind, block, strides=strides if order_of(x) else None)
+    return elements

@@ -14,7 +14,17 @@ from samestep import _core
 from samestep._util.text import short_repr
 from samestep.errors import InvalidArgumentError
 
-__all__ = ["ArrayInfo", "device_of", "extents", "info", "is_array", "is_jax", "library_of", "readable"]
+__all__ = [
+    "ArrayInfo",
+    "device_of",
+    "extents",
+    "info",
+    "is_array",
+    "is_jax",
+    "library_of",
+    "order_of",
+    "readable",
+]
 
 _MAX_NBYTES = 1 << 57  # no machine gives a process more addresses
 
@@ -78,6 +88,15 @@ def device_of(x: Any) -> int | None:
     from samestep.gpu import runtime
 
     return runtime.current_gpu(kind).device_of(address)
+
+
+def order_of(x: Any) -> tuple[int, ...]:
+    """The axes of an array in the order in which its elements are taken, as `_core.memory_order`; () if row-major.
+
+    Elements in device memory are taken as they lie, those in host memory always in row-major order.
+    """
+    known = info(x)
+    return () if known.device == "cpu" or known.contiguous else _core.memory_order(x) or ()
 
 
 def readable(x: Any, verb: str) -> tuple[Any, bool]:

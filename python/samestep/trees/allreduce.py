@@ -133,7 +133,7 @@ def _fill_in_zeros(
       InvalidArgumentError: that library makes no such arrays, on all ranks.
     """
     mine = [
-        info and (arrays.library_of(value), info.dtype, info.shape, _order_of(value, info))
+        info and (arrays.library_of(value), info.dtype, info.shape, arrays.order_of(value))
         for value, info in zip(values, infos, strict=True)
     ]
     layout = [str, str, Many(int), Many(int)]
@@ -156,8 +156,3 @@ def _fill_in_zeros(
             values[i] = arrays.to_library(library, zeros)
             filled[i] = arrays.info(values[i])
     return filled
-
-
-def _order_of(value: Any, info: ArrayInfo) -> Sequence[int]:
-    """The order in which axes lie, () if row-major. Elements in host memory are always taken in row-major order."""
-    return () if info.device == "cpu" or info.contiguous else _core.memory_order(value) or ()
