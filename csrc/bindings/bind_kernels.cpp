@@ -48,7 +48,7 @@ class WeightedLeaves {
     // A leaf may be None. Without any term or sum the kernel writes what changes no sum.
     if (object == Py_None) return;
     Array array = view_of(object);
-    require_reachable(object, array.mutable_view());
+    require_reachable(object, array.mutable_view(), /*in_any_order=*/true);
     const std::size_t parts = is_complex(array->dtype) ? 2 : 1;
     Leaf& leaf = leaf_terms_[i];
     // Complex numbers are added as pairs of reals, so each of their elements counts twice.
@@ -147,7 +147,8 @@ void bind_kernels(py::module_& m) {
         "16 bytes that depend on every byte of a contiguous host array, on its position and on their number.");
   m.def("add_weighted", &add_weighted, py::arg("trees"), py::arg("starts"), py::arg("sums"), py::arg("out"),
         "out = sums[n-1] + (... + (sums[0] + the sum of weight times array)) in one pass: at most two pairs of leaves "
-        "and weight. Leaf i, any array or None, is out[starts[i]:starts[i + 1]].");
+        "and weight. Leaf i, any array or None, is out[starts[i]:starts[i + 1]]; that of device memory "
+        "as its elements lie.");
   m.def("divide_in_place", &divide_in_place, py::arg("flat"), py::arg("divisor"),
         "Divides float32 or float64 elements. Returns whether all quotients are finite.");
 }

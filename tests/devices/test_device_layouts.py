@@ -8,10 +8,12 @@ import fake_arrays
 import numpy as np
 import pytest
 import samestep as ss
+from samestep import _core
 from samestep.errors import InvalidArgumentError
 
 WORLDS = ["fakes", "staged-native"]
 ranks = pytest.mark.ranks(1, 2, 3, backends=WORLDS)
+KINDS = [fake_arrays.Array, fake_arrays.ConvertingArray]
 CHANNELS_LAST = (0, 2, 3, 1)
 SHAPES = [(2, 3, 4, 5), (1, 3, 4, 5), (2, 1, 40, 999), (2, 3, 1, 1), (0, 3, 4, 5)]
 shapes = pytest.mark.parametrize("shape", SHAPES)
@@ -23,6 +25,10 @@ def values(rank, shape):
 
 def channels_last(rank, shape):
     return fake_arrays.Array.in_order(values(rank, shape), CHANNELS_LAST, fake_arrays.Stream())
+
+
+def host(x):
+    return x.get() if isinstance(x, fake_arrays.Array) else x.numpy()
 
 
 def total(group, shape):
@@ -101,6 +107,67 @@ def test_trees(group):
         np.testing.assert_array_equal(got.get(), values(group.size - 1, shape))
 
 
+@ranks
+@shapes
+@pytest.mark.parametrize("kind", KINDS, ids=["unknown library", "CuPy"])
+def test_means(group, shape, kind, monkeypatch):
+    """Results of libraries that make arrays in any order have the order of the input, others are row-major."""
+    monkeypatch.setitem(sys.modules, "cupy", fake_arrays.cupy())
+
+    def gradients(shard):
+        """Whose mean over the four shards is whole."""
+        x = 1 + 4 * shard * numbers
+        of = {dtype: x.astype(dtype) for dtype in ("float32", "float16", "complex64", "int32")}
+        return {dtype: kind.in_order(x, CHANNELS_LAST, fake_arrays.Stream()) for dtype, x in of.items()}
+
+    numbers = np.arange(np.prod(shape)).reshape(shape) % 50
+    accumulator = ss.Accumulator(group, shards=4)
+    for shard in accumulator.indices:
+        accumulator.add(gradients(shard), shard=shard, copy=shard % 2 == 0)
+    for dtype, mean in accumulator.mean().items():
+        np.testing.assert_array_equal(host(mean), (1 + 6 * numbers).astype(dtype))
+        if kind is fake_arrays.ConvertingArray:
+            assert _core.memory_order(mean) == _core.memory_order(gradients(0)[dtype])
+
+
+@ranks
+@shapes
+def test_weighted_means_in_place(group, shape):
+    x = channels_last(group.rank, shape)
+    got = group.allreduce_gradients({"x": x}, weight=group.rank + 1.0)["x"]
+    assert got is x
+    weighted = [(r + 1) * values(r, shape) for r in range(group.size)]
+    expected = sum(weighted[1:], weighted[0]) / np.float32(sum(range(1, group.size + 1)))
+    np.testing.assert_array_equal(got.get(), expected)
+
+
+@pytest.mark.ranks(2, 3, backends=WORLDS)
+def test_a_mean_of_which_a_rank_has_no_shard(group, monkeypatch):
+    """It learns the order from the others."""
+    monkeypatch.setitem(sys.modules, "cupy", fake_arrays.cupy())
+    accumulator = ss.Accumulator(group, shards=1)
+    x = fake_arrays.ConvertingArray.in_order(values(0, (2, 3, 4, 5)), CHANNELS_LAST, fake_arrays.Stream())
+    for shard in accumulator.indices:
+        accumulator.add({"x": x}, shard=shard)
+    mean = accumulator.mean()["x"]
+    np.testing.assert_array_equal(mean.get(), values(0, (2, 3, 4, 5)))
+    assert _core.memory_order(mean) == CHANNELS_LAST
+
+
+@pytest.mark.ranks(2, 3, backends=WORLDS)
+def test_means_of_different_orders_are_refused(group):
+    shape = (2, 3, 4, 5)
+    row_major = fake_arrays.Array.of(values(0, shape), fake_arrays.Stream())
+    accumulator = ss.Accumulator(group)
+    accumulator.add({"x": channels_last(0, shape)})
+    with pytest.raises(InvalidArgumentError, match=r"leaf \['x'\] is float32 .* and was .* with axes"):
+        accumulator.add({"x": row_major})
+    accumulator = ss.Accumulator(group)
+    accumulator.add({"x": row_major if group.rank == 0 else channels_last(0, shape)})
+    with pytest.raises(ss.MismatchError, match=r"axes \(0, 2, 3, 1\)"):
+        accumulator.mean()
+
+
 def with_none(group, kind, shape):
     """A tree of which the last rank has no array, beside one that it has."""
     x = kind.in_order(values(group.rank, shape), CHANNELS_LAST, fake_arrays.Stream())
@@ -125,8 +192,7 @@ def test_none_beside_another_order_is_refused_where_the_library_is_not_asked_for
     with pytest.raises(InvalidArgumentError, match=rf"leaf \['x'\] is None on rank {group.size - 1} and not"):
         group.allreduce_tree(with_none(group, fake_arrays.Array, (2, 3, 4, 5)))
     got = group.allreduce_tree(with_none(group, fake_arrays.Array, (2, 3, 1, 1)))["x"]
-    got = got.get() if isinstance(got, fake_arrays.Array) else got.numpy()
-    np.testing.assert_array_equal(got, sum(values(r, (2, 3, 1, 1)) for r in range(group.size - 1)))
+    np.testing.assert_array_equal(host(got), sum(values(r, (2, 3, 1, 1)) for r in range(group.size - 1)))
 
 
 @pytest.mark.ranks(2, 3, backends=WORLDS)

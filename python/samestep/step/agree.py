@@ -90,15 +90,21 @@ def agree_on_tree(backend: Group, mine: Tree | None, act: str) -> Tree:
     if mine is not None:
         fact = [
             mine.layout.names,
-            [[s.what, s.library, s.dtype, list(s.shape), s.is_number] for s in mine.layout.specs],
+            [
+                [s.what, s.library, s.dtype, list(s.shape), s.is_number, list(s.order)]
+                for s in mine.layout.specs
+            ],
         ]
-    row = [str, str, str, Many(int), bool]
+    row = [str, str, str, Many(int), bool, Many(int)]
     everyone = backend._allgather_facts(fact, ([Many(str), Many(row)], None))
     holders = [rank for rank, entry in enumerate(everyone) if entry is not None]
     described = [
         (
             entry[0],
-            [LeafSpec(w, lib, dtype, tuple(shape), number) for w, lib, dtype, shape, number in entry[1]],
+            [
+                LeafSpec(w, lib, dtype, tuple(shape), n, tuple(order))
+                for w, lib, dtype, shape, n, order in entry[1]
+            ],
         )
         for entry in (everyone[rank] for rank in holders)
     ]

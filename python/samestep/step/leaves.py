@@ -45,6 +45,8 @@ class LeafSpec(NamedTuple):
     dtype: str = ""
     shape: tuple[int, ...] = ()
     is_number: bool = False
+    order: tuple[int, ...] = ()
+    """In which its elements are taken and added: `arrays.order_of`."""
 
     @property
     def group(self) -> str:
@@ -142,7 +144,8 @@ def describe(names: Sequence[str], leaves: Sequence[Any], act: str) -> list[Leaf
                 f"{act}: {signature.leaf_text(names[i])} has dtype {info.dtype}, which has no mean"
             )
         library = "number" if numbers[i] else arrays.library_of(values[i])
-        specs.append(LeafSpec(what, library, info.dtype, info.shape, numbers[i]))
+        order = arrays.order_of(values[i])
+        specs.append(LeafSpec(what, library, info.dtype, info.shape, numbers[i], order))
     return specs
 
 
@@ -227,9 +230,19 @@ def to_leaf(flat: Flat, spec: LeafSpec, like: Any = None, *, device: int | None 
     if spec.library == "torch" and spec.n_elements:
         torch = _torch()
         return torch.from_numpy(elements.view(np.uint8)).view(getattr(torch, spec.dtype)).reshape(spec.shape)
-    target = arrays.new_array(spec.library, spec.dtype, spec.shape, device)
-    _core.unpack(elements.view(np.uint8), [target])
+    order = spec.order if arrays.orders_axes(spec.library) else ()
+    if spec.order != order:
+        elements = _row_major(elements, spec)
+    target = arrays.new_in_order(spec.library, spec.dtype, spec.shape, order, device)
+    _core.unpack(elements.view(np.uint8), [target], as_they_lie=True)
     return arrays.to_library(spec.library, target)
+
+
+def _row_major(elements: Flat, spec: LeafSpec) -> Flat:
+    """The elements of a leaf that is not row-major, in row-major order."""
+    axes = [*(axis for axis, extent in enumerate(spec.shape) if extent == 1), *spec.order]
+    lying = elements.reshape([spec.shape[axis] for axis in axes])
+    return np.ascontiguousarray(lying.transpose(np.argsort(axes))).reshape(-1)
 
 
 def divide(flat: Flat, weight: float) -> bool:

@@ -60,5 +60,5 @@ def _hash_of(leaf: Any) -> str:
         return repr(leaf)
     info = arrays.info(leaf)
     packed = np.empty(info.nbytes, np.uint8)
-    _core.pack([leaf], packed)
+    _core.pack([leaf], packed, as_they_lie=True)
     return f"{info.dtype} {_core.hash128(packed).hex()}"
