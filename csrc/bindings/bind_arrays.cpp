@@ -132,6 +132,7 @@ void copy_each(std::span<const ArrayView> arrays, const Array& run, bool packs, 
   const bool on_device =
       std::ranges::any_of(arrays, [](const ArrayView& array) { return array.device.kind != DeviceKind::cpu; });
   if (on_device || run->nbytes() > kReleaseGilAbove) no_gil.emplace();  // a device may be waited for
+  refuse_captures(arrays);
   // Declared after the release of the GIL: after an exception its destructor waits for the device, still without it.
   DeviceCopies copies;
   char* place = static_cast<char*>(run->data);
@@ -160,7 +161,7 @@ bool copy_between_devices(const py::object& from, const py::object& to) {
   require_reachable(from.ptr(), source.mutable_view(), /*in_any_order=*/true);
   require_reachable(to.ptr(), target.mutable_view(), /*in_any_order=*/true);
   require_writable(target.view(), "out");
-  const py::gil_scoped_release no_gil;  // a stream may be full
+  const py::gil_scoped_release no_gil;  // the runtime is asked, and a stream may be full
   return copy_on_device(source.view(), target.view());
 }
 

@@ -216,7 +216,8 @@ void bind_work(py::module_& m) {
             return py::memoryview::from_memory(bytes.data(), static_cast<py::ssize_t>(bytes.size()));
           },
           py::keep_alive<0, 1>(), "The bytes of an object that was received; valid as long as this lives.")
-      .def("cancel", &PendingWork::cancel);
+      // A staged operation that ends asks the runtime how far its copies have come.
+      .def("cancel", &PendingWork::cancel, py::call_guard<py::gil_scoped_release>());
   py::class_<Communicator::Counters>(m, "Counters", "What a group has done so far.")
       .def_readonly("operations", &Communicator::Counters::operations)
       .def_readonly("messages", &Communicator::Counters::messages)
@@ -302,7 +303,9 @@ void bind_groups(CommClass& communicator) {
 
 /// From the first look at peers to the end of a group.
 void bind_lifetime(CommClass& communicator) {
-  communicator.def("progress", &Communicator::progress)
+  // Without the GIL where operations on devices make a step or end: the runtime is asked, and may block.
+  const py::call_guard<py::gil_scoped_release> without_gil;
+  communicator.def("progress", &Communicator::progress, without_gil)
       .def(
           "close",
           [](Communicator& self, double timeout) {
@@ -318,7 +321,7 @@ void bind_lifetime(CommClass& communicator) {
                                   : std::make_exception_ptr(PeerLostError(reason)),
                          reason);
           },
-          "reason"_a, "finished"_a = false)
+          "reason"_a, "finished"_a = false, without_gil)
       .def("counters", &Communicator::counters);
 }
 
@@ -328,13 +331,18 @@ void bind_membership(CommClass& communicator) {
       .def(
           "revoke",
           [](Communicator& self, const std::string& why, std::uint64_t block) { self.membership().revoke(why, block); },
-          "why"_a, "block"_a)
+          "why"_a, "block"_a, py::call_guard<py::gil_scoped_release>())
       .def("is_revoked", [](Communicator& self) { return self.membership().is_revoked(); })
       .def(
           "discard",
           [](const Comm& self) {
+            bool is_discarded = false;
+            {
+              const py::gil_scoped_release no_gil;  // devices are asked for the end of their copies
+              is_discarded = self->membership().discard();
+            }
             // Only from here on does no transport use the arrays of failed operations, which were kept for that reason.
-            if (self->membership().discard()) PendingWork::release_kept();
+            if (is_discarded) PendingWork::release_kept();
           },
           "Frees what `revoke` has left, once all ranks know of it.")
       .def(

@@ -63,19 +63,30 @@ class WeightedLeaves {
   }
   const std::vector<Leaf>& leaves() const { return leaf_terms_; }
 
+  bool needs_copies() const { return !copied_.empty(); }
+  /// To be called before the terms are read, and without the GIL: a device may be waited for.
+  void copy() {
+    refuse_captures(copied_);
+    DeviceCopies copies;
+    for (std::size_t i = 0; i < copied_.size(); ++i) {
+      if (copied_[i].nbytes() != 0) pack_elements(copied_[i], copies_[i].get(), copies);
+    }
+    copies.finish();
+  }
+
  private:
+  /// Where the elements will be once `copy` has returned.
   const void* data_of(const ArrayView& view) {
     if (view.contiguous && view.device.kind == DeviceKind::cpu) return view.data;
+    copied_.push_back(view);
     copies_.push_back(std::make_unique<std::byte[]>(view.nbytes()));
-    DeviceCopies immediate;
-    if (view.nbytes() != 0) pack_elements(view, copies_.back().get(), immediate);
-    immediate.finish();
     return copies_.back().get();
   }
 
   std::vector<Leaf> leaf_terms_;
   DType wide_;
   std::vector<Array> arrays_;
+  std::vector<ArrayView> copied_;  // those that cannot be added where they lie
   std::vector<std::unique_ptr<std::byte[]>> copies_;
 };
 
@@ -99,7 +110,8 @@ void add_weighted(const std::vector<std::pair<py::list, double>>& trees, const s
   }
   // The arrays that hold references are declared before, so they are released after the GIL has been taken again.
   std::optional<py::gil_scoped_release> no_gil;
-  if (result->nbytes() > kWithoutGilAbove) no_gil.emplace();
+  if (weighted.needs_copies() || result->nbytes() > kWithoutGilAbove) no_gil.emplace();
+  weighted.copy();
   std::vector<const void*> parts(added.size());
   for (std::size_t i = 0; i < n_leaves; ++i) {
     const std::size_t offset = starts[i] * itemsize(result->dtype);

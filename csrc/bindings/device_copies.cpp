@@ -115,6 +115,8 @@ DeviceCopies::~DeviceCopies() {
 bool copy_on_device(const ArrayView& from, const ArrayView& to) {
   GpuLibrary* const gpu = gpu_of(from);
   if (gpu == nullptr || gpu != gpu_of(to)) return false;
+  refuse_capture("copy", *gpu, from.buffer());
+  refuse_capture("copy", *gpu, to.buffer());
   if (from.nbytes() == 0 || from.data == to.data) return true;
   const auto begins_within = [](const ArrayView& one, const ArrayView& other) {
     const auto at = reinterpret_cast<std::uintptr_t>(one.data), of = reinterpret_cast<std::uintptr_t>(other.data);
@@ -164,9 +166,18 @@ void require_reachable(PyObject* object, ArrayView& view, bool in_any_order) {
     throw InvalidArgumentError(
         str("an array ", order ? "that is not row-major" : "with gaps", " in device memory; pass a contiguous copy"));
   }
-  // Here, with the GIL, because this may call Python; the copies may run without it.
+  // Here, with the GIL, because this may call Python; the copies run without it.
   find_stream(object, view);
-  refuse_capture("copy", *gpu_of(view), {view.data, 0, view.dtype, view.device, view.stream});
+}
+
+void refuse_captures(std::span<const ArrayView> arrays) {
+  std::optional<std::pair<GpuLibrary*, StreamHandle>> last;  // most arrays of a call are used in one stream
+  for (const ArrayView& view : arrays) {
+    GpuLibrary* const gpu = gpu_of(view);
+    if (gpu == nullptr || last == std::pair(gpu, view.stream)) continue;
+    refuse_capture("copy", *gpu, view.buffer());
+    last = {gpu, view.stream};
+  }
 }
 
 void pack_elements(const ArrayView& from, void* to, DeviceCopies& copies) {

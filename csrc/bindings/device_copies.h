@@ -46,7 +46,7 @@ class DeviceCopies {
 
 /// Copies a reachable array to another one of the same device, dtype and shape, in the stream of `to`. Later work in
 /// both streams comes after it, so nobody waits. False, without effect, if they overlap in part or are not on one
-/// device.
+/// device. Throws UnavailableError as `refuse_captures`, and like that is for callers without the GIL.
 bool copy_on_device(const ArrayView& from, const ArrayView& to);
 
 /// "cpu", "cuda", "rocm" or "other".
@@ -55,6 +55,10 @@ const char* device_name(DeviceKind kind);
 /// Throws InvalidArgumentError unless elements can be copied: they are on the host, or one run of memory on a device
 /// whose runtime has been registered, which is row-major unless `in_any_order`. Sets `view.stream`. With the GIL held.
 void require_reachable(PyObject* object, ArrayView& view, bool in_any_order = false);
+
+/// Throws UnavailableError if the stream of a reachable array is being captured into a graph. To be called before the
+/// first copy, and without the GIL: the runtime may block.
+void refuse_captures(std::span<const ArrayView> arrays);
 
 /// Copies the elements of a reachable array to host memory: of the host in row-major order, of a device as they lie,
 /// which `copies` begins. Not for arrays without elements.

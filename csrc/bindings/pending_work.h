@@ -76,8 +76,9 @@ class PendingWork {
   std::span<const std::byte> object() const { return work_->object(); }
   /// Drops the arrays that were kept, where nobody uses them any more.
   static void release_kept();
+  /// To be called without the GIL: the operation may ask a device's runtime.
   bool cancel() {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(cancelling_);
     cancelled_ = cancelled_ || work_->cancel();
     return cancelled_;
   }
@@ -129,8 +130,9 @@ class PendingWork {
   std::vector<OnDevice> on_device_;
   StreamFinder streams_;
   Shape shape_;
-  PythonMutex mutex_;  // of the pins, of `unstage` and of `cancel`
+  PythonMutex mutex_;  // of the pins and of `unstage`
   bool unstaged_ = false;
+  std::mutex cancelling_;
   bool cancelled_ = false;  // before a message matched: the memory is not used any more
   // relaxed: the destructor reads it, when no other thread uses this any more
   std::atomic<bool> ordered_ = false;  // streams wait for the end, so later work in them may use the memory

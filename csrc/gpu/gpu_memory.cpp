@@ -2,7 +2,16 @@
 
 #include <algorithm>
 
+#include "core/wait_hooks.h"
+
 namespace samestep {
+
+BufferPool::~BufferPool() {
+  // To free waits for the device, which may wait for another thread of Python.
+  wait_hooks().run_without_gil([this] {
+    for (const Block& block : free_) release(block);
+  });
+}
 
 BufferPool::Block BufferPool::allocate(std::size_t nbytes) const {
   if (device_ != kPinned) {

@@ -67,9 +67,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
       : gpu_(std::move(gpu)), device_(device), source_(std::move(source)) {}
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
-  ~BufferPool() {
-    for (const Block& block : free_) release(block);
-  }
+  ~BufferPool();
 
   /// At least `nbytes`, which return to the pool when the last pointer is dropped.
   std::shared_ptr<std::byte> take(std::size_t nbytes);

@@ -39,7 +39,18 @@ def test_what_is_received_waits_for_room_in_the_stream(tmp_path):
 @pytest.mark.parametrize("backend", ["nccl", "native"])
 def test_other_threads_run_while_the_runtime_answers_a_question(tmp_path, backend):
     for rank in run(tmp_path, "ask_a_runtime_that_blocks", backend):
-        asked, waited, late, started, tree, result = rank.reports
-        assert asked == late == started == tree == {"others_ran": True}, rank
+        asked, waited, late, *begun, result = rank.reports
+        assert [asked, late, *begun] == [{"others_ran": True}] * 6, rank
         assert waited["kind"] == "TimeoutError", rank
         assert result == {"result": [24.0] * 3}, rank
+
+
+@pytest.mark.parametrize("how", ["abandon", "revoke"])
+def test_other_threads_run_while_the_runtime_keeps_a_group_from_ending(tmp_path, how):
+    for rank in run(tmp_path, "end_a_group_while_the_runtime_blocks", how):
+        assert rank.reports == [{"others_ran": True}] * 2, rank
+
+
+def test_other_threads_run_while_gradients_wait_for_their_stream(tmp_path):
+    for rank in run(tmp_path, "add_gradients_of_a_held_stream"):
+        assert rank.reports == [{"mean": [1.5] * 3}], rank

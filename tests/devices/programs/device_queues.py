@@ -10,7 +10,8 @@ import time
 
 import fake_arrays
 import numpy as np
-from device_rank import attempt, rank, report, start
+import samestep as ss
+from device_rank import attempt, rank, release_soon, report, start
 from fake_arrays import Array, Stream
 
 
@@ -149,7 +150,46 @@ def ask_a_runtime_that_blocks(backend):
     work.wait(host=True)
     with held("fakeHoldLooks"):
         world.allreduce_tree({"a": x})
+    with held("fakeHoldLooks"):
+        world.same({"a": x})
+    with held("fakeHoldLooks"):
+        world.bcast(x, out=Array.of(np.zeros(3), stream))
     report(result=x.get().tolist())
+    world.close()
+
+
+def end_a_group_while_the_runtime_blocks(how):
+    """`how`: "abandon" or "revoke". The end asks about the copies of a staged operation, which waits for the stream."""
+    faulthandler.dump_traceback_later(20, exit=True)
+    world = start("native")
+    stream = Stream()
+    x, y = Array.of(np.full(3, rank + 1.0), stream), Array.of(np.zeros(3), stream)
+    world.barrier()
+    stream.hold()
+    received, reduced = world.irecv(y, 1 - rank), world.iallreduce(x)
+    with held("fakeHoldQueries"):
+        asks = threading.Thread(target=reduced.done)
+        asks.start()
+        while fake_arrays.runtime().fakeHeldQueries() == 0:
+            time.sleep(0.001)
+        received._inner.cancel()  # waits for the thread that asks
+    asks.join()
+    with held("fakeHoldQueries"):
+        getattr(world._comm, how)("the test", 0)
+    stream.release()
+
+
+def add_gradients_of_a_held_stream():
+    """A thread of Python releases it."""
+    faulthandler.dump_traceback_later(20, exit=True)
+    world = start("native")
+    stream = Stream()
+    x = Array.of(np.full(3, rank + 1.0), stream)
+    total = ss.Accumulator(world, shards=world.size)
+    stream.hold()
+    release_soon(stream)
+    total.add({"w": x}, shard=rank)
+    report(mean=total.mean()["w"].numpy().tolist())
     world.close()
 
 
