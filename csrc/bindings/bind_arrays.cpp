@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -127,12 +128,12 @@ Array view_run(const py::object& buffer, const char* what, std::span<const Array
 
 // Calls `copy(view, place in the run)` for each array, without the GIL if that may take long.
 template <class Copy>
-void copy_each(std::span<const ArrayView> arrays, const Array& run, bool packs, Copy copy) {
+void copy_each(std::span<ArrayView> arrays, const Array& run, bool packs, Copy copy) {
   std::optional<py::gil_scoped_release> no_gil;
   const bool on_device =
       std::ranges::any_of(arrays, [](const ArrayView& array) { return array.device.kind != DeviceKind::cpu; });
   if (on_device || run->nbytes() > kReleaseGilAbove) no_gil.emplace();  // a device may be waited for
-  refuse_captures(arrays);
+  if (on_device) await_streams(arrays);
   // Declared after the release of the GIL: after an exception its destructor waits for the device, still without it.
   DeviceCopies copies;
   char* place = static_cast<char*>(run->data);
@@ -147,7 +148,7 @@ void copy_each(std::span<const ArrayView> arrays, const Array& run, bool packs, 
 
 void pack(const py::object& arrays, const py::object& out, bool as_they_lie, const std::optional<Window>& window) {
   const std::vector<Array> views = view_all(arrays, "pack: arrays", /*to_write=*/false, as_they_lie);
-  const std::vector<ArrayView> parts = parts_of(views, window);
+  std::vector<ArrayView> parts = parts_of(views, window);
   const Array run = view_run(out, "pack: out", parts);
   require_writable(run.view(), "pack: out");
   copy_each(parts, run, /*packs=*/true,
@@ -165,9 +166,25 @@ bool copy_between_devices(const py::object& from, const py::object& to) {
   return copy_on_device(source.view(), target.view());
 }
 
+void await_arrays(const py::list& arrays, const std::shared_ptr<Communicator>& comm, double timeout) {
+  std::vector<Array> views;
+  std::vector<ArrayView> on_device;
+  for (const py::handle& item : arrays) {
+    Array view;
+    if (!try_view(item.ptr(), view) || gpu_of(view.view()) == nullptr) continue;
+    find_stream(item.ptr(), view.mutable_view());
+    on_device.push_back(view.view());
+    views.push_back(std::move(view));
+  }
+  if (on_device.empty()) return;
+  const py::gil_scoped_release no_gil;
+  const WaitLimit limit{comm, Deadline::after(Seconds(timeout))};
+  await_streams(on_device, &limit);
+}
+
 void unpack(const py::object& buffer, const py::object& arrays, bool as_they_lie, const std::optional<Window>& window) {
   const std::vector<Array> views = view_all(arrays, "unpack: arrays", /*to_write=*/true, as_they_lie);
-  const std::vector<ArrayView> parts = parts_of(views, window);
+  std::vector<ArrayView> parts = parts_of(views, window);
   const Array run = view_run(buffer, "unpack: buffer", parts);
   copy_each(parts, run, /*packs=*/false, [](const ArrayView& to, const char* from, DeviceCopies& copies) {
     if (to.device.kind != DeviceKind::cpu) {
@@ -208,6 +225,10 @@ void bind_arrays(py::module_& m) {
   m.def("unpack", &unpack, py::arg("buffer"), py::arg("arrays"), py::arg("as_they_lie") = false,
         py::arg("window") = py::none(),
         "The reverse of pack: copy the bytes of `buffer` into the arrays. Nothing is written if any argument is bad.");
+  m.def("await_streams", &await_arrays, py::arg("arrays"), py::arg("comm"), py::arg("timeout"),
+        "Waits until the streams of those arrays of a list that are in device memory have done what they have now: "
+        "before a call copies them, since copies have no deadline. After `timeout` seconds this rank leaves the group "
+        "and raises TimeoutError.");
   m.def("copy_on_device", &copy_between_devices, py::arg("x"), py::arg("out"),
         "Copy an array to another one of its dtype and shape, in device memory, in the order of their streams. False, "
         "without effect, if they overlap in part, are not on one device or have their axes in different orders.");

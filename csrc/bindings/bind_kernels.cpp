@@ -66,7 +66,7 @@ class WeightedLeaves {
   bool needs_copies() const { return !copied_.empty(); }
   /// To be called before the terms are read, and without the GIL: a device may be waited for.
   void copy() {
-    refuse_captures(copied_);
+    await_streams(copied_);
     DeviceCopies copies;
     for (std::size_t i = 0; i < copied_.size(); ++i) {
       if (copied_[i].nbytes() != 0) pack_elements(copied_[i], copies_[i].get(), copies);

@@ -10,12 +10,16 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "core/user_call.h"
+#include "core/wait_hooks.h"
+#include "engine/progress_engine.h"
 #include "gpu/capture.h"
 #include "gpu/gpu_memory.h"
 #include "gpu/known_memory.h"
 #include "kernels/stream.h"
 #include "kernels/strided.h"
 #include "nccl/nccl_reduction.h"
+#include "waiting/backoff.h"
 
 namespace samestep {
 namespace {
@@ -50,17 +54,77 @@ const std::shared_ptr<BufferPool>& memory_for_packing(GpuLibrary* gpu, int devic
   return pool;
 }
 
+/// Of an array with elements, whose runtime has been registered.
+DeviceStream stream_of(GpuLibrary* gpu, const ArrayView& view) {
+  // `__cuda_array_interface__` does not say on which device the memory is.
+  const int device = require_device("copy", *gpu, view.buffer());
+  // Numba names no stream for arrays of the legacy default stream, so that is the one to follow.
+  return {gpu, device, view.stream == kNoStream ? 0 : view.stream};
+}
+
+/// What a stream has at the construction.
+class StreamEnd {
+ public:
+  explicit StreamEnd(const DeviceStream& of) : of_(of) {
+    const OnDevice on(*of_.gpu, of_.device);
+    const std::shared_ptr<GpuLibrary> runtime(std::shared_ptr<void>(), of_.gpu);
+    event_ = std::make_unique<GpuEvent>(runtime);
+    event_->record(reinterpret_cast<GpuLibrary::Stream>(of_.stream));
+  }
+  bool is_reached() const {
+    const OnDevice on(*of_.gpu, of_.device);
+    return event_->is_complete();
+  }
+
+ private:
+  DeviceStream of_;
+  std::unique_ptr<GpuEvent> event_;
+};
+
+[[noreturn]] void throw_late(const WaitLimit& limit) {
+  const std::string& called = user_call();
+  const std::string text = str("rank ", limit.group->rank(), ": ", called.empty() ? "a copy of arrays" : called,
+                               " in group '", limit.group->name(), "' has waited ", limit.deadline.timeout().count(),
+                               " s for this rank's own device, which has not come so far");
+  const auto error = std::make_exception_ptr(TimeoutError(text));
+  limit.group->abandon(error, text);
+  std::rethrow_exception(error);
+}
+
+void await_end(const StreamEnd& end, const WaitLimit* limit) {
+  Backoff pause(/*oversubscribed=*/true);
+  while (!end.is_reached()) {
+    // About every millisecond. Peers may wait for this rank in other operations while it waits here.
+    if (!pause.step()) continue;
+    wait_hooks().interrupt();
+    ProgressEngine::progress_everywhere();
+    if (limit != nullptr && limit->deadline.passed() && !end.is_reached()) throw_late(*limit);
+  }
+}
+
 }  // namespace
+
+void await_streams(std::span<ArrayView> arrays, const WaitLimit* limit) {
+  std::vector<DeviceStream> streams;  // most arrays of a call are used in one
+  for (ArrayView& view : arrays) {
+    GpuLibrary* const gpu = gpu_of(view);
+    if (gpu == nullptr || view.nbytes() == 0) continue;
+    const DeviceStream used = stream_of(gpu, view);
+    view.device.index = used.device;
+    if (std::ranges::find(streams, used) != streams.end()) continue;
+    refuse_capture("copy", *gpu, view.buffer());
+    streams.push_back(used);
+  }
+  std::vector<StreamEnd> ends(streams.begin(), streams.end());
+  for (const StreamEnd& end : ends) await_end(end, limit);
+}
 
 void DeviceCopies::begin(const ArrayView& view, void* to, const void* from) {
   GpuLibrary* const gpu = gpu_of(view);
   if (gpu == nullptr) throw UnavailableError("device memory cannot be reached: no runtime has been opened");
   if (view.nbytes() == 0) return;
-  // `__cuda_array_interface__` does not say on which device the memory is.
-  const int device = require_device("copy", *gpu, view.buffer());
-  const OnDevice on(*gpu, device);
-  // Numba names no stream for arrays of the legacy default stream, so that is the one to follow.
-  const Used used{gpu, device, view.stream == kNoStream ? 0 : view.stream};
+  const DeviceStream used = stream_of(gpu, view);
+  const OnDevice on(*gpu, used.device);
   gpu->copy(to, from, view.nbytes(), reinterpret_cast<GpuLibrary::Stream>(used.stream));
   if (std::ranges::find(used_, used) == used_.end()) used_.push_back(used);
 }
@@ -68,14 +132,14 @@ void DeviceCopies::begin(const ArrayView& view, void* to, const void* from) {
 bool DeviceCopies::begin_packed(std::span<const ArrayView> arrays, char* run, bool to_host) {
   constexpr std::size_t kMaxPacked = 4 << 20;  // a bucket of a tree; device memory is kept for it
   if (arrays.size() < 2) return false;
-  std::optional<Used> used;
+  std::optional<DeviceStream> used;
   std::size_t nbytes = 0;
   for (const ArrayView& array : arrays) {
     if (array.nbytes() == 0) continue;
     GpuLibrary* const gpu = gpu_of(array);
     nbytes += array.nbytes();
     if (gpu == nullptr || nbytes > kMaxPacked) return false;
-    const Used here{gpu, require_device("copy", *gpu, array.buffer()), array.stream == kNoStream ? 0 : array.stream};
+    const DeviceStream here = stream_of(gpu, array);
     if (used && *used != here) return false;
     used = here;
   }
@@ -96,7 +160,7 @@ bool DeviceCopies::begin_packed(std::span<const ArrayView> arrays, char* run, bo
 }
 
 void DeviceCopies::finish() {
-  for (const Used& used : std::exchange(used_, {})) {
+  for (const DeviceStream& used : std::exchange(used_, {})) {
     const OnDevice on(*used.gpu, used.device);
     used.gpu->synchronize(reinterpret_cast<GpuLibrary::Stream>(used.stream));
   }
@@ -168,16 +232,6 @@ void require_reachable(PyObject* object, ArrayView& view, bool in_any_order) {
   }
   // Here, with the GIL, because this may call Python; the copies run without it.
   find_stream(object, view);
-}
-
-void refuse_captures(std::span<const ArrayView> arrays) {
-  std::optional<std::pair<GpuLibrary*, StreamHandle>> last;  // most arrays of a call are used in one stream
-  for (const ArrayView& view : arrays) {
-    GpuLibrary* const gpu = gpu_of(view);
-    if (gpu == nullptr || last == std::pair(gpu, view.stream)) continue;
-    refuse_capture("copy", *gpu, view.buffer());
-    last = {gpu, view.stream};
-  }
 }
 
 void pack_elements(const ArrayView& from, void* to, DeviceCopies& copies) {

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "bindings/array_view.h"
+#include "communicator/communicator.h"
+#include "core/deadline.h"
 #include "core/reduce_op.h"
 #include "gpu/gpu_library.h"
 
@@ -17,8 +19,32 @@ void register_gpu(std::shared_ptr<GpuLibrary> gpu);
 /// The runtime for the memory of `view`, or null.
 GpuLibrary* gpu_of(const ArrayView& view);
 
-/// Copies of reachable arrays in device memory, as they lie, each after what is in the array's stream. They run beside
-/// the caller until `finish`, or the destructor, which waits once for each stream.
+/// Where copies of an array are enqueued.
+struct DeviceStream {
+  GpuLibrary* gpu;
+  int device;
+  StreamHandle stream;
+  bool operator==(const DeviceStream&) const = default;
+};
+
+/// A call of a group that may wait for so long.
+struct WaitLimit {
+  std::shared_ptr<Communicator> group;
+  Deadline deadline;
+};
+
+/// Waits until the streams of the reachable arrays among `arrays` that are in device memory have done what they have
+/// now. To be called before the first copy, and without the GIL: copies between a device and memory of the host that is
+/// not pinned block in the runtime, where neither a deadline nor Ctrl-C ends them, until the stream has come so far.
+///
+/// Sets `device.index` of the arrays. Throws UnavailableError if a stream is being captured into a graph, what a signal
+/// handler raises, and after the deadline TimeoutError, when this rank has left the group: the others would wait for
+/// it.
+void await_streams(std::span<ArrayView> arrays, const WaitLimit* limit = nullptr);
+
+/// Copies of reachable arrays in device memory, as they lie, each after what is in the array's stream; see
+/// `await_streams`. They run beside the caller until `finish`, or the destructor, which waits once for each stream,
+/// also for what other threads have put into it meanwhile.
 class DeviceCopies {
  public:
   DeviceCopies() = default;
@@ -34,19 +60,13 @@ class DeviceCopies {
   void finish();
 
  private:
-  struct Used {
-    GpuLibrary* gpu;
-    int device;
-    StreamHandle stream;
-    bool operator==(const Used&) const = default;
-  };
-  std::vector<Used> used_;
+  std::vector<DeviceStream> used_;
   std::vector<std::shared_ptr<std::byte>> packed_;  // memory of the device, until the copies have ended
 };
 
 /// Copies a reachable array to another one of the same device, dtype and shape, in the stream of `to`. Later work in
 /// both streams comes after it, so nobody waits. False, without effect, if they overlap in part or are not on one
-/// device. Throws UnavailableError as `refuse_captures`, and like that is for callers without the GIL.
+/// device. Throws UnavailableError if a stream is being captured. To be called without the GIL: the runtime may block.
 bool copy_on_device(const ArrayView& from, const ArrayView& to);
 
 /// "cpu", "cuda", "rocm" or "other".
@@ -55,10 +75,6 @@ const char* device_name(DeviceKind kind);
 /// Throws InvalidArgumentError unless elements can be copied: they are on the host, or one run of memory on a device
 /// whose runtime has been registered, which is row-major unless `in_any_order`. Sets `view.stream`. With the GIL held.
 void require_reachable(PyObject* object, ArrayView& view, bool in_any_order = false);
-
-/// Throws UnavailableError if the stream of a reachable array is being captured into a graph. To be called before the
-/// first copy, and without the GIL: the runtime may block.
-void refuse_captures(std::span<const ArrayView> arrays);
 
 /// Copies the elements of a reachable array to host memory: of the host in row-major order, of a device as they lie,
 /// which `copies` begins. Not for arrays without elements.

@@ -54,3 +54,24 @@ def test_other_threads_run_while_the_runtime_keeps_a_group_from_ending(tmp_path,
 def test_other_threads_run_while_gradients_wait_for_their_stream(tmp_path):
     for rank in run(tmp_path, "add_gradients_of_a_held_stream"):
         assert rank.reports == [{"mean": [1.5] * 3}], rank
+
+
+@pytest.mark.parametrize(
+    "what", ["allreduce_tree", "synchronize", "same", "allreduce_multi", "allreduce_gradients"]
+)
+def test_copies_that_wait_for_their_stream_end_at_the_deadline(tmp_path, what):
+    first, second = run(tmp_path, "copy_leaves_of_a_held_stream", what)
+    late, after = first.reports
+    assert late["kind"] == "TimeoutError", first
+    assert f"rank 0: {what}" in late["text"], first
+    assert "this rank's own device" in late["text"], first
+    assert late["seconds"] < 10, first
+    # The group has ended, which the other rank need not wait for.
+    assert after["kind"] == "TimeoutError", first
+    assert second.reports[0]["kind"] == "PeerLostError", second
+    assert second.reports[0]["seconds"] < 10, second
+
+
+def test_a_copy_that_waits_for_its_stream_can_be_interrupted(tmp_path):
+    (ended,) = device_jobs.run(tmp_path, program("devices/device_queues", "interrupt_a_copy"), 1)
+    assert ended.reports == [{"interrupted": True}], ended

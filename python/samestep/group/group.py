@@ -249,6 +249,18 @@ class Group(MessageMethods, VariableLengthMethods):
     def _seconds(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else seconds(timeout)
 
+    def _await_streams(self, given: list[Any], timeout: float | None) -> None:
+        """Wait until the streams of arrays in device memory have done what they have: copies of them have no deadline.
+
+        A call that is late leaves the group, like one that waits for peers.
+
+        Args:
+          given: the arrays, and anything else, which is ignored.
+          timeout: seconds; None for the group's.
+        """
+        if given:
+            _core.await_streams(given, self._comm, self._timeout if timeout is None else timeout)
+
     # ---- memory
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float64) -> np.ndarray[Any, Any]:

@@ -108,6 +108,7 @@ def allreduce(group: Group, listed: ArrayList, op: Any, timeout: float | None = 
         into = targets(listed.arrays, listed.infos)
         work = _core.allreduce_list(group._comm, clique_id, listed.arrays, into, code, factor)
         return PendingResult(work, lambda: results(listed.arrays, into), deadline)
+    _await_streams(group, listed, deadline)
     how = host.Combination(listed, code, factor, group.size)
     rows = how.combined(group)
     work = host.started(group, listed, "allreduce", rows, rows, code=code)
@@ -130,6 +131,7 @@ def reduce(  # noqa: PLR0917
         out = into[root_array] if at_root else None
         work = _core.reduce_list(group._comm, clique_id, listed.arrays, out, code, factor, root, root_array)
         return PendingResult(work, lambda: results(listed.arrays, into), deadline)
+    _await_streams(group, listed, deadline)
     how = host.Combination(listed, code, factor, group.size)
     rows = how.combined(group)
     work = host.started(group, listed, "reduce", rows, rows, code=code, root=root, root_array=root_array)
@@ -150,6 +152,7 @@ def bcast(
         return PendingResult(work, lambda: results(listed.arrays, into), deadline)
     run = host.shared_memory(group, (listed.infos[0].nbytes,))
     if sent:
+        _await_streams(group, listed, deadline)
         _core.pack([listed.arrays[root_array]], run)
     work = host.started(group, listed, "bcast", run, run, root=root, root_array=root_array)
 
@@ -197,6 +200,7 @@ def allgather(
         nbytes = n * listed.infos[0].nbytes
         run = host.shared_memory(group, (nbytes,))
         joined = host.shared_memory(group, (nbytes // group.size,))
+    _await_streams(group, listed, deadline)
     _core.pack(listed.arrays, joined)
     work = host.started(group, listed, "allgather", joined, run)
 
@@ -209,6 +213,12 @@ def allgather(
         return finished()
 
     return PendingResult(work, finish, deadline)
+
+
+def _await_streams(group: Group, listed: ArrayList, deadline: Deadline) -> None:
+    """Before a copy to the host, which has no deadline."""
+    on_device = [x for x, known in zip(listed.arrays, listed.infos, strict=True) if known.device != "cpu"]
+    group._await_streams(on_device, deadline.left())
 
 
 def _filled(

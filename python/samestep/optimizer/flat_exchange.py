@@ -80,6 +80,7 @@ class FlatExchange:
         Returns:
           By leaf, the bytes of this rank's elements, which the next call overwrites; None for leaves of no rank.
         """
+        self._backend._await_streams([leaf for leaf in leaves if leaf is not None], None)
         own: list[Flat | None] = [None] * len(leaves)
         works = []
         for key, buffer in self.partition.buffers.items():
@@ -113,6 +114,9 @@ class FlatExchange:
         Returns:
           By leaf the bytes of all its elements, which are the caller's; None for what was left out.
         """
+        self._backend._await_streams(
+            [x for x, info in zip(parts, infos, strict=True) if info is not None], None
+        )
         whole: list[Flat | None] = [None] * len(parts)
         works = []
         for key, buffer in self.partition.buffers.items():

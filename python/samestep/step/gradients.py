@@ -126,6 +126,7 @@ def _weighted_mean(
         total._is_compared = True  # there is no number of shards to compare
         total._act = act  # for errors
         total._recorder = None  # of weighted ranks nobody expects the bits of another number of ranks
+        backend._await_streams(flat.leaves, timeout)
         total.add(tree, weight=weight)
         mean = total.mean(timeout=timeout)
     if tree is None:

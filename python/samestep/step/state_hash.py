@@ -32,7 +32,10 @@ def same(backend: Group, tree: Any, *, timeout: float | None = None, when: str =
         if compiled.is_traced(flat.leaves):
             raise InvalidArgumentError(f"{act}: call it outside of compiled functions")
         looks = signature.describe_leaves(flat.names, flat.leaves, act)
-        hashes = [_leaf_hash(leaf, info) for leaf, info in zip(flat.leaves, looks.infos, strict=True)]
+        described = list(zip(flat.leaves, looks.infos, strict=True))
+        on_device = [leaf for leaf, info in described if info is not None and info.device != "cpu"]
+        backend._await_streams(on_device, timeout)
+        hashes = [_leaf_hash(leaf, info) for leaf, info in described]
         digest = _digest(flat.names, looks.kinds, hashes)
         mine = np.frombuffer(digest, np.uint64)
         everyone = backend.allgather(mine, **({} if timeout is None else {"timeout": timeout}))

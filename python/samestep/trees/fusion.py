@@ -129,6 +129,9 @@ def allreduce_leaves(
     code, factor = resolve(op)
     nccl_reduces = functools.cache(lambda dtype: _core.nccl_reduces(dtype, code))
 
+    def await_message(message: list[int]) -> None:
+        backend._await_streams([leaves[i] for i in message if infos[i].device != "cpu"], left())
+
     def alone(i: int) -> _Message:
         with _of_leaves(names, [i]):
             work = backend.iallreduce(leaves[i], op)
@@ -138,11 +141,13 @@ def allreduce_leaves(
     def together(message: list[int]) -> _Message:
         with_memory = _memory(backend)
         packed = with_memory[: sum(infos[i].nbytes for i in message)]
+        await_message(message)
         _core.pack([leaves[i] for i in message], packed, as_they_lie=True)
         with _of_leaves(names, message):
             work = backend.iallreduce(as_dtype(packed, infos[message[0]].dtype), op)
         yield
         work._wait_blocking(left())
+        await_message(message)
         _unpack(packed, message, leaves, infos, results)
         _pool(backend).append(with_memory)
 
@@ -213,6 +218,9 @@ def bcast_leaves(
     left = timer(timeout)
     results = list(leaves)
 
+    def await_message(message: list[int]) -> None:
+        backend._await_streams([leaves[i] for i in message if infos[i].device != "cpu"], left())
+
     def alone(i: int) -> _Message:
         with _of_leaves(names, [i]):
             work = backend.ibcast(leaves[i], root=root)
@@ -224,12 +232,14 @@ def bcast_leaves(
         with_memory = _memory(backend)
         packed = with_memory[: sum(infos[i].nbytes for i in message)]
         if backend.rank == root:
+            await_message(message)
             _core.pack([leaves[i] for i in message], packed, as_they_lie=True)
         with _of_leaves(names, message):
             work = backend.ibcast(packed, root=root)
         yield
         work._wait_blocking(left())
         if backend.rank != root:
+            await_message(message)
             _unpack(packed, message, leaves, infos, results)
         _pool(backend).append(with_memory)
 

@@ -4,6 +4,8 @@ import contextlib
 import ctypes
 import faulthandler
 import json
+import os
+import signal
 import sys
 import threading
 import time
@@ -191,6 +193,44 @@ def add_gradients_of_a_held_stream():
     total.add({"w": x}, shard=rank)
     report(mean=total.mean()["w"].numpy().tolist())
     world.close()
+
+
+def copy_leaves_of_a_held_stream(what):
+    """That of rank 0 holds up what would be copied to the host."""
+    faulthandler.dump_traceback_later(20, exit=True)
+    world = start("native")
+    stream = Stream()
+    x, y = (Array.of(np.full(3, rank + 1.0), stream) for _ in range(2))
+    stream.synchronize()
+    world.barrier()
+    calls = {
+        "allreduce_tree": lambda timeout: world.allreduce_tree({"a": x, "b": y}, timeout=timeout),
+        "synchronize": lambda timeout: ss.synchronize(world, {"a": x, "b": y}, timeout=timeout),
+        "same": lambda timeout: world.same({"a": x}, timeout=timeout),
+        "allreduce_multi": lambda timeout: world.allreduce_multi([x, y], timeout=timeout),
+        "allreduce_gradients": lambda timeout: ss.allreduce_gradients(
+            world, {"a": x}, weight=1.0, timeout=timeout
+        ),
+    }
+    if rank == 0:
+        stream.hold()
+    attempt(lambda: calls[what](1.0 if rank == 0 else 15.0) and None)
+    attempt(world.barrier)
+    stream.release()
+
+
+def interrupt_a_copy():
+    """The stream is never released."""
+    faulthandler.dump_traceback_later(20, exit=True)
+    total = ss.Accumulator(start("native"), shards=1)
+    x = Array.of(np.ones(3), Stream())
+    x.stream.hold()
+    try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        total.add({"a": x}, shard=0)
+    except KeyboardInterrupt:
+        report(interrupted=True)
+    x.stream.release()
 
 
 if __name__ == "__main__":
