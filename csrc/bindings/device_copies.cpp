@@ -130,7 +130,7 @@ void DeviceCopies::begin(const ArrayView& view, void* to, const void* from) {
 }
 
 bool DeviceCopies::begin_packed(std::span<const ArrayView> arrays, char* run, bool to_host) {
-  constexpr std::size_t kMaxPacked = 4 << 20;  // a bucket of a tree; device memory is kept for it
+  constexpr std::size_t kMaxPacked = 4 << 20;  // a bucket of a tree
   if (arrays.size() < 2) return false;
   std::optional<DeviceStream> used;
   std::size_t nbytes = 0;
@@ -146,7 +146,8 @@ bool DeviceCopies::begin_packed(std::span<const ArrayView> arrays, char* run, bo
   if (!used) return false;
   const OnDevice on(*used->gpu, used->device);
   auto* const stream = reinterpret_cast<GpuLibrary::Stream>(used->stream);
-  packed_.push_back(memory_for_packing(used->gpu, used->device)->take(nbytes));
+  // Always as long: to free what is too short waits for the device.
+  packed_.push_back(memory_for_packing(used->gpu, used->device)->take(kMaxPacked));
   used_.push_back(*used);
   if (!to_host) used->gpu->copy(packed_.back().get(), run, nbytes, stream);
   std::byte* at = packed_.back().get();

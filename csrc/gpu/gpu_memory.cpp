@@ -40,6 +40,7 @@ void BufferPool::release(const Block& block) const noexcept {
 std::shared_ptr<std::byte> BufferPool::take(std::size_t nbytes) {
   nbytes = std::max(nbytes, std::size_t{1});
   Block block;
+  std::vector<Block> too_short;
   {
     const std::lock_guard lock(mutex_);
     most_cached_nbytes_ = std::max(most_cached_nbytes_, 2 * nbytes);
@@ -51,25 +52,38 @@ std::shared_ptr<std::byte> BufferPool::take(std::size_t nbytes) {
     }
     if (found != free_.end()) {
       block = std::move(*found);
-      cached_nbytes_ -= block.nbytes;
+      if (device_ == kPinned) cached_nbytes_ -= block.nbytes;
       free_.erase(found);
+    } else if (device_ != kPinned) {
+      // Else every array that is a little longer than those before would add a block for good.
+      const auto shorter =
+          std::ranges::stable_partition(free_, [=](const Block& kept) { return kept.nbytes > nbytes; });
+      too_short.assign(shorter.begin(), shorter.end());
+      free_.erase(shorter.begin(), shorter.end());
     }
   }
+  for (const Block& unused : too_short) release(unused);
   // Without the mutex: pinning takes as long as copying, and other threads return blocks meanwhile.
   if (block.data == nullptr) block = allocate(nbytes);
   auto* const data = static_cast<std::byte*>(block.data);
   // The deleter owns the pool: a block may be in use when the group that made the pool has ended.
-  return {data, [self = shared_from_this(), block = std::move(block)](std::byte*) {
-            {
-              const std::lock_guard lock(self->mutex_);
-              if (self->device_ != kPinned || self->cached_nbytes_ + block.nbytes <= self->most_cached_nbytes_) {
-                self->free_.push_back(block);
-                self->cached_nbytes_ += block.nbytes;
-                return;
-              }
-            }
-            self->release(block);
-          }};
+  return {data, [self = shared_from_this(), block = std::move(block)](std::byte*) { self->give_back(block); }};
+}
+
+void BufferPool::give_back(const Block& block) {
+  std::vector<Block> evicted;
+  {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(block);
+    if (device_ != kPinned) return;
+    cached_nbytes_ += block.nbytes;
+    // Those that have not been used for longest: of lengths that no longer occur the cache would stay full.
+    auto kept = free_.begin();
+    for (; cached_nbytes_ > most_cached_nbytes_; ++kept) cached_nbytes_ -= kept->nbytes;
+    evicted.assign(free_.begin(), kept);
+    free_.erase(free_.begin(), kept);
+  }
+  for (const Block& unused : evicted) release(unused);
 }
 
 }  // namespace samestep

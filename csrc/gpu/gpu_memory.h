@@ -54,8 +54,10 @@ class GpuEvent {
 /// A pool of pinned host memory, because pinning takes as long as copying, or of memory of one device, because freeing
 /// waits for the device.
 ///
-/// Pinned memory comes from `source` if there is one and the runtime can pin it. Of what is free, the pool keeps 64
-/// MiB, or twice the largest block that was asked for: what is done again and again pins nothing.
+/// Pinned memory comes from `source` if there is one and the runtime can pin it. Of what is free, the pool keeps what
+/// was used last, 64 MiB, or twice the largest block that was asked for: what is done again and again pins nothing. Of
+/// a device, it keeps blocks whose lengths differ by a factor of two at least, and as many of each as were in use at a
+/// time; what is too short is freed when a longer block is made.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   static constexpr int kPinned = -1;
@@ -80,15 +82,17 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   };
 
   Block allocate(std::size_t nbytes) const;
+  void give_back(const Block& block);
   void release(const Block& block) const noexcept;
 
   std::shared_ptr<GpuLibrary> gpu_;
   int device_;
   Source source_;
   std::mutex mutex_;
-  std::vector<Block> free_;
+  std::vector<Block> free_;  // in the order in which they were given back
+  // Bytes of pinned memory:
   std::size_t cached_nbytes_ = 0;
-  std::size_t most_cached_nbytes_ = std::size_t{64} << 20;  // bytes of pinned memory; of a device, everything is kept
+  std::size_t most_cached_nbytes_ = std::size_t{64} << 20;
 };
 
 }  // namespace samestep

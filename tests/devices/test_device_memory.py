@@ -12,6 +12,13 @@ def test_other_threads_run_while_memory_is_freed(tmp_path):
     assert [rank.reports for rank in ended] == [[{"ended": True}]], ended
 
 
+def test_other_threads_run_while_a_group_is_freed(tmp_path):
+    for rank in device_jobs.run(
+        tmp_path, program("devices/device_memory", "drop_a_group_while_the_device_is_busy"), 2
+    ):
+        assert rank.reports == [{"pinned": [1, 0]}], rank
+
+
 def test_a_consumer_may_drop_an_array_when_python_has_ended(tmp_path):
     program_of_consumer = program("devices/device_memory", "keep_an_array_until_the_process_ends")
     for rank in device_jobs.run(tmp_path, program_of_consumer, 1):
@@ -23,3 +30,16 @@ def test_groups_for_host_arrays_make_nothing_on_the_device(tmp_path, backend):
     for rank in device_jobs.run(tmp_path, program("devices/device_start", "make_groups", backend), 2):
         assert rank.reports[0] == {"for_the_host": [0, 0, 0, 0]}, rank
         assert rank.reports[1]["streams"] > 0, rank
+
+
+@pytest.mark.parametrize("backend", ["nccl", "native"])
+def test_arrays_that_become_longer_take_no_more_blocks_of_device_memory(tmp_path, backend):
+    program_of_ranks = program("devices/device_memory", "move_longer_and_longer_arrays", backend)
+    for rank in device_jobs.run(tmp_path, program_of_ranks, 2):
+        assert rank.reports[0]["blocks"] < 5, rank  # of 20 lengths; some calls overlap
+
+
+def test_what_is_done_again_and_again_pins_nothing_whatever_came_before(tmp_path):
+    program_of_ranks = program("devices/device_memory", "reduce_arrays_again_and_again_after_others")
+    for rank in device_jobs.run(tmp_path, program_of_ranks, 2):
+        assert rank.reports[0]["pinned"] < 3, rank  # of 10: their segments do not always overlap as much

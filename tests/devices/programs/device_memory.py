@@ -1,12 +1,15 @@
 """Programs of test_device_memory.py: device memory while other threads of Python have work to do."""
 
 import ctypes
+import faulthandler
+import gc
 import json
 import sys
 import threading
 
-from device_rank import report
-from fake_arrays import Stream, runtime
+import numpy as np
+from device_rank import release_soon, report, start
+from fake_arrays import Array, Stream, counts, runtime, slow_calls
 from samestep.gpu import runtime as gpus
 from samestep.gpu.device_array import DeviceArray
 
@@ -28,6 +31,50 @@ def free_while_the_device_is_busy():
     del array
     thread.join()
     report(ended=True)
+
+
+def drop_a_group_while_the_device_is_busy():
+    """It has pinned memory, and to unpin that waits for the device, too."""
+    faulthandler.dump_traceback_later(20, exit=True)
+    world, x = start("native"), Array.of(np.ones(1000), Stream())
+    group = world.split(0)
+    group.allreduce(x)
+    x.stream.synchronize()
+    group.close()
+    x.stream.hold()
+    release_soon(x.stream)
+    pinned = counts()[1]
+    del group
+    gc.collect()
+    report(pinned=[pinned, counts()[1]])
+    world.close()
+
+
+def move_longer_and_longer_arrays(backend):
+    """In exchanges, for which NCCL needs a copy, and in trees, whose small leaves the host path packs on the device."""
+    world, x = start(backend), Array.of(np.zeros(11_000, "f4"), Stream())
+    blocks = []
+    for n in range(10_000, 10_400, 20):
+        longer = x.part(0, n)
+        world.alltoall(longer, out=longer)
+        world.allreduce_tree({"a": longer, "b": x.part(n, n + 10)})
+        blocks.append(counts()[0])
+    report(blocks=blocks[-1] - blocks[0])
+    world.close()
+
+
+def reduce_arrays_again_and_again_after_others():
+    """Pinned memory of the lengths that do not return is more than the cache keeps."""
+    world, x = start("native"), Array.of(np.zeros(1 << 20, "f4"), Stream())
+    for n in range(1 << 17, 7 << 17, 12_000):
+        world.allreduce(x.part(0, n))
+    for _ in range(3):
+        world.allreduce(x)
+    before = slow_calls().pinned
+    for _ in range(10):
+        world.allreduce(x)
+    report(pinned=slow_calls().pinned - before)
+    world.close()
 
 
 class Managed(ctypes.Structure):
