@@ -18,7 +18,7 @@ struct TypeFacts {
   bool torch = false;                             ///< torch.Tensor or a subclass
   PyCFunction is_conj = nullptr;                  ///< the C functions of torch's methods, called as f(tensor, null);
   PyCFunction is_neg = nullptr;                   ///< null: not torch, or a torch that has Python methods there
-  bool cupy = false;                              ///< cupy.ndarray or a subclass
+  bool names_stream = false;                      ///< of CuPy or of ours: says in which stream it is used
   bool jax = false;                               ///< of a module of JAX
   bool becomes_jax = false;                       ///< of ours, handed on as an array of JAX
   bool masked = false;                            ///< numpy.ma.MaskedArray or a subclass

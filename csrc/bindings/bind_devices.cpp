@@ -17,6 +17,7 @@
 #include "device/device_communicator.h"
 #include "device/overlap.h"
 #include "gpu/capture.h"
+#include "gpu/gpu_memory.h"
 #include "gpu/known_memory.h"
 
 namespace samestep {
@@ -59,6 +60,17 @@ DeviceMemory allocate(const std::shared_ptr<GpuLibrary>& gpu, std::size_t nbytes
            }},
           nbytes,
           device};
+}
+
+/// Lets later work in `later` come after the work that `earlier` has so far; both are streams of `device`.
+void order_streams(const std::shared_ptr<GpuLibrary>& gpu, int device, StreamHandle later, StreamHandle earlier) {
+  const OnDevice on(*gpu, device);
+  for (const StreamHandle stream : {later, earlier}) {
+    refuse_capture("__dlpack__", *gpu, {nullptr, 0, DType::uint8, {gpu->kind(), device}, stream});
+  }
+  const GpuEvent reached(gpu);
+  reached.record(reinterpret_cast<GpuLibrary::Stream>(earlier));
+  reached.make_wait(reinterpret_cast<GpuLibrary::Stream>(later));
 }
 
 using Comm = std::shared_ptr<Communicator>;
@@ -185,6 +197,11 @@ void bind_libraries(py::module_& m) {
             return reinterpret_cast<std::uintptr_t>(self.make_stream());
           },
           "device"_a, "A stream for the life of the process.")
+      .def("order_streams", &order_streams, "device"_a, "later"_a, "earlier"_a,
+           py::call_guard<py::gil_scoped_release>(),
+           "Lets later work in `later` come after the work that `earlier` has so far. UnavailableError if one of them "
+           "is "
+           "captured into a graph.")
       .def("allocate", &allocate, "nbytes"_a, "device"_a);
   py::class_<DeviceMemory>(m, "DeviceMemory", "Memory of a device, freed with this object.")
       .def_property_readonly("address",

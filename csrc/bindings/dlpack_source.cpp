@@ -201,10 +201,10 @@ Managed* take(PyObject* capsule, const char* name, const char* used_name) {
 }
 
 // The stream that is to wait for an array in device memory, as `__dlpack__` takes it; None where the producer is not
-// asked. JAX waits on the host without one. CuPy would let the legacy default stream wait for the array, which our
-// streams do not wait for: -1 stands for no synchronization.
+// asked. JAX waits on the host without one. Others would let the legacy default stream wait for the array, which is not
+// needed where the array's own stream is known: -1 stands for no synchronization.
 py::object stream_to_wait(const py::object& source, const TypeFacts& facts) {
-  if (facts.cupy) return py::int_(-1);
+  if (facts.names_stream) return py::int_(-1);
   if (!facts.jax || is_jax_tracer(source.ptr())) return py::none();
   constinit static CachedAttribute jax_stream("samestep.arrays.streams", "jax_stream");
   return py::handle(jax_stream.get())(source);

@@ -52,7 +52,8 @@ TypeFacts find_out(PyTypeObject* type) {
     facts.is_conj = c_method(type, "is_conj");
     facts.is_neg = c_method(type, "is_neg");
   }
-  facts.cupy = derives_from(type, "cupy", "ndarray");
+  facts.names_stream =
+      derives_from(type, "cupy", "ndarray") || derives_from(type, "samestep.gpu.device_array", "DeviceArray");
   const auto module = py::getattr(reinterpret_cast<PyObject*>(type), "__module__", py::none());
   facts.jax = py::isinstance<py::str>(module) && module.cast<std::string>().starts_with("jax");
   facts.becomes_jax = derives_from(type, "samestep.gpu.jax_array", "UnsharedJaxArray");

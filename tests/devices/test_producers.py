@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from running import program
 from samestep import _core
+from samestep.gpu.device_array import DeviceArray
 
 BACKENDS = pytest.mark.parametrize("backend", ["nccl", "native"])
 
@@ -49,12 +50,18 @@ def test_a_library_with_the_exchange_api_is_asked_for_its_current_stream(tmp_pat
         assert rank.reports == [{"asked": True, "result": [3.0] * 5}], rank
 
 
+@pytest.mark.parametrize("of_ours", [False, True])
 @pytest.mark.parametrize("knows_versions", [True, False])
-def test_cupy_is_not_asked_to_synchronize(monkeypatch, knows_versions):
+def test_who_names_a_stream_is_not_asked_to_synchronize(monkeypatch, knows_versions, of_ours):
+    """CuPy, and the arrays that the package makes itself."""
     streams = []
 
-    class ndarray:
+    class ndarray(DeviceArray if of_ours else object):
+        __cuda_array_interface__ = property()
         values = np.arange(3.0)
+
+        def __init__(self):
+            pass
 
         def __dlpack__(self, *, stream=None, **more):
             if more and not knows_versions:
@@ -62,6 +69,7 @@ def test_cupy_is_not_asked_to_synchronize(monkeypatch, knows_versions):
             streams.append(stream)
             return self.values.__dlpack__(**more)
 
-    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=ndarray))
+    if not of_ours:
+        monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=ndarray))
     assert _core.view_info(ndarray())[:2] == ("float64", (3,))
     assert streams == [-1]

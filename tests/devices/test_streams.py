@@ -34,3 +34,20 @@ def test_an_array_without_a_stream_is_waited_for_on_the_host(tmp_path):
     reduce = program("devices/device_streams", "reduce_without_a_stream")
     ended = device_jobs.run(tmp_path, reduce, 2, FAKE_GPU_DELAY_US="20000")
     assert [rank.reports for rank in ended] == [[{"ended": True, "result": [3.0] * 5}]] * 2, ended
+
+
+def test_a_consumer_by_dlpack_waits_in_the_stream_that_it_names(tmp_path):
+    """None stands for the default stream, -1 for a consumer that needs no order."""
+    (rank,) = device_jobs.run(tmp_path, program("devices/device_streams", "hand_a_late_result_on"), 1)
+    own, other, default, unordered = rank.reports
+    assert own == other == default == {"early": -1.0, "result": 7.0}, rank
+    assert unordered == {"early": 3.0, "result": 3.0}, rank
+
+
+@pytest.mark.parametrize(("hip", "refused"), [(False, [0, -2]), (True, [1, 2, -2])])
+def test_numbers_that_are_no_stream_of_dlpack_are_refused(tmp_path, hip, refused):
+    export = program(
+        "devices/device_streams", "export_for_streams", "hip" if hip else "cuda", [-2, -1, 0, 1, 2]
+    )
+    (rank,) = device_jobs.run(tmp_path, export, 1, hip=hip)
+    assert rank.reports == [{"refused": sorted(refused)}], rank

@@ -29,6 +29,19 @@ _TYPES = {
     "complex128": "<c16",
 }
 _DLPACK_DEVICES = {"cuda": 2, "rocm": 10}
+_DEFAULT = 0  # the runtime's handle of the (legacy) default stream
+
+
+def _consumer_stream(stream: int | None, kind: str) -> int:
+    """The handle of the stream that the consumer of an array names, which is not -1.
+
+    Source: Python array API standard, `array.__dlpack__`, "stream".
+    """
+    if stream is None or stream == (1 if kind == "cuda" else 0):
+        return _DEFAULT
+    if stream < (2 if kind == "cuda" else 3):
+        raise BufferError(f"__dlpack__: DLPack knows no stream {stream} of {kind}")
+    return stream
 
 
 class DeviceArray:
@@ -52,7 +65,7 @@ class DeviceArray:
         self._memory = gpu.allocate(
             math.prod(shape) * _core.itemsize(dtype), gpu.current_device() if device is None else device
         )
-        self._kind = gpu.kind
+        self._gpu = gpu
         self.dtype = dtype
         self.shape = shape
         self.stream = stream
@@ -71,17 +84,22 @@ class DeviceArray:
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return _DLPACK_DEVICES[self._kind], self._memory.device
+        return _DLPACK_DEVICES[self._gpu.kind], self._memory.device
 
     def __dlpack__(
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
     ) -> Any:
+        """A capsule. Once it is made, `stream` is ordered after the work that fills the array."""
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("DeviceArray makes no copies; use numpy()")
         memory = self._memory
+        if stream != -1 and self.stream is not None:
+            later = _consumer_stream(stream, self._gpu.kind)
+            if later != self.stream:
+                self._gpu.order_streams(memory.device, later, self.stream)
         versioned = max_version is not None and max_version[0] >= 1
         return _core.to_dlpack(
-            memory, memory.address, self.dtype, self.shape, self._kind, memory.device, versioned
+            memory, memory.address, self.dtype, self.shape, self._gpu.kind, memory.device, versioned
         )
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -91,7 +109,7 @@ class DeviceArray:
         return host
 
     def __repr__(self) -> str:
-        return f"<samestep.DeviceArray: {self.dtype}{list(self.shape)} on {self._kind} {self._memory.device}>"
+        return f"<samestep.DeviceArray: {self.dtype}{list(self.shape)} on {self._gpu.kind} {self._memory.device}>"
 
 
 class FlatView:

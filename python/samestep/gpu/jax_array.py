@@ -56,5 +56,5 @@ class UnsharedJaxArray(DeviceArray):
             )
         self.array = array
         self._memory = _Memory(array)  # type: ignore[assignment]
-        self._kind = gpu.kind
+        self._gpu = gpu
         self.dtype, self.shape, self.stream = dtype, tuple(shape), stream_of(array)

@@ -1,12 +1,15 @@
 """Programs of test_streams.py: arrays that streams make late, and calls that do not wait for them."""
 
+import ctypes
 import json
 import sys
 
 import numpy as np
 import samestep as ss
 from device_rank import rank, release_soon, report, size, start
-from fake_arrays import Array, Stream
+from fake_arrays import DEFAULT, Array, Stream, call, runtime
+from samestep.gpu import runtime as gpus
+from samestep.gpu.device_array import DeviceArray
 
 
 def reduce_late_arrays(backend, n_turns):
@@ -67,6 +70,46 @@ def reduce_without_a_stream():
     work.wait()
     report(ended=work.done(), result=array.get().tolist())
     backend.close()
+
+
+def read(array, found, stream):
+    """Begins a copy to the host, in `stream`."""
+    places = ctypes.c_void_p(found.ctypes.data), ctypes.c_void_p(array.__cuda_array_interface__["data"][0])
+    call("MemcpyAsync", *places, ctypes.c_size_t(found.nbytes), 4, ctypes.c_void_p(stream.handle))
+
+
+def hand_a_late_result_on():
+    """What consumers read in their streams, first while the result is not there yet."""
+    backend = start()
+    x = Array((5,), "float32", Stream(blocking=False))
+    consumers = [(x.stream, x.stream.handle), (other := Stream(blocking=False), other.handle)]
+    consumers += [(DEFAULT, None), (Stream(blocking=False), -1)]
+    for stream, name in consumers:
+        x.set(np.full(5, 3.0, "float32"))
+        y = backend.allgather(x, timeout=20)
+        with x.stream.held():
+            x.set(np.full(5, 7.0, "float32"))
+            backend.allgather(x, out=y)
+            y.__dlpack__(stream=name)
+            found = np.full(5, -1.0, "float32")
+            read(y, found, stream)
+            runtime().fakeRunUnblocked()  # whatever does not wait for the stream has run by now
+            early = float(found[0])
+        stream.synchronize()
+        report(early=early, result=float(found[0]))
+    backend.close()
+
+
+def export_for_streams(kind, streams):
+    """Which numbers of streams are refused."""
+    gpu = gpus.current_gpu(kind)
+    array, refused = DeviceArray(gpu, "float32", (5,), stream=gpu.make_stream(0)), []
+    for stream in streams:
+        try:
+            array.__dlpack__(stream=stream)
+        except BufferError:
+            refused.append(stream)
+    report(refused=refused)
 
 
 if __name__ == "__main__":
