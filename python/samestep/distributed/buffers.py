@@ -15,7 +15,7 @@ import numpy as np
 
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
-from samestep.gpu.device_array import FlatView
+from samestep.gpu.device_array import DeviceArray, FlatView
 
 __all__ = [
     "Place",
@@ -37,6 +37,8 @@ class Place(NamedTuple):
 
     run: Any
     finish: Callable[[], Any] | None
+    source: Any
+    """The buffer with the elements of the array: `run` itself, or the array's memory if that cannot be written."""
 
 
 def described(x: Any, verb: str, name: str = "tensor") -> arrays.ArrayInfo:
@@ -55,14 +57,16 @@ def _flat(x: Any, known: arrays.ArrayInfo) -> Any:
     """The memory of `x` as a buffer of one dimension; None if it is not contiguous, or the library is unknown."""
     if len(known.shape) == 1:
         return x  # the core stages it if it has gaps
-    if known.contiguous and isinstance(x, np.ndarray):
-        return x.reshape(-1)
+    if not known.contiguous:
+        return None
+    if isinstance(x, DeviceArray):
+        return x.flat()
     torch = sys.modules.get("torch")
-    if known.contiguous and torch is not None and isinstance(x, torch.Tensor):
+    if torch is not None and isinstance(x, torch.Tensor):
         return x.detach().view(-1)
-    if known.contiguous and hasattr(x, "__cuda_array_interface__"):
-        return FlatView(x, count(known))
-    return None
+    if isinstance(x, np.ndarray) or arrays.library_of(x) in ("cupy", "jax gpu"):
+        return x.reshape(-1)  # still of that library, on which it depends what the core does
+    return FlatView(x, count(known)) if hasattr(x, "__cuda_array_interface__") else None
 
 
 def contiguous_or_none(x: Any) -> Any:
@@ -98,14 +102,20 @@ def in_place(x: Any, known: arrays.ArrayInfo, *, filled: bool = True, beside_lis
       filled: the core also reads the elements of `x` there.
       beside_lists: as for `read`.
     """
-    run = _flat(x, known) if known.writable and not (beside_lists and known.device != "cpu") else None
+    on_device = known.device != "cpu"
+    run = _flat(x, known) if (not beside_lists if on_device else known.writable) else None
+    if run is not None and known.writable:
+        return Place(run, None, run)
     if run is not None:
-        return Place(run, None)
+        # On the device, too: an array that is only read there, or that other ranks can write, is not staged either.
+        made = arrays.new_like(x)
+        return Place(_flat(made, arrays.info(made)), lambda: arrays.to_library_of(x, made), run)
     staged = _staging(x, known, known.shape if not known.writable else (count(known),))
     if filled:
         _core.pack([x], staged)
     if not known.writable:
-        return Place(_flat(staged, arrays.info(staged)), lambda: arrays.to_library_of(x, staged))
+        run = _flat(staged, arrays.info(staged))
+        return Place(run, lambda: arrays.to_library_of(x, staged), run)
     if not filled:
         _core.pack([x], staged)
     _core.unpack(staged, [x])  # an array that cannot be written is rejected before anything is sent
@@ -114,7 +124,7 @@ def in_place(x: Any, known: arrays.ArrayInfo, *, filled: bool = True, beside_lis
         _core.unpack(staged, [x])
         _core.bump_version(x)
 
-    return Place(staged, finish)
+    return Place(staged, finish, staged)
 
 
 def listed(

@@ -57,7 +57,7 @@ def broadcast(
         run = buffers.read(tensor, known)
         finish = None if known.writable else lambda: tensor
     else:
-        run, finish = buffers.in_place(tensor, known, filled=False)
+        run, finish, _ = buffers.in_place(tensor, known, filled=False)
     return started(of, of._comm.bcast(run, root), finish, async_op)
 
 
@@ -87,8 +87,8 @@ def all_reduce(tensor: Any, op: Op = ReduceOp.SUM, group: Any = WORLD, async_op:
         return None
     known = buffers.described(tensor, "all_reduce")
     code, factor = resolve(op, "all_reduce")
-    run, finish = buffers.in_place(tensor, known)
-    return started(of, of._comm.allreduce(run, None, code, factor), finish, async_op)
+    run, finish, source = buffers.in_place(tensor, known)
+    return started(of, of._comm.allreduce(source, run, code, factor), finish, async_op)
 
 
 def reduce(
@@ -117,11 +117,11 @@ def reduce(
     root = groups.rank_in(of, "reduce", "dst", dst, group_dst)
     code, factor = resolve(op, "reduce")
     if of.rank == root:
-        run, finish = buffers.in_place(tensor, known)
+        run, finish, source = buffers.in_place(tensor, known)
     else:
-        run = buffers.read(tensor, known)
+        run, source = None, buffers.read(tensor, known)
         finish = None if known.writable else lambda: tensor
-    return started(of, of._comm.reduce(run, None, code, factor, root), finish, async_op)
+    return started(of, of._comm.reduce(source, run, code, factor, root), finish, async_op)
 
 
 def all_gather(tensor_list: Sequence[Any], tensor: Any, group: Any = WORLD, async_op: bool = False) -> Any:
@@ -216,7 +216,7 @@ def scatter(
     if of.rank == root:
         buffers.listed(scatter_list, of.size, known, "scatter", "scatter_list", written=False)
         sent = buffers.joined(scatter_list, known)
-    run, finish = buffers.in_place(tensor, known, filled=False, beside_lists=True)
+    run, finish, _ = buffers.in_place(tensor, known, filled=False, beside_lists=True)
     return started(of, of._comm.scatter(sent, run, root), finish, async_op)
 
 

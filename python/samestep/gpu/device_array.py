@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -101,6 +102,12 @@ class DeviceArray:
         return _core.to_dlpack(
             memory, memory.address, self.dtype, self.shape, self._gpu.kind, memory.device, versioned
         )
+
+    def flat(self) -> DeviceArray:
+        """The same memory as an array of one dimension."""
+        view = copy.copy(self)
+        view.shape = (math.prod(self.shape),)
+        return view
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """A copy on the host, once what is in the array's stream has ended."""

@@ -4,10 +4,12 @@ import json
 import sys
 
 import fake_arrays
+import fake_jax
 import numpy as np
 import samestep.distributed as dist
 from device_rank import rank, report, size, store
 from fake_arrays import Array, Stream
+from samestep.gpu.device_array import DeviceArray
 
 
 def use_each_operation(backend):
@@ -44,6 +46,46 @@ def use_each_operation(backend):
     dist.all_reduce_multigpu(lists)
     report(lists=[part.get().tolist() for part in lists])
     dist.destroy_process_group()
+
+
+def use_arrays_that_cannot_be_written(backend, kinds):
+    """Rank r has an array of `kinds[r]`. Ranks agree on the number of elements only."""
+    with fake_jax.installed():
+        dist.init_process_group(backend, init_method=store(), rank=rank, world_size=size, timeout=20.0)
+        for shape in [(6,), (2, 3)] if rank == 0 else [(3, 2), (6,)]:
+            for verb in (dist.broadcast, dist.reduce, dist.all_reduce):
+                for async_op in (False, True):
+                    x = made(kinds[rank], np.full(shape, rank + 1.0, "float32"))
+                    before = fake_arrays.nccl_calls()
+                    root = (
+                        {}
+                        if verb is dist.all_reduce
+                        else {"group_src" if verb is dist.broadcast else "group_dst": 1}
+                    )
+                    y = verb(x, async_op=async_op, **root)
+                    y = y.wait() if async_op else y
+                    report(
+                        replaced=y is not None and y is not x,
+                        kept=x.get().tolist() == np.full(shape, rank + 1.0).tolist(),
+                        shape=list(shape) == list((x if y is None else y).shape),
+                        result=elements(x if y is None else y)[0],
+                        nccl=fake_arrays.nccl_calls() - before,
+                    )
+        dist.destroy_process_group()
+
+
+def made(kind, values):
+    if kind == "jax":
+        return fake_jax.late(values)
+    array = Array.of(values, Stream())
+    array.readonly = kind == "readonly"
+    return array
+
+
+def elements(array):
+    values = array.numpy() if isinstance(array, DeviceArray) else array.get()
+    assert (values == values.flat[0]).all(), values
+    return values.ravel().tolist()
 
 
 if __name__ == "__main__":
