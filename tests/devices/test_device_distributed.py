@@ -44,3 +44,12 @@ def test_arrays_that_cannot_be_written_stay_on_the_device(tmp_path, backend, kin
             for _ in range(2)
         ]
         assert rank.reports == expected * 2, rank
+
+
+@pytest.mark.parametrize("shapes", [[[6], [6]], [[2, 3], [6]]], ids=str)
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+def test_averages_of_16_bits_go_through_nccl_in_each_form(tmp_path, library, shapes):
+    average = program("devices/device_distributed", "average_16_bits", library, shapes)
+    for number, rank in enumerate(device_jobs.run(tmp_path, average, 2)):
+        reduced = 1.5 if number == 0 else 2.0
+        assert rank.reports == [{"result": r, "nccl": 1} for r in (1.5, reduced) for _ in range(4)], rank

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import functools
 import time
@@ -322,9 +323,16 @@ class ConvertingArray(Array):
         return view
 
     def astype(self, dtype: Any) -> ConvertingArray:
-        made = ConvertingArray(self.shape, np.dtype(dtype), self.stream)
+        made = type(self)(self.shape, np.dtype(dtype), self.stream)
         made._convert(self)
         return made
+
+    def reshape(self, *shape: int) -> ConvertingArray:
+        """A view, as of a contiguous array."""
+        view = copy.copy(self)
+        view.shape = np.empty(self.shape, "V0").reshape(shape).shape
+        view._kept, view._owner, view.axes = [], self, tuple(range(len(view.shape)))
+        return view
 
     def __setitem__(self, key: Any, values: ConvertingArray) -> None:
         assert key is Ellipsis

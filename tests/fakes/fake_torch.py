@@ -16,7 +16,7 @@ import numpy as np
 _current: list[fake_arrays.Stream] = [fake_arrays.DEFAULT]
 
 
-class Tensor(fake_arrays.DLPackArray):
+class Tensor(fake_arrays.ConvertingArray, fake_arrays.DLPackArray):
     is_cuda, requires_grad, layout = True, False, "torch.strided"
 
     @property
@@ -27,6 +27,22 @@ class Tensor(fake_arrays.DLPackArray):
         return self._place[0]
 
     def detach(self) -> Tensor:
+        return self
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def is_contiguous(self) -> bool:
+        return True
+
+    def view(self, *shape: int) -> Tensor:
+        return self.reshape(*shape)  # type: ignore[return-value]
+
+    def float(self) -> Tensor:
+        return self.astype("float32")  # type: ignore[return-value]
+
+    def copy_(self, source: Tensor) -> Tensor:
+        self[...] = source
         return self
 
     def is_conj(self) -> bool:

@@ -88,7 +88,7 @@ def all_reduce(tensor: Any, op: Op = ReduceOp.SUM, group: Any = WORLD, async_op:
     known = buffers.described(tensor, "all_reduce")
     code, factor = resolve(op, "all_reduce")
     run, finish, source = buffers.in_place(tensor, known)
-    return started(of, of._comm.allreduce(source, run, code, factor), finish, async_op)
+    return started(of, of._enqueue_allreduce(source, run, code, factor), finish, async_op)
 
 
 def reduce(
@@ -121,7 +121,7 @@ def reduce(
     else:
         run, source = None, buffers.read(tensor, known)
         finish = None if known.writable else lambda: tensor
-    return started(of, of._comm.reduce(source, run, code, factor, root), finish, async_op)
+    return started(of, of._enqueue_reduce(source, run, code, factor, root), finish, async_op)
 
 
 def all_gather(tensor_list: Sequence[Any], tensor: Any, group: Any = WORLD, async_op: bool = False) -> Any:

@@ -45,7 +45,7 @@ def broadcast_multigpu(
     collectives.require_index(index, listed, "src_tensor")
     with collectives.called(listed):
         pending = collectives.bcast(of, listed, root, index)
-    return started(of, [pending.work], _replacing(tensor_list, pending), async_op, pending.deadline)
+    return started(of, pending.work, _replacing(tensor_list, pending), async_op, pending.deadline)
 
 
 def all_reduce_multigpu(
@@ -71,7 +71,7 @@ def all_reduce_multigpu(
     listed = _checked(tensor_list, "all_reduce_multigpu")
     with collectives.called(listed):
         pending = collectives.allreduce(of, listed, op)
-    return started(of, [pending.work], _replacing(tensor_list, pending), async_op, pending.deadline)
+    return started(of, pending.work, _replacing(tensor_list, pending), async_op, pending.deadline)
 
 
 def reduce_multigpu(  # noqa: PLR0917 - positions that scripts rely on
@@ -99,7 +99,7 @@ def reduce_multigpu(  # noqa: PLR0917 - positions that scripts rely on
     collectives.require_index(index, listed, "dst_tensor")
     with collectives.called(listed):
         pending = collectives.reduce(of, listed, op, root, index)
-    return started(of, [pending.work], _replacing(tensor_list, pending), async_op, pending.deadline)
+    return started(of, pending.work, _replacing(tensor_list, pending), async_op, pending.deadline)
 
 
 def all_gather_multigpu(
@@ -146,7 +146,7 @@ def all_gather_multigpu(
         for tensors, received in zip(output_tensor_lists, receives, strict=True):
             _replace(tensors, collectives.results(tensors, received))
 
-    return started(of, [pending.work], finish, async_op, pending.deadline)
+    return started(of, pending.work, finish, async_op, pending.deadline)
 
 
 def _checked(tensors: Any, verb: str) -> ArrayList:

@@ -13,7 +13,7 @@ from samestep import _core
 from samestep._util.deadline import Deadline
 from samestep.errors import Error
 from samestep.group.group import Group
-from samestep.group.work import Works
+from samestep.group.work import Enqueued, Works
 from samestep.rendezvous.store import seconds_of
 from samestep.world import crash_report
 
@@ -41,9 +41,13 @@ class Request(Works):
     __slots__ = ("_given_up",)
 
     def __init__(
-        self, inner: Sequence[_core.Work], timeout: float, finish: Callable[[], Any] | None = None
+        self,
+        inner: Sequence[_core.Work],
+        timeout: float,
+        finish: Callable[[], Any] | None = None,
+        require_ready: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(inner, timeout, finish)
+        super().__init__(inner, timeout, finish, require_ready)
         self._given_up = False
 
     def is_completed(self) -> bool:
@@ -83,7 +87,7 @@ _at_exit_registered = False
 
 def started(
     of: Group,
-    work: _core.Work | Sequence[_core.Work],
+    work: _core.Work | Enqueued,
     finish: Callable[[], Any] | None,
     async_op: bool,
     deadline: Deadline | None = None,
@@ -92,8 +96,8 @@ def started(
 
     `deadline`: of the call, if it has already waited.
     """
-    inner = [work] if isinstance(work, _core.Work) else work
-    request = Request(inner, of.timeout, finish)
+    enqueued = work if isinstance(work, Enqueued) else Enqueued(work)
+    request = Request([enqueued.inner], of.timeout, enqueued.finish(finish), enqueued.require_ready)
     if async_op:
         return _kept(of, request)
     return request._wait_all(None if deadline is None else deadline.left(), abandon=True, wait_on_host=False)

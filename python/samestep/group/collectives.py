@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
 from samestep.group.compiled import traceable
 from samestep.group.method_support import MethodSupport
-from samestep.group.work import CallTimeout, Work, Works
+from samestep.group.work import CallTimeout, Enqueued, Work
 from samestep.reduce_ops import Op, resolve
 
 if TYPE_CHECKING:
@@ -29,22 +28,14 @@ def require_backend(function: str, given: Any) -> None:
         )
 
 
-def _rounded(
-    inner: _core.Work, limit: CallTimeout, wide: Any, target: Any, finish: Callable[[], Any]
-) -> Work[Any]:
-    """A Work that rounds the result `wide` into `target` (None: nobody wants it) when it has ended."""
-    if target is None:
-        return Works([inner], limit.seconds, finish)
-
-    def store() -> Any:
-        arrays.store_rounded(wide, target)
-        return finish()
+def _rounded(inner: _core.Work, wide: Any, target: Any) -> Enqueued:
+    """An operation whose result `wide` is rounded into `target` when it has ended."""
 
     def require_stream() -> None:
         # Rounded inside of a capture, the result would be there only after the graph had been launched.
         _core.refuse_capture(target, "wait")
 
-    return Works([inner], limit.seconds, store, require_stream)
+    return Enqueued(inner, lambda: arrays.store_rounded(wide, target), require_stream)
 
 
 class CollectiveMethods(MethodSupport):
@@ -112,12 +103,15 @@ class CollectiveMethods(MethodSupport):
         code, factor = resolve(op, "allreduce")
         x, is_number = arrays.readable(x, "allreduce")
         into, finish = self._output_like(x, out, is_number, "allreduce")
+        return self._enqueue_allreduce(x, into, code, factor).as_work(limit.seconds, finish)
+
+    def _enqueue_allreduce(self, x: Any, into: Any, code: int, factor: float) -> Enqueued:
+        """`into`: receives the result; None: `x` does."""
         target = x if into is None else into
         wide = self._to_average(x, target, code, "allreduce")
-        if wide is not None:
-            inner = self._comm.allreduce(wide, None, code, factor, x)
-            return _rounded(inner, limit, wide, target, finish)
-        return Work(self._comm.allreduce(x, into, code, factor), limit.seconds, finish)
+        if wide is None:
+            return Enqueued(self._comm.allreduce(x, into, code, factor))
+        return _rounded(self._comm.allreduce(wide, None, code, factor, x), wide, target)
 
     @_core.fast_method
     @traceable
@@ -159,13 +153,16 @@ class CollectiveMethods(MethodSupport):
             into, finish = self._output_like(array, out, is_number, "reduce")
         else:
             into, finish = None, (lambda: array.item() if is_number else array)
-        target = array if into is None else into
-        wide = self._to_average(array, target, code, "reduce")
-        if wide is not None:
-            inner = self._comm.reduce(wide, None, code, factor, root, array)
-            at_root = self.rank == root
-            return _rounded(inner, limit, wide, target if at_root else None, finish)
-        return Work(self._comm.reduce(array, into, code, factor, root), limit.seconds, finish)
+        return self._enqueue_reduce(array, into, code, factor, root).as_work(limit.seconds, finish)
+
+    def _enqueue_reduce(self, x: Any, into: Any, code: int, factor: float, root: int) -> Enqueued:
+        """`into`: at root, receives the result; None: `x` does."""
+        target = x if into is None else into
+        wide = self._to_average(x, target, code, "reduce")
+        if wide is None:
+            return Enqueued(self._comm.reduce(x, into, code, factor, root))
+        inner = self._comm.reduce(wide, None, code, factor, root, x)
+        return _rounded(inner, wide, target) if self.rank == root else Enqueued(inner)
 
     @_core.fast_method
     @traceable
@@ -200,7 +197,7 @@ class CollectiveMethods(MethodSupport):
         if wide is not None:
             result = arrays.to_float32(into)  # as many elements of its library
             inner = self._comm.reduce_scatter(wide, result, code, factor, x)
-            return _rounded(inner, limit, result, into, finish)
+            return _rounded(inner, result, into).as_work(limit.seconds, finish)
         return Work(self._comm.reduce_scatter(x, into, code, factor), limit.seconds, finish)
 
     # ---- one to all, all to one

@@ -12,7 +12,7 @@ from samestep import _core
 from samestep._util.deadline import Deadline, seconds
 from samestep.errors import NotInitializedError, UnavailableError
 
-__all__ = ["CallTimeout", "Status", "Work", "Works"]
+__all__ = ["CallTimeout", "Enqueued", "Status", "Work", "Works"]
 
 _T = TypeVar("_T")
 
@@ -219,6 +219,34 @@ class Works(Work[Any]):
                 self._wait_blocking(None)
         except Exception as error:
             _warn_dropped(error)
+
+
+class Enqueued(NamedTuple):
+    """An operation that has been started, and what is left to do for its arrays once it has ended."""
+
+    inner: _core.Work
+    """As `Work` takes it."""
+    complete: Callable[[], None] | None = None
+    require_ready: Callable[[], None] | None = None
+    """Raises UnavailableError while `complete` must not be called."""
+
+    def finish(self, result: Callable[[], Any] | None) -> Callable[[], Any] | None:
+        """Completes the arrays, and returns what `result` returns."""
+        complete = self.complete
+        if complete is None:
+            return result
+
+        def complete_first() -> Any:
+            complete()
+            return None if result is None else result()
+
+        return complete_first
+
+    def as_work(self, timeout: float, result: Callable[[], _T]) -> Work[_T]:
+        """The Work of the operation, with the result that `result` returns."""
+        if self.complete is None:
+            return Work(self.inner, timeout, result)
+        return Works([self.inner], timeout, self.finish(result), self.require_ready)
 
 
 def _warn_dropped(error: Exception) -> None:

@@ -5,10 +5,11 @@ import sys
 
 import fake_arrays
 import fake_jax
+import fake_torch
 import numpy as np
 import samestep.distributed as dist
 from device_rank import rank, report, size, store
-from fake_arrays import Array, Stream
+from fake_arrays import Array, ConvertingArray, Stream
 from samestep.gpu.device_array import DeviceArray
 
 
@@ -72,6 +73,24 @@ def use_arrays_that_cannot_be_written(backend, kinds):
                         nccl=fake_arrays.nccl_calls() - before,
                     )
         dist.destroy_process_group()
+
+
+def average_16_bits(library, shapes):
+    """Calls of which some ranks wait for the request, others in the call."""
+    if library == "torch":
+        fake_torch.install()
+    dist.init_process_group("nccl", init_method=store(), rank=rank, world_size=size, timeout=20.0)
+    values = np.full(shapes[rank], rank + 1.0, "float16")
+    for verb in (dist.all_reduce, dist.reduce):
+        root = {} if verb is dist.all_reduce else {"dst": 0}
+        for async_ranks in ([0, 1], [], [0], [1]):
+            x = fake_torch.tensor(values) if library == "torch" else ConvertingArray.of(values, Stream())
+            before = fake_arrays.nccl_calls()
+            request = verb(x, op="avg", async_op=rank in async_ranks, **root)
+            if request is not None:
+                assert request.wait() is None
+            report(result=elements(x)[0], nccl=fake_arrays.nccl_calls() - before)
+    dist.destroy_process_group()
 
 
 def made(kind, values):
