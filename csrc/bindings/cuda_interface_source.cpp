@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bindings/array_sources.h"
+#include "bindings/device_copies.h"
 #include "core/error.h"
 #include "core/format.h"
 
@@ -104,6 +105,15 @@ void check_stream(const py::dict& fields) {
   integer<std::uintptr_t>(fields["stream"], "stream", "None or the handle of a stream");
 }
 
+// The interface, which libraries have with ROCm too, names neither the kind of the device nor its index. The runtime
+// finds the index from the address.
+void find_kind(ArrayView& view) {
+  view.device = {DeviceKind::rocm, -1};
+  const bool has_rocm = gpu_of(view) != nullptr;
+  view.device.kind = DeviceKind::cuda;
+  if (has_rocm && gpu_of(view) == nullptr) view.device.kind = DeviceKind::rocm;
+}
+
 void fill(const py::dict& fields, ArrayView& view) {
   check_version(fields);
   check_stream(fields);
@@ -111,8 +121,7 @@ void fill(const py::dict& fields, ArrayView& view) {
   require_dims(static_cast<std::int64_t>(shape.size()));
   read_memory(field(fields, "data"), view);
   view.dtype = dtype_of(field(fields, "typestr"));
-  // The interface does not name the device. The runtime finds it from the address.
-  view.device = {DeviceKind::cuda, -1};
+  find_kind(view);
   view.n_dims = static_cast<int>(shape.size());
   std::copy(shape.begin(), shape.end(), view.shape);
   set_compact_strides(view);

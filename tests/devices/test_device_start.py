@@ -204,6 +204,13 @@ def test_an_operation_with_hip_leaves_no_error_behind(tmp_path, backend):
         assert ended.reports == [{"kind": "rocm", "was_done": False, "last": 0, "result": [4.0] * 3}], ended
 
 
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_arrays_with_the_interface_of_cuda_alone_may_be_of_rocm(tmp_path, backend):
+    reduce = program("devices/device_start", "reduce_an_interface_with_hip", backend)
+    for ended in device_jobs.run(tmp_path, reduce, 2, hip=True):
+        assert ended.reports == [{"result": [[4.0] * 3] * 2}] * 2, ended
+
+
 def test_an_old_hip_runtime_is_refused(monkeypatch):
     monkeypatch.setenv("FAKE_HIP_VERSION", "50731921")
     with pytest.raises(ss.UnavailableError, match=r"is of version 5\.7; ROCm 6 or newer"):

@@ -132,10 +132,14 @@ inline Queries& looks() {
 
 inline constexpr std::uintptr_t kPerThreadStream = 2;
 
-/// The stream behind a handle; null if there is none. 0 and 1 are the legacy default stream of the current device.
+/// The stream behind a handle; null if there is none. 0, and with CUDA 1, is the legacy default stream of the current
+/// device.
 inline std::shared_ptr<Stream> stream_of(void* handle) {
   const std::lock_guard lock(world().mutex);
   const auto number = reinterpret_cast<std::uintptr_t>(handle);
+#ifdef FAKE_HIP
+  if (number == 1) return nullptr;  // only later versions have hipStreamLegacy
+#endif
   if (number <= kPerThreadStream) {
     auto& stream = number < kPerThreadStream ? world().default_streams[device_of_thread]
                                              : world().mine[{device_of_thread, std::this_thread::get_id()}];

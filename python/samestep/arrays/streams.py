@@ -42,7 +42,8 @@ def stream_of(x: Any) -> int | None:
     interface = getattr(x, "__cuda_array_interface__", None)
     if isinstance(interface, dict) and "stream" in interface:
         stream = interface["stream"]
-        return None if stream is None else int(stream)
+        # The interface has 1 for the default stream, which is 0 to CUDA, too, and to ROCm, where 1 may be no stream.
+        return None if stream is None else _DEFAULT if stream == 1 else int(stream)
     return _DEFAULT
 
 

@@ -6,7 +6,8 @@ import sys
 
 import numpy as np
 import samestep as ss
-from device_rank import attempt, report, start
+import samestep.distributed as dist
+from device_rank import attempt, rank, report, size, start, store
 from fake_arrays import Array, counts, runtime
 from samestep.gpu.device_array import DeviceArray
 from samestep.gpu.runtime import current_gpu
@@ -56,6 +57,33 @@ def reduce_with_hip(backend):
     work.wait(host=True)
     report(kind=current_gpu("hip").kind, was_done=was_done, last=last, result=x.numpy().tolist())
     world.close()
+
+
+class Interface:
+    """Of an array that has nothing else, as those of some libraries."""
+
+    def __init__(self, array):
+        self.array, self.shape = array, array.shape
+
+    @property
+    def __cuda_array_interface__(self):
+        return self.array.__cuda_array_interface__
+
+
+def reduce_an_interface_with_hip(backend):
+    """Of the default stream and of another one, and with two dimensions."""
+    library, stream, ones = runtime(hip=True), ctypes.c_void_p(), np.ones((2, 3), "float32")
+    dist.init_process_group(backend, init_method=store(), rank=rank, world_size=size, timeout=20.0)
+    assert library.hipStreamCreateWithFlags(ctypes.byref(stream), 0) == 0
+    for handle in (0, stream.value):
+        x = DeviceArray(current_gpu("hip"), "float32", ones.shape, stream=handle)
+        address = ctypes.c_void_p(x.__cuda_array_interface__["data"][0])
+        at = ctypes.c_void_p(ones.ctypes.data), ones.nbytes, 4, ctypes.c_void_p(handle)
+        assert library.hipMemcpyAsync(address, *at) == 0
+        ss.get_distributed_backend().allreduce(Interface(x))
+        dist.all_reduce(Interface(x))
+        report(result=x.numpy().tolist())
+    dist.destroy_process_group()
 
 
 def read_device_memory():
