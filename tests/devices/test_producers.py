@@ -45,6 +45,12 @@ def test_tensors_of_torch_are_used_in_its_current_stream(tmp_path, backend, torc
 
 
 @BACKENDS
+def test_arrays_of_cupy_without_the_interface_are_used_in_its_current_stream(tmp_path, backend):
+    (rank,) = run(tmp_path, "reduce_an_array_of_cupy_without_the_interface", backend, 1)
+    assert rank.reports == [{"library": "cupy"}, {"early": False, "result": [1.0] * 5}], rank
+
+
+@BACKENDS
 def test_a_library_with_the_exchange_api_is_asked_for_its_current_stream(tmp_path, backend):
     for rank in run(tmp_path, "reduce_an_array_of_the_current_stream", backend):
         assert rank.reports == [{"asked": True, "result": [3.0] * 5}], rank

@@ -171,10 +171,12 @@ def library_of(x: Any) -> str:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return "torch gpu" if x.is_cuda else "torch"
-    if isinstance(x, np.ndarray) or not hasattr(x, "__cuda_array_interface__"):
-        on_device = not isinstance(x, np.ndarray) and _core.view_info(x)[6] != "cpu"
-        return "gpu" if on_device else "numpy"
-    return "cupy" if _library(x) == "cupy" else "gpu"
+    if isinstance(x, np.ndarray):
+        return "numpy"
+    if _library(x) == "cupy":
+        return "cupy"
+    on_device = hasattr(x, "__cuda_array_interface__") or _core.view_info(x)[6] != "cpu"
+    return "gpu" if on_device else "numpy"
 
 
 def _jax_platform(x: Any) -> str:

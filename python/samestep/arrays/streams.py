@@ -21,9 +21,10 @@ def stream_of(x: Any) -> int | None:
 
     torch: the current stream of the tensor's device. Arrays with `__cuda_array_interface__` (CuPy, Numba): the
     stream they name there, which for CuPy is the current one; the default stream where an older version of the
-    interface names none. Numba names None for arrays of the legacy default stream. Libraries with DLPack's C exchange
-    API are asked for their current stream before this is. Other arrays with DLPack: the default stream, as that
-    protocol says. JAX, and what becomes an array of JAX: `jax_stream`, which waits for the array.
+    interface names none. Numba names None for arrays of the legacy default stream. CuPy before version 14 has no
+    interface with ROCm, and is asked for its current stream. Libraries with DLPack's C exchange API are asked for
+    theirs before this is. Other arrays with DLPack: the default stream, as that protocol says. JAX, and what becomes an
+    array of JAX: `jax_stream`, which waits for the array.
 
     Source: CUDA Array Interface, version 3, "Synchronization"; DLPack, "Stream handling".
     """
@@ -31,11 +32,7 @@ def stream_of(x: Any) -> int | None:
         return x.stream
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        # What torch's compiler calls, too: torch.cuda.current_stream makes a Stream for it, which takes 4 us.
-        raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        if raw_stream is not None:
-            return int(raw_stream(x.get_device()))
-        return int(torch.cuda.current_stream(x.device).cuda_stream)
+        return _torch_stream(torch, x)
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(x, jax.Array):
         return jax_stream(x)
@@ -44,7 +41,18 @@ def stream_of(x: Any) -> int | None:
         stream = interface["stream"]
         # The interface has 1 for the default stream, which is 0 to CUDA, too, and to ROCm, where 1 may be no stream.
         return None if stream is None else _DEFAULT if stream == 1 else int(stream)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(x, cupy.ndarray):
+        return int(cupy.cuda.get_current_stream().ptr)
     return _DEFAULT
+
+
+def _torch_stream(torch: Any, x: Any) -> int:
+    # What torch's compiler calls, too: torch.cuda.current_stream makes a Stream for it, which takes 4 us.
+    raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if raw_stream is not None:
+        return int(raw_stream(x.get_device()))
+    return int(torch.cuda.current_stream(x.device).cuda_stream)
 
 
 def jax_stream(x: Any) -> int | None:

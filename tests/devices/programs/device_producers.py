@@ -3,12 +3,15 @@
 import ctypes
 import json
 import sys
+import types
+from unittest import mock
 
 import fake_torch
 import numpy as np
 from device_rank import rank, report, start
 from fake_arrays import DEFAULT, Array, DLPackArray, Stream, runtime
 from foreign_arrays import FLOAT32, ManagedVersioned, Tensor, new_capsule
+from samestep import arrays
 
 CUDA = 2
 Export = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(ctypes.c_void_p))
@@ -126,6 +129,29 @@ def reduce_a_tensor_of_torch(backend, *, with_raw_streams=True):
     runtime().fakeHoldWrites(0)
     y.stream.synchronize()
     report(used=found.tolist())
+    reduce_late(world, x, y, lambda array: array)
+
+
+class ArrayOfCupyWithoutInterface(DLPackArray):
+    """As CuPy's for ROCm before version 14. It is exported in the order of CuPy's current stream only."""
+
+    def __dlpack__(self, *, stream=None, max_version=None):
+        assert stream == -1
+        return super().__dlpack__(stream=-1, max_version=max_version)
+
+
+ArrayOfCupyWithoutInterface.__module__ = "cupy.stand_in"
+
+
+def reduce_an_array_of_cupy_without_the_interface(backend):
+    cupy, stream = types.ModuleType("cupy"), Stream(blocking=False)
+    cupy.ndarray = ArrayOfCupyWithoutInterface
+    current = types.SimpleNamespace(ptr=stream.handle)
+    cupy.cuda = types.SimpleNamespace(get_current_stream=lambda: current, Device=mock.Mock())
+    sys.modules["cupy"] = cupy
+    world = start(backend)
+    x, y = (ArrayOfCupyWithoutInterface.of(np.full(5, v, "float32"), stream) for v in (-1.0, -2.0))
+    report(library=arrays.library_of(x))
     reduce_late(world, x, y, lambda array: array)
 
 
