@@ -5,6 +5,7 @@ import functools
 import itertools
 
 import pytest
+import samestep as ss
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
@@ -92,6 +93,54 @@ def test_strided_memory_is_reduced_where_it_lies(world):
     total = sum(r + 1.0 for r in everyone(world))
     assert (whole[::2, 1::3] == total).all()
     assert whole.sum() == total * whole[::2, 1::3].numel()
+
+
+LAYOUTS = {
+    "transposed": lambda values: values.T.contiguous().T,
+    "with gaps": lambda values: torch.stack([values, values], dim=-1)[..., 0],
+    "with an order of axes and gaps": lambda values: torch.stack([values.T, values.T], dim=-1)[..., 0].T,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_may_differ_in_strides(world, layout):
+    rank, n, last = world.get_rank(), world.get_world_size(), world.get_world_size() - 1
+
+    def matrix(of):
+        values = of_rank(of, 6).view(2, 3)
+        return values if rank == 0 else LAYOUTS[layout](values)
+
+    total = sum(of_rank(r, 6).view(2, 3) for r in everyone(world))
+    for async_op in (False, rank == 0, True):
+        x = matrix(rank)
+        work = world.all_reduce(x, async_op=async_op)
+        if work is not None:
+            work.wait()
+        equal(x, total)
+    x = matrix(rank)
+    world.reduce(x, last)
+    equal(x, total if rank == last else matrix(rank))
+    x = matrix(rank)
+    world.broadcast(x, last)
+    equal(x, matrix(last))
+    got, x = [torch.empty(2, 3) for _ in range(n)], matrix(0)
+    world.all_gather(got, matrix(rank))
+    world.scatter(x, got if rank == 0 else None, src=0)
+    equal(x, matrix(rank))
+    world.gather(x, got if rank == 0 else None, dst=0)
+    world.all_gather_into_tensor(whole := torch.empty(2 * n, 3), x)
+    for one in (torch.stack(got), whole.view(n, 2, 3)):
+        equal(one, torch.stack([of_rank(r, 6).view(2, 3) for r in range(n)]))
+
+
+def test_elements_that_share_memory_are_not_written(world):
+    """Whatever the rank: they can still be sent."""
+    rank, shared = world.get_rank(), torch.tensor([[1.0, 2.0]]).T.expand(2, 3)
+    with pytest.raises(ss.InvalidArgumentError, match="share memory"):
+        world.all_reduce(shared)
+    x = shared if rank == 0 else torch.empty(2, 3)
+    world.broadcast(x, 0)
+    equal(x, shared)
 
 
 def test_sparse_sum(world):

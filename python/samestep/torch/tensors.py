@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from samestep import _core
 from samestep.errors import InvalidArgumentError
 from samestep.reduce_ops import AVG, BAND, BOR, BXOR, MAX, MIN, PROD, SUM, ReduceOp, premul, resolve
 
 __all__ = [
     "copy_back",
     "flat",
+    "in_one_dimension",
+    "in_place",
     "joined",
     "memory",
     "operator_of",
     "reduction",
     "run_of",
     "same_count",
+    "sent",
     "summand",
+    "written_unless",
 ]
 
 _Tensor, _STRIDED = torch.Tensor, torch.strided
@@ -121,6 +126,42 @@ def summand(tensor: torch.Tensor) -> torch.Tensor:
         )
     plain = tensor.detach()
     return plain.view(-1) if plain.is_contiguous() else plain
+
+
+def in_one_dimension(tensor: torch.Tensor) -> torch.Tensor:
+    """`summand`, in one dimension, a copy where strides do not allow a view: ranks agree on counts, not on strides."""
+    plain = summand(tensor)
+    return plain if plain.dim() == 1 else plain.reshape(-1)
+
+
+def sent(tensor: torch.Tensor) -> torch.Tensor:
+    """`memory` of a tensor that is only read, in one dimension."""
+    return memory(in_one_dimension(tensor))
+
+
+def written_unless(
+    only_read: bool, tensors: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], Callable[[], None] | None]:
+    """`in_place`, or the tensors in one dimension if this rank has only to read them."""
+    return ([in_one_dimension(tensor) for tensor in tensors], None) if only_read else in_place(tensors)
+
+
+def in_place(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Callable[[], None] | None]:
+    """Each tensor in one dimension, to be written, and the function that copies the elements back from copies.
+
+    Raises:
+      InvalidArgumentError: as `summand`; elements of a tensor that would be copied back share memory.
+    """
+    runs = [in_one_dimension(tensor) for tensor in tensors]
+    copies = [(run, x) for run, x in zip(runs, tensors, strict=True) if run.data_ptr() != x.data_ptr()]
+    for run, tensor in copies:
+        _core.unpack(run, [summand(tensor)])  # one that cannot be written is rejected before anything is sent
+
+    def finish() -> None:
+        for run, tensor in copies:
+            copy_back(run, [tensor])
+
+    return runs, finish if copies else None
 
 
 def same_count(tensors: Sequence[torch.Tensor]) -> bool:

@@ -116,11 +116,9 @@ class Verbs:
             parts, finish = sparse.all_reduce(self._comm, tensor, _op(opts), self._seconds(opts))
             return self._started(parts, tensors_, opts, finish)
         code, factor = tensors.reduction(_op(opts))
-        return self._started(
-            [self._comm.allreduce(self._placement(tensors.summand(t)), None, code, factor) for t in tensors_],
-            tensors_,
-            opts,
-        )
+        runs, copy_back = tensors.in_place(tensors_)
+        parts = [self._comm.allreduce(self._placement(run), None, code, factor) for run in runs]
+        return self._started(parts, tensors_, opts, copy_back)
 
     def allreduce_coalesced(self, tensors_: _Tensors, opts: Any = None) -> Work:
         return self._all_reduce(tensors_, opts)
@@ -129,8 +127,9 @@ class Verbs:
     def reduce(self, tensors_: _Tensors, opts: Any = None) -> Work:
         code, factor = tensors.reduction(_op(opts))
         root = _root(opts)
-        parts = [self._comm.reduce(tensors.summand(t), None, code, factor, root) for t in tensors_]
-        return self._started(parts, tensors_, opts)
+        runs, copy_back = tensors.written_unless(self._comm.rank != root, tensors_)
+        parts = [self._comm.reduce(run, None, code, factor, root) for run in runs]
+        return self._started(parts, tensors_, opts, copy_back)
 
     @_verb
     def reduce_scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> Work:
@@ -174,17 +173,19 @@ class Verbs:
     @_verb
     def broadcast(self, tensors_: _Tensors, opts: Any = None) -> Work:
         root = _root(opts)
-        return self._started([self._comm.bcast(tensors.memory(t), root) for t in tensors_], tensors_, opts)
+        runs, copy_back = tensors.written_unless(self._comm.rank == root, tensors_)
+        parts = [self._comm.bcast(tensors.memory(run), root) for run in runs]
+        return self._started(parts, tensors_, opts, copy_back)
 
     @_verb
     def gather(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any = None) -> Work:
         root, (input,) = _root(opts), inputs
         if self._comm.rank != root:
-            return self._started([self._comm.gather(tensors.memory(input), None, root)], [], opts)
+            return self._started([self._comm.gather(tensors.sent(input), None, root)], [], opts)
         (blocks,) = outputs
         self._require_one_each(blocks, "gather", "output")
         everything = tensors.flat(blocks, input.dtype)
-        part = self._comm.gather(tensors.memory(input), tensors.memory(everything), root)
+        part = self._comm.gather(tensors.sent(input), tensors.memory(everything), root)
         return self._started([part], blocks, opts, lambda: tensors.copy_back(everything, blocks))
 
     @_verb
@@ -195,7 +196,9 @@ class Verbs:
             (blocks,) = inputs
             self._require_one_each(blocks, "scatter", "input")
             everything = tensors.memory(tensors.joined(blocks))
-        return self._started([self._comm.scatter(everything, tensors.memory(output), root)], outputs, opts)
+        (run,), copy_back = tensors.in_place([output])
+        part = self._comm.scatter(everything, tensors.memory(run), root)
+        return self._started([part], outputs, opts, copy_back)
 
     # ---- all to all
 
@@ -213,7 +216,7 @@ class Verbs:
         for blocks, input in zip(outputs, inputs, strict=True):
             self._require_one_each(blocks, "all_gather", "output")
             everything = tensors.flat(blocks, input.dtype)
-            mine, into = tensors.memory(input), tensors.memory(everything)
+            mine, into = tensors.sent(input), tensors.memory(everything)
             if tensors.same_count(blocks):
                 parts.append(self._comm.allgather(mine, into))
             else:
@@ -223,7 +226,7 @@ class Verbs:
 
     @_verb
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
-        part = self._comm.allgather(tensors.memory(input), tensors.memory(output))
+        part = self._comm.allgather(tensors.sent(input), tensors.memory(output))
         return self._started([part], [output], opts)
 
     _allgather_base = all_gather_single
@@ -231,7 +234,7 @@ class Verbs:
     @_verb
     def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Work:
         parts = [
-            self._comm.allgather(tensors.memory(input), tensors.memory(output))
+            self._comm.allgather(tensors.sent(input), tensors.memory(output))
             for output, input in zip(outputs, inputs, strict=True)
         ]
         return self._started(parts, outputs, opts)
