@@ -70,3 +70,10 @@ def test_every_stream_of_a_tree_is_looked_at(tmp_path):
     assert refused["kind"] == "UnavailableError", first
     assert "leaf [1]: " + REFUSED in refused["text"], first
     assert [result] == second.reports == [{"result": [[3.0] * 3] * 2}], (first, second)
+
+
+def test_new_arrays_are_not_handed_to_a_captured_stream(tmp_path):
+    (rank,) = device_jobs.run(tmp_path, program("devices/device_capture", "export_inside_of_a_capture"), 1)
+    *refused, end = rank.reports
+    assert [one["kind"] for one in refused] == ["UnavailableError"] * 2, rank
+    assert end == {"recorded": 0}, rank

@@ -9,6 +9,8 @@ import numpy as np
 import samestep as ss
 from device_rank import attempt, rank, report, start
 from fake_arrays import DEFAULT, Array, ConvertingArray, Graph, Stream
+from samestep.gpu import runtime as gpus
+from samestep.gpu.device_array import DeviceArray
 
 
 def capture_while_an_operation_is_in_progress(backend, mode):
@@ -119,6 +121,17 @@ def use_the_default_stream_while_another_is_captured(backend):
             attempt(lambda: world.allreduce(x) and None)
     report(result=world.allreduce(x).get().tolist())
     world.close()
+
+
+def export_inside_of_a_capture():
+    """To the captured stream, and to the default stream, which no capture lets anybody use; then to its own stream."""
+    stream, own = Stream(), Stream(blocking=False)
+    x = DeviceArray(gpus.current_gpu(), "float32", (3,), stream=own.handle)
+    with Graph(stream) as graph:
+        attempt(lambda: x.__dlpack__(stream=stream.handle) and None)
+        attempt(lambda: x.__dlpack__() and None)
+        x.__dlpack__(stream=own.handle)
+    report(recorded=graph.length)
 
 
 if __name__ == "__main__":
