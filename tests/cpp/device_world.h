@@ -111,6 +111,12 @@ void until(Ready ready) {
   }
 }
 
+/// Until an operation has ended, without a wait, which would put the group's deadline off to its own.
+inline std::shared_ptr<Work> ended(std::shared_ptr<Work> work) {
+  until([&] { return work->done(); });
+  return work;
+}
+
 struct DeviceWorld {
   DeviceWorld(int n_ranks, DevicePath path_of_world)
       : ends(connected_ranks(n_ranks)), size(n_ranks), path(path_of_world) {

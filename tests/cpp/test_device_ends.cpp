@@ -180,7 +180,7 @@ TEST_CASE("device ends: to close has a deadline while NCCL waits for a device th
     const OnGpu x(stream, contribution(rank, 100));
     fake().hold(stream.get());
     const auto work = start_allreduce(*group, x);
-    CHECK(error_of([&] { work->wait(soon()); }).find("has not ended after 0.2 s") != std::string::npos);
+    CHECK(error_of([&] { ended(work)->wait(soon()); }).find("has not ended after 0.2 s") != std::string::npos);
     CHECK(error_of([&] { group->close(Deadline::after(Seconds(0.2))); }).find("NCCL of group") != std::string::npos);
     fake().release(stream.get());
   });

@@ -239,7 +239,7 @@ TEST_CASE("launches: one that NCCL never ends is given up at the group's deadlin
     const auto group = world.join(rank, Seconds(0.3));
     const UserStream stream;
     const OnGpu x(stream, contribution(rank, 100));
-    CHECK(error_of([&] { order(*start_allreduce(*group, x), stream); }).find("has not ended after 0.3 s") !=
+    CHECK(error_of([&] { order(*ended(start_allreduce(*group, x)), stream); }).find("has not ended after 0.3 s") !=
           std::string::npos);
   });
 }

@@ -309,7 +309,7 @@ TEST_CASE("devices: an operation that hangs ends at its deadline") {
     const auto group = world.join(rank, Seconds(0.5));
     const UserStream stream;
     OnGpu x(stream, contribution(rank, 100));
-    const auto once = [&] { allreduce(*group, Buffer(x), x, {}, x.shape())->wait(soon()); };
+    const auto once = [&] { ended(allreduce(*group, Buffer(x), x, {}, x.shape()))->wait(soon()); };
     CHECK(error_of(once).find("has not ended after 0.5 s") != std::string::npos);
     CHECK_THROWS_AS(once(), Error);
   });
@@ -323,7 +323,7 @@ TEST_CASE("devices: a rank that does not call is named at the group's own deadli
     const UserStream stream;
     OnGpu x(stream, contribution(rank, 100));
     if (rank == 0) {
-      const std::string text = error_of([&] { start_allreduce(*group, x)->wait(soon()); });
+      const std::string text = error_of([&] { ended(start_allreduce(*group, x))->wait(soon()); });
       CAPTURE(text);
       CHECK(text.find("not all ranks have reached it: ") != std::string::npos);
       CHECK(text.find("has waited 0.5 s for rank 1") != std::string::npos);
