@@ -146,8 +146,7 @@ bool DeviceCopies::begin_packed(std::span<const ArrayView> arrays, char* run, bo
   if (!used) return false;
   const OnDevice on(*used->gpu, used->device);
   auto* const stream = reinterpret_cast<GpuLibrary::Stream>(used->stream);
-  // Always as long: to free what is too short waits for the device.
-  packed_.push_back(memory_for_packing(used->gpu, used->device)->take(kMaxPacked));
+  packed_.push_back(memory_for_packing(used->gpu, used->device)->take(nbytes));
   used_.push_back(*used);
   if (!to_host) used->gpu->copy(packed_.back().get(), run, nbytes, stream);
   std::byte* at = packed_.back().get();

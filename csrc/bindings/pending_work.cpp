@@ -166,7 +166,7 @@ void PendingWork::unstage() {
 }
 
 bool PendingWork::poll() const {
-  if (on_device_.empty()) return work_->done();
+  if (!work_->asks_device()) return work_->done();
   // A call of the runtime may block, and with a staged operation the whole next step is done here.
   const py::gil_scoped_release no_gil;
   return work_->done();
@@ -242,7 +242,7 @@ bool PendingWork::order_streams(double timeout, AtDeadline at_deadline) {
 bool PendingWork::is_over() const noexcept {
   if (work_ == nullptr || ordered_ || cancelled_) return true;
   std::optional<py::gil_scoped_release> no_gil;
-  if (!on_device_.empty()) no_gil.emplace();  // as in `poll`
+  if (work_->asks_device()) no_gil.emplace();  // as in `poll`
   try {
     if (!work_->done()) return false;
     if (work_->error()) std::rethrow_exception(work_->error());

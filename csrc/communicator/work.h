@@ -30,6 +30,9 @@ class Work {
   /// NotInitializedError, in a process that was forked from the rank.
   virtual bool done() = 0;
 
+  /// Whether `done` may call the runtime of a device, and block in it.
+  virtual bool asks_device() const { return false; }
+
   /// Of an operation on device memory: whether its end is known already. Asks nobody.
   virtual bool has_ended() const { return false; }
 

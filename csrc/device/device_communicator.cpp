@@ -1,7 +1,5 @@
 #include "device/device_communicator.h"
 
-#include <unistd.h>
-
 #include <numeric>
 #include <utility>
 
@@ -53,8 +51,8 @@ DeviceCommunicator::~DeviceCommunicator() = default;
 std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Communicator> host, DeviceOptions options,
                                                              const Deadline& deadline, NcclStart start) {
   // A process that was forked from this one has none of its threads, nor the device: it drops the group as it is.
-  const auto destroy = [owner = ::getpid()](const DeviceCommunicator* dropped) {
-    if (::getpid() == owner) delete dropped;
+  const auto destroy = [](const DeviceCommunicator* dropped) {
+    if (dropped->owner_.is_this()) delete dropped;
   };
   std::shared_ptr<DeviceCommunicator> made(new DeviceCommunicator(std::move(host), std::move(options)), destroy);
   const std::vector<int> ranks = all_ranks(*made->host_);
@@ -166,15 +164,23 @@ Communicator::WorkPtr DeviceCommunicator::run_collective(const CollectiveArgs& a
 Communicator::WorkPtr DeviceCommunicator::start_send(const SendArgs& args) {
   // `Inner`, because the arguments have been checked already.
   if (args.is_object || in_host_memory(args.in)) {
-    // A message of device memory starts once it is on the host. This one must not overtake it.
-    if (staged_->has_unstarted_send(args.dest, args.tag)) return staged_->start_behind(args);
-    return Inner{*host_}.start_send(args);
+    WorkPtr behind = start_behind(args);
+    return behind != nullptr ? behind : Inner{*host_}.start_send(args);
   }
   SendArgs here = args;
   return without_gil([&] {
     RefuseCapture refuse_capture(*options_.gpu);
     check_here("send", here.in, refuse_capture);
     return staged_->start(here);
+  });
+}
+
+/// A message of device memory starts once it is on the host, and one of host memory must not overtake it.
+Communicator::WorkPtr DeviceCommunicator::start_behind(const SendArgs& args) {
+  // In a process that was forked the host's group raises the error.
+  if (!staged_->sends_are_pending() || !owner_.is_this()) return nullptr;
+  return without_gil([&]() -> WorkPtr {
+    return staged_->has_unstarted_send(args.dest, args.tag) ? staged_->start_behind(args) : nullptr;
   });
 }
 
@@ -189,8 +195,9 @@ Communicator::WorkPtr DeviceCommunicator::start_recv(const RecvArgs& args) {
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_send(const SendArgs& args) {
-  const bool is_behind = staged_->has_unstarted_send(args.dest, args.tag);
-  return in_host_memory(args.in) && !is_behind ? Inner{*host_}.run_send(args) : start_send(args);
+  if (!in_host_memory(args.in)) return start_send(args);
+  WorkPtr behind = start_behind(args);
+  return behind != nullptr ? behind : Inner{*host_}.run_send(args);
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_recv(const RecvArgs& args, Status& status) {

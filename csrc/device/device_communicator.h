@@ -5,6 +5,7 @@
 #include <string>
 
 #include "communicator/communicator.h"
+#include "core/owner_process.h"
 #include "gpu/capture.h"
 #include "nccl/nccl_comm.h"
 
@@ -103,9 +104,13 @@ class DeviceCommunicator final : public Communicator, private Membership {
   void abandon_devices(const std::exception_ptr& error);
   std::shared_ptr<Communicator> wrap(std::shared_ptr<Communicator> child, const Deadline& deadline) const;
 
+  /// Null where nothing keeps a send of host memory from starting now.
+  WorkPtr start_behind(const SendArgs& args);
+
   class HostPath;  // host_path.h
   class NcclPath;  // nccl_path.h
 
+  OwnerProcess owner_;
   std::shared_ptr<Communicator> host_;
   DeviceOptions options_;
   std::shared_ptr<Communicator> through_host_;     // the same ranks, for collectives that are staged or go by address

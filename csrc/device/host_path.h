@@ -24,6 +24,7 @@ class DeviceCommunicator::HostPath {
   WorkPtr start(const RecvArgs& args);
   /// A send of host memory, or of an object, that must start after such sends of device memory as have not started.
   WorkPtr start_behind(const SendArgs& args);
+  bool sends_are_pending() const { return staging_->sends_are_pending(); }
   bool has_unstarted_send(int dest, int tag) { return staging_->has_unstarted_send(dest, tag); }
 
   void progress() { staging_->progress(); }

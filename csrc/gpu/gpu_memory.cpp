@@ -1,6 +1,7 @@
 #include "gpu/gpu_memory.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "core/wait_hooks.h"
 
@@ -39,8 +40,10 @@ void BufferPool::release(const Block& block) const noexcept {
 
 std::shared_ptr<std::byte> BufferPool::take(std::size_t nbytes) {
   nbytes = std::max(nbytes, std::size_t{1});
+  // Few lengths: else every array that is a little longer than those before would add a block for good, and to free the
+  // others would wait for the device, which may wait for peers.
+  if (device_ != kPinned) nbytes = std::bit_ceil(nbytes);
   Block block;
-  std::vector<Block> too_short;
   {
     const std::lock_guard lock(mutex_);
     most_cached_nbytes_ = std::max(most_cached_nbytes_, 2 * nbytes);
@@ -54,15 +57,8 @@ std::shared_ptr<std::byte> BufferPool::take(std::size_t nbytes) {
       block = std::move(*found);
       if (device_ == kPinned) cached_nbytes_ -= block.nbytes;
       free_.erase(found);
-    } else if (device_ != kPinned) {
-      // Else every array that is a little longer than those before would add a block for good.
-      const auto shorter =
-          std::ranges::stable_partition(free_, [=](const Block& kept) { return kept.nbytes > nbytes; });
-      too_short.assign(shorter.begin(), shorter.end());
-      free_.erase(shorter.begin(), shorter.end());
     }
   }
-  for (const Block& unused : too_short) release(unused);
   // Without the mutex: pinning takes as long as copying, and other threads return blocks meanwhile.
   if (block.data == nullptr) block = allocate(nbytes);
   auto* const data = static_cast<std::byte*>(block.data);

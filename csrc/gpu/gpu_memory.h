@@ -56,8 +56,7 @@ class GpuEvent {
 ///
 /// Pinned memory comes from `source` if there is one and the runtime can pin it. Of what is free, the pool keeps what
 /// was used last, 64 MiB, or twice the largest block that was asked for: what is done again and again pins nothing. Of
-/// a device, it keeps blocks whose lengths differ by a factor of two at least, and as many of each as were in use at a
-/// time; what is too short is freed when a longer block is made.
+/// a device, it keeps everything: blocks of lengths that are powers of two, as many of each as were in use at a time.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   static constexpr int kPinned = -1;

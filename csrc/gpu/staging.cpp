@@ -47,7 +47,9 @@ class HostStaging::StagedWork final : public Work {
   }
 
   bool done() override {
-    if (!ended_) stager_->progress();
+    if (ended_) return true;
+    stager_->owner_.require(stager_->messages_->rank(), stager_->messages_->name());
+    stager_->progress();
     return ended_;
   }
 
@@ -70,6 +72,7 @@ class HostStaging::StagedWork final : public Work {
     return true;
   }
   std::exception_ptr error() const override { return ended_ ? error_ : nullptr; }
+  bool asks_device() const override { return true; }
   bool has_ended() const override { return ended_; }
   bool device_has_ended() const override { return stager_->is_idle(); }
   Status status() const override { return status_; }
@@ -280,6 +283,7 @@ class HostStaging::StagedWork final : public Work {
   }
 
   void wait_for(const std::atomic<bool>& reached, const Deadline& deadline) {
+    stager_->owner_.require(stager_->messages_->rank(), stager_->messages_->name());
     Backoff pause(/*oversubscribed=*/true);
     while (!reached) {
       stager_->progress();
@@ -379,6 +383,7 @@ void HostStaging::progress() {
 }
 
 void HostStaging::advance() {
+  if (!owner_.is_this()) return;
   // Called from waits for something else, which must not block: another thread makes the step.
   const std::unique_lock alone(mutex_, std::try_to_lock);
   if (!alone) return;
@@ -404,7 +409,6 @@ void HostStaging::step() {
 }
 
 bool HostStaging::has_unstarted_send(int dest, int tag) {
-  if (!sends_are_pending_) return false;
   const std::lock_guard lock(mutex_);
   return std::ranges::any_of(pending_, [&](const auto& work) { return work->will_send(dest, tag); });
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "communicator/communicator.h"
+#include "core/owner_process.h"
 #include "core/progress_source.h"
 #include "core/user_call.h"
 #include "gpu/event_pool.h"
@@ -67,6 +68,8 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
                                            std::shared_ptr<Communicator> collectives);
 
   std::shared_ptr<Work> start(StagedOperation call);
+  /// Whether there may be sends that have not started. Does not wait for the mutex.
+  bool sends_are_pending() const { return sends_are_pending_; }
   /// Whether a send to this rank with this tag has not started on the host. What is sent next must start after it.
   bool has_unstarted_send(int dest, int tag);
   /// Copies from device to device, after the streams that `start` waits for, and before the operation completes.
@@ -107,6 +110,7 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   /// The earliest operation that must start on the host before `work`, or `work` itself.
   StagedWork& next_to_begin(StagedWork& work);
 
+  OwnerProcess owner_;
   std::shared_ptr<GpuLibrary> gpu_;
   int device_;
   std::shared_ptr<Communicator> messages_, collectives_;

@@ -33,7 +33,7 @@ NcclAddress::~NcclAddress() {
   if (!exchange_->done()) static_cast<void>(invitation_.release());  // the group may still write to it
 }
 
-nccl_abi::UniqueId NcclAddress::wait(const Deadline& deadline, const std::function<void()>& look) const {
+nccl_abi::UniqueId NcclAddress::wait(const Until& until, const std::function<void()>& look) const {
   Backoff pause(/*oversubscribed=*/true);
   while (!exchange_->done()) {
     if (!pause.step()) continue;
@@ -41,9 +41,9 @@ nccl_abi::UniqueId NcclAddress::wait(const Deadline& deadline, const std::functi
     wait_hooks().interrupt();
     ProgressEngine::progress_everywhere();
     look();
-    if (deadline.passed()) break;
+    if (until().passed()) break;
   }
-  exchange_->wait(deadline);  // throws its error, or says who is missing
+  exchange_->wait(until());  // throws its error, or says who is missing
   if (invitation_->failed[0] != '\0') throw Error(str("NCCL does not start on rank 0: ", invitation_->failed.data()));
   return invitation_->id;
 }

@@ -39,7 +39,7 @@ std::shared_ptr<NcclComm> NcclComm::open(Options options, std::shared_ptr<Commun
   std::shared_ptr<NcclComm> made = make(std::move(options), std::move(host), std::move(signature_check));
   try {
     made->prepare();
-    wait_hooks().run_without_gil([&] { made->start_nccl(deadline); });
+    wait_hooks().run_without_gil([&] { made->start_nccl([deadline] { return deadline; }); });
     // NCCL may have failed on some ranks only. Those have abandoned the group, so this fails on all of them.
     made->signature_check_->start({CollectiveType::barrier})->wait(deadline);
   } catch (...) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "communicator/communicator.h"
+#include "core/owner_process.h"
 #include "gpu/gpu_memory.h"
 #include "nccl/nccl_address.h"
 #include "nccl/nccl_calls.h"
@@ -95,7 +96,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
 
   // nccl_threads.cpp: how operations begin, in the launching thread or in the caller's
   /// Starts NCCL, once the address has arrived.
-  void start_nccl(const Deadline& deadline);
+  void start_nccl(const NcclAddress::Until& until);
   /// What the launching thread does: starts NCCL, launches what is queued, and ends when nothing has arrived for a
   /// while.
   void launch_queued();
@@ -109,7 +110,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   void enqueue(Operation& operation);
   void make_calls(Operation& operation);
   /// Waits until NCCL has completed the last request. Throws the error that has ended this communicator meanwhile.
-  void wait_until_ready(const std::string& act, const Deadline& deadline);
+  void wait_until_ready(const std::string& act, const NcclAddress::Until& until);
   /// Requires the mutex.
   bool is_ready(const std::string& act);
 
@@ -143,6 +144,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   std::shared_ptr<NcclMembers> members_;  // shared with the watching thread, which may survive this
   std::once_flag prepared_;
   // Set by `prepare`, as the watching thread is.
+  OwnerProcess owner_;
   std::unique_ptr<NcclAddress> address_;
   std::unique_ptr<const PeerLiveness> liveness_;
 

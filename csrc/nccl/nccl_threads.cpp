@@ -22,7 +22,7 @@ constexpr Seconds kGrace{1.0};
 
 }  // namespace
 
-void NcclComm::start_nccl(const Deadline& deadline) {
+void NcclComm::start_nccl(const NcclAddress::Until& until) {
   {
     const std::lock_guard lock(mutex_);
     throw_if_broken();
@@ -31,14 +31,14 @@ void NcclComm::start_nccl(const Deadline& deadline) {
   std::exception_ptr error;
   try {
     const OnDevice on(gpu(), options_.device);
-    const nccl_abi::UniqueId address = address_->wait(deadline, [this] {
+    const nccl_abi::UniqueId address = address_->wait(until, [this] {
       const std::lock_guard look(mutex_);
       throw_if_broken();
     });
     members_->init(host_->size(), address, host_->rank());
-    wait_until_ready("start NCCL", deadline);
+    wait_until_ready("start NCCL", until);
     members_->split(host_->rank());
-    wait_until_ready("start NCCL", deadline);
+    wait_until_ready("start NCCL", until);
   } catch (...) {
     error = std::current_exception();
   }
@@ -50,11 +50,12 @@ void NcclComm::start_nccl(const Deadline& deadline) {
   if (error) std::rethrow_exception(error);
 }
 
-void NcclComm::wait_until_ready(const std::string& act, const Deadline& deadline) {
+void NcclComm::wait_until_ready(const std::string& act, const NcclAddress::Until& until) {
   Backoff pause(/*oversubscribed=*/true);
   while (true) {
     const bool long_since = pause.step();
     if (long_since) wait_hooks().interrupt();
+    const Deadline deadline = until();  // without the mutex, which it may take
     // For one look at a time: between looks other threads may end this communicator.
     const std::lock_guard look(mutex_);
     throw_if_broken();
@@ -110,10 +111,10 @@ void NcclComm::launch_queued() {
   const auto stop_waiting = [this] { return broken_ || ending_ || (!queue_.empty() && !launching_); };
   while (!broken_) {
     if (!started_ && !queue_.empty()) {
-      const Deadline deadline = queue_.front()->deadline;
+      const std::shared_ptr<const Operation> first = queue_.front();
       lock.unlock();
       try {
-        start_nccl(deadline);
+        start_nccl([&] { return deadline_of(*first); });
       } catch (const Error&) {
         const std::lock_guard failed(mutex_);
         fail(std::current_exception(), /*tell=*/!is_mismatch(std::current_exception()));
@@ -166,7 +167,7 @@ void NcclComm::make_calls(Operation& operation) {
   }
   operation.after.clear();  // the events can be used again
   operation.calls.enqueue(first.comm, first.stream->get());
-  if (!calls_block_) wait_until_ready(operation.what, deadline_of(operation));
+  if (!calls_block_) wait_until_ready(operation.what, [&] { return deadline_of(operation); });
   // The first stream waits for the others, so that one event shows the end of all members.
   members_->join_streams();
   operation.end = first.events->take();

@@ -14,6 +14,7 @@ class NcclComm::NcclWork final : public Work {
 
   bool done() override {
     if (operation_->ended) return true;
+    channel_->owner_.require(channel_->host_->rank(), channel_->host_->name());
     std::exception_ptr lost;
     try {
       channel_->ask_device(*operation_);
@@ -49,6 +50,7 @@ class NcclComm::NcclWork final : public Work {
     return true;
   }
 
+  bool asks_device() const override { return true; }
   bool has_ended() const override { return operation_->ended; }
   bool device_has_ended() const override { return channel_->device_has_ended(); }
   std::exception_ptr error() const override { return operation_->ended ? operation_->error : nullptr; }

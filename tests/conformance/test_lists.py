@@ -182,13 +182,14 @@ def test_arrays_of_several_chunks(group, n_more, name, op):
     assert_same(given[2], before)
 
 
-def test_outputs_of_some_ranks_may_have_gaps(group):
+@pytest.mark.parametrize("count", [5, CHUNK])
+def test_outputs_of_some_ranks_may_have_gaps(group, count):
     """Each rank receives in its own way, and all ranks the same."""
-    n = group.size * 2 * 5
+    n = group.size * 2 * count
     spread = group.rank == 0
     outs = [with_gaps(np.zeros(n), "f8") if spread else np.zeros(n, "f8") for _ in range(2)]
-    for x in group.allgather_multi([np.full(5, group.rank + j / 2) for j in range(2)], outs=outs):
-        assert_same(np.ascontiguousarray(x), np.repeat(np.arange(2 * group.size) / 2, 5))
+    for x in group.allgather_multi([np.full(count, group.rank + j / 2) for j in range(2)], outs=outs):
+        assert_same(np.ascontiguousarray(x), np.repeat(np.arange(2 * group.size) / 2, count))
 
 
 def test_many_may_be_under_way(group):

@@ -123,9 +123,16 @@ def test_arrays_of_an_exchange_that_overlap_are_refused_before_it_starts(tmp_pat
 
 
 @pytest.mark.parametrize("backend", ["nccl", "native"])
-def test_a_call_may_wait_longer_than_the_timeout_of_the_group(tmp_path, backend):
-    for rank in run(tmp_path, 2, "wait_longer_than_the_group", backend):
-        assert rank.reports == [{"result": [3.0] * 7}] * 2, rank
+@pytest.mark.parametrize("connects", [False, True], ids=["first", "later"])
+def test_a_call_may_wait_longer_than_the_timeout_of_the_group(tmp_path, backend, connects):
+    for rank in run(tmp_path, 2, "wait_longer_than_the_group", backend, connects):
+        assert rank.reports == [{"result": [3.0] * 7}], rank
+
+
+def test_a_launch_of_nccl_without_split_may_wait_longer_than_its_group(tmp_path):
+    ended = run(tmp_path, 2, "wait_longer_than_the_group", "nccl", False, FAKE_NCCL_VERSION="21403")
+    for rank in ended:
+        assert rank.reports == [{"result": [3.0] * 7}], rank
 
 
 @pytest.mark.parametrize("backend", ["nccl", "native"])

@@ -36,7 +36,7 @@ def test_groups_for_host_arrays_make_nothing_on_the_device(tmp_path, backend):
 def test_arrays_that_become_longer_take_no_more_blocks_of_device_memory(tmp_path, backend):
     program_of_ranks = program("devices/device_memory", "move_longer_and_longer_arrays", backend)
     for rank in device_jobs.run(tmp_path, program_of_ranks, 2):
-        assert rank.reports[0]["blocks"] < 5, rank  # of 20 lengths; some calls overlap
+        assert rank.reports[0]["blocks"] < 5, rank  # of 20 lengths
 
 
 def test_what_is_done_again_and_again_pins_nothing_whatever_came_before(tmp_path):

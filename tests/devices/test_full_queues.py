@@ -72,6 +72,21 @@ def test_copies_that_wait_for_their_stream_end_at_the_deadline(tmp_path, what):
     assert second.reports[0]["seconds"] < 10, second
 
 
+@pytest.mark.parametrize("verb", ["allgather_multi", "bcast_multi"])
+def test_copies_back_of_lists_end_at_the_deadline(tmp_path, verb):
+    first, second = run(tmp_path, "store_into_arrays_of_a_held_stream", verb)
+    assert first.reports == [{"result": None}], first
+    (late,) = second.reports
+    assert late["kind"] == "TimeoutError", second
+    assert f"rank 1: {verb} of 2 arrays" in late["text"], second
+    assert late["seconds"] < 10, second
+
+
+def test_a_runtime_that_blocks_does_not_keep_other_threads_from_sends(tmp_path):
+    for number, rank in enumerate(run(tmp_path, "send_while_the_runtime_blocks")):
+        assert rank.reports == [*[{"others_ran": True}] * 3, {"result": [2.0 - number, 7.0, 8.0]}], rank
+
+
 def test_a_copy_that_waits_for_its_stream_can_be_interrupted(tmp_path):
     (ended,) = device_jobs.run(tmp_path, program("devices/device_queues", "interrupt_a_copy"), 1)
     assert ended.reports == [{"interrupted": True}], ended

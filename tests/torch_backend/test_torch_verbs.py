@@ -128,6 +128,13 @@ def test_ranks_may_differ_in_strides(world, layout):
     world.scatter(x, got if rank == 0 else None, src=0)
     equal(x, matrix(rank))
     world.gather(x, got if rank == 0 else None, dst=0)
+    x = matrix(rank)
+    world.reduce_scatter(x, [matrix(rank) for _ in range(n)])
+    equal(x, total)
+    x = matrix(rank)
+    world.reduce_scatter_tensor(x, torch.cat([matrix(rank)] * n))
+    equal(x, total)
+    x = matrix(rank)
     world.all_gather_into_tensor(whole := torch.empty(2 * n, 3), x)
     for one in (torch.stack(got), whole.view(n, 2, 3)):
         equal(one, torch.stack([of_rank(r, 6).view(2, 3) for r in range(n)]))

@@ -112,7 +112,9 @@ def allreduce(group: Group, listed: ArrayList, op: Any, timeout: float | None = 
     how = host.Combination(listed, code, factor, group.size)
     rows = how.combined(group)
     work = host.started(group, listed, "allreduce", rows, rows, code=code)
-    return PendingResult(work, lambda: _filled(functools.partial(how.store, rows), listed), deadline)
+    return PendingResult(
+        work, lambda: _filled(group, functools.partial(how.store, rows), listed, None, deadline), deadline
+    )
 
 
 def reduce(  # noqa: PLR0917
@@ -135,7 +137,9 @@ def reduce(  # noqa: PLR0917
     how = host.Combination(listed, code, factor, group.size)
     rows = how.combined(group)
     work = host.started(group, listed, "reduce", rows, rows, code=code, root=root, root_array=root_array)
-    return PendingResult(work, lambda: _filled(functools.partial(how.store, rows), listed, written), deadline)
+    return PendingResult(
+        work, lambda: _filled(group, functools.partial(how.store, rows), listed, written, deadline), deadline
+    )
 
 
 def bcast(
@@ -160,7 +164,7 @@ def bcast(
         for x in into:
             _core.unpack(run, [x])
 
-    return PendingResult(work, lambda: _filled(store, listed, written), deadline)
+    return PendingResult(work, lambda: _filled(group, store, listed, written, deadline), deadline)
 
 
 def allgather(
@@ -191,23 +195,17 @@ def allgather(
     if clique_id != devices.VIA_HOST:
         work = _core.allgather_list(group._comm, clique_id, listed.arrays, receives)
         return PendingResult(work, finished, deadline)
-    first = receives[0][0]
-    known = arrays.info(first)
-    run: Any
-    if len(receives[0]) == 1 and known.contiguous and known.device == "cpu":
-        run, joined = first, arrays.new_like(first, (n // group.size * listed.n_elements,))
-    else:
-        nbytes = n * listed.infos[0].nbytes
-        run = host.shared_memory(group, (nbytes,))
-        joined = host.shared_memory(group, (nbytes // group.size,))
+    # Bytes on all ranks, whatever their arrays are: the plan of an operation depends on its dtype.
+    run = host.shared_memory(group, (n * listed.infos[0].nbytes,))
+    joined = host.shared_memory(group, (len(listed.arrays) * listed.infos[0].nbytes,))
     _await_streams(group, listed, deadline)
     _core.pack(listed.arrays, joined)
     work = host.started(group, listed, "allgather", joined, run)
 
     def finish() -> list[Any]:
         for pieces in receives:
-            if pieces[0] is not run:
-                _core.unpack(run, pieces)
+            _await_copies_back(group, listed, pieces, deadline)
+            _core.unpack(run, pieces)
             for piece in pieces:
                 _core.bump_version(piece)
         return finished()
@@ -221,12 +219,25 @@ def _await_streams(group: Group, listed: ArrayList, deadline: Deadline) -> None:
     group._await_streams(on_device, deadline.left())
 
 
+def _await_copies_back(group: Group, listed: ArrayList, targets: Sequence[Any], deadline: Deadline) -> None:
+    """Before copies from the host. A call that has not waited until now gets the time of the group."""
+    on_device = [x for x in targets if arrays.info(x).device != "cpu"]
+    left = deadline.left()
+    with called(listed):
+        group._await_streams(on_device, left if left > 0 else None)
+
+
 def _filled(
-    store: Callable[[list[Any]], None], listed: ArrayList, only: Container[int] | None = None
+    group: Group,
+    store: Callable[[list[Any]], None],
+    listed: ArrayList,
+    only: Container[int] | None,
+    deadline: Deadline,
 ) -> list[Any]:
     """Stores a result in each array, or `only` in some."""
     into = targets(listed.arrays, listed.infos, only)
     written = [target for i, target in enumerate(into) if only is None or i in only]
+    _await_copies_back(group, listed, written, deadline)
     store(written)
     for target in written:
         _core.bump_version(target)

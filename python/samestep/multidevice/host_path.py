@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _Run = np.ndarray[Any, Any]
 
 _CHUNK_NBYTES = 128 << 10  # of each array
+_DEVICE_CHUNK_NBYTES = 4 << 20  # each copy waits for the device
 
 _HALVES = ("float16", "bfloat16")
 _UFUNCS: dict[int, np.ufunc] = {
@@ -129,7 +130,8 @@ class Combination:
             self._wide = np.dtype(np.uint64 if kind == "u" else np.int64)
         elif listed.dtype in _HALVES and code not in (MIN.value, MAX.value):
             self._wide = np.dtype(np.float32)
-        self._chunk = _CHUNK_NBYTES // self._dtype.itemsize
+        on_host = all(known.device == "cpu" for known in listed.infos)
+        self._chunk = (_CHUNK_NBYTES if on_host else _DEVICE_CHUNK_NBYTES) // self._dtype.itemsize
         self._is_one_chunk = listed.n_elements <= self._chunk
 
     def combined(self, group: Group) -> _Run:

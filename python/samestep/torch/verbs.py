@@ -140,7 +140,9 @@ class Verbs:
             self._require_one_each(blocks, "reduce_scatter", "input")
             everything = tensors.joined(blocks)
             if tensors.same_count(blocks):
-                parts.append(self._comm.reduce_scatter(everything, tensors.summand(output), code, factor))
+                (run,), copy_back = tensors.in_place([output])
+                parts.append(self._comm.reduce_scatter(everything, run, code, factor))
+                finishes += [copy_back] if copy_back else []
                 continue
             parts.append(self._comm.allreduce(everything, None, code, factor))
             start = sum(block.numel() for block in blocks[: self._comm.rank])
@@ -162,11 +164,12 @@ class Verbs:
 
     def _reduce_scatter_singles(self, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Work:
         code, factor = tensors.reduction(_op(opts))
+        runs, copy_back = tensors.in_place(outputs)
         parts = [
-            self._comm.reduce_scatter(tensors.summand(input), tensors.summand(output), code, factor)
-            for output, input in zip(outputs, inputs, strict=True)
+            self._comm.reduce_scatter(tensors.in_one_dimension(input), run, code, factor)
+            for run, input in zip(runs, inputs, strict=True)
         ]
-        return self._started(parts, outputs, opts)
+        return self._started(parts, outputs, opts, copy_back)
 
     # ---- one to all, all to one
 

@@ -99,16 +99,18 @@ def exchange_overlapping_arrays(backend):
     world.close()
 
 
-def wait_longer_than_the_group(backend):
-    """Rank 1 calls the second time only when the group's timeout has passed on rank 0."""
+def wait_longer_than_the_group(backend, connects):
+    """Rank 1 calls only when the group's timeout has passed on rank 0. `connects`: not for the first time."""
     world = start(backend, timeout=1.0)
+    group = world.split(0)
     x = Array.of(np.full(7, rank + 1.0), Stream())
 
     def reduce():
         out = Array((7,), "float64")
-        return world.allreduce(x, out=out, timeout=30).get().tolist()
+        return group.allreduce(x, out=out, timeout=30).get().tolist()
 
-    attempt(reduce)  # connects
+    if connects:
+        reduce()
     late = os.path.join(os.environ["TEST_FOLDER"], "late")
     if rank == 0:
         threading.Timer(1.5, lambda: open(late, "w").close()).start()
@@ -129,15 +131,27 @@ def fork_a_process(backend, drops):
 
     reduce(part)
     reduce(world)
+    stream = Stream()
+    sent = Array.of(np.ones(3), stream)
+    stream.synchronize()
+    stream.hold()
+    work = world.isend(sent, rank, 1)
     child = os.fork()
     if child == 0:
         signal.alarm(20)  # a child that hangs is killed
         if drops:
             del part
             gc.collect()
-            os._exit(0)
+            try:
+                world.send(np.ones(3), rank, 1)
+            except ss.NotInitializedError:
+                os._exit(0)
+            os._exit(1)
         sys.exit(0)
     report(status=os.waitpid(child, 0)[1])
+    stream.release()
+    world.recv(np.zeros(3), rank, 1)
+    work.wait(host=True)
     attempt(lambda: reduce(world))
 
 

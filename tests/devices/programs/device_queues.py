@@ -160,6 +160,58 @@ def ask_a_runtime_that_blocks(backend):
     world.close()
 
 
+def send_while_the_runtime_blocks():
+    """Messages of host memory behind one of device memory that is still computed."""
+    faulthandler.dump_traceback_later(20, exit=True)
+    world = start("native")
+    stream = Stream()
+    x = Array.of(np.full(3, rank + 1.0), stream)
+    stream.synchronize()
+    stream.hold()
+    works = [world.isend(x, 1 - rank, 1)]
+    with held("fakeHoldQueries"):
+        works.append(world.isend(np.full(3, 7.0), 1 - rank, 1))
+    with held("fakeHoldQueries"):
+        works[1].done()
+    asks = threading.Thread(target=works[0].done)
+    with held("fakeHoldQueries"):
+        asks.start()
+        while fake_arrays.runtime().fakeHeldQueries() == 0:
+            time.sleep(0.001)
+        works.append(world.isend(np.full(3, 8.0), 1 - rank, 2))
+    asks.join()
+    stream.release()
+    got = []
+    for tag in (1, 1, 2):
+        out = np.zeros(3)
+        world.recv(out, 1 - rank, tag)
+        got.append(out[0])
+    for work in works:
+        work.wait(host=True)
+    report(result=got)
+    world.close()
+
+
+def store_into_arrays_of_a_held_stream(verb):
+    """What has come cannot be copied to rank 1's device."""
+    faulthandler.dump_traceback_later(20, exit=True)
+    world = start("native")
+    ready, busy = Stream(), Stream()
+    x, y = (Array.of(np.full(3, rank + 1.0), ready) for _ in range(2))
+    outs = [Array.of(np.zeros(12), busy) for _ in range(2)]
+    short = [Array.of(np.zeros(3), busy) for _ in range(2)]
+    ready.synchronize()
+    busy.synchronize()
+    calls = {
+        "allgather_multi": lambda timeout: world.allgather_multi([x, y], outs=outs, timeout=timeout),
+        "bcast_multi": lambda timeout: world.bcast_multi(short if rank == 1 else [x, y], timeout=timeout),
+    }
+    if rank == 1:
+        busy.hold()
+    attempt(lambda: calls[verb](1.0 if rank == 1 else 15.0) and None)
+    busy.release()
+
+
 def end_a_group_while_the_runtime_blocks(how):
     """`how`: "abandon" or "revoke". The end asks about the copies of a staged operation, which waits for the stream."""
     faulthandler.dump_traceback_later(20, exit=True)
@@ -221,6 +273,9 @@ def copy_leaves_of_a_held_stream(what):
 
 def interrupt_a_copy():
     """The stream is never released."""
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell starts what is in its background without one
     faulthandler.dump_traceback_later(20, exit=True)
     total = ss.Accumulator(start("native"), shards=1)
     x = Array.of(np.ones(3), Stream())
