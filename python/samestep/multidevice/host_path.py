@@ -130,8 +130,8 @@ class Combination:
             self._wide = np.dtype(np.uint64 if kind == "u" else np.int64)
         elif listed.dtype in _HALVES and code not in (MIN.value, MAX.value):
             self._wide = np.dtype(np.float32)
-        on_host = all(known.device == "cpu" for known in listed.infos)
-        self._chunk = (_CHUNK_NBYTES if on_host else _DEVICE_CHUNK_NBYTES) // self._dtype.itemsize
+        all_in_host_memory = all(known.device == "cpu" for known in listed.infos)
+        self._chunk = (_CHUNK_NBYTES if all_in_host_memory else _DEVICE_CHUNK_NBYTES) // self._dtype.itemsize
         self._is_one_chunk = listed.n_elements <= self._chunk
 
     def combined(self, group: Group) -> _Run:

@@ -193,7 +193,7 @@ def send_while_the_runtime_blocks():
 
 
 def store_into_arrays_of_a_held_stream(verb):
-    """What has come cannot be copied to rank 1's device."""
+    """What has arrived cannot be copied to rank 1's device."""
     faulthandler.dump_traceback_later(20, exit=True)
     world = start("native")
     ready, busy = Stream(), Stream()
