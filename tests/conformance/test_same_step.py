@@ -1,6 +1,7 @@
 """The mean over the shards of a step has the same bits on any number of ranks."""
 
 import contextlib
+import gc
 import weakref
 
 import numpy as np
@@ -417,3 +418,26 @@ def train(backend, epochs=2):
 
 def test_training_gives_the_bits_of_one_rank(group):
     assert train(group) == train(group.group([group.rank]))
+
+
+def test_what_was_added_is_freed_with_the_accumulator(group):
+    """At once: gradients may be most of a device's memory."""
+
+    class Gradient(np.ndarray):
+        """An array that can be watched."""
+
+    def added():
+        total = ss.Accumulator(group, shards=group.size)
+        gradient = np.ones(3).view(Gradient)
+        total.add({"x": gradient}, shard=group.rank, copy=False)
+        total.mean()
+        total.add({"x": gradient}, shard=group.rank, copy=False)
+        return weakref.ref(gradient), weakref.ref(total)
+
+    gc.disable()
+    try:
+        gradient, total = added()
+        assert total() is None
+        assert gradient() is None
+    finally:
+        gc.enable()

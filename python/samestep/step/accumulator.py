@@ -6,6 +6,7 @@ import functools
 import math
 import operator
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,7 +102,15 @@ class Accumulator:
         self._failure = ""
         """Why gradients of this step could not be added; "" if all could."""
         n_leaves = self._n_shards if self._fixed else sys.maxsize
-        self._partials: PairwiseTree[Partial] = PairwiseTree(n_leaves, self._merge)
+        # Weakly: what was added, perhaps in device memory, is freed with the accumulator, not when Python finds cycles.
+        owner = weakref.ref(self)
+
+        def merge(partial: Partial, siblings: list[Partial]) -> Partial:
+            accumulator = owner()
+            assert accumulator is not None  # it makes the call
+            return accumulator._merge(partial, siblings)
+
+        self._partials: PairwiseTree[Partial] = PairwiseTree(n_leaves, merge)
 
     def add(self, grads: Any, *, shard: int | None = None, weight: float = 1.0, copy: bool = True) -> None:
         """Add the gradients of one shard. No communication.
