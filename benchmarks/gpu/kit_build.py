@@ -22,10 +22,8 @@ SOURCES = ROOT / "csrc"
 FLAGS = (
     "-std=c++20 -O2 -DNDEBUG -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -ffp-contract=off -pthread"
 )
-AT_ONCE = {
-    "bindings": 9,
-    "kernels": 1,
-}  # files of a folder in one compilation; of others all, as in CMakeLists.txt
+# As in CMakeLists.txt: how many files of a folder are one compilation; of other folders all are.
+AT_ONCE = {"bindings": 9, "kernels": 1}
 BY_ITSELF = "os/peer_watch.cpp"
 AVX2 = "-mavx2 -mf16c -fno-tree-vectorize"
 OF_FILE = {  # as in CMakeLists.txt

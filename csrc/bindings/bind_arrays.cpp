@@ -6,7 +6,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -86,29 +85,22 @@ std::vector<Array> view_all(const py::handle& arrays, const char* list, bool to_
   return views;
 }
 
-/// Elements `at` to `at + n` of each block of `block` elements.
-using Window = std::tuple<std::int64_t, std::int64_t, std::int64_t>;
+/// The first element and the number of elements.
+using Window = std::pair<std::int64_t, std::int64_t>;
 
-/// What is copied of the arrays: all of each, or a window of each of its blocks.
+/// What is copied of the arrays: all of each, or a window of each.
 std::vector<ArrayView> parts_of(std::span<const Array> arrays, const std::optional<Window>& window) {
   std::vector<ArrayView> parts;
   for (const Array& array : arrays) {
-    if (!window) {
-      parts.push_back(array.view());
-      continue;
+    ArrayView& part = parts.emplace_back(array.view());
+    if (!window) continue;
+    const auto [at, n] = *window;
+    if (!array->contiguous || at < 0 || n < 0 || at > array->count || n > array->count - at) {
+      throw InvalidArgumentError(str("a window of ", n, " elements from element ", at, " of an array of ", array->count,
+                                     array->contiguous ? "" : " with gaps"));
     }
-    const auto [at, n, block] = *window;
-    if (!array->contiguous || block < 1 || array->count % block != 0 || at < 0 || n < 0 || at > block ||
-        n > block - at) {
-      throw InvalidArgumentError(str("elements ", at, " to ", at + n, " of blocks of ", block, ", of an array of ",
-                                     array->count, array->contiguous ? "" : " with gaps"));
-    }
-    for (std::int64_t start = at; start < array->count; start += block) {
-      ArrayView part = array.view();
-      part.data = static_cast<char*>(array->data) + start * static_cast<std::int64_t>(itemsize(array->dtype));
-      part.count = n;
-      parts.push_back(part);
-    }
+    part.data = static_cast<char*>(array->data) + at * static_cast<std::int64_t>(itemsize(array->dtype));
+    part.count = n;
   }
   return parts;
 }
@@ -219,9 +211,8 @@ void bind_arrays(py::module_& m) {
         py::arg("window") = py::none(),
         "Copy the elements of each array, in row-major order, one array after another into `out`: contiguous host "
         "memory of exactly as many bytes, which shares none with the arrays. `as_they_lie`: those of device memory in "
-        "the order in which they lie. `window` (at, n, block): elements `at` to `at + n` of each block of so many "
-        "elements "
-        "of each array, which must be contiguous.");
+        "the order in which they lie. `window` (at, n): only the elements from `at` to `at + n` of each array, "
+        "which must be contiguous.");
   m.def("unpack", &unpack, py::arg("buffer"), py::arg("arrays"), py::arg("as_they_lie") = false,
         py::arg("window") = py::none(),
         "The reverse of pack: copy the bytes of `buffer` into the arrays. Nothing is written if any argument is bad.");

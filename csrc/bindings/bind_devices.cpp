@@ -201,7 +201,7 @@ void bind_libraries(py::module_& m) {
            py::call_guard<py::gil_scoped_release>(),
            "Lets later work in `later` come after the work that `earlier` has so far. UnavailableError if one of them "
            "is "
-           "captured into a graph.")
+           "being captured.")
       .def("allocate", &allocate, "nbytes"_a, "device"_a);
   py::class_<DeviceMemory>(m, "DeviceMemory", "Memory of a device, freed with this object.")
       .def_property_readonly("address",

@@ -63,10 +63,10 @@ std::shared_ptr<std::byte> BufferPool::take(std::size_t nbytes) {
   if (block.data == nullptr) block = allocate(nbytes);
   auto* const data = static_cast<std::byte*>(block.data);
   // The deleter owns the pool: a block may be in use when the group that made the pool has ended.
-  return {data, [self = shared_from_this(), block = std::move(block)](std::byte*) { self->give_back(block); }};
+  return {data, [self = shared_from_this(), block = std::move(block)](std::byte*) { self->recycle(block); }};
 }
 
-void BufferPool::give_back(const Block& block) {
+void BufferPool::recycle(const Block& block) {
   std::vector<Block> evicted;
   {
     const std::lock_guard lock(mutex_);

@@ -81,7 +81,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   };
 
   Block allocate(std::size_t nbytes) const;
-  void give_back(const Block& block);
+  void recycle(const Block& block);
   void release(const Block& block) const noexcept;
 
   std::shared_ptr<GpuLibrary> gpu_;

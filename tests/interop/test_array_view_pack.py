@@ -64,34 +64,35 @@ def test_pack_joins_and_unpack_parts():
 
 
 @pytest.mark.parametrize(("at", "n"), [(0, 0), (0, 3), (2, 1), (1, 2), (3, 0)])
-def test_windows_of_blocks(at, n):
-    """Here two arrays, of one and of four blocks of 3 elements."""
-    one, four = np.arange(3, dtype="i2"), np.arange(12, dtype="i2").reshape(2, 6) + 10
-    blocks = np.concatenate([one, four.ravel()]).reshape(-1, 3)
-    out = np.empty(5 * n, "i2")
-    _core.pack([one, four], out, window=(at, n, 3))
-    np.testing.assert_array_equal(out, blocks[:, at : at + n].ravel())
+def test_windows(at, n):
+    """Of two arrays, each as long as it is."""
+    flat, square = np.arange(3, dtype="i2"), np.arange(4, dtype="i2").reshape(2, 2) + 10
+    wholes = [flat.copy(), square.ravel().copy()]
+    out = np.empty(2 * n, "i2")
+    _core.pack([flat, square], out, window=(at, n))
+    np.testing.assert_array_equal(out, np.concatenate([whole[at : at + n] for whole in wholes]))
 
-    expected = blocks.copy()
-    expected[:, at : at + n] = -1
-    _core.unpack(np.full(5 * n, -1, "i2"), [one, four], window=(at, n, 3))
-    np.testing.assert_array_equal(np.concatenate([one, four.ravel()]).reshape(-1, 3), expected)
+    for whole in wholes:
+        whole[at : at + n] = -1
+    _core.unpack(np.full(2 * n, -1, "i2"), [flat, square], window=(at, n))
+    np.testing.assert_array_equal(flat, wholes[0])
+    np.testing.assert_array_equal(square.ravel(), wholes[1])
 
 
 @pytest.mark.parametrize(
     ("x", "window"),
     [
-        (np.zeros(6), (0, 4, 3)),
-        (np.zeros(6), (-1, 2, 3)),
-        (np.zeros(6), (0, -1, 3)),
-        (np.zeros(6), (0, 1, 0)),
-        (np.zeros(6), (0, 1, 4)),
-        (np.zeros(12)[::2], (0, 1, 3)),
+        (np.zeros(6), (3, 4)),
+        (np.zeros(6), (7, 0)),
+        (np.zeros(6), (-1, 2)),
+        (np.zeros(6), (0, -1)),
+        (np.zeros(6), (1, 2**63 - 1)),
+        (np.zeros(12)[::2], (0, 1)),
     ],
-    ids=["behind the block", "before it", "negative", "no blocks", "part of a block", "gaps"],
+    ids=["too long", "behind it", "before it", "negative", "overflow", "gaps"],
 )
 def test_windows_that_are_none(x, window):
-    with pytest.raises(ss.InvalidArgumentError, match="of blocks of"):
+    with pytest.raises(ss.InvalidArgumentError, match="a window of"):
         _core.pack([x], np.empty(64, "u1"), window=window)
 
 

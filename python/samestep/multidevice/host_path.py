@@ -111,9 +111,9 @@ def _alone() -> _core.Communicator:
 
 
 class Combination:
-    """How the arrays of a rank become one run of elements, and what the ranks reduce their runs to the result.
+    """Combines the arrays of a rank into one run of elements, and makes the result of the runs that ranks have reduced.
 
-    Both work on chunks that stay in the caches: passes over whole arrays take up to six times as long.
+    Both in chunks that stay in the caches: passes over whole arrays take up to six times as long.
     """
 
     def __init__(self, listed: ArrayList, code: int, factor: float, n_ranks: int) -> None:
@@ -149,7 +149,7 @@ class Combination:
             ]
         with np.errstate(all="ignore"):
             for window in self._chunks():
-                at, n, _ = window
+                at, n = window
                 stacked = np.empty((len(inputs), n), self._dtype)
                 _core.pack(inputs, stacked, window=None if self._is_one_chunk else window)
                 self._combine(stacked.astype(self._wide, copy=False), rows[:, at : at + n])
@@ -173,7 +173,7 @@ class Combination:
             into = [x if _has_chunks(arrays.info(x)) else arrays.new_like(x) for x in targets]
         with np.errstate(all="ignore"):
             for window in self._chunks():
-                at, n, _ = window
+                at, n = window
                 result = self._result(rows[:, at : at + n])
                 for x in into:
                     _core.unpack(result, [x], window=None if self._is_one_chunk else window)
@@ -190,11 +190,11 @@ class Combination:
         result: _Run = rows[0].astype(self._dtype, copy=False)
         return result
 
-    def _chunks(self) -> Iterator[tuple[int, int, int]]:
+    def _chunks(self) -> Iterator[tuple[int, int]]:
         """Windows of `_core.pack`."""
         n = self._listed.n_elements
         for at in range(0, max(n, 1), self._chunk):
-            yield at, min(self._chunk, n - at), n
+            yield at, min(self._chunk, n - at)
 
 
 def _has_chunks(known: ArrayInfo) -> bool:
