@@ -76,6 +76,8 @@ def parts(*, short: bool, sharing: Sharing) -> list[Part]:
         Part("two ranks: verbs through the host", 60, (checks, "verbs", "native"), 2),
         Part("two ranks: streams", 40, (checks, "streams", "nccl"), 2, **through),
         Part("two ranks: streams through the host", 40, (checks, "streams", "native"), 2),
+        Part("two ranks: users through NCCL", 75, ("kit_users.py", "nccl"), 2, **through),
+        Part("two ranks: users through the host", 75, ("kit_users.py", "native"), 2),
         Part("staging", 60, (times, "staging"), 2),
         Part("many small arrays", 40, (times, "trees")),
         Part("one rank: training step", 60, ("kit_step.py",)),
@@ -90,6 +92,7 @@ def parts(*, short: bool, sharing: Sharing) -> list[Part]:
         "two ranks: streams",
         "two ranks: verbs through the host",
         "four ranks: verbs through the host",
+        "two ranks: users through the host",
     )
     return [part for part in found if not short or part.name not in left_out]
 

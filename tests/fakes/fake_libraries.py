@@ -15,6 +15,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import real_libraries
+
 HERE = Path(__file__).parent
 FLAGS = [
     "-std=c++17",
@@ -68,7 +70,9 @@ def _compile(target: Path, *words: str) -> None:
 
 
 def environment(hip: bool = False) -> dict[str, str]:
-    """The variables that lead to the stand-ins."""
+    """The variables that lead to the stand-ins; none where the machine's own libraries are wanted."""
+    if real_libraries.wanted():
+        return {}
     runtime, nccl = build(hip)
     name = "SAMESTEP_HIP_LIBRARY" if hip else "SAMESTEP_CUDART_LIBRARY"
     return {name: str(runtime), "SAMESTEP_NCCL_LIBRARY": str(nccl)}

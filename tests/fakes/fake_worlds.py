@@ -11,6 +11,7 @@ from typing import Any
 
 import fake_arrays
 import fake_libraries
+import real_libraries
 import samestep as ss
 from device_group import DeviceGroup, through_group
 from samestep.backend import Backend, MPIBackend, NCCLBackend
@@ -38,6 +39,8 @@ def variables(**values: str) -> Iterator[None]:
 
 
 def _set_defaults() -> None:
+    if real_libraries.wanted():
+        real_libraries.let_ranks_share_a_device()
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
 

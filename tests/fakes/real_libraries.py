@@ -1,0 +1,84 @@
+"""With SAMESTEP_TEST_DEVICE=real, the machine's own CUDA runtime and NCCL in place of the stand-ins.
+
+All ranks share its devices, by an NCCL_HOSTID for each rank. Tests of what only the stand-ins can tell are skipped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any, NoReturn
+
+from samestep._util import launchers
+from samestep.gpu import discovery
+
+VARIABLE = "SAMESTEP_TEST_DEVICE"
+
+
+def wanted() -> bool:
+    return os.environ.get(VARIABLE) == "real"
+
+
+def let_ranks_share_a_device() -> None:
+    """Before NCCL looks at its variables. Its kernels of all ranks must find room on the device together."""
+    rank = launchers.launcher().rank
+    defaults = {"NCCL_HOSTID": f"rank-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    for name, value in {**defaults, "NCCL_MAX_CTAS": "4"}.items():
+        os.environ.setdefault(name, value)
+
+
+def paths() -> tuple[str, str]:
+    """Of the runtime and of NCCL."""
+    return (
+        discovery.runtime_library("cuda").path,
+        discovery.communication_library("cuda", may_open=True).path,
+    )
+
+
+def skip() -> NoReturn:
+    """For what only the stand-ins can tell."""
+    import pytest
+
+    pytest.skip("only the stand-ins tell this")
+
+
+class Runtime:
+    """The CUDA runtime, with what the stand-in adds to delay a stream."""
+
+    def __init__(self) -> None:
+        self._runtime = ctypes.CDLL(paths()[0])
+        self._usleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
+        self._held: dict[int | None, ctypes.c_uint32] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("fake"):
+            skip()
+        return getattr(self._runtime, name)
+
+    def fakeDelay(self, stream: int | None, microseconds: int) -> None:
+        self._check(
+            self._runtime.cudaLaunchHostFunc(
+                ctypes.c_void_p(stream), self._usleep, ctypes.c_void_p(microseconds)
+            )
+        )
+
+    def fakeHold(self, stream: ctypes.c_void_p) -> None:
+        """The stream waits for a word of host memory, which occupies nothing of the device."""
+        word = ctypes.c_void_p()
+        self._check(self._runtime.cudaHostAlloc(ctypes.byref(word), ctypes.c_size_t(4), 0))
+        flag = ctypes.c_uint32.from_address(word.value or 0)
+        flag.value = 0
+        self._held[stream.value] = flag
+        at_least = 0
+        self._check(
+            ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2(
+                stream, ctypes.c_uint64(word.value or 0), ctypes.c_uint32(1), at_least
+            )
+        )
+
+    def fakeRelease(self, stream: ctypes.c_void_p) -> None:
+        self._held.pop(stream.value).value = 1
+
+    @staticmethod
+    def _check(code: int) -> None:
+        assert code == 0, code
