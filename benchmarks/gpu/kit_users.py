@@ -1,4 +1,4 @@
-"""A part of the kit: `kit_users.py KIND`. What users of torch, CuPy and Numba call beyond single verbs, on two ranks."""
+"""A part of the kit: `kit_users.py KIND`. What users of torch, CuPy and Numba call beyond verbs, on two ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import samestep as ss
 from kit_failures import Findings
 from kit_rank import RANK, SIZE, need, skip, start
 
-# Without a device, to try this part itself. The host's arrays need nothing of what it is about.
-DEVICE = os.environ.get("KIT_USERS_DEVICE", "cuda")
+DEVICE = "cpu" if device_kinds.on_fakes() else "cuda"  # on the host only this part itself is tried
 GRANULE = 2 << 20  # bytes, see kit_lifetimes.py
 
 
@@ -198,8 +197,6 @@ def busy(torch: Any, seconds: float) -> None:
 
 
 def main(kind: str) -> int:
-    if device_kinds.on_fakes():
-        skip("the stand-ins are no torch")
     torch = need("torch")
     if DEVICE == "cuda" and not torch.cuda.is_available():
         skip("torch sees no device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -41,8 +42,11 @@ def sanitizer(folder, text):
 def test_every_part_runs_and_finds_nothing_wrong(tmp_path):
     tool = sanitizer(tmp_path / "bin", '[ "$2" = memcheck ] && shift 6 && exec "$@"')
     code, found, page = run(tmp_path, "--ahead", **tool)
-    assert len(found["parts"]) == 23
+    assert len(found["parts"]) == 24
     for name, part in found["parts"].items():
+        if "users" in name and not importlib.util.find_spec("torch"):
+            assert (part["status"], part["results"]) == ("skipped", [])
+            continue
         assert part["status"] == "passed", (name, part)
         assert part["results"], name
         assert f"| {name} | passed |" in page
