@@ -72,9 +72,10 @@ class Checker:
             self.compare(f"premul of {count} {dtype}", backend.allreduce(x, ss.premul(0.25)), sum(inputs))
             whole = [values * n for values in inputs]
             x = of(whole[backend.rank], dtype)
-            self.compare(
-                f"avg of {count} {dtype}", backend.allreduce(x, "avg"), sum(inputs)
-            )  # n is a power of two
+            out = of(np.full_like(whole[0], 77), dtype)
+            elsewhere = backend.allreduce(x, "avg", out=out)  # n is a power of two
+            self.compare(f"avg of {count} {dtype}, elsewhere", elsewhere, sum(inputs))
+            self.compare(f"avg of {count} {dtype}", backend.allreduce(x, "avg"), sum(inputs))
         if dtype in EVEN_FROM and n == 4:  # the average of two needs no more bits than they have
             shares = [EVEN_FROM[dtype], 1, 1, 4]
             turned = [np.resize(np.roll(shares, r), count).astype("float32") for r in range(n)]

@@ -54,15 +54,12 @@ def streams(torch: Any, backend: Any, found: Findings) -> None:
     cuda = need("numba.cuda") and __import__("numba.cuda").cuda
     cupy = need("cupy")
     for turn in range(20):
-        values = np.full(1 << 16, turn + RANK, "float32")
-        result = backend.allreduce(cuda.to_device(values), out=None) if turn % 2 else None
-        if result is None:  # not in place: a new array
-            result = backend.allgather(cuda.to_device(values))
+        result = backend.allgather(cuda.to_device(np.full(1 << 16, turn + RANK, "float32")))
         with torch.cuda.stream(torch.cuda.Stream()):
             seen = torch.from_dlpack(result) + 1
         with cupy.cuda.Stream(non_blocking=True):
             also = cupy.asnumpy(cupy.from_dlpack(result) + 1)
-        expected = 2 * turn + 2 if turn % 2 else np.repeat([turn + 1, turn + 2], 1 << 16)
+        expected = np.repeat([turn + 1, turn + 2], 1 << 16)
         torch.cuda.synchronize()
         found.expect(bool((seen.cpu().numpy().reshape(-1) == expected).all()), f"torch, turn {turn}")
         found.expect(bool((also.reshape(-1) == expected).all()), f"CuPy, turn {turn}")
@@ -209,7 +206,7 @@ def main(kind: str) -> int:
             begin = time.monotonic()
             try:
                 check(torch, backend, found)
-            except ss.Error as error:
+            except Exception as error:  # the other checks still say what they find
                 found.expect(False, f"{check.__name__}: {type(error).__name__}: {error}"[:600])
             found.seen[f"{check.__name__}_s"] = round(time.monotonic() - begin, 2)
     torch_names(torch, kind, found)

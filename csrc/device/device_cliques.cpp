@@ -163,6 +163,10 @@ void DeviceCliques::check(const Clique& clique, const CliqueArgs& args, std::siz
   }
 }
 
+int DeviceCliques::size_of(const Clique& clique) const {
+  return static_cast<int>(clique.devices.size()) * host_->size();
+}
+
 int DeviceCliques::member(const Clique& clique, int root, int root_array) const {
   const int n_here = static_cast<int>(clique.devices.size());
   checks::root_in_group("a list of arrays", root, host_->size());
@@ -197,7 +201,7 @@ Communicator::WorkPtr DeviceCliques::allreduce(int number, std::span<const InOut
   const ConstBuffer first = buffers.empty() ? ConstBuffer{} : buffers[0].in;
   const CliqueArgs args{CollectiveType::allreduce, first.dtype, reduction, 0, buffers.size(), first.count, number};
   require_reducible(first.dtype, reduction);
-  const auto form = to_nccl_reduction(first.dtype, reduction);
+  const auto form = to_nccl_reduction(first.dtype, reduction, size_of(on));
   if (!form) throw InvalidArgumentError("allreduce: NCCL has no such reduction");
   std::vector<Part> parts;
   for (std::size_t i = 0; i < buffers.size(); ++i) {
@@ -218,7 +222,7 @@ Communicator::WorkPtr DeviceCliques::reduce(int number, std::span<const ConstBuf
   const CliqueArgs args{
       CollectiveType::reduce, first.dtype, reduction, root, in.size(), first.count, number, root_array};
   require_reducible(first.dtype, reduction);
-  const auto form = to_nccl_reduction(first.dtype, reduction);
+  const auto form = to_nccl_reduction(first.dtype, reduction, size_of(on));
   if (!form) throw InvalidArgumentError("reduce: NCCL has no such reduction");
   const int to = member(on, root, root_array);
   std::vector<Part> parts;
@@ -256,7 +260,7 @@ Communicator::WorkPtr DeviceCliques::allgather(int number, std::span<const Const
                                                std::span<const std::vector<Buffer>> outs) {
   const Clique on = clique(number);
   const ConstBuffer first = in.empty() ? ConstBuffer{} : in[0];
-  const std::size_t n_members = on.devices.size() * static_cast<std::size_t>(host_->size());
+  const auto n_members = static_cast<std::size_t>(size_of(on));
   const std::size_t n_pieces = outs.empty() ? 0 : outs[0].size();
   const CliqueArgs args{CollectiveType::allgather, first.dtype, {}, 0, in.size(), first.count, number,
                         static_cast<int>(n_pieces)};

@@ -90,6 +90,8 @@ class DeviceCliques : public std::enable_shared_from_this<DeviceCliques> {
   /// Checks the buffer of list entry `i`.
   void check(const Clique& clique, const CliqueArgs& args, std::size_t i, const ConstBuffer& buffer,
              std::size_t times = 1) const;
+  /// The number of devices of all ranks.
+  int size_of(const Clique& clique) const;
   int member(const Clique& clique, int root, int root_array) const;
 
   std::shared_ptr<Communicator> host_, signature_check_;

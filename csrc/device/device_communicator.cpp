@@ -206,7 +206,7 @@ Communicator::WorkPtr DeviceCommunicator::run_recv(const RecvArgs& args, Status&
 
 Communicator::WorkPtr DeviceCommunicator::allreduce_many(std::span<const InOut> given, const Reduction& reduction) {
   std::vector<InOut> buffers(given.begin(), given.end());
-  if (nccl_ == nullptr || buffers.empty() || !to_nccl_reduction(buffers[0].in.dtype, reduction)) {
+  if (nccl_ == nullptr || buffers.empty() || !has_nccl_reduction(buffers[0].in.dtype, reduction)) {
     throw InvalidArgumentError("allreduce_many: not for NCCL");
   }
   return without_gil([&] {

@@ -43,7 +43,11 @@ DeviceCommunicator::NcclPath::NcclPath(std::shared_ptr<NcclComm> comm, std::shar
 
 bool DeviceCommunicator::NcclPath::has(const CollectiveArgs& args) const {
   // What only moves data can always be made of NCCL's sends and receives.
-  return !reduces(args.type) || to_nccl_reduction(args.own().dtype, args.reduction).has_value();
+  return !reduces(args.type) || has_nccl_reduction(args.own().dtype, args.reduction);
+}
+
+NcclReduction DeviceCommunicator::NcclPath::form_of(DType dtype, const Reduction& reduction) const {
+  return to_nccl_reduction(dtype, reduction, static_cast<int>(size_)).value();
 }
 
 nccl_calls::Calls DeviceCommunicator::NcclPath::messages_of(const CollectiveArgs& args) const {
@@ -60,7 +64,7 @@ nccl_calls::Calls DeviceCommunicator::NcclPath::messages_of(const CollectiveArgs
 
 nccl_calls::Calls DeviceCommunicator::NcclPath::calls_of(const CollectiveArgs& args) const {
   const NcclLibrary& nccl = comm_->nccl();
-  const auto form = [&args] { return to_nccl_reduction(args.own().dtype, args.reduction).value(); };
+  const auto form = [&args, this] { return form_of(args.own().dtype, args.reduction); };
   switch (args.type) {
     case CollectiveType::allreduce:
       return nccl_calls::all_reduce(nccl, form(), args.reduction, {{args.in, args.out}});
@@ -135,8 +139,7 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::allreduce_many(std::vector<I
   const DType dtype = args.out.dtype;
   all.what = str("allreduce of ", many.n, " arrays of ", samestep::name(dtype), " on the device");
   all.after = {many.streams};
-  all.calls =
-      nccl_calls::all_reduce(comm_->nccl(), to_nccl_reduction(dtype, reduction).value(), reduction, std::move(buffers));
+  all.calls = nccl_calls::all_reduce(comm_->nccl(), form_of(dtype, reduction), reduction, std::move(buffers));
   return launch(args, std::move(all), many.nbytes);
 }
 

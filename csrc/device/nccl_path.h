@@ -30,6 +30,7 @@ class DeviceCommunicator::NcclPath {
  private:
   /// Starts the comparison of `args` between ranks, then the operation.
   WorkPtr launch(const CollectiveArgs& args, NcclLaunch launch, std::size_t nbytes);
+  NcclReduction form_of(DType dtype, const Reduction& reduction) const;
   nccl_calls::Calls calls_of(const CollectiveArgs& args) const;
   /// What NCCL lacks, made of its sends and receives in one group.
   nccl_calls::Calls messages_of(const CollectiveArgs& args) const;

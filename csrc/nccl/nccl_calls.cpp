@@ -53,6 +53,26 @@ class Operator {
   int op_;
 };
 
+/// Calls NCCL for `count` elements of its own, in one piece. Only products with a factor in a communicator of one rank
+/// are made in two: each block of its kernel, at most 32 and one for each 16 KiB, takes count / blocks elements,
+/// rounded down and then up to 16 bytes, so that some are left over if that is a multiple of 16 bytes with a remainder
+/// (2.28.9, src/device/onerank.cu). Of these pieces nothing is: the first is divided evenly, and the second has one
+/// block.
+template <class Call>
+void in_pieces(const NcclReduction& form, const void* in, void* out, std::size_t count, const Call& call) {
+  constexpr std::size_t kBlock = std::size_t{16} << 10, kMostBlocks = 32, kPack = 16;
+  std::size_t first = 0;
+  if (form.alone && form.scaled) {
+    const std::size_t nbytes = count * form.item;
+    const std::size_t even = nbytes < kMostBlocks * kBlock ? kBlock : kMostBlocks * kPack;
+    first = nbytes / even * even / form.item;
+  }
+  if (first != 0) call(in, out, first);
+  if (first == count && count != 0) return;
+  const std::size_t done = first * form.item;
+  call(static_cast<const std::byte*>(in) + done, static_cast<std::byte*>(out) + done, count - first);
+}
+
 enum class Kind : std::uint64_t { all_reduce = 1, reduce, reduce_scatter, broadcast, all_gather, messages };
 
 /// NCCL selects the algorithm by the type, the operator, of which a sum with a factor is one, and the lengths, all as
@@ -80,7 +100,10 @@ Calls all_reduce(const NcclLibrary& nccl, const NcclReduction& form, const Reduc
     const Operator op(nccl, form, factor, comm);
     Group group(nccl);
     for (const auto& [in, out] : buffers) {
-      nccl.all_reduce(in.data, out.data, in.count * form.per_element, form.type, op.get(), comm, stream);
+      const auto call = [&](const void* from, void* to, std::size_t count) {
+        nccl.all_reduce(from, to, count, form.type, op.get(), comm, stream);
+      };
+      in_pieces(form, in.data, out.data, in.count * form.per_element, call);
     }
     group.end(comm);
   };
@@ -91,7 +114,9 @@ Calls reduce(const NcclLibrary& nccl, const NcclReduction& form, const Reduction
              int root) {
   const auto enqueue = [&nccl, form, factor = reduction.factor, in, out, root](Comm comm, Stream stream) {
     const Operator op(nccl, form, factor, comm);
-    nccl.reduce(in.data, out.data, in.count * form.per_element, form.type, op.get(), root, comm, stream);
+    in_pieces(form, in.data, out.data, in.count * form.per_element, [&](const void* from, void* to, std::size_t count) {
+      nccl.reduce(from, to, count, form.type, op.get(), root, comm, stream);
+    });
   };
   return {enqueue, connections_of(Kind::reduce, form, std::array{std::uint64_t{in.count}})};
 }
@@ -100,7 +125,10 @@ Calls reduce_scatter(const NcclLibrary& nccl, const NcclReduction& form, const R
                      Buffer out) {
   const auto enqueue = [&nccl, form, factor = reduction.factor, in, out](Comm comm, Stream stream) {
     const Operator op(nccl, form, factor, comm);
-    nccl.reduce_scatter(in.data, out.data, out.count * form.per_element, form.type, op.get(), comm, stream);
+    in_pieces(form, in.data, out.data, out.count * form.per_element,
+              [&](const void* from, void* to, std::size_t count) {
+                nccl.reduce_scatter(from, to, count, form.type, op.get(), comm, stream);
+              });
   };
   return {enqueue, connections_of(Kind::reduce_scatter, form, std::array{std::uint64_t{out.count}})};
 }

@@ -77,11 +77,20 @@ std::optional<int> op_of_numbers(DType dtype, ReduceOp op) {
 
 }  // namespace
 
-std::optional<NcclReduction> to_nccl_reduction(DType dtype, const Reduction& reduction) {
+bool has_nccl_reduction(DType dtype, const Reduction& reduction) {
+  const int any = 2;
+  return to_nccl_reduction(dtype, reduction, any).has_value();
+}
+
+std::optional<NcclReduction> to_nccl_reduction(DType dtype, const Reduction& reduction, int n_ranks) {
+  const bool alone = n_ranks == 1;
   const std::optional<int> type = nccl_type(dtype);
-  const std::optional<int> op = dtype == DType::bool_ ? op_of_bools(reduction.op) : op_of_numbers(dtype, reduction.op);
+  std::optional<int> op = dtype == DType::bool_ ? op_of_bools(reduction.op) : op_of_numbers(dtype, reduction.op);
   if (!type || !op) return std::nullopt;
-  return NcclReduction{*type, is_complex(dtype) ? std::size_t{2} : 1, *op, reduction.op == ReduceOp::premul};
+  if (alone && *op == nccl_abi::kAvg) op = nccl_abi::kSum;
+  const std::size_t per_element = is_complex(dtype) ? 2 : 1;
+  const bool scaled = reduction.op == ReduceOp::premul;
+  return NcclReduction{*type, per_element, *op, scaled, itemsize(dtype) / per_element, alone};
 }
 
 }  // namespace samestep

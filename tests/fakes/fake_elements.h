@@ -1,13 +1,17 @@
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 // The arithmetic of the stand-in of NCCL: pairwise in order of rank, half types in float, so that results are exact and
 // can be compared with what the host engines give. (A real NCCL adds in another order, and may round half types after
-// each addition.) As in NCCL, an average in a half type is the sum of products with 1 / n, all rounded to that type.
+// each addition.) As in NCCL, an average in a half type is the sum of products with 1 / n, all rounded to that type; a
+// product with a factor and the sum that it goes into are rounded once; and of a NaN and a number, the number is both
+// the least and the greatest.
 
 namespace fake {
 
@@ -58,9 +62,9 @@ T combined(const T* terms, int n, int op) {
     case prod:
       return static_cast<T>(a * b);
     case max:
-      return a > b || a != a ? a : b;
+      return a > b || b != b ? a : b;
     case min:
-      return a < b || a != a ? a : b;
+      return a < b || b != b ? a : b;
     default:
       return static_cast<T>(a + b);
   }
@@ -73,6 +77,20 @@ T finished(T value, int n, int op) {
   return static_cast<T>(value / static_cast<T>(n));
 }
 
+/// The sum of the terms, each times its factor.
+template <class T>
+T scaled_sum(const T* terms, const T* factors, int n) {
+  T sum = static_cast<T>(terms[0] * factors[0]);
+  for (int r = 1; r < n; ++r) {
+    if constexpr (std::is_floating_point_v<T>) {
+      sum = std::fma(terms[r], factors[r], sum);
+    } else {
+      sum = static_cast<T>(sum + terms[r] * factors[r]);
+    }
+  }
+  return sum;
+}
+
 /// What one rank gives: where its elements are, and its factor where the operator has one.
 struct Term {
   const std::byte* data;
@@ -83,7 +101,8 @@ struct Term {
 template <class Stored, class T, class Load, class Store>
 void reduce_as(const std::vector<Term>& terms, int op, std::byte* out, std::size_t count, Load load, Store store) {
   const int n = static_cast<int>(terms.size());
-  std::vector<T> at(terms.size());
+  std::vector<T> at(terms.size()), factors;
+  for (const Term& term : terms) factors.push_back(static_cast<T>(term.factor));
   const bool averages_half_types = op == avg && sizeof(Stored) < sizeof(T);
   const auto round = [&](T value) { return load(store(value)); };
   for (std::size_t i = 0; i < count; ++i) {
@@ -92,9 +111,10 @@ void reduce_as(const std::vector<Term>& terms, int op, std::byte* out, std::size
       std::memcpy(&stored, terms[r].data + i * sizeof stored, sizeof stored);
       at[r] = load(stored);
       if (averages_half_types) at[r] = round(at[r] * round(static_cast<T>(1.0 / n)));
-      if (terms[r].scaled) at[r] = static_cast<T>(at[r] * static_cast<T>(terms[r].factor));
     }
-    const Stored stored = store(finished(combined(at.data(), n, op), n, averages_half_types ? sum : op));
+    const T value = terms[0].scaled ? scaled_sum(at.data(), factors.data(), n)
+                                    : finished(combined(at.data(), n, op), n, averages_half_types ? sum : op);
+    const Stored stored = store(value);
     std::memcpy(out + i * sizeof stored, &stored, sizeof stored);
   }
 }

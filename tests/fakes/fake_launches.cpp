@@ -115,6 +115,16 @@ int begin_in_threads(const std::vector<Part>& parts) {
   return kInProgress;
 }
 
+/// How many elements NCCL's kernel for one rank multiplies. Each of its blocks, at most 32 and one for each 16 KiB, takes
+/// count / blocks elements, rounded down and then up to 16 bytes (2.28.9, src/device/onerank.cu); what is left over after
+/// the last block stays as it was.
+std::size_t scaled_alone(std::size_t count, std::size_t item) {
+  const std::size_t block = std::size_t{16} << 10, pack = 16 / item;
+  const std::size_t n_blocks = std::min<std::size_t>(32, (count * item + block - 1) / block);
+  if (n_blocks == 0) return 0;
+  return std::min(count, n_blocks * ((count / n_blocks + pack - 1) / pack * pack));
+}
+
 int add(void* handle, Kind kind, const void* in, void* out, std::size_t count, int type, int op, int root,
         void* stream) {
   ++n_calls();
@@ -143,6 +153,8 @@ int add(void* handle, Kind kind, const void* in, void* out, std::size_t count, i
   }
   const Inside inside(comm);
   if (comm->size == 1 && kind != Kind::send && kind != Kind::receive) {  // a copy, whatever the group
+    const bool scales = task.scaled || (op == avg && type >= float16 && type <= bfloat16);
+    if (scales) task.count = scaled_alone(count, size_of(type));
     if (has_overlaps(*comm, {task})) return refuse(kInvalidArgument, "fake: buffers of one launch overlap");
     return start(comm, stream, {task}) ? kSuccess : refuse(kInvalidArgument, "fake: a stream of another device");
   }

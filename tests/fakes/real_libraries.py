@@ -1,4 +1,4 @@
-"""With SAMESTEP_TEST_DEVICE=real, the machine's own CUDA runtime and NCCL in place of the stand-ins.
+"""With TEST_DEVICES=real, the machine's own CUDA runtime and NCCL in place of the stand-ins.
 
 All ranks share its devices, by an NCCL_HOSTID for each rank. Tests of what only the stand-ins can tell are skipped.
 """
@@ -9,10 +9,13 @@ import ctypes
 import os
 from typing import Any, NoReturn
 
+import numpy as np
 from samestep._util import launchers
 from samestep.gpu import discovery
 
-VARIABLE = "SAMESTEP_TEST_DEVICE"
+VARIABLE = "TEST_DEVICES"
+
+NO_SUCH_DEVICE = 101  # cudaErrorInvalidDevice
 
 
 def wanted() -> bool:
@@ -23,7 +26,11 @@ def let_ranks_share_a_device() -> None:
     """Before NCCL looks at its variables. Its kernels of all ranks must find room on the device together."""
     rank = launchers.launcher().rank
     defaults = {"NCCL_HOSTID": f"rank-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-    for name, value in {**defaults, "NCCL_MAX_CTAS": "4"}.items():
+    defaults |= {
+        "NCCL_MAX_CTAS": "4",
+        "JAX_PLATFORMS": "cpu",
+    }  # tests that take JAX's arrays mean those of the host
+    for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
 
@@ -35,11 +42,10 @@ def paths() -> tuple[str, str]:
     )
 
 
-def skip() -> NoReturn:
-    """For what only the stand-ins can tell."""
+def skip(why: str = "only the stand-ins tell this") -> NoReturn:
     import pytest
 
-    pytest.skip("only the stand-ins tell this")
+    pytest.skip(why)
 
 
 class Runtime:
@@ -49,6 +55,27 @@ class Runtime:
         self._runtime = ctypes.CDLL(paths()[0])
         self._usleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
         self._held: dict[int | None, ctypes.c_uint32] = {}
+
+    def cudaSetDevice(self, device: int) -> int:
+        code = int(self._runtime.cudaSetDevice(device))
+        if code == NO_SUCH_DEVICE:
+            skip("this needs more devices")
+        return code
+
+    def fakeConvert(self, to: Any, source: Any, count: ctypes.c_size_t, widens: int, stream: Any) -> int:
+        """From float16 to float32 or back, by way of the host."""
+        types = [np.dtype("float16"), np.dtype("float32")]
+        there, here = types if widens else types[::-1]
+        values = np.empty(count.value, there)
+        nbytes = ctypes.c_size_t(values.nbytes)
+        self._check(
+            self._runtime.cudaMemcpyAsync(ctypes.c_void_p(values.ctypes.data), source, nbytes, 4, stream)
+        )
+        self._check(self._runtime.cudaStreamSynchronize(stream))
+        values = values.astype(here)
+        nbytes = ctypes.c_size_t(values.nbytes)
+        self._check(self._runtime.cudaMemcpyAsync(to, ctypes.c_void_p(values.ctypes.data), nbytes, 4, stream))
+        return int(self._runtime.cudaStreamSynchronize(stream))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("fake"):
