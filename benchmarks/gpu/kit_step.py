@@ -51,8 +51,12 @@ def step() -> int:
 
         x = torch.randn(256, width).cuda()
 
-        def train(net: Any, average: Callable[[Any], Any]) -> Callable[[], None]:
-            optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        def train(
+            net: Any,
+            average: Callable[[Any], Any],
+            distribute: Callable[[Any], Any] = lambda optimizer: optimizer,
+        ) -> Callable[[], None]:
+            optimizer = distribute(torch.optim.SGD(net.parameters(), lr=1e-4))
 
             def one() -> None:
                 optimizer.zero_grad()
@@ -65,7 +69,14 @@ def step() -> int:
         def ours(net: Any) -> None:
             ss.allreduce_gradients(backend, [p.grad for p in net.parameters()])
 
-        contenders = {"alone": train(model(), lambda _: None), "samestep": train(model(), ours)}
+        def overlapping(optimizer: Any) -> Any:
+            return ss.DistributedOptimizer(backend, optimizer)
+
+        contenders = {
+            "alone": train(model(), lambda _: None),
+            "samestep": train(model(), lambda _: None, overlapping),
+            "samestep after backward": train(model(), ours),
+        }
         if not isinstance(dist, str):
             wrapped = torch.nn.parallel.DistributedDataParallel(model())
             contenders["torch DDP"] = train(wrapped, lambda _: None)

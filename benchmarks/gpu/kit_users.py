@@ -128,6 +128,31 @@ def sharded(torch: Any, backend: Any, found: Findings) -> None:
     backend.same(results[1])
 
 
+def training(torch: Any, backend: Any, found: Findings) -> None:
+    """DistributedOptimizer: the gradients of all ranks, and no wait for the device where NCCL reduces."""
+    torch.manual_seed(RANK)
+    net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6))).to(DEVICE)
+    ss.synchronize(backend, net)
+    optimizer = ss.DistributedOptimizer(backend, torch.optim.SGD(net.parameters(), lr=0.01))
+    x = torch.randn(16, 64, device=DEVICE)
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+        backend.barrier()
+        busy(torch, 1.0)
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+        waited = torch.cuda.current_stream().query()
+        found.expect(
+            not waited or not isinstance(backend, ss.NCCLBackend), "DistributedOptimizer waits for the device"
+        )
+    backend.same(net)
+
+
 def lengths(torch: Any, backend: Any, found: Findings) -> None:
     """Arrays of ever other lengths, twice: the second turn needs no more memory of the device than the first."""
     used = []
@@ -198,7 +223,14 @@ def main(kind: str) -> int:
     if DEVICE == "cuda" and not torch.cuda.is_available():
         skip("torch sees no device")
     found = Findings(f"as users call it, {kind}")
-    checks: list[Callable[[Any, Any, Findings], None]] = [layouts, messages, lists, sharded, lengths]
+    checks: list[Callable[[Any, Any, Findings], None]] = [
+        layouts,
+        messages,
+        lists,
+        sharded,
+        training,
+        lengths,
+    ]
     if DEVICE == "cuda":
         checks.append(streams)
     with start(kind) as backend:

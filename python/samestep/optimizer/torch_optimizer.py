@@ -215,13 +215,19 @@ class Averager:
         flags = self._buckets[-1].tail
         assert flags is not None
         slots = [slot for bucket in self._buckets for slot in bucket.slots]
-        flags.copy_(torch.tensor([float(slot.dirty) for slot in slots]))
+        mine = [slot.dirty for slot in slots]
+        if all(mine):
+            flags.fill_(1.0)
+        else:
+            flags.copy_(torch.tensor(mine, dtype=flags.dtype))
         while self._n_started < len(self._buckets):
             self._start_next()
         for bucket in self._buckets:
             bucket.finish()
-        for slot, flag in zip(slots, flags.tolist(), strict=True):
-            slot.write_back(flag != 0)
+        # A gradient of this rank is one of any rank. To read the flags would wait for the device in every step.
+        used = mine if all(mine) else [flag != 0 for flag in flags.tolist()]
+        for slot, any_rank in zip(slots, used, strict=True):
+            slot.write_back(any_rank)
 
 
 def _compare(backend: Group, act: str, named: dict[str, torch.Tensor]) -> None:
