@@ -9,7 +9,7 @@
 
 // The arithmetic of the stand-in of NCCL: pairwise in order of rank, half types in float, so that results are exact and
 // can be compared with what the host engines give. (A real NCCL adds in another order, and may round half types after
-// each addition.) As in NCCL, an average in a half type is the sum of products with 1 / n, all rounded to that type; a
+// each addition, and multiplies by 1 / n before.) As in NCCL, an average in a half type is the sum of products with 1 / n, all rounded to that type; a
 // product with a factor and the sum that it goes into are rounded once; and of a NaN and a number, the number is both
 // the least and the greatest.
 
@@ -77,18 +77,17 @@ T finished(T value, int n, int op) {
   return static_cast<T>(value / static_cast<T>(n));
 }
 
-/// The sum of the terms, each times its factor.
+/// The sum of the terms, each times its factor; pairwise, too, so that factors which are powers of two round nothing.
 template <class T>
 T scaled_sum(const T* terms, const T* factors, int n) {
-  T sum = static_cast<T>(terms[0] * factors[0]);
-  for (int r = 1; r < n; ++r) {
-    if constexpr (std::is_floating_point_v<T>) {
-      sum = std::fma(terms[r], factors[r], sum);
-    } else {
-      sum = static_cast<T>(sum + terms[r] * factors[r]);
-    }
+  if (n == 1) return static_cast<T>(terms[0] * factors[0]);
+  int cut = 1;
+  while (2 * cut < n) cut *= 2;
+  const T a = scaled_sum(terms, factors, cut);
+  if constexpr (std::is_floating_point_v<T>) {
+    if (n - cut == 1) return std::fma(terms[cut], factors[cut], a);
   }
-  return sum;
+  return static_cast<T>(a + scaled_sum(terms + cut, factors + cut, n - cut));
 }
 
 /// What one rank gives: where its elements are, and its factor where the operator has one.

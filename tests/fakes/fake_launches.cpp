@@ -115,9 +115,9 @@ int begin_in_threads(const std::vector<Part>& parts) {
   return kInProgress;
 }
 
-/// How many elements NCCL's kernel for one rank multiplies. Each of its blocks, at most 32 and one for each 16 KiB, takes
-/// count / blocks elements, rounded down and then up to 16 bytes (2.28.9, src/device/onerank.cu); what is left over after
-/// the last block stays as it was.
+/// How many elements NCCL's kernel for one rank multiplies. Each of its blocks, at most 32 and one for each 16 KiB,
+/// takes count / blocks elements, rounded down and then up to 16 bytes (2.28.9, src/device/onerank.cu); what is left
+/// over after the last block stays as it was.
 std::size_t scaled_alone(std::size_t count, std::size_t item) {
   const std::size_t block = std::size_t{16} << 10, pack = 16 / item;
   const std::size_t n_blocks = std::min<std::size_t>(32, (count * item + block - 1) / block);
