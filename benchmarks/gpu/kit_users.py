@@ -131,13 +131,19 @@ def sharded(torch: Any, backend: Any, found: Findings) -> None:
 def training(torch: Any, backend: Any, found: Findings) -> None:
     """DistributedOptimizer: the gradients of all ranks, and no wait for the device where NCCL reduces."""
     torch.manual_seed(RANK)
-    net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6))).to(DEVICE)
+    sizes = (512, 512, 512, 64, 512)  # large and small gradients
+    layers = [torch.nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+    net = torch.nn.Sequential(*layers).to(DEVICE)
     ss.synchronize(backend, net)
     optimizer = ss.DistributedOptimizer(backend, torch.optim.SGD(net.parameters(), lr=0.01))
-    x = torch.randn(16, 64, device=DEVICE)
+    x = torch.randn(16, 512, device=DEVICE)
     for _ in range(3):
+        grads = torch.autograd.grad(net(x).square().mean(), list(net.parameters()))
         optimizer.zero_grad()
         net(x).square().mean().backward()
+        for p, grad in zip(net.parameters(), grads, strict=True):
+            close = torch.allclose(p.grad, backend.allreduce(grad, "avg"), atol=1e-6)
+            found.expect(close, f"the gradient of {tuple(p.shape)} is no average")
         optimizer.step()
     if DEVICE == "cuda":
         torch.cuda.synchronize()

@@ -5,7 +5,9 @@ import weakref
 
 import pytest
 import samestep as ss
-from samestep.optimizer import no_sync
+from samestep import _core
+from samestep.group.work import Work
+from samestep.optimizer import no_sync, torch_buckets, torch_optimizer
 from torch_training import (
     assert_close,
     assert_equal_everywhere,
@@ -289,3 +291,40 @@ def test_other_parameters_raise_everywhere(group):
     text = r"DistributedOptimizer\(SGD, op=AVG\).*\['params'\]\[0\] is float32 \(1, 2\).* on rank"
     with pytest.raises(ss.MismatchError, match=text):
         _opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
+
+
+def wide_model():
+    """Large gradients between small ones."""
+    torch.manual_seed(3)
+    layers = [nn.Linear(6, 400), *(nn.Linear(400, 400) for _ in range(5)), nn.Linear(400, 3)]
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize(("most", "lengths"), [(25 << 20, [5]), (3 * 640_000, [3, 2]), (1, [])])
+def test_large_gradients_that_nccl_takes_share_operations(group, monkeypatch, most, lengths):
+    """On the host as a stand-in for NCCL: each group of gradients is reduced one by one here."""
+    seen = []
+
+    def allreduce_many(comm, inputs, outputs, op, factor):
+        assert all(x is y for x, y in zip(inputs, outputs, strict=True))
+        seen.append(len(inputs))
+        works = [comm.allreduce(x, None, op, factor) for x in inputs]
+        for work in works[:-1]:
+            Work(work, 60.0).wait()
+        return works[-1]
+
+    monkeypatch.setattr(_core, "allreduce_many", allreduce_many)
+    monkeypatch.setattr(torch_buckets, "NCCL_NBYTES", most)
+    monkeypatch.setattr(torch_optimizer, "takes_of_nccl", lambda *_: lambda i: True)
+    net, extra = wide_model(), nn.Parameter(torch.ones(400, 400))
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD([extra, *net.parameters()], 0.1))
+    for _ in range(2):
+        opt.zero_grad()
+        loss = functional.mse_loss(net(batch(group.rank, group.size)[0]), batch(group.rank, group.size)[1])
+        if group.rank == 0:
+            loss = loss + extra.sum()
+        loss.backward()
+        assert_close(gradients(net), whole_gradients(wide_model), 1e-5)
+        assert_close([extra.grad], [torch.ones(400, 400) / group.size])
+    with_extra = [*lengths[:-1], lengths[-1] + 1] if lengths else []
+    assert seen == 2 * with_extra

@@ -9,10 +9,17 @@ import torch
 
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
+from samestep.group.work import Work
+from samestep.reduce_ops import resolve
 from samestep.trees.fusion import leaves_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from samestep.arrays import ArrayInfo
     from samestep.group.group import Group
+
+NCCL_NBYTES = 25 << 20  # as in torch's DistributedDataParallel
 
 
 class Slot:
@@ -66,7 +73,10 @@ class Slot:
 
 
 class Bucket:
-    """Gradients reduced in one message: views of one flat buffer, or a single one that lies where it is."""
+    """Gradients reduced in one operation: views of one flat buffer, or without one where they lie.
+
+    Several without a buffer are in device memory, and NCCL takes them in one group.
+    """
 
     def __init__(self, slots: list[Slot], flat: torch.Tensor | None = None) -> None:
         self.slots = slots
@@ -93,19 +103,62 @@ class Bucket:
         names = [slot.name for slot in self.slots]
         what = f"gradients of {leaves_text(names)}" if names else "flags"
         with _core.UserCall(f"DistributedOptimizer: {what}"):
-            self._work = backend.iallreduce(self._memory(), op)
+            if self._flat is None and len(self.slots) > 1:
+                grads = [_as_row(slot) for slot in self.slots]
+                inner = _core.allreduce_many(backend._comm, grads, grads, *resolve(op))
+                self._work = Work(inner, backend.timeout)
+            else:
+                self._work = backend.iallreduce(
+                    _as_row(self.slots[0]) if self._flat is None else self._flat, op
+                )
 
     def finish(self) -> None:
         """Wait for the reduction."""
         work, self._work = self._work, None
         work.wait()
 
-    def _memory(self) -> torch.Tensor:
-        if self._flat is not None:
-            return self._flat
-        reduced = self.slots[0].reduced
-        assert reduced is not None
-        return reduced.as_strided((reduced.numel(),), (1,))  # dense, in whatever order the axes lie
+
+def _as_row(slot: Slot) -> torch.Tensor:
+    reduced = slot.reduced
+    assert reduced is not None
+    return reduced.as_strided((reduced.numel(),), (1,))  # dense, in whatever order the axes lie
+
+
+def takes_of_nccl(backend: Group, infos: Sequence[ArrayInfo], op: Any) -> Callable[[int], bool]:
+    """Tells for each gradient whether NCCL reduces it where it lies; the same on all ranks."""
+    if all(info.device == "cpu" for info in infos) or not _core.has_nccl(backend._comm):
+        return lambda _: False
+    code, _ = resolve(op)
+    return lambda i: infos[i].device != "cpu" and _core.nccl_reduces(infos[i].dtype, code)
+
+
+def join_for_nccl(
+    messages: list[list[int]], infos: Sequence[ArrayInfo], takes: Callable[[int], bool]
+) -> list[list[int]]:
+    """Lets gradients that would be alone in their messages share operations of NCCL. Pure.
+
+    Args:
+      messages: indices of gradients, in the order in which the messages are complete.
+      infos: the gradients.
+      takes: whether NCCL reduces a gradient where it lies.
+
+    Returns:
+      The messages, in order; up to `NCCL_NBYTES` together.
+    """
+    joined: list[list[int]] = []
+    shared: dict[str, list[int]] = {}  # the message of each dtype that still takes more
+    for message in messages:
+        first = infos[message[0]]
+        if len(message) > 1 or not takes(message[0]):
+            joined.append(message)
+            continue
+        others = shared.get(first.dtype, [])
+        if others and sum(infos[i].nbytes for i in others) + first.nbytes <= NCCL_NBYTES:
+            others += message
+        else:
+            shared[first.dtype] = list(message)
+            joined.append(shared[first.dtype])
+    return sorted(joined, key=lambda message: message[-1])
 
 
 def flat_memory(backend: Group, slots: list[Slot], n_extra: int) -> torch.Tensor:

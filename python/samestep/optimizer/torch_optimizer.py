@@ -18,7 +18,7 @@ import torch
 
 from samestep import _core
 from samestep.errors import InvalidArgumentError, MismatchError, StepError
-from samestep.optimizer.torch_buckets import Bucket, Slot, flat_memory
+from samestep.optimizer.torch_buckets import Bucket, Slot, flat_memory, join_for_nccl, takes_of_nccl
 from samestep.optimizer.torch_state import named_parameters, require_plain, state_of
 from samestep.reduce_ops import Premul, ReduceOp, resolve
 from samestep.step.state_hash import Verifier
@@ -142,16 +142,19 @@ class Averager:
     def _plan(self) -> None:
         """Cut the parameters, last first, into buckets. The last has a tail of flags, one per parameter."""
         slots = list(reversed(self._slots.values()))
-        messages = plan_messages([slot.info for slot in slots], mix_dtypes=False)
+        infos = [slot.info for slot in slots]
+        messages = plan_messages(infos, mix_dtypes=False)
         flat = [message for message in messages if len(message) > 1]
-        messages = [message for message in messages if message not in flat[-1:]] + (flat[-1:] or [[]])
-        for message in messages:
+        tail = flat[-1:] or [[]]
+        messages = [message for message in messages if message not in tail]
+        together = join_for_nccl(messages, infos, takes_of_nccl(self._backend, infos, self._op))
+        for message in [*together, *tail]:
             members = [slots[i] for i in message]
-            last = len(self._buckets) + 1 == len(messages)
+            last = message is tail[0]
             for slot in members:
                 slot.view = None
-            n_flags = sum(map(len, messages)) if last else 0
-            memory = flat_memory(self._backend, members, n_flags) if last or len(members) > 1 else None
+            n_flags = sum(map(len, [*messages, *tail])) if last else 0
+            memory = flat_memory(self._backend, members, n_flags) if last or message in flat else None
             self._buckets.append(Bucket(members, memory))
         self._bucket_of = {slot: bucket for bucket in self._buckets for slot in bucket.slots}
 
