@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -132,7 +133,7 @@ def training(torch: Any, backend: Any, found: Findings) -> None:
     """DistributedOptimizer: the gradients of all ranks, and no wait for the device where NCCL reduces."""
     torch.manual_seed(RANK)
     sizes = (512, 512, 512, 64, 512)  # large and small gradients
-    layers = [torch.nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+    layers = [torch.nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
     net = torch.nn.Sequential(*layers).to(DEVICE)
     ss.synchronize(backend, net)
     optimizer = ss.DistributedOptimizer(backend, torch.optim.SGD(net.parameters(), lr=0.01))
