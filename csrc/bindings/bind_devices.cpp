@@ -167,7 +167,9 @@ void check_arrays(const Communicator& comm, const std::string& verb, const py::l
   for (const ConstBuffer& buffer : buffers) checks::in_host_memory(verb, buffer);
 }
 
+/// Without the GIL: to load a library, or to create a device's context, takes up to seconds.
 void bind_libraries(py::module_& m) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
   py::class_<GpuLibrary, std::shared_ptr<GpuLibrary>>(m, "GpuLibrary", "The CUDA or HIP runtime.")
       .def_static(
           "open",
@@ -176,29 +178,28 @@ void bind_libraries(py::module_& m) {
             register_gpu(gpu);
             return gpu;
           },
-          "kind"_a, "path"_a)
+          "kind"_a, "path"_a, NoGil())
       .def_property_readonly("path", &GpuLibrary::path)
       .def_property_readonly("kind",
                              [](const GpuLibrary& self) { return self.kind() == DeviceKind::rocm ? "rocm" : "cuda"; })
-      .def("device_count", &GpuLibrary::device_count)
-      .def("current_device", &GpuLibrary::current_device)
-      .def("set_device", &GpuLibrary::set_device, "device"_a)
-      .def("bus_id", &GpuLibrary::bus_id, "device"_a)
+      .def("device_count", &GpuLibrary::device_count, NoGil())
+      .def("current_device", &GpuLibrary::current_device, NoGil())
+      .def("set_device", &GpuLibrary::set_device, "device"_a, NoGil())
+      .def("bus_id", &GpuLibrary::bus_id, "device"_a, NoGil())
       .def(
           "device_of",
           [](const GpuLibrary& self, std::uintptr_t address) {
             return self.device_of(reinterpret_cast<const void*>(address));
           },
-          "address"_a, py::call_guard<py::gil_scoped_release>())
+          "address"_a, NoGil())
       .def(
           "make_stream",
           [](const GpuLibrary& self, int device) {
             const OnDevice on(self, device);
             return reinterpret_cast<std::uintptr_t>(self.make_stream());
           },
-          "device"_a, "A stream for the life of the process.")
-      .def("order_streams", &order_streams, "device"_a, "later"_a, "earlier"_a,
-           py::call_guard<py::gil_scoped_release>(),
+          "device"_a, NoGil(), "A stream for the life of the process.")
+      .def("order_streams", &order_streams, "device"_a, "later"_a, "earlier"_a, NoGil(),
            "Lets later work in `later` come after the work that `earlier` has so far. UnavailableError if one of them "
            "is "
            "being captured.")
@@ -209,7 +210,7 @@ void bind_libraries(py::module_& m) {
       .def_readonly("nbytes", &DeviceMemory::nbytes)
       .def_readonly("device", &DeviceMemory::device);
   py::class_<NcclLibrary, std::shared_ptr<NcclLibrary>>(m, "NcclLibrary", "NCCL or RCCL.")
-      .def_static("open", &NcclLibrary::open, "path"_a)
+      .def_static("open", &NcclLibrary::open, "path"_a, NoGil())
       .def_property_readonly("path", &NcclLibrary::path)
       .def_property_readonly("version", &NcclLibrary::version_text);
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import fake_arrays
 import numpy as np
 import pytest
@@ -290,3 +292,23 @@ def test_a_tree_is_packed_before_it_is_copied(group):
     assert fake_arrays.longest_copy() == sum(value.nbytes for value in values)
     for leaf, value in zip(tree, values, strict=True):
         np.testing.assert_array_equal(leaf.get(), value)
+
+
+CALLS = {
+    "same": lambda group, x, timeout: group.same({"x": x}, timeout=timeout),
+    "weight": lambda group, x, timeout: ss.allreduce_gradients(group, {"x": x}, weight=1.0, timeout=timeout),
+}
+
+
+@pytest.mark.ranks(2, backends=["staged-native"])
+@pytest.mark.parametrize("call", CALLS)
+def test_the_wait_for_a_stream_is_a_part_of_the_timeout(group, call):
+    own = group.group([0, 1])  # which the error ends
+    if group.rank == 0:
+        x = fake_arrays.Array.of(np.ones(5, "float32"), fake_arrays.Stream())
+        x.stream.delay(1_000_000)
+        x.set(np.ones(5, "float32"))
+        with pytest.raises(ss.TimeoutError, match="rank 1") as caught:
+            CALLS[call](own, x, 1.5)
+        assert float(re.search(r"waited (\S+) s", str(caught.value))[1]) < 0.75
+    group.barrier()

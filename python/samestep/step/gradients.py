@@ -13,7 +13,7 @@ from samestep.group.collectives import require_backend
 from samestep.reduce_ops import Op, ReduceOp, resolve
 from samestep.step.accumulator import Accumulator
 from samestep.trees import allreduce
-from samestep.trees.fusion import bump_versions
+from samestep.trees.fusion import bump_versions, timer
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
@@ -121,14 +121,15 @@ def _weighted_mean(
     flat = trees.flatten(tree)
     if compiled.is_traced(flat.leaves):
         raise InvalidArgumentError(f"{act}: weight is not available in functions compiled by JAX")
+    left = timer(timeout)
     with _core.UserCall(act):
         total = Accumulator(backend, like=tree)
         total._is_compared = True  # there is no number of shards to compare
         total._act = act  # for errors
         total._recorder = None  # of weighted ranks nobody expects the bits of another number of ranks
-        backend._await_streams(flat.leaves, timeout)
+        backend._await_streams(flat.leaves, left())
         total.add(tree, weight=weight)
-        mean = total.mean(timeout=timeout)
+        mean = total.mean(timeout=left())
     if tree is None:
         return mean
     new = trees.flatten(mean).leaves

@@ -15,6 +15,7 @@ from samestep._util.text import ranks_text
 from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group import compiled
 from samestep.trees import signature
+from samestep.trees.fusion import timer
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
@@ -26,7 +27,7 @@ _MAX_NAMED = 3  # number of leaves in an error text
 
 def same(backend: Group, tree: Any, *, timeout: float | None = None, when: str = "") -> str:
     """See `Backend.same`. `when`: at the end of the error's text."""
-    act = "same()"
+    act, left = "same()", timer(timeout)
     with _core.UserCall(act):
         flat = trees.flatten(tree)
         if compiled.is_traced(flat.leaves):
@@ -34,14 +35,15 @@ def same(backend: Group, tree: Any, *, timeout: float | None = None, when: str =
         looks = signature.describe_leaves(flat.names, flat.leaves, act)
         described = list(zip(flat.leaves, looks.infos, strict=True))
         on_device = [leaf for leaf, info in described if info is not None and info.device != "cpu"]
-        backend._await_streams(on_device, timeout)
+        backend._await_streams(on_device, left())
         hashes = [_leaf_hash(leaf, info) for leaf, info in described]
         digest = _digest(flat.names, looks.kinds, hashes)
         mine = np.frombuffer(digest, np.uint64)
-        everyone = backend.allgather(mine, **({} if timeout is None else {"timeout": timeout}))
+        seconds = left()
+        everyone = backend.allgather(mine, **({} if seconds is None else {"timeout": seconds}))
         if not (everyone == mine).all():
             mine_in_full = [flat.names, looks.kinds, [leaf.hex() for leaf in hashes]]
-            _raise_difference(backend, mine_in_full, timeout, f"{act} in group {backend.name}", when)
+            _raise_difference(backend, mine_in_full, left(), f"{act} in group {backend.name}", when)
     return digest.hex()
 
 
