@@ -53,24 +53,23 @@ class Operator {
   int op_;
 };
 
-/// Calls NCCL for `count` elements of its own, in one piece. Only products with a factor in a communicator of one rank
-/// are made in two: each block of its kernel, at most 32 and one for each 16 KiB, takes count / blocks elements,
-/// rounded down and then up to 16 bytes, so that some are left over if that is a multiple of 16 bytes with a remainder
-/// (2.28.9, src/device/onerank.cu). Of these pieces nothing is: the first is divided evenly, and the second has one
-/// block.
-template <class Call>
-void in_pieces(const NcclReduction& form, const void* in, void* out, std::size_t count, const Call& call) {
+/// Enqueues `count` elements of NCCL's in one piece, or in two if one rank alone multiplies by a factor. NCCL's kernel
+/// for that has a block for each 16 KiB, at most 32. Each takes count / blocks elements, rounded down and then up to 16
+/// bytes. If that is a multiple of 16 bytes with a remainder, the last elements stay as they were (NCCL 2.28.9,
+/// src/device/onerank.cu). The first piece has no remainder, and the second has one block.
+template <class Enqueue>
+void in_pieces(const NcclReduction& form, const void* in, void* out, std::size_t count, const Enqueue& enqueue) {
   constexpr std::size_t kBlock = std::size_t{16} << 10, kMostBlocks = 32, kPack = 16;
   std::size_t first = 0;
   if (form.alone && form.scaled) {
     const std::size_t nbytes = count * form.item;
-    const std::size_t even = nbytes < kMostBlocks * kBlock ? kBlock : kMostBlocks * kPack;
-    first = nbytes / even * even / form.item;
+    const std::size_t multiple = nbytes < kMostBlocks * kBlock ? kBlock : kMostBlocks * kPack;
+    first = nbytes / multiple * multiple / form.item;
   }
-  if (first != 0) call(in, out, first);
+  if (first != 0) enqueue(in, out, first);
   if (first == count && count != 0) return;
   const std::size_t done = first * form.item;
-  call(static_cast<const std::byte*>(in) + done, static_cast<std::byte*>(out) + done, count - first);
+  enqueue(static_cast<const std::byte*>(in) + done, static_cast<std::byte*>(out) + done, count - first);
 }
 
 enum class Kind : std::uint64_t { all_reduce = 1, reduce, reduce_scatter, broadcast, all_gather, messages };
@@ -100,10 +99,10 @@ Calls all_reduce(const NcclLibrary& nccl, const NcclReduction& form, const Reduc
     const Operator op(nccl, form, factor, comm);
     Group group(nccl);
     for (const auto& [in, out] : buffers) {
-      const auto call = [&](const void* from, void* to, std::size_t count) {
+      const auto one = [&](const void* from, void* to, std::size_t count) {
         nccl.all_reduce(from, to, count, form.type, op.get(), comm, stream);
       };
-      in_pieces(form, in.data, out.data, in.count * form.per_element, call);
+      in_pieces(form, in.data, out.data, in.count * form.per_element, one);
     }
     group.end(comm);
   };

@@ -8,10 +8,10 @@
 #include <vector>
 
 // The arithmetic of the stand-in of NCCL: pairwise in order of rank, half types in float, so that results are exact and
-// can be compared with what the host engines give. (A real NCCL adds in another order, and may round half types after
-// each addition, and multiplies by 1 / n before.) As in NCCL, an average in a half type is the sum of products with 1 / n, all rounded to that type; a
-// product with a factor and the sum that it goes into are rounded once; and of a NaN and a number, the number is both
-// the least and the greatest.
+// can be compared with what the host engines give. (A real NCCL adds in another order, may round half types after each
+// addition, and multiplies by 1 / n before it adds.) As in NCCL, an average in a half type is the sum of products with
+// 1 / n, all rounded to that type; a product with a factor and the sum that it is added to are rounded once; and of a
+// NaN and a number, the number is both the least and the greatest.
 
 namespace fake {
 

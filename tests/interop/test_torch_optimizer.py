@@ -328,3 +328,17 @@ def test_large_gradients_that_nccl_takes_share_operations(group, monkeypatch, mo
         assert_close([extra.grad], [torch.ones(400, 400) / group.size])
     with_extra = [*lengths[:-1], lengths[-1] + 1] if lengths else []
     assert seen == 2 * with_extra
+
+
+def test_a_rank_that_has_all_gradients_reads_no_flags(group, monkeypatch):
+    """Which on a device would wait for it."""
+    net = model()
+    _opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
+
+    def tolist(_):
+        raise AssertionError("the flags are read")
+
+    monkeypatch.setattr(torch.Tensor, "tolist", tolist)
+    backward(net, *batch(group.rank, group.size))
+    monkeypatch.undo()
+    assert_close(gradients(net), whole_gradients())
