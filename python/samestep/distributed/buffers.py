@@ -15,7 +15,7 @@ import numpy as np
 
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
-from samestep.gpu.device_array import DeviceArray, flat_view
+from samestep.gpu.device_array import DeviceArray, FlatView
 
 __all__ = [
     "Place",
@@ -66,7 +66,7 @@ def _flat(x: Any, known: arrays.ArrayInfo) -> Any:
         return x.detach().view(-1)
     if isinstance(x, np.ndarray) or arrays.library_of(x) in ("cupy", "jax gpu"):
         return x.reshape(-1)  # still of that library, on which it depends what the core does
-    return flat_view(x, count(known)) if known.device != "cpu" else None
+    return FlatView(x, count(known)) if hasattr(x, "__cuda_array_interface__") else None
 
 
 def contiguous_or_none(x: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from samestep import _core
 from samestep._util.dtypes import numpy_dtype
 
-__all__ = ["DeviceArray", "flat_view"]
+__all__ = ["DeviceArray", "FlatView"]
 
 _TYPES = {
     "bool": "|b1",
@@ -119,17 +119,8 @@ class DeviceArray:
         return f"<samestep.DeviceArray: {self.dtype}{list(self.shape)} on {self._gpu.kind} {self._memory.device}>"
 
 
-def flat_view(array: Any, count: int) -> FlatView | FlatDLPackView | None:
-    """The elements of a contiguous array in device memory as one dimension; None for protocols of the host."""
-    if hasattr(array, "__cuda_array_interface__"):
-        return FlatView(array, count)
-    if hasattr(array, "__dlpack__") and array.__dlpack_device__()[0] in _DLPACK_DEVICES.values():
-        return FlatDLPackView(array, count)
-    return None
-
-
 class FlatView:
-    """See `flat_view`."""
+    """The elements of a contiguous array in device memory, as one dimension."""
 
     def __init__(self, array: Any, count: int) -> None:
         self._array = array
@@ -138,23 +129,3 @@ class FlatView:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {**self._array.__cuda_array_interface__, "shape": self._shape, "strides": None}
-
-
-class FlatDLPackView:
-    """See `flat_view`, of an array that has DLPack alone."""
-
-    def __init__(self, array: Any, count: int) -> None:
-        self._array = array
-        self._shape = (count,)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        device: tuple[int, int] = self._array.__dlpack_device__()
-        return device
-
-    def __dlpack__(self, *, stream: Any = None, max_version: Any = None) -> Any:
-        """A capsule. The array's library orders `stream` after its work, as it would for one of its own."""
-        if stream != -1:
-            self._array.__dlpack__(stream=stream)
-        dtype, *_, kind, index, address = _core.view_info(self._array)
-        versioned = max_version is not None and max_version[0] >= 1
-        return _core.to_dlpack(self._array, address, dtype, self._shape, kind, index, versioned)

@@ -9,7 +9,7 @@ import fake_torch
 import numpy as np
 import samestep.distributed as dist
 from device_rank import rank, report, size, store
-from fake_arrays import Array, ConvertingArray, DLPackArray, Stream
+from fake_arrays import Array, ConvertingArray, Stream
 from samestep.gpu.device_array import DeviceArray
 
 
@@ -49,7 +49,7 @@ def use_each_operation(backend):
     dist.destroy_process_group()
 
 
-def use_arrays_of_each_kind(backend, kinds):
+def use_arrays_that_cannot_be_written(backend, kinds):
     """Rank r has an array of `kinds[r]`. Ranks agree on the number of elements only."""
     with fake_jax.installed():
         dist.init_process_group(backend, init_method=store(), rank=rank, world_size=size, timeout=20.0)
@@ -96,7 +96,7 @@ def average_16_bits(library, shapes):
 def made(kind, values):
     if kind == "jax":
         return fake_jax.late(values)
-    array = (DLPackArray if kind == "dlpack" else Array).of(values, Stream())
+    array = Array.of(values, Stream())
     array.readonly = kind == "readonly"
     return array
 
