@@ -184,3 +184,32 @@ def test_a_large_message_that_nobody_takes(group):
         assert time.monotonic() - start < SOON
     group.barrier()
     assert group.allreduce(1) == group.size
+
+
+def _mean(group, tree, timeout):
+    total = ss.Accumulator(group)
+    total.add(tree)
+    total.mean(timeout=timeout)
+
+
+TREE_CALLS = {
+    "same": lambda group, tree, timeout: group.same(tree, timeout=timeout),
+    "weight": lambda group, tree, timeout: group.allreduce_tree(tree, "avg", weight=1.0, timeout=timeout),
+    "mean": _mean,
+    "tree": lambda group, tree, timeout: group.allreduce_tree(tree, timeout=timeout),
+}
+
+
+@pytest.mark.parametrize("call", TREE_CALLS)
+def test_what_comes_before_the_exchange_may_use_up_the_timeout(group, call):
+    """To look at the tree and to hash it, say. Others must not be left behind in the operation."""
+    own = group.group(range(group.size))  # which the error ends
+    if group.rank == 0 and group.size > 1:
+        with pytest.raises(ss.TimeoutError, match="rank"):
+            TREE_CALLS[call](own, {"x": np.ones(100_000)}, 1e-9)
+        with pytest.raises(ss.Error):
+            own.barrier()
+    for wrong in (0, -1.0, float("nan"), "soon"):
+        with pytest.raises(ss.InvalidArgumentError, match="timeout"):
+            TREE_CALLS[call](group, {"x": np.ones(3)}, wrong)
+    group.barrier()

@@ -244,7 +244,7 @@ class Accumulator:
     def _mean(self, left: Timer) -> Any:
         backend = self._backend
         if not self._is_compared:
-            agree.agree_on_count(backend, self._n_shards if self._fixed else 0)
+            agree.agree_on_count(backend, self._n_shards if self._fixed else 0, left)
             self._is_compared = True
         mine = self._finished()
         present = functools.reduce(operator.or_, (partial.present for partial in mine), 0)
@@ -257,12 +257,12 @@ class Accumulator:
         )
         headers = self._headers.exchange(header, left)
         if any(entry.problem for entry in headers):
-            self._tell_problems(missing)
+            self._tell_problems(missing, left)
         self.weight = combine_weights(self._n_shards, self._nodes, [entry.weights for entry in headers])
         if self.weight == 0:
             raise InvalidArgumentError(f"{self._act} in group {backend.name}: all weights are zero")
         if len({entry.digest for entry in headers}) > 1:
-            agreed = agree.agree_on_tree(backend, self._tree, self._act)
+            agreed = agree.agree_on_tree(backend, self._tree, self._act, left)
             self._tree = agreed._replace(layout=self._tree.layout) if self._tree is not None else agreed
             self._set_layout(agreed.layout, mine)
         assert self._tree is not None
@@ -271,7 +271,7 @@ class Accumulator:
                 f"{self._act} in group {backend.name}: the weights sum up to {self.weight}; where leaves are whole "
                 "numbers, the sum must be below 2**63"
             )
-        union = agree.union_of_present(backend, headers, present, self._tree)
+        union = agree.union_of_present(backend, headers, present, self._tree, left)
         layout = self._tree.layout
         flats = [partial.settled(layout, self._memory) for partial in mine or [Partial()]]
         total = combine(backend, self._n_shards, self._nodes, flats, left)
@@ -302,8 +302,8 @@ class Accumulator:
     def _missing(self) -> list[int]:
         return [i for i in self.indices if i not in self._added] if self._fixed else []
 
-    def _tell_problems(self, missing: list[int]) -> None:
-        everyone = self._backend._allgather_facts([self._failure, missing], [str, Many(int)])
+    def _tell_problems(self, missing: list[int], left: Timer) -> None:
+        everyone = self._backend._allgather_facts([self._failure, missing], [str, Many(int)], left())
         failures = [f"rank {rank}: {failure}" for rank, (failure, _) in enumerate(everyone) if failure]
         if failures:
             raise InvalidArgumentError(

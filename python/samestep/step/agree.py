@@ -15,6 +15,7 @@ from samestep.trees import signature
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
+    from samestep.trees.fusion import Timer
 
 __all__ = [
     "Tree",
@@ -67,18 +68,18 @@ def require_like(layout: Layout, names: list[str], specs: list[LeafSpec]) -> Non
             )
 
 
-def agree_on_count(backend: Group, n_shards: int) -> None:
+def agree_on_count(backend: Group, n_shards: int, left: Timer) -> None:
     """Check that all ranks divide a step into the same number of shards. Collective.
 
     Raises:
       MismatchError: they do not, on all ranks.
     """
-    everyone = [str(count) for count in backend._allgather_facts(n_shards, int)]
+    everyone = [str(count) for count in backend._allgather_facts(n_shards, int, left())]
     if len(set(everyone)) > 1:
         raise MismatchError(f"Accumulator in group {backend.name}: shards is {by_rank(everyone)}")
 
 
-def agree_on_tree(backend: Group, mine: Tree | None, act: str) -> Tree:
+def agree_on_tree(backend: Group, mine: Tree | None, act: str, left: Timer) -> Tree:
     """The common tree of all ranks, also for ranks that have seen none. A leaf may be None here and an array elsewhere.
 
     Collective; called only if the headers differ.
@@ -96,7 +97,7 @@ def agree_on_tree(backend: Group, mine: Tree | None, act: str) -> Tree:
             ],
         ]
     row = [str, str, str, Many(int), bool, Many(int)]
-    everyone = backend._allgather_facts(fact, ([Many(str), Many(row)], None))
+    everyone = backend._allgather_facts(fact, ([Many(str), Many(row)], None), left())
     holders = [rank for rank, entry in enumerate(everyone) if entry is not None]
     described = [
         (
@@ -115,7 +116,7 @@ def agree_on_tree(backend: Group, mine: Tree | None, act: str) -> Tree:
     for _, others in described[1:]:
         layout = layout.with_absent_from(others)
     if len(holders) < backend.size:
-        mine = _share_containers(backend, mine, holders[0], act)
+        mine = _share_containers(backend, mine, holders[0], act, left())
     assert mine is not None
     return mine._replace(layout=layout)
 
@@ -130,7 +131,7 @@ def _check(backend: Group, everyone: list[Any], act: str) -> None:
     signature.check_same(backend.name, descriptions, absent_is_fine=True)
 
 
-def _share_containers(backend: Group, mine: Tree | None, root: int, act: str) -> Tree:
+def _share_containers(backend: Group, mine: Tree | None, root: int, act: str, timeout: float | None) -> Tree:
     """Send the containers to ranks that have none."""
     import pickle
 
@@ -145,7 +146,7 @@ def _share_containers(backend: Group, mine: Tree | None, root: int, act: str) ->
         except Exception as error:
             sent = f"{type(error).__name__}: {error}".encode()
             sent = b"!" + sent
-    received = backend.bcast_object(sent, root=root)
+    received = backend.bcast_object(sent, root=root, timeout=timeout)
     if received[:1] == b"!":
         raise InvalidArgumentError(
             f"{act} in group {backend.name}: a rank has no shards and the tree cannot be sent to it "
@@ -158,7 +159,7 @@ def _share_containers(backend: Group, mine: Tree | None, root: int, act: str) ->
     return Tree(Layout([], []), flat.rebuild, examples)
 
 
-def union_of_present(backend: Group, headers: list[Header], mine: int, tree: Tree) -> int:
+def union_of_present(backend: Group, headers: list[Header], mine: int, tree: Tree, left: Timer) -> int:
     """The leaves of which any rank has an array, as a bit mask. Collective if ranks differ."""
     opinions = {header.present for header in headers} - {NO_OPINION}
     if opinions == {ALL_PRESENT}:
@@ -166,5 +167,5 @@ def union_of_present(backend: Group, headers: list[Header], mine: int, tree: Tre
     if len(opinions) == 1 and all(header.present for header in headers):
         return mine
     n_leaves = len(tree.layout.specs)
-    rows = backend._allgather_facts([i for i in range(n_leaves) if mine >> i & 1], Many(int))
+    rows = backend._allgather_facts([i for i in range(n_leaves) if mine >> i & 1], Many(int), left())
     return sum(1 << i for i in {i for row in rows for i in row})

@@ -121,8 +121,8 @@ def _weighted_mean(
     flat = trees.flatten(tree)
     if compiled.is_traced(flat.leaves):
         raise InvalidArgumentError(f"{act}: weight is not available in functions compiled by JAX")
-    left = timer(timeout)
     with _core.UserCall(act):
+        left = timer(timeout)
         total = Accumulator(backend, like=tree)
         total._is_compared = True  # there is no number of shards to compare
         total._act = act  # for errors

@@ -27,8 +27,9 @@ _MAX_NAMED = 3  # number of leaves in an error text
 
 def same(backend: Group, tree: Any, *, timeout: float | None = None, when: str = "") -> str:
     """See `Backend.same`. `when`: at the end of the error's text."""
-    act, left = "same()", timer(timeout)
+    act = "same()"
     with _core.UserCall(act):
+        left = timer(timeout)
         flat = trees.flatten(tree)
         if compiled.is_traced(flat.leaves):
             raise InvalidArgumentError(f"{act}: call it outside of compiled functions")
@@ -39,8 +40,7 @@ def same(backend: Group, tree: Any, *, timeout: float | None = None, when: str =
         hashes = [_leaf_hash(leaf, info) for leaf, info in described]
         digest = _digest(flat.names, looks.kinds, hashes)
         mine = np.frombuffer(digest, np.uint64)
-        seconds = left()
-        everyone = backend.allgather(mine, **({} if seconds is None else {"timeout": seconds}))
+        everyone = backend.allgather(mine, **({} if timeout is None else {"timeout": left()}))
         if not (everyone == mine).all():
             mine_in_full = [flat.names, looks.kinds, [leaf.hex() for leaf in hashes]]
             _raise_difference(backend, mine_in_full, left(), f"{act} in group {backend.name}", when)

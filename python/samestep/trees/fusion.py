@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samestep import _core, arrays
+from samestep._util.deadline import seconds
 from samestep.group.work import Work
 from samestep.reduce_ops import Op, ReduceOp, resolve
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 SMALL_NBYTES = 512 << 10  # from here on a copy costs more than a message
 BUCKET_NBYTES = 4 << 20
 _UNDER_WAY = 4  # messages; bounds the memory held by buckets
+_LEAST_S = 1e-6
 _AT_ONCE = 256  # arrays in device memory in one operation of NCCL
 
 Timer = Callable[[], float | None]
@@ -96,11 +98,17 @@ def fused(backend: Group) -> _core.FusedCollectives:
 
 
 def timer(timeout: float | None) -> Timer:
-    """The seconds left of `timeout` each time it is called; None for None, which leaves it to the backend."""
+    """The seconds left of `timeout` each time it is called; None for None, which leaves it to the backend.
+
+    Where none are left, as many as operations take for a timeout: the next one raises the TimeoutError.
+
+    Raises:
+      InvalidArgumentError: `timeout` is no positive number of seconds.
+    """
     if timeout is None:
         return lambda: None
-    end = time.monotonic() + timeout
-    return lambda: max(0.0, end - time.monotonic())
+    end = time.monotonic() + seconds(timeout)
+    return lambda: max(_LEAST_S, end - time.monotonic())
 
 
 def allreduce_leaves(
