@@ -315,7 +315,7 @@ def test_large_gradients_that_nccl_takes_share_operations(group, monkeypatch, mo
 
     monkeypatch.setattr(_core, "allreduce_many", allreduce_many)
     monkeypatch.setattr(torch_buckets, "NCCL_NBYTES", most)
-    monkeypatch.setattr(torch_optimizer, "takes_of_nccl", lambda *_: lambda i: True)
+    monkeypatch.setattr(torch_optimizer, "reduced_by_nccl", lambda *_: lambda i: True)
     net, extra = wide_model(), nn.Parameter(torch.ones(400, 400))
     opt = ss.DistributedOptimizer(group, torch.optim.SGD([extra, *net.parameters()], 0.1))
     for _ in range(2):
@@ -342,3 +342,31 @@ def test_a_rank_that_has_all_gradients_reads_no_flags(group, monkeypatch):
     backward(net, *batch(group.rank, group.size))
     monkeypatch.undo()
     assert_close(gradients(net), whole_gradients())
+
+
+def test_a_factor_of_zero_hides_no_gradient_from_other_ranks(group):
+    a, b = nn.Linear(2, 1), nn.Linear(2, 1)
+    factor = 0.0 if group.rank == 0 else 1.0
+    _opt = ss.DistributedOptimizer(
+        group, torch.optim.SGD([*a.parameters(), *b.parameters()], 0.1), op=ss.premul(factor)
+    )
+    loss = a(torch.ones(1, 2)).sum()
+    if group.rank == 0:
+        loss = loss + b(torch.ones(1, 2)).sum()
+    loss.backward()
+    assert b.weight.grad is not None
+    assert_close([b.weight.grad], [torch.zeros(1, 2)])
+
+
+def test_large_gradients_of_another_dtype_than_their_parameters(group, monkeypatch):
+    monkeypatch.setattr(torch_optimizer, "reduced_by_nccl", lambda *_: lambda i: True)
+    params = [nn.Parameter(torch.ones(400, 400)) for _ in range(2)]
+    if not hasattr(params[0], "grad_dtype"):
+        pytest.skip("this torch has no grad_dtype")
+    for p in params:
+        p.grad_dtype = torch.bfloat16
+    _opt = ss.DistributedOptimizer(group, torch.optim.SGD(params, 0.1), op="sum")
+    (params[0].sum() + params[1].sum()).backward()
+    for p in params:
+        assert p.grad.dtype == torch.bfloat16
+        assert_close([p.grad], [torch.full((400, 400), float(group.size))])

@@ -82,7 +82,7 @@ class Bucket:
         self.slots = slots
         self.missing = len(slots)  # gradients that this pass has not yet completed
         self._flat = flat
-        self._work: Any = None
+        self._works: list[Work[Any]] = []
         start = 0
         for slot in slots:
             if flat is not None:
@@ -93,7 +93,7 @@ class Bucket:
     @property
     def started(self) -> bool:
         """Whether the reduction is in progress."""
-        return self._work is not None
+        return bool(self._works)
 
     def start(self, backend: Group, op: Any) -> None:
         """Start the reduction of what the slots hold now."""
@@ -103,19 +103,23 @@ class Bucket:
         names = [slot.name for slot in self.slots]
         what = f"gradients of {leaves_text(names)}" if names else "flags"
         with _core.UserCall(f"DistributedOptimizer: {what}"):
-            if self._flat is None and len(self.slots) > 1:
-                grads = [_as_row(slot) for slot in self.slots]
+            grads = [self._flat] if self._flat is not None else list(map(_as_row, self.slots))
+            # A parameter may want gradients of another dtype than its own, by which the plan has been made.
+            if len(grads) > 1 and all(map(_has_own_dtype, self.slots)):
                 inner = _core.allreduce_many(backend._comm, grads, grads, *resolve(op))
-                self._work = Work(inner, backend.timeout)
+                self._works = [Work(inner, backend.timeout)]
             else:
-                self._work = backend.iallreduce(
-                    _as_row(self.slots[0]) if self._flat is None else self._flat, op
-                )
+                self._works = [backend.iallreduce(grad, op) for grad in grads]
 
     def finish(self) -> None:
         """Wait for the reduction."""
-        work, self._work = self._work, None
-        work.wait()
+        works, self._works = self._works, []
+        for work in works:
+            work.wait()
+
+
+def _has_own_dtype(slot: Slot) -> bool:
+    return slot.reduced is not None and slot.reduced.dtype == slot.layout.dtype
 
 
 def _as_row(slot: Slot) -> torch.Tensor:
@@ -124,7 +128,7 @@ def _as_row(slot: Slot) -> torch.Tensor:
     return reduced.as_strided((reduced.numel(),), (1,))  # dense, in whatever order the axes lie
 
 
-def takes_of_nccl(backend: Group, infos: Sequence[ArrayInfo], op: Any) -> Callable[[int], bool]:
+def reduced_by_nccl(backend: Group, infos: Sequence[ArrayInfo], op: Any) -> Callable[[int], bool]:
     """Tells for each gradient whether NCCL reduces it where it lies; the same on all ranks."""
     if all(info.device == "cpu" for info in infos) or not _core.has_nccl(backend._comm):
         return lambda _: False

@@ -10,6 +10,7 @@ waits for all.
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +19,7 @@ import torch
 
 from samestep import _core
 from samestep.errors import InvalidArgumentError, MismatchError, StepError
-from samestep.optimizer.torch_buckets import Bucket, Slot, flat_memory, join_for_nccl, takes_of_nccl
+from samestep.optimizer.torch_buckets import Bucket, Slot, flat_memory, join_for_nccl, reduced_by_nccl
 from samestep.optimizer.torch_state import named_parameters, require_plain, state_of
 from samestep.reduce_ops import Premul, ReduceOp, resolve
 from samestep.step.state_hash import Verifier
@@ -147,7 +148,7 @@ class Averager:
         flat = [message for message in messages if len(message) > 1]
         tail = flat[-1:] or [[]]
         messages = [message for message in messages if message not in tail]
-        together = join_for_nccl(messages, infos, takes_of_nccl(self._backend, infos, self._op))
+        together = join_for_nccl(messages, infos, reduced_by_nccl(self._backend, infos, self._op))
         for message in [*together, *tail]:
             members = [slots[i] for i in message]
             last = message is tail[0]
@@ -219,10 +220,11 @@ class Averager:
         assert flags is not None
         slots = [slot for bucket in self._buckets for slot in bucket.slots]
         mine = [slot.dirty for slot in slots]
+        # Infinite, so that no factor and no sum makes 0 of them, though perhaps NaN.
         if all(mine):
-            flags.fill_(1.0)
+            flags.fill_(math.inf)
         else:
-            flags.copy_(torch.tensor(mine, dtype=flags.dtype))
+            flags.copy_(torch.tensor([math.inf if dirty else 0.0 for dirty in mine], dtype=flags.dtype))
         while self._n_started < len(self._buckets):
             self._start_next()
         for bucket in self._buckets:
