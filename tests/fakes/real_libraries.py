@@ -26,10 +26,8 @@ def let_ranks_share_a_device() -> None:
     """Before NCCL looks at its variables. Its kernels of all ranks must find room on the device together."""
     rank = launchers.launcher().rank
     defaults = {"NCCL_HOSTID": f"rank-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-    defaults |= {
-        "NCCL_MAX_CTAS": "4",
-        "JAX_PLATFORMS": "cpu",
-    }  # tests that take JAX's arrays mean those of the host
+    # Tests that take JAX's arrays mean those of the host.
+    defaults |= {"NCCL_MAX_CTAS": "4", "JAX_PLATFORMS": "cpu"}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
