@@ -7,7 +7,7 @@ import pytest
 import samestep as ss
 from samestep import _core
 from samestep.group.work import Work
-from samestep.optimizer import no_sync, torch_buckets, torch_optimizer
+from samestep.optimizer import no_sync
 from torch_training import (
     assert_close,
     assert_equal_everywhere,
@@ -24,6 +24,7 @@ from torch_training import (
 
 BACKENDS = ["self", "native"]  # the same law on all: what differs between them is for tests/conformance
 pytestmark = pytest.mark.ranks(1, 2, 3, timeout=120, backends=BACKENDS)
+REDUCED_BY_NCCL = "samestep.optimizer.torch_optimizer.reduced_by_nccl"
 
 
 def test_sums_and_weights_on_request(group):
@@ -314,8 +315,8 @@ def test_large_gradients_that_nccl_takes_share_operations(group, monkeypatch, mo
         return works[-1]
 
     monkeypatch.setattr(_core, "allreduce_many", allreduce_many)
-    monkeypatch.setattr(torch_buckets, "NCCL_NBYTES", most)
-    monkeypatch.setattr(torch_optimizer, "reduced_by_nccl", lambda *_: lambda i: True)
+    monkeypatch.setattr("samestep.optimizer.torch_buckets.NCCL_NBYTES", most)
+    monkeypatch.setattr(REDUCED_BY_NCCL, lambda *_: lambda i: True)
     net, extra = wide_model(), nn.Parameter(torch.ones(400, 400))
     opt = ss.DistributedOptimizer(group, torch.optim.SGD([extra, *net.parameters()], 0.1))
     for _ in range(2):
@@ -359,7 +360,7 @@ def test_a_factor_of_zero_hides_no_gradient_from_other_ranks(group):
 
 
 def test_large_gradients_of_another_dtype_than_their_parameters(group, monkeypatch):
-    monkeypatch.setattr(torch_optimizer, "reduced_by_nccl", lambda *_: lambda i: True)
+    monkeypatch.setattr(REDUCED_BY_NCCL, lambda *_: lambda i: True)
     params = [nn.Parameter(torch.ones(400, 400)) for _ in range(2)]
     if not hasattr(params[0], "grad_dtype"):
         pytest.skip("this torch has no grad_dtype")
