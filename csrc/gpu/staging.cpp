@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "communicator/peer_memory.h"
@@ -302,7 +303,13 @@ class HostStaging::StagedWork final : public Work {
   [[noreturn]] void throw_late(const Deadline& deadline) {
     Communicator::WorkPtr host_wait;
     bool is_this = true;
-    if (const std::unique_lock alone(stager_->mutex_, std::try_to_lock); alone) {
+    // A thread that makes progress gives it back soon, unless it is blocked in a call of the runtime.
+    std::unique_lock alone(stager_->mutex_, std::try_to_lock);
+    for (int tries = 0; !alone && tries < 50; ++tries) {
+      std::this_thread::sleep_for(Seconds(0.001));
+      (void)alone.try_lock();
+    }
+    if (alone) {
       // This operation may wait behind an earlier one. The host operation of that one knows which ranks are missing.
       const StagedWork& first = stager_->next_to_begin(*this);
       is_this = &first == this;
@@ -310,6 +317,7 @@ class HostStaging::StagedWork final : public Work {
         if (host_wait != nullptr || piece.work == nullptr || piece.awaits_stream) continue;
         if (!piece.work->done() || piece.work->error()) host_wait = piece.work;
       }
+      alone.unlock();
     }
     // The deadline has passed, so this throws the error that it has ended with, or names the missing ranks.
     if (host_wait != nullptr) host_wait->wait(deadline);
