@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("KIT_PLACE", ".")
 import device_kinds
 import numpy as np
 import samestep as ss

@@ -13,13 +13,13 @@ import numpy as np
 from samestep._util import launchers
 from samestep.gpu import discovery
 
-VARIABLE = "TEST_DEVICES"
-
 NO_SUCH_DEVICE = 101  # cudaErrorInvalidDevice
 
 
 def wanted() -> bool:
-    return os.environ.get(VARIABLE) == "real"
+    value = os.environ.get("TEST_DEVICES", "")
+    assert value in ("", "real"), f"TEST_DEVICES={value}: only 'real' has a meaning"
+    return value == "real"
 
 
 def let_ranks_share_a_device() -> None:
@@ -32,14 +32,6 @@ def let_ranks_share_a_device() -> None:
         os.environ.setdefault(name, value)
 
 
-def paths() -> tuple[str, str]:
-    """Of the runtime and of NCCL."""
-    return (
-        discovery.runtime_library("cuda").path,
-        discovery.communication_library("cuda", may_open=True).path,
-    )
-
-
 def skip(why: str = "only the stand-ins tell this") -> NoReturn:
     import pytest
 
@@ -50,7 +42,7 @@ class Runtime:
     """The CUDA runtime, with what the stand-in adds to delay a stream."""
 
     def __init__(self) -> None:
-        self._runtime = ctypes.CDLL(paths()[0])
+        self._runtime = ctypes.CDLL(discovery.runtime_library("cuda").path)
         self._usleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
         self._held: dict[int | None, ctypes.c_uint32] = {}
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SMALL_NBYTES = 512 << 10  # from here on a copy costs more than a message
 BUCKET_NBYTES = 4 << 20
 _UNDER_WAY = 4  # messages; bounds the memory held by buckets
-_LEAST_S = 1e-6
+_LEAST_S = 1e-6  # operations refuse a timeout of 0
 _AT_ONCE = 256  # arrays in device memory in one operation of NCCL
 
 Timer = Callable[[], float | None]
