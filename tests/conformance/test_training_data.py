@@ -35,3 +35,11 @@ def test_a_mean_over_uneven_parts_equals_that_of_one_process(group):
     part = ss.DistributedDataContainer(group, data)[:]
     total = group.allreduce_tree({"sum": part.sum(), "n": len(part)}, "sum")
     np.testing.assert_allclose(total["sum"] / total["n"], data.mean())
+
+
+def test_all_ranks_refuse_what_has_no_rows(group):
+    for call in (ss.DistributedDataContainer, ss.DistributedSampler):
+        for data in ((1, 2, 3), {"x": [1, 2], "y": [1]}, "text"):
+            with pytest.raises(ss.InvalidArgumentError):
+                call(group, data)
+    group.barrier()

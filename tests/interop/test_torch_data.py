@@ -40,3 +40,23 @@ def test_both_with_a_worker_process():
     sampler = ss.DistributedSampler(ranks(1)[0], part)
     loader = DataLoader(part, 2, sampler=sampler, num_workers=1, multiprocessing_context="spawn")
     assert sorted(i for batch in loader for i in batch["y"].tolist()) == [5, 6, 7, 8, 9]
+
+
+def test_tensors_index_a_container_and_a_tuple_of_columns_is_taken_apart():
+    x, y = columns().values()
+    part = ss.DistributedDataContainer(ranks(2)[1], (x, y))
+    inputs, outputs = part[:]
+    assert torch.equal(inputs[:, 0], outputs.float())
+    assert outputs.data_ptr() == y[5:].data_ptr()
+    for index in (torch.tensor([3]), torch.tensor([0, -1]), outputs > 6, torch.tensor(2), slice(1, 3)):
+        assert torch.equal(part[index][1], outputs[index])
+    for index in (torch.tensor([0.5]), torch.tensor(True), torch.tensor([[1]])):
+        with pytest.raises(TypeError, match="boolean mask"):
+            part[index]
+
+
+def test_a_subset_and_a_tensor_data_set_give_items():
+    subset = torch.utils.data.Subset(torch.utils.data.TensorDataset(*columns().values()), range(9, -1, -1))
+    part = ss.DistributedDataContainer(ranks(2)[1], subset)
+    assert [y.item() for _, y in part] == [y.item() for _, y in part[:]] == [4, 3, 2, 1, 0]
+    assert [y.item() for _, y in part[[0, -1]]] == [4, 0]

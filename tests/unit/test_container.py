@@ -1,5 +1,6 @@
 """Parts of data: together everything once, read only when asked for."""
 
+import dataclasses
 import types
 from typing import NamedTuple
 
@@ -67,8 +68,49 @@ def test_negative_and_outside_indices():
     for part in parts([1, 2, 3, 4, 5], 2):
         assert part[-1] == part[len(part) - 1]
         for outside in (len(part), -len(part) - 1):
-            with pytest.raises(IndexError):
-                part[outside]
+            for index in (outside, np.int8(outside), [0, outside], np.array([outside], np.int8)):
+                with pytest.raises(IndexError, match=f"{outside} is out of range .* {len(part)} items"):
+                    part[index]
+
+
+INDICES = {
+    "mask": lambda n: np.arange(n) % 2 == 1,
+    "list of bools": lambda n: [i == n - 1 for i in range(n)],
+    "all False": lambda n: np.zeros(n, bool),
+    "uint8": lambda n: np.array([1, 0, 1], np.uint8)[:n],
+    "uint64": lambda n: np.arange(n, dtype=np.uint64)[::-1],
+    "negative int8": lambda n: -np.arange(1, n + 1, dtype=np.int8),
+    "list": lambda n: list(range(-n, n)),
+    "range": lambda n: range(n - 1, -1, -2),
+    "empty list": lambda n: [],
+    "NumPy int": lambda n: np.int16(-1),
+    "array without dimensions": lambda n: np.array(0),
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
+def test_an_index_gives_what_numpy_gives_for_the_part(index, size):
+    data = np.arange(600).reshape(300, 2)
+    for part in parts(data, size):
+        where = index(len(part))
+        np.testing.assert_array_equal(part[where], data[part.indices.start : part.indices.stop][where])
+
+
+@pytest.mark.parametrize(
+    "index",
+    [0.0, [0.0], np.array([0.9]), (0, 1), (), [[0]], np.array([[0, 1]]), ["0"], "0", None, ..., True, [None]],
+    ids=str,
+)
+def test_other_indices_are_refused(index):
+    for part in parts(np.arange(8).reshape(4, 2), 2):
+        with pytest.raises(TypeError, match="an int, a slice, a list or array of ints, or a boolean mask"):
+            part[index]
+
+
+def test_a_mask_of_another_length_is_refused():
+    with pytest.raises(IndexError, match="a mask of 4 for this rank's part of 2 items"):
+        parts(np.arange(4), 2)[1][np.ones(4, bool)]
 
 
 def test_columns_keep_their_container():
@@ -105,6 +147,75 @@ def test_nothing_is_read_before_it_is_asked_for():
     assert part[2] == 70
     assert list(part) == [50, 60, 70, 80, 90]
     assert data.read == [7, 5, 6, 7, 8, 9]
+
+
+class Echo(Recorder):
+    """A data set that gives an item for anything, also for what is no position."""
+
+    def __getitem__(self, index):
+        return index
+
+
+def test_single_items_are_asked_for_where_lists_and_slices_need_not_mean_several():
+    second = parts({"x": Echo(10), "y": list("abcdefghij")}, 2)[1]
+    assert second[1:3] == {"x": [6, 7], "y": ["g", "h"]}
+    assert second[[-1, 0]] == {"x": [9, 5], "y": ["j", "f"]}
+
+
+def test_columns_in_columns():
+    x, y = np.arange(10), np.arange(20).reshape(10, 2)
+    second = parts(({"x": x, "pair": (x, y)}, y), 2)[1]
+    item = second[0]
+    assert item[0]["x"] == 5
+    np.testing.assert_array_equal(item[0]["pair"][1], item[1])
+    inputs, outputs = second[:]
+    np.testing.assert_array_equal(inputs["pair"][1], outputs)
+
+
+@dataclasses.dataclass
+class Record:
+    x: object
+
+
+@pytest.mark.parametrize(
+    ("data", "cure"),
+    [
+        ("abc", r"data of type str .*list\(data\)"),
+        (("a.png", "b.png"), r"data\[0\] of type str"),
+        ({"x": [1, 2], "name": "ab"}, r"data\['name'\] of type str"),
+        ((1, 2, 3), r"data\[0\] of type int .*a list of items"),
+        (types.MappingProxyType({"x": [1, 2]}), r"dict\(data\)"),
+        (Record([1, 2]), r"vars\(data\)"),
+        ({"x": [1, 2], "y": {"a": [1, 2], "b": [3]}}, r"columns of data\['y'\] differ .*'a': 2, 'b': 1"),
+    ],
+    ids=["text", "names", "text beside", "numbers", "mapping", "dataclass", "ragged inside"],
+)
+def test_what_has_no_rows_by_position_is_refused(data, cure):
+    backend = types.SimpleNamespace(rank=0, size=1)
+    for call in (ss.DistributedDataContainer, ss.DistributedSampler):
+        if isinstance(data, Record) and call is ss.DistributedSampler:
+            continue  # it has no length
+        with pytest.raises(ss.InvalidArgumentError, match=f"{call.__name__}: .*{cure}"):
+            call(backend, data)
+
+
+def test_a_list_of_long_columns_is_warned_about_and_of_rows_is_not():
+    x, y = np.arange(40).reshape(20, 2), np.arange(20)
+    with pytest.warns(UserWarning, match="these 2 arrays of equal length are 2 items; .*a tuple or a dict"):
+        (part,) = parts([x, y], 1)
+    assert len(part) == 2
+    parts([x, y[:-1]], 1)
+    parts(list(x), 1)
+    parts((x, y), 1)
+
+
+@pytest.mark.parametrize("call", [ss.DistributedDataContainer, ss.DistributedSampler])
+def test_the_backend_is_missing(call):
+    for arguments in ([[1, 2, 3]], [np.arange(3)], [5, types.SimpleNamespace(rank=0, size=1)]):
+        with pytest.raises(
+            TypeError, match=rf"{call.__name__}\(samestep.get_distributed_backend\(\), data\)"
+        ):
+            call(*arguments)
 
 
 @pytest.mark.parametrize("data", [iter([1, 2]), 3, np.array(1.0), {1, 2}])

@@ -124,6 +124,16 @@ def test_a_pass_that_was_broken_off_starts_anew():
     assert len(list(sampler)) == 10
 
 
+@pytest.mark.parametrize(
+    "data", [{"x": np.arange(7), "y": list("abcdefg")}, (np.arange(7), {"z": np.arange(7)}), np.arange(7)]
+)
+def test_rows_are_counted_as_the_container_counts_them(data):
+    backend = types.SimpleNamespace(rank=0, size=1)
+    assert (
+        ss.DistributedSampler(backend, data).n_items == len(ss.DistributedDataContainer(backend, data)) == 7
+    )
+
+
 def test_bad_arguments():
     backend = types.SimpleNamespace(rank=0, size=2)
     with pytest.raises(ss.InvalidArgumentError, match="'exact', 'pad' or 'drop'"):

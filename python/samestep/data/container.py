@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samestep.errors import InvalidArgumentError
+from samestep.data import rows
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
@@ -31,10 +31,11 @@ def part_of(length: int, rank: int, size: int) -> range:
 class DistributedDataContainer:
     """This rank's part of `data`: has a length, items and slices, can be iterated, and is a torch `Dataset`.
 
-    A dict, tuple or named tuple holds columns of equal length; an item is then the same container of one
-    item of each. Any other object with `len` and item access is a sequence of items: list, array, memmap, tensor,
-    torch `Dataset`, Hugging Face `Dataset`. Items are read on access. Slices are
-    passed on as slices, so that slices of arrays are views.
+    A dict, tuple or named tuple holds columns of equal length, which may be dicts and tuples of columns in turn; an
+    item is then the same container of one item of each. `x, y = part[:]` takes the columns of a tuple apart; without
+    `[:]` it would be the part's items that are unpacked. Any other object with `len` and item access is a sequence of
+    items: list, array, memmap, tensor, torch `Dataset`, Hugging Face `Dataset`; of pandas objects the rows, by
+    position. Tables and mappings of other kinds are refused. Items are read on access. Slices of arrays are views.
 
     Parts are contiguous, in order of rank, together hold every item exactly once, and differ in length by
     at most one: ranks may see different numbers of batches. If all must take the same number of steps,
@@ -42,10 +43,11 @@ class DistributedDataContainer:
 
     Args:
       backend: the group that shares the data.
-      data: the whole data, the same on all ranks.
+      data: the whole data, the same on all ranks. Required.
 
     Raises:
-      InvalidArgumentError: `data` has no length, or its columns differ in length.
+      TypeError: the backend or the data are missing.
+      InvalidArgumentError: `data` has no length or no rows by position, or its columns differ in length.
 
     Example:
       >>> import numpy as np, samestep as ss
@@ -55,75 +57,66 @@ class DistributedDataContainer:
       (3, {'x': array([4, 5]), 'y': 9}, [7, 8])
     """
 
-    def __init__(self, backend: Group, data: Any) -> None:
+    def __init__(self, backend: Group, data: Any = None) -> None:
+        rows.require_backend_and_data("DistributedDataContainer", backend, data)
         self.data = data
-        self.indices = part_of(_length(data), backend.rank, backend.size)
+        self.indices = part_of(rows.count(data, "DistributedDataContainer"), backend.rank, backend.size)
         """Where this part lies in `data`."""
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, index: Any) -> Any:
-        """One item, or several: a slice, or a list or array of indices if `data` accepts one."""
+        """One item, or several: what NumPy gives for the same index into an array of this part's items.
+
+        Args:
+          index: an int, a slice, a list, range or array of ints, or a boolean mask of this part's length.
+
+        Raises:
+          TypeError: any other index.
+          IndexError: out of range, or a mask of another length.
+        """
         if isinstance(index, slice):
-            return self._take(_as_slice(self.indices[index]))
-        if isinstance(index, (list, tuple, np.ndarray)):
-            return self._take([self.indices[i] for i in np.asarray(index, np.int64)])
-        return self._take(self.indices[operator.index(index)])
+            return rows.take(self.data, self.indices[index])
+        if not hasattr(index, "shape") and hasattr(index, "__index__") and not isinstance(index, bool):
+            return rows.take(self.data, self._position(operator.index(index)))
+        positions = self._positions(index)
+        return rows.take(self.data, positions if positions.ndim else int(positions))
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._take, self.indices)
+        return (rows.take(self.data, position) for position in self.indices)
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """The items at several indices; torch's DataLoader calls it if it exists."""
-        positions = [self.indices[i] for i in indices]
+        positions = self._positions(list(indices)).tolist()
         many = getattr(self.data, "__getitems__", None)
-        return many(positions) if many is not None else [self._take(position) for position in positions]
+        return many(positions) if many is not None else [rows.take(self.data, i) for i in positions]
 
     def __repr__(self) -> str:
         return f"DistributedDataContainer({self.indices} of {type(self.data).__name__})"
 
-    def _take(self, where: Any) -> Any:
-        return _per_column(self.data, lambda column: column[where])
+    def _position(self, index: int) -> int:
+        if not -len(self) <= index < len(self):
+            raise IndexError(
+                f"DistributedDataContainer: index {index} is out of range for this rank's part of {len(self)} items"
+            )
+        return self.indices[index]
 
-
-def _as_slice(positions: range) -> slice:
-    if not positions:
-        return slice(0, 0)
-    # A descending run that ends at item 0 of the data has no stop that could be written as a number.
-    return slice(positions.start, positions.stop if positions.stop >= 0 else None, positions.step)
-
-
-def _per_column(data: Any, take: Callable[[Any], Any]) -> Any:
-    if isinstance(data, dict):
-        return {name: take(column) for name, column in data.items()}
-    if isinstance(data, tuple):
-        columns = [take(column) for column in data]
-        return type(data)._make(columns) if hasattr(data, "_make") else tuple(columns)
-    return take(data)
-
-
-def _length(data: Any) -> int:
-    if not isinstance(data, (dict, tuple)):
-        return _length_of_column(data, "data")
-    names = list(data) if isinstance(data, dict) else range(len(data))
-    columns = data.values() if isinstance(data, dict) else data
-    lengths = {
-        name: _length_of_column(column, f"column {name!r}")
-        for name, column in zip(names, columns, strict=True)
-    }
-    if len(set(lengths.values())) > 1:
-        raise InvalidArgumentError(f"DistributedDataContainer: the columns differ in length: {lengths}")
-    return next(iter(lengths.values()), 0)
-
-
-def _length_of_column(column: Any, what: str) -> int:
-    try:
-        if callable(getattr(type(column), "__getitem__", None)):
-            return len(column)
-    except TypeError:  # e.g. an array without dimensions
-        pass
-    raise InvalidArgumentError(
-        f"DistributedDataContainer: {what} of type {type(column).__name__} has no length or no items; "
-        "split a stream at its source, e.g. by datasets.distributed.split_dataset_by_node(data, rank, size)"
-    )
+    def _positions(self, index: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Where in the data the items of an array of indices lie; without dimensions for one without."""
+        given = np.asarray(index) if not isinstance(index, list) or index else np.empty(0, np.int64)
+        if given.dtype == bool and given.ndim == 1:
+            if len(given) != len(self):
+                raise IndexError(
+                    f"DistributedDataContainer: a mask of {len(given)} for this rank's part of {len(self)} items"
+                )
+            given = np.flatnonzero(given)
+        if given.dtype.kind not in "iu" or given.ndim > 1 or isinstance(index, tuple):
+            raise TypeError(
+                "DistributedDataContainer: an index is an int, a slice, a list or array of ints, or a boolean mask "
+                f"of this part's length, got {type(index).__name__} of {given.dtype} with {given.ndim} dimensions"
+            )
+        for outside in given[(given < -len(self)) | (given >= len(self))]:
+            self._position(int(outside))
+        positions = given.astype(np.int64)
+        return positions + np.where(positions < 0, self.indices.stop, self.indices.start)

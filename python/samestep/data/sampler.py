@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from samestep.data import rows
 from samestep.data.steps import Shard, shards_of_step
 from samestep.errors import InvalidArgumentError
 
@@ -25,7 +26,8 @@ class DistributedSampler:
 
     Args:
       backend: the group that shares the data.
-      data: the whole data set, or any object of the same length, or the length.
+      data: the whole data set, or any object of the same length, or the length. A dict or tuple holds columns, whose
+        rows are counted, as in `DistributedDataContainer`. Required.
       shuffle: False for the order of the data.
       seed: >= 0, the same on all ranks.
       mode: what to do if the number of items is not a multiple of the number of ranks. "exact": every item once, so
@@ -38,7 +40,9 @@ class DistributedSampler:
       shards: number of parts of a step, > 0; see `Accumulator`. Required with `batch_size`, and only valid with it.
 
     Raises:
-      InvalidArgumentError: a negative seed or length, another mode, or only one of `batch_size` and `shards`.
+      TypeError: the backend or the data are missing.
+      InvalidArgumentError: a negative seed or length, another mode, or only one of `batch_size` and `shards`; or data
+        that `DistributedDataContainer` refuses.
 
     Example:
       >>> import samestep as ss
@@ -54,7 +58,7 @@ class DistributedSampler:
     def __init__(
         self,
         backend: Group,
-        data: Sized | int,
+        data: Sized | int | None = None,
         *,
         shuffle: bool = True,
         seed: int = 0,
@@ -62,8 +66,9 @@ class DistributedSampler:
         batch_size: int | None = None,
         shards: int | None = None,
     ) -> None:
+        rows.require_backend_and_data("DistributedSampler", backend, data)
         self.rank, self.size = backend.rank, backend.size
-        self.n_items = len(data) if isinstance(data, Sized) else operator.index(data)
+        self.n_items = _count(data)
         if mode is None:
             mode = "pad" if batch_size is None else "exact"
         self.shuffle, self.seed, self.mode = bool(shuffle), operator.index(seed), mode
@@ -192,3 +197,15 @@ class DistributedSampler:
 
     def _next_begin(self) -> int:
         return 0 if self._finished else self._begin
+
+
+def _count(data: Any) -> int:
+    if isinstance(data, Sized):
+        has_items = callable(getattr(type(data), "__getitem__", None))
+        return rows.count(data, "DistributedSampler") if has_items else len(data)
+    try:
+        return operator.index(data)
+    except TypeError:
+        raise TypeError(
+            f"DistributedSampler: {type(data).__name__} has no length; pass the number of items"
+        ) from None
