@@ -43,3 +43,12 @@ def test_all_ranks_refuse_what_has_no_rows(group):
             with pytest.raises(ss.InvalidArgumentError):
                 call(group, data)
     group.barrier()
+
+
+def test_ranks_that_resume_behind_what_the_loop_received_visit_the_rest(group):
+    sampler = ss.DistributedSampler(group, {"x": np.arange(11)}, seed=5, mode="exact")
+    seen = list(sampler)[:2]  # read ahead
+    state = group.bcast_object(sampler.state_dict(consumed=2))
+    sampler.load_state_dict(state)
+    everyone = [i for share in group.allgather_object(seen + list(sampler)) for i in share]
+    assert sorted(everyone) == list(range(11))

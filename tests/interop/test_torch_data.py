@@ -42,6 +42,84 @@ def test_both_with_a_worker_process():
     assert sorted(i for batch in loader for i in batch["y"].tolist()) == [5, 6, 7, 8, 9]
 
 
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        return index
+
+
+LOADERS = {
+    "in this process": {"batch_size": 4},
+    "two workers": {"batch_size": 4, "num_workers": 2},
+    "three batches ahead, the rest dropped": {
+        "batch_size": 5, "num_workers": 1, "prefetch_factor": 3, "drop_last": True,
+    },
+    "persistent": {"batch_size": 4, "num_workers": 1, "persistent_workers": True},
+    "single items": {"batch_size": None, "num_workers": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("n_batches", [1, 3, 5])
+@pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
+def test_a_loop_broken_off_goes_on_behind_the_last_batch_that_it_received(options, n_batches):
+    """At another number of ranks. The sampler knows where that is only if the loader does not read ahead."""
+    seen, states = [], []
+    for backend in ranks(2):
+        sampler = ss.DistributedSampler(backend, Numbers(), seed=1, mode="exact")
+        batches = iter(DataLoader(Numbers(), sampler=sampler, **options))
+        mine = [i for _ in range(n_batches) for i in torch.as_tensor(next(batches)).reshape(-1).tolist()]
+        if options.get("num_workers"):
+            with pytest.raises(ss.InvalidArgumentError, match=r"workers? .*consumed=.*StatefulDataLoader"):
+                sampler.state_dict()
+        else:
+            assert sampler.state_dict() == sampler.state_dict(consumed=len(mine))
+        states.append(sampler.state_dict(consumed=len(mine)))
+        seen += mine
+    assert states[0] == states[1]
+    for backend in ranks(3):
+        sampler = ss.DistributedSampler(backend, Numbers(), mode="exact")
+        sampler.load_state_dict(states[0])
+        seen += [i for batch in DataLoader(Numbers(), 4, sampler=sampler) for i in batch.tolist()]
+    assert sorted(seen) == list(range(50))
+
+
+def test_after_the_last_batch_of_workers_the_state_is_that_of_the_next_epoch():
+    sampler = ss.DistributedSampler(ranks(1)[0], Numbers(), seed=1)
+    loader = DataLoader(Numbers(), sampler=torch.utils.data.BatchSampler(sampler, 7, False), num_workers=1)
+    assert len(list(loader)) == 8
+    with pytest.raises(ss.InvalidArgumentError, match=r"set_epoch\(epoch \+ 1\)"):
+        sampler.state_dict()
+    sampler.set_epoch(1)
+    assert sampler.state_dict() == {"n_items": 50, "seed": 1, "epoch": 1, "visited": 0}
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_follows_the_sampler(workers, every):
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def loader_and_sampler(backend):
+        sampler = ss.DistributedSampler(backend, Numbers(), seed=1, mode="exact")
+        sampler.set_epoch(2)
+        options = {"num_workers": workers, "snapshot_every_n_steps": every}
+        return loaders.StatefulDataLoader(Numbers(), 4, sampler=sampler, **options), sampler
+
+    seen = []
+    for backend in ranks(2):
+        loader, _ = loader_and_sampler(backend)
+        batches = iter(loader)
+        seen += [i for _ in range(4) for i in next(batches).tolist()]
+        resumed, sampler = loader_and_sampler(backend)
+        resumed.load_state_dict(loader.state_dict())
+        seen += [i for batch in resumed for i in batch.tolist()]
+        sampler.set_epoch(3)
+        assert [i for batch in resumed for i in batch.tolist()] == sampler.order()[backend.rank :: 2].tolist()
+    assert sorted(seen) == list(range(50))
+
+
 def test_tensors_index_a_container_and_a_tuple_of_columns_is_taken_apart():
     x, y = columns().values()
     part = ss.DistributedDataContainer(ranks(2)[1], (x, y))

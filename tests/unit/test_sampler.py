@@ -1,6 +1,7 @@
 """Every rank visits its share, in an order all ranks know, and can go on where it was."""
 
 import itertools
+import pickle
 import types
 
 import numpy as np
@@ -55,15 +56,35 @@ def test_the_order_is_pinned():
     assert list(sampler) == [5, 4, 9, 2, 7, 1, 0, 8, 3, 6]
 
 
-def test_each_epoch_has_an_order_of_its_own_and_without_set_epoch_it_is_kept():
+def test_each_epoch_has_an_order_of_its_own():
     (sampler,) = samplers(50, 1)
     orders = []
     for epoch in range(5):
         sampler.set_epoch(epoch)
         orders.append(list(sampler))
-        assert list(sampler) == orders[-1]
+        assert list(sampler.order()) == orders[-1]
     assert all(a != b for a, b in itertools.combinations(orders, 2))
     assert list(samplers(50, 1, seed=1)[0]) != orders[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 4, "shards": 2}])
+def test_the_same_epoch_again_has_the_same_order_and_one_warning(options):
+    (sampler,) = samplers(10, 1, **options)
+    passes = sampler.steps if options else sampler.__iter__
+    list(passes())
+    with pytest.warns(UserWarning, match=r"epoch 0 begins again, .*set_epoch\(epoch\)") as caught:
+        assert [str(item) for item in passes()] == [str(item) for item in passes()]
+    assert len(caught) == 1
+
+
+def test_no_warning_where_no_epoch_is_repeated():
+    (sampler,) = samplers(10, 1)
+    next(iter(sampler))
+    list(sampler)
+    sampler.set_epoch(0)
+    list(sampler)
+    for same in (samplers(10, 1, shuffle=False), samplers(1, 1)):
+        assert list(same[0]) == list(same[0])
 
 
 def test_without_shuffling_the_order_is_that_of_the_data():
@@ -105,6 +126,7 @@ def test_the_epoch_after_a_resumed_one_is_whole():
     assert len(resumed) == 6
     assert first_items + list(resumed) == list(samplers(10, 1)[0])
     assert len(resumed) == 10
+    resumed.set_epoch(1)
     assert sorted(resumed) == list(range(10))
 
 
@@ -122,6 +144,50 @@ def test_a_pass_that_was_broken_off_starts_anew():
     (sampler,) = samplers(10, 1)
     next(iter(sampler))
     assert len(list(sampler)) == 10
+
+
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 4), st.data())
+def test_a_loop_behind_the_sampler_says_how_many_items_it_has_received(n_items, before, after, data):
+    """Each rank reads all of its items ahead; the loops have received `consumed` of them."""
+    consumed = data.draw(st.integers(0, n_items // before))
+    seen, states = [], []
+    for sampler in samplers(n_items, before, mode="exact"):
+        seen += list(sampler)[:consumed]
+        states.append(sampler.state_dict(consumed))
+    assert all(state == states[0] for state in states)
+    for sampler in samplers(n_items, after, mode="exact"):
+        sampler.load_state_dict(states[0])
+        seen += list(sampler)
+    assert sorted(seen) == list(range(n_items))
+
+
+def test_steps_are_consumed_as_steps():
+    options = {"batch_size": 4, "shards": 2, "shuffle": False}
+    (sampler,) = samplers(10, 1, **options)
+    list(sampler.steps())
+    assert sampler.state_dict(consumed=1)["visited"] == 4
+    assert sampler.state_dict(consumed=3)["visited"] == 10
+    with pytest.raises(ss.InvalidArgumentError, match=r"consumed=4, but .* handed out 3 steps"):
+        sampler.state_dict(consumed=4)
+
+
+def test_an_index_that_is_sent_to_another_process_may_be_ahead_of_the_loop():
+    (sampler,) = samplers(10, 1)
+    sent = pickle.loads(pickle.dumps(list(sampler)))
+    assert [type(index) for index in sent] == [int] * 10
+    with pytest.raises(ss.InvalidArgumentError, match="consumed="):
+        sampler.state_dict()
+    assert sampler.state_dict(consumed=3)["visited"] == 3
+    sampler.set_epoch(1)
+    assert sampler.state_dict()["visited"] == 0
+
+
+@pytest.mark.parametrize("consumed", [-1, 4])
+def test_consumed_is_what_was_handed_out_at_most(consumed):
+    (sampler,) = samplers(10, 1)
+    list(itertools.islice(sampler, 3))
+    with pytest.raises(ss.InvalidArgumentError, match=f"consumed={consumed}, but .* handed out 3 items"):
+        sampler.state_dict(consumed)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
+import warnings
 from collections.abc import Iterator, Sized
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,11 +20,34 @@ if TYPE_CHECKING:
 Mode = Literal["exact", "pad", "drop"]
 
 
+@dataclasses.dataclass
+class _Pass:
+    start: int
+    """Items of this epoch that all ranks together had visited before."""
+    begun: bool = False
+    taken: int = 0
+    """Indices, or steps, that this rank has handed out."""
+    finished: bool = False
+    read_ahead: bool = False
+    """Whether indices went to another process, so that the loop may be behind them."""
+
+
+class _FirstIndex(int):
+    """The first index of a pass, which notes that a loader pickles it: only loaders with workers do."""
+
+    current: _Pass
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.current.read_ahead = True
+        return int, (int(self),)
+
+
 class DistributedSampler:
     """This rank's share of the indices of `data`, shuffled anew in each epoch; usable as `DataLoader(sampler=)`.
 
     All ranks draw the same permutation from `seed` and epoch, without communication. Rank r
-    visits positions r, r + size, r + 2 size, ... of it. Without `set_epoch` all passes have the same order.
+    visits positions r, r + size, r + 2 size, ... of it. Without `set_epoch` all passes have the same order; a warning
+    says so once.
 
     Args:
       backend: the group that shares the data.
@@ -47,9 +72,9 @@ class DistributedSampler:
     Example:
       >>> import samestep as ss
       >>> sampler = ss.DistributedSampler(ss.initialize(), range(4), seed=1)
-      >>> sorted(sampler)
-      [0, 1, 2, 3]
       >>> first = list(sampler)
+      >>> sorted(first)
+      [0, 1, 2, 3]
       >>> sampler.set_epoch(1)
       >>> list(sampler) == first
       False
@@ -93,13 +118,12 @@ class DistributedSampler:
                 f"DistributedSampler: batch_size and shards must be >= 1, got {batch_size} and {shards}"
             )
         self.epoch = 0
-        self._begin = 0  # items of this epoch that all ranks together had visited before the current pass
-        self._taken = 0  # indices that this rank has handed out in the current pass
-        self._finished = False
+        self._pass = _Pass(0)
+        self._warned = self._followed = False
 
     def __len__(self) -> int:
         """Number of indices of this rank in the next pass, or of steps with `batch_size`; after loading, those left."""
-        n_left = max(0, self.n_items - self._next_begin())
+        n_left = max(0, self.n_items - self._next_start())
         if self.batch_size is not None:
             return n_left // self.batch_size if self.mode == "drop" else -(-n_left // self.batch_size)
         if self.mode == "exact":
@@ -109,13 +133,18 @@ class DistributedSampler:
     def __iter__(self) -> Iterator[int]:
         if self.batch_size is not None:
             raise InvalidArgumentError("DistributedSampler: with batch_size iterate over steps()")
-        length = len(self)
-        self._begin, self._taken, self._finished = self._next_begin(), 0, False
-        left = self.order()[self._begin :]
+        return self._indices(len(self), self._begin())  # no generator itself: the pass begins here
+
+    def _indices(self, length: int, current: _Pass) -> Iterator[int]:
+        left = self.order()[current.start :]
         for i in range(length):
-            self._taken = i + 1
-            yield int(left[(self.rank + i * self.size) % len(left)])
-        self._finished = True
+            current.taken = i + 1
+            index = int(left[(self.rank + i * self.size) % len(left)])
+            if i == 0:
+                index = _FirstIndex(index)
+                index.current = current
+            yield index
+        current.finished = True
 
     def steps(self) -> Iterator[list[Shard]]:
         """This rank's shards of each step of the epoch, or of its remaining steps; the same steps on all ranks.
@@ -137,16 +166,14 @@ class DistributedSampler:
         return self._steps(self.batch_size, self.shards)
 
     def _steps(self, batch_size: int, n_shards: int) -> Iterator[list[Shard]]:
-        n_steps = len(self)
-        self._begin, self._taken, self._finished = self._next_begin(), 0, False
-        order, begin = self.order(), self._begin
-        for start in range(begin, begin + n_steps * batch_size, batch_size):
+        n_steps, current, order = len(self), self._begin(), self.order()
+        for start in range(current.start, current.start + n_steps * batch_size, batch_size):
             items = order[start : start + batch_size]
             if self.mode == "pad":
                 items = np.concatenate([items, np.resize(order, batch_size - len(items))])
-            self._begin = min(start + batch_size, self.n_items)
+            current.taken += 1
             yield shards_of_step(items, n_shards, self.rank, self.size, [self.seed, self.epoch, start])
-        self._finished = True
+        current.finished = True
 
     def order(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The order in which all ranks together visit the items in this epoch."""
@@ -158,12 +185,48 @@ class DistributedSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the permutation before each epoch, on all ranks. A loaded epoch continues where it was saved."""
-        if epoch != self.epoch or self._finished:
-            self.epoch, self._begin, self._taken, self._finished = operator.index(epoch), 0, 0, False
+        if epoch != self.epoch or self._pass.finished:
+            self.epoch, self._pass = operator.index(epoch), _Pass(0)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position of all ranks, if each has yielded as many indices as this one."""
-        visited = min(self._begin + self._taken * self.size, self.n_items)
+    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+        """The position of all ranks, if the loop of each has received as many items as that of this one.
+
+        Args:
+          consumed: how many items of this pass (with `batch_size`: steps) the loop has received; None: as many as the
+            sampler has handed out. A loader that reads ahead takes more than it has given to the loop. The sampler
+            notices that of a `DataLoader` with workers over its indices, but not that of other loops, e.g. on a
+            thread or over `steps`: give the number there.
+
+        Raises:
+          InvalidArgumentError: `consumed` is missing after a loader with workers has begun the pass, or is negative or
+            more than were handed out. After the last batch, call `set_epoch` for the next epoch instead. torchdata's
+            `StatefulDataLoader` follows the sampler: save the loader's state.
+
+        Example:
+          >>> import samestep as ss
+          >>> sampler = ss.DistributedSampler(ss.initialize(), 10)
+          >>> indices = list(sampler)                    # read ahead
+          >>> sampler.state_dict(consumed=4)["visited"]
+          4
+        """
+        current = self._pass
+        # A loader that saves the sampler's state beside each batch begins before the first index. It must not be
+        # refused: what it saves is the state at the time of that batch.
+        self._followed |= current.begun and not current.taken
+        if consumed is None:
+            if current.read_ahead and not self._followed:
+                raise InvalidArgumentError(
+                    "DistributedSampler.state_dict: a loader with worker processes takes indices ahead of the loop; "
+                    "pass consumed=, the number of items that this rank's loop has received in this pass (after the "
+                    "last batch call set_epoch(epoch + 1) instead), or save the state of a torchdata StatefulDataLoader"
+                )
+            consumed = current.taken
+        if not 0 <= operator.index(consumed) <= current.taken:
+            raise InvalidArgumentError(
+                f"DistributedSampler.state_dict: consumed={consumed}, but the sampler has handed out {current.taken} "
+                f"{'items' if self.batch_size is None else 'steps'} in this pass"
+            )
+        visited = min(current.start + consumed * (self.batch_size or self.size), self.n_items)
         state: dict[str, Any] = {
             "n_items": self.n_items,
             "seed": self.seed,
@@ -192,11 +255,21 @@ class DistributedSampler:
             raise InvalidArgumentError(
                 f"DistributedSampler: the state is of shards={state['shards']}, not {self.shards}"
             )
-        self.seed, self.epoch, self._begin = state["seed"], state["epoch"], state["visited"]
-        self._taken, self._finished = 0, False
+        self.seed, self.epoch, self._pass = state["seed"], state["epoch"], _Pass(state["visited"])
 
-    def _next_begin(self) -> int:
-        return 0 if self._finished else self._begin
+    def _next_start(self) -> int:
+        return 0 if self._pass.finished else self._pass.start
+
+    def _begin(self) -> _Pass:
+        if self._pass.finished and self.shuffle and self.n_items > 1 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"DistributedSampler: epoch {self.epoch} begins again, in the same order; call set_epoch(epoch) before "
+                "each epoch, or pass shuffle=False",
+                stacklevel=3,
+            )
+        self._pass = _Pass(self._next_start(), begun=True)
+        return self._pass
 
 
 def _count(data: Any) -> int:
