@@ -1,5 +1,6 @@
 """`samestep run`: one rank fails, the user or the system ends it, and nothing is left."""
 
+import json
 import os
 import re
 import signal
@@ -112,6 +113,25 @@ def test_a_rank_that_is_killed(start, name):
     run = start("be_killed", name)
     assert run.wait() == 128 + signal.Signals[name]
     assert root(run)[::2][:2] == ("1", f"signal {name}")
+
+
+@pytest.mark.parametrize(
+    ("which", "text"),
+    [
+        ("surrogate", "ValueError: bad \\ud800 name"),
+        ("zero", "ValueError: a\\x00b"),
+        ("no text", "Unprintable: (its text cannot be made: OSError)"),
+        ("long", "ValueError: éééé"),
+    ],
+)
+def test_the_end_of_a_rank_is_told_whatever_its_text(begin, which, text):
+    launcher = "--mpi" if which == "surrogate" else "--native"
+    env = {"SAMESTEP_MPI_TRANSPORT": "mpi"}
+    run = begin(launcher, program("faults/uncaught_exception", "raise_with_an_odd_text", which), env=env)
+    assert run.wait() == 1
+    (error,) = (json.loads(line[4:]) for line in run.out.splitlines() if line.startswith("[0] "))
+    assert f"rank 1 has left group 'world': its process ended with {text}" in error
+    assert "root cause: rank 1 (pid" in run.err and text in run.err.partition("root cause")[2]
 
 
 def test_others_that_do_not_listen_are_killed_after_3_seconds(start):

@@ -73,9 +73,47 @@ def test_what_does_not_end_the_process_with_an_exception_writes_nothing(script, 
 
 def test_an_error_that_cannot_be_told_and_a_file_that_cannot_be_written(tmp_path):
     done, record = run("class E(Exception):\n  def __str__(self): raise OSError\nraise E", tmp_path)
-    assert record["text"] == "" and record["class"] == "__main__.E"
+    assert record["text"] == "(its text cannot be made: OSError)" and record["class"] == "__main__.E"
     done, _ = run("1 / 0", tmp_path, SAMESTEP_ERROR_FILE="/no/such/folder/file")
     assert done.returncode == 1 and done.stderr.count("Traceback") == 1
+
+
+class _NoText(Exception):
+    def __str__(self):
+        raise SystemExit(7)
+
+
+class _NoChain(Exception):
+    @property
+    def __cause__(self):
+        raise RuntimeError
+
+    def __eq__(self, other):
+        raise RuntimeError
+
+    __hash__ = Exception.__hash__
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("bad \ud800 name\0"), "bad \\ud800 name\\x00"),
+        (ValueError("é" * 5000), "é" * 2000),
+        (_NoText(), "(its text cannot be made: SystemExit)"),
+        (_NoChain("x"), "x"),
+    ],
+)
+def test_whatever_an_exception_is_its_record_can_be_sent(error, text):
+    record = crash_report.record_of(error)
+    assert record["text"] == text
+    json.dumps(record, ensure_ascii=False).encode()
+    assert not crash_report.is_of_lost_peer(error)
+
+
+def test_an_exception_that_another_hook_has_taken_is_remembered_too(tmp_path):
+    script = "import atexit; atexit.register(lambda: print(repr(crash_report.last_uncaught())))\n"
+    script += "import sys; sys.excepthook = lambda *_: None\n"
+    assert run(script + "1 / 0", tmp_path)[0].stdout == "ZeroDivisionError('division by zero')\n"
 
 
 def test_its_own_errors_by_their_public_names(tmp_path):

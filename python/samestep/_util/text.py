@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,46 @@ def by_rank(texts: Sequence[str]) -> str:
     for rank, text in enumerate(texts):
         ranks.setdefault(text, []).append(str(rank))
     return " and ".join(f"{text} on rank{'s' * (len(r) > 1)} {', '.join(r)}" for text, r in ranks.items())
+
+
+_MAX_ERROR = 2000  # characters
+_NOT_SENDABLE = re.compile("[\0\ud800-\udfff]")  # by UTF-8, or by a string of C
+
+
+def sendable(text: str) -> str:
+    r"""`text` with those characters escaped that cannot be sent to another process, or cannot be encoded.
+
+    Example:
+      >>> print(sendable("name \udcff"))
+      name \udcff
+    """
+    return _NOT_SENDABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def error_text(error: BaseException) -> str:
+    """The text of an exception, for other processes: short, and never an error itself.
+
+    Example:
+      >>> error_text(KeyError("lr")), error_text(OSError(2, "No such file"))
+      ("'lr'", '[Errno 2] No such file')
+    """
+    try:
+        return sendable(str(error)[:_MAX_ERROR])
+    except (
+        BaseException
+    ) as another:  # whatever its __str__ does: the others are to learn that this one has ended
+        return f"(its text cannot be made: {type(another).__name__})"
+
+
+def error_line(error: BaseException) -> str:
+    """Class and text of an exception, as the last line of a traceback has them; see `error_text`.
+
+    Example:
+      >>> error_line(KeyError("lr")), error_line(MemoryError())
+      ("KeyError: 'lr'", 'MemoryError')
+    """
+    text = error_text(error)
+    return sendable(type(error).__name__) + (f": {text}" if text else "")
 
 
 def short_repr(value: Any) -> str:

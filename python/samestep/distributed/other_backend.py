@@ -10,6 +10,7 @@ from samestep import _core
 from samestep._util import launchers
 from samestep._util.cpus import usable_cpus
 from samestep._util.json_layout import Many, Map
+from samestep._util.text import error_line
 from samestep.backend import Backend, MPIBackend, NativeBackend
 from samestep.errors import Error, UnavailableError
 from samestep.group import hosts, json_exchange
@@ -64,7 +65,7 @@ def open_group(world: Backend, kind: str, members: list[int], timeout: float) ->
         )
         between.close(timeout)
     except BaseException as error:
-        between.abandon(f"it failed with {type(error).__name__}: {error}")
+        between.abandon(f"it failed with {error_line(error)}")
         raise
     same_host = [cpus for host, (_, cpus) in zip(where, table, strict=True) if host == where[comm.rank]]
     comm.configure(oversubscribed=hosts.oversubscribed(same_host, usable_cpus()))

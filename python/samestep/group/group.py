@@ -14,6 +14,7 @@ import numpy as np
 
 from samestep import _core, arrays
 from samestep._util.deadline import seconds
+from samestep._util.text import error_line
 from samestep.errors import PeerLostError
 from samestep.group import hosts
 from samestep.group.objects import MessageMethods
@@ -391,7 +392,7 @@ class Group(MessageMethods, VariableLengthMethods):
         if error is None:
             self.close()
         else:
-            self._abandon(f"it ended with {type(error).__name__}: {error}")
+            self._abandon(f"it ended with {error_line(error)}")
 
 
 def warn(text: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from samestep import errors
+from samestep._util.text import error_line
 
 if TYPE_CHECKING:
     import logging
@@ -36,7 +37,7 @@ def text_of(error: BaseException) -> str:
       '<samestep.TimeoutError>rank 1 is late</samestep>'
     """
     names = [name for name, kind in _KINDS.items() if kind in type(error).__mro__]
-    return _TEXT.format(names[0], error) if names else f"{type(error).__name__}: {error}"
+    return _TEXT.format(names[0], error) if names else error_line(error)
 
 
 _KINDS = {name: getattr(errors, name) for name in errors.__all__ if name != "Error"}

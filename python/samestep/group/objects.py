@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import numpy as np
 
 from samestep import _core, arrays
-from samestep._util.text import ranks_text
+from samestep._util.text import error_line, ranks_text
 from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group import trust
 from samestep.group.collectives import CollectiveMethods
@@ -23,7 +23,6 @@ ANY = -1
 _NO_STATUS = Status(-1, -1, 0)
 _T = TypeVar("_T")
 _NO_BYTES = np.empty(0, np.uint8)
-_MAX_TEXT = 1000
 _core.set_status_type(Status)
 
 
@@ -100,11 +99,7 @@ def _pickled_or_why(obj: Any) -> tuple[np.ndarray[Any, Any], list[Exception]]:
     try:
         return _pickled(obj), []
     except Exception as error:
-        return np.frombuffer(_text(error).encode(errors="replace"), np.uint8), [error]
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:_MAX_TEXT]
+        return np.frombuffer(error_line(error).encode(), np.uint8), [error]
 
 
 def _refused(verb: str, root: int, why: str) -> InvalidArgumentError:
@@ -116,7 +111,7 @@ def _raise_not_pickled(verb: str, failed: list[Exception]) -> NoReturn:
     error = failed.pop()
     if isinstance(error, MemoryError):  # it says nothing about the object
         raise error
-    raise InvalidArgumentError(f"{verb}: the object cannot be pickled: {_text(error)}") from error
+    raise InvalidArgumentError(f"{verb}: the object cannot be pickled: {error_line(error)}") from error
 
 
 class MessageMethods(CollectiveMethods):
@@ -395,7 +390,7 @@ class MessageMethods(CollectiveMethods):
                     parts = [_pickled(obj) for obj in objects]
                     metadata = [part.size for part in parts]
                 except Exception as error:
-                    failed, metadata = [error], str(_refused("scatter_object", root, _text(error)))
+                    failed, metadata = [error], str(_refused("scatter_object", root, error_line(error)))
         with _core.UserCall(f"scatter_object(root={root})"):
             counts = self._start_bcast_object(metadata, root, limit)._wait_blocking(
                 wait_on_host=limit.wait_on_host

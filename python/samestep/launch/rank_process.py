@@ -52,7 +52,7 @@ def _become(argv: list[str], env: dict[str, str], cwd: str, descriptors: dict[in
         os.execvpe(argv[0], argv, env)
     except OSError as error:
         text = f"samestep: cannot start {argv[0]} in {cwd} on {socket.gethostname()}: {error.strerror}\n"
-        os.write(2, text.encode())
+        os.write(2, text.encode(errors="backslashreplace"))
     os._exit(127)
 
 

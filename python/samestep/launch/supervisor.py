@@ -261,7 +261,7 @@ class Supervisor:
         return root.exit_code
 
     def _say(self, text: str) -> None:
-        self._output.status(2, f"samestep: {text}\n".encode())
+        self._output.status(2, f"samestep: {text}\n".encode(errors="backslashreplace"))
 
     def _on_output_lost(self, error: OSError) -> None:
         if isinstance(error, BrokenPipeError):  # the reader of our output has closed it

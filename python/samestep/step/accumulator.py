@@ -13,6 +13,7 @@ import numpy as np
 
 from samestep import _core, trees
 from samestep._util.json_layout import Many
+from samestep._util.text import error_line
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.collectives import require_backend
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
     from samestep.group.group import Group
 
 __all__ = ["Accumulator"]
-
-
-def _text_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 class Accumulator:
@@ -147,7 +144,7 @@ class Accumulator:
             if copy and partial.term is not None and self._tree is not None:
                 partial.settled(self._tree.layout, self._memory)
         except BaseException as error:  # sums of earlier shards may be gone
-            self._failure = _text_of(error)
+            self._failure = error_line(error)
             raise
         self._added.add(index)
 
@@ -295,7 +292,7 @@ class Accumulator:
                 if self._tree is not None and not partial.is_empty:
                     partial.settled(self._tree.layout, self._memory)
         except Exception as error:  # reported to the other ranks
-            self._failure, partials = _text_of(error), []
+            self._failure, partials = error_line(error), []
         n_nodes = len(self._nodes[self._backend.rank])
         return partials[:n_nodes] + [Partial() for _ in range(n_nodes - len(partials))]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from samestep import trees
 from samestep._util.json_layout import Many
-from samestep._util.text import by_rank
+from samestep._util.text import by_rank, error_line
 from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.step.headers import ALL_PRESENT, NO_OPINION, Header
 from samestep.step.leaves import Layout, LeafSpec
@@ -144,7 +144,7 @@ def _share_containers(backend: Group, mine: Tree | None, root: int, act: str, ti
         try:
             sent = pickle.dumps((mine.rebuild(values), mine.examples))
         except Exception as error:
-            sent = f"{type(error).__name__}: {error}".encode()
+            sent = error_line(error).encode()
             sent = b"!" + sent
     received = backend.bcast_object(sent, root=root, timeout=timeout)
     if received[:1] == b"!":

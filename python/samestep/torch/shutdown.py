@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from samestep import _core
+from samestep._util.text import error_line
 from samestep.errors import Error
 from samestep.world import crash_report
 
@@ -80,11 +81,7 @@ class GroupShutdown:
         error = crash_report.last_uncaught()
         if error is None and os.getpid() == self._pid:
             self._drain(_LEAVING_S)
-        ended = (
-            "its process ended"
-            if error is None
-            else f"its process ended with {type(error).__name__}: {error}"
-        )
+        ended = "its process ended" if error is None else f"its process ended with {error_line(error)}"
         self.leave(ended)
         if error is not None and "mpi4py.MPI" in sys.modules:
             # MPI_Finalize waits for all ranks. A rank that never learns of this error must not block this one forever.

@@ -7,20 +7,22 @@ launcher which rank failed first, and which failed only because another one did.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 from samestep import _settings
+from samestep._util.text import error_text, sendable
 from samestep.errors import Error, PeerLostError
 
-_MAX_TEXT = 2000
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 _last: BaseException | None = None
-_installed = False
+_hook: Any = None
 
 
 def install() -> None:
@@ -28,10 +30,9 @@ def install() -> None:
 
     `SystemExit` does not pass the hook: such a process tells all by its exit code.
     """
-    global _installed  # noqa: PLW0603
-    if _installed:
+    global _hook  # noqa: PLW0603
+    if _hook is not None:
         return
-    _installed = True
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -39,11 +40,11 @@ def install() -> None:
         _last = error
         path = _settings.get(_settings.ERROR_FILE)
         if path:
-            with contextlib.suppress(OSError):  # the traceback matters more
+            with contextlib.suppress(Exception):  # the traceback matters more
                 _write(path, error)
         before(kind, error, traceback)
 
-    sys.excepthook = hook
+    sys.excepthook = _hook = hook
 
 
 def remember(error: BaseException) -> None:
@@ -54,6 +55,10 @@ def remember(error: BaseException) -> None:
 
 def last_uncaught() -> BaseException | None:
     """The exception that is ending this process, or None."""
+    if _last is None and sys.excepthook is not _hook and not hasattr(sys, "ps1"):
+        # Another hook has taken the place of ours. Python notes the exception before it calls any; in an interactive
+        # session, which goes on, that is not its end.
+        return getattr(sys, "last_value", None)
     return _last
 
 
@@ -63,31 +68,38 @@ def record_of(error: BaseException) -> dict[str, Any]:
         "time": time.time(),
         "class": _class_of(error),
         "rank": _rank(),
-        "text": _text_of(error),
+        "text": error_text(error),
         "pid": os.getpid(),
     }
     below = _samestep_error_below(error)
     return (
         record
         if below is None
-        else {**record, "because": {"class": _class_of(below), "text": _text_of(below)}}
+        else {**record, "because": {"class": _class_of(below), "text": error_text(below)}}
     )
 
 
-def _samestep_error_below(error: BaseException) -> Error | None:
+def _samestep_error_below(error: BaseException) -> BaseException | None:
     """The samestep error that `error` was raised from or while handling, or None."""
-    seen: list[BaseException] = []
-    below: BaseException | None = error
-    while below is not None and below not in seen:
-        seen.append(below)
-        below = below.__cause__ or (None if below.__suppress_context__ else below.__context__)
-        if isinstance(below, Error):
-            return below
-    return None
+    below = itertools.islice(_chain(error, suppressed=False), 1, None)
+    return next((one for one in below if issubclass(type(one), Error)), None)
+
+
+def _chain(error: BaseException | None, *, suppressed: bool) -> Iterator[BaseException]:
+    """`error` and those that it was raised from or while handling; `suppressed`: also those hidden by `from None`."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        try:
+            hidden = error.__suppress_context__ and not suppressed
+            error = error.__cause__ or (None if hidden else error.__context__)
+        except Exception:  # of a class that defines these names otherwise
+            return
 
 
 def _class_of(error: BaseException) -> str:
-    return f"{type(error).__module__}.{type(error).__qualname__}"
+    return sendable(f"{type(error).__module__}.{type(error).__qualname__}")
 
 
 def is_of_lost_peer(error: BaseException | None) -> bool:
@@ -104,13 +116,7 @@ def is_of_lost_peer(error: BaseException | None) -> bool:
       ...     is_of_lost_peer(error), is_of_lost_peer(KeyError())
       (True, False)
     """
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, PeerLostError):
-            return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return False
+    return any(issubclass(type(one), PeerLostError) for one in _chain(error, suppressed=True))
 
 
 def _write(path: str, error: BaseException) -> None:
@@ -131,10 +137,3 @@ def _rank() -> int | None:
         if os.environ.get(name, "").isdecimal():
             return int(os.environ[name])
     return None
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)[:_MAX_TEXT]
-    except Exception:
-        return ""

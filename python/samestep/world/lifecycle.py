@@ -17,6 +17,7 @@ from samestep._util import launchers, unknown_settings
 from samestep._util.cpus import usable_cpus
 from samestep._util.deadline import seconds
 from samestep._util.json_layout import Many, Map
+from samestep._util.text import error_line
 from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend
 from samestep.errors import InvalidArgumentError, NotInitializedError, UnavailableError
 from samestep.gpu import discovery
@@ -137,7 +138,7 @@ def _share_arrays(world: Backend) -> None:
     try:
         world._call_at_end(numpy_memory.begin(world._comm, world.local_size))
     except BaseException as error:  # the others may not have it
-        world._abandon(f"it ended with {type(error).__name__}: {error}")
+        world._abandon(f"it ended with {error_line(error)}")
         raise
 
 
@@ -411,7 +412,7 @@ def _at_exit() -> None:
         return
     ended = "its program has ended, without this call"
     if error is not None:
-        ended = f"its process ended with {type(error).__name__}: {error}"
+        ended = f"its process ended with {error_line(error)}"
     _world._abandon(ended, finished=error is None)
 
 

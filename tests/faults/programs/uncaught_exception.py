@@ -21,6 +21,30 @@ def raise_before_a_collective():
         raise SystemExit(3) from None
 
 
+class Unprintable(Exception):
+    def __str__(self):
+        raise OSError
+
+
+_ODD = {
+    "surrogate": lambda: ValueError("bad \ud800 name"),
+    "zero": lambda: ValueError("a\0b"),
+    "no text": Unprintable,
+    "long": lambda: ValueError("é" * 5000),
+}
+
+
+def raise_with_an_odd_text(which):
+    world = ss.initialize(timeout=120)
+    world.barrier()
+    if world.rank == 1:
+        raise _ODD[which]()
+    try:
+        world.allreduce(np.ones(3))
+    except ss.PeerLostError as error:
+        print(json.dumps(str(error)), flush=True)
+
+
 def raise_while_others_compute():
     world = ss.initialize("mpi", timeout=120)
     world.barrier()
