@@ -9,13 +9,14 @@ import select
 import socket
 import termios
 import threading
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samestep._util import handshake
+from samestep._util import handshake, strangers
 from samestep.group import printing
-from samestep.launch import agent, bootstrap, frames, terminal
+from samestep.launch import agent, bootstrap, frames, network, terminal
 from samestep.launch.arguments import Options
 from samestep.launch.lines import LONGEST_LINE, Lines
 from samestep.launch.loop import Loop
@@ -308,3 +309,38 @@ def test_another_world_than_asked_for_is_a_problem(hello, screen):
         link.close()
     for rank in ranks:
         ranks.mark_lost(rank)
+
+
+def test_an_agent_waits_for_a_launcher_that_was_stopped(monkeypatch):
+    """Its kernel takes the connection; the answer comes when it goes on."""
+    monkeypatch.setattr(bootstrap, "_CONNECT_TIMEOUT_S", 0.05)
+    server, _ = network.listen(everywhere=False)
+    port = server.getsockname()[1]
+    where = {"host": socket.gethostname(), "addresses": [], "port": port, "token": "known"}
+    with contextlib.closing(server):
+        agents: list[object] = []
+        thread = threading.Thread(target=lambda: agents.append(bootstrap.connect(where)))
+        thread.start()
+        thread.join(0.5)  # ten times as long as a connection may take
+        link, _ = server.accept()
+        with link:
+            greeting = handshake.Greeting(handshake.AGENT, b"known")
+            while not greeting.done:
+                link.sendall(greeting.feed(link.recv(4096)))
+            thread.join(30)
+        assert agents
+        agents[0].close()
+
+
+def test_the_time_of_strangers_does_not_pass_while_nobody_looks(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(strangers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    found = strangers.Strangers("the port", print)
+    found.add("link")
+    now[0] += 12.0
+    assert found.late() == []
+    for _ in range(9):
+        now[0] += 1.0
+        assert found.late() == []
+    now[0] += 1.0
+    assert found.late() == ["link"]

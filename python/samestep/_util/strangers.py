@@ -10,6 +10,7 @@ from collections.abc import Callable
 __all__ = ["Strangers"]
 
 _PROOF_S = 10.0  # for a connection to prove itself
+_STOPPED_S = 3.0  # more than the owner's loop sleeps: nothing could arrive in this time
 _MAX_CONNECTIONS = 512
 
 
@@ -36,6 +37,7 @@ others after it will be, too, without a line each
         self._port, self._say = port, say
         self._most = min(_MAX_CONNECTIONS, _descriptors() // 4) + n_expected
         self._deadlines: dict[socket.socket, float] = {}  # in the order in which they came
+        self._looked_at = 0.0
         self.n_reported = 0
 
     def __contains__(self, link: object) -> bool:
@@ -49,7 +51,10 @@ others after it will be, too, without a line each
         oldest = next(iter(self._deadlines)) if len(self._deadlines) >= self._most else None
         if oldest is not None:
             del self._deadlines[oldest]
-        self._deadlines[link] = time.monotonic() + _PROOF_S
+        now = time.monotonic()
+        if not self._deadlines:
+            self._looked_at = now
+        self._deadlines[link] = now + _PROOF_S
         return oldest
 
     def remove(self, link: socket.socket) -> None:
@@ -57,8 +62,11 @@ others after it will be, too, without a line each
         self._deadlines.pop(link, None)
 
     def late(self) -> list[socket.socket]:
-        """Those whose time is over."""
+        """Those whose time is over, which does not pass while this process is stopped; to be called every second."""
         now = time.monotonic()
+        gap, self._looked_at = now - self._looked_at, now
+        if gap > _STOPPED_S:
+            self._deadlines = {link: deadline + gap for link, deadline in self._deadlines.items()}
         found = []
         for link, deadline in self._deadlines.items():
             if deadline > now:

@@ -22,6 +22,7 @@ FROM_STDIN = "-"
 """Its value where the JSON is the first line to read."""
 
 _CONNECT_TIMEOUT_S = 10.0
+_GREETING_TIMEOUT_S = 600.0  # a launcher that was stopped (Ctrl-Z) answers when it goes on
 _RANK_VARIABLES = (  # of Open MPI, of MPICH and its family, of PALS
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
@@ -58,6 +59,7 @@ def _greet(link: socket.socket, token: str) -> None:
     """Proves to the launcher that this is one of its agents, after it has proved to be the launcher."""
     ours = handshake.Client(handshake.AGENT, token.encode())
     proof = None
+    link.settimeout(_GREETING_TIMEOUT_S)
     try:
         link.sendall(ours.hello)
         while proof is None:
@@ -66,6 +68,11 @@ def _greet(link: socket.socket, token: str) -> None:
                 raise ConnectionResetError("it has closed the connection")
             proof = ours.feed(data)
         link.sendall(proof)
+    except TimeoutError:
+        link.close()
+        raise SystemExit(
+            f"samestep: the launcher has not answered for {_GREETING_TIMEOUT_S:g} s; was it stopped?"
+        ) from None
     except (OSError, ValueError) as error:
         link.close()
         raise SystemExit(
