@@ -197,3 +197,41 @@ def test_a_program_that_cannot_be_executed_is_named(launcher, tmp_path):
     done = subprocess.run(line, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 127
     assert f"[0] samestep: cannot start {broken} in " in done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["--native"], indirect=True)
+def test_what_rank_0_does_not_read_stays_on_standard_input(begin, launcher, tmp_path):
+    """As in a loop of a shell that starts a run for each line that it reads."""
+    lines = b"".join(b"%d\n" % i for i in range(1000))
+    (tmp_path / "list").write_bytes(lines)
+    with (tmp_path / "list").open("rb", buffering=0) as file:
+        assert begin(launcher, program("faults/launch_run", "write_to_both_outputs"), stdin=file).wait() == 0
+        assert file.read() == lines
+        file.seek(4)
+        run = begin(launcher, program("faults/launch_run", "print_input"), stdin=file)
+        assert run.wait() == 0
+        assert f"[0] {lines[4:].decode()!r}\n" in run.out and "[1] ''\n" in run.out
+
+
+def _refusal(before, *prefix):
+    ended = subprocess.run(
+        [*prefix, "sh", "-c", f'{before}; exec "$@"', "sh", *RUN_COMMAND, "-n", "2", script("faults/start")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2 and ended.stdout == ""
+    return ended.stderr
+
+
+def test_a_deleted_working_folder_is_named_before_anything_starts(tmp_path):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    assert "it has been deleted; cd to one that exists" in _refusal(f"cd {folder}; rmdir {folder}")
+
+
+def test_without_a_loopback_interface_the_cure_is_named():
+    if subprocess.run(["unshare", "--net", "true"], stderr=subprocess.DEVNULL, check=False).returncode:
+        pytest.skip("needs the right to make a network namespace")
+    assert "ip link set lo up" in _refusal(":", "unshare", "--net")

@@ -37,7 +37,7 @@ def test_one_remote_shell_for_the_ranks_of_another_host(monkeypatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", "/a b")
     options = arguments.parse(["--hosts", "localhost:1,far:2", "--rsh", "my 'r s h' -q", "x"])
     here, there = programs(options, {"token": "secret"})
-    assert (here.ranks, here.stdin) == ((0,), b"")
+    assert (here.ranks, here.stdin) == ((0,), None)
     assert (there.name, there.ranks) == ("my to far", (1, 2))
     *prefix, command = there.argv
     assert prefix == ["my", "r s h", "-q", "far"]

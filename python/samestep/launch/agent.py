@@ -134,7 +134,7 @@ class Agent:
 
     # --- the rank
 
-    def _start(self, argv: list[str], env: dict[str, str], cwd: str, stdin: bool, live: list[int]) -> None:
+    def _start(self, argv: list[str], env: dict[str, str], cwd: str, stdin: str, live: list[int]) -> None:
         self._live = set(live)
         self._error_file = os.path.join(
             os.environ.get("TMPDIR", "/tmp"), f"samestep-{os.urandom(8).hex()}.json"

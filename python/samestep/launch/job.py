@@ -22,14 +22,21 @@ from samestep.launch.output import Output
 class Program:
     """What to start: its name in messages, command line and whole environment, and the ranks that it is for.
 
-    Without ranks it is for all: its end is the end of the run. `stdin` is what it reads; short.
+    Without ranks it is for all: its end is the end of the run. `stdin` is what it reads, short; None: the
+    launcher's own standard input.
     """
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
     ranks: tuple[int, ...] = ()
-    stdin: bytes = b""
+    stdin: bytes | None = b""
+
+
+def _stdin_of(program: Program) -> int | None:
+    if program.stdin is None:
+        return None
+    return subprocess.PIPE if program.stdin else subprocess.DEVNULL
 
 
 class LaunchedJob:
@@ -55,7 +62,7 @@ class LaunchedJob:
                 process = subprocess.Popen(
                     program.argv,
                     env=program.env,
-                    stdin=subprocess.PIPE if program.stdin else subprocess.DEVNULL,
+                    stdin=_stdin_of(program),
                     stdout=pipes[1][1],
                     stderr=pipes[2][1],
                     start_new_session=True,
@@ -64,7 +71,7 @@ class LaunchedJob:
                 )
                 process.returncode = 0  # the launcher reaps all its children itself
                 self._running[process.pid] = program
-                if process.stdin is not None:
+                if process.stdin is not None and program.stdin is not None:
                     with contextlib.suppress(BrokenPipeError):  # it has ended, and will be missed
                         process.stdin.write(program.stdin)
                         process.stdin.close()

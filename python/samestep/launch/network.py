@@ -88,6 +88,16 @@ def _ports_of_servers() -> range:
     return range(20000, first) if first >= 20000 + _PORTS_TO_TRY else range(1024, 65536)
 
 
+def loopback_is_up() -> bool:
+    """Whether processes of this host reach each other at 127.0.0.1: in a new network namespace they do not."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("127.0.0.1", 9))  # sends nothing
+        except OSError:
+            return False
+    return True
+
+
 def _addresses() -> list[str]:
     """The IPv4 addresses of this host's interfaces."""
     found = []

@@ -43,6 +43,7 @@ def programs(options: Options, where: Mapping[str, Any]) -> list[Program]:
                     agent,
                     env | {BOOTSTRAP: json.dumps({**where, "ranks": [rank]})},
                     (rank,),
+                    stdin=None if rank == 0 and not os.isatty(0) else b"",
                 )
                 for rank in ranks
             ]

@@ -13,21 +13,25 @@ from samestep.launch.loop import Loop
 
 
 def spawn(
-    argv: list[str], env: dict[str, str], cwd: str, *, stdin: bool
+    argv: list[str], env: dict[str, str], cwd: str, *, stdin: str
 ) -> tuple[int, int | None, dict[int, int]]:
     """Starts a program in a process group of its own, which dies with this process.
 
+    Its standard input is a "pipe", "inherited" from this process, or for any other `stdin` /dev/null.
+
     Returns:
-      Its pid; the pipe to its standard input, or None where it reads /dev/null; the pipes from its outputs,
-      by its descriptor (1, 2). Our ends of the pipes do not block. A program that cannot be started ends with
+      Its pid; the pipe to its standard input, or None unless `stdin` is "pipe"; the pipes from its outputs, by its
+      descriptor (1, 2). Our ends of the pipes do not block. A program that cannot be started ends with
       code 127 and says why on its stderr.
     """
-    pipes = {fd: os.pipe() for fd in ((0, 1, 2) if stdin else (1, 2))}
+    pipes = {fd: os.pipe() for fd in ((0, 1, 2) if stdin == "pipe" else (1, 2))}
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         processes.die_with_parent(parent, signal.SIGKILL)
         ends = {fd: ends[0 if fd == 0 else 1] for fd, ends in pipes.items()}
+        if stdin == "inherited":
+            ends[0] = 0
         _become(argv, env, cwd, ends)
     ours = {}
     for fd, (reading, writing) in pipes.items():

@@ -12,7 +12,7 @@ from samestep._settings import REPORTED
 from samestep._util.unknown_settings import warn_unknown
 from samestep.launch.arguments import RESTARTED, Options, parse
 from samestep.launch.mpirun import LaunchError
-from samestep.launch.network import may_leave_host
+from samestep.launch.network import loopback_is_up, may_leave_host
 from samestep.launch.supervisor import Supervisor
 
 
@@ -31,7 +31,7 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
     """
     _open_standard_descriptors()
     options = parsed()
-    if why := _why_not(options):
+    if why := _what_is_missing() or _why_not(options):
         return _refuse(command, why)
     _warn_of_variables(command, options)
     if options.cluster:
@@ -67,6 +67,17 @@ def _run_again(options: Options, argv: Sequence[str]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "samestep", "run", RESTARTED, str(count), *command])
 
 
+def _what_is_missing() -> str:
+    """What this process needs of its host, and does not have; else ""."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        return f"there is no working folder ({error.strerror}): it has been deleted; cd to one that exists"
+    if not loopback_is_up():
+        return "the loopback interface is down, so no rank can reach another; as root: ip link set lo up"
+    return ""
+
+
 def _why_not(options: Options) -> str:
     """The error that every rank would print if the program cannot be found; else ""."""
     program = options.program
@@ -100,5 +111,5 @@ def _allow_descriptors(wanted: int) -> None:
 def _open_standard_descriptors() -> None:
     """Open closed standard descriptors, so that no socket gets the number of one."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        continue
+        os.set_inheritable(fd, True)
     os.close(fd)

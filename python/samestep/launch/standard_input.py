@@ -1,4 +1,7 @@
-"""Forwards standard input to rank 0.
+"""Forwards standard input to rank 0, where that is not a child of this process, or a terminal is read.
+
+Elsewhere rank 0 has the descriptor itself: what it does not read stays there, for example for the loop of a shell that
+starts one run per line. A terminal is for the processes of its session, which ranks are not.
 
 Not through `mpirun`: that of Open MPI 5 loses the end of the input (seen with 5.0.11), and repeats parts
 of inputs above 64 KiB (https://github.com/openpmix/prrte/issues/2579).

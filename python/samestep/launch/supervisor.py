@@ -87,6 +87,7 @@ class Supervisor:
         where = {"host": socket.gethostname(), "addresses": addresses, "token": secrets.token_hex(16)}
         where["port"] = server.getsockname()[1]
         self._programs = programs(options, where)
+        self._rank_0_reads_itself = any(program.stdin is None for program in self._programs)
         self._ranks = Ranks(
             self._loop,
             server,
@@ -162,8 +163,9 @@ class Supervisor:
             )
             if options.jax:
                 env |= jax_variables.for_ranks({**os.environ, **options.env})
+            stdin = ("inherited" if self._rank_0_reads_itself else "pipe") if rank.number == 0 else ""
             start["argv"] = options.rank_argv(sys.executable, place.local_rank)
-            rank.send(frames.START, {**start, "env": env | options.env, "stdin": rank.number == 0})
+            rank.send(frames.START, {**start, "env": env | options.env, "stdin": stdin})
 
     def _reserved_port(self) -> int:
         self._port_holder = network.reserve_port()  # until the run ends
@@ -288,5 +290,5 @@ class Supervisor:
     def _choose_what_to_watch(self) -> None:
         self._output.watch()
         self._ranks.pause(self._output.n_waiting > _MAX_WAITING and self._end is None)
-        if self._started:
+        if self._started and not self._rank_0_reads_itself:
             self._ranks.input.watch()
