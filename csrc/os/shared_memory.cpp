@@ -33,7 +33,10 @@ SharedMemory::~SharedMemory() {
 
 SharedMemory SharedMemory::make(const char* name, std::size_t nbytes) {
   Fd fd = checked(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create");
-  if (::ftruncate(fd.get(), static_cast<off_t>(nbytes)) != 0) throw_errno("cannot size shared memory");
+  if (::ftruncate(fd.get(), static_cast<off_t>(nbytes)) != 0) {
+    throw_errno(errno == EFBIG ? "cannot size shared memory, for `ulimit -f` counts it as a file"
+                               : "cannot size shared memory");
+  }
   // A rank that shrank the memory would end the others by SIGBUS at their next access.
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) throw_errno("cannot seal it");
   return SharedMemory(std::move(fd), nbytes);

@@ -20,9 +20,9 @@
 namespace samestep {
 namespace {
 
-/// Accompanies a descriptor.
+/// Accompanies a descriptor; or the text of the error that came in place of a region.
 struct FdMessage {
-  enum class Kind : std::uint64_t { region, segment } kind;
+  enum class Kind : std::uint64_t { region, segment, refusal } kind;
   std::uint64_t number;  // of the group or of the segment
 };
 
@@ -64,12 +64,17 @@ class ProcessPeers final : public LocalPeers {
     std::vector<bool> seen;                  // parts whose pages are mapped in this process
     std::size_t seen_from = 0, seen_to = 0;  // the range checked last
   };
+  struct Region {  // received and not yet used
+    std::uint64_t number;
+    SharedMemory memory;
+    std::string refusal;  // why there is no memory
+  };
   struct Peer {
     UnixSocket socket;
     pid_t pid = 0;
     ProcessWatch watch;
     std::vector<Segment> segments;
-    std::deque<std::pair<std::uint64_t, SharedMemory>> regions;  // received and not yet used, with their numbers
+    std::deque<Region> regions;
   };
 
   /// Whether `errno` says that CMA is forbidden, although it was allowed when the ranks connected.
@@ -81,6 +86,7 @@ class ProcessPeers final : public LocalPeers {
   bool send_segment(std::uint32_t number, const SharedMemory& segment);
   std::optional<UnixSocket::Packet> receive_now(int peer);
   bool receive_fd(int peer);
+  SharedMemory make_region(std::span<const int> members, std::size_t nbytes, std::uint64_t number);
   [[noreturn]] static void throw_late(int peer, const Deadline& deadline);
   std::optional<SharedMemory> take_region(int owner, std::uint64_t number);
   static void see(Segment& segment, std::size_t offset, std::size_t nbytes);
@@ -187,9 +193,15 @@ bool ProcessPeers::receive_fd(int peer) {
   std::optional<UnixSocket::Packet> packet = receive_now(peer);
   if (!packet) return false;
   FdMessage message;
-  if (packet->bytes.size() == sizeof message) std::memcpy(&message, packet->bytes.data(), sizeof message);
+  const std::size_t nbytes = packet->bytes.size();
+  if (nbytes >= sizeof message) std::memcpy(&message, packet->bytes.data(), sizeof message);
+  if (nbytes > sizeof message && message.kind == FdMessage::Kind::refusal) {
+    const auto* const text = reinterpret_cast<const char*>(packet->bytes.data() + sizeof message);
+    of(peer).regions.push_back({message.number, {}, std::string(text, nbytes - sizeof message)});
+    return true;
+  }
   // The number determines the length of a table, so it is bounded.
-  if (packet->bytes.size() != sizeof message || !packet->fd || message.kind > FdMessage::Kind::segment ||
+  if (nbytes != sizeof message || !packet->fd || message.kind > FdMessage::Kind::segment ||
       (message.kind == FdMessage::Kind::segment && message.number >= kMaxSegments)) {
     throw Error("an unknown packet came from a rank of this host");
   }
@@ -198,7 +210,7 @@ bool ProcessPeers::receive_fd(int peer) {
   // process.
   memory.close_fd();
   if (message.kind == FdMessage::Kind::region) {
-    of(peer).regions.emplace_back(message.number, std::move(memory));
+    of(peer).regions.push_back({message.number, std::move(memory), {}});
   } else {
     std::vector<Segment>& segments = of(peer).segments;
     segments.resize(std::max<std::size_t>(segments.size(), message.number + 1));
@@ -218,20 +230,42 @@ std::optional<SharedMemory> ProcessPeers::take_region(int owner, std::uint64_t n
   // What several threads wait for comes in one stream, with segments of the owner's heap in between. The owner may have
   // ended after the one that is wanted here.
   do {
-    const auto found = std::ranges::find(regions, number, [](const auto& region) { return region.first; });
+    const auto found = std::ranges::find(regions, number, &Region::number);
     if (found == regions.end()) continue;
-    std::optional<SharedMemory> taken = std::move(found->second);
+    Region taken = std::move(*found);
     regions.erase(found);
-    return taken;
+    if (!taken.memory) throw UnavailableError(taken.refusal);
+    return std::move(taken.memory);
   } while (receive_fd(owner));
   return std::nullopt;
+}
+
+/// Makes the memory of a group. The others, which wait for it, get the error if there is one.
+SharedMemory ProcessPeers::make_region(std::span<const int> members, std::size_t nbytes, std::uint64_t number) {
+  try {
+    return SharedMemory::make("samestep", nbytes);
+  } catch (const UnavailableError& error) {
+    const std::string text = str(
+        "rank ", rank_, " of this host cannot make the memory that its ranks share: ", error.what(),
+        "; SAMESTEP_NATIVE_TRANSPORT=tcp (over MPI: SAMESTEP_MPI_TRANSPORT=mpi) on all ranks does without such memory");
+    const FdMessage message{FdMessage::Kind::refusal, number};
+    std::string packet(reinterpret_cast<const char*>(&message), sizeof message);
+    packet += text;
+    for (const int peer : members) {
+      try {
+        if (peer != rank_) of(peer).socket.send_now(packet.data(), packet.size(), nullptr);
+      } catch (const Error&) {  // it has ended, and waits for nothing
+      }
+    }
+    throw UnavailableError(text);
+  }
 }
 
 std::shared_ptr<std::byte> ProcessPeers::share(std::span<const int> members, std::size_t nbytes, std::uint64_t number,
                                                const Deadline& deadline) {
   std::optional<SharedMemory> memory;
   if (const int owner = members.front(); owner == rank_) {
-    memory = SharedMemory::make("samestep", nbytes);
+    memory = make_region(members, nbytes, number);
     const FdMessage message{FdMessage::Kind::region, number};
     for (const int peer : members) {
       if (peer == rank_ || of(peer).socket.send(&message, sizeof message, &memory->fd(), deadline)) continue;

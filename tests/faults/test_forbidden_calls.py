@@ -38,6 +38,21 @@ def test_a_death_is_found_without_pidfd(ranks):
 
 
 @pytest.mark.parametrize("ranks", ["shm"], indirect=True)
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [("forbidden", "memfd_create: Operation not permitted"), ("limited", "`ulimit -f` counts it")],
+)
+def test_all_ranks_learn_that_one_can_share_no_memory_and_what_does_without(ranks, how, why, later):
+    job = ranks(program("faults/forbidden_calls", "share_no_memory", how, later), 3)
+    texts = {job.report(rank)["text"] for rank in range(3)}
+    assert len(texts) == 1
+    text = texts.pop()
+    assert "rank 0 of this host cannot make the memory that its ranks share" in text and why in text
+    assert "SAMESTEP_NATIVE_TRANSPORT=tcp" in text
+
+
+@pytest.mark.parametrize("ranks", ["shm"], indirect=True)
 def test_doctor_says_what_is_forbidden_and_what_is_done_instead(ranks):
     before, after = ranks(program("faults/forbidden_calls", "tell_what_is_forbidden"), 1).report(0)["notes"]
     assert len(after) == 2

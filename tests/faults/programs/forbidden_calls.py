@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import platform
+import resource
 import signal
 import struct
 import sys
@@ -20,6 +21,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 ON_X86 = platform.machine() == "x86_64"
 NUMBERS = {
     "pidfd_open": 434,
+    "memfd_create": 319 if ON_X86 else 279,
     "process_vm_readv": 310 if ON_X86 else 270,
     "process_vm_writev": 311 if ON_X86 else 271,
 }
@@ -109,6 +111,27 @@ def lose_rank_1_without_pidfd():
         world.barrier()
     except ss.PeerLostError as error:
         report(text=str(error), at=time.time())
+
+
+def share_no_memory(how, later):
+    """On rank 0, which makes the memory of a group; `later`: only that of a group after the world."""
+
+    def refuse():
+        if rank == 0 and how == "forbidden":
+            forbid("memfd_create")
+        elif rank == 0:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+    if not later:
+        refuse()
+    try:
+        world = start(timeout=120.0)
+        refuse()
+        world.split(0)
+    except ss.UnavailableError as error:
+        report(text=str(error))
+        if later:
+            world.barrier()  # the world is as it was
 
 
 def tell_what_is_forbidden():
