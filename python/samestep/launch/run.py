@@ -6,9 +6,10 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from samestep._settings import REPORTED
+from samestep._util import launchers
 from samestep._util.unknown_settings import warn_unknown
 from samestep.launch.arguments import RESTARTED, Options, parse
 from samestep.launch.mpirun import LaunchError
@@ -39,6 +40,8 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
         print(
             f"{command}: {where}, by {options.cluster}; --nnodes 1 runs on this node alone", file=sys.stderr
         )
+    if outer := _note_of_outer_launcher(options, os.environ):
+        print(f"{command}: {outer}", file=sys.stderr)
     _allow_descriptors(3 * options.n_ranks + 100)
     try:
         supervisor = Supervisor(options)
@@ -57,6 +60,17 @@ def _warn_of_variables(command: str, options: Options) -> None:
     env = {**os.environ, **options.env}
     if unknown := warn_unknown(lambda text: print(f"{command}: {text}", file=sys.stderr), env):
         os.environ[REPORTED] = ",".join(unknown)
+
+
+def _note_of_outer_launcher(options: Options, env: Mapping[str, str]) -> str:
+    """What the first rank of another launcher says, if that launcher has started this one several times; else ""."""
+    outer = launchers.launcher(env)
+    if outer.size == 1 or outer.rank != 0 or options.n_nodes > 1 or options.n_restarts:
+        return ""
+    return (
+        f"another launcher ({outer.variable}={outer.size}) has started this one {outer.size} times, and each time it "
+        f"starts {options.n_ranks} ranks of its own; leave one of the two out to start the program once"
+    )
 
 
 def _run_again(options: Options, argv: Sequence[str]) -> None:
