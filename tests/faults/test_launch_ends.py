@@ -134,6 +134,12 @@ def test_the_end_of_a_rank_is_told_whatever_its_text(begin, which, text):
     assert "root cause: rank 1 (pid" in run.err and text in run.err.partition("root cause")[2]
 
 
+def test_the_text_of_an_exception_arrives_without_a_folder_for_temporary_files(start):
+    run = start("raise_in_a_group", env={"TMPDIR": "/no/such/folder"})
+    assert run.wait() == 1
+    assert root(run)[2] == "exit code 1: ValueError: on purpose"
+
+
 def test_others_that_do_not_listen_are_killed_after_3_seconds(start):
     run = start("abort_on_a_line_of_input", stdin=subprocess.PIPE)
     run.until_all_say("ready", n=3)  # rank 0 once, rank 1 twice

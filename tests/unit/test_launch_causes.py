@@ -182,6 +182,45 @@ def test_texts():
     )
 
 
+def test_the_kernel_had_no_memory_left():
+    killed = ending(1, -KILL, 1.0, out_of_memory=True)
+    assert str(killed).endswith(
+        "signal SIGKILL, perhaps because the host or its control group was out of memory"
+    )
+    by_us = ending(1, -KILL, 1.0, out_of_memory=True, signalled_at=0.5, signals=(TERM, KILL))
+    assert str(by_us).endswith("signal SIGKILL")
+    assert str(ending(1, -11, 1.0, out_of_memory=True)).endswith("signal SIGSEGV")
+
+
+@pytest.mark.parametrize("name", ["builtins.EOFError", "bdb.BdbQuit"])
+def test_a_rank_that_wants_input_is_told_that_it_has_none(name):
+    hint = "(only the first rank has standard input; debug with -n 1)"
+    assert str(root_cause([ending(1, 1, 1.0, error=raised(0.9, name))])).endswith(hint)
+    assert hint not in str(root_cause([ending(0, 1, 1.0, error=raised(0.9, name))]))
+
+
+def test_ranks_that_do_not_agree_are_the_cause_together():
+    text = (
+        "operation 2 of group 'world': the ranks do not agree. ranks 0, 2: allreduce; rank 1: barrier. All ranks must "
+        "call the same operations."
+    )
+    error = raised(0.9, "samestep.MismatchError", text)
+    endings = [
+        ending(0, 1, 1.0, error=error),
+        ending(1, -TERM, 2.0, error=error, signalled_at=1.5, signals=(TERM,)),
+    ]
+    root = root_cause(endings)
+    agreed = "the ranks do not agree (operation 2 of group 'world'): ranks 0, 2: allreduce; rank 1: barrier"
+    assert str(root) == agreed and root.exit_code == 1
+    assert others(endings, root) == [
+        "rank 0 (pid 40) exit code 1, with the same MismatchError",
+        "rank 1 (pid 41) uncaught exception, with the same MismatchError",
+    ]
+    other = raised(0.9, "samestep.MismatchError", "initialize: SAMESTEP_ALGORITHM differs")
+    root = root_cause([ending(0, 1, 1.0, error=other)])
+    assert str(root) == "the ranks do not agree: initialize: SAMESTEP_ALGORITHM differs"
+
+
 def test_one_line_for_each_that_was_ended_or_failed_later():
     root = ending(1, 7, 1.0)
     following = [

@@ -63,6 +63,7 @@ class Agent:
         self._signals: list[int] = []
         self._signalled_at: float | None = None
         self._error_file = ""
+        self._n_out_of_memory = 0
         self._lines = {1: Lines(), 2: Lines()}
         self._live: set[int] = set()
         self._pipes: dict[int, int] = {}  # pipe -> the rank's descriptor
@@ -136,9 +137,10 @@ class Agent:
 
     def _start(self, argv: list[str], env: dict[str, str], cwd: str, stdin: str, live: list[int]) -> None:
         self._live = set(live)
-        self._error_file = os.path.join(
-            os.environ.get("TMPDIR", "/tmp"), f"samestep-{os.urandom(8).hex()}.json"
-        )
+        folders = (os.environ.get("TMPDIR", ""), "/tmp", "/dev/shm")
+        folder = next((one for one in folders if os.access(one, os.W_OK | os.X_OK)), "/tmp")
+        self._error_file = os.path.join(folder, f"samestep-{os.urandom(8).hex()}.json")
+        self._n_out_of_memory = processes.n_out_of_memory()
         environment = {**os.environ, **env, _settings.ERROR_FILE: self._error_file}
         environment.pop(BOOTSTRAP, None)
         environment |= cpus.threads_of_ranks(int(environment.get("LOCAL_WORLD_SIZE", "1")), environment)
@@ -240,9 +242,10 @@ class Agent:
             if pid == self._rank_pid:
                 self._drain()
                 self._rank_ended = True
-                asked = {"signals": self._signals, "signalled_at": self._signalled_at}
+                how = {"signals": self._signals, "signalled_at": self._signalled_at}
+                how["out_of_memory"] = processes.n_out_of_memory() > self._n_out_of_memory
                 self._send(
-                    frames.EXITED, {"status": status, "time": ended, "error": self._take_error(), **asked}
+                    frames.EXITED, {"status": status, "time": ended, "error": self._take_error(), **how}
                 )
                 processes.send_signal(processes.descendants(os.getpid()), signal.SIGTERM)
                 self._loop.after(_GRACE_S, self._kill)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from samestep.launch.exit_status import ProcessExit
 
 _MAX_TEXT = 300
+_WITHOUT_INPUT = ("EOFError", "BdbQuit")  # what input() and breakpoint() raise at its end
 # The wording of the errors of the package. "rank 1 (rank 3 of the world, host b)" where the group is not the world.
 _WHERE = r"(?: \(([^()]*)\))?"
 _LOST = re.compile(
@@ -55,8 +56,15 @@ class Cause:
         assert failure is not None
         return failure.exit_code
 
+    @property
+    def is_disagreement(self) -> bool:
+        """All ranks have failed, because they do not agree, and none of them alone is the cause."""
+        return self.ending is not None and self.ending.error_name == "MismatchError"
+
     def __str__(self) -> str:
         if self.noticed is None:
+            if self.ending and self.is_disagreement:
+                return _disagreement(self.ending)
             message = _message(self.ending) if self.ending else ""
             return f"{self.ending}: {message}" if message else str(self.ending)
         if self.ending is None:
@@ -72,7 +80,17 @@ class Cause:
 def _message(failure: ProcessExit) -> str:
     """Class and first line of an exception, as the last line of a traceback has them; "" without one."""
     lines = failure.error_text.strip().splitlines()
-    return failure.error_name + (f": {lines[0][:_MAX_TEXT]}" if lines else "")
+    without_input = failure.error_name in _WITHOUT_INPUT and failure.rank != 0
+    hint = " (only the first rank has standard input; debug with -n 1)" if without_input else ""
+    return failure.error_name + (f": {lines[0][:_MAX_TEXT]}" if lines else "") + hint
+
+
+def _disagreement(failure: ProcessExit) -> str:
+    """What the ranks do not agree on."""
+    lines = failure.error_text.strip().splitlines() or [""]
+    where, found, calls = lines[0].partition(": the ranks do not agree. ")
+    text = f" ({where}): {calls.partition('. ')[0]}" if found else f": {where}"
+    return f"the ranks do not agree{text[:_MAX_TEXT]}"
 
 
 def root_cause(endings: Sequence[ProcessExit]) -> Cause | None:
@@ -144,12 +162,14 @@ def others(endings: Sequence[ProcessExit], root: Cause) -> list[str]:
     """One line for each other process that was ended or failed later, in the given order."""
     lines = []
     for ending in endings:
-        if ending is root.ending or ending.status == 0:
+        if ending.status == 0 or (ending is root.ending and not root.is_disagreement):
             continue
         if not ending.failed:
             lines.append(f"{ending}, ended by {ending.ended_by}")
         elif ending.is_consequence:
             lines.append(f"{ending}, in consequence ({ending.error_name})")
+        elif root.ending and ending.error_text and ending.error_text == root.ending.error_text:
+            lines.append(f"{ending}, with the same {ending.error_name}")
         else:
             lines.append(f"{ending}, later")
     return lines

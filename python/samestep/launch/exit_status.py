@@ -22,6 +22,7 @@ class ProcessExit:
       signalled_at: when it was first asked to end; None if it never was.
       signals: those that it was sent before it ended.
       error: what `samestep.world.crash_report` wrote about its uncaught exception: time, class, text, because.
+      out_of_memory: the kernel of its host has killed a process for lack of memory while it ran.
       host: its host, if that is not the launcher's.
       ended_by: the process that asked it to end, if any did.
       rank: its number in the whole job; None if it is not a rank.
@@ -34,6 +35,7 @@ class ProcessExit:
     signalled_at: float | None = None
     signals: tuple[int, ...] = ()
     error: Mapping[str, Any] | None = None
+    out_of_memory: bool = False
     host: str = ""
     ended_by: str = "the launcher"
     rank: int | None = None
@@ -98,7 +100,11 @@ class ProcessExit:
             return "lost: its connection broke"
         if self.failed and self.error and -self.status in self.signals:
             return "uncaught exception"
-        return describe(self.status)
+        killed = self.failed and self.out_of_memory and self.status == -signal.SIGKILL
+        return (
+            describe(self.status)
+            + ", perhaps because the host or its control group was out of memory" * killed
+        )
 
 
 def describe(status: int) -> str:

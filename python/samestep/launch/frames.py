@@ -6,7 +6,8 @@ From an agent:
 * `STARTED` (JSON: pid), `LINES` (whole ones), and where asked for `PARTIAL` (the unfinished one);
 * `TAKEN` (JSON: a number): as many bytes of `INPUT` need no more room;
 * `CUT_OFF`: `mpirun` ended the agent's stub;
-* `EXITED` (JSON: status, time, signals, signalled_at, error, as in `exit_status.ProcessExit`): the rank ended;
+* `EXITED` (JSON: status, time, signals, signalled_at, out_of_memory, error, as in `exit_status.ProcessExit`): the
+  rank ended;
 * `DONE`: everything that the rank started is gone, too.
 
 From the launcher: `START` (JSON: argv, env, cwd, stdin, live), `INPUT` (bytes for rank 0, none at the end),

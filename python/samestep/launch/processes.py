@@ -50,6 +50,15 @@ def send_signal(pids: Iterable[int], signum: int) -> None:
             os.kill(pid, signum)
 
 
+def n_out_of_memory() -> int:
+    """How many processes of this host the kernel has killed for lack of memory; 0 where it does not count them."""
+    try:
+        with open("/proc/vmstat", "rb") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith(b"oom_kill ")), 0)
+    except OSError:
+        return 0
+
+
 def reap(*, block: bool = False) -> Iterable[tuple[int, int]]:
     """Yields (pid, status) of each child that has ended; status is an exit code, or minus a signal."""
     while True:
