@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from samestep._util import handshake, strangers
 from samestep.group import printing
 from samestep.launch import agent, bootstrap, frames, network, terminal
+from samestep.launch import output as output_module
 from samestep.launch.arguments import Options
 from samestep.launch.lines import LONGEST_LINE, Lines
 from samestep.launch.loop import Loop
@@ -344,3 +345,56 @@ def test_the_time_of_strangers_does_not_pass_while_nobody_looks(monkeypatch):
         assert found.late() == []
     now[0] += 1.0
     assert found.late() == ["link"]
+
+
+TRACEBACK = b'Traceback (most recent call last):\n  File "x", line 1\nKeyError: %s\n'
+
+
+def test_equal_tracebacks_are_shown_once_with_all_their_ranks(screen):
+    output = screen()
+    for rank, key in enumerate([b"a", b"a", b"b", b"a"]):
+        whole = b"warning\n" + TRACEBACK % key
+        first, second, rest = whole.split(b"\n", 2)
+        output.lines(rank, 2, first + b"\n" + second + b"\n")
+        output.lines(rank, 2, rest)
+    output.lines(0, 1, b"to stdout\n")
+    expected = b"".join(b"[%d] warning\n" % rank for rank in range(4)) + b"[0] to stdout\n"
+    assert output.shows(expected)
+    output.status(2, b"samestep: the end\n")
+    expected = _indented(b"[0-1, 3] ", TRACEBACK % b"a") + _indented(b"[2] ", TRACEBACK % b"b")
+    assert output.shows(expected + b"samestep: the end\n")
+
+
+def test_a_traceback_is_shown_soon_though_its_rank_goes_on(screen, monkeypatch):
+    monkeypatch.setattr(output_module, "_HOLD_S", 0.01)
+    output = screen()
+    output.lines(1, 2, TRACEBACK % b"a")
+    output.lines(1, 2, b"goes on\n")
+    output._loop.turn()
+    output.lines(1, 2, b"further\n")
+    assert output.shows(_indented(b"[1] ", TRACEBACK % b"a" + b"goes on\nfurther\n"))
+
+
+@pytest.mark.parametrize(
+    "first", [b'  File "x", line 1\n', b"  + Exception Group Traceback (most recent call last):\n"]
+)
+def test_other_errors_of_python_are_shown_once_too(screen, first):
+    output = screen()
+    for rank in range(2):
+        output.lines(rank, 2, first)
+    output.release()
+    assert output.shows(b"[0-1] " + first)
+
+
+def test_what_is_held_is_bounded_and_raw_output_is_not_held(screen):
+    output = screen()
+    output.lines(0, 2, TRACEBACK % (b"x" * (1 << 20)))
+    output.lines(0, 2, b"y\n")
+    assert not output._held
+    raw = screen(raw=True)
+    raw.lines(0, 2, TRACEBACK % b"a")
+    assert raw.shows(TRACEBACK % b"a")
+
+
+def _indented(prefix, lines):
+    return b"".join(prefix + line for line in lines.splitlines(keepends=True))

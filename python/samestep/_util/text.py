@@ -18,14 +18,24 @@ def ranks_text(numbers: Sequence[int]) -> str:
       >>> ranks_text([0, 1, 2, 5]), ranks_text([3]), ranks_text([])
       ('ranks 0-2, 5', 'rank 3', 'no rank')
     """
+    text = numbers_text(numbers)
+    return f"rank{'s' if len(numbers) > 1 else ''} {text}" if text else "no rank"
+
+
+def numbers_text(numbers: Sequence[int]) -> str:
+    """Ascending numbers in brief.
+
+    Example:
+      >>> numbers_text([0, 1, 2, 5])
+      '0-2, 5'
+    """
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"rank{'s' if len(numbers) > 1 else ''} {text}" if text else "no rank"
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def by_rank(texts: Sequence[str]) -> str:

@@ -11,12 +11,15 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-from samestep._util.text import LINE_HEAD
+from samestep._util.text import LINE_HEAD, numbers_text
 from samestep.launch import terminal
 from samestep.launch.loop import Loop
 
 _AT_ONCE = 4096  # bytes that a pipe which is ready takes without blocking (PIPE_BUF)
 _MAX_PIECES = 16  # of so many bytes, before the loop looks at the ranks again
+_HOLD_S = 0.5  # for equal tracebacks of other ranks to arrive
+_MAX_HELD = 1 << 20
+_TRACEBACK = re.compile(rb'^(?:Traceback \(most|  \+ Exception Group Traceback|  File ")', re.MULTILINE)
 _CLEAR_LINE = b"\r\x1b[K"
 _WITHOUT_HEAD = re.compile(rb"^(?!" + LINE_HEAD + rb")", re.MULTILINE)
 
@@ -26,7 +29,8 @@ class Output:
 
     On a terminal that can redraw a line, the newest unfinished one (a progress bar, a question) stands below the
     finished ones; elsewhere it is shown once it is finished, in its last state. A line that `samestep.println` has
-    written names its rank itself and gets no second prefix.
+    written names its rank itself and gets no second prefix. Equal tracebacks of several ranks, within half a second,
+    are shown once.
 
     Args:
       loop: watches stdout and stderr while something waits to be written.
@@ -53,6 +57,7 @@ class Output:
         self._waiting: deque[tuple[int, memoryview]] = deque()
         self._lost: set[int] = set()
         self._unfinished: tuple[int, int, bytes] | None = None  # rank, descriptor, what the terminal shows
+        self._held: dict[int, bytes] = {}  # rank -> the end of what it has written to stderr
         self.live = [fd for fd in shown if terminal.redraws(fd)]
         self.n_waiting = 0
 
@@ -63,16 +68,36 @@ class Output:
             self._log(rank, fd, data if self._raw else visible)
         if fd not in self._shown:
             return
-        if visible and not self._raw:
-            prefix = b"[%d] " % rank
-            if b" / " in visible:
-                visible = _WITHOUT_HEAD.sub(prefix, visible[:-1]) + b"\n"
-            else:
-                visible = prefix + visible[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
         if self._unfinished and self._unfinished[:2] == (rank, fd):
             self._hide_unfinished(forget=True)
+        if fd == 2 and not self._raw:
+            visible = self._hold(rank, visible)
         if visible:
-            self._put(fd, visible)
+            self._put(fd, visible if self._raw else _with_prefix(b"[%d] " % rank, visible))
+
+    def _hold(self, rank: int, data: bytes) -> bytes:
+        """Hold back a traceback, and what follows it, for those of other ranks; returns what comes before it."""
+        if rank not in self._held:
+            found = _TRACEBACK.search(data) if b"Traceback (" in data or b'  File "' in data else None
+            if found is None:
+                return data
+            if not self._held:
+                self._loop.after(_HOLD_S, self.release)
+            data, self._held[rank] = data[: found.start()], data[found.start() :]
+            return data
+        self._held[rank] += data
+        if len(self._held[rank]) > _MAX_HELD:
+            self.release()
+        return b""
+
+    def release(self) -> None:
+        """Show the tracebacks that are held back; equal ones of several ranks as one."""
+        held, self._held = self._held, {}
+        ranks: dict[bytes, list[int]] = {}
+        for rank, text in sorted(held.items()):
+            ranks.setdefault(text, []).append(rank)
+        for text, same in ranks.items():
+            self._put(2, _with_prefix(f"[{numbers_text(same)}] ".encode(), text))
 
     def unfinished(self, rank: int, fd: int, text: bytes) -> None:
         """What `rank` has written of a line so far; shown on a terminal only."""
@@ -87,10 +112,12 @@ class Output:
 
     def status(self, fd: int, data: bytes) -> None:
         """Whole lines that belong to no rank: those of the launcher or of mpirun."""
+        self.release()
         self._put(fd, data)
 
     def flush(self, seconds: float | None) -> None:
         """Waits until all is written, at most `seconds`; what remains is dropped."""
+        self.release()
         self._hide_unfinished(forget=True)
         deadline = None if seconds is None else time.monotonic() + seconds
         with selectors.PollSelector() as selector:
@@ -170,6 +197,12 @@ class Output:
             self._logs = {}
             why = os.strerror(error.errno or 0)
             self.status(2, f"samestep: the files of --logs end here: {why}\n".encode())
+
+
+def _with_prefix(prefix: bytes, lines: bytes) -> bytes:
+    if b" / " in lines:
+        return _WITHOUT_HEAD.sub(prefix, lines[:-1]) + b"\n"
+    return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
 
 def _is_ready(fd: int) -> bool:
