@@ -52,6 +52,11 @@ def test_all_ranks_learn_that_one_can_share_no_memory_and_what_does_without(rank
     assert "SAMESTEP_NATIVE_TRANSPORT=tcp" in text
 
 
+def test_no_connection_gets_the_number_of_a_closed_standard_descriptor(ranks):
+    job = ranks(program("faults/forbidden_calls", "close_standard_descriptors"), 2)
+    assert [job.report(rank) for rank in range(2)] == [{"files": ["/dev/null"] * 3}] * 2
+
+
 @pytest.mark.parametrize("ranks", ["shm"], indirect=True)
 def test_doctor_says_what_is_forbidden_and_what_is_done_instead(ranks):
     before, after = ranks(program("faults/forbidden_calls", "tell_what_is_forbidden"), 1).report(0)["notes"]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from samestep._settings import REPORTED
-from samestep._util import launchers
+from samestep._util import launchers, standard_descriptors
 from samestep._util.unknown_settings import warn_unknown
 from samestep.launch.arguments import RESTARTED, Options, parse
 from samestep.launch.mpirun import LaunchError
@@ -30,7 +30,7 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
       command: its name, for messages.
       argv: of `samestep run`, to be run again where its ranks are to be restarted.
     """
-    _open_standard_descriptors()
+    standard_descriptors.open_closed()
     options = parsed()
     if why := _what_is_missing() or _why_not(options):
         return _refuse(command, why)
@@ -120,10 +120,3 @@ def _allow_descriptors(wanted: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-
-
-def _open_standard_descriptors() -> None:
-    """Open closed standard descriptors, so that no socket gets the number of one."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)
-    os.close(fd)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from samestep import _core, _settings
-from samestep._util import launchers, unknown_settings
+from samestep._util import launchers, standard_descriptors, unknown_settings
 from samestep._util.cpus import usable_cpus
 from samestep._util.deadline import seconds
 from samestep._util.json_layout import Many, Map
@@ -222,11 +222,12 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
 
 
 def prepare_core() -> None:
-    """Apply the environment variables that concern the whole core, before the first group is opened.
+    """Prepare the process, and apply the variables that concern the whole core, before the first group is opened.
 
     Raises:
       InvalidArgumentError: `SAMESTEP_WARN_AFTER` or `SAMESTEP_ISA` has an impossible value.
     """
+    standard_descriptors.open_closed()
     warn_after = _seconds("warning", None, _settings.WARN_AFTER, DEFAULT_WARN_AFTER)
     _core.set_warning_callback(warn, warn_after)
     if launchers.launcher().rank == 0:  # once is enough for a job

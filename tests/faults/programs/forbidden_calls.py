@@ -134,6 +134,17 @@ def share_no_memory(how, later):
             world.barrier()  # the world is as it was
 
 
+def close_standard_descriptors():
+    kept = os.dup(1)
+    for fd in range(3):
+        os.close(fd)
+    world = start()
+    world.barrier()
+    files = [os.readlink(f"/proc/self/fd/{fd}") for fd in range(3)]
+    os.write(kept, json.dumps({"files": files}).encode() + b"\n")
+    world.barrier()
+
+
 def tell_what_is_forbidden():
     """By `samestep doctor`, once as it is and once with a filter."""
     found = [doctor.examine()]
