@@ -49,11 +49,9 @@ class WeightedLeaves {
     if (object == Py_None) return;
     Array array = view_of(object);
     require_reachable(object, array.mutable_view(), /*in_any_order=*/true);
-    const std::size_t parts = is_complex(array->dtype) ? 2 : 1;
     Leaf& leaf = leaf_terms_[i];
-    // Complex numbers are added as pairs of reals, so each of their elements counts twice.
-    const bool fits =
-        kernels::sum_dtype(array->dtype) == wide_ && parts * static_cast<std::size_t>(array->count) == count;
+    const bool fits = kernels::sum_dtype(array->dtype) == wide_ &&
+                      kernels::sum_words(array->dtype) * static_cast<std::size_t>(array->count) == count;
     if (!fits || leaf.dtype.value_or(array->dtype) != array->dtype) {
       throw InvalidArgumentError(str("add_weighted: leaf ", i, " does not fit its place of ", count, " elements"));
     }
@@ -125,13 +123,17 @@ void add_weighted(const std::vector<std::pair<py::list, double>>& trees, const s
 bool divide_in_place(const py::object& flat, double divisor) {
   const Array array = view_of(flat.ptr(), "divide_in_place");
   const bool fits = array->contiguous && array->device.kind == DeviceKind::cpu;
-  if (!fits || (array->dtype != DType::float32 && array->dtype != DType::float64)) {
-    throw InvalidArgumentError("divide_in_place: needs contiguous float32 or float64 elements in host memory");
+  const bool whole = array->dtype == DType::int64;
+  if (!fits || (!whole && array->dtype != DType::float32 && array->dtype != DType::float64)) {
+    throw InvalidArgumentError("divide_in_place: needs contiguous sums in host memory");
   }
   require_writable(array.view(), "divide_in_place");
   std::optional<py::gil_scoped_release> no_gil;
   if (array->nbytes() > kWithoutGilAbove) no_gil.emplace();
-  return kernels::divide_in_place(array->dtype, array->data, static_cast<std::size_t>(array->count), divisor);
+  const auto count = static_cast<std::size_t>(array->count);
+  if (!whole) return kernels::divide_in_place(array->dtype, array->data, count, divisor);
+  kernels::divide_integers(array->data, count, divisor);
+  return true;
 }
 
 py::bytes hash_of(const py::object& object) {
@@ -160,9 +162,10 @@ void bind_kernels(py::module_& m) {
   m.def("add_weighted", &add_weighted, py::arg("trees"), py::arg("starts"), py::arg("sums"), py::arg("out"),
         "out = sums[n-1] + (... + (sums[0] + the sum of weight times array)) in one pass: at most two pairs of leaves "
         "and weight. Leaf i, any array or None, is out[starts[i]:starts[i + 1]]; that of device memory "
-        "as its elements lie.");
+        "as its elements lie. See csrc/kernels/weighted_sum.h.");
   m.def("divide_in_place", &divide_in_place, py::arg("flat"), py::arg("divisor"),
-        "Divides float32 or float64 elements. Returns whether all quotients are finite.");
+        "Divides sums of float32 or float64; or of int64 as `add_weighted` makes them, of which the first word becomes "
+        "the quotient, rounded down. Returns whether all quotients are finite.");
 }
 
 }  // namespace samestep

@@ -16,7 +16,12 @@ constexpr std::size_t kBlock = 1024;  // elements: some of each array fit into t
 constexpr std::size_t kMaxTerms = 2;
 constexpr std::size_t kMaxAtOnce = 3;  // inputs that `reduce_into` adds one after another; of four it adds two pairs
 
-using Widen = void (*)(const std::byte* from, std::byte* to, std::size_t count);
+constexpr std::size_t kDigits = 4;  // of the sum of an integer
+constexpr unsigned kDigitBits = 32;
+__extension__ using Int128 = __int128;
+
+/// From `count` elements to their sums of one term. That of an integer is its product with `weight`.
+using Widen = void (*)(const std::byte* from, std::byte* to, std::size_t count, double weight);
 
 template <class From, class To, class Convert>
 void widen_each(const std::byte* from, std::byte* to, std::size_t count, Convert convert) {
@@ -28,9 +33,21 @@ void widen_each(const std::byte* from, std::byte* to, std::size_t count, Convert
   }
 }
 
+using Digits = std::array<std::int64_t, kDigits>;
+
 template <class Integer>
-void widen_integers(const std::byte* from, std::byte* to, std::size_t count) {
-  widen_each<Integer, std::int64_t>(from, to, count, [](Integer x) { return static_cast<std::int64_t>(x); });
+void weigh_integers(const std::byte* from, std::byte* to, std::size_t count, double weight) {
+  const auto factor = static_cast<std::int64_t>(weight);
+  widen_each<Integer, Digits>(from, to, count, [factor](Integer x) {
+    Int128 left = Int128{factor} * x;
+    Digits digits;
+    for (std::int64_t& digit : digits) {
+      digit = static_cast<std::uint32_t>(left);
+      left >>= kDigitBits;
+    }
+    digits.back() = static_cast<std::int32_t>(digits.back());
+    return digits;
+  });
 }
 
 using Halves [[gnu::vector_size(8)]] = std::uint16_t;
@@ -52,12 +69,12 @@ void widen_halves(const std::byte* from, std::byte* to, std::size_t count, Four 
                                    one);
 }
 
-void widen_float16(const std::byte* from, std::byte* to, std::size_t count) {
+void widen_float16(const std::byte* from, std::byte* to, std::size_t count, double) {
   widen_halves(
       from, to, count, [](Words words) { return detail::widen_float16<Floats, Ints, Words>(words); }, float16_to_float);
 }
 
-void widen_bfloat16(const std::byte* from, std::byte* to, std::size_t count) {
+void widen_bfloat16(const std::byte* from, std::byte* to, std::size_t count, double) {
   widen_halves(from, to, count, [](Words words) { return __builtin_bit_cast(Floats, words << 16); }, bfloat16_to_float);
 }
 
@@ -69,17 +86,21 @@ Widen widening_of(DType dtype) {
     case DType::bfloat16:
       return widen_bfloat16;
     case DType::int8:
-      return widen_integers<std::int8_t>;
+      return weigh_integers<std::int8_t>;
     case DType::int16:
-      return widen_integers<std::int16_t>;
+      return weigh_integers<std::int16_t>;
     case DType::int32:
-      return widen_integers<std::int32_t>;
+      return weigh_integers<std::int32_t>;
+    case DType::int64:
+      return weigh_integers<std::int64_t>;
     case DType::uint8:
-      return widen_integers<std::uint8_t>;
+      return weigh_integers<std::uint8_t>;
     case DType::uint16:
-      return widen_integers<std::uint16_t>;
+      return weigh_integers<std::uint16_t>;
     case DType::uint32:
-      return widen_integers<std::uint32_t>;
+      return weigh_integers<std::uint32_t>;
+    case DType::uint64:
+      return weigh_integers<std::uint64_t>;
     default:
       return nullptr;
   }
@@ -97,7 +118,8 @@ void fill_identity(DType dtype, std::byte* out, std::size_t count) {
 }
 
 struct WeightedSum {
-  DType dtype;  // of the sums
+  DType dtype;        // of the sums
+  std::size_t words;  // of the sum of an element of a term
   std::size_t term_itemsize;
   Widen widen;
   std::span<const WeightedTerm> terms;
@@ -116,12 +138,12 @@ void add_block(const WeightedSum& task, std::size_t first, std::size_t count) {
   for (const WeightedTerm& term : task.terms) {
     // Zeros that change no bit, see WeightedTerm: they need no pass over memory.
     if (term.data == nullptr) continue;
-    const std::byte* data = static_cast<const std::byte*>(term.data) + first * task.term_itemsize;
+    const std::byte* data = static_cast<const std::byte*>(term.data) + first / task.words * task.term_itemsize;
     if (task.widen != nullptr) {
-      task.widen(data, widened[n], count);
+      task.widen(data, widened[n], count / task.words, term.weight);
       data = widened[n];
     }
-    inputs[n++] = {data, term.weight};
+    inputs[n++] = {data, task.dtype == DType::int64 ? 1.0 : term.weight};
   }
   const std::size_t offset = first * itemsize(task.dtype);
   std::size_t next = 0;
@@ -152,23 +174,35 @@ std::optional<DType> sum_dtype(DType dtype) {
       return DType::float64;
     case DType::float32:
     case DType::float64:
-    case DType::uint64:
       return dtype;
     default:
       return is_integer(dtype) ? std::optional(DType::int64) : std::nullopt;
   }
 }
 
+std::size_t sum_words(DType dtype) { return is_integer(dtype) ? kDigits : is_complex(dtype) ? 2 : 1; }
+
 void add_weighted(DType dtype, std::span<const WeightedTerm> terms, std::span<const void* const> sums, void* out,
                   std::size_t count) {
   // Real and imaginary parts are weighted and added in the same manner, so that complex numbers are pairs of reals
   // here.
   const DType wide = *sum_dtype(dtype);
+  const std::size_t words = is_complex(dtype) ? 1 : sum_words(dtype);
   const std::size_t term_itemsize = is_complex(dtype) ? itemsize(wide) : itemsize(dtype);
-  const WeightedSum task{wide, term_itemsize, widening_of(dtype), terms, sums, static_cast<std::byte*>(out)};
+  const WeightedSum task{wide, words, term_itemsize, widening_of(dtype), terms, sums, static_cast<std::byte*>(out)};
   // One pass reads and writes each array once anyway. Otherwise intermediate results of a block stay in the cache.
   const std::size_t block = task.is_one_pass() ? count : kBlock;
   for (std::size_t first = 0; first < count; first += block) add_block(task, first, std::min(block, count - first));
+}
+
+void divide_integers(void* sums, std::size_t count, double divisor) {
+  const auto by = static_cast<std::int64_t>(divisor);
+  auto* const words = static_cast<std::int64_t*>(sums);
+  for (std::size_t i = 0; i < count; i += kDigits) {
+    Int128 sum = 0;
+    for (std::size_t k = kDigits; k-- > 0;) sum = (sum << kDigitBits) + words[i + k];
+    words[i] = static_cast<std::int64_t>(sum / by - (sum % by < 0));
+  }
 }
 
 }  // namespace samestep::kernels

@@ -1,6 +1,7 @@
 """Trees that count as much as their rank's batch is long: the gradient of the joined batch."""
 
 import operator
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -87,6 +88,92 @@ def test_weights_are_for_means(group):
         why = rf"^allreduce_gradients\(op=AVG\): weight must be finite and >= 0, got {weight}"
         with pytest.raises(ss.InvalidArgumentError, match=why):
             group.allreduce_gradients([np.ones(2)], weight=weight)
+
+
+WHOLE = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
+
+
+@pytest.mark.parametrize("dtype", WHOLE)
+@pytest.mark.parametrize("n_elements", [0, 1, 257, 5000])
+def test_means_of_integers_are_exact(group, dtype, n_elements):
+    """At the limits of the type and with weights up to 2**53, where Python's own numbers are the reference."""
+    info = np.iinfo(dtype)
+    random = np.random.default_rng(11)
+    rows = random.integers(info.min, info.max, (group.size, n_elements), dtype, endpoint=True)
+    rows[:, :2] = [info.min, info.max][:n_elements]
+    weights = [2**51 - 1, 1, 2**50, 12345][: group.size]
+    exact = sum(w * row.astype(object) for w, row in zip(weights, rows, strict=True)) // sum(weights)
+    got = group.allreduce_tree({"x": rows[group.rank].copy()}, "avg", weight=weights[group.rank])["x"]
+    np.testing.assert_array_equal(got, exact.astype(dtype))
+    assert got.dtype == np.dtype(dtype)
+
+
+@pytest.mark.parametrize("shards", [None, 7, 8])
+def test_accumulated_means_of_integers_are_exact(group, shards):
+    total = ss.Accumulator(group, shards)
+    indices = range(7)[group.rank :: group.size] if shards is None else total.indices
+    weights = [2**49 + i for i in range(8)]
+    values = [np.array([2**63 - 1, -(2**63), i - 4, -1]) for i in range(8)]
+    for i in indices:
+        total.add((values[i], 2**62 + i), shard=None if shards is None else i, weight=weights[i])
+    n = shards or 7
+    array, number = total.mean()
+    exact = sum(w * x.astype(object) for w, x in zip(weights[:n], values, strict=False)) // sum(weights[:n])
+    assert array.tolist() == exact.tolist()
+    assert number == sum(w * (2**62 + i) for i, w in enumerate(weights[:n])) // sum(weights[:n])
+
+
+def test_torch_means_of_integers_are_exact(group):
+    torch = pytest.importorskip("torch")
+    value = torch.full((3,), 2**63 - 5)
+    got = group.allreduce_gradients({"x": value}, weight=group.rank + 32)["x"]
+    assert got is value
+    assert value.tolist() == [2**63 - 5] * 3
+
+
+WEIGHTS = [
+    ("f4", 1e31),
+    ("f2", 1e-31),
+    ("c8", 1e300),
+    ("f8", 1e300),
+    ("f8", 10**400),
+    ("f8", 1e-200),
+    ("i8", 0.5),
+    ("i8", 2**63),
+    ("u1", 1e300),
+    ("f8", -1),
+    ("f8", np.nan),
+    ("f8", np.inf),
+]
+
+
+@pytest.mark.parametrize(("dtype", "weight"), WEIGHTS)
+def test_a_weight_that_one_rank_refuses_is_an_error_on_all(group, dtype, weight):
+    last = group.rank == group.size - 1
+    x = np.ones(2, dtype)
+    with pytest.raises(ss.InvalidArgumentError, match="weight") as caught:
+        group.allreduce_gradients({"x": x}, weight=weight if last else 1)
+    assert last or f"rank {group.size - 1}" in str(caught.value)
+    np.testing.assert_array_equal(x, np.ones(2))
+    assert group.allreduce(np.ones(1))[0] == group.size
+
+
+@pytest.mark.parametrize("dtype", ["i8", "f4"])
+def test_a_sum_of_weights_that_is_too_large_is_an_error_on_all_ranks(group, dtype):
+    weight = {"i8": 2**52, "f4": 6e29}[dtype]
+    total = ss.Accumulator(group)
+    for _ in range(2):
+        total.add([np.ones(2, dtype)], weight=weight)
+    with pytest.raises(ss.InvalidArgumentError, match=r"the weights sum up to \S+; where leaves"):
+        total.mean()
+    total.add([np.ones(2, dtype)])
+    np.testing.assert_array_equal(total.mean()[0], np.ones(2))
+
+
+@pytest.mark.parametrize("weight", [Fraction(3, 2), np.float32(0.25), np.int8(3), True, 1e-20, 1e20])
+def test_weights_may_be_any_real_number(group, weight):
+    got = group.allreduce_gradients([np.full(3, 1.5)], weight=weight)
+    np.testing.assert_allclose(got[0], np.full(3, 1.5), rtol=1e-15)
 
 
 def test_one_collective_for_the_data(group):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import operator
 import sys
 import weakref
@@ -20,7 +19,7 @@ from samestep.group.collectives import require_backend
 from samestep.step import added, agree
 from samestep.step.combine import combine, combine_weights
 from samestep.step.headers import Header, StepHeaders
-from samestep.step.leaves import Flat, Layout, LeafSpec, describe, divide, present_in, to_leaf
+from samestep.step.leaves import Flat, Layout, LeafSpec, describe, present_in, to_leaf
 from samestep.step.partial import Memory, Partial, Term
 from samestep.step.record import Recorder
 from samestep.step.shards import Node, PairwiseTree, final_nodes, shards_of
@@ -90,8 +89,11 @@ class Accumulator:
         self._act = f"Accumulator(shards={shards}).mean()"
         self.reset()
         if like is not None:
-            like = added.gradients_of(like)
-            self._look_at(like, added.flatten(like))
+            self._use_like(like)
+
+    def _use_like(self, like: Any) -> None:
+        like = added.gradients_of(like)
+        self._look_at(like, added.flatten(like))
 
     def reset(self) -> None:
         """Discard the gradients added since the last `mean`."""
@@ -117,23 +119,23 @@ class Accumulator:
             None counts as zeros; None on all shards stays None. A torch module stands for the `.grad` of its
             parameters. Ignored if `weight` is 0; it may be None then.
           shard: its number, one of `indices`; None if the accumulator has no `shards`.
-          weight: of this shard, >= 0; usually its number of items or tokens.
+          weight: of this shard, 0 or more; usually its number of items or tokens. For integer leaves it is a whole
+            number; their mean is exact, rounded down.
           copy: False if nobody changes the arrays before `mean` has returned, for example because each shard has new
             ones. Saves a pass over memory for every other shard. The bits are the same.
 
         Raises:
           InvalidArgumentError: the shard belongs to another rank or has been added before, the weight is negative,
-            infinite or NaN, or the tree has changed. Nothing has been added then. Or an array that was kept
+            infinite or NaN, or so large or small that products would overflow (whole numbers below 2**53 never are), or
+            the tree has changed. Nothing has been added then. Or an array that was kept
             (`copy=False`) cannot be read any more: then `mean` will raise on all ranks, unless `reset` is called.
         """
         index = self._index(shard)
-        weight = float(weight)
-        if not (math.isfinite(weight) and weight >= 0):
-            raise InvalidArgumentError(f"Accumulator.add: weight must be finite and >= 0, got {weight}")
+        weight = added.weight_of(weight, "Accumulator.add")
         if weight > 0:
             leaves, specs, present = self._leaves_of(grads)
             assert self._tree is not None
-            added.require_whole(specs, self._tree.layout.names, weight)
+            added.require_weight(specs, self._tree.layout.names, weight)
             partial = Partial(Term(leaves, weight), present)
         else:
             partial = Partial()
@@ -229,7 +231,7 @@ class Accumulator:
 
         Raises:
           InvalidArgumentError: on all ranks: shards have not been added (names them and their ranks) or could not be,
-            or all weights are zero.
+            or all weights are zero, or their sum is too large, as for `add`.
           MismatchError: on all ranks: they differ in the number of shards or in the tree.
         """
         try:
@@ -263,16 +265,12 @@ class Accumulator:
             self._tree = agreed._replace(layout=self._tree.layout) if self._tree is not None else agreed
             self._set_layout(agreed.layout, mine)
         assert self._tree is not None
-        if self.weight >= 2**63 and any("int" in group for group in self._tree.layout.groups):
-            raise InvalidArgumentError(
-                f"{self._act} in group {backend.name}: the weights sum up to {self.weight}; where leaves are whole "
-                "numbers, the sum must be below 2**63"
-            )
-        union = agree.union_of_present(backend, headers, present, self._tree, left)
         layout = self._tree.layout
+        added.require_sum(layout.groups, self.weight, f"{self._act} in group {backend.name}")
+        union = agree.union_of_present(backend, headers, present, self._tree, left)
         flats = [partial.settled(layout, self._memory) for partial in mine or [Partial()]]
         total = combine(backend, self._n_shards, self._nodes, flats, left)
-        are_finite = [divide(flat, self.weight) for flat in total.values()]
+        are_finite = [_core.divide_in_place(flat, self.weight) for flat in total.values()]
         self.all_finite = all(are_finite)
         result = self._leaves_from(total, union)
         for taken in flats:
@@ -323,7 +321,7 @@ class Accumulator:
             if spec.group:
                 is_here = present >> i & 1
                 values[i] = (
-                    to_leaf(layout.part(total, i), spec, values[i], device=device) if is_here else None
+                    to_leaf(layout.mean(total, i), spec, values[i], device=device) if is_here else None
                 )
         if self._recorder is not None:
             self._recorder.add(self.weight, layout.names, values)

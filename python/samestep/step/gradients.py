@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -11,6 +11,7 @@ from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.collectives import require_backend
 from samestep.reduce_ops import Op, ReduceOp, resolve
+from samestep.step import added
 from samestep.step.accumulator import Accumulator
 from samestep.trees import allreduce
 from samestep.trees.fusion import bump_versions, timer
@@ -79,8 +80,9 @@ def allreduce_tree(
       tree: of the same structure, shapes and dtypes on all ranks.
       op: as for `Backend.allreduce`. AVG divides by the number of ranks, also if some had None.
       weight: with AVG only: the weight of this rank, finite and >= 0. The result is the sum of weight times array,
-        and one division by the sum of the weights, half types in float32. The values of a tree with weight 0
-        are not used, but are overwritten like others. Not in functions compiled by JAX.
+        and one division by the sum of the weights, half types in float32. For integers it is a whole number, and the
+        mean is exact, rounded down. The values of a tree with weight 0 are not used, but are overwritten like
+        others. Not in functions compiled by JAX.
       timeout: seconds for all of it; None for the timeout of the backend.
 
     Returns:
@@ -88,8 +90,8 @@ def allreduce_tree(
 
     Raises:
       MismatchError: on all ranks, if the trees differ; names the first leaf that does. Nothing has changed.
-      InvalidArgumentError: `tree` is not a tree of arrays, e.g. a generator, or `weight` is negative, infinite or NaN;
-        or all weights are zero, on all ranks.
+      InvalidArgumentError: `tree` is not a tree of arrays, e.g. a generator, or `weight` is negative, infinite or NaN,
+        or out of the range in which products with it cannot overflow; or all weights are zero. On all ranks.
 
     Example:
       >>> import numpy as np, samestep as ss
@@ -114,26 +116,37 @@ def _weighted_mean(
     backend: Group, tree: Any, op: Op, weight: float, *, timeout: float | None, act: str
 ) -> Any:
     """The weighted mean over all ranks: into the arrays of `tree` that can be written, else new ones."""
-    if resolve(op) != resolve(ReduceOp.AVG):
-        raise InvalidArgumentError(f"{act}: weight is for op AVG, the weighted mean")
-    if not (math.isfinite(weight) and weight >= 0):
-        raise InvalidArgumentError(f"{act}: weight must be finite and >= 0, got {weight}")
     flat = trees.flatten(tree)
-    if compiled.is_traced(flat.leaves):
-        raise InvalidArgumentError(f"{act}: weight is not available in functions compiled by JAX")
     with _core.UserCall(act):
         left = timer(timeout)
-        total = Accumulator(backend, like=tree)
+        total = Accumulator(backend)
         total._is_compared = True  # there is no number of shards to compare
         total._act = act  # for errors
         total._recorder = None  # of weighted ranks nobody expects the bits of another number of ranks
-        backend._await_streams(flat.leaves, left())
-        total.add(tree, weight=weight)
+        try:
+            weight = _checked_weight(op, weight, flat.leaves, act)
+            backend._await_streams(flat.leaves, left())
+            if weight == 0:  # then `add` does not look at the tree
+                total._use_like(tree)
+            total.add(tree, weight=weight)
+        except Exception as error:  # the other ranks may have no reason to refuse, and wait
+            total._failure = str(error)
+            with contextlib.suppress(Exception):
+                total.mean(timeout=left())
+            raise
         mean = total.mean(timeout=left())
     if tree is None:
         return mean
     new = trees.flatten(mean).leaves
     return flat.rebuild([_into(old, value) for old, value in zip(flat.leaves, new, strict=True)])
+
+
+def _checked_weight(op: Op, weight: float, leaves: list[Any], act: str) -> float:
+    if resolve(op) != resolve(ReduceOp.AVG):
+        raise InvalidArgumentError(f"{act}: weight is for op AVG, the weighted mean")
+    if compiled.is_traced(leaves):
+        raise InvalidArgumentError(f"{act}: weight is not available in functions compiled by JAX")
+    return added.weight_of(weight, act)
 
 
 def _into(old: Any, new: Any) -> Any:

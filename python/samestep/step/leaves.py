@@ -19,7 +19,6 @@ __all__ = [
     "Layout",
     "LeafSpec",
     "describe",
-    "divide",
     "identity_of",
     "present_in",
     "read",
@@ -31,9 +30,10 @@ Flat = np.ndarray[Any, Any]
 
 _FLOATS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 _COMPLEX = {"complex64": "float32", "complex128": "float64"}  # pairs: weights are real
-_INTEGERS = dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"), "int64")
-ADDED_AS = {**_FLOATS, **_COMPLEX, **_INTEGERS, "uint64": "uint64"}
+_INTEGERS = dict.fromkeys((f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "int64")
+ADDED_AS = {**_FLOATS, **_COMPLEX, **_INTEGERS}
 """By dtype of a leaf: the dtype in which it is added. Half types are so rounded once, at the end."""
+_INTEGER_WORDS = 4  # of a sum of integers, so that none overflows: see csrc/kernels/weighted_sum.h
 
 
 class LeafSpec(NamedTuple):
@@ -61,8 +61,13 @@ class LeafSpec(NamedTuple):
 
     @property
     def n_elements(self) -> int:
-        """Elements of the flat array; a complex number is two."""
+        """Elements in the dtype in which it is added; a complex number is two."""
         return math.prod(self.shape) * (2 if self.dtype in _COMPLEX else 1)
+
+    @property
+    def n_words(self) -> int:
+        """How many words the sum of such an element has."""
+        return _INTEGER_WORDS if self.dtype in _INTEGERS else 1
 
 
 def present_in(specs: Sequence[LeafSpec]) -> int:
@@ -93,7 +98,7 @@ class Layout:
             slices = self.groups.setdefault(spec.group, Slices([], [0]))
             slices.leaves.append(i)
             self._starts.append(slices.starts[-1])
-            slices.starts.append(slices.starts[-1] + spec.n_elements)
+            slices.starts.append(slices.starts[-1] + spec.n_elements * spec.n_words)
         self.viewed = {spec.group for spec in specs if spec.is_viewed}
         """The flat arrays that belong to the results once `to_leaf` has made these."""
 
@@ -113,9 +118,13 @@ class Layout:
         return present_in(self.specs)
 
     def part(self, flats: dict[str, Flat], i: int) -> Flat:
-        """The elements of leaf i."""
+        """The sums of leaf i."""
         spec = self.specs[i]
-        return flats[spec.group][self._starts[i] : self._starts[i] + spec.n_elements]
+        return flats[spec.group][self._starts[i] :][: spec.n_elements * spec.n_words]
+
+    def mean(self, flats: dict[str, Flat], i: int) -> Flat:
+        """The elements of leaf i, after `divide`. A view if sums have one word."""
+        return np.ascontiguousarray(self.part(flats, i)[:: self.specs[i].n_words])
 
     def with_absent_from(self, specs: Sequence[LeafSpec]) -> Layout:
         """This layout, with leaves that were None so far taken from `specs`. Returns itself if nothing is new."""
@@ -243,18 +252,6 @@ def _row_major(elements: Flat, spec: LeafSpec) -> Flat:
     axes = [*(axis for axis, extent in enumerate(spec.shape) if extent == 1), *spec.order]
     lying = elements.reshape([spec.shape[axis] for axis in axes])
     return np.ascontiguousarray(lying.transpose(np.argsort(axes))).reshape(-1)
-
-
-def divide(flat: Flat, weight: float) -> bool:
-    """Divide in place: floats by division, whole numbers with rounding down, as `ReduceOp.AVG` does.
-
-    Returns:
-      Whether all quotients are finite.
-    """
-    if flat.dtype.kind == "f":
-        return _core.divide_in_place(flat, weight)
-    np.floor_divide(flat, flat.dtype.type(weight), out=flat)
-    return True
 
 
 def identity_of(group: str) -> Any:
