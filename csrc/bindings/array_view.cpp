@@ -16,28 +16,6 @@ namespace py = pybind11;
 
 namespace {
 
-bool overlaps_itself(const ArrayView& view) {
-  if (view.contiguous || view.count == 0) return false;
-  struct Dim {
-    std::int64_t stride, extent;
-  };
-  std::array<Dim, ArrayView::kMaxDims> dims;
-  std::size_t n = 0;
-  for (int i = 0; i < view.n_dims; ++i) {
-    if (view.shape[i] > 1) dims[n++] = {std::abs(view.strides[i]), view.shape[i]};
-  }
-  // Taken by stride, each axis must step over everything that the axes before it span; then no two elements share a
-  // byte. The converse does not hold: some interleaved layouts count as overlapping, as the header says.
-  std::sort(dims.begin(), dims.begin() + static_cast<std::ptrdiff_t>(n),
-            [](const Dim& a, const Dim& b) { return a.stride < b.stride; });
-  std::int64_t reach = static_cast<std::int64_t>(itemsize(view.dtype));  // bytes that the dims so far span
-  for (std::size_t i = 0; i < n; ++i) {
-    if (dims[i].stride < reach) return true;
-    reach += dims[i].stride * (dims[i].extent - 1);
-  }
-  return false;
-}
-
 std::string tuple_text(const std::int64_t* values, int n) {
   std::string text = "(";
   for (int i = 0; i < n; ++i) text += str(i ? ", " : "", values[i]);
@@ -171,6 +149,28 @@ void bump_version(PyObject* object) {
   PyObject* done = PyObject_CallOneArg(increment_version.get(), object);
   if (!done) throw py::error_already_set();
   Py_DECREF(done);
+}
+
+bool overlaps_itself(const ArrayView& view) {
+  if (view.contiguous || view.count == 0) return false;
+  struct Dim {
+    std::int64_t stride, extent;
+  };
+  std::array<Dim, ArrayView::kMaxDims> dims;
+  std::size_t n = 0;
+  for (int i = 0; i < view.n_dims; ++i) {
+    if (view.shape[i] > 1) dims[n++] = {std::abs(view.strides[i]), view.shape[i]};
+  }
+  // Taken by stride, each axis must step over everything that the axes before it span; then no two elements share a
+  // byte. The converse does not hold: some interleaved layouts count as overlapping, as the header says.
+  std::sort(dims.begin(), dims.begin() + static_cast<std::ptrdiff_t>(n),
+            [](const Dim& a, const Dim& b) { return a.stride < b.stride; });
+  std::int64_t reach = static_cast<std::int64_t>(itemsize(view.dtype));  // bytes that the dims so far span
+  for (std::size_t i = 0; i < n; ++i) {
+    if (dims[i].stride < reach) return true;
+    reach += dims[i].stride * (dims[i].extent - 1);
+  }
+  return false;
 }
 
 bool writable(const ArrayView& view) { return !view.readonly && !overlaps_itself(view); }

@@ -129,9 +129,11 @@ pybind11::object pin_memory(const Array& array);
 /// of using the new ones. Does nothing for other arrays.
 void bump_version(PyObject* object);
 
+/// Whether two elements share a byte, as after `expand`. It is decided from strides alone; some interleaved layouts
+/// (`as_strided`) that happen not to overlap count as overlapping.
+bool overlaps_itself(const ArrayView& view);
+
 /// Whether every element may be written: not read-only, and no two elements in the same place.
-/// The second is decided from strides alone; some interleaved layouts (`as_strided`) that happen not to
-/// overlap count as overlapping.
 bool writable(const ArrayView& view);
 
 /// Throws InvalidArgumentError that starts with `what` (if any) and ends with the cure, unless `writable(view)`.

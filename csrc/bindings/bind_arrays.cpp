@@ -47,6 +47,12 @@ py::tuple view_info(const py::object& object) {
                         reinterpret_cast<std::uintptr_t>(view.data));
 }
 
+py::tuple memory_span(const py::object& object) {
+  const Array array = view_of(object.ptr());
+  const ArrayView::Extent extent = array->extent();
+  return py::make_tuple(reinterpret_cast<std::uintptr_t>(extent.begin), extent.nbytes, overlaps_itself(array.view()));
+}
+
 // Decodes Shape::memory_order, whose last digit is the innermost axis.
 py::object memory_order(const py::object& object) {
   const std::optional<std::uint64_t> order = view_of(object.ptr())->memory_order();
@@ -202,6 +208,8 @@ void bind_arrays(py::module_& m) {
   m.def("view_info", &view_info, py::arg("x"),
         "(dtype, shape, strides in bytes, nbytes, readonly, contiguous, device kind, device index, address) of any "
         "array.");
+  m.def("memory_span", &memory_span, py::arg("x"),
+        "(first address, bytes up to the end of the last element, whether two elements share a byte) of any array.");
   m.def("memory_order", &memory_order, py::arg("x"),
         "The axes whose extent is not 1, in the order in which they lie, if the elements fill one run of memory: () if "
         "that is row-major, None if they do not.");

@@ -6,6 +6,8 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import numpy as np
+
 from samestep import _core, arrays, trees
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
@@ -13,7 +15,7 @@ from samestep.group.collectives import require_backend
 from samestep.reduce_ops import Op, ReduceOp, resolve
 from samestep.step import added
 from samestep.step.accumulator import Accumulator
-from samestep.trees import allreduce
+from samestep.trees import allreduce, signature, views
 from samestep.trees.fusion import bump_versions, timer
 
 if TYPE_CHECKING:
@@ -70,7 +72,8 @@ def allreduce_tree(
 ) -> _Tree:
     """Reduce every array and number of `tree` over all ranks, fused into few messages. Collective.
 
-    Arrays that can be written receive the result and are returned themselves. A leaf that is None here but an array on
+    Arrays that can be written receive the result and are returned themselves. Leaves that are views of the same
+    elements, e.g. transposed, are reduced once. A leaf that is None here but an array on
     some other rank counts as zeros (and comes back as an array); None everywhere stays None. Strings,
     flags, functions and the like are passed through. Under `jax.jit` the reduction becomes part of the
     program.
@@ -91,7 +94,8 @@ def allreduce_tree(
     Raises:
       MismatchError: on all ranks, if the trees differ; names the first leaf that does. Nothing has changed.
       InvalidArgumentError: `tree` is not a tree of arrays, e.g. a generator, or `weight` is negative, infinite or NaN,
-        or out of the range in which products with it cannot overflow; or all weights are zero. On all ranks.
+        or out of the range in which products with it cannot overflow; or all weights are zero; or leaves share some
+        of their elements and are written. On all ranks.
 
     Example:
       >>> import numpy as np, samestep as ss
@@ -126,6 +130,7 @@ def _weighted_mean(
         try:
             weight = _checked_weight(op, weight, flat.leaves, act)
             backend._await_streams(flat.leaves, left())
+            aliases = _aliases(backend, flat, act)
             if weight == 0:  # then `add` does not look at the tree
                 total._use_like(tree)
             total.add(tree, weight=weight)
@@ -138,7 +143,23 @@ def _weighted_mean(
     if tree is None:
         return mean
     new = trees.flatten(mean).leaves
-    return flat.rebuild([_into(old, value) for old, value in zip(flat.leaves, new, strict=True)])
+    written = zip(flat.leaves, new, aliases, strict=True)
+    return flat.rebuild(
+        [_into(old, value, again=i != alias) for i, (old, value, alias) in enumerate(written)]
+    )
+
+
+def _aliases(backend: Group, flat: trees.Flat, act: str) -> list[int]:
+    """By leaf, the first leaf of the same elements.
+
+    Raises:
+      InvalidArgumentError: leaves share memory in part, and can be written.
+    """
+    looks = signature.describe_leaves(flat.names, flat.leaves, act, backend)
+    clash = views.join_views(flat.names, looks, reads=False)
+    mine = signature.Description(act, flat.names, looks.kinds, looks.aliases)
+    views.refuse_clash(backend.name, mine, None, clash)
+    return looks.aliases
 
 
 def _checked_weight(op: Op, weight: float, leaves: list[Any], act: str) -> float:
@@ -149,9 +170,20 @@ def _checked_weight(op: Op, weight: float, leaves: list[Any], act: str) -> float
     return added.weight_of(weight, act)
 
 
-def _into(old: Any, new: Any) -> Any:
-    if not arrays.is_array(old) or not arrays.info(old).writable:
+def _into(old: Any, new: Any, *, again: bool) -> Any:
+    """The mean, in the array of the tree if that can be written.
+
+    An array that stands in the tree `again` has a mean already. On ranks where it stands there once, the mean in the
+    other place is another one.
+    """
+    if not arrays.is_array(old) or not arrays.info(old).writable or (again and _bits(old) != _bits(new)):
         return new
     arrays.copy(new, old, "allreduce_tree")
     bump_versions([old])
     return old
+
+
+def _bits(array: Any) -> bytes:
+    memory = np.empty(arrays.info(array).nbytes, np.uint8)
+    _core.pack([array], memory)
+    return memory.tobytes()

@@ -12,7 +12,7 @@ from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.reduce_ops import Op, Premul, ReduceOp, resolve
-from samestep.trees import compiled_trees, signature
+from samestep.trees import compiled_trees, signature, views
 from samestep.trees.fusion import Timer, allreduce_leaves, fused, timer
 
 if TYPE_CHECKING:
@@ -83,14 +83,13 @@ def _reduce(
         values[i] = np.asarray(leaves[i])
     looks = signature.describe_leaves(names, values, act, backend)
     kinds, infos, aliases, _ = looks
-    for i, info in enumerate(infos):
-        if info is not None and not info.writable:
-            aliases[i] = i  # reduced into a new array, so it may well stand in two places
-    signature.refuse_overlaps(names, looks, act)
+    clash = views.join_views(names, looks, reads=True)
     mine = signature.Description(act, names, kinds, aliases)
     everyone = signature.gather_if_different(backend, mine, left, compared=compared)
     if everyone is not None:
         signature.check_same(backend.name, everyone, absent_is_fine=True)
+    views.refuse_clash(backend.name, mine, everyone, clash)
+    if everyone is not None:
         for i, what in enumerate(kinds):
             if what == signature.ABSENT:  # the same array as elsewhere
                 aliases[i] = next((d.aliases[i] for d in everyone if d.kinds[i] != signature.ABSENT), i)
@@ -109,7 +108,7 @@ def _reduce(
         values[i] = value
     for i in numbers:
         values[i] = type(leaves[i])(values[i][()])
-    return [values[alias] for alias in aliases]
+    return [values[i if kinds[i].startswith(signature.VIEW) else alias] for i, alias in enumerate(aliases)]
 
 
 def _is_reducible_number(leaf: Any) -> bool:

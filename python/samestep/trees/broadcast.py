@@ -12,7 +12,7 @@ from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.collectives import require_backend
-from samestep.trees import compiled_trees, scalars, signature
+from samestep.trees import compiled_trees, scalars, signature, views
 from samestep.trees.fusion import Timer, bcast_leaves, fused, timer
 
 if TYPE_CHECKING:
@@ -91,12 +91,15 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
             backend, flat, signature.is_number, "bcast", act, root=root, timeout=left()
         )
     looks = signature.describe_leaves(flat.names, flat.leaves, act, backend)
-    signature.refuse_overlaps(flat.names, looks, act)
+    clash = views.join_views(flat.names, looks, reads=False)
     kinds, infos, aliases, _ = looks
     mine = signature.Description(act, flat.names, kinds, aliases)
     everyone = signature.gather_if_different(backend, mine, left, compared=compared)
     if everyone is not None:
         aliases = _common_aliases(backend, everyone, infos, root=root, left=left)
+    # In host memory shared elements get the same bytes twice, as all ranks share the same ones.
+    if clash is not None and (clash[0] == clash[1] or _is_on_device(infos[clash[0]])):
+        views.refuse_clash(backend.name, mine, everyone, clash)
 
     results = list(flat.leaves)
     sent = (signature.NUMBER,) if objects == "keep" else (signature.NUMBER, signature.OBJECT)
@@ -117,7 +120,13 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
         _warn_about_objects(
             backend, flat, [i for i, what in enumerate(kinds) if what == signature.OBJECT], left
         )
-    return flat.rebuild(results[alias] for alias in aliases)
+    return flat.rebuild(
+        results[i if kinds[i].startswith(signature.VIEW) else alias] for i, alias in enumerate(aliases)
+    )
+
+
+def _is_on_device(info: ArrayInfo | None) -> bool:
+    return info is not None and info.device != "cpu"
 
 
 def _send_objects(backend: Group, values: list[Any], which: list[int], *, root: int, left: Timer) -> None:

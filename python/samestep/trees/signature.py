@@ -17,11 +17,14 @@ from samestep._util.json_layout import Many
 from samestep._util.text import by_rank
 from samestep.arrays import ArrayInfo
 from samestep.errors import InvalidArgumentError, MismatchError
+from samestep.trees import overlaps
+from samestep.trees.overlaps import Place
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
 ABSENT = "None"
+VIEW = "a view of "
 NUMBER = "a number"
 OBJECT = "neither array nor number"
 
@@ -47,8 +50,8 @@ class LeafTable(NamedTuple):
     """Properties of an array; None for all else."""
     aliases: list[int]
     """Index of the first leaf that is the same array: the same elements, though it may be another view."""
-    on_device: list[tuple[int, int]]
-    """Leaves with elements in device memory, each one run: their index and address."""
+    shared: list[list[Place]]
+    """Leaves whose memory reaches into each other's, though they may have no element in common; see `views`."""
 
 
 def describe_leaves(
@@ -78,16 +81,15 @@ def describe_leaves(
     """
     kinds: list[str] = []
     infos: list[ArrayInfo | None] = []
-    memory: dict[int, tuple[Any, ...]] = {}
+    with_memory: list[int] = []
+    ranges: list[tuple[int, int, bool]] = []
+    any_folded = False
     on_device: list[tuple[Any, str, int, int, str]] = []
-    places: list[tuple[int, int]] = []
     for i, leaf in enumerate(leaves):
         kind, info = "", None
         if type(leaf) is np.ndarray or arrays.is_array(leaf):
             try:
-                dtype, shape, strides, nbytes, readonly, contiguous, device, index, address = _core.view_info(
-                    leaf
-                )
+                dtype, shape, _, nbytes, readonly, contiguous, device, index, address = _core.view_info(leaf)
             except InvalidArgumentError as error:
                 if not isinstance(leaf, np.ndarray) or leaf.dtype.char not in "OSUMm":
                     raise InvalidArgumentError(f"{act}: {leaf_text(names[i])}: {error}") from error
@@ -97,15 +99,26 @@ def describe_leaves(
                     kind += _order_text(leaf, readonly, f"{act}: {leaf_text(names[i])}")
                 info = ArrayInfo(dtype, shape, nbytes, not readonly, contiguous, device)
                 if nbytes:
-                    memory[i] = (address, strides, kind)
+                    with_memory.append(i)
+                    ranges.append((address, nbytes, True))
+                    if not contiguous:
+                        begin, reach, folded = _core.memory_span(leaf)
+                        ranges[-1] = (begin, reach, True)
+                        any_folded = any_folded or (folded and not readonly)
                     if device != "cpu":
-                        places.append((i, address))
                         on_device.append((leaf, device, index, address, f"{act}: {leaf_text(names[i])}"))
         kinds.append(kind or _kind_of_other(leaf))
         infos.append(info)
     if on_device:  # before ranks compare anything: one that is refused afterwards leaves the others behind
         _core.check_leaves(None if backend is None else backend._comm, on_device)
-    return LeafTable(kinds, infos, _first_aliases(memory, len(leaves)), places)
+    aliases = list(range(len(leaves)))
+    if not any_folded and (len(ranges) < 2 or _core.find_conflict(ranges) is None):
+        return LeafTable(kinds, infos, aliases, [])
+    places = [overlaps.place(i, leaves[i]) for i in with_memory]
+    first: dict[Any, int] = {}
+    for one in places:
+        aliases[one.leaf] = first.setdefault((one.address, one.strides, kinds[one.leaf]), one.leaf)
+    return LeafTable(kinds, infos, aliases, list(overlaps.neighbours(places)))
 
 
 def _order_text(leaf: Any, readonly: bool, where: str) -> str:
@@ -118,36 +131,6 @@ def _order_text(leaf: Any, readonly: bool, where: str) -> str:
             f"{where}: a read-only array in device memory that is not row-major; pass a contiguous copy"
         )
     return f" with axes {order} from the outermost to the innermost" if order else ""
-
-
-def _first_aliases(memory: dict[int, tuple[Any, ...]], n_leaves: int) -> list[int]:
-    aliases = list(range(n_leaves))
-    if len({address for address, *_ in memory.values()}) < len(memory):
-        first: dict[Any, int] = {}
-        for i, elements in memory.items():
-            aliases[i] = first.setdefault(elements, i)
-    return aliases
-
-
-def refuse_overlaps(names: Sequence[str], looks: LeafTable, act: str) -> None:
-    """Refuse leaves in device memory that share some of it without being the same array.
-
-    Each is worked on where it lies, by operations in progress together, so shared elements would be reduced twice.
-
-    Raises:
-      InvalidArgumentError: names two such leaves.
-    """
-    ranges, which = [], []
-    for i, address in looks.on_device:
-        info = looks.infos[i]
-        if info is not None and looks.aliases[i] == i:
-            ranges.append((address, info.nbytes, info.writable))
-            which.append(i)
-    if found := _core.find_conflict(ranges) if len(ranges) > 1 else None:
-        first, second = (leaf_text(names[which[i]]) for i in found)
-        raise InvalidArgumentError(
-            f"{act}: {first} and {second} share device memory without being the same array; pass a copy of one"
-        )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -265,7 +248,9 @@ def check_same(
         raise MismatchError(f"group {group}: {by_rank(acts)}; all ranks must make the same call")
     leaves = [
         {
-            name: kind if alias == i or not aliases else f"the array {description.names[alias]} again"
+            name: f"the array {description.names[alias]} again"
+            if aliases and alias != i and not kind.startswith(VIEW)
+            else kind
             for i, (name, kind, alias) in enumerate(zip(*description[1:], strict=True))
         }
         for description in everyone
