@@ -50,6 +50,22 @@ def test_all_reduce(world, count, dtype):
     equal(x, sum(of_rank(r, count, kind) for r in everyone(world)))
 
 
+@pytest.mark.parametrize("count", [4, 300_000])
+def test_all_reduce_coalesced_of_tensors_that_share_memory(world, count):
+    """Each is the sum of what all ranks passed, as with gloo: no element is added twice."""
+    views = {
+        "twice": lambda x: [x, x],
+        "transposed": lambda x: [x, x.t()],
+        "in part": lambda x: [x[0], x.flatten()[count // 2 : count + 2]],
+    }
+    for view in views.values():
+        x = of_rank(world.get_rank(), 2 * count).reshape(2, count)
+        world.all_reduce_coalesced(view(x))
+        whole = sum(of_rank(r, 2 * count) for r in everyone(world)).reshape(2, count)
+        for got, want in zip(view(x), view(whole), strict=True):
+            equal(got, want)
+
+
 OPS = {
     "AVG": lambda parts: sum(parts) / len(parts),
     "PRODUCT": lambda parts: functools.reduce(torch.mul, parts),

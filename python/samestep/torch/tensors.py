@@ -149,10 +149,14 @@ def written_unless(
 def in_place(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Callable[[], None] | None]:
     """Each tensor in one dimension, to be written, and the function that copies the elements back from copies.
 
+    Tensors that share memory are copied, as operations that are in progress together write them.
+
     Raises:
       InvalidArgumentError: as `summand`; elements of a tensor that would be copied back share memory.
     """
     runs = [in_one_dimension(tensor) for tensor in tensors]
+    if len(runs) > 1 and _core.find_conflict([(run.data_ptr(), run.nbytes, True) for run in runs]):
+        runs = [run.clone() for run in runs]
     copies = [(run, x) for run, x in zip(runs, tensors, strict=True) if run.data_ptr() != x.data_ptr()]
     for run, tensor in copies:
         _core.unpack(run, [summand(tensor)])  # one that cannot be written is rejected before anything is sent
