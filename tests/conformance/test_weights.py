@@ -131,6 +131,18 @@ def test_torch_means_of_integers_are_exact(group):
     assert value.tolist() == [2**63 - 5] * 3
 
 
+@pytest.mark.parametrize("options", [{}, {"op": "avg"}, {"op": "avg", "weight": 1}])
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**30])
+def test_numbers_beyond_64_bits_are_refused(group, number, options):
+    """They passed as if they were objects, each rank keeping its own."""
+    with pytest.raises(ss.InvalidArgumentError, match=r"leaf \['n'\] does not fit 64 bits"):
+        group.allreduce_tree({"n": number}, **options)
+    if group.size > 1:
+        with pytest.raises((ss.InvalidArgumentError, ss.MismatchError), match="leaf \\['n'\\]"):
+            group.allreduce_tree({"n": number if group.rank else 1}, **options)
+    assert group.allreduce_tree({"n": 2**63 - 1}, "max")["n"] == 2**63 - 1
+
+
 WEIGHTS = [
     ("f4", 1e31),
     ("f2", 1e-31),

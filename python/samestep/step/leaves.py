@@ -146,6 +146,10 @@ def describe(names: Sequence[str], leaves: Sequence[Any], act: str) -> list[Leaf
     specs = []
     for i, (what, info) in enumerate(zip(looks.kinds, looks.infos, strict=True)):
         if info is None:
+            if numbers[i]:
+                raise InvalidArgumentError(
+                    f"{act}: {signature.leaf_text(names[i])} does not fit 64 bits: {leaves[i]!r}"
+                )
             specs.append(LeafSpec(what))
             continue
         if info.dtype not in ADDED_AS:

@@ -89,6 +89,11 @@ def _reduce(
     if everyone is not None:
         signature.check_same(backend.name, everyone, absent_is_fine=True)
     views.refuse_clash(backend.name, mine, everyone, clash)
+    for i in numbers:
+        if kinds[i] == signature.OBJECT:  # on all ranks, or they would have found a difference
+            raise InvalidArgumentError(
+                f"{act}: {signature.leaf_text(names[i])} does not fit 64 bits: {leaves[i]!r}"
+            )
     if everyone is not None:
         for i, what in enumerate(kinds):
             if what == signature.ABSENT:  # the same array as elsewhere
