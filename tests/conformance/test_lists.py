@@ -272,6 +272,24 @@ def test_ranks_that_differ_in_what_a_reduction_hides(group, what, verb, odd):
         assert_same(x, part(group.rank, j, (4,), dtype(name)))
 
 
+@pytest.mark.parametrize("n", [4, 200_000])
+def test_arrays_that_share_some_elements_are_refused_where_they_are_written(group, n):
+    x = np.arange(2.0 * n) * (group.rank + 1)
+    text = r"\[0\] and \w+\[1\] share memory"
+    with pytest.raises(ss.InvalidArgumentError, match=text):
+        group.allreduce_multi([x[:n], x[n // 2 : n + n // 2]])
+    with pytest.raises(ss.InvalidArgumentError, match=text):
+        group.bcast_multi([x, x[::-1]])
+    k = 2 * group.size
+    out = np.zeros(k + 1)
+    with pytest.raises(ss.InvalidArgumentError, match=text):
+        group.allgather_multi([np.ones(1)] * 2, outs=[out[:k], out[1:]])
+    scale = group.size * (group.size + 1) / 2
+    group.allreduce_multi([x[::2], x[1::2], x[::2]])
+    assert_same(x[::2], x[1::2])
+    assert_same(x[::2], (2 * np.arange(0.0, 2 * n, 2) + np.arange(1.0, 2 * n, 2)) * scale)
+
+
 def test_wrong_arguments_are_named(group):
     x = np.ones(2)
     for kind, text, act in [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from samestep import _core, arrays
 from samestep._util.deadline import Deadline
-from samestep.arrays import ArrayInfo
+from samestep.arrays import ArrayInfo, overlaps
 from samestep.errors import InvalidArgumentError
 from samestep.multidevice import host_path as host
 from samestep.multidevice import nccl_path as devices
@@ -59,6 +59,27 @@ def checked(given: Any, act: str, name: str = "arrays") -> ArrayList:
     return listed
 
 
+def require_apart(listed: ArrayList, name: str = "arrays") -> None:
+    """Check that all arrays of a list can be written. One that is listed twice gets the same elements twice.
+
+    Raises:
+      InvalidArgumentError: two arrays in host memory share some elements.
+    """
+    if (
+        len(listed.arrays) < 2
+        or not listed.n_elements
+        or any(known.device != "cpu" for known in listed.infos)
+    ):
+        return
+    places = [overlaps.place(i, x) for i, x in enumerate(listed.arrays)]
+    found = overlaps.find_clash(list({(p.address, p.strides): p for p in places if p.written}.values()))
+    if found is not None:
+        one, other = (f"{name}[{i}]" for i in found)
+        raise InvalidArgumentError(
+            f"{listed.act}: {one} and {other} share memory without being one array; pass a copy of one"
+        )
+
+
 def called(listed: ArrayList) -> _core.UserCall:
     """For texts of errors of what is started meanwhile."""
     n = len(listed.arrays)
@@ -91,6 +112,7 @@ def outputs(group: Group, listed: ArrayList, outs: Sequence[Any] | None) -> list
             f"{listed.act}: outs must be {len(listed.arrays)} arrays of {n * listed.n_elements} {listed.dtype}, got "
             f"{len(given.arrays)} of {given.n_elements} {given.dtype}"
         )
+    require_apart(given, "outs")
     if not all(known.writable for known in given.infos):
         raise InvalidArgumentError(f"{listed.act}: an array of outs cannot be written")
     return [[out] for out in given.arrays]

@@ -65,6 +65,7 @@ class MultiDeviceMethods(Group):
         self, arrays: Sequence[Any], op: Op, limit: CallTimeout
     ) -> collectives.PendingResult:
         listed = collectives.checked(arrays, "allreduce_multi")
+        collectives.require_apart(listed)
         with collectives.called(listed):
             return collectives.allreduce(self, listed, op, limit.seconds)
 
@@ -142,6 +143,7 @@ class MultiDeviceMethods(Group):
         self, arrays: Sequence[Any], root: int, root_array: int, limit: CallTimeout
     ) -> collectives.PendingResult:
         listed = collectives.checked(arrays, "bcast_multi")
+        collectives.require_apart(listed)
         self._require_root(root, listed.act)
         collectives.require_index(root_array, listed, "root_array")
         with collectives.called(listed):

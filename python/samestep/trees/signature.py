@@ -15,10 +15,9 @@ import numpy as np
 from samestep import _core, arrays
 from samestep._util.json_layout import Many
 from samestep._util.text import by_rank
-from samestep.arrays import ArrayInfo
+from samestep.arrays import ArrayInfo, overlaps
+from samestep.arrays.overlaps import Place
 from samestep.errors import InvalidArgumentError, MismatchError
-from samestep.trees import overlaps
-from samestep.trees.overlaps import Place
 
 if TYPE_CHECKING:
     from samestep.group.group import Group

@@ -1,4 +1,4 @@
-"""Leaves that share memory: views of the same elements are one array, and others cannot be written together."""
+"""Arrays that share memory: which are views of the same elements, and which have some elements in common."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from samestep import _core
 
 
 class Place(NamedTuple):
-    """The elements of one leaf in memory."""
+    """The elements of one array in memory."""
 
     leaf: int
+    """Its number."""
     dtype: str
     begin: int
     """The lowest address."""
@@ -31,7 +32,7 @@ class Place(NamedTuple):
 
     @property
     def elements(self) -> tuple[object, ...]:
-        """Equal for leaves that have the same elements, in whatever order."""
+        """Equal for arrays that have the same elements, in whatever order."""
         return (self.dtype, self.begin, self.axes)
 
     @property
@@ -41,7 +42,7 @@ class Place(NamedTuple):
 
 
 def place(leaf: int, array: Any) -> Place:
-    """The place of a leaf that has elements."""
+    """The place of an array that has elements."""
     dtype, shape, strides, size, readonly, _, _, _, address = _core.view_info(array)
     begin, nbytes, folded = _core.memory_span(array)
     itemsize = size // math.prod(shape)
@@ -55,7 +56,7 @@ def place(leaf: int, array: Any) -> Place:
 
 
 def neighbours(places: Sequence[Place]) -> Iterator[list[Place]]:
-    """Places in groups, each reaching into another; in order of the leaves. Alone are those that are folded."""
+    """Places in groups, each reaching into another; in order of their numbers. Alone are those that are folded."""
     group: list[Place] = []
     end = 0
     for one in sorted(places, key=lambda p: p.begin):
@@ -70,7 +71,7 @@ def neighbours(places: Sequence[Place]) -> Iterator[list[Place]]:
 
 
 def find_clash(places: Sequence[Place]) -> tuple[int, int] | None:
-    """Two leaves with an element in common that one of them writes. Exact."""
+    """Two arrays with an element in common that one of them writes. Exact."""
     runs = [p for p in places if p.is_run]
     found = _core.find_conflict([(p.begin, p.nbytes, p.written) for p in runs])
     if found is not None:
