@@ -2,8 +2,6 @@
 
 #include <cstddef>
 
-#include "core/ablation.h"
-
 namespace samestep::kernels {
 
 /// Asks for memory that will be written soon, so that its cache lines are taken from other CPUs meanwhile. A hint.
@@ -23,7 +21,6 @@ inline void prefetch_for_write(const void* memory, std::size_t nbytes) {
 /// the instruction take it for a no-operation.
 inline void demote_lines(const void* memory, std::size_t nbytes) {
 #if defined(__x86_64__)
-  if (!is_enabled(Mechanism::cache_line_demotion)) return;
   constexpr std::size_t kLine = 64;
   const auto* const bytes = static_cast<const char*>(memory);
   for (std::size_t i = 0; i < nbytes; i += kLine) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/ablation.h"
 #include "kernels/isa.h"
 #include "kernels/stream.h"
 
@@ -64,9 +63,7 @@ void reduce_tiny(std::span<const Input> in, void* out, std::size_t nbytes) {
 bool reduced_tiny(DType dtype, ReduceOp op, std::span<const Input> in, std::span<void* const> outs, std::size_t count) {
   constexpr std::size_t kMaxTiny = 64;
   const std::size_t nbytes = count * itemsize(dtype);
-  if (!is_enabled(Mechanism::tiny_sums) || op != ReduceOp::sum || outs.size() != 1 || in.size() > 4 ||
-      nbytes > kMaxTiny)
-    return false;
+  if (op != ReduceOp::sum || outs.size() != 1 || in.size() > 4 || nbytes > kMaxTiny) return false;
   if (dtype == DType::float32) {
     reduce_tiny<float>(in, outs[0], nbytes);
   } else if (dtype == DType::float64) {

@@ -4,8 +4,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/ablation.h"
-
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif
@@ -71,10 +69,7 @@ void copy_vectorized(void* to, const void* from, std::size_t nbytes) {
 }
 
 // Relaxed: the switch of a measurement, which changes no result.
-bool owns_after_read() {
-  // For the ablation, "disabled" means the other choice than the processor's default.
-  return owning_after_read().load(std::memory_order_relaxed) == is_enabled(Mechanism::line_ownership);
-}
+bool owns_after_read() { return owning_after_read().load(std::memory_order_relaxed); }
 void set_owns_after_read(bool owns) {
   owning_after_read().store(owns, std::memory_order_relaxed);  // relaxed: see above
 }

@@ -5,7 +5,6 @@
 #include <mutex>
 
 #include "collectives/one_shot_reduction.h"
-#include "core/ablation.h"
 #include "kernels/stream.h"
 #include "node/inline_collective.h"
 #include "node/node_reduction.h"
@@ -29,8 +28,7 @@ bool wait_for_headers(const ProgressEngine& engine, ShmHeaderExchange& header_ex
   const bool oversubscribed = engine.options().oversubscribed;
   // Ranks in a loop of calls arrive at the same time. A poll that is too early fetches the line from its writer, which
   // then has to fetch it back.
-  if (is_enabled(Mechanism::late_first_poll) && !oversubscribed && nbytes <= ShmRegion::kDemoteMaxBytes)
-    spin_for_line_transfer();
+  if (!oversubscribed && nbytes <= ShmRegion::kDemoteMaxBytes) spin_for_line_transfer();
   const unsigned polls = polls_inline(engine);
   Backoff pause = Backoff::for_fast_path(oversubscribed);
   for (unsigned i = 0; i < polls; ++i) {
@@ -101,11 +99,10 @@ Communicator::WorkPtr NodeCommunicator::run_collective(const CollectiveArgs& arg
   HeaderExchange& header_exchange = engine.header_exchange();
   // The mutex is held from here to the release, so that no other thread starts an operation with this sequence number.
   if (size() == 1 || !engine.is_idle() || !header_exchange.can_post(sequence)) return start_collective(args);
-  if (!InlineCollective::fits(engine, args) || !is_enabled(Mechanism::fast_path)) return start_inline(args);
+  if (!InlineCollective::fits(engine, args)) return start_inline(args);
   const std::uint64_t digest = args.digest();
   // With a CPU for each rank the number is of no use: see `wait_for_headers`.
-  group_->header_exchange->set_cpu(engine.options().oversubscribed && is_enabled(Mechanism::cpu_numbers) ? this_cpu()
-                                                                                                         : -1);
+  group_->header_exchange->set_cpu(engine.options().oversubscribed ? this_cpu() : -1);
   InlineCollective::post(engine, *group_, sequence, digest, args);
   const bool all_posted = wait_for_headers(engine, *group_->header_exchange, sequence, args.out.nbytes());
   const bool agreed = all_posted && Collective::headers_agree(engine, sequence, digest);
@@ -124,9 +121,7 @@ Communicator::WorkPtr NodeCommunicator::start_inline(const CollectiveArgs& args)
   // The mutex is held meanwhile, so longer collectives, and those for which peers are late, go to the queue.
   constexpr std::size_t kMaxBytes = 256 << 10;
   constexpr unsigned kShare = 4;  // of the polls of the fast path
-  if (std::max(args.in.nbytes(), args.out.nbytes()) > kMaxBytes || !is_enabled(Mechanism::inline_progress)) {
-    return start_collective(args);
-  }
+  if (std::max(args.in.nbytes(), args.out.nbytes()) > kMaxBytes) return start_collective(args);
   const ProgressEngine::InlineProgress progress(shared_engine(), polls_inline(shared_engine()) / kShare);
   WorkPtr work = start_collective(args);
   // An operation that has failed is returned, so that the caller's wait throws its error.
@@ -138,7 +133,7 @@ Communicator::WorkPtr NodeCommunicator::run_send(const SendArgs& args) {
   ProgressEngine& engine = shared_engine();
   const std::lock_guard lock(engine.mutex());
   // Straight into the ring of the receiver, without a request and without an entry in the queue.
-  if (engine.can_send_inline() && is_enabled(Mechanism::fast_path)) {
+  if (engine.can_send_inline()) {
     const ConstBuffer& in = args.in;
     const MessageHeader header{in.count, MessageHeader::kind_of(in.dtype, args.is_object), kInlineBody, args.tag};
     const ShmTransport::Bytes head(reinterpret_cast<const std::byte*>(&header), sizeof header);
@@ -176,7 +171,7 @@ Communicator::WorkPtr NodeCommunicator::run_recv(const RecvArgs& args, Status& s
   const bool only_elements = args.fit == Fit::up_to || args.fit == Fit::exactly;
   if (!only_elements) return start_recv(args);
   // A receive that is posted, or a message that the inbox has kept, comes first.
-  if (!engine.can_receive_inline() || !is_enabled(Mechanism::fast_path)) return start_operation<Receive>(args);
+  if (!engine.can_receive_inline()) return start_operation<Receive>(args);
   const bool any = args.source == kAnySource;
   Backoff pause = Backoff::for_fast_path(engine.options().oversubscribed);
   MatchResult met = MatchResult::none;

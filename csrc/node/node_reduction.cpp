@@ -4,7 +4,6 @@
 #include <array>
 #include <span>
 
-#include "core/ablation.h"
 #include "kernels/stream.h"
 
 namespace samestep {
@@ -30,9 +29,8 @@ bool NodeReduction::prestages() {
   // A guess: rank 0 chooses the path later, and if it chooses another one the copy was in vain. So only where the last
   // operation of this size was staged. The stage is free if this rank has released all operations before.
   const std::size_t nbytes = context_.in.nbytes();
-  return is_enabled(Mechanism::prestaging) && nbytes > Thresholds::one_shot_max(context_.size()) &&
-         nbytes <= ShmRegion::kStageBytes && group_->path_tuners[context_.type].expects_stages(nbytes) &&
-         group_->header_exchange->is_next(sequence_) &&
+  return nbytes > Thresholds::one_shot_max(context_.size()) && nbytes <= ShmRegion::kStageBytes &&
+         group_->path_tuners[context_.type].expects_stages(nbytes) && group_->header_exchange->is_next(sequence_) &&
          (group_->peers->to_remote_address(context_.in.data, nbytes) & LocalPeers::kSharedAddressBit) == 0;
 }
 
@@ -96,7 +94,7 @@ bool NodeReduction::work() {
   if (finished && timed_) {
     WrappingTimestamp last_start = context_.descriptors[0].start_time;
     for (const ReductionDescriptor& posted : context_.descriptors) {
-      if (is_enabled(Mechanism::last_arrival_timing)) last_start = last_start.later(posted.start_time);
+      last_start = last_start.later(posted.start_time);
     }
     group_->path_tuners[context_.type].record_time(context_.in.nbytes(), path_,
                                                    WrappingTimestamp::now().since(last_start));

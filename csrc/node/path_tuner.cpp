@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "core/ablation.h"
-
 namespace samestep {
 
 double PathTuner::Times::shortest() const {
@@ -36,8 +34,7 @@ bool PathTuner::expects_stages(std::size_t nbytes) { return uses_stages(entry(nb
 
 bool PathTuner::needs_no_cma(std::size_t nbytes) {
   const Size& size = entry(nbytes);
-  return is_enabled(Mechanism::expected_path) && size.n_recorded >= size.paths.size() * kTries &&
-         uses_stages(size.last_choice);
+  return size.n_recorded >= size.paths.size() * kTries && uses_stages(size.last_choice);
 }
 
 void PathTuner::record_choice(std::size_t nbytes, Path chosen, Path used) {

@@ -5,8 +5,6 @@
 #include <span>
 #include <vector>
 
-#include "core/ablation.h"
-
 namespace samestep {
 
 ReductionDescriptor ReductionDescriptor::parse(HeaderExchange::Bytes data) {
@@ -35,10 +33,7 @@ void ReductionDescriptor::post(ProgressEngine& engine, NodeGroup& group, std::ui
   if (!few && engine.size() <= Thresholds::kMaxStagedRanks) {
     PathTuner& tuner = group.path_tuners[verb];
     if (engine.rank() == 0) {
-      std::vector<PathTuner::Path> open;
-      if (is_enabled(Mechanism::single_copy_path)) open.push_back(PathTuner::Path::single_copy);
-      if (is_enabled(Mechanism::copy_in_copy_out_path)) open.push_back(PathTuner::Path::copy_in_copy_out);
-      posted.path = open.size() == 1 ? open.front() : tuner.choose(in.nbytes(), open);
+      posted.path = tuner.choose(in.nbytes());
     }
     const bool is_expected = engine.rank() != 0 || PathTuner::uses_stages(posted.path);
     needs_no_cma = is_expected && tuner.needs_no_cma(in.nbytes());

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 
-#include "core/ablation.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "kernels/stream.h"
@@ -60,11 +59,10 @@ std::vector<ShmExchange::Path> ShmExchange::candidate_paths() const {
   // By what is the same for all operations of this type, as PathTuner requires. A split pays only with a root, which is
   // idle while the others copy; otherwise every rank copies already.
   const bool via_cma = group_->peers->has_cma();
-  if (via_cma && is_enabled(Mechanism::single_copy_path)) open.push_back(Path::single_copy);
-  if (!via_cma || is_enabled(Mechanism::copy_in_copy_out_path)) open.push_back(Path::copy_in_copy_out);
-  if (via_cma && signature().root >= 0 && is_enabled(Mechanism::split_path)) open.push_back(Path::single_copy_split);
-  if (is_enabled(Mechanism::nontemporal_path) &&
-      StagedExchange::has_several_readers(signature().type, group_->region->size()))
+  if (via_cma) open.push_back(Path::single_copy);
+  open.push_back(Path::copy_in_copy_out);
+  if (via_cma && signature().root >= 0) open.push_back(Path::single_copy_split);
+  if (StagedExchange::has_several_readers(signature().type, group_->region->size()))
     open.push_back(Path::copy_in_copy_out_nt);
   return open;
 }
@@ -290,9 +288,8 @@ bool ShmExchange::work() {
     if (!peer_is_done(peer)) return false;
   }
   if (timed_) {
-    group_->path_tuners[signature().type].record_time(
-        longest_, start_.path,
-        WrappingTimestamp::now().since(is_enabled(Mechanism::last_arrival_timing) ? last_start_ : start_.start_time));
+    group_->path_tuners[signature().type].record_time(longest_, start_.path,
+                                                      WrappingTimestamp::now().since(last_start_));
   }
   return end();
 }

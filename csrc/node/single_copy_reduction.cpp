@@ -4,8 +4,6 @@
 #include <numeric>
 #include <utility>
 
-#include "core/ablation.h"
-
 namespace samestep {
 namespace {
 
@@ -24,7 +22,7 @@ SingleCopyReduction::SingleCopyReduction(const ReductionContext& task) : context
   block_count_ = task.in.count / n_blocks_;
   chunk_count_ = chunk_elements(Thresholds::kChunkBytes, task.itemsize());
   const bool has_several = task.in.count >= 2 * size * chunk_count_;
-  is_dynamic_ = has_several && is_enabled(Mechanism::dynamic_chunks);
+  is_dynamic_ = has_several;
   if (!has_several) {  // one chunk for each rank, always the same one, so that it stays in that CPU's cache
     // The smallest number of parts of each block for which all chunks together are a multiple of the ranks: for an
     // allreduce one chunk for each rank, for a reduce_scatter each rank's own block.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "core/ablation.h"
 #include "kernels/stream.h"
 
 namespace samestep {
@@ -23,7 +22,7 @@ StagedExchange::StagedExchange(NodeGroup& group, std::uint64_t sequence, Collect
       same_to_all_(verb == CollectiveType::bcast || verb == CollectiveType::allgather),
       has_several_readers_(has_several_readers(verb, group.region->size())),
       non_temporal_(non_temporal),
-      is_two_rank_swap_(is_enabled(Mechanism::two_rank_swap) && group.region->size() == 2 &&
+      is_two_rank_swap_(group.region->size() == 2 &&
                         (verb == CollectiveType::allgather || verb == CollectiveType::alltoall)) {
   // Each receiver has its part of the sender's stage, its lane. If all receive the same, or root alone receives, one
   // lane is the whole stage.

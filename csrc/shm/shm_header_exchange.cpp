@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/ablation.h"
 #include "kernels/prefetch.h"
 #include "kernels/stream.h"
 
@@ -188,7 +187,6 @@ void ShmHeaderExchange::release(std::uint64_t sequence) {
   next_peer_ = 1;
   region_->released(rank_).store(released_, std::memory_order_release);  // pairs with refresh_min_released
   region_->notify(rank_);
-  if (!is_enabled(Mechanism::release_prefetch)) return;
   // The next operation is probably of the same kind: fetches its slot and block for writing while there is time.
   kernels::prefetch_for_write(&region_->header_slot(posted_, rank_), ShmRegion::kSlotBytes);
   kernels::prefetch_for_write(region_->block(rank_, n_blocks_), expected_in_block_);

@@ -8,7 +8,6 @@
 #include <thread>
 #include <utility>
 
-#include "core/ablation.h"
 #include "kernels/relax.h"
 #include "waiting/yield_monitor.h"
 
@@ -71,8 +70,7 @@ bool Backoff::step() {
 }
 
 bool Backoff::may_sleep() const {
-  return waited_ - progressed_at_ > kSleepAfterPolls ||
-         (oversubscribed_ && is_enabled(Mechanism::oversubscribed_sleep) && fast_path_yield_monitor().is_slow());
+  return waited_ - progressed_at_ > kSleepAfterPolls || (oversubscribed_ && fast_path_yield_monitor().is_slow());
 }
 
 void Backoff::sleep() {
