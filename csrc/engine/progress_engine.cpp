@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -162,7 +163,13 @@ void ProgressEngine::start(const std::shared_ptr<Operation>& operation) {
   if (operation->is_collective() && std::exchange(adopts_posted_header_, false)) {
     static_cast<Collective&>(*operation).begin_posted(sequence);
   } else {
-    operation->begin(sequence);
+    try {
+      operation->begin(sequence);
+    } catch (const std::exception&) {
+      fail_alone(*operation, std::current_exception());
+      leave_if_failed_alone();
+      throw;
+    }
   }
   const bool alone = collectives_.size() == 1 && collectives_.front() == operation;
   if (const unsigned polls = std::exchange(polls_at_start_, 0); polls != 0 && alone) {
@@ -173,46 +180,58 @@ void ProgressEngine::start(const std::shared_ptr<Operation>& operation) {
   fail_bereft();  // a rank that it needs may have left before
 }
 
-std::exception_ptr ProgressEngine::advance(Operation& operation) {
-  if (operation.finished()) return nullptr;
+void ProgressEngine::advance(Operation& operation) {
+  if (operation.finished()) return;
   try {
     if (operation.advance()) operation.finish();
   } catch (const MismatchError&) {  // found by all ranks: the group can continue
     operation.fail(std::current_exception());
   } catch (const std::exception&) {
-    operation.fail(std::current_exception());
-    return std::current_exception();
+    fail_alone(operation, std::current_exception());
   }
-  return nullptr;
+}
+
+void ProgressEngine::fail_alone(Operation& operation, const std::exception_ptr& error) {
+  // It is finished here, so `leave` would count it among those in which this rank has taken part.
+  if (operation.is_collective()) first_lost_ = std::min(first_lost_, operation.sequence());
+  if (!failed_alone_) {
+    const std::string text = is_a<std::bad_alloc>(error) ? "no memory is left" : text_of(error);
+    failed_alone_ = FailedAlone{error, str(operation.describe(), " has failed: ", text)};
+  }
+  operation.fail(error);
+}
+
+void ProgressEngine::leave_if_failed_alone() {
+  const auto failed = std::exchange(failed_alone_, {});
+  if (!failed) return;
+  // Later calls throw it again: that no memory was left once would not tell why they cannot run.
+  const bool says_why = is_a<Error>(failed->error);
+  const std::string text = str("group '", name(), "' has ended: ", failed->reason);
+  abandon(says_why ? failed->error : std::make_exception_ptr(Error(text)), failed->reason);
 }
 
 void ProgressEngine::poll_operation(Operation& operation, unsigned polls) {
   Backoff pause = Backoff::for_fast_path(options_.oversubscribed);
-  std::exception_ptr transport_failed;
   for (unsigned i = 0; i < polls && !operation.finished(); ++i) {
     if (i != 0 && pause.step()) break;
-    transport_failed = advance(operation);
+    advance(operation);
   }
   drop_finished();
-  if (transport_failed) abandon(transport_failed, "its transport failed");
+  leave_if_failed_alone();
 }
 
 void ProgressEngine::progress() {
   const std::lock_guard lock(mutex_);
   if (forked_) std::rethrow_exception(broken_);
-  std::exception_ptr transport_failed;
   try {
     inbox_.poll();
-  } catch (const std::exception&) {
-    transport_failed = std::current_exception();
+  } catch (const std::exception& error) {
+    failed_alone_ = FailedAlone{std::current_exception(), str("it cannot receive messages: ", error.what())};
   }
-  const auto step = [&](Operation& operation) {
-    if (const std::exception_ptr failed = advance(operation)) transport_failed = failed;
-  };
-  for (const auto& operation : collectives_) step(*operation);
-  for (const auto& operation : pending_messages_) step(*operation);
+  for (const auto& operation : collectives_) advance(*operation);
+  for (const auto& operation : pending_messages_) advance(*operation);
   drop_finished();
-  if (transport_failed) abandon(transport_failed, "its transport failed");
+  leave_if_failed_alone();
 }
 
 void ProgressEngine::drop_finished() {
