@@ -1,6 +1,7 @@
 #pragma once
 
 #include <exception>
+#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -79,6 +80,11 @@ bool is_a(const std::exception_ptr& error) {
   } catch (...) {
     return false;
   }
+}
+
+/// The message of an exception as other ranks read it: std::bad_alloc names a class of C++.
+inline std::string reason_of(const std::exception_ptr& error) {
+  return is_a<std::bad_alloc>(error) ? "no memory is left" : text_of(error);
 }
 
 }  // namespace samestep

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 #include <mutex>
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -195,8 +194,7 @@ void ProgressEngine::fail_alone(Operation& operation, const std::exception_ptr& 
   // It is finished here, so `leave` would count it among those in which this rank has taken part.
   if (operation.is_collective()) first_lost_ = std::min(first_lost_, operation.sequence());
   if (!failed_alone_) {
-    const std::string text = is_a<std::bad_alloc>(error) ? "no memory is left" : text_of(error);
-    failed_alone_ = FailedAlone{error, str(operation.describe(), " has failed: ", text)};
+    failed_alone_ = FailedAlone{error, str(operation.describe(), " has failed: ", reason_of(error))};
   }
   operation.fail(error);
 }

@@ -8,6 +8,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <string_view>
 
 #include "core/error.h"
 #include "core/format.h"
@@ -25,6 +26,17 @@ struct FdMessage {
   enum class Kind : std::uint64_t { region, segment, refusal } kind;
   std::uint64_t number;  // of the group or of the segment
 };
+
+constexpr std::string_view kWithoutSharing =
+    "; SAMESTEP_NATIVE_TRANSPORT=tcp (over MPI: SAMESTEP_MPI_TRANSPORT=mpi) on all ranks does without such memory";
+
+SharedMemory map_received(Fd fd) {
+  try {
+    return SharedMemory::open(std::move(fd));
+  } catch (const UnavailableError& error) {
+    throw UnavailableError(str(error.what(), kWithoutSharing));
+  }
+}
 
 constexpr int kOffsetBits = 40;
 constexpr std::uint64_t kMaxSegments = 1u << 20;
@@ -205,7 +217,7 @@ bool ProcessPeers::receive_fd(int peer) {
       (message.kind == FdMessage::Kind::segment && message.number >= kMaxSegments)) {
     throw Error("an unknown packet came from a rank of this host");
   }
-  SharedMemory memory = SharedMemory::open(std::move(packet->fd));
+  SharedMemory memory = map_received(std::move(packet->fd));
   // The mapping alone keeps the memory. A descriptor for each segment of each peer would use up the limit of the
   // process.
   memory.close_fd();
@@ -246,8 +258,7 @@ SharedMemory ProcessPeers::make_region(std::span<const int> members, std::size_t
     return SharedMemory::make("samestep", nbytes);
   } catch (const UnavailableError& error) {
     const std::string text = str(
-        "rank ", rank_, " of this host cannot make the memory that its ranks share: ", error.what(),
-        "; SAMESTEP_NATIVE_TRANSPORT=tcp (over MPI: SAMESTEP_MPI_TRANSPORT=mpi) on all ranks does without such memory");
+        "rank ", rank_, " of this host cannot make the memory that its ranks share: ", error.what(), kWithoutSharing);
     const FdMessage message{FdMessage::Kind::refusal, number};
     std::string packet(reinterpret_cast<const char*>(&message), sizeof message);
     packet += text;

@@ -34,6 +34,25 @@ def test_a_rank_whose_collective_fails_tells_the_others(ranks, n, of, verb, why)
         assert found["seconds"] < FOUND_S
 
 
+@pytest.mark.parametrize("verb", ["split", "group"])
+@pytest.mark.parametrize("of", ["memory", "descriptors"])
+@pytest.mark.parametrize(("ranks", "n"), [("shm", 3), ("hierarchical", 4)], indirect=["ranks"])
+def test_a_group_that_one_rank_cannot_make_is_made_by_none(ranks, n, of, verb):
+    job = ranks(program("faults/failed_inside", "run_out", of, verb), n)
+    texts = set()
+    for rank in range(n):
+        found = job.report(rank)
+        assert found["kind"] == "UnavailableError"
+        assert found["seconds"] < FOUND_S
+        assert "next" not in found  # a barrier of the parent group
+        texts.add(found["text"])
+    assert len(texts) == 1
+    (text,) = texts
+    assert text.startswith(verb)
+    assert re.search(r"cannot be made by rank 1( \(\S+\))?: ", text), text
+    assert ("raise `ulimit -n`" if of == "descriptors" else "does without such memory") in text
+
+
 def test_a_rank_whose_collective_fails_tells_the_others_over_mpi():
     n = 3
     ended = jobs.run(
