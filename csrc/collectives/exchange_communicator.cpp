@@ -206,8 +206,8 @@ void ExchangeCommunicator::close(const Deadline& deadline) {
     } catch (const TimeoutError& error) {
       engine_->abandon(std::current_exception(), error.what());
       if (deadline.passed()) throw;
-      throw PeerLostError(error.what());  // a peer has left the group: this rank is not late
-    } catch (const Error& error) {        // peers must not wait for this rank
+      throw PeerLostError(error.what(), error.named());  // a peer has left the group: this rank is not late
+    } catch (const Error& error) {                       // peers must not wait for this rank
       engine_->abandon(std::current_exception(), error.what());
       throw;
     }

@@ -263,7 +263,7 @@ void ProgressEngine::wait(Operation& operation, const Deadline& deadline) {
     if (operation.finished()) break;  // then the deadline does not matter
     if (deadline.passed()) {
       note_late(operation, deadline.timeout());
-      throw TimeoutError(timeout_message(operation, deadline.timeout()) + ": the deadline has passed");
+      std::rethrow_exception(timeout_error(operation, deadline.timeout()));
     }
     if (!warned && pause.waited().count() > wait_hooks().warn_after_s) {
       warned = true;
@@ -303,6 +303,12 @@ std::string ProgressEngine::timeout_message(Operation& operation, Seconds waited
                          " s for ", late.empty() ? "data from ranks that have arrived" : departures_.list(late));
   if (operation.is_collective() && !late.empty()) text += "; arrived: " + departures_.list(here);
   return text;
+}
+
+std::exception_ptr ProgressEngine::timeout_error(Operation& operation, Seconds waited) {
+  const std::lock_guard lock(mutex_);
+  return std::make_exception_ptr(TimeoutError(timeout_message(operation, waited) + ": the deadline has passed",
+                                              departures_.named(operation.pending_peers_of_operation())));
 }
 
 void ProgressEngine::note_late(Operation& operation, Seconds waited) {
@@ -392,7 +398,8 @@ void ProgressEngine::fail_dependents(Operation& operation, int peer) {
   if (operation.is_collective() && !late.empty()) {  // this rank waits for the same late ranks
     const std::string text = str(departures_.name(rank_), ": ", what, " waits for ", departures_.list(late), "; ",
                                  departures_.name(peer), " has given up: ", why.text.data());
-    lost_ = Lost{std::make_exception_ptr(TimeoutError(text + ": the deadline has passed")), why, false};
+    const TimeoutError timed_out(text + ": the deadline has passed", departures_.named(late));
+    lost_ = Lost{std::make_exception_ptr(timed_out), why, false};
     return operation.fail(lost_->error);
   }
   std::string text = str(what, ": ", departures_.text(peer));
@@ -405,7 +412,8 @@ void ProgressEngine::fail_dependents(Operation& operation, int peer) {
     return operation.fail(lost_->error);
   }
   // If a rank has left this group only, its other groups continue.
-  lost_ = Lost{std::make_exception_ptr(PeerLostError(text)), why, why.why != Departure::Why::late};
+  const PeerLostError peer_lost(text, departures_.lost(peer));
+  lost_ = Lost{std::make_exception_ptr(peer_lost), why, why.why != Departure::Why::late};
   operation.fail(lost_->error);
 }
 

@@ -200,6 +200,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, publ
   std::string timeout_message(Operation& operation, Seconds waited);
 
  private:
+  /// The error of an operation whose deadline has passed.
+  std::exception_ptr timeout_error(Operation& operation, Seconds waited);
   /// Why an operation has failed: a rank has left.
   struct Lost {
     std::exception_ptr error;

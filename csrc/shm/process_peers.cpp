@@ -195,7 +195,9 @@ std::optional<UnixSocket::Packet> ProcessPeers::receive_now(int peer) {
   try {
     return of(peer).socket.receive_now();
   } catch (const PeerLostError&) {
-    throw PeerLostError(str("rank ", peer, " of this host has not shared its memory: its process has ended"));
+    throw PeerLostError(str("rank ", peer,
+                            " of this host has not shared its memory: its process has ended, or has failed with "
+                            "an error of its own"));
   }
 }
 

@@ -47,4 +47,6 @@ def for_torch(error: Exception) -> Exception:
     text = str(error)
     if kind is TimeoutError:  # the word that scripts for torch search for, and the remedy
         text += "; the timeout of init_process_group, or new_group, may be too short"
-    return kind(text).with_traceback(error.__traceback__)
+    made = kind(text)
+    made.__dict__.update(error.__dict__)  # which ranks
+    return made.with_traceback(error.__traceback__)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pickle
 import resource
 import signal
 import sys
@@ -52,6 +53,10 @@ def report_error(world, call, again):
         call()
     except (ss.Error, MemoryError) as error:
         found = {"kind": type(error).__name__, "text": str(error), "seconds": time.monotonic() - before}
+        if isinstance(error, ss.PeerLostError):
+            found |= {"ranks": error.ranks, "hosts": error.hosts}
+            same = pickle.loads(pickle.dumps(error))
+            assert (same.ranks, same.hosts) == (error.ranks, error.hosts)
         try:
             again()
         except ss.Error as next_error:
