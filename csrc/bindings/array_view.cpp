@@ -22,10 +22,7 @@ std::string tuple_text(const std::int64_t* values, int n) {
   return text + (n == 1 ? ",)" : ")");
 }
 
-bool read_any(PyObject* object, Array& out) {
-  // NumPy arrays come first, because they are the most common and need no facts about their type.
-  if (sources::read_numpy(object, out)) return true;
-  const sources::TypeFacts facts = sources::facts_of(Py_TYPE(object));
+bool read_known(PyObject* object, const sources::TypeFacts& facts, Array& out) {
   if (facts.exchange) return sources::read_exchange(object, facts, out);
   // NumPy scalars have the buffer protocol, too. Made into an array, they get the checks and texts of NumPy's dtypes.
   if (facts.numpy_scalar) return sources::read_numpy_scalar(object, out);
@@ -34,6 +31,17 @@ bool read_any(PyObject* object, Array& out) {
   if (PyBytes_Check(object) || PyUnicode_Check(object)) return false;
   return sources::read_buffer(object, out) || sources::read_dlpack(object, facts, out) ||
          sources::read_cuda_interface(object, out);
+}
+
+bool read_any(PyObject* object, Array& out) {
+  // NumPy arrays come first, because they are the most common and need no facts about their type.
+  if (sources::read_numpy(object, out)) return true;
+  const sources::TypeFacts facts = sources::facts_of(Py_TYPE(object));
+  if (!read_known(object, facts, out)) return false;
+  // Whatever the protocol says: MLX gives out its memory as writable, although other arrays are views of it or will be
+  // computed from it.
+  if (facts.never_written) out.mutable_view().readonly = true;
+  return true;
 }
 
 std::string not_an_array_text(PyObject* object) {
@@ -175,9 +183,11 @@ bool overlaps_itself(const ArrayView& view) {
 
 bool writable(const ArrayView& view) { return !view.readonly && !overlaps_itself(view); }
 
-void require_writable(const ArrayView& view, const char* what) {
+void require_writable(const ArrayView& view, const char* what, PyObject* object) {
   if (view.readonly) {
-    throw InvalidArgumentError(prefixed(what, "the array is read-only; pass a writable copy such as np.array(x)"));
+    const std::string type = object ? str(" (", sources::type_text(object), ")") : "";
+    throw InvalidArgumentError(
+        prefixed(what, str("the array is read-only", type, "; pass a writable copy such as np.array(x)")));
   }
   if (overlaps_itself(view)) {
     throw InvalidArgumentError(

@@ -59,6 +59,10 @@ TypeFacts find_out(PyTypeObject* type) {
   facts.becomes_jax = derives_from(type, "samestep.gpu.jax_array", "UnsharedJaxArray");
   facts.masked = derives_from(type, "numpy.ma", "MaskedArray");
   facts.numpy_scalar = derives_from(type, "numpy", "generic");
+  constinit static CachedAttribute written_in_place("samestep.arrays.libraries", "written_in_place");
+  const py::object answer = py::handle(written_in_place.get())(py::handle(reinterpret_cast<PyObject*>(type)));
+  facts.known_mutable = facts.torch || answer.is(py::bool_(true));
+  facts.never_written = !facts.torch && answer.is(py::bool_(false));
   return facts;
 }
 

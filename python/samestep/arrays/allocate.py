@@ -15,6 +15,7 @@ import numpy as np
 from samestep import _core
 from samestep._util.dtypes import numpy_dtype
 from samestep.arrays.describe import device_of, info, is_jax, library_of, order_of
+from samestep.arrays.libraries import from_host
 from samestep.arrays.streams import jax_stream
 from samestep.errors import InvalidArgumentError
 from samestep.gpu.device_array import DeviceArray
@@ -109,7 +110,9 @@ def fill_with_zeros(x: Any) -> None:
 def to_library_of(x: Any, received: Any) -> Any:
     """What was received into `new_like(x)`, as an array of the library and device of `x`."""
     if not is_jax(x):
-        return received
+        if isinstance(x, np.ndarray) or not isinstance(received, np.ndarray):
+            return received
+        return from_host(library_of(x), received)
     if not isinstance(received, np.ndarray):
         return to_library("jax gpu", received)
     return sys.modules["jax"].device_put(received, x.sharding)
@@ -118,7 +121,7 @@ def to_library_of(x: Any, received: Any) -> Any:
 def to_library(library: str, received: Any) -> Any:
     """What was received into `new_array(library, ...)`, as an array of that library."""
     if library not in ("jax", "jax gpu"):
-        return received
+        return from_host(library, received)
     import jax
 
     return received.array if library == "jax gpu" else jax.device_put(received)
@@ -155,6 +158,10 @@ def copy(x: Any, out: Any, verb: str) -> None:
     if (source.dtype, source.shape) != (target.dtype, target.shape):
         raise InvalidArgumentError(
             f"{verb}: out is {target.dtype}{list(target.shape)} but the input is {source.dtype}{list(source.shape)}"
+        )
+    if not target.writable:
+        raise InvalidArgumentError(
+            f"{verb}: out: the array is read-only; pass a writable copy such as np.array(x)"
         )
     if source.device != "cpu" and target.device != "cpu" and _core.copy_on_device(x, out):
         return

@@ -12,6 +12,7 @@ import numpy as np
 
 from samestep import _core
 from samestep._util.text import short_repr
+from samestep.arrays.libraries import host_library
 from samestep.errors import InvalidArgumentError
 
 __all__ = [
@@ -163,8 +164,8 @@ def is_jax(x: Any) -> bool:
 def library_of(x: Any) -> str:
     """Name of the library whose arrays `x` should be answered with.
 
-    "numpy", "torch" or "jax"; for device memory "torch gpu", "jax gpu", "cupy", or "gpu" for our own arrays, where
-    the library of `x` cannot be asked for one.
+    "numpy", "torch", "jax" or as `host_library`; for device memory "torch gpu", "jax gpu", "cupy", or "gpu" for our own
+    arrays, where the library of `x` cannot be asked for one.
     """
     if is_jax(x):
         return "jax gpu" if _jax_platform(x) in ("gpu", "cuda", "rocm") else "jax"
@@ -176,7 +177,7 @@ def library_of(x: Any) -> str:
     if _library(x) == "cupy":
         return "cupy"
     on_device = hasattr(x, "__cuda_array_interface__") or _core.view_info(x)[6] != "cpu"
-    return "gpu" if on_device else "numpy"
+    return "gpu" if on_device else host_library(x)
 
 
 def _jax_platform(x: Any) -> str:

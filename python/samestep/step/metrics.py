@@ -125,7 +125,11 @@ def _with_rows(leaf: Any) -> Any:
     if signature.is_number(leaf):
         return np.asarray([leaf])
     if arrays.is_array(leaf) and not arrays.info(leaf).shape:
-        return leaf.reshape(1)
+        row = arrays.new_like(leaf, (1,))
+        packed = np.empty(arrays.info(leaf).nbytes, np.uint8)
+        _core.pack([leaf], packed)
+        _core.unpack(packed, [row])
+        return arrays.to_library_of(leaf, row)
     return leaf
 
 
