@@ -15,7 +15,7 @@ import numpy as np
 
 __all__ = ["from_host", "host_library", "written_in_place"]
 
-_MUTABLE = frozenset({"array_api_strict", "cupy", "dpctl", "dpnp", "numpy", "paddle", "samestep", "torch"})
+_MUTABLE = frozenset({"array_api_strict", "cupy", "dpctl", "dpnp", "paddle", "samestep", "torch"})
 _AS_RECEIVED = frozenset({"numpy", "cupy", "gpu"})
 
 _namespaces: dict[str, Any] = {}  # by name: of the arrays that this process has passed
@@ -64,7 +64,7 @@ def from_host(library: str, received: Any) -> Any:
 
 
 def _modules(kind: type) -> list[str]:
-    return [base.__module__.partition(".")[0] for base in kind.__mro__]
+    return [str(getattr(base, "__module__", "")).partition(".")[0] for base in kind.__mro__]
 
 
 def _in_namespace(namespace: Any, received: np.ndarray[Any, Any]) -> Any:
