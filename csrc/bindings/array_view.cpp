@@ -22,26 +22,22 @@ std::string tuple_text(const std::int64_t* values, int n) {
   return text + (n == 1 ? ",)" : ")");
 }
 
-bool read_known(PyObject* object, const sources::TypeFacts& facts, Array& out) {
+bool read_any(PyObject* object, Array& out) {
+  // NumPy arrays come first, because they are the most common and need no facts about their type.
+  if (sources::read_numpy(object, out)) return true;
+  const sources::TypeFacts facts = sources::facts_of(Py_TYPE(object));
   if (facts.exchange) return sources::read_exchange(object, facts, out);
   // NumPy scalars have the buffer protocol, too. Made into an array, they get the checks and texts of NumPy's dtypes.
   if (facts.numpy_scalar) return sources::read_numpy_scalar(object, out);
   // Bytes have the buffer protocol as well, but more likely stand for an object than for an array of uint8. The error
   // names both possibilities.
   if (PyBytes_Check(object) || PyUnicode_Check(object)) return false;
-  return sources::read_buffer(object, out) || sources::read_dlpack(object, facts, out) ||
-         sources::read_cuda_interface(object, out);
-}
-
-bool read_any(PyObject* object, Array& out) {
-  // NumPy arrays come first, because they are the most common and need no facts about their type.
-  if (sources::read_numpy(object, out)) return true;
-  const sources::TypeFacts facts = sources::facts_of(Py_TYPE(object));
-  if (!read_known(object, facts, out)) return false;
+  const bool read = sources::read_buffer(object, out) || sources::read_dlpack(object, facts, out) ||
+                    sources::read_cuda_interface(object, out);
   // Whatever the protocol says: MLX gives out its memory as writable, although other arrays are views of it or will be
   // computed from it.
-  if (facts.never_written) out.mutable_view().readonly = true;
-  return true;
+  if (read && facts.never_written) out.mutable_view().readonly = true;
+  return read;
 }
 
 std::string not_an_array_text(PyObject* object) {

@@ -285,6 +285,7 @@ bool read_exchange(PyObject* object, const TypeFacts& facts, Array& out) {
       throw InvalidArgumentError(str("DLPack's C exchange API of ", type_text(object), " gave no tensor"));
     }
     adopt(managed, object, out);
+    if (facts.never_written) out.mutable_view().readonly = true;
   }
   if (facts.torch) refuse_lazy_bits(object, facts, out->dtype);
   return true;
