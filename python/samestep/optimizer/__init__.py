@@ -36,7 +36,8 @@ def DistributedOptimizer(
       `jax.jit`. `update(grads, state, params, weight=n)` takes the weighted mean, see `allreduce_tree`.
     * A torch `Optimizer`: that very object. Gradients are averaged at the end of every `backward()`, so
       that clipping, schedulers, closures and gradient scalers see what one process would see. Collective:
-      all ranks wrap together, and the parameters are compared. See `no_sync` for accumulating gradients.
+      all ranks wrap together, and the parameters are compared. See `no_sync` for accumulating gradients. Those of
+      parameters that the optimizer does not have stay as on each rank.
 
     Args:
       backend: the group whose ranks train together.
@@ -50,7 +51,10 @@ def DistributedOptimizer(
         exact mean over all items, with bits that depend on who had which.
 
     Raises:
-      InvalidArgumentError: `shards` or `weighted` with another `op`, or for an optimizer that is not torch's.
+      InvalidArgumentError: `shards` or `weighted` with another `op`, or for an optimizer that is not torch's; torch
+        only: a parameter that cannot be sent. Names it.
+      UnavailableError: torch only, from `backward(create_graph=True)`, because mean gradients carry no graph; and from
+        `step()` after a `backward()` that raised or ran as compiled autograd.
       TypeError: `opt` is no optimizer of a known kind.
       MismatchError: torch only, on all ranks: they hold other parameters. Names the first that differs.
 

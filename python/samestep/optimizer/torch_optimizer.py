@@ -1,7 +1,7 @@
 """torch optimizers: gradients are averaged at the end of `backward()`; the optimizer object stays the same.
 
-Each parameter has a hook that runs when its gradient is complete. It moves the gradient into a flat buffer,
-of which `.grad` becomes a view, so that nothing needs to be copied out after the reduction; large gradients
+Each parameter has a hook that runs when its gradient is complete. The next hook moves the gradient into a flat
+buffer, of which `.grad` becomes a view, so that nothing needs to be copied out after the reduction; large gradients
 are reduced where they lie. Buckets are started in one fixed order (that of the last parameters first, as
 backward produces them), and a callback of the autograd engine at the end of the pass starts the others and
 waits for all.
@@ -40,8 +40,8 @@ def distribute(backend: Group, optimizer: torch.optim.Optimizer, op: Any) -> tor
     used keeps the gradient it has (None after `zero_grad`). Copies (`copy.deepcopy`, `pickle`) are plain
     optimizers again, with parameters of their own.
 
-    A gradient kept from one step is overwritten by the next backward: clone it. Adding up gradients over
-    several backward passes needs `no_sync` if `op` is not AVG.
+    A gradient kept from one step is overwritten by the next backward: clone it. All ranks may convert parameters
+    (`model.double()`) between passes. Adding up gradients over several passes needs `no_sync` if `op` is not AVG.
     """
     if not isinstance(op, Premul) and resolve(op, "DistributedOptimizer") not in (
         resolve(ReduceOp.AVG),
