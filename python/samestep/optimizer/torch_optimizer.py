@@ -1,7 +1,7 @@
 """torch optimizers: gradients are averaged at the end of `backward()`; the optimizer object stays the same.
 
-Each parameter has a hook that runs when its gradient is complete. The next hook moves the gradient into a flat
-buffer, of which `.grad` becomes a view, so that nothing needs to be copied out after the reduction; large gradients
+Each parameter has a hook that runs when its gradient is complete. It moves the gradient into a flat buffer,
+of which `.grad` becomes a view, so that nothing needs to be copied out after the reduction; large gradients
 are reduced where they lie. Buckets are started in one fixed order (that of the last parameters first, as
 backward produces them), and a callback of the autograd engine at the end of the pass starts the others and
 waits for all.
@@ -189,21 +189,21 @@ class Averager:
                 "use_reentrant=True); pass use_reentrant=False"
             )
         # Within a reentrant checkpoint, a pass inside the pass, more may follow: then wait for the end.
-        self._newest = slot, bucket, task == _graph_task()
+        self._newest = slot, bucket, task == _graph_task() and slot.reduced is None
+        slot.dirty = True
+        slot.gather(self._buffers)  # now, while it is in the cache
 
     def _task(self) -> int:
         """Number of the outermost pass, begun here. No frame of a later error may keep the `_Pass`."""
         return ((self._pass and self._pass()) or self._begin()).task
 
     def _settle(self) -> None:
-        """Take the newest gradient, now that the other hooks of its parameter have run; start what is complete."""
+        """Start what is complete, now that the other hooks of the newest gradient's parameter have run."""
         if self._newest is None:
             return
-        (slot, bucket, outermost), self._newest = self._newest, None
-        if slot.reduced is None:
-            slot.dirty = True
-            bucket.missing -= outermost
-        slot.gather(self._buffers)
+        (slot, bucket, is_complete), self._newest = self._newest, None
+        slot.gather(self._buffers)  # again, if such a hook has replaced it
+        bucket.missing -= is_complete
         while self._n_started < len(self._buckets) - 1 and self._buckets[self._n_started].missing == 0:
             self._start_next()
 
