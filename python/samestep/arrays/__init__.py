@@ -8,6 +8,7 @@ from samestep.arrays.allocate import (
     new_in_order,
     new_like,
     orders_axes,
+    place_of,
     to_library,
     to_library_of,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "new_like",
     "order_of",
     "orders_axes",
+    "place_of",
     "readable",
     "store_rounded",
     "to_float32",

@@ -322,7 +322,9 @@ class CollectiveMethods(MethodSupport):
 
         library, dtype, shape = self._broadcast_metadata(x, root, "scatter", checked, limit, out=out)
         into = arrays.new_array(library, dtype, shape, self._device) if out is None else out
-        finish = (lambda: arrays.to_library(library, into)) if out is None else (lambda: out)
+        finish = (
+            (lambda: arrays.to_library(library, into, arrays.place_of(x))) if out is None else (lambda: out)
+        )
         return Work(self._comm.scatter(x if self.rank == root else None, into, root), limit.seconds, finish)
 
     # ---- all to all

@@ -196,7 +196,9 @@ class ShardedTransformation:
                     continue
                 if not plan.exchange.part(i):
                     data = np.zeros(len(plan.held(i)) * itemsize(dtype), np.uint8)
-                parts.append(from_bytes(data, library, dtype, plan.part_shape(i), self._backend.device))
+                parts.append(
+                    from_bytes(data, library, dtype, plan.part_shape(i), self._backend.device, like=whole[i])
+                )
             return parts
 
         shapes = {i: plan.part_shape(i) for i in split}
@@ -224,7 +226,8 @@ class ShardedTransformation:
                 parts[i], infos[i] = leaf, arrays.info(leaf)
             with _core.UserCall(f"{_ACT}.update"):
                 whole = plan.exchange.allgather(parts, infos)
-            return [_whole(whole[i], specs[i], plan.specs[i], self._backend.device) for i in split]
+            device = self._backend.device
+            return [_whole(whole[i], specs[i], plan.specs[i], device, parts[i]) for i in split]
 
         shapes = {i: plan.specs[i].shape for i in split}
         return flat.rebuild(self._run(run_on_host, f"{_ACT}.update", flat.leaves, split, shapes))
@@ -282,6 +285,7 @@ class ShardedTransformation:
                             dtype,
                             plan.specs[i].shape,
                             arrays.device_of(leaf),
+                            like=leaf,
                         )
                     )
         is_here = root is None or self._backend.rank == root
@@ -374,12 +378,12 @@ def _cut(leaf: Any, shape: tuple[int, ...], part: range, name: str) -> Any:
     return array.reshape(-1)[part.start : part.stop].reshape(part_shape(shape, len(part)))
 
 
-def _whole(data: Flat | None, spec: LeafSpec, of: LeafSpec, device: int | None) -> Any:
+def _whole(data: Flat | None, spec: LeafSpec, of: LeafSpec, device: int | None, like: Any) -> Any:
     """A leaf of the library of `spec` and the shape of the parameter from the bytes of its elements."""
     assert data is not None
     if spec.library == "numpy" and not of.is_number:
         return data.view(numpy_dtype(spec.dtype)).reshape(of.shape)
-    leaf = from_bytes(data, _library(spec, of), spec.dtype, of.shape, device)
+    leaf = from_bytes(data, _library(spec, of), spec.dtype, of.shape, device, like=like)
     return leaf.item() if of.is_number else leaf
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from samestep import trees
+from samestep import arrays, trees
 from samestep.errors import InvalidArgumentError
 from samestep.step.leaves import LeafSpec, describe
 from samestep.trees import signature
@@ -56,7 +56,7 @@ def rebuild_of(tree: Any, flat: trees.Flat) -> Callable[[Iterable[Any]], Any]:
 def examples(leaves: Sequence[Any], specs: Sequence[LeafSpec]) -> list[Any]:
     """The properties of the leaves that `mean` needs, without the arrays."""
     return [
-        type(leaf)(0) if spec.is_number else None if spec.group else leaf
+        type(leaf)(0) if spec.is_number else arrays.place_of(leaf) if spec.group else leaf
         for leaf, spec in zip(leaves, specs, strict=True)
     ]
 

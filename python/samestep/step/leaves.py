@@ -231,7 +231,7 @@ def to_leaf(flat: Flat, spec: LeafSpec, like: Any = None, *, device: int | None 
     Args:
       flat: in the dtype of the sums; may become the memory of the result.
       spec: of the leaf.
-      like: for a number, one of the type to return.
+      like: for a number, one of the type to return; for an array, `arrays.place_of` the leaf.
       device: as for `arrays.new_array`.
     """
     elements = _narrowed(flat, spec)
@@ -248,7 +248,7 @@ def to_leaf(flat: Flat, spec: LeafSpec, like: Any = None, *, device: int | None 
         elements = _row_major(elements, spec)
     target = arrays.new_in_order(spec.library, spec.dtype, spec.shape, order, device)
     _core.unpack(elements.view(np.uint8), [target], as_they_lie=True)
-    return arrays.to_library(spec.library, target)
+    return arrays.to_library(spec.library, target, like)
 
 
 def _row_major(elements: Flat, spec: LeafSpec) -> Flat:
