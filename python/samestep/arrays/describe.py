@@ -21,12 +21,14 @@ __all__ = [
     "extents",
     "info",
     "is_array",
+    "is_float0",
     "is_jax",
     "library_of",
     "order_of",
     "readable",
 ]
 
+_FLOAT0 = np.dtype([("float0", np.void, 0)])
 _MAX_NBYTES = 1 << 57  # no machine gives a process more addresses
 
 
@@ -44,17 +46,22 @@ class ArrayInfo(NamedTuple):
 
 
 def is_array(x: Any) -> bool:
-    """Whether `x` is an array: not a Python or NumPy scalar, not bytes or str, not a list.
+    """Whether `x` is an array: not a Python or NumPy scalar, not bytes or str, not a list, and not `is_float0`.
 
     Example:
       >>> is_array(np.zeros(3)), is_array(np.float32(1)), is_array([1.0])
       (True, False, False)
     """
     if isinstance(x, (np.ndarray, _array.array, memoryview, bytearray)):
-        return True
+        return not is_float0(x)
     if isinstance(x, (np.generic, type)):
         return False
     return hasattr(x, "__dlpack__") or hasattr(x, "__cuda_array_interface__")
+
+
+def is_float0(x: Any) -> bool:
+    """Whether `x` is what JAX gives as the gradient of integers: its elements have no bytes, so it equals its like."""
+    return bool(getattr(x, "dtype", None) == _FLOAT0)
 
 
 def info(x: Any, verb: str | None = None) -> ArrayInfo:

@@ -171,7 +171,7 @@ class ShardedTransformation:
                 f"{_ACT}.update: the leaves of the gradients are not those of the parameters"
             )
         specs = [_spec(name, leaf) for name, leaf in zip(flat.names, flat.leaves, strict=True)]
-        split = plan.split()
+        split = [i for i in plan.split() if not arrays.is_float0(flat.leaves[i])]
         for i in split:
             if specs[i].group and specs[i].shape != plan.specs[i].shape:
                 raise InvalidArgumentError(
@@ -201,7 +201,7 @@ class ShardedTransformation:
                 )
             return parts
 
-        shapes = {i: plan.part_shape(i) for i in split}
+        shapes = {i: plan.part_shape(i) for i in plan.split()}
         return flat.rebuild(self._run(run_on_host, f"{_ACT}.update", flat.leaves, split, shapes))
 
     def _joined(self, plan: _Plan, flat: trees.Flat) -> Any:
@@ -229,7 +229,7 @@ class ShardedTransformation:
             device = self._backend.device
             return [_whole(whole[i], specs[i], plan.specs[i], device, parts[i]) for i in split]
 
-        shapes = {i: plan.specs[i].shape for i in split}
+        shapes = {i: plan.specs[i].shape for i in plan.split()}
         return flat.rebuild(self._run(run_on_host, f"{_ACT}.update", flat.leaves, split, shapes))
 
     def _run(
@@ -240,8 +240,14 @@ class ShardedTransformation:
         split: list[int],
         shapes: dict[int, tuple[int, ...]],
     ) -> list[Any]:
-        """`leaves` with the results of `function` in the places `split`; in a compiled program when that runs."""
+        """`leaves` with the results of `function` in the places `split`; in a compiled program when that runs.
+
+        Of the others, those in `shapes` that hold nothing get their shape.
+        """
         results = list(leaves)
+        for i, shape in shapes.items():
+            if arrays.is_float0(leaves[i]):
+                results[i] = np.zeros(shape, leaves[i].dtype)
         moved = [leaves[i] for i in split]
         if not compiled.is_traced(moved):
             values = function(*moved)

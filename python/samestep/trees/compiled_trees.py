@@ -40,7 +40,9 @@ def call(
     """
     results = list(flat.leaves)
     moved = [
-        i for i, leaf in enumerate(results) if arrays.is_jax(leaf) or arrays.is_array(leaf) or is_number(leaf)
+        i
+        for i, leaf in enumerate(results)
+        if (arrays.is_jax(leaf) or arrays.is_array(leaf) or is_number(leaf)) and not arrays.is_float0(leaf)
     ]
     if moved:
         collective = compiled.Collective(

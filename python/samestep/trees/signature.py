@@ -90,7 +90,9 @@ def describe_leaves(
             try:
                 dtype, shape, _, nbytes, readonly, contiguous, device, index, address = _core.view_info(leaf)
             except InvalidArgumentError as error:
-                if not isinstance(leaf, np.ndarray) or leaf.dtype.char not in "OSUMm":
+                if not isinstance(leaf, np.ndarray) or not (
+                    leaf.dtype.char in "OSUMm" or arrays.is_float0(leaf)
+                ):
                     raise InvalidArgumentError(f"{act}: {leaf_text(names[i])}: {error}") from error
             else:
                 kind = kind_of_array(dtype, shape, device)
@@ -145,6 +147,8 @@ def _with_memory(kind: str) -> str:
 def _kind_of_other(leaf: Any) -> str:
     if leaf is None:
         return ABSENT
+    if arrays.is_float0(leaf):
+        return kind_of_array("float0", leaf.shape)
     return NUMBER if is_number(leaf) else OBJECT
 
 
