@@ -13,10 +13,10 @@ from samestep._util.dtypes import numpy_dtype
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.optimizer import probe
+from samestep.optimizer.extra_arguments import reduce_all
 from samestep.optimizer.flat_exchange import FlatExchange, from_bytes, itemsize
 from samestep.optimizer.partition import Partition
 from samestep.optimizer.probe import part_shape
-from samestep.step.gradients import allreduce_gradients
 from samestep.step.leaves import ADDED_AS, Flat, LeafSpec, to_leaf
 from samestep.step.state_hash import Verifier
 from samestep.trees import signature
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["ShardedTransformation", "distribute", "sharded_of"]
 
 _ACT = "ShardedOptimizer"
+_UPDATE = f"{_ACT}.update"
+_ONLY_PARTS = (
+    "which the optimizer would call with this rank's part of the parameters; use DistributedOptimizer"
+)
 _UNLIKE = 1000  # elements of the first of the arrays by which leaves of a state are distinguished
 
 
@@ -119,21 +123,23 @@ class ShardedTransformation:
         others = () if params is None else (params,)
         if self._verifier is not None:
             self._verifier.before_step({"params": params})
-        if weight is not None:
-            if self._op is None:
-                raise InvalidArgumentError(
-                    f"{_ACT}: weight is for gradients that are averaged here, not for op=None"
-                )
-            grads = allreduce_gradients(self._backend, grads, self._op, weight=weight)
-        is_reduced = self._op is None or weight is not None
+        if weight is not None and self._op is None:
+            raise InvalidArgumentError(
+                f"{_ACT}: weight is for gradients that are averaged here, not for op=None"
+            )
+        by_all = bool(extra) or weight is not None or self._op is None or self._backend.size == 1
+        if by_all:
+            grads, extra = reduce_all(
+                self._backend, _UPDATE, grads, extra, self._op, weight=weight, no_functions=_ONLY_PARTS
+            )
         if self._backend.size == 1:
-            if not is_reduced:
-                grads = allreduce_gradients(self._backend, grads, self._op)
             return self.inner.update(grads, state, *others, **extra)
         flat = trees.flatten(grads)
         plan = self._plan_of_update(flat, params)
-        parts = plan.cut(flat, f"{_ACT}.update") if is_reduced else self._reduced(plan, flat)
-        others = () if params is None else (plan.cut(trees.flatten(params), f"{_ACT}.update"),)
+        if "grad" in extra:
+            extra["grad"] = plan.cut(trees.flatten(extra["grad"]), f"{_UPDATE}: grad")
+        parts = plan.cut(flat, _UPDATE) if by_all else self._reduced(plan, flat)
+        others = () if params is None else (plan.cut(trees.flatten(params), _UPDATE),)
         updates, state = self.inner.update(parts, state, *others, **extra)
         return self._joined(plan, trees.flatten(updates)), state
 
@@ -181,8 +187,8 @@ class ShardedTransformation:
         found = [specs[i].what for i in split]
 
         def run_on_host(*leaves: Any) -> list[Any]:
-            with _core.UserCall(f"{_ACT}.update"):
-                kinds = plan.exchange.agreed_dtypes(f"{_ACT}.update", split, found)
+            with _core.UserCall(_UPDATE):
+                kinds = plan.exchange.agreed_dtypes(_UPDATE, split, found)
                 whole: list[Any] = [None] * len(specs)
                 dtypes: list[str | None] = [None] * len(specs)
                 for i, leaf, dtype in zip(split, leaves, kinds, strict=True):
@@ -202,7 +208,7 @@ class ShardedTransformation:
             return parts
 
         shapes = {i: plan.part_shape(i) for i in plan.split()}
-        return flat.rebuild(self._run(run_on_host, f"{_ACT}.update", flat.leaves, split, shapes))
+        return flat.rebuild(self._run(run_on_host, _UPDATE, flat.leaves, split, shapes))
 
     def _joined(self, plan: _Plan, flat: trees.Flat) -> Any:
         """The updates of all ranks."""
@@ -224,13 +230,13 @@ class ShardedTransformation:
             infos: list[Any] = [None] * len(specs)
             for i, leaf in zip(split, leaves, strict=True):
                 parts[i], infos[i] = leaf, arrays.info(leaf)
-            with _core.UserCall(f"{_ACT}.update"):
+            with _core.UserCall(_UPDATE):
                 whole = plan.exchange.allgather(parts, infos)
             device = self._backend.device
             return [_whole(whole[i], specs[i], plan.specs[i], device, parts[i]) for i in split]
 
         shapes = {i: plan.specs[i].shape for i in plan.split()}
-        return flat.rebuild(self._run(run_on_host, f"{_ACT}.update", flat.leaves, split, shapes))
+        return flat.rebuild(self._run(run_on_host, _UPDATE, flat.leaves, split, shapes))
 
     def _run(
         self,

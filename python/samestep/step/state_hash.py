@@ -25,9 +25,10 @@ __all__ = ["Verifier", "first_difference", "same", "verify_interval"]
 _MAX_NAMED = 3  # number of leaves in an error text
 
 
-def same(backend: Group, tree: Any, *, timeout: float | None = None, when: str = "") -> str:
-    """See `Backend.same`. `when`: at the end of the error's text."""
-    act = "same()"
+def same(
+    backend: Group, tree: Any, *, timeout: float | None = None, act: str = "same()", when: str = ""
+) -> str:
+    """See `Backend.same`. `act`: the call, for errors, whose text ends with `when`."""
     with _core.UserCall(act):
         left = timer(timeout)
         flat = trees.flatten(tree)
@@ -43,7 +44,7 @@ def same(backend: Group, tree: Any, *, timeout: float | None = None, when: str =
         everyone = backend.allgather(mine, **({} if timeout is None else {"timeout": left()}))
         if not (everyone == mine).all():
             mine_in_full = [flat.names, looks.kinds, [leaf.hex() for leaf in hashes]]
-            _raise_difference(backend, mine_in_full, left(), f"{act} in group {backend.name}", when)
+            _raise_difference(backend, mine_in_full, left(), act, when)
     return digest.hex()
 
 
@@ -71,10 +72,12 @@ def _raise_difference(
 ) -> None:
     everyone = backend._allgather_facts(mine, [Many(str), Many(str), Many(str)], timeout)
     descriptions = [
-        signature.Description("same()", names, kinds, list(range(len(names)))) for names, kinds, _ in everyone
+        signature.Description(act, names, kinds, list(range(len(names)))) for names, kinds, _ in everyone
     ]
     signature.check_same(backend.name, descriptions)
-    raise MismatchError(f"{act}: {first_difference(mine[0], [row for *_, row in everyone])}{when}")
+    raise MismatchError(
+        f"{act} in group {backend.name}: {first_difference(mine[0], [row for *_, row in everyone])}{when}"
+    )
 
 
 def first_difference(names: Sequence[str], hashes: Sequence[Sequence[str]]) -> str:
