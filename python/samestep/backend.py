@@ -187,7 +187,7 @@ class Backend(MultiDeviceMethods):
         """
         from samestep.step import decide
 
-        return not decide.any_rank(self, not decide.is_finite(tree), "all_finite()", timeout)
+        return decide.all_finite(self, tree, timeout)
 
     def println(self, *args: Any, timeout: float | None = None) -> None:
         """Print one line from every rank, in rank order and never interleaved. Collective.

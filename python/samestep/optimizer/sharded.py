@@ -19,7 +19,7 @@ from samestep.optimizer.probe import part_shape
 from samestep.step.gradients import allreduce_gradients
 from samestep.step.leaves import ADDED_AS, Flat, LeafSpec, to_leaf
 from samestep.step.state_hash import Verifier
-from samestep.trees import signature
+from samestep.trees import reducible, signature
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
@@ -178,11 +178,12 @@ class ShardedTransformation:
                     f"{_ACT}.update: the gradient of {signature.leaf_text(plan.names[i])} has shape "
                     f"{specs[i].shape}, the parameter {plan.specs[i].shape}"
                 )
-        found = [specs[i].what for i in split]
+        others = [i for i in range(len(specs)) if i not in split]
+        found = [*(specs[i].what for i in split), *(_kind_of_whole(specs[i]) for i in others)]
 
         def run_on_host(*leaves: Any) -> list[Any]:
             with _core.UserCall(f"{_ACT}.update"):
-                kinds = plan.exchange.agreed_dtypes(f"{_ACT}.update", split, found)
+                kinds = plan.exchange.agreed_dtypes(f"{_ACT}.update", [*split, *others], found)[: len(split)]
                 whole: list[Any] = [None] * len(specs)
                 dtypes: list[str | None] = [None] * len(specs)
                 for i, leaf, dtype in zip(split, leaves, kinds, strict=True):
@@ -200,7 +201,8 @@ class ShardedTransformation:
             return parts
 
         shapes = {i: plan.part_shape(i) for i in split}
-        return flat.rebuild(self._run(run_on_host, f"{_ACT}.update", flat.leaves, split, shapes))
+        leaves = [np.asarray(x) if spec.is_number else x for x, spec in zip(flat.leaves, specs, strict=True)]
+        return flat.rebuild(self._run(run_on_host, f"{_ACT}.update", leaves, split, shapes))
 
     def _joined(self, plan: _Plan, flat: trees.Flat) -> Any:
         """The updates of all ranks."""
@@ -344,17 +346,22 @@ def _spec(name: str, leaf: Any) -> LeafSpec:
     """What a leaf is; `group` is empty for what is not split among ranks."""
     if compiled.is_traced([leaf]):
         return LeafSpec(f"{leaf.dtype} {tuple(leaf.shape)}", "jax", str(leaf.dtype), tuple(leaf.shape))
-    is_number = type(leaf) in (int, float, complex) or (
-        isinstance(leaf, np.generic) and leaf.dtype.kind in "iufc"
-    )
-    value = np.asarray(leaf) if is_number else leaf
-    looks = signature.describe_leaves([name], [value], "ShardedOptimizer")
-    info = looks.infos[0]
+    (value,), numbers, looks = reducible.describe_leaves([name], [leaf], _ACT)
+    info, what = looks.infos[0], looks.kinds[0]
     if info is None or info.dtype not in ADDED_AS:
-        return LeafSpec(looks.kinds[0])
-    return LeafSpec(
-        looks.kinds[0], "number" if is_number else arrays.library_of(value), info.dtype, info.shape, is_number
+        return LeafSpec(what)
+    library = "number" if numbers else arrays.library_of(value)
+    return LeafSpec(what, library, info.dtype, info.shape, bool(numbers))
+
+
+def _kind_of_whole(gradient: LeafSpec) -> str:
+    """What a gradient is that all ranks keep whole, because its parameter is not split. An array is not among them."""
+    if not gradient.group and gradient.what.partition(" ")[0] not in ("bool", "float8_e4m3fn", "float8_e5m2"):
+        return gradient.what
+    why = (
+        f"an array of {gradient.what}, which is not split as its parameter is no array of numbers; pass None"
     )
+    return signature.with_refusals([""], {0: why})[0]
 
 
 def _library(spec: LeafSpec, otherwise: LeafSpec) -> str:

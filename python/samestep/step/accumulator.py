@@ -94,7 +94,7 @@ class Accumulator:
         self.reset()
         if like is not None:
             like = added.gradients_of(like)
-            self._look_at(like, added.flatten(like))
+            self._look_at(like, trees.flatten(like))
 
     def reset(self) -> None:
         """Discard the gradients added since the last `mean`."""
@@ -179,7 +179,7 @@ class Accumulator:
         fast = _core.fast_tree(grads)
         if fast is not None and self._described is not None and fast.digest == self._described[0]:
             return fast.leaves, *self._described[1:]
-        flat = added.flatten(grads)
+        flat = trees.flatten(grads)
         specs = self._look_at(grads, flat)
         present = present_in(specs)
         self._described = (fast.digest, specs, present) if fast is not None else None
@@ -193,7 +193,7 @@ class Accumulator:
         """What the leaves are; compares with the trees before."""
         if compiled.is_traced(flat.leaves):
             raise InvalidArgumentError("Accumulator: gradients are added outside of compiled functions")
-        specs = describe(flat.names, flat.leaves, "Accumulator")
+        specs = describe(flat.names, flat.leaves, "Accumulator.add")
         if self._tree is None:
             self._tree = agree.Tree(
                 Layout(flat.names, specs), added.rebuild_of(tree, flat), added.examples(flat.leaves, specs)

@@ -123,12 +123,16 @@ def _weighted_mean(
         raise InvalidArgumentError(f"{act}: weight is not available in functions compiled by JAX")
     with _core.UserCall(act):
         left = timer(timeout)
-        total = Accumulator(backend, like=tree)
+        total = Accumulator(backend)
         total._is_compared = True  # there is no number of shards to compare
         total._act = act  # for errors
         total._recorder = None  # of weighted ranks nobody expects the bits of another number of ranks
         backend._await_streams(flat.leaves, left())
-        total.add(tree, weight=weight)
+        try:
+            total._look_at(tree, flat)  # also with a weight of 0
+            total.add(tree, weight=weight)
+        except InvalidArgumentError as error:  # the others wait in `mean`, which raises on all ranks
+            total._failure = str(error)
         mean = total.mean(timeout=left())
     if tree is None:
         return mean
@@ -137,7 +141,7 @@ def _weighted_mean(
 
 
 def _into(old: Any, new: Any) -> Any:
-    if not arrays.is_array(old) or not arrays.info(old).writable:
+    if old is new or not arrays.is_array(old) or not arrays.info(old).writable:
         return new
     arrays.copy(new, old, "allreduce_tree")
     bump_versions([old])

@@ -14,6 +14,7 @@ from samestep.group import compiled
 from samestep.group.collectives import require_backend
 from samestep.trees import compiled_trees, scalars, signature
 from samestep.trees.fusion import Timer, bcast_leaves, fused, timer
+from samestep.trees.identity import identity_of, is_number
 
 if TYPE_CHECKING:
     from samestep.arrays import ArrayInfo
@@ -87,12 +88,11 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
         return fast.copy()
     flat = trees.flatten(tree)
     if compiled.is_traced(flat.leaves):
-        return compiled_trees.call(
-            backend, flat, signature.is_number, "bcast", act, root=root, timeout=left()
-        )
+        return compiled_trees.call(backend, flat, is_number, "bcast", act, root=root, timeout=left())
     looks = signature.describe_leaves(flat.names, flat.leaves, act, backend)
     signature.refuse_overlaps(flat.names, looks, act)
-    kinds, infos, aliases, _ = looks
+    infos, aliases = looks.infos, looks.aliases
+    kinds = looks.kinds if objects == "pickle" else signature.with_refusals(looks.kinds, looks.problems)
     mine = signature.Description(act, flat.names, kinds, aliases)
     everyone = signature.gather_if_different(backend, mine, left, compared=compared)
     if everyone is not None:
@@ -159,7 +159,7 @@ def _warn_about_objects(backend: Group, flat: trees.Flat, which: list[int], left
     """Warn about those that may differ from rank to rank. Collective where there are any."""
     if not which:
         return
-    mine = [signature.identity_of(flat.leaves[i]) for i in which]
+    mine = [identity_of(flat.leaves[i]) for i in which]
     everyone = backend._allgather_facts(mine, Many((str, None)), left())
     kept = [i for i, *texts in zip(which, *everyone, strict=True) if None in texts or len(set(texts)) > 1]
     if not kept:
