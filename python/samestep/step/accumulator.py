@@ -352,6 +352,17 @@ class Accumulator:
         if state["shards"] != mine:
             raise InvalidArgumentError(f"Accumulator: the state is of shards={state['shards']}, not {mine}")
 
+    def __copy__(self) -> Accumulator:
+        """Another accumulator of the same group, between steps: the sums of a step belong to one."""
+        if self._added:
+            raise InvalidArgumentError("Accumulator: no copies in the middle of a step; copy it after mean()")
+        new = Accumulator(self._backend, self._n_shards if self._fixed else None)
+        new._tree = self._tree
+        return new
+
+    def __deepcopy__(self, memo: Any) -> Accumulator:
+        return self.__copy__()
+
     def __repr__(self) -> str:
         shards = self._n_shards if self._fixed else None
         return f"Accumulator(shards={shards}: {len(self._added)} added, rank {self._backend.rank})"
