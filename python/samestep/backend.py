@@ -79,7 +79,8 @@ class Backend(MultiDeviceMethods):
         16 bytes; only if these differ do they exchange the hashes of the leaves.
 
         Args:
-          tree: containers of arrays, numbers and strings; a torch module or optimizer stands for its state.
+          tree: containers of arrays, numbers and texts; a torch module or optimizer stands for its state. Of functions,
+            classes and modules the names are compared.
           timeout: seconds; None for the group's timeout.
 
         Returns:
@@ -89,6 +90,7 @@ class Backend(MultiDeviceMethods):
         Raises:
           MismatchError: on all ranks, if they differ; names the first leaf that differs, and the ranks whose bits
             differ from those of most ranks.
+          InvalidArgumentError: on all ranks, if a leaf of any rank is an object that cannot be compared; names it.
 
         Example:
           >>> import numpy as np, samestep as ss
@@ -178,6 +180,9 @@ class Backend(MultiDeviceMethods):
           tree: of any arrays, numbers and containers; a torch module stands for the `.grad` of its parameters. Whole
             numbers, flags and texts are finite.
           timeout: seconds, else the group's.
+
+        Raises:
+          InvalidArgumentError: on all ranks, if a leaf of any rank is an object whose numbers cannot be seen; names it.
 
         Example:
           >>> import numpy as np, samestep as ss

@@ -342,6 +342,7 @@ def test_same_sees_every_difference(group, kind):
 
 
 SEEN_BY_SAME = (
+    "objects",
     "long doubles",
     "foreign byte order",
     "record",

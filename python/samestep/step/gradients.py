@@ -70,9 +70,9 @@ def allreduce_tree(
     """Reduce every array and number of `tree` over all ranks, fused into few messages. Collective.
 
     Arrays that can be written receive the result and are returned themselves. A leaf that is None here but an array on
-    some other rank counts as zeros (and comes back as an array); None everywhere stays None. Strings,
-    flags, functions and the like are passed through. Under `jax.jit` the reduction becomes part of the
-    program.
+    some other rank counts as zeros (and comes back as an array); None everywhere stays None. Texts, flags, members of
+    enumerations, functions, classes and the like are returned as they are; flags must be equal on all ranks. Under
+    `jax.jit` the reduction becomes part of the program.
 
     Args:
       backend: the group.
@@ -88,8 +88,9 @@ def allreduce_tree(
 
     Raises:
       MismatchError: on all ranks, if the trees differ; names the first leaf that does. Nothing has changed.
-      InvalidArgumentError: `tree` is not a tree of arrays, e.g. a generator, or `weight` is negative, infinite or NaN;
-        or all weights are zero, on all ranks.
+      InvalidArgumentError: on all ranks, if a leaf of any rank is none of these, such as an object in which no arrays
+        can be seen, a date, or an int that may exceed 64 bits; names the leaf. Or `tree` is not a tree of arrays, e.g. a
+        generator, or all weights are zero. On this rank, if `weight` is negative, infinite or NaN.
 
     Example:
       >>> import numpy as np, samestep as ss

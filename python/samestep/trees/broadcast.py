@@ -40,8 +40,8 @@ def synchronize(
 
     Args:
       backend: the group.
-      tree: dicts, lists, tuples, dataclasses, torch modules and optimizers, JAX-registered nodes, of the
-        same structure, shapes and dtypes on all ranks.
+      tree: dicts, lists, tuples, dataclasses and other containers that can be built again, torch modules and
+        optimizers, JAX-registered nodes, of the same structure, shapes and dtypes on all ranks.
       root: rank whose values count.
       objects: what to do with leaves that are neither arrays nor numbers: "keep" each rank's own, or
         "pickle" to send root's. "keep" warns once and names those that may differ: functions of the same
@@ -53,7 +53,8 @@ def synchronize(
 
     Raises:
       MismatchError: on all ranks, if the trees differ; names the first leaf that does. Nothing has changed.
-      InvalidArgumentError: `root` is not a rank of the group, `objects` is another word, or `tree` is a generator.
+      InvalidArgumentError: `root` is not a rank of the group, `objects` is another word, or `tree` is a generator. On
+        all ranks, if elements of an array cannot be sent and `objects` is "keep"; names the leaf.
 
     Example:
       >>> import numpy as np, samestep as ss
