@@ -127,7 +127,8 @@ class Accumulator:
         Raises:
           InvalidArgumentError: the shard belongs to another rank or has been added before, the weight is negative,
             infinite or NaN, the tree has changed, or `allreduce_tree` would refuse a leaf. Nothing has been added then.
-            Or an array that was kept (`copy=False`) cannot be read any more: then `mean` will raise on all ranks, unless `reset` is called.
+            Or an array that was kept (`copy=False`) cannot be read any more: then `mean` will raise on all ranks,
+            unless `reset` is called.
         """
         index = self._index(shard)
         weight = float(weight)

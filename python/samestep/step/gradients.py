@@ -89,8 +89,8 @@ def allreduce_tree(
     Raises:
       MismatchError: on all ranks, if the trees differ; names the first leaf that does. Nothing has changed.
       InvalidArgumentError: on all ranks, if a leaf of any rank is none of these, such as an object in which no arrays
-        can be seen, a date, or an int that may exceed 64 bits; names the leaf. Or `tree` is not a tree of arrays, e.g. a
-        generator, or all weights are zero. On this rank, if `weight` is negative, infinite or NaN.
+        can be seen, a date, or an int that may exceed 64 bits; names the leaf. Or `tree` is not a tree of arrays, e.g.
+        a generator, or all weights are zero. On this rank, if `weight` is negative, infinite or NaN.
 
     Example:
       >>> import numpy as np, samestep as ss
