@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samestep import _core
+from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
 from samestep.trees import signature
 from samestep.trees.identity import is_array, is_flag, is_number, passes
@@ -16,14 +16,18 @@ from samestep.trees.structure import DEEPEST
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
+_INT_BITS = 64
+
 __all__ = ["describe_leaves", "is_reduced_number", "refuse_others", "why_refused"]
 
 
 def is_reduced_number(leaf: Any) -> bool:
     """A number with a dtype. Flags and members of enumerations are returned as they are."""
+    if type(leaf) is int:
+        return leaf.bit_length() <= _INT_BITS
     if isinstance(leaf, np.generic):
         return not isinstance(leaf, (np.bool_, np.flexible, np.object_, np.datetime64, np.timedelta64))
-    return type(leaf) in (int, float, complex)
+    return type(leaf) in (float, complex)
 
 
 def describe_leaves(
@@ -100,7 +104,10 @@ def _why_not_sent(leaf: Any) -> str | None:
 
 
 def refuse_others(names: Sequence[str], leaves: Sequence[Any], act: str) -> None:
-    """Raise InvalidArgumentError for the first leaf that is refused, of those that are no arrays. No communication."""
+    """Raise InvalidArgumentError for the first leaf that is refused, where JAX traces the caller. No communication."""
     for name, leaf in zip(names, leaves, strict=True):
-        if not (is_reduced_number(leaf) or is_array(leaf)) and (why := why_refused(leaf)) is not None:
+        if leaf is None or arrays.is_jax(leaf) or is_reduced_number(leaf):
+            continue
+        why = why_refused(leaf) if passes(leaf) or not is_array(leaf) else _why_not_sent(leaf)
+        if why is not None:
             raise InvalidArgumentError(f"{act}: {signature.leaf_text(name)}: {why}")

@@ -99,8 +99,10 @@ def _visit(
 
 
 def _open(tree: Any) -> Node | None:
-    if isinstance(tree, _USUAL) and (node := _open_items(tree)) is not None:
-        return node
+    if isinstance(tree, _USUAL):
+        usual = _open_items(tree)
+        if usual is not None or type(tree) in _BUILT_FOR_SURE:
+            return usual
     if (known := expand_torch(tree) or expand_jax(tree)) is not None:
         return known
     fields = _fields_of(tree)
