@@ -500,3 +500,14 @@ def added_twice(total, value):
     total.add([np.full(2, value)])
     total.add([np.full(2, value)])
     return total.mean()
+
+
+def test_a_sharded_optimizer_keeps_no_array_to_itself(group):
+    tree = {"k": 1.0 + group.rank, "x": np.full(3, group.rank + 1.0), "mask": None}
+    got = sharded(group, tree)
+    assert got["k"] == (group.size + 1) / 2
+    assert type(got["k"]) is float
+    tree["mask"] = np.array([group.rank == 0])
+    if group.size > 1:
+        with pytest.raises(ss.InvalidArgumentError, match=r"leaf \['mask'\].*an array of bool \(1,\)"):
+            sharded(group, tree)

@@ -140,7 +140,7 @@ class ShardedTransformation:
     # ---- plans
 
     def _plan_for(self, flat: trees.Flat) -> _Plan:
-        specs = [_spec(name, leaf) for name, leaf in zip(flat.names, flat.leaves, strict=True)]
+        specs = _specs(flat)
         key = tuple(flat.names), tuple((spec.dtype, spec.shape) for spec in specs)
         if key not in self._plans:
             counts = [math.prod(spec.shape) for spec in specs]
@@ -170,7 +170,7 @@ class ShardedTransformation:
             raise InvalidArgumentError(
                 f"{_ACT}.update: the leaves of the gradients are not those of the parameters"
             )
-        specs = [_spec(name, leaf) for name, leaf in zip(flat.names, flat.leaves, strict=True)]
+        specs = _specs(flat)
         split = plan.split()
         for i in split:
             if specs[i].group and specs[i].shape != plan.specs[i].shape:
@@ -210,7 +210,7 @@ class ShardedTransformation:
             raise InvalidArgumentError(
                 f"{_ACT}: the optimizer returned updates with other leaves than the gradients"
             )
-        specs = [_spec(name, leaf) for name, leaf in zip(flat.names, flat.leaves, strict=True)]
+        specs = _specs(flat)
         split = [i for i in plan.split() if specs[i].group]
         for i in split:
             if specs[i].shape != plan.part_shape(i):
@@ -342,16 +342,25 @@ class ShardedTransformation:
         return f"ShardedTransformation({self.inner!r})"
 
 
-def _spec(name: str, leaf: Any) -> LeafSpec:
-    """What a leaf is; `group` is empty for what is not split among ranks."""
-    if compiled.is_traced([leaf]):
-        return LeafSpec(f"{leaf.dtype} {tuple(leaf.shape)}", "jax", str(leaf.dtype), tuple(leaf.shape))
-    (value,), numbers, looks = reducible.describe_leaves([name], [leaf], _ACT)
-    info, what = looks.infos[0], looks.kinds[0]
-    if info is None or info.dtype not in ADDED_AS:
-        return LeafSpec(what)
-    library = "number" if numbers else arrays.library_of(value)
-    return LeafSpec(what, library, info.dtype, info.shape, bool(numbers))
+def _specs(flat: trees.Flat) -> list[LeafSpec]:
+    """What the leaves are; `group` is empty for what is not split among ranks."""
+    tracers = {i: leaf for i, leaf in enumerate(flat.leaves) if compiled.is_traced([leaf])}
+    leaves = (
+        [None if i in tracers else leaf for i, leaf in enumerate(flat.leaves)] if tracers else flat.leaves
+    )
+    values, numbers, looks = reducible.describe_leaves(flat.names, leaves, _ACT)
+    are_numbers = set(numbers)
+    specs = []
+    for i, (what, info) in enumerate(zip(looks.kinds, looks.infos, strict=True)):
+        if i in tracers:
+            dtype, shape = str(tracers[i].dtype), tuple(tracers[i].shape)
+            specs.append(LeafSpec(f"{dtype} {shape}", "jax", dtype, shape))
+        elif info is None or info.dtype not in ADDED_AS:
+            specs.append(LeafSpec(what))
+        else:
+            library = "number" if i in are_numbers else arrays.library_of(values[i])
+            specs.append(LeafSpec(what, library, info.dtype, info.shape, i in are_numbers))
+    return specs
 
 
 def _kind_of_whole(gradient: LeafSpec) -> str:
