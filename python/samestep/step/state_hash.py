@@ -39,15 +39,18 @@ def same(backend: Group, tree: Any, *, timeout: float | None = None, when: str =
         on_device = [leaf for leaf, info in described if info is not None and info.device != "cpu"]
         backend._await_streams(on_device, left())
         hashes = [_leaf_hash(leaf, info) for leaf, info in described]
-        unknown = {i: _unknown_text(flat.leaves[i]) for i, text in enumerate(hashes) if not text}
-        kinds = signature.with_refusals(looks.kinds, unknown)
+        kinds = looks.kinds
+        if not all(hashes):
+            unknown = {i: _unknown_text(flat.leaves[i]) for i, text in enumerate(hashes) if not text}
+            kinds = signature.with_refusals(kinds, unknown)
         digest = _digest(flat.names, kinds, hashes)
         mine = np.frombuffer(digest, np.uint64)
         everyone = backend.allgather(mine, **({} if timeout is None else {"timeout": left()}))
         if not (everyone == mine).all():
             mine_in_full = [flat.names, kinds, [leaf.hex() for leaf in hashes]]
             _raise_difference(backend, mine_in_full, left(), f"{act} in group {backend.name}", when)
-        signature.raise_refused(backend.name, [signature.Description(act, flat.names, kinds, [])])
+        if kinds is not looks.kinds:
+            signature.raise_refused(backend.name, [signature.Description(act, flat.names, kinds, [])])
     return digest.hex()
 
 

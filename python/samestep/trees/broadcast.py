@@ -93,7 +93,9 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
     looks = signature.describe_leaves(flat.names, flat.leaves, act, backend)
     signature.refuse_overlaps(flat.names, looks, act)
     infos, aliases = looks.infos, looks.aliases
-    kinds = looks.kinds if objects == "pickle" else signature.with_refusals(looks.kinds, looks.problems)
+    kinds = looks.kinds
+    if looks.problems and objects == "keep":
+        kinds = signature.with_refusals(kinds, looks.problems)
     mine = signature.Description(act, flat.names, kinds, aliases)
     everyone = signature.gather_if_different(backend, mine, left, compared=compared)
     if everyone is not None:

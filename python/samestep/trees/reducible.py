@@ -40,13 +40,13 @@ def describe_leaves(
       refused, and which value a flag has: one that differs between ranks was meant to be reduced.
     """
     values = list(leaves)
-    numbers = [i for i, leaf in enumerate(leaves) if is_reduced_number(leaf)]
+    numbers = [i for i, leaf in enumerate(leaves) if type(leaf) is not np.ndarray and is_reduced_number(leaf)]
     for i in numbers:
         values[i] = np.asarray(leaves[i])
     looks = signature.describe_leaves(names, values, act, backend)
     refusals = {}
-    for i, kind in enumerate(looks.kinds):
-        if looks.infos[i] is None and kind != signature.ABSENT:
+    for i, info in enumerate(looks.infos):
+        if info is None and leaves[i] is not None:
             if is_flag(leaves[i]):
                 looks.kinds[i] = f"the flag {bool(leaves[i])}"
             elif why := looks.problems.get(i) or why_refused(

@@ -84,7 +84,8 @@ def describe_leaves(
     problems: dict[int, str] = {}
     for i, leaf in enumerate(leaves):
         kind, info = "", None
-        if type(leaf) is np.ndarray or is_array(leaf):
+        is_plain = type(leaf) is np.ndarray
+        if is_plain or is_array(leaf):
             try:
                 dtype, shape, strides, nbytes, readonly, contiguous, device, index, address = _core.view_info(
                     leaf
@@ -92,7 +93,7 @@ def describe_leaves(
                 kind = kind_of_array(dtype, shape, device)
                 if device != "cpu" and not contiguous:
                     kind += _order_text(leaf, readonly)
-                if type(leaf) is not np.ndarray and isinstance(leaf, np.ndarray):
+                if not is_plain and isinstance(leaf, np.ndarray):
                     kind += attributes_text(leaf)
             except InvalidArgumentError as error:
                 kind = OBJECT
@@ -248,7 +249,8 @@ def gather_if_different(
     text = "\0".join([mine.act, *mine.names, *mine.kinds, *shared])
     digest = int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
     if same_everywhere(backend, digest, timeout()):
-        raise_refused(backend.name, [mine])
+        if _REFUSED in text:
+            raise_refused(backend.name, [mine])
         return None
     return _gather_all(backend, mine, timeout())
 

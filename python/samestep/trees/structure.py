@@ -29,6 +29,7 @@ _NO_NODES = (str, bytes, bytearray, memoryview, range)
 _BUILT_FOR_SURE = frozenset(
     [dict, list, tuple, collections.deque, collections.OrderedDict, collections.defaultdict]
 )
+_KEYS_IN_ORDER: tuple[set[type], ...] = (set(), {str}, {int})
 DEEPEST = 200
 """Containers in containers. Deeper ones are leaves, as is one that holds itself."""
 
@@ -99,6 +100,10 @@ def _visit(
 
 
 def _open(tree: Any) -> Node | None:
+    if type(tree) is dict:  # without the ways below, which would be felt
+        keys, names = _named_keys(tree)
+        children = [tree[key] for key in keys]
+        return None if names is None else Node(names, children, lambda v: _with_items(tree, keys, v))
     if isinstance(tree, _USUAL):
         usual = _open_items(tree)
         if usual is not None or type(tree) in _BUILT_FOR_SURE:
@@ -194,8 +199,9 @@ def _attributes_are_kept(tree: Any, new: Any) -> bool:
 def _named_keys(mapping: Mapping[Any, Any]) -> tuple[list[Any], list[str] | None]:
     """The keys in an order that depends on names alone, and these; None if keys have no names, or one name."""
     keys, in_order = list(mapping), isinstance(mapping, collections.OrderedDict)
-    if set(map(type, keys)) in (set(), {str}, {int}):
-        keys = keys if in_order else sorted(keys)
+    if set(map(type, keys)) in _KEYS_IN_ORDER:
+        if not in_order:
+            keys.sort()
         return keys, [f"[{key!r}]" for key in keys]
     texts = [key_text(key) for key in keys]
     named = [
