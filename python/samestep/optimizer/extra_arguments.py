@@ -13,8 +13,8 @@ from samestep.group import compiled
 from samestep.reduce_ops import Op, ReduceOp, resolve
 from samestep.step import state_hash
 from samestep.step.gradients import allreduce_gradients, allreduce_tree
-from samestep.trees import signature
 from samestep.trees.adapters import expand_jax
+from samestep.trees.identity import identity_of
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
@@ -184,6 +184,6 @@ def _refusal(where: str, leaves: list[Any], name: str, no_functions: str) -> str
                 f"{where} is a function, which may use the data of this rank alone; pass "
                 f"{name}=samestep.optimizer.averaged(backend, {name}), its mean over all ranks"
             )
-        if not callable(leaf) and not _is_numeric_leaf(leaf) and signature.identity_of(leaf) is None:
+        if not callable(leaf) and not _is_numeric_leaf(leaf) and identity_of(leaf) is None:
             return f"{where} is of type {type(leaf).__name__}, which ranks cannot compare; pass arrays or numbers"
     return ""

@@ -19,7 +19,7 @@ from samestep.optimizer.partition import Partition
 from samestep.optimizer.probe import part_shape
 from samestep.step.leaves import ADDED_AS, Flat, LeafSpec, to_leaf
 from samestep.step.state_hash import Verifier
-from samestep.trees import signature
+from samestep.trees import reducible, signature
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
@@ -146,7 +146,7 @@ class ShardedTransformation:
     # ---- plans
 
     def _plan_for(self, flat: trees.Flat) -> _Plan:
-        specs = [_spec(name, leaf) for name, leaf in zip(flat.names, flat.leaves, strict=True)]
+        specs = _specs(flat)
         key = tuple(flat.names), tuple((spec.dtype, spec.shape) for spec in specs)
         if key not in self._plans:
             counts = [math.prod(spec.shape) for spec in specs]
@@ -176,7 +176,7 @@ class ShardedTransformation:
             raise InvalidArgumentError(
                 f"{_ACT}.update: the leaves of the gradients are not those of the parameters"
             )
-        specs = [_spec(name, leaf) for name, leaf in zip(flat.names, flat.leaves, strict=True)]
+        specs = _specs(flat)
         split = [i for i in plan.split() if not arrays.is_float0(flat.leaves[i])]
         for i in split:
             if specs[i].group and specs[i].shape != plan.specs[i].shape:
@@ -184,11 +184,12 @@ class ShardedTransformation:
                     f"{_ACT}.update: the gradient of {signature.leaf_text(plan.names[i])} has shape "
                     f"{specs[i].shape}, the parameter {plan.specs[i].shape}"
                 )
-        found = [specs[i].what for i in split]
+        others = [i for i in range(len(specs)) if i not in split]
+        found = [*(specs[i].what for i in split), *(_kind_of_whole(specs[i]) for i in others)]
 
         def run_on_host(*leaves: Any) -> list[Any]:
             with _core.UserCall(_UPDATE):
-                kinds = plan.exchange.agreed_dtypes(_UPDATE, split, found)
+                kinds = plan.exchange.agreed_dtypes(_UPDATE, [*split, *others], found)[: len(split)]
                 whole: list[Any] = [None] * len(specs)
                 dtypes: list[str | None] = [None] * len(specs)
                 for i, leaf, dtype in zip(split, leaves, kinds, strict=True):
@@ -208,7 +209,8 @@ class ShardedTransformation:
             return parts
 
         shapes = {i: plan.part_shape(i) for i in plan.split()}
-        return flat.rebuild(self._run(run_on_host, _UPDATE, flat.leaves, split, shapes))
+        leaves = [np.asarray(x) if spec.is_number else x for x, spec in zip(flat.leaves, specs, strict=True)]
+        return flat.rebuild(self._run(run_on_host, _UPDATE, leaves, split, shapes))
 
     def _joined(self, plan: _Plan, flat: trees.Flat) -> Any:
         """The updates of all ranks."""
@@ -216,7 +218,7 @@ class ShardedTransformation:
             raise InvalidArgumentError(
                 f"{_ACT}: the optimizer returned updates with other leaves than the gradients"
             )
-        specs = [_spec(name, leaf) for name, leaf in zip(flat.names, flat.leaves, strict=True)]
+        specs = _specs(flat)
         split = [i for i in plan.split() if specs[i].group]
         for i in split:
             if specs[i].shape != plan.part_shape(i):
@@ -356,21 +358,35 @@ class ShardedTransformation:
         return f"ShardedTransformation({self.inner!r})"
 
 
-def _spec(name: str, leaf: Any) -> LeafSpec:
-    """What a leaf is; `group` is empty for what is not split among ranks."""
-    if compiled.is_traced([leaf]):
-        return LeafSpec(f"{leaf.dtype} {tuple(leaf.shape)}", "jax", str(leaf.dtype), tuple(leaf.shape))
-    is_number = type(leaf) in (int, float, complex) or (
-        isinstance(leaf, np.generic) and leaf.dtype.kind in "iufc"
+def _specs(flat: trees.Flat) -> list[LeafSpec]:
+    """What the leaves are; `group` is empty for what is not split among ranks."""
+    tracers = {i: leaf for i, leaf in enumerate(flat.leaves) if compiled.is_traced([leaf])}
+    leaves = (
+        [None if i in tracers else leaf for i, leaf in enumerate(flat.leaves)] if tracers else flat.leaves
     )
-    value = np.asarray(leaf) if is_number else leaf
-    looks = signature.describe_leaves([name], [value], "ShardedOptimizer")
-    info = looks.infos[0]
-    if info is None or info.dtype not in ADDED_AS:
-        return LeafSpec(looks.kinds[0])
-    return LeafSpec(
-        looks.kinds[0], "number" if is_number else arrays.library_of(value), info.dtype, info.shape, is_number
+    values, numbers, looks = reducible.describe_leaves(flat.names, leaves, _ACT)
+    are_numbers = set(numbers)
+    specs = []
+    for i, (what, info) in enumerate(zip(looks.kinds, looks.infos, strict=True)):
+        if i in tracers:
+            dtype, shape = str(tracers[i].dtype), tuple(tracers[i].shape)
+            specs.append(LeafSpec(f"{dtype} {shape}", "jax", dtype, shape))
+        elif info is None or info.dtype not in ADDED_AS:
+            specs.append(LeafSpec(what))
+        else:
+            library = "number" if i in are_numbers else arrays.library_of(values[i])
+            specs.append(LeafSpec(what, library, info.dtype, info.shape, i in are_numbers))
+    return specs
+
+
+def _kind_of_whole(gradient: LeafSpec) -> str:
+    """What a gradient is that all ranks keep whole, because its parameter is not split. An array is not among them."""
+    if not gradient.group and gradient.what.partition(" ")[0] not in ("bool", "float8_e4m3fn", "float8_e5m2"):
+        return gradient.what
+    why = (
+        f"an array of {gradient.what}, which is not split as its parameter is no array of numbers; pass None"
     )
+    return signature.with_refusals([""], {0: why})[0]
 
 
 def _library(spec: LeafSpec, otherwise: LeafSpec) -> str:

@@ -1,4 +1,4 @@
-"""The trees of gradients that are added to an `Accumulator`, flattened and checked."""
+"""The trees of gradients that are added to an `Accumulator`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 from samestep import arrays, trees
 from samestep.errors import InvalidArgumentError
-from samestep.step.leaves import LeafSpec, describe
+from samestep.step.leaves import LeafSpec
 from samestep.trees import signature
 
 __all__ = [
     "examples",
-    "flatten",
     "gradients_of",
     "rebuild_of",
     "require_sum",
@@ -32,18 +31,6 @@ def gradients_of(grads: Any) -> Any:
     if torch is None or not isinstance(grads, torch.nn.Module):
         return grads
     return {name: parameter.grad for name, parameter in grads.named_parameters()}
-
-
-def flatten(grads: Any) -> trees.Flat:
-    """The leaves of gradients.
-
-    Raises:
-      InvalidArgumentError: they are not a tree of arrays.
-    """
-    flat = trees.flatten(grads)
-    if flat.names == [""] and describe([""], flat.leaves, "Accumulator.add")[0].what == signature.OBJECT:
-        raise InvalidArgumentError(f"Accumulator.add: {type(grads).__name__} is not a tree of arrays")
-    return flat
 
 
 def rebuild_of(tree: Any, flat: trees.Flat) -> Callable[[Iterable[Any]], Any]:
