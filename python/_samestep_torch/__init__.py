@@ -54,14 +54,22 @@ def _serve_launchers() -> None:
         # With one of these set, somebody forgot the other variables of several ranks, which torch's own handler says.
         partly = ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
         alone = "world_size=" not in url and not any(name in os.environ for name in partly)
-        if "RANK" in os.environ or "rank=" in url or not (launched or alone):
+        has_rank = "RANK" in os.environ
+        if (has_rank and not launched) or "rank=" in url or not (launched or alone):
             return usual(url, **how)
-        if _NAME not in _backend_that_meets():
+        if _NAME not in _backend_that_meets() or (has_rank and _rank_is_own()):
             return usual(url, **how)
         return _meet(url, **how)
 
     handlers["env"] = env
     handlers.setdefault("mpi", _meet)
+
+
+def _rank_is_own() -> bool:
+    """Whether `RANK` is of the launcher that has started this process, not of one around that."""
+    from samestep._util import launchers
+
+    return "RANK" in launchers.own_variables()
 
 
 def _backend_that_meets() -> str:
