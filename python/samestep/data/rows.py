@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from samestep.errors import InvalidArgumentError
+from samestep.group.backend_argument import not_a_backend
 
 __all__ = ["count", "require_backend_and_data", "take"]
 
@@ -20,11 +21,7 @@ def require_backend_and_data(call: str, backend: Any, data: Any) -> None:
     """Raise TypeError if the arguments of a constructor lack the backend, or have it in another place."""
     given = (getattr(backend, "rank", None), getattr(backend, "size", None))
     if data is None or not all(isinstance(number, int) for number in given):
-        names = ", ".join(type(argument).__name__ for argument in (backend, data) if argument is not None)
-        raise TypeError(
-            f"{call}: the arguments are the backend and the data, e.g. "
-            f"{call}(samestep.get_distributed_backend(), data), got {names or None}"
-        )
+        raise not_a_backend(f"{call}(backend, data)", *(x for x in (backend, data) if x is not None))
 
 
 def count(data: Any, call: str) -> int:

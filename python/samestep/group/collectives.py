@@ -14,18 +14,9 @@ from samestep.reduce_ops import Op, resolve
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["CollectiveMethods", "require_backend"]
+__all__ = ["CollectiveMethods"]
 
 _A = TypeVar("_A")  # an array, or a number
-
-
-def require_backend(function: str, given: Any) -> None:
-    """Raise TypeError unless `given`, the first argument of `function`, is a backend."""
-    if not isinstance(given, CollectiveMethods):
-        raise TypeError(
-            f"{function}: the first argument is the backend, e.g. samestep.get_distributed_backend(), "
-            f"got {type(given).__name__}"
-        )
 
 
 def _rounded(inner: _core.Work, wide: Any, target: Any) -> Enqueued:

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from samestep.errors import InvalidArgumentError
+from samestep.group.backend_argument import takes_backend
 from samestep.optimizer import gradient_transformation
 from samestep.optimizer.extra_arguments import averaged
 from samestep.reduce_ops import Op, Premul, ReduceOp, resolve
@@ -20,6 +21,7 @@ __all__ = ["DistributedOptimizer", "ShardedOptimizer", "averaged", "gather_state
 _Opt = TypeVar("_Opt")
 
 
+@takes_backend
 def DistributedOptimizer(
     backend: Group,
     opt: _Opt,
@@ -127,6 +129,7 @@ def no_sync(opt: Any) -> AbstractContextManager[None]:
     return torch_optimizer.no_sync(opt)
 
 
+@takes_backend
 def ShardedOptimizer(
     backend: Group,
     opt: _Opt,

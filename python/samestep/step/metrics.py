@@ -12,7 +12,7 @@ import numpy as np
 from samestep import _core, arrays, trees
 from samestep._util.json_layout import Many, Map
 from samestep.errors import InvalidArgumentError
-from samestep.group.collectives import require_backend
+from samestep.group.backend_argument import takes_backend
 from samestep.trees import scalars, signature
 from samestep.trees.identity import attributes_text, is_array, is_number
 
@@ -24,6 +24,7 @@ __all__ = ["gather_metrics", "metric_mean"]
 _Tree = TypeVar("_Tree")
 
 
+@takes_backend
 def metric_mean(backend: Group, metrics: Mapping[str, tuple[Any, Any]]) -> dict[str, float]:
     """Means over all ranks: of each metric the sum of the sums over the sum of the counts. Collective.
 
@@ -47,7 +48,6 @@ def metric_mean(backend: Group, metrics: Mapping[str, tuple[Any, Any]]) -> dict[
       >>> ss.metric_mean(ss.initialize(), {"loss": (6.0, 4), "accuracy": (3, 4)})
       {'loss': 1.5, 'accuracy': 0.75}
     """
-    require_backend("metric_mean", backend)
     mine: Any
     try:
         mine = {name: _pair(name, total, count) for name, (total, count) in metrics.items()}
@@ -99,6 +99,7 @@ def _quotient(name: str, totals: list[float], counts: list[float]) -> float:
         return math.copysign(math.inf, sum(map(Fraction, totals)))
 
 
+@takes_backend
 def gather_metrics(backend: Group, tree: _Tree) -> _Tree:
     """Join the arrays of all ranks along axis 0, in order of rank, for metrics that need all items. Collective.
 
@@ -119,7 +120,6 @@ def gather_metrics(backend: Group, tree: _Tree) -> _Tree:
       >>> ss.gather_metrics(ss.initialize(), {"predicted": np.array([3, 1]), "loss": 0.5})
       {'predicted': array([3, 1]), 'loss': array([0.5])}
     """
-    require_backend("gather_metrics", backend)
     with _core.UserCall("gather_metrics"):
         flat = trees.flatten(tree)
         values = [_with_rows(leaf) for leaf in flat.leaves]

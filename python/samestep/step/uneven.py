@@ -13,7 +13,7 @@ from samestep import _core
 from samestep._util.json_layout import Many
 from samestep._util.text import by_rank
 from samestep.errors import InvalidArgumentError, MismatchError
-from samestep.group.collectives import require_backend
+from samestep.group.backend_argument import takes_backend
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
@@ -28,6 +28,7 @@ _COUNT_BITS = 40
 _loops: weakref.WeakKeyDictionary[Group, tuple[int, int]] = weakref.WeakKeyDictionary()
 
 
+@takes_backend
 def steps(
     backend: Group, batches: Iterable[_B], *, until: Literal["all", "any"] = "all"
 ) -> Iterator[_B | None]:
@@ -55,7 +56,6 @@ def steps(
       [1, 2]
       [3]
     """
-    require_backend("steps", backend)
     if until not in ("all", "any"):
         raise InvalidArgumentError(f"steps: until must be 'all' or 'any', got {until!r}")
     return _steps(backend, iter(batches), until == "any", _new_loop(backend))

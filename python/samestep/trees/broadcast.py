@@ -11,7 +11,7 @@ from samestep import _core, trees
 from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
-from samestep.group.collectives import require_backend
+from samestep.group.backend_argument import takes_backend
 from samestep.trees import compiled_trees, scalars, signature, views
 from samestep.trees.fusion import Timer, bcast_leaves, fused, timer
 from samestep.trees.identity import identity_of, is_number
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _Tree = TypeVar("_Tree")
 
 
+@takes_backend
 def synchronize(
     backend: Group,
     tree: _Tree,
@@ -63,7 +64,6 @@ def synchronize(
       >>> ss.synchronize(backend, params)["step"]
       3
     """
-    require_backend("synchronize", backend)
     root = backend._rank_number(root, "synchronize", "root")
     if not 0 <= root < backend.size:
         raise InvalidArgumentError(
