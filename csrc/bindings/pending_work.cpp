@@ -89,7 +89,7 @@ ConstBuffer PendingWork::input(const py::handle& array, const char* what, Order 
 }
 
 Buffer PendingWork::output(const py::handle& array, const char* what, bool copy_in, Order order, const char* argument) {
-  Array view = view_of(array.ptr(), what);
+  Array view = view_of(array.ptr(), what, argument);
   if (!writable(view.view())) require_writable(view.view(), str(what, argument).c_str(), array.ptr());
   shape_ = shape_of(view.view());
   written_.push_back(py::reinterpret_borrow<py::object>(array));

@@ -77,7 +77,7 @@ class MethodSupport(_core.FastGroup):
         """Raise InvalidArgumentError unless `out` fits; for calls in which the core does not see the input."""
         if out is None:
             return
-        given = arrays.info(out, verb)
+        given = arrays.info(out, f"{verb}: out")
         if given.dtype != dtype or math.prod(given.shape) != math.prod(shape) or not given.writable:
             writable = "" if given.writable else "read-only "
             raise InvalidArgumentError(
