@@ -11,6 +11,7 @@ import numpy as np
 
 from samestep import _core, arrays, trees
 from samestep._util.json_layout import Many, Map
+from samestep._util.text import short_repr
 from samestep.errors import InvalidArgumentError
 from samestep.group.backend_argument import takes_backend
 from samestep.trees import scalars, signature
@@ -50,7 +51,7 @@ def metric_mean(backend: Group, metrics: Mapping[str, tuple[Any, Any]]) -> dict[
     """
     mine: Any
     try:
-        mine = {name: _pair(name, total, count) for name, (total, count) in metrics.items()}
+        mine = {name: _pair(name, pair) for name, pair in _items(metrics)}
     except InvalidArgumentError as error:  # raised on all ranks, which would wait for this one
         mine = str(error)
     with _core.UserCall("metric_mean"):
@@ -65,7 +66,22 @@ def metric_mean(backend: Group, metrics: Mapping[str, tuple[Any, Any]]) -> dict[
     return means
 
 
-def _pair(name: str, total: Any, count: Any) -> list[list[str]]:
+def _items(metrics: Any) -> Any:
+    if not isinstance(metrics, Mapping):
+        raise InvalidArgumentError(
+            f"metric_mean: the metrics are a dict, {{'loss': (sum, count)}}; got {type(metrics).__name__}"
+        )
+    return metrics.items()
+
+
+def _pair(name: str, pair: Any) -> list[list[str]]:
+    try:
+        total, count = pair
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"metric_mean: {name!r} must be a sum and a count, {{{name!r}: (loss * n, n)}} for the mean over n items; "
+            f"got {short_repr(pair)}"
+        ) from None
     words = [_words(name, total), _words(name, count)]
     n = scalars.decode(words[1])
     if not n >= 0 or math.isinf(n):
