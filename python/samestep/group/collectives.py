@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
-from samestep.group.compiled import traceable
+from samestep.group.compiled import one_buffer, traceable
 from samestep.group.method_support import MethodSupport
 from samestep.group.work import CallTimeout, Enqueued, Work
 from samestep.reduce_ops import Op, resolve
@@ -242,6 +242,7 @@ class CollectiveMethods(MethodSupport):
     def gather(
         self, x: _A, root: int = 0, *, out: _A | None = None, timeout: float | None = None
     ) -> _A | None: ...
+    @one_buffer
     def gather(self, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None) -> Any:
         """Gather the arrays of all ranks at root.
 
@@ -283,6 +284,7 @@ class CollectiveMethods(MethodSupport):
     def scatter(
         self, x: _A | None = None, root: int = 0, *, out: _A | None = None, timeout: float | None = None
     ) -> _A: ...
+    @one_buffer
     def scatter(self, x: Any = None, root: int = 0, *, out: Any = None, timeout: float | None = None) -> Any:
         """Scatter the blocks of root's array: rank r gets block r.
 

@@ -89,9 +89,11 @@ def traceable(method: _Method) -> _Method:
     """A verb on one array that becomes part of the program where the array is a tracer."""
     signature = inspect.signature(method)
     verb = method.__name__
+    names = _positional(signature)
 
     @functools.wraps(method)
     def either(self: Group, x: Any, *args: Any, **keywords: Any) -> Any:
+        _refuse_second_buffer(verb, names, args, keywords)
         if not is_traced([x]):
             return method(self, x, *args, **keywords)
         given = signature.bind(self, x, *args, **keywords)
@@ -99,6 +101,33 @@ def traceable(method: _Method) -> _Method:
         return _call_verb(self, verb, x, given.arguments)
 
     return either  # type: ignore[return-value]
+
+
+def one_buffer(method: _Method) -> _Method:
+    """A verb that explains how its output array is passed."""
+    names = _positional(inspect.signature(method))
+
+    @functools.wraps(method)
+    def checked(self: Group, *args: Any, **keywords: Any) -> Any:
+        _refuse_second_buffer(method.__name__, names, args[1:], keywords)
+        return method(self, *args, **keywords)
+
+    return checked  # type: ignore[return-value]
+
+
+def _positional(signature: inspect.Signature) -> list[str]:
+    """Names of the parameters after `self` and `x` that may be given by position."""
+    return [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD][2:]
+
+
+def _refuse_second_buffer(
+    verb: str, names: list[str], args: tuple[Any, ...], keywords: dict[str, Any]
+) -> None:
+    if args and (
+        len(args) > len(names) or names[0] in keywords
+    ):  # as in MPI's Reduce(x, y, op=op, root=root)
+        call = ", ".join(["x", *(name for name in names if name != "out"), "out=y"])
+        raise TypeError(f"{verb}: too many arguments; pass the output array by keyword: {verb}({call})")
 
 
 def _call_verb(backend: Group, verb: str, x: Any, given: dict[str, Any]) -> Any:

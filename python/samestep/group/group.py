@@ -16,9 +16,10 @@ from samestep import _core, arrays
 from samestep._util.deadline import seconds
 from samestep._util.text import error_line
 from samestep.errors import PeerLostError
-from samestep.group import hosts
+from samestep.group import hosts, other_names
 from samestep.group.objects import MessageMethods
 from samestep.group.variable_length import VariableLengthMethods
+from samestep.group.work import Work
 
 __all__ = ["Group", "warn"]
 
@@ -401,6 +402,9 @@ class Group(MessageMethods, VariableLengthMethods):
             self.close()
         else:
             self._abandon(f"it ended with {error_line(error)}")
+
+
+other_names.refuse(Group, Work)
 
 
 def warn(text: str) -> None:
