@@ -142,3 +142,15 @@ def test_metrics_without_counts_are_refused_on_all_ranks(group, metrics, named):
     given = metrics if group.rank == 0 else {"loss": (1.0, 2)}
     text = text_of(ss.InvalidArgumentError, ss.metric_mean, group, given)
     assert text.startswith(f"metric_mean: {named}")
+
+
+def test_an_unknown_operator_is_refused_before_the_first_step(group):
+    class Optimizer:
+        def init(self, params):
+            return ()
+
+        def update(self, grads, state, params=None):
+            return grads, state
+
+    text = text_of(ss.InvalidArgumentError, ss.DistributedOptimizer, group, Optimizer(), op="mean")
+    assert text.startswith("DistributedOptimizer: op 'mean' is not a reduction; use one of sum, prod, min, max, avg")

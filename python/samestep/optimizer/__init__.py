@@ -57,7 +57,7 @@ def DistributedOptimizer(
         exact mean over all items, with bits that depend on who had which.
 
     Raises:
-      InvalidArgumentError: `shards` or `weighted` with another `op`, or for an optimizer that is not torch's; torch
+      InvalidArgumentError: an unknown `op`; `shards` or `weighted` with another `op`, or for an optimizer that is not torch's; torch
         only: a parameter that cannot be sent. Names it.
       UnavailableError: torch only, from `backward(create_graph=True)`, because mean gradients carry no graph; and from
         `step()` after a `backward()` that raised or ran as compiled autograd.
@@ -78,6 +78,7 @@ def DistributedOptimizer(
       >>> opt.update([np.ones(2)], opt.init(None))
       ([array([-0.1, -0.1])], ())
     """
+    resolve(op, "DistributedOptimizer")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(opt, torch.optim.Optimizer):
         from samestep.optimizer import torch_optimizer, torch_shards
