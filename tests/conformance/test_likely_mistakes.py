@@ -153,4 +153,6 @@ def test_an_unknown_operator_is_refused_before_the_first_step(group):
             return grads, state
 
     text = text_of(ss.InvalidArgumentError, ss.DistributedOptimizer, group, Optimizer(), op="mean")
-    assert text.startswith("DistributedOptimizer: op 'mean' is not a reduction; use one of sum, prod, min, max, avg")
+    assert text.startswith(
+        "DistributedOptimizer: op 'mean' is not a reduction; use one of sum, prod, min, max, avg"
+    )

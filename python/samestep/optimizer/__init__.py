@@ -57,8 +57,8 @@ def DistributedOptimizer(
         exact mean over all items, with bits that depend on who had which.
 
     Raises:
-      InvalidArgumentError: an unknown `op`; `shards` or `weighted` with another `op`, or for an optimizer that is not torch's; torch
-        only: a parameter that cannot be sent. Names it.
+      InvalidArgumentError: an unknown `op`; `shards` or `weighted` with another `op`, or for an optimizer that is not
+        torch's; torch only: a parameter that cannot be sent. Names it.
       UnavailableError: torch only, from `backward(create_graph=True)`, because mean gradients carry no graph; and from
         `step()` after a `backward()` that raised or ran as compiled autograd.
       TypeError: `opt` is no optimizer of a known kind.
