@@ -50,4 +50,4 @@ def test_errors_are_also_the_builtins_a_user_would_catch():
 
 def test_while_the_interpreter_ends():
     done = run("call_while_the_interpreter_ends")
-    assert done.stderr.count("RuntimeError: its program has ended") == 3
+    assert done.stderr.count("RuntimeError: its program exited before making this call") == 3

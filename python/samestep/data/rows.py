@@ -51,7 +51,9 @@ def _count(data: Any, call: str, what: str) -> int:
     if isinstance(data, Mapping):
         _refuse(call, what, data, "is a mapping; pass dict(data), a dict of columns")
     if isinstance(data, (str, bytes)):
-        _refuse(call, what, data, "is no sequence of items; pass list(data) if its characters are the items")
+        _refuse(
+            call, what, data, "is not a sequence of items; pass list(data) if its characters are the items"
+        )
     if _is_table(kind):
         cures = "table.to_pydict() of pyarrow or df.to_dict(as_series=False) of polars"
         _refuse(call, what, data, f"gives columns; pass a dict of them, e.g. {cures}")

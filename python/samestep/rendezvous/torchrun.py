@@ -52,7 +52,7 @@ def store_of_torch(how: Method, timeout: float) -> Store | None:
     rendezvous = TorchStore(dist.PrefixStore(f"samestep/{attempt}/{next(_numbers)}", store), timeout)
     rendezvous.where = where
     if of_agent:
-        rendezvous.where += f", which keeps who has joined over restarts, unless it is started with {_FRESH}"
+        rendezvous.where += f", which remembers the members over restarts, unless it is started with {_FRESH}"
     return rendezvous
 
 

@@ -179,7 +179,7 @@ def _kind(value: Any) -> list[Any] | str | None:
 
 
 def _common_kinds(backend: Group, everyone: list[tuple[list[str], list[Any]]]) -> list[Any]:
-    """Of each leaf library, dtype and the shape of a row; None where no rank has an array."""
+    """Of each leaf the library, the dtype and the shape of a row; None if no rank has an array."""
     act = "gather_metrics"
     described = []
     for names, kinds in everyone:

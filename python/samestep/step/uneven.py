@@ -84,9 +84,8 @@ def _steps(
         coming.fetch()
         try:
             yield batch
-        except (
-            GeneratorExit
-        ):  # left early: the other ranks have, too, or they get an error in their next collective
+        except GeneratorExit:
+            # Left early: the other ranks have, too, or they get an error in their next collective.
             coming.n_ranks()
             raise
 
@@ -134,9 +133,8 @@ class _Coming:
         with _core.UserCall(self._act()):
             everyone = self._backend._allgather_facts([*self._loop, self._step], Many(int))
         last = max((block, loop) for block, loop, _ in everyone)
-        _loops[self._backend] = max(
-            last, _loops[self._backend]
-        )  # the next loop has one number on all ranks again
+        # The next loop has one number on all ranks again.
+        _loops[self._backend] = max(last, _loops[self._backend])
         places = [f"before step {step} of loop {loop}" for _, loop, step in everyone]
         raise MismatchError(
             f"steps() in group {self._backend.name}: {by_rank(places)} (both counted from 0); has a rank left a loop "

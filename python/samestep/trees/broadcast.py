@@ -167,7 +167,7 @@ def _common_aliases(
 
 
 def _warn_about_objects(backend: Group, flat: trees.Flat, which: list[int], left: Timer) -> None:
-    """Warn about those that may differ from rank to rank. Collective where there are any."""
+    """Warn about objects that may differ from rank to rank. Collective if there are any."""
     if not which:
         return
     mine = [identity_of(flat.leaves[i]) for i in which]

@@ -86,7 +86,7 @@ def passes(leaf: Any) -> bool:
 
 
 def identity_of(leaf: Any) -> str | None:
-    """A text that is equal on ranks where `leaf` means the same; None if that cannot be known.
+    """A text that is equal on two ranks if `leaf` means the same on both; None if that cannot be known.
 
     Example:
       >>> identity_of(np.linalg.norm), identity_of("sum"), identity_of(object())
