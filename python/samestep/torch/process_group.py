@@ -12,7 +12,7 @@ from torch._C import _distributed_c10d as c10d
 
 from samestep import _core
 from samestep.errors import InvalidArgumentError
-from samestep.torch import no_autograd, tensors, verbs, verify, work
+from samestep.torch import blocks, no_autograd, tensors, verbs, verify, work
 from samestep.torch.bootstrap import open_group
 from samestep.torch.bucket_memory import BucketMemory
 from samestep.torch.errors import for_torch
@@ -187,4 +187,5 @@ no_autograd.disable_dynamo(
     work.Future,
     GroupShutdown,
     tensors,
+    blocks,
 )

@@ -151,17 +151,19 @@ class Work(dist.Work):
             if self._ended:
                 return
             self._error = failed
-            self._store(parts)
+            try:
+                self._store(parts)
+            except Exception as error:  # it belongs to this operation alone, whoever makes it end
+                self._error = for_torch(error)
+            self._finish = None
             self._ended = True
             self._parts = ()
         self._tell()
 
     def _store(self, parts: Sequence[_core.Work]) -> None:
-        if self._finish is not None:
-            if self._error is None:
-                with without_autograd():
-                    self._finish()
-            self._finish = None
+        if self._finish is not None and self._error is None:
+            with without_autograd():
+                self._finish()
 
     def _tell(self) -> None:
         if self._ending is not None:
