@@ -6,6 +6,8 @@ import functools
 import os
 from typing import Any
 
+import torch.distributed as dist
+
 from samestep import _core, _settings
 from samestep._util import handshake, launchers
 from samestep._util.cpus import usable_cpus
@@ -15,7 +17,7 @@ from samestep.errors import MismatchError
 from samestep.group import hosts, trust
 from samestep.group.group import warn
 from samestep.rendezvous import interfaces
-from samestep.rendezvous.rendezvous import Rendezvous
+from samestep.rendezvous.rendezvous import Rendezvous, join
 from samestep.rendezvous.torch_store import TorchStore
 from samestep.world import (
     bootstrap_mpi,
@@ -28,7 +30,7 @@ from samestep.world import (
 
 __all__ = ["open_group"]
 
-_LAYOUT = [str, Many(int), bool, Map(str), bool]
+_LAYOUT = [Many(int), str, Many(int), bool, Map(str), bool]
 
 _mpi: _core.Communicator | None = None  # of MPI_COMM_WORLD; opened once, by all ranks
 
@@ -61,8 +63,9 @@ def _open_group(
 ) -> Backend:
     lifecycle.prepare_core()
     interfaces.check_names(os.environ)
-    rendezvous = Rendezvous(TorchStore(store, timeout), rank, size, timeout, owned=False)
+    rendezvous = _meet(store, rank, size, timeout, name)
     mine: list[Any] = [
+        global_ranks,
         hosts.host_identity(),
         sorted(os.sched_getaffinity(0)),
         _started_by_mpi(),
@@ -70,9 +73,10 @@ def _open_group(
         trust.trusts(bool(handshake.job_secret())),
     ]
     table = [mine] if size == 1 else rendezvous.allgather_json(mine, _LAYOUT)
-    everywhere = [host for host, *_ in table]
-    asked = [given for _, _, _, given, _ in table]
-    if _carried_by_mpi([by_mpi for _, _, by_mpi, _, _ in table], asked, everywhere):
+    _require_equal_members(name, [members for members, *_ in table])
+    everywhere = [host for _, host, *_ in table]
+    asked = [given for *_, given, _ in table]
+    if _carried_by_mpi([by_mpi for *_, by_mpi, _, _ in table], asked, everywhere):
         comm, trusted = _mpi_communicator(global_ranks, size, timeout, name), True
         kind: type[Backend] = MPIBackend
     else:
@@ -83,10 +87,39 @@ def _open_group(
             _warn_once()
     backend = "mpi" if kind is MPIBackend else "native"
     comm, bootstrap_comm = transports.select_transport(comm, backend, asked, everywhere, timeout)
-    same_host = [cpus for host, cpus, *_ in table if host == everywhere[rank]]
+    same_host = [cpus for _, host, cpus, *_ in table if host == everywhere[rank]]
     comm.configure(oversubscribed=hosts.oversubscribed(same_host, usable_cpus()), torch_names=True)
     crash_report.install()
     return kind(comm, timeout=timeout, world_hosts=everywhere, bootstrap_comm=bootstrap_comm, trusted=trusted)
+
+
+def _meet(store: Any, rank: int, size: int, timeout: float, name: str) -> Rendezvous:
+    """Wait for the other ranks at keys of this meeting alone: there may have been others at this store.
+
+    torch gives a group the keys of an earlier one after `destroy_process_group`, or if it has the same members. So the
+    store has the number of the meeting to come: a rank that joins reads it, and one that has met, or has given up,
+    raises it. A group cannot be left before all have joined, so all of its ranks have read the same number.
+    """
+    keys = TorchStore(store, timeout)
+    keys.where += f", for group '{name}'"
+    if size == 1:
+        return Rendezvous(keys, rank, size, timeout, owned=False)
+    number = keys.compare_set("meeting", b"", b"0")
+    meeting = TorchStore(dist.PrefixStore(f"meeting {number.decode()}", store), timeout)
+    meeting.where = keys.where
+    try:
+        return join(meeting, rank, size, timeout)
+    finally:
+        keys.compare_set("meeting", number, str(int(number) + 1).encode())
+
+
+def _require_equal_members(name: str, members: list[list[int]]) -> None:
+    if any(ranks != members[0] for ranks in members):
+        listed = "; ".join(f"rank {rank} of the group: {ranks}" for rank, ranks in enumerate(members))
+        raise MismatchError(
+            f"new_group: the ranks do not agree on who is in group '{name}'. {listed}. All ranks of the world must "
+            "make the same groups in the same order, or pass use_local_synchronization=True"
+        )
 
 
 @functools.cache
