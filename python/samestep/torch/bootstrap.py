@@ -30,7 +30,7 @@ from samestep.world import (
 
 __all__ = ["open_group"]
 
-_LAYOUT = [Many(int), str, Many(int), bool, Map(str), bool]
+_LAYOUT = [str, Many(int), bool, Map(str), bool]
 
 _mpi: _core.Communicator | None = None  # of MPI_COMM_WORLD; opened once, by all ranks
 
@@ -63,9 +63,12 @@ def _open_group(
 ) -> Backend:
     lifecycle.prepare_core()
     interfaces.check_names(os.environ)
+    world = dist.group.WORLD
+    if global_ranks and hasattr(world, "get_group_store"):
+        # torch's own keys have the number of groups that a rank has made, in which ranks may differ.
+        store = dist.PrefixStore(f"group of ranks {global_ranks}", world.get_group_store())
     rendezvous = _meet(store, rank, size, timeout, name)
     mine: list[Any] = [
-        global_ranks,
         hosts.host_identity(),
         sorted(os.sched_getaffinity(0)),
         _started_by_mpi(),
@@ -73,10 +76,9 @@ def _open_group(
         trust.trusts(bool(handshake.job_secret())),
     ]
     table = [mine] if size == 1 else rendezvous.allgather_json(mine, _LAYOUT)
-    _require_equal_members(name, [members for members, *_ in table])
-    everywhere = [host for _, host, *_ in table]
-    asked = [given for *_, given, _ in table]
-    if _carried_by_mpi([by_mpi for *_, by_mpi, _, _ in table], asked, everywhere):
+    everywhere = [host for host, *_ in table]
+    asked = [given for _, _, _, given, _ in table]
+    if _carried_by_mpi([by_mpi for _, _, by_mpi, _, _ in table], asked, everywhere):
         comm, trusted = _mpi_communicator(global_ranks, size, timeout, name), True
         kind: type[Backend] = MPIBackend
     else:
@@ -87,7 +89,7 @@ def _open_group(
             _warn_once()
     backend = "mpi" if kind is MPIBackend else "native"
     comm, bootstrap_comm = transports.select_transport(comm, backend, asked, everywhere, timeout)
-    same_host = [cpus for _, host, cpus, *_ in table if host == everywhere[rank]]
+    same_host = [cpus for host, cpus, *_ in table if host == everywhere[rank]]
     comm.configure(oversubscribed=hosts.oversubscribed(same_host, usable_cpus()), torch_names=True)
     crash_report.install()
     return kind(comm, timeout=timeout, world_hosts=everywhere, bootstrap_comm=bootstrap_comm, trusted=trusted)
@@ -111,15 +113,6 @@ def _meet(store: Any, rank: int, size: int, timeout: float, name: str) -> Rendez
         return join(meeting, rank, size, timeout)
     finally:
         keys.compare_set("meeting", number, str(int(number) + 1).encode())
-
-
-def _require_equal_members(name: str, members: list[list[int]]) -> None:
-    if any(ranks != members[0] for ranks in members):
-        listed = "; ".join(f"rank {rank} of the group: {ranks}" for rank, ranks in enumerate(members))
-        raise MismatchError(
-            f"new_group: the ranks do not agree on who is in group '{name}'. {listed}. All ranks of the world must "
-            "make the same groups in the same order, or pass use_local_synchronization=True"
-        )
 
 
 @functools.cache
