@@ -317,12 +317,14 @@ class Verbs:
         opts: Any = None,
     ) -> Work:
         lists.require_alike("all_to_all_single", "output", [output], input)
-        part = self._comm.alltoallv(
-            tensors.memory(input),
-            self._block_counts(input, input_splits, "input"),
-            tensors.memory(output),
-            self._block_counts(output, output_splits, "output"),
-        )
+        sent = self._block_counts(input, input_splits, "input")
+        received = self._block_counts(output, output_splits, "output")
+        if sent[self._comm.rank] != received[self._comm.rank]:
+            raise InvalidArgumentError(
+                f"all_to_all_single: this rank sends itself {sent[self._comm.rank]} elements, but expects "
+                f"{received[self._comm.rank]}; the sizes of rows and the splits must agree"
+            )
+        part = self._comm.alltoallv(tensors.memory(input), sent, tensors.memory(output), received)
         return self._started([part], [output], opts)
 
     alltoall_base = all_to_all_single
