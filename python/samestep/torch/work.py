@@ -1,9 +1,9 @@
 """Operations in progress, as torch.distributed sees them.
 
-There is no background thread: the start of an operation posts it, and any thread that waits makes progress.
-`wait` and `is_completed` do that; so does reading a future from Python. A future that autograd's hooks have asked for
-is read from C++, after the backward pass: all of those are completed by a callback at the end of the pass, in the
-order in which they were started, before the one in which DistributedDataParallel reads them.
+The start of an operation posts it, and any thread that waits makes progress. `wait` and `is_completed` do that; so
+does reading a future from Python, and, because C++ may wait for it, a thread of `completion`. A future that autograd's
+hooks have asked for is read from C++, after the backward pass: all of those are completed by a callback at the end of
+the pass, in the order in which they were started, before the one in which DistributedDataParallel reads them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from samestep import _core
 from samestep.errors import Error
+from samestep.torch import completion
 from samestep.torch.errors import for_torch
 from samestep.torch.no_autograd import without_autograd
 
@@ -104,20 +105,29 @@ class Work(dist.Work):
         """As `wait`."""
         self.wait()
 
-    def get_future(self) -> Future:
+    def get_future(self) -> torch.futures.Future:
         """The future of the list of tensors.
 
-        In a hook of autograd it completes at the end of the backward pass, or when it is read. Elsewhere this call
+        In a hook of autograd it completes at the end of the backward pass, or when it is read. Elsewhere a thread
         completes it, because C++ might wait for it without making progress.
         """
         if self._future is None:
+            in_backward = not self._ended and _in_backward()
+            if in_backward and self._result and self._result[0].dtype is torch.float16:
+                # FP16_COMPRESS of DistributedDataParallel, in C++, takes nothing but a list of tensors of C++. Python
+                # can make such a future only of a value that is there.
+                self._try_wait()
+                if self._error is None:
+                    return torch._C.fork(self.result)  # `torch.jit.fork`, which warns
             self._future = Future(self)
             if self._ended:
                 self._future.resolve()
-            elif _in_backward() and not _read_at_once(sys._getframe().f_back):
-                _complete_after_backward(self)
-            else:
+            elif not in_backward:
+                completion.watch(self)
+            elif _read_at_once(sys._getframe().f_back):
                 self._try_wait()
+            else:
+                _complete_after_backward(self)
         return self._future
 
     def ending(self) -> torch.futures.Future:
