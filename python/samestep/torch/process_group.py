@@ -155,11 +155,29 @@ class ProcessGroup(_Group, dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
 
-    def _get_backend(self, device: Any) -> ProcessGroup:
-        return self
+    def _get_backend_name(self) -> str:
+        """What torch's sharded tensors ask for, to know whether a shard that is elsewhere is on the host."""
+        return "gloo"
+
+    def _get_backend(self, device: Any) -> Any:
+        return _HostBackend(self)
 
     def get_group_store(self) -> Any:
         return self._store
+
+
+class _HostBackend:
+    """The group for the functions of torch that ask for the class of gloo, as the one that sets timeouts does."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return getattr(dist, "ProcessGroupGloo", type(self))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
 
 
 # A class that torch registers for one kind of device, beside another one for GPUs; from torch 2.14 on.
