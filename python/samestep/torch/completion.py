@@ -9,12 +9,9 @@ import atexit
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
 from samestep.errors import TimeoutError
-
-if TYPE_CHECKING:
-    from samestep.torch.work import Work
 
 __all__ = ["watch"]
 
@@ -25,11 +22,11 @@ class _Watcher:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._works: list[tuple[Work, float]] = []  # with their deadlines
+        self._works: list[tuple[Any, float]] = []  # with their deadlines
         self._stops = False
 
-    def watch(self, work: Work) -> None:
-        """Complete the operation, whatever this thread does."""
+    def watch(self, work: Any) -> None:
+        """Complete a `samestep.torch.work.Work`, whatever the calling thread does."""
         with self._lock:
             self._works.append((work, time.monotonic() + work._timeout))
             if self._thread is None or not self._thread.is_alive():  # nor is it after a fork
@@ -56,7 +53,7 @@ class _Watcher:
                 _wait_briefly(work, end, _SLICE_S / len(works))
 
 
-def _wait_briefly(work: Work, end: float, seconds: float) -> None:
+def _wait_briefly(work: Any, end: float, seconds: float) -> None:
     if time.monotonic() > end:
         work._complete(seconds, True)  # too late: as any wait would, it ends the group
         return
