@@ -64,8 +64,9 @@ def goes_on(world):
 
 @pytest.mark.parametrize("call", WRONG_ON_ALL)
 def test_a_list_that_does_not_fit_is_an_error_on_all_ranks(world, call):
-    with pytest.raises(REFUSED):
+    with pytest.raises(REFUSED) as caught:
         WRONG_ON_ALL[call](world)
+    assert isinstance(caught.value, dist.DistBackendError)
     goes_on(world)
 
 
