@@ -6,7 +6,6 @@ Nobody makes progress there. The thread is started with the first such future, a
 from __future__ import annotations
 
 import atexit
-import contextlib
 import threading
 import time
 from typing import Any
@@ -57,8 +56,12 @@ def _wait_briefly(work: Any, end: float, seconds: float) -> None:
     if time.monotonic() > end:
         work._complete(seconds, True)  # too late: as any wait would, it ends the group
         return
-    with contextlib.suppress(TimeoutError):
+    try:
         work._complete(seconds, False)
+    except TimeoutError:
+        pass
+    except Exception:  # the group has ended
+        work._complete(seconds, True)
 
 
 _watcher = _Watcher()
