@@ -175,7 +175,9 @@ def test_only_blocks_with_output_have_prompts(page: Path) -> None:
     """What the button of a block copies can be run, prompts cannot. On the site, those beside output are not copied."""
     for _, language, block in re.findall(r"^( *)```(\w+)\n(.*?)^\1```$", page.read_text(), re.M | re.S):
         prompts = [line.startswith("$ ") for line in textwrap.dedent(block).splitlines()]
-        assert any(prompts) == (language == "console"), f"a block of commands alone is sh, without prompts:\n{block}"
+        assert any(prompts) == (language == "console"), (
+            f"a block of commands alone is sh, without prompts:\n{block}"
+        )
         assert language != "console" or not all(prompts), f"no output, so no prompts:\n{block}"
 
 
