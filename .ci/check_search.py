@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """The search of the site finds each recipe at the first hit: python3 check_search.py SITE.
 
-Ranks the pages of the built index as the site's own search does, in outline: a hit in a title counts a thousand times
-one in the text, a rare word more than a common one, all words more than some, and a page more than its sections.
-`boost` of a page multiplies all of it. Words match by their beginning, which counts half.
+Ranks the pages of the built index as the site's own search does, in outline: a hit in a tag counts a thousand times
+one in a title, and that a thousand times one in the text; a rare word counts more than a common one, all words more
+than some, and a page more than its sections. `boost` of a page multiplies all of it. Words match by their beginning,
+which counts half.
 """
 
 import html
@@ -16,24 +17,36 @@ from pathlib import Path
 
 WANTED = {  # what a user types, and the page that comes first
     "resume": "recipes/resume/",
+    "restart": "recipes/resume/",
     "save": "recipes/resume/",
     "checkpoint": "recipes/resume/",
+    "logging": "recipes/rank-0/",
     "log": "recipes/rank-0/",
     "broadcast object": "recipes/broadcast-object/",
     "accumulate": "recipes/accumulate/",
     "gradient accumulation": "recipes/accumulate/",
+    "gradient clipping": "recipes/clip/",
+    "clip_grad_norm": "recipes/clip/",
     "clip": "recipes/clip/",
     "mixed precision": "recipes/mixed-precision/",
     "autocast": "recipes/mixed-precision/",
+    "fp16": "recipes/mixed-precision/",
+    "amp": "recipes/mixed-precision/",
     "batchnorm": "recipes/batchnorm/",
+    "syncbatchnorm": "recipes/batchnorm/",
     "learning rate": "recipes/learning-rate/",
     "batch size": "recipes/learning-rate/",
+    "warmup": "recipes/learning-rate/",
+    "validation": "recipes/evaluate/",
     "evaluate": "recipes/evaluate/",
     "uneven": "recipes/evaluate/",
     "early stopping": "recipes/early-stopping/",
+    "preemption": "recipes/early-stopping/",
+    "dockerfile": "recipes/docker/",
+    "container": "recipes/docker/",
     "docker": "recipes/docker/",
     "kubernetes": "recipes/docker/",
-    "host collectives gpu": "recipes/gpu-host/",
+    "host collectives": "recipes/gpu-host/",
     "gpu": "gpus/",
     "nccl": "gpus/",
     "install": "",
@@ -41,7 +54,7 @@ WANTED = {  # what a user types, and the page that comes first
     "ddp": "ddp/",
     "jupyter": "notebooks/",
 }
-TITLE = 1000  # times the weight of a word of the text
+FIELDS = {"text": 1, "title": 1e3, "tags": 1e6}  # what a word counts in each
 SATURATION, LENGTH = 1.2, 0.75  # of lunr's ranking, BM25
 
 
@@ -71,14 +84,17 @@ class Index:
 
     def __init__(self, site: str) -> None:
         self.docs = json.loads(Path(site, "search/search_index.json").read_text(encoding="utf-8"))["docs"]
-        self.fields = [Field([doc[name] for doc in self.docs]) for name in ("title", "text")]
+        self.fields = {
+            weight: Field([" ".join(doc.get(name, [])) if name == "tags" else doc[name] for doc in self.docs])
+            for name, weight in FIELDS.items()
+        }
 
     def pages(self, query: str) -> list[str]:
         """The pages with any of the words, the best first."""
         by_term = []  # of each entry
         for term in query.lower().split():
-            titles, texts = (field.scores(term) for field in self.fields)
-            by_term.append([TITLE * title + text for title, text in zip(titles, texts, strict=True)])
+            by_field = ([weight * n for n in field.scores(term)] for weight, field in self.fields.items())
+            by_term.append([sum(scores) for scores in zip(*by_field, strict=True)])
         found = []
         for doc, scores in zip(self.docs, zip(*by_term, strict=True), strict=True):
             page, is_section, _ = doc["location"].partition("#")
