@@ -1,7 +1,6 @@
 """DistributedDataParallel over samestep gives the results of gloo, whatever its arguments."""
 
 import functools
-import gc
 
 import pytest
 
@@ -285,31 +284,6 @@ def test_a_compiled_model(over):
                 opt.step()
             losses.append(loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
-
-
-@pytest.mark.parametrize("views", [False, True])
-def test_buckets_are_moved_to_where_all_ranks_reach_them_and_stay_valid(over, views):
-    from samestep import _core
-    from samestep.torch import bucket_memory
-
-    with over("samestep") as dist:
-        before = set(bucket_memory._placed)
-        net = DistributedDataParallel(models.seeded(models.mlp), gradient_as_bucket_view=views)
-        plainly(dist, net)
-        added = [placed for number, placed in bucket_memory._placed.items() if number not in before]
-        comm = dist.group.WORLD._comm
-        assert added
-        assert all(_core.is_shared(comm, p.tensor.data_ptr(), p.tensor.nbytes) for p in added)
-        kept = [p.grad.clone() for p in net.parameters()]
-    del added
-    for p, grad in zip(net.parameters(), kept, strict=True):  # the group has ended, the buckets have not
-        assert torch.equal(p.grad, grad)
-        p.grad += 1
-        assert torch.equal(p.grad, grad + 1)
-    del net, p
-    gc.collect()
-    bucket_memory._forget_ended(bucket_memory._placed)
-    assert set(bucket_memory._placed) <= before
 
 
 def test_verify_names_the_parameter_that_has_drifted(over, monkeypatch):

@@ -14,7 +14,6 @@ from samestep import _core
 from samestep.errors import InvalidArgumentError
 from samestep.torch import no_autograd, tensors, verbs, verify, work
 from samestep.torch.bootstrap import open_group
-from samestep.torch.bucket_memory import BucketMemory
 from samestep.torch.errors import for_torch
 from samestep.torch.shutdown import GroupShutdown
 
@@ -80,7 +79,6 @@ class _Group(verbs.Verbs):
         self._prepare_calls()
         self._lifetime = GroupShutdown(self._backend)
         verify.install()
-        self._placement = BucketMemory(self._comm)
 
     def _prepare_calls(self) -> None:
         self._all_reduce_now = _core.fast_allreduce(self._comm, self._timeout, _leave_to_verbs)

@@ -14,7 +14,6 @@ from samestep import _core
 from samestep.errors import Error, InvalidArgumentError
 from samestep.reduce_ops import SUM
 from samestep.torch import sparse, tensors
-from samestep.torch.bucket_memory import MIN_PLACED_NBYTES, BucketMemory
 from samestep.torch.errors import for_torch
 from samestep.torch.no_autograd import has_modes, without_autograd
 from samestep.torch.shutdown import GroupShutdown
@@ -71,7 +70,6 @@ class Verbs:
     """`_core.fast_allreduce`, or NotImplemented from it if the array does not fit the fast path."""
     _timeout: float
     _lifetime: GroupShutdown
-    _placement: BucketMemory
     _n_collectives: int
 
     # ---- reductions
@@ -94,8 +92,7 @@ class Verbs:
         try:
             limit = opts.timeout
             if limit > _UNSET or getattr(opts, "asyncOp", True):
-                placed = run if run.nbytes < MIN_PLACED_NBYTES else self._placement(run)
-                part = self._comm.allreduce(placed, None, op._value_, 1.0)
+                part = self._comm.allreduce(run, None, op._value_, 1.0)
                 # What `_started` does: its calls would take a tenth of the time of a short operation.
                 self._n_collectives += 1
                 started = Work((part,), tensors_, self._timeout if limit <= _UNSET else limit.total_seconds())
@@ -117,7 +114,7 @@ class Verbs:
             return self._started(parts, tensors_, opts, finish)
         code, factor = tensors.reduction(_op(opts))
         runs, copy_back = tensors.in_place(tensors_)
-        parts = [self._comm.allreduce(self._placement(run), None, code, factor) for run in runs]
+        parts = [self._comm.allreduce(run, None, code, factor) for run in runs]
         return self._started(parts, tensors_, opts, copy_back)
 
     def allreduce_coalesced(self, tensors_: _Tensors, opts: Any = None) -> Work:
