@@ -181,6 +181,7 @@ no_autograd.disable_dynamo(
     work,
     work.Work,
     work.Finished,
+    work.Pending,
     work.Received,
     work.Future,
     GroupShutdown,

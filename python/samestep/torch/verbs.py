@@ -17,7 +17,7 @@ from samestep.torch import sparse, tensors
 from samestep.torch.errors import for_torch
 from samestep.torch.no_autograd import has_modes, without_autograd
 from samestep.torch.shutdown import GroupShutdown
-from samestep.torch.work import Finished, Received, Work
+from samestep.torch.work import Finished, Pending, Received, Work
 
 __all__ = ["Verbs"]
 
@@ -95,7 +95,9 @@ class Verbs:
                 part = self._comm.allreduce(run, None, op._value_, 1.0)
                 # What `_started` does: its calls would take a tenth of the time of a short operation.
                 self._n_collectives += 1
-                started = Work((part,), tensors_, self._timeout if limit <= _UNSET else limit.total_seconds())
+                started = Pending(
+                    (part,), tensors_, self._timeout if limit <= _UNSET else limit.total_seconds()
+                )
                 self._lifetime.under_way(started)
                 return started
             result = self._all_reduce_now(run, op)
@@ -325,9 +327,9 @@ class Verbs:
         result: _Tensors,
         opts: Any,
         finish: Callable[[], None] | None = None,
-        kind: type[Work] = Work,
+        kind: type[Work] = Pending,
     ) -> Work:
-        self._n_collectives += kind is Work
+        self._n_collectives += kind is Pending
         started = kind(parts, result, self._seconds(opts), finish)
         self._lifetime.under_way(started)
         return started
