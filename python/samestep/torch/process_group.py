@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 from typing import Any
 
@@ -28,31 +27,16 @@ def create(options: Any, backend_options: Any = None) -> Any:
       backend_options: the user's `pg_options`.
 
     Raises:
-      InvalidArgumentError: there are `pg_options`, or other backends for other devices where torch cannot have both.
+      InvalidArgumentError: there are `pg_options`.
       TimeoutError, UnavailableError: as `open_group`.
     """
     if backend_options is not None:
         raise InvalidArgumentError("the backend 'samestep' takes no pg_options; leave them out")
-    if not _HAS_DEVICE_BACKENDS and (others := _other_backends()):
-        raise InvalidArgumentError(
-            f"init_process_group: this torch ({torch.__version__}) cannot have 'samestep' beside {', '.join(others)}: "
-            "a backend written in Python handles all devices of its group; write init_process_group('samestep')"
-        )
     return (DeviceBackend if _HAS_DEVICE_BACKENDS else ProcessGroup)(options)
 
 
 def _leave_to_verbs(*_: Any) -> Any:
     return NotImplemented
-
-
-def _other_backends() -> list[str]:
-    """The backends that the user named beside this one, such as "cuda:nccl", read from the calling frame of torch."""
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_name != "_new_process_group_helper":
-        frame = frame.f_back
-    config = frame.f_locals.get("backend_config")
-    table = config.get_device_backend_map() if config is not None else {}
-    return [f"{device}:{name}" for device, name in table.items() if name != "samestep"]
 
 
 class _Group(verbs.Verbs):
