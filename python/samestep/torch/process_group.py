@@ -11,7 +11,7 @@ from torch._C import _distributed_c10d as c10d
 
 from samestep import _core
 from samestep.errors import InvalidArgumentError
-from samestep.torch import no_autograd, tensors, verbs, verify, work
+from samestep.torch import verbs, verify
 from samestep.torch.bootstrap import open_group
 from samestep.torch.errors import for_torch
 from samestep.torch.shutdown import GroupShutdown
@@ -154,20 +154,3 @@ class DeviceBackend(_Group, c10d.Backend):
     def __init__(self, options: Any) -> None:
         super().__init__(options.group_rank, options.group_size)
         self._open(options)
-
-
-no_autograd.disable_dynamo(
-    verbs,
-    verbs.Verbs,
-    _Group,
-    ProcessGroup,
-    DeviceBackend,
-    work,
-    work.Work,
-    work.Finished,
-    work.Pending,
-    work.Received,
-    work.Future,
-    GroupShutdown,
-    tensors,
-)

@@ -27,6 +27,7 @@ _UNSET = timedelta(0)
 _TORCH_SUM = dist.ReduceOp.RedOpType.SUM
 _OPERATOR_TYPES = frozenset({dist.ReduceOp, dist.ReduceOp.RedOpType})
 _profiler_enabled = torch.autograd._profiler_enabled
+_compiling = torch.compiler.is_dynamo_compiling
 
 
 def _verb(method: _Method) -> _Method:
@@ -35,6 +36,8 @@ def _verb(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **options: Any) -> Any:
+        if _compiling():
+            return torch.compiler.disable(call)(self, *args, **options)
         with without_autograd():
             try:
                 started = method(self, *args, **options)
@@ -75,6 +78,8 @@ class Verbs:
     # ---- reductions
 
     def allreduce(self, tensors_: _Tensors, opts: Any = None) -> Work:
+        if _compiling():  # this frame: the compiler traces what runs between the parts that it has compiled
+            return torch.compiler.disable(Verbs.allreduce)(self, tensors_, opts)  # type: ignore[no-any-return]
         if type(opts) in _OPERATOR_TYPES:  # torch takes an operator in place of options, too
             opts = _options_with(opts)
         short = self._all_reduce_one(tensors_, opts) if len(tensors_) == 1 and opts is not None else None
