@@ -32,8 +32,12 @@ bool read_any(PyObject* object, Array& out) {
   // Bytes have the buffer protocol as well, but more likely stand for an object than for an array of uint8. The error
   // names both possibilities.
   if (PyBytes_Check(object) || PyUnicode_Check(object)) return false;
-  return sources::read_buffer(object, out) || sources::read_dlpack(object, facts, out) ||
-         sources::read_cuda_interface(object, out);
+  const bool read = sources::read_buffer(object, out) || sources::read_dlpack(object, facts, out) ||
+                    sources::read_cuda_interface(object, out);
+  // Whatever the protocol says: MLX gives out its memory as writable, although other arrays are views of it or will be
+  // computed from it.
+  if (read && facts.never_written) out.mutable_view().readonly = true;
+  return read;
 }
 
 std::string not_an_array_text(PyObject* object) {
@@ -175,9 +179,11 @@ bool overlaps_itself(const ArrayView& view) {
 
 bool writable(const ArrayView& view) { return !view.readonly && !overlaps_itself(view); }
 
-void require_writable(const ArrayView& view, const char* what) {
+void require_writable(const ArrayView& view, const char* what, PyObject* object) {
   if (view.readonly) {
-    throw InvalidArgumentError(prefixed(what, "the array is read-only; pass a writable copy such as np.array(x)"));
+    const std::string type = object ? str(" (", sources::type_text(object), ")") : "";
+    throw InvalidArgumentError(
+        prefixed(what, str("the array is read-only", type, "; pass a writable copy such as np.array(x)")));
   }
   if (overlaps_itself(view)) {
     throw InvalidArgumentError(

@@ -88,9 +88,9 @@ ConstBuffer PendingWork::input(const py::handle& array, const char* what, Order 
   return {staged_.back()->elements.data(), static_cast<std::size_t>(from.count), from.dtype, from.device};
 }
 
-Buffer PendingWork::output(const py::handle& array, const char* what, bool copy_in, Order order) {
+Buffer PendingWork::output(const py::handle& array, const char* what, bool copy_in, Order order, const char* argument) {
   Array view = view_of(array.ptr(), what);
-  require_writable(view.view(), what);
+  if (!writable(view.view())) require_writable(view.view(), str(what, argument).c_str(), array.ptr());
   shape_ = shape_of(view.view());
   written_.push_back(py::reinterpret_borrow<py::object>(array));
   if (view->contiguous || view->device.kind != DeviceKind::cpu) return borrow(array, std::move(view), what, order);
@@ -107,7 +107,7 @@ InOut PendingWork::in_out(const py::handle& x, const py::handle& out, const char
     const Buffer both = output(x, what, /*copy_in=*/true, order);
     return {both, both};
   }
-  const Buffer to = output(out, what, /*copy_in=*/false, order);
+  const Buffer to = output(out, what, /*copy_in=*/false, order, ": out");
   // The operation pairs elements by their position in memory. In two orders it would combine elements of different
   // indices.
   const std::uint64_t order_of_out = shape_.memory_order;

@@ -59,7 +59,7 @@ def run(
     futures = []
     for address, place in places:
         variables = plan.environment(
-            place, master_addr=where[0], master_port=where[1], secret=secret, inherited={}
+            place, launcher="samestep.dask", master_addr=where[0], master_port=where[1], secret=secret
         )
         future = client.submit(
             *(_rank, function, arguments, keywords, variables),

@@ -45,8 +45,8 @@ class CollectiveMethods(MethodSupport):
 
     * Arrays may come from any library and have any memory layout; strided arrays are staged.
     * A writable array is changed in place, and the result is always returned. For an array that is not writable
-      (JAX, read-only NumPy) the result is a new array of the same library. With `out=` the result is written there,
-      and `x` keeps its elements.
+      (JAX, MLX, read-only NumPy) the result is a new array of the same library. With `out=` the result is written
+      there, and `x` keeps its elements.
     * `x` may be a Python or NumPy number; then the result is a number.
     * `timeout`: seconds until `TimeoutError`, after which the group cannot be used; by default the timeout of the
       group. With `timeout` the host also waits for the device to finish; without it only the device's stream waits.
@@ -322,7 +322,9 @@ class CollectiveMethods(MethodSupport):
 
         library, dtype, shape = self._broadcast_metadata(x, root, "scatter", checked, limit, out=out)
         into = arrays.new_array(library, dtype, shape, self._device) if out is None else out
-        finish = (lambda: arrays.to_library(library, into)) if out is None else (lambda: out)
+        finish = (
+            (lambda: arrays.to_library(library, into, arrays.place_of(x))) if out is None else (lambda: out)
+        )
         return Work(self._comm.scatter(x if self.rank == root else None, into, root), limit.seconds, finish)
 
     # ---- all to all

@@ -144,6 +144,14 @@ class Group(MessageMethods, VariableLengthMethods):
             "a Backend cannot be pickled; call samestep.get_distributed_backend() where it is needed"
         )
 
+    def __copy__(self: _Self) -> _Self:
+        return (
+            self  # what holds a group, such as an optimizer, can be copied, and the copy uses the same group
+        )
+
+    def __deepcopy__(self: _Self, memo: Any) -> _Self:
+        return self
+
     # ---- groups
 
     def split(self: _Self, color: int | None, key: int = 0, *, timeout: float | None = None) -> _Self | None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from samestep._util import jax_variables
+from samestep._util import jax_variables, launchers
 from samestep._util.text import ranks_text
 from samestep.launch import frames, network, plan, processes
 from samestep.launch.arguments import Options
@@ -155,11 +155,16 @@ class Supervisor:
         places = plan.on_node(here, options.node_rank, options.n_nodes) if options.n_nodes > 1 else here
         address = options.master_addr or self._address_of_first_host()
         port = options.master_port or self._reserved_port()
+        launcher = "" if options.mpi else "samestep run"
         start = {"cwd": os.getcwd(), "live": self._output.live}
         for rank, place in zip(self._ranks, places, strict=True):
-            env = plan.for_other_hosts(os.environ) if rank.host else {}
+            env = plan.for_other_hosts(launchers.outside_any_job(os.environ)) if rank.host else {}
             env |= plan.environment(
-                place, master_addr=address, master_port=port, secret=self._secret, inherited=os.environ
+                place,
+                launcher=launcher,
+                master_addr=address,
+                master_port=port,
+                secret=self._secret,
             )
             if options.jax:
                 env |= jax_variables.for_ranks({**os.environ, **options.env})

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import IO, Any, TextIO
 
-from samestep._util import cpus
+from samestep._util import cpus, launchers
 from samestep.launch import network, plan
 from samestep.launch.exit_status import ProcessExit
 from samestep.launch.lines import Lines
@@ -66,14 +66,18 @@ class Ranks:
     def _start(self, place: plan.Place, secret: str) -> _Rank:
         port = self._port.getsockname()[1]
         variables = plan.environment(
-            place, master_addr="127.0.0.1", master_port=port, secret=secret, inherited=os.environ
+            place, launcher="samestep.launch", master_addr="127.0.0.1", master_port=port, secret=secret
         )
         ours, theirs = socket.socketpair()
         code = f"from samestep.notebook import rank; rank.main({theirs.fileno()}, {os.getpid()})"
         with ours, theirs:
             process = subprocess.Popen(
                 [sys.executable, "-c", code],
-                env={**os.environ, **variables, **cpus.threads_of_ranks(place.local_size, os.environ)},
+                env={
+                    **launchers.outside_any_job(os.environ),
+                    **variables,
+                    **cpus.threads_of_ranks(place.local_size, os.environ),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -13,7 +13,7 @@ from samestep._util import handshake, launchers
 from samestep._util.cpus import usable_cpus
 from samestep._util.json_layout import Many, Map
 from samestep.backend import Backend, MPIBackend, NativeBackend
-from samestep.errors import MismatchError
+from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group import hosts, trust
 from samestep.group.group import warn
 from samestep.rendezvous import interfaces
@@ -22,6 +22,7 @@ from samestep.rendezvous.torch_store import TorchStore
 from samestep.world import (
     bootstrap_mpi,
     bootstrap_native,
+    children,
     crash_report,
     equal_settings,
     lifecycle,
@@ -61,6 +62,8 @@ def open_group(
 def _open_group(
     store: Any, rank: int, size: int, timeout: float, *, name: str, global_ranks: list[int]
 ) -> Backend:
+    if size > 1 and children.is_import_for_child():
+        raise InvalidArgumentError(children.refusal("init_process_group"))
     lifecycle.prepare_core()
     interfaces.check_names(os.environ)
     world = dist.group.WORLD
@@ -71,7 +74,7 @@ def _open_group(
     mine: list[Any] = [
         hosts.host_identity(),
         sorted(os.sched_getaffinity(0)),
-        _started_by_mpi(),
+        _started_by_mpi(rank, size, global_ranks),
         equal_settings.local_settings(),
         trust.trusts(bool(handshake.job_secret())),
     ]
@@ -92,7 +95,12 @@ def _open_group(
     same_host = [cpus for host, cpus, *_ in table if host == everywhere[rank]]
     comm.configure(oversubscribed=hosts.oversubscribed(same_host, usable_cpus()), torch_names=True)
     crash_report.install()
-    return kind(comm, timeout=timeout, world_hosts=everywhere, bootstrap_comm=bootstrap_comm, trusted=trusted)
+    group = kind(
+        comm, timeout=timeout, world_hosts=everywhere, bootstrap_comm=bootstrap_comm, trusted=trusted
+    )
+    if name == "world":
+        lifecycle.note_world_of_torch(group)
+    return group
 
 
 def _meet(store: Any, rank: int, size: int, timeout: float, name: str) -> Rendezvous:
@@ -120,8 +128,15 @@ def _warn_once() -> None:
     warn(trust.warning())
 
 
-def _started_by_mpi() -> bool:
-    return launchers.launcher().name in launchers.MPI_LAUNCHERS
+def _started_by_mpi(rank: int, size: int, global_ranks: list[int]) -> bool:
+    """Whether an MPI launcher has started this process as this rank of torch."""
+    started_by = launchers.launcher()
+    same = started_by.rank == (global_ranks[rank] if global_ranks else rank)
+    return (
+        started_by.name in launchers.MPI_LAUNCHERS
+        and same
+        and (bool(global_ranks) or size == started_by.size)
+    )
 
 
 def _carried_by_mpi(started_by_mpi: list[bool], asked: list[dict[str, str]], everywhere: list[str]) -> bool:

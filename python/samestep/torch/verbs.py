@@ -25,11 +25,10 @@ from samestep.group import json_exchange
 from samestep.reduce_ops import SUM
 from samestep.torch import blocks as lists
 from samestep.torch import sparse, tensors
-from samestep.torch.bucket_memory import MIN_PLACED_NBYTES, BucketMemory
 from samestep.torch.errors import for_torch
 from samestep.torch.no_autograd import has_modes, without_autograd
 from samestep.torch.shutdown import GroupShutdown
-from samestep.torch.work import Finished, Received, Work
+from samestep.torch.work import Finished, Pending, Received, Work
 
 __all__ = ["Verbs"]
 
@@ -39,6 +38,7 @@ _UNSET = timedelta(0)
 _TORCH_SUM = dist.ReduceOp.RedOpType.SUM
 _OPERATOR_TYPES = frozenset({dist.ReduceOp, dist.ReduceOp.RedOpType})
 _profiler_enabled = torch.autograd._profiler_enabled
+_compiling = torch.compiler.is_dynamo_compiling
 _ALL_KNOW = (MismatchError, NotInitializedError, PeerLostError, TimeoutError)
 """Errors that come from the group: the others get one as well."""
 _MOST_TEXT = 160  # of a refusal, in the errors of the other ranks
@@ -57,6 +57,8 @@ def _verb(method: _Method, listed: int | None = None, *, collective: bool = True
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **options: Any) -> Any:
+        if _compiling():
+            return torch.compiler.disable(call)(self, *args, **options)
         with without_autograd():
             try:
                 started = method(self, *args, **options)
@@ -99,12 +101,13 @@ class Verbs:
     """`_core.fast_allreduce`, or NotImplemented from it if the array does not fit the fast path."""
     _timeout: float
     _lifetime: GroupShutdown
-    _placement: BucketMemory
     _n_collectives: int
 
     # ---- reductions
 
     def allreduce(self, tensors_: _Tensors, opts: Any = None) -> Work:
+        if _compiling():  # this frame: the compiler traces what runs between the parts that it has compiled
+            return torch.compiler.disable(Verbs.allreduce)(self, tensors_, opts)  # type: ignore[no-any-return]
         if type(opts) in _OPERATOR_TYPES:  # torch takes an operator in place of options, too
             opts = _options_with(opts)
         short = self._all_reduce_one(tensors_, opts) if len(tensors_) == 1 and opts is not None else None
@@ -122,11 +125,12 @@ class Verbs:
         try:
             limit = opts.timeout
             if limit > _UNSET or getattr(opts, "asyncOp", True):
-                placed = run if run.nbytes < MIN_PLACED_NBYTES else self._placement(run)
-                part = self._comm.allreduce(placed, None, op._value_, 1.0)
+                part = self._comm.allreduce(run, None, op._value_, 1.0)
                 # What `_started` does: its calls would take a tenth of the time of a short operation.
                 self._n_collectives += 1
-                started = Work((part,), tensors_, self._timeout if limit <= _UNSET else limit.total_seconds())
+                started = Pending(
+                    (part,), tensors_, self._timeout if limit <= _UNSET else limit.total_seconds()
+                )
                 self._lifetime.under_way(started)
                 return started
             result = self._all_reduce_now(run, op)
@@ -148,7 +152,7 @@ class Verbs:
             return self._started(parts, tensors_, opts, finish)
         code, factor = tensors.reduction(_op(opts))
         runs, copy_back = tensors.in_place(tensors_)
-        parts = [self._comm.allreduce(self._placement(run), None, code, factor) for run in runs]
+        parts = [self._comm.allreduce(run, None, code, factor) for run in runs]
         return self._started(parts, tensors_, opts, copy_back)
 
     def allreduce_coalesced(self, tensors_: _Tensors, opts: Any = None) -> Work:
@@ -381,9 +385,9 @@ class Verbs:
         result: _Tensors,
         opts: Any,
         finish: Callable[[], None] | None = None,
-        kind: type[Work] = Work,
+        kind: type[Work] = Pending,
     ) -> Work:
-        self._n_collectives += kind is Work
+        self._n_collectives += kind is Pending
         started = kind(parts, result, self._seconds(opts), finish)
         self._lifetime.under_way(started)
         return started
