@@ -122,8 +122,8 @@ def to_library_of(x: Any, received: Any) -> Any:
             return received
         return from_host(library_of(x), received)
     library = "jax" if isinstance(received, np.ndarray) else "jax gpu"
-    if x.committed:
-        return to_library(library, received, x.sharding)
+    if x.committed or library == "jax gpu":
+        return to_library(library, received, place_of(x))
     with sys.modules["jax"].default_device(next(iter(x.devices()))):
         return to_library(library, received)
 

@@ -64,6 +64,7 @@ class Averaged:
 
     def __init__(self, backend: Group, function: Callable[..., Any]) -> None:
         self.backend, self.function = backend, function
+        self.__name__ = "averaged"  # ranks compare functions by name
 
     def __call__(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         """The mean over all ranks of what `function` returns. Collective."""
