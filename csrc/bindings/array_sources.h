@@ -23,6 +23,8 @@ struct TypeFacts {
   bool becomes_jax = false;                       ///< of ours, handed on as an array of JAX
   bool masked = false;                            ///< numpy.ma.MaskedArray or a subclass
   bool numpy_scalar = false;                      ///< numpy.generic or a subclass
+  bool known_mutable = false;                     ///< of a library whose arrays are written in place
+  bool never_written = false;                     ///< of an array library that is not known to be such a one
 };
 TypeFacts facts_of(PyTypeObject* type);
 

@@ -91,16 +91,18 @@ class Array {
 /// this order: NumPy's C fields, DLPack's C exchange API (torch), the buffer protocol, `__dlpack__`,
 /// `__cuda_array_interface__`. A NumPy scalar is a read-only array of no dimensions.
 ///
-/// Waits until a JAX array is ready. A DLPack capsule without flags (JAX) counts as read-only. Device memory is viewed
-/// too, see `device`. Autograd does not notice writes through a view: call `bump_version`.
+/// Waits until a JAX array is ready. Memory counts as read-only where it says so, where it says nothing (a DLPack
+/// capsule without flags) of a library that is not known for mutable arrays, and in all arrays of array libraries that
+/// are not. Device memory is viewed too, see `device`. Autograd does not notice writes through a view: call
+/// `bump_version`.
 ///
-/// Throws, with `what` (if any) in front of the text:
+/// Throws, with `what` (if any) and `argument` (": out" for one that is written) in front of the text:
 ///   InvalidArgumentError   an array whose elements cannot be sent from where they are: a dtype that DType lacks,
 ///                          foreign byte order, sparse, meta, masked, more than 32 dimensions, or a torch tensor
 ///                          that is conjugated or negated lazily; or a layout that cannot be: negative extents,
 ///                          null data, a size or strides beyond the address space
 ///   pybind11::type_error   not an array: Python numbers, lists, bytes, str, ...
-Array view_of(PyObject* object, const char* what = nullptr);
+Array view_of(PyObject* object, const char* what = nullptr, const char* argument = "");
 
 /// The same for the fast path, into an empty `array`. False if `view_of` would throw; what is no `Exception` (Ctrl-C)
 /// and a MemoryError are thrown, since the library of the array may not raise them again.
@@ -137,7 +139,8 @@ bool overlaps_itself(const ArrayView& view);
 bool writable(const ArrayView& view);
 
 /// Throws InvalidArgumentError that starts with `what` (if any) and ends with the cure, unless `writable(view)`.
-void require_writable(const ArrayView& view, const char* what);
+/// `object`: the array, whose class the text then names.
+void require_writable(const ArrayView& view, const char* what, PyObject* object = nullptr);
 
 /// The shape as Python prints it: "()", "(3,)", "(3, 4)".
 std::string shape_text(const ArrayView& view);

@@ -77,9 +77,9 @@ void bind_arrays(PendingWork& work, int rank, const py::object& x, const py::obj
   }
   const bool out_is_compared = args.type == CollectiveType::scatter || args.type == CollectiveType::scatterv ||
                                args.type == CollectiveType::reduce_scatter;
-  if (has_out && !out_is_compared) args.out = work.output(out, what, false);
+  if (has_out && !out_is_compared) args.out = work.output(out, what, false, PendingWork::Order::row_major, ": out");
   if (has_in) args.in = work.input(x, what);
-  if (has_out && out_is_compared) args.out = work.output(out, what, false);
+  if (has_out && out_is_compared) args.out = work.output(out, what, false, PendingWork::Order::row_major, ": out");
   const void* own = nullptr;
   // In place by blocks: the input may be this rank's own block of what is gathered, and the output its own block of
   // what is scattered. Nobody else accesses that block, so no copy is needed.

@@ -53,7 +53,7 @@ constexpr Format kFormats[] = {
 
 std::string_view format_of(const Py_buffer& buffer) { return buffer.format ? buffer.format : "B"; }
 
-// The whole text must match: MLX's "bfloat16" begins like a signed byte.
+// The whole text must match: "bfloat16", as MLX calls it, begins like a signed byte.
 std::optional<DType> dtype_of(const Py_buffer& buffer) {
   constexpr std::string_view kNative = std::endian::native == std::endian::little ? "@=<" : "@=>";
   std::string_view letters = format_of(buffer);
@@ -61,6 +61,7 @@ std::optional<DType> dtype_of(const Py_buffer& buffer) {
   for (const Format& format : kFormats) {
     if (letters == format.letters && static_cast<std::size_t>(buffer.itemsize) == format.itemsize) return format.dtype;
   }
+  if (letters == "bfloat16" && buffer.itemsize == 2) return DType::bfloat16;
   return std::nullopt;
 }
 

@@ -129,11 +129,11 @@ void adopt(dlpack::ManagedTensorVersioned* managed, PyObject* object, Array& out
   out.mutable_view().readonly = (managed->flags & dlpack::kReadOnlyFlag) != 0;
 }
 
-// Without flags only torch is known to hand out nothing but writable memory.
-void adopt(dlpack::ManagedTensor* managed, PyObject* object, bool torch, Array& out) {
+// Without flags the memory does not say that it may be written.
+void adopt(dlpack::ManagedTensor* managed, PyObject* object, bool known_mutable, Array& out) {
   own(managed, out);
   fill(managed->tensor, object, out.mutable_view());
-  out.mutable_view().readonly = !torch;
+  out.mutable_view().readonly = !known_mutable;
 }
 
 bool answers_true(PyObject* object, PyCFunction method, const char* name) {
@@ -182,7 +182,7 @@ bool is_jax_tracer(PyObject* object) {
   }
   if (!facts.torch) {
     throw InvalidArgumentError(
-        str(type_text(object), " cannot be read as plain memory: ", reason, "; pass an array of an accepted dtype"));
+        str(type_text(object), " cannot be read as plain memory: ", reason, "; pass e.g. np.asarray(x)"));
   }
   throw InvalidArgumentError(str("a tensor of ", attribute_text(object, "dtype"), ", ",
                                  attribute_text(object, "layout"), ", device ", attribute_text(object, "device"),
@@ -219,8 +219,8 @@ py::object call_dlpack(const py::object& source, const TypeFacts& facts) {
     return method(py::arg("max_version") = py::make_tuple(1, 3), **arguments);
   } catch (py::error_already_set& error) {
     // Producers from before DLPack 1.0 do not know the keyword. If the TypeError has another cause, the second call
-    // raises it again.
-    if (!error.matches(PyExc_TypeError)) throw;
+    // raises it again. A class of their own, as of Arrow, is a refusal.
+    if (!error.type().is(py::handle(PyExc_TypeError))) throw;
   }
   return method(**arguments);
 }
@@ -234,7 +234,19 @@ py::object replica_of(PyObject* object) {
   return array.attr("addressable_data")(0);
 }
 
+// TensorFlow ends the process when it is asked for the memory of such a tensor.
+void refuse_tensors_of_objects(PyObject* object, const TypeFacts& facts) {
+  if (facts.torch || facts.jax) return;
+  const std::string dtype = attribute_text(object, "dtype");
+  for (const char* name : {"'string'", "'resource'", "'variant'"}) {
+    if (dtype.find(name) == std::string::npos) continue;
+    throw InvalidArgumentError(
+        str("dtype ", dtype, " cannot be sent; ", kAcceptedTypes, "; use an object verb such as bcast_object"));
+  }
+}
+
 py::object export_capsule(PyObject* object, const TypeFacts& facts) {
+  refuse_tensors_of_objects(object, facts);
   py::object source = py::reinterpret_borrow<py::object>(object);
   try {
     if (facts.torch) source = source.attr("detach")();  // torch exports nothing that requires a gradient
@@ -273,6 +285,7 @@ bool read_exchange(PyObject* object, const TypeFacts& facts, Array& out) {
       throw InvalidArgumentError(str("DLPack's C exchange API of ", type_text(object), " gave no tensor"));
     }
     adopt(managed, object, out);
+    if (facts.never_written) out.mutable_view().readonly = true;
   }
   if (facts.torch) refuse_lazy_bits(object, facts, out->dtype);
   return true;
@@ -286,7 +299,7 @@ bool read_dlpack(PyObject* object, const TypeFacts& facts, Array& out) {
           take<dlpack::ManagedTensorVersioned>(capsule.ptr(), "dltensor_versioned", "used_dltensor_versioned")) {
     adopt(versioned, object, out);
   } else if (auto* plain = take<dlpack::ManagedTensor>(capsule.ptr(), "dltensor", "used_dltensor")) {
-    adopt(plain, object, facts.torch, out);
+    adopt(plain, object, facts.known_mutable, out);
   } else {
     throw InvalidArgumentError(str(type_text(object), ".__dlpack__() did not return an unused DLPack capsule"));
   }

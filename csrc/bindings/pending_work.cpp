@@ -68,7 +68,7 @@ Buffer PendingWork::borrow(const py::handle& array, Array view, const char* what
     }
     shape_.memory_order = *lies;
     ArrayView& viewed = view.mutable_view();
-    // Numba says None of the arrays of its default stream, too.
+    // Numba also reports None for arrays on its default stream.
     if (streams_.find(array.ptr(), viewed) == kNoStream) viewed.stream = kLegacyStream;
     on_device_.push_back({py::reinterpret_borrow<py::object>(array), viewed.device});
   }
@@ -88,9 +88,9 @@ ConstBuffer PendingWork::input(const py::handle& array, const char* what, Order 
   return {staged_.back()->elements.data(), static_cast<std::size_t>(from.count), from.dtype, from.device};
 }
 
-Buffer PendingWork::output(const py::handle& array, const char* what, bool copy_in, Order order) {
-  Array view = view_of(array.ptr(), what);
-  require_writable(view.view(), what);
+Buffer PendingWork::output(const py::handle& array, const char* what, bool copy_in, Order order, const char* argument) {
+  Array view = view_of(array.ptr(), what, argument);
+  if (!writable(view.view())) require_writable(view.view(), str(what, argument).c_str(), array.ptr());
   shape_ = shape_of(view.view());
   written_.push_back(py::reinterpret_borrow<py::object>(array));
   if (view->contiguous || view->device.kind != DeviceKind::cpu) return borrow(array, std::move(view), what, order);
@@ -107,7 +107,7 @@ InOut PendingWork::in_out(const py::handle& x, const py::handle& out, const char
     const Buffer both = output(x, what, /*copy_in=*/true, order);
     return {both, both};
   }
-  const Buffer to = output(out, what, /*copy_in=*/false, order);
+  const Buffer to = output(out, what, /*copy_in=*/false, order, ": out");
   // The operation pairs elements by their position in memory. In two orders it would combine elements of different
   // indices.
   const std::uint64_t order_of_out = shape_.memory_order;
@@ -179,8 +179,8 @@ bool PendingWork::done() {
 }
 
 void PendingWork::wait(double timeout, AtDeadline at_deadline, int polls_with_gil, bool wait_on_host) {
-  // To ask whether the device has ended costs more than to let a stream wait. After a known end none has to, and the
-  // array may be in no stream any more.
+  // Querying the device costs more than a stream wait. If the operation is known to have ended no wait is needed, and
+  // the array may no longer belong to a stream.
   if (!wait_on_host && !work_->has_ended() && order_streams(timeout, at_deadline)) return unstage();
   // Where CPUs are short each poll keeps others from coming; what a device does is not worth one.
   const int polls = communicator_->oversubscribed() || !on_device_.empty() ? 1 : polls_with_gil;

@@ -39,8 +39,10 @@ class PendingWork {
 
   /// The elements of an array that is only read.
   ConstBuffer input(const pybind11::handle& array, const char* what, Order order = Order::row_major);
-  /// The elements of an array that will be written. `copy_in`: the operation also reads them.
-  Buffer output(const pybind11::handle& array, const char* what, bool copy_in, Order order = Order::row_major);
+  /// The elements of an array that will be written. `copy_in`: the operation also reads them. `argument`: of the call,
+  /// for the error if it cannot be written.
+  Buffer output(const pybind11::handle& array, const char* what, bool copy_in, Order order = Order::row_major,
+                const char* argument = "");
   /// The arrays of a collective that works in place if `out` is None or `x`.
   InOut in_out(const pybind11::handle& x, const pybind11::handle& out, const char* what,
                Order order = Order::row_major);

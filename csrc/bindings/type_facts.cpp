@@ -43,7 +43,8 @@ PyCFunction c_method(PyTypeObject* type, const char* name) {
   return def->ml_flags == METH_NOARGS ? def->ml_meth : nullptr;
 }
 
-TypeFacts find_out(PyTypeObject* type) {
+// Apart from `facts_of`, whose every call would save the registers that only this needs.
+[[gnu::noinline]] TypeFacts find_out(PyTypeObject* type) {
   TypeFacts facts;
   facts.type = type;
   facts.exchange = exchange_api(type);
@@ -59,6 +60,10 @@ TypeFacts find_out(PyTypeObject* type) {
   facts.becomes_jax = derives_from(type, "samestep.gpu.jax_array", "UnsharedJaxArray");
   facts.masked = derives_from(type, "numpy.ma", "MaskedArray");
   facts.numpy_scalar = derives_from(type, "numpy", "generic");
+  constinit static CachedAttribute written_in_place("samestep.arrays.libraries", "written_in_place");
+  const py::object answer = py::handle(written_in_place.get())(py::handle(reinterpret_cast<PyObject*>(type)));
+  facts.known_mutable = facts.torch || answer.is(py::bool_(true));
+  facts.never_written = !facts.torch && answer.is(py::bool_(false));
   return facts;
 }
 

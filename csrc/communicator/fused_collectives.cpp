@@ -121,7 +121,7 @@ void FusedCollectives::run(const CollectiveArgs& call, const Deadline& deadline)
     if (!work->done()) communicator_->abandon(std::current_exception(), error.what());
     throw;
   } catch (...) {  // from a signal handler: the caller frees the buffers of the operation
-    const std::string reason = "a wait of many buffers was left by an exception";
+    const std::string reason = "an exception interrupted a fused collective on this rank";
     if (!work->done()) communicator_->abandon(std::make_exception_ptr(Error(reason)), reason);
     throw;
   }

@@ -69,8 +69,8 @@ ProgressEngine::ProgressEngine(std::unique_ptr<Transport> transport, ExchangeOpt
   if (header_exchange_ == nullptr) header_exchange_ = make_message_header_exchange(*transport_, options_);
   // Made in advance, because a child after fork must not allocate memory.
   refusal_ = std::make_exception_ptr(NotInitializedError(str(
-      "this process was forked from rank ", rank_, " of group '", name(), "' and is no rank itself: only rank ", rank_,
-      " may use the group; more ranks are started by `samestep run`, mpirun or ", "samestep.multiprocessing.spawn")));
+      "this process was forked from rank ", rank_, "; group '", name(), "' can only be used in the original process; ",
+      "start more ranks with `samestep run`, mpirun or samestep.multiprocessing.spawn")));
   register_listener();
 }
 

@@ -23,11 +23,13 @@ HIP_LIBRARY = "SAMESTEP_HIP_LIBRARY"
 HOST_ID = "SAMESTEP_HOST_ID"
 ISA = "SAMESTEP_ISA"
 LAUNCH = "SAMESTEP_LAUNCH"
+LAUNCHER = "SAMESTEP_LAUNCHER"
 MPI_MAX_MESSAGE = "SAMESTEP_MPI_MAX_MESSAGE"
 MPI_TRANSPORT = "SAMESTEP_MPI_TRANSPORT"
 NATIVE_TRANSPORT = "SAMESTEP_NATIVE_TRANSPORT"
 NCCL_LIBRARY = "SAMESTEP_NCCL_LIBRARY"
 REPLACE_GLOO = "SAMESTEP_REPLACE_GLOO"
+RANK_PROCESS = "SAMESTEP_RANK_PROCESS"
 RECORD = "SAMESTEP_RECORD"
 REPORTED = "SAMESTEP_REPORTED"
 RESTART_COUNT = "SAMESTEP_RESTART_COUNT"
@@ -163,6 +165,16 @@ SETTINGS = {
         "number", "", "set by `samestep run`: how often it has restarted the ranks, see `--max-restarts`"
     ),
     LAUNCH: Setting("text", "", "set by `samestep run`: where the launcher listens"),
+    LAUNCHER: Setting(
+        "text",
+        "",
+        "set by `samestep run`, `samestep.launch`, `samestep.dask` and `samestep.ray`: which of them has set `RANK`",
+    ),
+    RANK_PROCESS: Setting(
+        "text",
+        "",
+        "set by `initialize`: the process of this rank, so that no program that it starts takes its place",
+    ),
     RECORD: Setting(
         "folder", "", "set by `samestep same`: the folder in which rank 0 records the hashes of all means"
     ),
@@ -192,10 +204,13 @@ def get(name: str, env: Mapping[str, str] = os.environ) -> str | None:
     return env.get(name)
 
 
-def set_here(name: str, text: str) -> None:
-    """Sets a variable of this process."""
+def set_here(name: str, text: str | None) -> None:
+    """Sets a variable of this process; None: removes it."""
     assert name in SETTINGS
-    os.environ[name] = text
+    if text is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = text
 
 
 def must_agree(where: str) -> tuple[str, ...]:

@@ -79,7 +79,8 @@ class Backend(MultiDeviceMethods):
         16 bytes; only if these differ do they exchange the hashes of the leaves.
 
         Args:
-          tree: containers of arrays, numbers and strings; a torch module or optimizer stands for its state.
+          tree: containers of arrays, numbers and texts; a torch module or optimizer stands for its state. Of functions,
+            classes and modules the names are compared.
           timeout: seconds; None for the group's timeout.
 
         Returns:
@@ -89,6 +90,7 @@ class Backend(MultiDeviceMethods):
         Raises:
           MismatchError: on all ranks, if they differ; names the first leaf that differs, and the ranks whose bits
             differ from those of most ranks.
+          InvalidArgumentError: on all ranks, if a leaf of any rank is an object that cannot be compared; names it.
 
         Example:
           >>> import numpy as np, samestep as ss
@@ -179,6 +181,9 @@ class Backend(MultiDeviceMethods):
             numbers, flags and texts are finite.
           timeout: seconds, else the group's.
 
+        Raises:
+          InvalidArgumentError: on all ranks, if a leaf of any rank is an object whose numbers cannot be seen; names it.
+
         Example:
           >>> import numpy as np, samestep as ss
           >>> backend = ss.initialize()
@@ -187,7 +192,7 @@ class Backend(MultiDeviceMethods):
         """
         from samestep.step import decide
 
-        return not decide.any_rank(self, not decide.is_finite(tree), "all_finite()", timeout)
+        return decide.all_finite(self, tree, timeout)
 
     def println(self, *args: Any, timeout: float | None = None) -> None:
         """Print one line from every rank, in rank order and never interleaved. Collective.

@@ -59,7 +59,7 @@ def run(
     futures = []
     for address, place in places:
         variables = plan.environment(
-            place, master_addr=where[0], master_port=where[1], secret=secret, inherited={}
+            place, launcher="samestep.dask", master_addr=where[0], master_port=where[1], secret=secret
         )
         future = client.submit(
             *(_rank, function, arguments, keywords, variables),
@@ -128,9 +128,8 @@ def _rank(
         _finalize()
         return found
     except BaseException:
-        with contextlib.suppress(
-            Error
-        ):  # the others are not at their end, and the first error is the one to show
+        # The others are not at their end, and the first error is the one to show.
+        with contextlib.suppress(Error):
             _finalize()
         raise
     finally:

@@ -144,8 +144,8 @@ def _wrong_launcher(found: Mapping[str, Any]) -> str:
 def _launch_problem(backend: str) -> str:
     """What `initialize()` will refuse in the variables of the launcher, though the backend can be used."""
     started_by = launchers.launcher()
-    if not started_by.name:
-        return launchers.half_set()
+    if wrong := launchers.problem():
+        return wrong
     if backend == "native" and started_by.size > 1 and started_by.name not in launchers.MPI_LAUNCHERS:
         try:
             url.parse("env://")
@@ -250,7 +250,7 @@ def _network() -> dict[str, str]:
     """Where this process would listen as a rank of several hosts, without MPI."""
     from samestep.rendezvous import interfaces
 
-    master = os.environ.get("MASTER_ADDR") or (launchers.slurm_meeting() or ("", 0))[0]
+    master = launchers.own_variables().get("MASTER_ADDR") or (launchers.slurm_meeting() or ("", 0))[0]
     try:
         address = interfaces.own_address(master, os.environ, several_hosts=True)
     except Error as error:

@@ -5,7 +5,9 @@ import array
 import numpy as np
 import pytest
 import samestep as ss
+from foreign_arrays import Unversioned
 from reference import assert_same, dtype, reduced, values
+from samestep import _core
 
 pytestmark = pytest.mark.ranks(1, 2)
 
@@ -184,6 +186,168 @@ class OnlyDLPack:
 
     def __dlpack_device__(self):
         return self.inner.__dlpack_device__()
+
+
+class Library:
+    """The Python array API of arrays that are never changed. Like MLX it makes float32 of others' float64."""
+
+    @staticmethod
+    def from_dlpack(x):
+        elements = np.from_dlpack(x)
+        return Immutable(elements.astype("float32") if elements.dtype == "float64" else elements)
+
+    @staticmethod
+    def asarray(x, dtype):
+        return Immutable(np.asarray(x, dtype))
+
+
+for name in np.sctypeDict.values():
+    setattr(Library, np.dtype(name).name, name)
+
+
+class Immutable(OnlyDLPack):
+    """An array of a library that nothing else is known of. It gives out its memory as writable."""
+
+    def __array_namespace__(self, *, api_version=None):
+        return Library
+
+    @property
+    def dtype(self):
+        return self.inner.dtype
+
+
+SHAPES = [(), (0, 2), (3,), (2, 3)]
+
+
+@pytest.mark.parametrize("name", ["bool", "int8", "uint16", "uint64", "float16", "float64", "complex64"])
+def test_arrays_of_an_unknown_array_library_are_left_and_new_ones_returned(group, name):
+    last = group.size - 1
+    for shape in SHAPES:
+        inputs = inputs_of(group, shape, name)
+        mine = inputs[group.rank].copy()
+        x = Immutable(mine)
+        total, everyone = reduced(inputs, "sum"), np.stack(inputs)
+        for got, expected in [
+            (group.allreduce(x), total),
+            (group.iallreduce(x).wait(), total),
+            (group.allreduce_tree({"w": [x]})["w"][0], total),
+            (group.bcast(x, root=last), inputs[last]),
+            (group.synchronize({"w": x}, root=last)["w"], inputs[last]),
+            (group.allgather(x), everyone),
+            (group.iallgather(x).wait(), everyone),
+            (ss.gather_metrics(group, {"w": x})["w"], np.concatenate([np.atleast_1d(a) for a in inputs])),
+        ]:
+            assert type(got) is Immutable
+            assert_same(got.inner, expected, name)
+        got = group.gather(x, root=last)
+        assert got is None if group.rank != last else type(got) is Immutable
+        assert_same(mine, inputs[group.rank], "the input")
+
+
+def test_blocks_of_an_array_library_stay_in_it(group):
+    n, rank = group.size, group.rank
+    blocks = inputs_of(group, (n, 3))
+    x = Immutable(blocks[rank][::, ::-1].copy()[::, ::-1])  # not row-major
+    for got, expected in [
+        (group.allgatherv(x), np.concatenate(blocks)),  # first: then all ranks know the library
+        (group.scatter(x if rank == 0 else None), blocks[0][rank]),
+        (
+            group.scatterv(x if rank == 0 else None, [1] * n if rank == 0 else None),
+            blocks[0][rank : rank + 1],
+        ),
+        (group.reduce_scatter(x), reduced(blocks, "sum")[rank]),
+        (group.alltoall(x), np.stack([b[rank] for b in blocks])),
+        (group.alltoallv(x, [1] * n)[0], np.stack([b[rank] for b in blocks])),
+    ]:
+        assert type(got) is Immutable
+        assert_same(got.inner, expected)
+
+
+def test_gradients_of_an_array_library_stay_in_it(group):
+    x = Immutable(np.full((2, 3), group.rank + 1.0))
+    total = ss.Accumulator(group)
+    total.add({"w": x})
+    for mean in (total.mean()["w"], ss.allreduce_gradients(group, {"w": x})["w"]):
+        assert type(mean) is Immutable
+        assert_same(mean.inner, np.full((2, 3), (group.size + 1) / 2))
+    assert_same(x.inner, np.full((2, 3), group.rank + 1.0), "the input")
+    absent = group.allreduce_tree({"w": x if group.rank == 0 else None})["w"]
+    assert type(absent) is Immutable
+    assert_same(absent.inner, np.ones((2, 3)))
+
+
+def test_immutable_arrays_cannot_be_received_into(group):
+    given = np.zeros(3)
+    for verb in (group.allreduce, group.bcast, group.reduce_scatter, group.allgather):
+        x = given if verb in (group.allreduce, group.bcast) else np.zeros((group.size, 3))
+        with pytest.raises(ss.InvalidArgumentError, match=f"{verb.__name__}: out.* read-only"):
+            verb(x, out=Immutable(np.zeros((group.size, 3) if verb == group.allgather else 3)))
+    with pytest.raises(ss.InvalidArgumentError, match=r"recv: .*read-only \(.*Immutable\)"):
+        group.recv(Immutable(given), 0)
+    assert not given.any()
+
+
+class Silent(Unversioned):
+    """Writable memory that does not say so."""
+
+
+class OfKnownLibrary(Unversioned):
+    __module__ = "dpctl.tensor"  # in the table
+
+
+def test_memory_that_does_not_say_that_it_may_be_written_is_written_of_a_known_library_alone(group):
+    for kind, in_place in [(Silent, False), (OfKnownLibrary, True)]:
+        x = kind()
+        x.bytes[:24].view("float32")[:] = group.rank + 1
+        got = group.allreduce(x)
+        assert (got is x) == in_place
+        total = group.size * (group.size + 1) / 2
+        assert set(x.bytes[:24].view("float32")) == {total if in_place else group.rank + 1}
+        if not in_place:
+            assert_same(got, np.full((2, 3), total, "float32"))
+
+
+def test_a_tensor_of_objects_is_not_asked_for_its_memory(group):
+    class Strings:
+        dtype = "<dtype: 'string'>"  # TensorFlow would end the process
+
+        def __dlpack__(self, **options):
+            raise AssertionError("asked")
+
+    with pytest.raises(ss.InvalidArgumentError, match=r"'string'.*cannot be sent.*object verb"):
+        group.allreduce(Strings())
+
+
+LIBRARIES = [
+    ("mlx.core", "array"),
+    ("array_api_strict", "asarray"),
+    ("pyarrow", "array"),
+    pytest.param("tensorflow", "constant", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("module", "make"), LIBRARIES)
+def test_results_are_of_the_library_of_the_input(group, module, make):
+    library = pytest.importorskip(module)
+    inputs = inputs_of(group, 4)
+
+    def mine():
+        return getattr(library, make)(inputs[group.rank].copy())
+
+    for got, expected in [
+        (group.scatter(group.allgather(mine()), root=group.size - 1), inputs[group.rank]),
+        (group.bcast(mine()), inputs[0]),
+        (group.allreduce_tree({"w": mine()})["w"], reduced(inputs, "sum")),
+    ]:
+        assert isinstance(got, type(mine()))
+        elements = np.empty(4, "float32")
+        _core.pack([got], elements)
+        assert_same(elements, expected)
+    x = mine()
+    is_new = group.allreduce(x) is not x
+    assert is_new == (module != "array_api_strict")  # whose arrays are mutable
+    _core.pack([x], elements)
+    assert_same(elements, inputs[group.rank] if is_new else reduced(inputs, "sum"))
 
 
 def test_anything_with_dlpack(group):

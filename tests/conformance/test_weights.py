@@ -85,7 +85,7 @@ def test_weights_are_for_means(group):
     with pytest.raises(ss.InvalidArgumentError, match="weight is for op AVG"):
         group.allreduce_tree([np.ones(2)], "sum", weight=1)
     for weight in (-1, np.nan, np.inf):
-        why = rf"^allreduce_gradients\(op=AVG\): weight must be finite and >= 0, got {weight}"
+        why = rf"allreduce_gradients\(op=AVG\): weight must be finite and >= 0, got {weight}"
         with pytest.raises(ss.InvalidArgumentError, match=why):
             group.allreduce_gradients([np.ones(2)], weight=weight)
 
@@ -135,7 +135,7 @@ def test_torch_means_of_integers_are_exact(group):
 @pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**30])
 def test_numbers_beyond_64_bits_are_refused(group, number, options):
     """They passed as if they were objects, each rank keeping its own."""
-    with pytest.raises(ss.InvalidArgumentError, match=r"leaf \['n'\] does not fit 64 bits"):
+    with pytest.raises(ss.InvalidArgumentError, match=r"leaf \['n'\].*64 bits"):
         group.allreduce_tree({"n": number}, **options)
     if group.size > 1:
         with pytest.raises((ss.InvalidArgumentError, ss.MismatchError), match="leaf \\['n'\\]"):

@@ -59,6 +59,16 @@ def test_an_error_that_is_met_only_at_the_wait_has_its_class(group):
     assert str(caught.value) == "rank 1 has ended"
 
 
+@pytest.mark.parametrize("leaf", [object(), 1 << 70, np.array(["2026-01-01"], "M8[D]"), np.ones(2, ">f4")])
+def test_what_no_reduction_takes_is_refused_where_the_program_is_traced(group, leaf):
+    with pytest.raises(ss.InvalidArgumentError, match=r"leaf \['k'\]"):
+        jax.jit(lambda x: group.allreduce_tree({"x": x, "k": leaf})["x"])(jnp.ones(2))
+    got = jax.jit(lambda x: group.allreduce_tree({"x": x, "k": np.array(["text"]), "f": jax.nn.relu})["x"])(
+        jnp.ones(2)
+    )
+    np.testing.assert_array_equal(got, [2.0, 2.0])
+
+
 def test_the_error_can_be_pickled(group):
     step = jax.jit(group.allreduce_tree)
     with pytest.raises(ss.MismatchError) as caught:

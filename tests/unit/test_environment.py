@@ -15,6 +15,7 @@ BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_N
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "3"}
 HYDRA = {"PMI_SIZE": "3", "PMI_RANK": "2", "MPI_LOCALNRANKS": "3"}
 TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+OURS, OF_TORCHRUN = {"SAMESTEP_LAUNCHER": "samestep run"}, {"TORCHELASTIC_RUN_ID": "none"}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,8 @@ TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "
         (SRUN | HYDRA, Launcher("hydra", 3, 2, "PMI_SIZE")),
         (BATCH | HYDRA, Launcher("hydra", 3, 2, "PMI_SIZE")),
         (TORCHRUN, Launcher("torchrun", 2, 1, "WORLD_SIZE")),
-        (TORCHRUN | {"SAMESTEP_ERROR_FILE": "/tmp/x"}, Launcher("samestep", 2, 1, "WORLD_SIZE")),
+        (TORCHRUN | OURS, Launcher("samestep", 2, 1, "WORLD_SIZE")),
+        (TORCHRUN | OURS | OF_TORCHRUN, Launcher("torchrun", 2, 1, "WORLD_SIZE")),
         # samestep run --mpi sets both
         (TORCHRUN | OPEN_MPI, Launcher("openmpi", 4, 3, "OMPI_COMM_WORLD_SIZE")),
         # srun has started torchrun on each host
@@ -52,6 +54,64 @@ TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "
 )
 def test_launchers(env, launcher):
     assert launchers.launcher(env) == launcher
+
+
+FAMILIES = {
+    "openmpi": OPEN_MPI,
+    "hydra": HYDRA,
+    "srun": SRUN,
+    "slurm": SRUN | {"PMIX_RANK": "1"},
+    "torchrun": TORCHRUN | {"WORLD_SIZE": "6", "RANK": "5"},
+}
+SLURM = ("srun", "slurm")
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "bare"])
+@pytest.mark.parametrize("same_rank", [True, False], ids=["same-rank", "other-rank"])
+@pytest.mark.parametrize(
+    ("outer", "inner"), [(a, b) for a in FAMILIES for b in FAMILIES if a != b and not {a, b} <= set(SLURM)]
+)
+def test_the_inner_launcher_wins_whatever_its_kind(outer, inner, same_rank, marked):
+    """An ancestor that has the variables of one alone is a process between the two launchers."""
+    around, within = dict(FAMILIES[outer]), dict(FAMILIES[inner])
+    if same_rank:  # the first rank of the inner job is often started by the first one of the outer
+        numbers = launchers.launcher(around)
+        within |= {name: str(numbers.size) for name in within if name.endswith(("_SIZE", "NUM_TASKS"))}
+        within |= {name: str(numbers.rank) for name in within if name.endswith(("RANK", "PROCID"))}
+    mark = OF_TORCHRUN if marked and "torchrun" in (outer, inner) else {}
+    env = around | within | mark
+    alike = same_rank and not mark
+    expected = launchers.launcher(within | mark)
+    found = launchers.launcher(env, past=[env, env, around, {}])
+    assert (found.size, found.rank) == (expected.size, expected.rank)
+    if not alike:
+        assert found.variable == expected.variable
+        alone = launchers.launcher(launchers.own_variables(env, [around]))
+        assert (alone.variable, alone.size, alone.rank) == (found.variable, found.size, found.rank)
+    assert bool(launchers.contradiction(env, past=[])) != same_rank
+    assert launchers.contradiction(env, past=[around]) == ""
+
+
+def test_variables_made_of_another_launchers_are_of_one_job():
+    """As `samestep run --mpi` and scripts make RANK of the rank that MPI has given."""
+    env = OPEN_MPI | {"WORLD_SIZE": "4", "RANK": "3"}
+    assert launchers.launcher(env, past=[OPEN_MPI]).name == "openmpi"
+    assert launchers.own_variables(env, past=[OPEN_MPI]) == env
+
+
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_a_contradiction_names_both_sizes(variable):
+    env = next(env for env in FAMILIES.values() if variable in env)
+    for other in ({"WORLD_SIZE": "9", "RANK": "5"}, {"WORLD_SIZE": "9"}):
+        text = launchers.contradiction(env | other)
+        assert "WORLD_SIZE" in text and "9" in text and f"{variable}={env[variable]}" in text
+
+
+def test_what_is_outside_any_job_has_nothing_of_it():
+    kept = {"SLURM_JOB_ID": "7", "LOCAL_DIR": "/tmp", "HOME": "/root", "SAMESTEP_TIMEOUT": "9"}
+    mine = {"LOCAL_RANK": "1", "SAMESTEP_RANK_PROCESS": "1 x"}
+    inside = OPEN_MPI | HYDRA | TORCHRUN | OURS | OF_TORCHRUN | mine | {"SLURM_PROCID": "0"}
+    assert launchers.outside_any_job(inside | kept) == kept
 
 
 class FakeCuda:

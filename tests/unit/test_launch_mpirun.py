@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from samestep._util import mpi_library
+from samestep._util import launchers, mpi_library
 from samestep._util.mpi_library import MpiLibrary, family_of
 from samestep.errors import UnavailableError
 from samestep.launch import mpirun
@@ -135,7 +135,7 @@ def test_a_nested_launcher_starts_afresh():
         "HYDI_X": "",
     }
     kept = {"OMPI_MCA_btl": "tcp", "PMIX_MCA_x": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "PATH": "p"}
-    assert mpirun.outside_any_job(inside | kept) == kept
+    assert launchers.outside_any_job(inside | kept) == kept
 
 
 def test_the_probe_agrees_with_mpi4py_and_does_not_start_mpi():

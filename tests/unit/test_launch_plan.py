@@ -22,7 +22,7 @@ def test_places(hosts, rows):
 
 def test_environment_of_a_rank():
     place = plan.places(["a", "a", "b"])[1]
-    got = plan.environment(place, master_addr="a", master_port=1234, secret="s", inherited={})
+    got = plan.environment(place, launcher="samestep run", master_addr="a", master_port=1234, secret="s")
     assert got == {
         "MASTER_ADDR": "a",
         "MASTER_PORT": "1234",
@@ -31,15 +31,16 @@ def test_environment_of_a_rank():
         "LOCAL_RANK": "1",
         "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "SAMESTEP_LAUNCHER": "samestep run",
         "SAMESTEP_SECRET": "s",
     }
 
 
-def test_under_torchrun_ranks_have_a_store_of_their_own():
-    place = plan.places(["a"])[0]
-    where = {"master_addr": "a", "master_port": 1, "secret": "s"}
-    variable = "TORCHELASTIC_USE_AGENT_STORE"
-    assert plan.environment(place, **where, inherited={variable: "True"})[variable] == "False"
+def test_ranks_of_mpi_are_not_marked():
+    """Their RANK is made of what MPI's launcher says, and both are of one job."""
+    where = {"master_addr": "a", "master_port": 1, "secret": ""}
+    assert "SAMESTEP_LAUNCHER" not in plan.environment(plan.places(["a"])[0], launcher="", **where)
 
 
 def test_what_other_hosts_need():

@@ -75,7 +75,7 @@ def test_the_example_of_the_page_needs_no_mpi(pytester):
 
 @pytest.mark.parametrize("n_ranks", [1, 3])
 def test_several_pytests_of_one_launch_say_what_to_start_instead(pytester, n_ranks):
-    given = {"RANK": "0", "WORLD_SIZE": str(n_ranks), "SAMESTEP_ERROR_FILE": "unused.json"}
+    given = {"RANK": "0", "WORLD_SIZE": str(n_ranks), "SAMESTEP_LAUNCHER": "samestep run"}
     code, text = run(pytester, "def test_it(): pass", **given)
     assert code == (0 if n_ranks == 1 else pytest.ExitCode.USAGE_ERROR), text
     assert ("samestep run --mpi -n 3 -m pytest" in text) == (n_ranks == 3), text

@@ -141,3 +141,56 @@ def test_strings_bytes_arrays_and_classes_are_leaves():
 def test_a_rebuilt_tree_can_be_pickled():
     flat = trees.flatten({"pair": Pair(1, 2)})
     assert pickle.loads(pickle.dumps(flat.rebuild([3, 4]))) == {"pair": Pair(3, 4)}
+
+
+class Shared(collections.abc.MutableMapping):
+    """Two views of one dict, as `copy.copy` makes them."""
+
+    def __init__(self, entries):
+        self.entries = entries
+
+    def __getitem__(self, key):
+        return self.entries[key]
+
+    def __setitem__(self, key, value):
+        self.entries[key] = value
+
+    def __delitem__(self, key):
+        del self.entries[key]
+
+    def __iter__(self):
+        return iter(self.entries)
+
+    def __len__(self):
+        return len(self.entries)
+
+
+class Broken(Shared):
+    def __getitem__(self, key):
+        raise OSError("a file that is gone")
+
+
+def test_a_mapping_that_shares_its_entries_is_left_as_it_was():
+    given = Shared({"b": 1, "a": 2})
+    flat = trees.flatten(given)
+    assert flat.names == ["['a']", "['b']"]
+    assert dict(flat.rebuild([3, 4])) == {"a": 3, "b": 4}
+    assert dict(given) == {"b": 1, "a": 2}
+
+
+def test_a_mapping_that_cannot_be_read_is_a_leaf():
+    given = Broken({"a": 1})
+    assert trees.flatten([given]).leaves == [given]
+
+
+def test_two_keys_of_one_name_are_no_names():
+    one, other = type("Key", (), {"__repr__": lambda _: "k"}), type("Key", (), {"__repr__": lambda _: "k"})
+    given = {one(): 1, other(): 2}
+    assert trees.flatten(given).leaves == [given]
+
+
+def test_a_container_in_itself_ends():
+    given = []
+    given.append(given)
+    [leaf] = trees.flatten(given).leaves
+    assert leaf is given

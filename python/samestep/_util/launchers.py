@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from samestep import _settings
@@ -12,6 +12,28 @@ from samestep import _settings
 MPI_LAUNCHERS = ("openmpi", "hydra", "slurm")
 PMI_FD = "PMI_FD"  # the connection to a process manager that speaks PMI-1
 _OF_PMI = ("PMI_", "PMIX_RANK", "PMIX_NAMESPACE")  # by which an MPI library learns its ranks from srun
+_TORCHRUN = "TORCHELASTIC_RUN_ID"
+# What launchers tell a rank about itself: MPI's, Slurm's, and those that set RANK.
+_OF_MPI = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "HYDI_", "MPI_LOCAL", "PALS_")
+_MPI_NAMES = ("PRTE_LAUNCHED", "OMPI_FILE_LOCATION", "OMPI_MCA_num_procs", "OMPI_UNIVERSE_SIZE")
+_NOT_OF_MPI = "PMIX_MCA_"
+_OF_TORCHRUN = "TORCHELASTIC_"
+_RANK_NAMES = (
+    "RANK",
+    "WORLD_SIZE",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    _settings.LAUNCHER,
+    _settings.RANK_PROCESS,
+    *(f"{of}_{what}" for of in ("LOCAL", "GROUP", "ROLE") for what in ("RANK", "WORLD_SIZE")),
+)
+_RANKS = {
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+    "PMI_SIZE": "PMI_RANK",
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
+    "WORLD_SIZE": "RANK",
+}
 
 
 @dataclass(frozen=True)
@@ -31,38 +53,169 @@ class Launcher:
     variable: str = ""
 
 
-def launcher(env: Mapping[str, str] = os.environ) -> Launcher:
-    """The launcher of this process. Pure.
+def launcher(
+    env: Mapping[str, str] = os.environ, past: Iterable[Mapping[str, str]] | None = None
+) -> Launcher:
+    """The launcher of this process; the innermost one, where one runs inside another.
 
     The batch script of a Slurm job knows the size of the job, too, but is not a rank; only a task of `srun` is.
-    The variables of an MPI launcher come first, because MPI launchers are started by others more often than
-    the reverse.
+
+    Args:
+      env: the environment.
+      past: the environments with which this process, its parent and so on were started; None: those of this process,
+        for `os.environ`, and else unknown. Without them an MPI launcher counts as the inner one.
 
     Example:
       >>> launcher({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"})
       Launcher(name='openmpi', size=4, rank=1, variable='OMPI_COMM_WORLD_SIZE')
     """
-    rows = [("openmpi", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", True)]
-    # srun speaks PMI as well; hydra alone sets MPI_LOCALNRANKS.
-    rows.append(("hydra", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS" in env or "SLURM_STEP_ID" not in env))
-    of_srun = "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", _is_task_of_srun(env)
-    rows += [("slurm", *of_srun)] if any(name.startswith(_OF_PMI) for name in env) else []
-    ours = _settings.get(_settings.ERROR_FILE, env) is not None
-    rows.append(("samestep" if ours else "torchrun", "WORLD_SIZE", "RANK", True))
-    rows.append(("srun", *of_srun))  # without MPI it may have started torchrun, once on each host
-    for name, size, rank, condition in rows:
-        if condition and env.get(size, "").isdecimal() and env.get(rank, "").isdecimal():
-            return Launcher(name, int(env[size]), int(env[rank]), size)
-    return Launcher()
+    found, _ = _innermost(env, past)
+    return found[0] if found else Launcher()
 
 
-def half_set(env: Mapping[str, str] = os.environ) -> str:
-    """What is wrong where only one of RANK and WORLD_SIZE is set: each process of the job would run alone; or "". Pure.
+def own_variables(
+    env: Mapping[str, str] = os.environ, past: Iterable[Mapping[str, str]] | None = None
+) -> Mapping[str, str]:
+    """`env` without the variables of launchers around the one that started this process.
 
     Example:
-      >>> half_set({"RANK": "1", "WORLD_SIZE": "2"})
+      >>> shell = {"RANK": "0", "WORLD_SIZE": "1"}
+      >>> own_variables({**shell, "PMI_RANK": "1", "PMI_SIZE": "2"}, [shell])
+      {'PMI_RANK': '1', 'PMI_SIZE': '2'}
+    """
+    found, outer = _innermost(env, past)
+    if not outer:
+        return env
+    env = without_mpi(env) if found[0].variable == "WORLD_SIZE" else _without_rank(env)
+    foreign = {name for one in outer for name in (one.variable, _RANKS[one.variable])}
+    return {name: value for name, value in env.items() if name not in foreign}
+
+
+def outside_any_job(env: Mapping[str, str]) -> dict[str, str]:
+    """`env` without the variables of an enclosing launcher about the rank of this process.
+
+    Example:
+      >>> outside_any_job({"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "RANK": "3", "HOME": "/root"})
+      {'HOME': '/root'}
+    """
+    return {name: value for name, value in _without_rank(without_mpi(env)).items() if name != "SLURM_PROCID"}
+
+
+def without_mpi(env: Mapping[str, str]) -> dict[str, str]:
+    """`env` without what an MPI launcher says to this process about itself."""
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith(_NOT_OF_MPI) or not (name.startswith(_OF_MPI) or name in _MPI_NAMES)
+    }
+
+
+def _without_rank(env: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in env.items()
+        if not (name.startswith(_OF_TORCHRUN) or name in _RANK_NAMES)
+    }
+
+
+def _candidates(env: Mapping[str, str]) -> list[Launcher]:
+    """All launchers whose variables are there; MPI's first, which are the inner ones more often than not."""
+    rows = [("openmpi", "OMPI_COMM_WORLD_SIZE", True)]
+    # srun speaks PMI as well; hydra alone sets MPI_LOCALNRANKS.
+    rows.append(("hydra", "PMI_SIZE", "MPI_LOCALNRANKS" in env or "SLURM_STEP_ID" not in env))
+    speaks_mpi = any(name.startswith(_OF_PMI) for name in env)
+    is_task = _is_task_of_srun(env)
+    ours = _settings.get(_settings.LAUNCHER, env) is not None and _TORCHRUN not in env
+    rows += [
+        ("slurm", "SLURM_STEP_NUM_TASKS", is_task and speaks_mpi),
+        ("samestep" if ours else "torchrun", "WORLD_SIZE", True),
+        # It may have started torchrun, once on each host.
+        ("srun", "SLURM_STEP_NUM_TASKS", is_task and not speaks_mpi),
+    ]
+    return [
+        Launcher(name, int(env[size]), int(env[_RANKS[size]]), size)
+        for name, size, condition in rows
+        if condition and env.get(size, "").isdecimal() and env.get(_RANKS[size], "").isdecimal()
+    ]
+
+
+def _innermost(
+    env: Mapping[str, str], past: Iterable[Mapping[str, str]] | None
+) -> tuple[list[Launcher], list[Launcher]]:
+    """The launchers that may have started this process, the likeliest first, and those around them."""
+    found = _candidates(env)
+    numbers = {(one.size, one.rank) for one in found}
+    # The variables of one launcher are often made of another's, in a script or by `samestep run --mpi`.
+    marked = _TORCHRUN in env or _settings.get(_settings.LAUNCHER, env) is not None
+    if len(found) < 2 or (len(numbers) == 1 and not marked):
+        return found[:1], []
+    marks = {one: _identity(one, env) for one in found}
+    for before in _own_past() if past is None and env is os.environ else past or ():
+        here = [one for one in found if all(before.get(name) == value for name, value in marks[one].items())]
+        if 0 < len(here) < len(found):  # what an ancestor had already is of a launcher around the others
+            return [one for one in found if one not in here], here
+    return found, []
+
+
+def _identity(one: Launcher, env: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which an ancestor is known to be of the same job as this process, and the same rank."""
+    names = [one.variable, _RANKS[one.variable]]
+    names += ["PMIX_NAMESPACE"] if one.name == "openmpi" else []
+    return {name: env[name] for name in names if name in env}
+
+
+def _own_past() -> Iterator[dict[str, str]]:
+    """The environments with which this process and its ancestors were started, as far as they can be read."""
+    pid = os.getpid()
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                words = os.fsdecode(file.read()).split("\0")
+            with open(f"/proc/{pid}/stat") as file:
+                pid = int(file.read().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):  # of another user, or it has ended
+            return
+        yield {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def problem(env: Mapping[str, str] = os.environ) -> str:
+    """What is wrong with the variables of launchers, so that ranks would be alone or not meet; or "".
+
+    Example:
+      >>> problem({"RANK": "1", "WORLD_SIZE": "2"})
       ''
     """
+    return contradiction(env) or ("" if launcher(env).name else _half_set(env))
+
+
+def contradiction(
+    env: Mapping[str, str] = os.environ, past: Iterable[Mapping[str, str]] | None = None
+) -> str:
+    """Which variables contradict each other, so that nobody knows which rank this process is; or "".
+
+    Example:
+      >>> contradiction({"WORLD_SIZE": "3", "PMI_RANK": "0", "PMI_SIZE": "2"})
+      'variable WORLD_SIZE is 3, but the launcher has started 2 ranks (PMI_SIZE=2): unset WORLD_SIZE'
+    """
+    found, outer = _innermost(env, past)
+    if len({(one.size, one.rank) for one in found}) > 1:
+        said = "; but ".join(
+            " and ".join(f"{n}={v}" for n, v in _identity(one, env).items()) for one in found
+        )
+        return (
+            f"variables contradict each other: {said}. One launcher runs inside another, and which one "
+            "has started this process cannot be found out: unset the variables of the other one"
+        )
+    given = env.get("WORLD_SIZE", "")
+    if found and not outer and given.isdecimal() and int(given) not in (1, n := found[0].size):
+        return (
+            f"variable WORLD_SIZE is {given}, but the launcher has started {n} ranks ({found[0].variable}={n}): unset "
+            "WORLD_SIZE"
+        )
+    return ""
+
+
+def _half_set(env: Mapping[str, str]) -> str:
     for given, harmless, lacking in (("WORLD_SIZE", "1", "RANK"), ("RANK", "0", "WORLD_SIZE")):
         if env.get(given, "").isdecimal() and env[given] != harmless and not env.get(lacking, "").isdecimal():
             text = f"is {env[lacking]!r}" if lacking in env else "is not set"

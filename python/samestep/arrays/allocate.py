@@ -15,11 +15,12 @@ import numpy as np
 from samestep import _core
 from samestep._util.dtypes import numpy_dtype
 from samestep.arrays.describe import device_of, info, is_jax, library_of, order_of
+from samestep.arrays.libraries import from_host
 from samestep.arrays.streams import jax_stream
 from samestep.errors import InvalidArgumentError
 from samestep.gpu.device_array import DeviceArray
 
-_ALIGNMENT = 64  # JAX takes NumPy memory over without a copy only where it is aligned so
+_ALIGNMENT = 64  # JAX uses NumPy memory without a copy only if it is aligned so
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -106,26 +107,42 @@ def fill_with_zeros(x: Any) -> None:
     _core.unpack(np.zeros(info(x).nbytes, np.uint8), [x], as_they_lie=True)
 
 
+def place_of(x: Any) -> Any:
+    """The sharding of an array that JAX has committed to its devices; None for all else.
+
+    Only what is committed may not be moved: JAX computes with other arrays wherever their partners are.
+    """
+    return x.sharding if is_jax(x) and x.committed else None
+
+
 def to_library_of(x: Any, received: Any) -> Any:
     """What was received into `new_like(x)`, as an array of the library and device of `x`."""
     if not is_jax(x):
-        return received
-    if not isinstance(received, np.ndarray):
-        return to_library("jax gpu", received)
-    return sys.modules["jax"].device_put(received, x.sharding)
+        if isinstance(x, np.ndarray) or not isinstance(received, np.ndarray):
+            return received
+        return from_host(library_of(x), received)
+    library = "jax" if isinstance(received, np.ndarray) else "jax gpu"
+    if x.committed or library == "jax gpu":
+        return to_library(library, received, place_of(x))
+    with sys.modules["jax"].default_device(next(iter(x.devices()))):
+        return to_library(library, received)
 
 
-def to_library(library: str, received: Any) -> Any:
-    """What was received into `new_array(library, ...)`, as an array of that library."""
+def to_library(library: str, received: Any, place: Any = None) -> Any:
+    """What was received into `new_array(library, ...)`, as an array of that library, for JAX committed to `place`."""
     if library not in ("jax", "jax gpu"):
-        return received
+        return from_host(library, received)
     import jax
 
-    return received.array if library == "jax gpu" else jax.device_put(received)
+    if len(getattr(place, "spec", ())) > len(received.shape):  # replicated: the same place for fewer axes
+        replicated = jax.sharding.PartitionSpec()
+        place = jax.sharding.NamedSharding(place.mesh, replicated, memory_kind=place.memory_kind)
+    array = received.array if library == "jax gpu" else received
+    return array if library == "jax gpu" and place is None else jax.device_put(array, place)
 
 
 def copy_if_overlapping(x: Any, out: Any, verb: str) -> Any:
-    """`x`, or a copy of it where writing to `out` would change it.
+    """`x`, or a copy of it if writing to `out` would change it.
 
     Raises:
       InvalidArgumentError: they overlap in device memory.
@@ -156,6 +173,10 @@ def copy(x: Any, out: Any, verb: str) -> None:
         raise InvalidArgumentError(
             f"{verb}: out is {target.dtype}{list(target.shape)} but the input is {source.dtype}{list(source.shape)}"
         )
+    if not target.writable:
+        raise InvalidArgumentError(
+            f"{verb}: out: the array is read-only; pass a writable copy such as np.array(x)"
+        )
     if source.device != "cpu" and target.device != "cpu" and _core.copy_on_device(x, out):
         return
     block = np.empty(source.nbytes, np.uint8)
@@ -168,7 +189,7 @@ def copy(x: Any, out: Any, verb: str) -> None:
 
 
 def _elements(block: np.ndarray[Any, Any], x: Any) -> np.ndarray[Any, Any]:
-    """The bytes in `block`, to where `x` is packed as it lies, as elements with the axes of `x`."""
+    """The bytes of `block`, into which `x` is packed in memory order, as elements with the axes of `x`."""
     dtype, shape, strides, *_ = _core.view_info(x)
     kind = np.dtype((np.void, _core.itemsize(dtype)))
     elements: np.ndarray[Any, Any] = np.ndarray(shape, kind, block, strides=strides if order_of(x) else None)

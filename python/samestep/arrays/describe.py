@@ -12,6 +12,7 @@ import numpy as np
 
 from samestep import _core
 from samestep._util.text import short_repr
+from samestep.arrays.libraries import host_library
 from samestep.errors import InvalidArgumentError
 
 __all__ = [
@@ -20,12 +21,14 @@ __all__ = [
     "extents",
     "info",
     "is_array",
+    "is_float0",
     "is_jax",
     "library_of",
     "order_of",
     "readable",
 ]
 
+_FLOAT0 = np.dtype([("float0", np.void, 0)])
 _MAX_NBYTES = 1 << 57  # no machine gives a process more addresses
 
 
@@ -43,17 +46,22 @@ class ArrayInfo(NamedTuple):
 
 
 def is_array(x: Any) -> bool:
-    """Whether `x` is an array: not a Python or NumPy scalar, not bytes or str, not a list.
+    """Whether `x` is an array: not a Python or NumPy scalar, not bytes or str, not a list, and not `is_float0`.
 
     Example:
       >>> is_array(np.zeros(3)), is_array(np.float32(1)), is_array([1.0])
       (True, False, False)
     """
     if isinstance(x, (np.ndarray, _array.array, memoryview, bytearray)):
-        return True
+        return not is_float0(x)
     if isinstance(x, (np.generic, type)):
         return False
     return hasattr(x, "__dlpack__") or hasattr(x, "__cuda_array_interface__")
+
+
+def is_float0(x: Any) -> bool:
+    """Whether `x` is what JAX gives as the gradient of integers: its elements have no bytes, so it equals its like."""
+    return bool(getattr(x, "dtype", None) == _FLOAT0)
 
 
 def info(x: Any, verb: str | None = None) -> ArrayInfo:
@@ -77,7 +85,7 @@ def info(x: Any, verb: str | None = None) -> ArrayInfo:
 
 
 def device_of(x: Any) -> int | None:
-    """Index of the device that an array lies on; None for the host, and where there are no elements to ask about."""
+    """Index of an array's device; None for the host, and for an array without elements."""
     *_, kind, index, address = _core.view_info(x)
     if kind == "cpu":
         return None
@@ -93,7 +101,7 @@ def device_of(x: Any) -> int | None:
 def order_of(x: Any) -> tuple[int, ...]:
     """The axes of an array in the order in which its elements are taken, as `_core.memory_order`; () if row-major.
 
-    Elements in device memory are taken as they lie, those in host memory always in row-major order.
+    Elements in device memory are taken in memory order, those in host memory always in row-major order.
     """
     known = info(x)
     return () if known.device == "cpu" or known.contiguous else _core.memory_order(x) or ()
@@ -163,8 +171,8 @@ def is_jax(x: Any) -> bool:
 def library_of(x: Any) -> str:
     """Name of the library whose arrays `x` should be answered with.
 
-    "numpy", "torch" or "jax"; for device memory "torch gpu", "jax gpu", "cupy", or "gpu" for our own arrays, where
-    the library of `x` cannot be asked for one.
+    "numpy", "torch", "jax" or as `host_library`; for device memory "torch gpu", "jax gpu", "cupy", or "gpu" for our own
+    arrays, where the library of `x` cannot be asked for one.
     """
     if is_jax(x):
         return "jax gpu" if _jax_platform(x) in ("gpu", "cuda", "rocm") else "jax"
@@ -176,7 +184,7 @@ def library_of(x: Any) -> str:
     if _library(x) == "cupy":
         return "cupy"
     on_device = hasattr(x, "__cuda_array_interface__") or _core.view_info(x)[6] != "cpu"
-    return "gpu" if on_device else "numpy"
+    return "gpu" if on_device else host_library(x)
 
 
 def _jax_platform(x: Any) -> str:

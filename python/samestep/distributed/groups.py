@@ -63,16 +63,16 @@ _members: weakref.WeakKeyDictionary[Group, list[int]] = weakref.WeakKeyDictionar
 
 def is_initialized() -> bool:
     """Whether `init_process_group` or `samestep.initialize` has made a world."""
-    return lifecycle.initialized()
+    return lifecycle.own_world() is not None
 
 
 def the_world() -> Group:
     """The world's backend. Raises NotInitializedError before `init_process_group`."""
-    if not lifecycle.initialized():
+    if (world := lifecycle.own_world()) is None:
         raise NotInitializedError(
             "there is no process group: call samestep.distributed.init_process_group(backend) first"
         )
-    return lifecycle.get_distributed_backend()
+    return world
 
 
 def resolve(handle: Any) -> Group | None:

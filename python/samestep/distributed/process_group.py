@@ -61,7 +61,7 @@ def init_process_group(  # noqa: PLR0917 - positions that scripts rely on
       True
       >>> dist.destroy_process_group()
     """
-    if lifecycle.initialized():
+    if lifecycle.own_world() is not None:
         raise InvalidArgumentError(
             "init_process_group: the world is initialized twice; call destroy_process_group on all ranks first"
         )
@@ -125,13 +125,13 @@ def destroy_process_group(group: Any = None) -> None:
     Without a world, for a group that has ended, and on ranks that are not in it, nothing happens. After the
     world has ended, `init_process_group` may follow.
     """
-    if group is groups.GroupMember.NON_GROUP_MEMBER or not lifecycle.initialized():
+    if group is groups.GroupMember.NON_GROUP_MEMBER or lifecycle.own_world() is None:
         return
     if isinstance(group, samestep_backend.Backend) and group.closed:
         return
     of = groups.resolve(group)
     assert of is not None
-    the_world = lifecycle.get_distributed_backend()
+    the_world = groups.the_world()
     failure = ""  # as text: an error in a variable keeps this frame, and with it the group
     try:
         of.barrier()

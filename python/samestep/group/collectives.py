@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
-from samestep.group.compiled import traceable
+from samestep.group.compiled import one_buffer, traceable
 from samestep.group.method_support import MethodSupport
 from samestep.group.work import CallTimeout, Enqueued, Work
 from samestep.reduce_ops import Op, resolve
@@ -14,18 +14,9 @@ from samestep.reduce_ops import Op, resolve
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["CollectiveMethods", "require_backend"]
+__all__ = ["CollectiveMethods"]
 
 _A = TypeVar("_A")  # an array, or a number
-
-
-def require_backend(function: str, given: Any) -> None:
-    """Raise TypeError unless `given`, the first argument of `function`, is a backend."""
-    if not isinstance(given, CollectiveMethods):
-        raise TypeError(
-            f"{function}: the first argument is the backend, e.g. samestep.get_distributed_backend(), "
-            f"got {type(given).__name__}"
-        )
 
 
 def _rounded(inner: _core.Work, wide: Any, target: Any) -> Enqueued:
@@ -45,8 +36,8 @@ class CollectiveMethods(MethodSupport):
 
     * Arrays may come from any library and have any memory layout; strided arrays are staged.
     * A writable array is changed in place, and the result is always returned. For an array that is not writable
-      (JAX, read-only NumPy) the result is a new array of the same library. With `out=` the result is written there,
-      and `x` keeps its elements.
+      (JAX, MLX, read-only NumPy) the result is a new array of the same library. With `out=` the result is written
+      there, and `x` keeps its elements.
     * `x` may be a Python or NumPy number; then the result is a number.
     * `timeout`: seconds until `TimeoutError`, after which the group cannot be used; by default the timeout of the
       group. With `timeout` the host also waits for the device to finish; without it only the device's stream waits.
@@ -251,6 +242,7 @@ class CollectiveMethods(MethodSupport):
     def gather(
         self, x: _A, root: int = 0, *, out: _A | None = None, timeout: float | None = None
     ) -> _A | None: ...
+    @one_buffer
     def gather(self, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None) -> Any:
         """Gather the arrays of all ranks at root.
 
@@ -292,6 +284,7 @@ class CollectiveMethods(MethodSupport):
     def scatter(
         self, x: _A | None = None, root: int = 0, *, out: _A | None = None, timeout: float | None = None
     ) -> _A: ...
+    @one_buffer
     def scatter(self, x: Any = None, root: int = 0, *, out: Any = None, timeout: float | None = None) -> Any:
         """Scatter the blocks of root's array: rank r gets block r.
 
@@ -322,7 +315,9 @@ class CollectiveMethods(MethodSupport):
 
         library, dtype, shape = self._broadcast_metadata(x, root, "scatter", checked, limit, out=out)
         into = arrays.new_array(library, dtype, shape, self._device) if out is None else out
-        finish = (lambda: arrays.to_library(library, into)) if out is None else (lambda: out)
+        finish = (
+            (lambda: arrays.to_library(library, into, arrays.place_of(x))) if out is None else (lambda: out)
+        )
         return Work(self._comm.scatter(x if self.rank == root else None, into, root), limit.seconds, finish)
 
     # ---- all to all

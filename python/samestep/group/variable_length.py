@@ -133,7 +133,9 @@ class VariableLengthMethods(CollectiveMethods):
         rows, extents = metadata[: self.size], metadata[self.size :]
         shape = (rows[self.rank], *extents)
         into = arrays.new_array(library, dtype, shape, self._device) if out is None else out
-        finish = (lambda: arrays.to_library(library, into)) if out is None else (lambda: out)
+        finish = (
+            (lambda: arrays.to_library(library, into, arrays.place_of(x))) if out is None else (lambda: out)
+        )
         row = int(np.prod(extents, dtype=np.int64))
         counts = [r * row for r in rows]
         inner = self._comm.scatterv(x if self.rank == root else None, into, counts, root, _lengths([counts]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 
 from jax._src import clusters
@@ -21,12 +20,12 @@ class SamestepCluster(clusters.ClusterEnv):
     @classmethod
     def is_env_present(cls) -> bool:
         """Whether a launcher that tells where ranks meet has started this process."""
-        return bool(launchers.launcher().name) and "MASTER_PORT" in os.environ
+        return bool(launchers.launcher().name) and "MASTER_PORT" in launchers.own_variables()
 
     @classmethod
     def get_coordinator_address(cls, timeout_secs: int | None, override_coordinator_port: str | None) -> str:
         """Where process 0 listens. Collective."""
-        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        host = launchers.own_variables().get("MASTER_ADDR", "127.0.0.1")
         if override_coordinator_port:
             return f"{host}:{override_coordinator_port}"
         rendezvous = open_rendezvous("env://", timeout=float(timeout_secs or 300))

@@ -6,7 +6,7 @@ import functools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from samestep._util.mpi_library import MpiLibrary, family_of, probe
 from samestep.errors import UnavailableError
@@ -27,9 +27,6 @@ _NAMES = {
     "hydra": ("mpirun.mpich", "mpiexec.hydra", "mpiexec", "mpirun"),
     "": ("mpirun", "mpiexec"),
 }
-# How a launcher tells its ranks who they are; a launcher that runs inside a rank must not pass that on.
-_RANK_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "HYDI_", "MPI_LOCAL", "PALS_")
-_RANK_NAMES = frozenset(("PRTE_LAUNCHED", "OMPI_FILE_LOCATION", "OMPI_MCA_num_procs", "OMPI_UNIVERSE_SIZE"))
 
 
 class LaunchError(UnavailableError):
@@ -135,18 +132,3 @@ def _family_of_program(mpirun: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return family_of(done.stdout + done.stderr)
-
-
-def outside_any_job(env: Mapping[str, str]) -> dict[str, str]:
-    """`env` without the variables of an enclosing launcher about the rank of this process.
-
-    Example:
-      >>> outside_any_job({"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "HOME": "/root"})
-      {'HOME': '/root'}
-    """
-    keep_prefixes = ("PMIX_MCA_",)
-    return {
-        name: value
-        for name, value in env.items()
-        if name.startswith(keep_prefixes) or not (name.startswith(_RANK_PREFIXES) or name in _RANK_NAMES)
-    }

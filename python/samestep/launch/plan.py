@@ -116,12 +116,12 @@ def on_node(here: Sequence[Place], node_rank: int, n_nodes: int) -> list[Place]:
 
 
 def environment(
-    place: Place, *, master_addr: str, master_port: int, secret: str, inherited: Mapping[str, str]
+    place: Place, *, launcher: str, master_addr: str, master_port: int, secret: str
 ) -> dict[str, str]:
     """The variables that a rank gets on top of those it inherits, by the names that torchrun made common.
 
-    The secret admits only ranks of this job to the rendezvous; "" is none. How many threads a rank gets is decided on
-    its host: see `_util.cpus`.
+    `launcher` names the program that sets them; "" if MPI's launcher starts the ranks. The secret admits only ranks of
+    this job to the rendezvous; "" for no secret. How many threads a rank gets is decided on its host: see `_util.cpus`.
     """
     variables = {
         "MASTER_ADDR": master_addr,
@@ -131,11 +131,10 @@ def environment(
         "LOCAL_RANK": str(place.local_rank),
         "LOCAL_WORLD_SIZE": str(place.local_size),
         "GROUP_RANK": str(place.node_rank),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # of a torchrun around: it does not listen at this port
     }
-    if (
-        "TORCHELASTIC_USE_AGENT_STORE" in inherited
-    ):  # of a torchrun that runs this: it does not listen at this port
-        variables["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    if launcher:
+        variables[_settings.LAUNCHER] = launcher
     if secret:
         variables[_settings.SECRET] = secret
     return variables

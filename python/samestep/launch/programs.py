@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from samestep._util import start
+from samestep._util import launchers, start
 from samestep.launch import mpirun, network
 from samestep.launch.arguments import Options
 from samestep.launch.bootstrap import BOOTSTRAP, FROM_STDIN
@@ -27,12 +27,11 @@ def programs(options: Options, where: Mapping[str, Any]) -> list[Program]:
       LaunchError: there is no `mpirun`, where one is needed.
     """
     agent = [sys.executable, "-I", "-S", start.__file__, "launch.agent"]
-    env = mpirun.outside_any_job(os.environ)
+    env = launchers.outside_any_job(os.environ)
     if options.mpi:
         hosts = ",".join(f"{host.name}:{host.n_ranks}" for host in options.hosts) or None
         argv, extra = mpirun.command(options.n_ranks, agent, hosts=hosts, export=[BOOTSTRAP])
         return [Program("mpirun", argv, env | extra | {BOOTSTRAP: json.dumps(where)})]
-    env.pop("SLURM_PROCID", None)  # a shell that srun has started is a task of its own; these ranks are not
     where = {**where, "size": options.n_ranks}
     found = []
     for host, ranks in _ranks_by_host(options):

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from samestep._util import jax_variables
+from samestep._util import jax_variables, launchers
 from samestep._util.text import ranks_text
 from samestep.launch import frames, network, plan, processes
 from samestep.launch.arguments import Options
@@ -33,7 +33,7 @@ _MAX_WAITING = 8 << 20  # bytes not yet written, above which the ranks have to w
 _GIVE_UP_S = 3.0  # after SIGKILL, on an agent that does not answer
 _JOB_GRACE_S = 2.0  # for `mpirun` or an agent to end by itself after its last rank
 _LATE_S = 30.0
-_CAUSE_S = 1.0  # for the rank whose failure another one noticed to end by itself, with its own exit code
+_CAUSE_S = 1.0  # for a rank whose failure another one noticed to end by itself, with its own exit code
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ _AFTER_SIGNAL = {
     signal.SIGTERM: _End("SIGTERM", ((0.0, signal.SIGTERM), (2.0, signal.SIGKILL)), 143),
     signal.SIGHUP: _End("SIGHUP", ((0.0, signal.SIGTERM), (2.0, signal.SIGKILL)), 129),
 }
-_WITHOUT_JOB = _End("", ((0.3, signal.SIGTERM), (1.3, signal.SIGKILL)))  # 0.3 s for ranks ended by mpirun
+_WITHOUT_JOB = _End("", ((0.3, signal.SIGTERM), (1.3, signal.SIGKILL)))  # 0.3 s for ranks that mpirun ends
 
 
 class Supervisor:
@@ -155,11 +155,16 @@ class Supervisor:
         places = plan.on_node(here, options.node_rank, options.n_nodes) if options.n_nodes > 1 else here
         address = options.master_addr or self._address_of_first_host()
         port = options.master_port or self._reserved_port()
+        launcher = "" if options.mpi else "samestep run"
         start = {"cwd": os.getcwd(), "live": self._output.live}
         for rank, place in zip(self._ranks, places, strict=True):
-            env = plan.for_other_hosts(os.environ) if rank.host else {}
+            env = plan.for_other_hosts(launchers.outside_any_job(os.environ)) if rank.host else {}
             env |= plan.environment(
-                place, master_addr=address, master_port=port, secret=self._secret, inherited=os.environ
+                place,
+                launcher=launcher,
+                master_addr=address,
+                master_port=port,
+                secret=self._secret,
             )
             if options.jax:
                 env |= jax_variables.for_ranks({**os.environ, **options.env})

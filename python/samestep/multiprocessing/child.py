@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import traceback
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from samestep._util import launchers
 from samestep.launch import processes
 from samestep.world import crash_report
 
@@ -19,6 +21,9 @@ __all__ = ["run"]
 def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], report: Connection, parent: int) -> None:
     """Calls `fn(index, *args)`; what it raises is sent to the parent, with the time. Dies with the parent."""
     processes.die_with_parent(parent, signal.SIGKILL)
+    # The parent is that rank of MPI.
+    for name in os.environ.keys() - launchers.without_mpi(os.environ).keys():
+        del os.environ[name]
     try:
         fn(index, *args)
     except KeyboardInterrupt:  # the parent has got it, too

@@ -6,7 +6,9 @@ import sys
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from samestep.errors import InvalidArgumentError
+from samestep.group.backend_argument import takes_backend
 from samestep.optimizer import gradient_transformation
+from samestep.optimizer.extra_arguments import averaged
 from samestep.reduce_ops import Op, Premul, ReduceOp, resolve
 
 if TYPE_CHECKING:
@@ -14,11 +16,12 @@ if TYPE_CHECKING:
 
     from samestep.group.group import Group
 
-__all__ = ["DistributedOptimizer", "ShardedOptimizer", "gather_state", "no_sync", "shard_state"]
+__all__ = ["DistributedOptimizer", "ShardedOptimizer", "averaged", "gather_state", "no_sync", "shard_state"]
 
 _Opt = TypeVar("_Opt")
 
 
+@takes_backend
 def DistributedOptimizer(
     backend: Group,
     opt: _Opt,
@@ -33,10 +36,14 @@ def DistributedOptimizer(
 
     * An optax `GradientTransformation`, or any other object with `init(params)` and `update(grads, state,
       ...)`: the same kind of object with the same state, whose `update` averages first. It works under
-      `jax.jit`. `update(grads, state, params, weight=n)` takes the weighted mean, see `allreduce_tree`.
+      `jax.jit`. `update(grads, state, params, weight=n)` takes the weighted mean, see `allreduce_tree`. Of further
+      arguments by keyword, `value` and `grad` are averaged like the gradients, and `value_fn` becomes its mean over all
+      ranks (`averaged`; without `weight` and with `op` AVG). Others are passed on if they are equal on all ranks, and
+      refused otherwise; functions by other names must go through `averaged`.
     * A torch `Optimizer`: that very object. Gradients are averaged at the end of every `backward()`, so
       that clipping, schedulers, closures and gradient scalers see what one process would see. Collective:
-      all ranks wrap together, and the parameters are compared. See `no_sync` for accumulating gradients.
+      all ranks wrap together, and the parameters are compared. See `no_sync` for accumulating gradients. Those of
+      parameters that the optimizer does not have stay as on each rank.
 
     Args:
       backend: the group whose ranks train together.
@@ -50,9 +57,15 @@ def DistributedOptimizer(
         exact mean over all items, with bits that depend on who had which.
 
     Raises:
-      InvalidArgumentError: `shards` or `weighted` with another `op`, or for an optimizer that is not torch's.
+      InvalidArgumentError: an unknown `op`; `shards` or `weighted` with another `op`, or for an optimizer that is not
+        torch's; torch only: a parameter that cannot be sent. Names it.
+      UnavailableError: torch only, from `backward(create_graph=True)`, because mean gradients carry no graph; and from
+        `step()` after a `backward()` that raised or ran as compiled autograd.
       TypeError: `opt` is no optimizer of a known kind.
       MismatchError: torch only, on all ranks: they hold other parameters. Names the first that differs.
+
+    `update` raises on all ranks a `MismatchError` that names an argument that differs, and an `InvalidArgumentError`
+    that names a function or what cannot be compared.
 
     Example:
       >>> from collections.abc import Callable
@@ -65,6 +78,7 @@ def DistributedOptimizer(
       >>> opt.update([np.ones(2)], opt.init(None))
       ([array([-0.1, -0.1])], ())
     """
+    resolve(op, "DistributedOptimizer")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(opt, torch.optim.Optimizer):
         from samestep.optimizer import torch_optimizer, torch_shards
@@ -116,6 +130,7 @@ def no_sync(opt: Any) -> AbstractContextManager[None]:
     return torch_optimizer.no_sync(opt)
 
 
+@takes_backend
 def ShardedOptimizer(
     backend: Group,
     opt: _Opt,
@@ -138,7 +153,8 @@ def ShardedOptimizer(
     * An optax `GradientTransformation`, or any other object with `init(params)` and `update(grads, state, params)`:
       the same kind of object. `init` returns the state of this rank's part; `update` takes whole gradients and
       parameters, and returns whole updates. It works under `jax.jit`. `update(..., weight=n)` averages as
-      `allreduce_tree` does, at the cost of an allreduce. Further arguments of `update` are passed on as they are. See
+      `allreduce_tree` does, at the cost of an allreduce, and so does `update` with further arguments. They are treated
+      as by `DistributedOptimizer`, but all functions are refused, and with `op=None` all must be equal. See
       `gather_state` and `shard_state` for checkpoints.
     * A torch `Optimizer`: that very object. Gradients are averaged in `step()`, or before it by `opt.average()`,
       e.g. to clip them; `backward()` communicates nothing. `state_dict()` is collective and returns what the unsharded

@@ -45,7 +45,7 @@ class FlatExchange:
     def agreed_dtypes(
         self, act: str, split: list[int], kinds: list[str], layouts: Sequence[str] = ()
     ) -> list[str | None]:
-        """The dtypes of the gradients of some leaves; None where no rank has one. Collective.
+        """The dtypes of the gradients of some leaves; None if no rank has one. Collective.
 
         Args:
           act: what the user called.
@@ -187,8 +187,13 @@ def itemsize(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else numpy_dtype(dtype).itemsize
 
 
-def from_bytes(data: Flat, library: str, dtype: str, shape: tuple[int, ...], device: int | None) -> Any:
-    """An array of its own, on `device` as for `arrays.new_array`, from the bytes of its elements."""
+def from_bytes(
+    data: Flat, library: str, dtype: str, shape: tuple[int, ...], device: int | None, *, like: Any = None
+) -> Any:
+    """An array of its own from the bytes of its elements.
+
+    It is on `device` as for `arrays.new_array`; JAX commits it to where it has committed `like`.
+    """
     target = arrays.new_array(library, dtype, shape, device)
     _core.unpack(data, [target])
-    return arrays.to_library(library, target)
+    return arrays.to_library(library, target, arrays.place_of(like))

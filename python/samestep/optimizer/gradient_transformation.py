@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from samestep.step.gradients import allreduce_gradients
+from samestep.optimizer.extra_arguments import KEPT, reduce_all
 from samestep.step.state_hash import Verifier
 
 if TYPE_CHECKING:
@@ -19,13 +19,12 @@ def distribute(backend: Group, opt: Any, op: Any) -> Any:
     """
     if not (isinstance(opt, tuple) and hasattr(opt, "_replace")):
         return DistributedTransformation(backend, opt, op)
-    inner = opt.update  # type: ignore[attr-defined]
-    verifier = Verifier.wanted(backend, "DistributedOptimizer")
+    wrapped = DistributedTransformation(backend, opt, op)
 
-    def update(grads: Any, *args: Any, weight: float | None = None, **kwargs: Any) -> Any:
-        if verifier is not None:
-            verifier.before_step({"args": args, "kwargs": kwargs})
-        return inner(allreduce_gradients(backend, grads, op, weight=weight), *args, **kwargs)
+    def update(
+        grads: Any, *args: Any, **kwargs: Any
+    ) -> Any:  # no method, which a copy of the tuple would copy
+        return wrapped.update(grads, *args, **kwargs)
 
     return opt._replace(update=update)
 
@@ -34,16 +33,25 @@ class DistributedTransformation:
     """An optimizer object whose `update` averages first; all else, also assignment, is the inner's."""
 
     def __init__(self, backend: Group, inner: Any, op: Any) -> None:
-        verifier = Verifier.wanted(backend, f"DistributedOptimizer({type(inner).__name__})")
+        kind = "" if isinstance(inner, tuple) else f"({type(inner).__name__})"
+        verifier = Verifier.wanted(backend, f"DistributedOptimizer{kind}")
         self.__dict__.update(_backend=backend, inner=inner, _op=op, _verifier=verifier)
 
     def update(self, grads: Any, *args: Any, weight: float | None = None, **kwargs: Any) -> Any:
         """The inner `update` with `grads` reduced over all ranks, each of which counts as `weight`. Collective."""
         if self._verifier is not None:
-            self._verifier.before_step({"args": args, "kwargs": kwargs})
-        return self.inner.update(
-            allreduce_gradients(self._backend, grads, self._op, weight=weight), *args, **kwargs
+            kept = {name: value for name, value in kwargs.items() if name in KEPT}
+            self._verifier.before_step({"args": args[:2], "kwargs": kept})
+        by_position = {f"argument {i}": value for i, value in enumerate(args[2:], 4)}
+        grads, extra = reduce_all(
+            self._backend,
+            "DistributedOptimizer.update",
+            grads,
+            {**by_position, **kwargs},
+            self._op,
+            weight=weight,
         )
+        return self.inner.update(grads, *args, **{name: extra[name] for name in kwargs})
 
     def __getattr__(self, name: str) -> Any:
         if name == "inner":  # not yet there while being unpickled or copied

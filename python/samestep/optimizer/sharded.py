@@ -13,13 +13,13 @@ from samestep._util.dtypes import numpy_dtype
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.optimizer import probe
+from samestep.optimizer.extra_arguments import reduce_all
 from samestep.optimizer.flat_exchange import FlatExchange, from_bytes, itemsize
 from samestep.optimizer.partition import Partition
 from samestep.optimizer.probe import part_shape
-from samestep.step.gradients import allreduce_gradients
 from samestep.step.leaves import ADDED_AS, Flat, LeafSpec, to_leaf
 from samestep.step.state_hash import Verifier
-from samestep.trees import signature
+from samestep.trees import reducible, signature
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["ShardedTransformation", "distribute", "sharded_of"]
 
 _ACT = "ShardedOptimizer"
+_UPDATE = f"{_ACT}.update"
+_ONLY_PARTS = (
+    "which the optimizer would call with this rank's part of the parameters; use DistributedOptimizer"
+)
 _UNLIKE = 1000  # elements of the first of the arrays by which leaves of a state are distinguished
 
 
@@ -119,28 +123,30 @@ class ShardedTransformation:
         others = () if params is None else (params,)
         if self._verifier is not None:
             self._verifier.before_step({"params": params})
-        if weight is not None:
-            if self._op is None:
-                raise InvalidArgumentError(
-                    f"{_ACT}: weight is for gradients that are averaged here, not for op=None"
-                )
-            grads = allreduce_gradients(self._backend, grads, self._op, weight=weight)
-        is_reduced = self._op is None or weight is not None
+        if weight is not None and self._op is None:
+            raise InvalidArgumentError(
+                f"{_ACT}: weight is for gradients that are averaged here, not for op=None"
+            )
+        by_all = bool(extra) or weight is not None or self._op is None or self._backend.size == 1
+        if by_all:
+            grads, extra = reduce_all(
+                self._backend, _UPDATE, grads, extra, self._op, weight=weight, no_functions=_ONLY_PARTS
+            )
         if self._backend.size == 1:
-            if not is_reduced:
-                grads = allreduce_gradients(self._backend, grads, self._op)
             return self.inner.update(grads, state, *others, **extra)
         flat = trees.flatten(grads)
         plan = self._plan_of_update(flat, params)
-        parts = plan.cut(flat, f"{_ACT}.update") if is_reduced else self._reduced(plan, flat)
-        others = () if params is None else (plan.cut(trees.flatten(params), f"{_ACT}.update"),)
+        if "grad" in extra:
+            extra["grad"] = plan.cut(trees.flatten(extra["grad"]), f"{_UPDATE}: grad")
+        parts = plan.cut(flat, _UPDATE) if by_all else self._reduced(plan, flat)
+        others = () if params is None else (plan.cut(trees.flatten(params), _UPDATE),)
         updates, state = self.inner.update(parts, state, *others, **extra)
         return self._joined(plan, trees.flatten(updates)), state
 
     # ---- plans
 
     def _plan_for(self, flat: trees.Flat) -> _Plan:
-        specs = [_spec(name, leaf) for name, leaf in zip(flat.names, flat.leaves, strict=True)]
+        specs = _specs(flat)
         key = tuple(flat.names), tuple((spec.dtype, spec.shape) for spec in specs)
         if key not in self._plans:
             counts = [math.prod(spec.shape) for spec in specs]
@@ -170,19 +176,20 @@ class ShardedTransformation:
             raise InvalidArgumentError(
                 f"{_ACT}.update: the leaves of the gradients are not those of the parameters"
             )
-        specs = [_spec(name, leaf) for name, leaf in zip(flat.names, flat.leaves, strict=True)]
-        split = plan.split()
+        specs = _specs(flat)
+        split = [i for i in plan.split() if not arrays.is_float0(flat.leaves[i])]
         for i in split:
             if specs[i].group and specs[i].shape != plan.specs[i].shape:
                 raise InvalidArgumentError(
                     f"{_ACT}.update: the gradient of {signature.leaf_text(plan.names[i])} has shape "
                     f"{specs[i].shape}, the parameter {plan.specs[i].shape}"
                 )
-        found = [specs[i].what for i in split]
+        others = [i for i in range(len(specs)) if i not in split]
+        found = [*(specs[i].what for i in split), *(_kind_of_whole(specs[i]) for i in others)]
 
         def run_on_host(*leaves: Any) -> list[Any]:
-            with _core.UserCall(f"{_ACT}.update"):
-                kinds = plan.exchange.agreed_dtypes(f"{_ACT}.update", split, found)
+            with _core.UserCall(_UPDATE):
+                kinds = plan.exchange.agreed_dtypes(_UPDATE, [*split, *others], found)[: len(split)]
                 whole: list[Any] = [None] * len(specs)
                 dtypes: list[str | None] = [None] * len(specs)
                 for i, leaf, dtype in zip(split, leaves, kinds, strict=True):
@@ -196,11 +203,14 @@ class ShardedTransformation:
                     continue
                 if not plan.exchange.part(i):
                     data = np.zeros(len(plan.held(i)) * itemsize(dtype), np.uint8)
-                parts.append(from_bytes(data, library, dtype, plan.part_shape(i), self._backend.device))
+                parts.append(
+                    from_bytes(data, library, dtype, plan.part_shape(i), self._backend.device, like=whole[i])
+                )
             return parts
 
-        shapes = {i: plan.part_shape(i) for i in split}
-        return flat.rebuild(self._run(run_on_host, f"{_ACT}.update", flat.leaves, split, shapes))
+        shapes = {i: plan.part_shape(i) for i in plan.split()}
+        leaves = [np.asarray(x) if spec.is_number else x for x, spec in zip(flat.leaves, specs, strict=True)]
+        return flat.rebuild(self._run(run_on_host, _UPDATE, leaves, split, shapes))
 
     def _joined(self, plan: _Plan, flat: trees.Flat) -> Any:
         """The updates of all ranks."""
@@ -208,7 +218,7 @@ class ShardedTransformation:
             raise InvalidArgumentError(
                 f"{_ACT}: the optimizer returned updates with other leaves than the gradients"
             )
-        specs = [_spec(name, leaf) for name, leaf in zip(flat.names, flat.leaves, strict=True)]
+        specs = _specs(flat)
         split = [i for i in plan.split() if specs[i].group]
         for i in split:
             if specs[i].shape != plan.part_shape(i):
@@ -222,12 +232,13 @@ class ShardedTransformation:
             infos: list[Any] = [None] * len(specs)
             for i, leaf in zip(split, leaves, strict=True):
                 parts[i], infos[i] = leaf, arrays.info(leaf)
-            with _core.UserCall(f"{_ACT}.update"):
+            with _core.UserCall(_UPDATE):
                 whole = plan.exchange.allgather(parts, infos)
-            return [_whole(whole[i], specs[i], plan.specs[i], self._backend.device) for i in split]
+            device = self._backend.device
+            return [_whole(whole[i], specs[i], plan.specs[i], device, parts[i]) for i in split]
 
-        shapes = {i: plan.specs[i].shape for i in split}
-        return flat.rebuild(self._run(run_on_host, f"{_ACT}.update", flat.leaves, split, shapes))
+        shapes = {i: plan.specs[i].shape for i in plan.split()}
+        return flat.rebuild(self._run(run_on_host, _UPDATE, flat.leaves, split, shapes))
 
     def _run(
         self,
@@ -237,8 +248,14 @@ class ShardedTransformation:
         split: list[int],
         shapes: dict[int, tuple[int, ...]],
     ) -> list[Any]:
-        """`leaves` with the results of `function` in the places `split`; in a compiled program when that runs."""
+        """`leaves` with the results of `function` in the places `split`; in a compiled program when that runs.
+
+        Of the others, those in `shapes` that hold nothing get their shape.
+        """
         results = list(leaves)
+        for i, shape in shapes.items():
+            if arrays.is_float0(leaves[i]):
+                results[i] = np.zeros(shape, leaves[i].dtype)
         moved = [leaves[i] for i in split]
         if not compiled.is_traced(moved):
             values = function(*moved)
@@ -282,6 +299,7 @@ class ShardedTransformation:
                             dtype,
                             plan.specs[i].shape,
                             arrays.device_of(leaf),
+                            like=leaf,
                         )
                     )
         is_here = root is None or self._backend.rank == root
@@ -303,9 +321,8 @@ class ShardedTransformation:
                         f"{plan.specs[i].shape}; pass the whole state, as gather_state returns it"
                     )
                 part = _cut(values[k], shape, plan.held(i), flat.names[k])
-                values[k] = (
-                    part.copy() if isinstance(part, np.ndarray) else part
-                )  # a view would keep the whole
+                # A view would keep the whole.
+                values[k] = part.copy() if isinstance(part, np.ndarray) else part
         return flat.rebuild(values)
 
     def _owners(self, plan: _Plan, names: list[str]) -> list[int | None]:
@@ -340,21 +357,35 @@ class ShardedTransformation:
         return f"ShardedTransformation({self.inner!r})"
 
 
-def _spec(name: str, leaf: Any) -> LeafSpec:
-    """What a leaf is; `group` is empty for what is not split among ranks."""
-    if compiled.is_traced([leaf]):
-        return LeafSpec(f"{leaf.dtype} {tuple(leaf.shape)}", "jax", str(leaf.dtype), tuple(leaf.shape))
-    is_number = type(leaf) in (int, float, complex) or (
-        isinstance(leaf, np.generic) and leaf.dtype.kind in "iufc"
+def _specs(flat: trees.Flat) -> list[LeafSpec]:
+    """What the leaves are; `group` is empty for what is not split among ranks."""
+    tracers = {i: leaf for i, leaf in enumerate(flat.leaves) if compiled.is_traced([leaf])}
+    leaves = (
+        [None if i in tracers else leaf for i, leaf in enumerate(flat.leaves)] if tracers else flat.leaves
     )
-    value = np.asarray(leaf) if is_number else leaf
-    looks = signature.describe_leaves([name], [value], "ShardedOptimizer")
-    info = looks.infos[0]
-    if info is None or info.dtype not in ADDED_AS:
-        return LeafSpec(looks.kinds[0])
-    return LeafSpec(
-        looks.kinds[0], "number" if is_number else arrays.library_of(value), info.dtype, info.shape, is_number
+    values, numbers, looks = reducible.describe_leaves(flat.names, leaves, _ACT)
+    are_numbers = set(numbers)
+    specs = []
+    for i, (what, info) in enumerate(zip(looks.kinds, looks.infos, strict=True)):
+        if i in tracers:
+            dtype, shape = str(tracers[i].dtype), tuple(tracers[i].shape)
+            specs.append(LeafSpec(f"{dtype} {shape}", "jax", dtype, shape))
+        elif info is None or info.dtype not in ADDED_AS:
+            specs.append(LeafSpec(what))
+        else:
+            library = "number" if i in are_numbers else arrays.library_of(values[i])
+            specs.append(LeafSpec(what, library, info.dtype, info.shape, i in are_numbers))
+    return specs
+
+
+def _kind_of_whole(gradient: LeafSpec) -> str:
+    """What a gradient is that all ranks keep whole, because its parameter is not split. An array is not among them."""
+    if not gradient.group and gradient.what.partition(" ")[0] not in ("bool", "float8_e4m3fn", "float8_e5m2"):
+        return gradient.what
+    why = (
+        f"an array of {gradient.what}, which is not split as its parameter is no array of numbers; pass None"
     )
+    return signature.with_refusals([""], {0: why})[0]
 
 
 def _library(spec: LeafSpec, otherwise: LeafSpec) -> str:
@@ -363,7 +394,7 @@ def _library(spec: LeafSpec, otherwise: LeafSpec) -> str:
 
 
 def _cut(leaf: Any, shape: tuple[int, ...], part: range, name: str) -> Any:
-    """Some elements of an array, in a shape of as many dimensions. A view where the library makes one."""
+    """Some elements of an array, with the same number of dimensions. A view if the library makes one."""
     array = leaf if hasattr(leaf, "reshape") else np.asarray(leaf)
     if tuple(array.shape) != shape:
         raise InvalidArgumentError(
@@ -374,12 +405,12 @@ def _cut(leaf: Any, shape: tuple[int, ...], part: range, name: str) -> Any:
     return array.reshape(-1)[part.start : part.stop].reshape(part_shape(shape, len(part)))
 
 
-def _whole(data: Flat | None, spec: LeafSpec, of: LeafSpec, device: int | None) -> Any:
+def _whole(data: Flat | None, spec: LeafSpec, of: LeafSpec, device: int | None, like: Any) -> Any:
     """A leaf of the library of `spec` and the shape of the parameter from the bytes of its elements."""
     assert data is not None
     if spec.library == "numpy" and not of.is_number:
         return data.view(numpy_dtype(spec.dtype)).reshape(of.shape)
-    leaf = from_bytes(data, _library(spec, of), spec.dtype, of.shape, device)
+    leaf = from_bytes(data, _library(spec, of), spec.dtype, of.shape, device, like=like)
     return leaf.item() if of.is_number else leaf
 
 

@@ -10,11 +10,12 @@ import torch
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
 from samestep.group.work import Work
+from samestep.optimizer.torch_state import gradient_dtype
 from samestep.reduce_ops import resolve
 from samestep.trees.fusion import leaves_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from samestep.arrays import ArrayInfo
     from samestep.group.group import Group
@@ -32,41 +33,81 @@ class Slot:
     def __init__(self, parameter: torch.Tensor, name: str) -> None:
         self._parameter = weakref.ref(parameter)
         self.name = name
-        self.info = arrays.info(parameter)
-        self.device = parameter.device
-        # The layout that autograd gives gradients: the parameter's own if it is dense.
-        self.layout = torch.empty_like(parameter, device="meta")
-        self.view: torch.Tensor | None = None  # into a bucket; None for a gradient reduced where it lies
         self.reduced: torch.Tensor | None = None  # what is reduced in this pass
         self.dirty = parameter.grad is not None  # has a gradient that other ranks have not seen
         self.kept: torch.Tensor | None = None  # a gradient that was complete before this pass
+        self.describe()
 
-    def gather(self) -> None:
-        """Bring this rank's contribution, zeros if there is none, to where it is reduced."""
+    def describe(self) -> None:
+        """Look at the parameter, at first and after a conversion such as `model.double()`."""
         parameter = self._parameter()
+        assert parameter is not None
+        self._kind = _kind(parameter)
+        self.device = parameter.device
+        # The layout that autograd gives gradients: the parameter's own if it is dense.
+        self.layout = torch.empty_like(parameter, device="meta", dtype=gradient_dtype(parameter))
+        same = self.layout.dtype == parameter.dtype
+        self.info = arrays.info(parameter if same else torch.empty_like(self.layout, device=self.device))
+        # Into a bucket; None for a gradient reduced where it lies. Users never get this very tensor, since a
+        # tensor can be given other memory.
+        self.view: torch.Tensor | None = None
+
+    def is_converted(self) -> bool:
+        """Whether the parameter is another one than described, e.g. after `model.double()`."""
+        parameter = self._parameter()
+        return parameter is not None and _kind(parameter) != self._kind
+
+    def gather(self, buffers: Container[int]) -> None:
+        """Bring this rank's contribution, zeros if there is none, to where it is reduced.
+
+        Args:
+          buffers: addresses of the memory of all buckets.
+        """
+        parameter, view = self._parameter(), self.view
         grad = parameter.grad if parameter is not None else None
-        if grad is not None and grad.layout is not torch.strided:
+        if grad is None or parameter is None:
+            self.kept = None
+            self.reduced = torch.empty_like(self.layout, device=self.device) if view is None else view
+            self.reduced.zero_()
+            return
+        self._check(grad)
+        self.kept = None if self.dirty else grad.clone()
+        if view is None:
+            if grad.stride() == self.layout.stride() and not grad.is_conj() and not grad.is_neg():
+                self.reduced = grad.detach()
+                return
+            view = torch.empty_like(self.layout, device=self.device)
+        elif grad.is_set_to(view):
+            self.reduced = view
+            return
+        elif grad.untyped_storage().data_ptr() in buffers:
+            raise InvalidArgumentError(
+                f"DistributedOptimizer: the gradient of {self.name} is a view of memory in which gradients are "
+                "reduced; assign a copy, p.grad = g.clone()"
+            )
+        self.reduced = view.copy_(grad)
+        parameter.grad = view.detach()
+
+    def _check(self, grad: torch.Tensor) -> None:
+        if grad.layout is not torch.strided:
             raise InvalidArgumentError(
                 f"DistributedOptimizer: the gradient of {self.name} is sparse ({grad.layout}); only "
                 "dense ones can be averaged, e.g. Embedding(..., sparse=False)"
             )
-        self.kept = None if grad is None or self.dirty else grad.clone()
-        reduced = grad if self.view is None else self.view
-        if reduced is None or reduced.stride() != self.layout.stride():
-            reduced = torch.empty_like(self.layout, device=self.device)
-        if grad is None:
-            reduced.zero_()
-        elif parameter is not None and reduced.data_ptr() != grad.data_ptr():
-            reduced.copy_(grad)
-            parameter.grad = reduced
-        self.reduced = reduced
+        if grad.dtype is not self.layout.dtype or grad.shape != self.layout.shape:
+            raise InvalidArgumentError(
+                f"DistributedOptimizer: the gradient of {self.name} is {_text(grad)}, where ranks have agreed on "
+                f"{_text(self.layout)}; give p.grad the dtype and shape of p, or set p.grad_dtype"
+            )
 
     def write_back(self, used: bool) -> None:
         """Take the reduced gradient, unless no rank had one."""
         assert self.reduced is not None
         parameter = self._parameter()
         if used and parameter is not None:
-            parameter.grad = self.reduced
+            grad = parameter.grad
+            if grad is None or grad.layout is not torch.strided or not grad.is_set_to(self.reduced):
+                parameter.grad = self.reduced.detach()
         elif self.kept is not None:
             self.reduced.copy_(self.kept)
         self.reduced, self.dirty, self.kept = None, False, None
@@ -95,17 +136,21 @@ class Bucket:
         """Whether the reduction is in progress."""
         return bool(self._works)
 
-    def start(self, backend: Group, op: Any) -> None:
-        """Start the reduction of what the slots hold now."""
+    @property
+    def address(self) -> int:
+        """Of the flat buffer; 0 without one."""
+        return 0 if self._flat is None else self._flat.untyped_storage().data_ptr()
+
+    def start(self, backend: Group, op: Any, buffers: Container[int]) -> None:
+        """Start the reduction of what the slots hold now; arguments as for `Slot.gather`."""
         for slot in self.slots:
             if slot.reduced is None:
-                slot.gather()
+                slot.gather(buffers)
         names = [slot.name for slot in self.slots]
         what = f"gradients of {leaves_text(names)}" if names else "flags"
         with _core.UserCall(f"DistributedOptimizer: {what}"):
             grads = [self._flat] if self._flat is not None else list(map(_as_row, self.slots))
-            # A parameter may want gradients of another dtype than its own, by which the plan has been made.
-            if len(grads) > 1 and all(map(_has_own_dtype, self.slots)):
+            if len(grads) > 1:
                 inner = _core.allreduce_many(backend._comm, grads, grads, *resolve(op))
                 self._works = [Work(inner, backend.timeout)]
             else:
@@ -118,8 +163,12 @@ class Bucket:
             work.wait()
 
 
-def _has_own_dtype(slot: Slot) -> bool:
-    return slot.reduced is not None and slot.reduced.dtype == slot.layout.dtype
+def _kind(parameter: torch.Tensor) -> tuple[Any, ...]:
+    return gradient_dtype(parameter), parameter.dtype, parameter.device, parameter.shape, parameter.stride()
+
+
+def _text(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype)[6:]} {tuple(tensor.shape)}"
 
 
 def _as_row(slot: Slot) -> torch.Tensor:

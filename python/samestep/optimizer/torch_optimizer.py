@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from samestep import _core
-from samestep.errors import InvalidArgumentError, MismatchError, StepError
+from samestep.errors import InvalidArgumentError, MismatchError, StepError, UnavailableError
 from samestep.optimizer.torch_buckets import Bucket, Slot, flat_memory, join_for_nccl, reduced_by_nccl
-from samestep.optimizer.torch_state import named_parameters, require_plain, state_of
+from samestep.optimizer.torch_state import named_parameters, require_plain, require_same, state_of
 from samestep.reduce_ops import Premul, ReduceOp, resolve
 from samestep.step.state_hash import Verifier
-from samestep.trees import signature
 from samestep.trees.allreduce import op_name
-from samestep.trees.fusion import plan_messages, timer
+from samestep.trees.fusion import plan_messages
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
@@ -42,8 +40,8 @@ def distribute(backend: Group, optimizer: torch.optim.Optimizer, op: Any) -> tor
     used keeps the gradient it has (None after `zero_grad`). Copies (`copy.deepcopy`, `pickle`) are plain
     optimizers again, with parameters of their own.
 
-    A gradient kept from one step is overwritten by the next backward: clone it. Adding up gradients over
-    several backward passes needs `no_sync` if `op` is not AVG.
+    A gradient kept from one step is overwritten by the next backward: clone it. All ranks may convert parameters
+    (`model.double()`) between passes. Adding up gradients over several passes needs `no_sync` if `op` is not AVG.
     """
     if not isinstance(op, Premul) and resolve(op, "DistributedOptimizer") not in (
         resolve(ReduceOp.AVG),
@@ -62,6 +60,7 @@ def distribute(backend: Group, optimizer: torch.optim.Optimizer, op: Any) -> tor
         averager.refresh_parameters()
 
     optimizer.add_param_group = add_and_take_in
+    optimizer.register_step_pre_hook(lambda *_: averager.require_mean())
     verifier = Verifier.wanted(backend, f"DistributedOptimizer({type(optimizer).__name__})")
     if verifier is not None:
         optimizer.register_step_pre_hook(lambda opt, *_: verifier.before_step(state_of(opt)))
@@ -108,8 +107,11 @@ class Averager:
         self._frozen: list[weakref.ref[torch.Tensor]] = []
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[Slot, Bucket] = {}
+        self._buffers: set[int] = set()  # addresses of their memory
         self._n_started = 0
+        self._newest: tuple[Slot, Bucket, bool] | None = None  # has a gradient since the last hook
         self._pass: weakref.ref[_Pass] | None = None
+        self._is_amid = False  # a pass has begun whose mean gradients are not there yet
         self.refresh_parameters()
 
     def refresh_parameters(self) -> None:
@@ -118,7 +120,7 @@ class Averager:
         if optimizer is None:
             return
         named = named_parameters(optimizer)
-        _compare(
+        require_same(
             self._backend,
             f"DistributedOptimizer({type(optimizer).__name__}, op={op_name(self._op, 'DistributedOptimizer')})",
             named,
@@ -127,6 +129,9 @@ class Averager:
             _claim(parameter, self)
         self._frozen = [weakref.ref(p) for p in named.values() if not p.requires_grad]
         old = self._slots
+        for slot in old.values():
+            if slot.is_converted():
+                slot.describe()
         self._slots = {
             id(p): old.get(id(p)) or Slot(p, name)
             for name, p in named.items()
@@ -159,16 +164,20 @@ class Averager:
             self._buckets.append(Bucket(members, memory))
         self._bucket_of = {slot: bucket for bucket in self._buckets for slot in bucket.slots}
 
-    @torch.no_grad()
     def ready(self, parameter: torch.Tensor) -> None:
         """Autograd has added this pass's gradient to `parameter.grad`."""
         if self.paused:
             if id(parameter) in self._slots:  # else just unfrozen: taken in by the next pass that averages
                 self._slots[id(parameter)].dirty = True
             return
-        this_pass = self._pass() if self._pass is not None else None
-        if this_pass is None:
-            this_pass = self._begin()
+        if torch.is_grad_enabled():  # what autograd sets within a pass that builds a graph, and only there
+            raise UnavailableError(
+                "DistributedOptimizer: backward(create_graph=True): mean gradients carry no graph, so nothing could be "
+                "differentiated through p.grad; take gradients for a penalty from torch.autograd.grad(loss, "
+                "parameters, create_graph=True), add it to the loss, and call backward() without create_graph"
+            )
+        task = self._task()
+        self._settle()
         slot = self._slots[id(parameter)]
         bucket = self._bucket_of.get(slot)
         if bucket is None:  # an empty parameter
@@ -180,13 +189,32 @@ class Averager:
                 "use_reentrant=True); pass use_reentrant=False"
             )
         # Within a reentrant checkpoint, a pass inside the pass, more may follow: then wait for the end.
-        outermost = this_pass.task == _graph_task()
-        if slot.reduced is None:
-            slot.dirty = True
-            bucket.missing -= outermost
-        slot.gather()
+        self._newest = slot, bucket, task == _graph_task() and slot.reduced is None
+        slot.dirty = True
+        slot.gather(self._buffers)  # now, while it is in the cache
+
+    def _task(self) -> int:
+        """Number of the outermost pass, begun here. No frame of a later error may keep the `_Pass`."""
+        return ((self._pass and self._pass()) or self._begin()).task
+
+    def _settle(self) -> None:
+        """Start what is complete, now that the other hooks of the newest gradient's parameter have run."""
+        if self._newest is None:
+            return
+        (slot, bucket, is_complete), self._newest = self._newest, None
+        slot.gather(self._buffers)  # again, if such a hook has replaced it
+        bucket.missing -= is_complete
         while self._n_started < len(self._buckets) - 1 and self._buckets[self._n_started].missing == 0:
             self._start_next()
+
+    def require_mean(self) -> None:
+        """Refuse a step with gradients of a pass whose end never came: they are this rank's own."""
+        if self._is_amid and not self.paused:
+            raise UnavailableError(
+                "DistributedOptimizer: step() after a backward() that did not average its gradients: it raised, or ran "
+                "as compiled autograd, which tells nobody when it ends; call zero_grad(), and backward() without "
+                "torch._dynamo.compiled_autograd (torch.compile of the model is fine)"
+            )
 
     def _begin(self) -> _Pass:
         for bucket in self._buckets:
@@ -194,7 +222,9 @@ class Averager:
                 with contextlib.suppress(MismatchError, StepError):
                     bucket.finish()
         frozen = [parameter() for parameter in self._frozen]
-        if any(parameter is not None and parameter.requires_grad for parameter in frozen):
+        if any(parameter is not None and parameter.requires_grad for parameter in frozen) or any(
+            slot.is_converted() for slot in self._slots.values()
+        ):
             self.refresh_parameters()
         if not self._buckets:
             self._plan()
@@ -202,20 +232,22 @@ class Averager:
             bucket.missing = len(bucket.slots)
             for slot in bucket.slots:
                 slot.reduced = None
-        self._n_started = 0
+        self._buffers = {bucket.address for bucket in self._buckets}
+        self._n_started, self._newest = 0, None
         this_pass = _Pass(self)
-        self._pass = weakref.ref(this_pass)
+        self._pass, self._is_amid = weakref.ref(this_pass), True
         _at_end_of_backward(this_pass)
         return this_pass
 
     def _start_next(self) -> None:
-        self._buckets[self._n_started].start(self._backend, self._op)
+        self._buckets[self._n_started].start(self._backend, self._op, self._buffers)
         self._n_started += 1
 
     @torch.no_grad()
     def finish(self) -> None:
         """The pass is over: reduce what is not yet in progress, wait, and give every parameter its gradient."""
         self._pass = None
+        self._settle()
         flags = self._buckets[-1].tail
         assert flags is not None
         slots = [slot for bucket in self._buckets for slot in bucket.slots]
@@ -233,18 +265,7 @@ class Averager:
         used = mine if all(mine) else [flag != 0 for flag in flags.tolist()]
         for slot, any_rank in zip(slots, used, strict=True):
             slot.write_back(any_rank)
-
-
-def _compare(backend: Group, act: str, named: dict[str, torch.Tensor]) -> None:
-    kinds = [
-        f"{str(p.dtype)[6:]} {tuple(p.shape)} strides {p.stride()}{'' if p.requires_grad else ' frozen'}"
-        for p in named.values()
-    ]
-    mine = signature.Description(act, list(named), kinds, list(range(len(named))))
-    with _core.UserCall(act):
-        everyone = signature.gather_if_different(backend, mine, timer(None))
-    if everyone is not None:
-        signature.check_same(backend.name, everyone)
+        self._is_amid = False
 
 
 def _claim(parameter: torch.Tensor, averager: Averager) -> None:
@@ -274,4 +295,6 @@ def _graph_task() -> int:
 
 
 def _at_end_of_backward(callback: Callable[[], None]) -> None:
+    if torch.compiler.is_compiling():  # compiled autograd: it then runs this uncompiled, see `require_mean`
+        raise UnavailableError("DistributedOptimizer: compiled autograd cannot average gradients")
     torch.autograd.Variable._execution_engine.queue_callback(callback)

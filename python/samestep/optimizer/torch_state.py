@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
+from samestep.trees import signature
+from samestep.trees.fusion import timer
 
-__all__ = ["named_parameters", "require_plain", "state_of"]
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+
+__all__ = ["gradient_dtype", "named_parameters", "require_plain", "require_same", "state_of"]
 
 
 def named_parameters(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -34,3 +40,35 @@ def require_plain(optimizer: torch.optim.Optimizer, act: str, *, but: str = "") 
     attributes = "_samestep_averager", "_samestep_shards", "_samestep_parts"
     if any(hasattr(optimizer, mark) for mark in attributes if mark != but):
         raise InvalidArgumentError(f"{act}: this optimizer is distributed already; make a new one")
+
+
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """The dtype of a parameter's gradients, mostly its own."""
+    wanted: torch.dtype | None = getattr(parameter, "grad_dtype", None)
+    return wanted or parameter.dtype
+
+
+def require_same(backend: Group, act: str, named: dict[str, torch.Tensor]) -> None:
+    """Check that gradients of parameters can be sent, and that all ranks hold the same parameters. Collective.
+
+    Raises:
+      InvalidArgumentError: a parameter has no memory of its own, or its dtype or layout cannot be sent.
+      MismatchError: ranks hold other parameters, on all ranks; names the first that differs.
+    """
+    for name, parameter in named.items():
+        if parameter.requires_grad:
+            arrays.info(parameter, f"DistributedOptimizer: {name}")
+    kinds = [
+        f"{str(p.dtype)[6:]} {tuple(p.shape)} strides {p.stride()}{_particulars(p)}" for p in named.values()
+    ]
+    mine = signature.Description(act, list(named), kinds, list(range(len(named))))
+    with _core.UserCall(act):
+        everyone = signature.gather_if_different(backend, mine, timer(None))
+    if everyone is not None:
+        signature.check_same(backend.name, everyone)
+
+
+def _particulars(parameter: torch.Tensor) -> str:
+    dtype = gradient_dtype(parameter)
+    of_gradients = "" if dtype == parameter.dtype else f" with gradients of {str(dtype)[6:]}"
+    return of_gradients + ("" if parameter.requires_grad else " frozen")

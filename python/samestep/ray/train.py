@@ -53,7 +53,9 @@ class _SamestepBackend(Backend):
         address, port = worker_group.execute_single(0, _free_address)
         secret = secrets.token_hex(16)
         variables = [
-            plan.environment(place, master_addr=address, master_port=port, secret=secret, inherited={})
+            plan.environment(
+                place, launcher="samestep.ray", master_addr=address, master_port=port, secret=secret
+            )
             for place in places
         ]
         ray.get(

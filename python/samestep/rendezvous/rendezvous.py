@@ -23,7 +23,7 @@ from samestep.rendezvous.store import PrefixStore, Store
 from samestep.rendezvous.table import RESERVED
 from samestep.rendezvous.tcp_address import address_text
 from samestep.rendezvous.tcp_store import TCPStore
-from samestep.rendezvous.torchrun import agent_store
+from samestep.rendezvous.torchrun import store_of_torch
 
 __all__ = ["Rendezvous", "join", "open_rendezvous"]
 
@@ -122,8 +122,11 @@ class Rendezvous:
         """The failure that a rank has published; empty if none."""
         return self._keys.compare_set("failure", b"", b"").decode(errors="replace")
 
-    def close(self) -> None:
-        """Leave. No rank may call an exchange afterwards. Idempotent."""
+    def close(self, linger: float | None = None) -> None:
+        """Leave. No rank may call an exchange afterwards. Idempotent.
+
+        Rank 0 waits up to `linger` seconds for the others to leave; None: as the store has it.
+        """
         if self._closed:
             return
         self._closed = True
@@ -131,7 +134,10 @@ class Rendezvous:
             return
         if isinstance(self._store, FileStore):
             self._store.remove()  # at once: the next job may use the same path
-        self._store.close()
+        if isinstance(self._store, TCPStore) and linger is not None:
+            self._store.close(linger)
+        else:
+            self._store.close()
 
     def _forget(self, number: int) -> None:
         """Delete the keys of an exchange that no rank reads any more: all have started the next one."""
@@ -175,8 +181,8 @@ def open_rendezvous(
     """Wait for all ranks of the job. Collective.
 
     Args:
-      method: where: `env://` (under torchrun at its agent's store), `tcp://host:port` (of rank 0), `file:///path`,
-        or a scheme that `register_rendezvous_handler` knows.
+      method: where: `env://` (at torch's store where torchrun, or a group of this process, keeps one there),
+        `tcp://host:port` (of rank 0), `file:///path`, or a scheme that `register_rendezvous_handler` knows.
       rank, world_size: None = from the URL's query, else from the launcher.
       timeout: seconds until all ranks have joined, and for each exchange.
 
@@ -198,7 +204,7 @@ def open_rendezvous(
         store, rank, world_size = handled
         return join(store, rank, world_size, deadline.left)
     how = url.parse(method, rank, world_size)
-    if method.startswith("env://") and (kept := agent_store(how.host, how.port, deadline.left)) is not None:
+    if method.startswith("env://") and (kept := store_of_torch(how, deadline.left)) is not None:
         return join(kept, how.rank, how.world_size, deadline.left, owned=True)
     while True:
         store = FileStore(how.path, timeout=timeout) if how.path else _reach(how, deadline)

@@ -106,9 +106,11 @@ class TCPStore(Store):
         missing = self._client.request("await", list(paths), seconds, seconds=seconds)
         return [path for path in paths if path in missing]
 
-    def close(self) -> None:
-        """Leaves the store. The master's ends with it, after the others have left or one second."""
-        self._leave()
+    def close(self, linger: float = _LINGER_S) -> None:
+        """Leaves the store. The master's ends with it, after the others have left or `linger` seconds."""
+        if (detached := self._leave.detach()) is not None:
+            client, server, pid = detached[2]
+            _leave(client, server, pid, linger)
 
     def _wait_for_workers(self, world_size: int) -> None:
         try:
@@ -125,7 +127,7 @@ class TCPStore(Store):
             raise
 
 
-def _leave(client: Client, server: Server | None, pid: int) -> None:
+def _leave(client: Client, server: Server | None, pid: int, linger: float = _LINGER_S) -> None:
     client.close()
     if server is not None and pid == os.getpid():  # a fork has no server thread
-        server.close(_LINGER_S)
+        server.close(linger)

@@ -63,7 +63,9 @@ def parse(
     """
     parts = _split(url)
     in_query = parse_qs(parts.query, keep_blank_values=True)
-    started_by = launchers.launcher(env)
+    if parts.scheme == "env" and (wrong := launchers.contradiction(env)):
+        raise InvalidArgumentError(f"{url}: {wrong}")
+    started_by, env = launchers.launcher(env), launchers.own_variables(env)
     names = {"rank": ("RANK", started_by.rank), "world_size": ("WORLD_SIZE", started_by.size)}
     found: dict[str, int] = {}
     for name, given in (("rank", rank), ("world_size", world_size)):

@@ -15,7 +15,7 @@ from samestep._util.json_layout import Many
 from samestep._util.text import error_line
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
-from samestep.group.collectives import require_backend
+from samestep.group.backend_argument import require_backend
 from samestep.step import added, agree
 from samestep.step.combine import combine, combine_weights
 from samestep.step.headers import Header, StepHeaders
@@ -62,7 +62,7 @@ class Accumulator:
     """
 
     def __init__(self, backend: Group, shards: int | None = None, *, like: Any = None) -> None:
-        require_backend("Accumulator", backend)
+        require_backend(Accumulator, backend)
         self._backend = backend
         self._fixed = shards is not None
         self._n_shards = backend.size if shards is None else operator.index(shards)
@@ -89,11 +89,8 @@ class Accumulator:
         self._act = f"Accumulator(shards={shards}).mean()"
         self.reset()
         if like is not None:
-            self._use_like(like)
-
-    def _use_like(self, like: Any) -> None:
-        like = added.gradients_of(like)
-        self._look_at(like, added.flatten(like))
+            like = added.gradients_of(like)
+            self._look_at(like, trees.flatten(like))
 
     def reset(self) -> None:
         """Discard the gradients added since the last `mean`."""
@@ -126,9 +123,10 @@ class Accumulator:
 
         Raises:
           InvalidArgumentError: the shard belongs to another rank or has been added before, the weight is negative,
-            infinite or NaN, or so large or small that products would overflow (whole numbers below 2**53 never are), or
-            the tree has changed. Nothing has been added then. Or an array that was kept
-            (`copy=False`) cannot be read any more: then `mean` will raise on all ranks, unless `reset` is called.
+            infinite or NaN, or so large or small that products would overflow (whole numbers below 2**53 never are),
+            the tree has changed, or `allreduce_tree` would refuse a leaf. Nothing has been added then. Or an array that
+            was kept (`copy=False`) cannot be read any more: then `mean` will raise on all ranks, unless `reset` is
+            called.
         """
         index = self._index(shard)
         weight = added.weight_of(weight, "Accumulator.add")
@@ -178,7 +176,7 @@ class Accumulator:
         fast = _core.fast_tree(grads)
         if fast is not None and self._described is not None and fast.digest == self._described[0]:
             return fast.leaves, *self._described[1:]
-        flat = added.flatten(grads)
+        flat = trees.flatten(grads)
         specs = self._look_at(grads, flat)
         present = present_in(specs)
         self._described = (fast.digest, specs, present) if fast is not None else None
@@ -192,7 +190,7 @@ class Accumulator:
         """What the leaves are; compares with the trees before."""
         if compiled.is_traced(flat.leaves):
             raise InvalidArgumentError("Accumulator: gradients are added outside of compiled functions")
-        specs = describe(flat.names, flat.leaves, "Accumulator")
+        specs = describe(flat.names, flat.leaves, "Accumulator.add")
         if self._tree is None:
             self._tree = agree.Tree(
                 Layout(flat.names, specs), added.rebuild_of(tree, flat), added.examples(flat.leaves, specs)
@@ -346,6 +344,17 @@ class Accumulator:
         mine = self._n_shards if self._fixed else None
         if state["shards"] != mine:
             raise InvalidArgumentError(f"Accumulator: the state is of shards={state['shards']}, not {mine}")
+
+    def __copy__(self) -> Accumulator:
+        """Another accumulator of the same group, between steps: the sums of a step belong to one."""
+        if self._added:
+            raise InvalidArgumentError("Accumulator: no copies in the middle of a step; copy it after mean()")
+        new = Accumulator(self._backend, self._n_shards if self._fixed else None)
+        new._tree = self._tree
+        return new
+
+    def __deepcopy__(self, memo: Any) -> Accumulator:
+        return self.__copy__()
 
     def __repr__(self) -> str:
         shards = self._n_shards if self._fixed else None

@@ -1,4 +1,4 @@
-"""The trees of gradients that are added to an `Accumulator`, flattened and checked."""
+"""The trees of gradients that are added to an `Accumulator`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from samestep import trees
+from samestep import arrays, trees
 from samestep.errors import InvalidArgumentError
-from samestep.step.leaves import LeafSpec, describe
+from samestep.step.leaves import LeafSpec
 from samestep.trees import signature
 
 __all__ = [
     "examples",
-    "flatten",
     "gradients_of",
     "rebuild_of",
     "require_sum",
@@ -34,18 +33,6 @@ def gradients_of(grads: Any) -> Any:
     return {name: parameter.grad for name, parameter in grads.named_parameters()}
 
 
-def flatten(grads: Any) -> trees.Flat:
-    """The leaves of gradients.
-
-    Raises:
-      InvalidArgumentError: they are not a tree of arrays.
-    """
-    flat = trees.flatten(grads)
-    if flat.names == [""] and describe([""], flat.leaves, "Accumulator.add")[0].what == signature.OBJECT:
-        raise InvalidArgumentError(f"Accumulator.add: {type(grads).__name__} is not a tree of arrays")
-    return flat
-
-
 def rebuild_of(tree: Any, flat: trees.Flat) -> Callable[[Iterable[Any]], Any]:
     """`flat.rebuild`, which keeps the leaves of `tree` alive only if other containers than the usual ones need it."""
     if not trees.is_plain(tree):
@@ -56,7 +43,7 @@ def rebuild_of(tree: Any, flat: trees.Flat) -> Callable[[Iterable[Any]], Any]:
 def examples(leaves: Sequence[Any], specs: Sequence[LeafSpec]) -> list[Any]:
     """The properties of the leaves that `mean` needs, without the arrays."""
     return [
-        type(leaf)(0) if spec.is_number else None if spec.group else leaf
+        type(leaf)(0) if spec.is_number else arrays.place_of(leaf) if spec.group else leaf
         for leaf, spec in zip(leaves, specs, strict=True)
     ]
 

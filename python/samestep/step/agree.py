@@ -33,7 +33,7 @@ class Tree(NamedTuple):
     layout: Layout
     rebuild: Callable[[list[Any]], Any]
     examples: list[Any]
-    """By leaf: what is passed through, or a number of the type to return; None for arrays."""
+    """By leaf: what is passed through, a number of the type to return, or `arrays.place_of` an array."""
 
 
 def header_of_present(present: int, tree: Tree | None) -> int:
@@ -142,14 +142,18 @@ def _share_containers(backend: Group, mine: Tree | None, root: int, act: str, ti
             for i, (spec, example) in enumerate(zip(mine.layout.specs, mine.examples, strict=True))
         ]
         try:
-            sent = pickle.dumps((mine.rebuild(values), mine.examples))
+            unplaced = [
+                None if spec.group and not spec.is_number else example
+                for spec, example in zip(mine.layout.specs, mine.examples, strict=True)
+            ]
+            sent = pickle.dumps((mine.rebuild(values), unplaced))
         except Exception as error:
             sent = error_line(error).encode()
             sent = b"!" + sent
     received = backend.bcast_object(sent, root=root, timeout=timeout)
     if received[:1] == b"!":
         raise InvalidArgumentError(
-            f"{act} in group {backend.name}: a rank has no shards and the tree cannot be sent to it "
+            f"{act} in group {backend.name}: a rank adds no shards and cannot be sent the tree's structure "
             f"({received[1:].decode()}); pass like= to Accumulator on all ranks"
         )
     if mine is not None:

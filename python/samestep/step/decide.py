@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import cmath
+import math
+import numbers
 import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from samestep import _core, arrays, trees
+from samestep._util.json_layout import Many
+from samestep.errors import InvalidArgumentError
+from samestep.trees import signature
+from samestep.trees.fusion import timer
+from samestep.trees.identity import is_array, is_number, passes
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
-__all__ = ["any_rank", "is_finite"]
+__all__ = ["all_finite", "any_rank"]
 
 _WHOLE = ("int", "uint", "bool")
 
@@ -25,33 +31,62 @@ def any_rank(backend: Group, flag: object, act: str, timeout: float | None) -> b
         return bool(backend.allreduce(mine, "max", timeout=timeout)[0])
 
 
-def is_finite(tree: Any) -> bool:
-    """Whether all elements of a tree on this rank are finite.
-
-    Example:
-      >>> is_finite([1.0, np.ones(3), None, "text"]), is_finite({"loss": float("inf")})
-      (True, False)
-    """
+def all_finite(backend: Group, tree: Any, timeout: float | None) -> bool:
+    """See `Backend.all_finite`."""
+    act = "all_finite()"
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tree, torch.nn.Module):
-        tree = [parameter.grad for parameter in tree.parameters()]
-    return all(_leaf_is_finite(leaf) for leaf in trees.flatten(tree).leaves)
+        tree = {name: parameter.grad for name, parameter in tree.named_parameters()}
+    flat = trees.flatten(tree)
+    finite = [_is_finite(leaf) for leaf in flat.leaves]
+    unknown = {i: _unknown_text(flat.leaves[i]) for i, known in enumerate(finite) if known is None}
+    mine = np.array([2 if unknown else not all(finite)], np.int64)
+    left = timer(timeout)
+    with _core.UserCall(act):
+        worst = int(backend.allreduce(mine, "max", timeout=left())[0])
+        if worst < 2:
+            return worst == 0
+        kinds = signature.with_refusals([""] * len(finite), unknown)
+        found = backend._allgather_facts([flat.names, kinds], [Many(str), Many(str)], left())
+        signature.raise_refused(
+            backend.name, [signature.Description(act, rows[0], rows[1], []) for rows in found]
+        )
+    raise AssertionError  # a rank has counted one
 
 
-def _leaf_is_finite(leaf: Any) -> bool:
-    if isinstance(leaf, (float, complex, np.floating, np.complexfloating)):
-        return cmath.isfinite(complex(leaf))
-    if not arrays.is_array(leaf) or arrays.info(leaf).dtype.startswith(_WHOLE):
+def _unknown_text(leaf: Any) -> str:
+    name = type(leaf).__name__
+    return f"a {name} in which no numbers can be seen; pass its arrays in a dict, or take it out of the tree"
+
+
+def _is_finite(leaf: Any) -> bool | None:
+    """Whether all numbers of a leaf are finite; None if they cannot be seen."""
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        kind = leaf.dtype.char
+        return None if kind in "OV" else kind in "SUT" or bool(np.isfinite(leaf).all())
+    if isinstance(leaf, (float, complex)):
+        return bool(np.isfinite(leaf))
+    if passes(leaf) or isinstance(leaf, numbers.Rational):
         return True
+    try:
+        if not is_array(leaf):
+            return math.isfinite(leaf) if is_number(leaf) else None
+        return _array_is_finite(leaf)
+    except (InvalidArgumentError, TypeError, ValueError):
+        return None
+
+
+def _array_is_finite(leaf: Any) -> bool:
     torch = sys.modules.get("torch")
+    if arrays.info(leaf).dtype.startswith(_WHOLE):
+        return True
     if torch is not None and isinstance(leaf, torch.Tensor):
         return bool(torch.isfinite(leaf).all())
-    if arrays.info(leaf).device == "cpu":
-        return bool(np.isfinite(np.asarray(leaf)).all())
-    return bool(np.isfinite(_on_host(leaf)).all())
+    in_host_memory = np.asarray(leaf) if arrays.info(leaf).device == "cpu" else _copied_to_host(leaf)
+    return bool(np.isfinite(in_host_memory).all())
 
 
-def _on_host(leaf: Any) -> np.ndarray[Any, Any]:
+def _copied_to_host(leaf: Any) -> np.ndarray[Any, Any]:
     info = arrays.info(leaf)
     copy = np.empty(info.shape, info.dtype)
     _core.pack([leaf], copy)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from samestep import _core, arrays, trees
+from samestep._util.text import error_text
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
-from samestep.group.collectives import require_backend
+from samestep.group.backend_argument import takes_backend
 from samestep.reduce_ops import Op, ReduceOp, resolve
 from samestep.step import added
 from samestep.step.accumulator import Accumulator
@@ -26,6 +27,7 @@ __all__ = ["allreduce_gradients", "allreduce_tree"]
 _Tree = TypeVar("_Tree")
 
 
+@takes_backend
 def allreduce_gradients(
     backend: Group,
     grads: _Tree,
@@ -49,7 +51,6 @@ def allreduce_gradients(
       >>> ss.allreduce_gradients(backend, grads)["bias"] is None
       True
     """
-    require_backend("allreduce_gradients", backend)
     act = f"allreduce_gradients(op={allreduce.op_name(op, 'allreduce_gradients')})"
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(grads, torch.nn.Module):
@@ -62,6 +63,7 @@ def allreduce_gradients(
     return grads
 
 
+@takes_backend
 def allreduce_tree(
     backend: Group,
     tree: _Tree,
@@ -73,10 +75,10 @@ def allreduce_tree(
     """Reduce every array and number of `tree` over all ranks, fused into few messages. Collective.
 
     Arrays that can be written receive the result and are returned themselves. Leaves that are views of the same
-    elements, e.g. transposed, are reduced once. A leaf that is None here but an array on
-    some other rank counts as zeros (and comes back as an array); None everywhere stays None. Strings,
-    flags, functions and the like are passed through. Under `jax.jit` the reduction becomes part of the
-    program.
+    elements, e.g. transposed, are reduced once. A leaf that is None here but an array on some other rank counts as
+    zeros (and comes back as an array); None everywhere stays None. Texts, flags, members of enumerations, functions,
+    classes and the like are returned as they are; flags must be equal on all ranks. Under `jax.jit` the reduction
+    becomes part of the program.
 
     Args:
       backend: the group.
@@ -93,9 +95,10 @@ def allreduce_tree(
 
     Raises:
       MismatchError: on all ranks, if the trees differ; names the first leaf that does. Nothing has changed.
-      InvalidArgumentError: `tree` is not a tree of arrays, e.g. a generator, or `weight` is negative, infinite or NaN,
-        or out of the range in which products with it cannot overflow; or all weights are zero; or leaves share some
-        of their elements and are written. On all ranks.
+      InvalidArgumentError: on all ranks, if a leaf of any rank is none of these, such as an object in which no arrays
+        can be seen, a date, or an int that may exceed 64 bits; names the leaf. Or `tree` is not a tree of arrays, e.g.
+        a generator; or `weight` is negative, infinite or NaN, or out of the range in which products with it cannot
+        overflow; or all weights are zero; or leaves share some of their elements and are written.
 
     Example:
       >>> import numpy as np, samestep as ss
@@ -103,7 +106,6 @@ def allreduce_tree(
       >>> backend.allreduce_tree([np.ones(2), 3.0], "sum")
       [array([1., 1.]), 3.0]
     """
-    require_backend("allreduce_tree", backend)
     act = f"allreduce_tree(op={allreduce.op_name(op, 'allreduce_tree')})"
     return cast("_Tree", _reduce(backend, tree, op, weight, timeout=timeout, act=act))
 
@@ -130,12 +132,13 @@ def _weighted_mean(
         try:
             weight = _checked_weight(op, weight, flat.leaves, act)
             backend._await_streams(flat.leaves, left())
+            total._look_at(tree, flat)  # also with a weight of 0
             aliases = _aliases(backend, flat, act)
-            if weight == 0:  # then `add` does not look at the tree
-                total._use_like(tree)
             total.add(tree, weight=weight)
-        except Exception as error:  # the other ranks may have no reason to refuse, and wait
-            total._failure = str(error)
+        except InvalidArgumentError as error:  # the other ranks wait in `mean`, which raises the same on all
+            total._failure = error_text(error)
+        except Exception as error:
+            total._failure = error_text(error)
             with contextlib.suppress(Exception):
                 total.mean(timeout=left())
             raise
@@ -176,7 +179,12 @@ def _into(old: Any, new: Any, *, again: bool) -> Any:
     An array that stands in the tree `again` has a mean already. On ranks where it stands there once, the mean in the
     other place is another one.
     """
-    if not arrays.is_array(old) or not arrays.info(old).writable or (again and _bits(old) != _bits(new)):
+    if (
+        old is new
+        or not arrays.is_array(old)
+        or not arrays.info(old).writable
+        or (again and _bits(old) != _bits(new))
+    ):
         return new
     arrays.copy(new, old, "allreduce_tree")
     bump_versions([old])

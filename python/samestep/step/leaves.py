@@ -12,7 +12,7 @@ import numpy as np
 
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
-from samestep.trees import signature
+from samestep.trees import reducible, signature
 
 __all__ = [
     "Flat",
@@ -138,34 +138,25 @@ def describe(names: Sequence[str], leaves: Sequence[Any], act: str) -> list[Leaf
     """Describe each leaf.
 
     Raises:
-      InvalidArgumentError: the elements of a leaf cannot be averaged; names it.
+      InvalidArgumentError: a leaf cannot be averaged, and nothing shows that it need not be; names it.
     """
-    numbers = [_is_number(leaf) for leaf in leaves]
-    values = [np.asarray(leaf) if number else leaf for leaf, number in zip(leaves, numbers, strict=True)]
-    looks = signature.describe_leaves(names, values, act)
+    values, numbers, looks = reducible.describe_leaves(names, leaves, act)
+    if (refused := signature.first_refused(names, looks.kinds)) is not None:
+        raise InvalidArgumentError(f"{act}: {signature.leaf_text(refused[0])}: {refused[1]}")
+    is_number = set(numbers)
     specs = []
     for i, (what, info) in enumerate(zip(looks.kinds, looks.infos, strict=True)):
         if info is None:
-            if numbers[i]:
-                raise InvalidArgumentError(
-                    f"{act}: {signature.leaf_text(names[i])} does not fit 64 bits: {leaves[i]!r}"
-                )
             specs.append(LeafSpec(what))
             continue
         if info.dtype not in ADDED_AS:
             raise InvalidArgumentError(
                 f"{act}: {signature.leaf_text(names[i])} has dtype {info.dtype}, which has no mean"
             )
-        library = "number" if numbers[i] else arrays.library_of(values[i])
+        library = "number" if i in is_number else arrays.library_of(values[i])
         order = arrays.order_of(values[i])
-        specs.append(LeafSpec(what, library, info.dtype, info.shape, numbers[i], order))
+        specs.append(LeafSpec(what, library, info.dtype, info.shape, i in is_number, order))
     return specs
-
-
-def _is_number(leaf: Any) -> bool:
-    if isinstance(leaf, np.generic):
-        return not isinstance(leaf, (np.bool_, np.flexible, np.object_, np.datetime64, np.timedelta64))
-    return type(leaf) in (int, float, complex)
 
 
 def read(leaf: Any, spec: LeafSpec) -> Flat:
@@ -231,7 +222,7 @@ def to_leaf(flat: Flat, spec: LeafSpec, like: Any = None, *, device: int | None 
     Args:
       flat: in the dtype of the sums; may become the memory of the result.
       spec: of the leaf.
-      like: for a number, one of the type to return.
+      like: for a number, one of the type to return; for an array, `arrays.place_of` the leaf.
       device: as for `arrays.new_array`.
     """
     elements = _narrowed(flat, spec)
@@ -248,7 +239,7 @@ def to_leaf(flat: Flat, spec: LeafSpec, like: Any = None, *, device: int | None 
         elements = _row_major(elements, spec)
     target = arrays.new_in_order(spec.library, spec.dtype, spec.shape, order, device)
     _core.unpack(elements.view(np.uint8), [target], as_they_lie=True)
-    return arrays.to_library(spec.library, target)
+    return arrays.to_library(spec.library, target, like)
 
 
 def _row_major(elements: Flat, spec: LeafSpec) -> Flat:

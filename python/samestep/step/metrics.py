@@ -11,9 +11,11 @@ import numpy as np
 
 from samestep import _core, arrays, trees
 from samestep._util.json_layout import Many, Map
+from samestep._util.text import short_repr
 from samestep.errors import InvalidArgumentError
-from samestep.group.collectives import require_backend
+from samestep.group.backend_argument import takes_backend
 from samestep.trees import scalars, signature
+from samestep.trees.identity import attributes_text, is_array, is_number
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
@@ -23,6 +25,7 @@ __all__ = ["gather_metrics", "metric_mean"]
 _Tree = TypeVar("_Tree")
 
 
+@takes_backend
 def metric_mean(backend: Group, metrics: Mapping[str, tuple[Any, Any]]) -> dict[str, float]:
     """Means over all ranks: of each metric the sum of the sums over the sum of the counts. Collective.
 
@@ -38,26 +41,52 @@ def metric_mean(backend: Group, metrics: Mapping[str, tuple[Any, Any]]) -> dict[
       By name, in order of the first rank that has it, the mean. The same on all ranks.
 
     Raises:
-      InvalidArgumentError: on all ranks: the counts of a metric add up to zero; or a value is no real number, or a
-        count is negative, on the rank that gives it.
+      InvalidArgumentError: on all ranks: the counts of a metric add up to zero, a value is no real number, or a count
+        is negative.
 
     Example:
       >>> import samestep as ss
       >>> ss.metric_mean(ss.initialize(), {"loss": (6.0, 4), "accuracy": (3, 4)})
       {'loss': 1.5, 'accuracy': 0.75}
     """
-    require_backend("metric_mean", backend)
-    mine = {name: [_words(name, total), _words(name, count)] for name, (total, count) in metrics.items()}
-    for name, (_, count) in mine.items():
-        if not scalars.decode(count) >= 0 or math.isinf(scalars.decode(count)):
-            raise InvalidArgumentError(f"metric_mean: the count of {name!r} is {scalars.decode(count)}")
+    mine: Any
+    try:
+        mine = {name: _pair(name, pair) for name, pair in _items(metrics)}
+    except InvalidArgumentError as error:  # raised on all ranks, which would wait for this one
+        mine = str(error)
     with _core.UserCall("metric_mean"):
-        everyone = backend._allgather_facts(mine, Map([Many(str), Many(str)]))
+        everyone = backend._allgather_facts(mine, (Map([Many(str), Many(str)]), str))
+    for rank, entry in enumerate(everyone):
+        if isinstance(entry, str):
+            raise InvalidArgumentError(f"{entry} on rank {rank}" if backend.size > 1 else entry)
     means = {}
     for name in dict.fromkeys(name for entry in everyone for name in entry):
         pairs = [[scalars.decode(words) for words in entry[name]] for entry in everyone if name in entry]
         means[name] = _quotient(name, [total for total, _ in pairs], [count for _, count in pairs])
     return means
+
+
+def _items(metrics: Any) -> Any:
+    if not isinstance(metrics, Mapping):
+        raise InvalidArgumentError(
+            f"metric_mean: the metrics are a dict, {{'loss': (sum, count)}}; got {type(metrics).__name__}"
+        )
+    return metrics.items()
+
+
+def _pair(name: str, pair: Any) -> list[list[str]]:
+    try:
+        total, count = pair
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"metric_mean: {name!r} must be a sum and a count, {{{name!r}: (loss * n, n)}} for the mean over n items; "
+            f"got {short_repr(pair)}"
+        ) from None
+    words = [_words(name, total), _words(name, count)]
+    n = scalars.decode(words[1])
+    if not n >= 0 or math.isinf(n):
+        raise InvalidArgumentError(f"metric_mean: the count of {name!r} is {n}")
+    return words
 
 
 def _words(name: str, value: Any) -> list[str]:
@@ -86,6 +115,7 @@ def _quotient(name: str, totals: list[float], counts: list[float]) -> float:
         return math.copysign(math.inf, sum(map(Fraction, totals)))
 
 
+@takes_backend
 def gather_metrics(backend: Group, tree: _Tree) -> _Tree:
     """Join the arrays of all ranks along axis 0, in order of rank, for metrics that need all items. Collective.
 
@@ -99,18 +129,18 @@ def gather_metrics(backend: Group, tree: _Tree) -> _Tree:
 
     Raises:
       MismatchError: on all ranks: the trees differ in structure, or arrays in dtype or in extents but the first.
+      InvalidArgumentError: on all ranks: a leaf is neither array nor number nor None; names it.
 
     Example:
       >>> import numpy as np, samestep as ss
       >>> ss.gather_metrics(ss.initialize(), {"predicted": np.array([3, 1]), "loss": 0.5})
       {'predicted': array([3, 1]), 'loss': array([0.5])}
     """
-    require_backend("gather_metrics", backend)
     with _core.UserCall("gather_metrics"):
         flat = trees.flatten(tree)
         values = [_with_rows(leaf) for leaf in flat.leaves]
-        known = [_kind(name, value) for name, value in zip(flat.names, values, strict=True)]
-        layout = [Many(str), Many(([str, str, Many(int)], None))]
+        known = [_kind(value) for value in values]
+        layout = [Many(str), Many(([str, str, Many(int)], str, None))]
         everyone = backend._allgather_facts([flat.names, known], layout)
         kinds = _common_kinds(backend, [(names, rows) for names, rows in everyone])
         joined = [
@@ -122,39 +152,50 @@ def gather_metrics(backend: Group, tree: _Tree) -> _Tree:
 
 
 def _with_rows(leaf: Any) -> Any:
-    if signature.is_number(leaf):
+    if is_number(leaf):
         return np.asarray([leaf])
-    if arrays.is_array(leaf) and not arrays.info(leaf).shape:
-        return leaf.reshape(1)
+    if is_array(leaf) and not arrays.info(leaf).shape:
+        row = arrays.new_like(leaf, (1,))
+        packed = np.empty(arrays.info(leaf).nbytes, np.uint8)
+        _core.pack([leaf], packed)
+        _core.unpack(packed, [row])
+        return arrays.to_library_of(leaf, row)
     return leaf
 
 
-def _kind(name: str, value: Any) -> list[Any] | None:
+def _kind(value: Any) -> list[Any] | str | None:
+    """Library, dtype and shape of a row; or why the call does not take it."""
     if value is None:
         return None
-    if not arrays.is_array(value):
-        raise InvalidArgumentError(
-            f"gather_metrics: {signature.leaf_text(name)} is of type {type(value).__name__}, no array or number"
-        )
-    info = arrays.info(value)
+    if not is_array(value):
+        return f"a {type(value).__name__}, which is no array or number"
+    try:
+        info = arrays.info(value)
+        if isinstance(value, np.ndarray) and (text := attributes_text(value)):
+            return f"an array{text}, which would be lost; pass np.asarray(x)"
+    except InvalidArgumentError as error:
+        return str(error)
     return [arrays.library_of(value), info.dtype, list(info.shape[1:])]
 
 
 def _common_kinds(backend: Group, everyone: list[tuple[list[str], list[Any]]]) -> list[Any]:
-    """Of each leaf library, dtype and the shape of a row; None where no rank has an array."""
+    """Of each leaf the library, the dtype and the shape of a row; None if no rank has an array."""
     act = "gather_metrics"
-    kinds = [
-        ["None" if kind is None else f"{kind[1]} rows of {tuple(kind[2])}" for kind in kinds]
-        for _, kinds in everyone
-    ]
-    signature.check_same(
-        backend.name,
-        [
-            signature.Description(act, names, what, list(range(len(names))))
-            for (names, _), what in zip(everyone, kinds, strict=True)
-        ],
-        absent_is_fine=True,
-    )
+    described = []
+    for names, kinds in everyone:
+        refusals = {i: kind for i, kind in enumerate(kinds) if isinstance(kind, str)}
+        what = [
+            signature.ABSENT
+            if kind is None
+            else f"{kind[1]} rows of {tuple(kind[2])}"
+            if i not in refusals
+            else ""
+            for i, kind in enumerate(kinds)
+        ]
+        what = signature.with_refusals(what, refusals)
+        described.append(signature.Description(act, names, what, list(range(len(names)))))
+    signature.raise_refused(backend.name, described)
+    signature.check_same(backend.name, described, absent_is_fine=True)
     return [
         next((kind for kind in column if kind is not None), None)
         for column in zip(*(kinds for _, kinds in everyone), strict=True)

@@ -16,6 +16,7 @@ from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group import compiled
 from samestep.trees import signature
 from samestep.trees.fusion import timer
+from samestep.trees.identity import identity_of
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
@@ -25,9 +26,10 @@ __all__ = ["Verifier", "first_difference", "same", "verify_interval"]
 _MAX_NAMED = 3  # number of leaves in an error text
 
 
-def same(backend: Group, tree: Any, *, timeout: float | None = None, when: str = "") -> str:
-    """See `Backend.same`. `when`: at the end of the error's text."""
-    act = "same()"
+def same(
+    backend: Group, tree: Any, *, timeout: float | None = None, act: str = "same()", when: str = ""
+) -> str:
+    """See `Backend.same`. `act`: the call, for errors, whose text ends with `when`."""
     with _core.UserCall(act):
         left = timer(timeout)
         flat = trees.flatten(tree)
@@ -38,23 +40,35 @@ def same(backend: Group, tree: Any, *, timeout: float | None = None, when: str =
         on_device = [leaf for leaf, info in described if info is not None and info.device != "cpu"]
         backend._await_streams(on_device, left())
         hashes = [_leaf_hash(leaf, info) for leaf, info in described]
-        digest = _digest(flat.names, looks.kinds, hashes)
+        kinds = looks.kinds
+        if not all(hashes):
+            unknown = {i: _unknown_text(flat.leaves[i]) for i, text in enumerate(hashes) if not text}
+            kinds = signature.with_refusals(kinds, unknown)
+        digest = _digest(flat.names, kinds, hashes)
         mine = np.frombuffer(digest, np.uint64)
         everyone = backend.allgather(mine, **({} if timeout is None else {"timeout": left()}))
         if not (everyone == mine).all():
-            mine_in_full = [flat.names, looks.kinds, [leaf.hex() for leaf in hashes]]
-            _raise_difference(backend, mine_in_full, left(), f"{act} in group {backend.name}", when)
+            mine_in_full = [flat.names, kinds, [leaf.hex() for leaf in hashes]]
+            _raise_difference(backend, mine_in_full, left(), act, when)
+        if kinds is not looks.kinds:
+            signature.raise_refused(backend.name, [signature.Description(act, flat.names, kinds, [])])
     return digest.hex()
 
 
 def _leaf_hash(leaf: Any, info: arrays.ArrayInfo | None) -> bytes:
+    """Empty for an object that cannot be compared."""
     if info is None:
-        return (signature.identity_of(leaf) or type(leaf).__qualname__).encode()
+        return (identity_of(leaf) or "").encode(errors="surrogatepass")
     if not info.contiguous or info.device != "cpu":
         packed = np.empty(info.nbytes, np.uint8)
         _core.pack([leaf], packed, as_they_lie=True)  # the kinds name the order
         leaf = packed
     return _core.hash128(leaf)
+
+
+def _unknown_text(leaf: Any) -> str:
+    name = type(leaf).__name__
+    return f"a {name}, which ranks cannot compare; pass its arrays and texts in a dict, or take it out of the tree"
 
 
 def _digest(names: Sequence[str], kinds: Sequence[str], hashes: Sequence[bytes]) -> bytes:
@@ -71,10 +85,13 @@ def _raise_difference(
 ) -> None:
     everyone = backend._allgather_facts(mine, [Many(str), Many(str), Many(str)], timeout)
     descriptions = [
-        signature.Description("same()", names, kinds, list(range(len(names)))) for names, kinds, _ in everyone
+        signature.Description(act, names, kinds, list(range(len(names)))) for names, kinds, _ in everyone
     ]
+    signature.raise_refused(backend.name, descriptions)
     signature.check_same(backend.name, descriptions)
-    raise MismatchError(f"{act}: {first_difference(mine[0], [row for *_, row in everyone])}{when}")
+    raise MismatchError(
+        f"{act} in group {backend.name}: {first_difference(mine[0], [row for *_, row in everyone])}{when}"
+    )
 
 
 def first_difference(names: Sequence[str], hashes: Sequence[Sequence[str]]) -> str:

@@ -101,7 +101,7 @@ def _ranks(n: int, folder: Path, port: int) -> list[tuple[int, dict[str, str]]]:
     found = []
     for place in places:
         variables = plan.environment(
-            place, master_addr="127.0.0.1", master_port=port, secret=secret, inherited=os.environ
+            place, launcher="samestep run", master_addr="127.0.0.1", master_port=port, secret=secret
         )
         variables[_settings.ERROR_FILE] = str(folder / f"error_{place.rank}.json")
         found.append((place.rank, variables))

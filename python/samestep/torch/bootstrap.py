@@ -6,20 +6,23 @@ import functools
 import os
 from typing import Any
 
+import torch.distributed as dist
+
 from samestep import _core, _settings
 from samestep._util import handshake, launchers
 from samestep._util.cpus import usable_cpus
 from samestep._util.json_layout import Many, Map
 from samestep.backend import Backend, MPIBackend, NativeBackend
-from samestep.errors import MismatchError
+from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group import hosts, trust
 from samestep.group.group import warn
 from samestep.rendezvous import interfaces
-from samestep.rendezvous.rendezvous import Rendezvous
+from samestep.rendezvous.rendezvous import Rendezvous, join
 from samestep.rendezvous.torch_store import TorchStore
 from samestep.world import (
     bootstrap_mpi,
     bootstrap_native,
+    children,
     crash_report,
     equal_settings,
     lifecycle,
@@ -59,13 +62,19 @@ def open_group(
 def _open_group(
     store: Any, rank: int, size: int, timeout: float, *, name: str, global_ranks: list[int]
 ) -> Backend:
+    if size > 1 and children.is_import_for_child():
+        raise InvalidArgumentError(children.refusal("init_process_group"))
     lifecycle.prepare_core()
     interfaces.check_names(os.environ)
-    rendezvous = Rendezvous(TorchStore(store, timeout), rank, size, timeout, owned=False)
+    world = dist.group.WORLD
+    if global_ranks and hasattr(world, "get_group_store"):
+        # torch's own keys have the number of groups that a rank has made, in which ranks may differ.
+        store = dist.PrefixStore(f"group of ranks {global_ranks}", world.get_group_store())
+    rendezvous = _meet(store, rank, size, timeout, name)
     mine: list[Any] = [
         hosts.host_identity(),
         sorted(os.sched_getaffinity(0)),
-        _started_by_mpi(),
+        _started_by_mpi(rank, size, global_ranks),
         equal_settings.local_settings(),
         trust.trusts(bool(handshake.job_secret())),
     ]
@@ -86,7 +95,32 @@ def _open_group(
     same_host = [cpus for host, cpus, *_ in table if host == everywhere[rank]]
     comm.configure(oversubscribed=hosts.oversubscribed(same_host, usable_cpus()), torch_names=True)
     crash_report.install()
-    return kind(comm, timeout=timeout, world_hosts=everywhere, bootstrap_comm=bootstrap_comm, trusted=trusted)
+    group = kind(
+        comm, timeout=timeout, world_hosts=everywhere, bootstrap_comm=bootstrap_comm, trusted=trusted
+    )
+    if name == "world":
+        lifecycle.note_world_of_torch(group)
+    return group
+
+
+def _meet(store: Any, rank: int, size: int, timeout: float, name: str) -> Rendezvous:
+    """Wait for the other ranks at keys of this meeting alone: there may have been others at this store.
+
+    torch gives a group the keys of an earlier one after `destroy_process_group`, or if it has the same members. So the
+    store has the number of the meeting to come: a rank that joins reads it, and one that has met, or has given up,
+    raises it. A group cannot be left before all have joined, so all of its ranks have read the same number.
+    """
+    keys = TorchStore(store, timeout)
+    keys.where += f", for group '{name}'"
+    if size == 1:
+        return Rendezvous(keys, rank, size, timeout, owned=False)
+    number = keys.compare_set("meeting", b"", b"0")
+    meeting = TorchStore(dist.PrefixStore(f"meeting {number.decode()}", store), timeout)
+    meeting.where = keys.where
+    try:
+        return join(meeting, rank, size, timeout)
+    finally:
+        keys.compare_set("meeting", number, str(int(number) + 1).encode())
 
 
 @functools.cache
@@ -94,8 +128,15 @@ def _warn_once() -> None:
     warn(trust.warning())
 
 
-def _started_by_mpi() -> bool:
-    return launchers.launcher().name in launchers.MPI_LAUNCHERS
+def _started_by_mpi(rank: int, size: int, global_ranks: list[int]) -> bool:
+    """Whether an MPI launcher has started this process as this rank of torch."""
+    started_by = launchers.launcher()
+    same = started_by.rank == (global_ranks[rank] if global_ranks else rank)
+    return (
+        started_by.name in launchers.MPI_LAUNCHERS
+        and same
+        and (bool(global_ranks) or size == started_by.size)
+    )
 
 
 def _carried_by_mpi(started_by_mpi: list[bool], asked: list[dict[str, str]], everywhere: list[str]) -> bool:

@@ -36,6 +36,8 @@ def rendezvous_handler(
       InvalidArgumentError: the URL says another rank or size.
     """
     started_by = launchers.launcher()
+    for name in os.environ.keys() - launchers.own_variables().keys():  # of a launcher around this one
+        del os.environ[name]
     if not started_by.name and not url.startswith("mpi:"):
         store, rank, size = dist.TCPStore("127.0.0.1", 0, 1, True, timeout, wait_for_workers=False), 0, 1
     elif started_by.name == "srun" and not url.startswith("mpi:"):
@@ -78,7 +80,11 @@ def _at_first_host(started_by: launchers.Launcher, timeout: timedelta) -> dist.T
             f"init_process_group: srun started {started_by.size} ranks, but names no hosts (SLURM_STEP_NODELIST); set "
             "MASTER_ADDR and MASTER_PORT"
         )
-    return dist.TCPStore(host, port, started_by.size, started_by.rank == 0, timeout, wait_for_workers=False)
+    is_master = started_by.rank == 0
+    # For samestep's own world as well, see `rendezvous.torchrun`.
+    return dist.TCPStore(
+        host, port, started_by.size, is_master, timeout, wait_for_workers=False, multi_tenant=True
+    )
 
 
 def _local_variables(store: Any, rank: int, size: int) -> dict[str, int]:

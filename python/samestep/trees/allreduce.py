@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from samestep import _core, arrays, trees
 from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.reduce_ops import Op, Premul, ReduceOp, resolve
-from samestep.trees import compiled_trees, signature, views
+from samestep.trees import compiled_trees, reducible, signature, views
 from samestep.trees.fusion import Timer, allreduce_leaves, fused, timer
 
 if TYPE_CHECKING:
@@ -45,14 +43,10 @@ def _reduce_whole(backend: Group, tree: Any, op: Op, act: str, left: Timer) -> A
     flat = trees.flatten(tree)
     if compiled.is_traced(flat.leaves):
         code, factor = resolve(op)
-        taken = _is_reducible_number
+        reducible.refuse_others(flat.names, flat.leaves, act)
+        taken = reducible.is_reduced_number
         return compiled_trees.call(
             backend, flat, taken, "allreduce", act, op=code, factor=factor, timeout=left()
-        )
-    if flat.names == [""] and signature.describe_leaves([""], flat.leaves, act).kinds == [signature.OBJECT]:
-        raise InvalidArgumentError(
-            f"{act} in group {backend.name}: {type(tree).__name__} is not a tree of arrays; "
-            "pass a dict, list, tuple or dataclass of arrays (a generator must become a list)"
         )
     return flat.rebuild(_reduce(backend, flat.names, flat.leaves, op, act=act, left=left, compared=compared))
 
@@ -77,23 +71,16 @@ def _reduce(
     left: Timer,
     compared: bool = False,
 ) -> list[Any]:
-    values = list(leaves)
-    numbers = [i for i, leaf in enumerate(leaves) if _is_reducible_number(leaf)]
-    for i in numbers:
-        values[i] = np.asarray(leaves[i])
-    looks = signature.describe_leaves(names, values, act, backend)
-    kinds, infos, aliases, _ = looks
+    values, numbers, looks = reducible.describe_leaves(names, leaves, act, backend)
     clash = views.join_views(names, looks, reads=True)
+    kinds, infos, aliases = looks.kinds, looks.infos, looks.aliases
+    if too_large := _overflows(leaves, numbers, op, backend.size):
+        kinds = signature.with_refusals(kinds, too_large)
     mine = signature.Description(act, names, kinds, aliases)
     everyone = signature.gather_if_different(backend, mine, left, compared=compared)
     if everyone is not None:
         signature.check_same(backend.name, everyone, absent_is_fine=True)
     views.refuse_clash(backend.name, mine, everyone, clash)
-    for i in numbers:
-        if kinds[i] == signature.OBJECT:  # on all ranks, or they would have found a difference
-            raise InvalidArgumentError(
-                f"{act}: {signature.leaf_text(names[i])} does not fit 64 bits: {leaves[i]!r}"
-            )
     if everyone is not None:
         for i, what in enumerate(kinds):
             if what == signature.ABSENT:  # the same array as elsewhere
@@ -116,10 +103,21 @@ def _reduce(
     return [values[i if kinds[i].startswith(signature.VIEW) else alias] for i, alias in enumerate(aliases)]
 
 
-def _is_reducible_number(leaf: Any) -> bool:
-    if isinstance(leaf, np.generic):
-        return not isinstance(leaf, (np.bool_, np.flexible, np.object_, np.datetime64, np.timedelta64))
-    return type(leaf) in (int, float, complex)  # flags and enums are passed through
+def _overflows(leaves: Sequence[Any], numbers: Sequence[int], op: Op, size: int) -> dict[int, str]:
+    """Which Python ints may be too large for the result to fit their dtype, and what to do. Arrays wrap around."""
+    verb, _ = resolve(op)
+    if verb not in (ReduceOp.SUM.value, ReduceOp.AVG.value, ReduceOp.PROD.value):
+        return {}
+    found = {}
+    for i in numbers:
+        if type(leaves[i]) is int:
+            x = abs(leaves[i])
+            most = 2**64 - 1 if x >> 63 else 2**63 - 1
+            if (x**size if verb == ReduceOp.PROD.value else x * size) > most:
+                found[i] = (
+                    f"the int {leaves[i]}, too large to add up or multiply {size} of in 64 bits; pass a float"
+                )
+    return found
 
 
 def _fill_in_zeros(

@@ -11,9 +11,10 @@ from samestep import _core, trees
 from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
-from samestep.group.collectives import require_backend
+from samestep.group.backend_argument import takes_backend
 from samestep.trees import compiled_trees, scalars, signature, views
 from samestep.trees.fusion import Timer, bcast_leaves, fused, timer
+from samestep.trees.identity import identity_of, is_number
 
 if TYPE_CHECKING:
     from samestep.arrays import ArrayInfo
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _Tree = TypeVar("_Tree")
 
 
+@takes_backend
 def synchronize(
     backend: Group,
     tree: _Tree,
@@ -39,8 +41,8 @@ def synchronize(
 
     Args:
       backend: the group.
-      tree: dicts, lists, tuples, dataclasses, torch modules and optimizers, JAX-registered nodes, of the
-        same structure, shapes and dtypes on all ranks.
+      tree: dicts, lists, tuples, dataclasses and other containers that can be built again, torch modules and
+        optimizers, JAX-registered nodes, of the same structure, shapes and dtypes on all ranks.
       root: rank whose values count.
       objects: what to do with leaves that are neither arrays nor numbers: "keep" each rank's own, or
         "pickle" to send root's. "keep" warns once and names those that may differ: functions of the same
@@ -52,7 +54,8 @@ def synchronize(
 
     Raises:
       MismatchError: on all ranks, if the trees differ; names the first leaf that does. Nothing has changed.
-      InvalidArgumentError: `root` is not a rank of the group, `objects` is another word, or `tree` is a generator.
+      InvalidArgumentError: `root` is not a rank of the group, `objects` is another word, or `tree` is a generator. On
+        all ranks, if elements of an array cannot be sent and `objects` is "keep"; names the leaf.
 
     Example:
       >>> import numpy as np, samestep as ss
@@ -61,7 +64,6 @@ def synchronize(
       >>> ss.synchronize(backend, params)["step"]
       3
     """
-    require_backend("synchronize", backend)
     root = backend._rank_number(root, "synchronize", "root")
     if not 0 <= root < backend.size:
         raise InvalidArgumentError(
@@ -87,12 +89,12 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
         return fast.copy()
     flat = trees.flatten(tree)
     if compiled.is_traced(flat.leaves):
-        return compiled_trees.call(
-            backend, flat, signature.is_number, "bcast", act, root=root, timeout=left()
-        )
+        return compiled_trees.call(backend, flat, is_number, "bcast", act, root=root, timeout=left())
     looks = signature.describe_leaves(flat.names, flat.leaves, act, backend)
     clash = views.join_views(flat.names, looks, reads=False)
-    kinds, infos, aliases, _ = looks
+    kinds, infos, aliases = looks.kinds, looks.infos, looks.aliases
+    if looks.problems and objects == "keep":
+        kinds = signature.with_refusals(kinds, looks.problems)
     mine = signature.Description(act, flat.names, kinds, aliases)
     everyone = signature.gather_if_different(backend, mine, left, compared=compared)
     if everyone is not None:
@@ -165,10 +167,10 @@ def _common_aliases(
 
 
 def _warn_about_objects(backend: Group, flat: trees.Flat, which: list[int], left: Timer) -> None:
-    """Warn about those that may differ from rank to rank. Collective where there are any."""
+    """Warn about objects that may differ from rank to rank. Collective if there are any."""
     if not which:
         return
-    mine = [signature.identity_of(flat.leaves[i]) for i in which]
+    mine = [identity_of(flat.leaves[i]) for i in which]
     everyone = backend._allgather_facts(mine, Many((str, None)), left())
     kept = [i for i, *texts in zip(which, *everyone, strict=True) if None in texts or len(set(texts)) > 1]
     if not kept:

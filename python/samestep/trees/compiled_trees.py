@@ -9,6 +9,7 @@ from samestep import arrays
 from samestep.group import compiled
 from samestep.trees import Flat, signature
 from samestep.trees.fusion import timer
+from samestep.trees.identity import passes
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
@@ -40,7 +41,10 @@ def call(
     """
     results = list(flat.leaves)
     moved = [
-        i for i, leaf in enumerate(results) if arrays.is_jax(leaf) or arrays.is_array(leaf) or is_number(leaf)
+        i
+        for i, leaf in enumerate(results)
+        if not arrays.is_float0(leaf)
+        and (arrays.is_jax(leaf) or is_number(leaf) or (arrays.is_array(leaf) and not passes(leaf)))
     ]
     if moved:
         collective = compiled.Collective(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import functools
-import numbers
-import types
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,6 +15,7 @@ from samestep._util.text import by_rank
 from samestep.arrays import ArrayInfo, overlaps
 from samestep.arrays.overlaps import Place
 from samestep.errors import InvalidArgumentError, MismatchError
+from samestep.trees.identity import attributes_text, is_array, is_number
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
@@ -28,6 +26,7 @@ NUMBER = "a number"
 OBJECT = "neither array nor number"
 
 _ON_DEVICE = " on a "  # before the kind of a device
+_REFUSED = "refused: "  # before why the call does not take a leaf
 _ALL_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -51,9 +50,11 @@ class LeafTable(NamedTuple):
     """Index of the first leaf that is the same array: the same elements, though it may be another view."""
     shared: list[list[Place]]
     """Leaves whose memory reaches into each other's, though they may have no element in common; see `views`."""
+    problems: dict[int, str]
+    """Why the elements of an array cannot be sent, by index. Its kind is `OBJECT`."""
 
 
-def describe_leaves(
+def describe_leaves(  # noqa: PLR0912 (a call for each leaf would be felt)
     names: Sequence[str], leaves: Sequence[Any], act: str, backend: Group | None = None
 ) -> LeafTable:
     """Look at all leaves once.
@@ -64,8 +65,7 @@ def describe_leaves(
       backend: the group whose operations will work on the arrays; None if they are only read.
 
     Raises:
-      InvalidArgumentError: an array whose elements cannot be sent, or which is on another device than the group's;
-        says which leaf.
+      InvalidArgumentError: an array is on another device than the group's; says which leaf.
       UnavailableError: the stream of an array is being captured into a graph.
 
     Example:
@@ -84,18 +84,23 @@ def describe_leaves(
     ranges: list[tuple[int, int, bool]] = []
     any_folded = False
     on_device: list[tuple[Any, str, int, int, str]] = []
+    problems: dict[int, str] = {}
     for i, leaf in enumerate(leaves):
         kind, info = "", None
-        if type(leaf) is np.ndarray or arrays.is_array(leaf):
+        is_plain = type(leaf) is np.ndarray
+        if is_plain or is_array(leaf):
             try:
                 dtype, shape, _, nbytes, readonly, contiguous, device, index, address = _core.view_info(leaf)
-            except InvalidArgumentError as error:
-                if not isinstance(leaf, np.ndarray) or leaf.dtype.char not in "OSUMm":
-                    raise InvalidArgumentError(f"{act}: {leaf_text(names[i])}: {error}") from error
-            else:
                 kind = kind_of_array(dtype, shape, device)
                 if device != "cpu" and not contiguous:
-                    kind += _order_text(leaf, readonly, f"{act}: {leaf_text(names[i])}")
+                    kind += _order_text(leaf, readonly)
+                if not is_plain and isinstance(leaf, np.ndarray):
+                    kind += attributes_text(leaf)
+            except InvalidArgumentError as error:
+                kind = _kind_of_other(leaf)
+                if kind == OBJECT and not (isinstance(leaf, np.ndarray) and leaf.dtype.char in "OSUTMm"):
+                    problems[i] = str(error)
+            else:
                 info = ArrayInfo(dtype, shape, nbytes, not readonly, contiguous, device)
                 if nbytes:
                     with_memory.append(i)
@@ -112,22 +117,22 @@ def describe_leaves(
         _core.check_leaves(None if backend is None else backend._comm, on_device)
     aliases = list(range(len(leaves)))
     if not any_folded and (len(ranges) < 2 or _core.find_conflict(ranges) is None):
-        return LeafTable(kinds, infos, aliases, [])
+        return LeafTable(kinds, infos, aliases, [], problems)
     places = [overlaps.place(i, leaves[i]) for i in with_memory]
     first: dict[Any, int] = {}
     for one in places:
         aliases[one.leaf] = first.setdefault((one.address, one.strides, kinds[one.leaf]), one.leaf)
-    return LeafTable(kinds, infos, aliases, list(overlaps.neighbours(places)))
+    return LeafTable(kinds, infos, aliases, list(overlaps.neighbours(places)), problems)
 
 
-def _order_text(leaf: Any, readonly: bool, where: str) -> str:
+def _order_text(leaf: Any, readonly: bool) -> str:
     """Elements in device memory are taken as they lie, so that ranks must have them in the same order."""
     order = _core.memory_order(leaf)
     if order is None:
-        raise InvalidArgumentError(f"{where}: an array with gaps in device memory; pass a contiguous copy")
+        raise InvalidArgumentError("an array with gaps in device memory; pass a contiguous copy")
     if order and readonly:  # what it becomes is a new array, in row-major order
         raise InvalidArgumentError(
-            f"{where}: a read-only array in device memory that is not row-major; pass a contiguous copy"
+            "a read-only array in device memory that is not row-major; pass a contiguous copy"
         )
     return f" with axes {order} from the outermost to the innermost" if order else ""
 
@@ -145,33 +150,35 @@ def _with_memory(kind: str) -> str:
 def _kind_of_other(leaf: Any) -> str:
     if leaf is None:
         return ABSENT
+    if arrays.is_float0(leaf):
+        return kind_of_array("float0", leaf.shape)
     return NUMBER if is_number(leaf) else OBJECT
 
 
-def is_number(leaf: Any) -> bool:
-    """A Python number, or a NumPy scalar that is not a text."""
-    if isinstance(leaf, np.generic):
-        return not isinstance(leaf, (np.flexible, np.object_))
-    return isinstance(leaf, numbers.Number)
+def with_refusals(kinds: Sequence[str], refusals: Mapping[int, str]) -> list[str]:
+    """The kinds of leaves, some of which the call does not take. Ranks that compare them all raise."""
+    result = list(kinds)  # the table keeps its own
+    for i, why in refusals.items():
+        result[i] = _REFUSED + why
+    return result
 
 
-def identity_of(leaf: Any) -> str | None:
-    """A text that is equal on ranks where `leaf`, which is not an array, means the same; None if that cannot be known.
+def raise_refused(group: str, everyone: Sequence[Description]) -> None:
+    """Raise InvalidArgumentError, the same on every rank, for the first leaf that some rank's call does not take."""
+    for rank, (act, names, kinds, _) in enumerate(everyone):
+        if (found := first_refused(names, kinds)) is not None:
+            where = f" on rank {rank}" if len(everyone) > 1 else ""
+            raise InvalidArgumentError(f"{act} in group {group}: {leaf_text(found[0])}{where}: {found[1]}")
 
-    Example:
-      >>> identity_of(np.linalg.norm), identity_of("sum"), identity_of(object())
-      ('numpy.linalg.norm', "'sum'", None)
-    """
-    if leaf is None or isinstance(leaf, (str, bytes, enum.Enum)) or is_number(leaf):
-        return repr(leaf)
-    if isinstance(leaf, functools.partial):
-        return identity_of((leaf.func, leaf.args, *leaf.keywords.items()))
-    if isinstance(leaf, (tuple, list)):
-        parts = [identity_of(part) for part in leaf]
-        return None if None in parts else str(parts)
-    name = getattr(leaf, "__qualname__", getattr(leaf, "__name__", None))
-    has_state = not isinstance(getattr(leaf, "__self__", None), (type(None), types.ModuleType, type))
-    return f"{leaf.__module__}.{name}" if callable(leaf) and name and not has_state else None
+
+def first_refused(names: Sequence[str], kinds: Sequence[str]) -> tuple[str, str] | None:
+    """The name of the first leaf that the call does not take, and why; None if it takes all."""
+    if _REFUSED not in "\0".join(kinds):  # a loop would be felt
+        return None
+    refused = (
+        (n, k.removeprefix(_REFUSED)) for n, k in zip(names, kinds, strict=True) if k.startswith(_REFUSED)
+    )
+    return next(refused, None)
 
 
 def same_everywhere(backend: Group, digest: int, timeout: float | None) -> bool:
@@ -211,8 +218,12 @@ def gather_if_different(
       mine: what this rank holds.
       timeout: seconds left.
       compared: this rank has given the digest of a plain tree, which differed from what others gave.
+
+    Raises:
+      InvalidArgumentError: on all ranks: the call does not take a leaf of some rank.
     """
     if backend.size == 1:
+        raise_refused(backend.name, [mine])
         return None
     if compared:
         return _gather_all(backend, mine, timeout())
@@ -222,13 +233,17 @@ def gather_if_different(
     text = "\0".join([mine.act, *mine.names, *mine.kinds, *shared])
     digest = int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
     if same_everywhere(backend, digest, timeout()):
+        if _REFUSED in text:
+            raise_refused(backend.name, [mine])
         return None
     return _gather_all(backend, mine, timeout())
 
 
 def _gather_all(backend: Group, mine: Description, timeout: float | None) -> list[Description]:
     layout = [str, Many(str), Many(str), Many(int)]
-    return [Description(*entry) for entry in backend._allgather_facts(mine, layout, timeout)]
+    everyone = [Description(*entry) for entry in backend._allgather_facts(mine, layout, timeout)]
+    raise_refused(backend.name, everyone)
+    return everyone
 
 
 def check_same(

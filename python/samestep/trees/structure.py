@@ -1,8 +1,9 @@
 """Trees of arrays: their leaves, the names of the leaves, and how to rebuild the tree.
 
-A node is a dict, list, tuple, named tuple, deque, dataclass, a torch `Module` or `Optimizer`, or anything
-registered with JAX. All else is a leaf, None included, so that None on one rank can be distinguished
-from an array on another. The order of leaves depends on names alone: dicts go by sorted key, except an `OrderedDict`.
+A node is a dict, list, tuple, named tuple, deque, dataclass, a class of attrs, a namespace, a torch `Module` or
+`Optimizer`, anything registered with JAX, or any other mapping or sequence that a trial shows can be built again with
+other values. All else is a leaf, None included, so that None on one rank can be distinguished from an array on another.
+The order of leaves depends on names alone: mappings go by sorted key, except an `OrderedDict`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,31 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from samestep.trees.adapters import Node, expand_jax, expand_torch
+from samestep.trees.identity import key_text
 
 _ATOMS = frozenset([type(None), bool, int, float, complex, str, bytes])
+_MAPPINGS = (dict, collections.UserDict)  # that `copy.copy` copies with their entries
+_LISTS = (list, collections.deque, collections.UserList)
+_USUAL = (dict, tuple, *_LISTS)
+_NO_NODES = (str, bytes, bytearray, memoryview, range)
+_BUILT_FOR_SURE = frozenset(
+    [dict, list, tuple, collections.deque, collections.OrderedDict, collections.defaultdict]
+)
+_KEYS_IN_ORDER: tuple[set[type], ...] = (set(), {str}, {int})
+DEEPEST = 200
+"""Containers in containers. Deeper ones are leaves, as is one that holds itself."""
+
+_Rebuild = Callable[[list[Any]], Any]
+_built_before: weakref.WeakSet[type] = weakref.WeakSet()
+"""Classes with fields of which one instance has been built again."""
 
 
 class Flat(NamedTuple):
@@ -62,8 +80,10 @@ def _is_leaf(tree: Any) -> bool:
     return type(tree) in _ATOMS or hasattr(type(tree), "__dlpack__")
 
 
-def _visit(tree: Any, name: str, names: list[str], leaves: list[Any]) -> Callable[[Iterator[Any]], Any]:
-    node = None if _is_leaf(tree) else _open(tree)
+def _visit(
+    tree: Any, name: str, names: list[str], leaves: list[Any], depth: int = 0
+) -> Callable[[Iterator[Any]], Any]:
+    node = None if _is_leaf(tree) or depth > DEEPEST else _open(tree)
     if node is None:
         names.append(name)
         leaves.append(tree)
@@ -75,41 +95,123 @@ def _visit(tree: Any, name: str, names: list[str], leaves: list[Any]) -> Callabl
             leaves.append(child)
             builds.append(next)
         else:
-            builds.append(_visit(child, name + key, names, leaves))
+            builds.append(_visit(child, name + key, names, leaves, depth + 1))
     return lambda values: node.rebuild([build(values) for build in builds])
 
 
 def _open(tree: Any) -> Node | None:
-    if isinstance(tree, dict):
-        keys = list(tree) if isinstance(tree, collections.OrderedDict) else _sorted_keys(tree)
-        return Node(
-            [f"[{key!r}]" for key in keys], [tree[key] for key in keys], lambda v: _with_items(tree, keys, v)
+    if type(tree) is dict:  # without the ways below, which would be felt
+        keys, names = _named_keys(tree)
+        children = [tree[key] for key in keys]
+        return None if names is None else Node(names, children, lambda v: _with_items(tree, keys, v))
+    if isinstance(tree, _USUAL):
+        usual = _open_items(tree)
+        if usual is not None or type(tree) in _BUILT_FOR_SURE:
+            return usual
+    if (known := expand_torch(tree) or expand_jax(tree)) is not None:
+        return known
+    fields = _fields_of(tree)
+    if fields is None:
+        return (
+            None
+            if not isinstance(tree, (Mapping, Sequence)) or isinstance(tree, _NO_NODES)
+            else _open_items(tree)
         )
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return Node([f".{field}" for field in tree._fields], tree, type(tree)._make)  # type: ignore[attr-defined]
-    if isinstance(tree, tuple):
-        return Node([f"[{i}]" for i in range(len(tree))], tree, type(tree))
-    if isinstance(tree, (list, collections.deque)):
-        return Node(
-            [f"[{i}]" for i in range(len(tree))], tree, lambda v: _with_items(tree, range(len(tree)), v)
-        )
-    return expand_torch(tree) or expand_jax(tree) or _open_dataclass(tree)
+    children = [getattr(tree, f) for f in fields]
+    node = Node([f".{f}" for f in fields], children, lambda v: _with_fields(tree, fields, v))
+    if type(tree) not in _built_before:
+        if not _is_rebuilt(tree, node):
+            return None
+        _built_before.add(type(tree))
+    return node
 
 
-def _open_dataclass(tree: Any) -> Node | None:
-    if not dataclasses.is_dataclass(tree) or isinstance(tree, type):
+def _fields_of(tree: Any) -> list[str] | None:
+    """The fields of a dataclass, a class of attrs or a namespace; None for all else."""
+    if isinstance(tree, types.SimpleNamespace):
+        return sorted(vars(tree))
+    fields: Any = getattr(type(tree), "__attrs_attrs__", None)
+    if dataclasses.is_dataclass(type(tree)):
+        fields = dataclasses.fields(tree)
+    return None if fields is None else [field.name for field in fields if hasattr(tree, field.name)]
+
+
+def _open_items(tree: Any) -> Node | None:
+    """Open a mapping or sequence in the first way of building it that a trial shows to be right."""
+    try:
+        for node in _ways_to_build(tree):
+            if type(tree) in _BUILT_FOR_SURE or _is_rebuilt(tree, node):
+                return node
+    except Exception:  # of an entry that cannot be read; an error here would leave the other ranks waiting
         return None
-    fields = [field.name for field in dataclasses.fields(tree) if hasattr(tree, field.name)]
-    return Node(
-        [f".{f}" for f in fields], [getattr(tree, f) for f in fields], lambda v: _with_fields(tree, fields, v)
+    return None
+
+
+def _ways_to_build(tree: Any) -> Iterator[Node]:
+    if isinstance(tree, (dict, Mapping)):
+        keys, names = _named_keys(tree)
+        if names is None:
+            return
+        children = [tree[key] for key in keys]
+        if isinstance(tree, _MAPPINGS):
+            yield Node(names, children, lambda v: _with_items(tree, keys, v))
+        yield Node(names, children, lambda v: type(tree)(dict(zip(keys, v, strict=True))))  # type: ignore[call-arg]
+    elif isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        fields = [f".{field}" for field in tree._fields]
+        yield Node(fields, tree, lambda v: _with_attributes_of(tree, type(tree)._make(v)))  # type: ignore[attr-defined]
+    else:
+        names = [f"[{i}]" for i in range(len(tree))]
+        if isinstance(tree, _LISTS):
+            yield Node(names, tree, lambda v: _with_items(tree, range(len(tree)), v))
+        yield Node(names, tree, type(tree))
+        if isinstance(tree, tuple):  # a class with other arguments
+            yield Node(names, tree, lambda v: _with_attributes_of(tree, tuple.__new__(type(tree), v)))
+
+
+def _is_rebuilt(tree: Any, node: Node) -> bool:
+    """Whether building `tree` from its own children gives another object of the same class, children and attributes."""
+    if isinstance(tree, tuple) and hasattr(tree, "_fields") and not hasattr(tree, "__dict__"):
+        return True  # the usual named tuple, which has nothing else
+    try:
+        new = node.rebuild(list(node.children))
+        if type(new) is not type(tree) or (new is tree and node.names):
+            return False
+        if isinstance(tree, (dict, Mapping)):
+            again = [new[key] for key in _named_keys(tree)[0]] if len(new) == len(tree) else []
+        else:
+            fields = _fields_of(tree)
+            again = list(new) if fields is None else [getattr(new, field) for field in fields]
+    except Exception:
+        return False
+    is_same = len(again) == len(node.names) and all(a is b for a, b in zip(again, node.children, strict=True))
+    return is_same and _attributes_are_kept(tree, new)
+
+
+def _attributes_are_kept(tree: Any, new: Any) -> bool:
+    old, kept = getattr(tree, "__dict__", {}), getattr(new, "__dict__", {})
+    return old.keys() <= kept.keys() and all(
+        value is kept[name]
+        or (type(value) is type(kept[name]) and (type(value) not in _ATOMS or value == kept[name]))
+        for name, value in old.items()
     )
 
 
-def _sorted_keys(mapping: Mapping[Any, Any]) -> list[Any]:
-    try:
-        return sorted(mapping)
-    except TypeError:  # keys of several types, e.g. int and str
-        return sorted(mapping, key=lambda key: (type(key).__name__, repr(key)))
+def _named_keys(mapping: Mapping[Any, Any]) -> tuple[list[Any], list[str] | None]:
+    """The keys in an order that depends on names alone, and these; None if keys have no names, or one name."""
+    keys, in_order = list(mapping), isinstance(mapping, collections.OrderedDict)
+    if set(map(type, keys)) in _KEYS_IN_ORDER:
+        if not in_order:
+            keys.sort()
+        return keys, [f"[{key!r}]" for key in keys]
+    texts = [key_text(key) for key in keys]
+    named = [
+        (type(key).__name__, text, key) for key, text in zip(keys, texts, strict=True) if text is not None
+    ]
+    if len(named) < len(keys) or len(set(texts)) < len(keys):
+        return keys, None
+    if not in_order:
+        named.sort(key=lambda entry: entry[:2])
+    return [key for *_, key in named], [f"[{text}]" for _, text, _ in named]
 
 
 def _with_items(container: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
@@ -123,4 +225,10 @@ def _with_fields(record: Any, fields: Sequence[str], values: Sequence[Any]) -> A
     new = copy.copy(record)
     for field, value in zip(fields, values, strict=True):
         object.__setattr__(new, field, value)  # frozen ones too
+    return new
+
+
+def _with_attributes_of(old: Any, new: Any) -> Any:
+    if hasattr(old, "__dict__"):
+        new.__dict__.update(old.__dict__)
     return new

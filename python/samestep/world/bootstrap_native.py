@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from samestep import _core, _settings
@@ -16,7 +15,7 @@ from samestep.rendezvous import descriptors, interfaces, mesh, pmi
 from samestep.rendezvous.rendezvous import Rendezvous, join, open_rendezvous
 from samestep.world import equal_settings, transports
 
-__all__ = ["Group", "World", "communicator_over", "group_over", "open_world"]
+__all__ = ["Group", "communicator_over", "group_over", "open_world"]
 
 _LAYOUT = [str, Map(str)]
 _LAYOUT_WITH_CPUS = [str, Many(int), Map(str)]
@@ -32,24 +31,21 @@ class Group(NamedTuple):
     """Of each rank."""
 
 
-class World(NamedTuple):
-    """A communicator of all ranks, and what belongs to it."""
-
-    comm: _core.Communicator
-    leave: Callable[[], None]
-    """To be called when it has ended."""
-    proved: bool
-    """The ranks have proved that they know one secret, or run as one user on this host."""
-
-
-def open_world(method: str | None, rank: int | None, world_size: int | None, timeout: float) -> World:
+def open_world(
+    method: str | None, rank: int | None, world_size: int | None, timeout: float
+) -> tuple[_core.Communicator, bool]:
     """Brings the ranks of the job together. Collective.
+
+    Where they have met is free for others as soon as rank 0 makes its first call over the communicator.
 
     Args:
       method: as in `open_rendezvous`; None = `env://` where a launcher started several ranks, else a world of one.
       rank, world_size: of this rank; None = as the launcher says. They win over its variables where `method`
         is given, and have to agree with it where it is not.
       timeout: seconds for all to come.
+
+    Returns:
+      As `communicator_over`.
 
     Raises:
       InvalidArgumentError, MismatchError, TimeoutError, UnavailableError: as `open_rendezvous`.
@@ -63,16 +59,16 @@ def open_world(method: str | None, rank: int | None, world_size: int | None, tim
         raise UnavailableError(f"initialize: {descriptors.reason(error)}") from error
 
 
-def _open_world(method: str | None, rank: int | None, world_size: int | None, timeout: float) -> World:
+def _open_world(
+    method: str | None, rank: int | None, world_size: int | None, timeout: float
+) -> tuple[_core.Communicator, bool]:
     interfaces.check_names(os.environ)
-    started_by = launchers.launcher()
+    started_by, env = launchers.launcher(), launchers.own_variables()
     if method is None:
         _check_claims(started_by, rank, world_size)
-        if not started_by.name and rank is None and world_size is None and (wrong := launchers.half_set()):
-            raise InvalidArgumentError(f"initialize: {wrong}")
         if (world_size or started_by.size) == 1:
-            return World(_core.make_self_communicator("world"), _nothing, True)
-        tells_place = "MASTER_PORT" in os.environ or launchers.slurm_meeting() is not None
+            return _core.make_self_communicator("world"), True
+        tells_place = "MASTER_PORT" in env or launchers.slurm_meeting(env) is not None
         if started_by.name in launchers.MPI_LAUNCHERS and not tells_place:
             if pmi.FD not in os.environ:
                 raise UnavailableError(_no_place(started_by))
@@ -85,17 +81,14 @@ def _meet_through_pmi(timeout: float) -> Rendezvous:
     return join(*pmi.open_store(os.environ, timeout, address), timeout, owned=True)
 
 
-def _over(rendezvous: Rendezvous, timeout: float) -> World:
+def _over(rendezvous: Rendezvous, timeout: float) -> tuple[_core.Communicator, bool]:
     try:
-        comm, proved = communicator_over(rendezvous, timeout)
-        return World(comm, rendezvous.close, proved)
+        found = communicator_over(rendezvous, timeout)
     except BaseException:
         rendezvous.close()
         raise
-
-
-def _nothing() -> None:
-    pass
+    rendezvous.close(timeout)  # by then the others have, too, or are on their way
+    return found
 
 
 def communicator_over(

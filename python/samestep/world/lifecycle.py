@@ -9,7 +9,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from samestep import _core, _settings
@@ -23,7 +24,7 @@ from samestep.errors import InvalidArgumentError, NotInitializedError, Unavailab
 from samestep.gpu import discovery
 from samestep.group import hosts, json_exchange, trust
 from samestep.group.group import warn
-from samestep.world import crash_report, environment, equal_settings, transports
+from samestep.world import children, crash_report, environment, equal_settings, transports
 from samestep.world.choice import Facts, check_launch, choose
 from samestep.world.device_assignment import assign_device
 
@@ -34,6 +35,8 @@ __all__ = [
     "initialize",
     "initialized",
     "missing",
+    "note_world_of_torch",
+    "own_world",
 ]
 
 DEFAULT_TIMEOUT = 600.0  # seconds
@@ -59,6 +62,7 @@ missing = Missing.missing
 _Devices = Sequence[int] | Missing | None
 
 _world: Backend | None = None
+_world_of_torch: weakref.ref[Backend] | None = None  # that of `torch.distributed`, which ends it
 _opening = threading.RLock()  # held by the thread that opens the world; the others get the same one
 _arguments: dict[str, Any] = {}
 _at_exit_registered = False
@@ -120,6 +124,8 @@ def initialize(
         "timeout": timeout,
         "shared_arrays": shared_arrays,
     }
+    if (instead := children.stand_in(arguments)) is not None:
+        return instead
     with _opening:
         world = _world  # read once: another thread may call finalize
         if world is not None and not world.closed:
@@ -127,6 +133,7 @@ def initialize(
         with _core.UserCall("initialize"):
             world = _open(requested, arguments)
         _world, _arguments = world, arguments
+        children.claim()
         if shared_arrays:
             _share_arrays(world)
         return world
@@ -195,6 +202,7 @@ def _same_world(world: Backend, requested: str, arguments: dict[str, Any]) -> Ba
 
 def _open(requested: str, arguments: dict[str, Any]) -> Backend:
     crash_report.install()  # first, so that a launcher learns why ranks did not meet, too
+    _check_variables(arguments)
     timeout = _seconds("timeout", arguments["timeout"], _settings.TIMEOUT, DEFAULT_TIMEOUT)
     prepare_core()
     found = environment.visible_devices(
@@ -205,20 +213,24 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
     # Whether NCCL can be had is for all ranks to know, once they have met.
     choice = choose(known, "" if requested == "nccl" else requested)
     if choice.host == "mpi":
-        comm, leave, proved = _open_mpi(known, arguments, timeout), _nothing, True
+        comm, proved = _open_mpi(known, arguments, timeout), True
     else:
         from samestep.world import bootstrap_native
 
         how = {name: arguments[name] for name in ("rank", "world_size")}
-        comm, leave, proved = bootstrap_native.open_world(arguments["init_method"], **how, timeout=timeout)
-    try:
-        devices = found[0] if found else None
-        world = _world_over(comm, requested, choice.host, devices, known, arguments, timeout, leave, proved)
-    except BaseException:
-        leave()
-        raise
+        comm, proved = bootstrap_native.open_world(arguments["init_method"], **how, timeout=timeout)
+    devices = found[0] if found else None
+    world = _world_over(comm, requested, choice.host, devices, known, arguments, timeout, proved)
     _register_at_exit()
     return world
+
+
+def _check_variables(arguments: dict[str, Any]) -> None:
+    """Raises InvalidArgumentError where the variables of launchers do not make this process a rank of one job."""
+    said = any(arguments[name] is not None for name in ("init_method", "rank", "world_size"))
+    if not said and (wrong := launchers.problem()):
+        raise InvalidArgumentError(f"initialize: {wrong}")
+    children.refuse_child(arguments)
 
 
 def prepare_core() -> None:
@@ -236,10 +248,6 @@ def prepare_core() -> None:
         _core.select_isa(isa)
 
 
-def _nothing() -> None:
-    pass
-
-
 def _world_over(  # noqa: PLR0917 - as they were found, one after the other
     comm: _core.Communicator,
     requested: str,
@@ -248,7 +256,6 @@ def _world_over(  # noqa: PLR0917 - as they were found, one after the other
     known: Facts,
     arguments: dict[str, Any],
     timeout: float,
-    at_end: Callable[[], None],
     proved: bool,
 ) -> Backend:
     mine = RankInfo(
@@ -277,7 +284,6 @@ def _world_over(  # noqa: PLR0917 - as they were found, one after the other
         timeout=timeout,
         device=device,
         world_hosts=everywhere,
-        at_end=at_end,
         bootstrap_comm=bootstrap_comm,
         trusted=_are_trusted(table, comm.rank),
     )
@@ -358,6 +364,11 @@ def _open_mpi(known: Facts, arguments: dict[str, Any], timeout: float) -> _core.
         raise InvalidArgumentError(
             f"initialize: init_method {method!r} is not for MPI, whose launcher brings the ranks together; leave it out"
         )
+    if known.launcher not in launchers.MPI_LAUNCHERS and launchers.own_variables() is not os.environ:
+        raise UnavailableError(
+            f"initialize: MPIBackend cannot be used: {known.launcher_text} has started this process without MPI, "
+            "inside a rank of an MPI job; use NativeBackend, or start with `samestep run --mpi`"
+        )
     loaded = bootstrap_mpi.load()
     check_launch(known, loaded.size, loaded.description)
     _check_claim("world_size", arguments["world_size"], loaded.size)
@@ -411,7 +422,7 @@ def _at_exit() -> None:
         _core.exit_watchdog(_world.timeout, 1, why)
     if _world is None or _world.closed:
         return
-    ended = "its program has ended, without this call"
+    ended = "its program exited before making this call"
     if error is not None:
         ended = f"its process ended with {error_line(error)}"
     _world._abandon(ended, finished=error is None)
@@ -442,24 +453,45 @@ def initialized(backend: type[Backend] | BackendName | None = None) -> bool:
       (True, False)
     """
     requested = _name_of(backend)
+    world = _any_world()
+    return world is not None and requested in ("", world.kind)
+
+
+def own_world() -> Backend | None:
+    """The world that `initialize` has opened, until it is closed."""
     world = _world  # read once: another thread may call finalize
-    return world is not None and not world.closed and requested in ("", world.kind)
+    return None if world is None or world.closed else world
+
+
+def note_world_of_torch(world: Backend) -> None:
+    """Make `get_distributed_backend` find the world of `torch.distributed` where `initialize` has opened none."""
+    global _world_of_torch  # noqa: PLW0603
+    _world_of_torch = weakref.ref(world)
+
+
+def _any_world() -> Backend | None:
+    of_torch = None if _world_of_torch is None else _world_of_torch()
+    return own_world() or (None if of_torch is None or of_torch.closed else of_torch)
 
 
 def get_distributed_backend(backend: type[Backend] | BackendName | None = None) -> Backend:
     """The world's backend: the same object that `initialize` returned, every time.
 
+    Without `initialize`, that of `torch.distributed.init_process_group("samestep")`, until it is destroyed.
+
     Raises:
       NotInitializedError: there is no world, or it is of another backend.
     """
     requested = _name_of(backend)
-    world = _world  # read once: another thread may call finalize
-    if world is not None and not world.closed and requested in ("", world.kind):
+    world = _any_world()
+    if world is not None and requested in ("", world.kind):
         return world
     argument = f"samestep.{_CLASSES[requested].__name__}" if requested else ""
     call = f"samestep.initialize({argument})"
-    if world is not None and not world.closed:
+    if world is not None:
         raise NotInitializedError(f"the world's backend is {world.kind!r}; {call} has not been called")
+    if children.stood_in():
+        raise NotInitializedError(children.refusal("get_distributed_backend"))
     raise NotInitializedError(f"there is no backend: call {call} first")
 
 
@@ -468,5 +500,6 @@ def finalize() -> None:
     global _world
     world, _world = _world, None
     if world is not None:
+        children.release()
         with _core.UserCall("finalize"):
             world.close()

@@ -60,6 +60,18 @@ def reduce_arrays():
     assert synchronized.sharding == whole.sharding
     np.testing.assert_array_equal(synchronized, np.arange(4.0))
 
+    on_second = jax.device_put(jnp.arange(4.0) + backend.rank, jax.devices()[1])
+    assert checked(backend.allreduce, on_second).sharding == on_second.sharding
+    with jax.default_device(jax.devices()[1]):
+        anywhere = jnp.arange(4.0) + backend.rank
+    for reduced in (checked(backend.allreduce, anywhere), checked(reduce, anywhere)):
+        assert reduced.devices() == {jax.devices()[1]} and not reduced.committed
+        np.testing.assert_array_equal(
+            reduced + parts * 0, total
+        )  # an uncommitted one goes where its partners are
+    rows = jax.device_put(jnp.ones((2, 3)), NamedSharding(mesh, P(None, None)))
+    assert backend.reduce_scatter(rows).sharding.is_equivalent_to(NamedSharding(mesh, P()), 1)
+
     checked(jax.jit(reduce), whole)
     checked(jax.jit(reduce), parts)  # the compiler gathers them
     assert_refused("device_put", backend.allreduce, parts)

@@ -1,0 +1,192 @@
+"""Arguments of `update` besides the gradients, the state and the parameters: equal on all ranks, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samestep import arrays, trees
+from samestep.errors import InvalidArgumentError
+from samestep.group import compiled
+from samestep.group.backend_argument import takes_backend
+from samestep.reduce_ops import Op, ReduceOp, resolve
+from samestep.step import state_hash
+from samestep.step.gradients import allreduce_gradients, allreduce_tree
+from samestep.trees.adapters import expand_jax
+from samestep.trees.identity import identity_of
+
+if TYPE_CHECKING:
+    from samestep.group.group import Group
+
+__all__ = ["KEPT", "averaged", "reduce_all"]
+
+_REDUCED = ("value", "grad")  # as optax names the loss and its gradient
+_FUNCTION = "value_fn"  # and the function that computes the loss
+KEPT = ("state", "params")
+_WHOLE = (int, np.integer)  # their mean would be rounded down
+_CURE = (
+    "; update averages value, grad and value_fn, and other extra arguments must be equal on all ranks: average them "
+    "first"
+)
+_ANOTHER_MEAN = (
+    "and its mean over all ranks would be the plain one, but here is a weight or an op other than AVG"
+)
+
+
+@takes_backend
+def averaged(backend: Group, function: Callable[..., Any]) -> Averaged:
+    """The mean over all ranks of a function of the parameters, for optimizers that evaluate it.
+
+    The function that is returned is collective: all ranks call it with equal parameters. Under JAX it can be
+    differentiated, in reverse mode: the gradient is the mean of all ranks' gradients, on every rank.
+
+    `DistributedOptimizer` does this to `value_fn` itself, and refuses functions by other names that have not gone
+    through it.
+
+    Args:
+      backend: the group.
+      function: of the parameters, which come first, and of anything; returns a tree of numbers and arrays.
+
+    Example:
+      >>> import samestep as ss
+      >>> from samestep.optimizer import averaged
+      >>> mean_loss = averaged(ss.initialize(), lambda w: (w - 1.0) ** 2)
+      >>> mean_loss(3.0)
+      4.0
+    """
+    return function if isinstance(function, Averaged) else Averaged(backend, function)
+
+
+class Averaged:
+    """What `averaged` returns."""
+
+    def __init__(self, backend: Group, function: Callable[..., Any]) -> None:
+        self.backend, self.function = backend, function
+        self.__name__ = "averaged"  # ranks compare functions by name
+
+    def __call__(self, params: Any, *args: Any, **kwargs: Any) -> Any:
+        """The mean over all ranks of what `function` returns. Collective."""
+        if compiled.is_traced(trees.flatten(params).leaves):
+            params = self._common(params)
+        return allreduce_tree(self.backend, self.function(params, *args, **kwargs), ReduceOp.AVG)
+
+    def _common(self, params: Any) -> Any:
+        """`params`, which are equal on all ranks: what is differentiated by them has the mean of all gradients."""
+        import jax
+
+        common = jax.custom_vjp(lambda tree: tree)
+        common.defvjp(
+            lambda tree: (tree, None),
+            lambda _, change: (allreduce_tree(self.backend, change, ReduceOp.AVG),),
+        )
+        return common(params)
+
+
+def reduce_all(
+    backend: Group,
+    act: str,
+    grads: Any,
+    extra: dict[str, Any],
+    op: Op | None,
+    *,
+    weight: float | None = None,
+    no_functions: str = "",
+) -> tuple[Any, dict[str, Any]]:
+    """Reduce the gradients, and with them the extra arguments `value`, `grad` and `value_fn`. Collective.
+
+    Args:
+      backend: the group.
+      act: what the user called.
+      grads: as for `allreduce_gradients`.
+      extra: arguments by name; "state" and "params" are left as they are.
+      op, weight: as for `allreduce_gradients`; `op` None where nothing is to be reduced.
+      no_functions: why functions cannot be averaged; "" if they can.
+
+    Returns:
+      Both, reduced; a function `value_fn` as `Averaged`.
+
+    Raises:
+      MismatchError: on all ranks: another argument, or without `op` any, differs between ranks; names it.
+      InvalidArgumentError: on all ranks: another argument is a function, or cannot be compared; names it.
+    """
+    own: dict[str, Any] = {}
+    if backend.size > 1 and extra:
+        if op is not None:
+            own = {k: extra[k] for k in _REDUCED if k in extra and _is_numeric(extra[k])}
+            if weight is not None or resolve(op) != resolve(ReduceOp.AVG):
+                no_functions = no_functions or _ANOTHER_MEAN
+        if callable(extra.get(_FUNCTION)) and not no_functions:
+            extra = {**extra, _FUNCTION: averaged(backend, extra[_FUNCTION])}
+        others = {k: v for k, v in extra.items() if k not in own and k not in KEPT}
+        if others:
+            _require_equal(backend, act, others, no_functions)
+    if op is None:
+        return grads, extra
+    if not own:
+        return allreduce_gradients(backend, grads, op, weight=weight), extra
+    again = [k for k, v in own.items() if v is grads]
+    once = {k: float(v) if isinstance(v, _WHOLE) else v for k, v in own.items() if k not in again}
+    grads, once = allreduce_gradients(backend, (grads, once), op, weight=weight)
+    return grads, {**extra, **once, **dict.fromkeys(again, grads)}
+
+
+def _is_numeric(tree: Any) -> bool:
+    leaves = [leaf for leaf in trees.flatten(tree).leaves if leaf is not None]
+    return bool(leaves) and all(map(_is_numeric_leaf, leaves))
+
+
+def _is_numeric_leaf(leaf: Any) -> bool:
+    is_number = isinstance(leaf, np.number) or type(leaf) in (int, float, complex)
+    return is_number or arrays.is_jax(leaf) or arrays.is_array(leaf) or arrays.is_float0(leaf)
+
+
+def _require_equal(backend: Group, act: str, extra: dict[str, Any], no_functions: str) -> None:
+    """Check that arguments are equal on all ranks, and that they are nothing that cannot be compared."""
+    refusals: list[str] = []
+    known: dict[str, Any] = {}
+    in_program: dict[str, Any] = {}
+    for name, value in extra.items():
+        leaves = trees.flatten(value).leaves
+        if refusal := _refusal(f"{act}: {name}", [value] if callable(value) else leaves, name, no_functions):
+            refusals.append(refusal)
+            known[name] = refusal  # so that all ranks raise the same error, whichever of them it is about
+        elif compiled.is_traced(leaves):
+            in_program[name] = [_without_type(leaf) for leaf in leaves if _is_numeric_leaf(leaf)]
+            known[name] = [leaf for leaf in leaves if not _is_numeric_leaf(leaf)]
+        else:
+            known[name] = value
+    state_hash.same(backend, known, act=act, when=_CURE)
+    if refusals:
+        raise InvalidArgumentError(refusals[0])
+    if not in_program:
+        return
+    group, flat = compiled.group_of(backend), trees.flatten(in_program)
+
+    def compare(*values: Any) -> list[Any]:
+        state_hash.same(group, flat.rebuild(values), act=act, when=_CURE)
+        return list(values)
+
+    compiled.call_function(act, compare, flat.leaves)
+
+
+def _without_type(leaf: Any) -> Any:
+    """A random key that JAX traces as its data, which alone has elements; all else as it is."""
+    node = expand_jax(leaf)
+    return leaf if node is None else node.children[0]
+
+
+def _refusal(where: str, leaves: list[Any], name: str, no_functions: str) -> str:
+    """Why the leaves of an argument are not passed on; "" if they are once ranks have found them equal."""
+    for leaf in leaves:
+        if callable(leaf) and no_functions:
+            return f"{where} is a function, {no_functions}"
+        if callable(leaf) and not isinstance(leaf, Averaged):
+            return (
+                f"{where} is a function, which may use the data of this rank alone; pass "
+                f"{name}=samestep.optimizer.averaged(backend, {name}), its mean over all ranks"
+            )
+        if not callable(leaf) and not _is_numeric_leaf(leaf) and identity_of(leaf) is None:
+            return f"{where} is of type {type(leaf).__name__}, which ranks cannot compare; pass arrays or numbers"
+    return ""
