@@ -56,7 +56,7 @@ def steps(axes: Any, run: dict[str, Any]) -> None:
         middle = [max(value, 0.0) for value, _, _ in found]
         spread = [
             [m - max(low, 0.0) for m, (_, low, _) in zip(middle, found, strict=True)],
-            [high - m for m, (_, _, high) in zip(middle, found, strict=True)],
+            [max(high, 0.0) - m for m, (_, _, high) in zip(middle, found, strict=True)],
         ]
         axes.bar(
             left, middle, 0.34, yerr=spread, color=color, label=name, error_kw={"linewidth": 1, "ecolor": INK}
