@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -13,6 +14,7 @@ from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.backend_argument import takes_backend
 from samestep.trees import compiled_trees, scalars, signature, views
+from samestep.trees.adapters import is_torch_module
 from samestep.trees.fusion import Timer, bcast_leaves, fused, timer
 from samestep.trees.identity import identity_of, is_number
 
@@ -90,6 +92,8 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
     flat = trees.flatten(tree)
     if compiled.is_traced(flat.leaves):
         return compiled_trees.call(backend, flat, is_number, "bcast", act, root=root, timeout=left())
+    if is_torch_module(tree):  # DistributedOptimizer looks there for parameters that no optimizer has
+        backend._cache.setdefault("modules", weakref.WeakSet()).add(tree)
     looks = signature.describe_leaves(flat.names, flat.leaves, act, backend)
     clash = views.join_views(flat.names, looks, reads=False)
     kinds, infos, aliases = looks.kinds, looks.infos, looks.aliases
