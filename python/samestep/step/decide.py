@@ -61,6 +61,8 @@ def _unknown_text(leaf: Any) -> str:
 
 def _is_finite(leaf: Any) -> bool | None:
     """Whether all numbers of a leaf are finite; None if they cannot be seen."""
+    if arrays.is_float0(leaf):
+        return True
     if isinstance(leaf, (np.ndarray, np.generic)):
         kind = leaf.dtype.char
         return None if kind in "OV" else kind in "SUT" or bool(np.isfinite(leaf).all())
