@@ -17,9 +17,8 @@ __all__ = ["store_of_torch"]
 
 _FRESH = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 _numbers = itertools.count()  # of meetings of this process, which all ranks have in one order
-_kept: dict[
-    tuple[str, int], Any
-] = {}  # stores beside a group; on rank 0 they listen as long as they are here
+# Stores beside a group, by host and port. On rank 0 they listen as long as they are here.
+_kept: dict[tuple[str, int], Any] = {}
 
 
 def store_of_torch(how: Method, timeout: float) -> Store | None:
