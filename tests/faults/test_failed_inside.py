@@ -61,7 +61,7 @@ def test_a_rank_whose_collective_fails_tells_the_others_over_mpi():
     ended = jobs.run(
         n, [*program("faults/failed_inside", "run_out", "memory", "allreduce")], SAMESTEP_MPI_TRANSPORT="mpi"
     )
-    found = {each["rank"]: each for each in map(json.loads, re.findall(r"<(\{.*\})>", ended.text))}
+    found = {each["rank"]: each for each in map(json.loads, re.findall(r"<(\{.*?\})>", ended.text))}
     assert sorted(found) == list(range(n)), ended.text
     assert found[1]["kind"] == "MemoryError"
     for rank in (0, 2):
