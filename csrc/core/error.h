@@ -102,7 +102,9 @@ bool is_a(const std::exception_ptr& error) {
 
 /// The message of an exception as other ranks read it: std::bad_alloc names a class of C++.
 inline std::string reason_of(const std::exception_ptr& error) {
-  return is_a<std::bad_alloc>(error) ? "no memory is left" : text_of(error);
+  if (is_a<std::bad_alloc>(error))
+    return "no memory is left: free some, or raise the limit (`ulimit -v`, or the container's)";
+  return text_of(error);
 }
 
 }  // namespace samestep

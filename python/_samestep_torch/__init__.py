@@ -45,16 +45,10 @@ class _Name:
 
 
 def prepare() -> None:
-    """For a program that asks for the backend: lets `env://` work under mpirun and srun, and mpi4py do without MPI.
-
-    Idempotent.
-    """
+    """For a program that asks for the backend: lets `env://` work under mpirun and srun. Idempotent."""
     global _ready  # noqa: PLW0603
     if not _ready:
         _ready = True
-        from _samestep_torch import no_mpi
-
-        no_mpi.install()
         _serve_launchers()
 
 

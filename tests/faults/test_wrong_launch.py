@@ -24,9 +24,3 @@ def test_the_launcher_says_four_and_the_world_is_one(variables, backend):
     assert "4" in ended.text
     assert "mpirun" in ended.text
     assert re.search(r"\b(1|one)\b", ended.text)
-
-
-def test_native_under_a_launcher_of_several():
-    ended = jobs.run(2, program("faults/start", "be_refused", "native"))
-    assert ended.text.count("refused:") == 2, ended.text
-    assert "2" in ended.text

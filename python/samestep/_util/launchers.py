@@ -251,6 +251,25 @@ _SLURM_SPECIAL_STEP = (
 )
 
 
+def folder_of_job(env: Mapping[str, str] = os.environ) -> str:
+    """The folder, of this user alone, that Open MPI's launcher keeps for the ranks of a job on one host; or "".
+
+    Example:
+      >>> folder_of_job({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_SERVER_TMPDIR": "/tmp"})
+      ''
+    """
+    size, folder = env.get("OMPI_COMM_WORLD_SIZE"), env.get("PMIX_SERVER_TMPDIR", "")
+    one_host = size is not None and size == env.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    return folder if one_host and "PMIX_NAMESPACE" in env and os.path.isdir(folder) else ""
+
+
+def can_meet(started_by: Launcher, env: Mapping[str, str] = os.environ) -> bool:
+    """Whether the ranks of an MPI launcher find each other by what it tells them, without MPI."""
+    if started_by.name == "slurm":
+        return slurm_meeting(env) is not None
+    return bool(PMI_FD in env if started_by.name == "hydra" else folder_of_job(env))
+
+
 def _is_task_of_srun(env: Mapping[str, str]) -> bool:
     step = env.get("SLURM_STEP_ID", env.get("SLURM_STEPID", ""))
     return step.isdecimal() and int(step) < _SLURM_SPECIAL_STEP

@@ -67,7 +67,7 @@ def load() -> MpiLibrary:
         module = sys.modules.get("mpi4py.MPI")
         spec = module.__spec__ if module else importlib.util.find_spec("mpi4py.MPI")
     except ModuleNotFoundError:
-        return MpiLibrary(problem="mpi4py is not installed", cure="Cure: pip install mpi4py.")
+        return MpiLibrary(problem="mpi4py is not installed", cure="Cure: pip install 'samestep[mpi]'.")
     except Exception as error:  # mpi4py's finder: no library in any of the places
         return MpiLibrary(problem=f"mpi4py finds no MPI library ({_last_line(error)})", cure=_cure())
     if spec is None or not spec.origin:

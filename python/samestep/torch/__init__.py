@@ -12,8 +12,7 @@ __all__ = ["register"]
 def register() -> None:
     """Make `torch.distributed` know the backend "samestep", as importing torch does, and prepare for its use.
 
-    Without this call the first use of the name prepares: `env://` then meets under mpirun and srun too, and
-    `from mpi4py import MPI` raises an ImportError if there is no MPI library, as PyTorch Lightning expects. Idempotent.
+    Without this call the first use of the name prepares: `env://` then meets under mpirun and srun too. Idempotent.
 
     Example:
       >>> import samestep.torch, torch.distributed as dist

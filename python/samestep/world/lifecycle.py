@@ -212,6 +212,8 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
     known = environment.gather(probe_mpi=probe_mpi, found=found)
     # Whether NCCL can be had is for all ranks to know, once they have met.
     choice = choose(known, "" if requested == "nccl" else requested)
+    if probe_mpi and requested != "native" and choice.host == "native" and launchers.launcher().rank == 0:
+        _tell_what_mpi_adds(known)
     if choice.host == "mpi":
         comm, proved = _open_mpi(known, arguments, timeout), True
     else:
@@ -223,6 +225,18 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
     world = _world_over(comm, requested, choice.host, devices, known, arguments, timeout, proved)
     _register_at_exit()
     return world
+
+
+def _tell_what_mpi_adds(known: Facts) -> None:
+    if known.launcher_size > 1:
+        import logging  # costs as much to import as half the package
+
+        logging.getLogger("samestep").warning(
+            "samestep: %s started this job, which runs without MPI: %s. pip install 'samestep[mpi]' adds the "
+            "transports of the MPI library between hosts",
+            known.launcher_text,
+            known.mpi_detail,
+        )
 
 
 def _check_variables(arguments: dict[str, Any]) -> None:
