@@ -88,6 +88,7 @@ class Greeting:
     """The server's side, one piece of bytes after the other.
 
     Attributes:
+      answered: the client has said hello, and been sent our proof.
       done: the client has proved itself.
       remainder: what it sent after that.
     """
@@ -96,7 +97,7 @@ class Greeting:
         self._protocol, self._secret = protocol, secret
         self._arrived = bytearray()
         self._nonces = b""
-        self.done = False
+        self.answered = self.done = False
         self.remainder = b""
 
     def feed(self, data: bytes) -> bytes:
@@ -111,6 +112,7 @@ class Greeting:
         answer = b""
         if not self._nonces and len(self._arrived) >= _HELLO_NBYTES:
             nonce = os.urandom(_NONCE_NBYTES)
+            self.answered = True
             self._nonces = bytes(self._arrived[_NAME_NBYTES:_HELLO_NBYTES]) + nonce
             answer = self._protocol + nonce + _proof(b"server", self._secret, self._protocol, self._nonces)
         if len(self._arrived) >= CLIENT_NBYTES:

@@ -183,6 +183,9 @@ class Server:
             if events & selectors.EVENT_READ:
                 data = connection.link.recv(1 << 16)
                 if not data:
+                    greeting = connection.greeting
+                    if greeting is not None and greeting.answered and not greeting.done:
+                        self._strangers.report(connection.address, _OTHER_SECRET)
                     self._drop(connection)
                     return
                 self._on_data(connection, data)
@@ -285,6 +288,12 @@ class Server:
             if not waiters:
                 self._waiting.pop(path, None)
         connection.missing.clear()
+
+
+_OTHER_SECRET = (
+    "it left when it saw another secret than its own; if it is a rank of this job, give all ranks the same "
+    "SAMESTEP_SECRET, or with `samestep run --nnodes` the same ~/.config/samestep/secret"
+)
 
 
 def _warn(text: str) -> None:
