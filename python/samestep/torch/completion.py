@@ -8,13 +8,15 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from samestep.errors import TimeoutError
 
-__all__ = ["watch"]
+__all__ = ["guard", "watch"]
 
 _SLICE_S = 0.02  # for one of several operations: the next may end first
+_GUARD_S = 1.0
 
 
 class _Watcher:
@@ -23,10 +25,31 @@ class _Watcher:
         self._thread: threading.Thread | None = None
         self._works: list[tuple[Any, float]] = []  # with their deadlines
         self._stops = False
+        self._guard: threading.Thread | None = None
+        self._guard_ends = threading.Event()
+
+    def guard(self, works_of: Callable[[], list[Any]]) -> None:
+        """Watch, from now on, each work that two looks, a second apart, find in `works_of()`."""
+        if self._guard is None or not self._guard.is_alive():
+            self._guard = threading.Thread(
+                target=self._run_guard, args=(works_of,), name="samestep hooks", daemon=True
+            )
+            self._guard.start()
+
+    def _run_guard(self, works_of: Callable[[], list[Any]]) -> None:
+        before: list[Any] = []
+        while not self._guard_ends.wait(_GUARD_S):
+            works = works_of()
+            for work in works:
+                if any(work is earlier for earlier in before):
+                    self.watch(work)
+            before = works
 
     def watch(self, work: Any) -> None:
         """Complete a `samestep.torch.work.Work`, whatever the calling thread does."""
         with self._lock:
+            if any(work is known for known, _ in self._works):
+                return
             self._works.append((work, time.monotonic() + work._timeout))
             if self._thread is None or not self._thread.is_alive():  # nor is it after a fork
                 self._thread = threading.Thread(target=self._run, name="samestep futures", daemon=True)
@@ -35,6 +58,7 @@ class _Watcher:
     def stop(self) -> None:
         """Before the interpreter ends, which must not find the thread in C++."""
         self._stops = True
+        self._guard_ends.set()
         if self._thread is not None:
             self._thread.join(10 * _SLICE_S)
 
@@ -65,5 +89,5 @@ def _wait_briefly(work: Any, end: float, seconds: float) -> None:
 
 
 _watcher = _Watcher()
-watch = _watcher.watch
+watch, guard = _watcher.watch, _watcher.guard
 atexit.register(_watcher.stop)

@@ -3,19 +3,18 @@
 The start of an operation posts it, and any thread that waits makes progress. `wait` and `is_completed` do that; so
 does reading a future from Python, and, because C++ may wait for it, a thread of `completion`. A future that autograd's
 hooks have asked for is read from C++, after the backward pass: all of those are completed by a callback at the end of
-the pass, in the order in which they were started, before the one in which DistributedDataParallel reads them.
+the pass, in the order in which they were started, before the one in which DistributedDataParallel reads them. If a hook
+itself waits in C++, that end never comes, so the thread completes what has been in progress for a second, too.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from types import FrameType
 from typing import Any
 
 import torch
@@ -125,12 +124,10 @@ class Work(dist.Work):
             self._future = Future(self)
             if self._ended:
                 self._future.resolve()
-            elif not in_backward:
-                completion.watch(self)
-            elif _read_at_once(sys._getframe().f_back):
-                self._try_wait()
-            else:
+            elif in_backward:
                 _complete_after_backward(self)
+            else:
+                completion.watch(self)
         return self._future
 
     def ending(self) -> torch.futures.Future:
@@ -323,24 +320,21 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is not None
 
 
-def _read_at_once(caller: FrameType | None) -> bool:
-    """Whether a hook in Python lets the reducer start the operation, as torch's own hooks around optimizers do.
-
-    The hook then waits for a future of C++, which does not call this class.
-    """
-    return caller is not None and "_run_allreduce_hook" in caller.f_code.co_names
-
-
 def _complete_after_backward(work: Work) -> None:
     this_pass = torch._C._current_graph_task_id()
     first: deque[Work] = deque()
     works = _awaited.setdefault(this_pass, first)  # threads of one pass may come at once, too
     works.append(work)
     if works is first:
+        completion.guard(_works_in_backward)
         while len(_awaited) > _MOST_PASSES:
             _awaited.pop(min(_awaited.copy()), None)
         complete = functools.partial(_complete_awaited, this_pass)
         torch.autograd.Variable._execution_engine.queue_callback(complete)
+
+
+def _works_in_backward() -> list[Work]:
+    return [work for works in tuple(_awaited.values()) for work in tuple(works) if not work._ended]
 
 
 def _complete_awaited(this_pass: int) -> None:
