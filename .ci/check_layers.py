@@ -42,7 +42,6 @@ PYTHON = [  # from the bottom; what stands in one row does not know the others i
         "testing",
         "jax",
         "doctor",
-        "completion",
         "dask",
         "ray",
     },

@@ -7,7 +7,6 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "core/wait_hooks.h"
-#include "device/device_cliques.h"
 #include "device/host_path.h"
 #include "device/nccl_path.h"
 #include "gpu/capture.h"
@@ -83,7 +82,6 @@ std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Com
                                    : NcclComm::make(std::move(of), made->host_, made->signature_check_);
     made->nccl_ = std::make_unique<NcclPath>(comm, made->signature_check_);
   }
-  made->cliques_ = DeviceCliques::make(made->host_, made->signature_check_, made->options_, comm);
   return made;
 }
 
@@ -236,9 +234,9 @@ Communicator::WorkPtr DeviceCommunicator::bcast_many(std::span<const Buffer> giv
 Communicator::Counters DeviceCommunicator::counters() const {
   Counters sum = host_->counters();
   const Counters staged = through_host_->counters();
-  sum.operations += staged.operations + cliques_->n_launched();
+  sum.operations += staged.operations;
   sum.messages += staged.messages;
-  sum.bytes += staged.bytes + cliques_->n_launched_bytes();
+  sum.bytes += staged.bytes;
   if (nccl_ != nullptr) {
     sum.operations += nccl_->n_launched();
     sum.bytes += nccl_->n_launched_bytes();
@@ -276,7 +274,6 @@ void DeviceCommunicator::close(const Deadline& deadline) {
     if (pause.step()) wait_hooks().interrupt();
   }
   // NCCL communicators first: they meet the other ranks in `signature_check_` before they are destroyed.
-  cliques_->close(deadline);
   if (nccl_ != nullptr) nccl_->comm()->close(deadline);
   signature_check_->close(deadline);
   through_host_->close(deadline);
@@ -284,7 +281,6 @@ void DeviceCommunicator::close(const Deadline& deadline) {
 }
 
 void DeviceCommunicator::abandon_devices(const std::exception_ptr& error) {
-  cliques_->abandon(error);
   if (nccl_ != nullptr) nccl_->comm()->abandon(error);
   staged_->abandon(error);
 }
@@ -313,7 +309,6 @@ bool DeviceCommunicator::discard() {
   wait_hooks().run_without_gil([this] {
     const Deadline deadline = Deadline::after(kForDevice);
     if (nccl_ != nullptr) nccl_->comm()->wait_for_device(deadline);
-    cliques_->wait_for_device(deadline);
   });
   return true;
 }

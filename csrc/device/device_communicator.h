@@ -11,8 +11,6 @@
 
 namespace samestep {
 
-class DeviceCliques;
-
 /// How a group treats device memory.
 struct DeviceOptions {
   std::shared_ptr<GpuLibrary> gpu;
@@ -56,9 +54,6 @@ class DeviceCommunicator final : public Communicator, private Membership {
   /// ranks exchange something first: a rank that is refused only then leaves the others behind in the operation.
   /// `verbs`: at the beginning of the texts, one for each array.
   void check_arrays(std::span<const std::string> verbs, std::span<const ConstBuffer> buffers) const;
-
-  /// Operations on lists of arrays on several devices of each rank.
-  DeviceCliques& cliques() { return *cliques_; }
 
   std::shared_ptr<Communicator> split(int color, int key, const Deadline& deadline, const std::string& called) override;
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline& deadline,
@@ -117,7 +112,6 @@ class DeviceCommunicator final : public Communicator, private Membership {
   std::shared_ptr<Communicator> signature_check_;  // the same ranks: compares calls beside NCCL
   std::unique_ptr<HostPath> staged_;
   std::unique_ptr<NcclPath> nccl_;  // null without NCCL
-  std::shared_ptr<DeviceCliques> cliques_;
 };
 
 }  // namespace samestep

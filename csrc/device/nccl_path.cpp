@@ -105,7 +105,7 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::start(const CollectiveArgs& 
   const ConstBuffer own = args.own();
   NcclLaunch one;
   one.what = str(samestep::name(args.type), " of ", own.count, " ", samestep::name(own.dtype), " on the device");
-  one.after = {{args.in.stream, args.out.stream}};
+  one.after = {args.in.stream, args.out.stream};
   if (!overwrites_input(args, rank_)) {
     one.calls = calls_of(args);
   } else {
@@ -138,7 +138,7 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::allreduce_many(std::vector<I
                             .shape = many.shape()};
   const DType dtype = args.out.dtype;
   all.what = str("allreduce of ", many.n, " arrays of ", samestep::name(dtype), " on the device");
-  all.after = {many.streams};
+  all.after = std::move(many.streams);
   all.calls = nccl_calls::all_reduce(comm_->nccl(), form_of(dtype, reduction), reduction, std::move(buffers));
   return launch(args, std::move(all), many.nbytes);
 }
@@ -149,7 +149,7 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::bcast_many(std::vector<Buffe
   const CollectiveArgs args{.type = CollectiveType::bcast, .out = buffers[0], .root = root, .shape = many.shape()};
   NcclLaunch all;
   all.what = str("bcast of ", many.n, " arrays on the device");
-  all.after = {many.streams};
+  all.after = std::move(many.streams);
   all.calls = nccl_calls::broadcast(comm_->nccl(), std::move(buffers), root);
   return launch(args, std::move(all), many.nbytes);
 }

@@ -13,13 +13,6 @@ namespace samestep {
 namespace {
 
 constexpr Seconds kPatience{5.0};  // of a group that is dropped, for NCCL to end
-constexpr std::chrono::seconds kForCallsToReturn{1};
-
-std::vector<int> devices_of(const NcclComm::Options& options) {
-  std::vector<int> devices{options.device};
-  devices.insert(devices.end(), options.extra.begin(), options.extra.end());
-  return devices;
-}
 
 }  // namespace
 
@@ -27,7 +20,7 @@ NcclComm::NcclComm(Options options, std::shared_ptr<Communicator> host, std::sha
     : options_(std::move(options)),
       host_(std::move(host)),
       signature_check_(std::move(signature_check)),
-      members_(std::make_shared<NcclMembers>(options_.gpu, options_.nccl, devices_of(options_))) {}
+      member_(std::make_shared<NcclMember>(options_.gpu, options_.nccl, options_.device)) {}
 
 std::shared_ptr<NcclComm> NcclComm::make(Options options, std::shared_ptr<Communicator> host,
                                          std::shared_ptr<Communicator> signature_check) {
@@ -75,17 +68,14 @@ void NcclComm::prepare() {
 }
 
 std::shared_ptr<Work> NcclComm::launch(NcclLaunch launch) {
-  const std::vector<std::vector<StreamHandle>> after = std::move(launch.after);
+  const std::vector<StreamHandle> after = std::move(launch.after);
   // The deadline is the group's, because the caller may never wait for this operation on the host.
   const auto operation = std::make_shared<Operation>(std::move(launch), Deadline::after(options_.timeout));
   watch_from_now(operation);
   wait_hooks().run_without_gil([&] {
     try {
-      for (std::size_t i = 0; i < after.size(); ++i) {  // as the streams are now, whenever NCCL is called
-        const NcclMembers::Member& member = members_->all()[i];
-        const OnDevice on(gpu(), member.device);
-        operation->after.push_back(member.events->record(after[i]));
-      }
+      const OnDevice on(gpu(), options_.device);
+      operation->after = member_->events().record(after);  // as the streams are now, whenever NCCL is called
     } catch (const Error&) {
       const std::lock_guard lock(mutex_);
       fail(std::current_exception(), /*tell=*/true);
@@ -94,11 +84,6 @@ std::shared_ptr<Work> NcclComm::launch(NcclLaunch launch) {
   });
   // Also if it has failed already: `wait` throws its error, and the work keeps the arrays that NCCL may be using.
   return work_on(operation);
-}
-
-void NcclComm::set_on_mismatch(std::function<void(const std::exception_ptr&)> tell) {
-  const std::lock_guard lock(mutex_);
-  on_mismatch_ = std::move(tell);
 }
 
 void NcclComm::abandon(std::exception_ptr error) {
@@ -117,8 +102,7 @@ void NcclComm::fail(std::exception_ptr error, bool tell) {
     signature_check_->abandon(error, reason);
     host_->abandon(error, reason);
   }
-  // On a mismatch the watching thread first ends the other communicators, so that no caller can start anything there.
-  if (!has_watcher_ || !is_mismatch(error) || !on_mismatch_) end_operations();
+  end_operations();
 }
 
 void NcclComm::end_operations() {
@@ -128,20 +112,12 @@ void NcclComm::end_operations() {
 void NcclComm::release() {
   std::shared_ptr<NcclComm> self = weak_from_this().lock();  // null in the destructor: then nobody makes calls
   std::unique_lock lock(mutex_);
-  if (broken_ && is_mismatch(broken_) && on_mismatch_ && self != nullptr) {
-    // Without the mutex: the callback abandons all communicators of the group, this one included.
-    const auto tell = std::exchange(on_mismatch_, nullptr);
-    const std::exception_ptr error = broken_;
-    lock.unlock();
-    tell(error);
-    lock.lock();
-  }
   changed_.wait(lock, [this] { return !starting_; });  // which ends soon, because it looks at `broken_`
-  const bool aborts = broken_ != nullptr, calls_block = calls_block_;
+  const bool aborts = broken_ != nullptr;
   if (aborts) end_operations();
   const std::list<std::shared_ptr<Operation>> ended = std::exchange(pending_, {});
   queue_.clear();
-  std::shared_ptr<NcclMembers> members = members_;
+  std::shared_ptr<NcclMember> member = member_;
   const std::shared_ptr<std::promise<void>> released = released_;
   watcher_has_left_ = true;
   changed_.notify_all();
@@ -150,23 +126,18 @@ void NcclComm::release() {
   if (aborts) {
     // An abort of the parent interrupts calls on the child. The child may be aborted only when nobody is inside of NCCL
     // with it.
-    members->abort_parents();
+    member->abort_parent();
     if (self != nullptr) {
       lock.lock();
-      const auto returned = [this] { return !launching_; };
-      if (calls_block) {
-        changed_.wait(lock, returned);
-      } else {  // where calls may wait for the device, only this ends them
-        changed_.wait_for(lock, kForCallsToReturn, returned);
-      }
+      changed_.wait(lock, [this] { return !launching_; });
       lock.unlock();
     }
-    members->abort();
+    member->abort();
   } else {
-    members->destroy();
+    member->destroy();
   }
   for (const auto& operation : ended) operation->memory.clear();  // only now does the device use it no more
-  members.reset();
+  member.reset();
   released->set_value();
 }
 
@@ -230,7 +201,7 @@ void NcclComm::close(const Deadline& deadline) {
 }
 
 bool NcclComm::device_has_ended() const {
-  return is_released_.wait_for(std::chrono::seconds(0)) == std::future_status::ready && members_->have_ended();
+  return is_released_.wait_for(std::chrono::seconds(0)) == std::future_status::ready && member_->has_ended();
 }
 
 void NcclComm::wait_for_device(const Deadline& deadline) const {

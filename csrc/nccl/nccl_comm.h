@@ -18,22 +18,21 @@
 #include "nccl/nccl_address.h"
 #include "nccl/nccl_calls.h"
 #include "nccl/nccl_library.h"
-#include "nccl/nccl_members.h"
+#include "nccl/nccl_member.h"
 #include "nccl/peer_liveness.h"
 
 namespace samestep {
 
 /// An operation to launch.
 struct NcclLaunch {
-  std::string what;                              ///< for error texts, e.g. "allreduce of float32[3]"
-  std::vector<std::vector<StreamHandle>> after;  ///< for each member: streams that produce its buffers
+  std::string what;                 ///< for error texts, e.g. "allreduce of float32[3]"
+  std::vector<StreamHandle> after;  ///< streams that produce its buffers
   nccl_calls::Calls calls;
   Communicator::WorkPtr signature_check;      ///< the comparison of signatures on the host; may be null
   std::vector<std::shared_ptr<void>> memory;  ///< kept until the operation has ended
 };
 
-/// An NCCL communicator, the one stream in which its operations run, and a thread that watches them. With `extra`
-/// devices there are one communicator and stream for each.
+/// An NCCL communicator, the one stream in which its operations run, and a thread that watches them.
 ///
 /// Nothing here blocks on the device or on other ranks. Where NCCL may wait for other ranks, because it starts or needs
 /// a connection for the first time, a second thread makes the calls. Without those, the caller makes them, without
@@ -49,7 +48,6 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
     std::shared_ptr<NcclLibrary> nccl;
     int device = 0;
     Seconds timeout{600};
-    std::vector<int> extra = {};  ///< other devices of this rank; each rank has the same number
   };
 
   /// Starts NCCL with the first operation. `host` reports failures to other ranks. `signature_check`: a group of the
@@ -71,10 +69,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   NcclLibrary& nccl() const { return *options_.nccl; }
   GpuLibrary& gpu() const { return *options_.gpu; }
   const Options& options() const { return options_; }
-  const NcclMembers& members() const { return *members_; }
 
-  /// Sets what the watching thread calls if this communicator ends because ranks differ.
-  void set_on_mismatch(std::function<void(const std::exception_ptr&)> tell);
   /// Ends outstanding operations with `error`. Does not block.
   void abandon(std::exception_ptr error);
   /// Waits for outstanding operations until `deadline`, and destroys the communicator. Throws TimeoutError if NCCL does
@@ -141,7 +136,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
 
   Options options_;
   std::shared_ptr<Communicator> host_, signature_check_;
-  std::shared_ptr<NcclMembers> members_;  // shared with the watching thread, which may survive this
+  std::shared_ptr<NcclMember> member_;  // shared with the watching thread, which may survive this
   std::once_flag prepared_;
   // Set by `prepare`, as the watching thread is.
   OwnerProcess owner_;
@@ -152,14 +147,12 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::exception_ptr broken_;
-  std::function<void(const std::exception_ptr&)> on_mismatch_;
   std::list<std::shared_ptr<Operation>> pending_;
   std::deque<std::shared_ptr<Operation>> queue_;  // for the launching thread
   std::unordered_set<std::uint64_t> connected_;   // `Calls::connections` that exist
   std::uint64_t sequence_ = 0;
   bool started_ = false;       // NCCL has started
   bool starting_ = false;      // a thread starts it
-  bool calls_block_ = true;    // as those of a blocking communicator do
   bool launching_ = false;     // a thread makes calls, without the mutex
   bool has_launcher_ = false;  // the launching thread runs
   bool has_watcher_ = false;

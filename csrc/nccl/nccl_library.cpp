@@ -7,8 +7,7 @@
 namespace samestep {
 namespace {
 
-constexpr int kOldest = 21403;     // the first with nonblocking communicators
-constexpr int kWithSplit = 21800;  // the first with ncclCommSplit
+constexpr int kOldest = 21800;  // the first with ncclCommSplit
 
 std::string text_of(int version) {
   if (version < 10000) return str(version / 1000, ".", version / 100 % 10, ".", version % 100);  // before 2.9
@@ -35,14 +34,14 @@ std::shared_ptr<NcclLibrary> NcclLibrary::open(const std::string& path) {
   }
   if (nccl->version_ < kOldest) {
     throw UnavailableError(str("NCCL ", nccl->version_text(), " (", path,
-                               ") is too old: 2.14.3 or newer is needed, "
+                               ") is too old: 2.18 or newer is needed, "
                                "whose operations can be interrupted. Cure: pip install --upgrade nvidia-nccl-cu13 (or "
                                "nvidia-nccl-cu12), or set SAMESTEP_NCCL_LIBRARY to another file"));
   }
   find("ncclGetLastError", nccl->get_last_error_);
   find("ncclGetUniqueId", nccl->get_unique_id_);
   find("ncclCommInitRankConfig", nccl->init_);
-  if (nccl->version_ >= kWithSplit) find("ncclCommSplit", nccl->split_);
+  find("ncclCommSplit", nccl->split_);
   find("ncclCommGetAsyncError", nccl->get_async_error_);
   find("ncclCommAbort", nccl->abort_);
   find("ncclCommDestroy", nccl->destroy_);
@@ -83,10 +82,6 @@ nccl_abi::UniqueId NcclLibrary::unique_id() const {
 
 void NcclLibrary::init(Comm& comm, int size, const nccl_abi::UniqueId& id, int rank) const {
   nccl_abi::Config config;
-  if (!can_split()) {
-    config.version = kOldest;
-    config.size = offsetof(nccl_abi::Config, min_ctas);  // as there, with the padding
-  }
   check(init_(&comm, size, id, rank, &config), comm, "ncclCommInitRankConfig");
 }
 

@@ -58,7 +58,7 @@ class NcclLibrary {
   using Stream = GpuLibrary::Stream;
 
   /// Opens the library at `path`. Throws UnavailableError, naming the file and its version, if it does not load, lacks
-  /// a symbol, or is older than 2.14, which cannot be interrupted.
+  /// a symbol, or is older than 2.18, whose communicators cannot be split.
   static std::shared_ptr<NcclLibrary> open(const std::string& path);
 
   const std::string& path() const { return path_; }
@@ -70,8 +70,6 @@ class NcclLibrary {
   /// Starts to make `comm`, which is non-blocking. It must not move until `state` reports completion, because NCCL
   /// accesses it meanwhile.
   void init(Comm& comm, int size, const nccl_abi::UniqueId& id, int rank) const;
-  /// Whether there is `split`: since 2.18.
-  bool can_split() const { return split_ != nullptr; }
   /// Starts to make `blocking` of the same ranks as `of`, whose resources it shares. The state of `of` reports
   /// completion; until then `blocking` must not move. To abort `of` interrupts calls on `blocking`, too.
   void split(Comm of, int rank, Comm& blocking) const;

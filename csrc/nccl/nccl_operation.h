@@ -28,8 +28,8 @@ struct NcclComm::Operation {
   Clock::time_point peer_lost_at{};  // when that was first seen; guarded by the mutex
   Deadline deadline;                 // the group's, or that of a longer wait; guarded by the mutex
   nccl_calls::Calls calls;
-  std::vector<std::vector<std::shared_ptr<GpuEvent>>> after;  // for each member
-  std::shared_ptr<GpuEvent> end;                              // set before `launched`
+  std::vector<std::shared_ptr<GpuEvent>> after;
+  std::shared_ptr<GpuEvent> end;  // set before `launched`
   Communicator::WorkPtr signature_check;
   std::vector<std::shared_ptr<void>> memory;
   std::exception_ptr error = nullptr;  // set before `ended`

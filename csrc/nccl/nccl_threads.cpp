@@ -35,9 +35,9 @@ void NcclComm::start_nccl(const NcclAddress::Until& until) {
       const std::lock_guard look(mutex_);
       throw_if_broken();
     });
-    members_->init(host_->size(), address, host_->rank());
+    member_->init(host_->size(), address, host_->rank());
     wait_until_ready("start NCCL", until);
-    members_->split(host_->rank());
+    member_->split(host_->rank());
     wait_until_ready("start NCCL", until);
   } catch (...) {
     error = std::current_exception();
@@ -45,7 +45,6 @@ void NcclComm::start_nccl(const NcclAddress::Until& until) {
   const std::lock_guard lock(mutex_);
   starting_ = false;
   started_ = error == nullptr;
-  calls_block_ = members_->has_parents();
   changed_.notify_all();
   if (error) std::rethrow_exception(error);
 }
@@ -70,7 +69,7 @@ void NcclComm::wait_until_ready(const std::string& act, const NcclAddress::Until
 }
 
 bool NcclComm::is_ready(const std::string& act) {
-  const auto [state, comm] = members_->state();
+  const auto [state, comm] = member_->state();
   if (state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) return state == nccl_abi::kSuccess;
   // NCCL reports only that something has failed. What the host knows names the rank or the mismatch.
   if (const std::exception_ptr cause = host_cause()) std::rethrow_exception(cause);
@@ -158,20 +157,13 @@ void NcclComm::enqueue(Operation& operation) {
 }
 
 void NcclComm::make_calls(Operation& operation) {
-  const NcclMembers::Member& first = members_->first();
-  const OnDevice on(gpu(), first.device);
-  for (std::size_t i = 0; i < operation.after.size(); ++i) {
-    const NcclMembers::Member& member = members_->all()[i];
-    const OnDevice there(gpu(), member.device);
-    for (const std::shared_ptr<GpuEvent>& produced : operation.after[i]) produced->make_wait(member.stream->get());
-  }
+  const OnDevice on(gpu(), options_.device);
+  const GpuLibrary::Stream stream = member_->stream();
+  for (const std::shared_ptr<GpuEvent>& produced : operation.after) produced->make_wait(stream);
   operation.after.clear();  // the events can be used again
-  operation.calls.enqueue(first.comm, first.stream->get());
-  if (!calls_block_) wait_until_ready(operation.what, [&] { return deadline_of(operation); });
-  // The first stream waits for the others, so that one event shows the end of all members.
-  members_->join_streams();
-  operation.end = first.events->take();
-  operation.end->record(first.stream->get());
+  operation.calls.enqueue(member_->comm(), stream);
+  operation.end = member_->events().take();
+  operation.end->record(stream);
 }
 
 Deadline NcclComm::deadline_of(const Operation& operation) const {
@@ -214,8 +206,7 @@ std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_p
   if (agreed && operation.signature_check != nullptr && operation.signature_check->error())
     return operation.signature_check->error();
   if (agreed && operation.completed) {
-    if (launching_ && !calls_block_) return nullptr;  // that thread asks NCCL for its state
-    if (const int state = members_->state().state; state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) {
+    if (const int state = member_->state().state; state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) {
       operation.finish(nullptr);
     }
     return nullptr;
@@ -242,8 +233,7 @@ void NcclComm::check_all(std::unique_lock<std::mutex>& lock) {
   const Clock::time_point now = Clock::now();
   // While NCCL starts, the thread that starts it polls; before 2.18 so does the thread that launches. Polling reads
   // variables of NCCL; under the mutex no other thread ends the communicator meanwhile.
-  const bool looks = started_ && (calls_block_ || !launching_);
-  const auto [state, comm] = looks ? members_->state() : NcclMembers::CommState{nccl_abi::kSuccess, nullptr};
+  const auto [state, comm] = started_ ? member_->state() : NcclMember::CommState{nccl_abi::kSuccess, nullptr};
   if (state != nccl_abi::kSuccess && state != nccl_abi::kInProgress) {
     const std::string text = str("NCCL in group '", host_->name(), "': ", nccl().explain(state, comm));
     // NCCL only knows that something is wrong; the host soon knows what.

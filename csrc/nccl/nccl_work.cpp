@@ -43,10 +43,8 @@ class NcclComm::NcclWork final : public Work {
     if (operation_->ended && operation_->error) std::rethrow_exception(operation_->error);
     // A wait for what is no part of the capture would end it. The graph is launched after the host's wait.
     if (channel_->gpu().is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream))) return false;
-    for (const int device : channel_->members_->devices_of(stream)) {
-      const OnDevice on(channel_->gpu(), device);
-      operation_->end->make_wait(reinterpret_cast<GpuLibrary::Stream>(stream));
-    }
+    const OnDevice on(channel_->gpu(), channel_->options_.device);
+    operation_->end->make_wait(reinterpret_cast<GpuLibrary::Stream>(stream));
     return true;
   }
 

@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "device_world.h"
-#include "nccl/nccl_members.h"
+#include "nccl/nccl_member.h"
 
 // How operations that have failed, and communicators of NCCL, end: both wait for the device.
 
@@ -219,19 +219,18 @@ TEST_CASE("device ends: a communicator that has failed is aborted, and later cal
   const Variable accident("FAKE_NCCL_FAIL", "0:0:error");
   const auto nccl = NcclLibrary::open(FAKE_NCCL);
   gpu()->set_device(0);
-  NcclMembers members(gpu(), nccl, {0});
-  const auto comes_to = [&](int state) { until([&] { return members.state().state == state; }); };
-  members.init(1, nccl->unique_id(), 0);
+  NcclMember member(gpu(), nccl, 0);
+  const auto comes_to = [&](int state) { until([&] { return member.state().state == state; }); };
+  member.init(1, nccl->unique_id(), 0);
   comes_to(nccl_abi::kSuccess);
-  members.split(0);
+  member.split(0);
   comes_to(nccl_abi::kSuccess);
   const UserStream stream;
   const OnGpu x(stream, contribution(0, 5));
   const Buffer all = x;
-  nccl->all_reduce(all.data, all.data, all.count, nccl_abi::kFloat32, nccl_abi::kSum, members.first().comm,
-                   members.first().stream->get());
+  nccl->all_reduce(all.data, all.data, all.count, nccl_abi::kFloat32, nccl_abi::kSum, member.comm(), member.stream());
   constexpr int kSystemError = 2;
   comes_to(kSystemError);
-  members.destroy();
+  member.destroy();
   CHECK_THROWS_AS(nccl->group_end(nullptr), Error);  // this thread is in no group
 }

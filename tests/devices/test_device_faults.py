@@ -129,12 +129,6 @@ def test_a_call_may_wait_longer_than_the_timeout_of_the_group(tmp_path, backend,
         assert rank.reports == [{"result": [3.0] * 7}], rank
 
 
-def test_a_launch_of_nccl_without_split_may_wait_longer_than_its_group(tmp_path):
-    ended = run(tmp_path, 2, "wait_longer_than_the_group", "nccl", False, FAKE_NCCL_VERSION="21403")
-    for rank in ended:
-        assert rank.reports == [{"result": [3.0] * 7}], rank
-
-
 @pytest.mark.parametrize("backend", ["nccl", "native"])
 @pytest.mark.parametrize("drops", [True, False], ids=["drops", "exits"])
 def test_a_forked_process_ends_at_once_and_its_parent_goes_on(tmp_path, backend, drops):

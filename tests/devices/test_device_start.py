@@ -151,7 +151,7 @@ def test_ranks_with_different_versions(tmp_path):
 
 
 def test_an_old_version(tmp_path):
-    fails_alike(outcome(tmp_path, 2, FAKE_NCCL_VERSION="21304"), "rank 0: NCCL 2.13.4", "too old", "2.14.3")
+    fails_alike(outcome(tmp_path, 2, FAKE_NCCL_VERSION="21705"), "rank 0: NCCL 2.17.5", "too old", "2.18")
 
 
 def library(folder, text):

@@ -6,7 +6,7 @@ import pytest
 import samestep as ss
 from samestep import _core
 
-pytestmark = pytest.mark.ranks(1, 2, 3, backends=["fakes", "late", "staged"])
+pytestmark = pytest.mark.ranks(1, 2, 3, backends=["fakes", "staged"])
 
 SHAPES = [(3,), (2, 5), (), (1000,), (7, 1, 3), (300_000,)]
 

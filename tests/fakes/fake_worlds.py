@@ -76,7 +76,6 @@ def _for_numpy(name: str, open_world: Any) -> Any:
 
 WORLDS = {
     "fakes": _opener(NCCLBackend),
-    "late": _opener(NCCLBackend, FAKE_NCCL_IN_PROGRESS="3", FAKE_NCCL_VERSION="21403"),
     "staged": _opener(MPIBackend, SAMESTEP_STAGING_BYTES="65536"),
     "staged-native": _native,
     "aware": _opener(MPIBackend, SAMESTEP_STAGING_BYTES="65536", SAMESTEP_GPU_AWARE_MPI="1"),
@@ -84,7 +83,7 @@ WORLDS = {
 }
 
 
-NCCL_WORLDS = "device-(fakes|late)"
+NCCL_WORLDS = "device-fakes"
 # Tests of tests/conformance that ask of device memory what is not promised of it: world, tests, why.
 LEFT_OUT = (
     ("device-", "test_lifecycle.py", "each of these tests makes its own world"),
@@ -111,7 +110,7 @@ LEFT_OUT = (
         "NCCL rounds factors to the type of the array, and products with sums",
     ),
     (NCCL_WORLDS, "test_min_and_max_propagate_nan", "of a NaN and a number NCCL takes the number"),
-    ("device-(fakes|late)", "test_mismatch.py", "ranks compare beside the operation: the group has ended"),
+    (NCCL_WORLDS, "test_mismatch.py", "ranks compare beside the operation: the group has ended"),
     ("device-", "test_objects_are_left_with_one_warning", "the warning names the wrapper's file"),
     (
         "device-",

@@ -9,7 +9,6 @@ COMMANDS = {
     "doctor": ("samestep.doctor", "show what was found on this machine and which backend is chosen"),
     "bench": ("samestep.bench", "time a collective on this machine, beside mpi4py's"),
     "same": ("samestep.testing.compare_bits", "compare the bits of a program on several numbers of ranks"),
-    "completion": ("samestep.completion", "print what bash or zsh needs to complete this command"),
 }
 """Command -> module with `main(arguments) -> exit code` and `parser`, and what it does."""
 

@@ -1,4 +1,4 @@
-"""Collectives over lists of arrays, several per rank: through an NCCL clique, or staged through the host."""
+"""Collectives over lists of arrays, several per rank, which a rank combines in host memory before ranks communicate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from samestep._util.deadline import Deadline
 from samestep.arrays import ArrayInfo, overlaps
 from samestep.errors import InvalidArgumentError
 from samestep.multidevice import host_path as host
-from samestep.multidevice import nccl_path as devices
 from samestep.multidevice.host_path import ArrayList
 from samestep.reduce_ops import resolve
 
@@ -125,11 +124,6 @@ def allreduce(group: Group, listed: ArrayList, op: Any, timeout: float | None = 
     """Reduces over all arrays; the result is the list of all of them, new ones for those that cannot be written."""
     code, factor = resolve(op, listed.act)
     deadline = Deadline(group._timeout if timeout is None else timeout)
-    clique_id = devices.clique_id(group, listed, "allreduce", deadline, code=code)
-    if clique_id != devices.VIA_HOST:
-        into = targets(listed.arrays, listed.infos)
-        work = _core.allreduce_list(group._comm, clique_id, listed.arrays, into, code, factor)
-        return PendingResult(work, lambda: results(listed.arrays, into), deadline)
     _await_streams(group, listed, deadline)
     how = host.Combination(listed, code, factor, group.size)
     rows = how.combined(group)
@@ -145,16 +139,8 @@ def reduce(  # noqa: PLR0917
     """Reduces over all arrays into one of root's; the result is the list of all of this rank's."""
     code, factor = resolve(op, listed.act)
     deadline = Deadline(group._timeout if timeout is None else timeout)
-    clique_id = devices.clique_id(
-        group, listed, "reduce", deadline, code=code, root=root, root_array=root_array
-    )
     at_root = group.rank == root
     written = {root_array} if at_root else set[int]()
-    if clique_id != devices.VIA_HOST:
-        into = targets(listed.arrays, listed.infos, written)
-        out = into[root_array] if at_root else None
-        work = _core.reduce_list(group._comm, clique_id, listed.arrays, out, code, factor, root, root_array)
-        return PendingResult(work, lambda: results(listed.arrays, into), deadline)
     _await_streams(group, listed, deadline)
     how = host.Combination(listed, code, factor, group.size)
     rows = how.combined(group)
@@ -169,13 +155,8 @@ def bcast(
 ) -> PendingResult:
     """Gives all arrays the elements of one of root's; the result is the list of all of this rank's."""
     deadline = Deadline(group._timeout if timeout is None else timeout)
-    clique_id = devices.clique_id(group, listed, "bcast", deadline, root=root, root_array=root_array)
     sent = {root_array} if group.rank == root else set[int]()
     written = set(range(len(listed.arrays))) - sent
-    if clique_id != devices.VIA_HOST:
-        into = targets(listed.arrays, listed.infos, written)
-        work = _core.bcast_list(group._comm, clique_id, into, root, root_array)
-        return PendingResult(work, lambda: results(listed.arrays, into), deadline)
     run = host.shared_memory(group, (listed.infos[0].nbytes,))
     if sent:
         _await_streams(group, listed, deadline)
@@ -206,7 +187,6 @@ def allgather(
     """
     n = group.size * len(listed.arrays)
     deadline = Deadline(group._timeout if timeout is None else timeout)
-    clique_id = devices.clique_id(group, listed, "allgather", deadline, also=receives)
 
     def finished() -> list[Any]:
         return [
@@ -214,9 +194,6 @@ def allgather(
             for x, pieces in zip(listed.arrays, receives, strict=True)
         ]
 
-    if clique_id != devices.VIA_HOST:
-        work = _core.allgather_list(group._comm, clique_id, listed.arrays, receives)
-        return PendingResult(work, finished, deadline)
     # Bytes on all ranks, whatever their arrays are: the plan of an operation depends on its dtype.
     run = host.shared_memory(group, (n * listed.infos[0].nbytes,))
     joined = host.shared_memory(group, (len(listed.arrays) * listed.infos[0].nbytes,))
