@@ -7,6 +7,7 @@
 
 #include "bindings/array_sources.h"
 #include "bindings/free_threading.h"
+#include "bindings/gil.h"
 #include "core/error.h"
 #include "core/format.h"
 
@@ -32,8 +33,10 @@ bool read_any(PyObject* object, Array& out) {
   // Bytes have the buffer protocol as well, but more likely stand for an object than for an array of uint8. The error
   // names both possibilities.
   if (PyBytes_Check(object) || PyUnicode_Check(object)) return false;
-  const bool read = sources::read_buffer(object, out) || sources::read_dlpack(object, facts, out) ||
-                    sources::read_cuda_interface(object, out);
+  const bool read = call_python([&] {
+    return sources::read_buffer(object, out) || sources::read_dlpack(object, facts, out) ||
+           sources::read_cuda_interface(object, out);
+  });
   // Whatever the protocol says: MLX gives out its memory as writable, although other arrays are views of it or will be
   // computed from it.
   if (read && facts.never_written) out.mutable_view().readonly = true;
@@ -130,7 +133,8 @@ StreamHandle find_stream(PyObject* object, ArrayView& view) {
     return view.stream = *known;
   }
   constinit static CachedAttribute stream_of("samestep.arrays.streams", "stream_of");
-  const auto stream = py::reinterpret_steal<py::object>(PyObject_CallOneArg(stream_of.get(), object));
+  const auto stream =
+      py::reinterpret_steal<py::object>(call_python([&] { return PyObject_CallOneArg(stream_of.get(), object); }));
   if (!stream) throw py::error_already_set();
   view.stream = stream.is_none() ? kNoStream : stream.cast<StreamHandle>();
   return view.stream;
@@ -150,7 +154,7 @@ StreamHandle StreamFinder::find(PyObject* object, ArrayView& view) {
 void bump_version(PyObject* object) {
   if (!sources::facts_of(Py_TYPE(object)).torch) return;
   constinit static CachedAttribute increment_version("torch.autograd.graph", "increment_version");
-  PyObject* done = PyObject_CallOneArg(increment_version.get(), object);
+  PyObject* done = call_python([&] { return PyObject_CallOneArg(increment_version.get(), object); });
   if (!done) throw py::error_already_set();
   Py_DECREF(done);
 }

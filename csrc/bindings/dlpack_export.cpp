@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "bindings/dlpack.h"
+#include "bindings/gil.h"
 
 namespace samestep {
 
@@ -37,9 +38,8 @@ struct Exported {
     // end. The memory ends with the process.
     if (Py_IsInitialized() == 0) return;
     // A consumer may drop the tensor on any of its threads, with or without the GIL.
-    const PyGILState_STATE gil = PyGILState_Ensure();
+    const WithGil gil;
     Py_DECREF(self->owner);
-    PyGILState_Release(gil);
     delete self;
   }
 };
