@@ -6,11 +6,11 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from samestep import _core
 from samestep._util.deadline import Deadline, seconds
-from samestep.errors import NotInitializedError, UnavailableError
+from samestep.errors import Error, NotInitializedError, TimeoutError, UnavailableError
 
 __all__ = ["CallTimeout", "Enqueued", "Status", "Work", "Works"]
 
@@ -40,7 +40,11 @@ class Work(Generic[_T]):
     """A pending operation, as every `i...` method returns it.
 
     Any number of operations may be pending, and they may be waited for in any order; waiting for one makes progress
-    on all. A `Work` that is garbage-collected first waits for its operation. `await work` works in coroutines.
+    on all. A `Work` that is garbage-collected first waits for its operation.
+
+    `await work` works in coroutines. If the await is cancelled, as by `asyncio.wait_for`, a receive is cancelled: its
+    array is undefined, and the next receive gets the message, even one that has just arrived. Other operations go on,
+    and `work` may be awaited again.
 
     Example:
       >>> import numpy as np, samestep as ss
@@ -118,18 +122,40 @@ class Work(Generic[_T]):
         import asyncio  # costs more to import than the whole package
 
         pause = 0.0
-        while not self.done():
-            yield from asyncio.sleep(pause).__await__()
-            pause = min(pause + 1e-4, 5e-3)
+        try:
+            while not self.done():
+                yield from asyncio.sleep(pause).__await__()
+                pause = min(pause + 1e-4, _LOOK_S)
+        except BaseException:  # cancelled, or the coroutine is closed
+            self._leave()
+            raise
         return self.wait(0.0)
+
+    def _leave(self) -> None:
+        """Give back the message of a receive; let other operations go on without anybody who waits."""
+        inner = self._inner
+        if inner.give_back():
+            self._inner = cast("_core.Work", _GivenBack())
+            _go_on(inner)
+        else:
+            _go_on(self)
 
     def __del__(self) -> None:
         inner = getattr(self, "_inner", None)  # __init__ may have failed
         try:
-            if inner is not None and not inner.done():
+            if inner is not None and not inner.done() and not _left_to_loop(self):
                 inner.wait(self._timeout, True)
-        except Exception as error:
+        except (Error, RuntimeError, MemoryError) as error:
             _warn_dropped(error)
+        except BaseException as error:
+            self._raise_later(error)
+
+    def _raise_later(self, error: BaseException) -> None:
+        """Raise what a signal handler has raised once this object is gone: Python ignores errors of `__del__`."""
+        if threading.current_thread() is not threading.main_thread():
+            raise error
+        # Its traceback refers to this object, which would then never be freed.
+        self._result = _core.RaisedLater(error.with_traceback(None))
 
     def __repr__(self) -> str:
         try:
@@ -197,6 +223,9 @@ class Works(Work[Any]):
     def _detach(self) -> None:
         self._all = ()
 
+    def _leave(self) -> None:
+        _go_on(self)
+
     def _deliver(self) -> None:
         """Assemble the result, once."""
         if self._has_result or self._failure is not None:
@@ -215,10 +244,15 @@ class Works(Work[Any]):
         if not works or self._has_result or self._failure is not None:
             return
         try:
-            if not all(work.done() for work in works) or not any(work.exception() for work in works):
+            ended = all(work.done() for work in works)
+            if not ended and _left_to_loop(self):
+                return
+            if not ended or not any(work.exception() for work in works):
                 self._wait_blocking(None)
         except Exception as error:
             _warn_dropped(error)
+        except BaseException as error:
+            self._raise_later(error)
 
 
 class Enqueued(NamedTuple):
@@ -247,6 +281,64 @@ class Enqueued(NamedTuple):
         if self.complete is None:
             return Work(self.inner, timeout, result)
         return Works([self.inner], timeout, self.finish(result), self.require_ready)
+
+
+class _GivenBack:
+    """Stands for the core's operation once an await of its receive has been cancelled."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout: float, ends_group: bool, wait_on_host: bool = False) -> None:
+        raise self.exception()
+
+    def exception(self) -> TimeoutError:
+        return TimeoutError("the await of this receive was cancelled; the next receive gets its message")
+
+    def cancel(self) -> bool:
+        return True
+
+    give_back = cancel
+
+
+_LOOK_S = 5e-3
+_going_on: set[Any] = set()
+"""What nobody waits for, held until it ends: a Work that is dropped would block the event loop until then."""
+
+
+def _go_on(work: Any) -> None:
+    """Hold the work until it has ended, and let the running event loop, if there is one, make progress on it."""
+    import asyncio
+
+    for other in list(_going_on):  # of loops that have ended
+        if other.done():
+            _going_on.discard(other)
+    if work.done():
+        return
+    _going_on.add(work)
+    with contextlib.suppress(RuntimeError):  # no loop runs: other waits make progress on it
+        loop = asyncio.get_running_loop()
+        loop.call_later(_LOOK_S, _look_again, loop, work)
+
+
+def _look_again(loop: Any, work: Any) -> None:
+    if work.done():
+        _going_on.discard(work)
+    else:
+        loop.call_later(_LOOK_S, _look_again, loop, work)
+
+
+def _left_to_loop(work: Work[Any]) -> bool:
+    """Whether this thread runs an event loop, which a wait would block. Then the work is left to it."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or sys.is_finalizing():
+        return False
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    work._leave()
+    return True
 
 
 def _warn_dropped(error: Exception) -> None:
