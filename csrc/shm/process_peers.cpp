@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <thread>
 
 #include "core/error.h"
 #include "core/format.h"
@@ -297,13 +299,17 @@ std::byte* ProcessPeers::map_peer_memory(int peer, std::uint64_t address, std::s
   if ((address & kSharedAddressBit) == 0) return nullptr;
   const std::size_t number = (address & ~kSharedAddressBit) >> kOffsetBits;
   const std::size_t offset = address & ((std::uint64_t{1} << kOffsetBits) - 1);
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   std::vector<Segment>& segments = of(peer).segments;
   if (segments.size() <= number || !segments[number].memory) {
-    // The peer sent the descriptor before it posted the address, so it has arrived.
+    // The peer sent the descriptor before it posted the address, so it has arrived, unless another thread is taking it.
     const Deadline deadline = Deadline::after(Seconds(10));
     while (segments.size() <= number || !segments[number].memory) {
-      if (!receive_fd(peer) && deadline.passed()) throw_late(peer, deadline);
+      if (receive_fd(peer)) continue;
+      if (deadline.passed()) throw_late(peer, deadline);
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      lock.lock();
     }
   }
   Segment& segment = segments[number];

@@ -104,3 +104,14 @@ TEST_CASE("event count: a sleeping rank is woken by the store it waits for") {
   }
   other.join();
 }
+
+TEST_CASE("shm region: steps are compared when their word has wrapped around") {
+  const auto region = new_region();
+  for (const std::uint64_t number : {std::uint64_t{1} << 40, (std::uint64_t{1} << 40) + 7, std::uint64_t{3} << 40}) {
+    region->set_step(number - ShmRegion::kSlots, 0, ShmRegion::kLastStep);
+    CHECK_FALSE(region->is_at(number, 0, 1));
+    region->set_step(number, 0, 1);
+    CHECK(region->is_at(number, 0, 1));
+    CHECK_FALSE(region->is_at(number, 0, 2));
+  }
+}
