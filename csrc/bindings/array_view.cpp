@@ -23,6 +23,14 @@ std::string tuple_text(const std::int64_t* values, int n) {
   return text + (n == 1 ? ",)" : ")");
 }
 
+/// Not inlined: the common cases do not pay for it.
+[[gnu::noinline]] bool read_by_protocol(PyObject* object, const sources::TypeFacts& facts, Array& out) {
+  return call_python([&] {
+    return sources::read_buffer(object, out) || sources::read_dlpack(object, facts, out) ||
+           sources::read_cuda_interface(object, out);
+  });
+}
+
 bool read_any(PyObject* object, Array& out) {
   // NumPy arrays come first, because they are the most common and need no facts about their type.
   if (sources::read_numpy(object, out)) return true;
@@ -33,10 +41,7 @@ bool read_any(PyObject* object, Array& out) {
   // Bytes have the buffer protocol as well, but more likely stand for an object than for an array of uint8. The error
   // names both possibilities.
   if (PyBytes_Check(object) || PyUnicode_Check(object)) return false;
-  const bool read = call_python([&] {
-    return sources::read_buffer(object, out) || sources::read_dlpack(object, facts, out) ||
-           sources::read_cuda_interface(object, out);
-  });
+  const bool read = read_by_protocol(object, facts, out);
   // Whatever the protocol says: MLX gives out its memory as writable, although other arrays are views of it or will be
   // computed from it.
   if (read && facts.never_written) out.mutable_view().readonly = true;
