@@ -1,4 +1,4 @@
-"""The figure on README's first screen, from committed results: a call, and a training step.
+"""The figure of README, from committed results: a call, and a training step.
 
 python benchmarks/headline.py [--output docs/assets/headline.svg]
 """
@@ -19,7 +19,8 @@ STEPS = HERE / "results" / "ddp" / "2.json"
 OUTPUT = HERE.parent / "docs" / "assets" / "headline.svg"
 
 # Okabe and Ito's colours, as in plots.py.
-OURS, GLOO, MPI = "#0072B2", "#D55E00", "#666666"
+OURS, GLOO, MPI = "#0072B2", "#D55E00", "#767676"
+INK = "#767676"  # readable on white and on black: README is shown on both
 
 
 def calls(axes: Any, run: results.Result) -> None:
@@ -55,9 +56,11 @@ def steps(axes: Any, run: dict[str, Any]) -> None:
         middle = [max(value, 0.0) for value, _, _ in found]
         spread = [
             [m - max(low, 0.0) for m, (_, low, _) in zip(middle, found, strict=True)],
-            [high - m for m, (_, _, high) in zip(middle, found, strict=True)],
+            [max(high, 0.0) - m for m, (_, _, high) in zip(middle, found, strict=True)],
         ]
-        axes.bar(left, middle, 0.34, yerr=spread, color=color, label=name, error_kw={"linewidth": 1})
+        axes.bar(
+            left, middle, 0.34, yerr=spread, color=color, label=name, error_kw={"linewidth": 1, "ecolor": INK}
+        )
     axes.set_xticks(
         [i + 0.18 for i in range(len(run["sizes"]))], [f"{millions} M" for millions in run["sizes"]]
     )
@@ -76,13 +79,17 @@ def main() -> None:
     mpl.use("agg")
     mpl.rcParams.update(
         {"svg.hashsalt": "samestep", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+        | dict.fromkeys(
+            ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK
+        )
     )
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.1), layout="constrained")
     calls(left, results.load(CALLS))
     steps(right, json.loads(STEPS.read_text()))
-    figure.savefig(output, dpi=140, metadata={"Date": None} if output.suffix == ".svg" else None)
+    metadata = {"Date": None} if output.suffix == ".svg" else None
+    figure.savefig(output, dpi=140, transparent=True, metadata=metadata)
     print(f"wrote {output}")
 
 

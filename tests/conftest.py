@@ -28,6 +28,8 @@ SLOW_FILES = (  # each starts processes for all of its tests, and waits for many
     "devices/test_device_trees",
     "devices/test_gpu_aware.py",
     "devices/test_gpu_kit",
+    "faults/test_children",
+    "faults/test_nested_launchers",
     "hosts/",
     "interop/test_benchmarks",
     "interop/test_examples",

@@ -48,16 +48,22 @@ bool read_any(PyObject* object, Array& out) {
   return read;
 }
 
-std::string not_an_array_text(PyObject* object) {
+std::string not_an_array_text(PyObject* object, bool is_output) {
   const std::string head =
       str("expected an array (NumPy, torch, JAX, CuPy, or anything with DLPack or the buffer protocol), got ",
           sources::type_text(object));
-  const char* cure = "; pass np.asarray(x), or use an object verb such as bcast_object";
-  if (object == Py_None) cure = "";
-  if (PyDict_Check(object)) cure = "; pass one of its values, or the whole to a tree verb such as synchronize";
-  if (PyBytes_Check(object)) cure = "; pass np.frombuffer(x, np.uint8), or use an object verb such as bcast_object";
-  if (PyUnicode_Check(object)) cure = "; use an object verb such as bcast_object";
-  return str(head, cure);
+  if (object == Py_None) return head;
+  if (is_output) return head + "; pass an array that receives the result";
+  if (PyObject_HasAttrString(object, "wait") != 0) return head + "; pass what its wait() returns";
+  if (PyUnicode_Check(object)) return head + "; use an object verb such as bcast_object";
+  if (PyBytes_Check(object))
+    return head + "; pass np.frombuffer(x, np.uint8), or use an object verb such as bcast_object";
+  if (PyNumber_Check(object) != 0) return head + "; pass np.asarray(x), or use an object verb such as bcast_object";
+  const char* const numbers =
+      PyList_Check(object) || PyTuple_Check(object) ? "np.asarray(x) if it holds numbers, " : "";
+  return str(head, "; pass ", numbers,
+             "a tree of arrays to allreduce_gradients, allreduce_tree or synchronize, and any object to a verb such as "
+             "bcast_object");
 }
 
 /// Ctrl-C and lack of memory say nothing about the array. Treated as a refusal, they would be lost: in the text of an
@@ -66,7 +72,9 @@ bool is_no_refusal(const py::error_already_set& error) {
   return !error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError);
 }
 
-std::string prefixed(const char* what, const std::string& text) { return what ? str(what, ": ", text) : text; }
+std::string prefixed(const char* what, const std::string& text, const char* argument = "") {
+  return what ? str(what, argument, ": ", text) : text;
+}
 
 }  // namespace
 
@@ -108,7 +116,7 @@ PyObject* Array::referenced() const noexcept {
   return release_ == &release_reference ? static_cast<PyObject*>(owner_) : nullptr;
 }
 
-Array view_of(PyObject* object, const char* what) {
+Array view_of(PyObject* object, const char* what, const char* argument) {
   Array array;
   try {
     if (read_any(object, array)) return array;
@@ -117,9 +125,9 @@ Array view_of(PyObject* object, const char* what) {
     const std::string refusal = sources::buffer_refusal(object);
     if (!refusal.empty()) throw InvalidArgumentError(refusal);
   } catch (const InvalidArgumentError& error) {
-    throw InvalidArgumentError(prefixed(what, error.what()));
+    throw InvalidArgumentError(prefixed(what, error.what(), argument));
   }
-  throw py::type_error(prefixed(what, not_an_array_text(object)));
+  throw py::type_error(prefixed(what, not_an_array_text(object, *argument != '\0'), argument));
 }
 
 bool try_view(PyObject* object, Array& array) {

@@ -96,13 +96,13 @@ class Array {
 /// are not. Device memory is viewed too, see `device`. Autograd does not notice writes through a view: call
 /// `bump_version`.
 ///
-/// Throws, with `what` (if any) in front of the text:
+/// Throws, with `what` (if any) and `argument` (": out" for one that is written) in front of the text:
 ///   InvalidArgumentError   an array whose elements cannot be sent from where they are: a dtype that DType lacks,
 ///                          foreign byte order, sparse, meta, masked, more than 32 dimensions, or a torch tensor
 ///                          that is conjugated or negated lazily; or a layout that cannot be: negative extents,
 ///                          null data, a size or strides beyond the address space
 ///   pybind11::type_error   not an array: Python numbers, lists, bytes, str, ...
-Array view_of(PyObject* object, const char* what = nullptr);
+Array view_of(PyObject* object, const char* what = nullptr, const char* argument = "");
 
 /// The same for the fast path, into an empty `array`. False if `view_of` would throw; what is no `Exception` (Ctrl-C)
 /// and a MemoryError are thrown, since the library of the array may not raise them again.

@@ -1,4 +1,5 @@
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <atomic>
 #include <chrono>
@@ -39,6 +40,20 @@ const char* class_name(const Error& error) {
   return "Error";
 }
 
+void raise(const Error& error) {
+  const py::object kind = error_class(class_name(error));
+  const auto* const of_ranks = dynamic_cast<const RanksError*>(&error);
+  if (of_ranks == nullptr || of_ranks->named().ranks.empty()) return PyErr_SetString(kind.ptr(), error.what());
+  try {
+    const py::object made = kind(error.what());
+    made.attr("ranks") = py::tuple(py::cast(of_ranks->named().ranks));
+    made.attr("hosts") = py::tuple(py::cast(of_ranks->named().hosts));
+    PyErr_SetObject(kind.ptr(), made.ptr());
+  } catch (py::error_already_set& failed) {
+    failed.restore();
+  }
+}
+
 /// In the reason that a peer sends when Ctrl-C ends its program; see `_at_exit` in samestep.world.lifecycle.
 constexpr std::string_view kInterrupted = "ended with KeyboardInterrupt";
 constexpr auto kSignalsDiffer = std::chrono::seconds(1);
@@ -66,7 +81,7 @@ void translate(std::exception_ptr pointer) {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const Error& error) {
     if (interrupted_too(error)) return;
-    PyErr_SetString(error_class(class_name(error)).ptr(), error.what());
+    raise(error);
   }
 }
 
@@ -144,7 +159,7 @@ void set_error(std::exception_ptr pointer, bool may_be_interrupted) {
     error.set_error();
   } catch (const Error& error) {
     if (may_be_interrupted && interrupted_too(error)) return;
-    PyErr_SetString(error_class(class_name(error)).ptr(), error.what());
+    raise(error);
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   } catch (const std::exception& error) {

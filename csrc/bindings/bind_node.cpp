@@ -85,12 +85,6 @@ std::vector<std::string> forbidden_calls() {
   return found;
 }
 
-bool alias_pages(Communicator& communicator, const SharedBlock& block, std::uintptr_t address) {
-  const std::shared_ptr<SharedHeap> heap = heap_of(communicator);
-  const std::size_t whole_pages = (block.nbytes + BlockPool::kPage - 1) / BlockPool::kPage * BlockPool::kPage;
-  return heap != nullptr && heap->alias_pages_at(block.data.get(), whole_pages, reinterpret_cast<void*>(address));
-}
-
 }  // namespace
 
 void bind_node(py::module_& m) {
@@ -136,10 +130,6 @@ void bind_node(py::module_& m) {
       "Collective.");
   m.def("forbidden_calls", &forbidden_calls,
         "What ranks of one host cannot use here, and what they do instead; empty where all is allowed.");
-  m.def(
-      "alias_pages_at", &alias_pages, "communicator"_a, "block"_a, "address"_a,
-      "Map the pages of a block in place of those at `address`, which the caller owns; whether that was possible. The "
-      "block must live as long as they are used.");
   m.def("open_node_world", &open_node_world, "name"_a, "rank"_a, "links"_a, "left"_a, "timeout"_a,
         "The group of all ranks, which run on one host. `links`: as for `open_local_peers`. Collective.");
 }

@@ -85,7 +85,7 @@ class StreamEnd {
   const std::string& called = user_call();
   const std::string text = str("rank ", limit.group->rank(), ": ", called.empty() ? "a copy of arrays" : called,
                                " in group '", limit.group->name(), "' has waited ", limit.deadline.timeout().count(),
-                               " s for this rank's own device, which has not come so far");
+                               " s for this rank's device, which has not finished the work queued before it");
   const auto error = std::make_exception_ptr(TimeoutError(text));
   limit.group->abandon(error, text);
   std::rethrow_exception(error);

@@ -25,7 +25,7 @@ struct FastGroup {
   PyObject ob_base;
   PyObject* held;                              // what `_comm` was set to
   std::shared_ptr<Communicator> communicator;  // null if `held` is something else, as in tests
-  std::atomic<double> timeout;                 // relaxed: nothing else is read by way of it
+  std::atomic<double> timeout;                 // relaxed: publishes no other data
 };
 PyTypeObject* group_type = nullptr;
 
@@ -143,7 +143,7 @@ FastMethod& method_of(PyObject* self) { return *reinterpret_cast<FastMethod*>(se
 bool is_fast_group(PyObject* object) {
   constinit static std::atomic<unsigned int> known = 0;
   PyTypeObject* const type = Py_TYPE(object);
-  // relaxed, as for `known`: nothing else is read by way of it. Another thread may just give the class its tag.
+  // relaxed, as for `known`: publishes no other data. Another thread may just give the class its tag.
   const unsigned int tag = std::atomic_ref(type->tp_version_tag).load(std::memory_order_relaxed);
   // Zero is no tag: CPython assigns tags when attributes are looked up, and may run out of them.
   if (tag != 0 && tag == known.load(std::memory_order_relaxed)) return true;  // relaxed: see above

@@ -70,7 +70,7 @@ Buffer PendingWork::borrow(const py::handle& array, Array view, const char* what
     }
     shape_.memory_order = *lies;
     ArrayView& viewed = view.mutable_view();
-    // Numba says None of the arrays of its default stream, too.
+    // Numba also reports None for arrays on its default stream.
     if (streams_.find(array.ptr(), viewed) == kNoStream) viewed.stream = kLegacyStream;
     on_device_.push_back({py::reinterpret_borrow<py::object>(array), viewed.device});
   }
@@ -91,7 +91,7 @@ ConstBuffer PendingWork::input(const py::handle& array, const char* what, Order 
 }
 
 Buffer PendingWork::output(const py::handle& array, const char* what, bool copy_in, Order order, const char* argument) {
-  Array view = view_of(array.ptr(), what);
+  Array view = view_of(array.ptr(), what, argument);
   if (!writable(view.view())) require_writable(view.view(), str(what, argument).c_str(), array.ptr());
   shape_ = shape_of(view.view());
   written_.push_back(py::reinterpret_borrow<py::object>(array));
@@ -181,8 +181,8 @@ bool PendingWork::done() {
 }
 
 void PendingWork::wait(double timeout, AtDeadline at_deadline, int polls_with_gil, bool wait_on_host) {
-  // To ask whether the device has ended costs more than to let a stream wait. After a known end none has to, and the
-  // array may be in no stream any more.
+  // Querying the device costs more than a stream wait. If the operation is known to have ended no wait is needed, and
+  // the array may no longer belong to a stream.
   if (!wait_on_host && !work_->has_ended() && order_streams(timeout, at_deadline)) return unstage();
   // Where CPUs are short each poll keeps others from coming; what a device does is not worth one.
   const int polls = communicator_->oversubscribed() || !on_device_.empty() ? 1 : polls_with_gil;

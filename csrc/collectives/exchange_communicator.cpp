@@ -88,7 +88,33 @@ std::shared_ptr<Communicator> ExchangeCommunicator::make_child(std::span<const i
     options.hosts.clear();
     for (const int rank : ranks) options.hosts.push_back(engine_->options().hosts[static_cast<std::size_t>(rank)]);
   }
-  return make_child(ranks, std::move(options), deadline);
+  std::shared_ptr<Communicator> child;
+  std::exception_ptr failed;
+  try {
+    child = make_child(ranks, std::move(options), deadline);
+  } catch (const std::exception&) {
+    failed = std::current_exception();
+  }
+  confirm_child(ranks, called, failed, deadline);
+  return child;
+}
+
+void ExchangeCommunicator::confirm_child(std::span<const int> ranks, const std::string& called,
+                                         const std::exception_ptr& failed, const Deadline& deadline) {
+  // Otherwise those that have made the group would wait in it for a rank that lacks memory or descriptors.
+  const auto call = make_operation<GroupCreation>(std::vector<int>(ranks.begin(), ranks.end()),
+                                                  failed ? reason_of(failed) : std::string());
+  engine_->start(call);
+  try {
+    call->wait(deadline);
+  } catch (const Error&) {
+    if (failed) std::rethrow_exception(failed);
+    throw;
+  }
+  if (failed && (is_a<TimeoutError>(failed) || is_a<PeerLostError>(failed))) std::rethrow_exception(failed);
+  const std::string failure = call->failure();
+  if (failure.empty()) return;
+  throw UnavailableError(str(call->describe(), ": group '", called, "' cannot be made by ", failure));
 }
 
 std::shared_ptr<Communicator> ExchangeCommunicator::make_child(std::span<const int> ranks, ExchangeOptions options,
@@ -180,8 +206,8 @@ void ExchangeCommunicator::close(const Deadline& deadline) {
     } catch (const TimeoutError& error) {
       engine_->abandon(std::current_exception(), error.what());
       if (deadline.passed()) throw;
-      throw PeerLostError(error.what());  // a peer has left the group: this rank is not late
-    } catch (const Error& error) {        // peers must not wait for this rank
+      throw PeerLostError(error.what(), error.named());  // a peer has left the group: this rank is not late
+    } catch (const Error& error) {                       // peers must not wait for this rank
       engine_->abandon(std::current_exception(), error.what());
       throw;
     }

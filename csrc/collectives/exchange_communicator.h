@@ -95,6 +95,9 @@ class ExchangeCommunicator : public Communicator, private SegmentedMessages {
   void meet_or_abandon(Work& work, const Deadline& deadline);
   std::shared_ptr<Communicator> make_child(std::span<const int> ranks, const std::string& called, std::uint32_t number,
                                            const Deadline& deadline);
+  /// Tells the members of a new group whether this rank has made it. Throws on all of them if one has `failed`.
+  void confirm_child(std::span<const int> ranks, const std::string& called, const std::exception_ptr& failed,
+                     const Deadline& deadline);
   std::uint32_t reserve_group_id() const;
 
   std::shared_ptr<ProgressEngine> engine_;

@@ -123,7 +123,7 @@ void FusedCollectives::run(const CollectiveArgs& call, const Deadline& deadline)
   } catch (const Error&) {  // of the operation
     throw;
   } catch (...) {  // from a signal handler: the caller frees the buffers, and does not send the next ones
-    const std::string reason = "a wait of many buffers was left by an exception";
+    const std::string reason = "an exception interrupted a fused collective on this rank";
     communicator_->abandon(std::make_exception_ptr(Error(reason)), reason);
     throw;
   }

@@ -64,8 +64,8 @@ class Work {
   /// The error of the operation, or null. Valid once `done()` is true.
   virtual std::exception_ptr error() const = 0;
 
-  /// Of a pending operation: whom it has waited for, for the text of a TimeoutError. Empty if that is not known. Never
-  /// blocks.
+  /// Of a pending operation: the ranks it has waited for, for the text of a TimeoutError. Empty if that is not known.
+  /// Never blocks.
   virtual std::string timeout_message(Seconds waited) {
     (void)waited;
     return "";

@@ -1,8 +1,11 @@
 #pragma once
 
 #include <exception>
+#include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace samestep {
 
@@ -40,16 +43,32 @@ class UnavailableError : public Error {
   using Error::Error;
 };
 
-/// The deadline passed; the peers may still be alive.                 Python: TimeoutError
-class TimeoutError : public Error {
+/// Ranks of the group of the call, and their hosts where there are several.
+struct NamedRanks {
+  std::vector<int> ranks = {};
+  std::vector<std::string> hosts = {};  ///< by rank of `ranks`; empty if all ranks run on one host
+};
+
+/// Other ranks are the cause: those that are named, if any are known.
+class RanksError : public Error {
  public:
-  using Error::Error;
+  explicit RanksError(const std::string& text, NamedRanks named = {}) : Error(text), named_(std::move(named)) {}
+  const NamedRanks& named() const { return named_; }
+
+ private:
+  NamedRanks named_;
+};
+
+/// The deadline passed; the peers may still be alive.                 Python: TimeoutError
+class TimeoutError : public RanksError {
+ public:
+  using RanksError::RanksError;
 };
 
 /// A peer closed or died; the group is unusable.                      Python: ConnectionError
-class PeerLostError : public Error {
+class PeerLostError : public RanksError {
  public:
-  using Error::Error;
+  using RanksError::RanksError;
 };
 
 /// A peer has left a block of `together()`; the group was revoked.    Python: RuntimeError
@@ -79,6 +98,11 @@ bool is_a(const std::exception_ptr& error) {
   } catch (...) {
     return false;
   }
+}
+
+/// The message of an exception as other ranks read it: std::bad_alloc names a class of C++.
+inline std::string reason_of(const std::exception_ptr& error) {
+  return is_a<std::bad_alloc>(error) ? "no memory is left" : text_of(error);
 }
 
 }  // namespace samestep

@@ -17,8 +17,8 @@ class OwnerProcess {
   /// Throws NotInitializedError in another process.
   void require(int rank, std::string_view group) const {
     if (is_this()) return;
-    throw NotInitializedError(str("this process was forked from rank ", rank, " of group '", group,
-                                  "' and is no rank itself: only rank ", rank, " may use its operations"));
+    throw NotInitializedError(str("this process was forked from rank ", rank, "; group '", group,
+                                  "' can only be used in the original process"));
   }
 
  private:

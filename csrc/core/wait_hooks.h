@@ -15,7 +15,7 @@ struct WaitHooks {
   std::function<void(const std::function<void()>&)> run_without_gil = [](const std::function<void()>& wait) { wait(); };
   /// Called once per wait that exceeds `warn_after`, with a description of what is missing.
   std::function<void(const std::string&)> warn = [](const std::string&) {};
-  std::atomic<double> warn_after_s = 30.0;  ///< in any order: nothing else is read by way of it
+  std::atomic<double> warn_after_s = 30.0;  ///< relaxed: publishes no other data
 };
 
 /// The process's hooks.

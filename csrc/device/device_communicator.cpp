@@ -303,7 +303,7 @@ void DeviceCommunicator::revoke(const std::string& why, std::uint64_t block) {
   for (const auto& group : {signature_check_, through_host_, host_}) group->membership().revoke(why, block);
 }
 
-/// What ranks compare has no memory of callers, so that its end is no condition.
+/// The signature-check group holds no caller memory, so we need not wait for it.
 bool DeviceCommunicator::discard() {
   signature_check_->membership().discard();
   const bool collectives = through_host_->membership().discard();

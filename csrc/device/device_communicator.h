@@ -32,9 +32,9 @@ enum class NcclStart : std::uint8_t { now, at_first_use };
 /// All ranks call a verb with device memory, or all with host memory; point to point each as it likes. Messages of
 /// device memory go through the host, so that tags, any source and any order of calls mean what they always do.
 ///
-/// Works on device memory are ordered with streams (`Work::make_stream_wait`); verbs do not wait. Ranks that do not
-/// agree are found out on the host, beside the operation: MismatchError on all of them, and device memory cannot be
-/// used in this group any more.
+/// Works on device memory are ordered with streams (`Work::make_stream_wait`); verbs do not wait. Signatures are
+/// compared on the host while the operation runs: ranks that do not agree all get a MismatchError, and device memory
+/// cannot be used in this group any more.
 ///
 /// Collective over `host`, of which it makes two more groups. Groups made of it start NCCL with their first operation
 /// on device memory, because each start takes time and memory of the device.

@@ -1,6 +1,8 @@
 #include "engine/departures.h"
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include "core/format.h"
 #include "engine/progress_engine.h"
@@ -42,6 +44,23 @@ std::string Departures::list(const std::vector<int>& ranks) const {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < ranks.size(); ++i) text += str(i ? ", " : "", ranks[i], in_parentheses(ranks[i]));
   return text;
+}
+
+NamedRanks Departures::named(std::vector<int> ranks) const {
+  NamedRanks named{std::move(ranks)};
+  if (options_.hosts.empty()) return named;
+  for (const int rank : named.ranks) named.hosts.push_back(options_.hosts[static_cast<std::size_t>(rank)]);
+  return named;
+}
+
+NamedRanks Departures::lost(int peer) const {
+  const int cause = rank_of(entries_.at(peer).why.cause);
+  std::set<int> ranks{cause >= 0 ? cause : peer};
+  for (const auto& [other, entry] : entries_) {
+    const int dead = entry.why.why == Departure::Why::died ? rank_of(entry.why.cause) : -1;
+    if (dead >= 0) ranks.insert(dead);
+  }
+  return named({ranks.begin(), ranks.end()});
 }
 
 std::string Departures::text(int peer) const {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "transport/departure.h"
 
 namespace samestep {
@@ -39,10 +40,14 @@ class Departures {
   /// For error texts, such as "rank 1 (rank 3 of the world, node2)"; without what is obvious.
   std::string name(int rank) const;
   std::string list(const std::vector<int>& ranks) const;
+  /// For errors.
+  NamedRanks named(std::vector<int> ranks) const;
 
   /// The cause of the departure of `peer`, and how many followed, such as "rank 1 has left group 'world': its process
   /// has ended; 2 other ranks have left since".
   std::string text(int peer) const;
+  /// For an error because `peer` has left: the cause, and all ranks that are known to have died.
+  NamedRanks lost(int peer) const;
   /// If the rank that caused the departure of `peer` had waited until its deadline: the ranks of this group for which
   /// it had waited. Empty otherwise, and if this rank is one of them.
   std::vector<int> late_behind(int peer) const;

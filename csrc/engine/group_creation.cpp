@@ -8,7 +8,8 @@
 
 namespace samestep {
 
-GroupCreation::GroupCreation(std::shared_ptr<ProgressEngine> shared_engine, std::vector<int> ranks)
+GroupCreation::GroupCreation(std::shared_ptr<ProgressEngine> shared_engine, std::vector<int> ranks,
+                             std::string_view failure)
     : Operation(std::move(shared_engine)),
       ranks_(std::move(ranks)),
       received_(ranks_.size()),
@@ -18,6 +19,8 @@ GroupCreation::GroupCreation(std::shared_ptr<ProgressEngine> shared_engine, std:
   std::uint64_t digest = 0xcbf29ce484222325u;  // FNV-1a over the ranks
   for (const int rank : ranks_) digest = (digest ^ static_cast<std::uint64_t>(rank)) * 0x100000001b3u;
   own_.digest = digest;
+  // The array was zeroed, so a text that is cut still ends in a zero.
+  std::copy_n(failure.begin(), std::min(failure.size(), own_.failure.size() - 1), own_.failure.begin());
 }
 
 void GroupCreation::begin(std::uint64_t) {
@@ -51,6 +54,14 @@ std::uint32_t GroupCreation::group_id() const {
   std::uint32_t highest = 0;
   for (const Announcement& word : received_) highest = std::max(highest, word.number);
   return highest;
+}
+
+std::string GroupCreation::failure() const {
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const std::string text = received_[i].failure.data();
+    if (!text.empty()) return str(progress_engine().departures().name(ranks_[i]), ": ", text);
+  }
+  return "";
 }
 
 bool GroupCreation::needs(int peer, std::uint64_t) {

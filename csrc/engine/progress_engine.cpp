@@ -69,8 +69,8 @@ ProgressEngine::ProgressEngine(std::unique_ptr<Transport> transport, ExchangeOpt
   if (header_exchange_ == nullptr) header_exchange_ = make_message_header_exchange(*transport_, options_);
   // Made in advance, because a child after fork must not allocate memory.
   refusal_ = std::make_exception_ptr(NotInitializedError(str(
-      "this process was forked from rank ", rank_, " of group '", name(), "' and is no rank itself: only rank ", rank_,
-      " may use the group; more ranks are started by `samestep run`, mpirun or ", "samestep.multiprocessing.spawn")));
+      "this process was forked from rank ", rank_, "; group '", name(), "' can only be used in the original process; ",
+      "start more ranks with `samestep run`, mpirun or samestep.multiprocessing.spawn")));
   register_listener();
 }
 
@@ -162,7 +162,13 @@ void ProgressEngine::start(const std::shared_ptr<Operation>& operation) {
   if (operation->is_collective() && std::exchange(adopts_posted_header_, false)) {
     static_cast<Collective&>(*operation).begin_posted(sequence);
   } else {
-    operation->begin(sequence);
+    try {
+      operation->begin(sequence);
+    } catch (const std::exception&) {
+      fail_alone(*operation, std::current_exception());
+      leave_if_failed_alone();
+      throw;
+    }
   }
   const bool alone = collectives_.size() == 1 && collectives_.front() == operation;
   if (const unsigned polls = std::exchange(polls_at_start_, 0); polls != 0 && alone) {
@@ -173,46 +179,57 @@ void ProgressEngine::start(const std::shared_ptr<Operation>& operation) {
   fail_bereft();  // a rank that it needs may have left before
 }
 
-std::exception_ptr ProgressEngine::advance(Operation& operation) {
-  if (operation.finished()) return nullptr;
+void ProgressEngine::advance(Operation& operation) {
+  if (operation.finished()) return;
   try {
     if (operation.advance()) operation.finish();
   } catch (const MismatchError&) {  // found by all ranks: the group can continue
     operation.fail(std::current_exception());
   } catch (const std::exception&) {
-    operation.fail(std::current_exception());
-    return std::current_exception();
+    fail_alone(operation, std::current_exception());
   }
-  return nullptr;
+}
+
+void ProgressEngine::fail_alone(Operation& operation, const std::exception_ptr& error) {
+  // It is finished here, so `leave` would count it among those in which this rank has taken part.
+  if (operation.is_collective()) first_lost_ = std::min(first_lost_, operation.sequence());
+  if (!failed_alone_) {
+    failed_alone_ = FailedAlone{error, str(operation.describe(), " has failed: ", reason_of(error))};
+  }
+  operation.fail(error);
+}
+
+void ProgressEngine::leave_if_failed_alone() {
+  const auto failed = std::exchange(failed_alone_, {});
+  if (!failed) return;
+  // Later calls throw it again: that no memory was left once would not tell why they cannot run.
+  const bool says_why = is_a<Error>(failed->error);
+  const std::string text = str("group '", name(), "' has ended: ", failed->reason);
+  abandon(says_why ? failed->error : std::make_exception_ptr(Error(text)), failed->reason);
 }
 
 void ProgressEngine::poll_operation(Operation& operation, unsigned polls) {
   Backoff pause = Backoff::for_fast_path(options_.oversubscribed);
-  std::exception_ptr transport_failed;
   for (unsigned i = 0; i < polls && !operation.finished(); ++i) {
     if (i != 0 && pause.step()) break;
-    transport_failed = advance(operation);
+    advance(operation);
   }
   drop_finished();
-  if (transport_failed) abandon(transport_failed, "its transport failed");
+  leave_if_failed_alone();
 }
 
 void ProgressEngine::progress() {
   const std::lock_guard lock(mutex_);
   if (forked_) std::rethrow_exception(broken_);
-  std::exception_ptr transport_failed;
   try {
     inbox_.poll();
-  } catch (const std::exception&) {
-    transport_failed = std::current_exception();
+  } catch (const std::exception& error) {
+    failed_alone_ = FailedAlone{std::current_exception(), str("it cannot receive messages: ", error.what())};
   }
-  const auto step = [&](Operation& operation) {
-    if (const std::exception_ptr failed = advance(operation)) transport_failed = failed;
-  };
-  for (const auto& operation : collectives_) step(*operation);
-  for (const auto& operation : pending_messages_) step(*operation);
+  for (const auto& operation : collectives_) advance(*operation);
+  for (const auto& operation : pending_messages_) advance(*operation);
   drop_finished();
-  if (transport_failed) abandon(transport_failed, "its transport failed");
+  leave_if_failed_alone();
 }
 
 void ProgressEngine::drop_finished() {
@@ -246,7 +263,7 @@ void ProgressEngine::wait(Operation& operation, const Deadline& deadline) {
     if (operation.finished()) break;  // then the deadline does not matter
     if (deadline.passed()) {
       note_late(operation, deadline.timeout());
-      throw TimeoutError(timeout_message(operation, deadline.timeout()) + ": the deadline has passed");
+      std::rethrow_exception(timeout_error(operation, deadline.timeout()));
     }
     if (!warned && pause.waited().count() > wait_hooks().warn_after_s) {
       warned = true;
@@ -286,6 +303,12 @@ std::string ProgressEngine::timeout_message(Operation& operation, Seconds waited
                          " s for ", late.empty() ? "data from ranks that have arrived" : departures_.list(late));
   if (operation.is_collective() && !late.empty()) text += "; arrived: " + departures_.list(here);
   return text;
+}
+
+std::exception_ptr ProgressEngine::timeout_error(Operation& operation, Seconds waited) {
+  const std::lock_guard lock(mutex_);
+  return std::make_exception_ptr(TimeoutError(timeout_message(operation, waited) + ": the deadline has passed",
+                                              departures_.named(operation.pending_peers_of_operation())));
 }
 
 void ProgressEngine::note_late(Operation& operation, Seconds waited) {
@@ -375,7 +398,8 @@ void ProgressEngine::fail_dependents(Operation& operation, int peer) {
   if (operation.is_collective() && !late.empty()) {  // this rank waits for the same late ranks
     const std::string text = str(departures_.name(rank_), ": ", what, " waits for ", departures_.list(late), "; ",
                                  departures_.name(peer), " has given up: ", why.text.data());
-    lost_ = Lost{std::make_exception_ptr(TimeoutError(text + ": the deadline has passed")), why, false};
+    const TimeoutError timed_out(text + ": the deadline has passed", departures_.named(late));
+    lost_ = Lost{std::make_exception_ptr(timed_out), why, false};
     return operation.fail(lost_->error);
   }
   std::string text = str(what, ": ", departures_.text(peer));
@@ -388,7 +412,8 @@ void ProgressEngine::fail_dependents(Operation& operation, int peer) {
     return operation.fail(lost_->error);
   }
   // If a rank has left this group only, its other groups continue.
-  lost_ = Lost{std::make_exception_ptr(PeerLostError(text)), why, why.why != Departure::Why::late};
+  const PeerLostError peer_lost(text, departures_.lost(peer));
+  lost_ = Lost{std::make_exception_ptr(peer_lost), why, why.why != Departure::Why::late};
   operation.fail(lost_->error);
 }
 

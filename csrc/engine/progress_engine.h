@@ -200,6 +200,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, publ
   std::string timeout_message(Operation& operation, Seconds waited);
 
  private:
+  /// The error of an operation whose deadline has passed.
+  std::exception_ptr timeout_error(Operation& operation, Seconds waited);
   /// Why an operation has failed: a rank has left.
   struct Lost {
     std::exception_ptr error;
@@ -223,8 +225,12 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, publ
   /// If the loss of a rank has ended an operation: leaves the group, and the family. The caller must not hold the
   /// mutex.
   void follow_the_lost();
-  /// Makes one step. Returns an error of the transport, if there was one.
-  static std::exception_ptr advance(Operation& operation);
+  /// Makes one step. An error ends the group, unless all ranks find it.
+  void advance(Operation& operation);
+  /// Ends an operation that other ranks continue, and then the group, because they wait for this rank.
+  void fail_alone(Operation& operation, const std::exception_ptr& error);
+  /// Leaves the group if an operation has failed on this rank alone. Not while operations are iterated over.
+  void leave_if_failed_alone();
   void poll_operation(Operation& operation, unsigned polls);
   void drop_finished();
   void fail_pending();
@@ -254,8 +260,13 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, publ
   std::atomic<std::uint64_t> progress_count_{0};
   Departures departures_;
   std::optional<Lost> lost_;
-  std::uint64_t first_lost_ = UINT64_MAX;  // the first collective that failed because a rank left
-  std::optional<Departure> late_;          // of the last deadline that has passed
+  std::uint64_t first_lost_ = UINT64_MAX;  // the first collective that has failed here and may still run elsewhere
+  struct FailedAlone {
+    std::exception_ptr error;
+    std::string reason;
+  };
+  std::optional<FailedAlone> failed_alone_;  // until this rank has left because of it
+  std::optional<Departure> late_;            // of the last deadline that has passed
   bool in_family_ = false;
   std::vector<std::unique_ptr<std::vector<std::byte>>> leave_notices_;  // must outlive their sends
   struct BlockEnd {

@@ -99,8 +99,8 @@ class HostStaging::StagedWork final : public Work {
     if (ended_ || call_.parts[0].in == nullptr) return false;
     return call_.then != nullptr || n_copied_ != call_.parts.size();
   }
-  /// Whether it may put its next copy into the stream although earlier operations will put others behind it: the copy
-  /// must not make those wait for a kernel that is not done, which may itself wait for what they send.
+  /// Whether the next device-to-host copy may be enqueued before those of earlier operations. Only if its producer
+  /// kernel is done: otherwise their copies queue behind that kernel, which may itself be waiting for them (deadlock).
   bool may_copy_before_others() { return n_copied_ != 0 || call_.parts[0].in == nullptr || is_produced(); }
   /// Makes a step of each segment. `may_begin`: whether segments may start on the host. `may_copy`: whether another
   /// copy may be put into the stream.
@@ -323,8 +323,9 @@ class HostStaging::StagedWork final : public Work {
     if (host_wait != nullptr) host_wait->wait(deadline);
     const Communicator& group = *(is_message() ? stager_->messages_ : stager_->collectives_);
     throw TimeoutError(str("rank ", group.rank(), ": an operation on device memory in group '", group.name(),
-                           "' has waited ", deadline.timeout().count(), " s for this rank's own device, which has not ",
-                           is_this ? "come so far" : "come so far that an earlier operation could begin"));
+                           "' has waited ", deadline.timeout().count(),
+                           " s for this rank's device, which has not finished the work queued before ",
+                           is_this ? "it" : "an earlier operation"));
   }
 
   std::shared_ptr<HostStaging> stager_;

@@ -19,7 +19,7 @@
 namespace samestep {
 namespace {
 
-constexpr Seconds kBlameAfter{15};                         // longer than it takes to find out who has died
+constexpr Seconds kBlameAfter{15};                         // longer than it takes to find out which rank has died
 constexpr std::size_t kMaxMessage = std::size_t{1} << 30;  // bytes, below MPI's 2^31 - 1
 
 /// A duplicate of a communicator, without blocking in MPI.
@@ -227,8 +227,8 @@ class MpiTransport final : public Transport {
   }
 
  private:
-  /// What MPI does when a rank has died is its own affair: it may return errors, or crash at the next call. So where
-  /// deaths are known otherwise it is left alone after its first error, until it is known who has died.
+  /// After the death of a rank MPI may return errors, or crash at the next call. So if deaths are known otherwise, MPI
+  /// is left alone after its first error, until it is known which rank has died.
   /// Thread-safe: groups have threads of their own.
   class Failure {
    public:

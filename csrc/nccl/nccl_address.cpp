@@ -43,7 +43,7 @@ nccl_abi::UniqueId NcclAddress::wait(const Until& until, const std::function<voi
     look();
     if (until().passed()) break;
   }
-  exchange_->wait(until());  // throws its error, or says who is missing
+  exchange_->wait(until());  // throws its error, or names the missing ranks
   if (invitation_->failed[0] != '\0') throw Error(str("NCCL does not start on rank 0: ", invitation_->failed.data()));
   return invitation_->id;
 }

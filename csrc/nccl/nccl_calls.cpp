@@ -168,7 +168,7 @@ Calls all_gather_v(const NcclLibrary& nccl, int rank, ConstBuffer in, Buffer out
 
 Calls messages(const NcclLibrary& nccl, int rank, ConstBuffer in, std::vector<std::uint64_t> sent, Buffer out,
                std::vector<std::uint64_t> received) {
-  Digest peers;  // whom they connect does not depend on their lengths
+  Digest peers;  // the ranks they connect do not depend on their lengths
   peers.add(static_cast<std::uint64_t>(Kind::messages));
   for (std::size_t peer = 0; peer < sent.size(); ++peer) {
     peers.add((sent[peer] != 0 ? 1U : 0U) + (received[peer] != 0 ? 2U : 0U));

@@ -12,12 +12,12 @@ namespace samestep {
 namespace {
 
 constexpr std::chrono::seconds kLaunchersStay{1};  // after the last launch that had to wait for other ranks
-constexpr std::size_t kMostConnected = 4096;       // lengths that change with every call shall not fill the memory
+constexpr std::size_t kMostConnected = 4096;       // bounds the set when lengths change on every call
 constexpr std::chrono::milliseconds kLookEvery{2};
 constexpr int kLooksBeforeSleep = 100;      // of the watching thread: to wake it costs an operation some microseconds
 constexpr Seconds kLookAtPeersAfter{0.05};  // an operation that takes longer may wait for one that has gone
-// For the host to learn who has gone, when NCCL only knows that somebody has; and for the device to finish an operation
-// that ranks which have gone may have finished.
+// For the host to learn which rank has gone, when NCCL only knows that one has; and for the device to finish an
+// operation that the ranks which have gone may have finished.
 constexpr Seconds kGrace{1.0};
 
 }  // namespace
@@ -63,8 +63,8 @@ void NcclComm::wait_until_ready(const std::string& act, const NcclAddress::Until
     if (!long_since) continue;
     if (const std::exception_ptr lost = liveness_->lost()) std::rethrow_exception(lost);
     if (deadline.passed()) {
-      throw TimeoutError(str(act, " in group '", host_->name(), "': NCCL has not come to an end after ",
-                             deadline.timeout().count(), " s, on this or another rank"));
+      throw TimeoutError(str(act, " in group '", host_->name(), "': NCCL did not finish within ",
+                             deadline.timeout().count(), " s on this rank or a peer"));
     }
   }
 }
@@ -199,7 +199,7 @@ std::exception_ptr NcclComm::timeout_error(const Operation& operation, const Dea
         TimeoutError(text + "the device has not finished it, or not all ranks have reached it"));
   }
   if (operation.signature_check->done() &&
-      !operation.signature_check->error()) {  // who waits for it may have given it up
+      !operation.signature_check->error()) {  // the thread that waits for it may have given it up
     return std::make_exception_ptr(
         TimeoutError(text + (operation.launched ? "all ranks have started it, but the device has not finished it"
                                                 : "all ranks have called it, but NCCL has not connected them")));
@@ -240,8 +240,8 @@ void NcclComm::ask_device(Operation& operation) {
 
 void NcclComm::check_all(std::unique_lock<std::mutex>& lock) {
   const Clock::time_point now = Clock::now();
-  // While NCCL starts, who starts it looks, and before 2.18 who launches. To ask reads variables of NCCL, and under the
-  // mutex no other thread ends the communicator meanwhile.
+  // While NCCL starts, the thread that starts it polls; before 2.18 so does the thread that launches. Polling reads
+  // variables of NCCL; under the mutex no other thread ends the communicator meanwhile.
   const bool looks = started_ && (calls_block_ || !launching_);
   const auto [state, comm] = looks ? members_->state() : NcclMembers::CommState{nccl_abi::kSuccess, nullptr};
   if (state != nccl_abi::kSuccess && state != nccl_abi::kInProgress) {
@@ -309,7 +309,7 @@ void NcclComm::watch() {
       }
       if (ending_ || broken_) break;
       if (!pending_.empty()) {
-        // Kept while it looks, since a call of the runtime may block: who drops the group shall not wait for that.
+        // Holds a reference while polling, because a CUDA call may block; dropping the group must not wait for it.
         self = weak_from_this().lock();
         if (self == nullptr) {  // another thread is in the destructor, which sets `ending_`
           changed_.wait(lock, [this] { return ending_; });

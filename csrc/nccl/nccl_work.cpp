@@ -83,7 +83,7 @@ class NcclComm::NcclWork final : public Work {
     std::string missing;
     if (operation_->signature_check != nullptr && !operation_->signature_check->done()) {
       try {
-        operation_->signature_check->wait(deadline);  // which has passed: it says who is missing
+        operation_->signature_check->wait(deadline);  // which has passed: it names the missing ranks
       } catch (const TimeoutError& error) {
         missing = str(": ", error.what());
       }

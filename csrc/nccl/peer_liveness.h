@@ -9,7 +9,7 @@
 
 namespace samestep {
 
-/// Whether the peers of a group live, for those who wait for them elsewhere, e.g. in NCCL, which may never notice.
+/// Whether the peers of a group live, for code that waits for them elsewhere, e.g. in NCCL, which may never notice.
 class PeerLiveness {
  public:
   /// Posts a receive from each peer, to which nothing is ever sent: the group fails it when the peer is lost.

@@ -43,7 +43,7 @@ SocketAddress parse(const std::string& address, std::uint16_t port) {
     v6.sin6_port = htons(port);
     parsed.nbytes = sizeof v6;
   } else {
-    throw InvalidArgumentError(str("'", address, "' is no address"));
+    throw InvalidArgumentError(str("'", address, "' is not an IPv4 or IPv6 address"));
   }
   return parsed;
 }

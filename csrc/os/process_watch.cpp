@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 namespace samestep {
 namespace {
@@ -46,19 +48,48 @@ ProcessWatch::ProcessWatch(pid_t pid) : pid_(pid) {
   // By number, because the C library has a function for it only from glibc 2.36 on.
   fd_ = Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 #endif
-  if (const auto stat = fd_ ? std::nullopt : read_stat(pid)) start_time_ = stat->start_time;
+  struct stat found{};
+  if (fd_ && ::fstat(fd_.get(), &found) == 0) {
+    device_ = found.st_dev;
+    inode_ = found.st_ino;
+  }
+  if (const auto stat = read_stat(pid)) start_time_ = stat->start_time;
+}
+
+ProcessWatch& ProcessWatch::operator=(ProcessWatch&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(device_, other.device_);
+  std::swap(inode_, other.inode_);
+  std::swap(pid_, other.pid_);
+  std::swap(start_time_, other.start_time_);
+  return *this;
+}
+
+bool ProcessWatch::holds_pidfd() const {
+  struct stat found{};
+  return fd_ && ::fstat(fd_.get(), &found) == 0 && found.st_dev == device_ && found.st_ino == inode_;
+}
+
+void ProcessWatch::release_if_taken() {
+  if (fd_ && !holds_pidfd()) fd_.release();
+}
+
+/// False also if that is unknown.
+bool ProcessWatch::runs() const {
+  const auto stat = start_time_ != 0 ? read_stat(pid_) : std::nullopt;
+  // The number alone is no proof: it may belong to a new process, which then has another start time.
+  return stat && stat->state != 'Z' && stat->state != 'X' && stat->start_time == start_time_;
 }
 
 bool ProcessWatch::ended() const {
-  if (fd_) {
-    // A pidfd becomes readable when its process ends, also while the process is a zombie (pidfd_open(2)).
+  if (holds_pidfd()) {
+    // A pidfd becomes readable when its process ends, also while the process is a zombie (pidfd_open(2)). Before Linux
+    // 6.9 other descriptors may have its inode, so a process that runs has not ended.
     pollfd entry{fd_.get(), POLLIN, 0};
-    return ::poll(&entry, 1, 0) > 0;
+    return ::poll(&entry, 1, 0) > 0 && !runs();
   }
-  if (pid_ <= 0) return false;
-  const auto stat = start_time_ != 0 ? read_stat(pid_) : std::nullopt;
-  // The number alone is no proof: it may belong to a new process, which then has another start time.
-  if (stat) return stat->state == 'Z' || stat->state == 'X' || stat->start_time != start_time_;
+  if (pid_ <= 0 || runs()) return false;
+  if (start_time_ != 0 && read_stat(pid_)) return true;
   return ::kill(pid_, 0) != 0 && errno == ESRCH;
 }
 

@@ -54,11 +54,6 @@ bool SharedMemory::release(std::size_t offset, std::size_t nbytes) const {
   return ::fallocate(fd_.get(), kMode, static_cast<off_t>(offset), static_cast<off_t>(nbytes)) == 0;
 }
 
-bool SharedMemory::map_over(std::size_t offset, std::size_t nbytes, void* at) const {
-  const int flags = MAP_SHARED | MAP_FIXED;
-  return ::mmap(at, nbytes, PROT_READ | PROT_WRITE, flags, fd_.get(), static_cast<off_t>(offset)) != MAP_FAILED;
-}
-
 void SharedMemory::make_private() noexcept {
   // At the same address, so that pointers of the child stay valid. Without reserving swap space, of which most pages
   // will need none.

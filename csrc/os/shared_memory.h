@@ -28,9 +28,6 @@ class SharedMemory {
 
   /// Releases pages to the system; they read as zero afterwards, in all processes. False on failure.
   bool release(std::size_t offset, std::size_t nbytes) const;
-  /// Maps a part of the memory a second time, replacing the pages at `at`. Offset, size and `at` are multiples of the
-  /// page size. False on failure; the pages at `at` are then unchanged.
-  bool map_over(std::size_t offset, std::size_t nbytes, void* at) const;
   /// Makes the mapping private: writes of this process are no longer visible to others, and it still sees their writes
   /// to pages that it has not written. For a child after fork, so it does not throw: on failure the memory becomes
   /// read-only.

@@ -9,6 +9,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <thread>
 
 #include "core/error.h"
@@ -27,6 +28,17 @@ struct FdMessage {
   enum class Kind : std::uint64_t { region, segment, refusal } kind;
   std::uint64_t number;  // of the group or of the segment
 };
+
+constexpr std::string_view kWithoutSharing =
+    "; SAMESTEP_NATIVE_TRANSPORT=tcp (over MPI: SAMESTEP_MPI_TRANSPORT=mpi) on all ranks does without such memory";
+
+SharedMemory map_received(Fd fd) {
+  try {
+    return SharedMemory::open(std::move(fd));
+  } catch (const UnavailableError& error) {
+    throw UnavailableError(str(error.what(), kWithoutSharing));
+  }
+}
 
 constexpr int kOffsetBits = 40;
 constexpr std::uint64_t kMaxSegments = 1u << 20;
@@ -185,7 +197,9 @@ std::optional<UnixSocket::Packet> ProcessPeers::receive_now(int peer) {
   try {
     return of(peer).socket.receive_now();
   } catch (const PeerLostError&) {
-    throw PeerLostError(str("rank ", peer, " of this host has not shared its memory: its process has ended"));
+    throw PeerLostError(str("rank ", peer,
+                            " of this host has not shared its memory: its process has ended, or has failed with "
+                            "an error of its own"));
   }
 }
 
@@ -207,7 +221,7 @@ bool ProcessPeers::receive_fd(int peer) {
       (message.kind == FdMessage::Kind::segment && message.number >= kMaxSegments)) {
     throw Error("an unknown packet came from a rank of this host");
   }
-  SharedMemory memory = SharedMemory::open(std::move(packet->fd));
+  SharedMemory memory = map_received(std::move(packet->fd));
   // The mapping alone keeps the memory. A descriptor for each segment of each peer would use up the limit of the
   // process.
   memory.close_fd();
@@ -248,8 +262,7 @@ SharedMemory ProcessPeers::make_region(std::span<const int> members, std::size_t
     return SharedMemory::make("samestep", nbytes);
   } catch (const UnavailableError& error) {
     const std::string text = str(
-        "rank ", rank_, " of this host cannot make the memory that its ranks share: ", error.what(),
-        "; SAMESTEP_NATIVE_TRANSPORT=tcp (over MPI: SAMESTEP_MPI_TRANSPORT=mpi) on all ranks does without such memory");
+        "rank ", rank_, " of this host cannot make the memory that its ranks share: ", error.what(), kWithoutSharing);
     const FdMessage message{FdMessage::Kind::refusal, number};
     std::string packet(reinterpret_cast<const char*>(&message), sizeof message);
     packet += text;

@@ -69,13 +69,6 @@ std::optional<SharedHeap::Spot> SharedHeap::find(const void* data, std::size_t n
   return spot;
 }
 
-bool SharedHeap::alias_pages_at(const void* data, std::size_t nbytes, void* at) const {
-  if (nbytes > size_of(data) || reinterpret_cast<std::uintptr_t>(at) % BlockPool::kPage != 0) return false;
-  const std::optional<Spot> spot = find(data, nbytes);
-  const std::lock_guard lock(mutex_);
-  return spot && !is_child_ && segments_[spot->segment].memory.map_over(spot->offset, nbytes, at);
-}
-
 void SharedHeap::set_bounds(std::size_t limit, std::size_t keep) {
   const std::lock_guard lock(mutex_);
   limit_ = limit;

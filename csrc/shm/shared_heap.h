@@ -53,10 +53,6 @@ class SharedHeap final : private ForkListener {
   /// Size of the block in use that begins at `data`, else 0.
   std::size_t size_of(const void* data) const;
 
-  /// Maps the pages of the block at `data` at address `at` too. The block must outlive the mapping. False if there is
-  /// no such block, or the system refuses.
-  bool alias_pages_at(const void* data, std::size_t nbytes, void* at) const;
-
   /// The segment and offset of a range, if it lies in one segment.
   std::optional<Spot> find(const void* data, std::size_t nbytes) const;
   /// Calls `give(const SharedMemory&) -> bool` at the first call for a segment. Returns the result of that first call.

@@ -1,33 +1,61 @@
 """Called by `import torch` through the entry point "torch.backends": registers the name "samestep".
 
 A package of its own because it must cost nothing and never fail: it imports neither NumPy nor the extension module,
-which `import samestep` would do, and a torch without `torch.distributed` is no error.
+which `import samestep` would do, and a torch without `torch.distributed` is no error. It changes nothing else until a
+program asks for the backend.
 """
 
 import os
 from typing import Any
 
-from _samestep_torch import gloo, no_mpi
-
 _NAME = "samestep"
+REPLACE_GLOO, LAUNCHED = "SAMESTEP_REPLACE_GLOO", "SAMESTEP_ERROR_FILE"
+_ready = False
 
 
 def autoload() -> None:
-    """Registers the backend and what lets `env://` work under mpirun and srun. Idempotent; never raises."""
+    """Registers the backend. Idempotent; never raises."""
     try:
         import torch.distributed as dist
 
-        if not dist.is_available() or _NAME.upper() in dist.Backend._plugins:
+        if not dist.is_available() or _NAME in dist.Backend.backend_list:
             return
         dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu"])
-        _serve_launchers()
-        no_mpi.install()
-        if os.environ.get(gloo.VARIABLE, "") not in ("", "0"):
+        dist.Backend.SAMESTEP = _Name()
+        replaces = os.environ.get(REPLACE_GLOO, "") not in ("", "0")
+        if replaces or LAUNCHED in os.environ:
+            prepare()
+        if replaces:
+            from _samestep_torch import gloo
+
             gloo.replace(dist, _NAME)
     except Exception as error:  # torch would refuse to be imported
         import warnings
 
         warnings.warn(f"samestep is not a backend of this torch: {error!r}", stacklevel=2)
+
+
+class _Name:
+    """`Backend.SAMESTEP`, which torch reads when a program names the backend, before its ranks meet."""
+
+    def __get__(self, _: Any, owner: Any) -> str:
+        owner.SAMESTEP = _NAME
+        prepare()
+        return _NAME
+
+
+def prepare() -> None:
+    """For a program that asks for the backend: lets `env://` work under mpirun and srun, and mpi4py do without MPI.
+
+    Idempotent.
+    """
+    global _ready  # noqa: PLW0603
+    if not _ready:
+        _ready = True
+        from _samestep_torch import no_mpi
+
+        no_mpi.install()
+        _serve_launchers()
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
@@ -40,11 +68,13 @@ def _serve_launchers() -> None:
     """Of MPI and of Slurm, which tell ranks who they are, but set no `RANK`: `env://` meets there, too.
 
     So does a script that nothing has launched: it is a world of one.
-
-    torch does not tell a handler what it meets for, so the handler looks: groups of other backends meet as ever.
     """
     import importlib
 
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
     usual = handlers["env"]
 
@@ -57,7 +87,7 @@ def _serve_launchers() -> None:
         has_rank = "RANK" in os.environ
         if (has_rank and not launched) or "rank=" in url or not (launched or alone):
             return usual(url, **how)
-        if _NAME not in _backend_that_meets() or (has_rank and _rank_is_own()):
+        if has_rank and _rank_is_own():
             return usual(url, **how)
         return _meet(url, **how)
 
@@ -70,18 +100,6 @@ def _rank_is_own() -> bool:
     from samestep._util import launchers
 
     return "RANK" in launchers.own_variables()
-
-
-def _backend_that_meets() -> str:
-    """What `init_process_group`, the caller, was asked for; "" where it is not found."""
-    import sys
-
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code.co_name == "init_process_group":
-            return str(frame.f_locals.get("backend", "")).lower()
-    return ""
 
 
 def _meet(url: str, **how: Any) -> Any:

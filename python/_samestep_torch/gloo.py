@@ -3,8 +3,6 @@
 import functools
 from typing import Any
 
-VARIABLE = "SAMESTEP_REPLACE_GLOO"
-
 
 def replace(dist: Any, name: str) -> None:
     """Makes `init_process_group("gloo")` start the backend `name`.

@@ -128,9 +128,8 @@ def _rank(
         _finalize()
         return found
     except BaseException:
-        with contextlib.suppress(
-            Error
-        ):  # the others are not at their end, and the first error is the one to show
+        # The others are not at their end, and the first error is the one to show.
+        with contextlib.suppress(Error):
             _finalize()
         raise
     finally:

@@ -53,14 +53,34 @@ class UnavailableError(Error, RuntimeError):
     __module__ = "samestep"
 
 
-class TimeoutError(Error, builtins.TimeoutError):
-    """A deadline has passed. The text names the operation and the ranks that are missing, which may be alive."""
+class _RanksError(Error):
+    """What other ranks have caused."""
+
+    ranks: tuple[int, ...] = ()
+    """Those ranks, numbered as in the group of the call; empty where they are not known."""
+    hosts: tuple[str, ...] = ()
+    """The host of each of `ranks`; empty where all ranks run on one host."""
+
+
+class TimeoutError(_RanksError, builtins.TimeoutError):
+    """A deadline has passed. The text names the operation and the ranks that are missing, which may be alive.
+
+    `ranks` and `hosts` are those that are missing.
+    """
 
     __module__ = "samestep"
 
 
-class PeerLostError(Error, ConnectionError):
-    """A peer has ended or left the group. The group can no longer be used."""
+class PeerLostError(_RanksError, ConnectionError):
+    """A peer has ended or left the group. The group can no longer be used.
+
+    `ranks` and `hosts` are the cause, and all ranks that this one knows to have died. Not those that have left in
+    consequence.
+
+    Example:
+      >>> PeerLostError("rank 1 has left").ranks  # that raised by a call of a group holds (1,)
+      ()
+    """
 
     __module__ = "samestep"
 

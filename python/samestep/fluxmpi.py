@@ -12,12 +12,14 @@ Julia's `!` falls away. Arrays are written in place where they can be, and retur
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from samestep import _core, _settings, data, optimizer
 from samestep.backend import Backend
+from samestep.errors import Error
 from samestep.group import printing
 from samestep.group.work import Work
 from samestep.reduce_ops import Op, ReduceOp
@@ -54,7 +56,10 @@ def __dir__() -> list[str]:
 def Init(*, gpu_devices: Sequence[int] | None = None, verbose: bool = False) -> None:
     """Start; a second call does nothing. `gpu_devices`: a GPU for each rank of a host, by default in turn."""
     if not Initialized():
-        lifecycle.initialize(cuda_devices=gpu_devices)
+        try:
+            lifecycle.initialize(cuda_devices=gpu_devices)
+        except Error as error:
+            raise _renamed(error) from error.__cause__
     if verbose:
         fluxmpi_println("initialized")
 
@@ -64,8 +69,18 @@ def Initialized() -> bool:
     return lifecycle.initialized()
 
 
+def _renamed(error: Error) -> Error:
+    """An error of `initialize` that speaks of `Init` and its argument."""
+    text = re.sub(r"(samestep\.)?\binitialize\b(?=[:(])", "FluxMPI.Init", str(error))
+    error.args = (text.replace("cuda_devices", "gpu_devices"), *error.args[1:])
+    return error
+
+
 def _world() -> Backend:
-    return lifecycle.get_distributed_backend()
+    try:
+        return lifecycle.get_distributed_backend()
+    except Error as error:
+        raise _renamed(error) from None
 
 
 def local_rank() -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from samestep.backend import Backend
-from samestep.group.collectives import require_backend
+from samestep.group.backend_argument import require_backend
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -16,7 +16,7 @@ def _function(method: _F) -> _F:
     name = method.__name__
 
     def function(backend: Backend, /, *args: Any, **kwargs: Any) -> Any:
-        require_backend(name, backend)
+        require_backend(function, backend)
         return getattr(backend, name)(*args, **kwargs)
 
     function.__name__ = function.__qualname__ = name
@@ -27,11 +27,7 @@ def _function(method: _F) -> _F:
 
 def _property(name: str, doc: str) -> Callable[[Backend], int]:
     def function(backend: Backend) -> int:
-        if not isinstance(backend, Backend):
-            raise TypeError(
-                f"{name}: the argument is the backend, e.g. samestep.get_distributed_backend(), "
-                f"got {type(backend).__name__}"
-            )
+        require_backend(function, backend)
         value: Any = getattr(backend, "size" if name == "total_workers" else name)
         return int(value)
 

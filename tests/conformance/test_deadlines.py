@@ -12,7 +12,7 @@ pytestmark = pytest.mark.ranks(2, 3)
 
 SHORT = 0.3  # seconds
 SOON = 20.0  # of a busy machine, for whatever must not wait for anything: groups wait for 60 s
-OWN_DEVICE = "this rank's own device"  # not reached in a SHORT time on a busy machine
+OWN_DEVICE = "this rank's device"  # not reached in a SHORT time on a busy machine
 
 
 def verbs(group):

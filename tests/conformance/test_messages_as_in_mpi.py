@@ -193,5 +193,5 @@ def test_buffers_by_position_as_in_mpi(group):
     for verb in ("gather", "bcast", "scatter"):
         with pytest.raises(TypeError, match=f"{verb}: root must be an int, but it is an array; .*out="):
             getattr(group, verb)(np.ones(group.size), y)
-    with pytest.raises(TypeError, match=r"^Backend\.alltoall\(\) takes"):
+    with pytest.raises(TypeError, match=r"^alltoall: too many arguments"):
         group.alltoall(y, y, 0)

@@ -147,7 +147,9 @@ def test_a_leaf_that_cannot_be_sent_is_refused_in_the_name_of_the_call(group):
         "allreduce_tree(op=MAX)": lambda: ss.allreduce_tree(group, tree, "max"),
         "same()": lambda: group.same(tree),
     }.items():
-        assert text_of(ss.InvalidArgumentError, call).startswith(f"{called}: leaf ['w']: ")
+        assert text_of(ss.InvalidArgumentError, call).startswith(
+            f"{called} in group {group.name}: leaf ['w']"
+        )
     group.barrier()
 
 

@@ -228,8 +228,8 @@ TEST_CASE("devices: what is staged and late says whether a rank is missing or th
     const auto first = allreduce(*group, Buffer(x), x, {}, x.shape());
     const auto second = allreduce(*group, Buffer(y), y, {}, y.shape());
     if (rank == 0) {
-      CHECK(late(first).find("this rank's own device, which has not come so far") != std::string::npos);
-      CHECK(late(second).find("that an earlier operation could begin") != std::string::npos);
+      CHECK(late(first).find("this rank's device, which has not finished the work queued before") != std::string::npos);
+      CHECK(late(second).find("queued before an earlier operation") != std::string::npos);
     } else {
       fake().run_unblocked();  // copies have completed
       for (const auto& work : {first, second}) CHECK(late(work).find("for rank 0") != std::string::npos);

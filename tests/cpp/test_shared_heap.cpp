@@ -1,5 +1,4 @@
 #include <doctest/doctest.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -59,26 +58,6 @@ TEST_CASE("shared heap: it knows its own memory") {
   CHECK_FALSE(heap.find(data, 1024 * kMiB));
   CHECK_FALSE(heap.free(data + 4096));
   CHECK(heap.free(data));
-}
-
-TEST_CASE("shared heap: a block is mapped at a second address, and nothing else is") {
-  SharedHeap heap;
-  auto* const data = static_cast<unsigned char*>(heap.allocate(kMiB).data);
-  void* const pages = ::mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  REQUIRE(pages != MAP_FAILED);
-  auto* const second = static_cast<unsigned char*>(pages);
-  std::memset(second, 3, kMiB);
-  CHECK_FALSE(heap.alias_pages_at(data, kMiB, second + 64));    // not the start of a page
-  CHECK_FALSE(heap.alias_pages_at(data + 4096, 4096, second));  // not the start of a block
-  CHECK_FALSE(heap.alias_pages_at(data, heap.size_of(data) + 1, second));
-  CHECK(holds(second, kMiB, 3));
-  std::memset(data, 7, kMiB);
-  REQUIRE(heap.alias_pages_at(data, kMiB, second));
-  CHECK(holds(second, kMiB, 7));
-  second[kMiB - 1] = 9;
-  CHECK(data[kMiB - 1] == 9);
-  ::munmap(pages, kMiB);
-  CHECK(holds(data, kMiB - 1, 7));
 }
 
 TEST_CASE("shared heap: a segment is published once, and a refusal is remembered") {

@@ -51,7 +51,7 @@ class Array:
         self._memory, self.shape, self.dtype = memory, tuple(shape), np.dtype(dtype)
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
         self.sharding = types.SimpleNamespace(device_set={DEVICE})
-        self.is_fully_replicated = True
+        self.is_fully_replicated, self.committed = True, False
 
     def devices(self) -> set[Device]:
         return {DEVICE}

@@ -90,6 +90,18 @@ LEFT_OUT = (
     ("device-", "test_lifecycle.py", "each of these tests makes its own world"),
     (
         "device-",
+        "test_shared_leaves.py|test_arrays_that_share_some_elements",
+        "the wrapper copies each array to memory of its own",
+    ),
+    ("device-", "test_unknown_leaves.py", "the wrapper opens the containers of a tree itself"),
+    ("device-", "test_likely_mistakes.py", "the texts name the wrapper's arrays"),
+    (
+        "device-",
+        "test_immutable_arrays_cannot_be_received_into",
+        "the wrapper copies an immutable array to the device",
+    ),
+    (
+        "device-",
         "test_the_error_names_the_operation_its_number",
         "device operations have numbers of their own",
     ),

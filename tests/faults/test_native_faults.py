@@ -25,6 +25,7 @@ def test_a_killed_rank_is_named_by_all_others(ranks, call):
     for rank in (0, 2):
         found = job.report(rank)
         assert "rank 1 has left group 'world'" in found["text"]
+        assert found["ranks"] == [1]
         assert found["at"] - killed_at < FOUND_S
         assert job.report(rank) == {"ended": True}
         assert job.processes[rank].wait(PATIENCE_S) == 0
@@ -54,6 +55,7 @@ def test_a_stopped_rank_is_named_at_the_deadline(ranks):
     os.kill(pids[1], signal.SIGSTOP)
     found = job.report(0)
     assert "for rank 1" in found["text"]
+    assert found["ranks"] == [1]
     assert 1 <= found["seconds"] < 10
 
 

@@ -177,11 +177,11 @@ def test_what_differs_is_an_error_in_compiled_functions_too(group):
 
 
 REFUSED = {
-    "function": (lambda: lambda w: w, {}, r"obj_fn is a function.*averaged\(backend, obj_fn\)"),
-    "in a tree": (lambda: [len], {}, "obj_fn is a function"),
-    "object": (object, {}, "obj_fn is of type object, which ranks cannot compare"),
-    "sum": (lambda: averaged(None, len), {"op": ss.SUM}, "obj_fn is a function, .*op other than AVG"),
-    "weight": (lambda: averaged(None, len), {"weight": 2}, "obj_fn is a function, .*weight"),
+    "function": (lambda _: lambda w: w, {}, r"obj_fn is a function.*averaged\(backend, obj_fn\)"),
+    "in a tree": (lambda _: [len], {}, "obj_fn is a function"),
+    "object": (lambda _: object(), {}, "obj_fn is of type object, which ranks cannot compare"),
+    "sum": (lambda group: averaged(group, len), {"op": ss.SUM}, "obj_fn is a function, .*op other than AVG"),
+    "weight": (lambda group: averaged(group, len), {"weight": 2}, "obj_fn is a function, .*weight"),
 }
 
 
@@ -190,7 +190,7 @@ def test_what_may_be_of_a_rank_alone_is_refused(group, name):
     make, options, text = REFUSED[name]
     if group.size > 1:
         with pytest.raises(ss.InvalidArgumentError, match=text):
-            update(group, obj_fn=make(), **options)
+            update(group, obj_fn=make(group), **options)
         with pytest.raises(
             ss.InvalidArgumentError, match="is a function, which the optimizer would call with this"
         ):

@@ -7,6 +7,9 @@ import samestep as ss
 
 torch = pytest.importorskip("torch")
 DataLoader = torch.utils.data.DataLoader
+workers = pytest.mark.filterwarnings(
+    "ignore:os.fork:RuntimeWarning"
+)  # JAX's, where another test has imported it
 
 
 def ranks(size):
@@ -61,6 +64,7 @@ LOADERS = {
 }  # fmt: skip
 
 
+@workers
 @pytest.mark.parametrize("n_batches", [1, 3, 5])
 @pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
 def test_a_loop_broken_off_goes_on_behind_the_last_batch_that_it_received(options, n_batches):
@@ -85,6 +89,7 @@ def test_a_loop_broken_off_goes_on_behind_the_last_batch_that_it_received(option
     assert sorted(seen) == list(range(50))
 
 
+@workers
 def test_after_the_last_batch_of_workers_the_state_is_that_of_the_next_epoch():
     sampler = ss.DistributedSampler(ranks(1)[0], Numbers(), seed=1)
     loader = DataLoader(Numbers(), sampler=torch.utils.data.BatchSampler(sampler, 7, False), num_workers=1)

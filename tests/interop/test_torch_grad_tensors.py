@@ -340,3 +340,21 @@ def test_parameters_that_cannot_be_sent_are_refused_by_name(group, kind):
         ss.InvalidArgumentError, match=r"DistributedOptimizer: param_groups\[0\]\['params'\]\[1\]"
     ):
         ss.DistributedOptimizer(group, torch.optim.SGD([nn.Parameter(torch.ones(2)), p], 0.1))
+
+
+@pytest.mark.parametrize("covered", ["by nobody", "by another optimizer", "frozen"])
+def test_the_first_step_warns_of_parameters_that_nobody_averages(group, covered):
+    """Clipping over all parameters of the model would use another norm on each rank."""
+    net = ss.synchronize(group, model())
+    first, last = net[:3], net[-1]
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(last.parameters(), 0.1))
+    others = []
+    if covered == "by another optimizer":
+        others.append(ss.DistributedOptimizer(group, torch.optim.SGD(first.parameters(), 0.1)))
+    elif covered == "frozen":
+        first.requires_grad_(False)
+    backward(net, *batch(group.rank))
+    if covered == "by nobody":
+        with pytest.warns(UserWarning, match=r"0\.weight.* are in no distributed optimizer"):
+            opt.step()
+    opt.step()

@@ -76,3 +76,28 @@ def test_autograd_notices_that_leaves_were_written(group, verb):
     if verb == "allreduce_tree" or group.rank != group.size - 1:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             product.backward()
+
+
+class Expanded(nn.Module):
+    """Has a buffer that is one element seen four times, or four of its own."""
+
+    def __init__(self, expanded):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("once", torch.zeros(1).expand(4) if expanded else torch.zeros(4))
+
+
+@pytest.mark.parametrize("where", ["everywhere", "on root", "elsewhere"])
+def test_a_buffer_whose_elements_share_memory_is_refused_on_all_ranks(group, where):
+    is_root = group.rank == 0
+    expanded = {"everywhere": True, "on root": is_root, "elsewhere": not is_root}[where]
+    if group.size == 1 and not expanded:
+        return
+    alike = where == "everywhere" or group.size == 1
+    kind = ss.InvalidArgumentError if alike else ss.MismatchError
+    net = Expanded(expanded)
+    with torch.no_grad():
+        net.weight.fill_(group.rank)
+    with pytest.raises(kind, match=r"synchronize.*leaf \.once"):
+        ss.synchronize(group, net)
+    assert_close([net.weight], [torch.full((2,), float(group.rank))], 0)

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import weakref
 
 import pytest
 
@@ -287,31 +288,6 @@ def test_a_compiled_model(over):
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
 
 
-@pytest.mark.parametrize("views", [False, True])
-def test_buckets_are_moved_to_where_all_ranks_reach_them_and_stay_valid(over, views):
-    from samestep import _core
-    from samestep.torch import bucket_memory
-
-    with over("samestep") as dist:
-        before = set(bucket_memory._placed)
-        net = DistributedDataParallel(models.seeded(models.mlp), gradient_as_bucket_view=views)
-        plainly(dist, net)
-        added = [placed for number, placed in bucket_memory._placed.items() if number not in before]
-        comm = dist.group.WORLD._comm
-        assert added
-        assert all(_core.is_shared(comm, p.tensor.data_ptr(), p.tensor.nbytes) for p in added)
-        kept = [p.grad.clone() for p in net.parameters()]
-    del added
-    for p, grad in zip(net.parameters(), kept, strict=True):  # the group has ended, the buckets have not
-        assert torch.equal(p.grad, grad)
-        p.grad += 1
-        assert torch.equal(p.grad, grad + 1)
-    del net, p
-    gc.collect()
-    bucket_memory._forget_ended(bucket_memory._placed)
-    assert set(bucket_memory._placed) <= before
-
-
 def test_verify_names_the_parameter_that_has_drifted(over, monkeypatch):
     monkeypatch.setenv("SAMESTEP_VERIFY", "2")
     with over("samestep") as dist:
@@ -346,3 +322,53 @@ def test_backward_passes_of_several_threads(over):
     with over("samestep") as dist:
         parts = [dist.new_group() for _ in range(3)]
         run_at_once([functools.partial(train, dist, part, seed) for seed, part in enumerate(parts)])
+
+
+class Passing(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def nested(depth, act):
+    return nested(depth - 1, act) if depth else act()
+
+
+@pytest.mark.parametrize("depth", [0, 50])
+def test_works_that_only_cpp_holds_answer_whatever_the_stack_is(over, depth):
+    """DistributedDataParallel.join gives the reducer a Work that tells by how many ranks to divide."""
+
+    def train():
+        with Passing():
+            return trained(dist, models.Sometimes, unevenly_by_the_active)[0]
+
+    with over("samestep") as dist:
+        expected = trained(dist, models.Sometimes, unevenly_by_the_active)[0]
+        for a, b in zip(expected, nested(depth, train), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("n", [1, 100_000])
+def test_cpp_waits_for_a_work_that_python_has_dropped(over, n):
+    from torch._C import _distributed_c10d as c10d
+
+    with over("samestep") as dist:
+        x = torch.full((n,), float(dist.get_rank() + 1))
+        c10d._register_work(x, dist.all_reduce(x, async_op=True))
+        gc.collect()
+        for _ in range(5):
+            dist.all_reduce(torch.ones(3), async_op=True).wait()
+        torch.ops._c10d_functional.wait_tensor(x)
+        assert torch.equal(x, torch.full((n,), 3.0))
+        assert c10d._get_work_registry_size() == 0
+
+
+def test_results_that_nobody_asks_for_are_freed(over):
+    with over("samestep") as dist:
+        for _ in range(3):
+            x = torch.ones(100_000)
+            dist.all_reduce(x, async_op=True)
+        kept = weakref.ref(x)
+        del x
+        dist.barrier()
+        dist.all_reduce(torch.ones(1), async_op=True).wait()
+        assert kept() is None

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,10 @@ def has_place(path: str) -> bool:
 def public_names() -> list[str]:
     """Dotted paths of everything a user may rely on."""
     names = [f"{module}.{n}" for module in PUBLIC for n in importlib.import_module(module).__all__]
-    return names + [f"samestep.Backend.{n}" for n in dir(samestep.Backend) if not n.startswith("_")]
+    backend = samestep.Backend  # its class also lists the names of MPI and torch, to answer with its own
+    return names + [
+        f"samestep.Backend.{n}" for n in dir(backend) if not n.startswith("_") and hasattr(backend, n)
+    ]
 
 
 def test_every_public_name_has_a_place_in_the_api_pages() -> None:
@@ -167,6 +171,17 @@ def test_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     program = tmp_path / "blocks.py"
     program.write_text(blocks(page))
     run(str(program), cwd=tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_only_blocks_with_output_have_prompts(page: Path) -> None:
+    """What the button of a block copies can be run, prompts cannot. On the site, those beside output are not copied."""
+    for _, language, block in re.findall(r"^( *)```(\w+)\n(.*?)^\1```$", page.read_text(), re.M | re.S):
+        prompts = [line.startswith("$ ") for line in textwrap.dedent(block).splitlines()]
+        assert any(prompts) == (language == "console"), (
+            f"a block of commands alone is sh, without prompts:\n{block}"
+        )
+        assert language != "console" or not all(prompts), f"no output, so no prompts:\n{block}"
 
 
 def test_every_flag_of_run_has_a_row(tmp_path: Path) -> None:

@@ -23,6 +23,12 @@ def test_before_initialize():
     assert "NativeBackend" in lines[2]
 
 
+def test_fluxmpi_names_its_own_functions():
+    lines = run("use_fluxmpi_before_init").stdout.splitlines()
+    assert lines[:2] == ["there is no backend: call FluxMPI.Init() first"] * 2
+    assert lines[2].startswith("FluxMPI.Init: devices must be ")
+
+
 def test_errors_are_also_the_builtins_a_user_would_catch():
     import builtins
 
@@ -44,4 +50,4 @@ def test_errors_are_also_the_builtins_a_user_would_catch():
 
 def test_while_the_interpreter_ends():
     done = run("call_while_the_interpreter_ends")
-    assert done.stderr.count("RuntimeError: its program has ended") == 3
+    assert done.stderr.count("RuntimeError: its program exited before making this call") == 3

@@ -129,11 +129,8 @@ def _candidates(env: Mapping[str, str]) -> list[Launcher]:
     rows += [
         ("slurm", "SLURM_STEP_NUM_TASKS", is_task and speaks_mpi),
         ("samestep" if ours else "torchrun", "WORLD_SIZE", True),
-        (
-            "srun",
-            "SLURM_STEP_NUM_TASKS",
-            is_task and not speaks_mpi,
-        ),  # it may have started torchrun, once on each host
+        # It may have started torchrun, once on each host.
+        ("srun", "SLURM_STEP_NUM_TASKS", is_task and not speaks_mpi),
     ]
     return [
         Launcher(name, int(env[size]), int(env[_RANKS[size]]), size)

@@ -69,9 +69,8 @@ def error_text(error: BaseException) -> str:
     """
     try:
         return sendable(str(error)[:_MAX_ERROR])
-    except (
-        BaseException
-    ) as another:  # whatever its __str__ does: the others are to learn that this one has ended
+    # Whatever its __str__ does: the other ranks have to learn that this one has ended.
+    except BaseException as another:
         return f"(its text cannot be made: {type(another).__name__})"
 
 

@@ -20,7 +20,7 @@ from samestep.arrays.streams import jax_stream
 from samestep.errors import InvalidArgumentError
 from samestep.gpu.device_array import DeviceArray
 
-_ALIGNMENT = 64  # JAX takes NumPy memory over without a copy only where it is aligned so
+_ALIGNMENT = 64  # JAX uses NumPy memory without a copy only if it is aligned so
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -122,8 +122,8 @@ def to_library_of(x: Any, received: Any) -> Any:
             return received
         return from_host(library_of(x), received)
     library = "jax" if isinstance(received, np.ndarray) else "jax gpu"
-    if x.committed:
-        return to_library(library, received, x.sharding)
+    if x.committed or library == "jax gpu":
+        return to_library(library, received, place_of(x))
     with sys.modules["jax"].default_device(next(iter(x.devices()))):
         return to_library(library, received)
 
@@ -142,7 +142,7 @@ def to_library(library: str, received: Any, place: Any = None) -> Any:
 
 
 def copy_if_overlapping(x: Any, out: Any, verb: str) -> Any:
-    """`x`, or a copy of it where writing to `out` would change it.
+    """`x`, or a copy of it if writing to `out` would change it.
 
     Raises:
       InvalidArgumentError: they overlap in device memory.
@@ -189,7 +189,7 @@ def copy(x: Any, out: Any, verb: str) -> None:
 
 
 def _elements(block: np.ndarray[Any, Any], x: Any) -> np.ndarray[Any, Any]:
-    """The bytes in `block`, to where `x` is packed as it lies, as elements with the axes of `x`."""
+    """The bytes of `block`, into which `x` is packed in memory order, as elements with the axes of `x`."""
     dtype, shape, strides, *_ = _core.view_info(x)
     kind = np.dtype((np.void, _core.itemsize(dtype)))
     elements: np.ndarray[Any, Any] = np.ndarray(shape, kind, block, strides=strides if order_of(x) else None)

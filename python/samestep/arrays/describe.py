@@ -85,7 +85,7 @@ def info(x: Any, verb: str | None = None) -> ArrayInfo:
 
 
 def device_of(x: Any) -> int | None:
-    """Index of the device that an array lies on; None for the host, and where there are no elements to ask about."""
+    """Index of an array's device; None for the host, and for an array without elements."""
     *_, kind, index, address = _core.view_info(x)
     if kind == "cpu":
         return None
@@ -101,7 +101,7 @@ def device_of(x: Any) -> int | None:
 def order_of(x: Any) -> tuple[int, ...]:
     """The axes of an array in the order in which its elements are taken, as `_core.memory_order`; () if row-major.
 
-    Elements in device memory are taken as they lie, those in host memory always in row-major order.
+    Elements in device memory are taken in memory order, those in host memory always in row-major order.
     """
     known = info(x)
     return () if known.device == "cpu" or known.contiguous else _core.memory_order(x) or ()

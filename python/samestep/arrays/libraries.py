@@ -22,7 +22,7 @@ _namespaces: dict[str, Any] = {}  # by name: of the arrays that this process has
 
 
 def written_in_place(kind: type) -> bool | None:
-    """Whether arrays of this class are written in place; None: where the memory says that it is writable.
+    """Whether arrays of this class are written in place; None: if the memory says that it is writable.
 
     The arrays of an array library may share memory that the library counts on, so it has to be known for mutable ones.
     Anything else, such as a `bytearray` or a wrapper with `__dlpack__`, is the memory that it gives out.
@@ -37,7 +37,7 @@ def written_in_place(kind: type) -> bool | None:
 
 
 def host_library(x: Any) -> str:
-    """The name for `from_host` of the library of `x`, an array in host memory; "numpy" where none is known."""
+    """The name for `from_host` of the library of `x`, an array in host memory; "numpy" if none is known."""
     if not hasattr(x, "__array_namespace__"):
         return next((module for module in _modules(type(x)) if module in _FROM_HOST), "numpy")
     namespace = x.__array_namespace__()

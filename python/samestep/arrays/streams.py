@@ -39,7 +39,7 @@ def stream_of(x: Any) -> int | None:
     interface = getattr(x, "__cuda_array_interface__", None)
     if isinstance(interface, dict) and "stream" in interface:
         stream = interface["stream"]
-        # The interface has 1 for the default stream, which is 0 to CUDA, too, and to ROCm, where 1 may be no stream.
+        # The interface numbers the default stream 1. CUDA also accepts 0; for ROCm it is 0, and 1 may be invalid.
         return None if stream is None else _DEFAULT if stream == 1 else int(stream)
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(x, cupy.ndarray):

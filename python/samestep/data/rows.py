@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from samestep.errors import InvalidArgumentError
+from samestep.group.backend_argument import not_a_backend
 
 __all__ = ["count", "require_backend_and_data", "take"]
 
@@ -20,11 +21,7 @@ def require_backend_and_data(call: str, backend: Any, data: Any) -> None:
     """Raise TypeError if the arguments of a constructor lack the backend, or have it in another place."""
     given = (getattr(backend, "rank", None), getattr(backend, "size", None))
     if data is None or not all(isinstance(number, int) for number in given):
-        names = ", ".join(type(argument).__name__ for argument in (backend, data) if argument is not None)
-        raise TypeError(
-            f"{call}: the arguments are the backend and the data, e.g. "
-            f"{call}(samestep.get_distributed_backend(), data), got {names or None}"
-        )
+        raise not_a_backend(f"{call}(backend, data)", *(x for x in (backend, data) if x is not None))
 
 
 def count(data: Any, call: str) -> int:
@@ -54,7 +51,9 @@ def _count(data: Any, call: str, what: str) -> int:
     if isinstance(data, Mapping):
         _refuse(call, what, data, "is a mapping; pass dict(data), a dict of columns")
     if isinstance(data, (str, bytes)):
-        _refuse(call, what, data, "is no sequence of items; pass list(data) if its characters are the items")
+        _refuse(
+            call, what, data, "is not a sequence of items; pass list(data) if its characters are the items"
+        )
     if _is_table(kind):
         cures = "table.to_pydict() of pyarrow or df.to_dict(as_series=False) of polars"
         _refuse(call, what, data, f"gives columns; pass a dict of them, e.g. {cures}")

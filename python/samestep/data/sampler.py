@@ -132,7 +132,9 @@ class DistributedSampler:
 
     def __iter__(self) -> Iterator[int]:
         if self.batch_size is not None:
-            raise InvalidArgumentError("DistributedSampler: with batch_size iterate over steps()")
+            raise InvalidArgumentError(
+                "DistributedSampler was given batch_size: iterate over sampler.steps(), not over the sampler"
+            )
         return self._indices(len(self), self._begin())  # no generator itself: the pass begins here
 
     def _indices(self, length: int, current: _Pass) -> Iterator[int]:

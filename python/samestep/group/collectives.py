@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
-from samestep.group.compiled import traceable
+from samestep.group.compiled import one_buffer, traceable
 from samestep.group.method_support import MethodSupport
 from samestep.group.work import CallTimeout, Enqueued, Work
 from samestep.reduce_ops import Op, resolve
@@ -14,18 +14,9 @@ from samestep.reduce_ops import Op, resolve
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["CollectiveMethods", "require_backend"]
+__all__ = ["CollectiveMethods"]
 
 _A = TypeVar("_A")  # an array, or a number
-
-
-def require_backend(function: str, given: Any) -> None:
-    """Raise TypeError unless `given`, the first argument of `function`, is a backend."""
-    if not isinstance(given, CollectiveMethods):
-        raise TypeError(
-            f"{function}: the first argument is the backend, e.g. samestep.get_distributed_backend(), "
-            f"got {type(given).__name__}"
-        )
 
 
 def _rounded(inner: _core.Work, wide: Any, target: Any) -> Enqueued:
@@ -251,6 +242,7 @@ class CollectiveMethods(MethodSupport):
     def gather(
         self, x: _A, root: int = 0, *, out: _A | None = None, timeout: float | None = None
     ) -> _A | None: ...
+    @one_buffer
     def gather(self, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None) -> Any:
         """Gather the arrays of all ranks at root.
 
@@ -292,6 +284,7 @@ class CollectiveMethods(MethodSupport):
     def scatter(
         self, x: _A | None = None, root: int = 0, *, out: _A | None = None, timeout: float | None = None
     ) -> _A: ...
+    @one_buffer
     def scatter(self, x: Any = None, root: int = 0, *, out: Any = None, timeout: float | None = None) -> Any:
         """Scatter the blocks of root's array: rank r gets block r.
 

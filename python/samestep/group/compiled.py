@@ -16,12 +16,12 @@ from samestep.reduce_ops import Op, resolve
 
 __all__ = ["Collective", "call", "call_function", "group_of", "is_traced", "traceable"]
 
-Group = Any  # samestep.group.group.Group, which is made of what this module serves
+Group = Any  # samestep.group.group.Group, which cannot be imported here: its bases use this module
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def is_traced(leaves: Sequence[Any]) -> bool:
-    """Whether a leaf is only a stand-in for an array, because JAX is tracing the caller."""
+    """Whether a leaf is a tracer: JAX is tracing the caller."""
     jax = sys.modules.get("jax")
     return jax is not None and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
 
@@ -42,7 +42,7 @@ def group_of(backend: Group) -> Group:
 
 
 def call(collective: Collective, leaves: Sequence[Any]) -> list[Any]:
-    """Make the collective part of the program that JAX is tracing, behind those that are part of it already.
+    """Add the collective to the program that JAX is tracing, after those already in it.
 
     Args:
       collective: of the group that `group_of` returns.
@@ -68,7 +68,7 @@ def call_function(
     *,
     shapes: Sequence[tuple[int, ...]] | None = None,
 ) -> list[Any]:
-    """Make a call of `function`, with writable NumPy arrays of the leaves' values, part of the program.
+    """Add to the program a call of `function` with writable NumPy arrays of the leaves' values.
 
     Args:
       act: what the user called, for errors.
@@ -86,12 +86,14 @@ def call_function(
 
 
 def traceable(method: _Method) -> _Method:
-    """A verb on one array that becomes part of the program where the array is a tracer."""
+    """A verb on one array that becomes part of the program if the array is a tracer."""
     signature = inspect.signature(method)
     verb = method.__name__
+    names = _positional(signature)
 
     @functools.wraps(method)
     def either(self: Group, x: Any, *args: Any, **keywords: Any) -> Any:
+        _refuse_second_buffer(verb, names, args, keywords)
         if not is_traced([x]):
             return method(self, x, *args, **keywords)
         given = signature.bind(self, x, *args, **keywords)
@@ -99,6 +101,32 @@ def traceable(method: _Method) -> _Method:
         return _call_verb(self, verb, x, given.arguments)
 
     return either  # type: ignore[return-value]
+
+
+def one_buffer(method: _Method) -> _Method:
+    """A verb that explains how its output array is passed."""
+    names = _positional(inspect.signature(method))
+
+    @functools.wraps(method)
+    def checked(self: Group, *args: Any, **keywords: Any) -> Any:
+        _refuse_second_buffer(method.__name__, names, args[1:], keywords)
+        return method(self, *args, **keywords)
+
+    return checked  # type: ignore[return-value]
+
+
+def _positional(signature: inspect.Signature) -> list[str]:
+    """Names of the parameters after `self` and `x` that may be given by position."""
+    return [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD][2:]
+
+
+def _refuse_second_buffer(
+    verb: str, names: list[str], args: tuple[Any, ...], keywords: dict[str, Any]
+) -> None:
+    # As in MPI's Reduce(x, y, op=op, root=root).
+    if args and (len(args) > len(names) or names[0] in keywords):
+        call = ", ".join(["x", *(name for name in names if name != "out"), "out=y"])
+        raise TypeError(f"{verb}: too many arguments; pass the output array by keyword: {verb}({call})")
 
 
 def _call_verb(backend: Group, verb: str, x: Any, given: dict[str, Any]) -> Any:

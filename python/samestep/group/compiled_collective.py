@@ -12,7 +12,7 @@ __all__ = ["Collective"]
 
 
 class Collective(NamedTuple):
-    """What ranks do at one place in a program, but for the arrays."""
+    """A collective at one place in a program, without its arrays."""
 
     group: Any
     """The backend's group for compiled programs."""

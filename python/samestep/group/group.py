@@ -17,9 +17,10 @@ from samestep._util.deadline import seconds
 from samestep._util.text import error_line
 from samestep.arrays import numpy_memory
 from samestep.errors import PeerLostError
-from samestep.group import hosts
+from samestep.group import hosts, other_names
 from samestep.group.objects import MessageMethods
 from samestep.group.variable_length import VariableLengthMethods
+from samestep.group.work import Work
 
 __all__ = ["Group", "warn"]
 
@@ -62,9 +63,8 @@ class Group(MessageMethods, VariableLengthMethods):
         self._pid = os.getpid()
         self._at_end = at_end
         self._bootstrap_comm = bootstrap_comm  # the communicator that `comm` was created from, if any
-        self._trusted = (
-            trusted  # all ranks have proved that they belong to the job: their objects may be unpickled
-        )
+        # All ranks have proved that they belong to the job: their objects may be unpickled.
+        self._trusted = trusted
         self._timeout = timeout
         self._device = device
         self._hosts = world_hosts  # by rank of this group
@@ -74,14 +74,14 @@ class Group(MessageMethods, VariableLengthMethods):
         self._node: Group | None = None
         self._cross: Group | None = None
         self._closed = False
-        self._ending = threading.Lock()  # of `_closed`, held for moments only
-        # of `together()`
-        self._control: _core.Communicator | None = None  # the same ranks, for the ends of blocks alone
+        self._ending = threading.Lock()  # guards `_closed`; held briefly
+        # For `together()`:
+        self._control: _core.Communicator | None = None  # the same ranks; used at the ends of blocks only
         self._members: list[int] | None = None  # as ranks of the parent; None: not made by split or group
         self._n_blocks = 0  # entered so far
         self._ending_depth: int | None = None  # of the nested block that all ranks have agreed to end
-        self._replaced = 0  # how often an exception has ended one
-        self._cache: dict[str, Any] = {}  # of modules above; lives as long as this group
+        self._replaced = 0  # blocks that an exception has ended
+        self._cache: dict[str, Any] = {}  # used by higher layers; lives as long as this group
 
     # ---- members and hosts
 
@@ -147,9 +147,8 @@ class Group(MessageMethods, VariableLengthMethods):
         )
 
     def __copy__(self: _Self) -> _Self:
-        return (
-            self  # what holds a group, such as an optimizer, can be copied, and the copy uses the same group
-        )
+        # What holds a group, such as an optimizer, can be copied, and the copy uses the same group.
+        return self
 
     def __deepcopy__(self: _Self, memo: Any) -> _Self:
         return self
@@ -241,13 +240,13 @@ class Group(MessageMethods, VariableLengthMethods):
         return child
 
     def _set_comm(self, comm: _core.Communicator) -> None:
-        """Another communicator of the same ranks takes the place of one that was revoked."""
+        """Replace a revoked communicator by another one of the same ranks."""
         self._comm = comm
         self._replaced += 1
         self._cache.pop("fused", None)
 
     def _adopt(self, child: Group) -> None:
-        """Close `child` before this group, unless it is closed already."""
+        """Close `child` when this group closes, before it."""
         child._parent = weakref.ref(self)
         self._children.append(child)
 
@@ -261,7 +260,7 @@ class Group(MessageMethods, VariableLengthMethods):
         return self._timeout if timeout is None else seconds(timeout)
 
     def _await_streams(self, given: list[Any], timeout: float | None) -> None:
-        """Wait until the streams of arrays in device memory have done what they have: copies of them have no deadline.
+        """Synchronize the streams of device arrays first, because copying them cannot time out.
 
         A call that is late leaves the group, like one that waits for peers.
 
@@ -344,8 +343,8 @@ class Group(MessageMethods, VariableLengthMethods):
             self._at_end()
 
     def _begin_end(self) -> bool:
-        """Whether this call is to end the group, which of those of all threads the first one is."""
-        if self._is_forked:  # the lock may be that of a thread that was not copied
+        """Whether this call closes the group; true only for the first caller."""
+        if self._is_forked:  # the lock may be held by a thread that fork did not copy
             self._closed = True
             return False
         with self._ending:
@@ -419,6 +418,9 @@ class Group(MessageMethods, VariableLengthMethods):
             self.close()
         else:
             self._abandon(f"it ended with {error_line(error)}")
+
+
+other_names.refuse(Group, Work)
 
 
 def warn(text: str) -> None:

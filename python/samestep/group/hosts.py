@@ -52,7 +52,7 @@ def locate(hosts: list[str], rank: int) -> RankLocation:
 
 
 def oversubscribed(affinities: Sequence[Sequence[int]], usable_cpus: int) -> bool:
-    """Whether the ranks of one host are more than the CPUs they may use at once.
+    """Whether a host has more ranks than CPUs that they may use.
 
     Args:
       affinities: of each rank of the host, the CPUs it may run on.

@@ -46,7 +46,7 @@ _KINDS |= {"Error": errors.Error, "KeyboardInterrupt": KeyboardInterrupt}
 
 @contextlib.contextmanager
 def transport() -> Iterator[None]:
-    """Within it, in a host callback, errors of samestep are raised in that form."""
+    """In this context, inside a host callback, errors of samestep are raised in that form."""
     try:
         yield
     except (errors.Error, KeyboardInterrupt) as error:
@@ -59,7 +59,7 @@ def install() -> None:
 
     A JAX that does not allow it raises `JaxRuntimeError` with our text in it, as it does for other libraries.
     """
-    import logging  # is rarely needed
+    import logging  # rarely needed
 
     import jax
 

@@ -44,12 +44,12 @@ class _Order(effects.Effect):  # type: ignore[misc]
 
 
 _ORDER = _Order()
-_making = threading.RLock()  # one primitive needs the other
+_making = threading.RLock()  # making one primitive may make another
 _aval = getattr(jax, "typeof", None) or jax.core.get_aval  # the second until JAX 0.6
 
 
 def _made_once(make: Callable[[], Any]) -> Callable[[], Any]:
-    """`make()` at the first call, and its result ever after. JAX refuses a second one."""
+    """Calls `make` once and returns its result every time: JAX refuses a second registration."""
     cached = functools.cache(make)
 
     def get() -> Any:
@@ -98,8 +98,8 @@ def _abstract_results(*avals: Any, collective: Collective) -> tuple[list[Any], s
 
 
 def _compiled_call(ctx: Any, collective: Collective) -> _core.CompiledCall:
-    """What the program refers to by its number. It lives as long as the group: XLA may still run a program that Python
-    has dropped.
+    """The object that the program refers to by number. It lives as long as the group: XLA may still run a program that
+    Python has dropped.
     """
     group, verb, act, op, factor, root, timeout, names, explain = collective
     shapes, dtypes = zip(*((aval.shape, str(aval.dtype)) for aval in ctx.avals_in), strict=True)
@@ -165,7 +165,7 @@ def _emit_callback(ctx: Any, callback: Callable[..., Sequence[Any]], args: Seque
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, collective: Collective) -> tuple[Any, Any]:
-    """All are linear, but for the operators that are not: a reduction of tangents is the tangent of the reduction."""
+    """All collectives with linear operators are linear: the tangent of a reduction is the reduction of the tangents."""
     if collective.op not in (_SUM, _AVG, PREMUL):
         raise InvalidArgumentError(
             f"{collective.act}: only reductions with op sum, avg and premul have a derivative; "
@@ -193,7 +193,7 @@ def _transpose(cotangents: Sequence[Any], *inputs: Any, collective: Collective) 
         changes = [change * jnp.asarray(scale, change.dtype) for change in changes]
     if collective.verb == "bcast" and rank != root:
         changes = [jnp.zeros_like(change) for change in changes]
-    if collective.verb == "reduce" and rank != root:  # where the result was the input
+    if collective.verb == "reduce" and rank != root:  # there the result was the input
         changes = [change + own for change, own in zip(changes, given, strict=True)]
     results = [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in inputs]
     for i, change in zip(moved, changes, strict=True):
@@ -224,7 +224,7 @@ def _bind_some(collective: Collective, leaves: list[Any]) -> list[Any]:
 
 
 def _batch(args: Sequence[Any], axes: Sequence[Any], *, collective: Collective) -> tuple[Any, Any]:
-    """One call for all of them: the new axis is one more of what is communicated."""
+    """One call for the whole batch: the batch axis is one more axis of the array."""
     if collective.verb in ("allreduce", "bcast", "reduce"):
         return _primitive().bind(*args, collective=collective), axes
     (x,), (axis,) = args, axes
@@ -242,7 +242,7 @@ def bind_function(
     leaves: Sequence[Any],
     shapes: Sequence[tuple[int, ...]] | None,
 ) -> list[Any]:
-    """Add a call of a Python function to the program, in one order with its collectives."""
+    """Add a call of a Python function to the program, ordered with its collectives."""
     jax_errors.install()
     arrays = [jnp.asarray(leaf) for leaf in leaves]
     results = zip(shapes or [x.shape for x in arrays], arrays, strict=True)

@@ -26,12 +26,12 @@ def allgather(comm: _core.Communicator, fact: Any, layout: Any, timeout: float) 
 
     Args:
       comm: the group.
-      fact: what `json_layout.fits` takes; NumPy's whole numbers count as ints.
+      fact: a value that `json_layout.fits` accepts; NumPy integers count as ints.
       layout: of each rank's fact, as `samestep._util.json_layout.fits` has it.
       timeout: seconds.
 
     Raises:
-      MismatchError: a rank's facts have another layout, as those of another version or of a stranger may; names it.
+      MismatchError: a rank's facts have another layout, e.g. those of another version; names the rank.
 
     Example:
       >>> import samestep as ss
@@ -90,7 +90,7 @@ def _cut(joined: np.ndarray[Any, Any], counts: list[int]) -> list[bytes]:
 
 
 def _encode(fact: Any) -> bytes:
-    import json  # `import samestep` does without
+    import json  # not needed by `import samestep`
 
     return json.dumps(fact, default=operator.index, separators=(",", ":")).encode()
 

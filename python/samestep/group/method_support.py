@@ -22,7 +22,7 @@ class MethodSupport(_core.FastGroup):
     """The base of the classes whose methods are the operations of a group."""
 
     _device: int | None
-    """Index of this rank's GPU, whichever is the current one of the thread."""
+    """Index of this rank's GPU, which need not be the thread's current device."""
 
     # ---- timeouts
 
@@ -51,15 +51,15 @@ class MethodSupport(_core.FastGroup):
         return into, lambda: arrays.to_library_of(x, into)
 
     def _to_average(self, x: Any, target: Any, op: int, verb: str) -> Any | None:
-        """A float32 copy of what is averaged, where NCCL would round each product and each addition to 16 bits.
+        """A float32 copy of what is averaged, if NCCL would round each product and each addition to 16 bits.
 
-        None where NCCL has no part, or the library of the arrays cannot convert them: then the host averages.
+        None if NCCL is not used, or the arrays' library cannot convert them: then the host averages.
         """
         if op != ReduceOp.AVG.value or not _core.has_nccl(self._comm):
             return None
         if not (arrays.converts(x) and arrays.converts(target)):
             return None
-        # First, or a capture that goes on after the error would contain the conversion.
+        # Before the conversion, which a capture that continues after the error would contain.
         _core.refuse_capture(x, verb)
         if target is not x:
             _core.refuse_capture(target, verb)
@@ -77,7 +77,7 @@ class MethodSupport(_core.FastGroup):
         """Raise InvalidArgumentError unless `out` fits; for calls in which the core does not see the input."""
         if out is None:
             return
-        given = arrays.info(out, verb)
+        given = arrays.info(out, f"{verb}: out")
         if given.dtype != dtype or math.prod(given.shape) != math.prod(shape) or not given.writable:
             writable = "" if given.writable else "read-only "
             raise InvalidArgumentError(
@@ -85,9 +85,9 @@ class MethodSupport(_core.FastGroup):
             )
 
     def _require_usable(self, verb: str, *given: Any) -> None:
-        """Raise what the operation on these arrays (None: not given) would raise, because of where they are.
+        """Raise what the operation would raise because of the memory of these arrays (None: not given).
 
-        Before ranks exchange anything: one that is refused afterwards leaves the others behind in the operation.
+        Called before ranks exchange anything: a rank refused later would leave the others waiting in the operation.
         """
         _core.check_arrays(self._comm, verb, [x for x in given if x is not None])
 

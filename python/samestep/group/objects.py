@@ -99,7 +99,7 @@ def _pickled(obj: Any) -> np.ndarray[Any, Any]:
 
 
 def _pickled_or_why(obj: Any) -> tuple[np.ndarray[Any, Any], list[Exception]]:
-    """The pickled object and []; or, if pickling fails, the text of the error and a list that holds the error.
+    """The pickled object and []; if pickling fails, the error's text and a list that holds the error.
 
     The text is sent to the other ranks, which would otherwise wait. The list lets the caller drop its reference to the
     error, whose traceback would keep the object alive.
@@ -115,7 +115,7 @@ def _refused(verb: str, root: int, why: str) -> InvalidArgumentError:
 
 
 def _raise_not_pickled(verb: str, failed: list[Exception]) -> NoReturn:
-    """What the rank that gave the object raises. Takes the error out of the list; see `_pickled_or_why`."""
+    """The error for the rank whose object could not be pickled. Takes it out of the list; see `_pickled_or_why`."""
     error = failed.pop()
     if isinstance(error, MemoryError):  # it says nothing about the object
         raise error
@@ -319,7 +319,8 @@ class MessageMethods(CollectiveMethods):
         self._require_trust("bcast_object")
         self._require_root(root, "bcast_object")
         data, failed = _pickled_or_why(obj) if self.rank == root else (_NO_BYTES, [])
-        size = np.array([-data.size if failed else data.size], np.int64)  # negative: that of a text
+        # Negative: the size of an error text.
+        size = np.array([-data.size if failed else data.size], np.int64)
         with _core.UserCall(f"bcast_object(root={root})"):
             self._comm.bcast(size, root).wait(limit.seconds, True)
             if self.rank != root:
@@ -434,7 +435,7 @@ class MessageMethods(CollectiveMethods):
         self._start_send_object(obj, dest, tag, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
 
     def isend_object(self, obj: Any, dest: int | None, tag: int = 0) -> Work[None]:
-        """`send_object` without waiting; the object is taken as it is now."""
+        """Non-blocking `send_object`; the object is pickled during the call."""
         return self._start_send_object(obj, dest, tag, self._call_timeout(None))
 
     def _start_send_object(self, obj: Any, dest: int | None, tag: int, limit: CallTimeout) -> Work[None]:

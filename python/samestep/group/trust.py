@@ -21,7 +21,7 @@ def trusts(proved: bool, env: Mapping[str, str] = os.environ) -> bool:
     """Whether this rank takes objects from the others.
 
     Args:
-      proved: they have proved that they are of this job, or run as this user on this host.
+      proved: they have proved that they belong to this job, or run as this user on this host.
       env: the environment.
 
     Raises:
@@ -38,7 +38,7 @@ def trusts(proved: bool, env: Mapping[str, str] = os.environ) -> bool:
 
 
 def warning() -> str:
-    """What rank 0 says at the start of a world of several hosts without a secret."""
+    """The warning of rank 0 at the start of a world of several hosts without a secret."""
     return (
         "the ranks have met over the network without a secret: a process that reaches their ports can pose as a "
         f"rank and send wrong numbers, so objects are refused; {_CURE} (docs/security.md)"

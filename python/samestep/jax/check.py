@@ -116,10 +116,8 @@ def _cases(dtype: np.dtype[Any]) -> dict[str, tuple[Any, Any, Any]]:
     n = jax.device_count()
     x = np.random.default_rng(0).integers(0, 3, (n, n * _WIDTH)).astype(dtype)
     wide: Any = object
-    if dtype in (
-        np.float16,
-        jnp.bfloat16,
-    ):  # one large term, to which adding the others singly changes nothing
+    # One large term, to which adding the others singly changes nothing.
+    if dtype in (np.float16, jnp.bfloat16):
         x[0] += np.asarray(2 / jnp.finfo(dtype).eps, dtype)
         wide = np.float64
     blocks = x.reshape(n, n, _WIDTH)

@@ -35,13 +35,12 @@ from samestep.launch.rank_process import Feeder, spawn
 
 _MAX_UNSENT = 1 << 20  # bytes waiting for the launcher, above which the rank's output stays in its pipe
 _MAX_PARTIAL = 4096  # bytes of an unfinished line that are shown
-# A rank writes a line in several pieces, and one read for all that comes within this time is cheaper. The longer time
-# is for ranks that write much, see `next_moment`.
+# A rank writes a line in several pieces; one read for all that arrive within this time is cheaper. The longer time is
+# for ranks that write much, see `next_moment`.
 _GATHER_S, _LONGEST_GATHER_S = 0.005, 0.04
 _MUCH = 512  # bytes in one read: more than a progress bar or a line writes
-_PIPE = (
-    1 << 20
-)  # bytes that a pipe takes before its writer has to wait; the most that an ordinary user may ask for
+# Bytes that a pipe takes before its writer has to wait; the most that an ordinary user may ask for.
+_PIPE = 1 << 20
 _AT_ONCE = 1 << 18  # bytes that are read in one piece
 _GRACE_S = 1.0  # seconds between SIGTERM and SIGKILL if there is no launcher to decide
 _LAST_WORDS_S = 0.2  # time for a rank that called MPI_Abort to end by itself, with its own exit code
@@ -68,7 +67,7 @@ class Agent:
         self._live: set[int] = set()
         self._pipes: dict[int, int] = {}  # pipe -> the rank's descriptor
         self._gathering: set[int] = set()  # pipes that are not polled for a moment
-        self._moments: dict[int, float] = {}  # pipe -> how long this is
+        self._moments: dict[int, float] = {}  # pipe -> length of that moment
         self._rooms: dict[int, int] = {}  # pipe -> bytes
         self._feeder: Feeder | None = None
         self._loop = Loop()
@@ -173,7 +172,7 @@ class Agent:
     def _kill(self) -> None:
         if not self._all_gone:
             self._signal(signal.SIGKILL)
-            self._loop.after(0.1, self._kill)  # again, for what a process started just before it died
+            self._loop.after(0.1, self._kill)  # again, for processes started just before
 
     def _gather(self, pipe: int) -> None:
         """Read `pipe` after a short delay, because more is likely to arrive."""

@@ -76,7 +76,7 @@ def _greet(link: socket.socket, token: str) -> None:
     except (OSError, ValueError) as error:
         link.close()
         raise SystemExit(
-            f"samestep: what listens at the launcher's port is not the launcher: {error}"
+            f"samestep: the process listening on the launcher's port failed the handshake: {error}"
         ) from None
 
 

@@ -57,7 +57,7 @@ def nodes(env: Mapping[str, str], hostname: str, n_nodes: int | None = None) -> 
 
 
 def _torchrun(env: Mapping[str, str], hostname: str, n_nodes: int | None) -> Nodes | None:
-    """Flags of torchrun as variables, which Kubeflow Trainer sets: torch.distributed.run, argparse_util.env."""
+    """torchrun's flags as `PET_*` variables, as Kubeflow Trainer sets them."""
     least, _, most = env["PET_NNODES"].partition(":")
     if most and least != most:
         raise ValueError(

@@ -40,12 +40,12 @@ def _stdin_of(program: Program) -> int | None:
 
 
 class LaunchedJob:
-    """Running programs, each in a session of its own, and what they say themselves.
+    """Running programs, each in a session of its own, and their own messages.
 
     Args:
       programs: what to start.
       loop: watches their outputs.
-      output: gets what they print, as it is.
+      output: gets what they print, unchanged.
     """
 
     def __init__(self, programs: Sequence[Program], loop: Loop, output: Output) -> None:
@@ -66,13 +66,13 @@ class LaunchedJob:
                     stdout=pipes[1][1],
                     stderr=pipes[2][1],
                     start_new_session=True,
-                    # Two system calls; nothing that another thread might hold a lock of.
+                    # Two system calls, which take no lock that another thread might hold.
                     preexec_fn=partial(processes.die_with_parent, launcher, signal.SIGTERM),  # noqa: PLW1509
                 )
                 process.returncode = 0  # the launcher reaps all its children itself
                 self._running[process.pid] = program
                 if process.stdin is not None and program.stdin is not None:
-                    with contextlib.suppress(BrokenPipeError):  # it has ended, and will be missed
+                    with contextlib.suppress(BrokenPipeError):  # it has ended, which is noticed elsewhere
                         process.stdin.write(program.stdin)
                         process.stdin.close()
         finally:
@@ -88,7 +88,7 @@ class LaunchedJob:
         return bool(self._running)
 
     def signal(self, signum: int) -> None:
-        """To the first process group in the session of each program that still runs."""
+        """Signal the first process group in the session of each running program."""
         processes.send_signal([-pid for pid in self._running], signum)
 
     def on_ended(self, pid: int, status: int) -> tuple[Program, ProcessExit] | None:

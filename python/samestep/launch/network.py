@@ -67,9 +67,8 @@ def reserve_port() -> socket.socket:
         holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             holder.bind(("", port))
-            holder.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # after bind: not beside another holder
+            # After bind: not beside another holder.
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         except OSError:
             holder.close()
             if port == 0:

@@ -15,8 +15,8 @@ from samestep._util.text import LINE_HEAD, numbers_text
 from samestep.launch import terminal
 from samestep.launch.loop import Loop
 
-_AT_ONCE = 4096  # bytes that a pipe which is ready takes without blocking (PIPE_BUF)
-_MAX_PIECES = 16  # of so many bytes, before the loop looks at the ranks again
+_AT_ONCE = 4096  # bytes that a ready pipe takes without blocking (PIPE_BUF)
+_MAX_PIECES = 16  # of that size, before the loop polls the ranks again
 _HOLD_S = 0.5  # for equal tracebacks of other ranks to arrive
 _MAX_HELD = 1 << 20
 _TRACEBACK = re.compile(rb'^(?:Traceback \(most|  \+ Exception Group Traceback|  File ")', re.MULTILINE)
@@ -76,7 +76,7 @@ class Output:
             self._put(fd, visible if self._raw else _with_prefix(b"[%d] " % rank, visible))
 
     def _hold(self, rank: int, data: bytes) -> bytes:
-        """Hold back a traceback, and what follows it, for those of other ranks; returns what comes before it."""
+        """Hold back a traceback and what follows it, to compare with other ranks; returns the lines before it."""
         if rank not in self._held:
             found = _TRACEBACK.search(data) if b"Traceback (" in data or b'  File "' in data else None
             if found is None:
@@ -159,7 +159,7 @@ class Output:
             self.n_waiting += len(data)
 
     def _write(self, fd: int) -> None:
-        """Writes what waits for `fd`, which is ready, as long as it stays so: another poll costs more."""
+        """Writes the pending data of `fd` while it is ready: another poll costs more."""
         self._write_piece(fd)
         for _ in range(_MAX_PIECES - 1):
             if not self._waiting or self._waiting[0][0] != fd or not _is_ready(fd):
@@ -225,7 +225,7 @@ def open_logs(
 
 
 def _last_states(data: bytes) -> bytes:
-    """Whole lines without what they overwrote; one that was erased in the end, as progress bars do, is left out."""
+    """Whole lines without what they overwrote; omits a line that was erased in the end, as by progress bars."""
     lines = ((line, _visible(line)) for line in data[:-1].split(b"\n"))
     return b"".join(text + b"\n" for line, text in lines if text.strip() or b"\r" not in line)
 

@@ -120,8 +120,8 @@ def environment(
 ) -> dict[str, str]:
     """The variables that a rank gets on top of those it inherits, by the names that torchrun made common.
 
-    `launcher` says who sets them; "" where MPI's launcher starts the ranks. The secret admits only ranks of this job to
-    the rendezvous; "" is none. How many threads a rank gets is decided on its host: see `_util.cpus`.
+    `launcher` names the program that sets them; "" if MPI's launcher starts the ranks. The secret admits only ranks of
+    this job to the rendezvous; "" for no secret. How many threads a rank gets is decided on its host: see `_util.cpus`.
     """
     variables = {
         "MASTER_ADDR": master_addr,

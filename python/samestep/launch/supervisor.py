@@ -33,7 +33,7 @@ _MAX_WAITING = 8 << 20  # bytes not yet written, above which the ranks have to w
 _GIVE_UP_S = 3.0  # after SIGKILL, on an agent that does not answer
 _JOB_GRACE_S = 2.0  # for `mpirun` or an agent to end by itself after its last rank
 _LATE_S = 30.0
-_CAUSE_S = 1.0  # for the rank whose failure another one noticed to end by itself, with its own exit code
+_CAUSE_S = 1.0  # for a rank whose failure another one noticed to end by itself, with its own exit code
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ _AFTER_SIGNAL = {
     signal.SIGTERM: _End("SIGTERM", ((0.0, signal.SIGTERM), (2.0, signal.SIGKILL)), 143),
     signal.SIGHUP: _End("SIGHUP", ((0.0, signal.SIGTERM), (2.0, signal.SIGKILL)), 129),
 }
-_WITHOUT_JOB = _End("", ((0.3, signal.SIGTERM), (1.3, signal.SIGKILL)))  # 0.3 s for ranks ended by mpirun
+_WITHOUT_JOB = _End("", ((0.3, signal.SIGTERM), (1.3, signal.SIGKILL)))  # 0.3 s for ranks that mpirun ends
 
 
 class Supervisor:

@@ -26,7 +26,7 @@ class PendingResult(NamedTuple):
     work: _core.Work
     finish: Callable[[], Any]
     deadline: Deadline
-    """Of the call, where it is one that waits."""
+    """The timeout of a blocking call."""
 
 
 # ---- what a list is

@@ -167,7 +167,7 @@ class Combination:
             _UFUNCS.get(self._code, np.add)(rows[0], term, out=rows[0])
 
     def store(self, rows: _Run, targets: list[Any]) -> None:
-        """Write what `combined` has been reduced to over the ranks into arrays like those of the list."""
+        """Copy the reduced elements of `combined` back into the arrays of the list."""
         into = targets
         if not self._is_one_chunk:
             into = [x if _has_chunks(arrays.info(x)) else arrays.new_like(x) for x in targets]
@@ -198,7 +198,7 @@ class Combination:
 
 
 def _has_chunks(known: ArrayInfo) -> bool:
-    """Whether elements of an array can be copied by their place; on a device, where gaps are refused, always."""
+    """Whether elements of an array can be copied by position; always on a device, where gaps are refused."""
     return known.contiguous or known.device != "cpu"
 
 

@@ -57,7 +57,7 @@ def clique_id(
 
 
 def _devices(listed: ArrayList, also: Sequence[Sequence[Any]]) -> list[int]:
-    """The device of each array; empty where NCCL cannot take them, as several on one device.
+    """The device of each array; empty if NCCL cannot take them, e.g. several on one device.
 
     `also`: for each array others that must be where it is.
     """

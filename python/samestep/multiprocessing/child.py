@@ -21,9 +21,8 @@ __all__ = ["run"]
 def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], report: Connection, parent: int) -> None:
     """Calls `fn(index, *args)`; what it raises is sent to the parent, with the time. Dies with the parent."""
     processes.die_with_parent(parent, signal.SIGKILL)
-    for name in (
-        os.environ.keys() - launchers.without_mpi(os.environ).keys()
-    ):  # the parent is that rank of MPI
+    # The parent is that rank of MPI.
+    for name in os.environ.keys() - launchers.without_mpi(os.environ).keys():
         del os.environ[name]
     try:
         fn(index, *args)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-# So that samestep.launch, the package, is loaded before `samestep` gives its name to the function.
+# Loads the package samestep.launch before `samestep` gives its name to the function.
 import samestep.launch  # noqa: F401
 
 __all__ = ["launch"]
@@ -24,7 +24,7 @@ def launch(function: Callable[..., Any], n: int, /, *arguments: Any, **keywords:
     The function starts with `samestep.initialize()`, as a script does, and returns something that can be pickled. It
     may be defined in a cell of a notebook or in a script if cloudpickle is installed
     (`pip install samestep[notebook]`), else it has to be importable. What the ranks print appears line by line, with
-    the rank in front. Where one rank fails, or a `KeyboardInterrupt` arrives, all ranks are ended.
+    the rank in front. If a rank fails or a `KeyboardInterrupt` arrives, all ranks are ended.
 
     Args:
       function: called with `arguments` and `keywords`. Its backend is finalized when it returns.
@@ -32,9 +32,9 @@ def launch(function: Callable[..., Any], n: int, /, *arguments: Any, **keywords:
 
     Raises:
       InvalidArgumentError: `n` is below 1, or the function or an argument cannot be pickled. Nothing was started.
-      samestep.multiprocessing.ProcessRaisedException: the function has raised on a rank, the first one in time; with
-        the traceback. `error_index` is the rank.
-      samestep.multiprocessing.ProcessExitedException: a rank has exited, or a signal has ended it.
+      samestep.multiprocessing.ProcessRaisedException: the function raised on a rank; the first such error, with its
+        traceback. `error_index` is the rank.
+      samestep.multiprocessing.ProcessExitedException: a rank exited or was ended by a signal.
 
     Example:
       >>> import samestep as ss

@@ -12,7 +12,7 @@ from samestep.notebook.ranks import Ranks
 
 __all__ = ["launch_ranks"]
 
-_GRACE_S = 1.0  # for the others to say what they have to say after one has failed
+_GRACE_S = 1.0  # for the other ranks to report, after one has failed
 
 
 def launch_ranks(
@@ -45,7 +45,7 @@ def _pickled(function: Callable[..., Any], arguments: Sequence[Any], keywords: M
 
 
 def _advice() -> str:
-    """Empty where cloudpickle is installed."""
+    """What to install; empty if cloudpickle is there."""
     try:
         import cloudpickle  # noqa: F401
     except ImportError:

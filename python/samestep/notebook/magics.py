@@ -10,7 +10,7 @@ from samestep.notebook.ranks import Ranks
 
 __all__ = ["load", "unload"]
 
-_GRACE_S = 10.0  # for the other ranks to end the cell that one has failed in
+_GRACE_S = 10.0  # for the other ranks to finish a cell that failed on one
 _USAGE = "write %%ranks N above the cell, with N at least 1, or %ranks end"
 
 
@@ -19,7 +19,7 @@ class _Magic:
 
     def __init__(self) -> None:
         self._ranks: Ranks | None = None
-        self._n = 0  # as the last cell wanted
+        self._n = 0  # of the last cell
         self._cells = 0
 
     def __call__(self, line: str, cell: str | None = None) -> None:
@@ -54,7 +54,9 @@ class _Magic:
         except (ProcessException, KeyboardInterrupt):
             if not ranks.n:
                 self._ranks = None
-                print("%%ranks: all ranks have been ended, with what they had; the next cell starts new ones")
+                print(
+                    "%%ranks: all ranks have been ended and their variables are lost; the next cell starts new ones"
+                )
             raise
 
     def end(self) -> None:
@@ -68,13 +70,13 @@ _magics: dict[int, _Magic] = {}
 
 
 def load(shell: Any) -> None:
-    """Registers `%%ranks` and `%ranks` with a shell of IPython."""
+    """Registers `%%ranks` and `%ranks` with an IPython shell."""
     magic = _magics.setdefault(id(shell), _Magic())
     shell.register_magic_function(magic, "line_cell", "ranks")
 
 
 def unload(shell: Any) -> None:
-    """Ends the ranks of a shell. Its magics stay, and start new ones."""
+    """Ends the ranks of a shell. Its magics stay; a later cell starts new ranks."""
     magic = _magics.pop(id(shell), None)
     if magic is not None:
         magic.end()

@@ -1,4 +1,4 @@
-"""Runs in a rank that a notebook has started: executes one order after the other and answers each."""
+"""Runs in a rank that a notebook has started: executes its commands one by one and answers each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["main"]
 
 
 def main(fd: int, parent: int) -> None:
-    """Obeys the notebook at the other end of the socket `fd` until it closes it, and dies with the process `parent`."""
+    """Executes the commands that arrive at the socket `fd` until it is closed; dies with the process `parent`."""
     processes.die_with_parent(parent, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the notebook gets it, and ends the ranks
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -37,7 +37,7 @@ def main(fd: int, parent: int) -> None:
                 partial(_call, content) if kind == "call" else partial(_run_cell, *content)
             )
             if kind == "call" and error is not None:
-                crash_report.remember(error)  # which the others get as the reason why this rank leaves
+                crash_report.remember(error)  # the other ranks are given it as the reason
             notebook.send_bytes(answer)
             if kind == "call":
                 return
@@ -45,21 +45,21 @@ def main(fd: int, parent: int) -> None:
 
 
 def _answer(act: Callable[[], bytes]) -> tuple[bytes, BaseException | None]:
-    """What `act` returns or has raised, as bytes; all that it has printed is written before."""
+    """The result or the exception of `act`, as bytes. Flushes its output first."""
     try:
         error, answer = None, pickle.dumps(("result", act()))
     except BaseException as raised:
         error = raised.__cause__ if isinstance(raised, StepError) and raised.__cause__ else raised
         answer = pickle.dumps(("error", {**crash_report.record_of(error), "traceback": _traceback(error)}))
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # the order may have closed it
+        with contextlib.suppress(OSError, ValueError):  # the user's code may have closed it
             stream.flush()
     ctypes.CDLL(None).fflush(None)
     return answer, error
 
 
 def _traceback(error: BaseException) -> str:
-    """Without the lines of this file, which stand above those of the user."""
+    """The traceback without the lines of this file, which are above the user's."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -77,7 +77,7 @@ def _call(order: bytes) -> bytes:
 def _run_cell(source: str, number: int) -> bytes:
     """Runs a cell in `__main__`, and prints the value of an expression at its end.
 
-    A world that there is ends the cell on all ranks where one of them raises an exception.
+    If there is a world, an exception on one rank ends the cell on all of them.
     """
     name = f"<ranks cell {number}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
@@ -94,7 +94,7 @@ def _run_cell(source: str, number: int) -> bytes:
 
 
 def dumps(value: Any) -> bytes:
-    """Pickled, by cloudpickle where it is installed, which takes functions defined anywhere."""
+    """The pickled value; by cloudpickle if it is installed, because that takes functions defined anywhere."""
     try:
         import cloudpickle
     except ImportError:

@@ -1,4 +1,4 @@
-"""The notebook's side: interpreters that are the ranks of a job of this host, their output and their answers."""
+"""The notebook's side: starts interpreters as the ranks of a job on this host, and reads their output and answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from samestep.multiprocessing.failures import (
 __all__ = ["Ranks"]
 
 _TERM_S = 3.0  # between SIGTERM and SIGKILL
-_QUIT_S = 10.0  # for ranks without orders to finalize
+_QUIT_S = 10.0  # for ranks to finalize after their pipe is closed
 
 
 @dataclass(eq=False)
@@ -41,14 +41,14 @@ class _Rank:
     lines: dict[int, Lines] = field(default_factory=lambda: {1: Lines(), 2: Lines()})
 
     def pipe(self, fd: int) -> IO[bytes]:
-        """What it writes to its descriptor 1 or 2."""
+        """The pipe from its descriptor 1 or 2."""
         pipe = self.process.stdout if fd == 1 else self.process.stderr
         assert pipe is not None
         return pipe
 
 
 class Ranks:
-    """`n` interpreters, each with its place in a job of its own. They end with this process, or by `end`."""
+    """`n` interpreters, the ranks of a new job. They end with this process, or by `end`."""
 
     def __init__(self, n: int) -> None:
         self._port = network.reserve_port()
@@ -83,7 +83,7 @@ class Ranks:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # an interrupt is for the notebook alone
+                start_new_session=True,  # an interrupt reaches the notebook alone
             )
             link = Connection(ours.detach())
         rank = _Rank(place.rank, process, link)
@@ -102,22 +102,22 @@ class Ranks:
         return bool(self._ranks) and all(rank.process.poll() is None for rank in self._ranks)
 
     def order(self, kind: str, content: Any, *, grace: float) -> list[Any]:
-        """Has all ranks obey, shows what they print meanwhile, and returns their answers by rank.
+        """Sends one command to all ranks, relays their output, and returns their results by rank.
 
         Args:
           kind: "call" or "cell".
-          content: for it; see `rank.py`.
-          grace: seconds that the others have after one has failed; then all ranks are ended.
+          content: of the command; see `rank.py`.
+          grace: seconds for the others after one has failed; then all ranks are ended.
 
         Raises:
-          ProcessException: of the rank that failed first, in time, and not only because of another one.
+          ProcessException: the rank that failed first; not one that failed because of another.
           KeyboardInterrupt: all ranks have been ended.
         """
         answers: dict[int, tuple[str, Any]] = {}
         try:
             message = pickle.dumps((kind, content))
             for rank in self._ranks:
-                with contextlib.suppress(ConnectionError):  # it has ended, which is seen below
+                with contextlib.suppress(ConnectionError):  # the rank has ended; handled below
                     rank.link.send_bytes(message)
             self._collect(answers, grace)
         except BaseException:
@@ -160,14 +160,14 @@ class Ranks:
         return kind, content
 
     def _show(self, rank: _Rank, fd: int) -> bytes | None:
-        """Reads what a rank has written, and prints whole lines. None: nothing is there yet; b"": its end."""
+        """Reads what a rank has written, and prints whole lines. None: no data yet; b"": end of file."""
         data: bytes | None = rank.pipe(fd).read(1 << 16)
         if data:
             _print(rank.number, fd, rank.lines[fd].feed(data))
         return data
 
     def _failure(self, answers: dict[int, tuple[str, Any]]) -> ProcessException:
-        """Of the rank that failed first, in time, and not only because of another one."""
+        """The error of the rank that failed first; not of one that failed because of another."""
         endings = {i: self._ending(i, *answer) for i, answer in answers.items() if answer[0] != "result"}
         number = min(endings, key=lambda i: (_is_consequence(endings[i]), endings[i].since))
         first = endings[number]
@@ -189,7 +189,7 @@ class Ranks:
         return ProcessExit(f"rank {number}", process.pid, status, content["time"], error=error, rank=number)
 
     def end(self, *, now: bool = False) -> None:
-        """Ends all ranks: by closing their orders, or `now` by SIGTERM; those that do not end by SIGKILL."""
+        """Stops all ranks by closing their command pipes (SIGTERM if `now`), then by SIGKILL."""
         for rank in self._ranks:
             rank.link.close()
             if now:
@@ -198,7 +198,7 @@ class Ranks:
         for rank in self._ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 rank.process.wait(max(0.0, deadline - time.monotonic()))
-            _signal(rank.process, signal.SIGKILL)  # and what it has started
+            _signal(rank.process, signal.SIGKILL)  # and the processes it started
             rank.process.wait()
             for fd in (1, 2):
                 rank.pipe(fd).close()
@@ -211,13 +211,13 @@ def _is_consequence(ending: ProcessExit) -> bool:
 
 
 def _signal(process: subprocess.Popen[bytes], signum: int) -> None:
-    """To the process group of a rank, which the rank leads."""
+    """Signals the process group of a rank."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signum)
 
 
 def _print(number: int, fd: int, data: bytes) -> None:
-    """Lines of a rank, each with its number, where Python shows its output: in a notebook, below the cell."""
+    """Prints the lines of a rank, with its number, as Python prints: in a notebook below the cell."""
     if data:
         to: TextIO = sys.stdout if fd == 1 else sys.stderr
         text = data.decode(errors="replace")

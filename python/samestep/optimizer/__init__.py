@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from samestep.errors import InvalidArgumentError
+from samestep.group.backend_argument import takes_backend
 from samestep.optimizer import gradient_transformation
 from samestep.optimizer.extra_arguments import averaged
 from samestep.reduce_ops import Op, Premul, ReduceOp, resolve
@@ -20,6 +21,7 @@ __all__ = ["DistributedOptimizer", "ShardedOptimizer", "averaged", "gather_state
 _Opt = TypeVar("_Opt")
 
 
+@takes_backend
 def DistributedOptimizer(
     backend: Group,
     opt: _Opt,
@@ -55,8 +57,8 @@ def DistributedOptimizer(
         exact mean over all items, with bits that depend on who had which.
 
     Raises:
-      InvalidArgumentError: `shards` or `weighted` with another `op`, or for an optimizer that is not torch's; torch
-        only: a parameter that cannot be sent. Names it.
+      InvalidArgumentError: an unknown `op`; `shards` or `weighted` with another `op`, or for an optimizer that is not
+        torch's; torch only: a parameter that cannot be sent. Names it.
       UnavailableError: torch only, from `backward(create_graph=True)`, because mean gradients carry no graph; and from
         `step()` after a `backward()` that raised or ran as compiled autograd.
       TypeError: `opt` is no optimizer of a known kind.
@@ -76,6 +78,7 @@ def DistributedOptimizer(
       >>> opt.update([np.ones(2)], opt.init(None))
       ([array([-0.1, -0.1])], ())
     """
+    resolve(op, "DistributedOptimizer")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(opt, torch.optim.Optimizer):
         from samestep.optimizer import torch_optimizer, torch_shards
@@ -127,6 +130,7 @@ def no_sync(opt: Any) -> AbstractContextManager[None]:
     return torch_optimizer.no_sync(opt)
 
 
+@takes_backend
 def ShardedOptimizer(
     backend: Group,
     opt: _Opt,

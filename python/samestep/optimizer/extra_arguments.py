@@ -10,6 +10,7 @@ import numpy as np
 from samestep import arrays, trees
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
+from samestep.group.backend_argument import takes_backend
 from samestep.reduce_ops import Op, ReduceOp, resolve
 from samestep.step import state_hash
 from samestep.step.gradients import allreduce_gradients, allreduce_tree
@@ -34,6 +35,7 @@ _ANOTHER_MEAN = (
 )
 
 
+@takes_backend
 def averaged(backend: Group, function: Callable[..., Any]) -> Averaged:
     """The mean over all ranks of a function of the parameters, for optimizers that evaluate it.
 
@@ -62,6 +64,7 @@ class Averaged:
 
     def __init__(self, backend: Group, function: Callable[..., Any]) -> None:
         self.backend, self.function = backend, function
+        self.__name__ = "averaged"  # ranks compare functions by name
 
     def __call__(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         """The mean over all ranks of what `function` returns. Collective."""

@@ -45,7 +45,7 @@ class FlatExchange:
     def agreed_dtypes(
         self, act: str, split: list[int], kinds: list[str], layouts: Sequence[str] = ()
     ) -> list[str | None]:
-        """The dtypes of the gradients of some leaves; None where no rank has one. Collective.
+        """The dtypes of the gradients of some leaves; None if no rank has one. Collective.
 
         Args:
           act: what the user called.

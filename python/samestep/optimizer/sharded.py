@@ -321,9 +321,8 @@ class ShardedTransformation:
                         f"{plan.specs[i].shape}; pass the whole state, as gather_state returns it"
                     )
                 part = _cut(values[k], shape, plan.held(i), flat.names[k])
-                values[k] = (
-                    part.copy() if isinstance(part, np.ndarray) else part
-                )  # a view would keep the whole
+                # A view would keep the whole.
+                values[k] = part.copy() if isinstance(part, np.ndarray) else part
         return flat.rebuild(values)
 
     def _owners(self, plan: _Plan, names: list[str]) -> list[int | None]:
@@ -395,7 +394,7 @@ def _library(spec: LeafSpec, otherwise: LeafSpec) -> str:
 
 
 def _cut(leaf: Any, shape: tuple[int, ...], part: range, name: str) -> Any:
-    """Some elements of an array, in a shape of as many dimensions. A view where the library makes one."""
+    """Some elements of an array, with the same number of dimensions. A view if the library makes one."""
     array = leaf if hasattr(leaf, "reshape") else np.asarray(leaf)
     if tuple(array.shape) != shape:
         raise InvalidArgumentError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -111,6 +112,7 @@ class Averager:
         self._n_started = 0
         self._newest: tuple[Slot, Bucket, bool] | None = None  # has a gradient since the last hook
         self._pass: weakref.ref[_Pass] | None = None
+        self._has_looked = False  # at the other parameters of modules
         self._is_amid = False  # a pass has begun whose mean gradients are not there yet
         self.refresh_parameters()
 
@@ -209,12 +211,24 @@ class Averager:
 
     def require_mean(self) -> None:
         """Refuse a step with gradients of a pass whose end never came: they are this rank's own."""
+        if not self._has_looked:
+            self._has_looked = True
+            self._warn_of_others()
         if self._is_amid and not self.paused:
             raise UnavailableError(
                 "DistributedOptimizer: step() after a backward() that did not average its gradients: it raised, or ran "
                 "as compiled autograd, which tells nobody when it ends; call zero_grad(), and backward() without "
                 "torch._dynamo.compiled_autograd (torch.compile of the model is fine)"
             )
+
+    def _warn_of_others(self) -> None:
+        """Warn of gradients that nobody averages, in synchronized modules that have parameters of this optimizer."""
+        for module in self._backend._cache.get("modules", ()):
+            named = dict(module.named_parameters())
+            if any(id(p) in self._slots for p in named.values()):
+                others = [n for n, p in named.items() if p.grad is not None and not _is_claimed(p)]
+                if others:
+                    warnings.warn(_text_of_others(others, module), stacklevel=4)
 
     def _begin(self) -> _Pass:
         for bucket in self._buckets:
@@ -268,10 +282,23 @@ class Averager:
         self._is_amid = False
 
 
+def _text_of_others(names: list[str], module: torch.nn.Module) -> str:
+    shown = ", ".join(names[:5]) + " ..." * (len(names) > 5)
+    return (
+        f"DistributedOptimizer: {shown} of {type(module).__name__} have gradients, but are in no distributed "
+        "optimizer: these gradients differ between ranks, and so does clipping over all parameters; add them to the "
+        "optimizer, or call requires_grad_(False)"
+    )
+
+
+def _is_claimed(parameter: torch.Tensor) -> bool:
+    return id(parameter) in _owners and _owners[id(parameter)][0]() is parameter
+
+
 def _claim(parameter: torch.Tensor, averager: Averager) -> None:
     """Let `averager` know of each gradient of `parameter`, and nobody else any more."""
     key = id(parameter)
-    if key in _owners and _owners[key][0]() is parameter:
+    if _is_claimed(parameter):
         _, handle, owner = _owners[key]
         before = owner()
         if before is averager:

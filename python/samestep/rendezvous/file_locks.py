@@ -20,7 +20,7 @@ __all__ = ["ALIVE", "TURN", "exclusive", "is_free", "share"]
 TURN = 1 << 40
 """Held exclusively for the time of one operation."""
 ALIVE = TURN + 1
-"""Shared by everybody who has the store open."""
+"""Shared by all processes that have the store open."""
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.01

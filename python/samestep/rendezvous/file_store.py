@@ -25,7 +25,7 @@ _MAGIC = "samestep store 1 "
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02  # between looks at the file
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 _OF_OTHERS = 0o077
-_LONGEST_TURN_S = 2.0  # that somebody who leaves waits for another one's
+_LONGEST_TURN_S = 2.0  # that a leaving process waits for another one's
 
 
 class FileStore(Store):
@@ -77,7 +77,7 @@ class FileStore(Store):
         self._leave()
 
     def remove(self) -> None:
-        """Removes the file now, so that its name is free; those who have it open go on with it."""
+        """Removes the file now, so that its name is free; processes that have it open keep it."""
         if self._leave.alive:
             with self._mutex:
                 _unlink(self._fd, self._file_name)
@@ -274,10 +274,10 @@ def _leave(fd: int, file_name: str, pid: int) -> None:
 def _unlink(fd: int, file_name: str, *, when_alone: bool = False) -> None:
     """Frees the name of an open file, unless it is already the name of another one.
 
-    Only in turn: between a look and the unlinking without it, somebody else who leaves may free the name and give it
-    to the next store, which would be unlinked then.
+    Under a lock: between the check and the unlinking another leaving process might free the name and give it to the
+    next store, which would then be unlinked.
     """
     turn = file_locks.exclusive(fd, file_locks.TURN, _LONGEST_TURN_S, file_name)
-    with contextlib.suppress(OSError), turn:  # also a turn that does not come
+    with contextlib.suppress(OSError), turn:  # also if the lock is not granted
         if _is_at(fd, file_name) and (not when_alone or file_locks.is_free(fd, file_locks.ALIVE)):
             os.unlink(file_name)

@@ -122,7 +122,7 @@ class _Outgoing:
 
 
 class _Incoming:
-    """The end that is connected to: by nobody knows whom."""
+    """The accepting end; the peer is unknown until it has authenticated."""
 
     def __init__(self, secret: bytes, address: str) -> None:
         self.greeting = handshake.Greeting(handshake.LINK, secret)

@@ -29,9 +29,8 @@ OPEN, CLOSED = handshake.STORE + b"o", handshake.STORE + b"c"
 """What a process of this user hears first at the Unix socket: whether others are let in at the port."""
 
 _LARGEST_OF_UNPROVED = 1 << 20  # bytes of a frame
-_MAX_UNPROVED_NBYTES = (
-    64 << 20
-)  # bytes of what clients without a secret store, and of what they have in progress
+# Bytes that clients without a secret may store or have in progress.
+_MAX_UNPROVED_NBYTES = 64 << 20
 _MAX_UNPROVED = 8192  # clients without a secret
 _PATH_NBYTES = 256  # that a path which is waited for costs
 _LONGEST_WAIT_S = 1e7

@@ -44,8 +44,9 @@ class TorchStore(Store):
             self._store.wait([_key(path) for path in paths], timedelta(seconds=max(0.001, seconds)))
         except dist.DistNetworkError as error:
             raise PeerLostError(f"the store at {self.where} does not answer any more: {error}") from error
-        except dist.DistStoreError:  # the time is over
-            return _missing(self._store, paths)
+        except RuntimeError:  # the time is over: a DistStoreError, but from a FileStore
+            if missing := _missing(self._store, paths):
+                return missing
         return []
 
 

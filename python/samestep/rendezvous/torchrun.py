@@ -17,9 +17,8 @@ __all__ = ["store_of_torch"]
 
 _FRESH = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 _numbers = itertools.count()  # of meetings of this process, which all ranks have in one order
-_kept: dict[
-    tuple[str, int], Any
-] = {}  # stores beside a group; on rank 0 they listen as long as they are here
+# Stores beside a group, by host and port. On rank 0 they listen as long as they are here.
+_kept: dict[tuple[str, int], Any] = {}
 
 
 def store_of_torch(how: Method, timeout: float) -> Store | None:
@@ -52,7 +51,7 @@ def store_of_torch(how: Method, timeout: float) -> Store | None:
     rendezvous = TorchStore(dist.PrefixStore(f"samestep/{attempt}/{next(_numbers)}", store), timeout)
     rendezvous.where = where
     if of_agent:
-        rendezvous.where += f", which keeps who has joined over restarts, unless it is started with {_FRESH}"
+        rendezvous.where += f", which remembers the members over restarts, unless it is started with {_FRESH}"
     return rendezvous
 
 

@@ -15,7 +15,7 @@ from samestep._util.json_layout import Many
 from samestep._util.text import error_line
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
-from samestep.group.collectives import require_backend
+from samestep.group.backend_argument import require_backend
 from samestep.step import added, agree
 from samestep.step.combine import combine, combine_weights
 from samestep.step.headers import Header, StepHeaders
@@ -62,7 +62,7 @@ class Accumulator:
     """
 
     def __init__(self, backend: Group, shards: int | None = None, *, like: Any = None) -> None:
-        require_backend("Accumulator", backend)
+        require_backend(Accumulator, backend)
         self._backend = backend
         self._fixed = shards is not None
         self._n_shards = backend.size if shards is None else operator.index(shards)

@@ -153,7 +153,7 @@ def _share_containers(backend: Group, mine: Tree | None, root: int, act: str, ti
     received = backend.bcast_object(sent, root=root, timeout=timeout)
     if received[:1] == b"!":
         raise InvalidArgumentError(
-            f"{act} in group {backend.name}: a rank has no shards and the tree cannot be sent to it "
+            f"{act} in group {backend.name}: a rank adds no shards and cannot be sent the tree's structure "
             f"({received[1:].decode()}); pass like= to Accumulator on all ranks"
         )
     if mine is not None:

@@ -61,7 +61,7 @@ def _unknown_text(leaf: Any) -> str:
 
 def _is_finite(leaf: Any) -> bool | None:
     """Whether all numbers of a leaf are finite; None if they cannot be seen."""
-    if isinstance(leaf, (np.ndarray, np.generic)):
+    if isinstance(leaf, (np.ndarray, np.generic)) and not arrays.is_float0(leaf):
         kind = leaf.dtype.char
         return None if kind in "OV" else kind in "SUT" or bool(np.isfinite(leaf).all())
     if isinstance(leaf, (float, complex)):

@@ -12,7 +12,7 @@ from samestep import _core, arrays, trees
 from samestep._util.text import error_text
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
-from samestep.group.collectives import require_backend
+from samestep.group.backend_argument import takes_backend
 from samestep.reduce_ops import Op, ReduceOp, resolve
 from samestep.step import added
 from samestep.step.accumulator import Accumulator
@@ -27,6 +27,7 @@ __all__ = ["allreduce_gradients", "allreduce_tree"]
 _Tree = TypeVar("_Tree")
 
 
+@takes_backend
 def allreduce_gradients(
     backend: Group,
     grads: _Tree,
@@ -50,7 +51,6 @@ def allreduce_gradients(
       >>> ss.allreduce_gradients(backend, grads)["bias"] is None
       True
     """
-    require_backend("allreduce_gradients", backend)
     act = f"allreduce_gradients(op={allreduce.op_name(op, 'allreduce_gradients')})"
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(grads, torch.nn.Module):
@@ -63,6 +63,7 @@ def allreduce_gradients(
     return grads
 
 
+@takes_backend
 def allreduce_tree(
     backend: Group,
     tree: _Tree,
@@ -105,7 +106,6 @@ def allreduce_tree(
       >>> backend.allreduce_tree([np.ones(2), 3.0], "sum")
       [array([1., 1.]), 3.0]
     """
-    require_backend("allreduce_tree", backend)
     act = f"allreduce_tree(op={allreduce.op_name(op, 'allreduce_tree')})"
     return cast("_Tree", _reduce(backend, tree, op, weight, timeout=timeout, act=act))
 

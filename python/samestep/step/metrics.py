@@ -11,8 +11,9 @@ import numpy as np
 
 from samestep import _core, arrays, trees
 from samestep._util.json_layout import Many, Map
+from samestep._util.text import short_repr
 from samestep.errors import InvalidArgumentError
-from samestep.group.collectives import require_backend
+from samestep.group.backend_argument import takes_backend
 from samestep.trees import scalars, signature
 from samestep.trees.identity import attributes_text, is_array, is_number
 
@@ -24,6 +25,7 @@ __all__ = ["gather_metrics", "metric_mean"]
 _Tree = TypeVar("_Tree")
 
 
+@takes_backend
 def metric_mean(backend: Group, metrics: Mapping[str, tuple[Any, Any]]) -> dict[str, float]:
     """Means over all ranks: of each metric the sum of the sums over the sum of the counts. Collective.
 
@@ -47,10 +49,9 @@ def metric_mean(backend: Group, metrics: Mapping[str, tuple[Any, Any]]) -> dict[
       >>> ss.metric_mean(ss.initialize(), {"loss": (6.0, 4), "accuracy": (3, 4)})
       {'loss': 1.5, 'accuracy': 0.75}
     """
-    require_backend("metric_mean", backend)
     mine: Any
     try:
-        mine = {name: _pair(name, total, count) for name, (total, count) in metrics.items()}
+        mine = {name: _pair(name, pair) for name, pair in _items(metrics)}
     except InvalidArgumentError as error:  # raised on all ranks, which would wait for this one
         mine = str(error)
     with _core.UserCall("metric_mean"):
@@ -65,7 +66,22 @@ def metric_mean(backend: Group, metrics: Mapping[str, tuple[Any, Any]]) -> dict[
     return means
 
 
-def _pair(name: str, total: Any, count: Any) -> list[list[str]]:
+def _items(metrics: Any) -> Any:
+    if not isinstance(metrics, Mapping):
+        raise InvalidArgumentError(
+            f"metric_mean: the metrics are a dict, {{'loss': (sum, count)}}; got {type(metrics).__name__}"
+        )
+    return metrics.items()
+
+
+def _pair(name: str, pair: Any) -> list[list[str]]:
+    try:
+        total, count = pair
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"metric_mean: {name!r} must be a sum and a count, {{{name!r}: (loss * n, n)}} for the mean over n items; "
+            f"got {short_repr(pair)}"
+        ) from None
     words = [_words(name, total), _words(name, count)]
     n = scalars.decode(words[1])
     if not n >= 0 or math.isinf(n):
@@ -99,6 +115,7 @@ def _quotient(name: str, totals: list[float], counts: list[float]) -> float:
         return math.copysign(math.inf, sum(map(Fraction, totals)))
 
 
+@takes_backend
 def gather_metrics(backend: Group, tree: _Tree) -> _Tree:
     """Join the arrays of all ranks along axis 0, in order of rank, for metrics that need all items. Collective.
 
@@ -119,7 +136,6 @@ def gather_metrics(backend: Group, tree: _Tree) -> _Tree:
       >>> ss.gather_metrics(ss.initialize(), {"predicted": np.array([3, 1]), "loss": 0.5})
       {'predicted': array([3, 1]), 'loss': array([0.5])}
     """
-    require_backend("gather_metrics", backend)
     with _core.UserCall("gather_metrics"):
         flat = trees.flatten(tree)
         values = [_with_rows(leaf) for leaf in flat.leaves]
@@ -163,7 +179,7 @@ def _kind(value: Any) -> list[Any] | str | None:
 
 
 def _common_kinds(backend: Group, everyone: list[tuple[list[str], list[Any]]]) -> list[Any]:
-    """Of each leaf library, dtype and the shape of a row; None where no rank has an array."""
+    """Of each leaf the library, the dtype and the shape of a row; None if no rank has an array."""
     act = "gather_metrics"
     described = []
     for names, kinds in everyone:

@@ -54,7 +54,7 @@ class Partial:
         self.weight = 0.0 if term is None else term.weight
         self.flats: dict[str, Flat] | None = None
         self.term = term
-        """In place of `flats`: the arrays of a single shard, where they lie."""
+        """In place of `flats`: the arrays of a single shard, not copied."""
         self.present = present
         """Bit i is set if a shard of positive weight had an array as leaf i, not None."""
 
@@ -83,7 +83,7 @@ class Partial:
         return self.term is None and self.flats is None
 
     def settled(self, layout: Layout, memory: Memory) -> dict[str, Flat]:
-        """The sums, in memory of their own from here on; what changes no sum where there are none."""
+        """The sums, in memory of their own from here on; without any, the neutral elements."""
         if self.flats is None:
             self.flats = memory.take(layout)
             _add(layout, [] if self.term is None else [self.term], [], self.flats)

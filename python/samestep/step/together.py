@@ -167,9 +167,8 @@ class Together(Generic[_Group]):
                 return
             self._revoke("another rank has left the block")
             backend._ending_depth = lowest
-        if (
-            backend._ending_depth < self._depth
-        ):  # all ranks synchronize at the end of an outer block of this group
+        # All ranks synchronize at the end of an outer block of this group.
+        if backend._ending_depth < self._depth:
             raise StepError(f"{self._act()}: another rank has left an outer block") from error
         backend._ending_depth = None
         try:

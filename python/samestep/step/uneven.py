@@ -13,7 +13,7 @@ from samestep import _core
 from samestep._util.json_layout import Many
 from samestep._util.text import by_rank
 from samestep.errors import InvalidArgumentError, MismatchError
-from samestep.group.collectives import require_backend
+from samestep.group.backend_argument import takes_backend
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
@@ -28,6 +28,7 @@ _COUNT_BITS = 40
 _loops: weakref.WeakKeyDictionary[Group, tuple[int, int]] = weakref.WeakKeyDictionary()
 
 
+@takes_backend
 def steps(
     backend: Group, batches: Iterable[_B], *, until: Literal["all", "any"] = "all"
 ) -> Iterator[_B | None]:
@@ -55,7 +56,6 @@ def steps(
       [1, 2]
       [3]
     """
-    require_backend("steps", backend)
     if until not in ("all", "any"):
         raise InvalidArgumentError(f"steps: until must be 'all' or 'any', got {until!r}")
     return _steps(backend, iter(batches), until == "any", _new_loop(backend))
@@ -84,9 +84,8 @@ def _steps(
         coming.fetch()
         try:
             yield batch
-        except (
-            GeneratorExit
-        ):  # left early: the other ranks have, too, or they get an error in their next collective
+        except GeneratorExit:
+            # Left early: the other ranks have, too, or they get an error in their next collective.
             coming.n_ranks()
             raise
 
@@ -134,9 +133,8 @@ class _Coming:
         with _core.UserCall(self._act()):
             everyone = self._backend._allgather_facts([*self._loop, self._step], Many(int))
         last = max((block, loop) for block, loop, _ in everyone)
-        _loops[self._backend] = max(
-            last, _loops[self._backend]
-        )  # the next loop has one number on all ranks again
+        # The next loop has one number on all ranks again.
+        _loops[self._backend] = max(last, _loops[self._backend])
         places = [f"before step {step} of loop {loop}" for _, loop, step in everyone]
         raise MismatchError(
             f"steps() in group {self._backend.name}: {by_rank(places)} (both counted from 0); has a rank left a loop "

@@ -4,13 +4,16 @@ Installing samestep makes torch know the name; nothing has to be imported. `regi
 torch that does not load backends (`TORCH_DEVICE_BACKEND_AUTOLOAD=0`).
 """
 
-from _samestep_torch import autoload as _autoload
+import _samestep_torch
 
 __all__ = ["register"]
 
 
 def register() -> None:
-    """Make `torch.distributed` know the backend "samestep". Idempotent; importing torch does it, too.
+    """Make `torch.distributed` know the backend "samestep", as importing torch does, and prepare for its use.
+
+    Without this call the first use of the name prepares: `env://` then meets under mpirun and srun too, and
+    `from mpi4py import MPI` raises an ImportError if there is no MPI library, as PyTorch Lightning expects. Idempotent.
 
     Example:
       >>> import samestep.torch, torch.distributed as dist
@@ -18,4 +21,5 @@ def register() -> None:
       >>> dist.is_backend_available("samestep")
       True
     """
-    _autoload()
+    _samestep_torch.autoload()
+    _samestep_torch.prepare()

@@ -6,6 +6,8 @@ import functools
 import os
 from typing import Any
 
+import torch.distributed as dist
+
 from samestep import _core, _settings
 from samestep._util import handshake, launchers
 from samestep._util.cpus import usable_cpus
@@ -15,7 +17,7 @@ from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group import hosts, trust
 from samestep.group.group import warn
 from samestep.rendezvous import interfaces
-from samestep.rendezvous.rendezvous import Rendezvous
+from samestep.rendezvous.rendezvous import Rendezvous, join
 from samestep.rendezvous.torch_store import TorchStore
 from samestep.world import (
     bootstrap_mpi,
@@ -64,7 +66,11 @@ def _open_group(
         raise InvalidArgumentError(children.refusal("init_process_group"))
     lifecycle.prepare_core()
     interfaces.check_names(os.environ)
-    rendezvous = Rendezvous(TorchStore(store, timeout), rank, size, timeout, owned=False)
+    world = dist.group.WORLD
+    if global_ranks and hasattr(world, "get_group_store"):
+        # torch's own keys have the number of groups that a rank has made, in which ranks may differ.
+        store = dist.PrefixStore(f"group of ranks {global_ranks}", world.get_group_store())
+    rendezvous = _meet(store, rank, size, timeout, name)
     mine: list[Any] = [
         hosts.host_identity(),
         sorted(os.sched_getaffinity(0)),
@@ -95,6 +101,26 @@ def _open_group(
     if name == "world":
         lifecycle.note_world_of_torch(group)
     return group
+
+
+def _meet(store: Any, rank: int, size: int, timeout: float, name: str) -> Rendezvous:
+    """Wait for the other ranks at keys of this meeting alone: there may have been others at this store.
+
+    torch gives a group the keys of an earlier one after `destroy_process_group`, or if it has the same members. So the
+    store has the number of the meeting to come: a rank that joins reads it, and one that has met, or has given up,
+    raises it. A group cannot be left before all have joined, so all of its ranks have read the same number.
+    """
+    keys = TorchStore(store, timeout)
+    keys.where += f", for group '{name}'"
+    if size == 1:
+        return Rendezvous(keys, rank, size, timeout, owned=False)
+    number = keys.compare_set("meeting", b"", b"0")
+    meeting = TorchStore(dist.PrefixStore(f"meeting {number.decode()}", store), timeout)
+    meeting.where = keys.where
+    try:
+        return join(meeting, rank, size, timeout)
+    finally:
+        keys.compare_set("meeting", number, str(int(number) + 1).encode())
 
 
 @functools.cache

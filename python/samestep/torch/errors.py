@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from samestep import errors
 
-__all__ = ["MismatchError", "PeerLostError", "TimeoutError", "for_torch"]
+__all__ = ["InvalidArgumentError", "MismatchError", "PeerLostError", "TimeoutError", "for_torch"]
 
 
 class TimeoutError(errors.TimeoutError, dist.DistBackendError):
@@ -27,10 +27,17 @@ class MismatchError(errors.MismatchError, dist.DistBackendError):
     __module__ = "samestep.torch.errors"
 
 
+class InvalidArgumentError(errors.InvalidArgumentError, dist.DistBackendError):
+    """Arguments that do not fit; `samestep.InvalidArgumentError` and `torch.distributed.DistBackendError`."""
+
+    __module__ = "samestep.torch.errors"
+
+
 _ALSO_TORCH: dict[type[Exception], type[Exception]] = {
     errors.TimeoutError: TimeoutError,
     errors.PeerLostError: PeerLostError,
     errors.MismatchError: MismatchError,
+    errors.InvalidArgumentError: InvalidArgumentError,
 }
 
 
@@ -47,4 +54,6 @@ def for_torch(error: Exception) -> Exception:
     text = str(error)
     if kind is TimeoutError:  # the word that scripts for torch search for, and the remedy
         text += "; the timeout of init_process_group, or new_group, may be too short"
-    return kind(text).with_traceback(error.__traceback__)
+    made = kind(text)
+    made.__dict__.update(error.__dict__)  # which ranks
+    return made.with_traceback(error.__traceback__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 from typing import Any
 
@@ -12,9 +11,8 @@ from torch._C import _distributed_c10d as c10d
 
 from samestep import _core
 from samestep.errors import InvalidArgumentError
-from samestep.torch import no_autograd, tensors, verbs, verify, work
+from samestep.torch import verbs, verify
 from samestep.torch.bootstrap import open_group
-from samestep.torch.bucket_memory import BucketMemory
 from samestep.torch.errors import for_torch
 from samestep.torch.shutdown import GroupShutdown
 
@@ -29,31 +27,16 @@ def create(options: Any, backend_options: Any = None) -> Any:
       backend_options: the user's `pg_options`.
 
     Raises:
-      InvalidArgumentError: there are `pg_options`, or other backends for other devices where torch cannot have both.
+      InvalidArgumentError: there are `pg_options`.
       TimeoutError, UnavailableError: as `open_group`.
     """
     if backend_options is not None:
         raise InvalidArgumentError("the backend 'samestep' takes no pg_options; leave them out")
-    if not _HAS_DEVICE_BACKENDS and (others := _other_backends()):
-        raise InvalidArgumentError(
-            f"init_process_group: this torch ({torch.__version__}) cannot have 'samestep' beside {', '.join(others)}: "
-            "a backend written in Python handles all devices of its group; write init_process_group('samestep')"
-        )
     return (DeviceBackend if _HAS_DEVICE_BACKENDS else ProcessGroup)(options)
 
 
 def _leave_to_verbs(*_: Any) -> Any:
     return NotImplemented
-
-
-def _other_backends() -> list[str]:
-    """The backends that the user named beside this one, such as "cuda:nccl", read from the calling frame of torch."""
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_name != "_new_process_group_helper":
-        frame = frame.f_back
-    config = frame.f_locals.get("backend_config")
-    table = config.get_device_backend_map() if config is not None else {}
-    return [f"{device}:{name}" for device, name in table.items() if name != "samestep"]
 
 
 class _Group(verbs.Verbs):
@@ -80,7 +63,6 @@ class _Group(verbs.Verbs):
         self._prepare_calls()
         self._lifetime = GroupShutdown(self._backend)
         verify.install()
-        self._placement = BucketMemory(self._comm)
 
     def _prepare_calls(self) -> None:
         self._all_reduce_now = _core.fast_allreduce(self._comm, self._timeout, _leave_to_verbs)
@@ -155,11 +137,29 @@ class ProcessGroup(_Group, dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
 
-    def _get_backend(self, device: Any) -> ProcessGroup:
-        return self
+    def _get_backend_name(self) -> str:
+        """What torch's sharded tensors ask for, to know whether a shard that is elsewhere is on the host."""
+        return "gloo"
+
+    def _get_backend(self, device: Any) -> Any:
+        return _HostBackend(self)
 
     def get_group_store(self) -> Any:
         return self._store
+
+
+class _HostBackend:
+    """The group for the functions of torch that ask for the class of gloo, as the one that sets timeouts does."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return getattr(dist, "ProcessGroupGloo", type(self))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
 
 
 # A class that torch registers for one kind of device, beside another one for GPUs; from torch 2.14 on.
@@ -172,19 +172,3 @@ class DeviceBackend(_Group, c10d.Backend):
     def __init__(self, options: Any) -> None:
         super().__init__(options.group_rank, options.group_size)
         self._open(options)
-
-
-no_autograd.disable_dynamo(
-    verbs,
-    verbs.Verbs,
-    _Group,
-    ProcessGroup,
-    DeviceBackend,
-    work,
-    work.Work,
-    work.Finished,
-    work.Received,
-    work.Future,
-    GroupShutdown,
-    tensors,
-)

@@ -25,8 +25,6 @@ __all__ = ["GroupShutdown"]
 
 _PARTING_S = 5.0  # torch's destroy_process_group is not collective: a rank may never call it
 _LEAVING_S = 1.0
-_MAX_OF_JOIN = 256  # works: one for each forward pass whose backward pass is still to come
-_FRAMES_OF_TORCH = 8  # of its functions between `notify_join_context` and the verb, and some more
 
 
 class GroupShutdown:
@@ -40,7 +38,6 @@ class GroupShutdown:
         self._backend = backend
         self._pid = os.getpid()
         self._works: deque[Work] = deque()
-        self._of_join: deque[Work] = deque(maxlen=_MAX_OF_JOIN)
         self._over = False
         _open.add(self)
 
@@ -50,11 +47,6 @@ class GroupShutdown:
         while works and (works[0]._ended or works[0].is_completed()):
             works.popleft()
         works.append(work)
-        # DistributedDataParallel.join passes its Work to C++, which waits for it in the backward pass. C++ keeps no
-        # reference to the Python part of an object, and would wait forever without it.
-        result = work._result
-        if len(result) == 1 and result[0].numel() == 1 and _called_by_join():
-            self._of_join.append(work)
 
     def end(self) -> None:
         """Complete pending operations, wait for the other ranks for at most 5 s, and leave the group. Idempotent."""
@@ -97,7 +89,6 @@ class GroupShutdown:
             with contextlib.suppress(Exception):
                 work.wait(timedelta(seconds=left))
         self._works.clear()
-        self._of_join.clear()
 
     def _abandon(self, reason: str) -> None:
         with contextlib.suppress(Error):
@@ -105,17 +96,6 @@ class GroupShutdown:
             self._backend._closed = True
         with contextlib.suppress(Error):
             self._backend._comm.close(_LEAVING_S)
-
-
-def _called_by_join() -> bool:
-    frame = sys._getframe(2)
-    for _ in range(_FRAMES_OF_TORCH):
-        if frame.f_code.co_name == "notify_join_context":
-            return True
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return False
 
 
 _open: weakref.WeakSet[GroupShutdown] = weakref.WeakSet()

@@ -21,6 +21,7 @@ __all__ = [
     "memory",
     "operator_of",
     "reduction",
+    "require_writable",
     "run_of",
     "same_count",
     "sent",
@@ -166,6 +167,13 @@ def in_place(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Calla
             copy_back(run, [tensor])
 
     return runs, finish if copies else None
+
+
+def require_writable(listed: Sequence[torch.Tensor]) -> None:
+    """Raise InvalidArgumentError if elements of one of these tensors, which get results, share memory."""
+    for tensor in listed:
+        if not tensor.is_contiguous():
+            _core.unpack(in_one_dimension(tensor), [summand(tensor)])
 
 
 def same_count(tensors: Sequence[torch.Tensor]) -> bool:

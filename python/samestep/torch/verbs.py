@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -11,14 +12,23 @@ import torch
 import torch.distributed as dist
 
 from samestep import _core
-from samestep.errors import Error, InvalidArgumentError
+from samestep._util.json_layout import Many
+from samestep.errors import (
+    Error,
+    InvalidArgumentError,
+    MismatchError,
+    NotInitializedError,
+    PeerLostError,
+    TimeoutError,
+)
+from samestep.group import json_exchange
 from samestep.reduce_ops import SUM
+from samestep.torch import blocks as lists
 from samestep.torch import sparse, tensors
-from samestep.torch.bucket_memory import MIN_PLACED_NBYTES, BucketMemory
 from samestep.torch.errors import for_torch
 from samestep.torch.no_autograd import has_modes, without_autograd
 from samestep.torch.shutdown import GroupShutdown
-from samestep.torch.work import Finished, Received, Work
+from samestep.torch.work import Finished, Pending, Received, Work
 
 __all__ = ["Verbs"]
 
@@ -28,18 +38,33 @@ _UNSET = timedelta(0)
 _TORCH_SUM = dist.ReduceOp.RedOpType.SUM
 _OPERATOR_TYPES = frozenset({dist.ReduceOp, dist.ReduceOp.RedOpType})
 _profiler_enabled = torch.autograd._profiler_enabled
+_compiling = torch.compiler.is_dynamo_compiling
+_ALL_KNOW = (MismatchError, NotInitializedError, PeerLostError, TimeoutError)
+"""Errors that come from the group: the others get one as well."""
+_MOST_TEXT = 160  # of a refusal, in the errors of the other ranks
 
 
-def _verb(method: _Method) -> _Method:
-    """Decorate a collective: hide it from autograd and modes, raise torch's errors, too, and record it in profiles."""
-    label = f"samestep:{_profiler_label(method.__name__.lstrip('_'))}"
+def _verb(method: _Method, listed: int | None = None, *, collective: bool = True) -> _Method:
+    """Decorate an operation: hide it from autograd and modes, raise torch's errors, too, and record it in profiles.
+
+    Args:
+      method: of `Verbs`.
+      listed: the number of the argument that lists tensors, if each of them is an operation of the core.
+      collective: if this rank cannot begin it, the others are told.
+    """
+    name = _profiler_label(method.__name__.lstrip("_"))
+    label = f"samestep:{name}"
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **options: Any) -> Any:
+        if _compiling():
+            return torch.compiler.disable(call)(self, *args, **options)
         with without_autograd():
             try:
                 started = method(self, *args, **options)
             except Exception as error:
+                if collective:
+                    self._tell_refusal(name, 1 if listed is None else len(args[listed]), error)
                 raise for_torch(error) from None
         if torch.autograd._profiler_enabled():
             with torch.profiler.record_function(label) as event:
@@ -47,6 +72,11 @@ def _verb(method: _Method) -> _Method:
         return started
 
     return call  # type: ignore[return-value]
+
+
+_verb_on_lists = functools.partial(_verb, listed=0)
+_verb_from_lists = functools.partial(_verb, listed=1)
+_message = functools.partial(_verb, collective=False)
 
 
 def _profiler_label(name: str) -> str:
@@ -71,12 +101,13 @@ class Verbs:
     """`_core.fast_allreduce`, or NotImplemented from it if the array does not fit the fast path."""
     _timeout: float
     _lifetime: GroupShutdown
-    _placement: BucketMemory
     _n_collectives: int
 
     # ---- reductions
 
     def allreduce(self, tensors_: _Tensors, opts: Any = None) -> Work:
+        if _compiling():  # this frame: the compiler traces what runs between the parts that it has compiled
+            return torch.compiler.disable(Verbs.allreduce)(self, tensors_, opts)  # type: ignore[no-any-return]
         if type(opts) in _OPERATOR_TYPES:  # torch takes an operator in place of options, too
             opts = _options_with(opts)
         short = self._all_reduce_one(tensors_, opts) if len(tensors_) == 1 and opts is not None else None
@@ -94,36 +125,40 @@ class Verbs:
         try:
             limit = opts.timeout
             if limit > _UNSET or getattr(opts, "asyncOp", True):
-                placed = run if run.nbytes < MIN_PLACED_NBYTES else self._placement(run)
-                part = self._comm.allreduce(placed, None, op._value_, 1.0)
+                part = self._comm.allreduce(run, None, op._value_, 1.0)
                 # What `_started` does: its calls would take a tenth of the time of a short operation.
                 self._n_collectives += 1
-                started = Work((part,), tensors_, self._timeout if limit <= _UNSET else limit.total_seconds())
+                started = Pending(
+                    (part,), tensors_, self._timeout if limit <= _UNSET else limit.total_seconds()
+                )
                 self._lifetime.under_way(started)
                 return started
             result = self._all_reduce_now(run, op)
         except Error as error:
+            self._tell_refusal("all_reduce", 1, error)
             raise for_torch(error) from None
         if result is NotImplemented:
             return None
         self._n_collectives += 1
         return Finished(tensors_)
 
-    @_verb
-    def _all_reduce(self, tensors_: _Tensors, opts: Any) -> Work:
+    @_verb_on_lists
+    def _all_reduce(self, tensors_: _Tensors, opts: Any, of_equal_shapes: bool = True) -> Work:
+        if len(tensors_) > 1:
+            check = lists.require_equal_shapes if of_equal_shapes else lists.require_alike
+            check("all_reduce", "input", tensors_, tensors_[0])
         if tensors_[0].layout is not torch.strided:
-            (tensor,) = tensors_
-            parts, finish = sparse.all_reduce(self._comm, tensor, _op(opts), self._seconds(opts))
+            parts, finish = sparse.all_reduce(self._comm, tensors_, _op(opts), self._seconds(opts))
             return self._started(parts, tensors_, opts, finish)
         code, factor = tensors.reduction(_op(opts))
         runs, copy_back = tensors.in_place(tensors_)
-        parts = [self._comm.allreduce(self._placement(run), None, code, factor) for run in runs]
+        parts = [self._comm.allreduce(run, None, code, factor) for run in runs]
         return self._started(parts, tensors_, opts, copy_back)
 
     def allreduce_coalesced(self, tensors_: _Tensors, opts: Any = None) -> Work:
-        return self._all_reduce(tensors_, opts)
+        return self._all_reduce(tensors_, opts, False)
 
-    @_verb
+    @_verb_on_lists
     def reduce(self, tensors_: _Tensors, opts: Any = None) -> Work:
         code, factor = tensors.reduction(_op(opts))
         root = _root(opts)
@@ -131,19 +166,23 @@ class Verbs:
         parts = [self._comm.reduce(run, None, code, factor, root) for run in runs]
         return self._started(parts, tensors_, opts, copy_back)
 
-    @_verb
+    @_verb_on_lists
     def reduce_scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> Work:
         code, factor = tensors.reduction(_op(opts))
         parts: list[_core.Work] = []
         finishes = []
-        for output, blocks in zip(outputs, inputs, strict=True):
-            self._require_one_each(blocks, "reduce_scatter", "input")
+        all_equal = [
+            lists.require_blocks("reduce_scatter", "input", blocks, output, self._comm)
+            for output, blocks in zip(outputs, inputs, strict=True)
+        ]
+        for output, blocks, equal in zip(outputs, inputs, all_equal, strict=True):
             everything = tensors.joined(blocks)
-            if tensors.same_count(blocks):
+            if equal:
                 (run,), copy_back = tensors.in_place([output])
                 parts.append(self._comm.reduce_scatter(everything, run, code, factor))
                 finishes += [copy_back] if copy_back else []
                 continue
+            self._require_equal_counts("reduce_scatter", blocks, opts)
             parts.append(self._comm.allreduce(everything, None, code, factor))
             start = sum(block.numel() for block in blocks[: self._comm.rank])
             mine = everything[start : start + output.numel()]
@@ -156,7 +195,7 @@ class Verbs:
 
     _reduce_scatter_base = reduce_scatter_single
 
-    @_verb
+    @_verb_on_lists
     def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Work:
         return self._reduce_scatter_singles(outputs, inputs, opts)
 
@@ -164,6 +203,8 @@ class Verbs:
 
     def _reduce_scatter_singles(self, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Work:
         code, factor = tensors.reduction(_op(opts))
+        for output, input in zip(outputs, inputs, strict=True):
+            lists.require_whole("reduce_scatter_tensor", input, output, self._comm.size)
         runs, copy_back = tensors.in_place(outputs)
         parts = [
             self._comm.reduce_scatter(tensors.in_one_dimension(input), run, code, factor)
@@ -173,9 +214,11 @@ class Verbs:
 
     # ---- one to all, all to one
 
-    @_verb
+    @_verb_on_lists
     def broadcast(self, tensors_: _Tensors, opts: Any = None) -> Work:
         root = _root(opts)
+        if len(tensors_) > 1:
+            lists.require_equal_shapes("broadcast", "input", tensors_, tensors_[0])
         runs, copy_back = tensors.written_unless(self._comm.rank == root, tensors_)
         parts = [self._comm.bcast(tensors.memory(run), root) for run in runs]
         return self._started(parts, tensors_, opts, copy_back)
@@ -186,7 +229,8 @@ class Verbs:
         if self._comm.rank != root:
             return self._started([self._comm.gather(tensors.sent(input), None, root)], [], opts)
         (blocks,) = outputs
-        self._require_one_each(blocks, "gather", "output")
+        lists.require_blocks("gather", "output", blocks, input, self._comm, of_any_length=False)
+        tensors.require_writable(blocks)
         everything = tensors.flat(blocks, input.dtype)
         part = self._comm.gather(tensors.sent(input), tensors.memory(everything), root)
         return self._started([part], blocks, opts, lambda: tensors.copy_back(everything, blocks))
@@ -197,7 +241,7 @@ class Verbs:
         everything = None
         if self._comm.rank == root:
             (blocks,) = inputs
-            self._require_one_each(blocks, "scatter", "input")
+            lists.require_blocks("scatter", "input", blocks, output, self._comm, of_any_length=False)
             everything = tensors.memory(tensors.joined(blocks))
         (run,), copy_back = tensors.in_place([output])
         part = self._comm.scatter(everything, tensors.memory(run), root)
@@ -205,22 +249,26 @@ class Verbs:
 
     # ---- all to all
 
-    @_verb
+    @_verb_from_lists
     def allgather(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any = None) -> Work:
         return self._all_gather_lists(outputs, inputs, opts)
 
-    @_verb
+    @_verb_from_lists
     def allgather_coalesced(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any = None) -> Work:
         by_input = [list(blocks) for blocks in zip(*outputs, strict=True)]
         return self._all_gather_lists(by_input, inputs, opts)
 
     def _all_gather_lists(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any) -> Work:
         parts, finishes = [], []
-        for blocks, input in zip(outputs, inputs, strict=True):
-            self._require_one_each(blocks, "all_gather", "output")
+        all_equal = [
+            lists.require_blocks("all_gather", "output", blocks, input, self._comm)
+            for blocks, input in zip(outputs, inputs, strict=True)
+        ]
+        tensors.require_writable([block for blocks in outputs for block in blocks])
+        for blocks, input, equal in zip(outputs, inputs, all_equal, strict=True):
             everything = tensors.flat(blocks, input.dtype)
             mine, into = tensors.sent(input), tensors.memory(everything)
-            if tensors.same_count(blocks):
+            if equal:
                 parts.append(self._comm.allgather(mine, into))
             else:
                 parts.append(self._comm.allgatherv(mine, into, [block.numel() for block in blocks]))
@@ -229,13 +277,16 @@ class Verbs:
 
     @_verb
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        lists.require_whole("all_gather_into_tensor", output, input, self._comm.size)
         part = self._comm.allgather(tensors.sent(input), tensors.memory(output))
         return self._started([part], [output], opts)
 
     _allgather_base = all_gather_single
 
-    @_verb
+    @_verb_on_lists
     def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Work:
+        for output, input in zip(outputs, inputs, strict=True):
+            lists.require_whole("all_gather_into_tensor", output, input, self._comm.size)
         parts = [
             self._comm.allgather(tensors.sent(input), tensors.memory(output))
             for output, input in zip(outputs, inputs, strict=True)
@@ -246,8 +297,11 @@ class Verbs:
 
     @_verb
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Work:
-        self._require_one_each(outputs, "all_to_all", "output")
-        self._require_one_each(inputs, "all_to_all", "input")
+        size, rank = self._comm.size, self._comm.rank
+        lists.require_one_each("all_to_all", "input", inputs, size)
+        lists.require_blocks("all_to_all", "output", outputs, inputs[rank], self._comm)
+        lists.require_blocks("all_to_all", "input", inputs, outputs[rank], self._comm)
+        tensors.require_writable(outputs)
         everything = tensors.flat(outputs, outputs[0].dtype)
         part = self._comm.alltoallv(
             tensors.memory(tensors.joined(inputs)),
@@ -266,12 +320,15 @@ class Verbs:
         input_splits: Sequence[int] = (),
         opts: Any = None,
     ) -> Work:
-        part = self._comm.alltoallv(
-            tensors.memory(input),
-            self._block_counts(input, input_splits, "input"),
-            tensors.memory(output),
-            self._block_counts(output, output_splits, "output"),
-        )
+        lists.require_alike("all_to_all_single", "output", [output], input)
+        sent = self._block_counts(input, input_splits, "input")
+        received = self._block_counts(output, output_splits, "output")
+        if sent[self._comm.rank] != received[self._comm.rank]:
+            raise InvalidArgumentError(
+                f"all_to_all_single: this rank sends itself {sent[self._comm.rank]} elements, but expects "
+                f"{received[self._comm.rank]}; the sizes of rows and the splits must agree"
+            )
+        part = self._comm.alltoallv(tensors.memory(input), sent, tensors.memory(output), received)
         return self._started([part], [output], opts)
 
     alltoall_base = all_to_all_single
@@ -306,16 +363,16 @@ class Verbs:
 
     # ---- messages
 
-    @_verb
+    @_message
     def send(self, tensors_: _Tensors, dst: int, tag: int = 0) -> Work:
         return self._started([self._comm.send(tensors.memory(t), dst, tag) for t in tensors_], tensors_, None)
 
-    @_verb
+    @_message
     def recv(self, tensors_: _Tensors, src: int, tag: int = 0) -> Work:
         parts = [self._comm.recv(tensors.memory(t), src, tag) for t in tensors_]
         return self._started(parts, tensors_, None, kind=Received)
 
-    @_verb
+    @_message
     def recv_anysource(self, tensors_: _Tensors, tag: int = 0) -> Work:
         parts = [self._comm.recv(tensors.memory(t), -1, tag) for t in tensors_]
         return self._started(parts, tensors_, None, kind=Received)
@@ -328,9 +385,9 @@ class Verbs:
         result: _Tensors,
         opts: Any,
         finish: Callable[[], None] | None = None,
-        kind: type[Work] = Work,
+        kind: type[Work] = Pending,
     ) -> Work:
-        self._n_collectives += kind is Work
+        self._n_collectives += kind is Pending
         started = kind(parts, result, self._seconds(opts), finish)
         self._lifetime.under_way(started)
         return started
@@ -339,11 +396,28 @@ class Verbs:
         given = getattr(opts, "timeout", None)
         return given.total_seconds() if given is not None and given > _UNSET else self._timeout
 
-    def _require_one_each(self, blocks: Sequence[Any], verb: str, what: str) -> None:
-        if len(blocks) != self._comm.size:
-            raise InvalidArgumentError(
-                f"{verb}: there must be one {what} tensor for each of the {self._comm.size} ranks, got {len(blocks)}"
-            )
+    def _tell_refusal(self, verb: str, n_operations: int, error: Exception) -> None:
+        """Let the others, which have begun or will begin this operation, learn that this rank does not.
+
+        Its place is taken by an operation that no other rank means, so they get a MismatchError that says why.
+        """
+        if isinstance(error, _ALL_KNOW):
+            return
+        empty, counts = torch.empty(0), [0] * self._comm.size
+        into = empty if self._comm.rank == 0 else None
+        why = f"{verb} of what this rank cannot take: {str(error).removeprefix(f'{verb}: ')[:_MOST_TEXT]}"
+        with contextlib.suppress(Exception), _core.UserCall(why):
+            for _ in range(n_operations):
+                self._started(
+                    [self._comm.gatherv(empty, into, counts if into is not None else [], 0)], [], None
+                )
+
+    def _require_equal_counts(self, verb: str, blocks: _Tensors, opts: Any) -> None:
+        """Raise MismatchError if ranks have blocks of other lengths. Waits for all ranks."""
+        counts = [block.numel() for block in blocks]
+        with _core.UserCall(f"{verb} of blocks of several lengths"):
+            facts = json_exchange.allgather(self._comm, counts, Many(int), self._seconds(opts))
+        lists.require_equal_facts(verb, "the lengths of the blocks", facts)
 
 
 def _op(opts: Any) -> Any:

@@ -1,9 +1,9 @@
 """Operations in progress, as torch.distributed sees them.
 
-There is no background thread: the start of an operation posts it, and any thread that waits makes progress.
-`wait` and `is_completed` do that; so does reading a future from Python. A future that autograd's hooks have asked for
-is read from C++, after the backward pass: all of those are completed by a callback at the end of the pass, in the
-order in which they were started, before the one in which DistributedDataParallel reads them.
+The start of an operation posts it, and any thread that waits makes progress. `wait` and `is_completed` do that; so
+does reading a future from Python, and, because C++ may wait for it, a thread of `completion`. A future that autograd's
+hooks have asked for is read from C++, after the backward pass: all of those are completed by a callback at the end of
+the pass, in the order in which they were started, before the one in which DistributedDataParallel reads them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ import torch.distributed as dist
 
 from samestep import _core
 from samestep.errors import Error
+from samestep.torch import completion
 from samestep.torch.errors import for_torch
 from samestep.torch.no_autograd import without_autograd
 
-__all__ = ["Finished", "Future", "Received", "Work"]
+__all__ = ["Finished", "Future", "Pending", "Received", "Work"]
 
 _NO_TIME = timedelta(0)
 _init_work = dist.Work.__init__
@@ -58,6 +59,7 @@ class Work(dist.Work):
 
     # Defaults on the class: setting them in each instance would take as long as a short operation.
     _ended = False
+    _asked = False  # by `wait` or for a future
     _finish: Callable[[], None] | None = None
     _error: Exception | None = None
     _future: Future | None = None
@@ -73,6 +75,7 @@ class Work(dist.Work):
           timeout: None or 0: the timeout of the group, after which the group ends. After another timeout the
             group stays usable.
         """
+        self._asked = True
         if not self._ended:
             if timeout is None or timeout <= _NO_TIME:
                 self._complete(self._timeout, True)
@@ -104,20 +107,30 @@ class Work(dist.Work):
         """As `wait`."""
         self.wait()
 
-    def get_future(self) -> Future:
+    def get_future(self) -> torch.futures.Future:
         """The future of the list of tensors.
 
-        In a hook of autograd it completes at the end of the backward pass, or when it is read. Elsewhere this call
+        In a hook of autograd it completes at the end of the backward pass, or when it is read. Elsewhere a thread
         completes it, because C++ might wait for it without making progress.
         """
+        self._asked = True
         if self._future is None:
+            in_backward = not self._ended and _in_backward()
+            if in_backward and self._result and self._result[0].dtype is torch.float16:
+                # FP16_COMPRESS of DistributedDataParallel, in C++, takes nothing but a list of tensors of C++. Python
+                # can make such a future only of a value that is there.
+                self._try_wait()
+                if self._error is None:
+                    return torch._C.fork(self.result)  # `torch.jit.fork`, which warns
             self._future = Future(self)
             if self._ended:
                 self._future.resolve()
-            elif _in_backward() and not _read_at_once(sys._getframe().f_back):
-                _complete_after_backward(self)
-            else:
+            elif not in_backward:
+                completion.watch(self)
+            elif _read_at_once(sys._getframe().f_back):
                 self._try_wait()
+            else:
+                _complete_after_backward(self)
         return self._future
 
     def ending(self) -> torch.futures.Future:
@@ -151,17 +164,19 @@ class Work(dist.Work):
             if self._ended:
                 return
             self._error = failed
-            self._store(parts)
+            try:
+                self._store(parts)
+            except Exception as error:  # it belongs to this operation alone, whoever makes it end
+                self._error = for_torch(error)
+            self._finish = None
             self._ended = True
             self._parts = ()
         self._tell()
 
     def _store(self, parts: Sequence[_core.Work]) -> None:
-        if self._finish is not None:
-            if self._error is None:
-                with without_autograd():
-                    self._finish()
-            self._finish = None
+        if self._finish is not None and self._error is None:
+            with without_autograd():
+                self._finish()
 
     def _tell(self) -> None:
         if self._ending is not None:
@@ -189,7 +204,15 @@ class Finished(Work):
         self._ended = True
 
 
-class Received(Work):
+class Pending(Work):
+    """An operation that has been started."""
+
+    def __del__(self) -> None:
+        if not self._asked:
+            _keep_for_cpp(self)
+
+
+class Received(Pending):
     """A receive."""
 
     def _store(self, parts: Sequence[_core.Work]) -> None:
@@ -254,6 +277,30 @@ class _ThenFuture(Future):
 
     def resolve(self) -> None:
         pass
+
+
+# ---- works that only C++ may still have
+
+_MOST_DROPPED = 4096
+_MOST_ELEMENTS = 1024  # of results that are kept
+_dropped: deque[Work] = deque(maxlen=_MOST_DROPPED)
+
+
+def _keep_for_cpp(work: Work) -> None:
+    """Keep a Work that Python drops and of which nobody has asked anything.
+
+    DistributedDataParallel.join gives such a Work to its reducer, which waits for it in the backward pass. C++ keeps
+    no reference to the Python part of what it gets from Python, and without that part it would wait forever.
+    """
+    if not work._ended:  # the group keeps it until then, so the group has been freed
+        work._error = for_torch(Error("the group was freed before this operation had ended"))
+        work._ended, work._parts, work._finish = True, (), None
+    if sum(tensor.numel() for tensor in work._result) > _MOST_ELEMENTS:
+        work._result, work._future = [], Future(work)
+        work._future.set_exception(
+            Error("the result of this operation was freed when Python dropped its Work")
+        )
+    _dropped.append(work)
 
 
 # ---- futures that C++ reads after the backward pass

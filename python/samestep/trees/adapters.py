@@ -46,6 +46,12 @@ def expand_torch(tree: Any) -> Node | None:
     return None
 
 
+def is_torch_module(tree: Any) -> bool:
+    """Whether `tree` is a module of torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(tree, torch.nn.Module)
+
+
 def _open_optimizer(optimizer: Any) -> Node:
     """State by parameter number as in `state_dict`, and the groups' options. Parameters are the model's."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

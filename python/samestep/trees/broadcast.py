@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -11,8 +12,9 @@ from samestep import _core, trees
 from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
-from samestep.group.collectives import require_backend
+from samestep.group.backend_argument import takes_backend
 from samestep.trees import compiled_trees, scalars, signature, views
+from samestep.trees.adapters import is_torch_module
 from samestep.trees.fusion import Timer, bcast_leaves, fused, timer
 from samestep.trees.identity import identity_of, is_number
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _Tree = TypeVar("_Tree")
 
 
+@takes_backend
 def synchronize(
     backend: Group,
     tree: _Tree,
@@ -63,7 +66,6 @@ def synchronize(
       >>> ss.synchronize(backend, params)["step"]
       3
     """
-    require_backend("synchronize", backend)
     root = backend._rank_number(root, "synchronize", "root")
     if not 0 <= root < backend.size:
         raise InvalidArgumentError(
@@ -90,6 +92,8 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
     flat = trees.flatten(tree)
     if compiled.is_traced(flat.leaves):
         return compiled_trees.call(backend, flat, is_number, "bcast", act, root=root, timeout=left())
+    if is_torch_module(tree):  # DistributedOptimizer looks there for parameters that no optimizer has
+        backend._cache.setdefault("modules", weakref.WeakSet()).add(tree)
     looks = signature.describe_leaves(flat.names, flat.leaves, act, backend)
     clash = views.join_views(flat.names, looks, reads=False)
     kinds, infos, aliases = looks.kinds, looks.infos, looks.aliases
@@ -167,7 +171,7 @@ def _common_aliases(
 
 
 def _warn_about_objects(backend: Group, flat: trees.Flat, which: list[int], left: Timer) -> None:
-    """Warn about those that may differ from rank to rank. Collective where there are any."""
+    """Warn about objects that may differ from rank to rank. Collective if there are any."""
     if not which:
         return
     mine = [identity_of(flat.leaves[i]) for i in which]

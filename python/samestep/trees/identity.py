@@ -72,10 +72,11 @@ def passes(leaf: Any) -> bool:
         or leaf is NotImplemented
         or is_flag(leaf)
         or isinstance(leaf, _NO_NUMBERS)
+        or arrays.is_float0(leaf)
     ):
         return True
     if isinstance(leaf, np.ndarray):
-        return leaf.dtype.char in _TEXT_ARRAYS or arrays.is_float0(leaf)
+        return leaf.dtype.char in _TEXT_ARRAYS
     if isinstance(leaf, functools.partial):
         return all(
             passes(part) or is_number(part) for part in (leaf.func, *leaf.args, *leaf.keywords.values())
@@ -86,7 +87,7 @@ def passes(leaf: Any) -> bool:
 
 
 def identity_of(leaf: Any) -> str | None:
-    """A text that is equal on ranks where `leaf` means the same; None if that cannot be known.
+    """A text that is equal on two ranks if `leaf` means the same on both; None if that cannot be known.
 
     Example:
       >>> identity_of(np.linalg.norm), identity_of("sum"), identity_of(object())
@@ -103,6 +104,8 @@ def _identity_of(leaf: Any) -> str | None:
         return repr(leaf)
     if isinstance(leaf, enum.Enum):
         return f"{type(leaf).__qualname__}.{leaf.name if leaf.name else leaf.value}"
+    if arrays.is_float0(leaf):
+        return f"float0 {leaf.shape}"
     if isinstance(leaf, (np.ndarray, np.generic)):
         return _identity_in_numpy(leaf)
     return _identity_of_value(leaf) or _identity_of_parts(leaf) or _name_of_callable(leaf)

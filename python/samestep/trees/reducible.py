@@ -104,7 +104,7 @@ def _why_not_sent(leaf: Any) -> str | None:
 
 
 def refuse_others(names: Sequence[str], leaves: Sequence[Any], act: str) -> None:
-    """Raise InvalidArgumentError for the first leaf that is refused, where JAX traces the caller. No communication."""
+    """If JAX traces the caller, raise InvalidArgumentError for the first leaf that is refused. No communication."""
     for name, leaf in zip(names, leaves, strict=True):
         if leaf is None or arrays.is_jax(leaf) or is_reduced_number(leaf):
             continue

@@ -37,9 +37,8 @@ def join_views(names: Sequence[str], looks: LeafTable, *, reads: bool) -> tuple[
         for one in group:
             if not one.written:
                 if reads:
-                    looks.aliases[one.leaf] = (
-                        one.leaf
-                    )  # it becomes a new array, so it may well stand in two places
+                    # It becomes a new array, so it may well stand in two places.
+                    looks.aliases[one.leaf] = one.leaf
                     apart.append(one)
                 continue
             if one.folded:

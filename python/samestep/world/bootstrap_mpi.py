@@ -53,7 +53,7 @@ class LoadedMPI:
         self.size = int(mpi.COMM_WORLD.Get_size())
 
     def presence_record(self) -> PresenceRecord:
-        """Of who comes to a first collective over all ranks."""
+        """The record of the ranks that have reached a first collective."""
         return PresenceRecord(self._mpi, self.rank, self.size)
 
     @property
@@ -104,7 +104,7 @@ def has_fabric() -> bool:
 
 @contextlib.contextmanager
 def _tolerate_peer_failure(env: MutableMapping[str, str]) -> Iterator[None]:
-    """Open MPI, started meanwhile, shall not end this process when the connection to one of another host breaks.
+    """Prevents Open MPI from killing this process when its connection to another host breaks.
 
     On networks other than TCP the setting is left alone: their transports may not detect failures.
     """

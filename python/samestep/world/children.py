@@ -71,7 +71,7 @@ def stood_in() -> bool:
 
 
 def stand_in(arguments: Mapping[str, Any]) -> StandIn | None:
-    """What `initialize` is to return where it would join a job that this process has no place in; else None."""
+    """What `initialize` returns if it would join a job that this process has no place in; else None."""
     global _has_stood_in  # noqa: PLW0603
     if not is_import_for_child():
         return None
@@ -89,7 +89,7 @@ def _is_alone(started_by: launchers.Launcher) -> bool:
 
 
 def refuse_child(arguments: Mapping[str, Any]) -> None:
-    """Raises InvalidArgumentError where another process, an ancestor, is the rank that the variables describe."""
+    """Raises InvalidArgumentError if an ancestor of this process is the rank that the variables describe."""
     pid, _, claimed = (_settings.get(_settings.RANK_PROCESS) or "").partition(" ")
     if not claimed or arguments["rank"] is not None or arguments["init_method"] not in (None, "env://"):
         return

@@ -48,7 +48,7 @@ def install() -> None:
 
 
 def remember(error: BaseException) -> None:
-    """Notes the exception that is about to end this process, where it does not pass `sys.excepthook`."""
+    """Notes the exception that is about to end this process, if it does not reach `sys.excepthook`."""
     global _last  # noqa: PLW0603
     _last = error
 

@@ -30,7 +30,7 @@ def local_settings(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def require_equal(table: Sequence[Mapping[str, str]], names: Sequence[str]) -> dict[str, str]:
-    """What all ranks go by. Pure, so that where it raises it raises on all ranks.
+    """The settings that all ranks use. Pure: it raises on all ranks or on none.
 
     Args:
       table: the `local_settings` of each rank.

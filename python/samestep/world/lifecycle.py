@@ -422,7 +422,7 @@ def _at_exit() -> None:
         _core.exit_watchdog(_world.timeout, 1, why)
     if _world is None or _world.closed:
         return
-    ended = "its program has ended, without this call"
+    ended = "its program exited before making this call"
     if error is not None:
         ended = f"its process ended with {error_line(error)}"
     _world._abandon(ended, finished=error is None)

@@ -104,7 +104,7 @@ class _Ports(NamedTuple):
 
     @classmethod
     def open(cls, toward: str) -> _Ports | None:
-        """At the address that leads to another host, or with "" at one for this host; None where there is none."""
+        """At the address that leads to another host, or with "" at one for this host; None if there is none."""
         with contextlib.ExitStack() as on_failure, contextlib.suppress(Error, OSError):
             address = interfaces.own_address(toward, os.environ, several_hosts=bool(toward))
             if not address:

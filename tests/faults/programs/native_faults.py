@@ -37,7 +37,7 @@ def lose_rank_1_in(call):
     try:
         calls[call]()
     except ss.PeerLostError as error:
-        report(text=str(error), at=time.time())
+        report(text=str(error), at=time.time(), ranks=error.ranks)
     try:
         world.allreduce(np.ones(2))
     except ss.PeerLostError:
@@ -96,7 +96,7 @@ def wait_for_a_stopped_rank():
     try:
         world.allreduce(np.ones(1_000_000), timeout=1.0)
     except ss.TimeoutError as error:
-        report(text=str(error), seconds=time.monotonic() - begin)
+        report(text=str(error), seconds=time.monotonic() - begin, ranks=error.ranks)
 
 
 def open_many_worlds(n_worlds):

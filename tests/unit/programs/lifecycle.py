@@ -8,6 +8,20 @@ import numpy as np
 import samestep as ss
 
 
+def use_fluxmpi_before_init():
+    from samestep import fluxmpi as FluxMPI
+
+    for call in (
+        FluxMPI.total_workers,
+        lambda: FluxMPI.allreduce(1.0),
+        lambda: FluxMPI.Init(gpu_devices="x"),
+    ):
+        try:
+            call()
+        except ss.Error as error:
+            print(error)
+
+
 def use_before_initialize():
     assert ss.initialized() is False
     assert ss.initialized("mpi") is False

@@ -1,0 +1,101 @@
+"""Checks of lists of tensors, before anything is sent: what torch's own backends check, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from samestep import _core
+from samestep.errors import InvalidArgumentError, MismatchError
+from samestep.torch import tensors
+
+__all__ = [
+    "require_alike",
+    "require_blocks",
+    "require_equal_facts",
+    "require_equal_shapes",
+    "require_one_each",
+    "require_whole",
+]
+
+
+def require_one_each(verb: str, what: str, blocks: Sequence[Any], size: int) -> None:
+    """Raise InvalidArgumentError unless there is one tensor for each rank."""
+    if len(blocks) != size:
+        raise InvalidArgumentError(
+            f"{verb}: there must be one {what} tensor for each of the {size} ranks, got {len(blocks)}"
+        )
+
+
+def require_blocks(
+    verb: str,
+    what: str,
+    blocks: Sequence[torch.Tensor],
+    like: torch.Tensor,
+    comm: _core.Communicator,
+    *,
+    of_any_length: bool = True,
+) -> bool:
+    """Whether all blocks of a list have the same number of elements; else they differ in length by rank.
+
+    Args:
+      verb, what: for errors, such as "all_gather" and "output".
+      blocks: one for each rank.
+      like: what goes into, or comes from, this rank's block.
+      comm: the group.
+      of_any_length: blocks of other ranks may differ in length.
+
+    Raises:
+      InvalidArgumentError: a block has another dtype, device or layout than `like`; or another shape, except that of
+        another rank where lengths differ.
+    """
+    require_one_each(verb, what, blocks, comm.size)
+    require_alike(verb, what, blocks, like)
+    equal = tensors.same_count(blocks)
+    for i, block in enumerate(blocks):
+        if (equal or i == comm.rank or not of_any_length) and block.shape != like.shape:
+            raise _differs(verb, what, i, block, like)
+    return equal
+
+
+def require_alike(verb: str, what: str, listed: Sequence[torch.Tensor], like: torch.Tensor) -> None:
+    """Raise InvalidArgumentError unless all have the dtype, device and layout of `like`."""
+    expected = (like.dtype, like.device, like.layout)
+    for i, tensor in enumerate(listed):
+        if (tensor.dtype, tensor.device, tensor.layout) != expected:
+            raise _differs(verb, what, i, tensor, like)
+
+
+def require_equal_shapes(verb: str, what: str, listed: Sequence[torch.Tensor], like: torch.Tensor) -> None:
+    """`require_alike`, in their shapes, too."""
+    require_alike(verb, what, listed, like)
+    for i, tensor in enumerate(listed):
+        if tensor.shape != like.shape:
+            raise _differs(verb, what, i, tensor, like)
+
+
+def require_whole(verb: str, whole: torch.Tensor, part: torch.Tensor, size: int) -> None:
+    """Raise InvalidArgumentError unless `whole` has room for as many `part` as there are ranks."""
+    if whole.dtype != part.dtype or whole.numel() != part.numel() * size:
+        raise InvalidArgumentError(
+            f"{verb}: {_text(whole)} is not {size} times {_text(part)}; the sizes must be, and the dtypes equal"
+        )
+
+
+def require_equal_facts(verb: str, what: str, facts: Sequence[Any]) -> None:
+    """Raise MismatchError unless the facts of all ranks are equal: on all ranks, as all have gathered them."""
+    if any(fact != facts[0] for fact in facts):
+        listed = "; ".join(f"rank {rank}: {fact}" for rank, fact in enumerate(facts))
+        raise MismatchError(f"{verb}: the ranks do not agree on {what}. {listed}")
+
+
+def _differs(verb: str, what: str, i: int, tensor: torch.Tensor, like: torch.Tensor) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{verb}: {what} tensor {i} is {_text(tensor)}, expected {_text(like)}")
+
+
+def _text(tensor: torch.Tensor) -> str:
+    dtype, layout = (str(fact).removeprefix("torch.") for fact in (tensor.dtype, tensor.layout))
+    unusual = "" if layout == "strided" else f" ({layout})"
+    return f"{dtype}{list(tensor.shape)}{unusual}" + ("" if tensor.is_cpu else f" on {tensor.device}")
