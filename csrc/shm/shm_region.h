@@ -101,8 +101,10 @@ class ShmRegion {
   bool is_at(std::uint64_t number, int rank, std::uint64_t step) const {
     // pairs with set_step
     const std::uint64_t now = this->step(number, rank).load(std::memory_order_acquire);
-    // The word wraps around after 2^40 operations, some days of small ones; those of one slot are never far apart.
-    return static_cast<std::int64_t>(now - ((number << kStepBits) + step)) >= 0;
+    // The word is of this operation or of an earlier one: no rank begins the next one of the slot before all have left
+    // this one. An earlier one may be any number of small operations ago, so that it is not compared by order: the word
+    // wraps around after 2^40 of them, some days.
+    return now - ((number << kStepBits) + step) <= kLastStep - step;
   }
   /// Chunks taken and finished so far, by all ranks and in all operations of the slot.
   std::atomic<std::uint64_t>& next_chunk(std::uint64_t number) { return next_chunk_[number % kSlots].value; }
