@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <deque>
 #include <mutex>
 #include <optional>
 #include <string_view>
-#include <thread>
 
 #include "core/error.h"
 #include "core/format.h"
@@ -312,18 +310,13 @@ std::byte* ProcessPeers::map_peer_memory(int peer, std::uint64_t address, std::s
   if ((address & kSharedAddressBit) == 0) return nullptr;
   const std::size_t number = (address & ~kSharedAddressBit) >> kOffsetBits;
   const std::size_t offset = address & ((std::uint64_t{1} << kOffsetBits) - 1);
-  std::unique_lock lock(mutex_);
+  const std::lock_guard lock(mutex_);
   std::vector<Segment>& segments = of(peer).segments;
-  if (segments.size() <= number || !segments[number].memory) {
-    // The peer sent the descriptor before it posted the address, so it has arrived, unless another thread is taking it.
-    const Deadline deadline = Deadline::after(Seconds(10));
-    while (segments.size() <= number || !segments[number].memory) {
-      if (receive_fd(peer)) continue;
-      if (deadline.passed()) throw_late(peer, deadline);
-      lock.unlock();
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-      lock.lock();
-    }
+  while (segments.size() <= number || !segments[number].memory) {
+    // The peer sent the descriptor before it posted the address: what has not arrived by now never will.
+    if (receive_fd(peer)) continue;
+    throw UnavailableError(
+        str("this rank could not open memory that rank ", peer, " of this host has shared with it", kWithoutSharing));
   }
   Segment& segment = segments[number];
   if (offset < segment.seen_from || offset + nbytes > segment.seen_to) see(segment, offset, nbytes);
