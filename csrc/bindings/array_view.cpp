@@ -7,7 +7,6 @@
 
 #include "bindings/array_sources.h"
 #include "bindings/free_threading.h"
-#include "bindings/gil.h"
 #include "core/error.h"
 #include "core/format.h"
 
@@ -23,14 +22,6 @@ std::string tuple_text(const std::int64_t* values, int n) {
   return text + (n == 1 ? ",)" : ")");
 }
 
-/// Not inlined: the common cases do not pay for it.
-[[gnu::noinline]] bool read_by_protocol(PyObject* object, const sources::TypeFacts& facts, Array& out) {
-  return call_python([&] {
-    return sources::read_buffer(object, out) || sources::read_dlpack(object, facts, out) ||
-           sources::read_cuda_interface(object, out);
-  });
-}
-
 bool read_any(PyObject* object, Array& out) {
   // NumPy arrays come first, because they are the most common and need no facts about their type.
   if (sources::read_numpy(object, out)) return true;
@@ -41,7 +32,8 @@ bool read_any(PyObject* object, Array& out) {
   // Bytes have the buffer protocol as well, but more likely stand for an object than for an array of uint8. The error
   // names both possibilities.
   if (PyBytes_Check(object) || PyUnicode_Check(object)) return false;
-  const bool read = read_by_protocol(object, facts, out);
+  const bool read = sources::read_buffer(object, out) || sources::read_dlpack(object, facts, out) ||
+                    sources::read_cuda_interface(object, out);
   // Whatever the protocol says: MLX gives out its memory as writable, although other arrays are views of it or will be
   // computed from it.
   if (read && facts.never_written) out.mutable_view().readonly = true;
@@ -146,8 +138,7 @@ StreamHandle find_stream(PyObject* object, ArrayView& view) {
     return view.stream = *known;
   }
   constinit static CachedAttribute stream_of("samestep.arrays.streams", "stream_of");
-  const auto stream =
-      py::reinterpret_steal<py::object>(call_python([&] { return PyObject_CallOneArg(stream_of.get(), object); }));
+  const auto stream = py::reinterpret_steal<py::object>(PyObject_CallOneArg(stream_of.get(), object));
   if (!stream) throw py::error_already_set();
   view.stream = stream.is_none() ? kNoStream : stream.cast<StreamHandle>();
   return view.stream;
@@ -167,7 +158,7 @@ StreamHandle StreamFinder::find(PyObject* object, ArrayView& view) {
 void bump_version(PyObject* object) {
   if (!sources::facts_of(Py_TYPE(object)).torch) return;
   constinit static CachedAttribute increment_version("torch.autograd.graph", "increment_version");
-  PyObject* done = call_python([&] { return PyObject_CallOneArg(increment_version.get(), object); });
+  PyObject* done = PyObject_CallOneArg(increment_version.get(), object);
   if (!done) throw py::error_already_set();
   Py_DECREF(done);
 }

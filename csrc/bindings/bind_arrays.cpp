@@ -12,7 +12,6 @@
 #include "bindings/array_view.h"
 #include "bindings/device_copies.h"
 #include "bindings/free_threading.h"
-#include "bindings/gil.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "kernels/stream.h"
@@ -128,7 +127,7 @@ Array view_run(const py::object& buffer, const char* what, std::span<const Array
 // Calls `copy(view, place in the run)` for each array, without the GIL if that may take long.
 template <class Copy>
 void copy_each(std::span<ArrayView> arrays, const Array& run, bool packs, Copy copy) {
-  std::optional<WithoutGil> no_gil;
+  std::optional<py::gil_scoped_release> no_gil;
   const bool on_device =
       std::ranges::any_of(arrays, [](const ArrayView& array) { return array.device.kind != DeviceKind::cpu; });
   if (on_device || run->nbytes() > kReleaseGilAbove) no_gil.emplace();  // a device may be waited for
@@ -161,7 +160,7 @@ bool copy_between_devices(const py::object& from, const py::object& to) {
   require_reachable(from.ptr(), source.mutable_view(), /*in_any_order=*/true);
   require_reachable(to.ptr(), target.mutable_view(), /*in_any_order=*/true);
   require_writable(target.view(), "out");
-  const WithoutGil no_gil;  // the runtime is asked, and a stream may be full
+  const py::gil_scoped_release no_gil;  // the runtime is asked, and a stream may be full
   return copy_on_device(source.view(), target.view());
 }
 
@@ -176,7 +175,7 @@ void await_arrays(const py::list& arrays, const std::shared_ptr<Communicator>& c
     views.push_back(std::move(view));
   }
   if (on_device.empty()) return;
-  const WithoutGil no_gil;
+  const py::gil_scoped_release no_gil;
   const WaitLimit limit{comm, Deadline::after(Seconds(timeout))};
   await_streams(on_device, &limit);
 }

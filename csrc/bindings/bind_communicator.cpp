@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "bindings/gil.h"
 #include "bindings/pending_work.h"
 #include "bindings/python_errors.h"
 #include "collectives/exchange_communicator.h"
@@ -218,8 +217,8 @@ void bind_work(py::module_& m) {
           },
           py::keep_alive<0, 1>(), "The bytes of an object that was received; valid as long as this lives.")
       // A staged operation that ends asks the runtime how far its copies have come.
-      .def("cancel", &PendingWork::cancel, py::call_guard<WithoutGil>())
-      .def("give_back", &PendingWork::give_back, py::call_guard<WithoutGil>(),
+      .def("cancel", &PendingWork::cancel, py::call_guard<py::gil_scoped_release>())
+      .def("give_back", &PendingWork::give_back, py::call_guard<py::gil_scoped_release>(),
            "Cancel a receive, whose message the next one gets, even if it has arrived; False for other operations.");
   py::class_<Communicator::Counters>(m, "Counters", "What a group has done so far.")
       .def_readonly("operations", &Communicator::Counters::operations)
@@ -286,14 +285,14 @@ void bind_groups(CommClass& communicator) {
       .def(
           "split",
           [](Communicator& self, int color, int key, double timeout, const std::string& called) {
-            const WithoutGil no_gil;
+            const py::gil_scoped_release no_gil;
             return self.split(color, key, Deadline::after(Seconds(timeout)), called);
           },
           "color"_a, "key"_a, "timeout"_a, "called"_a = "")
       .def(
           "group",
           [](Communicator& self, const std::vector<int>& ranks, double timeout, const std::string& called) {
-            const WithoutGil no_gil;
+            const py::gil_scoped_release no_gil;
             return self.group(ranks, Deadline::after(Seconds(timeout)), called);
           },
           "ranks"_a, "timeout"_a, "called"_a = "")
@@ -307,12 +306,12 @@ void bind_groups(CommClass& communicator) {
 /// From the first look at peers to the end of a group.
 void bind_lifetime(CommClass& communicator) {
   // Without the GIL where operations on devices make a step or end: the runtime is asked, and may block.
-  const py::call_guard<WithoutGil> without_gil;
+  const py::call_guard<py::gil_scoped_release> without_gil;
   communicator.def("progress", &Communicator::progress, without_gil)
       .def(
           "close",
           [](Communicator& self, double timeout) {
-            const WithoutGil no_gil;
+            const py::gil_scoped_release no_gil;
             self.close(Deadline::after(Seconds(timeout)));
           },
           "timeout"_a)
@@ -334,14 +333,14 @@ void bind_membership(CommClass& communicator) {
       .def(
           "revoke",
           [](Communicator& self, const std::string& why, std::uint64_t block) { self.membership().revoke(why, block); },
-          "why"_a, "block"_a, py::call_guard<WithoutGil>())
+          "why"_a, "block"_a, py::call_guard<py::gil_scoped_release>())
       .def("is_revoked", [](Communicator& self) { return self.membership().is_revoked(); })
       .def(
           "discard",
           [](const Comm& self) {
             bool is_discarded = false;
             {
-              const WithoutGil no_gil;  // devices are asked for the end of their copies
+              const py::gil_scoped_release no_gil;  // devices are asked for the end of their copies
               is_discarded = self->membership().discard();
             }
             // Only from here on does no transport use the arrays of failed operations, which were kept for that reason.

@@ -10,7 +10,6 @@
 
 #include "bindings/device_copies.h"
 #include "bindings/dlpack_export.h"
-#include "bindings/gil.h"
 #include "bindings/pending_work.h"
 #include "communicator/checks.h"
 #include "core/error.h"
@@ -49,13 +48,13 @@ struct DeviceMemory {
 
 /// Without the GIL: the runtime may wait for the device.
 DeviceMemory allocate(const std::shared_ptr<GpuLibrary>& gpu, std::size_t nbytes, int device) {
-  const WithoutGil no_gil;
+  const py::gil_scoped_release no_gil;
   const OnDevice on(*gpu, device);
   return {{gpu->allocate(std::max(nbytes, std::size_t{1})),
            [gpu](void* data) {
              // The last reference may be dropped with or without the GIL. To free may wait for the device, and Python's
              // other threads must not wait with it.
-             std::optional<WithoutGil> others_run;
+             std::optional<py::gil_scoped_release> others_run;
              if (PyGILState_Check() != 0) others_run.emplace();
              gpu->free(data);
            }},
@@ -82,7 +81,7 @@ Comm open_devices(Comm host, const std::shared_ptr<GpuLibrary>& gpu, int device,
   DeviceOptions options{gpu, device, nccl, Seconds(timeout)};
   if (piece != 0) options.staging_bytes = piece;
   options.gpu_aware = gpu_aware;
-  const WithoutGil no_gil;
+  const py::gil_scoped_release no_gil;
   return DeviceCommunicator::open(std::move(host), std::move(options), Deadline::after(Seconds(timeout)));
 }
 
@@ -142,7 +141,7 @@ void check_leaves(const Communicator* comm, const py::list& leaves) {
     buffers.push_back(view.buffer());
     verbs.push_back(std::move(verb));
   }
-  const WithoutGil no_gil;  // the runtime is asked
+  const py::gil_scoped_release no_gil;  // the runtime is asked
   if (const auto* const group = dynamic_cast<const DeviceCommunicator*>(comm))
     return group->check_arrays(verbs, buffers);
   for (std::size_t i = 0; i < buffers.size(); ++i) check_memory(verbs[i], buffers[i]);
@@ -161,7 +160,7 @@ void check_arrays(const Communicator& comm, const std::string& verb, const py::l
                                                            : borrowed.input(array, verb.c_str()));
   }
   if (!on_device) return;
-  const WithoutGil no_gil;  // the runtime is asked
+  const py::gil_scoped_release no_gil;  // the runtime is asked
   const std::vector<std::string> verbs(buffers.size(), verb);
   if (const auto* const group = dynamic_cast<const DeviceCommunicator*>(&comm))
     return group->check_arrays(verbs, buffers);
@@ -170,7 +169,7 @@ void check_arrays(const Communicator& comm, const std::string& verb, const py::l
 
 /// Without the GIL: to load a library, or to create a device's context, takes up to seconds.
 void bind_libraries(py::module_& m) {
-  using NoGil = py::call_guard<WithoutGil>;
+  using NoGil = py::call_guard<py::gil_scoped_release>;
   py::class_<GpuLibrary, std::shared_ptr<GpuLibrary>>(m, "GpuLibrary", "The CUDA or HIP runtime.")
       .def_static(
           "open",
@@ -233,7 +232,7 @@ void bind_device_arrays(py::module_& m) {
         const GpuLibrary* const gpu = gpu_of(view.view());
         find_stream(array.ptr(), view.mutable_view());
         if (gpu == nullptr) return;
-        const WithoutGil no_gil;  // the runtime is asked
+        const py::gil_scoped_release no_gil;  // the runtime is asked
         refuse_capture(verb, *gpu, view->buffer());
       },
       "array"_a, "verb"_a, "UnavailableError if the stream of this array, device memory, is captured into a graph.");

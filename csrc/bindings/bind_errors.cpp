@@ -6,7 +6,6 @@
 #include <string_view>
 #include <thread>
 
-#include "bindings/gil.h"
 #include "bindings/python_errors.h"
 #include "core/deadline.h"
 #include "core/error.h"
@@ -68,7 +67,7 @@ bool interrupted_too(const Error& error) {
   const Deadline deadline = Deadline::after(kSignalsDiffer);
   while (!deadline.passed()) {
     {
-      const WithoutGil no_gil;
+      const py::gil_scoped_release no_gil;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     if (PyErr_CheckSignals() != 0) return true;
@@ -96,14 +95,14 @@ void check_signals() {
   const Clock::time_point now = Clock::now();
   if (now < next) return;
   next = now + std::chrono::milliseconds(20);
-  const WithGil gil;
+  const py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
 void without_the_interpreter(const std::function<void()>& wait) {
   // The caller may have released the GIL already, and a thread of the package never holds it.
   if (!runs_python() || PyGILState_Check() == 0) return wait();
-  const WithoutGil no_gil;
+  const py::gil_scoped_release no_gil;
   wait();
 }
 
@@ -114,8 +113,8 @@ constinit std::atomic<PyObject*> warning_callback = nullptr;
 void warn(const std::string& text) {
   const py::handle callback = warning_callback.load(std::memory_order_acquire);  // pairs with set_warning_callback
   if (!callback) return;
-  const WithGil gil;
-  call_python([&] { return callback(text); });
+  const py::gil_scoped_acquire gil;
+  callback(text);
 }
 
 void set_warning_callback(const py::function& callback, double warn_after) {

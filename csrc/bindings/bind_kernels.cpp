@@ -10,7 +10,6 @@
 
 #include "bindings/array_view.h"
 #include "bindings/device_copies.h"
-#include "bindings/gil.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "kernels/divide.h"
@@ -108,7 +107,7 @@ void add_weighted(const std::vector<std::pair<py::list, double>>& trees, const s
     }
   }
   // The arrays that hold references are declared before, so they are released after the GIL has been taken again.
-  std::optional<WithoutGil> no_gil;
+  std::optional<py::gil_scoped_release> no_gil;
   if (weighted.needs_copies() || result->nbytes() > kWithoutGilAbove) no_gil.emplace();
   weighted.copy();
   std::vector<const void*> parts(added.size());
@@ -129,7 +128,7 @@ bool divide_in_place(const py::object& flat, double divisor) {
     throw InvalidArgumentError("divide_in_place: needs contiguous sums in host memory");
   }
   require_writable(array.view(), "divide_in_place");
-  std::optional<WithoutGil> no_gil;
+  std::optional<py::gil_scoped_release> no_gil;
   if (array->nbytes() > kWithoutGilAbove) no_gil.emplace();
   const auto count = static_cast<std::size_t>(array->count);
   if (!whole) return kernels::divide_in_place(array->dtype, array->data, count, divisor);
@@ -146,7 +145,7 @@ py::bytes hash_of(const py::object& object) {
   }
   std::array<std::uint64_t, 2> hash;
   {
-    std::optional<WithoutGil> no_gil;
+    std::optional<py::gil_scoped_release> no_gil;
     if (view.nbytes() > kWithoutGilAbove) no_gil.emplace();
     hash = kernels::hash128(view.data, view.nbytes());
   }

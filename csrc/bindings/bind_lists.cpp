@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "bindings/gil.h"
 #include "bindings/pending_work.h"
 #include "core/error.h"
 #include "device/device_cliques.h"
@@ -66,7 +65,7 @@ Work_ start_on_host(const std::shared_ptr<Communicator>& comm, const std::string
 }
 
 int add_list(const DeviceComm& comm, std::vector<int> devices, double timeout) {
-  const WithoutGil no_gil;
+  const py::gil_scoped_release no_gil;
   return comm->cliques().add(std::move(devices), Deadline::after(Seconds(timeout)));
 }
 

@@ -4,7 +4,6 @@
 
 #include <numeric>
 
-#include "bindings/gil.h"
 #include "bindings/numpy_memory.h"
 #include "node/node_communicator.h"
 #include "os/cross_memory.h"
@@ -28,7 +27,7 @@ std::shared_ptr<LocalPeers> open_peers(int rank, const std::vector<int>& links, 
   // Owned before anything can throw: an error then closes the sockets, which shows the peers that this rank has left.
   std::vector<Fd> owned;
   for (const int fd : links) owned.emplace_back(fd);
-  const WithoutGil no_gil;
+  const py::gil_scoped_release no_gil;
   return open_process_peers(rank, std::move(owned), deadline);
 }
 
@@ -36,7 +35,7 @@ std::shared_ptr<Communicator> open_node_world(const std::string& name, int rank,
                                               double left, double timeout) {
   const Deadline deadline = Deadline::after(Seconds(left), Seconds(timeout));
   std::shared_ptr<LocalPeers> peers = open_peers(rank, links, deadline);
-  const WithoutGil no_gil;
+  const py::gil_scoped_release no_gil;
   ExchangeOptions options;
   options.name = name;
   // Spinning with more ranks than CPUs would keep from the CPU those that are waited for; yielding is merely slower.

@@ -5,7 +5,6 @@
 #include <tuple>
 #include <vector>
 
-#include "bindings/gil.h"
 #include "collectives/select_algorithm.h"
 #include "engine/progress_engine.h"
 #include "hierarchy/hierarchical_communicator.h"
@@ -41,7 +40,7 @@ void bind_mpi(py::module_& m) {
       [](std::shared_ptr<MpiLibrary> library, bool oversubscribed, double timeout) {
         ExchangeOptions options;
         options.oversubscribed = oversubscribed;
-        const WithoutGil no_gil;
+        const py::gil_scoped_release no_gil;
         return open_mpi_world(std::move(library), options, Deadline::after(Seconds(timeout)));
       },
       "library"_a, "oversubscribed"_a, "timeout"_a,
@@ -91,7 +90,7 @@ void bind_worlds(py::module_& m) {
   m.def(
       "open_hierarchical_world",
       [](ExchangeCommunicator& flat, const std::vector<int>& hosts, std::shared_ptr<LocalPeers> host, double timeout) {
-        const WithoutGil no_gil;
+        const py::gil_scoped_release no_gil;
         return open_hierarchical(flat, hosts, std::move(host), Deadline::after(Seconds(timeout)));
       },
       "flat"_a, "hosts"_a, "host"_a.none(true), "timeout"_a,

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "bindings/dlpack.h"
-#include "bindings/gil.h"
 
 namespace samestep {
 
@@ -38,8 +37,9 @@ struct Exported {
     // end. The memory ends with the process.
     if (Py_IsInitialized() == 0) return;
     // A consumer may drop the tensor on any of its threads, with or without the GIL.
-    const WithGil gil;
+    const PyGILState_STATE gil = PyGILState_Ensure();
     Py_DECREF(self->owner);
+    PyGILState_Release(gil);
     delete self;
   }
 };

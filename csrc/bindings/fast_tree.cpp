@@ -8,7 +8,6 @@
 #include "bindings/array_sources.h"
 #include "bindings/fast_views.h"
 #include "bindings/free_threading.h"
-#include "bindings/gil.h"
 #include "communicator/fused_collectives.h"
 #include "core/error.h"
 
@@ -81,7 +80,7 @@ template <class Action>
 void run_on(const py::object& object, Action action) {
   const auto& tree = object.cast<const FastTree&>();
   try {
-    const WithoutGil no_gil;
+    const py::gil_scoped_release no_gil;
     action(tree.leaves());
   } catch (const InvalidArgumentError&) {  // nothing has started
     throw;

@@ -5,7 +5,6 @@
 #include <span>
 
 #include "bindings/array_sources.h"
-#include "bindings/gil.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "core/user_call.h"
@@ -32,7 +31,7 @@ bool differs(const Work& work) {
 }
 
 bool device_has_ended(const Work& work) {
-  const WithoutGil no_gil;  // the runtime is asked
+  const py::gil_scoped_release no_gil;  // the runtime is asked
   return work.device_has_ended();
 }
 
@@ -170,7 +169,7 @@ void PendingWork::unstage() {
 bool PendingWork::poll() const {
   if (!work_->asks_device()) return work_->done();
   // A call of the runtime may block, and with a staged operation the whole next step is done here.
-  const WithoutGil no_gil;
+  const py::gil_scoped_release no_gil;
   return work_->done();
 }
 
@@ -200,7 +199,7 @@ void PendingWork::wait(double timeout, AtDeadline at_deadline, int polls_with_gi
 template <class Wait>
 void PendingWork::wait_for_end(AtDeadline at_deadline, Wait wait) {
   pin_arrays();  // other threads of Python run from here on
-  const WithoutGil no_gil;
+  const py::gil_scoped_release no_gil;
   try {
     wait();
   } catch (const TimeoutError& error) {
@@ -248,7 +247,7 @@ bool PendingWork::order_streams(double timeout, AtDeadline at_deadline) {
 /// Whether nobody reads or writes the arrays any more.
 bool PendingWork::is_over() const noexcept {
   if (work_ == nullptr || ordered_ || cancelled_) return true;
-  std::optional<WithoutGil> no_gil;
+  std::optional<py::gil_scoped_release> no_gil;
   if (work_->asks_device()) no_gil.emplace();  // as in `poll`
   try {
     if (!work_->done()) return false;

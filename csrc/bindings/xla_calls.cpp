@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "bindings/array_view.h"
-#include "bindings/gil.h"
 #include "bindings/python_errors.h"
 #include "communicator/fused_collectives.h"
 #include "core/error.h"
@@ -53,7 +52,7 @@ class CompiledCall {
   CompiledCall& operator=(const CompiledCall&) = delete;
   // A thread of XLA holds a reference during a call, so the last one may be dropped there, without the GIL.
   ~CompiledCall() {
-    const WithGil gil;
+    const py::gil_scoped_acquire gil;
     description_.explain = py::none();
   }
 
@@ -78,10 +77,10 @@ class CompiledCall {
     const Buffer buffer{both, 2, DType::uint64};
     fused_.run({CollectiveType::allreduce, buffer, buffer, {ReduceOp::max}, -1, Shape::flat(2)}, deadline);
     if (both[0] == ~both[1]) return;
-    const WithGil gil;
+    const py::gil_scoped_acquire gil;
     // Collective: all ranks come here, because all have received the same two numbers. Raises the error that names a
     // leaf.
-    call_python([&] { return description_.explain(); });
+    description_.explain();
     throw MismatchError(str(description_.act, " in group ", group_->name(), ": the ranks pass different trees"));
   }
 
@@ -192,10 +191,9 @@ std::int64_t call_number(const xla::Attributes& attributes) {
 /// An error as samestep.group.jax_errors finds it again in what JAX raises.
 std::string text_for_jax(const std::exception_ptr& pointer) {
   try {
-    const WithGil gil;
+    const py::gil_scoped_acquire gil;
     const auto error = py::reinterpret_steal<py::object>(make_python_error(pointer));
-    return call_python(
-        [&] { return py::module_::import("samestep.group.jax_errors").attr("text_of")(error).cast<std::string>(); });
+    return py::module_::import("samestep.group.jax_errors").attr("text_of")(error).cast<std::string>();
   } catch (const std::exception&) {
     // Of Python code, as where modules are being torn down. JAX then raises an error of its own class with the text.
     return text_of(pointer);
@@ -284,7 +282,7 @@ void bind_compiled_calls(py::module_& m) {
             // The views keep the arrays alive while other threads of Python run.
             const std::vector<Array> inputs = views_of(in), outputs = views_of(out);
             const auto call = self.call;
-            const WithoutGil no_gil;
+            const py::gil_scoped_release no_gil;
             call->run(to_arrays(inputs), to_arrays(outputs));
           },
           "inputs"_a, "outputs"_a, "The call on NumPy arrays without gaps.");
