@@ -7,7 +7,8 @@
 // would use Python without the GIL, and those that ask for the GIL themselves would abort the process. Here such a
 // thread waits for the end of the process instead, as it does since Python 3.14. The linker sends our calls, and those
 // of pybind11, of the functions below to this file (`--wrap` in CMakeLists.txt): they ask for the GIL, or run code that
-// is written in Python.
+// is written in Python. Python 3.10 has PyObject_CallOneArg and PyObject_Vectorcall in its headers alone, so that they
+// are not guarded there: hence weak symbols.
 
 namespace {
 
@@ -36,7 +37,7 @@ auto guarded(Call call) {
 }  // namespace
 
 #define SAMESTEP_GUARDED(Result, function, parameters, arguments) \
-  Result __real_##function parameters;                            \
+  [[gnu::weak]] Result __real_##function parameters;              \
   Result __wrap_##function parameters {                           \
     return guarded([&] { return __real_##function arguments; });  \
   }
@@ -55,10 +56,8 @@ SAMESTEP_GUARDED(int, PyObject_GetBuffer, (PyObject * object, Py_buffer* buffer,
 SAMESTEP_GUARDED(PyObject*, PyObject_Str, (PyObject * object), (object))
 SAMESTEP_GUARDED(PyObject*, PyObject_Repr, (PyObject * object), (object))
 SAMESTEP_GUARDED(PyObject*, PyImport_ImportModule, (const char* name), (name))
-#if PY_VERSION_HEX >= 0x030B0000  // inline before
 SAMESTEP_GUARDED(PyObject*, PyObject_CallOneArg, (PyObject * function, PyObject* argument), (function, argument))
 SAMESTEP_GUARDED(PyObject*, PyObject_Vectorcall,
                  (PyObject * function, PyObject* const* arguments, std::size_t n_arguments, PyObject* names),
                  (function, arguments, n_arguments, names))
-#endif
 }
