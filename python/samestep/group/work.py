@@ -6,11 +6,12 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from samestep import _core
 from samestep._util.deadline import Deadline, seconds
-from samestep.errors import Error, NotInitializedError, TimeoutError, UnavailableError
+from samestep.errors import Error, NotInitializedError, UnavailableError
+from samestep.group.unawaited import GIVEN_BACK, LOOK_S, go_on, running_loop
 
 __all__ = ["CallTimeout", "Enqueued", "Status", "Work", "Works"]
 
@@ -125,7 +126,7 @@ class Work(Generic[_T]):
         try:
             while not self.done():
                 yield from asyncio.sleep(pause).__await__()
-                pause = min(pause + 1e-4, _LOOK_S)
+                pause = min(pause + 1e-4, LOOK_S)
         except BaseException:  # cancelled, or the coroutine is closed
             self._leave()
             raise
@@ -135,15 +136,19 @@ class Work(Generic[_T]):
         """Give back the message of a receive; let other operations go on without anybody who waits."""
         inner = self._inner
         if inner.give_back():
-            self._inner = cast("_core.Work", _GivenBack())
-            _go_on(inner)
+            self._inner = GIVEN_BACK
+            go_on(inner)
         else:
-            _go_on(self)
+            go_on(self)
 
     def __del__(self) -> None:
         inner = getattr(self, "_inner", None)  # __init__ may have failed
         try:
-            if inner is not None and not inner.done() and not _left_to_loop(self):
+            if inner is None or inner.done():
+                return
+            if running_loop() is not None:  # which a wait would block
+                self._leave()
+            else:
                 inner.wait(self._timeout, True)
         except (Error, RuntimeError, MemoryError) as error:
             _warn_dropped(error)
@@ -224,7 +229,7 @@ class Works(Work[Any]):
         self._all = ()
 
     def _leave(self) -> None:
-        _go_on(self)
+        go_on(self)
 
     def _deliver(self) -> None:
         """Assemble the result, once."""
@@ -245,9 +250,9 @@ class Works(Work[Any]):
             return
         try:
             ended = all(work.done() for work in works)
-            if not ended and _left_to_loop(self):
-                return
-            if not ended or not any(work.exception() for work in works):
+            if not ended and running_loop() is not None:
+                self._leave()
+            elif not ended or not any(work.exception() for work in works):
                 self._wait_blocking(None)
         except Exception as error:
             _warn_dropped(error)
@@ -281,64 +286,6 @@ class Enqueued(NamedTuple):
         if self.complete is None:
             return Work(self.inner, timeout, result)
         return Works([self.inner], timeout, self.finish(result), self.require_ready)
-
-
-class _GivenBack:
-    """Stands for the core's operation once an await of its receive has been cancelled."""
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self, timeout: float, ends_group: bool, wait_on_host: bool = False) -> None:
-        raise self.exception()
-
-    def exception(self) -> TimeoutError:
-        return TimeoutError("the await of this receive was cancelled; the next receive gets its message")
-
-    def cancel(self) -> bool:
-        return True
-
-    give_back = cancel
-
-
-_LOOK_S = 5e-3
-_going_on: set[Any] = set()
-"""What nobody waits for, held until it ends: a Work that is dropped would block the event loop until then."""
-
-
-def _go_on(work: Any) -> None:
-    """Hold the work until it has ended, and let the running event loop, if there is one, make progress on it."""
-    import asyncio
-
-    for other in list(_going_on):  # of loops that have ended
-        if other.done():
-            _going_on.discard(other)
-    if work.done():
-        return
-    _going_on.add(work)
-    with contextlib.suppress(RuntimeError):  # no loop runs: other waits make progress on it
-        loop = asyncio.get_running_loop()
-        loop.call_later(_LOOK_S, _look_again, loop, work)
-
-
-def _look_again(loop: Any, work: Any) -> None:
-    if work.done():
-        _going_on.discard(work)
-    else:
-        loop.call_later(_LOOK_S, _look_again, loop, work)
-
-
-def _left_to_loop(work: Work[Any]) -> bool:
-    """Whether this thread runs an event loop, which a wait would block. Then the work is left to it."""
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is None or sys.is_finalizing():
-        return False
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    work._leave()
-    return True
 
 
 def _warn_dropped(error: Exception) -> None:
