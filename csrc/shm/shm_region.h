@@ -21,7 +21,7 @@ namespace samestep {
 /// |---------------|-------------|-----------|-------------------|----------------------------------|---------------|
 /// | ready_tag     | slot's rank | all       | release / acquire | its header, data, first segment  | once released |
 /// | released      | its rank    | all       | release / acquire | its last reads of slots < n      | only grows    |
-/// | step          | its rank    | all       | release / acquire | segments written and read so far | only grows    |
+/// | step          | its rank    | all       | release / acquire | segments written and read so far | wraps around  |
 /// | next_chunk    | all, add    | all       | relaxed           | nothing: the number is all       | only grows    |
 /// | finished      | all, add    | all       | acq_rel / acquire | results of the chunks counted    | only grows    |
 /// | Ring::written | sender      | receiver  | release / acquire | the frames up to it              | only grows    |

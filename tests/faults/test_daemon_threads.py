@@ -7,7 +7,8 @@ from running import program
 VERBS = (
     ("a small allreduce", "a large allreduce", "a barrier", "a receive"),
     ("messages", "a broadcast of an object", "a Work", "a dropped Work"),
-    ("a tree", "a group", "an array of a class"),
+    ("a tree", "a group"),
+    ("an array of a class",) * 3,
 )
 
 
