@@ -217,7 +217,9 @@ void bind_work(py::module_& m) {
           },
           py::keep_alive<0, 1>(), "The bytes of an object that was received; valid as long as this lives.")
       // A staged operation that ends asks the runtime how far its copies have come.
-      .def("cancel", &PendingWork::cancel, py::call_guard<py::gil_scoped_release>());
+      .def("cancel", &PendingWork::cancel, py::call_guard<py::gil_scoped_release>())
+      .def("give_back", &PendingWork::give_back, py::call_guard<py::gil_scoped_release>(),
+           "Cancel a receive, whose message the next one gets, even if it has arrived; False for other operations.");
   py::class_<Communicator::Counters>(m, "Counters", "What a group has done so far.")
       .def_readonly("operations", &Communicator::Counters::operations)
       .def_readonly("messages", &Communicator::Counters::messages)

@@ -14,6 +14,7 @@
 namespace samestep {
 
 namespace py = pybind11;
+using py::operator""_a;
 
 namespace {
 
@@ -124,6 +125,29 @@ void set_warning_callback(const py::function& callback, double warn_after) {
   wait_hooks().warn_after_s.store(warn_after, std::memory_order_relaxed);
 }
 
+/// An exception that is raised in the main thread once this object is dropped, as soon as that runs Python code again.
+class RaisedLater {
+ public:
+  explicit RaisedLater(const py::object& exception) : exception_(exception) {}
+  RaisedLater(const RaisedLater&) = delete;
+  RaisedLater& operator=(const RaisedLater&) = delete;
+  ~RaisedLater() {
+    PyObject* const exception = exception_.release().ptr();
+    if (Py_AddPendingCall(&raise, exception) == 0) return;
+    PyErr_SetInterrupt();  // the interpreter has no room: Ctrl-C at least is not lost
+    Py_DECREF(exception);
+  }
+
+ private:
+  static int raise(void* held) {
+    auto* const exception = static_cast<PyObject*>(held);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception)), exception);
+    Py_DECREF(exception);
+    return -1;
+  }
+  py::object exception_;
+};
+
 // The fast paths do not pass through pybind11's dispatcher, so that other exceptions are translated here as well.
 void set_error(std::exception_ptr pointer, bool may_be_interrupted) {
   try {
@@ -158,6 +182,8 @@ void bind_errors(py::module_& m) {
   wait_hooks().interrupt = &check_signals;
   wait_hooks().warn = &warn;
   wait_hooks().run_without_gil = &without_the_interpreter;
+  py::class_<RaisedLater>(m, "RaisedLater", "Its exception is raised in the main thread after this object is dropped.")
+      .def(py::init<const py::object&>(), "exception"_a);
   m.def("set_warning_callback", &set_warning_callback, py::arg("callback"), py::arg("warn_after"),
         "Calls `callback(text)` once for each wait that lasts longer than `warn_after` seconds.");
 }

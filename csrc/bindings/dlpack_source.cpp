@@ -84,8 +84,10 @@ std::int64_t stride_in_bytes(const dlpack::Tensor& tensor, int axis, std::int64_
 }
 
 void* first_element(const dlpack::Tensor& tensor) {
+  constexpr std::uint64_t kAddressSpace = std::uint64_t{1} << 56;  // of a process, at most
   std::uintptr_t address = 0;
-  if (__builtin_add_overflow(reinterpret_cast<std::uintptr_t>(tensor.data), tensor.byte_offset, &address)) {
+  if (tensor.byte_offset >= kAddressSpace ||
+      __builtin_add_overflow(reinterpret_cast<std::uintptr_t>(tensor.data), tensor.byte_offset, &address)) {
     throw InvalidArgumentError(str("the byte_offset ", tensor.byte_offset, " reaches beyond the address space"));
   }
   return tensor.data == nullptr ? nullptr : reinterpret_cast<void*>(address);

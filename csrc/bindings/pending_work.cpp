@@ -7,6 +7,7 @@
 #include "bindings/array_sources.h"
 #include "core/error.h"
 #include "core/format.h"
+#include "core/user_call.h"
 #include "kernels/stream.h"
 #include "kernels/strided.h"
 
@@ -210,6 +211,11 @@ void PendingWork::wait_for_end(AtDeadline at_deadline, Wait wait) {
   } catch (const py::error_already_set&) {
     // A signal handler has raised. A receive that stayed posted would consume the next message, which nobody would see.
     if (at_deadline != AtDeadline::keep_running) cancel();
+    // One of several operations of a call: this rank will not start the others, for which its peers would wait.
+    if (!user_call().empty()) {
+      const std::string reason = str(user_call(), ": a signal handler has left the call by an exception");
+      communicator_->abandon(std::make_exception_ptr(Error(reason)), reason);
+    }
     throw;
   }
 }

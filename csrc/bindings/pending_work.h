@@ -79,6 +79,7 @@ class PendingWork {
   /// Drops the arrays that were kept, where nobody uses them any more.
   static void release_kept();
   /// To be called without the GIL: the operation may ask a device's runtime.
+  bool give_back() { return work_->give_back(); }
   bool cancel() {
     const std::lock_guard lock(cancelling_);
     cancelled_ = cancelled_ || work_->cancel();

@@ -120,9 +120,11 @@ void FusedCollectives::run(const CollectiveArgs& call, const Deadline& deadline)
     // An operation that has ended by itself, perhaps with this very error, leaves nothing to abandon.
     if (!work->done()) communicator_->abandon(std::current_exception(), error.what());
     throw;
-  } catch (...) {  // from a signal handler: the caller frees the buffers of the operation
+  } catch (const Error&) {  // of the operation
+    throw;
+  } catch (...) {  // from a signal handler: the caller frees the buffers, and does not send the next ones
     const std::string reason = "an exception interrupted a fused collective on this rank";
-    if (!work->done()) communicator_->abandon(std::make_exception_ptr(Error(reason)), reason);
+    communicator_->abandon(std::make_exception_ptr(Error(reason)), reason);
     throw;
   }
 }

@@ -31,6 +31,7 @@ struct Message {
   std::uint64_t count;
   bool is_object;
   std::vector<std::byte> elements;
+  std::uint64_t number = 0;
 };
 
 /// Unexpected messages and posted receives.
@@ -47,6 +48,7 @@ class SelfReceive final : public Work, public std::enable_shared_from_this<SelfR
   Status status() const override { return status_; }
   std::span<const std::byte> object() const override { return object_; }
   bool cancel() override;
+  bool give_back() override;
   bool probes() const { return args_.fit == Fit::probe; }
   void take(const Message& message);
   void fail(std::exception_ptr error) {
@@ -65,17 +67,33 @@ class SelfReceive final : public Work, public std::enable_shared_from_this<SelfR
   RecvArgs args_;
   std::vector<std::byte> object_;
   Status status_;
+  std::uint64_t number_ = 0;  // of the message
+  bool is_object_ = false;
   std::exception_ptr error_;
   std::atomic<bool> finished_ = false;  // stored last: it publishes `status_`, `object_` and `error_`
 };
 
 struct SelfMessages {
   std::mutex mutex;
+  std::uint64_t n_sent = 0;
   TagMatcher<std::shared_ptr<SelfReceive>, Message> matcher;
+
+  /// To the receive that waits for it, or to the messages that nobody has received. Requires the mutex held.
+  void hand_over(Message message) {
+    // Probes do not consume the message, so it passes to all of them and then to the first receive.
+    while (const auto receive = matcher.match(0, message.tag)) {
+      receive->take(message);
+      if (!receive->probes()) return;
+    }
+    const std::uint64_t number = message.number;
+    matcher.keep_before(std::move(message), [number](const Message& kept) { return kept.number > number; });
+  }
 };
 
 void SelfReceive::take(const Message& message) {
   status_ = {0, message.tag, message.count};
+  number_ = message.number;
+  is_object_ = message.is_object;
   if (!probes()) {
     if (args_.fit == Fit::object && message.is_object) {
       object_ = message.elements;
@@ -108,6 +126,18 @@ bool SelfReceive::cancel() {
   // Not posted any more: a message has matched, or the group has ended.
   if (!messages_->matcher.withdraw(shared_from_this())) return false;
   fail(std::make_exception_ptr(TimeoutError(describe() + ": given up")));
+  return true;
+}
+
+bool SelfReceive::give_back() {
+  if (cancel()) return true;
+  const std::lock_guard lock(messages_->mutex);
+  if (!finished_ || error_ || probes()) return false;
+  const DType dtype = is_object_ ? DType::uint8 : args_.out.dtype;
+  const auto* const elements = is_object_ ? object_.data() : static_cast<const std::byte*>(args_.out.data);
+  Message message{0, status_.tag, dtype, status_.count, is_object_, {}, number_};
+  message.elements.assign(elements, elements + status_.count * itemsize(dtype));
+  messages_->hand_over(std::move(message));
   return true;
 }
 
@@ -164,18 +194,14 @@ class SelfCommunicator final : public Communicator {
   }
   WorkPtr start_send(const SendArgs& args) override {
     WorkPtr sent = finished();
-    Message message{0, args.tag, args.in.dtype, args.in.count, args.is_object, {}};
+    Message message{0, args.tag, args.in.dtype, args.in.count, args.is_object, {}, 0};
     const auto* elements = static_cast<const std::byte*>(args.in.data);
     // Copied, so that the send is complete although nobody may have posted the receive: otherwise a program that sends
     // to itself and then receives would wait forever.
     message.elements.assign(elements, elements + args.in.nbytes());
     const std::lock_guard lock(messages_->mutex);
-    // Probes do not consume the message, so it passes to all of them and then to the first receive.
-    while (const auto receive = messages_->matcher.match(0, args.tag)) {
-      receive->take(message);
-      if (!receive->probes()) return sent;
-    }
-    messages_->matcher.keep(std::move(message));
+    message.number = messages_->n_sent++;
+    messages_->hand_over(std::move(message));
     return sent;
   }
   WorkPtr start_recv(const RecvArgs& args) override {

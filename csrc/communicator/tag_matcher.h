@@ -44,6 +44,11 @@ class TagMatcher {
 
   /// Keeps a message that no receive has matched.
   Message& keep(Message message) { return unexpected_.emplace_back(std::move(message)); }
+  /// Keeps a message that arrived before those which `is_later`.
+  template <class Predicate>
+  void keep_before(Message message, const Predicate& is_later) {
+    unexpected_.insert(std::ranges::find_if(unexpected_, is_later), std::move(message));
+  }
   /// The first message that matches such a receive and satisfies `is_open`; null if there is none.
   template <class Predicate>
   Message* find(int source, int tag, const Predicate& is_open) {

@@ -57,6 +57,10 @@ class Work {
   /// wait.
   virtual bool cancel() { return false; }
 
+  /// Cancels a receive that a message may have matched or ended: the next receive that matches gets the message, once
+  /// it has arrived. Its elements are then undefined, and its result must not be used. False for other operations.
+  virtual bool give_back() { return cancel(); }
+
   /// The error of the operation, or null. Valid once `done()` is true.
   virtual std::exception_ptr error() const = 0;
 

@@ -3,7 +3,7 @@
 namespace samestep {
 
 WaitHooks& wait_hooks() {
-  static WaitHooks hooks;
+  static auto& hooks = *new WaitHooks;  // never destroyed: threads may wait while the process ends
   return hooks;
 }
 

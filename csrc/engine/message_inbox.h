@@ -45,6 +45,10 @@ class MessageInbox {
     virtual ~PostedReceive() = default;
     /// Called when a message matches. `elements` are valid during the call.
     virtual void take(int source, const MessageHeader& header, std::span<const std::byte> elements) = 0;
+
+   private:
+    friend MessageInbox;
+    std::uint64_t arrival_ = 0;  // of its message
   };
 
   explicit MessageInbox(Transport& transport) : transport_(transport) {}
@@ -59,6 +63,11 @@ class MessageInbox {
   /// Cancels a receive. False if a message has matched it.
   bool withdraw(PostedReceive& receive);
 
+  /// Takes the message of a receive back. It keeps its place before those that have arrived later: whoever receives it
+  /// next waits for `complete`, which brings its elements.
+  void give_back(const PostedReceive& giver, int source, MessageHeader header);
+  void complete(const PostedReceive& giver, std::span<const std::byte> elements);
+
   /// Receives what has arrived.
   void poll();
 
@@ -72,14 +81,18 @@ class MessageInbox {
  private:
   struct Message {
     int source, tag;
+    std::uint64_t arrival;
     std::vector<std::byte> bytes;
+    const PostedReceive* giver = nullptr;  // as long as the elements are missing
+    PostedReceive* taker = nullptr;        // which waits for them
   };
 
   using Bytes = std::span<const std::byte>;
   static MessageHeader header_of(Bytes message);
-  static void deliver(int source, Bytes message, PostedReceive& taker);
+  static void deliver(int source, std::uint64_t arrival, Bytes message, PostedReceive& taker);
   /// The received message in `room_`: a header and inline data.
   Bytes received() const;
+  Message* find(int source, int tag);
   void post();
   void receive_next();
   /// Delivers or keeps the message that the transport has received. False if there is none.
@@ -89,6 +102,7 @@ class MessageInbox {
   TagMatcher<PostedReceive*, Message> matcher_;
   std::vector<std::byte> room_ = {};
   Transport::Request request_;
+  std::uint64_t arrivals_ = 0;
 };
 
 }  // namespace samestep

@@ -108,6 +108,7 @@ bool Receive::advance() {
   // The error comes after the body: until then the transport writes to `unwanted_`.
   if (!body_.test(progress_engine().transport())) return false;
   if (!fits_) throw_mismatch();
+  if (is_given_back_) hand_over();
   return true;
 }
 
@@ -144,6 +145,22 @@ bool Receive::cancel() {
   if (!withdraw()) return false;
   fail(std::make_exception_ptr(TimeoutError(describe() + ": given up, no message had come")));
   return true;
+}
+
+bool Receive::give_back() {
+  const std::lock_guard lock(progress_engine().mutex());
+  if (cancel()) return true;
+  // The error of a message that does not fit has consumed it. What lies on a device cannot be read here.
+  const bool can = has_head_ && fits_ && segments_ == nullptr && args_.out.device.kind == DeviceKind::cpu;
+  if (!can || is_given_back_ || (finished() && error())) return is_given_back_;
+  is_given_back_ = true;
+  progress_engine().inbox().give_back(*this, status_.source, sent_);
+  if (finished()) hand_over();
+  return true;
+}
+
+void Receive::hand_over() {
+  progress_engine().inbox().complete(*this, {static_cast<const std::byte*>(args_.out.data), sent_.nbytes()});
 }
 
 bool Probe::advance() {

@@ -58,6 +58,7 @@ class Receive : public Operation, private MessageInbox::PostedReceive {
   std::span<const std::byte> object() const override { return object_; }
 
   bool cancel() override;
+  bool give_back() override;
   void begin_writes() override { may_write_.store(true, std::memory_order_release); }  // pairs with advance
 
  protected:
@@ -74,6 +75,7 @@ class Receive : public Operation, private MessageInbox::PostedReceive {
  private:
   [[noreturn]] void throw_mismatch() const;
   void receive_body();
+  void hand_over();
 
   RecvArgs args_;
   std::shared_ptr<MessageBody> segments_;
@@ -82,6 +84,7 @@ class Receive : public Operation, private MessageInbox::PostedReceive {
   bool has_body_ = false;  ///< inline, or its receives have been posted
   MessageHeader sent_{};
   bool fits_ = true;
+  bool is_given_back_ = false;       ///< the message goes to another receive
   std::vector<std::byte> unwanted_;  // receives a body that does not fit
   RequestSet body_;
   std::vector<std::byte> object_;

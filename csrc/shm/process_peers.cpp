@@ -312,12 +312,11 @@ std::byte* ProcessPeers::map_peer_memory(int peer, std::uint64_t address, std::s
   const std::size_t offset = address & ((std::uint64_t{1} << kOffsetBits) - 1);
   const std::lock_guard lock(mutex_);
   std::vector<Segment>& segments = of(peer).segments;
-  if (segments.size() <= number || !segments[number].memory) {
-    // The peer sent the descriptor before it posted the address, so it has arrived.
-    const Deadline deadline = Deadline::after(Seconds(10));
-    while (segments.size() <= number || !segments[number].memory) {
-      if (!receive_fd(peer) && deadline.passed()) throw_late(peer, deadline);
-    }
+  while (segments.size() <= number || !segments[number].memory) {
+    // The peer sent the descriptor before it posted the address: what has not arrived by now never will.
+    if (receive_fd(peer)) continue;
+    throw UnavailableError(
+        str("this rank could not open memory that rank ", peer, " of this host has shared with it", kWithoutSharing));
   }
   Segment& segment = segments[number];
   if (offset < segment.seen_from || offset + nbytes > segment.seen_to) see(segment, offset, nbytes);

@@ -21,7 +21,7 @@ namespace samestep {
 /// |---------------|-------------|-----------|-------------------|----------------------------------|---------------|
 /// | ready_tag     | slot's rank | all       | release / acquire | its header, data, first segment  | once released |
 /// | released      | its rank    | all       | release / acquire | its last reads of slots < n      | only grows    |
-/// | step          | its rank    | all       | release / acquire | segments written and read so far | only grows    |
+/// | step          | its rank    | all       | release / acquire | segments written and read so far | wraps around  |
 /// | next_chunk    | all, add    | all       | relaxed           | nothing: the number is all       | only grows    |
 /// | finished      | all, add    | all       | acq_rel / acquire | results of the chunks counted    | only grows    |
 /// | Ring::written | sender      | receiver  | release / acquire | the frames up to it              | only grows    |
@@ -100,7 +100,11 @@ class ShmRegion {
   }
   bool is_at(std::uint64_t number, int rank, std::uint64_t step) const {
     // pairs with set_step
-    return this->step(number, rank).load(std::memory_order_acquire) >= (number << kStepBits) + step;
+    const std::uint64_t now = this->step(number, rank).load(std::memory_order_acquire);
+    // The word is of this operation or of an earlier one: no rank begins the next one of the slot before all have left
+    // this one. An earlier one may be any number of small operations ago, so that it is not compared by order: the word
+    // wraps around after 2^40 of them, some days.
+    return now - ((number << kStepBits) + step) <= kLastStep - step;
   }
   /// Chunks taken and finished so far, by all ranks and in all operations of the slot.
   std::atomic<std::uint64_t>& next_chunk(std::uint64_t number) { return next_chunk_[number % kSlots].value; }

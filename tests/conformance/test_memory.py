@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import samestep as ss
 from reference import assert_same, reduced, values
+from samestep.arrays.numpy_memory import available_memory
 
 pytestmark = pytest.mark.ranks(1, 2, 3)
 
@@ -104,3 +105,11 @@ def test_trees_that_differ_are_refused_on_all_ranks(group):
     with pytest.raises(ss.MismatchError, match="b"):
         group.synchronize(tree)
     assert group.allreduce(1) == group.size
+
+
+@pytest.mark.parametrize("verb", ["empty", "zeros"])
+def test_an_array_larger_than_memory_is_refused_at_once(group, verb):
+    available = available_memory()
+    with pytest.raises(MemoryError, match=f"{verb}: an array of .* bytes are available"):
+        getattr(group, verb)(available // 4, "float64")  # twice as much
+    assert available_memory() > available // 2

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+import samestep as ss
 from reference import assert_same, reduced, values
 
 pytestmark = pytest.mark.ranks(1, 2, 3)
@@ -75,6 +76,69 @@ def test_awaited(group):
 
     for seed, got in enumerate(asyncio.run(all_of_them())):
         assert_same(got, expected_sum(group, seed))
+
+
+async def cancelled(work, steps):
+    """Cancels the await of a Work after so many steps of the event loop. Returns its result, if it was done by then."""
+    task = asyncio.ensure_future(work)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return None
+
+
+@pytest.mark.parametrize("count", [0, 5, 100_000])
+def test_a_cancelled_receive_leaves_its_message_to_the_next(group, count):
+    right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+
+    async def receive(i):
+        out, message = np.empty(count), np.full(count, float(i))
+        receiving = group.irecv(out, left, 9)
+        sent = group.isend(message, right, 9) if i % 2 else None
+        got = await cancelled(receiving, steps=1 + i)  # before the message comes, while it comes, or later
+        sent = sent or group.isend(message, right, 9)
+        if got is None:
+            await group.irecv(out, left, 9)
+        await sent
+        assert_same(out, message)
+
+    for i in range(30):
+        asyncio.run(receive(i))
+    group.barrier()
+    assert group.iprobe() is None
+
+
+def test_messages_of_cancelled_receives_keep_their_order(group):
+    right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    works = [group.irecv_object(left, 9) for _ in range(3)]
+    for i in range(3):
+        group.send_object(i, right, 9)
+    group.barrier()
+    while not all(work.done() for work in works):
+        pass
+
+    for work in works:
+        work._leave()
+    with pytest.raises(ss.TimeoutError, match="cancelled"):
+        works[0].wait()
+    assert [group.recv_object(left, 9) for _ in range(3)] == [0, 1, 2]
+
+
+def test_an_allreduce_goes_on_when_its_await_is_cancelled(group):
+    x = values(group.rank, 50_000, "float32")
+
+    async def main():
+        task = asyncio.ensure_future(group.iallreduce(x))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(main())
+    group.barrier()
+    assert_same(x, expected_sum(group, 0, 50_000))
 
 
 def test_a_dropped_work_is_carried_out(group):

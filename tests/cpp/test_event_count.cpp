@@ -104,3 +104,20 @@ TEST_CASE("event count: a sleeping rank is woken by the store it waits for") {
   }
   other.join();
 }
+
+TEST_CASE("shm region: a step counts for its own operation alone, whatever the slot held before") {
+  constexpr std::uint64_t wrap = std::uint64_t{1} << 40;
+  for (const std::uint64_t number : {std::uint64_t{ShmRegion::kSlots}, wrap / 2 + 5, wrap - 1, wrap, 3 * wrap + 7}) {
+    CAPTURE(number);
+    const auto region = new_region();
+    CHECK_FALSE(region->is_at(number, 0, 1));  // the slot is unused: all operations before were small
+    region->set_step(number - ShmRegion::kSlots, 0, ShmRegion::kLastStep);
+    CHECK_FALSE(region->is_at(number, 0, 1));
+    region->set_step(number, 0, 1);
+    CHECK(region->is_at(number, 0, 1));
+    CHECK_FALSE(region->is_at(number, 0, 2));
+    region->set_step(number, 0, ShmRegion::kLastStep);
+    CHECK(region->is_at(number, 0, 1));
+    CHECK(region->is_at(number, 0, ShmRegion::kLastStep));
+  }
+}

@@ -1,7 +1,9 @@
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <array>
+#include <exception>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -65,6 +67,29 @@ TEST_CASE("process peers: memory that a rank cannot be told of counts as not sha
     }
   }
   REQUIRE((mine->to_remote_address(block.data, 1) & LocalPeers::kSharedAddressBit) == 0);
+}
+
+TEST_CASE("process peers: memory that a rank could not open is missed at once") {
+  const auto [mine, other] = connected_peers();
+  const SharedHeap::Block block = other->heap()->allocate(1 << 20);
+  REQUIRE(block.data != nullptr);
+  const std::uint64_t address = other->to_remote_address(block.data, 1);
+  REQUIRE((address & LocalPeers::kSharedAddressBit) != 0);
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit none{0, before.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  std::exception_ptr error;
+  try {
+    mine->map_peer_memory(1, address, 1);
+  } catch (...) {  // looked at later: sanitizers need descriptors for that
+    error = std::current_exception();
+  }
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+  REQUIRE(error != nullptr);
+  CHECK_THROWS_WITH_AS(std::rethrow_exception(error), doctest::Contains("raise `ulimit -n`"), UnavailableError);
+  CHECK_THROWS_WITH_AS(mine->map_peer_memory(1, address, 1), doctest::Contains("could not open memory that rank 1"),
+                       UnavailableError);
 }
 
 }  // namespace samestep

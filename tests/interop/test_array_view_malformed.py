@@ -60,6 +60,8 @@ def test_dlpack_without_a_shape(producer):
 @PRODUCERS
 def test_dlpack_offset_beyond_the_address_space(producer):
     refused(producer(offset=2**64 - 8), "byte_offset 18446744073709551608")
+    refused(producer(offset=2**63), "byte_offset 9223372036854775808")
+    refused(producer(offset=2**56), "byte_offset 72057594037927936")
 
 
 @PRODUCERS

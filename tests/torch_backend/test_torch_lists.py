@@ -74,10 +74,19 @@ def expanded(world):
     return [torch.zeros(1).expand(2) if world.get_rank() == 0 else full(0, 2) for _ in blocks(world, (2,))]
 
 
+def freed(world):
+    outputs = blocks(world, (2,))
+    if world.get_rank() == 0:
+        outputs[0].untyped_storage().resize_(0)
+    return outputs
+
+
 WRONG_ON_ONE = {  # rank 0
     "all_gather": lambda w, wrong: w.all_gather(blocks(w, (3,) if wrong else (2,), (2,)), full(1, 2)),
     "all_gather into what cannot be written": lambda w, _: w.all_gather(expanded(w), full(1, 2)),
     "all_to_all into what cannot be written": lambda w, _: w.all_to_all(expanded(w), blocks(w, (2,))),
+    "all_gather into what has no memory": lambda w, _: w.all_gather(freed(w), full(1, 2)),
+    "all_to_all into what has no memory": lambda w, _: w.all_to_all(freed(w), blocks(w, (2,))),
     "reduce_scatter": lambda w, wrong: w.reduce_scatter(full(0, 2), blocks(w, (2 + wrong,))),
     "all_gather_coalesced": lambda w, wrong: w.all_gather_coalesced(
         [[full(0, 2), full(0, 3 + wrong)] for _ in blocks(w, (2,))], [full(1, 2), full(1, 3)]

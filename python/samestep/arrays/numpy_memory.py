@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from samestep import _core, _settings
 from samestep.errors import InvalidArgumentError
 
-__all__ = ["begin", "default_limit", "usable_memory"]
+__all__ = ["available_memory", "begin", "default_limit", "usable_memory"]
 
+_FREE = ("MemAvailable:", "SwapFree:")  # of /proc/meminfo
 _KEPT = 4  # one in so many bytes of the limit may wait unused
 
 
@@ -58,27 +59,50 @@ def default_limit(usable_nbytes: int, n_ranks: int) -> int:
 def usable_memory(root: Path = Path("/")) -> int:
     """Bytes of memory that this process may use: the machine's, or less if its control group says so."""
     usable = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([usable, *(limit for limit, _ in _group_limits(root))])
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that this process can still use, without what caches of files hold; None if that cannot be found out."""
+    found = [limit - used for limit, used in _group_limits(root)]
+    try:
+        lines = [line.split() for line in (root / "proc/meminfo").read_text().splitlines()]
+    except OSError:
+        return min(found, default=None)
+    return min([*found, sum(int(words[1]) << 10 for words in lines if words[0] in _FREE)])
+
+
+def _group_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """The limits of the control groups of this process, and how much of each is used."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return usable
-    limits = [_group_limit(root, *line.split(":", 2)[1:]) for line in groups if line.count(":") >= 2]
-    return min([usable, *(limit for limit in limits if limit is not None)])
-
-
-def _group_limit(root: Path, controllers: str, group: str) -> int | None:
-    """The lowest limit of `group` and its ancestors; a container may not see all ancestors."""
-    if controllers == "":  # version 2
-        home, name = root / "sys/fs/cgroup", "memory.max"
-    elif "memory" in controllers.split(","):
-        home, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-    else:
-        return None
-    relative = Path(group.lstrip("/"))
-    found = []
-    for folder in (relative, *relative.parents):
-        try:
-            found.append(int((home / folder / name).read_text()))
-        except (OSError, ValueError):  # no such file; "max"
+        return
+    for line in groups:
+        _, controllers, group = [*line.split(":", 2), "", ""][:3]
+        if controllers == "":  # version 2
+            home, limit, usage = root / "sys/fs/cgroup", "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            home, limit, usage = (
+                root / "sys/fs/cgroup/memory",
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+            )
+        else:
             continue
-    return min(found, default=None)
+        relative = Path(group.lstrip("/"))
+        for folder in (relative, *relative.parents):  # a container may not see all ancestors
+            try:
+                most = int((home / folder / limit).read_text())
+            except (OSError, ValueError):  # no such file; "max"
+                continue
+            yield most, _used(home / folder, usage)
+
+
+def _used(folder: Path, usage: str) -> int:
+    try:
+        caches = [line.split() for line in (folder / "memory.stat").read_text().splitlines()]
+        freed = sum(int(words[1]) for words in caches if words[0] in ("inactive_file", "active_file"))
+        return max(0, int((folder / usage).read_text()) - freed)
+    except (OSError, ValueError):
+        return 0

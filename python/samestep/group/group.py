@@ -15,6 +15,7 @@ import numpy as np
 from samestep import _core, arrays
 from samestep._util.deadline import seconds
 from samestep._util.text import error_line
+from samestep.arrays import numpy_memory
 from samestep.errors import PeerLostError
 from samestep.group import hosts, other_names
 from samestep.group.objects import MessageMethods
@@ -24,6 +25,7 @@ from samestep.group.work import Work
 __all__ = ["Group", "warn"]
 
 _Self = TypeVar("_Self", bound="Group")
+_LARGE = 64 << 20  # bytes of an array: of a smaller one memory is not asked whether it fits
 
 
 class Group(MessageMethods, VariableLengthMethods):
@@ -280,6 +282,9 @@ class Group(MessageMethods, VariableLengthMethods):
         Args:
           shape: of the array.
           dtype: any dtype of NumPy.
+
+        Raises:
+          MemoryError: it is larger than the memory that is available.
         """
         return self._new(shape, dtype, "empty")
 
@@ -287,12 +292,25 @@ class Group(MessageMethods, VariableLengthMethods):
         kind = np.dtype(dtype)
         shape = arrays.extents(shape, kind.itemsize, verb)
         nbytes = math.prod(shape) * kind.itemsize
+        if nbytes >= _LARGE:
+            self._require_memory(nbytes, verb)
         block = _core.allocate_shared(self._comm, nbytes) if nbytes > 0 and not kind.hasobject else None
         if block is None:
             return np.empty(shape, kind)
         memory: np.ndarray[Any, Any] = np.frombuffer(memoryview(block), np.uint8, nbytes)
         shaped: np.ndarray[Any, Any] = memory.view(kind).reshape(shape)
         return shaped
+
+    def _require_memory(self, nbytes: int, verb: str) -> None:
+        """Refuse what would end with the process being killed: shared memory is present from its first use on."""
+        available = numpy_memory.available_memory()
+        usage = _core.shared_usage(self._comm)
+        unused = max(0, usage.present - usage.used) if usage is not None else 0
+        if available is not None and nbytes > available + unused:
+            raise MemoryError(
+                f"{verb}: an array of {nbytes} bytes does not fit into memory, of which {available} bytes are "
+                "available on this machine and in its control group; make a smaller one"
+            )
 
     def zeros(self, shape: int | tuple[int, ...], dtype: Any = np.float64) -> np.ndarray[Any, Any]:
         """As `empty`, with all elements zero."""

@@ -41,6 +41,9 @@ class _CompletedWork:
     def cancel(self) -> bool:
         return True
 
+    def give_back(self) -> bool:
+        return False
+
 
 class _SendRecvWork(Work[Status]):
     """A send and a receive as one Work, whose result is that of the receive."""
@@ -62,6 +65,11 @@ class _SendRecvWork(Work[Status]):
 
     def exception(self) -> BaseException | None:
         return self._sent.exception() or super().exception()
+
+    def _leave(self) -> None:
+        super()._leave()
+        self._received._detach()
+        self._sent._leave()
 
     def _wait_blocking(self, timeout: float | None = None, *, wait_on_host: bool = False) -> Status:
         try:

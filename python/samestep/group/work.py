@@ -10,7 +10,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from samestep import _core
 from samestep._util.deadline import Deadline, seconds
-from samestep.errors import NotInitializedError, UnavailableError
+from samestep.errors import Error, NotInitializedError, UnavailableError
+from samestep.group.unawaited import GIVEN_BACK, LOOK_S, go_on, running_loop
 
 __all__ = ["CallTimeout", "Enqueued", "Status", "Work", "Works"]
 
@@ -40,7 +41,11 @@ class Work(Generic[_T]):
     """A pending operation, as every `i...` method returns it.
 
     Any number of operations may be pending, and they may be waited for in any order; waiting for one makes progress
-    on all. A `Work` that is garbage-collected first waits for its operation. `await work` works in coroutines.
+    on all. A `Work` that is garbage-collected first waits for its operation.
+
+    `await work` works in coroutines. If the await is cancelled, as by `asyncio.wait_for`, a receive is cancelled: its
+    array is undefined, and the next receive gets the message, even one that has just arrived. Other operations go on,
+    and `work` may be awaited again.
 
     Example:
       >>> import numpy as np, samestep as ss
@@ -118,18 +123,44 @@ class Work(Generic[_T]):
         import asyncio  # costs more to import than the whole package
 
         pause = 0.0
-        while not self.done():
-            yield from asyncio.sleep(pause).__await__()
-            pause = min(pause + 1e-4, 5e-3)
+        try:
+            while not self.done():
+                yield from asyncio.sleep(pause).__await__()
+                pause = min(pause + 1e-4, LOOK_S)
+        except BaseException:  # cancelled, or the coroutine is closed
+            self._leave()
+            raise
         return self.wait(0.0)
+
+    def _leave(self) -> None:
+        """Give back the message of a receive; let other operations go on without anybody who waits."""
+        inner = self._inner
+        if inner.give_back():
+            self._inner = GIVEN_BACK
+            go_on(inner)
+        else:
+            go_on(self)
 
     def __del__(self) -> None:
         inner = getattr(self, "_inner", None)  # __init__ may have failed
         try:
-            if inner is not None and not inner.done():
+            if inner is None or inner.done():
+                return
+            if running_loop() is not None:  # which a wait would block
+                self._leave()
+            else:
                 inner.wait(self._timeout, True)
-        except Exception as error:
+        except (Error, RuntimeError, MemoryError) as error:
             _warn_dropped(error)
+        except BaseException as error:
+            self._raise_later(error)
+
+    def _raise_later(self, error: BaseException) -> None:
+        """Raise what a signal handler has raised once this object is gone: Python ignores errors of `__del__`."""
+        if threading.current_thread() is not threading.main_thread():
+            raise error
+        # Its traceback refers to this object, which would then never be freed.
+        self._result = _core.RaisedLater(error.with_traceback(None))
 
     def __repr__(self) -> str:
         try:
@@ -197,6 +228,9 @@ class Works(Work[Any]):
     def _detach(self) -> None:
         self._all = ()
 
+    def _leave(self) -> None:
+        go_on(self)
+
     def _deliver(self) -> None:
         """Assemble the result, once."""
         if self._has_result or self._failure is not None:
@@ -215,10 +249,15 @@ class Works(Work[Any]):
         if not works or self._has_result or self._failure is not None:
             return
         try:
-            if not all(work.done() for work in works) or not any(work.exception() for work in works):
+            ended = all(work.done() for work in works)
+            if not ended and running_loop() is not None:
+                self._leave()
+            elif not ended or not any(work.exception() for work in works):
                 self._wait_blocking(None)
         except Exception as error:
             _warn_dropped(error)
+        except BaseException as error:
+            self._raise_later(error)
 
 
 class Enqueued(NamedTuple):

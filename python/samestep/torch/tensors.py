@@ -170,9 +170,11 @@ def in_place(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Calla
 
 
 def require_writable(listed: Sequence[torch.Tensor]) -> None:
-    """Raise InvalidArgumentError if elements of one of these tensors, which get results, share memory."""
+    """Raise InvalidArgumentError unless each of these tensors, which get results, has memory of its own per element."""
     for tensor in listed:
-        if not tensor.is_contiguous():
+        if tensor.is_contiguous():
+            _core.memory_span(memory(tensor))
+        else:
             _core.unpack(in_one_dimension(tensor), [summand(tensor)])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep._util import cpus, launchers
-from samestep.arrays.numpy_memory import usable_memory
+from samestep.arrays.numpy_memory import available_memory, usable_memory
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _LITTLE_SHM = 256 * _MIB  # the default of containers is 64 MiB, less than NCCL and data loaders need
@@ -23,7 +23,7 @@ def examine(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> dict
         "shm": shm,
         "memlock": _limit(resource.RLIMIT_MEMLOCK),
         "nofile": {"soft": _limit(resource.RLIMIT_NOFILE), "hard": _limit(resource.RLIMIT_NOFILE, hard=True)},
-        "memory": {"usable": usable_memory(root), "available": _available(root)},
+        "memory": {"usable": usable_memory(root), "available": available_memory(root)},
         "cpus": cpus.usable_cpus(root),
         "cpu_quota": cpus.cpu_quota(root),
         "hosts": hosts(env),
@@ -116,11 +116,3 @@ def _file_system(path: Path) -> dict[str, int] | None:
     except OSError:
         return None
     return {"free": found.f_bavail * found.f_frsize, "total": found.f_blocks * found.f_frsize}
-
-
-def _available(root: Path) -> int | None:
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)

@@ -1,0 +1,61 @@
+"""Operations that nobody waits for any more in a program of coroutines."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+from samestep.errors import TimeoutError
+
+__all__ = ["GIVEN_BACK", "LOOK_S", "go_on", "running_loop"]
+
+LOOK_S = 5e-3  # between two looks at an operation
+_going_on: set[Any] = set()
+"""Held until they end: a Work that is dropped would block the event loop until then."""
+
+
+class _GivenBack:
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout: float, ends_group: bool, wait_on_host: bool = False) -> None:
+        raise self.exception()
+
+    def exception(self) -> TimeoutError:
+        return TimeoutError("the await of this receive was cancelled; the next receive gets its message")
+
+    def cancel(self) -> bool:
+        return True
+
+    give_back = cancel
+
+
+GIVEN_BACK: Any = _GivenBack()
+"""Stands for the core's operation once an await of its receive has been cancelled."""
+
+
+def running_loop() -> Any:
+    """The event loop that runs in this thread, or None."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None and not sys.is_finalizing():
+        with contextlib.suppress(RuntimeError):
+            return asyncio.get_running_loop()
+    return None
+
+
+def go_on(work: Any) -> None:
+    """Hold the work until it has ended, and let the running event loop, if there is one, make progress on it."""
+    _going_on.difference_update([other for other in _going_on if other.done()])  # of loops that have ended
+    loop = running_loop()
+    if not work.done():
+        _going_on.add(work)
+        if loop is not None:  # otherwise other waits make progress on it
+            loop.call_later(LOOK_S, _look_again, loop, work)
+
+
+def _look_again(loop: Any, work: Any) -> None:
+    if work.done():
+        _going_on.discard(work)
+    else:
+        loop.call_later(LOOK_S, _look_again, loop, work)

@@ -1,0 +1,27 @@
+"""Programs end as ever while their daemon threads are in samestep."""
+
+import sys
+
+import pytest
+from native_ranks import PATIENCE_S
+from running import program
+
+VERBS = (
+    ("a small allreduce", "a large allreduce", "a barrier", "a receive"),
+    ("messages", "a broadcast of an object", "a Work", "a dropped Work"),
+    ("a tree", "a group"),
+    ("an array of a class",) * 3,
+)
+
+
+@pytest.mark.parametrize("verbs", VERBS, ids=lambda verbs: verbs[0])
+def test_a_program_ends_during_calls_of_daemon_threads(ranks, verbs):
+    if verbs[0] == "an array of a class" and sys.version_info < (3, 11):
+        pytest.skip(
+            "calls of Python code are inline in the headers of Python 3.10, and end as that ends threads"
+        )
+    job = ranks(program("faults/daemon_threads", "end_during", *verbs), 2)
+    for rank in range(2):
+        assert job.report(rank) == {"ended": True}
+    for process in job.processes:
+        assert process.wait(PATIENCE_S) == 0
