@@ -78,7 +78,7 @@ void SharedHeap::withdraw(const void* data, std::size_t nbytes) {
   const auto handle = locate(data);
   if (!handle || is_child_) return;
   Segment& segment = segments_[segment_in(*handle)];
-  if (!segment.published) return;  // nobody else has it
+  if (!segment.published.value_or(false)) return;  // nobody else uses it
   // A block has its pages for itself.
   const std::uint64_t begin = *handle / BlockPool::kPage * BlockPool::kPage;
   const std::uint64_t end = rounded_up(*handle + nbytes, BlockPool::kPage);

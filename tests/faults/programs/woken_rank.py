@@ -3,7 +3,7 @@
     python tests/faults/programs/woken_rank.py --trials 1000 --world shm
 
 Prints a line for each trial in which an array of a survivor was changed or its sum was wrong, and what it has counted.
-Exits with 1 if there was such a trial. MPI: run it as root of the container or not; it calls mpirun.
+Exits with 1 if there was such a trial.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -19,7 +20,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from typing import NamedTuple
 
 import numpy as np
 import samestep as ss
@@ -68,10 +71,25 @@ CALLS = {
         lambda w, x, last: w.synchronize(list(x.reshape(16, FEW)), root=last),
     ),
 }
+INSIDE = ("allreduce", "allreduce in shared memory")  # long enough to be stopped in the middle
 
 
 def pass_on(world, array):
     world.sendrecv(np.ones(MANY), (world.rank + 1) % world.size, array, (world.rank - 1) % world.size)
+
+
+class Trial(NamedTuple):
+    """`twice`: the survivors go on in a second world. `moment`: of the signal, in seconds after the start; None: the
+    victim stops itself in the middle of an allreduce."""
+
+    kind: str
+    call: str
+    twice: bool
+    moment: float | None
+
+    @property
+    def size(self):
+        return SIZES[self.kind]
 
 
 def connect(folder):
@@ -84,106 +102,109 @@ def say(control, **found):
     control.sendall(json.dumps(found).encode() + b"\n")
 
 
-def start(folder, kind, rank, size, name):
-    if kind == "mpi":
+def start(folder, trial, rank, name, size=None):
+    if trial.kind == "mpi":
         return ss.initialize("mpi", timeout=PATIENCE_S)
     return ss.initialize(
-        "native", init_method=f"file://{folder}/{name}", rank=rank, world_size=size, timeout=PATIENCE_S
+        "native",
+        init_method=f"file://{folder}/{name}",
+        rank=rank,
+        world_size=size or trial.size,
+        timeout=PATIENCE_S,
     )
 
 
-def run_rank(folder, kind, call, rank, size):
-    """One rank: the call in a loop until it fails. The victim ends after that, the others look at their arrays."""
-    world = start(folder, kind, rank, size, "first")
-    rank, last = world.rank, world.size - 1
-    make, count, run = CALLS[call]
+def stop_in_the_middle(array):
+    """Stops this process once the first elements have been reduced and the last ones not."""
+    while array[0] == array[-1]:
+        pass
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def run_rank(folder, trial, rank):
+    """The call in a loop until it fails. Then the victim ends, and the others look at their arrays until it has."""
+    world = start(folder, trial, rank, "first")
+    rank, last = world.rank, trial.size - 1
+    make, count, call = CALLS[trial.call]
     array = make(world, count)
+    array[...] = 1.0
     world.barrier()
     control = connect(folder)
     say(control, rank=rank, pid=os.getpid())
     world._timeout = TIMEOUT_S
+    if trial.moment is None and rank == last:
+        threading.Thread(target=stop_in_the_middle, args=(array,), daemon=True).start()
     try:
         while True:
-            run(world, array, last)
+            call(world, array, last)
     except ss.Error as error:
-        say(control, error=type(error).__name__)
+        failed = type(error).__name__
+    if rank != last and trial.twice:
+        ss.finalize()
+        world = start(folder, trial, rank, "second", last)
+    elif rank != last:
+        array[...] = MARK
+    say(control, error=failed)
     if rank == last:
         return
-    array[...] = MARK
-    control.recv(1)  # the victim has got its error, too
-    changed = int(np.count_nonzero(array != MARK))
-    say(control, changed=changed)
-
-
-def run_rank_twice(folder, kind, call, rank, size):
-    """The same, but the survivors go on in a world of their own, with the array of the old one."""
-    world = start(folder, kind, rank, size, "first")
-    last = size - 1
-    make, count, run = CALLS[call]
-    array = make(world, count)
-    control = connect(folder)
-    say(control, rank=rank, pid=os.getpid())
-    world._timeout = TIMEOUT_S
-    try:
-        while True:
-            run(world, array, last)
-    except ss.Error as error:
-        if rank == last:
-            say(control, error=type(error).__name__)
-            return
-        failed = type(error).__name__
-    ss.finalize()
-    del world
     control.setblocking(False)
-    world = start(folder, kind, rank, last, "second")
-    right, wrong = last * (last + 1) / 2, 0
-    new = make(world, count)
-    say(control, error=failed)
-    more = True
-    while more:
-        for each in (array, new):
-            each[...] = rank + 1.0
-            world.allreduce(each)
-            wrong += int(np.count_nonzero(each != right))
-        ended = False
-        with contextlib.suppress(BlockingIOError):
-            ended = bool(control.recv(1))
-        more = not world.any(ended)
-    ss.finalize()
+    wrong = wrong_in_new_world(world, array, control) if trial.twice else changed(array, control, trial.kind)
     say(control, changed=wrong)
 
 
-def start_ranks(folder, kind, call, twice):
+def changed(array, control, kind):
+    """Waits until the victim has got its error, too. Returns how many elements have changed."""
+    while not heard(control):
+        if kind == "mpi":  # its messages arrive while somebody calls it
+            importlib.import_module("mpi4py.MPI").COMM_WORLD.Iprobe()
+    return int(np.count_nonzero(array != MARK))
+
+
+def wrong_in_new_world(world, array, control):
+    """The same, while the survivors reduce the array all the time. Returns the number of wrong elements."""
+    new, right, wrong = world.zeros(array.shape), world.size * (world.size + 1) / 2, 0
+    while not world.any(heard(control)):
+        for each in (array, new):
+            each[...] = world.rank + 1.0
+            world.allreduce(each)
+            wrong += int(np.count_nonzero(each != right))
+    ss.finalize()
+    return wrong
+
+
+def heard(control):
+    with contextlib.suppress(BlockingIOError):
+        return bool(control.recv(1))
+    return False
+
+
+def start_ranks(folder, trial):
     """Of native worlds the pids; of MPI that of mpirun."""
-    size = SIZES[kind]
-    if kind == "mpi":
-        command = [
-            "mpirun",
-            "-n",
-            str(size),
-            "--oversubscribe",
-            sys.executable,
-            __file__,
+    if trial.kind == "mpi":
+        command = ["mpirun", "-n", str(trial.size), "--oversubscribe", sys.executable, __file__]
+        command += [
+            "--world",
+            "mpi",
             "--rank-in",
             folder,
+            "--call",
+            trial.call,
+            *(["--inside"] if trial.moment is None else []),
         ]
-        allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        process = subprocess.Popen(
-            [*command, "--call", call],
-            env={**os.environ, **allowed, "SAMESTEP_MPI_TRANSPORT": "mpi"},
-            start_new_session=True,
-            stderr=subprocess.DEVNULL,
-        )
-        return [process.pid]
+        environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        environment |= {**os.environ, "SAMESTEP_MPI_TRANSPORT": "mpi"}
+        return [subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL).pid]
     pids = []
-    for rank in range(size):
+    for rank in range(trial.size):
         pid = os.fork()
         if pid == 0:
             try:
-                os.environ["SAMESTEP_NATIVE_TRANSPORT"] = "auto" if kind == "hierarchical" else kind
-                if kind == "hierarchical":
+                os.environ["SAMESTEP_NATIVE_TRANSPORT"] = (
+                    "auto" if trial.kind == "hierarchical" else trial.kind
+                )
+                if trial.kind == "hierarchical":
                     os.environ["SAMESTEP_HOST_ID"] = str(rank // 2)
-                (run_rank_twice if twice else run_rank)(folder, kind, call, rank, size)
+                run_rank(folder, trial, rank)
             except BaseException as error:
                 print(f"rank {rank}: {error!r}", flush=True)
             finally:
@@ -192,26 +213,27 @@ def start_ranks(folder, kind, call, twice):
     return pids
 
 
-def trial(kind, call, twice, moment):
-    """Returns the errors of the survivors, the numbers of wrong elements, and whether all went as planned."""
+def run(trial):
+    """The errors of the survivors, and how many elements of each were wrong."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/control")
         listener.listen()
         listener.settimeout(PATIENCE_S)
-        started = start_ranks(folder, kind, call, twice)
+        started = start_ranks(folder, trial)
         pids, files = {}, {}
         try:
-            for _ in range(SIZES[kind]):
+            for _ in range(trial.size):
                 connection = listener.accept()[0]
                 connection.settimeout(PATIENCE_S)
                 file = connection.makefile("rwb", buffering=0)
                 hello = json.loads(file.readline())
                 pids[hello["rank"]], files[hello["rank"]] = hello["pid"], file
-            victim = files.pop(SIZES[kind] - 1)
-            time.sleep(moment)  # nobody waits for it
-            os.kill(pids[SIZES[kind] - 1], signal.SIGSTOP)
+            victim = files.pop(trial.size - 1)
+            if trial.moment is not None:
+                time.sleep(trial.moment)  # nobody waits for it
+                os.kill(pids[trial.size - 1], signal.SIGSTOP)
             errors = [json.loads(file.readline())["error"] for file in files.values()]
-            os.kill(pids[SIZES[kind] - 1], signal.SIGCONT)
+            os.kill(pids[trial.size - 1], signal.SIGCONT)
             victim.readline()  # its error: from now on it runs no operation
             for file in files.values():
                 file.write(b"!")
@@ -224,25 +246,13 @@ def trial(kind, call, twice, moment):
                 os.waitpid(pid, 0)
 
 
-def run_trials(kind, n_trials, calls, seed=0):
-    """Counts the trials, those whose survivors had to give up, and those in which they found something wrong."""
-    found: collections.Counter = collections.Counter()
-    for number in range(n_trials):
-        draw = random.Random(seed + number)
-        call, moment = calls[number % len(calls)], draw.uniform(0, 0.05)
-        twice = kind != "mpi" and number // len(calls) % 2 == 1
-        try:
-            errors, changed = trial(kind, call, twice, moment)
-        except (OSError, ValueError) as error:
-            found["broken"] += 1
-            print(f"{kind}, seed {seed + number}, {call}, twice {twice}: {error!r}", flush=True)
-            continue
-        found["trials"] += 1
-        found["timed out"] += "TimeoutError" in errors
-        found["changed"] += any(changed)
-        if any(changed):
-            print(f"{kind}, seed {seed + number}, {call}, twice {twice}: {changed} elements", flush=True)
-    return dict(found)
+def trials(args):
+    """As many as wanted: the calls one after the other, and every other time in a second world."""
+    calls = [args.call] if args.call else [call for call in CALLS if not args.inside or call in INSIDE]
+    for number in range(args.trials):
+        moment = None if args.inside else random.Random(args.seed + number).uniform(0, 0.05)
+        twice = args.world != "mpi" and number // len(calls) % 2 == 1
+        yield Trial(args.world, calls[number % len(calls)], twice, moment)
 
 
 def main():
@@ -251,14 +261,27 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--world", choices=SIZES, default="shm")
     parser.add_argument("--call", choices=CALLS)
+    parser.add_argument("--inside", action="store_true", help="stops in the middle of an allreduce")
     parser.add_argument("--rank-in", help=argparse.SUPPRESS)  # what mpirun starts
     args = parser.parse_args()
     if args.rank_in:
-        run_rank(args.rank_in, "mpi", args.call, 0, SIZES["mpi"])
+        run_rank(args.rank_in, next(trials(args)), 0)
         os._exit(0)
-    found = run_trials(args.world, args.trials, [args.call] if args.call else list(CALLS), args.seed)
+    found: collections.Counter = collections.Counter()
+    for trial in trials(args):
+        try:
+            errors, wrong = run(trial)
+        except (OSError, ValueError) as error:
+            errors, wrong = [], []
+            print(f"{trial}: {error!r}", flush=True)
+        found["trials"] += 1
+        found["timed out"] += "TimeoutError" in errors
+        found["broken"] += not errors
+        found["changed"] += any(wrong)
+        if any(wrong):
+            print(f"{trial}: {wrong} elements", flush=True)
     print(json.dumps({"world": args.world, **found}))
-    sys.exit(bool(found.get("changed") or found.get("broken")))
+    sys.exit(bool(found["changed"] or found["broken"]))
 
 
 if __name__ == "__main__":
