@@ -153,6 +153,17 @@ void FusedCollectives::bcast(std::span<const Buffer> buffers, int root, const De
 }
 
 void FusedCollectives::bcast_unpacked(std::span<const Buffer> buffers, int root, const Deadline& deadline) {
+  try {
+    bcast_in_place(buffers, root, deadline);
+  } catch (...) {  // root may still write into them
+    if (communicator_->rank() != root) {
+      for (const Buffer& buffer : buffers) peer_memory_->withdraw(buffer.data, buffer.nbytes());
+    }
+    throw;
+  }
+}
+
+void FusedCollectives::bcast_in_place(std::span<const Buffer> buffers, int root, const Deadline& deadline) {
   const auto size = static_cast<std::size_t>(communicator_->size()), n = buffers.size();
   std::vector<std::uint64_t> addresses(n), gathered(n * size);
   for (std::size_t i = 0; i < n; ++i)

@@ -56,6 +56,7 @@ class FusedCollectives {
 
   /// Packs nothing: receivers read root's buffers, and root writes its share into theirs.
   void bcast_unpacked(std::span<const Buffer> buffers, int root, const Deadline& deadline);
+  void bcast_in_place(std::span<const Buffer> buffers, int root, const Deadline& deadline);
   /// Root packs a segment while the other ranks read the previous one. Packs nothing if root's memory is not shared.
   void bcast_double_buffered(std::span<const Buffer> buffers, int root, const Deadline& deadline);
   void bcast_packed(std::span<const Buffer> buffers, int root, const Deadline& deadline);

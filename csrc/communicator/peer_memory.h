@@ -33,6 +33,8 @@ class PeerMemory {
   /// takes ownership of the lines.
   virtual bool read_peer(int peer, std::span<const RemoteSegment> segments, bool taken) = 0;
   virtual bool write_peer(int peer, std::span<const RemoteSegment> segments) = 0;
+  /// After an error: from now on what other ranks write misses this array of this rank.
+  virtual void withdraw(const void* data, std::size_t nbytes) = 0;
 };
 
 }  // namespace samestep

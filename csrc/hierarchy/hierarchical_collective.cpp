@@ -372,7 +372,10 @@ std::vector<int> HierarchicalCollective::pending_chunk_peers() {
 
 void HierarchicalCollective::abort() {
   // Peers that do not know yet that the operation has failed must not access this rank's buffers any more.
-  if (posted_ && !is_mismatched()) leave_flags_.leave(sequence_);
+  if (posted_ && !is_mismatched()) {
+    leave_flags_.leave(sequence_);
+    if (group_->fence != nullptr) group_->fence->withdraw(out_.data, out_.nbytes());
+  }
   Collective::abort();
   for (Open& open : open_) {
     for (RequestSet& contribution : open.contributions_in) contribution.abandon(progress_engine().transport());

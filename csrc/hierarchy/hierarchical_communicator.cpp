@@ -20,12 +20,17 @@ bool order_matters(DType dtype, ReduceOp op) {
   return adds && (is_floating(dtype) || is_complex(dtype));
 }
 
-std::shared_ptr<std::byte> share_leave_flags(const HierarchicalGroup& group, const Deadline& deadline) {
-  if (group.peers == nullptr || group.local_ranks().size() == 1) return nullptr;
+/// The memory that the ranks of a group share on this host.
+void share_control_words(HierarchicalGroup& group, std::size_t local_index, const Deadline& deadline) {
+  if (group.peers == nullptr || group.local_ranks().size() == 1) return;
   std::vector<int> members;
   // LocalPeers numbers the ranks of the host, not those of the group.
   for (const int rank : group.local_ranks()) members.push_back(group.topology.location(rank).local_rank);
-  return group.peers->share(members, LeaveFlags::nbytes_for(members.size()), group.numbers.own(), deadline);
+  const std::size_t of_flags = LeaveFlags::nbytes_for(members.size());
+  group.leave_flags =
+      group.peers->share(members, of_flags + WriteFence::nbytes_for(members.size()), group.numbers.own(), deadline);
+  const std::shared_ptr<std::byte> words(group.leave_flags, group.leave_flags.get() + of_flags);
+  group.fence = std::make_shared<WriteFence>(group.peers, std::move(members), local_index, words);
 }
 
 }  // namespace
@@ -44,11 +49,14 @@ std::shared_ptr<HierarchicalCommunicator> HierarchicalCommunicator::over(std::sh
                                                                          std::uint64_t number) {
   auto group = std::make_shared<HierarchicalGroup>(Topology(std::move(topology)), engine->rank(), number);
   group->peers = std::move(host);
-  group->leave_flags = share_leave_flags(*group, deadline);
   const auto local_index = static_cast<std::size_t>(group->topology.local_index(group->rank));
+  share_control_words(*group, local_index, deadline);
   LeaveFlags flags(group->leave_flags, group->local_ranks().size(), local_index);
   // Other ranks must not access the memory of a rank that has left.
-  engine->set_on_leave([flags](std::uint64_t first_absent) mutable { flags.leave(first_absent); });
+  engine->set_on_leave([flags, fence = group->fence](std::uint64_t first_absent) mutable {
+    flags.leave(first_absent);
+    if (fence != nullptr) fence->close();
+  });
   return std::make_shared<HierarchicalCommunicator>(std::move(engine), std::move(group));
 }
 

@@ -33,7 +33,7 @@ class HierarchicalCommunicator final : public ExchangeCommunicator {
 
   HierarchicalCommunicator(std::shared_ptr<ProgressEngine> engine, std::shared_ptr<HierarchicalGroup> group)
       : ExchangeCommunicator(std::move(engine), "hierarchical"), group_(std::move(group)) {
-    if (group_->peers) memory_.emplace(group_->peers, std::vector<int>{});
+    if (group_->peers) memory_.emplace(group_->peers, std::vector<int>{}, group_->fence);
   }
 
   PeerMemory* peer_memory() override { return memory_ ? &*memory_ : nullptr; }

@@ -10,6 +10,7 @@
 
 #include "hierarchy/topology.h"
 #include "shm/local_peers.h"
+#include "shm/write_fence.h"
 #include "transport/group_numbers.h"
 
 namespace samestep {
@@ -24,6 +25,7 @@ struct HierarchicalGroup {
   GroupNumbers numbers;                    ///< of the groups made from this one
   std::shared_ptr<LocalPeers> peers;       ///< null if this rank is alone on its host
   std::shared_ptr<std::byte> leave_flags;  ///< shared by the ranks of the group on this host, see LeaveFlags
+  std::shared_ptr<WriteFence> fence;       ///< null if this rank is alone on its host
   std::vector<std::byte> bounce = {};      ///< scratch memory for elements read from other ranks
   std::vector<std::byte> partial = {};     ///< scratch memory for a step's sum over the ranks of this host
 

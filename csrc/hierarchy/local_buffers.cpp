@@ -31,7 +31,8 @@ std::byte* LocalBuffers::output(int rank, std::size_t offset) const {
 }
 
 void LocalBuffers::write(int rank, std::size_t offset, const std::byte* from, std::size_t nbytes) const {
-  if (!group_->peers->write_peer(local_rank(rank), addresses(rank).out + offset, from, nbytes)) throw PeerMemoryLost();
+  const auto index = static_cast<std::size_t>(group_->topology.local_index(rank));
+  if (!group_->fence->write(index, addresses(rank).out + offset, from, nbytes)) throw PeerMemoryLost();
 }
 
 }  // namespace samestep

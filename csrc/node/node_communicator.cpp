@@ -57,6 +57,8 @@ std::shared_ptr<NodeCommunicator> NodeCommunicator::open(std::shared_ptr<LocalPe
       std::make_shared<ShmRegion>(host->share(members, ShmRegion::nbytes_for(size), number, deadline), size);
   group->peers = std::move(host);
   group->members = std::move(members);
+  group->fence = std::make_shared<WriteFence>(group->peers, group->members, static_cast<std::size_t>(group->rank),
+                                              group->region->fence_words());
   // The engine owns the transport and the header exchange. The group keeps plain pointers to both, for what only ranks
   // of one host can do with them.
   auto header_exchange = std::make_unique<ShmHeaderExchange>(group->region, group->rank);
@@ -64,6 +66,7 @@ std::shared_ptr<NodeCommunicator> NodeCommunicator::open(std::shared_ptr<LocalPe
   auto transport = std::make_unique<ShmTransport>(group->region, group->peers, group->members, group->rank);
   group->transport = transport.get();
   auto engine = std::make_shared<ProgressEngine>(std::move(transport), std::move(options), std::move(header_exchange));
+  engine->set_on_leave([fence = group->fence](std::uint64_t) { fence->close(); });
   return std::make_shared<NodeCommunicator>(std::move(engine), std::move(group));
 }
 

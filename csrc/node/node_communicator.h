@@ -22,7 +22,9 @@ class NodeCommunicator final : public ExchangeCommunicator {
                                                 std::uint64_t number = GroupNumbers::kWorld);
 
   NodeCommunicator(std::shared_ptr<ProgressEngine> engine, std::shared_ptr<NodeGroup> group)
-      : ExchangeCommunicator(std::move(engine)), group_(std::move(group)), memory_(group_->peers, group_->members) {}
+      : ExchangeCommunicator(std::move(engine)),
+        group_(std::move(group)),
+        memory_(group_->peers, group_->members, group_->fence) {}
 
   PeerMemory* peer_memory() override { return &memory_; }
 

@@ -14,6 +14,7 @@
 #include "shm/shm_header_exchange.h"
 #include "shm/shm_region.h"
 #include "shm/shm_transport.h"
+#include "shm/write_fence.h"
 #include "transport/group_numbers.h"
 
 namespace samestep {
@@ -22,6 +23,7 @@ namespace samestep {
 struct NodeGroup {
   std::shared_ptr<ShmRegion> region;
   std::shared_ptr<LocalPeers> peers;
+  std::shared_ptr<WriteFence> fence;
   std::vector<int> members;  ///< by rank of the group: the rank on the host
   int rank = 0;
   GroupNumbers numbers;  ///< of the groups made from this one

@@ -20,7 +20,8 @@ bool NodePeerMemory::write_peer(int peer, std::span<const RemoteSegment> segment
   const auto give = [](const RemoteSegment& segment, std::byte* there) {
     kernels::copy(there, segment.local, segment.nbytes);
   };
-  return peers_->write_peer(member(peer), copy_shared(peer, segments, give));
+  const std::vector<RemoteSegment> others = copy_shared(peer, segments, give);
+  return others.empty() || fence_->write(static_cast<std::size_t>(peer), others);
 }
 
 template <class Copy>

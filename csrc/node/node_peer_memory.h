@@ -7,6 +7,7 @@
 
 #include "communicator/peer_memory.h"
 #include "shm/local_peers.h"
+#include "shm/write_fence.h"
 
 namespace samestep {
 
@@ -14,9 +15,9 @@ namespace samestep {
 class NodePeerMemory final : public PeerMemory {
  public:
   /// `members`: by rank of the group, the rank on the host. Empty if the group has ranks of other hosts: then only the
-  /// shared heap is available.
-  NodePeerMemory(std::shared_ptr<LocalPeers> peers, std::vector<int> members)
-      : peers_(std::move(peers)), members_(std::move(members)) {}
+  /// shared heap is available, and there is no fence.
+  NodePeerMemory(std::shared_ptr<LocalPeers> peers, std::vector<int> members, std::shared_ptr<WriteFence> fence)
+      : peers_(std::move(peers)), members_(std::move(members)), fence_(std::move(fence)) {}
 
   std::shared_ptr<SharedHeap> heap() const override { return peers_->heap(); }
   std::shared_ptr<std::byte> allocate(std::size_t nbytes) override;
@@ -29,6 +30,7 @@ class NodePeerMemory final : public PeerMemory {
   }
   bool read_peer(int peer, std::span<const RemoteSegment> segments, bool taken) override;
   bool write_peer(int peer, std::span<const RemoteSegment> segments) override;
+  void withdraw(const void* data, std::size_t nbytes) override { fence_->withdraw(data, nbytes); }
 
  private:
   int member(int peer) const { return members_[static_cast<std::size_t>(peer)]; }
@@ -38,6 +40,7 @@ class NodePeerMemory final : public PeerMemory {
 
   std::shared_ptr<LocalPeers> peers_;
   std::vector<int> members_;
+  std::shared_ptr<WriteFence> fence_;
 };
 
 }  // namespace samestep

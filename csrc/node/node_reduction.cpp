@@ -153,4 +153,12 @@ std::vector<int> NodeReduction::pending_peers() {
   return late;
 }
 
+void NodeReduction::abort() {
+  Collective::abort();
+  // Peers may store the result into it until they notice.
+  if (!is_mismatched() && context_.wanted_by(context_.rank())) {
+    group_->fence->withdraw(context_.out.data, context_.out.nbytes());
+  }
+}
+
 }  // namespace samestep

@@ -35,6 +35,7 @@ class NodeReduction final : public Collective {
   bool work() override;
   bool holds_headers() const override { return true; }
   std::vector<int> pending_peers() override;
+  void abort() override;
 
  private:
   bool prestages();

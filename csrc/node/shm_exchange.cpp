@@ -300,6 +300,7 @@ void ShmExchange::copy_local() {
 }
 
 bool ShmExchange::end() {
+  has_ended_ = true;
   if (!mismatch_.empty()) throw MismatchError(mismatch_);
   return true;
 }
@@ -310,6 +311,16 @@ std::vector<int> ShmExchange::pending_peers() {
     if (!peer_is_done(peer)) late.push_back(peer);
   }
   return late;
+}
+
+void ShmExchange::abort() {
+  PairwiseExchange::abort();
+  if (is_mismatched() || has_ended_) return;
+  for (int peer = 0; peer < progress_engine().size(); ++peer) {
+    const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(peer)];
+    // The other end may copy into it until it notices.
+    if (peer != progress_engine().rank() && is_long(transfer)) group_->fence->withdraw(transfer.in, transfer.in_nbytes);
+  }
 }
 
 }  // namespace samestep

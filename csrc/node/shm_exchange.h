@@ -30,6 +30,7 @@ class ShmExchange final : public PairwiseExchange {
   bool work() override;
   bool holds_headers() const override { return has_long_; }
   std::vector<int> pending_peers() override;
+  void abort() override;
 
  private:
   using Path = PathTuner::Path;
@@ -102,6 +103,7 @@ class ShmExchange final : public PairwiseExchange {
   std::optional<StagedExchange> staged_;
   bool timed_ = false;
   bool own_copies_done_ = false;
+  bool has_ended_ = false;
 };
 
 }  // namespace samestep

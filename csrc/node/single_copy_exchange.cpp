@@ -29,7 +29,8 @@ void SingleCopyExchange::copy_chunk(const Run& run, std::size_t begin, std::size
     const std::byte* const from = run.outgoing ? run.local + begin : there + begin;
     return kernels::copy_auto(to, from, nbytes, footprint_bytes_);
   }
-  const bool moved = run.outgoing ? host.write_peer(member, run.remote + begin, run.local + begin, nbytes)
+  const auto peer = static_cast<std::size_t>(run.peer);
+  const bool moved = run.outgoing ? group_.fence->write(peer, run.remote + begin, run.local + begin, nbytes)
                                   : host.read_peer(member, run.local + begin, run.remote + begin, nbytes);
   if (!moved) throw PeerMemoryLost();
 }

@@ -158,7 +158,7 @@ void SingleCopyReduction::reduce(std::uint64_t chunk) {
   kernels::reduce_into(context_.in.dtype, context_.reduction.op, from, here, count);
   for (const int rank : by_cma) {
     const std::uint64_t to = context_.descriptor_of(rank).out + out_offset;
-    if (!host.write_peer(context_.group->member(rank), to, here[0], nbytes)) throw PeerMemoryLost();
+    if (!context_.group->fence->write(static_cast<std::size_t>(rank), to, here[0], nbytes)) throw PeerMemoryLost();
   }
 }
 

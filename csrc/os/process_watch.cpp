@@ -1,5 +1,6 @@
 #include "os/process_watch.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -9,10 +10,11 @@
 
 #include <array>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 namespace samestep {
@@ -24,10 +26,8 @@ struct Stat {
 };
 
 /// Nothing if there is no such process, or /proc cannot be read.
-std::optional<Stat> read_stat(pid_t pid) {
-  std::array<char, 32> path;
-  std::snprintf(path.data(), path.size(), "/proc/%d/stat", static_cast<int>(pid));
-  const Fd fd(::open(path.data(), O_RDONLY | O_CLOEXEC));
+std::optional<Stat> read_stat(const std::string& folder) {
+  const Fd fd(::open((folder + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
   std::array<char, 1024> text{};
   if (!fd || ::read(fd.get(), text.data(), text.size() - 1) <= 0) return {};
   const char* at = std::strrchr(text.data(), ')');  // the name before it may contain any characters
@@ -39,6 +39,8 @@ std::optional<Stat> read_stat(pid_t pid) {
   if (at == nullptr) return {};
   return Stat{state, std::strtoull(at, nullptr, 10)};
 }
+
+std::string folder_of(pid_t pid) { return "/proc/" + std::to_string(pid); }
 
 }  // namespace
 
@@ -53,7 +55,7 @@ ProcessWatch::ProcessWatch(pid_t pid) : pid_(pid) {
     device_ = found.st_dev;
     inode_ = found.st_ino;
   }
-  if (const auto stat = read_stat(pid)) start_time_ = stat->start_time;
+  if (const auto stat = read_stat(folder_of(pid))) start_time_ = stat->start_time;
 }
 
 ProcessWatch& ProcessWatch::operator=(ProcessWatch&& other) noexcept {
@@ -76,7 +78,7 @@ void ProcessWatch::release_if_taken() {
 
 /// False also if that is unknown.
 bool ProcessWatch::runs() const {
-  const auto stat = start_time_ != 0 ? read_stat(pid_) : std::nullopt;
+  const auto stat = start_time_ != 0 ? read_stat(folder_of(pid_)) : std::nullopt;
   // The number alone is no proof: it may belong to a new process, which then has another start time.
   return stat && stat->state != 'Z' && stat->state != 'X' && stat->start_time == start_time_;
 }
@@ -89,8 +91,21 @@ bool ProcessWatch::ended() const {
     return ::poll(&entry, 1, 0) > 0 && !runs();
   }
   if (pid_ <= 0 || runs()) return false;
-  if (start_time_ != 0 && read_stat(pid_)) return true;
+  if (start_time_ != 0 && read_stat(folder_of(pid_))) return true;
   return ::kill(pid_, 0) != 0 && errno == ESRCH;
+}
+
+bool ProcessWatch::is_stopped() const {
+  if (pid_ <= 0) return false;
+  const std::string folder = folder_of(pid_) + "/task/";
+  const std::unique_ptr<DIR, int (*)(DIR*)> threads(::opendir(folder.c_str()), &::closedir);
+  if (threads == nullptr) return false;
+  while (const dirent* entry = ::readdir(threads.get())) {
+    if (entry->d_name[0] == '.') continue;
+    const auto stat = read_stat(folder + entry->d_name);
+    if (stat && stat->state != 'T' && stat->state != 't' && stat->state != 'Z' && stat->state != 'X') return false;
+  }
+  return true;
 }
 
 }  // namespace samestep

@@ -20,6 +20,9 @@ class ProcessWatch {
   ~ProcessWatch() { release_if_taken(); }
 
   bool ended() const;
+  /// Whether all threads of the process are stopped, as by SIGSTOP or a debugger: none is in a system call. False also
+  /// if that is unknown.
+  bool is_stopped() const;
   /// Whether the kernel notifies through a pidfd.
   bool has_pidfd() const { return static_cast<bool>(fd_); }
 

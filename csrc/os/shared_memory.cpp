@@ -9,6 +9,19 @@
 #include <utility>
 
 namespace samestep {
+namespace {
+
+constexpr std::uintptr_t kPage = 4096;
+
+/// Other processes and threads may write concurrently.
+void write_each_page(std::byte* data, std::size_t nbytes) {
+  for (std::size_t at = 0; at < nbytes; at += kPage) {
+    // relaxed: publishes nothing; the kernel provides the page
+    __atomic_fetch_add(reinterpret_cast<unsigned char*>(data + at), 0, __ATOMIC_RELAXED);
+  }
+}
+
+}  // namespace
 
 SharedMemory::SharedMemory(Fd fd, std::size_t nbytes) : fd_(std::move(fd)), nbytes_(nbytes) {
   void* const data = ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
@@ -54,29 +67,34 @@ bool SharedMemory::release(std::size_t offset, std::size_t nbytes) const {
   return ::fallocate(fd_.get(), kMode, static_cast<off_t>(offset), static_cast<off_t>(nbytes)) == 0;
 }
 
-void SharedMemory::make_private() noexcept {
-  // At the same address, so that pointers of the child stay valid. Without reserving swap space, of which most pages
-  // will need none.
+bool SharedMemory::map_private(std::size_t offset, std::size_t nbytes) noexcept {
+  // At the same address, so that pointers stay valid. Without reserving swap space, of which most pages of a child will
+  // need none.
   constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
-  if (::mmap(data_, nbytes_, PROT_READ | PROT_WRITE, kFlags, fd_.get(), 0) == MAP_FAILED) {
-    ::mprotect(data_, nbytes_, PROT_READ);
-  }
+  return ::mmap(data_ + offset, nbytes, PROT_READ | PROT_WRITE, kFlags, fd_.get(), static_cast<off_t>(offset)) !=
+         MAP_FAILED;
+}
+
+void SharedMemory::make_private(std::size_t offset, std::size_t nbytes) noexcept {
+  if (nbytes != 0 && !map_private(offset, nbytes)) ::mprotect(data_ + offset, nbytes, PROT_READ);
+}
+
+bool SharedMemory::take_out(std::size_t offset, std::size_t nbytes) noexcept {
+  if (!map_private(offset, nbytes)) return false;
+  // The first write to a page of a private mapping makes the kernel copy it.
+  if (!populate(data_ + offset, nbytes)) write_each_page(data_ + offset, nbytes);
+  return true;
 }
 
 bool populate(void* data, std::size_t nbytes) {
 #ifndef MADV_POPULATE_WRITE
   constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14
 #endif
-  constexpr std::uintptr_t kPage = 4096;
   const auto begin = reinterpret_cast<std::uintptr_t>(data) & ~(kPage - 1);
   const auto end = (reinterpret_cast<std::uintptr_t>(data) + nbytes + kPage - 1) & ~(kPage - 1);
   if (::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE) == 0) return true;
   if (errno != EINVAL) return false;
-  // For older kernels. Other processes may write concurrently, so pages are faulted in by an
-  // atomic addition of 0; relaxed, because it publishes nothing.
-  for (std::uintptr_t page = begin; page < end; page += kPage) {
-    __atomic_fetch_add(reinterpret_cast<unsigned char*>(page), 0, __ATOMIC_RELAXED);
-  }
+  write_each_page(reinterpret_cast<std::byte*>(begin), end - begin);  // for older kernels
   return true;
 }
 

@@ -28,14 +28,18 @@ class SharedMemory {
 
   /// Releases pages to the system; they read as zero afterwards, in all processes. False on failure.
   bool release(std::size_t offset, std::size_t nbytes) const;
-  /// Makes the mapping private: writes of this process are no longer visible to others, and it still sees their writes
-  /// to pages that it has not written. For a child after fork, so it does not throw: on failure the memory becomes
-  /// read-only.
-  void make_private() noexcept;
+  /// Makes whole pages of the mapping private: writes of this process are no longer visible to others, and it still
+  /// sees their writes to pages that it has not written. For a child after fork, so it does not throw: on failure the
+  /// pages become read-only.
+  void make_private(std::size_t offset, std::size_t nbytes) noexcept;
+  /// Replaces whole pages by copies of this process's own, which hold what the pages held. Other threads may read and
+  /// write them meanwhile. False, without effect, if the system has no mapping left.
+  bool take_out(std::size_t offset, std::size_t nbytes) noexcept;
   explicit operator bool() const { return data_ != nullptr; }
 
  private:
   SharedMemory(Fd fd, std::size_t nbytes);
+  bool map_private(std::size_t offset, std::size_t nbytes) noexcept;
 
   Fd fd_;
   std::byte* data_ = nullptr;

@@ -45,16 +45,20 @@ class LocalPeers {
   /// some mappings are never accessible. Ranks post it, so that all choose another path for the operation. At most 8,
   /// none of them shared: it takes system calls.
   virtual bool hides(Buffers buffers) const { return (void)buffers, false; }
-  /// Copies between this rank's memory and `peer`'s by CMA. False if the system call fails.
+  /// Copies between this rank's memory and `peer`'s by CMA. False if the system call fails; of a write also if the gate
+  /// of the peer is closed: then nothing has been written. See WriteFence.
   virtual bool read_peer(int peer, std::span<const RemoteSegment> pieces) = 0;
-  virtual bool write_peer(int peer, std::span<const RemoteSegment> pieces) = 0;
+  virtual bool write_peer(int peer, std::uint64_t gate, std::span<const RemoteSegment> pieces) = 0;
+  /// The address of a new gate of this rank; 0 if nobody writes by CMA.
+  virtual std::uint64_t open_gate() = 0;
+  virtual void close_gate(std::uint64_t gate) = 0;
+  /// To be called when nobody will pass it any more.
+  virtual void free_gate(std::uint64_t gate) = 0;
+  /// Whether the process of this rank is stopped, outside any system call. False also if that is unknown.
+  virtual bool is_stopped(int peer) const { return (void)peer, false; }
   bool read_peer(int peer, void* to, std::uint64_t from, std::size_t nbytes) {
     const RemoteSegment piece{static_cast<std::byte*>(to), from, nbytes};
     return nbytes == 0 || read_peer(peer, {&piece, 1});
-  }
-  bool write_peer(int peer, std::uint64_t to, const void* from, std::size_t nbytes) {
-    const RemoteSegment piece{static_cast<std::byte*>(const_cast<void*>(from)), to, nbytes};
-    return nbytes == 0 || write_peer(peer, {&piece, 1});
   }
 };
 

@@ -61,14 +61,18 @@ class ProcessPeers final : public LocalPeers {
   bool ended(int peer) const override;
   bool has_cma() const override { return has_cma_; }
   using LocalPeers::read_peer;
-  using LocalPeers::write_peer;
   bool hides(Buffers buffers) const override { return has_cma_ && !is_open_to_others(self_, buffers); }
   bool read_peer(int peer, std::span<const RemoteSegment> pieces) override {
     return pull_memory(of(peer).pid, pieces) || (is_forbidden() && pull_memory_by_file(of(peer).pid, pieces));
   }
-  bool write_peer(int peer, std::span<const RemoteSegment> pieces) override {
-    return push_memory(of(peer).pid, pieces) || (is_forbidden() && push_memory_by_file(of(peer).pid, pieces));
+  bool write_peer(int peer, std::uint64_t gate, std::span<const RemoteSegment> pieces) override {
+    return push_memory(of(peer).pid, gate, pieces) ||
+           (is_forbidden() && push_memory_by_file(of(peer).pid, gate, pieces));
   }
+  std::uint64_t open_gate() override { return has_cma_ ? samestep::open_gate() : 0; }
+  void close_gate(std::uint64_t gate) override { samestep::close_gate(gate); }
+  void free_gate(std::uint64_t gate) override { samestep::free_gate(gate); }
+  bool is_stopped(int peer) const override { return of(peer).watch.is_stopped(); }
 
  private:
   struct Segment {
@@ -160,7 +164,8 @@ bool ProcessPeers::probe_cma(const std::vector<std::uint64_t>& probes) {
     std::uint64_t word = ~std::uint64_t{0};
     const std::uint64_t address = probes[static_cast<std::size_t>(peer)];
     if (of(peer).pid == 0 || !read_peer(peer, &word, address, sizeof word)) return false;
-    if (word != static_cast<std::uint64_t>(peer) || !write_peer(peer, address, &word, sizeof word)) return false;
+    const RemoteSegment back{reinterpret_cast<std::byte*>(&word), address, sizeof word};
+    if (word != static_cast<std::uint64_t>(peer) || !write_peer(peer, 0, {&back, 1})) return false;
   }
   return true;
 }

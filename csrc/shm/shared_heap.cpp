@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <new>
 
 #include "core/error.h"
@@ -46,6 +47,7 @@ bool SharedHeap::free(void* data) {
   if (!handle) return false;
   // The block is the parent's, and stays in use there.
   if (is_child_) return true;
+  if (is_withdrawn(*handle, pool_.size_at(*handle))) return true;
   if (!pool_.give(*handle)) return false;
   // Down to half of what may be kept, so that the next frees do not trim again.
   if (spare() > trim_from_) trim(needed() + keep_ / 2);
@@ -66,7 +68,38 @@ std::optional<SharedHeap::Spot> SharedHeap::find(const void* data, std::size_t n
   if (!handle) return std::nullopt;
   const Spot spot{segment_in(*handle), offset_in(*handle)};
   if (spot.offset + nbytes > segments_[spot.segment].memory.nbytes()) return std::nullopt;
+  if (is_withdrawn(*handle, nbytes)) return std::nullopt;
   return spot;
+}
+
+void SharedHeap::withdraw(const void* data, std::size_t nbytes) {
+  if (nbytes == 0 || !may_own(data)) return;
+  const std::lock_guard lock(mutex_);
+  const auto handle = locate(data);
+  if (!handle || is_child_) return;
+  Segment& segment = segments_[segment_in(*handle)];
+  if (!segment.published.value_or(false)) return;  // nobody else uses it
+  // A block has its pages for itself.
+  const std::uint64_t begin = *handle / BlockPool::kPage * BlockPool::kPage;
+  const std::uint64_t end = rounded_up(*handle + nbytes, BlockPool::kPage);
+  for (std::uint64_t at = begin; at < end;) {
+    const auto next = withdrawn_.upper_bound(at);
+    // Pages that have been taken out are not mapped anew, which would bring back what the segment holds.
+    if (next != withdrawn_.begin() && std::prev(next)->second > at) {
+      at = std::prev(next)->second;
+      continue;
+    }
+    const std::uint64_t stop = next == withdrawn_.end() ? end : std::min(end, next->first);
+    withdrawn_.emplace_hint(next, at, stop);
+    segment.memory.take_out(offset_in(at), stop - at);
+    at = stop;
+  }
+}
+
+bool SharedHeap::is_withdrawn(std::uint64_t handle, std::size_t nbytes) const {
+  // Few ranges, and mostly none.
+  return std::ranges::any_of(withdrawn_,
+                             [&](const auto& range) { return range.first < handle + nbytes && handle < range.second; });
 }
 
 void SharedHeap::set_bounds(std::size_t limit, std::size_t keep) {
@@ -225,8 +258,14 @@ void SharedHeap::after_fork_in_child() noexcept {
   if (!is_child_) {
     is_child_ = true;
     for (Segment& segment : segments_) {
-      // Otherwise the child's writes would reach all ranks of the host.
-      segment.memory.make_private();
+      // Otherwise the child's writes would reach all ranks of the host. What was withdrawn is private already.
+      std::size_t at = 0;
+      for (const auto& [begin, end] : withdrawn_) {
+        if (&segments_[segment_in(begin)] != &segment) continue;
+        segment.memory.make_private(at, offset_in(begin) - at);
+        at = offset_in(begin) + (end - begin);
+      }
+      segment.memory.make_private(at, segment.memory.nbytes() - at);
       segment.memory.close_fd();
     }
     for (Child& child : children_) child.alive = Fd();

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -55,6 +56,9 @@ class SharedHeap final : private ForkListener {
 
   /// The segment and offset of a range, if it lies in one segment.
   std::optional<Spot> find(const void* data, std::size_t nbytes) const;
+  /// Takes a range out of the reach of other processes: from now on they store into other pages. It keeps what it
+  /// holds, belongs to no segment, and is not used again when its block is freed.
+  void withdraw(const void* data, std::size_t nbytes);
   /// Calls `give(const SharedMemory&) -> bool` at the first call for a segment. Returns the result of that first call.
   template <class Give>
   bool publish(std::uint32_t segment, Give give);
@@ -83,6 +87,7 @@ class SharedHeap final : private ForkListener {
   bool may_own(const void* data) const;
   std::optional<std::uint64_t> locate(const void* data) const;
   std::byte* at(std::uint64_t handle) const;
+  bool is_withdrawn(std::uint64_t handle, std::size_t nbytes) const;
   std::optional<std::uint64_t> take(std::size_t nbytes);
   bool grow(std::size_t nbytes);
   bool make_present(std::uint64_t handle, std::size_t nbytes, bool& was_absent);
@@ -94,6 +99,7 @@ class SharedHeap final : private ForkListener {
   mutable std::mutex mutex_;
   BlockPool pool_;
   std::vector<Segment> segments_;
+  std::map<std::uint64_t, std::uint64_t> withdrawn_;  // begin and end of whole pages, as handles
   std::atomic<std::uintptr_t> lowest_ = std::numeric_limits<std::uintptr_t>::max();
   std::atomic<std::uintptr_t> highest_ = 0;
   std::size_t mapped_ = 0, present_ = 0;

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "os/futex.h"
+#include "shm/write_fence.h"
 
 namespace samestep {
 namespace {
@@ -14,7 +15,7 @@ constexpr std::size_t whole_pages(std::size_t nbytes) { return (nbytes + kPage -
 /// The offsets of the parts of a region.
 struct Layout {
   std::size_t event_counts, header_slots, steps, next_chunks, finished, released, leave_reasons, rings, blocks, stages,
-      end;
+      fence_words, end;
 
   explicit Layout(std::size_t size) {
     std::size_t at = 0;
@@ -33,6 +34,7 @@ struct Layout {
     rings = take(size * size * (sizeof(ShmRegion::Ring) + ShmRegion::ring_nbytes(static_cast<int>(size))));
     blocks = take(size * ShmRegion::kBlocks * ShmRegion::kBlockBytes);
     stages = take(size * ShmRegion::kStages * ShmRegion::kStageBytes);
+    fence_words = take(WriteFence::nbytes_for(size));
     end = at;
   }
 };
@@ -64,6 +66,7 @@ ShmRegion::ShmRegion(std::shared_ptr<std::byte> memory, int size)
   rings_ = base + layout.rings;
   blocks_ = base + layout.blocks;
   stages_ = base + layout.stages;
+  fence_words_ = base + layout.fence_words;
 }
 
 void ShmRegion::wake_waiters(int rank) const {

@@ -28,6 +28,9 @@ namespace samestep {
 /// | Ring::read    | receiver    | sender    | release / acquire | its reads of the frames up to it | only grows    |
 /// | left          | its rank    | all       | release / acquire | its leave_reason                 | never         |
 /// | n_left        | all, add    | all       | release / acquire | the `left` of those counted      | only grows    |
+/// | gate          | its rank    | all       | relaxed           | nothing: the headers publish it  | never         |
+/// | begun         | its rank    | all       | seq_cst           | nothing: see WriteFence          | only grows    |
+/// | ended         | its rank    | all       | release / acquire | its writes into others' arrays   | only grows    |
 /// | epoch         | notifiers   | its rank  | release / acquire | nothing that is relied on        | wraps around  |
 /// | n_waiters     | sleepers    | notifiers | relaxed           | nothing: wake-ups may be lost    | up and down   |
 ///
@@ -134,6 +137,8 @@ class ShmRegion {
     return *reinterpret_cast<Ring*>(rings_ + (index(from) * size_ + index(to)) * (sizeof(Ring) + ring_nbytes_));
   }
   std::size_t ring_nbytes() const { return ring_nbytes_; }
+  /// For the WriteFence of the group.
+  std::shared_ptr<std::byte> fence_words() const { return {memory_, fence_words_}; }
 
  private:
   std::atomic<std::uint64_t>& step(std::uint64_t number, int rank) const {
@@ -155,6 +160,7 @@ class ShmRegion {
   std::byte* rings_;
   std::byte* blocks_;
   std::byte* stages_;
+  std::byte* fence_words_;
 };
 
 }  // namespace samestep

@@ -1,7 +1,10 @@
 #include <doctest/doctest.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <exception>
 #include <memory>
@@ -13,6 +16,7 @@
 #include "core/error.h"
 #include "shm/process_peers.h"
 #include "shm/shared_heap.h"
+#include "shm/write_fence.h"
 
 namespace samestep {
 namespace {
@@ -90,6 +94,63 @@ TEST_CASE("process peers: memory that a rank could not open is missed at once") 
   CHECK_THROWS_WITH_AS(std::rethrow_exception(error), doctest::Contains("raise `ulimit -n`"), UnavailableError);
   CHECK_THROWS_WITH_AS(mine->map_peer_memory(1, address, 1), doctest::Contains("could not open memory that rank 1"),
                        UnavailableError);
+}
+
+TEST_CASE("process peers: a rank that has closed its fence is written to no more, and writes itself") {
+  const auto [mine, other] = connected_peers();
+  if (!mine->has_cma()) return;
+  const std::shared_ptr<std::byte> words = mine->share(std::array{0, 1}, WriteFence::nbytes_for(2), 0, soon());
+  WriteFence fence(mine, {0, 1}, 0, words), of_other(other, {0, 1}, 1, words);
+  std::array<int, 2> here{1, 1}, there{2, 2}, value{3, 3};
+  const auto address = [](const auto& array) { return reinterpret_cast<std::uintptr_t>(array.data()); };
+  REQUIRE(of_other.write(0, address(here), value.data(), sizeof value));
+  CHECK(here == value);
+  fence.close();
+  here = {1, 1};
+  CHECK_FALSE(of_other.write(0, address(here), value.data(), sizeof value));
+  CHECK_FALSE(of_other.write(0, address(here), value.data(), sizeof(int)));
+  CHECK(here == std::array{1, 1});
+  CHECK(fence.write(1, address(there), value.data(), sizeof value));
+  CHECK(there == value);
+}
+
+TEST_CASE("process peers: what a rank stores into withdrawn memory of another goes nowhere") {
+  const auto [mine, other] = connected_peers();
+  constexpr std::size_t kPage = 4096, kNbytes = 4 * kPage;
+  const std::shared_ptr<SharedHeap> heap = mine->heap();
+  auto* const data = static_cast<std::byte*>(heap->allocate(kNbytes).data);
+  REQUIRE(data != nullptr);
+  const std::uint64_t address = mine->to_remote_address(data, kNbytes);
+  REQUIRE((address & LocalPeers::kSharedAddressBit) != 0);
+  std::byte* const seen = other->map_peer_memory(0, address, kNbytes);
+  const auto is_shared = [&](std::size_t from, std::size_t to) {
+    return (mine->to_remote_address(data + from, to - from) & LocalPeers::kSharedAddressBit) != 0;
+  };
+  const auto store = [](std::byte* to, int value) { std::fill_n(to, kNbytes, std::byte(value)); };
+  const auto holds = [&](std::size_t from, std::size_t to, int value) {
+    return std::all_of(data + from, data + to, [value](std::byte byte) { return byte == std::byte(value); });
+  };
+  store(seen, 1);
+  heap->withdraw(data + kPage + 1, 2);
+  store(seen, 2);
+  CHECK(holds(0, kPage, 2));
+  CHECK(holds(kPage, 2 * kPage, 1));
+  CHECK(holds(2 * kPage, kNbytes, 2));
+  CHECK(is_shared(0, kPage));
+  CHECK_FALSE(is_shared(0, kPage + 1));
+  CHECK(is_shared(2 * kPage, kNbytes));
+  store(data, 3);
+  heap->withdraw(data, kNbytes);  // some of it again: what this rank has stored since stays
+  store(seen, 4);
+  CHECK(holds(0, kNbytes, 3));
+  CHECK_FALSE(is_shared(0, kNbytes));
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(holds(0, kNbytes, 3) ? 0 : 1);
+  int status = -1;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  CHECK(heap->free(data));
+  CHECK(heap->allocate(kNbytes).data != data);  // the other may still store there
 }
 
 }  // namespace samestep

@@ -82,3 +82,17 @@ TEST_CASE("process watch: what has got the number of the pidfd is not asked, and
   }
   CHECK(::close(number) == 0);
 }
+
+TEST_CASE("process watch: a stopped process is stopped until it goes on") {
+  Child child;
+  const ProcessWatch watch(child.pid());
+  CHECK_FALSE(watch.is_stopped());
+  ::kill(child.pid(), SIGSTOP);
+  REQUIRE(::waitpid(child.pid(), nullptr, WUNTRACED) == child.pid());
+  CHECK(watch.is_stopped());
+  CHECK_FALSE(watch.ended());
+  ::kill(child.pid(), SIGCONT);
+  REQUIRE(::waitpid(child.pid(), nullptr, WCONTINUED) == child.pid());
+  CHECK_FALSE(watch.is_stopped());
+  CHECK_FALSE(ProcessWatch(0).is_stopped());
+}

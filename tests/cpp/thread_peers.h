@@ -70,7 +70,6 @@ class ThreadPeers final : public LocalPeers {
   }
   bool has_cma() const override { return reach_ == Reach::cma || reach_ == Reach::shared; }
   using LocalPeers::read_peer;
-  using LocalPeers::write_peer;
   int n_reads = 0;
   bool refuses = false;  ///< as a kernel does that has changed its mind since the ranks met
   bool read_peer(int, std::span<const RemoteSegment> pieces) override {
@@ -81,11 +80,14 @@ class ThreadPeers final : public LocalPeers {
     }
     return true;
   }
-  bool write_peer(int, std::span<const RemoteSegment> pieces) override {
+  bool write_peer(int, std::uint64_t, std::span<const RemoteSegment> pieces) override {
     for (const RemoteSegment& piece : pieces)
       std::memcpy(reinterpret_cast<void*>(piece.remote), piece.local, piece.nbytes);
     return true;
   }
+  std::uint64_t open_gate() override { return 0; }
+  void close_gate(std::uint64_t) override {}
+  void free_gate(std::uint64_t) override {}
 
  private:
   std::shared_ptr<SharedState> state_;

@@ -110,6 +110,10 @@ void Memory::check(int rank, std::size_t granule, bool writes) {
     violated("rank " + std::to_string(rank) + " touches a buffer that rank " + std::to_string(owner) +
              " has withdrawn, and could know it");
   }
+  if (writes && g.closed_by != 0 && g.closed_by - 1 != rank) {
+    violated("rank " + std::to_string(rank) + " writes into a buffer of rank " + std::to_string(g.closed_by - 1) +
+             ", which has got its error");
+  }
   const int writer = g.writer - 1;
   if (writer >= 0 && writer != rank && mine[index(writer)] < g.write) {
     violated("rank " + std::to_string(rank) + (writes ? " overwrites" : " reads") + " what rank " +
@@ -151,6 +155,14 @@ void Memory::withdraw(int rank, const void* address, std::size_t nbytes) {
     accessed_granules_.push_back(static_cast<std::uint32_t>(word_of(address) + i / 8));
     g.withdrawn_by = static_cast<std::int8_t>(rank + 1);
     g.withdrawn = clocks_[index(rank)][index(rank)];
+  }
+}
+
+void Memory::close_to_writes(int rank, const void* address, std::size_t nbytes) {
+  for (std::size_t i = 0; i < nbytes; i += 8) {
+    const std::size_t granule = word_of(static_cast<const std::byte*>(address) + i);
+    accessed_granules_.push_back(static_cast<std::uint32_t>(granule));
+    granules_[granule].closed_by = static_cast<std::int8_t>(rank + 1);
   }
 }
 

@@ -64,6 +64,8 @@ class Memory {
   void plain(int rank, const volatile void* address, std::size_t nbytes, bool writes);
   /// The rank gives no more access to these bytes: a rank that can know it must not access them.
   void withdraw(int rank, const void* address, std::size_t nbytes);
+  /// From now on no other rank may write these bytes, whatever it can know.
+  void close_to_writes(int rank, const void* address, std::size_t nbytes);
 
  private:
   using Clock = std::array<std::uint32_t, kMaxRanks>;
@@ -77,7 +79,7 @@ class Memory {
   struct Granule {
     Clock reads;
     std::uint32_t write;
-    std::int8_t writer, withdrawn_by;  // plus one
+    std::int8_t writer, withdrawn_by, closed_by;  // plus one
     std::uint32_t withdrawn;
   };
 

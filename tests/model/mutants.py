@@ -31,6 +31,7 @@ class Mutant(NamedTuple):
 
 HEADERS, REDUCTION = "csrc/shm/shm_header_exchange.cpp", "csrc/node/node_reduction.cpp"
 SINGLE_COPY, STAGED = "csrc/node/single_copy_reduction.cpp", "csrc/node/staged_reduction.cpp"
+FENCE = "csrc/shm/write_fence.cpp"
 STAGED_EXCHANGE = "csrc/node/staged_exchange.cpp"
 TRANSPORT, EXCHANGE, OPERATION = (
     "csrc/shm/shm_transport.cpp",
@@ -186,6 +187,33 @@ MUTANTS = [
         EXCHANGE,
         [(ALL_PRESENT, "")],
         "given-up-gather-2",
+    ),
+    Mutant(
+        "a write by CMA passes no gate",
+        FENCE,
+        [("write_peer(members_[index], gate, pieces)", "write_peer(members_[index], 0 * gate, pieces)")],
+        "given-up-cma-2-bounded",
+    ),
+    Mutant(
+        "a rank leaves its gate open",
+        FENCE,
+        [("  peers_->close_gate(gate);\n", "")],
+        "given-up-cma-2-bounded",
+    ),
+    Mutant(
+        "a rank gets its error while another writes by CMA",
+        FENCE,
+        [("while (words_[i].ended.load(std::memory_order_acquire) < begun) {", "while (begun == ~0UL) {")],
+        "given-up-cma-2-bounded",
+    ),
+    Mutant(
+        "a write is counted when it is over",
+        FENCE,
+        [
+            ("  mine.begun.fetch_add(1, std::memory_order_seq_cst);\n", ""),
+            ("    end();\n    return written;", "    mine.begun.fetch_add(1); end();\n    return written;"),
+        ],
+        "given-up-cma-2-bounded",
     ),
     Mutant(
         "a buffer is released before the others have copied it",

@@ -445,6 +445,8 @@ std::vector<std::function<Scenario()>> scenarios() {
       [] { return bounded(2, given_up("given-up-staged-2", 2, Reach::none, an_all_reduce(20'000))); },
       [] { return given_up("given-up-gather-2", 2, Reach::shared, a_gather(20'000)); },
       [] { return bounded(1, given_up("given-up-staged-gather-2", 2, Reach::none, a_gather(20'000))); },
+      [] { return bounded(3, given_up("given-up-cma-2", 2, Reach::cma, an_all_reduce(6000))); },
+      [] { return bounded(0, given_up("given-up-cma-3", 3, Reach::cma, an_all_reduce(6000))); },
       [] { return bounded(0, given_up("given-up-static-3", 3, Reach::shared, an_all_reduce(6000))); },
       [] { return bounded(1, given_up("given-up-full-ring-2", 2, Reach::none, an_all_reduce(3), kManyMessages)); },
   };

@@ -18,7 +18,9 @@ using namespace samestep;
 
 class WatchedPeers final : public LocalPeers {
  public:
-  WatchedPeers(int rank, int size, Reach reach) : rank_(rank), size_(size), reach_(reach) {}
+  /// `gate`: a word of the watched memory, 0 while it is open.
+  WatchedPeers(int rank, int size, Reach reach, std::uint64_t gate)
+      : rank_(rank), size_(size), reach_(reach), gate_(gate) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -40,7 +42,6 @@ class WatchedPeers final : public LocalPeers {
   }
   bool has_cma() const override { return reach_ != Reach::none; }
   using LocalPeers::read_peer;
-  using LocalPeers::write_peer;
   bool read_peer(int peer, std::span<const RemoteSegment> pieces) override {
     if (explorer().is_dead(peer)) return false;
     for (const RemoteSegment& piece : pieces) {
@@ -48,16 +49,28 @@ class WatchedPeers final : public LocalPeers {
     }
     return true;
   }
-  bool write_peer(int peer, std::span<const RemoteSegment> pieces) override {
-    if (explorer().is_dead(peer)) return false;
+  bool write_peer(int peer, std::uint64_t gate, std::span<const RemoteSegment> pieces) override {
+    if (gate != 0 && word(gate).load(std::memory_order_acquire) != 0) return false;  // pairs with close_gate
+    // What the kernel does is no single step: others come in between here.
+    if (ended(peer)) return false;
     for (const RemoteSegment& piece : pieces)
       std::memcpy(reinterpret_cast<void*>(piece.remote), piece.local, piece.nbytes);
     return true;
   }
+  std::uint64_t open_gate() override { return reach_ == Reach::cma ? gate_ : 0; }
+  void close_gate(std::uint64_t gate) override {
+    word(gate).store(1, std::memory_order_release);  // pairs with write_peer
+  }
+  void free_gate(std::uint64_t) override {}
 
  private:
+  static std::atomic<std::uint64_t>& word(std::uint64_t gate) {
+    return *reinterpret_cast<std::atomic<std::uint64_t>*>(gate);
+  }
+
   int rank_, size_;
   Reach reach_;
+  std::uint64_t gate_;
 };
 
 }  // namespace
@@ -71,10 +84,14 @@ void World::set_up() {
   for (int rank = 0; rank < size_; ++rank) {
     auto group = std::make_shared<NodeGroup>();
     group->rank = rank;
-    group->peers = std::make_shared<WatchedPeers>(rank, size_, reach_);
+    group->peers = std::make_shared<WatchedPeers>(rank, size_, reach_,
+                                                  reinterpret_cast<std::uintptr_t>(explorer().memory().base() + used_));
+    used_ += 64;
     group->region = std::make_shared<ShmRegion>(group->peers->share({}, 0, 0, Deadline::after(Seconds(1))), size_);
     group->members.resize(static_cast<std::size_t>(size_));
     std::iota(group->members.begin(), group->members.end(), 0);
+    group->fence = std::make_shared<WriteFence>(group->peers, group->members, static_cast<std::size_t>(rank),
+                                                group->region->fence_words());
     auto header_exchange = std::make_unique<ShmHeaderExchange>(group->region, rank);
     group->header_exchange = header_exchange.get();
     ExchangeOptions options;
@@ -82,6 +99,7 @@ void World::set_up() {
     auto transport = std::make_unique<ShmTransport>(group->region, group->peers, group->members, rank);
     group->transport = transport.get();
     auto engine = std::make_shared<ProgressEngine>(std::move(transport), options, std::move(header_exchange));
+    engine->set_on_leave([fence = group->fence](std::uint64_t) { fence->close(); });
     members_.push_back({engine, std::make_shared<NodeCommunicator>(engine, std::move(group)), {}});
   }
 }
@@ -146,6 +164,10 @@ void World::leave(int rank) {
     explorer().memory().withdraw(rank, buffer.data(), buffer.size_bytes());
   }
   engine(rank).abandon(std::make_exception_ptr(TimeoutError("its patience ended")), "its patience ended");
+  // Shared buffers are withdrawn by the system, which is not explored.
+  if (reach_ != Reach::cma) return;
+  for (const Floats buffer : member(rank).buffers)
+    explorer().memory().close_to_writes(rank, buffer.data(), buffer.size_bytes());
 }
 
 void World::forget_history(int rank, std::uint64_t place) {
