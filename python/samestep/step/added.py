@@ -11,6 +11,7 @@ from samestep import arrays, trees
 from samestep.errors import InvalidArgumentError
 from samestep.step.leaves import LeafSpec
 from samestep.trees import signature
+from samestep.trees.structure import DEEPEST
 
 __all__ = [
     "examples",
@@ -25,12 +26,28 @@ __all__ = [
 _MOST = {"float32": 1e30, "float64": 1e150}
 
 
-def gradients_of(grads: Any) -> Any:
-    """The tree that `grads` stands for: of a torch module the `.grad` of its parameters."""
+def gradients_of(grads: Any, act: str = "") -> Any:
+    """The tree that `grads` stands for: of a torch module the `.grad` of its parameters.
+
+    Raises:
+      InvalidArgumentError: `act` takes gradients alone, and the tree begins with a module, a parameter or an optimizer.
+    """
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(grads, torch.nn.Module):
+    if torch is None:
         return grads
-    return {name: parameter.grad for name, parameter in grads.named_parameters()}
+    if isinstance(grads, torch.nn.Module):
+        return {name: parameter.grad for name, parameter in grads.named_parameters()}
+    first = grads
+    for _ in range(DEEPEST):
+        if not isinstance(first, (dict, list, tuple)) or not first:
+            break
+        first = next(iter(first.values() if isinstance(first, dict) else first))
+    if act and isinstance(first, (torch.nn.Module, torch.nn.Parameter, torch.optim.Optimizer)):
+        raise InvalidArgumentError(
+            f"{act}: the tree begins with parameters ({type(first).__name__}), not with gradients; pass one module by "
+            "itself, or its gradients, {name: p.grad for name, p in module.named_parameters()}"
+        )
+    return grads
 
 
 def rebuild_of(tree: Any, flat: trees.Flat) -> Callable[[Iterable[Any]], Any]:
