@@ -116,6 +116,65 @@ def test_a_gradient_transposed_in_its_place_is_refused(group):
         p.sum().backward()
 
 
+def own_gradients(net, group):
+    loss = functional.mse_loss(net(batch(group.rank, group.size)[0]), batch(group.rank, group.size)[1])
+    return torch.autograd.grad(loss, list(net.parameters()))
+
+
+def assigned(group, net, opt):
+    for p, g in zip(net.parameters(), own_gradients(net, group), strict=True):
+        p.grad = g
+
+
+def added_to_zeros(group, net, opt):
+    backward(net, *batch(group.rank, group.size))
+    opt.step()
+    opt.zero_grad(set_to_none=False)
+    for p, g in zip(net.parameters(), own_gradients(net, group), strict=True):
+        p.grad.add_(g)
+
+
+def passes_without_sync(group, net, opt):
+    with no_sync(opt):
+        backward(net, *batch(group.rank, group.size))
+
+
+def one_layer_assigned(group, net, opt):
+    net[0](batch(group.rank, group.size)[0]).sum().backward()
+    for p, g in zip(net[4].parameters(), own_gradients(net, group)[-2:], strict=True):
+        p.grad = g
+
+
+@pytest.mark.parametrize("way", [assigned, added_to_zeros, passes_without_sync, one_layer_assigned])
+def test_gradients_that_no_pass_has_averaged_are_refused_where_they_differ(group, way):
+    net = model()
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
+    way(group, net, opt)
+    if group.size == 1:
+        opt.step()
+        return
+    before = [p.detach().clone() for p in net.parameters()]
+    with pytest.raises(ss.MismatchError, match=r"DistributedOptimizer: step\(\) .* allreduce_gradients"):
+        opt.step()
+    assert_close(list(net.parameters()), before)
+    ss.allreduce_gradients(group, net)  # the mean of gradients that are means already has other last bits
+    opt.step()
+    assert_equal_everywhere(group, net.parameters())
+
+
+def test_a_step_may_use_a_mean_gradient_again_or_zeros(group):
+    net, alone = model(), model()
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
+    other = torch.optim.SGD(alone.parameters(), 0.1)
+    backward(net, *batch(group.rank, group.size))
+    backward(alone, *batch())
+    for step in (opt.step, opt.step, other.step, other.step):
+        step()
+    opt.zero_grad(set_to_none=False)
+    opt.step()
+    assert_close(list(net.parameters()), list(alone.parameters()), 1e-5)
+
+
 @pytest.mark.parametrize("late", [True, False], ids=["after", "before"])
 def test_hooks_of_parameters_that_change_gradients(group, late):
     """Registered before the wrapping or after it: they see this rank's gradient, and what they leave is averaged."""

@@ -22,12 +22,17 @@ from samestep.errors import InvalidArgumentError, MismatchError, StepError, Unav
 from samestep.optimizer.torch_buckets import Bucket, Slot, flat_memory, join_for_nccl, reduced_by_nccl
 from samestep.optimizer.torch_state import named_parameters, require_plain, require_same, state_of
 from samestep.reduce_ops import Premul, ReduceOp, resolve
-from samestep.step.state_hash import Verifier
+from samestep.step.state_hash import Verifier, same
 from samestep.trees.allreduce import op_name
 from samestep.trees.fusion import plan_messages
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
+
+_BY_HAND = (
+    "; no backward() has averaged these gradients for this step (they were set by hand, or within no_sync): pass them "
+    "through allreduce_gradients(backend, grads) first"
+)
 
 # Who averages a parameter: the newest optimizer made distributed, e.g. when a notebook cell has run again.
 _owners: dict[int, tuple[weakref.ref[torch.Tensor], Any, weakref.ref[Averager]]] = {}
@@ -114,6 +119,7 @@ class Averager:
         self._pass: weakref.ref[_Pass] | None = None
         self._has_looked = False  # at the other parameters of modules
         self._is_amid = False  # a pass has begun whose mean gradients are not there yet
+        self._n_steps = 0
         self.refresh_parameters()
 
     def refresh_parameters(self) -> None:
@@ -210,7 +216,7 @@ class Averager:
             self._start_next()
 
     def require_mean(self) -> None:
-        """Refuse a step with gradients of a pass whose end never came: they are this rank's own."""
+        """Refuse a step with this rank's own gradients: of a pass whose end never came, or set by hand."""
         if not self._has_looked:
             self._has_looked = True
             self._warn_of_others()
@@ -220,6 +226,11 @@ class Averager:
                 "as compiled autograd, which tells nobody when it ends; call zero_grad(), and backward() without "
                 "torch._dynamo.compiled_autograd (torch.compile of the model is fine)"
             )
+        step, self._n_steps = self._n_steps, self._n_steps + 1
+        others = [slot for slot in self._slots.values() if slot.dirty or slot.step != step]
+        by_hand = {slot.name: grad for slot in others if (grad := slot.gradient()) is not None}
+        if by_hand and not self.paused and self._backend.size > 1:
+            same(self._backend, by_hand, act="DistributedOptimizer: step()", when=_BY_HAND)
 
     def _warn_of_others(self) -> None:
         """Warn of gradients that nobody averages, in synchronized modules that have parameters of this optimizer."""
@@ -278,7 +289,7 @@ class Averager:
         # A gradient of this rank is one of any rank. To read the flags would wait for the device in every step.
         used = mine if all(mine) else [flag != 0 for flag in flags.tolist()]
         for slot, any_rank in zip(slots, used, strict=True):
-            slot.write_back(any_rank)
+            slot.write_back(any_rank, self._n_steps)
         self._is_amid = False
 
 

@@ -173,7 +173,8 @@ def _name_of_callable(leaf: Any) -> str | None:
         return None
     owner = getattr(leaf, "__self__", None)
     has_state = owner is not None and not isinstance(owner, (types.ModuleType, type))
-    if has_state or any(map(is_array, parts_of(getattr(leaf, "__dict__", {})))):
+    attributes = {} if isinstance(leaf, type) else getattr(leaf, "__dict__", {})
+    if has_state or any(map(is_array, parts_of(attributes))):
         return None
     return f"{getattr(leaf, '__module__', None)}.{name}"
 
