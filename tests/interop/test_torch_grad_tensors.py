@@ -162,6 +162,31 @@ def test_gradients_that_no_pass_has_averaged_are_refused_where_they_differ(group
     assert_equal_everywhere(group, net.parameters())
 
 
+def test_parameters_that_were_put_into_a_group_by_hand(group):
+    first, second = nn.Linear(3, 1), nn.Linear(3, 1)
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(first.parameters(), 0.1))
+    opt.param_groups[0]["params"] += second.parameters()
+    (first(torch.ones(3)) + second(torch.full((3,), group.rank + 1.0))).sum().backward()
+    if group.size == 1:
+        return
+    with pytest.raises(ss.MismatchError, match=r"'parameter 2'.* add_param_group"):
+        opt.step()
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As some libraries write one around another optimizer."""
+
+    def __init__(self, inner):
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+
+
+@pytest.mark.parametrize("wrap", [ss.DistributedOptimizer, ss.ShardedOptimizer])
+def test_an_optimizer_that_takes_no_hooks(group, wrap):
+    inner = torch.optim.SGD(model().parameters(), 0.1)
+    with pytest.raises(ss.InvalidArgumentError, match=r"Wrapper has not called Optimizer.__init__"):
+        wrap(group, Wrapper(inner))
+
+
 def test_a_step_may_use_a_mean_gradient_again_or_zeros(group):
     net, alone = model(), model()
     opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))

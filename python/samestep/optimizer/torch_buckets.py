@@ -101,11 +101,6 @@ class Slot:
                 f"{_text(self.layout)}; give p.grad the dtype and shape of p, or set p.grad_dtype"
             )
 
-    def gradient(self) -> torch.Tensor | None:
-        """What the parameter has now."""
-        parameter = self._parameter()
-        return None if parameter is None else parameter.grad
-
     def write_back(self, used: bool, step: int) -> None:
         """Take the reduced gradient of a step, unless no rank had one."""
         assert self.reduced is not None

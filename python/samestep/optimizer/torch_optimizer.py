@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from samestep.group.group import Group
 
 _BY_HAND = (
-    "; no backward() has averaged these gradients for this step (they were set by hand, or within no_sync): pass them "
-    "through allreduce_gradients(backend, grads) first"
+    "; no backward() has averaged this gradient for this step: it was set by hand, computed within no_sync, or its "
+    "parameter was not added by add_param_group; pass gradients through allreduce_gradients(backend, grads) first"
 )
 
 # Who averages a parameter: the newest optimizer made distributed, e.g. when a notebook cell has run again.
@@ -227,10 +227,22 @@ class Averager:
                 "torch._dynamo.compiled_autograd (torch.compile of the model is fine)"
             )
         step, self._n_steps = self._n_steps, self._n_steps + 1
-        others = [slot for slot in self._slots.values() if slot.dirty or slot.step != step]
-        by_hand = {slot.name: grad for slot in others if (grad := slot.gradient()) is not None}
-        if by_hand and not self.paused and self._backend.size > 1:
-            same(self._backend, by_hand, act="DistributedOptimizer: step()", when=_BY_HAND)
+        if not self.paused and self._backend.size > 1:
+            by_hand = self._not_averaged_in(step)
+            if by_hand:
+                same(self._backend, by_hand, act="DistributedOptimizer: step()", when=_BY_HAND)
+
+    def _not_averaged_in(self, step: int) -> dict[str, torch.Tensor]:
+        """Gradients that this step uses and no pass has averaged for it."""
+        optimizer, slots = self._optimizer(), self._slots
+        parameters = [] if optimizer is None else [p for g in optimizer.param_groups for p in g["params"]]
+        found = {}
+        for i, p in enumerate(parameters):
+            slot = slots.get(id(p))
+            is_averaged = _is_claimed(p) if slot is None else slot.step == step and not slot.dirty
+            if not is_averaged and p.grad is not None:
+                found[f"parameter {i}"] = p.grad
+        return found
 
     def _warn_of_others(self) -> None:
         """Warn of gradients that nobody averages, in synchronized modules that have parameters of this optimizer."""
