@@ -1,5 +1,7 @@
 """torch: modules, optimizers and trees of tensors are synchronized and reduced in place."""
 
+import collections
+
 import pytest
 import samestep as ss
 from torch_training import (
@@ -57,6 +59,7 @@ PARAMETERS = {
     "a list of modules": lambda net: [net[0], net[2]],
     "an optimizer": lambda net: torch.optim.SGD(net.parameters(), 0.1, momentum=0.9),
     "a list of parameters": lambda net: list(net.parameters()),
+    "a model's state": lambda net: {"model": collections.OrderedDict(net.named_parameters())},
     "a dict of parameters": lambda net: {"params": dict(net.named_parameters())},
 }
 

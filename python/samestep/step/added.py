@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +24,7 @@ __all__ = [
     "weight_of",
 ]
 
+_USUAL = (dict, list, tuple, collections.OrderedDict)
 _MOST = {"float32": 1e30, "float64": 1e150}
 
 
@@ -39,9 +41,9 @@ def gradients_of(grads: Any, act: str = "") -> Any:
         return {name: parameter.grad for name, parameter in grads.named_parameters()}
     first = grads
     for _ in range(DEEPEST):
-        if not isinstance(first, (dict, list, tuple)) or not first:
+        if type(first) not in _USUAL or not first:
             break
-        first = next(iter(first.values() if isinstance(first, dict) else first))
+        first = next(iter(first if isinstance(first, (list, tuple)) else first.values()))
     if act and isinstance(first, (torch.nn.Module, torch.nn.Parameter, torch.optim.Optimizer)):
         raise InvalidArgumentError(
             f"{act}: the tree begins with parameters ({type(first).__name__}), not with gradients; pass one module by "

@@ -45,6 +45,7 @@ _BRACKETS: dict[type, Sequence[str]] = {
     set: ("set({", "})"),
     frozenset: ("frozenset({", "})"),
 }
+_GROUPS = (list, tuple, set, frozenset, collections.deque, collections.UserList)
 _LONGEST_DECIMAL = 10_000  # bits; Python refuses to write longer numbers in decimal
 
 
@@ -187,7 +188,7 @@ def parts_of(value: Any, depth: int = 20) -> Iterator[Any]:
       [1, 2]
     """
     inner = value.values() if isinstance(value, (Mapping, types.MappingProxyType)) else value
-    if depth and (inner is not value or isinstance(value, (list, tuple, set, frozenset, collections.deque))):
+    if depth and (inner is not value or isinstance(value, _GROUPS)):
         for part in inner:
             yield from parts_of(part, depth - 1)
     else:
