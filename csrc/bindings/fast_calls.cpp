@@ -134,10 +134,11 @@ bool bind_call_arrays(CollectiveType verb, const Communicator& communicator, con
   const bool at_root = communicator.rank() == given.root;
   const bool keeps_shape = verb == CollectiveType::allreduce || takes_root(verb);
   if (given.out == nullptr && !keeps_shape) return false;  // needs a new array
-  // Ranks that only read may pass a read-only array: root of a bcast, and all but root of a reduce.
+  // Ranks that only read may pass a read-only array: root of a bcast, and all but root of a reduce. That of a bcast is
+  // left to the method in Python, which returns to root what the others receive.
   const bool writes = verb == CollectiveType::bcast ? !at_root : verb != CollectiveType::reduce || at_root;
   const bool in_place = given.out == nullptr || given.out == given.x;
-  const ArrayView* const x = borrow_view(given.x, writes && in_place, to.in);
+  const ArrayView* const x = borrow_view(given.x, in_place && (writes || verb == CollectiveType::bcast), to.in);
   if (x == nullptr || (in_place && !keeps_shape)) return false;
   call.in = x->buffer();
   read_shape(*x, call.shape);

@@ -161,6 +161,27 @@ SAME_EVERYWHERE = {
 }
 
 
+class WithAttributes(dict):
+    """Opened, unless an attribute holds an array."""
+
+
+class Users(collections.UserList):
+    """Likewise."""
+
+
+@pytest.mark.parametrize("inner", [WithAttributes, Users])
+def test_containers_of_arrays_that_cannot_be_opened_are_refused(group, inner):
+    held = inner({"w": filled(group.rank)} if inner is WithAttributes else [filled(group.rank)])
+    held.name = "encoder"
+    ss.synchronize(group, {"layer": held})
+    assert group.allreduce(held["w" if inner is WithAttributes else 0][:1])[0] == group.size
+    held.cache = filled(group.rank)
+    with pytest.raises(ss.InvalidArgumentError, match=r"leaf \['layer'\].* arrays in other attributes"):
+        ss.synchronize(group, {"layer": held})
+    sent = ss.synchronize(group, {"layer": held}, objects="pickle")["layer"]
+    assert sent.cache[0] == 1
+
+
 def test_functions_and_texts_that_are_the_same_on_all_ranks_are_no_news(group):
     got, reported = warnings_of(group, {**SAME_EVERYWHERE, "x": filled(group.rank)})
     assert not reported

@@ -86,3 +86,12 @@ def test_an_accumulator_that_got_no_shard(group):
     (mean,) = total.mean()
     np.testing.assert_array_equal(mean, np.full(3, 2.0))
     assert mean.committed == (group.rank == 0)
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_results_have_one_type_on_all_ranks(group, name):
+    """Of arrays of Python numbers, too, whose type is weak: what root keeps is what the others receive."""
+    results = jax.tree.leaves(VERBS[name](group, jnp.full(3, 1.0)))
+    if name not in ("gather", "reduce"):  # which have a result at root only
+        types = group.allgather_object([(str(y.dtype), y.weak_type) for y in results])
+        assert types == types[:1] * group.size

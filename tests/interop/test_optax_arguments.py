@@ -124,6 +124,14 @@ def test_values_and_gradients_are_reduced_as_the_gradients_are(group):
         assert group.size == 1 or extra["grad"] is got
 
 
+@pytest.mark.parametrize("whole", [int, np.int64, np.array, jnp.int32, jnp.uint8])
+def test_the_mean_of_a_whole_value_keeps_its_fraction(group, whole):
+    _, extra = update(group, value=whole(int(group.rank == 0)))
+    assert float(extra["value"]) == pytest.approx(1 / group.size)
+    compiled = jax.jit(lambda v: update(group, value=v)[1]["value"])
+    assert float(compiled(jnp.int32(group.rank == 0))) == pytest.approx(1 / group.size)
+
+
 def test_gradients_of_numpy_that_come_twice_are_reduced_once(group):
     grads = np.full(2, group.rank + 1.0)
     got, extra = update(group, op=ss.SUM, grads=grads, grad=[grads], value=1.0)

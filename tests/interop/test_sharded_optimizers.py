@@ -245,6 +245,25 @@ def test_torch_parameters_may_be_added_and_unfrozen(group):
     assert_equal_states(opt.state_dict(), plain.state_dict())
 
 
+@pytest.mark.parametrize("late", [True, False], ids=["after backward", "before it"])
+@pytest.mark.parametrize("to_none", [True, False])
+def test_torch_parameters_are_updated_while_they_have_a_gradient(group, late, to_none):
+    """As in torch, where freezing a parameter keeps its gradient, and momentum goes on with one of zeros."""
+    one, two = network(), network()
+    plain = ss.DistributedOptimizer(group, torch.optim.SGD(one.parameters(), 0.1, momentum=0.9))
+    opt = ss.ShardedOptimizer(group, torch.optim.SGD(two.parameters(), 0.1, momentum=0.9))
+    for net, optimizer in ((one, plain), (two, opt)):
+        for i in range(4):
+            optimizer.zero_grad(set_to_none=to_none)
+            if not late:
+                net[2].requires_grad_(i % 2 == 0)
+            net(torch.full((2, 13), group.rank + i + 1.0)).square().sum().backward()
+            if late:
+                net[2].requires_grad_(i % 2 == 1)
+            optimizer.step()
+    assert_equal_tensors(two, one)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_torch_dtypes_and_layouts(group, dtype):
     def run(wrap):

@@ -116,6 +116,90 @@ def test_a_gradient_transposed_in_its_place_is_refused(group):
         p.sum().backward()
 
 
+def own_gradients(net, group):
+    loss = functional.mse_loss(net(batch(group.rank, group.size)[0]), batch(group.rank, group.size)[1])
+    return torch.autograd.grad(loss, list(net.parameters()))
+
+
+def assigned(group, net, opt):
+    for p, g in zip(net.parameters(), own_gradients(net, group), strict=True):
+        p.grad = g
+
+
+def added_to_zeros(group, net, opt):
+    backward(net, *batch(group.rank, group.size))
+    opt.step()
+    opt.zero_grad(set_to_none=False)
+    for p, g in zip(net.parameters(), own_gradients(net, group), strict=True):
+        p.grad.add_(g)
+
+
+def passes_without_sync(group, net, opt):
+    with no_sync(opt):
+        backward(net, *batch(group.rank, group.size))
+
+
+def one_layer_assigned(group, net, opt):
+    net[0](batch(group.rank, group.size)[0]).sum().backward()
+    for p, g in zip(net[4].parameters(), own_gradients(net, group)[-2:], strict=True):
+        p.grad = g
+
+
+@pytest.mark.parametrize("way", [assigned, added_to_zeros, passes_without_sync, one_layer_assigned])
+def test_gradients_that_no_pass_has_averaged_are_refused_where_they_differ(group, way):
+    net = model()
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
+    way(group, net, opt)
+    if group.size == 1:
+        opt.step()
+        return
+    before = [p.detach().clone() for p in net.parameters()]
+    with pytest.raises(ss.MismatchError, match=r"DistributedOptimizer: step\(\) .* allreduce_gradients"):
+        opt.step()
+    assert_close(list(net.parameters()), before)
+    ss.allreduce_gradients(group, net)  # the mean of gradients that are means already has other last bits
+    opt.step()
+    assert_equal_everywhere(group, net.parameters())
+
+
+def test_parameters_that_were_put_into_a_group_by_hand(group):
+    first, second = nn.Linear(3, 1), nn.Linear(3, 1)
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(first.parameters(), 0.1))
+    opt.param_groups[0]["params"] += second.parameters()
+    (first(torch.ones(3)) + second(torch.full((3,), group.rank + 1.0))).sum().backward()
+    if group.size == 1:
+        return
+    with pytest.raises(ss.MismatchError, match=r"'parameter 2'.* add_param_group"):
+        opt.step()
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As some libraries write one around another optimizer."""
+
+    def __init__(self, inner):
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+
+
+@pytest.mark.parametrize("wrap", [ss.DistributedOptimizer, ss.ShardedOptimizer])
+def test_an_optimizer_that_takes_no_hooks(group, wrap):
+    inner = torch.optim.SGD(model().parameters(), 0.1)
+    with pytest.raises(ss.InvalidArgumentError, match=r"Wrapper has not called Optimizer.__init__"):
+        wrap(group, Wrapper(inner))
+
+
+def test_a_step_may_use_a_mean_gradient_again_or_zeros(group):
+    net, alone = model(), model()
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.1))
+    other = torch.optim.SGD(alone.parameters(), 0.1)
+    backward(net, *batch(group.rank, group.size))
+    backward(alone, *batch())
+    for step in (opt.step, opt.step, other.step, other.step):
+        step()
+    opt.zero_grad(set_to_none=False)
+    opt.step()
+    assert_close(list(net.parameters()), list(alone.parameters()), 1e-5)
+
+
 @pytest.mark.parametrize("late", [True, False], ids=["after", "before"])
 def test_hooks_of_parameters_that_change_gradients(group, late):
     """Registered before the wrapping or after it: they see this rank's gradient, and what they leave is averaged."""

@@ -1,5 +1,7 @@
 """torch: modules, optimizers and trees of tensors are synchronized and reduced in place."""
 
+import collections
+
 import pytest
 import samestep as ss
 from torch_training import (
@@ -50,6 +52,37 @@ def test_gradients_of_a_module_by_hand(group):
     assert ss.allreduce_gradients(group, net) is net
     assert net[4].bias.grad is None
     assert_close(gradients(net)[:-1], whole_gradients()[:-1])
+
+
+PARAMETERS = {
+    "a dict of modules": lambda net: {"encoder": net},
+    "a list of modules": lambda net: [net[0], net[2]],
+    "an optimizer": lambda net: torch.optim.SGD(net.parameters(), 0.1, momentum=0.9),
+    "a list of parameters": lambda net: list(net.parameters()),
+    "a model's state": lambda net: {"model": collections.OrderedDict(net.named_parameters())},
+    "a dict of parameters": lambda net: {"params": dict(net.named_parameters())},
+}
+
+
+@pytest.mark.parametrize("kind", PARAMETERS)
+@pytest.mark.parametrize("weight", [None, 2.0])
+def test_parameters_are_not_taken_for_gradients(group, kind, weight):
+    net = model()
+    tree = PARAMETERS[kind](net)
+    with pytest.raises(ss.InvalidArgumentError, match="begins with parameters"):
+        ss.allreduce_gradients(group, tree, weight=weight)
+    with pytest.raises(ss.InvalidArgumentError, match=r"Accumulator.add: .* not with gradients"):
+        ss.Accumulator(group).add(tree)
+    with pytest.raises(ss.InvalidArgumentError, match=r"allreduce_gradients.* p.grad"):
+        ss.DistributedOptimizer(group, Plain()).update(tree, ())
+
+
+class Plain:
+    def init(self, params):
+        return ()
+
+    def update(self, grads, state, params=None):
+        return grads, state
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int64", "complex64"])

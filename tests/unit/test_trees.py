@@ -3,6 +3,7 @@
 import collections
 import copy
 import dataclasses
+import functools
 import pickle
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from samestep import trees
+from samestep.trees.reducible import why_refused
 
 
 class Pair(NamedTuple):
@@ -23,6 +25,11 @@ class Frozen:
     weight: object
     label: str = "x"
     doubled: object = dataclasses.field(init=False, default=None)
+
+
+@dataclasses.dataclass
+class Open:
+    weight: object
 
 
 @dataclasses.dataclass(slots=True)
@@ -131,6 +138,91 @@ def test_a_default_dict_keeps_its_factory_and_a_list_its_attributes():
     tagged = TaggedList([1])
     tagged.tag = "kept"
     assert trees.flatten(tagged).rebuild([2]).tag == "kept"
+
+
+class AttributeDict(dict):
+    """Its entries are its attributes."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.__dict__ = self
+
+
+class Kept(collections.UserDict):
+    """Has its entries a second time, as attributes."""
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        setattr(self, key, value)
+
+
+@pytest.mark.parametrize("kind", [AttributeDict, Kept])
+def test_attributes_that_are_entries_become_the_new_entries(kind):
+    built = trees.flatten(kind(w=np.ones(2), loss=0.5, none=None)).rebuild([3, 4, 5])
+    assert type(built) is kind
+    assert (built["loss"], built["none"], built["w"]) == (3, 4, 5) == (built.loss, built.none, built.w)
+
+
+class AliasedDict(dict):
+    """An attribute keeps the value with which it was made."""
+
+    def __init__(self, entries):
+        super().__init__(entries)
+        self.first = None
+
+
+class NamedWithAttributes(Pair):
+    pass
+
+
+class SlottedDict(dict):
+    __slots__ = ("extra",)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (AliasedDict({"w": 1}), "first"),
+        (TaggedList([1]), "tag"),
+        (type("Deque", (collections.deque,), {})([1]), "a"),
+        (type("User", (collections.UserDict,), {})(w=1), "a"),
+        (type("Users", (collections.UserList,), {})([1]), "a"),
+        (type("Tuple", (tuple,), {})([1]), "a"),
+        (NamedWithAttributes(1, 2), "a"),
+        (SlottedDict(w=1), "extra"),
+    ],
+)
+@pytest.mark.parametrize("hidden", [np.ones(2), [np.ones(2)], {"deep": (np.ones(2),)}, object()])
+def test_a_container_with_arrays_in_its_attributes_is_a_leaf(given, name, hidden):
+    setattr(given, name, hidden)
+    [leaf] = trees.flatten(given).leaves
+    assert leaf is given
+    assert "arrays in other attributes" in why_refused(given)
+    setattr(given, name, {"version": [1, None, "x"]})
+    assert len(trees.flatten(given).leaves) == len(given)
+
+
+def test_attributes_of_a_record_that_hold_arrays_are_fields():
+    record = Open(np.ones(1))
+    record.version = 3
+    assert trees.flatten(record).names == [".weight"]
+    record.later = [np.zeros(2)]
+    flat = trees.flatten(record)
+    assert flat.names == [".weight", ".later[0]"]
+    built = flat.rebuild([1, 2])
+    assert (built.weight, built.later, built.version) == (1, [2], 3)
+    assert record.later[0].shape == (2,)
+
+
+def test_a_layer_that_is_called_like_a_function_is_no_function():
+    def layer(x):
+        return x
+
+    assert why_refused(layer) is None
+    layer.weight = np.ones(2)
+    assert "no arrays can be seen" in why_refused(layer)
+    assert "no arrays can be seen" in why_refused(functools.partial(layer, 1))
+    assert why_refused(dict.get) is None
 
 
 def test_strings_bytes_arrays_and_classes_are_leaves():

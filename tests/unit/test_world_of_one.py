@@ -21,6 +21,7 @@ def no_launcher(monkeypatch):
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but RANK is not set"),
         ({"WORLD_SIZE": "2", "RANK": "one"}, "WORLD_SIZE is 2, but RANK is 'one'"),
         ({"RANK": "1"}, "RANK is 1, but WORLD_SIZE is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "two"}, "RANK is 0, but WORLD_SIZE is 'two'"),
     ],
 )
 def test_half_of_the_variables(variables, message, monkeypatch):

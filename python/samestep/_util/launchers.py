@@ -217,8 +217,10 @@ def contradiction(
 
 def _half_set(env: Mapping[str, str]) -> str:
     for given, harmless, lacking in (("WORLD_SIZE", "1", "RANK"), ("RANK", "0", "WORLD_SIZE")):
-        if env.get(given, "").isdecimal() and env[given] != harmless and not env.get(lacking, "").isdecimal():
-            text = f"is {env[lacking]!r}" if lacking in env else "is not set"
+        other = env.get(lacking, "")
+        means_something = other or env.get(given) != harmless
+        if env.get(given, "").isdecimal() and means_something and not other.isdecimal():
+            text = f"is {other!r}" if lacking in env else "is not set"
             return (
                 f"variable {given} is {env[given]}, but {lacking} {text}, so that this process would be a world of its "
                 "own. Set both; or neither, to be alone; or start with `samestep run -n N script.py`"

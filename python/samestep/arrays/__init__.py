@@ -15,6 +15,7 @@ from samestep.arrays.allocate import (
 from samestep.arrays.convert import converts, store_rounded, to_float32
 from samestep.arrays.describe import (
     ArrayInfo,
+    as_received,
     device_of,
     extents,
     info,
@@ -28,6 +29,7 @@ from samestep.arrays.describe import (
 
 __all__ = [
     "ArrayInfo",
+    "as_received",
     "converts",
     "copy",
     "copy_if_overlapping",

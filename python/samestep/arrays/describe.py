@@ -17,6 +17,7 @@ from samestep.errors import InvalidArgumentError
 
 __all__ = [
     "ArrayInfo",
+    "as_received",
     "device_of",
     "extents",
     "info",
@@ -166,6 +167,11 @@ def is_jax(x: Any) -> bool:
     """Whether `x` is a JAX array (a tracer counts too)."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(x, jax.Array)
+
+
+def as_received(x: Any) -> Any:
+    """What other ranks receive of an array: JAX's without the weak type that a Python number gives it."""
+    return x.astype(x.dtype) if is_jax(x) and x.weak_type else x
 
 
 def library_of(x: Any) -> str:

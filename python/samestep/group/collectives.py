@@ -224,7 +224,7 @@ class CollectiveMethods(MethodSupport):
                 return Work(
                     self._comm.bcast(array, root),
                     limit.seconds,
-                    lambda: array.item() if is_number else array,
+                    lambda: array.item() if is_number else arrays.as_received(array),
                 )
             arrays.copy(array, out, "bcast")
             return Work(self._comm.bcast(out, root), limit.seconds, lambda: out)

@@ -62,7 +62,8 @@ def DistributedOptimizer(
       UnavailableError: torch only, from `backward(create_graph=True)`, because mean gradients carry no graph; and from
         `step()` after a `backward()` that raised or ran as compiled autograd.
       TypeError: `opt` is no optimizer of a known kind.
-      MismatchError: torch only, on all ranks: they hold other parameters. Names the first that differs.
+      MismatchError: torch only, on all ranks: they hold other parameters; or, from `step()`, gradients that no
+        `backward()` has averaged differ. Names the first that differs.
 
     `update` raises on all ranks a `MismatchError` that names an argument that differs, and an `InvalidArgumentError`
     that names a function or what cannot be compared.

@@ -25,10 +25,9 @@ __all__ = ["KEPT", "averaged", "reduce_all"]
 _REDUCED = ("value", "grad")  # as optax names the loss and its gradient
 _FUNCTION = "value_fn"  # and the function that computes the loss
 KEPT = ("state", "params")
-_WHOLE = (int, np.integer)  # their mean would be rounded down
 _CURE = (
     "; update averages value, grad and value_fn, and other extra arguments must be equal on all ranks: average them "
-    "first"
+    "first, or let value_fn hold the data of the rank (lambda w: loss(w, x, y))"
 )
 _ANOTHER_MEAN = (
     "and its mean over all ranks would be the plain one, but here is a weight or an op other than AVG"
@@ -127,9 +126,15 @@ def reduce_all(
     if not own:
         return allreduce_gradients(backend, grads, op, weight=weight), extra
     again = [k for k, v in own.items() if v is grads]
-    once = {k: float(v) if isinstance(v, _WHOLE) else v for k, v in own.items() if k not in again}
+    once = {k: v * 1.0 if _is_whole(v) else v for k, v in own.items() if k not in again}
     grads, once = allreduce_gradients(backend, (grads, once), op, weight=weight)
     return grads, {**extra, **once, **dict.fromkeys(again, grads)}
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether the mean of these numbers would be rounded down."""
+    dtype = str(getattr(value, "dtype", "")).rpartition(".")[2]  # torch writes torch.int64
+    return type(value) is int or dtype.startswith(("int", "uint"))
 
 
 def _is_numeric(tree: Any) -> bool:

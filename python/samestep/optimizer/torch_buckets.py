@@ -36,6 +36,7 @@ class Slot:
         self.reduced: torch.Tensor | None = None  # what is reduced in this pass
         self.dirty = parameter.grad is not None  # has a gradient that other ranks have not seen
         self.kept: torch.Tensor | None = None  # a gradient that was complete before this pass
+        self.step = -1  # whose gradient has been averaged last
         self.describe()
 
     def describe(self) -> None:
@@ -100,9 +101,10 @@ class Slot:
                 f"{_text(self.layout)}; give p.grad the dtype and shape of p, or set p.grad_dtype"
             )
 
-    def write_back(self, used: bool) -> None:
-        """Take the reduced gradient, unless no rank had one."""
+    def write_back(self, used: bool, step: int) -> None:
+        """Take the reduced gradient of a step, unless no rank had one."""
         assert self.reduced is not None
+        self.step = step if used else self.step
         parameter = self._parameter()
         if used and parameter is not None:
             grad = parameter.grad

@@ -22,12 +22,17 @@ from samestep.errors import InvalidArgumentError, MismatchError, StepError, Unav
 from samestep.optimizer.torch_buckets import Bucket, Slot, flat_memory, join_for_nccl, reduced_by_nccl
 from samestep.optimizer.torch_state import named_parameters, require_plain, require_same, state_of
 from samestep.reduce_ops import Premul, ReduceOp, resolve
-from samestep.step.state_hash import Verifier
+from samestep.step.state_hash import Verifier, same
 from samestep.trees.allreduce import op_name
 from samestep.trees.fusion import plan_messages
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
+
+_BY_HAND = (
+    "; no backward() has averaged this gradient for this step: it was set by hand, computed within no_sync, or its "
+    "parameter was not added by add_param_group; pass gradients through allreduce_gradients(backend, grads) first"
+)
 
 # Who averages a parameter: the newest optimizer made distributed, e.g. when a notebook cell has run again.
 _owners: dict[int, tuple[weakref.ref[torch.Tensor], Any, weakref.ref[Averager]]] = {}
@@ -114,6 +119,7 @@ class Averager:
         self._pass: weakref.ref[_Pass] | None = None
         self._has_looked = False  # at the other parameters of modules
         self._is_amid = False  # a pass has begun whose mean gradients are not there yet
+        self._n_steps = 0
         self.refresh_parameters()
 
     def refresh_parameters(self) -> None:
@@ -210,7 +216,7 @@ class Averager:
             self._start_next()
 
     def require_mean(self) -> None:
-        """Refuse a step with gradients of a pass whose end never came: they are this rank's own."""
+        """Refuse a step with this rank's own gradients: of a pass whose end never came, or set by hand."""
         if not self._has_looked:
             self._has_looked = True
             self._warn_of_others()
@@ -220,6 +226,23 @@ class Averager:
                 "as compiled autograd, which tells nobody when it ends; call zero_grad(), and backward() without "
                 "torch._dynamo.compiled_autograd (torch.compile of the model is fine)"
             )
+        step, self._n_steps = self._n_steps, self._n_steps + 1
+        if not self.paused and self._backend.size > 1:
+            by_hand = self._not_averaged_in(step)
+            if by_hand:
+                same(self._backend, by_hand, act="DistributedOptimizer: step()", when=_BY_HAND)
+
+    def _not_averaged_in(self, step: int) -> dict[str, torch.Tensor]:
+        """Gradients that this step uses and no pass has averaged for it."""
+        optimizer, slots = self._optimizer(), self._slots
+        parameters = [] if optimizer is None else [p for g in optimizer.param_groups for p in g["params"]]
+        found = {}
+        for i, p in enumerate(parameters):
+            slot = slots.get(id(p))
+            is_averaged = _is_claimed(p) if slot is None else slot.step == step and not slot.dirty
+            if not is_averaged and p.grad is not None:
+                found[f"parameter {i}"] = p.grad
+        return found
 
     def _warn_of_others(self) -> None:
         """Warn of gradients that nobody averages, in synchronized modules that have parameters of this optimizer."""
@@ -278,7 +301,7 @@ class Averager:
         # A gradient of this rank is one of any rank. To read the flags would wait for the device in every step.
         used = mine if all(mine) else [flag != 0 for flag in flags.tolist()]
         for slot, any_rank in zip(slots, used, strict=True):
-            slot.write_back(any_rank)
+            slot.write_back(any_rank, self._n_steps)
         self._is_amid = False
 
 

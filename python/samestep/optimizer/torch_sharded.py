@@ -87,6 +87,7 @@ class _ShardedStep:
         self._verifier = Verifier.wanted(backend, f"{_ACT}({type(optimizer).__name__})")
         whole = {p: dict(entries) for p, entries in optimizer.state.items()}
         self._idle: dict[int, dict[str, Any]] = {}  # state of parameters that are not trained, whole
+        self._divided: set[int] = set()  # by id: those that have been trained, which the optimizer keeps
         self._divide()
         self._set_state(whole)
 
@@ -97,10 +98,10 @@ class _ShardedStep:
         """Plan the parts for the parameters that the optimizer has now."""
         named = named_parameters(self._known())
         self._names, self._parameters = list(named), list(named.values())
-        self._trained = [p.requires_grad for p in self._parameters]
+        self._trained = self._trained_now()
         partition = Partition(
             [p.numel() for p in self._parameters],
-            [str(p.dtype)[6:] if p.requires_grad else None for p in self._parameters],
+            [str(p.dtype)[6:] if t else None for p, t in zip(self._parameters, self._trained, strict=True)],
             self._backend.size,
         )
         self._exchange = FlatExchange(self._backend, partition, self._names)
@@ -108,6 +109,14 @@ class _ShardedStep:
             torch.nn.Parameter(p.new_empty(part_shape(p.shape, len(self._exchange.part(i)))))
             for i, p in enumerate(self._parameters)
         ]
+
+    def _trained_now(self) -> list[bool]:
+        """Which parameters a step may change: as in torch also frozen ones, if they have a gradient.
+
+        Once divided they stay so: else ranks would have to be asked for gradients in each step.
+        """
+        self._divided |= {id(p) for p in self._parameters if p.requires_grad or p.grad is not None}
+        return [id(p) in self._divided for p in self._parameters]
 
     def _set_state(self, whole: dict[torch.Tensor, dict[str, Any]]) -> None:
         """Keep this rank's part of the state of each parameter."""
@@ -152,7 +161,7 @@ class _ShardedStep:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._trained != [p.requires_grad for p in self._parameters]:
+        if self._trained != self._trained_now():
             self._divide_anew()
         if self._verifier is not None:
             self._verifier.before_step({"parameters": dict(zip(self._names, self._parameters, strict=True))})

@@ -32,11 +32,18 @@ def state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def require_plain(optimizer: torch.optim.Optimizer, act: str, *, but: str = "") -> None:
-    """Check that gradients of an optimizer are not averaged yet, except by `but`.
+    """Check that an optimizer takes hooks, and that its gradients are not averaged yet, except by `but`.
 
     Raises:
-      InvalidArgumentError: they are.
+      InvalidArgumentError: it does not, or they are.
     """
+    try:
+        optimizer.register_step_pre_hook(lambda *_: None).remove()
+    except AttributeError:
+        raise InvalidArgumentError(
+            f"{act}: {type(optimizer).__name__} has not called Optimizer.__init__, so that it takes no hooks; pass the "
+            "optimizer that it works with, before it is wrapped"
+        ) from None
     attributes = "_samestep_averager", "_samestep_shards", "_samestep_parts"
     if any(hasattr(optimizer, mark) for mark in attributes if mark != but):
         raise InvalidArgumentError(f"{act}: this optimizer is distributed already; make a new one")

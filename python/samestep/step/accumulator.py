@@ -172,7 +172,7 @@ class Accumulator:
 
     def _leaves_of(self, grads: Any) -> tuple[list[Any], list[LeafSpec], int]:
         """The leaves as arrays, what they are, and which of them hold elements."""
-        grads = added.gradients_of(grads)
+        grads = added.gradients_of(grads, "Accumulator.add")
         fast = _core.fast_tree(grads)
         if fast is not None and self._described is not None and fast.digest == self._described[0]:
             return fast.leaves, *self._described[1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +12,7 @@ from samestep import arrays, trees
 from samestep.errors import InvalidArgumentError
 from samestep.step.leaves import LeafSpec
 from samestep.trees import signature
+from samestep.trees.structure import DEEPEST
 
 __all__ = [
     "examples",
@@ -22,15 +24,32 @@ __all__ = [
     "weight_of",
 ]
 
+_USUAL = (dict, list, tuple, collections.OrderedDict)
 _MOST = {"float32": 1e30, "float64": 1e150}
 
 
-def gradients_of(grads: Any) -> Any:
-    """The tree that `grads` stands for: of a torch module the `.grad` of its parameters."""
+def gradients_of(grads: Any, act: str = "") -> Any:
+    """The tree that `grads` stands for: of a torch module the `.grad` of its parameters.
+
+    Raises:
+      InvalidArgumentError: `act` takes gradients alone, and the tree begins with a module, a parameter or an optimizer.
+    """
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(grads, torch.nn.Module):
+    if torch is None:
         return grads
-    return {name: parameter.grad for name, parameter in grads.named_parameters()}
+    if isinstance(grads, torch.nn.Module):
+        return {name: parameter.grad for name, parameter in grads.named_parameters()}
+    first = grads
+    for _ in range(DEEPEST):
+        if type(first) not in _USUAL or not first:
+            break
+        first = next(iter(first if isinstance(first, (list, tuple)) else first.values()))
+    if act and isinstance(first, (torch.nn.Module, torch.nn.Parameter, torch.optim.Optimizer)):
+        raise InvalidArgumentError(
+            f"{act}: the tree begins with parameters ({type(first).__name__}), not with gradients; pass one module by "
+            "itself, or its gradients, {name: p.grad for name, p in module.named_parameters()}"
+        )
+    return grads
 
 
 def rebuild_of(tree: Any, flat: trees.Flat) -> Callable[[Iterable[Any]], Any]:

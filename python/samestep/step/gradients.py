@@ -52,13 +52,11 @@ def allreduce_gradients(
       True
     """
     act = f"allreduce_gradients(op={allreduce.op_name(op, 'allreduce_gradients')})"
-    torch = sys.modules.get("torch")
+    tree, torch = added.gradients_of(grads, act), sys.modules.get("torch")
     if torch is None or not isinstance(grads, torch.nn.Module):
-        return cast("_Tree", _reduce(backend, grads, op, weight, timeout=timeout, act=act))
-    parameters = dict(grads.named_parameters())
-    tree = {name: parameter.grad for name, parameter in parameters.items()}
+        return cast("_Tree", _reduce(backend, tree, op, weight, timeout=timeout, act=act))
     means = _reduce(backend, tree, op, weight, timeout=timeout, act=act)
-    for name, parameter in parameters.items():
+    for name, parameter in grads.named_parameters():
         parameter.grad = means[name]
     return grads
 

@@ -13,10 +13,10 @@ from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.backend_argument import takes_backend
-from samestep.trees import compiled_trees, scalars, signature, views
+from samestep.trees import compiled_trees, reducible, scalars, signature, views
 from samestep.trees.adapters import is_torch_module
 from samestep.trees.fusion import Timer, bcast_leaves, fused, timer
-from samestep.trees.identity import identity_of, is_number
+from samestep.trees.identity import identity_of, is_array, is_number, parts_of
 
 if TYPE_CHECKING:
     from samestep.arrays import ArrayInfo
@@ -57,7 +57,8 @@ def synchronize(
     Raises:
       MismatchError: on all ranks, if the trees differ; names the first leaf that does. Nothing has changed.
       InvalidArgumentError: `root` is not a rank of the group, `objects` is another word, or `tree` is a generator. On
-        all ranks, if elements of an array cannot be sent and `objects` is "keep"; names the leaf.
+        all ranks, if `objects` is "keep", and elements of an array cannot be sent or a container of arrays cannot be
+        built again; names the leaf.
 
     Example:
       >>> import numpy as np, samestep as ss
@@ -97,8 +98,8 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
     looks = signature.describe_leaves(flat.names, flat.leaves, act, backend)
     clash = views.join_views(flat.names, looks, reads=False)
     kinds, infos, aliases = looks.kinds, looks.infos, looks.aliases
-    if looks.problems and objects == "keep":
-        kinds = signature.with_refusals(kinds, looks.problems)
+    if objects == "keep" and (refusals := looks.problems | _closed_containers(flat.leaves, kinds)):
+        kinds = signature.with_refusals(kinds, refusals)
     mine = signature.Description(act, flat.names, kinds, aliases)
     everyone = signature.gather_if_different(backend, mine, left, compared=compared)
     if everyone is not None:
@@ -129,6 +130,13 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
     return flat.rebuild(
         results[i if kinds[i].startswith(signature.VIEW) else alias] for i, alias in enumerate(aliases)
     )
+
+
+def _closed_containers(leaves: list[Any], kinds: list[str]) -> dict[int, str]:
+    """Which leaves are containers of arrays that cannot be opened, and what to do."""
+    objects = [i for i, what in enumerate(kinds) if what == signature.OBJECT]
+    closed = [i for i in objects if any(map(is_array, parts_of(leaves[i])))]
+    return {i: reducible.why_refused(leaves[i]) or "" for i in closed}
 
 
 def _is_on_device(info: ArrayInfo | None) -> bool:

@@ -266,7 +266,7 @@ def bcast_leaves(
     _run(
         itertools.chain(map(on_device, many), (alone(m[0]) if len(m) == 1 else together(m) for m in messages))
     )
-    return results
+    return list(map(arrays.as_received, results)) if backend.rank == root else results
 
 
 def _of_leaves(names: Sequence[str], message: Sequence[int]) -> _core.UserCall:

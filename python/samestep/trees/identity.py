@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import functools
 import numbers
 import os
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,16 @@ import numpy as np
 from samestep import arrays
 from samestep.errors import InvalidArgumentError
 
-__all__ = ["attributes_text", "identity_of", "is_array", "is_flag", "is_number", "key_text", "passes"]
+__all__ = [
+    "attributes_text",
+    "identity_of",
+    "is_array",
+    "is_flag",
+    "is_number",
+    "key_text",
+    "parts_of",
+    "passes",
+]
 
 _NO_NUMBERS = (str, bytes, enum.Enum, type, types.ModuleType, np.dtype, os.PathLike, range, slice)
 _OF_TORCH = ("dtype", "device", "layout", "memory_format")
@@ -35,6 +45,7 @@ _BRACKETS: dict[type, Sequence[str]] = {
     set: ("set({", "})"),
     frozenset: ("frozenset({", "})"),
 }
+_GROUPS = (list, tuple, set, frozenset, collections.deque, collections.UserList)
 _LONGEST_DECIMAL = 10_000  # bits; Python refuses to write longer numbers in decimal
 
 
@@ -157,11 +168,31 @@ def _behind(name: str, parts: tuple[Any, ...]) -> str | None:
 
 
 def _name_of_callable(leaf: Any) -> str | None:
-    """Of a function or class; None if it has a state of its own."""
+    """Of a function or class; None if it has a state of its own, as a layer that is called like a function has."""
     name = getattr(leaf, "__qualname__", getattr(leaf, "__name__", None))
+    if not callable(leaf) or not name:
+        return None
     owner = getattr(leaf, "__self__", None)
     has_state = owner is not None and not isinstance(owner, (types.ModuleType, type))
-    return f"{leaf.__module__}.{name}" if callable(leaf) and name and not has_state else None
+    attributes = {} if isinstance(leaf, type) else getattr(leaf, "__dict__", {})
+    if has_state or any(map(is_array, parts_of(attributes))):
+        return None
+    return f"{getattr(leaf, '__module__', None)}.{name}"
+
+
+def parts_of(value: Any, depth: int = 20) -> Iterator[Any]:
+    """What mappings, lists, tuples and sets hold, and what lies in these.
+
+    Example:
+      >>> list(parts_of({"a": [1, (2,)]}))
+      [1, 2]
+    """
+    inner = value.values() if isinstance(value, (Mapping, types.MappingProxyType)) else value
+    if depth and (inner is not value or isinstance(value, _GROUPS)):
+        for part in inner:
+            yield from parts_of(part, depth - 1)
+    else:
+        yield value
 
 
 def key_text(key: Any) -> str | None:

@@ -11,7 +11,7 @@ from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
 from samestep.trees import signature
 from samestep.trees.identity import is_array, is_flag, is_number, passes
-from samestep.trees.structure import DEEPEST
+from samestep.trees.structure import DEEPEST, fields_of
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
@@ -78,10 +78,10 @@ def why_refused(leaf: Any, *, is_whole: bool = False) -> str | None:
         return _why_not_sent(leaf)
     if is_number(leaf):
         return f"a {name}, which no reduction takes; pass a float or an int, or send it with allgather_object"
-    if isinstance(leaf, (dict, list, tuple, Mapping)):
+    if isinstance(leaf, (Mapping, Sequence)) or fields_of(leaf) is not None:
         why = (
-            "that cannot be built again with other leaves, has keys that are not named alike on all ranks, or is more "
-            f"than {DEEPEST} containers deep; pass a dict with keys of str, or a list"
+            "that cannot be built again with other leaves, has arrays in other attributes, has keys that are not named "
+            f"alike on all ranks, or is more than {DEEPEST} containers deep; pass a dict with keys of str, or a list"
         )
     elif is_whole:
         why = (

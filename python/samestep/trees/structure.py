@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from samestep.trees.adapters import Node, expand_jax, expand_torch
-from samestep.trees.identity import key_text
+from samestep.trees.identity import is_number, key_text, parts_of, passes
 
 _ATOMS = frozenset([type(None), bool, int, float, complex, str, bytes])
 _MAPPINGS = (dict, collections.UserDict)  # that `copy.copy` copies with their entries
@@ -33,6 +33,7 @@ _KEYS_IN_ORDER: tuple[set[type], ...] = (set(), {str}, {int})
 DEEPEST = 200
 """Containers in containers. Deeper ones are leaves, as is one that holds itself."""
 
+_missing = object()
 _Rebuild = Callable[[list[Any]], Any]
 _built_before: weakref.WeakSet[type] = weakref.WeakSet()
 """Classes with fields of which one instance has been built again."""
@@ -106,11 +107,11 @@ def _open(tree: Any) -> Node | None:
         return None if names is None else Node(names, children, lambda v: _with_items(tree, keys, v))
     if isinstance(tree, _USUAL):
         usual = _open_items(tree)
-        if usual is not None or type(tree) in _BUILT_FOR_SURE:
-            return usual
+        if usual is not None or type(tree) in _BUILT_FOR_SURE or hasattr(tree, "_fields"):
+            return usual  # JAX would open a named tuple, and drop its attributes
     if (known := expand_torch(tree) or expand_jax(tree)) is not None:
         return known
-    fields = _fields_of(tree)
+    fields = fields_of(tree)
     if fields is None:
         return (
             None
@@ -126,14 +127,25 @@ def _open(tree: Any) -> Node | None:
     return node
 
 
-def _fields_of(tree: Any) -> list[str] | None:
-    """The fields of a dataclass, a class of attrs or a namespace; None for all else."""
+def fields_of(tree: Any) -> list[str] | None:
+    """The fields of a dataclass, a class of attrs or a namespace, and attributes of arrays; None for all else."""
+    own = getattr(tree, "__dict__", {})
     if isinstance(tree, types.SimpleNamespace):
-        return sorted(vars(tree))
+        return sorted(own)
     fields: Any = getattr(type(tree), "__attrs_attrs__", None)
     if dataclasses.is_dataclass(type(tree)):
         fields = dataclasses.fields(tree)
-    return None if fields is None else [field.name for field in fields if hasattr(tree, field.name)]
+    if fields is None:
+        return None
+    names = [field.name for field in fields if hasattr(tree, field.name)]
+    if len(own) > len(names):
+        names += sorted(name for name in own.keys() - set(names) if _hidden_in(own[name]))
+    return names
+
+
+def _hidden_in(value: Any) -> list[Any]:
+    """What in the value of an attribute is or may hold an array."""
+    return [part for part in parts_of(value) if not (passes(part) or is_number(part))]
 
 
 def _open_items(tree: Any) -> Node | None:
@@ -179,21 +191,65 @@ def _is_rebuilt(tree: Any, node: Node) -> bool:
         if isinstance(tree, (dict, Mapping)):
             again = [new[key] for key in _named_keys(tree)[0]] if len(new) == len(tree) else []
         else:
-            fields = _fields_of(tree)
+            fields = fields_of(tree)
             again = list(new) if fields is None else [getattr(new, field) for field in fields]
     except Exception:
         return False
     is_same = len(again) == len(node.names) and all(a is b for a, b in zip(again, node.children, strict=True))
-    return is_same and _attributes_are_kept(tree, new)
+    return is_same and _attributes_are_kept(tree, new, node)
 
 
-def _attributes_are_kept(tree: Any, new: Any) -> bool:
-    old, kept = getattr(tree, "__dict__", {}), getattr(new, "__dict__", {})
-    return old.keys() <= kept.keys() and all(
-        value is kept[name]
-        or (type(value) is type(kept[name]) and (type(value) not in _ATOMS or value == kept[name]))
+def _attributes_are_kept(tree: Any, new: Any, node: Node) -> bool:
+    """Whether attributes are as they were, and show other children when `tree` is built again with these."""
+    old, kept = _attributes_of(tree), _attributes_of(new)
+    children = {id(child) for child in node.children}
+    for name, value in old.items():
+        now = kept.get(name, _missing)
+        if value is not now and (type(value) is not type(now) or (type(value) in _ATOMS and value != now)):
+            return False
+        hidden = _hidden_in(value)
+        if not all(id(part) in children for part in hidden):
+            return False
+        if hidden and hidden[0] is not value and value is now:
+            return False  # a container that both share
+    keys = tree if isinstance(tree, Mapping) else {}
+    names = [
+        name
         for name, value in old.items()
+        if (keys[name] is value if name in keys else id(value) in children and type(value) not in _ATOMS)
+    ]
+    return not names or _attributes_follow(old, names, node)
+
+
+def _attributes_follow(old: Mapping[str, Any], names: Sequence[str], node: Node) -> bool:
+    """Whether attributes that are children themselves become the others with which the container is built again."""
+    others = [object() for _ in node.children]
+    try:
+        shown = _attributes_of(node.rebuild(others))
+    except Exception:
+        return False
+    return all(
+        any(
+            shown.get(name) is other
+            for child, other in zip(node.children, others, strict=True)
+            if child is old[name]
+        )
+        for name in names
     )
+
+
+def _attributes_of(tree: Any) -> dict[str, Any]:
+    """Attributes of an object, those in slots too, but not the fields of a record."""
+    try:
+        state = object.__reduce_ex__(tree, 2)[2]
+    except Exception:  # an object that cannot be copied
+        state = None
+    found = dict(getattr(tree, "__dict__", {}))
+    for part in state if isinstance(state, tuple) else (state,):
+        found |= part if isinstance(part, dict) else {}
+    for field in fields_of(tree) or ():
+        found.pop(field, None)
+    return found
 
 
 def _named_keys(mapping: Mapping[Any, Any]) -> tuple[list[Any], list[str] | None]:
