@@ -20,7 +20,7 @@ def run_trials(*words):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("world", ["shm", "hierarchical"])
+@pytest.mark.parametrize("world", ["shm", pytest.param("hierarchical", marks=pytest.mark.slow)])
 def test_a_rank_that_was_stopped_in_the_middle_of_an_allreduce_does_not_finish_it(world):
     found = run_trials("--world", world, "--trials", "4", "--inside")
     assert found["timed out"] == 4
