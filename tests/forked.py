@@ -4,6 +4,7 @@ For programs of several ranks, of which tests start many, and most of whose time
 """
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -35,18 +36,35 @@ class Process:
             _server().receive(deadline)
         return self.returncode
 
+    def poll(self):
+        with contextlib.suppress(TimeoutError):
+            self.wait(0)
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
     def kill(self):
         """Returns once it has ended."""
-        try:
-            self.wait(0)
-        except TimeoutError:
-            os.kill(self.pid, signal.SIGKILL)
-            self.wait(_WAIT_FOR_SERVER_S)
+        self.send_signal(signal.SIGKILL)
+        self.wait(_WAIT_FOR_SERVER_S)
 
 
-def start(argv, output, env):
-    """Run `python -u -X faulthandler *argv`, whose output goes to a descriptor, in a session of its own."""
-    return _server().start([os.fspath(word) for word in argv], output, dict(env))
+def start(argv, env, output, *, errors=None, stdin=None, folder="."):
+    """Run `python -u -X faulthandler *argv` in a session of its own.
+
+    `argv` begins with a file, or with "-m" and a module. `output`, `errors` and `stdin` are descriptors: `errors` go to
+    `output` by default, and standard input is empty.
+    """
+    argv = [os.fspath(word) for word in argv]
+    with open(os.devnull) as nothing:
+        fds = [
+            nothing.fileno() if stdin is None else stdin,
+            output,
+            output if errors is None else errors,
+        ]
+        return _server().start([argv, dict(env), os.path.abspath(folder)], fds)
 
 
 class _Server:
@@ -68,10 +86,10 @@ class _Server:
             )
         atexit.register(self.end)
 
-    def start(self, argv, output, env):
-        request = json.dumps([argv, env]).encode()
-        assert len(request) < _LONGEST
-        socket.send_fds(self._ours, [request], [output])
+    def start(self, request, fds):
+        text = json.dumps(request).encode()
+        assert len(text) < _LONGEST
+        socket.send_fds(self._ours, [text], fds)
         began = None
         while began is None:
             began = self.receive(time.monotonic() + _WAIT_FOR_SERVER_S)
@@ -104,6 +122,7 @@ def serve(number):
     """Fork processes, as a client asks, until it has gone. Returns in each of them: the code to run."""
     import fake_arrays  # noqa: F401 - here and not in each process
     import numpy as np  # noqa: F401
+    import samestep.launch.run
     import samestep.world.bootstrap_native  # noqa: F401
 
     woken, wakes = os.pipe()
@@ -118,7 +137,7 @@ def serve(number):
             _tell_who_ended(client, running)
         if client not in ready:
             continue
-        text, fds, _, _ = socket.recv_fds(client, _LONGEST, 1)
+        text, fds, _, _ = socket.recv_fds(client, _LONGEST, 3)
         if not text:
             for pid in running:
                 os.kill(pid, signal.SIGKILL)
@@ -130,8 +149,9 @@ def serve(number):
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(woken)
             os.close(wakes)
-            return _become(*json.loads(text), fds[0])
-        os.close(fds[0])
+            return _become(*json.loads(text), fds)
+        for fd in fds:
+            os.close(fd)
         running.add(pid)
         client.send(json.dumps([pid, None]).encode())
 
@@ -145,15 +165,24 @@ def _tell_who_ended(client, running):
         client.send(json.dumps([pid, os.waitstatus_to_exitcode(status)]).encode())
 
 
-def _become(argv, env, output):
+def _become(argv, env, folder, fds):
     os.setsid()  # so that its children can be ended with it
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+    for fd in fds:
+        os.close(fd)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as a shell does in the foreground
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
-    sys.argv[:] = argv
     more = [folder for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    sys.path[:] = [os.path.dirname(argv[0]), *more, *(p for p in sys.path if p not in ("", *_PATH, *more))]
+    sys.path[:] = [*more, *(p for p in sys.path if p not in ("", *_PATH, *more))]
+    if argv[0] == "-m":
+        sys.argv[:] = argv[1:]
+        sys.path.insert(0, folder)
+        return "import runpy, sys; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+    sys.argv[:] = argv
+    sys.path.insert(0, os.path.dirname(argv[0]))
     sys.modules["__main__"].__file__ = argv[0]
     return compile(Path(argv[0]).read_bytes(), argv[0], "exec")

@@ -59,7 +59,7 @@ class Job:
         for rank in range(n):
             output = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
             environ = common | {"TEST_RANK": str(rank)} | (of_rank or {}).get(rank, {})
-            self._ranks.append((forked.start(program, output.fileno(), environ), output))
+            self._ranks.append((forked.start(program, environ, output.fileno()), output))
 
     def end(self) -> list[Ended]:
         """Wait for all ranks; none runs afterwards."""

@@ -19,7 +19,7 @@ class Rank:
         reading, writing = os.pipe()
         self.stdout = os.fdopen(reading)
         try:
-            self._process = forked.start(program, writing, environment)
+            self._process = forked.start(program, environment, writing)
         finally:
             os.close(writing)
         self.wait = self._process.wait

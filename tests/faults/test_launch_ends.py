@@ -144,8 +144,8 @@ def test_others_that_do_not_listen_are_killed_after_3_seconds(start):
     run = start("abort_on_a_line_of_input", stdin=subprocess.PIPE)
     run.until_all_say("ready", n=3)  # rank 0 once, rank 1 twice
     since = time.monotonic()
-    run.process.stdin.write(b"go\n")
-    run.process.stdin.close()
+    run.stdin.write(b"go\n")
+    run.stdin.close()
     seconds = until(lambda: not run.left(), 20, "still there", since)
     assert run.wait() == 128 + signal.SIGABRT
     assert seconds > 2.5
