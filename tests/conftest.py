@@ -10,6 +10,7 @@ if FAKES not in sys.path:
 
 import fake_worlds  # noqa: E402
 import pytest  # noqa: E402
+from leftovers import Leftovers  # noqa: E402
 from samestep.testing import options, protocol  # noqa: E402
 from suite_report import SuiteReport, leave_out_passed  # noqa: E402
 
@@ -19,6 +20,7 @@ fake_worlds.register_all()
 
 EXPECTED_OF_ALL = "samestep_ranks_expected_all"
 REPORT = "samestep-suite-report"
+LEFTOVERS = pytest.StashKey()
 MAX_RANKS = 3  # four ranks on two cores mostly wait for their turn
 SLOW_FILES = (  # each starts processes for all of its tests, and waits for many of them
     "devices/test_device_distributed",
@@ -55,6 +57,22 @@ def pytest_configure(config):
     if config.option.all:
         config.stash[options.EXPECTED_NAME] = EXPECTED_OF_ALL
     config.pluginmanager.register(SuiteReport(config), REPORT)
+
+
+def pytest_sessionstart(session):
+    config = session.config
+    if not config.pluginmanager.has_plugin("samestep-rank") and protocol.launcher_world() is None:
+        leftovers = config.stash[LEFTOVERS] = Leftovers()
+        config.add_cleanup(leftovers.remove)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """After the last ranks have ended."""
+    leftovers = session.config.stash.get(LEFTOVERS, None)
+    if leftovers is not None and (found := leftovers.found()):
+        session.config.pluginmanager.get_plugin(REPORT).left_behind = found
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_collection_modifyitems(config, items):

@@ -23,12 +23,14 @@ class SuiteReport:
 
     Attributes:
       n_left_out: tests that only `--all` runs.
+      left_behind: files in the temporary folder at the end, which fail the run.
     """
 
     def __init__(self, config):
         self._config = config
         self._start = self._last_line = time.monotonic()
         self._total = self._done = self._failed = self.n_left_out = 0
+        self.left_behind = []
         self._passed = []
         self._missing = Counter()
         self._skipped = Counter()
@@ -79,6 +81,8 @@ class SuiteReport:
 
     def closing(self):
         """What was left out, a line for each cause."""
+        if self.left_behind:
+            yield f"FAILED: tests have left temporary files: {', '.join(self.left_behind)}"
         if self.n_left_out:
             yield f"left out: {self.n_left_out} tests that are slow or repeat others; `pytest --all` runs them, too"
         if self._missing:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-import subprocess
-import sys
+import tempfile
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import fake_libraries
+import forked
 
 PATIENCE_S = 90.0
 
@@ -33,34 +35,62 @@ def with_fakes() -> str:
     return os.pathsep.join([str(fake_libraries.HERE), *([inherited] if inherited else [])])
 
 
-def run(
-    folder: Path,
-    program: list[str],
-    n: int,
-    *,
-    of_rank: dict[int, dict[str, str]] | None = None,
-    hip: bool = False,
-    **variables: str,
-) -> list[Ended]:
-    """Run `python *program` on `n` ranks; `of_rank`: more variables for some; `hip`: on the stand-ins of ROCm."""
-    hidden = ("RANK", "WORLD_SIZE", "MASTER_PORT")
-    common = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith("OMPI_")}
-    common |= fake_libraries.environment(hip) | {"PYTHONPATH": with_fakes(), "TMPDIR": str(folder)}
-    common |= {"TEST_SIZE": str(n), "TEST_FOLDER": str(folder)} | variables
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", *program],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=common | {"TEST_RANK": str(rank)} | (of_rank or {}).get(rank, {}),
-            text=True,
-        )
-        for rank in range(n)
-    ]
-    try:
-        texts = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
-        return [Ended(process.wait(), text) for process, text in zip(processes, texts, strict=True)]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+class Job:
+    """Ranks that run `program` in processes that have imported the package.
+
+    `of_rank`: more variables for some; `hip`: on the stand-ins of ROCm.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        program: list[str],
+        n: int,
+        *,
+        of_rank: dict[int, dict[str, str]] | None = None,
+        hip: bool = False,
+        **variables: str,
+    ) -> None:
+        hidden = ("RANK", "WORLD_SIZE", "MASTER_PORT")
+        common = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith("OMPI_")}
+        common |= fake_libraries.environment(hip) | {"PYTHONPATH": with_fakes(), "TMPDIR": str(folder)}
+        common |= {"TEST_SIZE": str(n), "TEST_FOLDER": str(folder)} | variables
+        self._ranks: list[tuple[forked.Process, BinaryIO]] = []
+        for rank in range(n):
+            output = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
+            environ = common | {"TEST_RANK": str(rank)} | (of_rank or {}).get(rank, {})
+            self._ranks.append((forked.start(program, environ, output.fileno()), output))
+
+    def end(self) -> list[Ended]:
+        """Wait for all ranks; none runs afterwards."""
+        deadline = time.monotonic() + PATIENCE_S
+        try:
+            return [
+                Ended(process.wait(deadline - time.monotonic()), _text(output))
+                for process, output in self._ranks
+            ]
+        finally:
+            for process, output in self._ranks:
+                process.kill()
+                output.close()
+
+
+def _text(output: BinaryIO) -> str:
+    output.seek(0)
+    return output.read().decode()
+
+
+def run(folder: Path, program: list[str], n: int, **options: Any) -> list[Ended]:
+    return Job(folder, program, n, **options).end()
+
+
+def run_each(folder: Path, programs: dict[str, list[str]], n: int, **options: Any) -> dict[str, list[Ended]]:
+    """As `run`, for programs that mostly wait: up to three at a time, each in a folder of its own."""
+    ended = {}
+    for names in itertools.zip_longest(*[iter(programs)] * 3):
+        jobs = {}
+        for name in filter(None, names):
+            (folder / name).mkdir()
+            jobs[name] = Job(folder / name, programs[name], n, **options)
+        ended |= {name: job.end() for name, job in jobs.items()}
+    return ended

@@ -306,9 +306,10 @@ def test_the_wait_for_a_stream_is_a_part_of_the_timeout(group, call):
     own = group.group([0, 1])  # which the error ends
     if group.rank == 0:
         x = fake_arrays.Array.of(np.ones(5, "float32"), fake_arrays.Stream())
-        x.stream.delay(1_000_000)
+        x.stream.delay(700_000)
         x.set(np.ones(5, "float32"))
         with pytest.raises(ss.TimeoutError, match="rank 1") as caught:
             CALLS[call](own, x, 1.5)
-        assert float(re.search(r"waited (\S+) s", str(caught.value))[1]) < 0.75
+        waited = float(re.search(r"waited (\S+) s", str(caught.value))[1])
+        assert waited < 1.4  # 0.8 and what a busy machine adds
     group.barrier()

@@ -11,6 +11,7 @@ from running import processes_with
 PATIENCE_S = 100
 MARK = "SAMESTEP_TEST_JOB"
 _LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "OMP_")
+_KEPT = "OMPI_MCA_btl_sm_backing_directory"  # see leftovers.py
 
 
 class Ended(NamedTuple):
@@ -27,7 +28,7 @@ class DistributedJob:
 
     def __init__(self, folder, *argv, env=None):
         self._mark = uuid.uuid4().hex
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
+        inherited = {k: v for k, v in os.environ.items() if k == _KEPT or not k.startswith(_LAUNCHERS)}
         self.process = subprocess.Popen(
             [sys.executable, *map(str, argv)],
             cwd=folder,

@@ -1,7 +1,7 @@
 """Builds the stand-ins of the GPU runtime and NCCL with the machine's C++ compiler, once for each content.
 
-They are kept in a folder of this user below the temporary folder, are never installed and never on a search path:
-only the variables that `environment` gives lead to them.
+They are kept in this user's cache, are never installed and never on a search path: only the variables that
+`environment` gives lead to them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import real_libraries
@@ -45,9 +44,9 @@ def build(hip: bool = False) -> tuple[Path, Path]:
     suffix = "-hip" if hip else ""
     text = b"".join(path.read_bytes() for path in sorted([*HERE.glob("fake_*.cpp"), *HERE.glob("*.h")]))
     digest = hashlib.sha256(text + repr(FLAGS).encode()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"samestep-fakes-{os.getuid()}-{digest}{suffix}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    assert folder.stat().st_uid == os.getuid()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samestep-tests"
+    folder = folder / f"fakes-{digest}{suffix}"
+    folder.mkdir(parents=True, exist_ok=True)
     runtime = folder / ("libfake_amdhip64.so" if hip else "libfake_cudart.so")
     nccl = folder / ("libfake_rccl.so" if hip else "libfake_nccl.so")
     with (folder / "lock").open("w") as lock:

@@ -12,8 +12,10 @@ import sys
 import termios
 import time
 import uuid
+from subprocess import PIPE
 
-from running import RUN_COMMAND, processes_with, script
+import forked
+from running import processes_with, script
 
 MARK = "SAMESTEP_TEST_RUN"
 PATIENCE_S = 60.0
@@ -57,25 +59,31 @@ def on_terminal(argv, *, env=None, **options):
 class Run:
     """One `samestep run`, in a session of its own, with its outputs in files.
 
-    `launcher`: `--mpi` or `--native`; `program`: from `running.program`; `words`: options of the launcher.
+    `launcher`: `--mpi` or `--native`; `program`: from `running.program`; `words`: options of the launcher; `stdin`: an
+    open file, or PIPE for one that the attribute `stdin` writes to.
     """
 
-    def __init__(
-        self, folder, launcher, program, *words, n=2, stdin=subprocess.DEVNULL, env=None, together=False
-    ):
+    def __init__(self, folder, launcher, program, *words, n=2, stdin=None, env=None, together=False):
         self.mark = uuid.uuid4().hex
         self._out, self._err = folder / f"out-{self.mark}", folder / f"err-{self.mark}"
         self.launcher = launcher
         environment = {**os.environ, "TMPDIR": str(folder), MARK: self.mark, **(env or {})}
-        with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
-                in_foreground([*RUN_COMMAND, launcher, "-n", str(n), *words, *program]),
-                stdin=stdin,
-                stdout=out,
-                stderr=subprocess.STDOUT if together else err,
-                env=environment,
-                cwd=folder,
-                start_new_session=True,
+        argv = ["-m", "samestep", "run", launcher, "-n", str(n), *words, *program]
+        with contextlib.ExitStack() as files:
+            out, err = (files.enter_context(path.open("wb")).fileno() for path in (self._out, self._err))
+            if stdin == PIPE:
+                reading, writing = os.pipe()
+                stdin, self.stdin = (
+                    files.enter_context(os.fdopen(reading)),
+                    os.fdopen(writing, "wb", buffering=0),
+                )
+            self.process = forked.start(
+                argv,
+                environment,
+                out,
+                errors=out if together else err,
+                stdin=None if stdin is None else stdin.fileno(),
+                folder=folder,
             )
 
     @property
@@ -90,7 +98,7 @@ class Run:
         """The exit code."""
         try:
             return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
+        except TimeoutError:
             self.end()
             raise AssertionError(f"still running after {seconds} s:\n{self.out}\n{self.err}") from None
 
@@ -105,14 +113,15 @@ class Run:
 
     def left(self):
         """Processes of the run."""
-        return processes_with(f"{MARK}={self.mark}")
+        launcher = [self.process.pid] if self.process.poll() is None else []
+        return [*launcher, *processes_with(f"{MARK}={self.mark}")]
 
     def end(self):
         """For a test that has failed: leaves nothing behind."""
         for pid in self.left():
             with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
                 os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+        self.process.wait(PATIENCE_S)
 
 
 def reports(run, seconds=PATIENCE_S):

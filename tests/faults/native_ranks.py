@@ -3,13 +3,10 @@
 import contextlib
 import json
 import os
-import select
 import signal
-import subprocess
-import sys
 import time
 
-from running import script
+import forked
 
 PATIENCE_S = 60.0
 FOUND_S = 10.0  # from a death to the error, on a busy machine; of deadlines of 30 s and more. Promised are 2
@@ -18,16 +15,20 @@ FOUND_S = 10.0  # from a death to the error, on a busy machine; of deadlines of 
 class Rank:
     """One of `Ranks`. `stdout`: all it writes; `wait`: for its exit code."""
 
-    def __init__(self, ranks, fd):
-        self.stdout = os.fdopen(fd)
-        self.pid = self.code = None
-        self._ranks = ranks
+    def __init__(self, program, environment):
+        reading, writing = os.pipe()
+        self.stdout = os.fdopen(reading)
+        try:
+            self._process = forked.start(program, environment, writing)
+        finally:
+            os.close(writing)
+        self.wait = self._process.wait
 
-    def wait(self, seconds):
-        deadline = time.monotonic() + seconds
-        while self.code is None:
-            self._ranks.receive(deadline)
-        return self.code
+    def end(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what is stopped dies of it, too
+        self._process.wait(PATIENCE_S)
+        self.stdout.close()
 
 
 class Ranks:
@@ -40,33 +41,11 @@ class Ranks:
         environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
         environment["SAMESTEP_NATIVE_TRANSPORT"] = "auto" if transport == "hierarchical" else transport
         environment |= {"TEST_SIZE": str(n), "TEST_FOLDER": str(folder)}
-        pipes, ranks = [os.pipe() for _ in range(n)], []
-        for rank, (_, writing) in enumerate(pipes):
+        self.processes = []
+        for rank in range(n):
             # As if pairs of ranks had a host each: two levels.
             host = {"SAMESTEP_HOST_ID": str(rank // 2)} if transport == "hierarchical" else {}
-            ranks.append([writing, {"TEST_RANK": str(rank)} | host])
-        self._starter = subprocess.Popen(
-            [sys.executable, "-u", script("faults/fork_ranks"), json.dumps(ranks), *program],
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env=environment,
-            pass_fds=[writing for _, writing in pipes],
-        )
-        self.processes = [Rank(self, reading) for reading, _ in pipes]
-        for _, writing in pipes:
-            os.close(writing)
-        for _ in range(n):
-            self.receive(time.monotonic() + PATIENCE_S)
-
-    def receive(self, deadline):
-        """What the starter says: first the pid of each rank, later its exit code."""
-        ready, _, _ = select.select([self._starter.stdout], [], [], max(0, deadline - time.monotonic()))
-        assert ready, "the ranks have not ended"
-        rank, number = json.loads(self._starter.stdout.readline())
-        if self.processes[rank].pid is None:
-            self.processes[rank].pid = number
-        else:
-            self.processes[rank].code = number
+            self.processes.append(Rank(program, environment | {"TEST_RANK": str(rank)} | host))
 
     def report(self, rank):
         text = self.processes[rank].stdout.readline()
@@ -86,7 +65,4 @@ class Ranks:
 
     def end(self):
         for process in self.processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what is stopped dies of it, too
-            process.stdout.close()
-        self._starter.communicate()
+            process.end()

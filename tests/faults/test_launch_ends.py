@@ -108,30 +108,34 @@ def test_the_runs_of_several_nodes(begin, tmp_path, monkeypatch):
     assert root(nodes[1])[::2][:2] == ("3", "exit code 5")
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM"])
-def test_a_rank_that_is_killed(start, name):
-    run = start("be_killed", name)
-    assert run.wait() == 128 + signal.Signals[name]
-    assert root(run)[::2][:2] == ("1", f"signal {name}")
+def test_a_rank_that_is_killed(start):
+    runs = {name: start("be_killed", name) for name in ("SIGKILL", "SIGSEGV", "SIGTERM")}
+    for name, run in runs.items():
+        assert run.wait() == 128 + signal.Signals[name], name
+        assert root(run)[::2][:2] == ("1", f"signal {name}")
 
 
-@pytest.mark.parametrize(
-    ("which", "text"),
-    [
-        ("surrogate", "ValueError: bad \\ud800 name"),
-        ("zero", "ValueError: a\\x00b"),
-        ("no text", "Unprintable: (its text cannot be made: OSError)"),
-        ("long", "ValueError: éééé"),
-    ],
-)
-def test_the_end_of_a_rank_is_told_whatever_its_text(begin, which, text):
-    launcher = "--mpi" if which == "surrogate" else "--native"
-    env = {"SAMESTEP_MPI_TRANSPORT": "mpi"}
-    run = begin(launcher, program("faults/uncaught_exception", "raise_with_an_odd_text", which), env=env)
-    assert run.wait() == 1
-    (error,) = (json.loads(line[4:]) for line in run.out.splitlines() if line.startswith("[0] "))
-    assert f"rank 1 has left group 'world': its process ended with {text}" in error
-    assert "root cause: rank 1 (pid" in run.err and text in run.err.partition("root cause")[2]
+TEXTS = {
+    "surrogate": "ValueError: bad \\ud800 name",
+    "zero": "ValueError: a\\x00b",
+    "no text": "Unprintable: (its text cannot be made: OSError)",
+    "long": "ValueError: éééé",
+}
+
+
+def test_the_end_of_a_rank_is_told_whatever_its_text(begin):
+    runs = {}
+    for which in TEXTS:
+        launcher = "--mpi" if which == "surrogate" else "--native"
+        env = {"SAMESTEP_MPI_TRANSPORT": "mpi"}
+        runs[which] = begin(
+            launcher, program("faults/uncaught_exception", "raise_with_an_odd_text", which), env=env
+        )
+    for which, run in runs.items():
+        assert run.wait() == 1, which
+        (error,) = (json.loads(line[4:]) for line in run.out.splitlines() if line.startswith("[0] "))
+        assert f"rank 1 has left group 'world': its process ended with {TEXTS[which]}" in error
+        assert "root cause: rank 1 (pid" in run.err and TEXTS[which] in run.err.partition("root cause")[2]
 
 
 def test_the_text_of_an_exception_arrives_without_a_folder_for_temporary_files(start):
@@ -140,16 +144,32 @@ def test_the_text_of_an_exception_arrives_without_a_folder_for_temporary_files(s
     assert root(run)[2] == "exit code 1: ValueError: on purpose"
 
 
-def test_others_that_do_not_listen_are_killed_after_3_seconds(start):
-    run = start("abort_on_a_line_of_input", stdin=subprocess.PIPE)
-    run.until_all_say("ready", n=3)  # rank 0 once, rank 1 twice
-    since = time.monotonic()
-    run.process.stdin.write(b"go\n")
-    run.process.stdin.close()
-    seconds = until(lambda: not run.left(), 20, "still there", since)
-    assert run.wait() == 128 + signal.SIGABRT
-    assert seconds > 2.5
-    assert "signal SIGKILL, ended by the launcher" in run.err
+def test_who_does_not_listen_is_killed_when_its_time_is_over(start):
+    """The ranks that outlive another one, those that are told of Ctrl-C, and those that take too long."""
+    others = start("abort_on_a_line_of_input", stdin=subprocess.PIPE)
+    told = start("ignore_and_wait")
+    late = start("leave_rank_1_alone", words=["--timeout", "5"])
+    others.until_all_say("ready", n=3)  # rank 0 once, rank 1 twice
+    told.until_all_say("ready")
+    since, ended = time.monotonic(), {}
+    others.stdin.write(b"go\n")
+    others.stdin.close()
+    told.process.send_signal(signal.SIGINT)
+
+    def all_have_ended():
+        for run in (others, told):
+            if run not in ended and not run.left():
+                ended[run] = time.monotonic() - since
+        return len(ended) == 2
+
+    until(all_have_ended, 20, "still there", since)
+    assert others.wait() == 128 + signal.SIGABRT
+    assert ended[others] > 2.5
+    assert "signal SIGKILL, ended by the launcher" in others.err
+    assert told.wait() == 130
+    assert ended[told] > 3.5
+    assert late.wait() == 124
+    assert late.err == "samestep: --timeout 5 s: rank 1 still running, ended\n"
 
 
 def test_a_consequence_is_not_the_cause(start, tmp_path):
@@ -173,13 +193,15 @@ def test_children_of_ranks_go_too(start):
     assert run.err == ""
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
-def test_the_launcher_is_told_to_end(start, name, code):
-    run = start("end_by_ctrl_c")
-    run.until_all_say("ready")
-    run.process.send_signal(signal.Signals[name])
-    assert run.wait() == code
-    assert run.err == f"samestep: {name}: ranks 0-1 still running, ended\n"
+def test_the_launcher_is_told_to_end(start):
+    names = ("SIGINT", "SIGTERM", "SIGHUP")
+    runs = {name: start("end_by_ctrl_c") for name in names}
+    for name, run in runs.items():
+        run.until_all_say("ready")
+        run.process.send_signal(signal.Signals[name])
+    for name, run in runs.items():
+        assert run.wait() == 128 + signal.Signals[name]
+        assert run.err == f"samestep: {name}: ranks 0-1 still running, ended\n"
 
 
 def test_ctrl_c_lets_ranks_clean_up(start):
@@ -197,16 +219,6 @@ def test_ctrl_c_is_not_told_as_the_loss_of_a_peer(start):
     assert run.wait() == 130
     assert "excepthook" not in run.err and "PeerLostError" not in run.err
     assert len(re.findall(r"^\[[01]\] KeyboardInterrupt$", run.err, re.M)) == 2
-
-
-def test_ctrl_c_on_ranks_that_do_not_listen(start):
-    run = start("ignore_and_wait")
-    run.until_all_say("ready")
-    since = time.monotonic()
-    run.process.send_signal(signal.SIGINT)
-    seconds = until(lambda: not run.left(), 20, "still there", since)
-    assert run.wait() == 130
-    assert seconds > 3.5
 
 
 def test_a_second_ctrl_c_is_impatient(start):
@@ -269,12 +281,6 @@ def test_an_agent_is_killed(start):
     run.process.send_signal(signal.SIGCONT)
     assert run.wait() == 1
     assert f"samestep: root cause: rank 1 (pid {pid}) lost: its connection broke\n" in run.err
-
-
-def test_timeout(start):
-    run = start("leave_rank_1_alone", words=["--timeout", "3"])
-    assert run.wait() == 124
-    assert run.err == "samestep: --timeout 3 s: rank 1 still running, ended\n"
 
 
 def test_a_reader_that_has_read_enough_ends_the_run(start):

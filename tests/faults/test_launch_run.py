@@ -108,10 +108,9 @@ def test_standard_input_that_is_closed():
 
 def test_a_rank_that_reads_nothing_or_stops_reading(start, tmp_path):
     run = start("read_one_line", stdin=subprocess.PIPE)
-    run.process.stdin.write(b"first\n")
-    run.process.stdin.flush()
+    run.stdin.write(b"first\n")
     assert run.wait() == 0  # although standard input is still open
-    run.process.stdin.close()
+    run.stdin.close()
     assert run.out == "[0] first\n"
     (tmp_path / "input").write_bytes(b"line\n" * 1_000_000)
     with (tmp_path / "input").open("rb") as file:

@@ -217,11 +217,16 @@ class Agent:
         """The uncaught exception that the rank has written to its file (see `samestep.world.crash_report`), or None."""
         try:
             with open(self._error_file, "rb") as file:
-                record = json.loads(file.read(1 << 20))
-            os.unlink(self._error_file)
+                return json.loads(file.read(1 << 20))
         except (OSError, ValueError):
             return None
-        return record
+        finally:
+            for path in (
+                self._error_file,
+                f"{self._error_file}.{self._rank_pid}",
+            ):  # it may be killed as it writes
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
 
     def _look_for_the_end(self) -> None:
         if self._rank_ended and not self._all_gone and not processes.descendants(os.getpid()):

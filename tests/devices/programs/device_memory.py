@@ -51,13 +51,17 @@ def drop_a_group_while_the_device_is_busy():
 
 
 def move_longer_and_longer_arrays(backend):
-    """In exchanges, for which NCCL needs a copy, and in trees, whose small leaves the host path packs on the device."""
+    """In exchanges, for which NCCL needs a copy, and in trees, whose small leaves the host path packs on the device.
+
+    All wait on the host: what is behind an operation whose end nobody has seen keeps its memory until the thread that
+    watches the device sees it, which may be late.
+    """
     world, x = start(backend), Array.of(np.zeros(11_000, "f4"), Stream())
     blocks = []
     for n in range(10_000, 10_400, 20):
         longer = x.part(0, n)
-        world.alltoall(longer, out=longer, timeout=60)  # waits on the host, so that calls do not overlap
-        world.allreduce_tree({"a": longer, "b": x.part(n, n + 10)})
+        world.alltoall(longer, out=longer, timeout=60)
+        world.allreduce_tree({"a": longer, "b": x.part(n, n + 10)}, timeout=60)
         blocks.append(counts()[0])
     report(blocks=blocks[-1] - blocks[0])
     world.close()

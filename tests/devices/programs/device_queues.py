@@ -72,7 +72,7 @@ def fill_the_stream_of_the_arrays():
     first = world.iallreduce(y)
 
     def wait():
-        attempt(lambda: first.wait(timeout=1.0) and None)
+        attempt(lambda: first.wait(timeout=0.5) and None)
         fake_arrays.runtime().fakeRelease(ctypes.c_void_p(x.stream.handle))
         fake_arrays.runtime().fakeRelease(ctypes.c_void_p(y.stream.handle))
 
@@ -98,7 +98,7 @@ def receive_more_than_a_stream_takes():
         got = Array.of(np.zeros(1100), stream)
         fake_arrays.runtime().fakeHold(ctypes.c_void_p(stream.handle))
         works = [world.irecv(got.part(i, i + 1), 0, i) for i in range(900)]
-        attempt(lambda: works[-1].wait(timeout=1.0) and None)
+        attempt(lambda: works[-1].wait(timeout=0.2) and None)
         fake_arrays.runtime().fakeRelease(ctypes.c_void_p(stream.handle))
         works += [world.irecv(got.part(i, i + 1), 0, i) for i in range(900, 1100)]
     for work in works:
@@ -110,13 +110,13 @@ def receive_more_than_a_stream_takes():
 
 @contextlib.contextmanager
 def held(control):
-    """Calls of the runtime block within it until a thread of Python has had 20 turns. Reports whether it had them."""
+    """Calls of the runtime block within it until a thread of Python has had five turns. Reports whether it had them."""
     runtime, ticks = fake_arrays.runtime(), Ticks()
     turned = threading.Event()
 
     def release():
         begin = ticks.n
-        while ticks.n < begin + 20:
+        while ticks.n < begin + 5:
             time.sleep(0.01)
         turned.set()
         getattr(runtime, control)(0)

@@ -94,7 +94,7 @@ def wait_for_a_stopped_rank():
         signal.pause()
     begin = time.monotonic()
     try:
-        world.allreduce(np.ones(1_000_000), timeout=1.0)
+        world.allreduce(np.ones(1_000_000), timeout=0.3)
     except ss.TimeoutError as error:
         report(text=str(error), seconds=time.monotonic() - begin, ranks=error.ranks)
 

@@ -1,0 +1,47 @@
+"""Folders for all that a run leaves behind, as Open MPI does where ranks are killed; its end removes them."""
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+_OURS = re.compile(r"samestep|fake-")
+_SHARED = Path("/dev/shm")
+_VARIABLES = ("TMPDIR", "PYTEST_DEBUG_TEMPROOT", "OMPI_MCA_btl_sm_backing_directory")
+
+
+class Leftovers:
+    """For as long as it is open, temporary files of this process and of all that it starts lie in its folders.
+
+    Folders of pytest's `tmp_path`, which are for people who look for the cause of a failure, stay where they were.
+    """
+
+    def __init__(self):
+        self._before = {name: os.environ.get(name) for name in _VARIABLES}
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        self._folders = [self._make(tempfile.gettempdir(), "TMPDIR")]
+        if os.access(_SHARED, os.W_OK):
+            self._folders.append(self._make(_SHARED, "OMPI_MCA_btl_sm_backing_directory"))
+        tempfile.tempdir = None  # so that it is asked for again
+
+    @staticmethod
+    def _make(where, variable):
+        path = Path(tempfile.mkdtemp(prefix="tests-", dir=where))
+        path.chmod(0o1777)  # some tests are of several users
+        os.environ[variable] = str(path)
+        return path
+
+    def found(self):
+        """Names of files of the package that tests have left, and of its stand-ins."""
+        names = [path.name for folder in self._folders for path in folder.iterdir()]
+        return sorted(name for name in names if _OURS.match(name))
+
+    def remove(self):
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        for name, value in self._before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        tempfile.tempdir = None
