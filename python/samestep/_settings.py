@@ -156,7 +156,9 @@ SETTINGS = {
     HIP_LIBRARY: Setting("file", "searched", "the HIP runtime"),
     NCCL_LIBRARY: Setting("file", "searched", "NCCL or RCCL"),
     REPLACE_GLOO: Setting(
-        "0|1", "0", '`1`: `init_process_group("gloo")` of torch starts this backend, see [DDP](ddp.md)'
+        "0|1",
+        "0",
+        '`1`: `init_process_group("gloo")` and `new_group(backend="gloo")` start this backend, see [DDP](ddp.md)',
     ),
     ERROR_FILE: Setting(
         "file", "", "set by `samestep run`: the file into which a rank writes the exception that ended it"

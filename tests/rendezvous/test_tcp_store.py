@@ -98,15 +98,15 @@ def test_another_secret_is_refused_and_both_ends_are_told(master, monkeypatch, c
         ss.UnavailableError, match=rf"localhost:{master.port} is another job's: SAMESTEP_SECRET"
     ):
         client(master)
-    within = time.monotonic() + 10
-    while "give all ranks the same SAMESTEP_SECRET" not in caplog.text and time.monotonic() < within:
-        master.add("n", 1)  # the thread of the server has a turn
-    assert "give all ranks the same SAMESTEP_SECRET" in caplog.text
     with_secret = TCPStore("127.0.0.1", 0, is_master=True)
     client(with_secret).close()
     monkeypatch.setenv("SAMESTEP_SECRET", "others")
     with pytest.raises(ss.UnavailableError, match="SAMESTEP_SECRET"):
         client(with_secret)
+    within = time.monotonic() + 10
+    while "give all ranks the same SAMESTEP_SECRET" not in caplog.text and time.monotonic() < within:
+        with_secret.add("n", 1)  # the thread of the server has a turn
+    assert "give all ranks the same SAMESTEP_SECRET" in caplog.text
     with_secret.close()
 
 

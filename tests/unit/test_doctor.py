@@ -89,7 +89,7 @@ def test_it_names_what_the_launcher_has_not_set(variables, message):
 @pytest.mark.parametrize(
     ("mpi4py", "message"),
     [
-        ("raise ModuleNotFoundError", "mpi4py is not installed. Cure: pip install mpi4py."),
+        ("raise ModuleNotFoundError", "mpi4py is not installed. Cure: pip install 'samestep[mpi]'."),
         ("raise RuntimeError('cannot load MPI library')", "cannot load MPI library"),
         ("import os; os.abort()", "loading the MPI library that mpi4py finds failed (exit code -6"),
     ],

@@ -56,8 +56,6 @@ _ROUTED: Final = (*_HOST, STAGED, STAGED, COMPOSED)  # sends and receives of NCC
 _RAGGED: Final = (*_PARTS, STAGED, STAGED, COMPOSED)
 _BY_HOST: Final = (*_HOST, STAGED, STAGED, STAGED)
 _PARTS_BY_HOST: Final = (*_PARTS, STAGED, STAGED, STAGED)
-# In a group with NCCL the ranks first look where the arrays lie.
-_LISTS: Final = (NATIVE, NATIVE, COMPOSED, STAGED, STAGED, NATIVE)
 _OBJECTS: Final = (COMPOSED,) * 6
 
 VERBS: Final = {
@@ -72,10 +70,10 @@ VERBS: Final = {
     "gather": _BY_HOST,
     "scatter": _BY_HOST,
     "barrier": (NATIVE,) * 6,
-    "broadcast_multigpu": _LISTS,
-    "all_reduce_multigpu": _LISTS,
-    "reduce_multigpu": _LISTS,
-    "all_gather_multigpu": (*_LISTS[:5], COMPOSED),
+    "broadcast_multigpu": _BY_HOST,
+    "all_reduce_multigpu": _BY_HOST,
+    "reduce_multigpu": _BY_HOST,
+    "all_gather_multigpu": _BY_HOST,
 }
 """Functions of `samestep.distributed`, by column."""
 

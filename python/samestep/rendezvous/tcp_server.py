@@ -69,7 +69,8 @@ class Server:
         self, listener: socket.socket, secret: bytes, local: socket.socket | None = None, n_expected: int = 0
     ) -> None:
         self.private = bool(secret) or same_user.is_loopback(str(listener.getsockname()[0]))
-        self._secret = secret if secret or not self.private else os.urandom(32)  # which nobody knows
+        self._has_port = bool(secret) or not self.private  # at which ranks of this job are let in
+        self._secret = secret if self._has_port else os.urandom(32)  # which nobody knows
         self._table = Table(None if self.private else _MAX_UNPROVED_NBYTES)
         self._connections: dict[socket.socket, _Connection] = {}
         self._waiting: dict[tuple[str, ...], set[_Connection]] = {}
@@ -184,7 +185,7 @@ class Server:
                 data = connection.link.recv(1 << 16)
                 if not data:
                     greeting = connection.greeting
-                    if greeting is not None and greeting.answered and not greeting.done:
+                    if self._has_port and greeting is not None and greeting.answered and not greeting.done:
                         self._strangers.report(connection.address, _OTHER_SECRET)
                     self._drop(connection)
                     return
