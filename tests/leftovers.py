@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-_OURS = re.compile(r"samestep|fake-")
+_OURS = re.compile(r"samestep")
 _SHARED = Path("/dev/shm")
 _VARIABLES = ("TMPDIR", "PYTEST_DEBUG_TEMPROOT", "OMPI_MCA_btl_sm_backing_directory")
 
@@ -33,7 +33,7 @@ class Leftovers:
         return path
 
     def found(self):
-        """Names of files of the package that tests have left, and of its stand-ins."""
+        """Names of files of the package that tests have left."""
         names = [path.name for folder in self._folders for path in folder.iterdir()]
         return sorted(name for name in names if _OURS.match(name))
 

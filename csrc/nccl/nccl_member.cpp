@@ -24,13 +24,12 @@ void NcclMember::split(int rank) {
 }
 
 NcclMember::CommState NcclMember::state() const {
-  CommState worst{nccl_abi::kSuccess, nullptr};
-  for (const NcclLibrary::Comm comm : {parent_, comm_}) {
-    if (comm == nullptr) continue;
-    worst = {nccl_->state(comm), comm};
-    if (worst.state != nccl_abi::kSuccess) break;  // while the first is in progress NCCL may be writing the second
-  }
-  return worst;
+  CommState found{nccl_abi::kSuccess, parent_};
+  if (parent_ != nullptr) found.state = nccl_->state(parent_);
+  if (found.state != nccl_abi::kSuccess) return found;
+  // While the first was in progress NCCL might have been writing the address of the second.
+  if (comm_ != nullptr) found = {nccl_->state(comm_), comm_};
+  return found;
 }
 
 void NcclMember::abort() noexcept {
