@@ -130,14 +130,19 @@ def test_messages_of_cancelled_receives_keep_their_order(group):
 def test_an_allreduce_goes_on_when_its_await_is_cancelled(group):
     x = values(group.rank, 50_000, "float32")
 
+    work = group.iallreduce(x)
+
+    async def wait():
+        await work
+
     async def main():
-        task = asyncio.ensure_future(group.iallreduce(x))
+        task = asyncio.ensure_future(wait())
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
 
     asyncio.run(main())
-    group.barrier()
+    work.wait()
     assert_same(x, expected_sum(group, 0, 50_000))
 
 
