@@ -231,8 +231,8 @@ void NcclComm::ask_device(Operation& operation) {
 
 void NcclComm::check_all(std::unique_lock<std::mutex>& lock) {
   const Clock::time_point now = Clock::now();
-  // While NCCL starts, the thread that starts it polls; before 2.18 so does the thread that launches. Polling reads
-  // variables of NCCL; under the mutex no other thread ends the communicator meanwhile.
+  // While NCCL starts, the thread that starts it polls. Polling reads variables of NCCL; under the mutex no other
+  // thread ends the communicator meanwhile.
   const auto [state, comm] = started_ ? member_->state() : NcclMember::CommState{nccl_abi::kSuccess, nullptr};
   if (state != nccl_abi::kSuccess && state != nccl_abi::kInProgress) {
     const std::string text = str("NCCL in group '", host_->name(), "': ", nccl().explain(state, comm));

@@ -138,11 +138,6 @@ LEFT_OUT = (
         "a barrier is on the host and an array on the device: ranks that differ in that wait until the deadline",
     ),
     (
-        NCCL_WORLDS,
-        "test_lists.py::test_ranks_that_differ",
-        "where lists of devices are known other texts say it: tests/devices/test_device_lists.py has the cases",
-    ),
-    (
         f"{NCCL_WORLDS}-3",
         "test_a_short_wait",
         "to free memory waits for the device, and so for the other ranks",

@@ -113,28 +113,6 @@ def require_all(table: list[DeviceInfo]) -> None:
     _require_own_devices(table)
 
 
-class DeviceList(NamedTuple):
-    """What one rank tells the others before it uses several devices together."""
-
-    identities: list[str]
-    """The host and the physical device of each."""
-    may_share: bool
-    """Whether its NCCL takes a device that another rank uses too."""
-
-
-def can_join(table: list[DeviceList]) -> bool:
-    """Whether NCCL takes all devices of all ranks together. Pure."""
-    identities = [identity for listed in table for identity in listed.identities]
-    if any(len(set(listed.identities)) < len(listed.identities) for listed in table):
-        return False
-    return len(set(identities)) == len(identities) or all(listed.may_share for listed in table)
-
-
-def sharing_is_allowed(kind: str) -> bool:
-    """Whether NCCL in this process is configured to accept a device that another rank uses too."""
-    return _may_share(nccl_of("hip" if kind == "rocm" else "cuda").version)
-
-
 def _may_share(nccl: str) -> bool:
     version = tuple(int(part) for part in nccl.split("."))
     return version >= (2, 30) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
