@@ -34,6 +34,7 @@ class Slot:
         self._parameter = weakref.ref(parameter)
         self.name = name
         self.reduced: torch.Tensor | None = None  # what is reduced in this pass
+        self._given: torch.Tensor | None = None  # the `.grad` that has the memory of `reduced`
         self.dirty = parameter.grad is not None  # has a gradient that other ranks have not seen
         self.kept: torch.Tensor | None = None  # a gradient that was complete before this pass
         self.step = -1  # whose gradient has been averaged last
@@ -43,11 +44,12 @@ class Slot:
         """Look at the parameter, at first and after a conversion such as `model.double()`."""
         parameter = self._parameter()
         assert parameter is not None
-        self._kind = _kind(parameter)
+        self._kind, self._address = _kind(parameter), parameter.data_ptr()
         self.device = parameter.device
         # The layout that autograd gives gradients: the parameter's own if it is dense.
         self.layout = torch.empty_like(parameter, device="meta", dtype=gradient_dtype(parameter))
         same = self.layout.dtype == parameter.dtype
+        self._expected = self.layout.dtype, self.layout.shape
         self.info = arrays.info(parameter if same else torch.empty_like(self.layout, device=self.device))
         # Into a bucket; None for a gradient reduced where it lies. Users never get this very tensor, since a
         # tensor can be given other memory.
@@ -56,7 +58,25 @@ class Slot:
     def is_converted(self) -> bool:
         """Whether the parameter is another one than described, e.g. after `model.double()`."""
         parameter = self._parameter()
-        return parameter is not None and _kind(parameter) != self._kind
+        if parameter is None:
+            return False
+        address = parameter.data_ptr()
+        if address == self._address and parameter.dtype is self._kind[1] and gradient_dtype(parameter) is self._kind[0]:
+            return False  # another shape of the same memory shows in the gradient
+        self._address = address
+        return _kind(parameter) != self._kind
+
+    def is_gathered(self) -> bool:
+        """Whether the parameter's gradient still is what `gather` has left."""
+        parameter, given, reduced = self._parameter(), self._given, self.reduced
+        # The same tensor may have other memory, after `p.grad.data = ...`.
+        return (
+            given is not None
+            and reduced is not None
+            and parameter is not None
+            and parameter.grad is given
+            and given.is_set_to(reduced)
+        )
 
     def gather(self, buffers: Container[int]) -> None:
         """Bring this rank's contribution, zeros if there is none, to where it is reduced.
@@ -67,27 +87,28 @@ class Slot:
         parameter, view = self._parameter(), self.view
         grad = parameter.grad if parameter is not None else None
         if grad is None or parameter is None:
-            self.kept = None
+            self.kept = self._given = None
             self.reduced = torch.empty_like(self.layout, device=self.device) if view is None else view
             self.reduced.zero_()
             return
         self._check(grad)
         self.kept = None if self.dirty else grad.clone()
+        self._given = grad
         if view is None:
             if grad.stride() == self.layout.stride() and not grad.is_conj() and not grad.is_neg():
                 self.reduced = grad.detach()
                 return
             view = torch.empty_like(self.layout, device=self.device)
-        elif grad.is_set_to(view):
+        elif grad.untyped_storage().data_ptr() in buffers:
+            if not grad.is_set_to(view):
+                raise InvalidArgumentError(
+                    f"DistributedOptimizer: the gradient of {self.name} is a view of memory in which gradients are "
+                    "reduced; assign a copy, p.grad = g.clone()"
+                )
             self.reduced = view
             return
-        elif grad.untyped_storage().data_ptr() in buffers:
-            raise InvalidArgumentError(
-                f"DistributedOptimizer: the gradient of {self.name} is a view of memory in which gradients are "
-                "reduced; assign a copy, p.grad = g.clone()"
-            )
         self.reduced = view.copy_(grad)
-        parameter.grad = view.detach()
+        self._given = parameter.grad = view.detach()
 
     def _check(self, grad: torch.Tensor) -> None:
         if grad.layout is not torch.strided:
@@ -95,24 +116,25 @@ class Slot:
                 f"DistributedOptimizer: the gradient of {self.name} is sparse ({grad.layout}); only "
                 "dense ones can be averaged, e.g. Embedding(..., sparse=False)"
             )
-        if grad.dtype is not self.layout.dtype or grad.shape != self.layout.shape:
+        if (grad.dtype, grad.shape) != self._expected:
             raise InvalidArgumentError(
                 f"DistributedOptimizer: the gradient of {self.name} is {_text(grad)}, where ranks have agreed on "
                 f"{_text(self.layout)}; give p.grad the dtype and shape of p, or set p.grad_dtype"
             )
 
-    def write_back(self, used: bool, step: int) -> None:
-        """Take the reduced gradient of a step, unless no rank had one."""
-        assert self.reduced is not None
-        self.step = step if used else self.step
-        parameter = self._parameter()
-        if used and parameter is not None:
-            grad = parameter.grad
-            if grad is None or grad.layout is not torch.strided or not grad.is_set_to(self.reduced):
+    def write_back(self, used: bool, step: int, *, is_there: bool) -> None:
+        """Take the reduced gradient of a step, unless no rank had one; `is_there`: nobody has replaced it since."""
+        if used:
+            self.step = step
+            parameter = self._parameter()
+            if not (is_there and self._given is not None) and parameter is not None and not self.is_gathered():
+                assert self.reduced is not None
                 parameter.grad = self.reduced.detach()
         elif self.kept is not None:
+            assert self.reduced is not None
             self.reduced.copy_(self.kept)
-        self.reduced, self.dirty, self.kept = None, False, None
+        self.reduced = self._given = self.kept = None
+        self.dirty = False
 
 
 class Bucket:
@@ -126,6 +148,8 @@ class Bucket:
         self.missing = len(slots)  # gradients that this pass has not yet completed
         self._flat = flat
         self._works: list[Work[Any]] = []
+        what = f"gradients of {leaves_text([slot.name for slot in slots])}" if slots else "flags"
+        self._act = f"DistributedOptimizer: {what}"
         start = 0
         for slot in slots:
             if flat is not None:
@@ -146,11 +170,9 @@ class Bucket:
     def start(self, backend: Group, op: Any, buffers: Container[int]) -> None:
         """Start the reduction of what the slots hold now; arguments as for `Slot.gather`."""
         for slot in self.slots:
-            if slot.reduced is None:
+            if not slot.is_gathered():  # unused, or a hook of the user's has replaced it
                 slot.gather(buffers)
-        names = [slot.name for slot in self.slots]
-        what = f"gradients of {leaves_text(names)}" if names else "flags"
-        with _core.UserCall(f"DistributedOptimizer: {what}"):
+        with _core.UserCall(self._act):
             grads = [self._flat] if self._flat is not None else list(map(_as_row, self.slots))
             if len(grads) > 1:
                 inner = _core.allreduce_many(backend._comm, grads, grads, *resolve(op))
@@ -166,7 +188,7 @@ class Bucket:
 
 
 def _kind(parameter: torch.Tensor) -> tuple[Any, ...]:
-    return gradient_dtype(parameter), parameter.dtype, parameter.device, parameter.shape, parameter.stride()
+    return gradient_dtype(parameter), parameter.dtype, parameter.shape, parameter.device, parameter.stride()
 
 
 def _text(tensor: torch.Tensor) -> str:

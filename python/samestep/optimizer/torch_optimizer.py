@@ -115,11 +115,13 @@ class Averager:
         self._bucket_of: dict[Slot, Bucket] = {}
         self._buffers: set[int] = set()  # addresses of their memory
         self._n_started = 0
-        self._newest: tuple[Slot, Bucket, bool] | None = None  # has a gradient since the last hook
+        self._newest: tuple[Bucket, bool] | None = None  # whether its newest gradient is complete
         self._pass: weakref.ref[_Pass] | None = None
         self._has_looked = False  # at the other parameters of modules
         self._is_amid = False  # a pass has begun whose mean gradients are not there yet
         self._n_steps = 0
+        self._parameters: list[int] = []  # ids, in the optimizer's order
+        self._complete = -1  # the step for which the gradients of all of them have been averaged
         self.refresh_parameters()
 
     def refresh_parameters(self) -> None:
@@ -128,6 +130,7 @@ class Averager:
         if optimizer is None:
             return
         named = named_parameters(optimizer)
+        self._parameters, self._complete = list(map(id, named.values())), -1
         require_same(
             self._backend,
             f"DistributedOptimizer({type(optimizer).__name__}, op={op_name(self._op, 'DistributedOptimizer')})",
@@ -150,6 +153,7 @@ class Averager:
     def forget(self, parameter: torch.Tensor) -> None:
         """Another optimizer has taken over `parameter`."""
         self._slots.pop(id(parameter), None)
+        self._complete = -1
         self._frozen = [frozen for frozen in self._frozen if frozen() is not parameter]
         self._buckets = []
 
@@ -171,12 +175,14 @@ class Averager:
             memory = flat_memory(self._backend, members, n_flags) if last or message in flat else None
             self._buckets.append(Bucket(members, memory))
         self._bucket_of = {slot: bucket for bucket in self._buckets for slot in bucket.slots}
+        self._buffers = {bucket.address for bucket in self._buckets}
 
     def ready(self, parameter: torch.Tensor) -> None:
         """Autograd has added this pass's gradient to `parameter.grad`."""
         if self.paused:
             if id(parameter) in self._slots:  # else just unfrozen: taken in by the next pass that averages
                 self._slots[id(parameter)].dirty = True
+                self._complete = -1
             return
         if torch.is_grad_enabled():  # what autograd sets within a pass that builds a graph, and only there
             raise UnavailableError(
@@ -185,7 +191,8 @@ class Averager:
                 "parameters, create_graph=True), add it to the loss, and call backward() without create_graph"
             )
         task = self._task()
-        self._settle()
+        if self._newest is not None:
+            self._settle(*self._newest)
         slot = self._slots[id(parameter)]
         bucket = self._bucket_of.get(slot)
         if bucket is None:  # an empty parameter
@@ -197,7 +204,7 @@ class Averager:
                 "use_reentrant=True); pass use_reentrant=False"
             )
         # Within a reentrant checkpoint, a pass inside the pass, more may follow: then wait for the end.
-        self._newest = slot, bucket, task == _graph_task() and slot.reduced is None
+        self._newest = bucket, task == _graph_task() and slot.reduced is None
         slot.dirty = True
         slot.gather(self._buffers)  # now, while it is in the cache
 
@@ -205,12 +212,9 @@ class Averager:
         """Number of the outermost pass, begun here. No frame of a later error may keep the `_Pass`."""
         return ((self._pass and self._pass()) or self._begin()).task
 
-    def _settle(self) -> None:
+    def _settle(self, bucket: Bucket, is_complete: bool) -> None:
         """Start what is complete, now that the other hooks of the newest gradient's parameter have run."""
-        if self._newest is None:
-            return
-        (slot, bucket, is_complete), self._newest = self._newest, None
-        slot.gather(self._buffers)  # again, if such a hook has replaced it
+        self._newest = None
         bucket.missing -= is_complete
         while self._n_started < len(self._buckets) - 1 and self._buckets[self._n_started].missing == 0:
             self._start_next()
@@ -236,7 +240,9 @@ class Averager:
         """Gradients that this step uses and no pass has averaged for it."""
         optimizer, slots = self._optimizer(), self._slots
         parameters = [] if optimizer is None else [p for g in optimizer.param_groups for p in g["params"]]
-        found = {}
+        found: dict[str, torch.Tensor] = {}
+        if self._complete == step and list(map(id, parameters)) == self._parameters:
+            return found
         for i, p in enumerate(parameters):
             slot = slots.get(id(p))
             is_averaged = _is_claimed(p) if slot is None else slot.step == step and not slot.dirty
@@ -269,7 +275,6 @@ class Averager:
             bucket.missing = len(bucket.slots)
             for slot in bucket.slots:
                 slot.reduced = None
-        self._buffers = {bucket.address for bucket in self._buckets}
         self._n_started, self._newest = 0, None
         this_pass = _Pass(self)
         self._pass, self._is_amid = weakref.ref(this_pass), True
@@ -284,7 +289,8 @@ class Averager:
     def finish(self) -> None:
         """The pass is over: reduce what is not yet in progress, wait, and give every parameter its gradient."""
         self._pass = None
-        self._settle()
+        if self._newest is not None:
+            self._settle(*self._newest)
         flags = self._buckets[-1].tail
         assert flags is not None
         slots = [slot for bucket in self._buckets for slot in bucket.slots]
@@ -294,14 +300,16 @@ class Averager:
             flags.fill_(math.inf)
         else:
             flags.copy_(torch.tensor([math.inf if dirty else 0.0 for dirty in mine], dtype=flags.dtype))
+        n_early = sum(len(bucket.slots) for bucket in self._buckets[: self._n_started])
         while self._n_started < len(self._buckets):
             self._start_next()
         for bucket in self._buckets:
             bucket.finish()
         # A gradient of this rank is one of any rank. To read the flags would wait for the device in every step.
         used = mine if all(mine) else [flag != 0 for flag in flags.tolist()]
-        for slot, any_rank in zip(slots, used, strict=True):
-            slot.write_back(any_rank, self._n_steps)
+        for i, (slot, any_rank) in enumerate(zip(slots, used, strict=True)):
+            slot.write_back(any_rank, self._n_steps, is_there=i >= n_early)
+        self._complete = self._n_steps if all(used) and len(slots) == len(self._slots) else -1
         self._is_amid = False
 
 

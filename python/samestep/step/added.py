@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from samestep import arrays, trees
 from samestep.errors import InvalidArgumentError
 from samestep.step.leaves import LeafSpec
@@ -44,7 +46,11 @@ def gradients_of(grads: Any, act: str = "") -> Any:
         if type(first) not in _USUAL or not first:
             break
         first = next(iter(first if isinstance(first, (list, tuple)) else first.values()))
-    if act and isinstance(first, (torch.nn.Module, torch.nn.Parameter, torch.optim.Optimizer)):
+    if (
+        act
+        and type(first) not in (torch.Tensor, np.ndarray)  # cheaper than to ask the class Parameter
+        and isinstance(first, (torch.nn.Module, torch.nn.Parameter, torch.optim.Optimizer))
+    ):
         raise InvalidArgumentError(
             f"{act}: the tree begins with parameters ({type(first).__name__}), not with gradients; pass one module by "
             "itself, or its gradients, {name: p.grad for name, p in module.named_parameters()}"

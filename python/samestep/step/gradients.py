@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -52,11 +51,11 @@ def allreduce_gradients(
       True
     """
     act = f"allreduce_gradients(op={allreduce.op_name(op, 'allreduce_gradients')})"
-    tree, torch = added.gradients_of(grads, act), sys.modules.get("torch")
-    if torch is None or not isinstance(grads, torch.nn.Module):
-        return cast("_Tree", _reduce(backend, tree, op, weight, timeout=timeout, act=act))
+    tree = added.gradients_of(grads, act)
     means = _reduce(backend, tree, op, weight, timeout=timeout, act=act)
-    for name, parameter in grads.named_parameters():
+    if tree is grads:
+        return cast("_Tree", means)
+    for name, parameter in cast(Any, grads).named_parameters():
         parameter.grad = means[name]
     return grads
 
