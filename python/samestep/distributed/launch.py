@@ -10,22 +10,13 @@ import sys
 from collections.abc import Sequence
 
 from samestep.launch import run
-from samestep.launch.arguments import Options, count, port, split, whole_number
+from samestep.launch.arguments import CommandLine, Options, count, port, whole_number
 
 __all__ = ["main", "parse"]
 
 _COMMAND = "python -m samestep.distributed.launch"
 _ADDRESS, _PORT = "127.0.0.1", 29500
 _STYLES = {"underscore": "--local_rank={local_rank}", "dash": "--local-rank={local_rank}"}
-_WITH_VALUE = (
-    "--nnodes",
-    "--node-rank",
-    "--nproc-per-node",
-    "--master-addr",
-    "--master-port",
-    "--local-rank-style",
-    "--logdir",
-)
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -40,7 +31,7 @@ def parse(argv: Sequence[str]) -> Options:
       ['python', '-u', 'train.py', '--local_rank=1', '--lr', '0.1']
     """
     parser = _parser()
-    own, command = split(list(argv), _WITH_VALUE)
+    own, command = parser.split(list(argv))
     flags = parser.parse_args(own)
     if not command:
         parser.error("what to run? Give a script, or -m module, or --no_python program")
@@ -70,8 +61,8 @@ def parse(argv: Sequence[str]) -> Options:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandLine:
+    parser = CommandLine(
         prog=_COMMAND,
         usage=f"{_COMMAND} [flags] script.py [its arguments]",
         description=f"{__doc__}".partition("\n\n")[2],

@@ -9,6 +9,7 @@ import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from samestep import _settings
 from samestep.launch import clusters
@@ -119,7 +120,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
       ('-n', '7')
     """
     ours = parser()
-    own, command = split(list(argv), _WITH_VALUE)
+    own, command = ours.split(list(argv))
     if other := next((word for word in own if word.partition("=")[0] in _OF_OTHERS), None):
         ours.error(f"there is no {other}; the number of ranks is -n N, for example -n 4")
     flags = ours.parse_args(own)
@@ -171,22 +172,6 @@ RESTART_COUNT = _settings.RESTART_COUNT
 _OF_OTHERS = ("-np", "--np", "--nproc", "--nproc-per-node", "--ntasks")  # what other launchers call -n
 RESTARTED = "--restarted"  # what the launcher tells itself
 _PORT = 29500  # of a job of several runs, which could not tell each other of a free one
-_WITH_VALUE = (
-    "-n",
-    "--logs",
-    "--hosts",
-    "--hostfile",
-    "--rsh",
-    "--nnodes",
-    "--node-rank",
-    "--secret-file",
-    "--env",
-    "--timeout",
-    "--max-restarts",
-    RESTARTED,
-    "--master-addr",
-    "--master-port",
-)
 
 
 def _ask_cluster(parser: argparse.ArgumentParser, flags: argparse.Namespace, env: Mapping[str, str]) -> str:
@@ -222,9 +207,9 @@ def _check_nodes(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> 
         parser.error("--nnodes needs --master-addr, the address of node 0")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandLine:
     """Of `samestep run`, for its own flags; what follows them is the program."""
-    parser = argparse.ArgumentParser(
+    parser = CommandLine(
         prog="samestep run",
         usage=_USAGE,
         description=_DESCRIPTION,
@@ -273,25 +258,34 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def split(argv: list[str], with_value: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own flags, with dashes for underscores, and the program with its arguments.
+class CommandLine(argparse.ArgumentParser):
+    """Flags of ours, followed by a program with its own."""
 
-    Args:
-      argv: the command line.
-      with_value: those of our flags whose value may be the next word.
-    """
-    i = 0
-    while i < len(argv):
-        word = argv[i]
-        if word == "--":
-            return argv[:i], argv[i + 1 :]
-        if not word.startswith("-"):
-            return argv[:i], argv[i:]
-        if word.startswith("--"):
-            name, equals, value = word.partition("=")
-            argv[i] = name.replace("_", "-") + equals + value
-        i += 2 if argv[i] in with_value else 1
-    return argv, []
+    def __init__(self, **how: Any) -> None:
+        self._with_value: set[str] = set()  # flags whose value may be the next word
+        super().__init__(**how)
+
+    def add_argument(self, *names: str, **how: Any) -> argparse.Action:
+        """As in the base class."""
+        added = super().add_argument(*names, **how)
+        if added.nargs is None:
+            self._with_value.update(added.option_strings)
+        return added
+
+    def split(self, argv: list[str]) -> tuple[list[str], list[str]]:
+        """Our own flags, with dashes for underscores, and the program with its arguments."""
+        i = 0
+        while i < len(argv):
+            word = argv[i]
+            if word == "--":
+                return argv[:i], argv[i + 1 :]
+            if not word.startswith("-"):
+                return argv[:i], argv[i:]
+            if word.startswith("--"):
+                name, equals, value = word.partition("=")
+                argv[i] = name.replace("_", "-") + equals + value
+            i += 2 if argv[i] in self._with_value else 1
+        return argv, []
 
 
 def whole_number(text: str) -> int:
