@@ -40,7 +40,7 @@ Work_ start_on_host(const std::shared_ptr<Communicator>& comm, const std::string
   CollectiveArgs args{.type = verb_of(verb), .root = root};
   args.reduction.op = static_cast<ReduceOp>(op);
   args.compared_as = Signature{args.type, dtype_of(dtype), static_cast<ReduceOp>(compared_op), root,
-                               ListShape{length, count, 0, root_array}.shape()};
+                               ListShape{length, count, root_array}.shape()};
   args.out = work->output(out, "a list of arrays", /*copy_in=*/true);
   args.in = x.is(out) ? ConstBuffer(args.out) : work->input(x, "a list of arrays");
   auto operation = comm->start(args);

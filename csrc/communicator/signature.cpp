@@ -52,9 +52,7 @@ std::string list_text(const ListShape& list, DType dtype) {
   return str(list.length, list.length == 1 ? " array of " : " arrays of ", name(dtype), "[", list.count, "]");
 }
 
-ListShape list_of(const Shape& shape) {
-  return {shape.extents[0], shape.extents[1], shape.extents[2], shape.extents[3]};
-}
+ListShape list_of(const Shape& shape) { return {shape.extents[0], shape.extents[1], shape.extents[2]}; }
 
 std::string extents_text(const Shape& shape) {
   std::string text = "[";
@@ -137,8 +135,6 @@ std::string Signature::describe(Naming naming) const {
     if (is_list) text += str(" array ", list.detail, " of");
     text += str(" root ", root);
   }
-  if (is_list && root < 0 && list.detail > 1) text += str(" into ", list.detail, " arrays each");
-  if (is_list && list.device_list > 0) text += str(" on device list ", list.device_list);
   return text;
 }
 

@@ -74,12 +74,11 @@ struct Shape {
 
 /// What ranks compare of a call on a list of arrays, instead of the shape of one array.
 struct ListShape {
-  std::uint64_t length = 0;       ///< arrays in the list
-  std::uint64_t count = 0;        ///< elements in each
-  std::uint64_t device_list = 0;  ///< n for the n-th list of devices that the group has used; 0: through the host
-  std::uint64_t detail = 0;       ///< root's array, or, for allgather, the arrays that receive a result; else 0
+  std::uint64_t length = 0;  ///< arrays in the list
+  std::uint64_t count = 0;   ///< elements in each
+  std::uint64_t detail = 0;  ///< root's array; 0 without a root
 
-  Shape shape() const { return {{length, count, device_list, detail}, 4, Shape::kListOfArrays}; }
+  Shape shape() const { return {{length, count, detail}, 3, Shape::kListOfArrays}; }
 };
 
 /// What the ranks of a group must agree on for one operation. Every header holds the digest, so the comparison needs no
