@@ -9,8 +9,8 @@ def replace(dist: Any, name: str) -> None:
     """Makes `init_process_group` and `new_group` start the backend `name` for gloo, alone or for the CPU of several.
 
     Libraries such as Accelerate name gloo themselves and refuse all they do not know, and those that train on GPUs open
-    groups of gloo for what they exchange on the host. Before torch 2.14 a backend in Python serves all devices of its
-    group, so that "cpu:gloo,cuda:nccl" stays what it is.
+    groups of gloo for what they exchange on the host. Before torch 2.14 `batch_isend_irecv` does not
+    coalesce the operations of a group in Python, which NCCL may need, so that "cpu:gloo,cuda:nccl" stays what it is.
     """
     per_device = "rank" in (dist.Backend.__init__.__doc__ or "")
     for function in ("init_process_group", "new_group"):

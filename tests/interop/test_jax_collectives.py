@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import RUN_COMMAND
+from running import RUN_COMMAND, script
 from samestep import doctor
 from samestep._util import jax_variables
 from samestep.jax.__main__ import main
@@ -99,6 +99,22 @@ def test_the_plugin_names_the_library_only_where_mpi_is_asked_for(monkeypatch):
     finally:
         jax.config.update("jax_cpu_collectives_implementation", before)
     assert jax_variables.os.environ["MPITRAMPOLINE_LIB"] == jax_variables.library()
+
+
+@pytest.mark.slow
+def test_a_program_may_select_mpi_itself():
+    pytest.importorskip("jax")
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    done = subprocess.run(
+        [sys.executable, script("interop/jax_selects_mpi"), str(port)],
+        env={name: value for name, value in os.environ.items() if name != jax_variables.LIBRARY},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout.split() == ["1", jax_variables.library()], done.stderr
 
 
 @pytest.mark.slow

@@ -108,9 +108,10 @@ def test_hooks_of_the_reducer_in_c(world, hook, dtype, views):
 
 
 def test_the_timeout_of_a_group_may_be_set(world, group, recwarn):
-    from torch.distributed.distributed_c10d import _set_pg_timeout
+    from torch.distributed import distributed_c10d as c10d
 
-    _set_pg_timeout(datetime.timedelta(seconds=0.3))
+    set_timeout = getattr(c10d, "set_timeout", None) or c10d._set_pg_timeout  # the name up to torch 2.13
+    set_timeout(datetime.timedelta(seconds=0.3))
     assert not [seen for seen in recwarn if "timeout" in str(seen.message)]
     if world.get_world_size() > 1 and world.get_rank() == 0:
         with pytest.raises(ss.TimeoutError, match="rank"):

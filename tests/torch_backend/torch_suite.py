@@ -10,6 +10,7 @@ Prints a line for each: OK, FAIL or SKIP, the name, seconds, and why; exits with
 for a backend by its name before they run; that question is left out.
 """
 
+import functools
 import inspect
 import os
 import subprocess
@@ -81,6 +82,7 @@ def put_the_host_in_the_place_of_gpus():
         kind.cuda = lambda self, *args, **named: self
     for name in ("set_device", "synchronize"):
         setattr(torch.cuda, name, lambda *args, **named: None)
+    torch.Stream = functools.partial(torch.Stream, device="cpu")  # a build for GPUs would make one of theirs
     distributed_test.init_multigpu_helper = lambda size, backend: {r: [r] for r in range(size)}
     ddp = torch.nn.parallel.DistributedDataParallel
     init = ddp.__init__

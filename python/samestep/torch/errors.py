@@ -48,7 +48,7 @@ def for_torch(error: Exception) -> Exception:
       >>> isinstance(for_torch(errors.PeerLostError("rank 1 has ended")), RuntimeError)
       True
     """
-    kind = _ALSO_TORCH.get(type(error))
+    kind = next((_ALSO_TORCH[c] for c in type(error).__mro__ if c in _ALSO_TORCH), None)
     if kind is None:
         return error
     text = str(error)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
 
 from samestep import _core
 from samestep.errors import InvalidArgumentError
 from samestep.torch import verbs, verify
 from samestep.torch.bootstrap import open_group
+from samestep.torch.devices import DeviceHalves
 from samestep.torch.errors import for_torch
 from samestep.torch.shutdown import GroupShutdown
 
@@ -32,17 +33,35 @@ def create(options: Any, backend_options: Any = None) -> Any:
     """
     if backend_options is not None:
         raise InvalidArgumentError("the backend 'samestep' takes no pg_options; leave them out")
-    return (DeviceBackend if _HAS_DEVICE_BACKENDS else ProcessGroup)(options)
+    return ProcessGroup(options)
 
 
 def _leave_to_verbs(*_: Any) -> Any:
     return NotImplemented
 
 
-class _Group(verbs.Verbs):
-    """The common part of both classes below: the group, its shutdown, and the queries of torch."""
+class ProcessGroup(verbs.Verbs, dist.ProcessGroup):
+    """A torch.distributed group over the transports of samestep, for tensors in host memory.
 
-    def _open(self, options: Any, name: str = "") -> None:
+    Made by `init_process_group("samestep")` and `new_group`; takes the place of torch's own object, in every version of
+    torch: what a `Backend` written in Python returns has lost `is_completed` and the sender of a message. So the
+    device half of "cpu:samestep,cuda:nccl" is a group of its own, see `DeviceHalves`.
+
+    Args:
+      options: as `create` gets them.
+      name: in error texts; "" = that of torch's group.
+    """
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+    supports_shrinking = False
+    supports_reconfigure = False
+    supports_window = False
+
+    def __init__(self, options: Any, *, name: str = "") -> None:
+        super().__init__(options.group_rank, options.group_size)
+        self._name, self._desc = str(options.group_id), "undefined"
         members = list(options.global_ranks_in_group)
         name = name or (f"{options.group_id}, ranks {members}" if members else "world")
         self._store = options.store
@@ -60,6 +79,7 @@ class _Group(verbs.Verbs):
         except Exception as error:
             raise for_torch(error) from None
         self._comm: _core.Communicator = self._backend._comm
+        self._devices = DeviceHalves(self, members)
         self._prepare_calls()
         self._lifetime = GroupShutdown(self._backend)
         verify.install()
@@ -97,30 +117,6 @@ class _Group(verbs.Verbs):
         """This rank leaves immediately. Pending operations fail on it, and on ranks that wait for it."""
         self._lifetime.leave("it called abort")
 
-    def __repr__(self) -> str:
-        place = f"rank {self._comm.rank} of {self._comm.size}"
-        return f"<samestep.torch.{type(self).__name__} {self._comm.name!r}: {place}>"
-
-
-class ProcessGroup(_Group, dist.ProcessGroup):
-    """A torch.distributed group over the transports of samestep, for tensors in host memory.
-
-    Made by `init_process_group("samestep")` and `new_group`; takes the place of torch's own object.
-
-    Args:
-      options: as `create` gets them.
-      name: in error texts; "" = that of torch's group.
-    """
-
-    supports_splitting = False
-    supports_coalescing = False
-    supports_time_estimate = False
-
-    def __init__(self, options: Any, *, name: str = "") -> None:
-        super().__init__(options.group_rank, options.group_size)
-        self._name, self._desc = str(options.group_id), "undefined"
-        self._open(options, name)
-
     def setGroupName(self, name: str) -> None:
         self._name = name
 
@@ -135,17 +131,41 @@ class ProcessGroup(_Group, dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device("cpu"), *map(torch.device, self._devices.backends())]
 
     def _get_backend_name(self) -> str:
         """What torch's sharded tensors ask for, to know whether a shard that is elsewhere is on the host."""
         return "gloo"
 
     def _get_backend(self, device: Any) -> Any:
-        return _HostBackend(self)
+        half = self._devices.half_for(device)
+        return _HostBackend(self) if half is None else half._get_backend(device)
+
+    get_backend = _get_backend
+
+    def _start_coalescing(self, device: Any) -> None:
+        self._required_half(device)._start_coalescing(device)
+
+    def _end_coalescing(self, device: Any) -> Any:
+        return self._required_half(device)._end_coalescing(device)
+
+    def _required_half(self, device: Any) -> Any:
+        half = self._devices.half_for(device)
+        if half is None:
+            raise NotImplementedError(
+                "the backend 'samestep' has no coalescing of operations on host tensors"
+            )
+        return half
 
     def get_group_store(self) -> Any:
         return self._store
+
+    def supports_tensor_alloc(self, _: Any) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        place = f"rank {self._comm.rank} of {self._comm.size}"
+        return f"<samestep.torch.{type(self).__name__} {self._comm.name!r}: {place}>"
 
 
 class _HostBackend:
@@ -162,13 +182,17 @@ class _HostBackend:
         return getattr(self._group, name)
 
 
-# A class that torch registers for one kind of device, beside another one for GPUs; from torch 2.14 on.
-_HAS_DEVICE_BACKENDS = "rank" in (c10d.Backend.__init__.__doc__ or "")
+def _refuse(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"the backend 'samestep' does not support {name}")
+
+    return refuse
 
 
-class DeviceBackend(_Group, c10d.Backend):
-    """The same for a torch that lets Python write its backends: `init_process_group("cpu:samestep,cuda:nccl")`."""
-
-    def __init__(self, options: Any) -> None:
-        super().__init__(options.group_rank, options.group_size)
-        self._open(options)
+for _name in (
+    *("get_reconfigure_handle", "reconfigure", "new_window", "shrink", "split_group", "merge_remote_group"),
+    *("register_abort_hook", "unregister_abort_hook", "register_pre_hook", "unregister_pre_hook"),
+    *("register_post_hook", "unregister_post_hook", "allocate_tensor"),
+    *("_enable_collectives_timing", "_wait_for_pending_works"),
+):  # torch's own ask for a backend in C++, and some end the process
+    setattr(ProcessGroup, _name, _refuse(_name))

@@ -13,6 +13,7 @@ from samestep.errors import InvalidArgumentError
 from samestep.reduce_ops import AVG, BAND, BOR, BXOR, MAX, MIN, PROD, SUM, ReduceOp, premul, resolve
 
 __all__ = [
+    "NotOnHostError",
     "copy_back",
     "flat",
     "in_one_dimension",
@@ -50,6 +51,10 @@ _NAMED = {
     ),
     *(torch.float8_e4m3fn, torch.float8_e5m2),
 }
+
+
+class NotOnHostError(InvalidArgumentError):
+    """A tensor is on a device."""
 
 
 def reduction(op: Any) -> tuple[int, float]:
@@ -116,9 +121,9 @@ def summand(tensor: torch.Tensor) -> torch.Tensor:
     if run is not None:
         return run
     if not tensor.is_cpu:
-        raise InvalidArgumentError(
+        raise NotOnHostError(
             f"the backend 'samestep' handles host tensors, got one on {tensor.device}; move it by .cpu(), "
-            "or use a backend for that device: init_process_group('cpu:gloo,cuda:nccl')"
+            "or name a backend for that device, too: init_process_group('cpu:samestep,cuda:nccl')"
         )
     if tensor.layout is not torch.strided:
         raise InvalidArgumentError(

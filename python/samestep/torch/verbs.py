@@ -25,6 +25,7 @@ from samestep.group import json_exchange
 from samestep.reduce_ops import SUM
 from samestep.torch import blocks as lists
 from samestep.torch import sparse, tensors
+from samestep.torch.devices import DeviceHalves
 from samestep.torch.errors import for_torch
 from samestep.torch.no_autograd import has_modes, without_autograd
 from samestep.torch.shutdown import GroupShutdown
@@ -41,6 +42,16 @@ _profiler_enabled = torch.autograd._profiler_enabled
 _compiling = torch.compiler.is_dynamo_compiling
 _ALL_KNOW = (MismatchError, NotInitializedError, PeerLostError, TimeoutError)
 """Errors that come from the group: the others get one as well."""
+_NAMES_OF_GROUPS = {
+    "_all_reduce": "allreduce",
+    "_barrier": "barrier",
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+}
+"""Of methods here that not every version of torch calls by the same name."""
 _MOST_TEXT = 160  # of a refusal, in the errors of the other ranks
 
 
@@ -54,15 +65,24 @@ def _verb(method: _Method, listed: int | None = None, *, collective: bool = True
     """
     name = _profiler_label(method.__name__.lstrip("_"))
     label = f"samestep:{name}"
+    theirs = _NAMES_OF_GROUPS.get(method.__name__, method.__name__)
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **options: Any) -> Any:
         if _compiling():
             return torch.compiler.disable(call)(self, *args, **options)
+        if (
+            self._devices.made
+        ):  # else the first tensor of a device is found by the error, at no cost for others
+            half = self._devices.half_of(args)
+            if half is not None:
+                return getattr(half, theirs)(*args, **options)
         with without_autograd():
             try:
                 started = method(self, *args, **options)
             except Exception as error:
+                if isinstance(error, tensors.NotOnHostError) and self._devices.half_of(args):
+                    return call(self, *args, **options)
                 if collective:
                     self._tell_refusal(name, 1 if listed is None else len(args[listed]), error)
                 raise for_torch(error) from None
@@ -100,6 +120,7 @@ class Verbs:
     _all_reduce_now: Callable[..., Any]
     """`_core.fast_allreduce`, or NotImplemented from it if the array does not fit the fast path."""
     _timeout: float
+    _devices: DeviceHalves
     _lifetime: GroupShutdown
     _n_collectives: int
 
@@ -155,8 +176,13 @@ class Verbs:
         parts = [self._comm.allreduce(run, None, code, factor) for run in runs]
         return self._started(parts, tensors_, opts, copy_back)
 
-    def allreduce_coalesced(self, tensors_: _Tensors, opts: Any = None) -> Work:
-        return self._all_reduce(tensors_, opts, False)
+    def allreduce_coalesced(self, tensors_: _Tensors, opts: Any = None) -> Any:
+        half = self._devices.half_of([tensors_])
+        return (
+            self._all_reduce(tensors_, opts, False)
+            if half is None
+            else half.allreduce_coalesced(tensors_, opts)
+        )
 
     @_verb_on_lists
     def reduce(self, tensors_: _Tensors, opts: Any = None) -> Work:
@@ -234,6 +260,16 @@ class Verbs:
         everything = tensors.flat(blocks, input.dtype)
         part = self._comm.gather(tensors.sent(input), tensors.memory(everything), root)
         return self._started([part], blocks, opts, lambda: tensors.copy_back(everything, blocks))
+
+    @_verb
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        root, into = _root(opts), None
+        if self._comm.rank == root:
+            lists.require_whole("gather_single", output, input, self._comm.size)
+            into = tensors.memory(output)
+        return self._started([self._comm.gather(tensors.sent(input), into, root)], [output], opts)
+
+    gather_into_tensor = gather_single
 
     @_verb
     def scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> Work:
@@ -349,8 +385,13 @@ class Verbs:
             )
         return [n * (tensor.numel() // rows) if rows else 0 for n in splits]
 
+    def barrier(self, opts: Any = None) -> Any:
+        device = getattr(opts, "device", None)  # of the caller's `device_ids`
+        half = None if device is None else self._devices.half_for(device)
+        return self._barrier(opts) if half is None else half.barrier(opts)
+
     @_verb
-    def barrier(self, opts: Any = None) -> Work:
+    def _barrier(self, opts: Any) -> Work:
         return self._started([self._comm.barrier()], [], opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:

@@ -1,0 +1,65 @@
+"""The other backends of a group such as "cpu:samestep,cuda:nccl"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["DeviceHalves"]
+
+
+class DeviceHalves:
+    """For each other kind of device, a group of the backend that the program has named for it.
+
+    torch lets a group that is written in Python serve all devices. So operations on tensors that are not on the host
+    go on to a group of their own, over the same ranks. The first of them makes it, which is collective.
+
+    Args:
+      group: of samestep.
+      members: the global ranks; empty for all.
+    """
+
+    def __init__(self, group: Any, members: list[int]) -> None:
+        self._group = group
+        self._members = members
+        self.made: dict[str, Any] = {}  # by kinds of device
+
+    def backends(self) -> dict[str, str]:
+        """The names of the other backends, by kinds of device."""
+        try:
+            config = dist.get_backend_config(self._group)
+        except (AssertionError, RuntimeError, ValueError):  # torch does not know the group yet, or any more
+            return {}
+        pairs = (part.split(":") for part in config.split(",") if ":" in part)
+        return {device: name for device, name in pairs if device != "cpu" and name != "samestep"}
+
+    def half_of(self, arguments: Iterable[Any]) -> Any:
+        """The group for the first tensor among arguments and lists of them; None if samestep's own serves that."""
+        for argument in arguments:
+            first = argument
+            while isinstance(first, (list, tuple)) and first:
+                first = first[0]
+            if isinstance(first, torch.Tensor):
+                return None if first.is_cpu else self.half_for(first.device)
+        return None
+
+    def half_for(self, device: Any) -> Any:
+        """The group for a device; None if no backend is named for it."""
+        kind = torch.device(device).type
+        if kind == "cpu":
+            return None
+        if kind not in self.made:
+            name = self.backends().get(kind)
+            if name is None:
+                return None
+            self.made[kind] = dist.new_group(
+                self._members or None,
+                timeout=timedelta(seconds=self._group._timeout),
+                backend=f"{kind}:{name}",
+                use_local_synchronization=True,
+            )
+        return self.made[kind]
