@@ -10,7 +10,6 @@ Prints a line for each: OK, FAIL or SKIP, the name, seconds, and why; exits with
 for a backend by its name before they run; that question is left out.
 """
 
-import functools
 import inspect
 import os
 import subprocess
@@ -58,6 +57,13 @@ class Suite(distributed_test.TestDistBackend, distributed_test.DistributedTest._
         super().run_test(test_name, parent_pipe)
 
 
+class HostStream(torch.Stream):
+    """A stream of the host, whatever the arguments."""
+
+    def __new__(cls, *_, **__):
+        return super().__new__(cls, device="cpu")
+
+
 def put_the_host_in_the_place_of_gpus():
     """In this process, which ends with the test."""
 
@@ -82,7 +88,7 @@ def put_the_host_in_the_place_of_gpus():
         kind.cuda = lambda self, *args, **named: self
     for name in ("set_device", "synchronize"):
         setattr(torch.cuda, name, lambda *args, **named: None)
-    torch.Stream = functools.partial(torch.Stream, device="cpu")  # a build for GPUs would make one of theirs
+    torch.Stream = HostStream  # a build for GPUs would make one of theirs
     distributed_test.init_multigpu_helper = lambda size, backend: {r: [r] for r in range(size)}
     ddp = torch.nn.parallel.DistributedDataParallel
     init = ddp.__init__

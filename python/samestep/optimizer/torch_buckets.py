@@ -61,7 +61,11 @@ class Slot:
         if parameter is None:
             return False
         address = parameter.data_ptr()
-        if address == self._address and parameter.dtype is self._kind[1] and gradient_dtype(parameter) is self._kind[0]:
+        if (
+            address == self._address
+            and parameter.dtype is self._kind[1]
+            and gradient_dtype(parameter) is self._kind[0]
+        ):
             return False  # another shape of the same memory shows in the gradient
         self._address = address
         return _kind(parameter) != self._kind
@@ -127,7 +131,11 @@ class Slot:
         if used:
             self.step = step
             parameter = self._parameter()
-            if not (is_there and self._given is not None) and parameter is not None and not self.is_gathered():
+            if (
+                not (is_there and self._given is not None)
+                and parameter is not None
+                and not self.is_gathered()
+            ):
                 assert self.reduced is not None
                 parameter.grad = self.reduced.detach()
         elif self.kept is not None:

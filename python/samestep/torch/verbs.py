@@ -71,9 +71,8 @@ def _verb(method: _Method, listed: int | None = None, *, collective: bool = True
     def call(self: Any, *args: Any, **options: Any) -> Any:
         if _compiling():
             return torch.compiler.disable(call)(self, *args, **options)
-        if (
-            self._devices.made
-        ):  # else the first tensor of a device is found by the error, at no cost for others
+        # Until there is one, the error of a first tensor on a device finds it, at no cost for other calls.
+        if self._devices.made:
             half = self._devices.half_of(args)
             if half is not None:
                 return getattr(half, theirs)(*args, **options)
