@@ -225,9 +225,8 @@ void bind_arrays(py::module_& m) {
         py::arg("window") = py::none(),
         "The reverse of pack: copy the bytes of `buffer` into the arrays. Nothing is written if any argument is bad.");
   m.def("await_streams", &await_arrays, py::arg("arrays"), py::arg("comm"), py::arg("timeout"),
-        "Waits until the streams of those arrays of a list that are in device memory have done what they have now: "
-        "before a call copies them, since copies have no deadline. After `timeout` seconds this rank leaves the group "
-        "and raises TimeoutError.");
+        "Waits for the work that is now queued in the streams of a list's device arrays, because copying them cannot "
+        "time out. After `timeout` seconds this rank leaves the group and raises TimeoutError.");
   m.def("copy_on_device", &copy_between_devices, py::arg("x"), py::arg("out"),
         "Copy an array to another one of its dtype and shape, in device memory, in the order of their streams. False, "
         "without effect, if they overlap in part, are not on one device or have their axes in different orders.");

@@ -33,9 +33,9 @@ struct WaitLimit {
   Deadline deadline;
 };
 
-/// Waits until the streams of the reachable arrays among `arrays` that are in device memory have done what they have
-/// now. To be called before the first copy, and without the GIL: copies between a device and memory of the host that is
-/// not pinned block in the runtime, where neither a deadline nor Ctrl-C ends them, until the stream has come so far.
+/// Waits for the work that is now queued in the streams of the reachable device arrays among `arrays`. To be called
+/// before the first copy, and without the GIL: copies between a device and memory of the host that is not pinned block
+/// in the runtime, where neither a deadline nor Ctrl-C ends them, until the stream has come so far.
 ///
 /// Sets `device.index` of the arrays. Throws UnavailableError if a stream is being captured into a graph, what a signal
 /// handler raises, and after the deadline TimeoutError, when this rank has left the group: the others would wait for

@@ -221,10 +221,8 @@ class Agent:
         except (OSError, ValueError):
             return None
         finally:
-            for path in (
-                self._error_file,
-                f"{self._error_file}.{self._rank_pid}",
-            ):  # it may be killed as it writes
+            unfinished = f"{self._error_file}.{self._rank_pid}"  # of a rank that was killed as it wrote
+            for path in (self._error_file, unfinished):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
 
