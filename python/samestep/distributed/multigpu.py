@@ -30,11 +30,7 @@ def broadcast_multigpu(
     *,
     group_src: int | None = None,
 ) -> Any:
-    """Give all arrays of all ranks the elements of `tensor_list[src_tensor]` of rank `src`.
-
-    In a group with NCCL, the call blocks for the other ranks, even with `async_op=True`, if the list is staged through
-    the host or this list of devices is used for the first time. So do not call it between a send and its recv.
-    """
+    """Give all arrays of all ranks the elements of `tensor_list[src_tensor]` of rank `src`."""
     verb = "broadcast_multigpu"
     of = groups.resolve(group)
     if of is None:
@@ -52,9 +48,6 @@ def all_reduce_multigpu(
     tensor_list: Sequence[Any], op: Op = ReduceOp.SUM, group: Any = WORLD, async_op: bool = False
 ) -> Any:
     """Reduce over all arrays of all ranks; all of them get the result.
-
-    In a group with NCCL, the call blocks for the other ranks, even with `async_op=True`, if the list is staged through
-    the host or this list of devices is used for the first time. So do not call it between a send and its recv.
 
     Example:
       >>> import numpy as np, samestep.distributed as dist
@@ -84,11 +77,7 @@ def reduce_multigpu(  # noqa: PLR0917 - positions that scripts rely on
     *,
     group_dst: int | None = None,
 ) -> Any:
-    """Reduce over all arrays of all ranks; `tensor_list[dst_tensor]` of rank `dst` gets the result.
-
-    In a group with NCCL, the call blocks for the other ranks, even with `async_op=True`, if the list is staged through
-    the host or this list of devices is used for the first time. So do not call it between a send and its recv.
-    """
+    """Reduce over all arrays of all ranks; `tensor_list[dst_tensor]` of rank `dst` gets the result."""
     verb = "reduce_multigpu"
     of = groups.resolve(group)
     if of is None:
@@ -109,9 +98,6 @@ def all_gather_multigpu(
     async_op: bool = False,
 ) -> Any:
     """Gather all arrays of all ranks into every list.
-
-    In a group with NCCL, the call blocks for the other ranks, even with `async_op=True`, if the list is staged through
-    the host or this list of devices is used for the first time. So do not call it between a send and its recv.
 
     Args:
       output_tensor_lists: as many lists as there are inputs, each on its input's device; input j of rank k arrives

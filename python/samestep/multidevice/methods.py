@@ -20,10 +20,8 @@ class MultiDeviceMethods(Group):
 
     * All arrays of all ranks have the same dtype and number of elements, and all lists have the same length; otherwise
       every rank raises `MismatchError`.
-    * If the group uses NCCL and each array of a list is on a device of its own, the devices of all ranks form one NCCL
-      communicator. The first call with a list of devices, in this order, synchronizes the hosts; later calls do not.
-    * Other lists are staged through the host: host arrays, several arrays on one device, a device used by two ranks,
-      groups without NCCL, reductions that NCCL lacks. In a group with NCCL each such call synchronizes the hosts.
+    * Lists are combined in host memory, wherever their arrays are. Also the non-blocking forms wait for the work that
+      is queued in the streams of device arrays, but for no other rank.
     """
 
     def allreduce_multi(
@@ -53,11 +51,7 @@ class MultiDeviceMethods(Group):
         return self._ended(self._begin_allreduce(arrays, op, limit), limit)
 
     def iallreduce_multi(self, arrays: Sequence[Any], op: Op = "sum") -> Work[list[Any]]:
-        """`allreduce_multi`, non-blocking.
-
-        In a group with NCCL the call synchronizes the hosts if the list is staged, or at the first use of its devices:
-        do not call it between a send and the matching recv.
-        """
+        """`allreduce_multi`, non-blocking."""
         limit = self._call_timeout(None)
         return self._work(self._begin_allreduce(arrays, op, limit), limit)
 
@@ -96,11 +90,7 @@ class MultiDeviceMethods(Group):
     def ireduce_multi(
         self, arrays: Sequence[Any], op: Op = "sum", *, root: int = 0, root_array: int = 0
     ) -> Work[list[Any]]:
-        """`reduce_multi`, non-blocking.
-
-        In a group with NCCL the call synchronizes the hosts if the list is staged, or at the first use of its devices:
-        do not call it between a send and the matching recv.
-        """
+        """`reduce_multi`, non-blocking."""
         limit = self._call_timeout(None)
         return self._work(self._begin_reduce(arrays, op, root, root_array, limit), limit)
 
@@ -131,11 +121,7 @@ class MultiDeviceMethods(Group):
         return self._ended(self._begin_bcast(arrays, root, root_array, limit), limit)
 
     def ibcast_multi(self, arrays: Sequence[Any], *, root: int = 0, root_array: int = 0) -> Work[list[Any]]:
-        """`bcast_multi`, non-blocking.
-
-        In a group with NCCL the call synchronizes the hosts if the list is staged, or at the first use of its devices:
-        do not call it between a send and the matching recv.
-        """
+        """`bcast_multi`, non-blocking."""
         limit = self._call_timeout(None)
         return self._work(self._begin_bcast(arrays, root, root_array, limit), limit)
 
@@ -176,11 +162,7 @@ class MultiDeviceMethods(Group):
     def iallgather_multi(
         self, arrays: Sequence[Any], *, outs: Sequence[Any] | None = None
     ) -> Work[list[Any]]:
-        """`allgather_multi`, non-blocking.
-
-        In a group with NCCL the call synchronizes the hosts if the list is staged, or at the first use of its devices:
-        do not call it between a send and the matching recv.
-        """
+        """`allgather_multi`, non-blocking."""
         limit = self._call_timeout(None)
         return self._work(self._begin_allgather(arrays, outs, limit), limit)
 
