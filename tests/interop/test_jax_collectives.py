@@ -80,6 +80,14 @@ def test_the_command_prints_what_to_set(capsys):
     assert capsys.readouterr().out.strip() == jax_variables.library()
 
 
+@pytest.mark.parametrize(("version", "by_default"), [("0.10.2", True), ("0.10.3", False), ("", False)])
+def test_ranks_use_samestep_with_tested_versions_and_where_asked(monkeypatch, version, by_default):
+    monkeypatch.setattr(jax_variables, "_jaxlib_version", lambda: version)
+    used = {asked: bool(jax_variables.for_ranks({}, asked)) for asked in (None, True, False)}
+    assert used == {None: by_default, True: bool(version), False: False}
+    assert ("--jax" in jax_variables.describe({})) == (bool(version) and not by_default)
+
+
 def test_doctor_tells_what_jax_uses():
     found = doctor.examine()
     assert ("JAX on CPU", jax_variables.describe(), None) in doctor.rows(found)

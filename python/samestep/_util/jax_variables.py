@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -15,7 +14,7 @@ __all__ = ["LIBRARY", "describe", "environment", "find_library", "for_ranks", "l
 
 _IMPLEMENTATION, LIBRARY = "JAX_CPU_COLLECTIVES_IMPLEMENTATION", "MPITRAMPOLINE_LIB"
 _PATH, _ON_PATH = "PYTHONPATH", Path(__file__).parents[1] / "jax" / "on_path"
-_TESTED_FROM = (0, 10)  # of jaxlib
+_TESTED = ("0.10.2", "0.12.0", "0.12.0.1")  # versions of jaxlib
 
 
 def find_library() -> str:
@@ -60,9 +59,11 @@ def environment(given: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {_IMPLEMENTATION: "mpi", LIBRARY: library(), _PATH: os.pathsep.join([str(_ON_PATH), *path])}
 
 
-def for_ranks(given: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The same for the ranks of a launcher: nothing, too, where there is no JAX, or only one that was never tested."""
-    return environment(given) if _jaxlib_is_known() and find_library() else {}
+def for_ranks(given: Mapping[str, str] = os.environ, asked: bool | None = None) -> dict[str, str]:
+    """The same for the ranks of a launcher, if there is a JAX that is `asked` for; None: one that has been tested."""
+    installed = _jaxlib_version()
+    wanted = installed in _TESTED if asked is None else asked
+    return environment(given) if wanted and installed and find_library() else {}
 
 
 def describe(given: Mapping[str, str] = os.environ) -> str:
@@ -76,8 +77,8 @@ def describe(given: Mapping[str, str] = os.environ) -> str:
         return f"{given[_IMPLEMENTATION]} ({_IMPLEMENTATION})"
     if other := given.get(LIBRARY, ""):
         return "samestep" if other == library() else f"{other} ({LIBRARY})"
-    if not _jaxlib_is_known():
-        return f"gloo: jaxlib {installed} is older than the versions that were tested with samestep"
+    if installed not in _TESTED:
+        return f"gloo, as jaxlib {installed} has not been tested with samestep; samestep under `samestep run --jax`"
     return f"samestep under `samestep run`; elsewhere with {_IMPLEMENTATION}=mpi (docs/jax.md)"
 
 
@@ -86,8 +87,3 @@ def _jaxlib_version() -> str:
         return version("jaxlib")
     except PackageNotFoundError:
         return ""
-
-
-def _jaxlib_is_known() -> bool:
-    numbers = re.findall(r"\d+", _jaxlib_version())[:2]
-    return tuple(map(int, numbers)) >= _TESTED_FROM

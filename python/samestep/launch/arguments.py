@@ -57,7 +57,8 @@ class Options:
       secret_file: holds the secret of the job; None = decide by the others.
       max_restarts: how often to start all ranks anew after one has failed.
       n_restarts: how often that has happened.
-      jax: let JAX programs on CPU use samestep between ranks, unless they select another implementation.
+      jax: let JAX programs on CPU use samestep between ranks, unless they select another implementation; None: if this
+        version of JAX has been tested.
       rank_argument: first argument of each rank, with `{local_rank}`; "" = none.
     """
 
@@ -82,7 +83,7 @@ class Options:
     secret_file: str | None = None
     max_restarts: int = 0
     n_restarts: int = 0
-    jax: bool = True
+    jax: bool | None = None
     rank_argument: str = ""
 
     @property
@@ -164,7 +165,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
         secret_file=flags.secret_file,
         max_restarts=flags.max_restarts,
         n_restarts=flags.restarted,
-        jax=not flags.no_jax,
+        jax=flags.jax,
     )
 
 
@@ -248,7 +249,10 @@ def parser() -> CommandLine:
     )
     add("--raw", action="store_true", help="do not put the rank in front of each line")
     add("--logs", metavar="DIR", help="also write DIR/rank_<r>.out and .err")
-    add("--no-jax", action="store_true", help="leave the CPU collectives of JAX as they are")
+    for_jax = (
+        "run the CPU collectives of JAX on samestep, or not (default: with versions of JAX that were tested)"
+    )
+    add("--jax", action=argparse.BooleanOptionalAction, default=None, help=for_jax)
     add("--timeout", type=_seconds, metavar="S", help="end the run after S seconds, exit code 124")
     restarts = "start all ranks anew, up to N times, after one has failed"
     add("--max-restarts", type=count, default=0, metavar="N", help=restarts)

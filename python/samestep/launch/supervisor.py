@@ -166,8 +166,7 @@ class Supervisor:
                 master_port=port,
                 secret=self._secret,
             )
-            if options.jax:
-                env |= jax_variables.for_ranks({**os.environ, **options.env})
+            env |= jax_variables.for_ranks({**os.environ, **options.env}, options.jax)
             stdin = ("inherited" if self._rank_0_reads_itself else "pipe") if rank.number == 0 else ""
             start["argv"] = options.rank_argv(sys.executable, place.local_rank)
             rank.send(frames.START, {**start, "env": env | options.env, "stdin": stdin})
