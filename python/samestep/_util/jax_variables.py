@@ -53,7 +53,7 @@ def environment(given: Mapping[str, str] = os.environ) -> dict[str, str]:
       >>> environment({"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"})
       {}
     """
-    if given.get(_IMPLEMENTATION, "mpi") != "mpi" or given.get(LIBRARY):
+    if given.get(_IMPLEMENTATION, "mpi") != "mpi" or given.get(LIBRARY, "") not in ("", find_library()):
         return {}
     path = [entry for entry in given.get(_PATH, "").split(os.pathsep) if entry and entry != str(_ON_PATH)]
     return {_IMPLEMENTATION: "mpi", LIBRARY: library(), _PATH: os.pathsep.join([str(_ON_PATH), *path])}
