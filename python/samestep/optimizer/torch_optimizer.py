@@ -175,7 +175,6 @@ class Averager:
             memory = flat_memory(self._backend, members, n_flags) if last or message in flat else None
             self._buckets.append(Bucket(members, memory))
         self._bucket_of = {slot: bucket for bucket in self._buckets for slot in bucket.slots}
-        self._buffers = {bucket.address for bucket in self._buckets}
 
     def ready(self, parameter: torch.Tensor) -> None:
         """Autograd has added this pass's gradient to `parameter.grad`."""
@@ -275,6 +274,8 @@ class Averager:
             bucket.missing = len(bucket.slots)
             for slot in bucket.slots:
                 slot.reduced = None
+        # Anew in each pass: `p.grad.share_memory_()` moves a whole buffer.
+        self._buffers = {bucket.address for bucket in self._buckets}
         self._n_started, self._newest = 0, None
         this_pass = _Pass(self)
         self._pass, self._is_amid = weakref.ref(this_pass), True
