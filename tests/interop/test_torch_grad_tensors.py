@@ -442,3 +442,14 @@ def test_the_first_step_warns_of_parameters_that_nobody_averages(group, covered)
         with pytest.warns(UserWarning, match=r"0\.weight.* are in no distributed optimizer"):
             opt.step()
     opt.step()
+
+
+def test_a_parameter_that_gets_another_shape_of_its_memory(group):
+    parameter = torch.nn.Parameter(torch.zeros(2, 3))
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD([parameter], 1.0))
+    for shape in [(2, 3), (6,), (3, 2)]:
+        parameter.data = parameter.data.view(shape)
+        opt.zero_grad()
+        (parameter.sum() * (group.rank + 1)).backward()
+        assert torch.equal(parameter.grad, torch.full(shape, (group.size + 1) / 2))
+        opt.step()

@@ -60,13 +60,14 @@ class Slot:
         parameter = self._parameter()
         if parameter is None:
             return False
-        address = parameter.data_ptr()
+        address, kind = parameter.data_ptr(), self._kind
         if (
             address == self._address
-            and parameter.dtype is self._kind[1]
-            and gradient_dtype(parameter) is self._kind[0]
+            and parameter.dtype is kind[1]
+            and parameter.shape == kind[2]
+            and gradient_dtype(parameter) is kind[0]
         ):
-            return False  # another shape of the same memory shows in the gradient
+            return False
         self._address = address
         return _kind(parameter) != self._kind
 
