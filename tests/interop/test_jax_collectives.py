@@ -63,9 +63,8 @@ def test_the_variables_give_way_to_what_is_asked_for(monkeypatch):
     assert others == ["/a", "/b"]
     assert found == {"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi", "MPITRAMPOLINE_LIB": library}
     assert jax_variables.environment({"PYTHONPATH": f"{folder}:/a"})["PYTHONPATH"] == f"{folder}:/a"
-    assert (
-        jax_variables.environment({"MPITRAMPOLINE_LIB": library})["PYTHONPATH"] == folder
-    )  # `import samestep.jax`
+    named = {"MPITRAMPOLINE_LIB": library}  # by `import samestep.jax`
+    assert jax_variables.environment(named)["PYTHONPATH"] == folder
     assert not jax_variables.environment({"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"})
     assert not jax_variables.environment({"MPITRAMPOLINE_LIB": "/else.so"})
     assert "/else.so" in jax_variables.describe({"MPITRAMPOLINE_LIB": "/else.so"})
