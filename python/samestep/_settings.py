@@ -63,7 +63,7 @@ class Setting(NamedTuple):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The values that it may have; none where any will do."""
+        """The values that it may have; empty if any is allowed."""
         return tuple(self.type.split("|")) if "|" in self.type else ()
 
 

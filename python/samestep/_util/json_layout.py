@@ -55,7 +55,7 @@ def fits(value: Any, layout: Any) -> bool:
 
     Args:
       value: of any type.
-      layout: `bool`, `int` (of 64 bits), `float` (finite; an int will do), `str` or None; a tuple of layouts, of which
+      layout: `bool`, `int` (of 64 bits), `float` (finite, or an int), `str` or None; a tuple of layouts, of which
         one must fit; a list of layouts, one for each item; a dict of layouts, one for each name; `Many` or `Map`.
 
     Example:

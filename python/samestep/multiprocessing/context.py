@@ -45,7 +45,7 @@ class ProcessContext:
         return list(self._pids)
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """Wait for all processes. Where one fails, the others are ended.
+        """Wait for all processes. If one fails, the others are stopped.
 
         Args:
           timeout: seconds to wait at most; None: until all have ended.

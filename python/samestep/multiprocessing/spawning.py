@@ -30,8 +30,8 @@ def spawn(  # noqa: PLR0917 - positions that scripts rely on
 ) -> ProcessContext | None:
     """Run `fn(i, *args)` in `nprocs` fresh interpreters, i = 0, 1, ...
 
-    Where one fails, the others are ended, and the first to fail, in time, is the one that is reported; one that
-    only lost a peer or waited in vain is not, as long as another one failed. Processes end with their parent.
+    If one fails, the others are stopped, and the first that failed is reported. A process that
+    only lost a peer or timed out is reported only if no other failed. Processes end with their parent.
     They get no variables of a launcher: `fn` passes `rank=i` to `init_process_group`.
 
     Args:

@@ -24,7 +24,7 @@ def launch(function: Callable[..., Any], n: int, /, *arguments: Any, **keywords:
     The function starts with `samestep.initialize()`, as a script does, and returns something that can be pickled. It
     may be defined in a cell of a notebook or in a script if cloudpickle is installed
     (`pip install samestep[notebook]`), else it has to be importable. What the ranks print appears line by line, with
-    the rank in front. If a rank fails or a `KeyboardInterrupt` arrives, all ranks are ended.
+    the rank in front. If a rank fails or a `KeyboardInterrupt` arrives, all ranks are stopped.
 
     Args:
       function: called with `arguments` and `keywords`. Its backend is finalized when it returns.

@@ -107,7 +107,7 @@ class Ranks:
         Args:
           kind: "call" or "cell".
           content: of the command; see `rank.py`.
-          grace: seconds for the others after one has failed; then all ranks are ended.
+          grace: seconds for the others after one has failed; then all ranks are stopped.
 
         Raises:
           ProcessException: the rank that failed first; not one that failed because of another.

@@ -42,7 +42,7 @@ def check_names(env: Mapping[str, str]) -> tuple[str, list[str]]:
 
 
 def own_address(master: str, env: Mapping[str, str], *, several_hosts: bool) -> str:
-    """Where this rank shall listen.
+    """The address at which this rank listens.
 
     Args:
       master: name or address of rank 0's host; empty if not known.

@@ -182,7 +182,7 @@ def _device_request(devices: _Devices) -> list[int] | str | None:
 
 
 def _whole(what: str, given: Any) -> int | None:
-    text = str(given).strip()  # "1", as it stands in a variable, will do
+    text = str(given).strip()  # the text "1" of a variable is accepted
     if given is not None and not (text.isascii() and text.isdigit()):
         raise InvalidArgumentError(f"initialize: {what} must be a whole number of at least 0, got {given!r}")
     return None if given is None else int(text)
