@@ -5,14 +5,29 @@ import os
 import random
 import resource
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import samestep as ss
 
+sys.path.append(str(Path(__file__).parents[1]))
+import faults
 
-def end_by(fault):
+MORE = 60  # operations after a fault that may end no rank
+
+
+def strike(fault, seed):
+    if fault in faults.KINDS:
+        faults.strike(fault, random.Random(seed), set())
+        return
+    if fault == "pause":  # as for a virtual machine that stands still
+        wake = subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+        wake.wait()
+        return
     if fault in ("SIGKILL", "SIGSEGV"):
         os.kill(os.getpid(), signal.Signals[fault])
     if fault.startswith("os._exit"):
@@ -50,26 +65,36 @@ def operations(world):
 
 
 def run_until(seed, victim, at, catches, moment, fault, timeout):  # noqa: PLR0917
-    """`victim` ends by `fault` before its operation number `at`, and writes the time of that to the file `moment`."""
+    """`fault` befalls `victim` before its operation number `at`, and it writes the time of that to the file `moment`.
+
+    Each rank writes a line of what it found, the victim too if it can.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     world = ss.initialize("mpi", timeout=timeout)
     choices, acts, done, wrong = random.Random(seed), operations(world), 0, 0
+    error = None
     try:
-        while True:
+        while done < at + MORE:
             act = choices.choice(acts)
             n = choices.choice([1, 1000, 30_000, 300_000])
             if (world.rank, done) == (victim, at):
                 with open(moment, "w") as file:
                     file.write(str(time.time()))
-                end_by(fault)
+                strike(fault, seed)
             wrong += not act(n)
             done += 1
-    except ss.Error as error:
-        line = {"rank": world.rank, "kind": type(error).__name__, "at": time.time(), "done": done}
-        line |= {"wrong": int(wrong), "names": f"rank {victim}" in str(error)}
-        os.write(1, ("<" + json.dumps(line) + ">\n").encode())
-        if not catches:
-            raise
+    except (ss.Error, MemoryError, OSError) as failed:
+        error = failed
+    line = {
+        "rank": world.rank,
+        "kind": type(error).__name__ if error else "",
+        "at": time.time(),
+        "done": done,
+    }
+    line |= {"wrong": int(wrong), "names": f"rank {victim}" in str(error)}
+    os.write(1, ("<" + json.dumps(line) + ">\n").encode())
+    if error and not catches:
+        raise error
 
 
 if __name__ == "__main__":
