@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import contextlib
 import itertools
 import json
@@ -152,10 +153,13 @@ def run_rank(rank: int, fault: Fault, folder: str, report: int) -> None:
     kind, text, changed, at = "", "", 0, 0.0
     try:
         schedule(world, fault, strike_now, f"{folder}/last")
-    except (ss.Error, MemoryError, OSError) as error:
+    except ss.Error as error:
         kind, text, at = type(error).__name__, str(error), time.time()
         if fault.kind == "wake" and rank != fault.victim:
             changed = _changed_later(fault, rank, folder)
+    except (MemoryError, OSError) as error:  # of the program itself, which ends
+        kind, text, at = type(error).__name__, str(error), time.time()
+        world._abandon(f"it ended with {error!r}", finished=False)
     except (KeyError, SystemExit) as error:  # the victim, which ends as a program does
         reason = "its program has ended" if isinstance(error, SystemExit) else f"it ended with {error!r}"
         world._abandon(reason, finished=isinstance(error, SystemExit))
@@ -350,13 +354,16 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--faults", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1, help="of the first fault; the next ones count on")
+    parser.add_argument("--jobs", type=int, default=4, help="faults at a time; their ranks mostly wait")
     parser.add_argument("--world", action="append", choices=WORLDS, help="the transport; default: all")
     given = parser.parse_args(argv)
     outcomes = []
-    for seed in range(given.seed, given.seed + given.faults):
-        outcomes.append(strike(plan(seed, given.world or list(WORLDS))))
-        if is_bad(outcomes[-1]):
-            print(f"bad: {outcomes[-1]}", flush=True)
+    plans = [plan(seed, given.world or list(WORLDS)) for seed in range(given.seed, given.seed + given.faults)]
+    with concurrent.futures.ProcessPoolExecutor(given.jobs) as pool:
+        for outcome in pool.map(strike, plans):
+            outcomes.append(outcome)
+            if is_bad(outcome):
+                print(f"bad: {outcome}", flush=True)
     print(table(outcomes))
     return int(any(map(is_bad, outcomes)))
 
