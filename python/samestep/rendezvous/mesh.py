@@ -16,7 +16,7 @@ import socket
 import time
 
 from samestep._util import frames, handshake
-from samestep._util.strangers import Strangers
+from samestep._util.strangers import Strangers, warn
 from samestep._util.text import ranks_text
 from samestep.errors import Error, TimeoutError, UnavailableError
 from samestep.rendezvous import descriptors
@@ -142,7 +142,7 @@ class _MeshBuilder:
         self._deadline = time.monotonic() + timeout
         self._links: dict[int, socket.socket] = {}
         self._ends: dict[socket.socket, _Outgoing | _Incoming] = {}
-        self._strangers = Strangers(f"the port of rank {rendezvous.rank}", _warn, rendezvous.size)
+        self._strangers = Strangers(f"the port of rank {rendezvous.rank}", warn, rendezvous.size)
         self._selector = selectors.DefaultSelector()
         self._listener = listener
         listener.setblocking(False)
@@ -302,9 +302,3 @@ class _MeshBuilder:
         self._strangers.remove(link)
         self._selector.unregister(link)
         self._links[rank] = link
-
-
-def _warn(text: str) -> None:
-    import logging  # costs as much to import as half the package
-
-    logging.getLogger("samestep").warning("%s", text)

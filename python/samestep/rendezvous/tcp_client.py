@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import threading
 import time
@@ -22,7 +23,7 @@ from samestep.errors import (
 from samestep.rendezvous import same_user
 from samestep.rendezvous.table import RESULTS
 from samestep.rendezvous.tcp_address import address_text
-from samestep.rendezvous.tcp_server import CLOSED, LARGEST_FRAME, OPEN, REFUSAL, REQUEST, RESULT
+from samestep.rendezvous.tcp_connection import CLOSED, LARGEST_FRAME, LEAVE, OPEN, REFUSAL, REQUEST, RESULT
 
 __all__ = ["Client"]
 
@@ -129,6 +130,8 @@ class Client:
         for link in idle:
             if self._pid == os.getpid():  # in a fork the connection is still the parent's
                 with contextlib.suppress(OSError):
+                    if link is idle[0]:
+                        link.socket.sendall(link.channel.seal(LEAVE))
                     link.socket.shutdown(socket.SHUT_RDWR)
             link.socket.close()
 
@@ -140,8 +143,11 @@ class Client:
                 self._pid, self._idle = os.getpid(), []
             if self._closed:
                 raise NotInitializedError(f"the store at {self._where} has been closed")
-            if self._idle:
-                return self._idle.pop()
+            while self._idle:
+                link = self._idle.pop()
+                if self.private or not _has_ended(link.socket):
+                    return link
+                link.socket.close()  # a store without a secret has made room for others
         return self._connect(patience)
 
     def _keep_idle(self, link: _Link) -> None:
@@ -236,6 +242,13 @@ class Client:
                 "takes it from ~/.config/samestep/secret of each node where it is not given)"
             ) from None
         return ours.channel(most=LARGEST_FRAME)
+
+
+def _has_ended(link: socket.socket) -> bool:
+    """Whether the server has closed a connection on which nothing is awaited."""
+    poll = select.poll()
+    poll.register(link, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _check(result: Any, operation: str, *arguments: Any) -> None:
