@@ -11,12 +11,13 @@ class Manager:
 
     Attributes:
       outputs: stdout and stderr of each, once `wait` has returned.
+      values: what they have put.
       finalized: how many processes have said that they end in order.
     """
 
     def __init__(self, n, command, env, *, silent_at=""):
         self._n, self._silent_at = n, silent_at
-        self._values, self._waiting = {}, []
+        self.values, self._waiting = {}, []
         self._lock = threading.Lock()
         self.finalized = 0
         self._processes, self._threads = [], []
@@ -63,12 +64,12 @@ class Manager:
     def _put(self, words, lines):
         assert words["kvsname"] == "kvs_7" and len(words["key"]) <= 64 and len(words["value"]) <= 1024
         with self._lock:
-            self._values[words["key"]] = words["value"]
+            self.values[words["key"]] = words["value"]
         return "cmd=put_result rc=0 msg=success"
 
     def _get(self, words, lines):
         with self._lock:
-            value = self._values.get(words["key"])
+            value = self.values.get(words["key"])
         return (
             "cmd=get_result rc=-1 msg=key_not_found"
             if value is None

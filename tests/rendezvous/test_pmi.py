@@ -26,6 +26,16 @@ def test_ranks_meet_without_an_mpi_library_and_again(n):
     assert manager.finalized == (n if n > 1 else 0)
 
 
+def test_the_secret_of_the_user_is_not_told_to_the_manager():
+    secret = "known to the ranks alone"
+    command = [sys.executable, *program("rendezvous/pmi", "total", None, 1)]
+    manager = Manager(2, command, environment(SAMESTEP_SECRET=secret))
+    assert manager.wait() == [0, 0]
+    (value,) = manager.values.values()
+    *_, told = json.loads(bytes.fromhex(value))
+    assert told == ""
+
+
 def test_a_manager_that_does_not_answer_is_named_at_the_deadline():
     command = [sys.executable, *program("rendezvous/pmi", "error", 0.5)]
     manager = Manager(2, command, environment(), silent_at="get_my_kvsname")

@@ -2,15 +2,18 @@
 
 import logging
 import os
+import select
 import socket
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import samestep as ss
 from ranks import FreePort, held, on_ranks
-from samestep.rendezvous import FileStore, TCPStore, open_rendezvous, tcp_server
+from samestep._util import strangers
+from samestep.rendezvous import FileStore, TCPStore, open_rendezvous, same_user, tcp_server
 from strangers import NESTED, NOBODY, as_nobody, frame, is_closed, needs_root, raw_client
 
 
@@ -226,6 +229,41 @@ def test_all_that_clients_without_a_secret_have_under_way_is_bounded(monkeypatch
     for link in (small, large, waits):
         link.close()
     store.close()
+
+
+def n_closed(links):
+    """How many of them the other side has closed."""
+    poll = select.poll()
+    for link in links:
+        poll.register(link, select.POLLIN)
+    return len(poll.poll(0))
+
+
+def test_silent_clients_of_an_open_store_keep_nobody_out_and_delay_no_end(monkeypatch):
+    monkeypatch.setattr(strangers, "_MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(same_user, "is_loopback", lambda host: False)  # as at an address of a network
+    before = held()
+    options = {"wait_for_workers": False, "timeout": 30}
+    master = TCPStore("127.0.0.1", 0, 2, is_master=True, **options)
+    assert not master.private
+    greeted = [raw_client(master.port) for _ in range(20)]
+    other = TCPStore("127.0.0.1", master.port, 2, **options)
+    assert other.add("n", 1) == 1
+    greeted += [raw_client(master.port) for _ in range(20)]  # the honest clients are the silent ones now
+    assert [store.add("n", 1) for store in (master, other)] == [2, 3]
+    assert n_closed(greeted) >= len(greeted) - (3 + 2)
+    waiting = [raw_client(master.port) for _ in range(20)]  # who says something is counted, too
+    for link in waiting:
+        link.sendall(frame(b'["await", [["never"]], 1e6]'))
+    assert [store.add("n", 1) for store in (other, master)] == [4, 5]
+    assert n_closed(waiting) >= len(waiting) - (3 + 2)
+    begin = time.monotonic()
+    other.close()
+    master.close(linger=60)
+    assert time.monotonic() - begin < 30
+    for link in (*greeted, *waiting):
+        link.close()
+    assert held() == before
 
 
 def test_a_store_that_is_open_to_everybody_keeps_little(monkeypatch):

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 
-__all__ = ["Strangers"]
+__all__ = ["Strangers", "warn"]
 
 _PROOF_S = 10.0  # for a connection to prove itself
 _STOPPED_S = 3.0  # more than the owner's loop sleeps: nothing could arrive in this time
@@ -25,6 +25,9 @@ class Strangers:
       say: logs a text; called once.
       n_expected: processes of the job that may connect at the same time.
 
+    Attributes:
+      most: connections at a time.
+
     Example:
       >>> strangers = Strangers("the port of rank 0", print)
       >>> strangers.report("10.0.0.9:1234", "it does not know the secret")
@@ -35,7 +38,7 @@ others after it will be, too, without a line each
 
     def __init__(self, port: str, say: Callable[[str], None], n_expected: int = 0) -> None:
         self._port, self._say = port, say
-        self._most = min(_MAX_CONNECTIONS, _descriptors() // 4) + n_expected
+        self.most = min(_MAX_CONNECTIONS, _descriptors() // 4) + n_expected
         self._deadlines: dict[socket.socket, float] = {}  # in the order in which they came
         self._looked_at = 0.0
         self.n_reported = 0
@@ -48,7 +51,7 @@ others after it will be, too, without a line each
 
     def add(self, link: socket.socket) -> socket.socket | None:
         """Counts a new connection; returns the one that has to be closed to make room."""
-        oldest = next(iter(self._deadlines)) if len(self._deadlines) >= self._most else None
+        oldest = next(iter(self._deadlines)) if len(self._deadlines) >= self.most else None
         if oldest is not None:
             del self._deadlines[oldest]
         now = time.monotonic()
@@ -91,6 +94,13 @@ others after it will be, too, without a line each
                 f"a stranger at {self._port}, from {address}, was disconnected: {why}; others after it will be, too, "
                 "without a line each"
             )
+
+
+def warn(text: str) -> None:
+    """What a port without a terminal says of strangers."""
+    import logging  # costs as much to import as half the package
+
+    logging.getLogger("samestep").warning("%s", text)
 
 
 def _descriptors() -> int:

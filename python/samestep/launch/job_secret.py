@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable, Mapping
 
 from samestep import _settings
+from samestep._util import users
 from samestep.launch.arguments import Options
 from samestep.launch.mpirun import LaunchError
 
@@ -82,8 +83,10 @@ def _read(path: str) -> str:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise LaunchError(f"{path} is not a regular file; give another one with --secret-file")
-        if found.st_uid != os.geteuid():
-            raise LaunchError(f"{path} belongs to another user; give another one with --secret-file")
+        if not users.is_own(found.st_uid):
+            raise LaunchError(
+                f"{path} belongs to another user ({users.text(found.st_uid)}); give another one with --secret-file"
+            )
         if found.st_mode & 0o077:
             raise LaunchError(f"other users may read or write {path}; chmod 600 {path}")
         secret = os.read(fd, _LONGEST).decode(errors="replace").strip()

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
+from samestep._util import users
 from samestep.errors import Error, InvalidArgumentError, NotInitializedError, UnavailableError
 from samestep.rendezvous import file_locks
 from samestep.rendezvous.store import DEFAULT_TIMEOUT, Store
@@ -221,8 +222,8 @@ def _cannot_hold(path: str, error: OSError) -> InvalidArgumentError:
         why = "it is a symbolic link, which is not followed"
     elif error.errno in (errno.EACCES, errno.EPERM):
         with contextlib.suppress(OSError):
-            if (owner := os.lstat(path).st_uid) != os.geteuid():
-                why = f"it belongs to another user (uid {owner})"
+            if not users.is_own(owner := os.lstat(path).st_uid):
+                why = f"it belongs to another user ({users.text(owner)})"
     elif error.errno in (errno.EISDIR, errno.ENXIO):
         why = "it is not a regular file"
     return InvalidArgumentError(f"path {path!r} cannot hold a store: {why}; give another path")
@@ -234,9 +235,10 @@ def _check_owner(fd: int, path: str) -> None:
         raise InvalidArgumentError(
             f"path {path!r} cannot hold a store: it is not a regular file; give another path"
         )
-    if facts.st_uid != os.geteuid():
+    if not users.is_own(facts.st_uid):
+        owner = users.text(facts.st_uid)
         raise InvalidArgumentError(
-            f"path {path!r} cannot hold a store: it belongs to another user (uid {facts.st_uid}); give another path"
+            f"path {path!r} cannot hold a store: it belongs to another user ({owner}); give another path"
         )
     if facts.st_nlink > 1:  # another user may have made the link, to a file that is no store
         raise InvalidArgumentError(

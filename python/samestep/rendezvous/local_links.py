@@ -15,6 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 
+from samestep._util import users
 from samestep.errors import Error, PeerLostError, TimeoutError, UnavailableError
 from samestep.rendezvous import descriptors
 from samestep.rendezvous.same_user import user_of
@@ -44,8 +45,11 @@ def connect_all(
 
     Raises:
       TimeoutError: a rank has not connected in time.
-      UnavailableError: a process of another user listens at a rank's name, or the system refuses a socket.
+      UnavailableError: a process of another user listens at a rank's name, the system refuses a socket, or this user's
+        number may be another's, too.
     """
+    if not users.is_own(own := os.geteuid()):
+        raise UnavailableError(f"the ranks of this host cannot prove whose they are ({users.text(own)})")
     deadline = time.monotonic() + timeout
     links: list[socket.socket | None] = [None] * size
     with contextlib.ExitStack() as at_failure, _new_socket() as listener:
@@ -124,10 +128,10 @@ def _connect(name: bytes, deadline: float, timeout: float) -> socket.socket:
                 time.sleep(_PAUSE_S)
         # The kernel recorded the user when the other process began to listen. Names of this namespace belong to nobody,
         # so another user may listen at one that a rank has left.
-        if (user := user_of(link)) != os.geteuid():
+        if not users.is_own(user := user_of(link)):
             raise UnavailableError(
-                f"where a rank of this host should listen is a process of another user (uid {user}); all ranks have to "
-                "run as one user"
+                f"where a rank of this host should listen is a process of another user ({users.text(user)}); all ranks "
+                "have to run as one user"
             )
         link.setblocking(True)  # sending waits for room
     except BaseException:
@@ -178,7 +182,7 @@ class _Doorkeeper:
                     raise UnavailableError(text) from error
                 break
             # Connections of other users are closed at once, and cannot push out those of ranks.
-            if user_of(link) == os.geteuid():
+            if users.is_own(user_of(link)):
                 link.setblocking(True)
                 self._unidentified.append(link)
             else:

@@ -1,7 +1,8 @@
 """The store of a process manager with PMI-1: Flux, Hydra and others of that family.
 
 The manager gives each process a connection (`PMI_FD`), over which it keeps keys and values for the job and offers a
-barrier. There rank 0 tells where its store listens, and the job's secret; the ranks then meet at that store.
+barrier. There rank 0 tells where its store listens, and where `SAMESTEP_SECRET` is not set, a key for this meeting; the
+ranks then meet at that store. A secret that the user has set is not told: others may read the manager's store.
 
 The wire protocol is that of "PMI: A Scalable Parallel Process-Management Interface for Extreme-Scale Systems" (Balaji
 and others, 2010), as Flux's RFC 13 writes it down: one line for each request and each answer, of words `key=value`.
@@ -115,19 +116,20 @@ def open_store(env: Mapping[str, str], timeout: float, address: str) -> tuple[TC
     client = _client(int(env[FD]), timeout)
     key = client.next_key()
     if rank == 0:
-        secret = handshake.job_secret().decode() or secrets.token_hex(16)
-        store = TCPStore(address, 0, is_master=True, timeout=timeout, secret=secret.encode())
+        secret = handshake.job_secret()
+        told = "" if secret else secrets.token_hex(16)
+        store = TCPStore(address, 0, is_master=True, timeout=timeout, secret=secret or told.encode())
         # Hexadecimal: values hold neither blanks nor "=".
-        client.put(key, json.dumps([address, store.port, secret]).encode().hex(), timeout)
+        client.put(key, json.dumps([address, store.port, told]).encode().hex(), timeout)
     client.barrier(timeout)
     if rank != 0:
         try:
-            host, port, secret = loads(bytes.fromhex(client.get(key, timeout)), [str, int, str])
+            host, port, told = loads(bytes.fromhex(client.get(key, timeout)), [str, int, str])
         except ValueError as error:
             raise UnavailableError(
                 f"the process manager has no address of rank 0 ({error}); does it run this version of samestep?"
             ) from error
-        store = TCPStore(host, port, timeout=timeout, secret=secret.encode())
+        store = TCPStore(host, port, timeout=timeout, secret=told.encode() or None)
     return store, rank, size
 
 

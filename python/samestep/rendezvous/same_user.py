@@ -15,6 +15,7 @@ import socket
 import struct
 import time
 
+from samestep._util import users
 from samestep.errors import UnavailableError
 
 __all__ = ["connect", "is_loopback", "listen", "user_of"]
@@ -84,9 +85,9 @@ def connect(port: int, timeout: float) -> socket.socket:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_PAUSE_S)
-        if (user := user_of(link)) != os.geteuid():
+        if not users.is_own(user := user_of(link)):
             raise UnavailableError(
-                f"the store at port {port} of this host is another user's (uid {user}); choose another port "
+                f"the store at port {port} of this host is another user's ({users.text(user)}); choose another port "
                 "(MASTER_PORT, or in the URL)"
             )
     except BaseException:

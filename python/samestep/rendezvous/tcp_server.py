@@ -3,55 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from samestep._util import frames, handshake
+from samestep._util import users
 from samestep._util.json_layout import Many, fits, loads
-from samestep._util.strangers import Strangers
+from samestep._util.strangers import Strangers, warn
 from samestep.errors import InvalidArgumentError
 from samestep.rendezvous import same_user
 from samestep.rendezvous.table import WRITES, Table
 from samestep.rendezvous.tcp_address import address_text
+from samestep.rendezvous.tcp_connection import CLOSED, LEAVE, OPEN, REFUSAL, REQUEST, RESULT, Connection
 
-__all__ = ["CLOSED", "LARGEST_FRAME", "OPEN", "REFUSAL", "REQUEST", "RESULT", "Server"]
+__all__ = ["Server"]
 
-REQUEST = b"Q"  # JSON: an operation of Table and its arguments, or "await", paths, seconds
-RESULT, REFUSAL = b"R", b"E"
-LARGEST_FRAME = 1 << 28
-OPEN, CLOSED = handshake.STORE + b"o", handshake.STORE + b"c"
-"""What a process of this user hears first at the Unix socket: whether others are let in at the port."""
-
-_LARGEST_OF_UNPROVED = 1 << 20  # bytes of a frame
 # Bytes that clients without a secret may store or have in progress.
 _MAX_UNPROVED_NBYTES = 64 << 20
-_MAX_UNPROVED = 8192  # clients without a secret
-_PATH_NBYTES = 256  # that a path which is waited for costs
 _LONGEST_WAIT_S = 1e7
 _TICK_S = 1.0
 _REQUEST = Many((str, float, Many((str, Many(str)))))
 _AWAIT = [Many(Many(str)), float]
-
-
-class _Connection:
-    """One connection: a stranger until it has proved itself, then a client with at most one request at a time."""
-
-    def __init__(self, link: socket.socket, address: str, secret: bytes | None, *, is_proof: bool) -> None:
-        self.link, self.address = link, address
-        self.greeting = None if secret is None else handshake.Greeting(handshake.STORE, secret)
-        self.is_client = secret is None
-        self.is_proved = is_proof  # once it is a client
-        self.deadline: float | None = None  # of what it waits for
-        self.decoder = frames.Decoder(most=LARGEST_FRAME if is_proof else _LARGEST_OF_UNPROVED)
-        self.unsent = bytearray()
-        self.missing: set[tuple[str, ...]] = set()
-        self.n_held = 0  # bytes, as last counted
 
 
 class Server:
@@ -72,11 +51,12 @@ class Server:
         self._has_port = bool(secret) or not self.private  # at which ranks of this job are let in
         self._secret = secret if self._has_port else os.urandom(32)  # which nobody knows
         self._table = Table(None if self.private else _MAX_UNPROVED_NBYTES)
-        self._connections: dict[socket.socket, _Connection] = {}
-        self._waiting: dict[tuple[str, ...], set[_Connection]] = {}
+        self._connections: dict[socket.socket, Connection] = {}
+        self._waiting: dict[tuple[str, ...], set[Connection]] = {}
         self._n_held = 0
+        self._n_to_leave, self._all_left_at = n_expected, math.inf
         self._ends_at: float | None = None
-        self._strangers = Strangers(f"the store's port {listener.getsockname()[1]}", _warn, n_expected)
+        self._strangers = Strangers(f"the store's port {listener.getsockname()[1]}", warn, n_expected)
         self._wake, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._listeners = [listener, *([local] if local is not None else [])]
@@ -88,7 +68,7 @@ class Server:
         self._thread.start()
 
     def close(self, linger: float) -> None:
-        """Ends when the last client has left, or after `linger` seconds."""
+        """Ends when the last client has left, or after `linger` seconds; soon once so many as are expected say so."""
         self._ends_at = time.monotonic() + linger
         with contextlib.suppress(OSError):
             self._wake.send(b"\0")
@@ -96,7 +76,7 @@ class Server:
 
     def _serve(self) -> None:
         try:
-            while self._ends_at is None or (self._has_clients() and time.monotonic() < self._ends_at):
+            while self._ends_at is None or (self._has_clients() and time.monotonic() < self._last_moment()):
                 for key, events in self._selector.select(self._patience()):
                     if self._selector.get_map().get(key.fd) is key:  # else closed by an act before this one
                         act: Callable[[int], object] = key.data
@@ -112,11 +92,15 @@ class Server:
     def _has_clients(self) -> bool:
         return any(connection.is_client for connection in self._connections.values())
 
+    def _last_moment(self) -> float:
+        assert self._ends_at is not None
+        return min(self._ends_at, self._all_left_at + _TICK_S)  # strangers may stay
+
     def _patience(self) -> float:
         now = time.monotonic()
         times = [c.deadline - now for c in self._connections.values() if c.deadline is not None]
         if self._ends_at is not None:
-            times.append(self._ends_at - now)
+            times.append(self._last_moment() - now)
         if (left := self._strangers.seconds_left()) is not None:
             times.append(left)
         return max(0.0, min([_TICK_S, *times]))
@@ -148,24 +132,24 @@ class Server:
     def _accept(self, link: socket.socket, address: Any) -> None:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._add(_Connection(link, address_text(*address[:2]), self._secret, is_proof=self.private))
+        self._add(Connection(link, address_text(*address[:2]), self._secret, is_proof=self.private))
         if (oldest := self._strangers.add(link)) is not None:
             self._drop(self._connections[oldest])
 
     def _accept_local(self, link: socket.socket, _: Any) -> None:
-        if (user := same_user.user_of(link)) != os.geteuid():
-            self._strangers.report(f"uid {user} of this host", "it is another user's process")
+        if not users.is_own(user := same_user.user_of(link)):
+            self._strangers.report(f"{users.text(user)} of this host", "it is another user's process")
             link.close()
             return
-        connection = _Connection(link, "this user's processes", None, is_proof=True)
+        connection = Connection(link, "this user's processes", None, is_proof=True)
         self._add(connection)
         self._send(connection, CLOSED if self.private else OPEN)
 
-    def _add(self, connection: _Connection) -> None:
+    def _add(self, connection: Connection) -> None:
         self._connections[connection.link] = connection
         self._selector.register(connection.link, selectors.EVENT_READ, partial(self._on_ready, connection))
 
-    def _drop(self, connection: _Connection) -> None:
+    def _drop(self, connection: Connection) -> None:
         if self._connections.pop(connection.link, None) is not None:
             self._forget_wait(connection)
             self._n_held -= connection.n_held
@@ -173,11 +157,11 @@ class Server:
             self._selector.unregister(connection.link)
             connection.link.close()
 
-    def _refuse(self, connection: _Connection, why: str) -> None:
+    def _refuse(self, connection: Connection, why: str) -> None:
         self._strangers.report(connection.address, why)
         self._drop(connection)
 
-    def _on_ready(self, connection: _Connection, events: int) -> None:
+    def _on_ready(self, connection: Connection, events: int) -> None:
         try:
             if events & selectors.EVENT_WRITE:
                 self._send(connection, b"")
@@ -189,6 +173,7 @@ class Server:
                         self._strangers.report(connection.address, _OTHER_SECRET)
                     self._drop(connection)
                     return
+                connection.heard_at = time.monotonic()
                 self._on_data(connection, data)
             self._count(connection)
         except BlockingIOError:
@@ -198,21 +183,28 @@ class Server:
         except Exception as error:  # whatever it has sent ends its own connection, and nothing else
             self._refuse(connection, str(error)[:200])
 
-    def _count(self, connection: _Connection) -> None:
+    def _make_room(self) -> None:
+        """For a client without a secret, as for a stranger: of the host that has most, the one that says least goes."""
+        clients = [one for one in self._connections.values() if one.is_client and not one.is_proved]
+        of_host = Counter(one.host for one in clients)
+        clients.sort(key=lambda one: (-of_host[one.host], bool(one.missing), one.heard_at))
+        for one in clients if len(clients) >= self._strangers.most else ():
+            if not one.has_spoken():
+                self._drop(one)
+                return
+
+    def _count(self, connection: Connection) -> None:
         """Keep the pending bytes of clients without a secret below a limit, by closing the largest connection."""
         if connection.is_proved or connection.link not in self._connections:
             return
-        n_held = (
-            connection.decoder.n_waiting + len(connection.unsent) + _PATH_NBYTES * len(connection.missing)
-        )
-        self._n_held += n_held - connection.n_held
-        connection.n_held = n_held
+        before, connection.n_held = connection.n_held, connection.n_pending
+        self._n_held += connection.n_held - before
         if self._n_held > _MAX_UNPROVED_NBYTES:
             self._refuse(
                 max(self._connections.values(), key=lambda c: c.n_held), "clients hold too much memory"
             )
 
-    def _send(self, connection: _Connection, data: bytes) -> None:
+    def _send(self, connection: Connection, data: bytes) -> None:
         connection.unsent += data
         try:
             del connection.unsent[: connection.link.send(connection.unsent)]
@@ -225,27 +217,35 @@ class Server:
         if self._selector.get_key(connection.link).events != events:
             self._selector.modify(connection.link, events, self._selector.get_key(connection.link).data)
 
-    def _on_data(self, connection: _Connection, data: bytes) -> None:
+    def _say(self, connection: Connection, kind: bytes, content: object) -> None:
+        self._send(connection, connection.channel.seal(kind, content))
+
+    def _on_data(self, connection: Connection, data: bytes) -> None:
         if not connection.is_client:
             assert connection.greeting is not None
             self._send(connection, connection.greeting.feed(data))
             if not connection.greeting.done:
                 return
-            if not connection.is_proved and len(self._connections) > _MAX_UNPROVED:
-                raise ValueError("there are too many clients without a secret")
+            if not connection.is_proved:
+                self._make_room()
             connection.is_client = True
             self._strangers.remove(connection.link)
+            connection.channel = connection.greeting.channel(most=connection.most)
             data = connection.greeting.remainder
-        for kind, payload in connection.decoder.feed(data):
+        for kind, payload in connection.channel.feed(data):
             if connection.link not in self._connections:
                 return
+            if kind == LEAVE:
+                self._n_to_leave -= 1
+                self._all_left_at = time.monotonic() if self._n_to_leave == 0 else self._all_left_at
+                continue
             if kind != REQUEST or connection.missing or connection.unsent:
                 raise ValueError("not a request, or one before the last was answered")
-            self._answer(connection, loads(payload, _REQUEST, most=LARGEST_FRAME))
+            self._answer(connection, loads(payload, _REQUEST, most=connection.most))
 
     # --- requests
 
-    def _answer(self, connection: _Connection, request: list[Any]) -> None:
+    def _answer(self, connection: Connection, request: list[Any]) -> None:
         operation, *arguments = request or [""]
         if operation == "await":
             self._await(connection, arguments)
@@ -253,13 +253,13 @@ class Server:
         try:
             result = self._table.apply(operation, *arguments)
         except InvalidArgumentError as error:
-            self._send(connection, frames.encode(REFUSAL, str(error)))
+            self._say(connection, REFUSAL, str(error))
             return
-        self._send(connection, frames.encode(RESULT, [result]))
+        self._say(connection, RESULT, [result])
         if operation in WRITES and not self._table.apply("missing", arguments[:1]):
             self._tell(tuple(arguments[0]))
 
-    def _await(self, connection: _Connection, arguments: list[Any]) -> None:
+    def _await(self, connection: Connection, arguments: list[Any]) -> None:
         if not fits(arguments, _AWAIT):
             raise ValueError("await: not its arguments")
         paths, seconds = arguments
@@ -276,13 +276,13 @@ class Server:
             if not connection.missing:
                 self._stop_waiting(connection)
 
-    def _stop_waiting(self, connection: _Connection) -> None:
+    def _stop_waiting(self, connection: Connection) -> None:
         missing = [list(path) for path in connection.missing]
         self._forget_wait(connection)
         connection.deadline = None
-        self._send(connection, frames.encode(RESULT, [missing]))
+        self._say(connection, RESULT, [missing])
 
-    def _forget_wait(self, connection: _Connection) -> None:
+    def _forget_wait(self, connection: Connection) -> None:
         for path in connection.missing:
             waiters = self._waiting.get(path, set())
             waiters.discard(connection)
@@ -295,9 +295,3 @@ _OTHER_SECRET = (
     "it left when it saw another secret than its own; if it is a rank of this job, give all ranks the same "
     "SAMESTEP_SECRET, or with `samestep run --nnodes` the same ~/.config/samestep/secret"
 )
-
-
-def _warn(text: str) -> None:
-    import logging  # costs as much to import as half the package
-
-    logging.getLogger("samestep").warning("%s", text)
