@@ -18,7 +18,8 @@ import sys
 import threading
 
 from protocols import Drawer
-from samestep._util import frames, handshake
+from samestep._util import handshake
+from samestep._util.frames import Channel
 from samestep.errors import Error
 from samestep.rendezvous import TCPStore
 from samestep.rendezvous.rendezvous import join
@@ -61,30 +62,30 @@ class Impostor:
         greeting = handshake.Greeting(handshake.STORE, _SECRET)
         while not greeting.done:
             link.sendall(greeting.feed(link.recv(200) or _gone()))
-        table, decoder = _as_rank_0(), frames.Decoder(most=1 << 20)
+        table, channel = _as_rank_0(), greeting.channel(most=1 << 20)
         left = self.draw.random.randrange(20)
         data = greeting.remainder
         while data := data or link.recv(1 << 16):
-            requests, data = list(decoder.feed(data)), b""
+            requests, data = list(channel.feed(data)), b""
             for _, payload in requests:
                 operation, *arguments = json.loads(payload)
                 if operation == "await":
                     operation, arguments = "missing", [[]]
-                right = frames.encode(b"R", [table.apply(operation, *arguments)])
+                right = [table.apply(operation, *arguments)]
                 if operation in WRITES:
                     table.apply("set", [RESERVED, "0 of 0"], '["host", 1]')
                 if left == 0:
-                    link.sendall(self._wrong(right))
+                    link.sendall(self._wrong(channel, right))
                     return  # the end, or a client would wait for the rest of a frame
-                link.sendall(right)
+                link.sendall(channel.seal(b"R", right))
                 left -= 1
 
-    def _wrong(self, right: bytes) -> bytes:
-        """An answer in the place of the right one."""
+    def _wrong(self, channel: Channel, right: list[object]) -> bytes:
+        """An answer in the place of the right one; most are from one that knows the secret."""
         draw = self.draw.random
         kind = draw.randrange(5)
         if kind == 0:
-            return frames.encode(draw.choice([b"R", b"E", b"Q"]), f"[{self.draw.value()}]".encode())
+            return channel.seal(draw.choice([b"R", b"E", b"Q"]), f"[{self.draw.value()}]".encode())
         if kind == 1:
             return self.draw.packet() + bytes(draw.choice([0, 9, 9000]))
         if kind == 2:
@@ -94,10 +95,10 @@ class Impostor:
                 draw.choice([None, "", "\u4e00", "{}", "[]", '["x", 1]', "[1]"])
                 for _ in range(draw.randrange(4))
             ]
-            return frames.encode(
+            return channel.seal(
                 b"R", [draw.choice([texts, texts[:1], draw.choice(["x", "", 7, None, True])])]
             )
-        broken = bytearray(right)
+        broken = bytearray(channel.seal(b"R", right))
         broken[draw.randrange(len(broken))] ^= 1 << draw.randrange(8)
         return bytes(broken)
 

@@ -122,12 +122,8 @@ def fuzz_store(draw: Drawer, n: int, *, secret: bytes = b"") -> None:
                 _send(place, draw.hello(handshake.STORE))
                 continue
             with contextlib.suppress(OSError), socket.create_connection(place, timeout=_PATIENCE_S) as link:
-                ours = handshake.Client(handshake.STORE, secret)
-                link.sendall(ours.hello)
-                proof = None
-                while proof is None:
-                    proof = ours.feed(link.recv(ours.n_missing))
-                link.sendall(proof + b"".join(draw.packet() for _ in range(draw.random.randrange(1, 4))))
+                handshake.greet(link, handshake.Client(handshake.STORE, secret))
+                link.sendall(b"".join(draw.packet() for _ in range(draw.random.randrange(1, 4))))
                 link.shutdown(socket.SHUT_WR)
                 while link.recv(1 << 16):
                     continue
@@ -161,8 +157,8 @@ def fuzz_launcher(draw: Drawer, n: int) -> None:
         for _ in range(n):
             _send(place, draw.hello(handshake.AGENT) if draw.random.random() < 0.5 else draw.packet())
         with socket.create_connection(place, timeout=_PATIENCE_S) as link:
-            bootstrap._greet(link, "token")
-            link.sendall(frames.encode(frames.HELLO, {"host": "h", "rank": 0, "size": 1}))
+            channel = bootstrap._greet(link, "token")
+            link.sendall(channel.seal(frames.HELLO, {"host": "h", "rank": 0, "size": 1}))
             link.recv(1)
 
     thread = threading.Thread(target=come)

@@ -47,14 +47,7 @@ def as_nobody(act):
 def raw_client(port, secret=b"", protocol=handshake.STORE):
     """A connection that has proved itself, if `secret` is what the server wants."""
     link = socket.create_connection(("127.0.0.1", port), timeout=30)
-    ours = handshake.Client(protocol, secret)
-    link.sendall(ours.hello)
-    proof = None
-    while proof is None:
-        data = link.recv(ours.n_missing)
-        assert data, "closed"
-        proof = ours.feed(data)
-    link.sendall(proof)
+    handshake.greet(link, handshake.Client(protocol, secret))
     return link
 
 

@@ -84,7 +84,7 @@ def test_silent_strangers_delay_nobody(master):
 
 def test_a_client_that_sends_nonsense_is_disconnected_alone(master):
     other, bad = client(master), client(master)
-    link = bad._client._idle[0]
+    link = bad._client._idle[0].socket
     link.sendall(b'Q\0\0\0\x05["no"')
     assert link.recv(10) == b""
     assert other.add("n", 1) == 1

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from samestep._util import handshake, strangers
+from samestep._util.frames import Channel
 from samestep.group import printing
 from samestep.launch import agent, bootstrap, frames, network, terminal
 from samestep.launch import output as output_module
@@ -49,20 +50,83 @@ def test_memory_is_bounded():
     assert whole == b"x" * LONGEST_LINE + b"\n"
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from([b"o", b"X"]), st.binary(max_size=40)), max_size=10),
-    st.integers(1, 50),
+def channels():
+    """Both ends of a connection, after the handshake."""
+    client, server = (
+        end(handshake.AGENT, b"known", b"here 1") for end in (handshake.Client, handshake.Greeting)
+    )
+    server.feed(client.feed(server.feed(client.hello)))
+    assert server.done
+    return [end.channel(most=100, readable=frames.READABLE) for end in (client, server)]
+
+
+sent_frames = st.lists(
+    st.tuples(st.sampled_from([b"o", b"E", b"X"]), st.binary(max_size=40)), min_size=1, max_size=10
 )
+
+
+@given(sent_frames, st.integers(1, 50))
 def test_frames_survive_any_cut(sent, step):
-    stream = b"".join(frames.encode(kind, payload) for kind, payload in sent)
-    decoder = frames.Decoder(most=100)
-    parts = [stream[i : i + step] for i in range(0, len(stream), step)]
-    assert [frame for part in parts for frame in decoder.feed(part)] == sent
+    for one, other in (channels(), [Channel(most=100), Channel(most=100)]):
+        stream = b"".join(one.seal(kind, payload) for kind, payload in sent)
+        parts = [stream[i : i + step] for i in range(0, len(stream), step)]
+        assert [frame for part in parts for frame in other.feed(part)] == sent
+
+
+@given(sent_frames, st.data())
+def test_a_frame_is_taken_as_it_was_sent_in_its_place_or_not_at_all(sent, data):
+    """Of a stream in which a relay changes a byte, or repeats, swaps, drops or adds a frame."""
+    one, other = channels()
+    sealed = [one.seal(kind, payload) for kind, payload in sent]
+    i = data.draw(st.integers(0, len(sealed) - 1))
+    foreign = channels()[0].seal(b"X", b"") if i % 2 else Channel(most=100).seal(b"X", b"")
+    wrong = bytearray(sealed[i])
+    wrong[data.draw(st.integers(0, len(wrong) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    changes = [
+        [bytes(wrong)],
+        [foreign],
+        [foreign, sealed[i]],
+        [sealed[i], sealed[i]],
+        sealed[i + 1 : i + 2] or [foreign],
+    ]
+    change = data.draw(st.sampled_from(changes))
+    taken = []
+    with contextlib.suppress(ValueError):
+        for part in (*sealed[:i], *change, *sealed[i + 1 :]):
+            taken.extend(other.feed(part))
+    assert taken == sent[: len(taken)] and len(taken) <= i + (change[0] == sealed[i])
+
+
+def test_what_is_not_readable_is_encrypted():
+    one, _ = channels()
+    secret = b"SAMESTEP_SECRET=0123456789"
+    assert secret not in one.seal(frames.START, secret) + one.seal(frames.START, secret)
+    assert secret in one.seal(frames.LINES[1], secret)
+
+
+def test_both_ends_have_the_same_keys_and_each_connection_others():
+    seen = set()
+    for place in (b"10.0.0.1 80", b"10.0.0.1 81", b""):
+        client, server = (
+            end(handshake.LINK, b"known", place) for end in (handshake.Client, handshake.Greeting)
+        )
+        server.feed(client.feed(server.feed(client.hello)))
+        assert client.keys == server.keys[::-1]
+        assert all(len(key) == 32 for key in client.keys)
+        seen |= {*client.keys}
+    assert len(seen) == 6
+
+
+def test_ends_that_mean_another_address_do_not_meet():
+    client = handshake.Client(handshake.LINK, b"known", b"172.17.0.1 80")
+    server = handshake.Greeting(handshake.LINK, b"known", b"10.0.0.1 80")
+    with pytest.raises(PermissionError, match="forwards connections"):
+        client.feed(server.feed(client.hello))
 
 
 def test_a_huge_length_is_refused_before_it_arrives():
     with pytest.raises(ValueError, match="at most 100"):
-        list(frames.Decoder(most=100).feed(frames.encode(b"o", b"x" * 101)[:10]))
+        list(Channel(most=100).feed(Channel(most=200).seal(b"o", b"x" * 101)[:10]))
 
 
 @pytest.fixture
@@ -235,9 +299,9 @@ def agent_of(loop, server, token, **hello):
     link = socket.create_connection(server.getsockname(), timeout=30)
 
     def greet():
-        with contextlib.suppress(SystemExit):
-            bootstrap._greet(link, token)
-            link.sendall(frames.encode(frames.HELLO, {"host": "elsewhere", **hello}))
+        with contextlib.suppress(PermissionError):
+            channel = bootstrap._greet(link, token)
+            link.sendall(channel.seal(frames.HELLO, {"host": "elsewhere", **hello}))
 
     thread = threading.Thread(target=greet)
     thread.start()
@@ -254,13 +318,13 @@ def test_strangers_are_dropped_and_delay_nobody(screen, monkeypatch):
     output = screen()
     ranks = Ranks(loop, server, "secret", 1, output)
     silent = socket.create_connection(server.getsockname(), timeout=5)
-    strangers = [agent_of(loop, server, "guess", rank=0, size=1)]
+    strangers, unproved = [agent_of(loop, server, "guess", rank=0, size=1)], Channel(most=100)
     for words in (
         b"GET / HTTP/1.1\r\n\r\n",
         b"H\xff\xff\xff\xff",
-        frames.encode(b"o", b"x"),
-        frames.encode(b"H", []),
-        frames.encode(b"H", {"token": "secret", "host": "elsewhere", "rank": 0, "size": 1}),
+        unproved.seal(b"o", b"x"),
+        unproved.seal(b"H", []),
+        unproved.seal(b"H", {"token": "secret", "host": "elsewhere", "rank": 0, "size": 1}),
         handshake.AGENT + b"n" * 16 + b"p" * 32,
     ):
         strangers.append(socket.create_connection(server.getsockname(), timeout=5))
@@ -325,12 +389,12 @@ def test_an_agent_waits_for_a_launcher_that_was_stopped(monkeypatch):
         thread.join(0.5)  # ten times as long as a connection may take
         link, _ = server.accept()
         with link:
-            greeting = handshake.Greeting(handshake.AGENT, b"known")
+            greeting = handshake.Greeting(handshake.AGENT, b"known", handshake.place(link.getsockname()))
             while not greeting.done:
                 link.sendall(greeting.feed(link.recv(4096)))
             thread.join(30)
         assert agents
-        agents[0].close()
+        agents[0][0].close()
 
 
 def test_the_time_of_strangers_does_not_pass_while_nobody_looks(monkeypatch):

@@ -4,21 +4,37 @@
     protocol, client's nonce       ->
                                    <-     protocol, server's nonce, proof of "server"
     proof of "client"              ->
+    frames of a `Channel`         <->
 
-A proof is the HMAC-SHA256 of the protocol's name and both nonces under the secret, so that the secret itself is never
-sent and no proof is good for another connection or another protocol. It proves who is at the other end; what is said
-afterwards is neither encrypted nor signed. Uses the standard library only, for the agents of `samestep run`.
+Both ends derive from the secret, both nonces, the protocol's name and the server's address, as each of them sees it, by
+HKDF-SHA256: the proofs, and the keys of all that follows. So the secret is never sent, and a process that forwards the
+bytes of others can neither read them, nor use a proof elsewhere, nor add a frame. Uses the standard library only, for
+the agents of `samestep run`.
 """
 
 from __future__ import annotations
 
 import os
+import socket
+from typing import Any, ClassVar
 
 from samestep import _settings
+from samestep._util.frames import Channel
 
-__all__ = ["AGENT", "ANSWER_NBYTES", "CLIENT_NBYTES", "LINK", "STORE", "Client", "Greeting", "job_secret"]
+__all__ = [
+    "AGENT",
+    "ANSWER_NBYTES",
+    "CLIENT_NBYTES",
+    "LINK",
+    "STORE",
+    "Client",
+    "Greeting",
+    "greet",
+    "job_secret",
+    "place",
+]
 
-STORE, LINK, AGENT = b"samestep store 2", b"samestep link  2", b"samestep agent 2"
+STORE, LINK, AGENT = b"samestep store 3", b"samestep link  3", b"samestep agent 3"
 """The protocols, whose names have one length."""
 
 _NAME_NBYTES = 16
@@ -34,11 +50,16 @@ def job_secret() -> bytes:
     return (_settings.get(_settings.SECRET) or "").encode(errors="surrogateescape")
 
 
-def _proof(who: bytes, secret: bytes, protocol: bytes, nonces: bytes) -> bytes:
-    import hashlib
-    import hmac
+def place(address: Any) -> bytes:
+    """The server's end of a connection, as `getpeername` of the client or `getsockname` of the server tells it.
 
-    return hmac.digest(secret, who + protocol + nonces, hashlib.sha256)
+    The two differ where somebody forwards the connection.
+
+    Example:
+      >>> place(("::ffff:10.0.0.7", 29500, 0, 0)) == place(("10.0.0.7", 29500))
+      True
+    """
+    return f"{address[0].partition('%')[0].removeprefix('::ffff:')} {address[1]}".encode()
 
 
 def _equal(one: bytes, other: bytes) -> bool:
@@ -47,16 +68,66 @@ def _equal(one: bytes, other: bytes) -> bool:
     return hmac.compare_digest(one, other)  # in constant time
 
 
-class Client:
+class _End:
+    """What both sides derive once they know both nonces.
+
+    Args:
+      protocol: of which this is a connection.
+      secret: that both ends know.
+      where: `place` of the server; empty where the network may translate addresses.
+    """
+
+    _sides: ClassVar[tuple[bytes, bytes]]  # this one and the other
+
+    def __init__(self, protocol: bytes, secret: bytes, where: bytes = b"") -> None:
+        self._protocol, self._secret, self._where = protocol, secret, where
+        self._nonce = os.urandom(_NONCE_NBYTES)
+        self._key = b""
+
+    @property
+    def keys(self) -> tuple[bytes, bytes]:
+        """The keys of what this end sends and of what it receives, 32 bytes each, for what is not a `channel`."""
+        sent, received = (self._derive(b"stream of " + side, 1) for side in self._sides)
+        return sent, received
+
+    def channel(self, *, most: int, readable: frozenset[bytes] = frozenset()) -> Channel:
+        """What both ends say after the handshake, proved if there is a secret. The arguments are those of `Channel`."""
+        if not self._secret:
+            return Channel(most=most)
+        sent, received = (self._derive(b"frames of " + side, 2) for side in self._sides)
+        return Channel(most=most, keys=(sent, received), readable=readable)
+
+    def _agree(self, nonces: bytes) -> None:
+        import hmac
+
+        self._key = hmac.digest(nonces, self._secret, "sha256")
+
+    def _derive(self, purpose: bytes, n_blocks: int) -> bytes:
+        """Blocks of 32 bytes for one purpose, as HKDF (RFC 5869) expands a key."""
+        import hmac
+
+        assert self._key, "the handshake is not over"
+        blocks = [b""]
+        for number in range(1, n_blocks + 1):
+            told = b"|".join([self._protocol, self._where, purpose]) + bytes([number])
+            blocks.append(hmac.digest(self._key, blocks[-1] + told, "sha256"))
+        return b"".join(blocks)
+
+    def _proof(self, side: bytes) -> bytes:
+        return self._derive(b"proof of " + side, 1)
+
+
+class Client(_End):
     """The client's side, one piece of bytes after the other.
 
     Attributes:
       hello: what to send first.
     """
 
-    def __init__(self, protocol: bytes, secret: bytes) -> None:
-        self._protocol, self._secret = protocol, secret
-        self._nonce = os.urandom(_NONCE_NBYTES)
+    _sides = (b"client", b"server")
+
+    def __init__(self, protocol: bytes, secret: bytes, where: bytes = b"") -> None:
+        super().__init__(protocol, secret, where)
         self._arrived = b""
         self.hello = protocol + self._nonce
 
@@ -70,21 +141,37 @@ class Client:
 
         Raises:
           ValueError: another program, or another version, answers.
-          PermissionError: the server does not know the secret.
+          PermissionError: the server does not know the secret, or means another address.
         """
         self._arrived += data
         if self._arrived[:_NAME_NBYTES] != self._protocol[: len(self._arrived)]:
             raise ValueError("another program answers there")
         if self.n_missing > 0:
             return None
-        nonces = self._nonce + self._arrived[_NAME_NBYTES:_HELLO_NBYTES]
-        theirs = self._arrived[_HELLO_NBYTES:ANSWER_NBYTES]
-        if not _equal(theirs, _proof(b"server", self._secret, self._protocol, nonces)):
-            raise PermissionError("who answers there does not know this job's secret")
-        return _proof(b"client", self._secret, self._protocol, nonces)
+        self._agree(self._nonce + self._arrived[_NAME_NBYTES:_HELLO_NBYTES])
+        if not _equal(self._arrived[_HELLO_NBYTES:ANSWER_NBYTES], self._proof(b"server")):
+            forwards = ", or forwards connections to another address" if self._where else ""
+            raise PermissionError(f"who answers there does not know this job's secret{forwards}")
+        return self._proof(b"client")
 
 
-class Greeting:
+def greet(link: socket.socket, client: Client) -> None:
+    """The client's side at a socket that blocks.
+
+    Raises:
+      ValueError, PermissionError: as `Client.feed`. OSError: the server closes the connection.
+    """
+    link.sendall(client.hello)
+    proof = None
+    while proof is None:
+        data = link.recv(client.n_missing)
+        if not data:
+            raise ConnectionResetError("the connection was closed at once")
+        proof = client.feed(data)
+    link.sendall(proof)
+
+
+class Greeting(_End):
     """The server's side, one piece of bytes after the other.
 
     Attributes:
@@ -93,10 +180,11 @@ class Greeting:
       remainder: what it sent after that.
     """
 
-    def __init__(self, protocol: bytes, secret: bytes) -> None:
-        self._protocol, self._secret = protocol, secret
+    _sides = (b"server", b"client")
+
+    def __init__(self, protocol: bytes, secret: bytes, where: bytes = b"") -> None:
+        super().__init__(protocol, secret, where)
         self._arrived = bytearray()
-        self._nonces = b""
         self.answered = self.done = False
         self.remainder = b""
 
@@ -110,14 +198,12 @@ class Greeting:
         if self._arrived[:_NAME_NBYTES] != self._protocol[: len(self._arrived)]:
             raise ValueError("it does not speak this protocol")
         answer = b""
-        if not self._nonces and len(self._arrived) >= _HELLO_NBYTES:
-            nonce = os.urandom(_NONCE_NBYTES)
+        if not self.answered and len(self._arrived) >= _HELLO_NBYTES:
             self.answered = True
-            self._nonces = bytes(self._arrived[_NAME_NBYTES:_HELLO_NBYTES]) + nonce
-            answer = self._protocol + nonce + _proof(b"server", self._secret, self._protocol, self._nonces)
+            self._agree(bytes(self._arrived[_NAME_NBYTES:_HELLO_NBYTES]) + self._nonce)
+            answer = self._protocol + self._nonce + self._proof(b"server")
         if len(self._arrived) >= CLIENT_NBYTES:
-            given = bytes(self._arrived[_HELLO_NBYTES:CLIENT_NBYTES])
-            if not _equal(given, _proof(b"client", self._secret, self._protocol, self._nonces)):
+            if not _equal(bytes(self._arrived[_HELLO_NBYTES:CLIENT_NBYTES]), self._proof(b"client")):
                 raise ValueError("it does not know the secret")
             self.done, self.remainder = True, bytes(self._arrived[CLIENT_NBYTES:])
         return answer

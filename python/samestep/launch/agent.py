@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from samestep import _settings
 from samestep._util import cpus
+from samestep._util.frames import Channel
 from samestep.launch import frames, processes
 from samestep.launch.bootstrap import BOOTSTRAP, connect, rank_and_size, read_bootstrap
 from samestep.launch.lines import Lines
@@ -47,11 +48,15 @@ _LAST_WORDS_S = 0.2  # time for a rank that called MPI_Abort to end by itself, w
 
 
 class Agent:
-    """Supervises one rank until the launcher releases it."""
+    """Supervises one rank until the launcher releases it.
 
-    def __init__(self, link: socket.socket) -> None:
+    Args:
+      link, channel: to the launcher.
+    """
+
+    def __init__(self, link: socket.socket, channel: Channel) -> None:
         self._link = link
-        self._decoder = frames.Decoder(most=1 << 24)
+        self._channel = channel
         self._unsent = bytearray()
         self._connected = True
         self._leave = False
@@ -92,7 +97,7 @@ class Agent:
 
     def _send(self, kind: bytes, content: object = b"") -> None:
         if self._connected:
-            self._unsent += frames.encode(kind, content)
+            self._unsent += self._channel.seal(kind, content)
 
     def _transmit(self) -> None:
         try:
@@ -111,7 +116,12 @@ class Agent:
             data = b""
         if not data:
             self._disconnect()
-        for kind, payload in self._decoder.feed(data):
+        try:
+            commands = list(self._channel.feed(data))
+        except ValueError:  # not the launcher's
+            commands = []
+            self._disconnect()
+        for kind, payload in commands:
             self._obey(kind, payload)
 
     def _disconnect(self) -> None:
@@ -306,7 +316,7 @@ def main() -> NoReturn:
         _split_off()
     processes.adopt_orphans()
     hello = {"host": socket.gethostname(), **rank_and_size(bootstrap)}
-    link = connect(bootstrap)
-    link.sendall(frames.encode(frames.HELLO, hello))
-    Agent(link).run()
+    link, channel = connect(bootstrap)
+    link.sendall(channel.seal(frames.HELLO, hello))
+    Agent(link, channel).run()
     sys.exit(0)

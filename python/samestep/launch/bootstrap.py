@@ -10,7 +10,8 @@ from typing import Any
 
 from samestep import _settings
 from samestep._util import handshake
-from samestep.launch import network
+from samestep._util.frames import Channel
+from samestep.launch import frames, network
 
 BOOTSTRAP = _settings.LAUNCH
 """Variable that tells agents where their launcher listens: JSON with `host`, `addresses`, `port`, `token`.
@@ -23,6 +24,7 @@ FROM_STDIN = "-"
 
 _CONNECT_TIMEOUT_S = 10.0
 _GREETING_TIMEOUT_S = 600.0  # a launcher that was stopped (Ctrl-Z) answers when it goes on
+_LARGEST_FRAME = 1 << 24
 _RANK_VARIABLES = (  # of Open MPI, of MPICH and its family, of PALS
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
@@ -30,24 +32,28 @@ _RANK_VARIABLES = (  # of Open MPI, of MPICH and its family, of PALS
 )
 
 
-def connect(bootstrap: dict[str, Any]) -> socket.socket:
-    """A connection to the launcher, by the first of its addresses that answers.
+def connect(bootstrap: dict[str, Any]) -> tuple[socket.socket, Channel]:
+    """A connection to the launcher, by the first of its addresses that answers, and the frames on it.
+
+    An address that this host has itself, such as that of a bridge for containers, leads to no other host.
 
     Raises:
       SystemExit: none does; the text names all that were tried.
     """
     host = socket.gethostname()
-    addresses = ["127.0.0.1"] if host == bootstrap["host"] else bootstrap["addresses"]
+    own = network.addresses()
     tried = []
-    for address in addresses:
+    for address in ["127.0.0.1"] if host == bootstrap["host"] else bootstrap["addresses"]:
+        place = f"{address}:{bootstrap['port']}"
+        if host != bootstrap["host"] and address in own:
+            tried.append(f"{place} (an address of this host itself)")
+            continue
         try:
             link = socket.create_connection((address, bootstrap["port"]), timeout=_CONNECT_TIMEOUT_S)
-        except OSError as error:
-            tried.append(f"{address}:{bootstrap['port']} ({error})")
-            continue
-        network.notice_silence(link)
-        _greet(link, bootstrap["token"])
-        return link
+            network.notice_silence(link)
+            return link, _greet(link, bootstrap["token"])
+        except (OSError, ValueError) as error:
+            tried.append(f"{place} ({error})")
     raise SystemExit(
         f"samestep: a rank on {host} cannot reach its launcher on {bootstrap['host']} at "
         f"{', '.join(tried) or 'any address'}. Let the hosts connect to each other, or start the ranks with "
@@ -55,29 +61,20 @@ def connect(bootstrap: dict[str, Any]) -> socket.socket:
     )
 
 
-def _greet(link: socket.socket, token: str) -> None:
+def _greet(link: socket.socket, token: str) -> Channel:
     """Proves to the launcher that this is one of its agents, after it has proved to be the launcher."""
-    ours = handshake.Client(handshake.AGENT, token.encode())
-    proof = None
     link.settimeout(_GREETING_TIMEOUT_S)
     try:
-        link.sendall(ours.hello)
-        while proof is None:
-            data = link.recv(ours.n_missing)
-            if not data:
-                raise ConnectionResetError("it has closed the connection")
-            proof = ours.feed(data)
-        link.sendall(proof)
-    except TimeoutError:
+        ours = handshake.Client(handshake.AGENT, token.encode(), handshake.place(link.getpeername()))
+        handshake.greet(link, ours)
+        return ours.channel(most=_LARGEST_FRAME, readable=frames.READABLE)
+    except BaseException as error:
         link.close()
-        raise SystemExit(
-            f"samestep: the launcher has not answered for {_GREETING_TIMEOUT_S:g} s; was it stopped?"
-        ) from None
-    except (OSError, ValueError) as error:
-        link.close()
-        raise SystemExit(
-            f"samestep: the process listening on the launcher's port failed the handshake: {error}"
-        ) from None
+        if isinstance(error, TimeoutError):
+            raise SystemExit(
+                f"samestep: the launcher has not answered for {_GREETING_TIMEOUT_S:g} s; was it stopped?"
+            ) from None
+        raise
 
 
 def read_bootstrap() -> dict[str, Any]:

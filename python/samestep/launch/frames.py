@@ -2,7 +2,8 @@
 
 From an agent:
 
-* `HELLO` (JSON: host, rank, size), once both ends have proved to know the run's token, see `handshake`;
+* `HELLO` (JSON: host, rank, size), once both ends have proved to know the run's token, see `handshake`; its
+  `Channel` proves the origin of all frames, and encrypts all but those of `READABLE`;
 * `STARTED` (JSON: pid), `LINES` (whole ones), and where asked for `PARTIAL` (the unfinished one);
 * `TAKEN` (JSON: a number): as many bytes of `INPUT` need no more room;
 * `CUT_OFF`: `mpirun` ended the agent's stub;
@@ -16,8 +17,6 @@ From the launcher: `START` (JSON: argv, env, cwd, stdin, live), `INPUT` (bytes f
 
 from __future__ import annotations
 
-from samestep._util.frames import Decoder, encode
-
 __all__ = [
     "CUT_OFF",
     "DONE",
@@ -27,14 +26,14 @@ __all__ = [
     "LEAVE",
     "LINES",
     "PARTIAL",
+    "READABLE",
     "SIGNAL",
     "START",
     "STARTED",
     "TAKEN",
-    "Decoder",
-    "encode",
 ]
 
 HELLO, STARTED, TAKEN, CUT_OFF, EXITED, DONE = b"H", b"P", b"T", b"M", b"X", b"D"
 START, INPUT, SIGNAL, LEAVE = b"S", b"I", b"K", b"L"
 LINES, PARTIAL = {1: b"o", 2: b"e"}, {1: b"O", 2: b"E"}  # by the rank's descriptor
+READABLE = frozenset([*LINES.values(), *PARTIAL.values()])  # there may be gigabytes of them

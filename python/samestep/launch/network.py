@@ -30,7 +30,7 @@ def is_name_of_this_host(name: str) -> bool:
 
 def is_this_host(name: str) -> bool:
     """Whether `name` means this host without asking a name server: a name or an address of it."""
-    return is_name_of_this_host(name) or name in _addresses()
+    return is_name_of_this_host(name) or name in addresses()
 
 
 def may_leave_host(hosts: Iterable[str]) -> bool:
@@ -53,7 +53,7 @@ def notice_silence(link: socket.socket) -> None:
 def listen(*, everywhere: bool) -> tuple[socket.socket, list[str]]:
     """A listening socket on a free port, of this host alone or of all interfaces, and its addresses."""
     server = socket.create_server(("" if everywhere else "127.0.0.1", 0), backlog=1024)
-    outside = [address for address in _addresses() if not address.startswith("127.")]
+    outside = [address for address in addresses() if not address.startswith("127.")]
     return server, outside if everywhere else []
 
 
@@ -97,7 +97,7 @@ def loopback_is_up() -> bool:
     return True
 
 
-def _addresses() -> list[str]:
+def addresses() -> list[str]:
     """The IPv4 addresses of this host's interfaces."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -7,11 +7,12 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from samestep._util import handshake
+from samestep._util.frames import Channel
 from samestep._util.json_layout import loads
 from samestep._util.strangers import Strangers
 from samestep.launch import frames, network
@@ -21,7 +22,6 @@ from samestep.launch.loop import Loop
 from samestep.launch.output import Output
 from samestep.launch.standard_input import StandardInput
 
-_LARGEST_HELLO = 1 << 12
 _LOOK_S = 1.0  # between checks of connections that have not identified themselves
 _SEND_TIMEOUT_S = 5.0  # commands are small and agents always read
 
@@ -34,7 +34,7 @@ class Rank:
       number: among the ranks of this run.
       in_job: its number in the whole job, as shown to users.
       host: "" if it is the launcher's.
-      link: connection to its agent; None once that is closed.
+      link, channel: connection to its agent, None once that is closed, and the frames on it.
       pid: 0 until it has started.
       cut_off: `mpirun` ended its agent's stub.
       ending: how its process ended; None while it runs.
@@ -45,7 +45,7 @@ class Rank:
     in_job: int
     host: str
     link: socket.socket | None
-    decoder: frames.Decoder = field(default_factory=lambda: frames.Decoder(most=2 * LONGEST_LINE))
+    channel: Channel
     pid: int = 0
     cut_off: bool = False
     ending: ProcessExit | None = None
@@ -60,7 +60,7 @@ class Rank:
         """Send a frame to the agent. If that fails, the next read reports that the connection is lost."""
         if self.link is not None:
             try:
-                self.link.sendall(frames.encode(kind, content))
+                self.link.sendall(self.channel.seal(kind, content))
             except OSError:
                 with contextlib.suppress(OSError):
                     self.link.shutdown(socket.SHUT_RDWR)
@@ -71,8 +71,9 @@ class _Newcomer:
 
     def __init__(self, link: socket.socket, address: str, token: str) -> None:
         self.link, self.address = link, address
-        self._greeting = handshake.Greeting(handshake.AGENT, token.encode())
-        self._decoder = frames.Decoder(most=_LARGEST_HELLO)
+        where = handshake.place(link.getsockname())
+        self._greeting = handshake.Greeting(handshake.AGENT, token.encode(), where)
+        self.channel: Channel | None = None
 
     def receive(self) -> dict[str, Any] | None:
         """The HELLO of the agent, once it is complete. Raises OSError or ValueError for any other client."""
@@ -85,7 +86,9 @@ class _Newcomer:
             data = self._greeting.remainder
         if not self._greeting.done:
             return None
-        for kind, payload in self._decoder.feed(data):
+        if self.channel is None:
+            self.channel = self._greeting.channel(most=2 * LONGEST_LINE, readable=frames.READABLE)
+        for kind, payload in self.channel.feed(data):
             if kind != frames.HELLO:
                 raise ValueError("it did not say hello")
             hello: dict[str, Any] = loads(payload, {"host": str, "rank": int, "size": int})
@@ -186,7 +189,8 @@ class Ranks:
         if hello is not None:
             self._loop.reading(link.fileno(), None)
             self._strangers.remove(link)
-            self._welcome(link, **hello)
+            assert newcomer.channel is not None
+            self._welcome(link, newcomer.channel, **hello)
 
     def _drop(self, link: socket.socket) -> None:
         self._strangers.remove(link)
@@ -202,13 +206,13 @@ class Ranks:
     def _tell(self, text: str) -> None:
         self._output.status(2, f"samestep: {text}\n".encode())
 
-    def _welcome(self, link: socket.socket, host: str, rank: int, size: int) -> None:
+    def _welcome(self, link: socket.socket, channel: Channel, host: str, rank: int, size: int) -> None:
         if size != self._n_ranks or rank in self.by_number or not 0 <= rank < size:
             self.problem = f"mpirun started rank {rank} of {size} on {host}; {self._n_ranks} were asked for"
             link.close()
             return
         self.by_number[rank] = Rank(
-            rank, self._first_rank + rank, "" if host == socket.gethostname() else host, link
+            rank, self._first_rank + rank, "" if host == socket.gethostname() else host, link, channel
         )
 
     def _on_agent(self, rank: Rank) -> None:
@@ -217,7 +221,7 @@ class Ranks:
             data = rank.link.recv(1 << 18)
             if not data:
                 raise ConnectionResetError
-            for kind, payload in rank.decoder.feed(data):
+            for kind, payload in rank.channel.feed(data):
                 self._on_frame(rank, kind, payload)
         except (OSError, ValueError, LookupError, TypeError):
             self.mark_lost(rank)

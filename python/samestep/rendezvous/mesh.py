@@ -3,7 +3,7 @@
 Each rank listens at a port of its own, connects to all ranks below it and is connected to by all above. The two ends
 prove to each other that they know a secret: one that rank 0 makes for this world and tells through the store, together
 with the job's own (`SAMESTEP_SECRET`), for strangers can read a store that has none. See `handshake`. Then the one that
-connects says which rank it is.
+connects says which rank it is, in a frame of which the handshake proves the origin.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import errno
 import os
 import selectors
 import socket
-import struct
 import time
 
-from samestep._util import handshake
+from samestep._util import frames, handshake
 from samestep._util.strangers import Strangers
 from samestep._util.text import ranks_text
 from samestep.errors import Error, TimeoutError, UnavailableError
@@ -27,8 +26,8 @@ from samestep.rendezvous.tcp_address import address_text
 __all__ = ["connect_all"]
 
 _BACKLOG = 4096
-_RANK = struct.Struct("!I")
-_INCOMING_NBYTES = handshake.CLIENT_NBYTES + _RANK.size
+_HELLO, _RANK_NBYTES = b"H", 4
+_INCOMING_NBYTES = handshake.CLIENT_NBYTES + frames.OVERHEAD_NBYTES + _RANK_NBYTES
 _SECRET_NBYTES = 32
 _TICK_S = 0.5
 _SAME_SECRET = "; is SAMESTEP_SECRET the same on all ranks?"
@@ -115,17 +114,17 @@ def _report_failure(rendezvous: Rendezvous, text: str) -> UnavailableError:
 class _Outgoing:
     """The end that connects, to `rank`."""
 
-    def __init__(self, rank: int, secret: bytes) -> None:
+    def __init__(self, rank: int, secret: bytes, where: bytes) -> None:
         self.rank = rank
         self.connected = False
-        self.greeting = handshake.Client(handshake.LINK, secret)
+        self.greeting = handshake.Client(handshake.LINK, secret, where)
 
 
 class _Incoming:
     """The accepting end; the peer is unknown until it has authenticated."""
 
-    def __init__(self, secret: bytes, address: str) -> None:
-        self.greeting = handshake.Greeting(handshake.LINK, secret)
+    def __init__(self, secret: bytes, where: bytes, address: str) -> None:
+        self.greeting = handshake.Greeting(handshake.LINK, secret, where)
         self.n_read = 0
         self.address = address
 
@@ -153,7 +152,7 @@ class _MeshBuilder:
         family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
         link = socket.socket(family, socket.SOCK_STREAM)
         link.setblocking(False)
-        self._ends[link] = _Outgoing(rank, self._secret)
+        self._ends[link] = _Outgoing(rank, self._secret, handshake.place(place))
         self._selector.register(link, selectors.EVENT_WRITE)
         try:
             number = link.connect_ex(place)
@@ -245,7 +244,8 @@ class _MeshBuilder:
         except PermissionError as error:
             raise ValueError(f"{error}{_SAME_SECRET}") from None
         if proof is not None:
-            link.sendall(proof + _RANK.pack(self._rendezvous.rank))
+            rank = self._rendezvous.rank.to_bytes(_RANK_NBYTES, "big")
+            link.sendall(proof + outgoing.greeting.channel(most=0).seal(_HELLO, rank))
             self._keep(link, outgoing.rank)
 
     def _accept(self) -> None:
@@ -258,7 +258,9 @@ class _MeshBuilder:
         if (oldest := self._strangers.add(link)) is not None:
             self._drop(oldest)
         link.setblocking(False)
-        self._ends[link] = _Incoming(self._secret, address_text(*address[:2]))
+        self._ends[link] = _Incoming(
+            self._secret, handshake.place(link.getsockname()), address_text(*address[:2])
+        )
         self._selector.register(link, selectors.EVENT_READ)
 
     def _free_descriptor(self, error: OSError) -> None:
@@ -276,7 +278,9 @@ class _MeshBuilder:
         link.sendall(incoming.greeting.feed(data))
         if incoming.n_read < _INCOMING_NBYTES:
             return
-        (rank,) = _RANK.unpack(incoming.greeting.remainder)
+        channel = incoming.greeting.channel(most=_RANK_NBYTES)
+        ((_, said),) = channel.feed(incoming.greeting.remainder)
+        rank = int.from_bytes(said, "big")
         if not self._rendezvous.rank < rank < self._rendezvous.size or rank in self._links:
             raise ValueError(f"says it is rank {rank}")
         self._keep(link, rank)

@@ -7,9 +7,10 @@ import os
 import socket
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
-from samestep._util import frames, handshake
+from samestep._util import handshake
+from samestep._util.frames import Channel
 from samestep._util.json_layout import loads
 from samestep.errors import (
     InvalidArgumentError,
@@ -28,6 +29,13 @@ __all__ = ["Client"]
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # between attempts to connect
 _RESULTS = {**RESULTS, "await": RESULTS["missing"]}
 _GRACE_S = 5.0  # for an answer, on top of the time that was asked for
+
+
+class _Link(NamedTuple):
+    """A connection, and the frames on it."""
+
+    socket: socket.socket
+    channel: Channel
 
 
 class Client:
@@ -64,7 +72,7 @@ class Client:
         """
         patience = seconds + _GRACE_S
         try:
-            kind, payload = self._ask(self._take(patience), frames.encode(REQUEST, list(words)), patience)
+            kind, payload = self._ask(self._take(patience), list(words), patience)
         except TimeoutError:
             raise
         except OSError as error:
@@ -90,24 +98,25 @@ class Client:
                 f"what answers at {self._where} is not a store of samestep: {error}"
             ) from error
 
-    def _ask(self, link: socket.socket, request: bytes, patience: float) -> tuple[bytes, bytes]:
+    def _ask(self, link: _Link, request: list[Any], patience: float) -> tuple[bytes, bytes]:
         try:
-            link.settimeout(patience)
-            link.sendall(request)
-            decoder = frames.Decoder(most=LARGEST_FRAME)
+            link.socket.settimeout(patience)
+            link.socket.sendall(link.channel.seal(REQUEST, request))
             arrived: list[tuple[bytes, bytes]] = []
             while not arrived:
-                data = link.recv(1 << 16)
+                data = link.socket.recv(1 << 16)
                 if not data:
                     raise ConnectionResetError("it has closed the connection")
-                arrived = list(decoder.feed(data))
+                arrived = list(link.channel.feed(data))
+            if len(arrived) > 1 or link.channel.n_waiting:
+                raise ValueError("it sends more than an answer")
         except ValueError as error:
-            link.close()
+            link.socket.close()
             raise UnavailableError(
                 f"what answers at {self._where} is not a store of samestep: {error}"
             ) from error
         except BaseException:
-            link.close()
+            link.socket.close()
             raise
         self._keep_idle(link)
         return arrived[0]
@@ -120,14 +129,14 @@ class Client:
         for link in idle:
             if self._pid == os.getpid():  # in a fork the connection is still the parent's
                 with contextlib.suppress(OSError):
-                    link.shutdown(socket.SHUT_RDWR)
-            link.close()
+                    link.socket.shutdown(socket.SHUT_RDWR)
+            link.socket.close()
 
-    def _take(self, patience: float) -> socket.socket:
+    def _take(self, patience: float) -> _Link:
         with self._lock:
             if self._pid != os.getpid():
                 for link in self._idle:
-                    link.close()
+                    link.socket.close()
                 self._pid, self._idle = os.getpid(), []
             if self._closed:
                 raise NotInitializedError(f"the store at {self._where} has been closed")
@@ -135,14 +144,14 @@ class Client:
                 return self._idle.pop()
         return self._connect(patience)
 
-    def _keep_idle(self, link: socket.socket) -> None:
+    def _keep_idle(self, link: _Link) -> None:
         with self._lock:
             if not self._closed:
                 self._idle.append(link)
                 return
-        link.close()
+        link.socket.close()
 
-    def _connect_patiently(self, timeout: float) -> socket.socket:
+    def _connect_patiently(self, timeout: float) -> _Link:
         deadline = time.monotonic() + timeout
         pause = _FIRST_PAUSE_S
         while True:
@@ -157,7 +166,7 @@ class Client:
             time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _connect(self, timeout: float) -> socket.socket:
+    def _connect(self, timeout: float) -> _Link:
         if self._secret or not same_user.is_loopback(self._host):
             return self._connect_tcp(timeout)
         try:
@@ -172,7 +181,7 @@ class Client:
     def _why_refused(self, timeout: float) -> str:
         """As a text: an error in a variable keeps its frames, and what its callers hold, such as the world."""
         try:  # tells whether nobody is there, another program, or a store with a secret
-            self._connect_tcp(timeout).close()
+            self._connect_tcp(timeout).socket.close()
         except UnavailableError as error:
             return str(error)
         return (
@@ -180,7 +189,7 @@ class Client:
             "ranks of the job one SAMESTEP_SECRET"
         )
 
-    def _connect_local(self, timeout: float) -> socket.socket:
+    def _connect_local(self, timeout: float) -> _Link:
         link = same_user.connect(self._port, timeout)
         try:
             said = b""
@@ -198,31 +207,24 @@ class Client:
                 f"another program answers beside {self._where}; choose another port (MASTER_PORT, or in the URL)"
             )
         self.private = said == CLOSED
-        return link
+        return _Link(link, Channel(most=LARGEST_FRAME))
 
-    def _connect_tcp(self, timeout: float) -> socket.socket:
+    def _connect_tcp(self, timeout: float) -> _Link:
         link = socket.create_connection((self._host, self._port), timeout=timeout)
         try:
             if link.getsockname() == link.getpeername():  # where nobody listens this can happen by chance
                 raise ConnectionRefusedError("nobody listens")
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            self._greet(link)
+            return _Link(link, self._greet(link))
         except BaseException:
             link.close()
             raise
-        return link
 
-    def _greet(self, link: socket.socket) -> None:
+    def _greet(self, link: socket.socket) -> Channel:
         ours = handshake.Client(handshake.STORE, self._secret)
-        link.sendall(ours.hello)
-        proof = None
         try:
-            while proof is None:
-                data = link.recv(ours.n_missing)
-                if not data:
-                    raise ConnectionResetError("the connection was closed at once")
-                proof = ours.feed(data)
+            handshake.greet(link, ours)
         except ValueError:
             raise UnavailableError(
                 f"another program answers at {self._where}; choose another port (MASTER_PORT, or in the URL)"
@@ -233,7 +235,7 @@ class Client:
                 "(MASTER_PORT, or in the URL), or give all ranks of the job the same secret (`samestep run --nnodes` "
                 "takes it from ~/.config/samestep/secret of each node where it is not given)"
             ) from None
-        link.sendall(proof)
+        return ours.channel(most=LARGEST_FRAME)
 
 
 def _check(result: Any, operation: str, *arguments: Any) -> None:

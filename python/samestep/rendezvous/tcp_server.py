@@ -12,7 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from samestep._util import frames, handshake
+from samestep._util import handshake
+from samestep._util.frames import Channel
 from samestep._util.json_layout import Many, fits, loads
 from samestep._util.strangers import Strangers
 from samestep.errors import InvalidArgumentError
@@ -48,7 +49,8 @@ class _Connection:
         self.is_client = secret is None
         self.is_proved = is_proof  # once it is a client
         self.deadline: float | None = None  # of what it waits for
-        self.decoder = frames.Decoder(most=LARGEST_FRAME if is_proof else _LARGEST_OF_UNPROVED)
+        self.most = LARGEST_FRAME if is_proof else _LARGEST_OF_UNPROVED
+        self.channel = Channel(most=self.most)
         self.unsent = bytearray()
         self.missing: set[tuple[str, ...]] = set()
         self.n_held = 0  # bytes, as last counted
@@ -203,7 +205,7 @@ class Server:
         if connection.is_proved or connection.link not in self._connections:
             return
         n_held = (
-            connection.decoder.n_waiting + len(connection.unsent) + _PATH_NBYTES * len(connection.missing)
+            connection.channel.n_waiting + len(connection.unsent) + _PATH_NBYTES * len(connection.missing)
         )
         self._n_held += n_held - connection.n_held
         connection.n_held = n_held
@@ -225,6 +227,9 @@ class Server:
         if self._selector.get_key(connection.link).events != events:
             self._selector.modify(connection.link, events, self._selector.get_key(connection.link).data)
 
+    def _say(self, connection: _Connection, kind: bytes, content: object) -> None:
+        self._send(connection, connection.channel.seal(kind, content))
+
     def _on_data(self, connection: _Connection, data: bytes) -> None:
         if not connection.is_client:
             assert connection.greeting is not None
@@ -235,8 +240,9 @@ class Server:
                 raise ValueError("there are too many clients without a secret")
             connection.is_client = True
             self._strangers.remove(connection.link)
+            connection.channel = connection.greeting.channel(most=connection.most)
             data = connection.greeting.remainder
-        for kind, payload in connection.decoder.feed(data):
+        for kind, payload in connection.channel.feed(data):
             if connection.link not in self._connections:
                 return
             if kind != REQUEST or connection.missing or connection.unsent:
@@ -253,9 +259,9 @@ class Server:
         try:
             result = self._table.apply(operation, *arguments)
         except InvalidArgumentError as error:
-            self._send(connection, frames.encode(REFUSAL, str(error)))
+            self._say(connection, REFUSAL, str(error))
             return
-        self._send(connection, frames.encode(RESULT, [result]))
+        self._say(connection, RESULT, [result])
         if operation in WRITES and not self._table.apply("missing", arguments[:1]):
             self._tell(tuple(arguments[0]))
 
@@ -280,7 +286,7 @@ class Server:
         missing = [list(path) for path in connection.missing]
         self._forget_wait(connection)
         connection.deadline = None
-        self._send(connection, frames.encode(RESULT, [missing]))
+        self._say(connection, RESULT, [missing])
 
     def _forget_wait(self, connection: _Connection) -> None:
         for path in connection.missing:
