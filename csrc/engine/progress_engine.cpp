@@ -462,6 +462,7 @@ void ProgressEngine::leave(const std::exception_ptr& error, const Departure& why
   for (const auto& operation : collectives_) {
     if (!operation->finished()) notice.first_absent = std::min(notice.first_absent, operation->sequence());
   }
+  transport_->detach_sends();
   header_exchange_->leave(notice.first_absent, why);  // in shared memory peers see this before any message
   on_leave_(notice.first_absent);
   auto bytes = std::make_unique<std::vector<std::byte>>(sizeof notice);

@@ -71,6 +71,8 @@ bool TcpSocket::acknowledged_within(Seconds span) const {
   return Seconds(info.tcpi_last_ack_recv * 1e-3) < span;
 }
 
+void TcpSocket::end_sending() { ::shutdown(fd_.get(), SHUT_WR); }
+
 void TcpSocket::close() {
   if (!fd_) return;
   // Before the descriptor is closed: its number may be given to another file at once, which a child would lose.

@@ -39,6 +39,8 @@ class TcpSocket {
   /// Whether the peer's host has acknowledged anything, including keepalive probes, within the last `span`.
   bool acknowledged_within(Seconds span) const;
 
+  /// The other side reads what has been written, and then that there is no more.
+  void end_sending();
   void close();
   int fd() const { return fd_.get(); }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "core/format.h"
 #include "kernels/stream.h"
@@ -11,7 +12,7 @@ namespace samestep::tcp {
 namespace {
 
 constexpr std::size_t kStage = 32 << 10;
-constexpr std::size_t kMaxParts = 16;
+constexpr std::size_t kMaxParts = 24;
 constexpr int kMaxReads = 8;  // before other connections are served
 constexpr Seconds kReadPolls{8};
 
@@ -19,8 +20,8 @@ iovec part(const std::byte* data, std::size_t nbytes) { return {const_cast<std::
 
 }  // namespace
 
-Connection::Connection(int peer, TcpSocket socket, std::string where)
-    : peer_(peer), socket_(std::move(socket)), where_(std::move(where)), stage_(kStage) {}
+Connection::Connection(int peer, TcpSocket socket, std::string where, std::string here)
+    : peer_(peer), socket_(std::move(socket)), where_(std::move(where)), here_(std::move(here)), stage_(kStage) {}
 
 void Connection::ready(bool readable, bool writable, bool hung_up) {
   // A connection that has hung up is read and written once more: what the peer has sent before is not lost, and the
@@ -38,14 +39,30 @@ void Connection::advance(Receiver& receiver) {
 
 void Connection::end(const std::string& why) {
   if (lost_) return;
+  drop(why);
+  socket_.close();
+}
+
+void Connection::drop(const std::string& why) {
   lost_ = true;
   reason_ = str("its connection, from ", where_, ", has ended: ", why);
-  socket_.close();
   outgoing_.clear();
   rts_sent_.clear();
   sent_ = 0;
   left_ = 0;
   destination_ = {};
+}
+
+void Connection::end_damaged(bool sent) {
+  if (lost_) return;
+  // Otherwise the peer would learn only that the connection has ended. While it is open, no reset can overtake that.
+  if (!sent) send({0, 0, 0, Frame::Kind::damage, 0, 0});
+  const bool told = all_sent();
+  const std::string peer = str("rank ", peer_);
+  drop(str("bytes from ", sent ? here_ : peer, " to ", sent ? peer : here_,
+           " were changed on the way, as their checksum shows: a network card, a switch or memory is faulty, or an "
+           "array was changed while it was sent"));
+  told ? socket_.end_sending() : socket_.close();
 }
 
 void Connection::check_heartbeat() {
@@ -65,11 +82,11 @@ void Connection::send(const Frame& frame, Bytes bytes, RequestState* record) {
   }
 }
 
-void Connection::send_data(RequestState* record, std::uint64_t group, std::uint32_t id) {
+void Connection::send_data(RequestState* record, std::uint64_t group, std::uint32_t id, bool detached) {
   if (lost_) return;
   // Not queued as frames yet: `flush` makes a data frame only when nothing else waits, so that short messages overtake
   // a long one.
-  rts_sent_.push_back({record, group, id});
+  rts_sent_.push_back({record, group, id, detached});
   flush();
 }
 
@@ -84,8 +101,39 @@ void Connection::queue_data() {
   const bool last = first.at + nbytes == first.request->nbytes;
   const Bytes bytes(first.request->from + first.at, nbytes);
   queue({first.group, nbytes, 0, Frame::Kind::data, 0, first.id}, bytes, last ? first.request : nullptr);
+  outgoing_.back().detached = first.detached;
   first.at += nbytes;
   if (last) rts_sent_.pop_front();
+}
+
+/// False if the frame has to wait until those before it have been sent.
+bool Connection::seal(Outgoing& out) {
+  if (out.sealed) return true;
+  if (out.detached && !out.bytes.empty()) {
+    if (&out != &outgoing_.front()) return false;  // there is one copy
+    use_copy(out);
+  }
+  out.sealed = true;
+  std::memcpy(out.head.data(), &out.frame, sizeof out.frame);
+  out_.seal(Bytes(out.head).first(sizeof out.frame), out.head.data() + sizeof out.frame);
+  if (!out.bytes.empty()) out_.seal(out.bytes, out.tail.data());
+  return true;
+}
+
+/// The memory of the frame may change. True if the frame may, too, since nothing of it has been sent.
+bool Connection::detach(Outgoing& out) {
+  out.detached = true;
+  if (&out != &outgoing_.front() || sent_ == 0) {
+    out.sealed = false;
+    return true;
+  }
+  use_copy(out);
+  return false;
+}
+
+void Connection::use_copy(Outgoing& out) {
+  if (out.bytes.data() != copy_.data()) copy_.assign(out.bytes.begin(), out.bytes.end());
+  out.bytes = copy_;
 }
 
 void Connection::flush() {
@@ -93,17 +141,17 @@ void Connection::flush() {
     if (outgoing_.empty()) queue_data();
     std::array<iovec, kMaxParts> parts;
     std::size_t n = 0, skip = sent_;
+    const auto add = [&](Bytes bytes) {
+      if (skip < bytes.size()) parts[n++] = part(bytes.data() + skip, bytes.size() - skip);
+      skip -= std::min(skip, bytes.size());
+    };
     // Several frames in one system call, each as a header and a body, straight from the user's memory.
-    for (const Outgoing& out : outgoing_) {
-      if (n + 2 > kMaxParts) break;
-      if (skip < sizeof(Frame)) {
-        parts[n++] = part(reinterpret_cast<const std::byte*>(&out.frame) + skip, sizeof(Frame) - skip);
-        skip = sizeof(Frame);
-      }
-      if (const std::size_t at = skip - sizeof(Frame); at < out.bytes.size()) {
-        parts[n++] = part(out.bytes.data() + at, out.bytes.size() - at);
-      }
-      skip = 0;
+    for (Outgoing& out : outgoing_) {
+      if (n + 3 > kMaxParts || !seal(out)) break;
+      add(Bytes(out.head).first(sizeof(Frame) + out_.tag_nbytes()));
+      if (out.bytes.empty()) continue;
+      add(out.bytes);
+      add(Bytes(out.tail).first(out_.tag_nbytes()));
     }
     const TcpSocket::Outcome outcome = socket_.write(std::span(parts).first(n));
     if (outcome.kind == TcpSocket::Outcome::Kind::moved) {
@@ -123,7 +171,8 @@ void Connection::sent(std::size_t nbytes) {
   sent_ += nbytes;
   while (!outgoing_.empty()) {
     const Outgoing& first = outgoing_.front();
-    const std::size_t whole = sizeof(Frame) + first.bytes.size();
+    const std::size_t tag = out_.tag_nbytes();
+    const std::size_t whole = sizeof(Frame) + tag + (first.bytes.empty() ? 0 : first.bytes.size() + tag);
     if (sent_ < whole) return;
     sent_ -= whole;
     if (first.request != nullptr) first.request->ended = true;
@@ -134,21 +183,22 @@ void Connection::sent(std::size_t nbytes) {
 void Connection::forget(std::uint64_t group) {
   if (frame_.group == group) destination_ = {};
   std::erase_if(rts_sent_, [group](const RtsSent& o) { return o.group == group; });
-  for (std::size_t i = 0; i < outgoing_.size(); ++i) {  // none is erased, because frames are numbered
-    Outgoing& out = outgoing_[i];
+  for (Outgoing& out : outgoing_) {  // none is erased, because frames are numbered
     if (out.frame.group != group) continue;
     out.request = nullptr;
-    if (out.bytes.empty()) continue;
-    // The frame has been sent in part. The receiver needs what remains to find the next frame, but the memory belongs
-    // to the caller again: so it is copied. Other frames become notices that the group is closed, which is true.
-    if (i == 0 && sent_ > 0) {
-      half_sent_.assign(out.bytes.begin(), out.bytes.end());
-      out.bytes = half_sent_;
-    } else {
-      out.frame.kind = Frame::Kind::leave;
-      out.frame.nbytes = 0;
-      out.bytes = {};
-    }
+    // The receiver needs what remains of a frame that has been sent in part to find the next one. Other frames become
+    // notices that the group is closed, which is true.
+    if (out.bytes.empty() || !detach(out)) continue;
+    out.frame.kind = Frame::Kind::leave;
+    out.frame.nbytes = 0;
+    out.bytes = {};
+  }
+}
+
+void Connection::detach_sends(std::uint64_t group) {
+  for (RtsSent& message : rts_sent_) message.detached |= message.group == group;
+  for (Outgoing& out : outgoing_) {
+    if (out.frame.group == group) detach(out);
   }
 }
 
@@ -179,11 +229,7 @@ bool Connection::read(Receiver& receiver) {
     return false;
   }
   const std::size_t straight = std::min(direct, outcome.nbytes);
-  if (straight > 0) {
-    destination_.at += straight;
-    left_ -= straight;
-    if (left_ == 0) end_frame(receiver);
-  }
+  if (straight > 0) take_body(destination_.at, straight);
   end_ += outcome.nbytes - straight;
   consume(receiver);
   // Fewer bytes than there was room for: the socket is empty, and the poller, which reports changes only, will report
@@ -194,20 +240,17 @@ bool Connection::read(Receiver& receiver) {
 }
 
 void Connection::consume(Receiver& receiver) {
-  for (;;) {
+  while (!lost_) {
     const std::size_t take = std::min(left_, end_ - begin_);
     if (take > 0) {
-      if (destination_.at != nullptr) {
-        kernels::copy(destination_.at, stage_.data() + begin_, take);
-        destination_.at += take;
-      }
+      std::byte* const bytes = stage_.data() + begin_;
+      std::byte* const to = destination_.at;
+      take_body(bytes, take);
+      if (to != nullptr) kernels::copy(to, bytes, take);
       begin_ += take;
-      left_ -= take;
-      if (left_ > 0) break;
-      end_frame(receiver);
     }
-    if (left_ > 0 || end_ - begin_ < sizeof(Frame) || lost_) break;
-    if (!begin_frame(receiver)) return;
+    if (left_ > 0 || end_ - begin_ < (in_body_ ? 0 : sizeof(Frame)) + in_.tag_nbytes()) break;
+    if (!(in_body_ ? end_body(receiver) : begin_frame(receiver))) return;
   }
   const std::size_t n_left = end_ - begin_;
   if (n_left > 0 && begin_ > 0) std::memmove(stage_.data(), stage_.data() + begin_, n_left);
@@ -215,18 +258,39 @@ void Connection::consume(Receiver& receiver) {
   end_ = n_left;
 }
 
+void Connection::take_body(std::byte* bytes, std::size_t nbytes) {
+  in_.open(bytes, nbytes);
+  if (destination_.at != nullptr) destination_.at += nbytes;
+  left_ -= nbytes;
+}
+
 bool Connection::begin_frame(Receiver& receiver) {
-  std::memcpy(&frame_, stage_.data() + begin_, sizeof frame_);
-  begin_ += sizeof frame_;
+  std::byte* const at = stage_.data() + begin_;
+  begin_ += sizeof frame_ + in_.tag_nbytes();
+  in_.open(at, sizeof frame_);
+  if (!in_.check(at + sizeof frame_)) {  // before any of its numbers is used
+    end_damaged(/*sent=*/false);
+    return false;
+  }
+  std::memcpy(&frame_, at, sizeof frame_);
   // Also the first frame of another version of the protocol has another number, see kFirstSequence.
   if (frame_.sequence != next_in_++ || !is_valid(frame_)) {
     end("it sent what no rank of this version sends");
     return false;
   }
   left_ = has_bytes(frame_) ? frame_.nbytes : 0;
+  in_body_ = left_ > 0;
   destination_ = receiver.destination_of(peer_, frame_);
-  if (left_ == 0) end_frame(receiver);
+  if (!in_body_) end_frame(receiver);
   return true;
+}
+
+bool Connection::end_body(Receiver& receiver) {
+  const bool intact = in_.check(stage_.data() + begin_);
+  begin_ += in_.tag_nbytes();
+  in_body_ = false;
+  intact ? end_frame(receiver) : end_damaged(/*sent=*/false);
+  return intact;
 }
 
 void Connection::end_frame(Receiver& receiver) {

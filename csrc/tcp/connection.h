@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <deque>
 #include <string>
 #include <vector>
@@ -7,6 +8,7 @@
 #include "os/tcp_socket.h"
 #include "tcp/frame.h"
 #include "tcp/matcher.h"
+#include "tcp/seal.h"
 
 namespace samestep::tcp {
 
@@ -27,14 +29,15 @@ class Connection {
     virtual void take(int peer, const Frame& frame, const Destination& place) = 0;
   };
 
-  /// `where`: the other end, for texts.
-  Connection(int peer, TcpSocket socket, std::string where);
+  /// `where`: the other end, for texts; `here`: this one.
+  Connection(int peer, TcpSocket socket, std::string where, std::string here);
 
   /// Sends as many bytes as the socket accepts now, and the remaining ones later. `bytes` must not change until
   /// `record`, if there is one, has ended.
   void send(const Frame& frame, Bytes bytes = {}, RequestState* record = nullptr);
-  /// Sends a message for which a CTS has arrived, in data frames. Other frames may be sent between them.
-  void send_data(RequestState* record, std::uint64_t group, std::uint32_t id);
+  /// Sends a message for which a CTS has arrived, in data frames. Other frames may be sent between them. `detached`:
+  /// its memory may change.
+  void send_data(RequestState* record, std::uint64_t group, std::uint32_t id, bool detached);
 
   /// Handles the events that the poller has reported.
   void ready(bool readable, bool writable, bool hung_up);
@@ -45,10 +48,12 @@ class Connection {
 
   /// Whether bytes may be sent or received without another event of the poller.
   bool has_work() const { return !lost_ && (hung_up_ || reads_on_ || (writable_ && !all_sent())); }
-  int fd() const { return socket_.fd(); }
+  int fd() const { return lost_ ? -1 : socket_.fd(); }
   bool all_sent() const { return outgoing_.empty() && rts_sent_.empty(); }
   /// From now on the memory of this group is neither read nor written.
   void forget(std::uint64_t group);
+  /// From now on the memory that this group sends may change: what has been checksummed is sent from a copy.
+  void detach_sends(std::uint64_t group);
   /// The remaining bytes of the current frame are discarded.
   void forget_destination(const RequestState* record);
 
@@ -57,32 +62,46 @@ class Connection {
   /// Why it was lost, with `where`.
   const std::string& reason() const { return reason_; }
   void end(const std::string& why);
+  /// Ends it because bytes that this rank has sent (or received) have changed on the way.
+  void end_damaged(bool sent);
 
  private:
+  static constexpr std::size_t kMaxHead = sizeof(Frame) + Seal::kMaxTag;
   struct Outgoing {
     Frame frame;
     Bytes bytes;
     RequestState* request;
+    bool detached = false;  // `bytes` may change
+    bool sealed = false;
+    std::array<std::byte, kMaxHead> head = {};       // frame and tag, once sealed
+    std::array<std::byte, Seal::kMaxTag> tail = {};  // tag of `bytes`
   };
   struct RtsSent {
     RequestState* request;
     std::uint64_t group;
     std::uint32_t id;
+    bool detached;
     std::size_t at = 0;
   };
 
+  void drop(const std::string& why);
   void queue(const Frame& frame, Bytes bytes, RequestState* record);
   void queue_data();
+  bool seal(Outgoing& out);
+  bool detach(Outgoing& out);
+  void use_copy(Outgoing& out);
   void flush();
   void sent(std::size_t nbytes);
   bool read(Receiver& receiver);
   void consume(Receiver& receiver);
+  void take_body(std::byte* bytes, std::size_t nbytes);
   bool begin_frame(Receiver& receiver);
+  bool end_body(Receiver& receiver);
   void end_frame(Receiver& receiver);
 
   int peer_;
   TcpSocket socket_;
-  std::string where_;
+  std::string where_, here_;
   bool readable_ = true, writable_ = true, hung_up_ = false;
   bool reads_on_ = false;  // reading stopped at the limit, not at the end of the data
   bool lost_ = false;
@@ -90,16 +109,19 @@ class Connection {
 
   std::deque<Outgoing> outgoing_;
   std::deque<RtsSent> rts_sent_;
-  std::size_t sent_ = 0;              // bytes of the first frame of `outgoing_` that were sent
-  std::vector<std::byte> half_sent_;  // a copy of its bytes, if its group was closed meanwhile
+  std::size_t sent_ = 0;         // bytes of the first frame of `outgoing_` that were sent
+  std::vector<std::byte> copy_;  // of its bytes, if they may change
   std::uint32_t next_out_ = kFirstSequence;
+  Seal out_;
 
   std::vector<std::byte> stage_;  // read-ahead buffer for short frames and the beginnings of long ones
   std::size_t begin_ = 0, end_ = 0;
   Frame frame_{};
   Destination destination_;
-  std::size_t left_ = 0;  // bytes of `frame_` that have not arrived
+  bool in_body_ = false;  // of `frame_`: its tag has not been checked
+  std::size_t left_ = 0;  // bytes of the body that have not arrived
   std::uint32_t next_in_ = kFirstSequence;
+  Seal in_;
 };
 
 }  // namespace samestep::tcp

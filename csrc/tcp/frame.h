@@ -8,14 +8,16 @@ namespace samestep::tcp {
 
 using Bytes = std::span<const std::byte>;
 
-/// The header of a frame; integers are little-endian.
+/// The header of a frame; integers are little-endian. Its tag follows, then the bytes, if there are any, and theirs;
+/// see Seal.
 struct Frame {
   enum class Kind : std::uint32_t {
-    eager,  ///< a message, whose `nbytes` follow
-    rts,    ///< request to send a long message `id`, which is sent after a CTS
-    cts,    ///< clear to send message `id`
-    data,   ///< the next `nbytes` of message `id` follow
-    leave,  ///< the sender has closed the group
+    eager,   ///< a message, whose `nbytes` follow
+    rts,     ///< request to send a long message `id`, which is sent after a CTS
+    cts,     ///< clear to send message `id`
+    data,    ///< the next `nbytes` of message `id` follow
+    leave,   ///< the sender has closed the group
+    damage,  ///< what the sender received is not what was sent: it ends the connection
   };
 
   std::uint64_t group;
@@ -28,7 +30,7 @@ struct Frame {
 static_assert(sizeof(Frame) == 32);
 
 /// The sequence number of the first frame, which identifies this version of the protocol.
-inline constexpr std::uint32_t kFirstSequence = 0x73730001;
+inline constexpr std::uint32_t kFirstSequence = 0x73730002;
 
 /// Longer messages use the rendezvous protocol: they need no memory but the receive's, and short ones may overtake
 /// them.
@@ -41,7 +43,7 @@ inline bool has_bytes(const Frame& frame) {
 
 /// False for a frame that no rank sends.
 inline bool is_valid(const Frame& frame) {
-  return frame.kind <= Frame::Kind::leave && (!has_bytes(frame) || frame.nbytes <= kDataFrameBytes);
+  return frame.kind <= Frame::Kind::damage && (!has_bytes(frame) || frame.nbytes <= kDataFrameBytes);
 }
 
 }  // namespace samestep::tcp

@@ -19,13 +19,14 @@ constexpr std::size_t kPolledFrom = 2;  // connections; a single one is polled b
 }  // namespace
 
 Mesh::Mesh(int rank, std::vector<Peer> peers) : rank_(rank), index_(peers.size()), incoming_(peers.size()) {
+  const std::string here = str("rank ", rank_, " at ", peers[static_cast<std::size_t>(rank)].where);
   for (std::size_t peer = 0; peer < peers.size(); ++peer) {
     peers_.push_back(peers[peer].where);
     if (static_cast<int>(peer) == rank_) continue;
     TcpSocket socket(std::move(peers[peer].fd));
     index_[peer] = connections_.size();
     poller_.add(socket.fd(), connections_.size());
-    connections_.emplace_back(static_cast<int>(peer), std::move(socket), peers[peer].where);
+    connections_.emplace_back(static_cast<int>(peer), std::move(socket), peers[peer].where, here);
   }
   noted_failures_.resize(connections_.size());
 }
@@ -74,6 +75,12 @@ void Mesh::note_failures() {
     for (auto& [number, group] : groups_) group.matching.forget_incomplete(peer);
     erase_closed();
   }
+}
+
+void Mesh::detach_sends(Group group) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [id, sent] : rts_sent_) sent.detached |= sent.group == group;
+  for (Connection& connection : connections_) connection.detach_sends(group);
 }
 
 void Mesh::flush(int peer) {
@@ -144,16 +151,18 @@ void Mesh::take(int peer, const Frame& frame, const Connection::Destination& pla
     case Frame::Kind::cts:
       // None if the group has been closed here since: then the memory belongs to the caller again.
       if (const auto found = rts_sent_.find(frame.id); found != rts_sent_.end()) {
-        RequestState* const record = found->second.request;
+        const RtsSent sent = found->second;
         rts_sent_.erase(found);
-        to(peer).send_data(record, frame.group, frame.id);
+        to(peer).send_data(sent.request, frame.group, frame.id, sent.detached);
       }
       return;
     case Frame::Kind::data:
       return handle_data(peer, frame);
     case Frame::Kind::leave:
       state(frame.group).left[static_cast<std::size_t>(peer)] = true;
-      erase_closed();
+      return erase_closed();
+    case Frame::Kind::damage:
+      to(peer).end_damaged(/*sent=*/true);
   }
 }
 

@@ -39,6 +39,9 @@ class Mesh final : Connection::Receiver {
   bool cancel(Group group, RequestState* record);
   bool probe(Group group, int tag, Transport::Envelope& from);
 
+  /// From now on the memory of the group's sends may change.
+  void detach_sends(Group group);
+
   /// Waits until all frames for the peer are sent, or its connection has ended. All calls together wait a second at
   /// most.
   void flush(int peer);
@@ -73,6 +76,7 @@ class Mesh final : Connection::Receiver {
   struct RtsSent {
     RequestState* request;
     Group group;
+    bool detached = false;
   };
   struct Incoming {         // a message in data frames
     RequestState* request;  // null: discarded

@@ -59,6 +59,8 @@ class TcpTransport final : public Transport {
     return true;
   }
 
+  void detach_sends() override { mesh_->detach_sends(group_); }
+
   bool probe(int tag, Envelope& envelope) override {
     Envelope from;
     if (!mesh_->probe(group_, tag, from)) return false;

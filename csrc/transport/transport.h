@@ -63,6 +63,10 @@ class Transport {
   /// `holds_memory` says that the transport has done with it what it could.
   virtual bool cancel(Request& request) = 0;
 
+  /// From now on the memory of sends that have not completed may change, because their operations have failed. It is
+  /// still read: what arrives may be anything, but is no error of the transport.
+  virtual void detach_sends() {}
+
   /// Whether a message with this tag has arrived, from any rank, that no receive has matched.
   virtual bool probe(int tag, Envelope& envelope) = 0;
 

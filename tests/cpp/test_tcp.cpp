@@ -70,9 +70,10 @@ constexpr std::size_t kAwkward[] = {0,
                                     1,
                                     2,
                                     31,
-                                    kInStage - sizeof(tcp::Frame) - 1,
+                                    kInStage - sizeof(tcp::Frame) - 9,
+                                    kInStage - sizeof(tcp::Frame) - 8,
+                                    kInStage - sizeof(tcp::Frame) - 4,
                                     kInStage - sizeof(tcp::Frame),
-                                    kInStage - sizeof(tcp::Frame) + 1,
                                     kInStage,
                                     kInStage + 1,
                                     tcp::kEagerLimit,
@@ -388,7 +389,78 @@ TEST_CASE("tcp: bytes that no rank sends end the connection, not the process") {
   const std::string garbage =
       "GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n and more than a frame of it, so that it is read";
   REQUIRE(::write(theirs.get(), garbage.data(), garbage.size()) == static_cast<ssize_t>(garbage.size()));
-  CHECK(loss(*me, 1).find("what no rank of this version sends") != std::string::npos);
+  CHECK(loss(*me, 1).find("were changed on the way") != std::string::npos);
+}
+
+TEST_CASE("tcp: every flipped bit of a message is an error of its receiver that names both ranks") {
+  // What rank 1 sends for a message of 8 bytes.
+  auto [theirs, wire] = connected_pair();
+  std::vector<TcpPeer> peers(2);
+  peers[0] = {std::move(theirs), "host0"};
+  auto sender = make_tcp_transport(1, std::move(peers));
+  const Message sent = message(1, 4, 8);
+  sender->send(sent.data(), sent.size(), 0, 4);
+  Message bytes(200);
+  bytes.resize(static_cast<std::size_t>(::read(wire.get(), bytes.data(), bytes.size())));
+  REQUIRE(bytes.size() == sizeof(tcp::Frame) + sent.size() + 2 * sizeof(std::uint32_t));
+  for (std::size_t bit = 0; bit <= 8 * bytes.size(); ++bit) {
+    auto [ours, proxy] = connected_pair();
+    std::vector<TcpPeer> ends(2);
+    ends[0].where = "host0";
+    ends[1] = {std::move(ours), "host1"};
+    const auto me = make_tcp_transport(0, std::move(ends));
+    Message got(8), changed = bytes;
+    Transport::Request receive = me->receive(got.data(), got.size(), kAnySource, 4);
+    const bool intact = bit == 8 * bytes.size();
+    if (!intact) changed[bit / 8] ^= static_cast<unsigned char>(1 << bit % 8);
+    REQUIRE(::write(proxy.get(), changed.data(), changed.size()) == static_cast<ssize_t>(changed.size()));
+    if (intact) {
+      finish(*me, receive);
+      REQUIRE(got == sent);
+      continue;
+    }
+    REQUIRE(loss(*me, 1).find("bytes from rank 1 to rank 0 at host0 were changed on the way") != std::string::npos);
+    REQUIRE(!me->test(receive));
+    REQUIRE(me->cancel(receive));
+    // The sender is told, too.
+    Message answer(sizeof(tcp::Frame) + sizeof(std::uint32_t));
+    REQUIRE(::recv(proxy.get(), answer.data(), answer.size(), MSG_WAITALL) == static_cast<ssize_t>(answer.size()));
+    if (bit > 0) continue;
+    REQUIRE(::write(wire.get(), answer.data(), answer.size()) == static_cast<ssize_t>(answer.size()));
+    REQUIRE(loss(*sender, 0).find("bytes from rank 1 at  to rank 0 were changed on the way") != std::string::npos);
+  }
+}
+
+TEST_CASE("tcp: arrays may change after the failure of the operations that send them") {
+  for (const std::size_t nbytes : {tcp::kEagerLimit, std::size_t{20'000'000}}) {
+    std::latch changed(2);
+    with_messengers(2, [&](Transport& me) {
+      const std::vector<int> both{0, 1};
+      const int peer = 1 - me.rank();
+      const auto group = me.subset(both, 0);
+      const std::size_t n = nbytes == tcp::kEagerLimit ? 60 : 1;  // more than the kernel takes
+      Message body(nbytes), got(nbytes);
+      std::vector<Transport::Request> sends(n);
+      for (auto& send : sends) send = group->send(body.data(), nbytes, peer, 1);
+      Transport::Request receive = group->receive(got.data(), nbytes, peer, 1);
+      Transport::Envelope from;
+      for (int i = 0; i < 10; ++i) me.probe(0, from);
+      group->detach_sends();
+      body.assign(nbytes, 1);
+      changed.arrive_and_wait();
+      for (std::size_t i = 0; i < n; ++i) {
+        if (i > 0) receive = group->receive(got.data(), nbytes, peer, 1);
+        finish(*group, receive);
+      }
+      for (auto& send : sends) finish(*group, send);
+      Message word(8), answer(8);
+      Transport::Request out = me.send(word.data(), 8, peer, 3), in = me.receive(answer.data(), 8, peer, 3);
+      finish(me, in);
+      finish(me, out);
+      CHECK(me.failed_peers().empty());
+      group->close();
+    });
+  }
 }
 
 TEST_CASE("tcp: a child made by fork does not keep the connection open") {

@@ -1,0 +1,40 @@
+"""Bytes that change on the way between two ranks are an error of all ranks, never a wrong number or a wait."""
+
+import pytest
+from running import program
+
+# In the first frame of 8 elements byte 10 is one of the header and byte 50 one of the body; of 300,000 elements byte
+# 1,000,000 is in the middle.
+CASES = [
+    ("allreduce", 8, 10),
+    ("allreduce", 8, 50),
+    ("allreduce", 300_000, 1_000_000),
+    ("bcast", 300_000, 1_000_000),
+    ("gather", 300_000, 1_000_000),
+    ("objects", 8, 150),
+    ("from_anybody", 8, 50),
+    ("from_anybody", 300_000, 1_000_000),
+]
+
+
+@pytest.mark.parametrize(("call", "n", "at"), CASES)
+@pytest.mark.parametrize("ranks", ["tcp"], indirect=True)
+def test_a_flipped_bit_is_an_error_that_names_both_ranks(ranks, call, n, at):
+    check(ranks(program("faults/damaged_bytes", "repeat_until_a_bit_flips", call, n, at, [0, 1]), 3), [0, 1])
+
+
+@pytest.mark.parametrize(("n", "at"), [(8, 10), (300_000, 1_000_000)])
+@pytest.mark.parametrize("ranks", ["hierarchical"], indirect=True)
+def test_between_hosts_too(ranks, n, at):
+    job = ranks(program("faults/damaged_bytes", "repeat_until_a_bit_flips", "allreduce", n, at, [0, 2]), 4)
+    check(job, [0, 2])
+
+
+def check(job, between):
+    found = [job.report(rank) for rank in range(len(job.processes))]
+    assert [each["wrong"] for each in found] == [0] * len(found)
+    for rank in between:
+        assert found[rank]["text"].startswith("PeerLostError")
+        assert all(f"rank {each}" in found[rank]["text"] for each in between)
+        assert "were changed on the way" in found[rank]["text"]
+    assert all("Error" in each["text"] for each in found)
