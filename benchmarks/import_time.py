@@ -41,8 +41,9 @@ class ImportTime:
 
     def __str__(self) -> str:
         return (
-            f"import numpy {self.numpy:.1f} ms, from samestep import * {self.samestep:.1f} ms, added {self.added:.1f} ms "
-            f"(medians of {self.pairs} pairs of new interpreters; others used {self.others:.2f} cores)"
+            f"import numpy {self.numpy:.1f} ms, from samestep import * {self.samestep:.1f} ms, "
+            f"added {self.added:.1f} ms (medians of {self.pairs} pairs of new interpreters; others used "
+            f"{self.others:.2f} cores)"
         )
 
 
