@@ -46,12 +46,12 @@ PYTHON = [  # from the bottom; what stands in one row does not know the others i
         "ray",
     },
     {"notebook", "torchft"},
-    {"_samestep_torch", "_samestep_jax", "__main__"},
+    {"__main__"},
 ]
 NAMES_ONLY = {"samestep", "samestep.torch"}  # for users: they import what they like, and nobody imports them
 WITHOUT_CORE = {"_util", "launch", "rendezvous"}  # programs without NumPy and the core run these
-SETTINGS = {"samestep._settings", "_samestep_torch"}  # the second must not import samestep
-PACKAGES = ("samestep", "_samestep_torch", "_samestep_jax")
+SETTINGS = {"samestep._settings"}
+PACKAGES = ("samestep",)
 
 
 def python_modules(folder: Path) -> dict[str, Path]:

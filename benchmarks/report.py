@@ -197,7 +197,7 @@ def _imports(found: Sequence[Result]) -> str:
         return ""
     first = timed[0].import_ms or {}
     return (
-        f"## Import\n\n`import numpy` takes {first['numpy']:.0f} ms and `import samestep`, which imports NumPy, "
+        f"## Import\n\n`import numpy` takes {first['numpy']:.0f} ms and `from samestep import *`, which imports NumPy, "
         f"{first['samestep']:.0f} ms: {first['added']:.0f} ms more (medians of {first['pairs']} pairs of new "
         "interpreters)."
     )

@@ -8,87 +8,36 @@ data = ss.DistributedDataContainer(backend, data)
 opt = ss.DistributedOptimizer(backend, opt)
 """
 
-from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend
-from samestep.data import DistributedDataContainer, DistributedSampler, Shard
-from samestep.errors import (
-    Error,
-    InvalidArgumentError,
-    MismatchError,
-    NotInitializedError,
-    PeerLostError,
-    StepError,
-    TimeoutError,
-    UnavailableError,
-)
-from samestep.functions import (
-    all,  # noqa: F401 - not in __all__, for the sake of `import *`
-    all_finite,
-    allgather,
-    allreduce,
-    allreduce_tree,
-    alltoall,
-    any,  # noqa: F401
-    barrier,
-    bcast,
-    gather,
-    iallgather,
-    iallreduce,
-    ialltoall,
-    ibarrier,
-    ibcast,
-    igather,
-    irecv,
-    ireduce,
-    ireduce_scatter,
-    iscatter,
-    isend,
-    local_rank,
-    local_size,
-    node_count,
-    node_rank,
-    println,
-    rank,
-    recv,
-    reduce,
-    reduce_scatter,
-    same,
-    scatter,
-    send,
-    together,
-    total_workers,
-)
-from samestep.group.objects import ANY
-from samestep.group.work import Status, Work
-from samestep.notebook import (
-    launch,
-    load_ipython_extension,  # noqa: F401 - for %load_ext
-    unload_ipython_extension,  # noqa: F401
-)
-from samestep.optimizer import DistributedOptimizer, ShardedOptimizer
-from samestep.reduce_ops import (
-    AVG,
-    BAND,
-    BOR,
-    BXOR,
-    LAND,
-    LOR,
-    MAX,
-    MIN,
-    PROD,
-    SUM,
-    ReduceOp,
-    premul,
-)
-from samestep.step import Accumulator, gather_metrics, metric_mean, steps
-from samestep.step.gradients import allreduce_gradients
-from samestep.trees.broadcast import synchronize
-from samestep.world.lifecycle import finalize, get_distributed_backend, initialize, initialized, missing
+import importlib
 
-avg = AVG
-"""Lux's name of the averaging operator."""
+from samestep import launch
+
+# The function of this name is `notebook.launch`. The import of the package, above, sets the attribute once.
+del launch
 
 __version__ = "0.1.0"
 
+# The module of each public name, imported at first use: the launcher and the entry points of torch and JAX need neither
+# NumPy nor the core. Type checkers read `__init__.pyi`.
+_NAMES = {
+    "backend": "Backend MPIBackend NCCLBackend NativeBackend",
+    "data": "DistributedDataContainer DistributedSampler Shard",
+    "errors": "Error InvalidArgumentError MismatchError NotInitializedError PeerLostError StepError TimeoutError "
+    "UnavailableError",
+    "functions": "all_finite allgather allreduce allreduce_tree alltoall barrier bcast gather iallgather iallreduce "
+    "ialltoall ibarrier ibcast igather irecv ireduce ireduce_scatter iscatter isend local_rank local_size node_count "
+    "node_rank println rank recv reduce reduce_scatter same scatter send together total_workers",
+    "group.objects": "ANY",
+    "group.work": "Status Work",
+    "notebook": "launch",
+    "optimizer": "DistributedOptimizer ShardedOptimizer",
+    "reduce_ops": "AVG BAND BOR BXOR LAND LOR MAX MIN PROD SUM ReduceOp avg premul",
+    "step": "Accumulator gather_metrics metric_mean steps",
+    "step.gradients": "allreduce_gradients",
+    "trees.broadcast": "synchronize",
+    "world.lifecycle": "finalize get_distributed_backend initialize initialized missing",
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULES = (
     "data",
     "distributed",
@@ -100,89 +49,22 @@ _MODULES = (
     "torch",
 )
 
+__all__ = sorted(_HOMES)  # noqa: PLE0605
+
+# Without a place in `import *`: two names of builtins, and what `%load_ext samestep` calls.
+_HOMES |= {"all": "functions", "any": "functions"}
+_HOMES |= dict.fromkeys(("load_ipython_extension", "unload_ipython_extension"), "notebook")
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return importlib.import_module(f"samestep.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'samestep' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"samestep.{_HOMES[name]}"), name)
+    return value
+
 
 def __dir__() -> list[str]:
     """Public names, and public modules that have been imported."""
     return sorted(["__version__", *__all__, *(name for name in _MODULES if name in globals())])
-
-
-__all__ = [
-    "ANY",
-    "AVG",
-    "BAND",
-    "BOR",
-    "BXOR",
-    "LAND",
-    "LOR",
-    "MAX",
-    "MIN",
-    "PROD",
-    "SUM",
-    "Accumulator",
-    "Backend",
-    "DistributedDataContainer",
-    "DistributedOptimizer",
-    "DistributedSampler",
-    "Error",
-    "InvalidArgumentError",
-    "MPIBackend",
-    "MismatchError",
-    "NCCLBackend",
-    "NativeBackend",
-    "NotInitializedError",
-    "PeerLostError",
-    "ReduceOp",
-    "Shard",
-    "ShardedOptimizer",
-    "Status",
-    "StepError",
-    "TimeoutError",
-    "UnavailableError",
-    "Work",
-    "all_finite",
-    "allgather",
-    "allreduce",
-    "allreduce_gradients",
-    "allreduce_tree",
-    "alltoall",
-    "avg",
-    "barrier",
-    "bcast",
-    "finalize",
-    "gather",
-    "gather_metrics",
-    "get_distributed_backend",
-    "iallgather",
-    "iallreduce",
-    "ialltoall",
-    "ibarrier",
-    "ibcast",
-    "igather",
-    "initialize",
-    "initialized",
-    "irecv",
-    "ireduce",
-    "ireduce_scatter",
-    "iscatter",
-    "isend",
-    "launch",
-    "local_rank",
-    "local_size",
-    "metric_mean",
-    "missing",
-    "node_count",
-    "node_rank",
-    "premul",
-    "println",
-    "rank",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "same",
-    "scatter",
-    "send",
-    "steps",
-    "synchronize",
-    "together",
-    "total_workers",
-]

@@ -185,14 +185,6 @@ SETTINGS = {
 """Name -> what it is. In the order of the page."""
 
 OF_TESTS = ("SAMESTEP_TEST_JOB", "SAMESTEP_TEST_LAYOUT", "SAMESTEP_TEST_RUN")
-RENAMED = {
-    "SAMESTEP_MPI_ENGINE": MPI_TRANSPORT,
-    "SAMESTEP_NATIVE_ENGINE": NATIVE_TRANSPORT,
-    "SAMESTEP_WINDOW_PIECE": SEGMENT_BYTES,
-    "SAMESTEP_MPI_PIECE": MPI_MAX_MESSAGE,
-    "SAMESTEP_STAGING_PIECE": STAGING_BYTES,
-}
-"""Names that variables had before, and have now."""
 
 
 def get(name: str, env: Mapping[str, str] = os.environ) -> str | None:

@@ -26,6 +26,7 @@ __all__ = [
     "Op",
     "Premul",
     "ReduceOp",
+    "avg",
     "premul",
 ]
 
@@ -55,6 +56,8 @@ class ReduceOp(enum.Enum):
 
 SUM, PROD, MIN, MAX, AVG = ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG
 BAND, BOR, BXOR, LAND, LOR = ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR, ReduceOp.LAND, ReduceOp.LOR
+avg = AVG
+"""Lux's name of the averaging operator."""
 
 PREMUL = 10
 """The code of `Premul` in the core."""

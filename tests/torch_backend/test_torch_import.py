@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 pytestmark = pytest.mark.slow
 
+NEEDED = {"samestep.launch", "samestep.errors", "samestep._settings"}
 LAUNCHERS = ("SAMESTEP_", "OMPI_", "PMI", "SLURM_")
 
 
@@ -32,12 +33,12 @@ def test_import_torch_registers_a_name_and_changes_nothing_else(environment):
     without, found = after_import(environment, autoload="0"), after_import(environment)
     assert (without.pop("known"), found.pop("known")) == (False, True)
     modules = {name for name in set(found.pop("modules")) - set(without.pop("modules")) if "samestep" in name}
-    assert modules == {"_samestep_torch"}
+    assert modules == {"samestep", "samestep.torch", "samestep.torch.autoload", *NEEDED}
     assert found == without
 
 
 def test_a_program_that_asks_for_the_name_gets_the_handlers(environment):
     plain, asked = after_import(environment), after_import(environment, "ask")
     assert set(asked["handlers"]) - set(plain["handlers"]) == {"mpi"}
-    assert asked["handlers"]["env"] == "_samestep_torch"
+    assert asked["handlers"]["env"] == "samestep.torch.autoload"
     assert asked["finders"] == plain["finders"]

@@ -1,7 +1,9 @@
 """What `import samestep` does not do."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +43,25 @@ def test_every_public_name_exists():
     assert sorted(set(ss.__all__)) == sorted(ss.__all__)
     for name in ss.__all__:
         assert hasattr(ss, name), name
+
+
+def test_type_checkers_are_told_the_same_names():
+    import samestep as ss
+
+    stub = ast.parse(Path(ss.__file__).with_suffix(".pyi").read_text())
+    names = next(ast.literal_eval(node.value) for node in stub.body if isinstance(node, ast.Assign))
+    assert sorted(names) == sorted(ss.__all__)
+
+
+def test_the_import_of_a_package_does_not_replace_a_name():
+    code = "import samestep, samestep.launch.run, samestep.torch\nassert callable(samestep.launch)"
+    assert "samestep.world.lifecycle" not in modules_after(code)
+
+
+def test_the_launcher_needs_neither_numpy_nor_the_core():
+    for module in ("launch.run", "launch.agent", "torch.autoload", "_util.jax_variables"):
+        found = modules_after(f"import samestep.{module}")
+        assert not found & {"numpy", "samestep._core", "importlib.metadata"}, module
 
 
 def test_listings_hold_public_names_only():

@@ -31,7 +31,7 @@ def sources():
 @pytest.mark.skipif(not (ROOT / "CMakeLists.txt").is_file(), reason="the sources are not part of this tree")
 def test_the_table_has_every_name_in_the_tree_and_no_other():
     of_builds = names_in(ROOT / "CMakeLists.txt")
-    used = names_in(*sources()) - of_builds - set(_settings.RENAMED)
+    used = names_in(*sources()) - of_builds
     in_core = {
         name
         for file in (ROOT / "csrc").rglob("*.cpp")
@@ -55,13 +55,6 @@ def test_the_nearest_name_is_the_one_that_was_meant():
     assert unknown_settings.warning("SAMESTEP_QQQQ", "").endswith(
         "no such variable; docs/launching.md lists all"
     )
-
-
-@pytest.mark.parametrize("old", _settings.RENAMED)
-def test_the_warning_about_an_old_name_has_the_new_one(old):
-    new = unknown_settings.unknown({old: "4096"})[old]
-    assert new in _settings.SETTINGS
-    assert unknown_settings.warning(old, new).startswith(f"{old} is set, but it is {new} now")
 
 
 def test_each_is_warned_about_once_and_not_after_the_launcher(monkeypatch):

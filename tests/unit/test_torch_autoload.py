@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from _samestep_torch import gloo
+from samestep.torch import gloo
 
 
 class OfNewerTorch:

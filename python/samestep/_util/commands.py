@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 COMMANDS = {
     "run": ("samestep.launch.run", "start a program on several ranks and end them together"),
     "doctor": ("samestep.doctor", "show what was found on this machine and which backend is chosen"),
@@ -15,6 +13,8 @@ COMMANDS = {
 
 def package_version() -> str:
     """The installed version, or "not installed" where the package is only in the path."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("samestep")
     except PackageNotFoundError:

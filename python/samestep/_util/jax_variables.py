@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 from samestep.errors import UnavailableError
 
-__all__ = ["LIBRARY", "describe", "environment", "find_library", "for_ranks", "library"]
+__all__ = ["LIBRARY", "describe", "environment", "find_library", "for_ranks", "initialize", "library"]
 
 _IMPLEMENTATION, LIBRARY = "JAX_CPU_COLLECTIVES_IMPLEMENTATION", "MPITRAMPOLINE_LIB"
 _PATH, _ON_PATH = "PYTHONPATH", Path(__file__).parents[1] / "jax" / "on_path"
@@ -82,7 +81,24 @@ def describe(given: Mapping[str, str] = os.environ) -> str:
     return f"samestep under `samestep run`; elsewhere with {_IMPLEMENTATION}=mpi (docs/jax.md)"
 
 
+def initialize() -> None:
+    """Called by JAX before it creates its devices, through the entry point in the group `jax_plugins`.
+
+    Names the library to jaxlib, where the CPU collectives "mpi" are asked for and no library is named. Nothing else
+    happens: XLA asks for the ranks when it makes its first devices.
+    """
+    from jax._src import config
+
+    asked = getattr(config, "cpu_collectives_implementation", None)
+    wanted = asked is not None and asked.value == "mpi" and not os.environ.get(LIBRARY)
+    if wanted and (found := find_library()):
+        os.environ[LIBRARY] = found
+
+
 def _jaxlib_version() -> str:
+    # Here, because it is a third of the modules that the launcher needs.
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("jaxlib")
     except PackageNotFoundError:

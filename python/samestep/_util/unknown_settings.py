@@ -1,4 +1,4 @@
-"""Warnings about `SAMESTEP_*` variables that do not exist: misspelt names, and names that have been renamed."""
+"""Warnings about `SAMESTEP_*` variables that do not exist: misspelt names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def unknown(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the `SAMESTEP_*` variables of `env` that do not exist, each with the closest existing name or ""."""
     known = {*_settings.SETTINGS, *_settings.OF_TESTS}
     names = sorted(name for name in env if name.startswith(_settings.PREFIX) and name not in known)
-    return {name: _settings.RENAMED.get(name) or _closest(name, known) for name in names}
+    return {name: _closest(name, known) for name in names}
 
 
 def _closest(name: str, known: set[str]) -> str:
@@ -27,8 +27,6 @@ def _closest(name: str, known: set[str]) -> str:
 
 def warning(name: str, meant: str) -> str:
     """Return the text of the warning about the variable `name`; `meant` is the closest name, or ""."""
-    if name in _settings.RENAMED:
-        return f"{name} is set, but it is {meant} now; docs/launching.md lists the values"
     advice = f"did you mean {meant}?" if meant else "docs/launching.md lists all"
     return f"{name} is set, but there is no such variable; {advice}"
 

@@ -8,16 +8,14 @@ from typing import NamedTuple
 
 from samestep import _core
 from samestep._util import launchers
-from samestep._util.cpus import usable_cpus
-from samestep._util.json_layout import Many, Map
 from samestep._util.text import error_line
 from samestep.backend import Backend, MPIBackend, NativeBackend
 from samestep.errors import Error, UnavailableError
-from samestep.group import hosts, json_exchange
+from samestep.group import json_exchange
 from samestep.rendezvous import interfaces
 from samestep.rendezvous.rendezvous import join
 from samestep.rendezvous.tcp_store import TCPStore
-from samestep.world import bootstrap_mpi, bootstrap_native, equal_settings, transports
+from samestep.world import bootstrap_mpi, bootstrap_native, opening
 
 __all__ = ["open_group", "reason_unavailable"]
 
@@ -58,25 +56,21 @@ def open_group(world: Backend, kind: str, members: list[int], timeout: float) ->
     between = world._comm.group(members, timeout)
     try:
         flat = _over_mpi(world, members, timeout) if kind == "mpi" else _without_mpi(between, where, timeout)
-        mine = (equal_settings.local_settings(), sorted(os.sched_getaffinity(0)))
-        table = json_exchange.allgather(between, mine, [Map(str), Many(int)], timeout)
-        comm, bootstrap_comm = transports.select_transport(
-            flat, kind, [asked for asked, _ in table], where, timeout
-        )
+        proved = world._trusted or kind == "mpi"
+        rows = json_exchange.allgather(between, opening.own_facts(proved), opening.FACTS, timeout)
+        opened = opening.open_over(flat, kind, [opening.RankFacts(*row) for row in rows], timeout)
         between.close(timeout)
     except BaseException as error:
         between.abandon(f"it failed with {error_line(error)}")
         raise
-    same_host = [cpus for host, (_, cpus) in zip(where, table, strict=True) if host == where[comm.rank]]
-    comm.configure(oversubscribed=hosts.oversubscribed(same_host, usable_cpus()))
     made: type[Backend] = MPIBackend if kind == "mpi" else NativeBackend
     group = made(
-        comm,
+        opened.comm,
         timeout=timeout,
         device=world.device,
-        world_hosts=where,
-        bootstrap_comm=bootstrap_comm,
-        trusted=world._trusted or kind == "mpi",
+        world_hosts=opened.hosts,
+        bootstrap_comm=opened.bootstrap_comm,
+        trusted=opened.trusted,
     )
     world._adopt(group)
     return group

@@ -12,9 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-# Loads the package samestep.launch before `samestep` gives its name to the function.
-import samestep.launch  # noqa: F401
-
 __all__ = ["launch"]
 
 

@@ -4,7 +4,7 @@ Installing samestep makes torch know the name; nothing has to be imported. `regi
 torch that does not load backends (`TORCH_DEVICE_BACKEND_AUTOLOAD=0`).
 """
 
-import _samestep_torch
+from samestep.torch import autoload as _autoload
 
 __all__ = ["register"]
 
@@ -20,5 +20,5 @@ def register() -> None:
       >>> dist.is_backend_available("samestep")
       True
     """
-    _samestep_torch.autoload()
-    _samestep_torch.prepare()
+    _autoload.autoload()
+    _autoload.prepare()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any
 
@@ -10,12 +9,8 @@ import torch.distributed as dist
 
 from samestep import _core, _settings
 from samestep._util import handshake, launchers
-from samestep._util.cpus import usable_cpus
-from samestep._util.json_layout import Many, Map
 from samestep.backend import Backend, MPIBackend, NativeBackend
 from samestep.errors import InvalidArgumentError, MismatchError
-from samestep.group import hosts, trust
-from samestep.group.group import warn
 from samestep.rendezvous import interfaces
 from samestep.rendezvous.rendezvous import Rendezvous, join
 from samestep.rendezvous.torch_store import TorchStore
@@ -26,12 +21,10 @@ from samestep.world import (
     crash_report,
     equal_settings,
     lifecycle,
-    transports,
+    opening,
 )
 
 __all__ = ["open_group"]
-
-_LAYOUT = [str, Many(int), bool, Map(str), bool]
 
 _mpi: _core.Communicator | None = None  # of MPI_COMM_WORLD; opened once, by all ranks
 
@@ -71,32 +64,23 @@ def _open_group(
         # torch's own keys have the number of groups that a rank has made, in which ranks may differ.
         store = dist.PrefixStore(f"group of ranks {global_ranks}", world.get_group_store())
     rendezvous = _meet(store, rank, size, timeout, name)
-    mine: list[Any] = [
-        hosts.host_identity(),
-        sorted(os.sched_getaffinity(0)),
-        _started_by_mpi(rank, size, global_ranks),
-        equal_settings.local_settings(),
-        trust.trusts(bool(handshake.job_secret())),
-    ]
-    table = [mine] if size == 1 else rendezvous.allgather_json(mine, _LAYOUT)
-    everywhere = [host for host, *_ in table]
-    asked = [given for _, _, _, given, _ in table]
-    if _carried_by_mpi([by_mpi for _, _, by_mpi, _, _ in table], asked, everywhere):
-        comm, trusted = _mpi_communicator(global_ranks, size, timeout, name), True
-        kind: type[Backend] = MPIBackend
+    mine = [*opening.own_facts(bool(handshake.job_secret())), _started_by_mpi(rank, size, global_ranks)]
+    rows: list[Any] = [mine] if size == 1 else rendezvous.allgather_json(mine, [*opening.FACTS, bool])
+    table = [opening.RankFacts(*row[:-1]) for row in rows]
+    kind: type[Backend]
+    if _carried_by_mpi([row[-1] for row in rows], table):
+        kind, comm, proved = MPIBackend, _mpi_communicator(global_ranks, size, timeout, name), True
     else:
-        comm, trusted = bootstrap_native.communicator_over(rendezvous, timeout, name)
-        trusted = trusted or all(trusts for *_, trusts in table)
-        kind = NativeBackend
-        if not trusted and rank == 0:
-            _warn_once()
-    backend = "mpi" if kind is MPIBackend else "native"
-    comm, bootstrap_comm = transports.select_transport(comm, backend, asked, everywhere, timeout)
-    same_host = [cpus for host, cpus, *_ in table if host == everywhere[rank]]
-    comm.configure(oversubscribed=hosts.oversubscribed(same_host, usable_cpus()), torch_names=True)
+        kind, (comm, proved) = NativeBackend, bootstrap_native.communicator_over(rendezvous, timeout, name)
+    opened = opening.open_over(comm, kind.kind, table, timeout, proved=proved)
+    opened.comm.configure(torch_names=True)
     crash_report.install()
     group = kind(
-        comm, timeout=timeout, world_hosts=everywhere, bootstrap_comm=bootstrap_comm, trusted=trusted
+        opened.comm,
+        timeout=timeout,
+        world_hosts=opened.hosts,
+        bootstrap_comm=opened.bootstrap_comm,
+        trusted=opened.trusted,
     )
     if name == "world":
         lifecycle.note_world_of_torch(group)
@@ -123,11 +107,6 @@ def _meet(store: Any, rank: int, size: int, timeout: float, name: str) -> Rendez
         keys.compare_set("meeting", number, str(int(number) + 1).encode())
 
 
-@functools.cache
-def _warn_once() -> None:
-    warn(trust.warning())
-
-
 def _started_by_mpi(rank: int, size: int, global_ranks: list[int]) -> bool:
     """Whether an MPI launcher has started this process as this rank of torch."""
     started_by = launchers.launcher()
@@ -139,17 +118,18 @@ def _started_by_mpi(rank: int, size: int, global_ranks: list[int]) -> bool:
     )
 
 
-def _carried_by_mpi(started_by_mpi: list[bool], asked: list[dict[str, str]], everywhere: list[str]) -> bool:
+def _carried_by_mpi(started_by_mpi: list[bool], table: list[opening.RankFacts]) -> bool:
     """Whether MPI has started all of these ranks. Pure; the same on all ranks."""
     if any(by_mpi != started_by_mpi[0] for by_mpi in started_by_mpi):
         ranks = [rank for rank, by_mpi in enumerate(started_by_mpi) if not by_mpi]
         raise MismatchError(
             f"init_process_group('samestep'): an MPI launcher started some ranks, but not {ranks}; start all the same"
         )
-    if not started_by_mpi[0] or len(everywhere) == 1:
+    if not started_by_mpi[0] or len(table) == 1:
         return False
     variable = _settings.TRANSPORTS["mpi"]
-    return len(set(everywhere)) > 1 or equal_settings.require_equal(asked, [variable])[variable] == "mpi"
+    asked = equal_settings.require_equal([facts.asked for facts in table], [variable])
+    return len({facts.host for facts in table}) > 1 or asked[variable] == "mpi"
 
 
 def _mpi_communicator(global_ranks: list[int], size: int, timeout: float, name: str) -> _core.Communicator:

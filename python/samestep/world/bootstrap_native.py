@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
 
 from samestep import _core, _settings
 from samestep._util import handshake, launchers
-from samestep._util.cpus import usable_cpus
-from samestep._util.json_layout import Many, Map
+from samestep._util.json_layout import Map
 from samestep.errors import Error, InvalidArgumentError, UnavailableError
 from samestep.group import hosts
 from samestep.rendezvous import descriptors, interfaces, mesh, pmi
 from samestep.rendezvous.file_store import FileStore
 from samestep.rendezvous.rendezvous import Rendezvous, join, open_rendezvous
-from samestep.world import equal_settings, transports
+from samestep.world import equal_settings, opening, transports
 
-__all__ = ["Group", "communicator_over", "group_over", "open_world"]
+__all__ = ["communicator_over", "group_over", "open_world"]
 
 _LAYOUT = [str, Map(str)]
-_LAYOUT_WITH_CPUS = [str, Many(int), Map(str)]
-
-
-class Group(NamedTuple):
-    """A communicator of ranks that have met, whatever the world of this process is."""
-
-    comm: _core.Communicator
-    bootstrap_comm: _core.Communicator | None
-    """What it was made from; it has to live as long."""
-    hosts: list[str]
-    """Of each rank."""
 
 
 def open_world(
@@ -141,22 +128,14 @@ def communicator_over(
     return _core.open_tcp_world(name, rendezvous.rank, peers), proved
 
 
-def group_over(rendezvous: Rendezvous, timeout: float, name: str) -> Group:
+def group_over(rendezvous: Rendezvous, timeout: float, name: str) -> opening.Opened:
     """A new group of all ranks of a rendezvous, configured like a world. Collective; raises as `open_world`."""
-    mine: list[Any] = [
-        hosts.host_identity(),
-        sorted(os.sched_getaffinity(0)),
-        equal_settings.local_settings(),
-    ]
-    table = [mine] if rendezvous.size == 1 else rendezvous.allgather_json(mine, _LAYOUT_WITH_CPUS)
-    everywhere = [host for host, *_ in table]
-    comm, _ = communicator_over(rendezvous, timeout, name)
-    comm, bootstrap_comm = transports.select_transport(
-        comm, "native", [asked for *_, asked in table], everywhere, timeout
+    mine = opening.own_facts(bool(handshake.job_secret()))
+    table = [mine] if rendezvous.size == 1 else rendezvous.allgather_json(mine, opening.FACTS)
+    comm, proved = communicator_over(rendezvous, timeout, name)
+    return opening.open_over(
+        comm, "native", [opening.RankFacts(*row) for row in table], timeout, proved=proved
     )
-    same_host = [cpus for host, cpus, _ in table if host == mine[0]]
-    comm.configure(oversubscribed=hosts.oversubscribed(same_host, usable_cpus()))
-    return Group(comm, bootstrap_comm, everywhere)
 
 
 def _check_claims(started_by: launchers.Launcher, rank: int | None, world_size: int | None) -> None:

@@ -15,16 +15,14 @@ from typing import Any, Literal, NamedTuple
 
 from samestep import _core, _settings
 from samestep._util import launchers, standard_descriptors, unknown_settings
-from samestep._util.cpus import usable_cpus
 from samestep._util.deadline import seconds
-from samestep._util.json_layout import Many, Map
 from samestep._util.text import error_line
 from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend
 from samestep.errors import InvalidArgumentError, NotInitializedError, UnavailableError
 from samestep.gpu import discovery
-from samestep.group import hosts, json_exchange, trust
+from samestep.group import hosts, json_exchange
 from samestep.group.group import warn
-from samestep.world import children, crash_report, environment, equal_settings, transports
+from samestep.world import children, crash_report, environment, equal_settings, opening
 from samestep.world.choice import Facts, check_launch, choose
 from samestep.world.device_assignment import assign_device
 
@@ -272,60 +270,37 @@ def _world_over(  # noqa: PLR0917 - as they were found, one after the other
     timeout: float,
     proved: bool,
 ) -> Backend:
-    mine = RankInfo(
-        hosts.host_identity(),
-        sorted(os.sched_getaffinity(0)),
-        known.devices,
-        known.nccl_loadable,
-        equal_settings.local_settings(),
-        trust.trusts(proved),
-    )
-    table = [RankInfo(*row) for row in json_exchange.allgather(comm, mine, RANK_INFO, timeout)]
-    everywhere = [info.host for info in table]
-    same_host = [info.cpus for info in table if info.host == mine.host]
-    placement = hosts.locate(everywhere, comm.rank)
-    backend = _backend_for(requested, host_backend, table, known)
+    mine = (*opening.own_facts(proved), known.devices, known.nccl_loadable)
+    rows = json_exchange.allgather(comm, mine, [*opening.FACTS, int, bool], timeout)
+    table = [opening.RankFacts(*row[:-2]) for row in rows]
+    devices = [RankDevices(*row[-2:]) for row in rows]
+    placement = hosts.locate([facts.host for facts in table], comm.rank)
+    backend = _backend_for(requested, host_backend, devices, known)
     device = _assign(found, arguments, placement)
-    asked = [info.asked for info in table]
-    comm, bootstrap_comm = transports.select_transport(comm, host_backend, asked, everywhere, timeout)
-    comm.configure(oversubscribed=hosts.oversubscribed(same_host, usable_cpus()))
+    opened = opening.open_over(comm, host_backend, table, timeout)
+    comm = opened.comm
     kind = found.kind if found is not None else "cuda"
-    if any(info.devices for info in table):  # else there is nothing to agree on
-        equal_settings.require_equal(asked, _settings.must_agree("devices"))
-        comm = _with_devices(comm, backend, kind, device, mine.host, timeout)
+    if any(info.devices for info in devices):  # else there is nothing to agree on
+        equal_settings.require_equal([facts.asked for facts in table], _settings.must_agree("devices"))
+        comm = _with_devices(comm, backend, kind, device, opened.hosts[comm.rank], timeout)
     return _CLASSES[backend](
         comm,
         timeout=timeout,
         device=device,
-        world_hosts=everywhere,
-        bootstrap_comm=bootstrap_comm,
-        trusted=_are_trusted(table, comm.rank),
+        world_hosts=opened.hosts,
+        bootstrap_comm=opened.bootstrap_comm,
+        trusted=opened.trusted,
     )
 
 
-def _are_trusted(table: list[RankInfo], rank: int) -> bool:
-    """Whether the ranks take objects from each other; rank 0 warns where they do not."""
-    trusted = all(info.trusts for info in table)
-    if not trusted and rank == 0:
-        warn(trust.warning())
-    return trusted
+class RankDevices(NamedTuple):
+    """How many devices one rank sees, and whether it can load NCCL."""
 
-
-class RankInfo(NamedTuple):
-    """What one rank sees, for all to know."""
-
-    host: str
-    cpus: list[int]
     devices: int
     nccl: bool
-    asked: dict[str, str]
-    trusts: bool
 
 
-RANK_INFO = [str, Many(int), int, bool, Map(str), bool]
-
-
-def _backend_for(requested: str, host_backend: str, table: list[RankInfo], known: Facts) -> str:
+def _backend_for(requested: str, host_backend: str, table: list[RankDevices], known: Facts) -> str:
     """The backend, the same on all ranks."""
     if requested not in ("", "nccl"):
         return requested

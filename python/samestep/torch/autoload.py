@@ -1,15 +1,15 @@
 """Called by `import torch` through the entry point "torch.backends": registers the name "samestep".
 
-A package of its own because it must cost nothing and never fail: it imports neither NumPy nor the extension module,
-which `import samestep` would do, and a torch without `torch.distributed` is no error. It changes nothing else until a
-program asks for the backend.
+It must cost nothing and never fail: it imports neither NumPy nor the extension module, and a torch without
+`torch.distributed` is no error. It changes nothing else until a program asks for the backend.
 """
 
 import os
 from typing import Any
 
+from samestep import _settings
+
 _NAME = "samestep"
-REPLACE_GLOO, LAUNCHED = "SAMESTEP_REPLACE_GLOO", "SAMESTEP_ERROR_FILE"
 _ready = False
 
 
@@ -22,11 +22,11 @@ def autoload() -> None:
             return
         dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu"])
         dist.Backend.SAMESTEP = _Name()
-        replaces = os.environ.get(REPLACE_GLOO, "") not in ("", "0")
-        if replaces or LAUNCHED in os.environ:
+        replaces = _settings.get(_settings.REPLACE_GLOO) not in (None, "", "0")
+        if replaces or _settings.get(_settings.ERROR_FILE) is not None:
             prepare()
         if replaces:
-            from _samestep_torch import gloo
+            from samestep.torch import gloo
 
             gloo.replace(dist, _NAME)
     except Exception as error:  # torch would refuse to be imported
