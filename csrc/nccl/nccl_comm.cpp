@@ -20,6 +20,7 @@ NcclComm::NcclComm(Options options, std::shared_ptr<Communicator> host, std::sha
     : options_(std::move(options)),
       host_(std::move(host)),
       signature_check_(std::move(signature_check)),
+      queue_(LaunchQueue::of(*options_.gpu, options_.device)),
       member_(std::make_shared<NcclMember>(options_.gpu, options_.nccl, options_.device)) {}
 
 std::shared_ptr<NcclComm> NcclComm::make(Options options, std::shared_ptr<Communicator> host,
@@ -80,7 +81,7 @@ std::shared_ptr<Work> NcclComm::launch(NcclLaunch launch) {
       const std::lock_guard lock(mutex_);
       fail(std::current_exception(), /*tell=*/true);
     }
-    if (enroll(operation)) enqueue(*operation);
+    queue_.add([self = shared_from_this(), operation] { self->begin(operation); }, waits_for_nobody(*operation));
   });
   // Also if it has failed already: `wait` throws its error, and the work keeps the arrays that NCCL may be using.
   return work_on(operation);
@@ -116,7 +117,6 @@ void NcclComm::release() {
   const bool aborts = broken_ != nullptr;
   if (aborts) end_operations();
   const std::list<std::shared_ptr<Operation>> ended = std::exchange(pending_, {});
-  queue_.clear();
   std::shared_ptr<NcclMember> member = member_;
   const std::shared_ptr<std::promise<void>> released = released_;
   watcher_has_left_ = true;
@@ -172,7 +172,7 @@ void NcclComm::close(const Deadline& deadline) {
     {
       const std::lock_guard lock(mutex_);
       whole = !broken_ && !ending_;
-      if (!whole || (pending_.empty() && queue_.empty() && !launching_ && !starting_)) {
+      if (!whole || pending_.empty()) {
         closing_ = true;  // else another thread might launch what NCCL would wait for at its end
         break;
       }

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <future>
 #include <list>
@@ -15,6 +14,7 @@
 #include "communicator/communicator.h"
 #include "core/owner_process.h"
 #include "gpu/gpu_memory.h"
+#include "nccl/launch_queue.h"
 #include "nccl/nccl_address.h"
 #include "nccl/nccl_calls.h"
 #include "nccl/nccl_library.h"
@@ -35,8 +35,8 @@ struct NcclLaunch {
 /// An NCCL communicator, the one stream in which its operations run, and a thread that watches them.
 ///
 /// Nothing here blocks on the device or on other ranks. Where NCCL may wait for other ranks, because it starts or needs
-/// a connection for the first time, a second thread makes the calls. Without those, the caller makes them, without
-/// locks.
+/// a connection for the first time, the thread of the device's LaunchQueue makes the calls. Without those, and if
+/// nothing is in that queue, the caller makes them, without locks.
 ///
 /// The watching thread checks outstanding operations every few milliseconds. An error of NCCL, a lost or different
 /// peer, or a deadline that has passed aborts the communicator on this rank, and is reported to the others through
@@ -89,20 +89,17 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   void throw_if_broken() const;
   std::shared_ptr<Work> work_on(std::shared_ptr<Operation> operation);
 
-  // nccl_threads.cpp: how operations begin, in the launching thread or in the caller's
+  // nccl_threads.cpp: how operations begin, in the thread of the queue or in the caller's
   /// Starts NCCL, once the address has arrived.
   void start_nccl(const NcclAddress::Until& until);
-  /// What the launching thread does: starts NCCL, launches what is queued, and ends when nothing has arrived for a
-  /// while.
-  void launch_queued();
-  /// Starts the launching thread unless it runs. Requires the mutex.
-  void wake_launcher();
   /// From here on the deadline and the signature check of an operation are watched, and its memory is kept.
   void watch_from_now(const std::shared_ptr<Operation>& operation);
-  /// Puts an operation into the queue. True if the caller is to make its calls instead.
-  bool enroll(const std::shared_ptr<Operation>& operation);
-  /// Makes the calls of an operation. Requires no lock, with `launching_` set, which it resets.
-  void enqueue(Operation& operation);
+  /// Whether its calls return before the other ranks come.
+  bool waits_for_nobody(const Operation& operation) const;
+  /// In an operation's turn in the queue: starts NCCL before the first one, and makes the calls.
+  void begin(const std::shared_ptr<Operation>& operation);
+  /// What was begun has ended, with this error or none.
+  void end_launch(Operation& operation, std::exception_ptr error);
   void make_calls(Operation& operation);
   /// Waits until NCCL has completed the last request. Throws the error that has ended this communicator meanwhile.
   void wait_until_ready(const std::string& act, const NcclAddress::Until& until);
@@ -136,6 +133,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
 
   Options options_;
   std::shared_ptr<Communicator> host_, signature_check_;
+  LaunchQueue& queue_;                  // of the device
   std::shared_ptr<NcclMember> member_;  // shared with the watching thread, which may survive this
   std::once_flag prepared_;
   // Set by `prepare`, as the watching thread is.
@@ -148,13 +146,11 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   std::condition_variable changed_;
   std::exception_ptr broken_;
   std::list<std::shared_ptr<Operation>> pending_;
-  std::deque<std::shared_ptr<Operation>> queue_;  // for the launching thread
-  std::unordered_set<std::uint64_t> connected_;   // `Calls::connections` that exist
+  std::unordered_set<std::uint64_t> connected_;  // `Calls::connections` that exist
   std::uint64_t sequence_ = 0;
-  bool started_ = false;       // NCCL has started
-  bool starting_ = false;      // a thread starts it
-  bool launching_ = false;     // a thread makes calls, without the mutex
-  bool has_launcher_ = false;  // the launching thread runs
+  bool started_ = false;    // NCCL has started
+  bool starting_ = false;   // a thread starts it
+  bool launching_ = false;  // a thread makes calls, without the mutex
   bool has_watcher_ = false;
   bool watcher_sleeps_ = false;    // until it is notified of an operation
   bool watcher_has_left_ = false;  // it uses this object no more, unless it keeps it

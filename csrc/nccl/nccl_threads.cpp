@@ -6,13 +6,12 @@
 #include "nccl/nccl_operation.h"
 #include "waiting/backoff.h"
 
-// The launching thread, whose work callers do themselves where it cannot block, and the watching thread.
+// How operations begin, and the watching thread.
 
 namespace samestep {
 namespace {
 
-constexpr std::chrono::seconds kLaunchersStay{1};  // after the last launch that had to wait for other ranks
-constexpr std::size_t kMostConnected = 4096;       // bounds the set when lengths change on every call
+constexpr std::size_t kMostConnected = 4096;  // bounds the set when lengths change on every call
 constexpr std::chrono::milliseconds kLookEvery{2};
 constexpr int kLooksBeforeSleep = 100;      // of the watching thread: to wake it costs an operation some microseconds
 constexpr Seconds kLookAtPeersAfter{0.05};  // an operation that takes longer may wait for one that has gone
@@ -63,7 +62,9 @@ void NcclComm::wait_until_ready(const std::string& act, const NcclAddress::Until
     if (const std::exception_ptr lost = liveness_->lost()) std::rethrow_exception(lost);
     if (deadline.passed()) {
       throw TimeoutError(str(act, " in group '", host_->name(), "': NCCL did not finish within ",
-                             deadline.timeout().count(), " s on this rank or a peer"));
+                             deadline.timeout().count(),
+                             " s on this rank or a peer. Between hosts SAMESTEP_SOCKET_IFNAME, or NCCL_SOCKET_IFNAME, "
+                             "names the network interface that leads to the others; NCCL_DEBUG=INFO shows NCCL's"));
     }
   }
 }
@@ -85,63 +86,28 @@ void NcclComm::watch_from_now(const std::shared_ptr<Operation>& operation) {
   if (watcher_sleeps_) changed_.notify_all();
 }
 
-bool NcclComm::enroll(const std::shared_ptr<Operation>& operation) {
+bool NcclComm::waits_for_nobody(const Operation& operation) const {
   const std::lock_guard lock(mutex_);
-  throw_if_broken();
-  // Only a call whose connections exist returns before the other ranks come. It must not overtake those in the queue:
-  // NCCL pairs the calls of ranks by their order.
-  const bool waits_for_nobody = host_->size() == 1 || connected_.contains(operation->calls.connections);
-  if (started_ && waits_for_nobody && !launching_ && queue_.empty()) return launching_ = true;
-  queue_.push_back(operation);
-  wake_launcher();
-  return false;
+  return started_ && (host_->size() == 1 || connected_.contains(operation.calls.connections));
 }
 
-void NcclComm::wake_launcher() {
-  changed_.notify_all();
-  if (has_launcher_) return;
-  has_launcher_ = true;
-  std::thread([self = shared_from_this()] { self->launch_queued(); }).detach();
-}
-
-void NcclComm::launch_queued() {
-  bind_thread_to_device(gpu(), options_.device);
-  std::unique_lock lock(mutex_);
-  const auto stop_waiting = [this] { return broken_ || ending_ || (!queue_.empty() && !launching_); };
-  while (!broken_) {
-    if (!started_ && !queue_.empty()) {
-      const std::shared_ptr<const Operation> first = queue_.front();
-      lock.unlock();
-      try {
-        start_nccl([&] { return deadline_of(*first); });
-      } catch (const Error&) {
-        const std::lock_guard failed(mutex_);
-        fail(std::current_exception(), /*tell=*/!is_mismatch(std::current_exception()));
-      }
-      lock.lock();
-      continue;
-    }
-    changed_.wait_for(lock, kLaunchersStay, stop_waiting);
-    if (broken_ || queue_.empty()) break;
-    if (launching_) continue;
-    // It stays in the queue until it has been made, so that no caller launches before it.
-    const std::shared_ptr<Operation> next = queue_.front();
-    launching_ = true;
-    lock.unlock();
-    enqueue(*next);
-    lock.lock();
-    if (!queue_.empty()) queue_.pop_front();
-  }
-  has_launcher_ = false;
-}
-
-void NcclComm::enqueue(Operation& operation) {
+void NcclComm::begin(const std::shared_ptr<Operation>& operation) {
   std::exception_ptr error;
   try {
-    make_calls(operation);
+    if (!started_) start_nccl([&] { return deadline_of(*operation); });  // which operations alone do, in their turns
+    {
+      const std::lock_guard lock(mutex_);
+      throw_if_broken();
+      launching_ = true;
+    }
+    make_calls(*operation);
   } catch (...) {
     error = std::current_exception();
   }
+  end_launch(*operation, error);
+}
+
+void NcclComm::end_launch(Operation& operation, std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
   launching_ = false;
   if (error == nullptr) {
@@ -153,7 +119,7 @@ void NcclComm::enqueue(Operation& operation) {
     fail(error, /*tell=*/!is_mismatch(error));
   }
   operation.calls.enqueue = nullptr;
-  if (broken_ || ending_ || !queue_.empty()) changed_.notify_all();
+  if (broken_ || ending_) changed_.notify_all();
 }
 
 void NcclComm::make_calls(Operation& operation) {
@@ -192,9 +158,11 @@ std::exception_ptr NcclComm::timeout_error(const Operation& operation, const Dea
   }
   if (operation.signature_check->done() &&
       !operation.signature_check->error()) {  // the thread that waits for it may have given it up
-    return std::make_exception_ptr(
-        TimeoutError(text + (operation.launched ? "all ranks have started it, but the device has not finished it"
-                                                : "all ranks have called it, but NCCL has not connected them")));
+    return std::make_exception_ptr(TimeoutError(
+        text + (operation.launched ? "all ranks have started it, but the device has not finished it"
+                                   : "all ranks have called it, but NCCL has not connected them for it, or for an "
+                                     "earlier operation on this device; all ranks must call the operations of all "
+                                     "groups on a device in one order")));
   }
   return std::make_exception_ptr(TimeoutError(text + "not all ranks have reached it" + missing));
 }

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <functional>
+#include <mutex>
+#include <set>
 
 #include "fake_nccl.h"
 
@@ -20,10 +22,70 @@ std::atomic<long>& n_calls() {
   return n;
 }
 
-bool start(const CommPtr& comm, void* stream, std::vector<Task> tasks) {
+/// The kernels of a device, where they run one after the other in the order of their launches: as with one hardware
+/// queue (CUDA_DEVICE_MAX_CONNECTIONS=1), or where there is no room for a second one.
+class Kernels {
+ public:
+  long take_ticket() {
+    const std::lock_guard lock(mutex_);
+    return last_++;
+  }
+  /// Whether it is the turn of `ticket`.
+  bool serves(long ticket) {
+    const std::lock_guard lock(mutex_);
+    while (given_up_.erase(serving_) != 0) ++serving_;
+    return serving_ == ticket;
+  }
+  /// The kernel has ended, or will not run.
+  void give_up(long ticket) {
+    const std::lock_guard lock(mutex_);
+    given_up_.insert(ticket);
+  }
+
+ private:
+  std::mutex mutex_;
+  long last_ = 0, serving_ = 0;
+  std::set<long> given_up_;
+};
+
+struct Launches {
+  std::mutex mutex;  // of the thread that launches
+  Kernels kernels;
+};
+Launches& launches_of(int device) {
+  static auto& all = *new std::vector<Launches>(64);
+  return all[static_cast<std::size_t>(device)];
+}
+
+void run_in_turn(const CommPtr& comm, const std::vector<Task>& tasks, long first, Kernels& kernels, long ticket) {
+  bool is_served = false;
+  {
+    const Stuck stuck([comm, &kernels, ticket] { return *comm->aborted || kernels.serves(ticket); });
+    is_served = comm->wait([&] { return kernels.serves(ticket); });
+  }
+  if (is_served) comm->run(tasks, first);
+  kernels.give_up(ticket);
+}
+
+int start(const CommPtr& comm, void* stream, std::vector<Task> tasks) {
+  Launches& launches = launches_of(comm->device);
+  const std::unique_lock alone(launches.mutex, std::try_to_lock);
+  if (!alone && text_of("NCCL_LAUNCH_ORDER_IMPLICIT", "0") == "1" && text_of("NCCL_LAUNCH_RACE_FATAL", "1") == "1") {
+    return refuse(kInvalidUsage, "fake: two threads launch operations of one device");
+  }
   const long first = comm->n_operations;
   comm->n_operations += static_cast<long>(tasks.size());
-  return enqueue(stream, comm->device, [comm, tasks, first] { comm->run(tasks, first); });
+  bool is_of_device = false;
+  if (text_of("FAKE_NCCL_ONE_AT_A_TIME", "0") == "1" && comm->size > 1) {
+    const long ticket = launches.kernels.take_ticket();
+    is_of_device = enqueue(stream, comm->device, [comm, tasks, first, &launches, ticket] {
+      run_in_turn(comm, tasks, first, launches.kernels, ticket);
+    });
+    if (!is_of_device) launches.kernels.give_up(ticket);
+  } else {
+    is_of_device = enqueue(stream, comm->device, [comm, tasks, first] { comm->run(tasks, first); });
+  }
+  return is_of_device ? kSuccess : refuse(kInvalidArgument, "fake: the stream is not one of the communicator's device");
 }
 
 /// Whether all members of one thread are in the group, with as many calls: NCCL may wait for the others in the first.
@@ -89,9 +151,9 @@ int begin(const Part& part) {
     return comm.blocking ? --comm.polls_left <= 0 : comm.polls_left <= 0;
   });
   if (!in_time) return kInternalError;
-  if (start(part.comm, part.stream, part.tasks)) return kSuccess;
-  comm.last_error = "fake: the stream is not one of the communicator's device";
-  return kInvalidArgument;
+  const int result = start(part.comm, part.stream, part.tasks);
+  if (result != kSuccess) comm.last_error = last_error;
+  return result;
 }
 
 int begin_here(const std::vector<Part>& parts) {
@@ -156,7 +218,7 @@ int add(void* handle, Kind kind, const void* in, void* out, std::size_t count, i
     const bool scales = task.scaled || (op == avg && type >= float16 && type <= bfloat16);
     if (scales) task.count = scaled_alone(count, size_of(type));
     if (has_overlaps(*comm, {task})) return refuse(kInvalidArgument, "fake: buffers of one launch overlap");
-    return start(comm, stream, {task}) ? kSuccess : refuse(kInvalidArgument, "fake: a stream of another device");
+    return start(comm, stream, {task});
   }
   group.push_back({comm, stream, task});
   return group_depth > 0 ? kSuccess : launch_group();

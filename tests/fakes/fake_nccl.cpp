@@ -9,12 +9,14 @@
 // As in NCCL, members connect at their first use of an algorithm or of each other, which waits for the others; every
 // group of a non-blocking communicator starts a thread; a communicator of one rank copies at once; to end a
 // communicator waits for the device, and to destroy it for the other ranks; one with an error cannot be destroyed.
-// Stricter than NCCL: a communicator that a thread is calling must not be ended.
+// Stricter than NCCL: a communicator that a thread is calling must not be ended. With NCCL_LAUNCH_ORDER_IMPLICIT=1 two
+// threads must not launch operations of one device at a time.
 //
 //   FAKE_NCCL_VERSION      what ncclGetVersion says (22809)
 //   FAKE_NCCL_MISMATCH     "hang": ranks that disagree hang
 //   FAKE_NCCL_IN_PROGRESS  n: what calls start begins after n looks: at the state, or in a blocking communicator at
 //                          whether to end
+//   FAKE_NCCL_ONE_AT_A_TIME  1: the kernels of a device run one after the other, in the order of their launches
 //   FAKE_NCCL_SLOW         rank: its results come 50 ms after the others have theirs
 //   FAKE_NCCL_FAIL         rank:operation:what, where operation is a number from 0 or "init", and what is
 //                          error, hang or die

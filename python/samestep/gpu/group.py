@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pwd
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from samestep import _core, _settings
 from samestep.errors import Error, UnavailableError
-from samestep.gpu import mpi_support
+from samestep.gpu import mpi_support, nccl_settings
 from samestep.gpu.runtime import gpu
 from samestep.gpu.runtime import nccl as nccl_of
 
@@ -32,65 +29,16 @@ def open_device(kind: str, device: int | None, host: str, *, with_nccl: bool) ->
     """Open what this rank needs for its device. Never raises: the ranks compare what they found first."""
     if device is None:
         return DeviceInfo("no device is assigned to it", "", "")
-    if with_nccl and (problem := problem_of_settings(os.environ, settings_of_files(os.environ))):
+    files = nccl_settings.of_files(os.environ) if with_nccl else {}
+    if problem := nccl_settings.problem(os.environ, files) if with_nccl else "":
         return DeviceInfo(problem, "", "")
+    if with_nccl:
+        os.environ.update(nccl_settings.defaults(os.environ, files))
     try:
         identity = identity_of(host, gpu(kind).bus_id(device))
         return DeviceInfo("", nccl_of(kind).version if with_nccl else "", identity)
     except Error as error:
         return DeviceInfo(str(error), "", "")
-
-
-def settings_of_files(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """The variables that NCCL will set from its configuration files: the value of each, and the file.
-
-    Source: NCCL documentation, "Environment Variables".
-    """
-    files = ["/etc/nccl.conf"]
-    with contextlib.suppress(KeyError):  # a user without an entry, as in containers, has no file either
-        home = pwd.getpwuid(os.getuid()).pw_dir
-        files.insert(0, os.path.join(home, ".nccl.conf"))
-    if chosen := env.get("NCCL_CONF_FILE"):
-        files = [chosen, "/etc/nccl.conf"]
-    found: dict[str, tuple[str, str]] = {}
-    for file in files:
-        with contextlib.suppress(OSError), open(file, encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                name, equals, value = line.rstrip("\n").partition("=")
-                if equals and not line.startswith("#"):
-                    found.setdefault(name, (value, file))
-    return found
-
-
-def problem_of_settings(env: Mapping[str, str], files: Mapping[str, tuple[str, str]]) -> str:
-    """What is wrong with the settings by which NCCL overrides what it is asked for, "" if nothing. Pure.
-
-    NCCL takes an empty variable for one that is not set, but prefers it to a file.
-    """
-
-    def setting(name: str) -> tuple[str, str, str]:
-        """Its value, where it is, and the cure."""
-        if name in env:
-            return env[name], "is set", "unset it"
-        value, file = files.get(name, ("", ""))
-        return value, f"is in {file}", "remove it there, or set the variable to an empty value"
-
-    # It applies to both communicators of a group. One must not block, so that its start can be interrupted. The other
-    # must block: a call that returns before NCCL has enqueued the operation would let streams pass its end too early.
-    value, where, cure = setting("NCCL_COMM_BLOCKING")
-    if value:
-        return (
-            f"NCCL_COMM_BLOCKING={value} {where}, but groups need both a communicator that blocks and one that does "
-            f"not. Cure: {cure}"
-        )
-    # Only what shares its parent's resources is interrupted by an abort of the parent.
-    value, where, cure = setting("NCCL_COMM_SPLIT_SHARE_RESOURCES")
-    if value not in ("", "1"):
-        return (
-            f"NCCL_COMM_SPLIT_SHARE_RESOURCES={value} {where}, with which calls of NCCL cannot be interrupted. Cure: "
-            f"{cure}"
-        )
-    return ""
 
 
 def identity_of(host: str, bus_id: str) -> str:
