@@ -24,6 +24,7 @@ from samestep.errors import Error
 from samestep.rendezvous import TCPStore
 from samestep.rendezvous.rendezvous import join
 from samestep.rendezvous.table import RESERVED, WRITES, Table
+from samestep.rendezvous.tcp_connection import LEAVE
 
 _PATIENCE_S = 0.2
 _SECRET = b"known"
@@ -67,7 +68,9 @@ class Impostor:
         data = greeting.remainder
         while data := data or link.recv(1 << 16):
             requests, data = list(channel.feed(data)), b""
-            for _, payload in requests:
+            for kind, payload in requests:
+                if kind == LEAVE:
+                    return
                 operation, *arguments = json.loads(payload)
                 if operation == "await":
                     operation, arguments = "missing", [[]]

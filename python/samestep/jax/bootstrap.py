@@ -1,18 +1,25 @@
 """How the devices of a JAX program find each other.
 
 JAX's own distributed client says which process this is and has a store of keys and values; it exists before the first
-collective does. Process 0 opens a store of samestep, tells its port there, and the ranks meet at it as anywhere. Each
-device is a rank, so a process with several devices has several.
+collective does. Process 0 opens a store of samestep, and tells its port there, and a key where `SAMESTEP_SECRET` is not
+set; the ranks meet at it as anywhere. Each device is a rank, so a process with several devices has several.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import re
+import secrets
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from samestep import _core, _settings
+from samestep._util import handshake
+from samestep._util.json_layout import loads
+from samestep.group import trust
+from samestep.rendezvous import same_user
 from samestep.rendezvous.rendezvous import join
 from samestep.rendezvous.tcp_store import TCPStore
 from samestep.world import bootstrap_native, lifecycle
@@ -20,6 +27,11 @@ from samestep.world import bootstrap_native, lifecycle
 __all__ = ["open_ranks"]
 
 _PREFIX = "samestep"
+_READABLE = (
+    "the ranks know each other by a key in JAX's own store, which every process that reaches JAX's coordinator at %s "
+    "can read; give all processes one secret, as by `export SAMESTEP_SECRET=$(openssl rand -hex 16)`, or set "
+    f"{_settings.TRUST_NETWORK}=1 in a network that only you can reach (docs/security.md)"
+)
 
 _XLA_THREADS = ("PJRT_NPROC", "NPROC")  # in the order in which XLA looks at them
 
@@ -48,16 +60,16 @@ def open_ranks() -> tuple[Any, int, tuple[int, ...], float]:
     client, process, n_processes = state.client, int(state.process_id), int(state.num_processes)
     mine = _local_devices()
     _size_xla_thread_pool(mine)
-    store, port = _open_store(client, process, str(state.coordinator_address), timeout)
+    store, place, secret = _open_store(client, process, str(state.coordinator_address), timeout)
     client.key_value_set(f"{_PREFIX}/devices/{process}", str(mine))
     counts = [int(_get(client, f"devices/{other}", timeout)) for other in range(n_processes)]
     first = sum(counts[:process])
 
     def open_rank(rank: int) -> _core.Communicator:
-        store_of_rank = (
-            store if store is not None and rank == 0 else TCPStore(port[0], port[1], timeout=timeout)
+        own = store if rank == 0 else None
+        with_all = join(
+            own or TCPStore(*place, timeout=timeout, secret=secret), rank, sum(counts), timeout, owned=True
         )
-        with_all = join(store_of_rank, rank, sum(counts), timeout, owned=True)
         group = bootstrap_native.group_over(with_all, timeout, "jax")
         _kept.extend((with_all, group.bootstrap_comm))
         return group.comm
@@ -69,14 +81,22 @@ def open_ranks() -> tuple[Any, int, tuple[int, ...], float]:
 
 def _open_store(
     client: Any, process: int, coordinator: str, timeout: float
-) -> tuple[TCPStore | None, tuple[str, int]]:
-    """The store at which all meet: process 0's, on the host of JAX's coordinator, which is process 0 as well."""
-    host = coordinator.rpartition(":")[0].strip("[]")
+) -> tuple[TCPStore | None, tuple[str, int], bytes]:
+    """The store at which all meet, where it is, and its secret.
+
+    It is process 0's, on the host of JAX's coordinator, which is process 0 as well.
+    """
+    host, secret = coordinator.rpartition(":")[0].strip("[]"), handshake.job_secret()
     if process != 0:
-        return None, (host, int(_get(client, "port", timeout)))
-    store = TCPStore(host, 0, is_master=True, timeout=timeout)
-    client.key_value_set(f"{_PREFIX}/port", str(store.port))
-    return store, (host, store.port)
+        port, told = loads(_get(client, "store", timeout).encode(), [int, str])
+        return None, (host, port), told.encode() or secret
+    told = "" if secret else secrets.token_hex(16)
+    if told and not same_user.is_loopback(host) and not trust.trusts(False):
+        logging.getLogger("samestep").warning(_READABLE, coordinator)
+    secret = secret or told.encode()
+    store = TCPStore(host, 0, is_master=True, timeout=timeout, secret=secret)
+    client.key_value_set(f"{_PREFIX}/store", json.dumps([store.port, told]))
+    return store, (host, store.port), secret
 
 
 def _get(client: Any, key: str, timeout: float) -> str:
