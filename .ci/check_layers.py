@@ -27,7 +27,7 @@ PYTHON = [  # from the bottom; what stands in one row does not know the others i
     {"launch", "rendezvous", "gpu"},
     {"arrays"},
     {"group"},
-    {"trees", "multidevice"},
+    {"trees"},
     {"step"},
     {"backend", "optimizer"},
     {"data"},
