@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from samestep import _core, arrays
+from samestep import _core, arrays, internal
 from samestep.arrays import ArrayInfo
 from samestep.group.group import Group
 from samestep.reduce_ops import (
@@ -95,7 +95,17 @@ def started(
     """
     length, op = len(listed.arrays), _op_of_runs(code)
     return _core.start_list_on_host(
-        group._comm, verb, run, out, op, root, listed.dtype, code, length, listed.n_elements, root_array
+        internal.communicator(group),
+        verb,
+        run,
+        out,
+        op,
+        root,
+        listed.dtype,
+        code,
+        length,
+        listed.n_elements,
+        root_array,
     )
 
 

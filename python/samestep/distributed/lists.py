@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
-from samestep import _core, arrays
+from samestep import _core, arrays, internal
 from samestep._util.deadline import Deadline
 from samestep.distributed import buffers
 from samestep.distributed import combination as host
@@ -61,7 +61,7 @@ def require_index(value: int, listed: ArrayList, name: str) -> None:
 def reduce(group: Group, listed: ArrayList, op: Any, root: int = -1, root_array: int = 0) -> PendingResult:
     """Reduces over all arrays into all of them, or into one of `root`."""
     code, factor = resolve(op, listed.act)
-    deadline = Deadline(group._timeout)
+    deadline = Deadline(group.timeout)
     _await_streams(group, listed, listed.arrays, deadline.left())
     how = host.Combination(listed, code, factor, group.size)
     rows = how.combined(group)
@@ -78,7 +78,7 @@ def reduce(group: Group, listed: ArrayList, op: Any, root: int = -1, root_array:
 
 def bcast(group: Group, listed: ArrayList, root: int, root_array: int) -> PendingResult:
     """Gives all arrays the elements of one of root's."""
-    deadline = Deadline(group._timeout)
+    deadline = Deadline(group.timeout)
     written = set(range(len(listed.arrays)))
     run = host.shared_memory(group, (listed.infos[0].nbytes,))
     if group.rank == root:
@@ -97,7 +97,7 @@ def bcast(group: Group, listed: ArrayList, root: int, root_array: int) -> Pendin
 def allgather(group: Group, listed: ArrayList, receives: Sequence[ArrayList]) -> PendingResult:
     """Gathers all arrays in each list of `receives`."""
     n = len(listed.arrays)
-    deadline = Deadline(group._timeout)
+    deadline = Deadline(group.timeout)
     # Bytes on all ranks, whatever their arrays are: the plan of an operation depends on its dtype.
     run = host.shared_memory(group, (group.size * n * listed.infos[0].nbytes,))
     joined = host.shared_memory(group, (n * listed.infos[0].nbytes,))
@@ -115,7 +115,7 @@ def allgather(group: Group, listed: ArrayList, receives: Sequence[ArrayList]) ->
 def _await_streams(group: Group, listed: ArrayList, given: Sequence[Any], left: float | None) -> None:
     """Before a copy, which has no deadline; None: that of the group."""
     with called(listed):
-        group._await_streams([x for x in given if arrays.info(x).device != "cpu"], left)
+        internal.await_streams(group, [x for x in given if arrays.info(x).device != "cpu"], left)
 
 
 def _store(
