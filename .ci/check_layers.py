@@ -27,11 +27,12 @@ PYTHON = [  # from the bottom; what stands in one row does not know the others i
     {"launch", "rendezvous", "gpu"},
     {"arrays"},
     {"group"},
-    {"trees", "multidevice"},
+    {"trees"},
     {"step"},
     {"backend", "optimizer"},
     {"data"},
     {"world"},
+    {"internal"},
     {
         "functions",
         "fluxmpi",
@@ -49,6 +50,20 @@ PYTHON = [  # from the bottom; what stands in one row does not know the others i
     {"__main__"},
 ]
 NAMES_ONLY = {"samestep", "samestep.torch"}  # for users: they import what they like, and nobody imports them
+OF_GROUPS = {  # what the rows above `internal` use of a group by that module alone
+    *(
+        "_comm",
+        "_bootstrap_comm",
+        "_hosts",
+        "_trusted",
+        "_children",
+        "_child",
+        "_adopt",
+        "_abandon",
+        "_cache",
+    ),
+    *("_call_at_end", "_allgather_facts", "_await_streams", "_enqueue_allreduce", "_enqueue_reduce"),
+}
 WITHOUT_CORE = {"_util", "launch", "rendezvous"}  # programs without NumPy and the core run these
 SETTINGS = {"samestep._settings"}
 PACKAGES = ("samestep",)
@@ -111,6 +126,13 @@ def settings_read(path: Path) -> Iterator[int]:
             yield node.lineno  # type: ignore[attr-defined]
 
 
+def insides_of_groups(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and name of each of OF_GROUPS that a file takes from anything but `self`."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and node.attr in OF_GROUPS and ast.unparse(node.value) != "self":
+            yield node.lineno, node.attr
+
+
 def wrong_in_python(folder: Path) -> list[str]:
     """What does not follow PYTHON."""
     modules, found = python_modules(folder), []
@@ -125,6 +147,11 @@ def wrong_in_python(folder: Path) -> list[str]:
                 f"{file}:{line}: only _settings may spell {text}" for line, text in settings_named(path)
             ]
             found += [f"{file}:{line}: read it by _settings.get" for line in settings_read(path)]
+        if number > row_of("samestep.internal")[1]:
+            found += [
+                f"{path.relative_to(folder.parent)}:{line}: use samestep.internal, not {attribute}"
+                for line, attribute in insides_of_groups(path)
+            ]
         for line, used in imports(path, modules):
             where = f"{path.relative_to(folder.parent)}:{line}"
             graph[module].add(used)

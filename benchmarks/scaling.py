@@ -60,7 +60,9 @@ def buckets() -> list[int]:
     from samestep.trees.fusion import plan_messages
 
     nbytes = [4 * count for count in cost.resnet50()]
-    infos = [ArrayInfo("float32", (size // 4,), size, True, True, "cpu") for size in nbytes]
+    infos = [
+        ArrayInfo(("float32", (size // 4,), (4,), size, False, True, "cpu", 0, 0, True)) for size in nbytes
+    ]
     return [sum(nbytes[i] for i in message) for message in plan_messages(infos, mix_dtypes=False)]
 
 

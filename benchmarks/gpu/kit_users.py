@@ -13,6 +13,7 @@ from typing import Any
 import device_kinds
 import numpy as np
 import samestep as ss
+import samestep.distributed as dist
 from kit_failures import Findings
 from kit_rank import RANK, SIZE, need, skip, start
 
@@ -96,11 +97,11 @@ def lists(torch: Any, backend: Any, found: Findings) -> None:
     """Two arrays on one device."""
     for count in (0, 5, 300_001):
         arrays = [torch.full((count,), 2.0 * RANK + k, device=DEVICE) for k in range(2)]
-        backend.allreduce_multi(arrays)
-        found.expect(all(bool((x == 6).all()) for x in arrays), f"allreduce_multi of {count}")
+        dist.all_reduce_multigpu(arrays)
+        found.expect(all(bool((x == 6).all()) for x in arrays), f"all_reduce_multigpu of {count}")
         arrays = [torch.full((count,), 2.0 * RANK + k, device=DEVICE) for k in range(2)]
-        backend.bcast_multi(arrays, root=1)
-        found.expect(all(bool((x == 2).all()) for x in arrays), f"bcast_multi of {count}")
+        dist.broadcast_multigpu(arrays, 1)
+        found.expect(all(bool((x == 2).all()) for x in arrays), f"broadcast_multigpu of {count}")
 
 
 def sharded(torch: Any, backend: Any, found: Findings) -> None:

@@ -38,13 +38,35 @@ std::span<const std::int64_t> strides(const ArrayView& view) {
   return {view.strides, static_cast<std::size_t>(view.n_dims)};
 }
 
-py::tuple view_info(const py::object& object) {
+PyTypeObject* info_type = nullptr;
+
+/// A tuple of nine whose items have names, and so has a tenth, which is not one of them.
+py::object make_info_type() {
+  static PyStructSequence_Field fields[] = {{"dtype", nullptr},    {"shape", nullptr},        {"strides", nullptr},
+                                            {"nbytes", nullptr},   {"readonly", nullptr},     {"contiguous", nullptr},
+                                            {"device", nullptr},   {"device_index", nullptr}, {"address", nullptr},
+                                            {"writable", nullptr}, {nullptr, nullptr}};
+  static PyStructSequence_Desc description = {"samestep._core.ArrayInfo", "What an array is.", fields, 9};
+  info_type = PyStructSequence_NewType(&description);
+  if (info_type == nullptr) throw py::error_already_set();
+  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(info_type));
+}
+
+py::object view_info(const py::object& object) {
   const Array array = view_of(object.ptr());
   const ArrayView& view = array.view();
   const std::string_view dtype = samestep::name(view.dtype);
-  return py::make_tuple(py::str(dtype.data(), dtype.size()), to_tuple(shape(view)), to_tuple(strides(view)),
-                        view.nbytes(), view.readonly, view.contiguous, device_name(view.device.kind), view.device.index,
-                        reinterpret_cast<std::uintptr_t>(view.data));
+  auto result = py::reinterpret_steal<py::object>(PyStructSequence_New(info_type));
+  if (!result) throw py::error_already_set();
+  Py_ssize_t at = 0;
+  for (py::object item : std::initializer_list<py::object>{
+           py::str(dtype.data(), dtype.size()), to_tuple(shape(view)), to_tuple(strides(view)), py::int_(view.nbytes()),
+           py::bool_(view.readonly), py::bool_(view.contiguous), py::str(device_name(view.device.kind)),
+           py::int_(view.device.index), py::int_(reinterpret_cast<std::uintptr_t>(view.data)),
+           py::bool_(!view.readonly)}) {
+    PyStructSequence_SetItem(result.ptr(), at++, item.release().ptr());
+  }
+  return result;
 }
 
 py::tuple memory_span(const py::object& object) {
@@ -205,9 +227,8 @@ bool do_share_memory(const py::object& x, const py::object& out) {
 }  // namespace
 
 void bind_arrays(py::module_& m) {
-  m.def("view_info", &view_info, py::arg("x"),
-        "(dtype, shape, strides in bytes, nbytes, readonly, contiguous, device kind, device index, address) of any "
-        "array.");
+  m.attr("ArrayInfo") = make_info_type();
+  m.def("view_info", &view_info, py::arg("x"), "The ArrayInfo of any array.");
   m.def("memory_span", &memory_span, py::arg("x"),
         "(first address, bytes up to the end of the last element, whether two elements share a byte) of any array.");
   m.def("memory_order", &memory_order, py::arg("x"),

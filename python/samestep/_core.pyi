@@ -4,7 +4,20 @@ from typing import Any, TypeVar
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def set_warning_callback(callback: Callable[..., Any], warn_after: float) -> None: ...
-def view_info(x: Any) -> tuple[str, tuple[int, ...], tuple[int, ...], int, bool, bool, str, int, int]: ...
+
+class ArrayInfo(tuple[Any, ...]):
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    nbytes: int
+    readonly: bool
+    contiguous: bool
+    device: str
+    device_index: int
+    address: int
+    writable: bool
+
+def view_info(x: Any) -> ArrayInfo: ...
 def memory_span(x: Any) -> tuple[int, int, bool]: ...
 def share_memory(x: Any, out: Any) -> bool: ...
 def memory_order(x: Any) -> tuple[int, ...] | None: ...

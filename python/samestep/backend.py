@@ -7,7 +7,7 @@ from types import FunctionType
 from typing import Any, Literal, TypeVar
 
 from samestep import arrays
-from samestep.multidevice.methods import MultiDeviceMethods
+from samestep.group.group import Group
 from samestep.reduce_ops import AVG, Op
 
 __all__ = ["Backend", "MPIBackend", "NCCLBackend", "NativeBackend"]
@@ -15,7 +15,7 @@ __all__ = ["Backend", "MPIBackend", "NCCLBackend", "NativeBackend"]
 _Tree = TypeVar("_Tree")
 
 
-class Backend(MultiDeviceMethods):
+class Backend(Group):
     """A group of ranks: the whole job, as `initialize` returns it, or a subgroup.
 
     Do not construct it; call `samestep.initialize()`, `split` or `group`.

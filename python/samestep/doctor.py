@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from samestep import _core, _settings
+from samestep import _core, _settings, internal
 from samestep._util import jax_variables, launchers, mpi_library, unknown_settings
 from samestep._util.commands import package_version
 from samestep._util.json_layout import Map
@@ -211,7 +211,7 @@ def _run(*, as_json: bool) -> int:
         "address": _network()["address"],
         "interface": _network()["interface"],
     }
-    found = json_exchange.gather(backend._comm, mine, Map((str, int)), 0, backend.timeout)
+    found = json_exchange.gather(internal.communicator(backend), mine, Map((str, int)), 0, backend.timeout)
     if found is not None:
         print(json.dumps(found, indent=2) if as_json else table(found))
     lifecycle.finalize()

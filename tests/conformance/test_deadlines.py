@@ -34,7 +34,6 @@ def verbs(group):
         "reduce_scatter": lambda t: group.reduce_scatter(x, timeout=t),
         "alltoall": lambda t: group.alltoall(x, timeout=t),
         "alltoallv": lambda t: group.alltoallv(x, [1] * n, timeout=t),
-        "allreduce_multi": lambda t: group.allreduce_multi([x, x.copy()], timeout=t),
         "barrier": lambda t: group.barrier(timeout=t),
         "bcast_object": lambda t: group.bcast_object(root=n - 1, timeout=t),
         "allgather_object": lambda t: group.allgather_object(1, timeout=t),

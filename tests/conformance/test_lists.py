@@ -1,14 +1,33 @@
-"""Verbs on lists of arrays, several on each rank."""
+"""The numbers of collectives on lists of NumPy arrays, several on each rank."""
 
 import numpy as np
 import pytest
 import samestep as ss
+import samestep.distributed as dist
 from reference import COMPLEX, FLOATS, INTEGERS, assert_same, dtype
 
 pytestmark = pytest.mark.ranks(1, 2, 3)
 
 LENGTHS = [1, 2, 3]
 SHAPES = [(0,), (1,), (5,), (2, 3), (1009,)]
+
+
+def allreduce(arrays, op="sum"):
+    arrays = list(arrays)
+    dist.all_reduce_multigpu(arrays, op)
+    return arrays
+
+
+def reduce(arrays, op="sum", *, root=0, root_array=0):
+    arrays = list(arrays)
+    dist.reduce_multigpu(arrays, root, op, dst_tensor=root_array)
+    return arrays
+
+
+def bcast(arrays, *, root=0, root_array=0):
+    arrays = list(arrays)
+    dist.broadcast_multigpu(arrays, root, src_tensor=root_array)
+    return arrays
 
 
 def part(rank, j, shape, dtype="f4"):
@@ -28,7 +47,7 @@ def gathered(group, length, shape, dtype="f4"):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_allreduce_sums_over_all_arrays(group, length, shape):
     given = mine(group, length, shape)
-    got = group.allreduce_multi(given)
+    got = allreduce(given)
     assert isinstance(got, list)
     for x, y in zip(got, given, strict=True):
         assert x is y
@@ -48,12 +67,12 @@ def test_allreduce_sums_over_all_arrays(group, length, shape):
     ],
 )
 def test_operators(group, op, dtype, expected):
-    for x in group.allreduce_multi([np.full(4, 248 + j, dtype) for j in range(3)], op):
+    for x in allreduce([np.full(4, 248 + j, dtype) for j in range(3)], op):
         assert_same(x, np.full(4, expected, dtype))
 
 
 def test_factors_are_those_of_each_rank(group):
-    got = group.allreduce_multi([np.ones(3, "f8"), np.ones(3, "f8")], ss.premul(group.rank + 1.0))
+    got = allreduce([np.ones(3, "f8"), np.ones(3, "f8")], ss.premul(group.rank + 1.0))
     for x in got:
         assert_same(x, np.full(3, float(group.size * (group.size + 1))))
 
@@ -76,10 +95,10 @@ def test_averages_of_integers_are_exact(group, name, length):
     columns = [[edges[i]] * n for i in range(5)] + [[edges[(i + k) % 5] for k in range(n)] for i in range(5)]
     rows = np.array(columns, name).T[group.rank * length :]
     expected = np.array([sum(column) // n for column in columns], name)
-    for x in group.allreduce_multi([rows[j].copy() for j in range(length)], "avg"):
+    for x in allreduce([rows[j].copy() for j in range(length)], "avg"):
         assert_same(x, expected)
     root = group.size - 1
-    got = group.reduce_multi([rows[j].copy() for j in range(length)], "avg", root=root)
+    got = reduce([rows[j].copy() for j in range(length)], "avg", root=root)
     assert_same(got[0], expected if group.rank == root else rows[0])
 
 
@@ -88,14 +107,14 @@ def test_factors_are_those_of_each_array(group, name):
     """What a factor brings into range has not left it before; the parts of complex numbers do not touch."""
     values = np.array([HIGHEST.get(name, 2.0**127), np.inf, 3.0])
     x = values.astype(dtype(name))
-    for got in group.allreduce_multi([x.copy(), x.copy()], ss.premul(0.125)):
+    for got in allreduce([x.copy(), x.copy()], ss.premul(0.125)):
         assert_same(got, (values * (0.125 * 2 * group.size)).astype(x.dtype))
 
 
 @pytest.mark.parametrize("name", INTEGERS)
 def test_factors_of_integers_wrap(group, name):
     x = np.arange(1, 60).astype(name)
-    for got in group.allreduce_multi([x.copy(), x.copy()], ss.premul(-3)):
+    for got in allreduce([x.copy(), x.copy()], ss.premul(-3)):
         assert_same(got, (np.arange(1, 60) * (-6 * group.size)).astype(name))
 
 
@@ -103,7 +122,7 @@ def test_factors_of_integers_wrap(group, name):
 def test_reduce_writes_one_array_of_root(group, length):
     root, place = group.size - 1, length - 1
     given = mine(group, length, (2, 3))
-    got = group.reduce_multi(tuple(given), root=root, root_array=place)
+    got = reduce(given, root=root, root_array=place)
     total = np.asarray(sum(gathered(group, length, (2, 3))), "f4")
     for j, x in enumerate(got):
         assert x is given[j]
@@ -114,31 +133,15 @@ def test_reduce_writes_one_array_of_root(group, length):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_bcast_fills_all_arrays(group, length, shape):
     root, place = group.size - 1, length // 2
-    for x in group.bcast_multi(mine(group, length, shape), root=root, root_array=place):
+    for x in bcast(mine(group, length, shape), root=root, root_array=place):
         assert_same(x, part(root, place, shape))
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("given", [False, True], ids=["new", "outs"])
-def test_allgather_puts_array_j_of_rank_k_at_its_place(group, length, shape, given):
-    n = group.size * length
-    outs = [np.zeros((n, *shape), "f4") for _ in range(length)] if given else None
-    got = group.allgather_multi(mine(group, length, shape), outs=outs)
-    assert len(got) == length
-    for i, x in enumerate(got):
-        assert not given or x is outs[i]
-        assert x.shape == (n, *shape)
-        for k in range(group.size):
-            for j in range(length):
-                assert_same(x[k * length + j], part(k, j, shape))
 
 
 def test_arrays_that_cannot_be_written_are_replaced(group):
     given = mine(group, 2, (5,))
     given[1].flags.writeable = False
     total = np.asarray(sum(gathered(group, 2, (5,))), "f4")
-    got = group.allreduce_multi(given)
+    got = allreduce(given)
     assert got[0] is given[0]
     assert got[1] is not given[1]
     for x in got:
@@ -175,51 +178,11 @@ def test_arrays_of_several_chunks(group, n_more, name, op):
         "max": stacked.max(0),
         "land": stacked.all(0),
     }[op].astype(dtype(name))
-    got = group.allreduce_multi(given, op)
+    got = allreduce(given, op)
     assert got[0] is given[0] and got[1] is given[1] and got[2] is not given[2]
     for x in got:
         assert_same(np.ascontiguousarray(x), expected)
     assert_same(given[2], before)
-
-
-@pytest.mark.parametrize("count", [5, CHUNK])
-def test_outputs_of_some_ranks_may_have_gaps(group, count):
-    """Each rank receives in its own way, and all ranks the same."""
-    n = group.size * 2 * count
-    spread = group.rank == 0
-    outs = [with_gaps(np.zeros(n), "f8") if spread else np.zeros(n, "f8") for _ in range(2)]
-    for x in group.allgather_multi([np.full(count, group.rank + j / 2) for j in range(2)], outs=outs):
-        assert_same(np.ascontiguousarray(x), np.repeat(np.arange(2 * group.size) / 2, count))
-
-
-def test_many_may_be_under_way(group):
-    works = [group.iallreduce_multi([np.full(9, float(i)), np.full(9, 1.0)]) for i in range(5)]
-    works.append(group.ibcast_multi(mine(group, 2, (3,)), root=0))
-    works.append(group.iallgather_multi([np.full(2, group.rank)]))
-    works.append(group.ireduce_multi(mine(group, 2, (3,)), "max"))
-    for i in (3, 0, 4, 1, 2):
-        for x in works[i].wait():
-            assert_same(x, np.full(9, (i + 1.0) * group.size))
-    for x in works[5].wait():
-        assert_same(x, part(0, 0, (3,)))
-    assert_same(works[6].wait()[0], np.repeat(np.arange(group.size), 2).reshape(-1, 2))
-    works[7].wait()
-    assert all(work.done() and work.exception() is None for work in works)
-
-
-def test_a_dropped_operation_is_carried_out(group):
-    given = mine(group, 2, (5,))
-    group.iallreduce_multi(given)
-    group.barrier()
-    for x in given:
-        assert_same(x, np.asarray(sum(gathered(group, 2, (5,))), "f4"))
-
-
-def test_groups_have_their_own(group):
-    pair = group.split(group.rank % 2)
-    got = pair.allreduce_multi([np.ones(4), np.ones(4)], timeout=20)
-    for x in got:
-        assert_same(x, np.full(4, 2.0 * pair.size))
 
 
 def refused(group, call, *named):
@@ -234,18 +197,17 @@ def refused(group, call, *named):
 def test_ranks_that_differ_are_told_on_all_of_them(group):
     odd = group.rank == group.size - 1
     two, some = mine(group, 2, (4,)), mine(group, 1 + odd, (4,))
-    refused(group, lambda: group.allreduce_multi(some), ": allreduce_multi of 2 arrays of float32[4]")
-    refused(group, lambda: group.bcast_multi(some), ": bcast_multi of 2 arrays")
-    refused(group, lambda: group.reduce_multi(some), ": reduce_multi of 2 arrays")
-    refused(group, lambda: group.allgather_multi(some), ": allgather_multi of 2 arrays")
-    refused(group, lambda: group.bcast_multi(two, root_array=int(odd)), "array 1 of root 0")
-    refused(group, lambda: group.reduce_multi(two, root_array=int(odd)), "array 1 of root 0")
-    refused(group, lambda: group.bcast_multi(two, root=int(odd)), "root 1")
-    verb = group.bcast_multi if odd else group.allreduce_multi
-    refused(group, lambda: verb(two), ": bcast_multi of 2", ": allreduce_multi of 2")
-    refused(group, lambda: group.allreduce_multi(two, "max" if odd else "sum"), "max", "sum")
-    refused(group, lambda: group.allreduce_multi(mine(group, 2, (4 + odd,))), "float32")
-    refused(group, lambda: group.allreduce_multi(mine(group, 2, (4,), "f8" if odd else "f4")), "float64")
+    refused(group, lambda: allreduce(some), ": all_reduce_multigpu of 2 arrays of float32[4]")
+    refused(group, lambda: bcast(some), ": broadcast_multigpu of 2 arrays")
+    refused(group, lambda: reduce(some), ": reduce_multigpu of 2 arrays")
+    refused(group, lambda: bcast(two, root_array=int(odd)), "array 1 of root 0")
+    refused(group, lambda: reduce(two, root_array=int(odd)), "array 1 of root 0")
+    refused(group, lambda: bcast(two, root=int(odd)), "root 1")
+    verb = bcast if odd else allreduce
+    refused(group, lambda: verb(two), ": broadcast_multigpu of 2", ": all_reduce_multigpu of 2")
+    refused(group, lambda: allreduce(two, "max" if odd else "sum"), "max", "sum")
+    refused(group, lambda: allreduce(mine(group, 2, (4 + odd,))), "float32")
+    refused(group, lambda: allreduce(mine(group, 2, (4,), "f8" if odd else "f4")), "float64")
     for j, x in enumerate(two):
         assert_same(x, part(group.rank, j, (4,)))
 
@@ -261,47 +223,12 @@ HIDDEN = {  # calls that the reduction of the ranks' lists does not distinguish,
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("what", HIDDEN)
-@pytest.mark.parametrize("verb", ["allreduce_multi", "reduce_multi"])
+@pytest.mark.parametrize("verb", [allreduce, reduce])
 @pytest.mark.parametrize("odd", [0, -1], ids=["first", "last"])
 def test_ranks_that_differ_in_what_a_reduction_hides(group, what, verb, odd):
     of_odd, of_others = HIDDEN[what]
     name, op = of_odd if group.rank == odd % group.size else of_others
     given = mine(group, 2, (4,), dtype(name))
-    refused(group, lambda: getattr(group, verb)(given, op), *(set(of_odd) ^ set(of_others)))
+    refused(group, lambda: verb(given, op), *(set(of_odd) ^ set(of_others)))
     for j, x in enumerate(given):
         assert_same(x, part(group.rank, j, (4,), dtype(name)))
-
-
-@pytest.mark.parametrize("n", [4, 200_000])
-def test_arrays_that_share_some_elements_are_refused_where_they_are_written(group, n):
-    x = np.arange(2.0 * n) * (group.rank + 1)
-    text = r"\[0\] and \w+\[1\] share memory"
-    with pytest.raises(ss.InvalidArgumentError, match=text):
-        group.allreduce_multi([x[:n], x[n // 2 : n + n // 2]])
-    with pytest.raises(ss.InvalidArgumentError, match=text):
-        group.bcast_multi([x, x[::-1]])
-    k = 2 * group.size
-    out = np.zeros(k + 1)
-    with pytest.raises(ss.InvalidArgumentError, match=text):
-        group.allgather_multi([np.ones(1)] * 2, outs=[out[:k], out[1:]])
-    scale = group.size * (group.size + 1) / 2
-    group.allreduce_multi([x[::2], x[1::2], x[::2]])
-    assert_same(x[::2], x[1::2])
-    assert_same(x[::2], (2 * np.arange(0.0, 2 * n, 2) + np.arange(1.0, 2 * n, 2)) * scale)
-
-
-def test_wrong_arguments_are_named(group):
-    x = np.ones(2)
-    for kind, text, act in [
-        (TypeError, "arrays must be a list", lambda: group.allreduce_multi(x)),
-        (TypeError, r"arrays\[1\] must be an array", lambda: group.allreduce_multi([x, 1.0])),
-        (ss.InvalidArgumentError, "at least one", lambda: group.bcast_multi([])),
-        (ss.InvalidArgumentError, r"arrays\[1\] has 3", lambda: group.allreduce_multi([x, np.ones(3)])),
-        (ss.InvalidArgumentError, "(?i)band", lambda: group.allreduce_multi([x, x.copy()], "band")),
-        (ss.InvalidArgumentError, "root_array 1", lambda: group.bcast_multi([x], root_array=1)),
-        (ss.InvalidArgumentError, "root 9", lambda: group.reduce_multi([x], root=9)),
-        (ss.InvalidArgumentError, "outs must be 1", lambda: group.allgather_multi([x], outs=[x, x])),
-    ]:
-        with pytest.raises(kind, match=text):
-            act()
-    group.barrier()

@@ -87,7 +87,6 @@ def test_a_timeout_changes_no_group_and_makes_none(group):
     del changed[:]
     made.allreduce(np.ones(6)[::2], timeout=30.0)
     made.bcast_object("x", timeout=30.0)
-    made.allreduce_multi([np.ones(2)], timeout=30.0)
     assert changed == []
     assert type(made.timeout) is float
 

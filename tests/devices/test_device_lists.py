@@ -37,7 +37,7 @@ def test_ranks_that_differ_are_told_on_all_of_them(tmp_path, what):
         failed, host, closed = rank.reports
         assert failed["kind"] == "MismatchError", ended
         assert failed["seconds"] < 15
-        assert "rank 0: allreduce_multi of 2 arrays of float" in failed["text"], ended
+        assert "rank 0: all_reduce_multigpu of 2 arrays of float" in failed["text"], ended
         assert host == {"result": [2.0] * 3}, rank  # the group stays usable
         assert closed == {"result": None}, ended
 

@@ -64,19 +64,6 @@ def test_mixed_kinds_of_memory_between_sender_and_receiver(group, stream):
         np.testing.assert_array_equal(first.get(), np.arange(50.0))
 
 
-def test_lists_of_arrays_on_several_devices(group, stream):
-    device = group.device
-    arrays = []
-    for index in range(4):
-        fake_arrays.call("SetDevice", index)
-        arrays.append(fake_arrays.Array.of(np.full(5, 10.0 * group.rank + index), fake_arrays.Stream()))
-    fake_arrays.call("SetDevice", device)
-    group.allreduce_multi(arrays)
-    expected = sum(10.0 * r + i for r in range(group.size) for i in range(4))
-    for array in arrays:
-        np.testing.assert_array_equal(array.get(), np.full(5, expected))
-
-
 def test_new_arrays_can_be_taken_over_by_dlpack(group, stream):
     got = group.allgather(fake_arrays.Array.of(np.arange(6, dtype="int32").reshape(2, 3), stream))
     assert got.__dlpack_device__() == (2, group.device)

@@ -63,7 +63,7 @@ def test_other_threads_run_while_gradients_wait_for_their_stream(tmp_path):
 
 
 def test_copies_that_wait_for_their_stream_end_at_the_deadline(tmp_path):
-    verbs = ("allreduce_tree", "synchronize", "same", "allreduce_multi", "allreduce_gradients")
+    verbs = ("allreduce_tree", "synchronize", "same", "allreduce_gradients")
     ended = run_each(tmp_path, "copy_leaves_of_a_held_stream", verbs)
     for verb, (first, second) in ended.items():
         late, after = first.reports
@@ -78,7 +78,9 @@ def test_copies_that_wait_for_their_stream_end_at_the_deadline(tmp_path):
 
 
 def test_copies_back_of_lists_end_at_the_deadline(tmp_path):
-    ended = run_each(tmp_path, "store_into_arrays_of_a_held_stream", ("allgather_multi", "bcast_multi"))
+    ended = run_each(
+        tmp_path, "store_into_arrays_of_a_held_stream", ("all_gather_multigpu", "broadcast_multigpu")
+    )
     for verb, (first, second) in ended.items():
         assert first.reports == [{"result": None}], (verb, first)
         (late,) = second.reports

@@ -34,12 +34,16 @@ def test_a_bucket_must_hold_something(bucket_nbytes):
         plan_buckets([1], bucket_nbytes)
 
 
+def info(dtype, shape, nbytes, device):
+    return ArrayInfo((dtype, shape, (), nbytes, False, True, device, 0, 0, True))
+
+
 leaves = st.lists(
     st.tuples(
         st.sampled_from(["float32", "float64", "int8"]),
         st.sampled_from([0, 1, 100, SMALL_NBYTES - 1, SMALL_NBYTES, 3 * BUCKET_NBYTES]),
         st.sampled_from(["cpu", "cpu", "cpu", "cuda"]),
-    ).map(lambda leaf: ArrayInfo(leaf[0], (leaf[1],), leaf[1], True, True, leaf[2])),
+    ).map(lambda leaf: info(leaf[0], (leaf[1],), leaf[1], leaf[2])),
     max_size=60,
 )
 
@@ -69,5 +73,5 @@ def test_messages_are_ordered_by_when_they_are_complete(infos, mix_dtypes):
 
 
 def test_a_tree_of_200_leaves_of_10_kB_is_one_message():
-    infos = [ArrayInfo("float32", (2500,), 10_000, True, True, "cpu")] * 200
+    infos = [info("float32", (2500,), 10_000, "cpu")] * 200
     assert len(plan_messages(infos, mix_dtypes=False)) == 1

@@ -190,7 +190,8 @@ def copy(x: Any, out: Any, verb: str) -> None:
 
 def _elements(block: np.ndarray[Any, Any], x: Any) -> np.ndarray[Any, Any]:
     """The bytes of `block`, into which `x` is packed in memory order, as elements with the axes of `x`."""
-    dtype, shape, strides, *_ = _core.view_info(x)
-    kind = np.dtype((np.void, _core.itemsize(dtype)))
-    elements: np.ndarray[Any, Any] = np.ndarray(shape, kind, block, strides=strides if order_of(x) else None)
+    known = info(x)
+    kind = np.dtype((np.void, _core.itemsize(known.dtype)))
+    strides = known.strides if order_of(x) else None
+    elements: np.ndarray[Any, Any] = np.ndarray(known.shape, kind, block, strides=strides)
     return elements

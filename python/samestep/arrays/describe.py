@@ -6,11 +6,12 @@ import array as _array
 import math
 import operator
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from samestep import _core
+from samestep._core import ArrayInfo
 from samestep._util.text import short_repr
 from samestep.arrays.libraries import host_library
 from samestep.errors import InvalidArgumentError
@@ -31,19 +32,6 @@ __all__ = [
 
 _FLOAT0 = np.dtype([("float0", np.void, 0)])
 _MAX_NBYTES = 1 << 57  # no machine gives a process more addresses
-
-
-class ArrayInfo(NamedTuple):
-    """What an array is, whichever library made it."""
-
-    dtype: str
-    """NumPy's name of the element type; "bfloat16" and the float8 types as ml_dtypes names them."""
-    shape: tuple[int, ...]
-    nbytes: int
-    writable: bool
-    contiguous: bool
-    device: str
-    """"cpu", "cuda" or "rocm"."""
 
 
 def is_array(x: Any) -> bool:
@@ -77,26 +65,25 @@ def info(x: Any, verb: str | None = None) -> ArrayInfo:
       InvalidArgumentError: its elements cannot be sent (dtype, byte order, layout).
     """
     try:
-        dtype, shape, _, nbytes, readonly, contiguous, device, _, _ = _core.view_info(x)
+        return _core.view_info(x)
     except (TypeError, InvalidArgumentError) as error:
         if verb is None:
             raise
         raise type(error)(f"{verb}: {error}") from error
-    return ArrayInfo(dtype, shape, nbytes, not readonly, contiguous, device)
 
 
 def device_of(x: Any) -> int | None:
     """Index of an array's device; None for the host, and for an array without elements."""
-    *_, kind, index, address = _core.view_info(x)
-    if kind == "cpu":
+    known = _core.view_info(x)
+    if known.device == "cpu":
         return None
-    if index >= 0:
-        return index
-    if not address:
+    if known.device_index >= 0:
+        return known.device_index
+    if not known.address:
         return None
     from samestep.gpu import runtime
 
-    return runtime.current_gpu(kind).device_of(address)
+    return runtime.current_gpu(known.device).device_of(known.address)
 
 
 def order_of(x: Any) -> tuple[int, ...]:
@@ -189,7 +176,7 @@ def library_of(x: Any) -> str:
         return "numpy"
     if _library(x) == "cupy":
         return "cupy"
-    on_device = hasattr(x, "__cuda_array_interface__") or _core.view_info(x)[6] != "cpu"
+    on_device = hasattr(x, "__cuda_array_interface__") or info(x).device != "cpu"
     return "gpu" if on_device else host_library(x)
 
 

@@ -43,16 +43,27 @@ class Place(NamedTuple):
 
 def place(leaf: int, array: Any) -> Place:
     """The place of an array that has elements."""
-    dtype, shape, strides, size, readonly, _, _, _, address = _core.view_info(array)
+    known = _core.view_info(array)
     begin, nbytes, folded = _core.memory_span(array)
-    itemsize = size // math.prod(shape)
+    itemsize = known.nbytes // math.prod(known.shape)
     axes: list[tuple[int, int]] = []
-    for stride, extent in sorted(zip(map(abs, strides), shape, strict=True), reverse=True):
+    for stride, extent in sorted(zip(map(abs, known.strides), known.shape, strict=True), reverse=True):
         if axes and axes[-1][0] == stride * extent:
             axes[-1] = (stride, axes[-1][1] * extent)
         elif extent > 1:
             axes.append((stride, extent))
-    return Place(leaf, dtype, begin, nbytes, tuple(axes), itemsize, not readonly, folded, address, strides)
+    return Place(
+        leaf,
+        known.dtype,
+        begin,
+        nbytes,
+        tuple(axes),
+        itemsize,
+        known.writable,
+        folded,
+        known.address,
+        known.strides,
+    )
 
 
 def neighbours(places: Sequence[Place]) -> Iterator[list[Place]]:

@@ -45,7 +45,7 @@ def described(x: Any, verb: str, name: str = "tensor") -> arrays.ArrayInfo:
     """Describe an array. Raises TypeError, naming the parameter, if `x` is not an array."""
     if not arrays.is_array(x):
         raise TypeError(f"{verb}: {name} must be an array, got {type(x).__name__}")
-    return arrays.info(x)
+    return arrays.info(x, verb)
 
 
 def count(known: arrays.ArrayInfo) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from samestep import internal
 from samestep.distributed import buffers, groups
 from samestep.distributed.backends import ReduceOp
 from samestep.distributed.groups import WORLD
@@ -58,7 +59,7 @@ def broadcast(
         finish = None if known.writable else lambda: tensor
     else:
         run, finish, _ = buffers.in_place(tensor, known, filled=False)
-    return started(of, of._comm.bcast(run, root), finish, async_op)
+    return started(of, internal.communicator(of).bcast(run, root), finish, async_op)
 
 
 def all_reduce(tensor: Any, op: Op = ReduceOp.SUM, group: Any = WORLD, async_op: bool = False) -> Any:
@@ -88,7 +89,7 @@ def all_reduce(tensor: Any, op: Op = ReduceOp.SUM, group: Any = WORLD, async_op:
     known = buffers.described(tensor, "all_reduce")
     code, factor = resolve(op, "all_reduce")
     run, finish, source = buffers.in_place(tensor, known)
-    return started(of, of._enqueue_allreduce(source, run, code, factor), finish, async_op)
+    return started(of, internal.start_reduction(of, source, run, code, factor), finish, async_op)
 
 
 def reduce(
@@ -121,7 +122,7 @@ def reduce(
     else:
         run, source = None, buffers.read(tensor, known)
         finish = None if known.writable else lambda: tensor
-    return started(of, of._enqueue_reduce(source, run, code, factor, root), finish, async_op)
+    return started(of, internal.start_reduction(of, source, run, code, factor, root), finish, async_op)
 
 
 def all_gather(tensor_list: Sequence[Any], tensor: Any, group: Any = WORLD, async_op: bool = False) -> Any:
@@ -142,7 +143,7 @@ def all_gather(tensor_list: Sequence[Any], tensor: Any, group: Any = WORLD, asyn
     known = buffers.described(tensor, "all_gather")
     infos = buffers.listed(tensor_list, of.size, known, "all_gather", "tensor_list", written=True)
     run = buffers.new_run(tensor, known, of.size)
-    work = of._comm.allgather(buffers.read(tensor, known, beside_lists=True), run)
+    work = internal.communicator(of).allgather(buffers.read(tensor, known, beside_lists=True), run)
     return started(of, work, lambda: buffers.spread(run, tensor_list, infos), async_op)
 
 
@@ -176,12 +177,12 @@ def gather(
     _check_whose_list(of, root, gather_list, "gather", "gather_list")
     sent = buffers.read(tensor, known, beside_lists=True)
     if of.rank != root:
-        return started(of, of._comm.gather(sent, None, root), None, async_op)
+        return started(of, internal.communicator(of).gather(sent, None, root), None, async_op)
     assert gather_list is not None
     infos = buffers.listed(gather_list, of.size, known, "gather", "gather_list", written=True)
     run = buffers.new_run(tensor, known, of.size)
     finish = lambda: buffers.spread(run, gather_list, infos)  # noqa: E731
-    return started(of, of._comm.gather(sent, run, root), finish, async_op)
+    return started(of, internal.communicator(of).gather(sent, run, root), finish, async_op)
 
 
 def scatter(
@@ -217,13 +218,13 @@ def scatter(
         buffers.listed(scatter_list, of.size, known, "scatter", "scatter_list", written=False)
         sent = buffers.joined(scatter_list, known)
     run, finish, _ = buffers.in_place(tensor, known, filled=False, beside_lists=True)
-    return started(of, of._comm.scatter(sent, run, root), finish, async_op)
+    return started(of, internal.communicator(of).scatter(sent, run, root), finish, async_op)
 
 
 def barrier(group: Any = WORLD, async_op: bool = False) -> Any:
     """Return once every rank of the group has called it."""
     of = groups.resolve(group)
-    return None if of is None else started(of, of._comm.barrier(), None, async_op)
+    return None if of is None else started(of, internal.communicator(of).barrier(), None, async_op)
 
 
 def _root(of: Any, verb: str, name: str, rank: Any, group_rank: Any) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Final
 
-from samestep import _core
+from samestep import _core, internal
 from samestep._util.json_layout import Many
 from samestep._util.text import by_rank
 from samestep.backend import Backend as Group
@@ -209,7 +209,7 @@ def new_group(
     seconds = of.timeout if timeout is None else seconds_of(timeout)
     kind = of.kind if backend is None else KINDS[Backend(backend)]
     with _core.UserCall("new_group"):
-        lists = of._allgather_facts((sorted(chosen), kind), [Many(int), str])
+        lists = internal.facts(of, (sorted(chosen), kind), [Many(int), str])
     if any(other != lists[0] for other in lists):
         lists_text = by_rank(
             [str(given) if kind == of.kind else f"{given} on {kind}" for given, kind in lists]
@@ -227,8 +227,8 @@ def new_group(
     if of.rank not in chosen:
         return GroupMember.NON_GROUP_MEMBER
     if kind == of.kind:
-        comm = of._comm.group(everyone, seconds)
-        made = of._child(comm, everyone, timeout=seconds)
+        comm = internal.communicator(of).group(everyone, seconds)
+        made = internal.child(of, comm, everyone, seconds)
     else:
         made = other_backend.open_group(of, kind, everyone, seconds)
     _members[made] = everyone

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from samestep import internal
 from samestep.backend import Backend
 from samestep.distributed import buffers, groups
 from samestep.distributed.groups import WORLD
@@ -96,7 +97,7 @@ def _send(  # noqa: PLR0917
 ) -> Any:
     buffers.described(tensor, verb)
     peer = _peer(of, verb, "dst", dst, group_dst)
-    return started(of, of._comm.send(tensor, peer, _checked(tag, verb)), None, async_op)
+    return started(of, internal.communicator(of).send(tensor, peer, _checked(tag, verb)), None, async_op)
 
 
 def _start_recv(of: Backend, verb: str, tensor: Any, src: Any, tag: Any, group_src: Any) -> Request:  # noqa: PLR0917
@@ -108,7 +109,7 @@ def _start_recv(of: Backend, verb: str, tensor: Any, src: Any, tag: Any, group_s
     anyone = src is None and group_src is None
     peer = ANY if anyone else _peer(of, verb, "src", src, group_src)
     everyone = groups.members(of)
-    inner = of._comm.recv(tensor, peer, _checked(tag, verb))
+    inner = internal.communicator(of).recv(tensor, peer, _checked(tag, verb))
     request: Request = started(of, inner, lambda: everyone[inner.status().source], async_op=True)
     return request
 

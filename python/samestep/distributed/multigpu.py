@@ -1,21 +1,19 @@
-"""Collectives with several arrays on each rank, under torch's names: one for each device, or host arrays.
+"""Collectives with several arrays on each rank: one for each device, or host arrays.
 
-They are the `..._multi` verbs of `samestep.Backend`. All ranks give lists of the same length, else all raise
-MismatchError.
+All ranks give lists of the same length, else all raise MismatchError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from samestep.distributed import buffers, groups
+from samestep.distributed import buffers, groups, lists
 from samestep.distributed.backends import ReduceOp
+from samestep.distributed.combination import ArrayList
 from samestep.distributed.groups import WORLD
 from samestep.distributed.requests import started
 from samestep.errors import InvalidArgumentError
-from samestep.multidevice import collectives
-from samestep.multidevice.host_path import ArrayList
 from samestep.reduce_ops import Op
 
 __all__ = ["all_gather_multigpu", "all_reduce_multigpu", "broadcast_multigpu", "reduce_multigpu"]
@@ -35,13 +33,13 @@ def broadcast_multigpu(
     of = groups.resolve(group)
     if of is None:
         return None
-    listed = _checked(tensor_list, verb)
+    listed = lists.checked(tensor_list, verb, "tensor_list", written=True)
     root = groups.rank_in(of, verb, "src", src, group_src)
     index = groups.whole_number(src_tensor, verb, "src_tensor")
-    collectives.require_index(index, listed, "src_tensor")
-    with collectives.called(listed):
-        pending = collectives.bcast(of, listed, root, index)
-    return started(of, pending.work, _replacing(tensor_list, pending), async_op, pending.deadline)
+    lists.require_index(index, listed, "src_tensor")
+    with lists.called(listed):
+        pending = lists.bcast(of, listed, root, index)
+    return started(of, pending.work, pending.finish, async_op, pending.deadline)
 
 
 def all_reduce_multigpu(
@@ -61,10 +59,10 @@ def all_reduce_multigpu(
     of = groups.resolve(group)
     if of is None:
         return None
-    listed = _checked(tensor_list, "all_reduce_multigpu")
-    with collectives.called(listed):
-        pending = collectives.allreduce(of, listed, op)
-    return started(of, pending.work, _replacing(tensor_list, pending), async_op, pending.deadline)
+    listed = lists.checked(tensor_list, "all_reduce_multigpu", "tensor_list", written=True)
+    with lists.called(listed):
+        pending = lists.reduce(of, listed, op)
+    return started(of, pending.work, pending.finish, async_op, pending.deadline)
 
 
 def reduce_multigpu(  # noqa: PLR0917 - positions that scripts rely on
@@ -82,13 +80,13 @@ def reduce_multigpu(  # noqa: PLR0917 - positions that scripts rely on
     of = groups.resolve(group)
     if of is None:
         return None
-    listed = _checked(tensor_list, verb)
+    listed = lists.checked(tensor_list, verb, "tensor_list", written=True)
     root = groups.rank_in(of, verb, "dst", dst, group_dst)
     index = groups.whole_number(dst_tensor, verb, "dst_tensor")
-    collectives.require_index(index, listed, "dst_tensor")
-    with collectives.called(listed):
-        pending = collectives.reduce(of, listed, op, root, index)
-    return started(of, pending.work, _replacing(tensor_list, pending), async_op, pending.deadline)
+    lists.require_index(index, listed, "dst_tensor")
+    with lists.called(listed):
+        pending = lists.reduce(of, listed, op, root, index)
+    return started(of, pending.work, pending.finish, async_op, pending.deadline)
 
 
 def all_gather_multigpu(
@@ -110,7 +108,7 @@ def all_gather_multigpu(
     of = groups.resolve(group)
     if of is None:
         return None
-    listed = collectives.checked(input_tensor_list, verb, "input_tensor_list")
+    listed = lists.checked(input_tensor_list, verb, "input_tensor_list", written=False)
     n = len(listed.arrays)
     if not isinstance(output_tensor_lists, (list, tuple)):
         kind = type(output_tensor_lists).__name__
@@ -123,31 +121,7 @@ def all_gather_multigpu(
     for i, tensors in enumerate(output_tensor_lists):
         name = f"output_tensor_lists[{i}]"
         infos = buffers.listed(tensors, of.size * n, listed.infos[0], verb, name, written=True)
-        receives.append(collectives.targets(tensors, infos))
-    with collectives.called(listed):
-        pending = collectives.allgather(of, listed, receives)
-
-    def finish() -> None:
-        pending.finish()
-        for tensors, received in zip(output_tensor_lists, receives, strict=True):
-            _replace(tensors, collectives.results(tensors, received))
-
-    return started(of, pending.work, finish, async_op, pending.deadline)
-
-
-def _checked(tensors: Any, verb: str) -> ArrayList:
-    """Check a list whose arrays are written, or replaced if they cannot be."""
-    listed = collectives.checked(tensors, verb, "tensor_list")
-    buffers.listed(tensors, len(tensors), listed.infos[0], verb, "tensor_list", written=True)
-    return listed
-
-
-def _replacing(tensors: Any, pending: collectives.PendingResult) -> Callable[[], None]:
-    return lambda: _replace(tensors, pending.finish())
-
-
-def _replace(tensors: Any, results: Sequence[Any]) -> None:
-    """Replace the arrays that cannot be written by new ones."""
-    for i, result in enumerate(results):
-        if result is not tensors[i]:
-            tensors[i] = result
+        receives.append(ArrayList(verb, tensors, infos))
+    with lists.called(listed):
+        pending = lists.allgather(of, listed, receives)
+    return started(of, pending.work, pending.finish, async_op, pending.deadline)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from typing import NamedTuple
 
-from samestep import _core
+from samestep import _core, internal
 from samestep._util import launchers
 from samestep._util.text import error_line
 from samestep.backend import Backend, MPIBackend, NativeBackend
@@ -52,11 +53,11 @@ def open_group(world: Backend, kind: str, members: list[int], timeout: float) ->
     Raises:
       TimeoutError, UnavailableError: as a world of this backend.
     """
-    where = [world._hosts[rank] for rank in members]
-    between = world._comm.group(members, timeout)
+    where = [internal.opened(world).hosts[rank] for rank in members]
+    between = internal.communicator(world).group(members, timeout)
     try:
         flat = _over_mpi(world, members, timeout) if kind == "mpi" else _without_mpi(between, where, timeout)
-        proved = world._trusted or kind == "mpi"
+        proved = internal.opened(world).trusted or kind == "mpi"
         rows = json_exchange.allgather(between, opening.own_facts(proved), opening.FACTS, timeout)
         opened = opening.open_over(flat, kind, [opening.RankFacts(*row) for row in rows], timeout)
         between.close(timeout)
@@ -72,7 +73,7 @@ def open_group(world: Backend, kind: str, members: list[int], timeout: float) ->
         bootstrap_comm=opened.bootstrap_comm,
         trusted=opened.trusted,
     )
-    world._adopt(group)
+    internal.adopt(world, group)
     return group
 
 
@@ -118,11 +119,11 @@ class _MpiWorld(NamedTuple):
     ranks: list[int]
 
 
-_MPI_WORLD = "world of MPI"  # in the cache of the world
+_mpi_worlds: weakref.WeakKeyDictionary[Backend, _MpiWorld] = weakref.WeakKeyDictionary()
 
 
 def _why_not_mpi(world: Backend) -> str:
-    if _MPI_WORLD in world._cache:
+    if world in _mpi_worlds:
         return ""
     loaded, problem = None, ""
     if world.size > 1 and launchers.launcher().name not in launchers.MPI_LAUNCHERS:
@@ -133,7 +134,7 @@ def _why_not_mpi(world: Backend) -> str:
         except Error as error:
             problem = str(error)
     rank_and_size = (loaded.rank, loaded.size) if loaded is not None else (-1, 0)
-    table = world._allgather_facts((problem, *rank_and_size), [str, int, int])
+    table = internal.facts(world, (problem, *rank_and_size), [str, int, int])
     start = f"start the ranks with `samestep run --mpi -n {world.size}`, or another launcher of MPI"
     for rank, (other, _, _) in enumerate(table):
         if other:
@@ -147,13 +148,13 @@ def _why_not_mpi(world: Backend) -> str:
         comm = _core.make_self_communicator("world of MPI")
     else:
         comm = bootstrap_mpi.open_world(loaded, oversubscribed=True, timeout=world.timeout)
-    world._cache[_MPI_WORLD] = _MpiWorld(comm, ranks)
-    world._call_at_end(functools.partial(_leave, comm))
+    _mpi_worlds[world] = _MpiWorld(comm, ranks)
+    internal.at_end(world, functools.partial(_leave, comm))
     return ""
 
 
 def _over_mpi(world: Backend, members: list[int], timeout: float) -> _core.Communicator:
-    there: _MpiWorld = world._cache[_MPI_WORLD]
+    there = _mpi_worlds[world]
     return there.comm.group([there.ranks[rank] for rank in members], timeout)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from samestep import _core, _settings
+from samestep import _core, _settings, internal
 from samestep import backend as samestep_backend
 from samestep.distributed import groups, requests
 from samestep.distributed.backends import KINDS, Backend, BackendName
@@ -86,7 +86,7 @@ def init_process_group(  # noqa: PLR0917 - positions that scripts rely on
 
 def _initialize(kind: Any, **how: Any) -> None:
     with _core.UserCall("init_process_group"):
-        lifecycle.initialize(kind, **how)._comm.configure(torch_names=True)
+        internal.communicator(lifecycle.initialize(kind, **how)).configure(torch_names=True)
 
 
 def _claim(name: str, value: Any) -> int | None:
@@ -137,7 +137,7 @@ def destroy_process_group(group: Any = None) -> None:
         of.barrier()
     except Error as error:  # a rank that has died or left must not delay others
         failure = str(error)
-    requests.drain([*of._children, of])
+    requests.drain([*internal.children(of), of])
     with contextlib.suppress(Error):
         if failure:
             _leave(of, f"its group had ended: {failure}")
@@ -149,9 +149,9 @@ def destroy_process_group(group: Any = None) -> None:
 
 def _leave(of: samestep_backend.Backend, why: str) -> None:
     """Leave a broken group on this rank alone; the transport below may not know that the group is broken."""
-    members = (*of._children, of)
-    of._abandon(why)
+    members = (*internal.children(of), of)
+    internal.abandon(of, why)
     for member in members:
-        for comm in (member._comm, member._bootstrap_comm):
+        for comm in internal.opened(member)[:2]:
             if comm is not None:
                 comm.close(_LEAVING_S)

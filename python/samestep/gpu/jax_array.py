@@ -21,7 +21,7 @@ class _Memory:
         # Exported as an input is: a stream of ours, not the host, waits until XLA has filled the array. XLA does so in
         # the stream in which it computes, where an input may be far ahead.
         view = _core.view_info(array)
-        self.nbytes, self.device, self.address = view[3], view[7], view[8]
+        self.nbytes, self.device, self.address = view.nbytes, view.device_index, view.address
 
 
 class UnsharedJaxArray(DeviceArray):

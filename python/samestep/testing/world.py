@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from samestep import _settings
+from samestep import _settings, internal
 from samestep._util import launchers
 from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend
 from samestep.testing import protocol
@@ -39,7 +39,7 @@ class WorldHolder:
     def fail(self, reason: str) -> None:
         """Tell the peers that this rank has failed, so that they need not wait for a deadline."""
         if self._backend is not None and not self._backend.closed:
-            self._backend._abandon(reason)
+            internal.abandon(self._backend, reason)
 
     def close(self) -> None:
         """Finalise the current world, also one that a test has made."""

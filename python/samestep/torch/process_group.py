@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from samestep import _core
+from samestep import _core, internal
 from samestep.errors import InvalidArgumentError
 from samestep.torch import verbs, verify
 from samestep.torch.bootstrap import open_group
@@ -80,7 +80,7 @@ class ProcessGroup(verbs.Verbs, dist.ProcessGroup):
             )
         except Exception as error:
             raise for_torch(error) from None
-        self._comm: _core.Communicator = self._backend._comm
+        self._comm = internal.communicator(self._backend)
         self._devices = DeviceHalves(self, members)
         self._prepare_calls()
         self._lifetime = GroupShutdown(self._backend)

@@ -12,7 +12,7 @@ from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from samestep import _core
+from samestep import _core, internal
 from samestep._util.text import error_line
 from samestep.errors import Error
 from samestep.world import crash_report
@@ -92,10 +92,10 @@ class GroupShutdown:
 
     def _abandon(self, reason: str) -> None:
         with contextlib.suppress(Error):
-            self._backend._abandon(reason)
+            internal.abandon(self._backend, reason)
             self._backend._closed = True
         with contextlib.suppress(Error):
-            self._backend._comm.close(_LEAVING_S)
+            internal.communicator(self._backend).close(_LEAVING_S)
 
 
 _open: weakref.WeakSet[GroupShutdown] = weakref.WeakSet()

@@ -90,10 +90,10 @@ def describe_leaves(  # noqa: PLR0912 (a call for each leaf would be felt)
         is_plain = type(leaf) is np.ndarray
         if is_plain or is_array(leaf):
             try:
-                dtype, shape, _, nbytes, readonly, contiguous, device, index, address = _core.view_info(leaf)
-                kind = kind_of_array(dtype, shape, device)
-                if device != "cpu" and not contiguous:
-                    kind += _order_text(leaf, readonly)
+                found = _core.view_info(leaf)
+                kind = kind_of_array(found.dtype, found.shape, found.device)
+                if found.device != "cpu" and not found.contiguous:
+                    kind += _order_text(leaf, found.readonly)
                 if not is_plain and isinstance(leaf, np.ndarray):
                     kind += attributes_text(leaf)
             except InvalidArgumentError as error:
@@ -101,16 +101,17 @@ def describe_leaves(  # noqa: PLR0912 (a call for each leaf would be felt)
                 if kind == OBJECT and not (isinstance(leaf, np.ndarray) and leaf.dtype.char in "OSUTMm"):
                     problems[i] = str(error)
             else:
-                info = ArrayInfo(dtype, shape, nbytes, not readonly, contiguous, device)
-                if nbytes:
+                info = found
+                if found.nbytes:
                     with_memory.append(i)
-                    ranges.append((address, nbytes, True))
-                    if not contiguous:
+                    ranges.append((found.address, found.nbytes, True))
+                    if not found.contiguous:
                         begin, reach, folded = _core.memory_span(leaf)
                         ranges[-1] = (begin, reach, True)
-                        any_folded = any_folded or (folded and not readonly)
-                    if device != "cpu":
-                        on_device.append((leaf, device, index, address, f"{act}: {leaf_text(names[i])}"))
+                        any_folded = any_folded or (folded and found.writable)
+                    if found.device != "cpu":
+                        text = f"{act}: {leaf_text(names[i])}"
+                        on_device.append((leaf, found.device, found.device_index, found.address, text))
         kinds.append(kind or _kind_of_other(leaf))
         infos.append(info)
     if on_device:  # before ranks compare anything: one that is refused afterwards leaves the others behind

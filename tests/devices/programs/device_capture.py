@@ -9,6 +9,7 @@ import numpy as np
 import samestep as ss
 from device_rank import attempt, rank, report, start
 from fake_arrays import DEFAULT, Array, ConvertingArray, Graph, Stream
+from samestep.distributed import lists
 from samestep.gpu import runtime as gpus
 from samestep.gpu.device_array import DeviceArray
 
@@ -47,7 +48,7 @@ def call_inside_of_a_capture(backend):
             attempt(lambda: world.isend(x, 1) and None)
             attempt(lambda: world.allreduce_tree({"a": x}) and None)
             attempt(lambda: ss.synchronize(world, {"a": x}) and None)
-            attempt(lambda: world.allreduce_multi([x]) and None)
+            attempt(lambda: lists.checked([x], "all_reduce_multigpu", "tensor_list", written=True) and None)
     report(result=world.allreduce(x).get().tolist())
     world.close()
 

@@ -45,23 +45,22 @@ def use_each_operation():
     backend = start()
     for _ in range(2):
         xs = mine()
-        ys = backend.allreduce_multi(xs)
+        ys = list(xs)
+        dist.all_reduce_multigpu(xs)
         report(ok=values_of(ys) == [TOTAL.tolist()] * 2 and all(x is y for x, y in zip(xs, ys, strict=True)))
         xs = mine()
-        backend.reduce_multi(xs, root=LAST, root_array=1)
+        dist.reduce_multigpu(xs, LAST, dst_tensor=1)
         reduced = [part(rank, 0), TOTAL if rank == LAST else part(rank, 1)]
         report(ok=values_of(xs) == [x.tolist() for x in reduced])
         xs = mine()
-        backend.bcast_multi(xs, root=LAST, root_array=1)
+        dist.broadcast_multigpu(xs, LAST, src_tensor=1)
         report(ok=values_of(xs) == [part(LAST, 1).tolist()] * 2)
-        ys = backend.allgather_multi(mine())
-        report(ok=values_of(ys) == [np.stack(PARTS).tolist()] * 2)
         xs = mine()
-        backend.allreduce_multi(xs, ss.premul(rank + 1.0))
+        dist.all_reduce_multigpu(xs, ss.premul(rank + 1.0))
         expected = sum((k + 1) * (part(k, 0) + part(k, 1)) for k in range(size))
         report(ok=values_of(xs) == [expected.tolist()] * 2)
         xs = mine(dtype="float64")
-        backend.allreduce_multi(xs, "avg")
+        dist.all_reduce_multigpu(xs, "avg")
         report(ok=np.allclose(values_of(xs), [TOTAL / (2 * size)] * 2))
     backend.close()
 
@@ -88,7 +87,7 @@ def use_lists_of_any_kind():
 
     def check(xs, op="sum"):
         tables = backend.allgather_object([np.array(x.get() if isinstance(x, Array) else x) for x in xs])
-        backend.allreduce_multi(xs, op)
+        dist.all_reduce_multigpu(xs, op)
         reduce = np.add if op == "sum" else np.bitwise_xor
         expected = reduce.reduce([x for values in tables for x in values])
         report(
@@ -104,13 +103,6 @@ def use_lists_of_any_kind():
     check([np.ones(3), np.ones(3)])
     check([np.ones(3), on(0, np.ones(3))])
     check([on(backend.device, part(rank, 0))])
-    pair = backend.split(0 if rank < 2 else 1)
-    xs = mine()
-    pair.allreduce_multi(xs)
-    ranks = range(min(2, size)) if rank < 2 else range(2, size)
-    report(ok=values_of(xs) == [sum(part(k, 0) + part(k, 1) for k in ranks).tolist()] * 2)
-    ys = backend.allgather_multi(list(reversed(mine())))
-    report(ok=values_of(ys)[0] == [part(k, j).tolist() for k in range(size) for j in (1, 0)])
     backend.close()
 
 
@@ -124,7 +116,7 @@ def reduce_late_arrays():
             x.stream.synchronize()
             x.stream.delay(2000)
             x.set(np.full(257, turn + 1.0, "float32"))
-        work = backend.iallreduce_multi(xs)
+        work = dist.all_reduce_multigpu(xs, async_op=True)
         work.wait()
         wrong += sum(int((x.get() != 2.0 * size * (turn + 1)).any()) for x in xs)
     report(wrong=wrong)
@@ -136,7 +128,7 @@ def use_default_streams():
     wrong = 0
     for turn in range(10):
         xs = [on(2 * rank + j, np.full(257, turn + j, "float32"), fake_arrays.DEFAULT) for j in range(2)]
-        backend.iallreduce_multi(xs).wait()
+        dist.all_reduce_multigpu(xs, async_op=True).wait()
         for j, x in enumerate(xs):
             fake_arrays.call("SetDevice", 2 * rank + j)
             wrong += int((x.get() != size * (2.0 * turn + 1)).any())
@@ -155,23 +147,22 @@ DIFFERENT = {
 
 def differ_in(what):
     backend = start()
-    attempt(lambda: backend.iallreduce_multi(*DIFFERENT[what]()).wait(host=True) and None)
+    attempt(lambda: dist.all_reduce_multigpu(*DIFFERENT[what](), async_op=True).wait(host=True) and None)
     attempt(lambda: backend.allreduce(np.ones(3)).tolist())
     attempt(lambda: backend.close(timeout=20))
 
 
 def start_and_end_three_times():
     for turn in range(3):
-        backend = ss.initialize("nccl", init_method=store(f"store{turn}"), rank=rank, world_size=size)
+        ss.initialize("nccl", init_method=store(f"store{turn}"), rank=rank, world_size=size)
         xs = mine()
-        backend.allreduce_multi(xs)
-        backend.split(0).allgather_multi(xs)
-        backend.allreduce_multi(list(reversed(xs)))
+        dist.all_reduce_multigpu(xs)
+        dist.broadcast_multigpu(xs, 0)
+        dist.all_reduce_multigpu(list(reversed(xs)))
         values_of(xs)
         streams = [x.stream.handle for x in xs]
         del xs
         ss.finalize()
-        backend = None
         gc.collect()
         for stream in streams:
             fake_arrays.call("StreamDestroy", ctypes.c_void_p(stream))

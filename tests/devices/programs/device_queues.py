@@ -13,6 +13,7 @@ import time
 import fake_arrays
 import numpy as np
 import samestep as ss
+import samestep.distributed as dist
 from device_rank import attempt, rank, release_soon, report, start
 from fake_arrays import Array, Stream
 
@@ -198,17 +199,18 @@ def store_into_arrays_of_a_held_stream(verb):
     world = start("native")
     ready, busy = Stream(), Stream()
     x, y = (Array.of(np.full(3, rank + 1.0), ready) for _ in range(2))
-    outs = [Array.of(np.zeros(12), busy) for _ in range(2)]
+    outs = [[Array.of(np.zeros(3), busy) for _ in range(4)] for _ in range(2)]
     short = [Array.of(np.zeros(3), busy) for _ in range(2)]
     ready.synchronize()
     busy.synchronize()
     calls = {
-        "allgather_multi": lambda timeout: world.allgather_multi([x, y], outs=outs, timeout=timeout),
-        "bcast_multi": lambda timeout: world.bcast_multi(short if rank == 1 else [x, y], timeout=timeout),
+        "all_gather_multigpu": lambda: dist.all_gather_multigpu(outs, [x, y]),
+        "broadcast_multigpu": lambda: dist.broadcast_multigpu(short if rank == 1 else [x, y], 0),
     }
+    world._timeout = 1.0 if rank == 1 else 15.0
     if rank == 1:
         busy.hold()
-    attempt(lambda: calls[verb](1.0 if rank == 1 else 15.0) and None)
+    attempt(calls[verb])
     busy.release()
 
 
@@ -259,7 +261,6 @@ def copy_leaves_of_a_held_stream(what):
         "allreduce_tree": lambda timeout: world.allreduce_tree({"a": x, "b": y}, timeout=timeout),
         "synchronize": lambda timeout: ss.synchronize(world, {"a": x, "b": y}, timeout=timeout),
         "same": lambda timeout: world.same({"a": x}, timeout=timeout),
-        "allreduce_multi": lambda timeout: world.allreduce_multi([x, y], timeout=timeout),
         "allreduce_gradients": lambda timeout: ss.allreduce_gradients(
             world, {"a": x}, weight=1.0, timeout=timeout
         ),

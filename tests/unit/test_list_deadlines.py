@@ -4,7 +4,6 @@ import types
 
 import numpy as np
 import pytest
-import samestep as ss
 import samestep.distributed as dist
 from samestep import _core
 from samestep._util import deadline
@@ -54,39 +53,7 @@ def watch(monkeypatch):
     return watch
 
 
-@pytest.fixture
-def backend(watch, monkeypatch):
-    backend = ss.initialize("native", timeout=60.0)
-    monkeypatch.setattr(backend, "_comm", Watched(watch, backend._comm))
-    yield backend
-    monkeypatch.undo()
-    ss.finalize()
-
-
-CALLS = {
-    "allreduce": lambda on, xs, **keywords: on.allreduce_multi(xs, **keywords),
-    "reduce": lambda on, xs, **keywords: on.reduce_multi(xs, **keywords),
-    "bcast": lambda on, xs, **keywords: on.bcast_multi(xs, **keywords),
-    "allgather": lambda on, xs, **keywords: on.allgather_multi(xs, **keywords),
-}
-
-
-@pytest.mark.parametrize("verb", CALLS)
-def test_a_call_has_the_time_that_it_is_given(backend, watch, verb):
-    CALLS[verb](backend, [np.ones(3), np.ones(3)], timeout=GIVEN)
-    assert watch.waits == [10.0]
-    del watch.waits[:]
-    CALLS[verb](backend, [np.ones(3), np.ones(3)])
-    assert watch.waits == [60.0]
-
-
-def test_what_is_waited_for_later_has_time_of_its_own(backend, watch):
-    started = backend.iallreduce_multi([np.ones(3)])
-    started.wait()
-    assert watch.waits == [60.0]
-
-
-def test_functions_of_2019_do_as_well(watch, monkeypatch):
+def test_a_call_has_the_time_of_the_group(watch, monkeypatch):
     dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
     of = groups.the_world()
     with monkeypatch.context() as patched:

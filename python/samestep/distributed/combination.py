@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from samestep import _core, arrays
+from samestep import _core, arrays, internal
 from samestep.arrays import ArrayInfo
+from samestep.group.group import Group
 from samestep.reduce_ops import (
     AVG,
     BAND,
@@ -24,9 +25,6 @@ from samestep.reduce_ops import (
     PROD,
     SUM,
 )
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
 
 _Run = np.ndarray[Any, Any]
 
@@ -51,7 +49,8 @@ class ArrayList(NamedTuple):
 
     act: str
     """The function that the user called, for messages."""
-    arrays: list[Any]
+    arrays: Any
+    """The user's list or tuple."""
     infos: list[ArrayInfo]
 
     @property
@@ -96,7 +95,17 @@ def started(
     """
     length, op = len(listed.arrays), _op_of_runs(code)
     return _core.start_list_on_host(
-        group._comm, verb, run, out, op, root, listed.dtype, code, length, listed.n_elements, root_array
+        internal.communicator(group),
+        verb,
+        run,
+        out,
+        op,
+        root,
+        listed.dtype,
+        code,
+        length,
+        listed.n_elements,
+        root_array,
     )
 
 

@@ -1,0 +1,143 @@
+"""Collectives over lists of arrays, several per rank, which a rank combines in host memory before ranks communicate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from typing import Any, NamedTuple
+
+from samestep import _core, arrays, internal
+from samestep._util.deadline import Deadline
+from samestep.distributed import buffers
+from samestep.distributed import combination as host
+from samestep.distributed.combination import ArrayList
+from samestep.errors import InvalidArgumentError
+from samestep.group.group import Group
+from samestep.reduce_ops import resolve
+
+
+class PendingResult(NamedTuple):
+    """A pending operation, and the function that stores its result when it has ended."""
+
+    work: _core.Work
+    finish: Callable[[], None]
+    deadline: Deadline
+    """The timeout of a blocking call."""
+
+
+def checked(given: Any, act: str, name: str, *, written: bool) -> ArrayList:
+    """A user's list, whose arrays are `written`, or replaced if they cannot be.
+
+    Raises:
+      TypeError: no list or tuple, or an entry that is not an array.
+      InvalidArgumentError: it is empty, or entries differ in dtype or count, or cannot be written or replaced.
+      UnavailableError: the stream of an array is being captured into a graph.
+    """
+    if isinstance(given, (list, tuple)) and not given:
+        raise InvalidArgumentError(f"{act}: {name} must have at least one array")
+    if not isinstance(given, (list, tuple)):
+        raise TypeError(f"{act}: {name} must be a list or tuple of arrays, got {type(given).__name__}")
+    like = buffers.described(given[0], act, f"{name}[0]")
+    infos = buffers.listed(given, len(given), like, act, name, written=written)
+    for x, known in zip(given, infos, strict=True):
+        if known.device != "cpu":
+            _core.refuse_capture(x, act)
+    return ArrayList(act, given, infos)
+
+
+def called(listed: ArrayList) -> _core.UserCall:
+    """For texts of errors of what is started meanwhile."""
+    n = len(listed.arrays)
+    return _core.UserCall(f"{listed.act} of {n} array{'s' * (n > 1)} of {listed.dtype}[{listed.n_elements}]")
+
+
+def require_index(value: int, listed: ArrayList, name: str) -> None:
+    """Raises InvalidArgumentError unless `value` is the index of an array of the list."""
+    if not 0 <= value < len(listed.arrays):
+        raise InvalidArgumentError(
+            f"{listed.act}: {name} {value} is outside the list of {len(listed.arrays)} arrays"
+        )
+
+
+def reduce(group: Group, listed: ArrayList, op: Any, root: int = -1, root_array: int = 0) -> PendingResult:
+    """Reduces over all arrays into all of them, or into one of `root`."""
+    code, factor = resolve(op, listed.act)
+    deadline = Deadline(group.timeout)
+    _await_streams(group, listed, listed.arrays, deadline.left())
+    how = host.Combination(listed, code, factor, group.size)
+    rows = how.combined(group)
+    verb, written = "allreduce", None
+    if root >= 0:
+        verb, written = "reduce", range(root_array, root_array + (group.rank == root))
+    work = host.started(group, listed, verb, rows, rows, code=code, root=root, root_array=root_array)
+
+    def finish() -> None:
+        _store(group, listed, lambda into: how.store(rows, into), written, deadline)
+
+    return PendingResult(work, finish, deadline)
+
+
+def bcast(group: Group, listed: ArrayList, root: int, root_array: int) -> PendingResult:
+    """Gives all arrays the elements of one of root's."""
+    deadline = Deadline(group.timeout)
+    written = set(range(len(listed.arrays)))
+    run = host.shared_memory(group, (listed.infos[0].nbytes,))
+    if group.rank == root:
+        written -= {root_array}
+        _await_streams(group, listed, listed.arrays, deadline.left())
+        _core.pack([listed.arrays[root_array]], run)
+    work = host.started(group, listed, "bcast", run, run, root=root, root_array=root_array)
+
+    def store(into: list[Any]) -> None:
+        for x in into:
+            _core.unpack(run, [x])
+
+    return PendingResult(work, lambda: _store(group, listed, store, written, deadline), deadline)
+
+
+def allgather(group: Group, listed: ArrayList, receives: Sequence[ArrayList]) -> PendingResult:
+    """Gathers all arrays in each list of `receives`."""
+    n = len(listed.arrays)
+    deadline = Deadline(group.timeout)
+    # Bytes on all ranks, whatever their arrays are: the plan of an operation depends on its dtype.
+    run = host.shared_memory(group, (group.size * n * listed.infos[0].nbytes,))
+    joined = host.shared_memory(group, (n * listed.infos[0].nbytes,))
+    _await_streams(group, listed, listed.arrays, deadline.left())
+    _core.pack(listed.arrays, joined)
+    work = host.started(group, listed, "allgather", joined, run)
+
+    def finish() -> None:
+        for into in receives:
+            _store(group, listed, lambda pieces: _core.unpack(run, pieces), None, deadline, receives=into)
+
+    return PendingResult(work, finish, deadline)
+
+
+def _await_streams(group: Group, listed: ArrayList, given: Sequence[Any], left: float | None) -> None:
+    """Before a copy, which has no deadline; None: that of the group."""
+    with called(listed):
+        internal.await_streams(group, [x for x in given if arrays.info(x).device != "cpu"], left)
+
+
+def _store(
+    group: Group,
+    listed: ArrayList,
+    store: Callable[[list[Any]], None],
+    written: Container[int] | None,
+    deadline: Deadline,
+    *,
+    receives: ArrayList | None = None,
+) -> None:
+    """Stores a result in the arrays of a list, or some; those that cannot be written are replaced by new ones.
+
+    The list is that of the call, or `receives`.
+    """
+    given, known = (receives or listed)[1:]
+    which = [i for i in range(len(known)) if written is None or i in written]
+    into = [given[i] if known[i].writable else arrays.new_like(given[i]) for i in which]
+    left = deadline.left()  # a call that has not waited until now gets the time of the group
+    _await_streams(group, listed, into, left if left > 0 else None)
+    store(into)
+    for i, target in zip(which, into, strict=True):
+        _core.bump_version(target)
+        if not known[i].writable:
+            given[i] = arrays.to_library_of(given[i], target)

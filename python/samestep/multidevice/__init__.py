@@ -1,1 +1,0 @@
-"""Collectives with several arrays on each rank."""
