@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from running import program
+from torch_versions import finds_backends
 
 torch = pytest.importorskip("torch")
 
@@ -33,6 +34,7 @@ def ended(backend, **variables):
 
 
 @pytest.mark.slow
+@finds_backends
 def test_a_script_that_nothing_has_launched_is_a_world_of_one():
     done = ended("samestep")
     assert (done.returncode, done.stdout) == (0, "1 [1.0, 1.0]\n"), done.stderr
@@ -45,6 +47,7 @@ def test_a_rank_whose_number_was_forgotten_is_no_world_of_one():
 
 
 @pytest.mark.slow
+@finds_backends
 def test_host_tensors_may_have_a_backend_beside_that_of_gpus():
     found = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     done = ended("cpu:samestep,cuda:nccl", **found)

@@ -12,6 +12,7 @@ import torch_models as models  # noqa: E402
 from at_once import run_at_once  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch_versions import since  # noqa: E402
 
 pytestmark = [
     pytest.mark.ranks(2, timeout=120, backends=["native"]),
@@ -235,8 +236,8 @@ def test_a_language_model_learns_the_same(over):
                 loss.backward()
                 opt.step()
             total = loss.detach().clone()
-            dist.all_reduce(total, dist.ReduceOp.AVG)
-            losses.append(total.item())
+            dist.all_reduce(total)  # not AVG, which the gloo of torch 2.4 lacks
+            losses.append(total.item() / 2)
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
     assert losses[0] < 2.0  # guessing costs ln(17) = 2.83
 
@@ -347,6 +348,7 @@ def test_works_that_only_cpp_holds_answer_whatever_the_stack_is(over, depth):
             assert torch.equal(a, b)
 
 
+@since(2, 5, "registry of works")
 @pytest.mark.parametrize("n", [1, 100_000])
 def test_cpp_waits_for_a_work_that_python_has_dropped(over, n):
     from torch._C import _distributed_c10d as c10d

@@ -14,7 +14,19 @@ pytestmark = [
 ]
 MIXED = "cpu:samestep,meta:standin"
 NEEDS_NO_BACKEND = {
-    *("BackendType", "CUSTOM", "GLOO", "MPI", "NCCL", "UCC", "UNDEFINED", "XCCL", "_pybind11_conduit_v1_"),
+    *(
+        "BackendType",
+        "Options",
+        "options",
+        "CUSTOM",
+        "GLOO",
+        "MPI",
+        "NCCL",
+        "UCC",
+        "UNDEFINED",
+        "XCCL",
+        "_pybind11_conduit_v1_",
+    ),
     *(
         "_add_ephemeral_timeout",
         "_backend_id",
@@ -23,6 +35,7 @@ NEEDS_NO_BACKEND = {
         "_register_backend",
         "_set_default_backend",
     ),
+    *("Options", "options"),
     *("_register_on_completion_hook", "_set_group_desc", "_set_group_name", "bound_device_id", "boxed"),
     *("group_desc", "group_name", "name", "rank", "size", "unbox", "use_pg_for_symm_mem_rendezvous"),
 }
@@ -166,6 +179,8 @@ def test_torch_gets_an_answer_or_an_error_to_whatever_it_asks(over):
                 getattr(group, name)()
         for name in ("_supports_reconfigure", "_supports_window"):
             assert not getattr(world.distributed_c10d, name, bool)()
+        assert group._device_types == [torch.device("cpu")]
+    assert group._device_types == []  # of no group that torch knows: torch 2.15 asks this before it knows it
 
 
 def test_one_tensor_gathers_those_of_all_ranks(over):

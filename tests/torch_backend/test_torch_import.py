@@ -6,10 +6,11 @@ import sys
 
 import pytest
 from running import script
+from torch_versions import finds_backends
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, finds_backends]
 
 LAUNCHERS = ("SAMESTEP_", "OMPI_", "PMI", "SLURM_")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from running import RUN_COMMAND, program
+from torch_versions import finds_backends
 
 torch = pytest.importorskip("torch")
 
@@ -62,6 +63,7 @@ def end_of(argv, env, tmp_path):
     return process.returncode, printed
 
 
+@finds_backends
 @pytest.mark.parametrize("launcher", [by_samestep, by_torchrun, by_mpirun])
 def test_the_example_learns(launcher, environment, tmp_path):
     if not SCRIPT.exists():
@@ -73,6 +75,7 @@ def test_the_example_learns(launcher, environment, tmp_path):
     assert float(re.findall(r"ranks 2, last loss (\S+)", printed)[0]) < 0.02
 
 
+@finds_backends
 def test_who_does_not_say_goodbye_delivers_its_messages(environment, tmp_path):
     argv, extra = by_samestep(2, *program("torch_backend/collectives", "send_without_waiting"))
     code, printed = end_of(argv, environment | extra, tmp_path)
@@ -105,6 +108,7 @@ def of_no_launcher(environment):
 OPENMPI = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
 
 
+@finds_backends
 @pytest.mark.parametrize(
     ("backend", "launcher", "text"),
     [
@@ -144,6 +148,7 @@ def free_job():
     raise AssertionError("no port is free")
 
 
+@finds_backends
 def test_tasks_of_srun_meet_at_the_first_host_of_their_step(environment):
     env = of_no_launcher(environment) | free_job() | {"SLURM_STEP_NUM_TASKS": "2"}
     ranks = [

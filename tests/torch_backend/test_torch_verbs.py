@@ -10,6 +10,8 @@ import samestep as ss
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
+from torch_versions import since  # noqa: E402
+
 pytestmark = [
     pytest.mark.ranks(1, 3, timeout=120, backends=["native"]),
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch renames its verbs
@@ -421,6 +423,7 @@ def test_sharded_optimizer(over):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@since(2, 6, "torch.distributed.fsdp.fully_shard")
 def test_fully_sharded_parameters(over):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

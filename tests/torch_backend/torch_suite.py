@@ -88,7 +88,7 @@ def put_the_host_in_the_place_of_gpus():
         kind.cuda = lambda self, *args, **named: self
     for name in ("set_device", "synchronize"):
         setattr(torch.cuda, name, lambda *args, **named: None)
-    torch.Stream = HostStream  # a build for GPUs would make one of theirs
+    torch.Stream = torch.cuda.Stream = HostStream  # a build for GPUs would make one of theirs
     distributed_test.init_multigpu_helper = lambda size, backend: {r: [r] for r in range(size)}
     ddp = torch.nn.parallel.DistributedDataParallel
     init = ddp.__init__
@@ -108,6 +108,11 @@ class Impatient:
 
 
 distributed_test.time = common_distributed.time = Impatient()
+FAIL_ON_THEIR_OWN = {
+    "test_new_subgroups_by_enumeration_input_rank_exceeds_world_size",
+    "test_static_graph_multi_forward",
+}
+"""In torch 2.4: over gloo, too."""
 NAMES = unittest.TestLoader().getTestCaseNames(Suite)
 
 
@@ -131,7 +136,8 @@ def run(name, how="+"):
 def listed():
     """The names of the list that must pass, as far as this torch has them, and how."""
     lines = Path(__file__).with_name("torch_suite_names.txt").read_text().splitlines()
-    return {line[2:]: line[0] for line in lines if line[0] in "+h4" and line[2:] in NAMES}
+    has = set(NAMES) - (FAIL_ON_THEIR_OWN if torch.__version__.startswith("2.4.") else set())
+    return {line[2:]: line[0] for line in lines if line[0] in "+h4" and line[2:] in has}
 
 
 def run_each(names):

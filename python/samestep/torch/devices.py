@@ -28,12 +28,12 @@ class DeviceHalves:
         self._members = members
         self.made: dict[str, Any] = {}  # by kinds of device
 
-    def backends(self) -> dict[str, str]:
-        """The names of the other backends, by kinds of device."""
+    def backends(self) -> dict[str, str] | None:
+        """The names of the other backends, by kinds of device; None if torch does not know the group (any more)."""
         try:
             config = dist.get_backend_config(self._group)
-        except (AssertionError, RuntimeError, ValueError):  # torch does not know the group yet, or any more
-            return {}
+        except Exception:  # of a class that depends on the version
+            return None
         pairs = (part.split(":") for part in config.split(",") if ":" in part)
         return {device: name for device, name in pairs if device != "cpu" and name != "samestep"}
 
@@ -53,7 +53,7 @@ class DeviceHalves:
         if kind == "cpu":
             return None
         if kind not in self.made:
-            name = self.backends().get(kind)
+            name = (self.backends() or {}).get(kind)
             if name is None:
                 return None
             self.made[kind] = dist.new_group(

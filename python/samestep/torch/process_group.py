@@ -58,6 +58,8 @@ class ProcessGroup(verbs.Verbs, dist.ProcessGroup):
     supports_shrinking = False
     supports_reconfigure = False
     supports_window = False
+    supports_abort_hooks = False
+    supports_completion_hooks = False
 
     def __init__(self, options: Any, *, name: str = "") -> None:
         super().__init__(options.group_rank, options.group_size)
@@ -129,9 +131,15 @@ class ProcessGroup(verbs.Verbs, dist.ProcessGroup):
     def getGroupDesc(self) -> str:
         return self._desc
 
+    # torch 2.4 does not ask for these by the functions above.
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu"), *map(torch.device, self._devices.backends())]
+        others = self._devices.backends()
+        # Empty while torch makes the group: torch 2.15 then attaches no recorder, which needs a backend in C++.
+        return [] if others is None else [torch.device("cpu"), *map(torch.device, others)]
 
     def _get_backend_name(self) -> str:
         """What torch's sharded tensors ask for, to know whether a shard that is elsewhere is on the host."""

@@ -49,8 +49,19 @@ _NAMED = {
         torch.complex64,
         torch.complex128,
     ),
-    *(torch.float8_e4m3fn, torch.float8_e5m2),
 }
+
+
+def _is_exchanged(dtype: torch.dtype) -> bool:
+    """Whether this torch gives such tensors away by DLPack, by which the core reads them."""
+    try:
+        torch.empty(0, dtype=dtype).__dlpack__()
+    except (BufferError, RuntimeError, TypeError):
+        return False
+    return True
+
+
+_NAMED |= set(filter(_is_exchanged, (torch.float8_e4m3fn, torch.float8_e5m2)))
 
 
 class NotOnHostError(InvalidArgumentError):
