@@ -1,9 +1,6 @@
 #include "jax/device_ranks.h"
 
-#include <algorithm>
 #include <limits>
-#include <numeric>
-#include <set>
 
 #include "core/error.h"
 #include "core/format.h"
@@ -11,8 +8,7 @@
 namespace samestep {
 namespace {
 
-constexpr Seconds kLeaving{2.0};   // for the others to end their programs too
-constexpr int kProcessShift = 11;  // of JAX's device ids on CPU: (process << 11) + number within the process
+constexpr Seconds kLeaving{2.0};  // for the others to end their programs too
 
 }  // namespace
 
@@ -22,58 +18,8 @@ Communicator& DeviceGroup::get() const {
   return *communicator;
 }
 
-int DeviceLayout::rank_of(DeviceId device) const {
-  const int owner = device >> kProcessShift, number = device & ((1 << kProcessShift) - 1);
-  if (owner < 0 || owner >= static_cast<int>(counts.size())) return -1;
-  if (number >= counts[static_cast<std::size_t>(owner)]) return -1;
-  return std::accumulate(counts.begin(), counts.begin() + owner, 0) + number;
-}
-
-int DeviceLayout::local_number(DeviceId device) const {
-  if (rank_of(device) < 0 || device >> kProcessShift != process) return -1;
-  return device & ((1 << kProcessShift) - 1);
-}
-
-DeviceRanks::DeviceRanks(const RanksCapsule& ranks, DeviceLayout layout, Seconds timeout)
-    : functions_(ranks),
-      worlds_(ranks.ranks),
-      layout_(std::move(layout)),
-      timeout_(timeout),
-      splits_(worlds_.size()),
-      busy_(worlds_.size()) {}
-
-std::shared_ptr<Communicator> DeviceRanks::split(int color, int key, const void* caller) {
-  std::shared_ptr<Communicator> group = split_by_color(color, key, caller);
-  // Not while the group is made: that waits for other devices, perhaps of this process, which call this function, too.
-  const std::lock_guard lock(mutex_);
-  std::erase_if(groups_, [](const auto& each) { return each.expired(); });  // a program may split at every step
-  groups_.push_back(group);
-  return group;
-}
-
-std::shared_ptr<Communicator> DeviceRanks::split_by_color(int color, int key, const void* caller) {
-  const auto index = static_cast<std::size_t>(key);
-  // The words on the stack are a guess. A list counts only if it fits what XLA passes: the first device is the color,
-  // and the device at the caller's rank belongs to this process.
-  const DeviceIds devices = find_clique(caller, [&](const DeviceIds& ids) {
-    const auto is_device = [&](DeviceId id) { return layout_.rank_of(id) >= 0; };
-    return ids.front() == color && index < ids.size() && layout_.local_number(ids[index]) >= 0 &&
-           std::all_of(ids.begin(), ids.end(), is_device) &&
-           std::set<DeviceId>(ids.begin(), ids.end()).size() == ids.size();
-  });
-  // Then the other members are unknown, and only a split of the whole world, in which all processes take part, can find
-  // them.
-  if (devices.empty()) return split_as_mpi(color, key);
-  std::vector<int> members;
-  std::string list;
-  for (const DeviceId device : devices) {
-    members.push_back(layout_.rank_of(device));
-    list += str(list.empty() ? "" : ",", device);
-  }
-  Communicator& world = *worlds_[static_cast<std::size_t>(layout_.local_number(devices[index]))];
-  // The members compare the list, so one that was misread ends in an error instead of a wrong group.
-  return world.group(members, Deadline::after(timeout_), str("jax devices ", list));
-}
+DeviceRanks::DeviceRanks(const RanksCapsule& ranks, Seconds timeout)
+    : functions_(ranks), worlds_(ranks.ranks), timeout_(timeout), splits_(worlds_.size()), busy_(worlds_.size()) {}
 
 std::size_t DeviceRanks::take_rank() {
   const std::lock_guard lock(mutex_);
@@ -93,10 +39,7 @@ std::size_t DeviceRanks::take_rank() {
   return best;
 }
 
-/// XLA makes a communicator for each device by a call of its own, from any thread, and does not say for which device.
-/// So each call uses the rank that has made the fewest groups: all devices of a program make their groups in the same
-/// order, and which of a process's ranks stands for which device in one group is of no importance.
-std::shared_ptr<Communicator> DeviceRanks::split_as_mpi(int color, int key) {
+std::shared_ptr<Communicator> DeviceRanks::split(int color, int key) {
   const std::size_t rank = take_rank();
   struct Return {
     DeviceRanks& ranks;
@@ -106,7 +49,17 @@ std::shared_ptr<Communicator> DeviceRanks::split_as_mpi(int color, int key) {
       ranks.busy_[rank] = false;
     }
   } const on_return{*this, rank};
-  return worlds_[rank]->split(color, key, Deadline::after(timeout_));
+  // Without the lock: this waits for other devices, perhaps of this process, which call this function, too.
+  std::shared_ptr<Communicator> group = worlds_[rank]->split(color, key, Deadline::after(timeout_));
+  const std::lock_guard lock(mutex_);
+  std::erase_if(groups_, [](const auto& each) { return each.expired(); });  // a program may split at every step
+  groups_.push_back(group);
+  return group;
+}
+
+void DeviceRanks::leave_world(const std::string& reason) {
+  const auto error = std::make_exception_ptr(UnavailableError(reason));
+  for (const auto& world : worlds_) world->abandon(error, reason);
 }
 
 void DeviceRanks::wait(Communicator& group, const Communicator::WorkPtr& work) {

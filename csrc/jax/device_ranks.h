@@ -9,7 +9,6 @@
 
 #include "communicator/communicator.h"
 #include "core/deadline.h"
-#include "jax/clique_key.h"
 #include "jax/ranks_capsule.h"
 
 namespace samestep {
@@ -29,28 +28,24 @@ struct DeviceRequest {
   Communicator::WorkPtr work;
 };
 
-/// Where the ranks of a JAX program are: its devices, process by process.
-struct DeviceLayout {
-  int process = 0;            ///< this one
-  std::vector<int> counts{};  ///< by process: devices
-
-  /// The rank of a device, or -1 for what is no device of the program.
-  int rank_of(DeviceId device) const;
-  /// The device's number within this process, or -1.
-  int local_number(DeviceId device) const;
-};
-
 /// The ranks of this process in the world of all devices of a JAX program: one for each local device. Thread-safe.
 class DeviceRanks {
  public:
-  DeviceRanks(const RanksCapsule& ranks, DeviceLayout layout, Seconds timeout);
+  DeviceRanks(const RanksCapsule& ranks, Seconds timeout);
 
   int rank() const { return worlds_.front()->rank(); }
   int size() const { return worlds_.front()->size(); }
 
   /// The group of devices whose first one is `color` and in which the calling device has rank `key`. Collective over
-  /// these devices where `find_clique` finds which they are; else, as in MPI, over all devices of the program.
-  std::shared_ptr<Communicator> split(int color, int key, const void* caller);
+  /// all devices of the program, as in MPI.
+  ///
+  /// XLA makes a communicator for each device by a call of its own, from any thread, and does not say for which device.
+  /// So each call uses the rank that has made the fewest groups: all devices of a program make their groups in the same
+  /// order, and which of a process's ranks stands for which device in one group is of no importance.
+  std::shared_ptr<Communicator> split(int color, int key);
+
+  /// Leaves the world and all groups because of a program of this process: the others learn why.
+  void leave_world(const std::string& reason);
 
   /// Runs a collective to its end.
   void run(Communicator& group, const CollectiveArgs& args) { wait(group, (group.*functions_.run)(args)); }
@@ -65,17 +60,14 @@ class DeviceRanks {
   void close();
 
  private:
-  std::shared_ptr<Communicator> split_by_color(int color, int key, const void* caller);
-  std::shared_ptr<Communicator> split_as_mpi(int color, int key);
   void meet_at_end();
   std::size_t take_rank();
 
   RanksCapsule functions_;
   std::vector<std::shared_ptr<Communicator>> worlds_;
-  DeviceLayout layout_;
   Seconds timeout_;
   std::mutex mutex_;
-  std::vector<std::uint64_t> splits_;  // by local rank: groups made as in MPI
+  std::vector<std::uint64_t> splits_;  // by local rank: groups made
   std::vector<bool> busy_;
   std::vector<std::weak_ptr<Communicator>> groups_;
   // `meet_at_end` loads the second before the first, in the default order: if they are equal, no wait was pending.

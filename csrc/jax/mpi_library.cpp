@@ -159,12 +159,14 @@ SAMESTEP_EXPORT int MPIABI_Comm_size(Handle comm, int* size) {
 }
 
 SAMESTEP_EXPORT int MPIABI_Comm_split(Handle comm, int color, int key, Handle* made) {
-  // Taken here, in the exported function itself, whose caller is XLA. Deeper it would be an address in this library.
-  const void* const caller = __builtin_return_address(0);
   auto group = std::make_unique<DeviceGroup>();
   const int result = guarded([&] {
     if (comm != kWorld) throw InvalidArgumentError("JAX splits another communicator than MPI_COMM_WORLD");
-    group->communicator = world().split(color, key, caller);
+    if (const std::string problem = problem_of_programs(); !problem.empty()) {
+      world().leave_world(problem);
+      throw UnavailableError(problem);
+    }
+    group->communicator = world().split(color, key);
   });
   // A handle is made even then: XLA does not look at the result, and later calls report the problem.
   if (result != kSuccess) group->problem = last_error;

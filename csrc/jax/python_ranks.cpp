@@ -7,7 +7,7 @@
 namespace samestep {
 namespace {
 
-// XLA initialises MPI on a thread of its choice, which may be unknown to Python; PyGILState handles both kinds.
+// XLA calls on a thread of its choice, which may be unknown to Python; PyGILState handles both kinds.
 struct Gil {
   PyGILState_STATE state = PyGILState_Ensure();
   Gil() = default;
@@ -46,16 +46,19 @@ std::unique_ptr<DeviceRanks> open_device_ranks() {
   const Reference opened = checked(PyObject_CallMethod(module.get(), "open_ranks", nullptr));
   void* const held = PyCapsule_GetPointer(PyTuple_GetItem(opened.get(), 0), RanksCapsule::kName);
   if (held == nullptr) throw_python_error();
-  DeviceLayout layout;
-  layout.process = static_cast<int>(PyLong_AsLong(PyTuple_GetItem(opened.get(), 1)));
-  PyObject* const counts = PyTuple_GetItem(opened.get(), 2);
-  for (Py_ssize_t i = 0; i < PyTuple_Size(counts); ++i) {
-    layout.counts.push_back(static_cast<int>(PyLong_AsLong(PyTuple_GetItem(counts, i))));
-  }
-  const double timeout = PyFloat_AsDouble(PyTuple_GetItem(opened.get(), 3));
-  // One check for all conversions above: an error of any of them stays set.
+  const double timeout = PyFloat_AsDouble(PyTuple_GetItem(opened.get(), 1));
+  // An error of the conversion stays set.
   if (PyErr_Occurred() != nullptr) throw_python_error();
-  return std::make_unique<DeviceRanks>(*static_cast<RanksCapsule*>(held), std::move(layout), Seconds(timeout));
+  return std::make_unique<DeviceRanks>(*static_cast<RanksCapsule*>(held), Seconds(timeout));
+}
+
+std::string problem_of_programs() {
+  const Gil gil;
+  const Reference module = checked(PyImport_ImportModule("samestep.jax.programs"));
+  const Reference problem = checked(PyObject_CallMethod(module.get(), "problem", nullptr));
+  const char* const text = PyUnicode_AsUTF8(problem.get());
+  if (text == nullptr) throw_python_error();
+  return text;
 }
 
 }  // namespace samestep

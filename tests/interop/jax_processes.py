@@ -27,13 +27,24 @@ def summed(devices, width=100):
     np.testing.assert_array_equal(found, x.sum(0, keepdims=True))
 
 
-def submeshes():
-    """Groups with the same first device, of some processes only, in orders that are no order of device ids."""
+def orders_and_parts():
+    """Meshes of all devices in several orders work. One of two devices is refused, on all processes."""
     import jax
 
-    devices = jax.devices()
-    for members in ([0, 1], [0, 2], [2, 1], [2, 1, 0], [0], [2], [1, 0, 2]):
-        summed([devices[i] for i in members])
+    devices, texts = jax.devices(), []
+    for turn in range(3):
+        summed(devices[turn:] + devices[:turn])
+    summed(jax.local_devices()[:1])  # nothing to communicate
+    for mesh in (devices[:2], devices[::-1], devices):
+        try:
+            summed(mesh)
+        except jax.errors.JaxRuntimeError as error:
+            texts.append(str(error))
+    has_part = any(device.process_index == jax.process_index() for device in devices[:2])
+    assert len(texts) == 2 + has_part, texts
+    for text in texts:
+        assert f"communicates between 2 of the {len(devices)} devices of the job" in text
+        assert "JAX_CPU_COLLECTIVES_IMPLEMENTATION=gloo" in text
 
 
 def many_times():

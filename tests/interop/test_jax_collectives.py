@@ -136,9 +136,10 @@ def test_every_collective_is_that_of_numpy(n_processes, n_devices, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_devices", [1, 2])
-def test_meshes_over_some_processes(n_devices):
+def test_a_program_over_some_of_the_devices_is_refused_at_once(n_devices):
     pytest.importorskip("jax")
-    assert [code for code, *_ in run(3, "submeshes", n_devices=n_devices)] == [0, 0, 0]
+    results = run(3, "orders_and_parts", n_devices=n_devices)
+    assert [code for code, *_ in results] == [0, 0, 0], results
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ import samestep as ss
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
+from torch_versions import since  # noqa: E402
+
 pytestmark = [
     pytest.mark.ranks(1, 3, timeout=120, backends=["native"]),
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch renames its verbs
@@ -142,6 +144,21 @@ def test_a_part_of_the_ranks_has_both_backends_too(mixed):
         world.all_reduce(x, group=some)
         assert torch.equal(x, on("cpu") * len(ranks))
         assert [device.ranks for device in made] == [(ranks.index(world.get_rank()), len(ranks))]
+
+
+@since(2, 5, "call of `shutdown` when a group ends")
+@pytest.mark.parametrize("ends", ["first", "with the world"])
+def test_the_half_of_a_device_ends_with_its_group(mixed, ends):
+    some = mixed.new_group(list(range(mixed.get_world_size())))
+    for _ in range(2):
+        mixed.all_reduce(on("meta"), group=some)
+    (half,) = made
+    if ends == "first":
+        mixed.destroy_process_group(some)
+        with pytest.raises(KeyError):
+            mixed.get_process_group_ranks(half)  # torch does not know it any more
+        mixed.all_reduce(on("meta"))
+        assert len(made) == 2
 
 
 def test_the_group_says_which_devices_it_serves(mixed):

@@ -134,3 +134,26 @@ def test_a_shard_that_is_elsewhere_is_on_the_host(world):
         assert {value.device for value in saved.values()} == {torch.device("cpu")}
         net.load_state_dict(saved)
     assert world.get_backend() == "samestep"
+
+
+class EndsDuringAWait:
+    """An operation that another thread completes just after the deadline of a wait."""
+
+    ended = False
+
+    def wait(self, seconds, ends_group):
+        if not self.ended:
+            self.ended = True
+            raise ss.TimeoutError("the deadline has passed")
+
+    def done(self):
+        return self.ended
+
+
+@pytest.mark.ranks(1, timeout=60, backends=["native"])
+def test_the_deadline_of_one_wait_is_no_error_of_the_operation():
+    from samestep.torch.work import Work
+
+    work = Work([EndsDuringAWait()], [torch.ones(1)], 20.0)
+    assert work.wait(datetime.timedelta(milliseconds=1))
+    assert work.is_success()

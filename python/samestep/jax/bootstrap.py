@@ -38,12 +38,11 @@ _XLA_THREADS = ("PJRT_NPROC", "NPROC")  # in the order in which XLA looks at the
 _kept: list[Any] = []  # what has to live as long as the ranks
 
 
-def open_ranks() -> tuple[Any, int, tuple[int, ...], float]:
+def open_ranks() -> tuple[Any, float]:
     """Brings the devices of all processes together. Collective; called by the library that jaxlib has loaded.
 
     Returns:
-      A capsule with a group of all devices for each device of this process; the number of this process; how many
-      devices each process has; and the seconds that any operation may take.
+      A capsule with a group of all devices for each device of this process, and the seconds that an operation may take.
 
     Raises:
       TimeoutError: names the ranks that did not join.
@@ -76,7 +75,7 @@ def open_ranks() -> tuple[Any, int, tuple[int, ...], float]:
 
     with ThreadPoolExecutor(mine) as pool:
         ranks = list(pool.map(open_rank, range(first, first + mine)))
-    return _core.capsule_of(ranks), process, tuple(counts), timeout
+    return _core.capsule_of(ranks), timeout
 
 
 def _open_store(

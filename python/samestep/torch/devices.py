@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
@@ -27,6 +28,15 @@ class DeviceHalves:
         self._group = group
         self._members = members
         self.made: dict[str, Any] = {}  # by kinds of device
+
+    def close(self) -> None:
+        """Ends these groups, too. Those of the world torch ends itself."""
+        if self._group is dist.group.WORLD:
+            return
+        while self.made:
+            _, half = self.made.popitem()
+            with contextlib.suppress(ValueError):  # torch has ended it already
+                dist.destroy_process_group(half)
 
     def backends(self) -> dict[str, str] | None:
         """The names of the other backends, by kinds of device; None if torch does not know the group (any more)."""

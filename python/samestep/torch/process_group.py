@@ -113,10 +113,13 @@ class ProcessGroup(verbs.Verbs, dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Ends the group, see `GroupShutdown.end`. Idempotent."""
+        self._devices.close()
         self._lifetime.end()
 
     def abort(self) -> None:
         """This rank leaves immediately. Pending operations fail on it, and on ranks that wait for it."""
+        for half in self._devices.made.values():
+            half.abort()
         self._lifetime.leave("it called abort")
 
     def setGroupName(self, name: str) -> None:

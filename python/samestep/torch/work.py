@@ -153,8 +153,12 @@ class Work(dist.Work):
             else:
                 _wait_for_all(parts, seconds, ends_group)
         except Error as error:
-            if not ends_group and not all(part.done() for part in parts):
-                raise for_torch(error) from None
+            if not ends_group:
+                if not all(part.done() for part in parts):
+                    raise for_torch(error) from None
+                # Another thread has completed it since, and the error may be that of this wait alone.
+                self._complete(self._timeout, True)
+                return
             failed = for_torch(error)
         # Of several threads that wait, one finishes. Callbacks of futures run without the lock.
         with self.__dict__.setdefault("_finishing", threading.Lock()):
