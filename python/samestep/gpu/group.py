@@ -87,8 +87,8 @@ def open_group(
 ) -> _core.Communicator:
     """The group of `comm` that takes arrays of `device` as well. Collective.
 
-    Environment: `SAMESTEP_STAGING_BYTES` is how many bytes of a long array go through the host at a time (default
-    4 MiB).
+    Environment: `SAMESTEP_STAGING_BYTES` is how many bytes of a long array go through the host at a time, at most
+    (default 4 MiB).
     """
     nccl = nccl_of(kind) if with_nccl else None
     piece = int(_settings.get(_settings.STAGING_BYTES) or "0")

@@ -8,8 +8,8 @@ import sys
 import threading
 
 import numpy as np
-from device_rank import release_soon, report, start
-from fake_arrays import Array, Stream, counts, runtime, slow_calls
+from device_rank import release_soon, report, size, start
+from fake_arrays import Array, Stream, counts, longest_copy, runtime, slow_calls
 from samestep.gpu import runtime as gpus
 from samestep.gpu.device_array import DeviceArray
 
@@ -99,6 +99,22 @@ def keep_an_array_until_the_process_ends():
     at_exit.argtypes = [ctypes.c_void_p] * 3
     assert at_exit(deleter, address, None) == 0
     report(ended=True)
+
+
+def copy_in_segments(sizes):
+    """The longest copy of a reduction and of a gathering, by the bytes that they move."""
+    world = start("native")
+    for nbytes in sizes:
+        x = Array.of(np.ones(nbytes, "uint8"), Stream())
+        rows = Array.of(np.ones((size, nbytes // size), "uint8"), Stream())
+        x.stream.synchronize()
+        rows.stream.synchronize()
+        longest_copy()
+        world.allreduce(x, "max", timeout=20.0)
+        reduced = longest_copy()
+        world.alltoall(rows, out=rows, timeout=20.0)
+        report(reduced=reduced, exchanged=longest_copy())
+    world.close()
 
 
 if __name__ == "__main__":
