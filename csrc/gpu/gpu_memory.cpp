@@ -59,6 +59,11 @@ std::shared_ptr<std::byte> BufferPool::take(std::size_t nbytes) {
   }
   // Without the mutex: pinning takes as long as copying, and other threads return blocks meanwhile.
   if (block.data == nullptr) block = allocate(nbytes);
+  {
+    const std::lock_guard lock(mutex_);
+    used_nbytes_ += block.nbytes;
+    most_cached_nbytes_ = std::max(most_cached_nbytes_, used_nbytes_);
+  }
   auto* const data = static_cast<std::byte*>(block.data);
   // The deleter owns the pool: a block may be in use when the group that made the pool has ended.
   return {data, [self = shared_from_this(), block = std::move(block)](std::byte*) { self->recycle(block); }};
@@ -69,6 +74,7 @@ void BufferPool::recycle(const Block& block) {
   {
     const std::lock_guard lock(mutex_);
     free_.push_back(block);
+    used_nbytes_ -= block.nbytes;
     if (!is_pinned_) return;
     cached_nbytes_ += block.nbytes;
     // Those that have not been used for longest: of lengths that no longer occur the cache would stay full.
