@@ -185,6 +185,7 @@ void bind_libraries(py::module_& m) {
       .def("current_device", &GpuLibrary::current_device, NoGil())
       .def("set_device", &GpuLibrary::set_device, "device"_a, NoGil())
       .def("bus_id", &GpuLibrary::bus_id, "device"_a, NoGil())
+      .def("uuid", &GpuLibrary::uuid, "device"_a, NoGil())
       .def(
           "device_of",
           [](const GpuLibrary& self, std::uintptr_t address) {

@@ -111,6 +111,7 @@ void GpuLibrary::find_driver(const OpenedLibrary& runtime) {
   const OpenedLibrary& driver = *found;
   find(driver, "cuInit", initialize_);
   find(driver, "cuDeviceGet", device_get_);
+  driver.find("cuDeviceGetUuid_v2", device_get_uuid_);
   find(driver, "cuDevicePrimaryCtxRetain", primary_context_retain_);
   find(driver, "cuCtxGetCurrent", context_get_current_);
   find(driver, "cuCtxPushCurrent_v2", context_push_);
@@ -195,6 +196,18 @@ std::string GpuLibrary::bus_id(int device) const {
   std::array<char, 64> text{};
   check(device_get_pci_bus_id_(text.data(), static_cast<int>(text.size()) - 1, device), "DeviceGetPCIBusId");
   return text.data();
+}
+
+std::string GpuLibrary::uuid(int device) const {
+  std::array<unsigned char, 16> bytes{};
+  int handle = 0;
+  if (device_get_uuid_ == nullptr || initialize_(0) != 0 || device_get_(&handle, device) != 0) return "";
+  if (device_get_uuid_(bytes.data(), handle) != 0) return "";
+  std::string text;
+  for (const unsigned char byte : bytes) {
+    for (const int digit : {byte >> 4, byte & 15}) text += "0123456789abcdef"[digit];
+  }
+  return text;
 }
 
 int GpuLibrary::device_of(const void* data) const {

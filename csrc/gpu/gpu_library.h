@@ -63,6 +63,8 @@ class GpuLibrary {
   void set_device(int device) const;
   /// The PCI address, which identifies the device in all processes of a host, whatever devices each can see.
   std::string bus_id(int device) const;
+  /// The UUID, in hexadecimal digits, of a device or of the MIG instance that is one; "" if the driver tells none.
+  std::string uuid(int device) const;
   /// The device that owns `data`; -1 if it is not device memory. To be called by any thread.
   int device_of(const void* data) const;
 
@@ -137,6 +139,7 @@ class GpuLibrary {
   // Of CUDA's driver; null with HIP.
   int (*initialize_)(unsigned) = nullptr;
   int (*device_get_)(int*, int) = nullptr;
+  int (*device_get_uuid_)(unsigned char*, int) = nullptr;  // null before driver 470
   int (*primary_context_retain_)(void**, int) = nullptr;
   int (*context_get_current_)(void**) = nullptr;
   int (*context_push_)(void*) = nullptr;

@@ -44,7 +44,6 @@ std::shared_ptr<std::byte> BufferPool::take(std::size_t nbytes) {
   Block block;
   {
     const std::lock_guard lock(mutex_);
-    most_cached_nbytes_ = std::max(most_cached_nbytes_, 2 * nbytes);
     // A block may be about twice as long as needed, not more: short operations must not occupy the memory of long ones.
     const auto fits = [nbytes](const Block& kept) { return kept.nbytes >= nbytes && kept.nbytes <= 2 * nbytes + 4096; };
     auto found = free_.end();  // the smallest that fits: larger ones are for larger requests
@@ -62,7 +61,7 @@ std::shared_ptr<std::byte> BufferPool::take(std::size_t nbytes) {
   {
     const std::lock_guard lock(mutex_);
     used_nbytes_ += block.nbytes;
-    most_cached_nbytes_ = std::max(most_cached_nbytes_, used_nbytes_);
+    most_cached_nbytes_ = std::max(most_cached_nbytes_, 2 * used_nbytes_);
   }
   auto* const data = static_cast<std::byte*>(block.data);
   // The deleter owns the pool: a block may be in use when the group that made the pool has ended.

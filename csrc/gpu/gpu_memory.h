@@ -69,10 +69,9 @@ class GpuEvent {
 /// waits for the device.
 ///
 /// Pinned memory comes from `source` if there is one and the runtime can pin it. Of what is free, the pool keeps what
-/// was used last: 64 MiB, twice the largest block that was asked for, or as much as was in use at a time, so that what
-/// is done again and again pins and unpins nothing. To unpin waits for the device, and so perhaps for a rank that waits
-/// for this one. Of a device, it keeps everything: blocks of lengths that are powers of two, as many of each as were in
-/// use at a time.
+/// was used last: 64 MiB, or twice as much as was in use at a time, so that what is done again and again pins and
+/// unpins nothing. To unpin waits for the device, and so perhaps for a rank that waits for this one. Of a device, it
+/// keeps everything: blocks of lengths that are powers of two, as many of each as were in use at a time.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   enum class Kind : std::uint8_t { of_device, pinned };

@@ -45,6 +45,12 @@ def test_what_is_done_again_and_again_pins_nothing_whatever_came_before(tmp_path
         assert rank.reports[0]["pinned"] <= 3, rank  # of 10: so many segments are in flight, if not always
 
 
+def test_no_memory_is_given_back_while_nccl_waits_for_a_rank(tmp_path):
+    """That would wait for the device, and so for a rank that waits for this one."""
+    for rank in device_jobs.run(tmp_path, program("devices/device_memory", "stage_while_nccl_waits"), 2):
+        assert rank.reports == [{"pinned": True}], rank
+
+
 def test_the_length_of_a_segment_depends_on_that_of_the_array(tmp_path):
     """A quarter, but 256 KiB at least and 4 MiB at most, so that copies overlap with the work of the host."""
     kib = 1 << 10

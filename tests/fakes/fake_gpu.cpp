@@ -16,6 +16,7 @@
 //   FAKE_GPU_HOST_ACCESS   1: the host reaches device memory, as a GPU-aware MPI library does
 //   FAKE_GPU_NO_REGISTER   1: memory of others cannot be pinned
 //   FAKE_GPU_SAME          all devices are this physical one
+//   FAKE_GPU_MIG           1: those are MIG instances of it
 //   FAKE_HIP_VERSION       the version of HIP (60342134)
 
 #include <sys/mman.h>
@@ -108,6 +109,10 @@ void drain(int device) { drain_all_of(device); }
 
 int current_device() { return use_device(); }  // of calls of NCCL, which makes a context, too
 
+std::string uuid(int device) {
+  return setting("FAKE_GPU_MIG", 0) != 0 ? "instance " + std::to_string(device) : bus_id(device);
+}
+
 std::string bus_id(int device) {
   const long same = setting("FAKE_GPU_SAME", -1);
   return "0000:0" + std::to_string(same >= 0 ? same : device) + ":00.0";
@@ -147,6 +152,11 @@ EXPORT int cuDeviceGet(int* handle, int device) {
   return device >= 0 && device < n_devices() ? kSuccess : kInvalidDevice;
 }
 /// The handle of a context is the address of its entry.
+EXPORT int cuDeviceGetUuid_v2(char* bytes, int device) {
+  std::memset(bytes, 0, 16);
+  std::strncpy(bytes, fake::uuid(device).c_str(), 16);
+  return kSuccess;
+}
 EXPORT int cuDevicePrimaryCtxRetain(void** context, int device) {
   make_context(device);
   *context = &contexts().exist[device];

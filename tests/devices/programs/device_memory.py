@@ -8,7 +8,7 @@ import sys
 import threading
 
 import numpy as np
-from device_rank import release_soon, report, size, start
+from device_rank import rank, release_soon, report, size, start
 from fake_arrays import Array, Stream, counts, longest_copy, runtime, slow_calls
 from samestep.gpu import runtime as gpus
 from samestep.gpu.device_array import DeviceArray
@@ -114,6 +114,30 @@ def copy_in_segments(sizes):
         reduced = longest_copy()
         world.alltoall(rows, out=rows, timeout=20.0)
         report(reduced=reduced, exchanged=longest_copy())
+    world.close()
+
+
+def stage_while_nccl_waits():
+    """Rank 0 has an operation in NCCL that rank 1 comes to after many that go through the host, more than 64 MiB."""
+    world = start(timeout=40.0)
+    group, stream = world.split(0), Stream()
+    x = Array.of(np.ones(1000, "float32"), Stream())
+    group.allreduce(x)
+    many = [Array.of(np.ones(1 << 20, "int32"), stream) for _ in range(40)]
+    stream.synchronize()
+    world.allreduce(Array.of(np.ones(10, "int32"), stream), "bxor")
+
+    def stage():
+        works = [world.iallreduce(y, "bxor") for y in many]
+        for work in reversed(works):
+            work.wait(host=True)
+
+    for _ in range(2):
+        works = [group.iallreduce(x)] if rank == 0 else []
+        stage()
+        works += [group.iallreduce(x)] if rank != 0 else []
+        works[0].wait(host=True)
+    report(pinned=counts()[1] > 0)
     world.close()
 
 
