@@ -51,12 +51,12 @@ DeviceMemory allocate(const std::shared_ptr<GpuLibrary>& gpu, std::size_t nbytes
   const py::gil_scoped_release no_gil;
   const OnDevice on(*gpu, device);
   return {{gpu->allocate(std::max(nbytes, std::size_t{1})),
-           [gpu](void* data) {
+           [gpu, device](void* data) {
              // The last reference may be dropped with or without the GIL. To free may wait for the device, and Python's
              // other threads must not wait with it.
              std::optional<py::gil_scoped_release> others_run;
              if (PyGILState_Check() != 0) others_run.emplace();
-             gpu->free(data);
+             gpu->free(data, device);
            }},
           nbytes,
           device};
@@ -64,11 +64,10 @@ DeviceMemory allocate(const std::shared_ptr<GpuLibrary>& gpu, std::size_t nbytes
 
 /// Lets later work in `later` come after the work that `earlier` has so far; both are streams of `device`.
 void order_streams(const std::shared_ptr<GpuLibrary>& gpu, int device, StreamHandle later, StreamHandle earlier) {
-  const OnDevice on(*gpu, device);
   for (const StreamHandle stream : {later, earlier}) {
     refuse_capture("__dlpack__", *gpu, {nullptr, 0, DType::uint8, {gpu->kind(), device}, stream});
   }
-  const GpuEvent reached(gpu);
+  const GpuEvent reached(gpu, device);
   reached.record(reinterpret_cast<GpuLibrary::Stream>(earlier));
   reached.make_wait(reinterpret_cast<GpuLibrary::Stream>(later));
 }
@@ -186,6 +185,7 @@ void bind_libraries(py::module_& m) {
       .def("current_device", &GpuLibrary::current_device, NoGil())
       .def("set_device", &GpuLibrary::set_device, "device"_a, NoGil())
       .def("bus_id", &GpuLibrary::bus_id, "device"_a, NoGil())
+      .def("uuid", &GpuLibrary::uuid, "device"_a, NoGil())
       .def(
           "device_of",
           [](const GpuLibrary& self, std::uintptr_t address) {

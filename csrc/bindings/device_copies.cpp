@@ -50,7 +50,7 @@ const std::shared_ptr<BufferPool>& memory_for_packing(GpuLibrary* gpu, int devic
   const std::lock_guard lock(mutex);
   std::shared_ptr<BufferPool>& pool = pools[{gpu, device}];
   const std::shared_ptr<GpuLibrary> runtime(std::shared_ptr<void>(), gpu);
-  if (pool == nullptr) pool = std::make_shared<BufferPool>(runtime, device);
+  if (pool == nullptr) pool = std::make_shared<BufferPool>(runtime, device, BufferPool::Kind::of_device);
   return pool;
 }
 
@@ -66,15 +66,11 @@ DeviceStream stream_of(GpuLibrary* gpu, const ArrayView& view) {
 class StreamEnd {
  public:
   explicit StreamEnd(const DeviceStream& of) : of_(of) {
-    const OnDevice on(*of_.gpu, of_.device);
     const std::shared_ptr<GpuLibrary> runtime(std::shared_ptr<void>(), of_.gpu);
-    event_ = std::make_unique<GpuEvent>(runtime);
+    event_ = std::make_unique<GpuEvent>(runtime, of_.device);
     event_->record(reinterpret_cast<GpuLibrary::Stream>(of_.stream));
   }
-  bool is_reached() const {
-    const OnDevice on(*of_.gpu, of_.device);
-    return event_->is_complete();
-  }
+  bool is_reached() const { return event_->is_complete(); }
 
  private:
   DeviceStream of_;
@@ -195,7 +191,7 @@ bool copy_on_device(const ArrayView& from, const ArrayView& to) {
   };
   const auto follow = [&](GpuLibrary::Stream later, GpuLibrary::Stream earlier) {
     if (later == earlier) return;
-    const GpuEvent reached({std::shared_ptr<void>(), gpu});  // the runtime stays for the life of the process
+    const GpuEvent reached({std::shared_ptr<void>(), gpu}, device);  // the runtime stays for the life of the process
     reached.record(earlier);
     reached.make_wait(later);
   };

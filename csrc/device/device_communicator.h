@@ -17,7 +17,7 @@ struct DeviceOptions {
   int device = 0;                       ///< of this rank; its buffers are there
   std::shared_ptr<NcclLibrary> nccl;    ///< null: all operations are staged through the host
   Seconds timeout{600};                 ///< for operations that nobody waits for on the host
-  std::size_t staging_bytes = 4 << 20;  ///< bytes of a long buffer that are staged at a time
+  std::size_t staging_bytes = 4 << 20;  ///< most bytes of a long buffer that are staged at a time
   bool gpu_aware = false;               ///< the host group hands long messages of device memory to MPI itself
   bool some_are_gpu_aware = false;      ///< on this or another rank; set by `open`
 };

@@ -15,6 +15,14 @@ using Counts = std::vector<std::uint64_t>;
 // Half of it is longer than what any transport sends before it is received; see ProgressEngine::segment_nbytes.
 constexpr std::size_t kShortestMessageSegment = 2 << 20, kLongestMessageSegment = 1 << 30;
 
+/// Bytes of a segment of a collective that moves `nbytes`: a few of them, so that the copies of one overlap with the
+/// host's work on another, but none so short that its start takes longer. All ranks know `nbytes`, and divide alike.
+std::size_t segment_of(std::size_t nbytes, std::size_t longest) {
+  constexpr std::size_t kSegments = 4, kShortest = 256 << 10, kPage = 4096;
+  const std::size_t part = (nbytes / kSegments + kPage - 1) / kPage * kPage;
+  return std::min(std::max(part, kShortest), longest);
+}
+
 /// The lengths of the blocks of a buffer. `counts`: those of a `v` form.
 Counts blocks_of(std::size_t count, bool is_divided, std::span<const std::uint64_t> counts, std::size_t size) {
   if (!is_divided) return {count};
@@ -131,14 +139,14 @@ DeviceCommunicator::HostPath::HostPath(std::shared_ptr<Communicator> messages,
     : messages_(std::move(messages)),
       collectives_(std::move(collectives)),
       gpu_(options.gpu),
-      segment_nbytes_(options.staging_bytes),
+      longest_segment_(options.staging_bytes),
       gpu_aware_(options.gpu_aware && messages_->transport() == "mpi"),
       some_are_gpu_aware_(options.some_are_gpu_aware),
       staging_(HostStaging::make(gpu_, options.device, messages_, collectives_)) {
   GroupSettings settings;
   // Also of messages of host arrays, which others may receive on their devices. Shorter segments would be sent before
   // they are received, copied once more, and kept in memory.
-  settings.message_segment = std::clamp(segment_nbytes_, kShortestMessageSegment, kLongestMessageSegment);
+  settings.message_segment = std::clamp(longest_segment_, kShortestMessageSegment, kLongestMessageSegment);
   messages_->configure(settings);
   if (gpu_aware_) copy_local_on_device();
 }
@@ -220,7 +228,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(
     ConstBuffer in, Buffer out, const Shape& shape, std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start,
     bool only_moves, bool copies_in_first) {
   const std::size_t item = itemsize(in.dtype), count = std::max(in.count, out.count);
-  const std::size_t longest = std::max(segment_nbytes_ / item, std::size_t{1});
+  const std::size_t longest = std::max(segment_of(count * item, longest_segment_) / item, std::size_t{1});
   StagedOperation call;
   call.after = {in.stream, out.stream};
   call.copies_in_first = copies_in_first;
@@ -317,7 +325,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(const std::shared
   staged.after = {args.in.stream, args.out.stream};
   staged.copies_in_first = copies_in_first;
   if (const std::optional<BlockLengths> known = lengths_of(args, collectives_->size())) {
-    staged.parts = windows(call, *known, segment_nbytes_);
+    staged.parts = windows(call, *known, longest_segment_);
     return staging_->start(std::move(staged));
   }
   const auto table = std::make_shared<BlockTable>(call->transfers());
@@ -327,15 +335,15 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(const std::shared
   };
   staged.parts.push_back(std::move(exchange));
   const std::string verb = staged.called.empty() ? std::string(samestep::name(args.type)) : staged.called;
-  staged.then = [table, call, verb, group = collectives_->name(), nbytes = segment_nbytes_] {
-    return windows(call, table->lengths(verb, group, itemsize(call->args().own().dtype)), nbytes);
+  staged.then = [table, call, verb, group = collectives_->name(), longest = longest_segment_] {
+    return windows(call, table->lengths(verb, group, itemsize(call->args().own().dtype)), longest);
   };
   return staging_->start(std::move(staged));
 }
 
 std::vector<StagedSegment> DeviceCommunicator::HostPath::windows(const std::shared_ptr<const HostCall>& call,
                                                                  const BlockLengths& lengths,
-                                                                 std::size_t segment_nbytes) {
+                                                                 std::size_t longest_segment) {
   const CollectiveArgs& args = call->args();
   // In large groups a segment that is split among all ranks would become many tiny copies.
   constexpr std::size_t kShortestRun = 4 << 10;
@@ -343,7 +351,8 @@ std::vector<StagedSegment> DeviceCommunicator::HostPath::windows(const std::shar
   const DType dtype = args.own().dtype;
   const std::size_t item = itemsize(dtype);
   // The busiest rank has about one segment in each window.
-  const std::uint64_t nbytes = segment_nbytes * lengths.longest / std::max<std::uint64_t>(lengths.busiest, 1);
+  const std::uint64_t segment = segment_of(lengths.busiest * item, longest_segment);
+  const std::uint64_t nbytes = segment * lengths.longest / std::max<std::uint64_t>(lengths.busiest, 1);
   const std::uint64_t window = std::max(std::max<std::uint64_t>(nbytes, kShortestRun) / item, std::uint64_t{1});
   const Counts in_blocks = blocks_of_input(args, size), out_blocks = blocks_of_output(args, size);
   std::vector<StagedSegment> parts;

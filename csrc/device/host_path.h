@@ -45,7 +45,7 @@ class DeviceCommunicator::HostPath {
   /// first.
   WorkPtr in_windows(const std::shared_ptr<const HostCall>& call, bool copies_in_first);
   static std::vector<StagedSegment> windows(const std::shared_ptr<const HostCall>& call, const BlockLengths& lengths,
-                                            std::size_t segment_nbytes);
+                                            std::size_t longest_segment);
   /// Messages of more than a segment.
   bool is_segmented(const ConstBuffer& buffer) const;
   WorkPtr in_segments(const SendArgs& args);
@@ -64,7 +64,7 @@ class DeviceCommunicator::HostPath {
 
   std::shared_ptr<Communicator> messages_, collectives_;
   std::shared_ptr<GpuLibrary> gpu_;
-  std::size_t segment_nbytes_;
+  std::size_t longest_segment_;
   bool gpu_aware_;
   bool some_are_gpu_aware_;  // the same on all ranks, which begin as many operations on the host
   std::shared_ptr<HostStaging> staging_;

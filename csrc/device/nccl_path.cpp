@@ -37,7 +37,7 @@ struct ManyBuffers {
 DeviceCommunicator::NcclPath::NcclPath(std::shared_ptr<NcclComm> comm, std::shared_ptr<Communicator> signature_check)
     : comm_(std::move(comm)),
       signature_check_(std::move(signature_check)),
-      copies_(std::make_shared<BufferPool>(comm_->options().gpu, comm_->options().device)),
+      copies_(std::make_shared<BufferPool>(comm_->options().gpu, comm_->options().device, BufferPool::Kind::of_device)),
       rank_(signature_check_->rank()),
       size_(static_cast<std::size_t>(signature_check_->size())) {}
 

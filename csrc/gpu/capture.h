@@ -14,7 +14,7 @@ namespace samestep {
 /// enqueued or agreed on with other ranks: a replay of the graph would meet no peers that have agreed to it.
 inline void refuse_capture(std::string_view verb, const GpuLibrary& gpu, const ConstBuffer& buffer) {
   const StreamHandle stream = buffer.stream == kNoStream ? kLegacyStream : buffer.stream;
-  if (!gpu.is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream))) return;
+  if (!gpu.is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream), buffer.device.index)) return;
   throw UnavailableError(
       str(verb,
           ": the array's stream is being captured into a graph, which operations of samestep cannot become part "

@@ -13,9 +13,9 @@ namespace samestep {
 /// A pool of events of one device: to create one takes a call of the driver.
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
-  explicit EventPool(std::shared_ptr<GpuLibrary> gpu) : gpu_(std::move(gpu)) {}
+  EventPool(std::shared_ptr<GpuLibrary> gpu, int device) : gpu_(std::move(gpu)), device_(device) {}
 
-  /// An event, which returns to the pool when the last pointer is dropped. The pool's device must be current.
+  /// An event, which returns to the pool when the last pointer is dropped.
   std::shared_ptr<GpuEvent> take() {
     std::unique_ptr<GpuEvent> event;
     {
@@ -25,7 +25,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
         free_.pop_back();
       }
     }
-    if (event == nullptr) event = std::make_unique<GpuEvent>(gpu_);
+    if (event == nullptr) event = std::make_unique<GpuEvent>(gpu_, device_);
     return {event.release(), [self = shared_from_this()](GpuEvent* used) {
               const std::lock_guard lock(self->mutex_);
               self->free_.emplace_back(used);
@@ -47,6 +47,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
 
  private:
   std::shared_ptr<GpuLibrary> gpu_;
+  int device_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<GpuEvent>> free_;
 };

@@ -1,6 +1,7 @@
 #include "gpu/gpu_library.h"
 
 #include <array>
+#include <optional>
 
 #include "core/error.h"
 #include "core/format.h"
@@ -29,6 +30,18 @@ void require_hip_6(const OpenedLibrary& library) {
   const std::string text = known ? str(version / 10000000, ".", version / 100000 % 100) : std::string("unknown");
   throw UnavailableError(str("the HIP runtime ", library.path(), " is of version ", text,
                              "; ROCm 6 or newer is required, or SAMESTEP_HIP_LIBRARY for another file"));
+}
+
+// What GpuLibrary::enter says where there is more or less to undo than to set another device.
+constexpr int kNothing = -1, kPushed = -2;
+
+/// `act`, unless its OnDevice throws.
+template <class Act>
+void unless_lost(Act act) noexcept {
+  try {
+    act();
+  } catch (const Error&) {  // the device is lost, and what it held with it
+  }
 }
 
 bool is_of_capture(int code) { return code >= kFirstCaptureError && code <= kLastCaptureError; }
@@ -82,7 +95,78 @@ std::shared_ptr<GpuLibrary> GpuLibrary::open(DeviceKind kind, const std::string&
   find(library, prefix + "ThreadExchangeStreamCaptureMode", gpu->exchange_capture_mode_);
   find(library, prefix + "GetErrorString", gpu->get_error_string_);
   find(library, prefix + "GetLastError", gpu->get_last_error_);
+  if (!hip) gpu->find_driver(library);
   return gpu;
+}
+
+void GpuLibrary::find_driver(const OpenedLibrary& runtime) {
+  // A real runtime loads it from where the loader finds it. A stand-in is both in one file, or has none: then devices
+  // are set, as with HIP.
+  std::optional<OpenedLibrary> found;
+  try {
+    found = runtime.find("cuCtxPushCurrent_v2") != nullptr ? runtime : OpenedLibrary("libcuda.so.1");
+  } catch (const UnavailableError&) {
+    return;
+  }
+  const OpenedLibrary& driver = *found;
+  find(driver, "cuInit", initialize_);
+  find(driver, "cuDeviceGet", device_get_);
+  driver.find("cuDeviceGetUuid_v2", device_get_uuid_);
+  find(driver, "cuDevicePrimaryCtxRetain", primary_context_retain_);
+  find(driver, "cuCtxGetCurrent", context_get_current_);
+  find(driver, "cuCtxPushCurrent_v2", context_push_);
+  find(driver, "cuCtxPopCurrent_v2", context_pop_);
+}
+
+void* GpuLibrary::context_of(int device) const {
+  std::atomic<void*>& known = contexts_.at(static_cast<std::size_t>(device));
+  if (void* const context = known.load(std::memory_order_acquire); context != nullptr) {  // pairs with the store
+    return context;
+  }
+  int handle = 0;
+  void* context = nullptr;
+  check(initialize_(0), "Init");
+  check(device_get_(&handle, device), "DeviceGet");
+  check(primary_context_retain_(&context, handle), "DevicePrimaryCtxRetain");
+  // Never released: it lives as long as the runtime's use of it.
+  known.store(context, std::memory_order_release);  // pairs with the loads
+  return context;
+}
+
+int GpuLibrary::enter(int device) const {
+  if (context_push_ == nullptr) {
+    const int before = current_device();
+    if (before == device) return kNothing;
+    set_device(device);  // which creates no context in HIP, not either where `leave` sets the one before
+    return before;
+  }
+  void* const context = context_of(device);
+  void* current = nullptr;
+  check(context_get_current_(&current), "CtxGetCurrent");
+  if (current == context) return kNothing;
+  check(context_push_(context), "CtxPushCurrent");
+  return kPushed;
+}
+
+void GpuLibrary::leave(
+    int entered) const noexcept {  // where an error says that the device is lost: the next call throws
+  void* popped = nullptr;
+  if (entered == kPushed) {
+    context_pop_(&popped);
+  } else if (entered != kNothing) {
+    set_device_(entered);
+  }
+}
+
+int GpuLibrary::device_in_use() const {
+  void* current = nullptr;
+  if (context_push_ != nullptr && (context_get_current_(&current) != 0 || current == nullptr)) {
+    for (std::size_t device = 0; device < contexts_.size(); ++device) {
+      // Pairs with the store in context_of.
+      if (contexts_[device].load(std::memory_order_acquire) != nullptr) return static_cast<int>(device);
+    }
+  }
+  return current_device();
 }
 
 void GpuLibrary::check(int code, const char* call) const {
@@ -114,11 +198,24 @@ std::string GpuLibrary::bus_id(int device) const {
   return text.data();
 }
 
+std::string GpuLibrary::uuid(int device) const {
+  std::array<unsigned char, 16> bytes{};
+  int handle = 0;
+  if (device_get_uuid_ == nullptr || initialize_(0) != 0 || device_get_(&handle, device) != 0) return "";
+  if (device_get_uuid_(bytes.data(), handle) != 0) return "";
+  std::string text;
+  for (const unsigned char byte : bytes) {
+    for (const int digit : {byte >> 4, byte & 15}) text += "0123456789abcdef"[digit];
+  }
+  return text;
+}
+
 int GpuLibrary::device_of(const void* data) const {
   struct Attributes {
     int type, device;
     std::array<char, 240> others;  // more than any version writes
   } attributes{};
+  const OnDevice on(*this, device_in_use());
   const int code = pointer_get_attributes_(&attributes, data);
   if (code == kInvalidValue && kind_ == DeviceKind::rocm) {  // HIP reports this for host memory; CUDA succeeds
     get_last_error_();
@@ -136,9 +233,12 @@ void* GpuLibrary::allocate(std::size_t nbytes) const {
   return data;
 }
 
-void GpuLibrary::free(void* data) const noexcept {
-  const Relaxed relaxed(*this);
-  free_(data);
+void GpuLibrary::free(void* data, int device) const noexcept {
+  unless_lost([&] {
+    const OnDevice on(*this, device);
+    const Relaxed relaxed(*this);
+    free_(data);
+  });
 }
 
 void* GpuLibrary::allocate_pinned(std::size_t nbytes) const {
@@ -148,9 +248,12 @@ void* GpuLibrary::allocate_pinned(std::size_t nbytes) const {
   return data;
 }
 
-void GpuLibrary::free_pinned(void* data) const noexcept {
-  const Relaxed relaxed(*this);
-  free_host_(data);
+void GpuLibrary::free_pinned(void* data, int device) const noexcept {
+  unless_lost([&] {
+    const OnDevice on(*this, device);
+    const Relaxed relaxed(*this);
+    free_host_(data);
+  });
 }
 
 bool GpuLibrary::pin(void* data, std::size_t nbytes) const noexcept {
@@ -162,9 +265,12 @@ bool GpuLibrary::pin(void* data, std::size_t nbytes) const noexcept {
   return pinned;
 }
 
-void GpuLibrary::unpin(void* data) const noexcept {
-  const Relaxed relaxed(*this);
-  host_unregister_(data);
+void GpuLibrary::unpin(void* data, int device) const noexcept {
+  unless_lost([&] {
+    const OnDevice on(*this, device);
+    const Relaxed relaxed(*this);
+    host_unregister_(data);
+  });
 }
 
 void GpuLibrary::copy(void* to, const void* from, std::size_t nbytes, Stream stream) const {
@@ -179,7 +285,12 @@ GpuLibrary::Stream GpuLibrary::make_stream() const {
   return stream;
 }
 
-void GpuLibrary::destroy_stream(Stream stream) const noexcept { stream_destroy_(stream); }
+void GpuLibrary::destroy_stream(Stream stream, int device) const noexcept {
+  unless_lost([&] {
+    const OnDevice on(*this, device);
+    stream_destroy_(stream);
+  });
+}
 
 void GpuLibrary::synchronize(Stream stream) const {
   const Relaxed relaxed(*this);
@@ -193,7 +304,12 @@ GpuLibrary::Event GpuLibrary::make_event() const {
   return event;
 }
 
-void GpuLibrary::destroy_event(Event event) const noexcept { event_destroy_(event); }
+void GpuLibrary::destroy_event(Event event, int device) const noexcept {
+  unless_lost([&] {
+    const OnDevice on(*this, device);
+    event_destroy_(event);
+  });
+}
 
 void GpuLibrary::record(Event event, Stream stream) const { check(event_record_(event, stream), "EventRecord"); }
 
@@ -215,8 +331,9 @@ bool GpuLibrary::is_complete(Event event) const {
   return true;
 }
 
-bool GpuLibrary::is_capturing(Stream stream) const {
+bool GpuLibrary::is_capturing(Stream stream, int device) const {
   int status = 0;
+  const OnDevice on(*this, device >= 0 ? device : device_in_use());  // whose default stream may be meant
   const int code = stream_is_capturing_(stream, &status);
   if (is_of_capture(code)) {  // the legacy default stream, while one that waits for it is captured
     get_last_error_();
@@ -224,21 +341,6 @@ bool GpuLibrary::is_capturing(Stream stream) const {
   }
   check(code, "StreamIsCapturing");
   return status != 0;
-}
-
-void bind_thread_to_device(const GpuLibrary& gpu, int device) noexcept {
-  try {
-    gpu.set_device(device);
-  } catch (...) {  // the device is lost; the next call throws
-  }
-}
-
-OnDevice::~OnDevice() {
-  if (before_ == device_) return;
-  try {
-    gpu_.set_device(before_);
-  } catch (...) {  // the device is lost; the next call throws
-  }
 }
 
 }  // namespace samestep

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -8,6 +10,8 @@
 #include "core/error.h"
 
 namespace samestep {
+
+class OpenedLibrary;
 
 /// Constants of the CUDA runtime API, which HIP shares from ROCm 6 on. tests/fakes/check_header.cpp compares them with
 /// CUDA's headers.
@@ -35,9 +39,11 @@ class GpuError : public Error {
 /// and runs with both. Their names differ only in a prefix.
 ///
 /// Calls throw GpuError with the runtime's message, or UnavailableError if the capture of a stream into a graph does
-/// not allow them. "The current device" is that of the calling thread. Calls that would be unsafe while a stream of the
-/// process is being captured are made in relaxed mode, so that they leave captures of others alone.
-/// Sources: CUDA Runtime API, HIP Runtime API.
+/// not allow them. "The current device" is that of the calling thread, for which OnDevice makes one current: most calls
+/// create a context of the current device, which occupies hundreds of MB. What may be called by any thread names its
+/// device. Calls that would be unsafe while a stream of the process is being captured are made in relaxed mode, so that
+/// they leave captures of others alone.
+/// Sources: CUDA Runtime API, CUDA Driver API, HIP Runtime API.
 class GpuLibrary {
  public:
   using Stream = void*;
@@ -57,41 +63,52 @@ class GpuLibrary {
   void set_device(int device) const;
   /// The PCI address, which identifies the device in all processes of a host, whatever devices each can see.
   std::string bus_id(int device) const;
-  /// The device that owns `data`; -1 if it is not device memory.
+  /// The UUID, in hexadecimal digits, of a device or of the MIG instance that is one; "" if the driver tells none.
+  std::string uuid(int device) const;
+  /// The device that owns `data`; -1 if it is not device memory. To be called by any thread.
   int device_of(const void* data) const;
 
   void* allocate(std::size_t nbytes) const;
-  void free(void* data) const noexcept;
+  void free(void* data, int device) const noexcept;
   /// Pinned host memory, for asynchronous copies.
   void* allocate_pinned(std::size_t nbytes) const;
-  void free_pinned(void* data) const noexcept;
+  void free_pinned(void* data, int device) const noexcept;
   /// Pins memory of the host that was allocated otherwise. False, without effect, if the system refuses.
   bool pin(void* data, std::size_t nbytes) const noexcept;
-  void unpin(void* data) const noexcept;
+  void unpin(void* data, int device) const noexcept;
   /// Source and destination may each be on the host or on a device.
   void copy(void* to, const void* from, std::size_t nbytes, Stream stream) const;
 
   /// A stream that does not synchronize with the default stream.
   Stream make_stream() const;
-  void destroy_stream(Stream stream) const noexcept;
+  void destroy_stream(Stream stream, int device) const noexcept;
   void synchronize(Stream stream) const;
   /// An event without timing.
   Event make_event() const;
-  void destroy_event(Event event) const noexcept;
+  void destroy_event(Event event, int device) const noexcept;
   void record(Event event, Stream stream) const;
   /// Lets later work in `stream` wait for what `event` has recorded.
   void wait(Stream stream, Event event) const;
   /// False, too, while a capture of a stream does not let the event be queried.
   bool is_complete(Event event) const;
   /// Whether work in `stream` would become part of a graph instead of being executed; for the legacy default stream
-  /// also whether it would end the capture of another one.
-  bool is_capturing(Stream stream) const;
+  /// also whether it would end the capture of another one. `device`: of the stream; -1 if it is not known.
+  bool is_capturing(Stream stream, int device) const;
 
  private:
+  friend class OnDevice;
   class Relaxed;
 
   GpuLibrary() = default;
+  void find_driver(const OpenedLibrary& runtime);
   void check(int code, const char* call) const;
+  /// Makes a device current. What `leave` takes to undo it.
+  int enter(int device) const;
+  void leave(int entered) const noexcept;
+  /// The context of a device that the runtime and all libraries share; made at the first call.
+  void* context_of(int device) const;
+  /// The current device of a thread that has a context, else one that the process uses.
+  int device_in_use() const;
 
   DeviceKind kind_ = DeviceKind::cuda;
   std::string path_;
@@ -119,25 +136,29 @@ class GpuLibrary {
   int (*exchange_capture_mode_)(int*) = nullptr;
   const char* (*get_error_string_)(int) = nullptr;
   int (*get_last_error_)() = nullptr;
+  // Of CUDA's driver; null with HIP.
+  int (*initialize_)(unsigned) = nullptr;
+  int (*device_get_)(int*, int) = nullptr;
+  int (*device_get_uuid_)(unsigned char*, int) = nullptr;  // null before driver 470
+  int (*primary_context_retain_)(void**, int) = nullptr;
+  int (*context_get_current_)(void**) = nullptr;
+  int (*context_push_)(void*) = nullptr;
+  int (*context_pop_)(void**) = nullptr;
+  mutable std::array<std::atomic<void*>, 64> contexts_{};  // by device; each is set once, and pairs with loads
 };
 
-/// Makes a device current for the calling thread until the end of the scope.
+/// Makes a device current for the calling thread until the end of the scope. What was current before is so again: that
+/// no device was, too, since to set device 0 would create a context there.
 class OnDevice {
  public:
-  OnDevice(const GpuLibrary& gpu, int device) : gpu_(gpu), before_(gpu.current_device()), device_(device) {
-    if (before_ != device_) gpu_.set_device(device_);
-  }
+  OnDevice(const GpuLibrary& gpu, int device) : gpu_(gpu), entered_(gpu.enter(device)) {}
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
-  ~OnDevice();
+  ~OnDevice() { gpu_.leave(entered_); }
 
  private:
   const GpuLibrary& gpu_;
-  int before_, device_;
+  int entered_;
 };
-
-/// Makes a device current until this thread ends. With OnDevice alone, the thread would create a context on the
-/// first device whenever a scope ends.
-void bind_thread_to_device(const GpuLibrary& gpu, int device) noexcept;
 
 }  // namespace samestep

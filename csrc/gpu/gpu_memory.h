@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -17,7 +18,7 @@ class GpuStream {
   GpuStream(const GpuStream&) = delete;
   GpuStream& operator=(const GpuStream&) = delete;
   ~GpuStream() {
-    if (stream_ != nullptr) gpu_->destroy_stream(stream_);
+    if (stream_ != nullptr) gpu_->destroy_stream(stream_, device_);
   }
   GpuLibrary::Stream get() const {
     std::call_once(made_, [this] {
@@ -34,38 +35,51 @@ class GpuStream {
   mutable GpuLibrary::Stream stream_ = nullptr;
 };
 
-/// Owns an event.
+/// Owns an event of a device.
 class GpuEvent {
  public:
-  explicit GpuEvent(std::shared_ptr<GpuLibrary> gpu) : gpu_(std::move(gpu)), event_(gpu_->make_event()) {}
+  GpuEvent(std::shared_ptr<GpuLibrary> gpu, int device) : gpu_(std::move(gpu)), device_(device) {
+    const OnDevice on(*gpu_, device_);
+    event_ = gpu_->make_event();
+  }
   GpuEvent(const GpuEvent&) = delete;
   GpuEvent& operator=(const GpuEvent&) = delete;
-  ~GpuEvent() { gpu_->destroy_event(event_); }
+  ~GpuEvent() { gpu_->destroy_event(event_, device_); }
 
-  void record(GpuLibrary::Stream stream) const { gpu_->record(event_, stream); }
-  void make_wait(GpuLibrary::Stream stream) const { gpu_->wait(stream, event_); }
-  bool is_complete() const { return gpu_->is_complete(event_); }
+  void record(GpuLibrary::Stream stream) const {
+    const OnDevice on(*gpu_, device_);
+    gpu_->record(event_, stream);
+  }
+  void make_wait(GpuLibrary::Stream stream) const {
+    const OnDevice on(*gpu_, device_);
+    gpu_->wait(stream, event_);
+  }
+  bool is_complete() const {
+    const OnDevice on(*gpu_, device_);
+    return gpu_->is_complete(event_);
+  }
 
  private:
   std::shared_ptr<GpuLibrary> gpu_;
-  GpuLibrary::Event event_;
+  int device_;
+  GpuLibrary::Event event_ = nullptr;
 };
 
 /// A pool of pinned host memory, because pinning takes as long as copying, or of memory of one device, because freeing
 /// waits for the device.
 ///
 /// Pinned memory comes from `source` if there is one and the runtime can pin it. Of what is free, the pool keeps what
-/// was used last, 64 MiB, or twice the largest block that was asked for: what is done again and again pins nothing. Of
-/// a device, it keeps everything: blocks of lengths that are powers of two, as many of each as were in use at a time.
+/// was used last: 64 MiB, or twice as much as was in use at a time, so that what is done again and again pins and
+/// unpins nothing. To unpin waits for the device, and so perhaps for a rank that waits for this one. Of a device, it
+/// keeps everything: blocks of lengths that are powers of two, as many of each as were in use at a time.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
-  static constexpr int kPinned = -1;
+  enum class Kind : std::uint8_t { of_device, pinned };
   /// Memory of the host, null if there is none.
   using Source = std::function<std::shared_ptr<std::byte>(std::size_t nbytes)>;
 
-  /// `device`: whose memory; `kPinned`: of the host.
-  BufferPool(std::shared_ptr<GpuLibrary> gpu, int device, Source source = {})
-      : gpu_(std::move(gpu)), device_(device), source_(std::move(source)) {}
+  BufferPool(std::shared_ptr<GpuLibrary> gpu, int device, Kind kind, Source source = {})
+      : gpu_(std::move(gpu)), device_(device), is_pinned_(kind == Kind::pinned), source_(std::move(source)) {}
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
   ~BufferPool();
@@ -86,10 +100,12 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
 
   std::shared_ptr<GpuLibrary> gpu_;
   int device_;
+  bool is_pinned_;
   Source source_;
   std::mutex mutex_;
   std::vector<Block> free_;  // in the order in which they were given back
   // Bytes of pinned memory:
+  std::size_t used_nbytes_ = 0;
   std::size_t cached_nbytes_ = 0;
   std::size_t most_cached_nbytes_ = std::size_t{64} << 20;
 };

@@ -43,7 +43,6 @@ class HostStaging::StagedWork final : public Work {
   /// no locks.
   StagedWork(std::shared_ptr<HostStaging> stager, StagedOperation call)
       : stager_(std::move(stager)), call_(std::move(call)) {
-    const OnDevice on(*stager_->gpu_, stager_->device_);
     produced_ = stager_->events_->record(call_.after);
   }
 
@@ -58,9 +57,8 @@ class HostStaging::StagedWork final : public Work {
 
   bool make_stream_wait(StreamHandle stream, const Deadline& deadline) override {
     if (ended_ && error_) std::rethrow_exception(error_);
-    const OnDevice on(*stager_->gpu_, stager_->device_);
     // A wait for what is no part of the capture would end it. The graph is launched after the host's wait.
-    if (stager_->gpu_->is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream))) return false;
+    if (stager_->gpu_->is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream), stager_->device_)) return false;
     wait_for(handed_over_, deadline);
     if (end_ != nullptr) end_->make_wait(reinterpret_cast<GpuLibrary::Stream>(stream));
     return true;
@@ -351,8 +349,8 @@ HostStaging::HostStaging(std::shared_ptr<GpuLibrary> gpu, int device, std::share
       device_(device),
       messages_(std::move(messages)),
       collectives_(std::move(collectives)),
-      pool_(std::make_shared<BufferPool>(gpu_, BufferPool::kPinned, shared_by(collectives_))),
-      events_(std::make_shared<EventPool>(gpu_)),
+      pool_(std::make_shared<BufferPool>(gpu_, device_, BufferPool::Kind::pinned, shared_by(collectives_))),
+      events_(std::make_shared<EventPool>(gpu_, device_)),
       out_(gpu_, device_),
       in_(gpu_, device_) {}
 
@@ -486,7 +484,6 @@ bool HostStaging::is_idle() noexcept {
   const std::unique_lock alone(mutex_, std::try_to_lock);
   if (!alone || in_end_ == nullptr) return false;
   try {
-    const OnDevice on(*gpu_, device_);
     return out_end_->is_complete() && in_end_->is_complete();
   } catch (const Error&) {  // the device is lost
     return false;
@@ -495,10 +492,9 @@ bool HostStaging::is_idle() noexcept {
 
 void HostStaging::record_ends() {
   const std::lock_guard lock(mutex_);
-  const OnDevice on(*gpu_, device_);
-  out_end_ = std::make_unique<GpuEvent>(gpu_);
+  out_end_ = std::make_unique<GpuEvent>(gpu_, device_);
   out_end_->record(out_.get());
-  auto in_end = std::make_unique<GpuEvent>(gpu_);
+  auto in_end = std::make_unique<GpuEvent>(gpu_, device_);
   in_end->record(in_.get());
   in_end_ = std::move(in_end);
 }

@@ -58,6 +58,7 @@ void NcclComm::prepare() {
     throw_if_broken();
   }
   std::call_once(prepared_, [this] {
+    const OnDevice on(gpu(), options_.device);
     auto address = std::make_unique<NcclAddress>(nccl(), *signature_check_);
     const std::lock_guard lock(mutex_);
     throw_if_broken();
@@ -75,7 +76,6 @@ std::shared_ptr<Work> NcclComm::launch(NcclLaunch launch) {
   watch_from_now(operation);
   wait_hooks().run_without_gil([&] {
     try {
-      const OnDevice on(gpu(), options_.device);
       operation->after = member_->events().record(after);  // as the streams are now, whenever NCCL is called
     } catch (const Error&) {
       const std::lock_guard lock(mutex_);

@@ -11,7 +11,7 @@ NcclMember::NcclMember(std::shared_ptr<GpuLibrary> gpu, std::shared_ptr<NcclLibr
       nccl_(std::move(nccl)),
       device_(device),
       stream_(std::make_unique<GpuStream>(gpu_, device)),
-      events_(std::make_shared<EventPool>(gpu_)) {}
+      events_(std::make_shared<EventPool>(gpu_, device)) {}
 
 void NcclMember::init(int n_ranks, const nccl_abi::UniqueId& id, int rank) {
   const OnDevice on(*gpu_, device_);
@@ -36,7 +36,6 @@ void NcclMember::abort() noexcept {
   abort_parent();
   end(comm_, &NcclLibrary::abort);
   try {
-    const OnDevice on(*gpu_, device_);
     std::shared_ptr<GpuEvent> last = events_->take();
     last->record(stream());
     end_ = std::move(last);
@@ -60,7 +59,12 @@ void NcclMember::destroy() noexcept {
 
 void NcclMember::end(NcclLibrary::Comm& comm,
                      void (NcclLibrary::*how)(NcclLibrary::Comm) const noexcept) const noexcept {
-  if (comm != nullptr) ((*nccl_).*how)(std::exchange(comm, nullptr));
+  if (comm == nullptr) return;
+  try {
+    const OnDevice on(*gpu_, device_);
+    ((*nccl_).*how)(std::exchange(comm, nullptr));
+  } catch (const Error&) {  // the device is lost
+  }
 }
 
 }  // namespace samestep

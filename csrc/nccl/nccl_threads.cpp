@@ -61,10 +61,11 @@ void NcclComm::wait_until_ready(const std::string& act, const NcclAddress::Until
     if (!long_since) continue;
     if (const std::exception_ptr lost = liveness_->lost()) std::rethrow_exception(lost);
     if (deadline.passed()) {
-      throw TimeoutError(str(act, " in group '", host_->name(), "': NCCL did not finish within ",
-                             deadline.timeout().count(),
-                             " s on this rank or a peer. Between hosts SAMESTEP_SOCKET_IFNAME, or NCCL_SOCKET_IFNAME, "
-                             "names the network interface that leads to the others; NCCL_DEBUG=INFO shows NCCL's"));
+      throw TimeoutError(
+          str(act, " in group '", host_->name(), "': NCCL did not finish within ", deadline.timeout().count(),
+              " s on this rank or a peer. Between hosts SAMESTEP_SOCKET_IFNAME, or NCCL_SOCKET_IFNAME, "
+              "names the network interface that leads to the others; NCCL_DEBUG=INFO shows which one NCCL "
+              "uses. All ranks must call the operations of all groups on a device in one order"));
     }
   }
 }
@@ -249,7 +250,6 @@ void NcclComm::poll() {
 }
 
 void NcclComm::watch() {
-  bind_thread_to_device(gpu(), options_.device);
   bool destroyed = false;
   destroyed_by_watcher_ = &destroyed;
   int idle_looks = kLooksBeforeSleep;

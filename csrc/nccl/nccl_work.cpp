@@ -42,8 +42,8 @@ class NcclComm::NcclWork final : public Work {
     wait_until(deadline, [this] { return operation_->launched || done(); });
     if (operation_->ended && operation_->error) std::rethrow_exception(operation_->error);
     // A wait for what is no part of the capture would end it. The graph is launched after the host's wait.
-    if (channel_->gpu().is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream))) return false;
-    const OnDevice on(channel_->gpu(), channel_->options_.device);
+    const int device = channel_->options_.device;
+    if (channel_->gpu().is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream), device)) return false;
     operation_->end->make_wait(reinterpret_cast<GpuLibrary::Stream>(stream));
     return true;
   }

@@ -116,7 +116,7 @@ SETTINGS = {
     STAGING_BYTES: Setting(
         "bytes",
         "4 MiB",
-        "how much of a device array is staged through the host at a time",
+        "how much of a device array is staged through the host at a time, at most",
         ("devices",),
         zero_is_unset=True,
     ),

@@ -164,7 +164,7 @@ class OnGpu {
   OnGpu(const UserStream& stream, std::size_t count)
       : stream_(stream.get()), device_(gpu()->current_device()), count_(count) {
     void* const memory = gpu()->allocate(std::max<std::size_t>(count, 1) * sizeof(float));
-    data_ = {memory, [](void* data) { gpu()->free(data); }};
+    data_ = {memory, [device = device_](void* data) { gpu()->free(data, device); }};
   }
   OnGpu(const UserStream& stream, const Floats& values) : OnGpu(stream, values.size()) { set(values); }
 

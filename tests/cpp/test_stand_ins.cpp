@@ -53,7 +53,7 @@ class RawEvent {
   RawEvent() : event_(gpu()->make_event()) {}
   RawEvent(const RawEvent&) = delete;
   RawEvent& operator=(const RawEvent&) = delete;
-  ~RawEvent() { gpu()->destroy_event(event_); }
+  ~RawEvent() { gpu()->destroy_event(event_, gpu()->current_device()); }
   void* get() const { return event_; }
 
  private:
@@ -64,7 +64,7 @@ class RawEvent {
 
 TEST_CASE("stand-in: a wait for an event is for what the event had recorded by then") {
   const UserStream late, early, waiting;
-  const GpuEvent event(gpu());
+  const GpuEvent event(gpu(), 0);
   OnGpu x(late, Floats(100, -1.0F)), y(waiting, Floats(100, -1.0F));
   gpu()->synchronize(late.get());
   gpu()->synchronize(waiting.get());
@@ -102,7 +102,7 @@ namespace {
 
 /// Whether a copy that is put into `later` is made only when what is in `earlier` has ended.
 bool comes_after(GpuLibrary::Stream later, GpuLibrary::Stream earlier) {
-  const GpuEvent copied(gpu());
+  const GpuEvent copied(gpu(), 0);
   const UserStream own;
   OnGpu x(own, Floats{1.0F}), y(own, Floats{2.0F});
   gpu()->synchronize(own.get());
@@ -130,7 +130,7 @@ TEST_CASE("stand-in: the legacy stream and streams made without flags wait for e
   gpu()->set_device(1);
   CHECK(!comes_after(nullptr, blocking.get()));  // the other device's
   gpu()->set_device(0);
-  gpu()->destroy_stream(separate_stream);
+  gpu()->destroy_stream(separate_stream, 0);
 }
 
 namespace {

@@ -32,6 +32,37 @@ def test_a_call_with_a_new_result_returns_before_its_input_is_computed(tmp_path,
 
 
 @backends
+def test_inputs_that_are_given_away_meanwhile(tmp_path, backend):
+    for one in device_jobs.run(tmp_path, program("devices/device_jax", "donate_inputs", backend), 2):
+        assert one.reports == [{"wrong": 0}], one
+
+
+@pytest.mark.parametrize("jax_is_first", [False, True])
+def test_jax_makes_arrays_on_the_device_of_the_rank(tmp_path, jax_is_first):
+    find = program("devices/device_jax", "find_the_device", jax_is_first, "")
+    for rank, one in enumerate(device_jobs.run(tmp_path, find, 2, FAKE_GPU_DEVICES="2")):
+        seen = [0, 1] if jax_is_first else [rank]  # it had its devices
+        assert one.reports == [{"result": True}, {"seen": seen, "used": rank}], one
+
+
+def test_jax_sees_what_the_user_says(tmp_path):
+    find = program("devices/device_jax", "find_the_device", False, "1,0")
+    for one in device_jobs.run(tmp_path, find, 2, FAKE_GPU_DEVICES="2", SAMESTEP_TIMEOUT="5"):
+        assert one.reports[1]["seen"] == [1, 0], one
+
+
+def test_under_samestep_run_jax_sees_the_device_of_the_rank(tmp_path):
+    """Also where JAX has its devices first."""
+    find = program("devices/device_jax", "find_the_device", True, "")
+    of_rank = {
+        r: {"LOCAL_RANK": str(r), "RANK": str(r), "WORLD_SIZE": "2", "SAMESTEP_LAUNCHER": "samestep"}
+        for r in range(2)
+    }
+    for rank, one in enumerate(device_jobs.run(tmp_path, find, 2, of_rank=of_rank, FAKE_GPU_DEVICES="2")):
+        assert one.reports == [{"result": True}, {"seen": [rank], "used": rank}], one
+
+
+@backends
 def test_new_arrays_are_complete_when_they_are_handed_on(tmp_path, backend):
     scatter = program("devices/device_jax", "scatter_to_new_arrays", backend)
     for one in device_jobs.run(tmp_path, scatter, 2, FAKE_GPU_DELAY_US="300"):

@@ -107,6 +107,13 @@ def test_ranks_that_share_a_device(tmp_path):
     assert [one["result"][2] for one in got] == [[2.0] * 3] * 2
 
 
+def test_ranks_that_have_mig_instances_of_one_device(tmp_path):
+    instances = {"FAKE_GPU_DEVICES": "2", "FAKE_GPU_SAME": "0", "FAKE_GPU_MIG": "1"}
+    got = outcome(tmp_path, 2, FAKE_NCCL_VERSION="23004", **instances)
+    assert [one["result"][2] for one in got] == [[2.0] * 3] * 2, got
+    fails_alike(outcome(tmp_path, 2, **instances), "ranks 0 and 1 use the same device", "MIG instances")
+
+
 def test_ranks_that_share_a_device_with_hosts_of_their_own(tmp_path):
     shared = {"FAKE_GPU_DEVICES": "1", "FAKE_GPU_SAME": "0"}
     names = {rank: {"NCCL_HOSTID": f"rank-{rank}"} for rank in range(3)}

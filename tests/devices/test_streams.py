@@ -51,3 +51,10 @@ def test_numbers_that_are_no_stream_of_dlpack_are_refused(tmp_path, hip, refused
     )
     (rank,) = device_jobs.run(tmp_path, export, 1, hip=hip)
     assert rank.reports == [{"refused": sorted(refused)}], rank
+
+
+@pytest.mark.parametrize("backend", ["nccl", "native"])
+def test_a_work_that_was_waited_for_asks_the_device_nothing_when_it_is_dropped(tmp_path, backend):
+    drop = program("devices/device_streams", "drop_what_was_waited_for", backend)
+    for rank in device_jobs.run(tmp_path, drop, 2):
+        assert rank.reports == [{"dropped": True}], rank

@@ -176,7 +176,8 @@ struct Comm {
   void open() {
     Shared::Slot& mine = shared->slots[rank];
     mine.version = version();
-    std::strncpy(mine.bus_id, bus_id(device).c_str(), sizeof mine.bus_id - 1);
+    const std::string identity = version() >= 23000 ? uuid(device) : bus_id(device);
+    std::strncpy(mine.bus_id, identity.c_str(), sizeof mine.bus_id - 1);
     const std::string host = text_of("NCCL_HOSTID", "here");
     std::strncpy(mine.host, host.c_str(), sizeof mine.host - 1);
     if (!survive("init")) return;

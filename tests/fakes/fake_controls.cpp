@@ -55,6 +55,13 @@ EXPORT void fakeRunUnblocked() {
 }
 /// The device has failed for good, as after an illegal access; 0: it is well again.
 EXPORT void fakeFail(int code) { sticky_error() = code; }
+/// From here on the process ends where it has a context of another device; -1: of none.
+EXPORT void fakeOnlyDevice(int device) {
+  contexts().only = device;
+  for (int other = 0; device >= 0 && other < kMostDevices; ++other) {
+    if (contexts().exist[other]) make_context(other);
+  }
+}
 /// Blocks of device and pinned memory that exist, streams and events: to find leaks.
 EXPORT void fakeCounts(long* out) {
   const std::lock_guard lock(world().mutex);

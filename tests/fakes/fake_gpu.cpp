@@ -2,6 +2,7 @@
 //
 // Device memory is reserved address space without access: the host dies when it touches it. Streams are threads that
 // do one thing after another, some after a random delay, so that work which nobody ordered comes in the wrong order.
+// As in CUDA 12 a context of a device is made by SetDevice, and by calls in a thread that has none, on device 0.
 // The legacy default stream and streams made without flags wait for each other. A full stream blocks its callers.
 //
 //   FAKE_GPU_DEVICES       how many devices there are (4); those that a program takes away so, are lost
@@ -15,6 +16,7 @@
 //   FAKE_GPU_HOST_ACCESS   1: the host reaches device memory, as a GPU-aware MPI library does
 //   FAKE_GPU_NO_REGISTER   1: memory of others cannot be pinned
 //   FAKE_GPU_SAME          all devices are this physical one
+//   FAKE_GPU_MIG           1: those are MIG instances of it
 //   FAKE_HIP_VERSION       the version of HIP (60342134)
 
 #include <sys/mman.h>
@@ -105,7 +107,11 @@ Stuck::~Stuck() {
 
 void drain(int device) { drain_all_of(device); }
 
-int current_device() { return device_of_thread; }
+int current_device() { return use_device(); }  // of calls of NCCL, which makes a context, too
+
+std::string uuid(int device) {
+  return setting("FAKE_GPU_MIG", 0) != 0 ? "instance " + std::to_string(device) : bus_id(device);
+}
 
 std::string bus_id(int device) {
   const long same = setting("FAKE_GPU_SAME", -1);
@@ -128,14 +134,50 @@ EXPORT int GPU(RuntimeGetVersion)(int* version) {
   return kSuccess;
 }
 EXPORT int GPU(GetDevice)(int* device) {
-  *device = device_of_thread;
+  *device = device_of_thread();
   return kSuccess;
 }
 EXPORT int GPU(SetDevice)(int device) {
-  if (device < 0 || device >= n_devices()) return ended(kInvalidDevice);
-  device_of_thread = device;
+  if (device < 0 || device >= n_devices()) return last_error = kInvalidDevice;
+  current.chosen = device;
+  make_context(device);
+  if (current.n == 0) current.n = 1;
+  current.stack[current.n - 1] = device;
   return ended(kSuccess);
 }
+#ifndef FAKE_HIP
+EXPORT int cuInit(unsigned) { return kSuccess; }
+EXPORT int cuDeviceGet(int* handle, int device) {
+  *handle = device;
+  return device >= 0 && device < n_devices() ? kSuccess : kInvalidDevice;
+}
+/// The handle of a context is the address of its entry.
+EXPORT int cuDeviceGetUuid_v2(char* bytes, int device) {
+  std::memset(bytes, 0, 16);
+  std::strncpy(bytes, fake::uuid(device).c_str(), 16);
+  return kSuccess;
+}
+EXPORT int cuDevicePrimaryCtxRetain(void** context, int device) {
+  make_context(device);
+  *context = &contexts().exist[device];
+  return kSuccess;
+}
+EXPORT int cuCtxGetCurrent(void** context) {
+  *context = current.n == 0 ? nullptr : &contexts().exist[current.stack[current.n - 1]];
+  return kSuccess;
+}
+EXPORT int cuCtxPushCurrent_v2(void* context) {
+  if (current.n == kDeepest) std::abort();
+  current.stack[current.n++] = static_cast<int>(static_cast<std::atomic<bool>*>(context) - contexts().exist);
+  return kSuccess;
+}
+EXPORT int cuCtxPopCurrent_v2(void** context) {
+  cuCtxGetCurrent(context);
+  if (*context == nullptr) return 201;  // CUDA_ERROR_INVALID_CONTEXT
+  --current.n;
+  return kSuccess;
+}
+#endif
 EXPORT int GPU(DeviceGetPCIBusId)(char* text, int length, int device) {
   if (device < 0 || device >= n_devices()) return kInvalidDevice;
   std::strncpy(text, fake::bus_id(device).c_str(), static_cast<std::size_t>(length));
@@ -184,7 +226,7 @@ EXPORT int GPU(PeekAtLastError)() { return sticky_error() != kSuccess ? sticky_e
 EXPORT int GPU(DeviceSynchronize)() {
   ++made().waits;
   if (const int code = forbid_while_capturing()) return ended(code);
-  drain_all_of(device_of_thread);
+  drain_all_of(use_device());
   return kSuccess;
 }
 
@@ -209,8 +251,8 @@ EXPORT int GPU(Malloc)(void** out, std::size_t nbytes) {
     ::munmap(data, size);
     ::munmap(seen, size);
   });
-  world().blocks[static_cast<char*>(seen)] = {static_cast<char*>(seen), static_cast<char*>(bytes), nbytes,
-                                              device_of_thread, std::move(mapped)};
+  world().blocks[static_cast<char*>(seen)] = {static_cast<char*>(seen), static_cast<char*>(bytes), nbytes, use_device(),
+                                              std::move(mapped)};
   *out = seen;
   return ended(kSuccess);
 }
@@ -249,7 +291,7 @@ EXPORT int GPU_HOST_ALLOC(void** out, std::size_t nbytes, unsigned) {
 }
 EXPORT int GPU_HOST_FREE(void* data) {
   if (const int code = forbid_while_capturing()) return ended(code);
-  drain_all_of(device_of_thread);
+  drain_all_of(use_device());
   const std::lock_guard lock(world().mutex);
   return ended(world().blocks.erase(static_cast<char*>(data)) == 0 ? kInvalidValue : kSuccess);
 }
@@ -267,7 +309,7 @@ EXPORT int GPU(HostRegister)(void* data, std::size_t nbytes, unsigned) {
 }
 EXPORT int GPU(HostUnregister)(void* data) {
   if (const int code = forbid_while_capturing()) return ended(code);
-  drain_all_of(device_of_thread);
+  drain_all_of(use_device());
   const std::lock_guard lock(world().mutex);
   return ended(world().blocks.erase(static_cast<char*>(data)) != 0 ? kSuccess : kInvalidValue);
 }
@@ -277,6 +319,7 @@ struct PointerAttributes {
 };
 EXPORT int GPU(PointerGetAttributes)(PointerAttributes* out, const void* data) {
   looks().await_release();
+  use_device();
   const std::lock_guard lock(world().mutex);
   const Block* block = find(data, 0);
   *out = {block == nullptr ? 0 : block->device < 0 ? 1 : 2, block == nullptr ? -2 : block->device, nullptr, nullptr};

@@ -29,5 +29,7 @@ void drain(int device);
 int current_device();
 /// Name of the physical device behind a visible one.
 std::string bus_id(int device);
+/// The same, but of the MIG instance if the device is one.
+std::string uuid(int device);
 
 }  // namespace fake

@@ -116,7 +116,7 @@ using namespace fake;
 EXPORT int GPU(StreamCreateWithFlags)(void** out, unsigned flags) {
   ++made().streams;
   const std::lock_guard lock(world().mutex);
-  auto stream = std::make_shared<Stream>(device_of_thread, flags != 0);
+  auto stream = std::make_shared<Stream>(use_device(), flags != 0);
   *out = stream.get();
   world().streams[*out] = std::move(stream);
   return ended(kSuccess);
@@ -157,7 +157,7 @@ EXPORT int GPU(StreamSynchronize)(void* handle) {
 EXPORT int GPU(EventCreateWithFlags)(void** out, unsigned) {
   ++made().events;
   const std::lock_guard lock(world().mutex);
-  auto event = std::make_shared<Event>(device_of_thread);
+  auto event = std::make_shared<Event>(use_device());
   *out = event.get();
   world().events[*out] = std::move(event);
   return ended(kSuccess);

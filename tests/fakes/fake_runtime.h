@@ -3,6 +3,8 @@
 // What the sources of the stand-in of the GPU runtime share.
 
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -49,8 +51,45 @@ inline World& world() {
   return only;
 }
 
-inline thread_local int device_of_thread = 0;
 inline int n_devices() { return static_cast<int>(setting("FAKE_GPU_DEVICES", 4)); }
+
+// ---- contexts: each device has one, made by the first call that works on it
+
+inline constexpr int kMostDevices = 64, kDeepest = 32;
+struct Contexts {
+  std::atomic<bool> exist[kMostDevices];
+  std::atomic<int> only{-1};  // where alone one may exist; -1: anywhere
+};
+inline Contexts& contexts() {
+  static auto& all = *new Contexts{};
+  return all;
+}
+inline void make_context(int device) {
+  contexts().exist[device] = true;
+  if (contexts().only < 0 || contexts().only == device) return;
+  std::fprintf(stderr, "fake: a context on device %d, in a process that uses device %d\n", device,
+               contexts().only.load());
+  std::abort();
+}
+
+/// What is current in a thread.
+struct Current {
+  int chosen = 0;       // by SetDevice
+  int stack[kDeepest];  // of contexts
+  int n = 0;
+};
+inline thread_local Current current;
+
+/// The device that GetDevice gives.
+inline int device_of_thread() { return current.n != 0 ? current.stack[current.n - 1] : current.chosen; }
+/// The device of a call, which makes a context there if the thread has none.
+inline int use_device() {
+  if (current.n == 0) {
+    make_context(current.chosen);
+    current.stack[current.n++] = current.chosen;
+  }
+  return current.stack[current.n - 1];
+}
 
 // ---- errors, as the runtime keeps them for each thread
 
@@ -62,6 +101,7 @@ inline std::atomic<int>& sticky_error() {
 }
 /// What a call returns: notes an error for GetLastError.
 inline int ended(int code) {
+  use_device();
   if (sticky_error() != kSuccess) code = sticky_error();
 #ifdef FAKE_HIP
   if (code != kSuccess) last_error = code;
@@ -141,9 +181,9 @@ inline std::shared_ptr<Stream> stream_of(void* handle) {
   if (number == 1) return nullptr;  // only later versions have hipStreamLegacy
 #endif
   if (number <= kPerThreadStream) {
-    auto& stream = number < kPerThreadStream ? world().default_streams[device_of_thread]
-                                             : world().mine[{device_of_thread, std::this_thread::get_id()}];
-    if (!stream) stream = std::make_shared<Stream>(device_of_thread, false, /*is_legacy=*/number < kPerThreadStream);
+    auto& stream = number < kPerThreadStream ? world().default_streams[use_device()]
+                                             : world().mine[{use_device(), std::this_thread::get_id()}];
+    if (!stream) stream = std::make_shared<Stream>(use_device(), false, /*is_legacy=*/number < kPerThreadStream);
     return stream;
   }
   const auto found = world().streams.find(handle);

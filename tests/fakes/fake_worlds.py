@@ -110,6 +110,11 @@ LEFT_OUT = (
         "NCCL rounds factors to the type of the array, and products with sums",
     ),
     (NCCL_WORLDS, "test_min_and_max_propagate_nan", "of a NaN and a number NCCL takes the number"),
+    (
+        NCCL_WORLDS,
+        "test_operations_of_different_groups_may_interleave",
+        "NCCL requires one order of the operations of all groups of a device",
+    ),
     (NCCL_WORLDS, "test_mismatch.py", "ranks compare beside the operation: the group has ended"),
     ("device-", "test_objects_are_left_with_one_warning", "the warning names the wrapper's file"),
     (

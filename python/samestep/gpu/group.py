@@ -35,15 +35,21 @@ def open_device(kind: str, device: int | None, host: str, *, with_nccl: bool) ->
     if with_nccl:
         os.environ.update(nccl_settings.defaults(os.environ, files))
     try:
-        identity = identity_of(host, gpu(kind).bus_id(device))
-        return DeviceInfo("", nccl_of(kind).version if with_nccl else "", identity)
+        nccl = nccl_of(kind).version if with_nccl else ""
+        of_instance = gpu(kind).uuid(device) if with_nccl and _knows_instances(nccl) else ""
+        return DeviceInfo("", nccl, identity_of(host, of_instance or gpu(kind).bus_id(device)))
     except Error as error:
         return DeviceInfo(str(error), "", "")
 
 
-def identity_of(host: str, bus_id: str) -> str:
-    """The host and the physical device, by which NCCL distinguishes devices: NCCL_HOSTID stands for the host."""
-    return f"{os.environ.get('NCCL_HOSTID') or host} {bus_id}"
+def identity_of(host: str, device: str) -> str:
+    """The host and what NCCL distinguishes devices by: NCCL_HOSTID stands for the host."""
+    return f"{os.environ.get('NCCL_HOSTID') or host} {device}"
+
+
+def _knows_instances(nccl: str) -> bool:
+    """Whether this version compares UUIDs of devices, which MIG instances of one GPU have of their own."""
+    return tuple(int(part) for part in nccl.split(".")) >= (2, 30)
 
 
 def require_all(table: list[DeviceInfo]) -> None:
@@ -62,8 +68,7 @@ def require_all(table: list[DeviceInfo]) -> None:
 
 
 def _may_share(nccl: str) -> bool:
-    version = tuple(int(part) for part in nccl.split("."))
-    return version >= (2, 30) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return _knows_instances(nccl) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 
 
 def _require_own_devices(table: list[DeviceInfo]) -> None:
@@ -76,9 +81,9 @@ def _require_own_devices(table: list[DeviceInfo]) -> None:
     device = table[ranks[0]].identity.split()[-1]
     raise UnavailableError(
         f"NCCLBackend: ranks {' and '.join(map(str, ranks))} use the same device ({device}), which NCCL "
-        f"{table[0].nccl} refuses. Cure: start as many ranks as there are devices; or use NCCL 2.30 or newer with "
-        "NCCL_MULTI_RANK_GPU_ENABLE=1; or samestep.MPIBackend or NativeBackend, which take device arrays too; or, for "
-        "tests, give each rank an NCCL_HOSTID of its own"
+        f"{table[0].nccl} refuses. Cure: start as many ranks as there are devices; or use NCCL 2.30 or newer, which "
+        "tells MIG instances apart, and takes other devices with NCCL_MULTI_RANK_GPU_ENABLE=1; or samestep.MPIBackend "
+        "or NativeBackend, which take device arrays too; or, for tests, give each rank an NCCL_HOSTID of its own"
     )
 
 
@@ -87,8 +92,8 @@ def open_group(
 ) -> _core.Communicator:
     """The group of `comm` that takes arrays of `device` as well. Collective.
 
-    Environment: `SAMESTEP_STAGING_BYTES` is how many bytes of a long array go through the host at a time (default
-    4 MiB).
+    Environment: `SAMESTEP_STAGING_BYTES` is how many bytes of a long array go through the host at a time, at most
+    (default 4 MiB).
     """
     nccl = nccl_of(kind) if with_nccl else None
     piece = int(_settings.get(_settings.STAGING_BYTES) or "0")

@@ -8,7 +8,7 @@ from typing import Any
 
 from samestep import _core
 from samestep.errors import UnavailableError
-from samestep.gpu import discovery
+from samestep.gpu import discovery, jax_devices
 
 __all__ = ["current_gpu", "gpu", "nccl", "set_current"]
 
@@ -48,9 +48,10 @@ _kinds: list[str] = []
 
 
 def set_current(kind: str, device: int) -> None:
-    """Make `device` the process's current one, also that of torch and CuPy where they have been imported."""
+    """Make `device` the process's current one, also that of torch, CuPy and JAX where they have been imported."""
     gpu(kind).set_device(device)
     _kinds.append(kind)
+    jax_devices.use(kind, device)
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.set_device(device)

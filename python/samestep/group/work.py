@@ -60,12 +60,12 @@ class Work(Generic[_T]):
     __slots__ = ("_finish", "_finishing", "_has_result", "_inner", "_result", "_timeout")
 
     def __init__(self, inner: _core.Work, timeout: float, finish: Callable[[], _T] | None = None) -> None:
+        self._has_result = False
         self._inner = inner
         self._timeout = timeout
         self._finish = finish
         # Held while the result is assembled, which one of the threads does that wait.
         self._finishing = None if finish is None else threading.RLock()
-        self._has_result = False
         self._result: Any = None
 
     def done(self) -> bool:
@@ -144,7 +144,7 @@ class Work(Generic[_T]):
     def __del__(self) -> None:
         inner = getattr(self, "_inner", None)  # __init__ may have failed
         try:
-            if inner is None or inner.done():
+            if inner is None or self._has_result or inner.done():  # after a wait nothing is asked of a device
                 return
             if running_loop() is not None:  # which a wait would block
                 self._leave()

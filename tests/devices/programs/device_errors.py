@@ -12,7 +12,7 @@ from pathlib import Path
 import fake_arrays
 import numpy as np
 import samestep as ss
-from device_rank import attempt, folder, rank, report, start
+from device_rank import attempt, folder, rank, report, start, use_only
 from fake_arrays import Array, Graph, Stream
 
 
@@ -157,6 +157,7 @@ def give_unusable_arrays(backend):
 
 def unusable_arrays(world, stream):
     """Seven numbers on another device, and seven that have been freed."""
+    use_only(-1)
     fake_arrays.call("SetDevice", 3)
     elsewhere = Array.of(np.ones(7))
     fake_arrays.call("SetDevice", world.device)
@@ -221,7 +222,7 @@ def exchange_through_secret_pinned_memory():
     registered = fake_arrays.runtime().cudaHostRegister(
         ctypes.c_void_p(shared.ctypes.data), ctypes.c_size_t(shared.nbytes), 1
     )
-    world = start("native")
+    world = start("native", only=False)
     x = Array.of(np.full(30_000, rank + 1.0), Stream())
     before = fake_arrays.slow_calls().pinned
     all_of = world.allgather(x)

@@ -12,7 +12,7 @@ import time
 import fake_arrays
 import numpy as np
 import samestep as ss
-from device_rank import attempt, rank, report, size, start, store
+from device_rank import attempt, rank, report, size, start, store, use_only
 from fake_arrays import Array, Stream
 
 
@@ -61,6 +61,7 @@ def give_wrong_arguments():
     x = Array.of(np.full(7, rank + 1.0), Stream())
     attempt(lambda: world.allreduce(x, out=Array((8,), "float64")))
     attempt(lambda: world.bcast(x, root=5))
+    use_only(-1)
     fake_arrays.call("SetDevice", 3)
     there = Array.of(np.ones(7))
     fake_arrays.call("SetDevice", world.device)

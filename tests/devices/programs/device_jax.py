@@ -1,12 +1,13 @@
 """Programs of test_device_jax.py, with the stand-in of JAX."""
 
 import json
+import os
 import sys
 
 import fake_arrays
 import fake_jax
 import numpy as np
-from device_rank import rank, release_soon, report, size, start
+from device_rank import attempt, rank, release_soon, report, size, start
 
 
 def values(r, count):
@@ -77,6 +78,35 @@ def scatter_to_new_arrays(backend):
             block = world.scatter(fake_jax.late(rows, 2000) if rank == 0 else None)
             wrong += not np.array_equal(block.get(), values(rank, 1000))
         report(wrong=wrong)
+
+
+def donate_inputs(backend):
+    """An input whose memory JAX may write to once the operation has read it."""
+    with fake_jax.installed(), start(backend) as world:
+        wrong = 0
+        for _ in range(5):
+            x = fake_jax.late(values(rank, 1000), 2000)
+            work = world.iallreduce(x)
+            y = fake_jax.donate(x, np.full(1000, -1.0, "float32"))
+            del x
+            fake_jax.late(np.full(1000, -2.0, "float32"), 0)  # in memory that is free
+            wrong += not np.array_equal(work.wait().get(), sum(values(r, 1000) for r in range(size)))
+            wrong += not (y.get() == -1.0).all()
+        report(wrong=wrong)
+
+
+def find_the_device(jax_is_first, user_says):
+    """Two ranks with arrays of JAX that say nothing of devices."""
+    with fake_jax.installed():
+        if user_says:
+            fake_jax.CONFIG.update("jax_cuda_visible_devices", user_says)
+        if jax_is_first:
+            fake_jax.devices()
+        world = start("nccl", only=not jax_is_first and not user_says)
+        x = fake_jax.late(values(rank, 10))
+        attempt(lambda: world.allreduce(x).get().tolist() == sum(values(r, 10) for r in range(size)).tolist())
+        report(seen=[d.local_hardware_id for d in fake_jax.devices()], used=x.device.local_hardware_id)
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import sys
 import threading
 
 import numpy as np
-from device_rank import release_soon, report, start
-from fake_arrays import Array, Stream, counts, runtime, slow_calls
+from device_rank import rank, release_soon, report, size, start
+from fake_arrays import Array, Stream, counts, longest_copy, runtime, slow_calls
 from samestep.gpu import runtime as gpus
 from samestep.gpu.device_array import DeviceArray
 
@@ -99,6 +99,46 @@ def keep_an_array_until_the_process_ends():
     at_exit.argtypes = [ctypes.c_void_p] * 3
     assert at_exit(deleter, address, None) == 0
     report(ended=True)
+
+
+def copy_in_segments(sizes):
+    """The longest copy of a reduction and of a gathering, by the bytes that they move."""
+    world = start("native")
+    for nbytes in sizes:
+        x = Array.of(np.ones(nbytes, "uint8"), Stream())
+        rows = Array.of(np.ones((size, nbytes // size), "uint8"), Stream())
+        x.stream.synchronize()
+        rows.stream.synchronize()
+        longest_copy()
+        world.allreduce(x, "max", timeout=20.0)
+        reduced = longest_copy()
+        world.alltoall(rows, out=rows, timeout=20.0)
+        report(reduced=reduced, exchanged=longest_copy())
+    world.close()
+
+
+def stage_while_nccl_waits():
+    """Rank 0 has an operation in NCCL that rank 1 comes to after many that go through the host, more than 64 MiB."""
+    world = start(timeout=40.0)
+    group, stream = world.split(0), Stream()
+    x = Array.of(np.ones(1000, "float32"), Stream())
+    group.allreduce(x)
+    many = [Array.of(np.ones(1 << 20, "int32"), stream) for _ in range(40)]
+    stream.synchronize()
+    world.allreduce(Array.of(np.ones(10, "int32"), stream), "bxor")
+
+    def stage():
+        works = [world.iallreduce(y, "bxor") for y in many]
+        for work in reversed(works):
+            work.wait(host=True)
+
+    for _ in range(2):
+        works = [group.iallreduce(x)] if rank == 0 else []
+        stage()
+        works += [group.iallreduce(x)] if rank != 0 else []
+        works[0].wait(host=True)
+    report(pinned=counts()[1] > 0)
+    world.close()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ import os
 import threading
 import time
 
+import fake_arrays
+import real_libraries
 import samestep as ss
 
 rank, size, folder = int(os.environ["TEST_RANK"]), int(os.environ["TEST_SIZE"]), os.environ["TEST_FOLDER"]
@@ -14,8 +16,17 @@ def store(name="store"):
     return f"file://{folder}/{name}"
 
 
-def start(backend="nccl", timeout=30.0, **more):
-    return ss.initialize(backend, init_method=store(), rank=rank, world_size=size, timeout=timeout, **more)
+def start(backend="nccl", timeout=30.0, *, only=True, **more):
+    made = ss.initialize(backend, init_method=store(), rank=rank, world_size=size, timeout=timeout, **more)
+    if only:
+        use_only(made.device)
+    return made
+
+
+def use_only(device):
+    """From here on the process ends where it has a context of another device."""
+    if device is not None and not real_libraries.wanted():
+        fake_arrays.runtime().fakeOnlyDevice(device)
 
 
 def report(**found):

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import sys
+import threading
 
 import numpy as np
 import samestep as ss
@@ -110,6 +111,26 @@ def export_for_streams(kind, streams):
         except BufferError:
             refused.append(stream)
     report(refused=refused)
+
+
+def drop_what_was_waited_for(backend):
+    """The runtime does not answer meanwhile."""
+    backend = start(backend)
+    x = Array.of(np.ones(100, "float32"), Stream())
+    backend.allreduce(x)
+    works = [backend.iallreduce(x)]
+    works[0].wait()
+    library = runtime()
+    library.fakeHoldQueries(1)
+    library.fakeHoldLooks(1)
+    dropping = threading.Thread(target=works.clear)
+    dropping.start()
+    dropping.join(20)
+    report(dropped=not dropping.is_alive())
+    library.fakeHoldQueries(0)
+    library.fakeHoldLooks(0)
+    dropping.join()
+    backend.close()
 
 
 if __name__ == "__main__":
