@@ -287,6 +287,7 @@ def _world_over(  # noqa: PLR0917 - as they were found, one after the other
     backend = _backend_for(requested, host_backend, table, known)
     device = _assign(found, arguments, placement)
     asked = [info.asked for info in table]
+    transports.refuse_unencrypted([backend, host_backend], asked, everywhere)
     comm, bootstrap_comm = transports.select_transport(comm, host_backend, asked, everywhere, timeout)
     comm.configure(oversubscribed=hosts.oversubscribed(same_host, usable_cpus()))
     kind = found.kind if found is not None else "cuda"
