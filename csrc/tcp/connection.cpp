@@ -63,7 +63,7 @@ void Connection::end_damaged(bool sent) {
   if (lost_) return;
   // Otherwise the peer would learn only that the connection has ended. While it is open, no reset can overtake that.
   if (!sent) send({0, 0, 0, Frame::Kind::damage, 0, 0});
-  const bool told = all_sent();
+  const bool told = !sent && all_sent();
   const std::string peer = str("rank ", peer_);
   drop(str("bytes from ", sent ? here_ : peer, " to ", sent ? peer : here_,
            " were changed on the way, as their checksum shows: a network card, a switch or memory is faulty, or an "
