@@ -2,6 +2,7 @@
 
     python benchmarks/hosts.py                    # as root; six minutes; writes benchmarks/results/hosts/*.json
     python benchmarks/hosts.py --rates 10gbit --layouts 2x2 --rounds 2
+    python benchmarks/hosts.py --contenders samestep,encrypted --layouts 2x1
     python benchmarks/hosts.py --render           # benchmarks/results/hosts/two-hosts.md from these
 
 The hosts are network namespaces of this machine, so they share its processors. The ranks of all contenders are started
@@ -72,6 +73,7 @@ CONTENDERS = {
     "samestep": Contender("native", by_mpirun=False),
     "samestep over MPI": Contender("mpi", by_mpirun=True, environment=_GIVES_WAY),
     "one level": Contender("native", by_mpirun=False, environment={"SAMESTEP_NATIVE_TRANSPORT": "tcp"}),
+    "encrypted": Contender("native", by_mpirun=False, environment={"SAMESTEP_ENCRYPT": "1"}),
     "gloo": Contender("gloo", by_mpirun=False),
     "Open MPI": Contender("mpi4py", by_mpirun=True, environment=_GIVES_WAY),
     "Open MPI without han": Contender(
@@ -79,7 +81,7 @@ CONTENDERS = {
     ),
     "MPICH": Contender("mpi4py", by_mpirun=True, environment=_ONLY_TCP, mpich=True),
 }
-DEFAULT = [name for name in CONTENDERS if name != "one level"]
+DEFAULT = [name for name in CONTENDERS if name not in ("one level", "encrypted")]
 
 
 def _lab(n_hosts: int) -> Any:

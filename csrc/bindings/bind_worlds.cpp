@@ -10,6 +10,7 @@
 #include "hierarchy/hierarchical_communicator.h"
 #include "mpi/mpi_library.h"
 #include "mpi/mpi_transport.h"
+#include "os/aes_gcm.h"
 #include "tcp/tcp_transport.h"
 
 namespace samestep {
@@ -71,7 +72,8 @@ void bind_worlds(py::module_& m) {
   bind_mpi(m);
   m.def(
       "open_tcp_world",
-      [](const std::string& name, int rank, const std::vector<std::pair<int, std::string>>& peers) {
+      [](const std::string& name, int rank, const std::vector<std::pair<int, std::string>>& peers,
+         const std::vector<std::pair<std::string, std::string>>& keys) {
         ExchangeOptions options;
         options.name = name;
         options.oversubscribed = true;  // until it is known
@@ -79,10 +81,13 @@ void bind_worlds(py::module_& m) {
         // Owned before anything can throw: an error then closes the sockets, which shows the peers that this rank has
         // left.
         for (const auto& [fd, where] : peers) ends.push_back({Fd(fd), where});
+        for (std::size_t i = 0; i < keys.size(); ++i) std::tie(ends.at(i).send_key, ends.at(i).receive_key) = keys[i];
         return open_tcp_world(rank, std::move(ends), options);
       },
-      "name"_a, "rank"_a, "peers"_a,
-      "The group of all ranks. `peers`: by rank, a connected socket, which is owned from now on, and where it leads.");
+      "name"_a, "rank"_a, "peers"_a, "keys"_a = py::list(),
+      "The group of all ranks. `peers`: by rank, a connected socket, which is owned from now on, and where it leads; "
+      "`keys`: by rank, those of what is sent and received, to encrypt it.");
+  m.def("encryption_library", &AesGcm::library, "The file of the library that encrypts connections.");
   m.def(
       "select_algorithm",
       [](int n_ranks, std::size_t nbytes) { return std::string(name(select_algorithm(n_ranks, nbytes))); }, "n_ranks"_a,

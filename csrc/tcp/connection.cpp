@@ -20,8 +20,14 @@ iovec part(const std::byte* data, std::size_t nbytes) { return {const_cast<std::
 
 }  // namespace
 
-Connection::Connection(int peer, TcpSocket socket, std::string where, std::string here)
-    : peer_(peer), socket_(std::move(socket)), where_(std::move(where)), here_(std::move(here)), stage_(kStage) {}
+Connection::Connection(int peer, TcpPeer end, std::string here)
+    : peer_(peer),
+      socket_(std::move(end.fd)),
+      where_(std::move(end.where)),
+      here_(std::move(here)),
+      out_(end.send_key, AesGcm::Direction::seals),
+      stage_(kStage),
+      in_(end.receive_key, AesGcm::Direction::opens) {}
 
 void Connection::ready(bool readable, bool writable, bool hung_up) {
   // A connection that has hung up is read and written once more: what the peer has sent before is not lost, and the
@@ -57,7 +63,7 @@ void Connection::end_damaged(bool sent) {
   if (lost_) return;
   // Otherwise the peer would learn only that the connection has ended. While it is open, no reset can overtake that.
   if (!sent) send({0, 0, 0, Frame::Kind::damage, 0, 0});
-  const bool told = all_sent();
+  const bool told = !sent && all_sent();
   const std::string peer = str("rank ", peer_);
   drop(str("bytes from ", sent ? here_ : peer, " to ", sent ? peer : here_,
            " were changed on the way, as their checksum shows: a network card, a switch or memory is faulty, or an "
@@ -109,20 +115,29 @@ void Connection::queue_data() {
 /// False if the frame has to wait until those before it have been sent.
 bool Connection::seal(Outgoing& out) {
   if (out.sealed) return true;
-  if (out.detached && !out.bytes.empty()) {
-    if (&out != &outgoing_.front()) return false;  // there is one copy
-    use_copy(out);
-  }
+  const bool encrypts = out_.encrypts(), first = &out == &outgoing_.front();
+  if (first) copied_ = 0;
+  const std::size_t nbytes = out.bytes.size();
+  const bool fits = encrypts ? copied_ + nbytes <= kDataFrameBytes : !out.detached;
+  if (nbytes > 0 && !first && !fits) return false;
+  if (out.detached && !encrypts) use_copy(out);
   out.sealed = true;
   std::memcpy(out.head.data(), &out.frame, sizeof out.frame);
-  out_.seal(Bytes(out.head).first(sizeof out.frame), out.head.data() + sizeof out.frame);
-  if (!out.bytes.empty()) out_.seal(out.bytes, out.tail.data());
+  out_.seal(Bytes(out.head).first(sizeof out.frame), out.head.data(), out.head.data() + sizeof out.frame);
+  if (nbytes == 0) return true;
+  if (encrypts) copy_.resize(kDataFrameBytes);
+  std::byte* const encrypted = copy_.data() + copied_;
+  out_.seal(out.bytes, encrypted, out.tail.data());
+  if (!encrypts) return true;
+  out.bytes = {encrypted, nbytes};
+  copied_ += nbytes;
   return true;
 }
 
 /// The memory of the frame may change. True if the frame may, too, since nothing of it has been sent.
 bool Connection::detach(Outgoing& out) {
   out.detached = true;
+  if (out.sealed && out_.encrypts()) return false;  // its bytes are copies already
   if (&out != &outgoing_.front() || sent_ == 0) {
     out.sealed = false;
     return true;

@@ -9,6 +9,7 @@
 #include "tcp/frame.h"
 #include "tcp/matcher.h"
 #include "tcp/seal.h"
+#include "tcp/tcp_transport.h"
 
 namespace samestep::tcp {
 
@@ -29,8 +30,8 @@ class Connection {
     virtual void take(int peer, const Frame& frame, const Destination& place) = 0;
   };
 
-  /// `where`: the other end, for texts; `here`: this one.
-  Connection(int peer, TcpSocket socket, std::string where, std::string here);
+  /// `here`: this end, for texts.
+  Connection(int peer, TcpPeer end, std::string here);
 
   /// Sends as many bytes as the socket accepts now, and the remaining ones later. `bytes` must not change until
   /// `record`, if there is one, has ended.
@@ -110,7 +111,8 @@ class Connection {
   std::deque<Outgoing> outgoing_;
   std::deque<RtsSent> rts_sent_;
   std::size_t sent_ = 0;         // bytes of the first frame of `outgoing_` that were sent
-  std::vector<std::byte> copy_;  // of its bytes, if they may change
+  std::vector<std::byte> copy_;  // of its bytes, if they may change; of those of several frames, encrypted
+  std::size_t copied_ = 0;       // encrypted bytes in `copy_`
   std::uint32_t next_out_ = kFirstSequence;
   Seal out_;
 

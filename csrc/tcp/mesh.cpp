@@ -18,15 +18,14 @@ constexpr std::size_t kPolledFrom = 2;  // connections; a single one is polled b
 
 }  // namespace
 
-Mesh::Mesh(int rank, std::vector<Peer> peers) : rank_(rank), index_(peers.size()), incoming_(peers.size()) {
+Mesh::Mesh(int rank, std::vector<TcpPeer> peers) : rank_(rank), index_(peers.size()), incoming_(peers.size()) {
   const std::string here = str("rank ", rank_, " at ", peers[static_cast<std::size_t>(rank)].where);
   for (std::size_t peer = 0; peer < peers.size(); ++peer) {
     peers_.push_back(peers[peer].where);
     if (static_cast<int>(peer) == rank_) continue;
-    TcpSocket socket(std::move(peers[peer].fd));
     index_[peer] = connections_.size();
-    poller_.add(socket.fd(), connections_.size());
-    connections_.emplace_back(static_cast<int>(peer), std::move(socket), peers[peer].where, here);
+    connections_.emplace_back(static_cast<int>(peer), std::move(peers[peer]), here);
+    poller_.add(connections_.back().fd(), index_[peer]);
   }
   noted_failures_.resize(connections_.size());
 }

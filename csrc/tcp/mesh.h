@@ -18,11 +18,7 @@ namespace samestep::tcp {
 /// There is no background thread: waiting threads call `advance`. Thread-safe: each call holds the mesh's mutex.
 class Mesh final : Connection::Receiver {
  public:
-  struct Peer {
-    Fd fd;              ///< a connected socket; invalid for this rank itself
-    std::string where;  ///< for texts, such as "node1 (10.0.0.7:41021)"
-  };
-  Mesh(int rank, std::vector<Peer> peers);
+  Mesh(int rank, std::vector<TcpPeer> peers);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }

@@ -1,5 +1,7 @@
 #include "tcp/tcp_transport.h"
 
+#include <numeric>
+
 #include "collectives/exchange_communicator.h"
 #include "tcp/mesh.h"
 #include "transport/group_numbers.h"
@@ -121,13 +123,9 @@ class TcpTransport final : public Transport {
 }  // namespace
 
 std::unique_ptr<Transport> make_tcp_transport(int rank, std::vector<TcpPeer> peers) {
-  std::vector<tcp::Mesh::Peer> ends;
-  std::vector<int> members;
-  for (TcpPeer& peer : peers) {
-    members.push_back(static_cast<int>(ends.size()));
-    ends.push_back({std::move(peer.fd), std::move(peer.where)});
-  }
-  return std::make_unique<TcpTransport>(std::make_shared<tcp::Mesh>(rank, std::move(ends)), GroupNumbers::kWorld,
+  std::vector<int> members(peers.size());
+  std::iota(members.begin(), members.end(), 0);
+  return std::make_unique<TcpTransport>(std::make_shared<tcp::Mesh>(rank, std::move(peers)), GroupNumbers::kWorld,
                                         std::move(members));
 }
 

@@ -17,6 +17,7 @@ PREFIX = "SAMESTEP_"
 
 ALGORITHM = "SAMESTEP_ALGORITHM"
 CUDART_LIBRARY = "SAMESTEP_CUDART_LIBRARY"
+ENCRYPT = "SAMESTEP_ENCRYPT"
 ERROR_FILE = "SAMESTEP_ERROR_FILE"
 GPU_AWARE_MPI = "SAMESTEP_GPU_AWARE_MPI"
 HIP_LIBRARY = "SAMESTEP_HIP_LIBRARY"
@@ -146,6 +147,13 @@ SETTINGS = {
         "`1` on all ranks: they accept objects from other hosts although they have no secret; see "
         "[security](security.md)",
     ),
+    ENCRYPT: Setting(
+        "0|1",
+        "0",
+        "`1`: all that ranks send each other over TCP is encrypted and authenticated; needs `SAMESTEP_SECRET` and "
+        "OpenSSL's libcrypto, see [security](security.md#encryption)",
+        _ALL,
+    ),
     SOCKET_IFNAME: Setting(
         "text",
         "the one that leads to rank 0",
@@ -213,7 +221,7 @@ def must_agree(where: str) -> tuple[str, ...]:
 
     Example:
       >>> must_agree("native")
-      ('SAMESTEP_NATIVE_TRANSPORT', 'SAMESTEP_ALGORITHM', 'SAMESTEP_SEGMENT_BYTES')
+      ('SAMESTEP_NATIVE_TRANSPORT', 'SAMESTEP_ALGORITHM', 'SAMESTEP_SEGMENT_BYTES', 'SAMESTEP_ENCRYPT')
     """
     return tuple(name for name, setting in SETTINGS.items() if where in setting.must_agree)
 

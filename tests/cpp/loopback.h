@@ -33,13 +33,16 @@ inline std::pair<Fd, Fd> connected_pair() {
 }
 
 /// For each rank its connections to all others.
-inline std::vector<std::vector<TcpPeer>> connected_ranks(int size) {
+inline std::vector<std::vector<TcpPeer>> connected_ranks(int size, bool encrypted = false) {
   const auto n = static_cast<std::size_t>(size);
   std::vector<std::vector<TcpPeer>> ranks(n);
   for (auto& peers : ranks) peers.resize(n);
   for (std::size_t i = 0; i < n; ++i) {
     for (std::size_t j = 0; j < n; ++j) ranks[i][j].where = "host" + std::to_string(j);
     for (std::size_t j = 0; j < i; ++j) std::tie(ranks[i][j].fd, ranks[j][i].fd) = connected_pair();
+    for (std::size_t j = 0; encrypted && j < n; ++j) {
+      ranks[i][j].send_key = ranks[j][i].receive_key = std::string(32, static_cast<char>(i * n + j));
+    }
   }
   return ranks;
 }

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <cstring>
-#include <latch>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -54,15 +54,17 @@ std::string loss(Transport& transport, int peer) {
   return {};
 }
 
-/// Each rank as a thread with its transport.
+/// Each rank as a thread with its transport, without and with encryption.
 template <class Body>
 void with_messengers(int size, Body body) {
-  auto ranks = connected_ranks(size);
-  as_threads(size, [&](int rank) {
-    const auto transport = make_tcp_transport(rank, std::move(ranks[static_cast<std::size_t>(rank)]));
-    body(*transport);
-    transport->close();
-  });
+  for (const bool encrypted : {false, true}) {
+    auto ranks = connected_ranks(size, encrypted);
+    as_threads(size, [&](int rank) {
+      const auto transport = make_tcp_transport(rank, std::move(ranks[static_cast<std::size_t>(rank)]));
+      body(*transport);
+      transport->close();
+    });
+  }
 }
 
 constexpr std::size_t kInStage = 32 << 10;
@@ -329,7 +331,7 @@ TEST_CASE("tcp: a peer that has closed the group is not lost to it") {
 }
 
 TEST_CASE("tcp: what is pending when a group is closed never ends, and accesses no memory") {
-  std::latch closed(2);
+  std::barrier closed(2);
   with_messengers(2, [&](Transport& me) {
     const std::vector<int> both{0, 1};
     const auto group = me.subset(both, 0);
@@ -393,47 +395,74 @@ TEST_CASE("tcp: bytes that no rank sends end the connection, not the process") {
 }
 
 TEST_CASE("tcp: every flipped bit of a message is an error of its receiver that names both ranks") {
-  // What rank 1 sends for a message of 8 bytes.
+  const Message sent = message(1, 4, 8);
+  for (const std::string& key : {std::string(), std::string(32, 'k')}) {
+    const std::size_t tag = key.empty() ? sizeof(std::uint32_t) : 16;
+    auto [theirs, wire] = connected_pair();
+    std::vector<TcpPeer> peers(2);
+    peers[1].where = "host1";
+    peers[0] = {std::move(theirs), "host0", key, key};
+    auto sender = make_tcp_transport(1, std::move(peers));
+    sender->send(sent.data(), sent.size(), 0, 4);
+    Message bytes(200);
+    bytes.resize(static_cast<std::size_t>(::read(wire.get(), bytes.data(), bytes.size())));
+    REQUIRE(bytes.size() == sizeof(tcp::Frame) + sent.size() + 2 * tag);
+    const bool readable = std::search(bytes.begin(), bytes.end(), sent.begin(), sent.end()) != bytes.end();
+    CHECK(readable == key.empty());
+    for (std::size_t bit = 0; bit <= 8 * bytes.size(); ++bit) {
+      auto [ours, proxy] = connected_pair();
+      std::vector<TcpPeer> ends(2);
+      ends[0].where = "host0";
+      ends[1] = {std::move(ours), "host1", key, key};
+      const auto me = make_tcp_transport(0, std::move(ends));
+      Message got(8), changed = bytes;
+      Transport::Request receive = me->receive(got.data(), got.size(), kAnySource, 4);
+      const bool intact = bit == 8 * bytes.size();
+      if (!intact) changed[bit / 8] ^= static_cast<unsigned char>(1 << bit % 8);
+      REQUIRE(::write(proxy.get(), changed.data(), changed.size()) == static_cast<ssize_t>(changed.size()));
+      if (intact) {
+        finish(*me, receive);
+        REQUIRE(got == sent);
+        continue;
+      }
+      REQUIRE(loss(*me, 1).find("bytes from rank 1 to rank 0 at host0 were changed on the way") != std::string::npos);
+      REQUIRE(!me->test(receive));
+      REQUIRE(me->cancel(receive));
+      Message answer(sizeof(tcp::Frame) + tag);  // tells the sender
+      REQUIRE(::recv(proxy.get(), answer.data(), answer.size(), MSG_WAITALL) == static_cast<ssize_t>(answer.size()));
+      if (bit > 0) continue;
+      REQUIRE(::write(wire.get(), answer.data(), answer.size()) == static_cast<ssize_t>(answer.size()));
+      CHECK(loss(*sender, 0).find("bytes from rank 1 at host1 to rank 0 were changed on the way") != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("tcp: an encrypted message is not accepted twice, nor in another order") {
+  const std::string key(32, 'k');
   auto [theirs, wire] = connected_pair();
   std::vector<TcpPeer> peers(2);
-  peers[0] = {std::move(theirs), "host0"};
+  peers[0] = {std::move(theirs), "host0", key, key};
   auto sender = make_tcp_transport(1, std::move(peers));
   const Message sent = message(1, 4, 8);
-  sender->send(sent.data(), sent.size(), 0, 4);
-  Message bytes(200);
-  bytes.resize(static_cast<std::size_t>(::read(wire.get(), bytes.data(), bytes.size())));
-  REQUIRE(bytes.size() == sizeof(tcp::Frame) + sent.size() + 2 * sizeof(std::uint32_t));
-  for (std::size_t bit = 0; bit <= 8 * bytes.size(); ++bit) {
+  constexpr std::size_t kEach = sizeof(tcp::Frame) + 8 + 32;
+  for (int i = 0; i < 2; ++i) sender->send(sent.data(), sent.size(), 0, 4);
+  Message bytes(2 * kEach);
+  REQUIRE(::recv(wire.get(), bytes.data(), bytes.size(), MSG_WAITALL) == static_cast<ssize_t>(bytes.size()));
+  for (const std::size_t first : {std::size_t{0}, kEach}) {
     auto [ours, proxy] = connected_pair();
     std::vector<TcpPeer> ends(2);
-    ends[0].where = "host0";
-    ends[1] = {std::move(ours), "host1"};
+    ends[1] = {std::move(ours), "host1", key, key};
     const auto me = make_tcp_transport(0, std::move(ends));
-    Message got(8), changed = bytes;
-    Transport::Request receive = me->receive(got.data(), got.size(), kAnySource, 4);
-    const bool intact = bit == 8 * bytes.size();
-    if (!intact) changed[bit / 8] ^= static_cast<unsigned char>(1 << bit % 8);
-    REQUIRE(::write(proxy.get(), changed.data(), changed.size()) == static_cast<ssize_t>(changed.size()));
-    if (intact) {
-      finish(*me, receive);
-      REQUIRE(got == sent);
-      continue;
-    }
-    REQUIRE(loss(*me, 1).find("bytes from rank 1 to rank 0 at host0 were changed on the way") != std::string::npos);
-    REQUIRE(!me->test(receive));
-    REQUIRE(me->cancel(receive));
-    // The sender is told, too.
-    Message answer(sizeof(tcp::Frame) + sizeof(std::uint32_t));
-    REQUIRE(::recv(proxy.get(), answer.data(), answer.size(), MSG_WAITALL) == static_cast<ssize_t>(answer.size()));
-    if (bit > 0) continue;
-    REQUIRE(::write(wire.get(), answer.data(), answer.size()) == static_cast<ssize_t>(answer.size()));
-    REQUIRE(loss(*sender, 0).find("bytes from rank 1 at  to rank 0 were changed on the way") != std::string::npos);
+    for (int i = 0; i < 2; ++i) REQUIRE(::write(proxy.get(), bytes.data() + first, kEach) == kEach);
+    CHECK(loss(*me, 1).find("were changed on the way") != std::string::npos);
+    Transport::Envelope from;
+    CHECK(me->probe(4, from) == (first == 0));  // what came first was right
   }
 }
 
 TEST_CASE("tcp: arrays may change after the failure of the operations that send them") {
   for (const std::size_t nbytes : {tcp::kEagerLimit, std::size_t{20'000'000}}) {
-    std::latch changed(2);
+    std::barrier changed(2);
     with_messengers(2, [&](Transport& me) {
       const std::vector<int> both{0, 1};
       const int peer = 1 - me.rank();

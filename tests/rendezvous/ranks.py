@@ -72,6 +72,7 @@ class Room:
         return Rendezvous()
 
 
-def connect(room, rank, address="127.0.0.1", timeout=PATIENCE_S):
+def connect(room, rank, address="127.0.0.1", timeout=PATIENCE_S, hindrance=""):
     """The connections of `rank` with all others that meet in the room."""
-    return mesh.connect_all(room.rendezvous(rank), address, [f"host{r}" for r in range(room.size)], timeout)
+    names = [f"host{r}" for r in range(room.size)]
+    return mesh.connect_all(room.rendezvous(rank), address, names, timeout, hindrance)

@@ -17,18 +17,24 @@ LOOPBACK = {4: "127.0.0.1", 6: "::1"}
 
 def check_and_close(made):
     for rank, row in enumerate(made):
-        assert [link is None for link, _ in row] == [r == rank for r in range(len(made))]
-        for other, (link, where) in enumerate(row):
+        assert [link is None for link, *_ in row] == [r == rank for r in range(len(made))]
+        for other, (link, where, keys) in enumerate(row):
             assert where.startswith(f"host{other} (")
+            assert keys == made[other][rank].keys[::-1]
             if link is not None:
                 link.setblocking(True)
                 link.sendall(bytes([rank]))
+    keys = [key for row in made for link in row if link.socket for key in link.keys]
+    assert (
+        len(set(keys)) == len(keys) / 2
+    )  # each is of one direction of one connection, and known at both ends
+    assert {len(key) for key in keys} == {32}
     for row in made:
-        for other, (link, _) in enumerate(row):
+        for other, (link, *_) in enumerate(row):
             if link is not None:
                 assert link.recv(100) == bytes([other])
     for row in made:
-        for link, _ in row:
+        for link, *_ in row:
             if link is not None:
                 link.close()
 
@@ -160,3 +166,12 @@ def test_the_address_follows_the_route_and_the_named_interface():
     assert interfaces.own_address("127.0.0.1", named, several_hosts=True) == "127.0.0.1"
     if "::1" in interfaces.addresses("lo"):
         assert interfaces.own_address("::1", {"GLOO_SOCKET_IFNAME": "lo"}, several_hosts=False) == "::1"
+
+
+def test_what_hinders_one_rank_is_told_to_all():
+    room = Room(3)
+    with ThreadPoolExecutor(3) as pool:
+        made = [pool.submit(connect, room, rank, hindrance="no key" * (rank == 1)) for rank in range(3)]
+        for each in made:
+            with pytest.raises(ss.UnavailableError, match=r"^no key$"):
+                each.result()

@@ -14,6 +14,7 @@ OTHER = {name: "two_shot" if name == _settings.ALGORITHM else "4096" for name in
     _settings.TRANSPORTS["mpi"]: "hierarchical",
     _settings.TRANSPORTS["native"]: "hierarchical",
     _settings.GPU_AWARE_MPI: "auto",
+    _settings.ENCRYPT: "1",
 }
 
 

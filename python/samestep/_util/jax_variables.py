@@ -88,8 +88,8 @@ def describe(given: Mapping[str, str] = os.environ) -> str:
 def initialize() -> None:
     """Called by JAX before it creates its devices, through the entry point in the group `jax_plugins`.
 
-    A program that asks for the CPU collectives "mpi" and names no library gets samestep's; XLA asks for the ranks when it
-    makes its first devices. A rank with a GPU shows JAX that one alone.
+    A program that asks for the CPU collectives "mpi" and names no library gets samestep's; XLA asks for the ranks
+    when it makes its first devices. A rank with a GPU shows JAX that one alone.
     """
     global has_devices  # noqa: PLW0603
     has_devices = True

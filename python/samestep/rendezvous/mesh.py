@@ -14,6 +14,7 @@ import os
 import selectors
 import socket
 import time
+from typing import NamedTuple
 
 from samestep._util import frames, handshake
 from samestep._util.strangers import Strangers, warn
@@ -23,7 +24,7 @@ from samestep.rendezvous import descriptors
 from samestep.rendezvous.rendezvous import Rendezvous
 from samestep.rendezvous.tcp_address import address_text
 
-__all__ = ["connect_all"]
+__all__ = ["Link", "connect_all"]
 
 _BACKLOG = 4096
 _HELLO, _RANK_NBYTES = b"H", 4
@@ -33,9 +34,19 @@ _TICK_S = 0.5
 _SAME_SECRET = "; is SAMESTEP_SECRET the same on all ranks?"
 
 
+class Link(NamedTuple):
+    """A connection to another rank; without a socket and keys for this one."""
+
+    socket: socket.socket | None
+    where: str
+    """It leads to, such as `node1 (10.0.0.7:41021)`."""
+    keys: tuple[bytes, bytes]
+    """Of what this rank sends and of what it receives, fresh for this connection, 32 bytes each."""
+
+
 def connect_all(
-    rendezvous: Rendezvous, address: str, host_names: list[str], timeout: float
-) -> list[tuple[socket.socket | None, str]]:
+    rendezvous: Rendezvous, address: str, host_names: list[str], timeout: float, hindrance: str = ""
+) -> list[Link]:
     """Connects all ranks with each other. Collective.
 
     Args:
@@ -43,15 +54,17 @@ def connect_all(
       address: of this host, by which the others reach this rank.
       host_names: of all ranks, for texts.
       timeout: seconds.
+      hindrance: why this rank cannot use the connections, if it cannot.
 
     Returns:
-      For each rank a socket, None for this one, and where it leads: `node1 (10.0.0.7:41021)`.
+      For each rank the connection with it.
 
     Raises:
-      UnavailableError: a rank cannot be reached; on all ranks, naming it and its address.
+      UnavailableError: a rank cannot be reached; on all ranks, naming it and its address. Or the first hindrance.
       TimeoutError: names the ranks to which there is no connection in time.
     """
     listener, problem = _listen(address, rendezvous.rank)
+    problem = hindrance or problem
     with listener or contextlib.nullcontext():
         secret = os.urandom(_SECRET_NBYTES) if rendezvous.rank == 0 else b""
         port = listener.getsockname()[1] if listener else 0
@@ -64,7 +77,9 @@ def connect_all(
         places = [(host, port) for host, port, *_ in table]
         where = [f"{name} ({address_text(*place)})" for name, place in zip(host_names, places, strict=True)]
         links = _connect(rendezvous, listener, secret, where, places=places, timeout=timeout)
-    return [(links.get(rank), where[rank]) for rank in range(rendezvous.size)]
+    alone: tuple[socket.socket | None, tuple[bytes, bytes]] = (None, (b"", b""))
+    found = [links.get(rank, alone) for rank in range(rendezvous.size)]
+    return [Link(link, place, keys) for (link, keys), place in zip(found, where, strict=True)]
 
 
 def _listen(address: str, rank: int) -> tuple[socket.socket | None, str]:
@@ -84,7 +99,7 @@ def _connect(
     *,
     places: list[tuple[str, int]],
     timeout: float,
-) -> dict[int, socket.socket]:
+) -> dict[int, tuple[socket.socket, tuple[bytes, bytes]]]:
     with contextlib.ExitStack() as at_failure:
         try:
             builder = _MeshBuilder(rendezvous, listener, secret, where, timeout)
@@ -140,7 +155,7 @@ class _MeshBuilder:
         self._where = where
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
-        self._links: dict[int, socket.socket] = {}
+        self._links: dict[int, tuple[socket.socket, tuple[bytes, bytes]]] = {}
         self._ends: dict[socket.socket, _Outgoing | _Incoming] = {}
         self._strangers = Strangers(f"the port of rank {rendezvous.rank}", warn, rendezvous.size)
         self._selector = selectors.DefaultSelector()
@@ -161,8 +176,8 @@ class _MeshBuilder:
         if number not in (0, errno.EINPROGRESS):
             raise self._unreachable(rank, os.strerror(number))
 
-    def wait(self) -> dict[int, socket.socket]:
-        """Complete all handshakes and return the connections by rank."""
+    def wait(self) -> dict[int, tuple[socket.socket, tuple[bytes, bytes]]]:
+        """Complete all handshakes and return the connections by rank, with their keys."""
         n_missing = self._rendezvous.size - 1
         asked_at = time.monotonic()
         while len(self._links) < n_missing:
@@ -191,7 +206,7 @@ class _MeshBuilder:
 
     def close_links(self) -> None:
         """Closes the connections between ranks too."""
-        for link in self._links.values():
+        for link, _ in self._links.values():
             link.close()
 
     def _late(self) -> TimeoutError:
@@ -298,7 +313,7 @@ class _MeshBuilder:
         link.close()
 
     def _keep(self, link: socket.socket, rank: int) -> None:
-        del self._ends[link]
+        end = self._ends.pop(link)
         self._strangers.remove(link)
         self._selector.unregister(link)
-        self._links[rank] = link
+        self._links[rank] = link, end.greeting.keys

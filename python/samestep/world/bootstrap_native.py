@@ -14,7 +14,7 @@ from samestep.rendezvous.file_store import FileStore
 from samestep.rendezvous.rendezvous import Rendezvous, join, open_rendezvous
 from samestep.world import equal_settings, opening, transports
 
-__all__ = ["communicator_over", "group_over", "open_world"]
+__all__ = ["communicator_over", "group_over", "hindrance_of_encryption", "open_world"]
 
 _LAYOUT = [str, Map(str)]
 
@@ -122,10 +122,28 @@ def communicator_over(
         ), True
     names = [host.partition("/")[0] for host in everywhere]
     address = interfaces.own_address(rendezvous.master, os.environ, several_hosts=len(set(everywhere)) > 1)
-    found = mesh.connect_all(rendezvous, address, names, timeout)
-    peers = [(-1 if link is None else link.detach(), where) for link, where in found]
+    encrypt = agreed[_settings.ENCRYPT] == "1"
+    hindrance = hindrance_of_encryption(rendezvous) if encrypt else ""
+    found = mesh.connect_all(rendezvous, address, names, timeout, hindrance)
+    peers = [(-1 if link.socket is None else link.socket.detach(), link.where) for link in found]
     proved = rendezvous.private or bool(handshake.job_secret())
-    return _core.open_tcp_world(name, rendezvous.rank, peers), proved
+    keys = [[link.keys for link in found]] if encrypt else []
+    return _core.open_tcp_world(name, rendezvous.rank, peers, *keys), proved
+
+
+def hindrance_of_encryption(rendezvous: Rendezvous) -> str:
+    """Why this rank cannot encrypt; or nothing."""
+    wanted = f"{_settings.ENCRYPT}=1: rank {rendezvous.rank}"
+    if not rendezvous.private and not handshake.job_secret():
+        return (
+            f"{wanted} has no secret that only this job knows, and keys are derived from it: set {_settings.SECRET} "
+            "to the same random text on all ranks"
+        )
+    try:
+        _core.encryption_library()
+    except UnavailableError as error:
+        return f"{wanted} cannot encrypt: {error}"
+    return ""
 
 
 def group_over(rendezvous: Rendezvous, timeout: float, name: str) -> opening.Opened:

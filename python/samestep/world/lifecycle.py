@@ -22,7 +22,7 @@ from samestep.errors import InvalidArgumentError, NotInitializedError, Unavailab
 from samestep.gpu import discovery
 from samestep.group import hosts, json_exchange
 from samestep.group.group import warn
-from samestep.world import children, crash_report, environment, equal_settings, opening
+from samestep.world import children, crash_report, environment, equal_settings, opening, transports
 from samestep.world.choice import Facts, check_launch, choose
 from samestep.world.device_assignment import assign_device
 
@@ -277,6 +277,9 @@ def _world_over(  # noqa: PLR0917 - as they were found, one after the other
     placement = hosts.locate([facts.host for facts in table], comm.rank)
     backend = _backend_for(requested, host_backend, devices, known)
     device = _assign(found, arguments, placement)
+    transports.refuse_unencrypted(
+        [backend], [facts.asked for facts in table], [facts.host for facts in table]
+    )
     opened = opening.open_over(comm, host_backend, table, timeout)
     comm = opened.comm
     kind = found.kind if found is not None else "cuda"

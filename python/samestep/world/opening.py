@@ -76,6 +76,7 @@ def open_over(
     """
     everywhere, rank = [facts.host for facts in table], comm.rank
     asked = [facts.asked for facts in table]
+    transports.refuse_unencrypted([backend], asked, everywhere)
     made, bootstrap_comm = transports.select_transport(comm, backend, asked, everywhere, timeout)
     same_host = [facts.cpus for facts in table if facts.host == everywhere[rank]]
     made.configure(oversubscribed=hosts.oversubscribed(same_host, usable_cpus()))

@@ -19,6 +19,7 @@ __all__ = [
     "describe",
     "describe_algorithm",
     "open_node_world",
+    "refuse_unencrypted",
     "requested_transport",
     "select_transport",
 ]
@@ -121,6 +122,30 @@ def describe(backend: str) -> str:
     if transport == "auto":
         return f"auto: shm on one host; on several hierarchical if one of them has several ranks, else {flat}"
     return f"{transport} ({variable}={transport})"
+
+
+def refuse_unencrypted(
+    backends: Sequence[str], asked: Sequence[Mapping[str, str]], hosts: Sequence[str]
+) -> None:
+    """Refuses what `SAMESTEP_ENCRYPT=1` cannot do: the bytes of MPI and NCCL between hosts are theirs. Pure.
+
+    Args:
+      backends: of device arrays and of host arrays.
+      asked, hosts: as in `select_transport`.
+
+    Raises:
+      MismatchError: the ranks were given different values.
+      UnavailableError: MPI or NCCL is to connect several hosts.
+    """
+    wanted = equal_settings.require_equal(asked, [_settings.ENCRYPT])[_settings.ENCRYPT] == "1"
+    if not wanted or len(set(hosts)) == 1:
+        return
+    for backend in backends:
+        if backend != "native":
+            raise UnavailableError(
+                f"{_settings.ENCRYPT}=1 does not encrypt what {backend.upper()} sends between hosts: initialize with "
+                "NativeBackend; or encrypt the network, as with WireGuard or IPsec, and leave the variable out"
+            )
 
 
 def select_transport(

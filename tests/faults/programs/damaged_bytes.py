@@ -25,6 +25,7 @@ class Proxy:
             self.end = socket.create_connection(listener.getsockname())
             inner, _ = listener.accept()
         self._left = None
+        self.sent = bytearray()
         for pair in ((inner, outer, True), (outer, inner, False)):
             threading.Thread(target=self._pump, args=pair, daemon=True).start()
 
@@ -34,6 +35,8 @@ class Proxy:
     def _pump(self, source, sink, sends):
         try:
             while data := source.recv(1 << 16):
+                if sends:
+                    self.sent += data
                 sink.sendall(self._changed(bytearray(data)) if sends else data)
             sink.shutdown(socket.SHUT_WR)
         except OSError:  # the other side has ended
@@ -113,6 +116,47 @@ def repeat_until_a_bit_flips(call, n, at, ranks):
     except ss.Error as error:
         report(rank=rank, wrong=wrong, text=f"{type(error).__name__}: {error}")
     os._exit(0)
+
+
+def send_a_text():
+    text = b"what nobody else may read " * 3
+    proxies = put_between([0, 1])
+    world = start()
+    if rank == 1:
+        world.send(np.frombuffer(text, "u1"), 0)
+    else:
+        got = np.empty(len(text), "u1")
+        world.recv(got, 1)
+        assert got.tobytes() == text
+    world.barrier()
+    for proxy in proxies:
+        report(seen=text in proxy.sent)
+    ss.finalize()
+
+
+def use_each_call():
+    """Of awkward lengths; the longest needs several data frames."""
+    world = start()
+    wrong = 0
+    for call in CALLS.values():
+        for n in (1, 3, 4091, 70_001, 300_000):
+            found, right = call(world, n)
+            wrong += int(np.count_nonzero(found != right))
+            world.barrier()
+    report(wrong=wrong)
+    ss.finalize()
+
+
+def start_without_libcrypto_on_rank_1():
+    def encryption_library():
+        raise ss.UnavailableError("no library")
+
+    if rank == 1:
+        _core.encryption_library = encryption_library
+    try:
+        start()
+    except ss.Error as error:
+        report(text=f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":
