@@ -19,7 +19,7 @@ from typing import Any
 import fake_arrays
 import numpy as np
 from samestep import _core
-from samestep._util import jax_variables
+from samestep.gpu import jax_devices
 
 _free: dict[tuple[Device, int], list[fake_arrays.Array]] = {}
 
@@ -62,7 +62,7 @@ class Device:
 @functools.cache
 def devices() -> list[Device]:
     """Made when they are first used; JAX takes memory of each."""
-    jax_variables.initialize()
+    jax_devices.initialize()
     count = ctypes.c_int()
     fake_arrays.call("GetDeviceCount", ctypes.byref(count))
     shown = CONFIG.values["jax_cuda_visible_devices"]

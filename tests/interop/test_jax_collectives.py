@@ -98,12 +98,12 @@ def test_doctor_tells_what_jax_uses():
 def test_the_plugin_names_the_library_only_where_mpi_is_asked_for(monkeypatch):
     jax = pytest.importorskip("jax")
     monkeypatch.setenv("MPITRAMPOLINE_LIB", "")
-    jax_variables.initialize()
+    jax_variables.name_library()
     assert not jax_variables.os.environ["MPITRAMPOLINE_LIB"]
     before = jax.config.jax_cpu_collectives_implementation
     jax.config.update("jax_cpu_collectives_implementation", "mpi")
     try:
-        jax_variables.initialize()
+        jax_variables.name_library()
     finally:
         jax.config.update("jax_cpu_collectives_implementation", before)
     assert jax_variables.os.environ["MPITRAMPOLINE_LIB"] == jax_variables.library()

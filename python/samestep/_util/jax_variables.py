@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from samestep.errors import UnavailableError
 
-__all__ = ["LIBRARY", "describe", "environment", "find_library", "for_ranks", "initialize", "library"]
+__all__ = ["LIBRARY", "describe", "environment", "find_library", "for_ranks", "library", "name_library"]
 
 _IMPLEMENTATION, LIBRARY = "JAX_CPU_COLLECTIVES_IMPLEMENTATION", "MPITRAMPOLINE_LIB"
 _PATH, _ON_PATH = "PYTHONPATH", Path(__file__).parents[1] / "jax" / "on_path"
 _TESTED = ("0.10.2", "0.12.0")  # versions of jaxlib
-
-has_devices = False
-"""JAX creates its devices, or has: what it sees of them is settled."""
 
 
 def find_library() -> str:
@@ -85,18 +81,8 @@ def describe(given: Mapping[str, str] = os.environ) -> str:
     return f"samestep under `samestep run`; elsewhere with {_IMPLEMENTATION}=mpi (docs/jax.md)"
 
 
-def initialize() -> None:
-    """Called by JAX before it creates its devices, through the entry point in the group `jax_plugins`.
-
-    A program that asks for the CPU collectives "mpi" and names no library gets samestep's; XLA asks for the ranks
-    when it makes its first devices. A rank with a GPU shows JAX that one alone.
-    """
-    global has_devices  # noqa: PLW0603
-    has_devices = True
-    if "samestep.gpu.jax_devices" in sys.modules or "LOCAL_RANK" in os.environ:
-        from samestep.gpu import jax_devices
-
-        jax_devices.show_own()
+def name_library() -> None:
+    """Names the library to jaxlib, where a program asks for the CPU collectives "mpi" and names none."""
     from jax._src import config
 
     asked = getattr(config, "cpu_collectives_implementation", None)

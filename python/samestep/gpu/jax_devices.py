@@ -1,7 +1,7 @@
 """Which of the GPUs JAX uses in a rank: left alone, it makes arrays on the first one in every process.
 
 What JAX sees is settled when it creates its devices, and it takes memory of each that it sees. Just before, JAX calls
-`jax_variables.initialize`.
+`initialize`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,30 @@ import os
 import sys
 from typing import Any
 
+from samestep._util import jax_variables
 from samestep.gpu import discovery
 
-__all__ = ["show_own", "use"]
+__all__ = ["initialize", "use"]
 
 _chosen: list[tuple[str, int]] = []
+_has_devices = False
 _VARIABLES = {"cuda": "jax_cuda_visible_devices", "hip": "jax_rocm_visible_devices"}
 
 
-def show_own() -> None:
+def initialize() -> None:
+    """Called by JAX before it creates its devices, through the entry point in the group `jax_plugins`.
+
+    A program that asks for the CPU collectives "mpi" and names no library gets samestep's; XLA asks for the ranks
+    when it makes its first devices. A rank with a GPU shows JAX that one alone.
+    """
+    global _has_devices  # noqa: PLW0603
+    _has_devices = True
+    if _chosen or "LOCAL_RANK" in os.environ:
+        _show_own()
+    jax_variables.name_library()
+
+
+def _show_own() -> None:
     """Let JAX, which has no devices yet, see this rank's alone, unless the program says what it shall see.
 
     Before `initialize` that is the device which `initialize` will choose without arguments, under `samestep run`.
@@ -37,8 +52,7 @@ def use(kind: str, device: int) -> None:
     """Let JAX use this device of the rank: if it has its devices, as the default, unless another one is set."""
     _chosen.append((kind, device))
     jax: Any = sys.modules.get("jax")
-    plugin: Any = sys.modules.get("samestep._util.jax_variables")
-    if jax is None or plugin is None or not plugin.has_devices or jax.config.jax_default_device is not None:
+    if jax is None or not _has_devices or jax.config.jax_default_device is not None:
         return
     for one in jax.local_devices():
         if one.platform in ("gpu", "cuda", "rocm") and int(one.local_hardware_id) == device:
