@@ -56,7 +56,9 @@ def place_of_rank_0(said):
 def impostor(place, secret):
     """One that speaks the language and knows another secret."""
     link = socket.create_connection(place, timeout=PATIENCE_S)
-    greeting = handshake.Client(handshake.LINK, secret, handshake.place(place))
+    greeting = handshake.Client(
+        handshake.LINK, secret, handshake.place(link.getpeername(), link.getsockname())
+    )
     link.sendall(greeting.hello)
 
     def go_on():

@@ -73,7 +73,7 @@ def test_a_relay_between_ranks_is_refused_on_both(change):
     room = Room(2, between)
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
         if change == "rank":
-            patch.setattr(handshake, "place", lambda address: b"")
+            patch.setattr(handshake, "place", lambda *addresses: b"")
         outcomes = [pool.submit(connect, room, rank, timeout=timeout) for rank in range(2)]
         errors = [outcome.exception(PATIENCE_S) for outcome in outcomes]
     if change == "address":
@@ -90,6 +90,7 @@ def test_a_relay_between_ranks_is_refused_on_both(change):
 def bootstrap(place, *others):
     return {
         "host": "the launcher's",
+        "network": "of the launcher",
         "addresses": [*others, place[0]],
         "port": place[1],
         "token": SECRET.decode(),
@@ -124,7 +125,9 @@ def greet_one(launcher):
     except OSError:
         return
     with link:
-        greeting = handshake.Greeting(handshake.AGENT, SECRET, handshake.place(link.getsockname()))
+        greeting = handshake.Greeting(
+            handshake.AGENT, SECRET, handshake.place(link.getsockname(), link.getpeername())
+        )
         while not greeting.done:
             data = link.recv(4096)
             if not data:

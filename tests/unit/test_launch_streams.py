@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samestep._util import handshake, strangers
 from samestep._util.frames import Channel
+from samestep._util.network_identity import network_identity
 from samestep.group import printing
 from samestep.launch import agent, bootstrap, frames, network, terminal
 from samestep.launch import output as output_module
@@ -117,9 +118,14 @@ def test_both_ends_have_the_same_keys_and_each_connection_others():
     assert len(seen) == 6
 
 
-def test_ends_that_mean_another_address_do_not_meet():
-    client = handshake.Client(handshake.LINK, b"known", b"172.17.0.1 80")
-    server = handshake.Greeting(handshake.LINK, b"known", b"10.0.0.1 80")
+@pytest.mark.parametrize(
+    ("asked", "real"), [("172.17.0.1", "10.0.0.1"), ("172.17.0.1",) * 2, ("127.0.0.1",) * 2]
+)
+def test_ends_that_mean_another_address_or_that_of_another_host_do_not_meet(asked, real, monkeypatch):
+    """Relays may be at one address of both hosts, and each connect within its own."""
+    client = handshake.Client(handshake.LINK, b"known", handshake.place((asked, 80), (asked, 9)))
+    monkeypatch.setattr(handshake, "network_identity", lambda: "of the other host")
+    server = handshake.Greeting(handshake.LINK, b"known", handshake.place((real, 80), (real, 9)))
     with pytest.raises(PermissionError, match="forwards connections"):
         client.feed(server.feed(client.hello))
 
@@ -381,7 +387,8 @@ def test_an_agent_waits_for_a_launcher_that_was_stopped(monkeypatch):
     monkeypatch.setattr(bootstrap, "_CONNECT_TIMEOUT_S", 0.05)
     server, _ = network.listen(everywhere=False)
     port = server.getsockname()[1]
-    where = {"host": socket.gethostname(), "addresses": [], "port": port, "token": "known"}
+    where = {"host": socket.gethostname(), "network": network_identity(), "addresses": [], "port": port}
+    where["token"] = "known"
     with contextlib.closing(server):
         agents: list[object] = []
         thread = threading.Thread(target=lambda: agents.append(bootstrap.connect(where)))
@@ -389,7 +396,9 @@ def test_an_agent_waits_for_a_launcher_that_was_stopped(monkeypatch):
         thread.join(0.5)  # ten times as long as a connection may take
         link, _ = server.accept()
         with link:
-            greeting = handshake.Greeting(handshake.AGENT, b"known", handshake.place(link.getsockname()))
+            greeting = handshake.Greeting(
+                handshake.AGENT, b"known", handshake.place(link.getsockname(), link.getpeername())
+            )
             while not greeting.done:
                 link.sendall(greeting.feed(link.recv(4096)))
             thread.join(30)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from samestep import _settings
 from samestep._util.frames import Channel
+from samestep._util.network_identity import network_identity
 
 __all__ = [
     "AGENT",
@@ -50,16 +51,22 @@ def job_secret() -> bytes:
     return (_settings.get(_settings.SECRET) or "").encode(errors="surrogateescape")
 
 
-def place(address: Any) -> bytes:
-    """The server's end of a connection, as `getpeername` of the client or `getsockname` of the server tells it.
+def place(server: Any, client: Any) -> bytes:
+    """Where a connection leads, as one of its ends sees it; the two differ where somebody forwards it.
 
-    The two differ where somebody forwards the connection.
+    An address of both ends is one of their own network. Several hosts have it, if it is 127.0.0.1 or that of a bridge
+    for containers, so the network belongs to it.
+
+    Args:
+      server, client: their addresses, as `socket.getsockname` and `getpeername` tell them.
 
     Example:
-      >>> place(("::ffff:10.0.0.7", 29500, 0, 0)) == place(("10.0.0.7", 29500))
-      True
+      >>> place(("10.0.0.7", 29500), ("10.0.0.8", 41021))
+      b'10.0.0.7 29500 '
     """
-    return f"{address[0].partition('%')[0].removeprefix('::ffff:')} {address[1]}".encode()
+    host = server[0].partition("%")[0]
+    network = network_identity() if host == client[0].partition("%")[0] else ""
+    return f"{host} {server[1]} {network}".encode()
 
 
 def _equal(one: bytes, other: bytes) -> bool:

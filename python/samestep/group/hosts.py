@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from samestep import _settings
+from samestep._util.network_identity import network_identity
 
 __all__ = ["RankLocation", "host_identity", "locate", "oversubscribed"]
 
@@ -17,16 +18,7 @@ def host_identity() -> str:
     The host's name, boot id and network; containers of one machine with names or networks of their own
     count as hosts.
     """
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-    except (FileNotFoundError, PermissionError):
-        boot = ""
-    try:
-        network = os.readlink("/proc/self/ns/net")
-    except (FileNotFoundError, PermissionError):
-        network = ""
-    return f"{os.uname().nodename}/{boot}/{network}/{_settings.get(_settings.HOST_ID) or ''}"
+    return f"{os.uname().nodename}/{network_identity()}/{_settings.get(_settings.HOST_ID) or ''}"
 
 
 @dataclass(frozen=True)

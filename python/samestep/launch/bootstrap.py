@@ -11,10 +11,11 @@ from typing import Any
 from samestep import _settings
 from samestep._util import handshake
 from samestep._util.frames import Channel
+from samestep._util.network_identity import network_identity
 from samestep.launch import frames, network
 
 BOOTSTRAP = _settings.LAUNCH
-"""Variable that tells agents where their launcher listens: JSON with `host`, `addresses`, `port`, `token`.
+"""Variable that tells agents where their launcher listens: JSON with `host`, `network`, `addresses`, `port`, `token`.
 
 Where no `mpirun` starts the agents, also with `ranks`, for each of which there is to be one, and `size`.
 """
@@ -41,11 +42,12 @@ def connect(bootstrap: dict[str, Any]) -> tuple[socket.socket, Channel]:
       SystemExit: none does; the text names all that were tried.
     """
     host = socket.gethostname()
-    own = network.addresses()
+    is_here = bootstrap["network"] == network_identity()
+    own = [] if is_here else network.addresses()
     tried = []
-    for address in ["127.0.0.1"] if host == bootstrap["host"] else bootstrap["addresses"]:
+    for address in ["127.0.0.1"] if is_here else bootstrap["addresses"]:
         place = f"{address}:{bootstrap['port']}"
-        if host != bootstrap["host"] and address in own:
+        if address in own:
             tried.append(f"{place} (an address of this host itself)")
             continue
         try:
@@ -65,7 +67,9 @@ def _greet(link: socket.socket, token: str) -> Channel:
     """Proves to the launcher that this is one of its agents, after it has proved to be the launcher."""
     link.settimeout(_GREETING_TIMEOUT_S)
     try:
-        ours = handshake.Client(handshake.AGENT, token.encode(), handshake.place(link.getpeername()))
+        ours = handshake.Client(
+            handshake.AGENT, token.encode(), handshake.place(link.getpeername(), link.getsockname())
+        )
         handshake.greet(link, ours)
         return ours.channel(most=_LARGEST_FRAME, readable=frames.READABLE)
     except BaseException as error:

@@ -69,9 +69,9 @@ class Rank:
 class _Newcomer:
     """A connection that has not authenticated yet; afterwards it names its rank."""
 
-    def __init__(self, link: socket.socket, address: str, token: str) -> None:
-        self.link, self.address = link, address
-        where = handshake.place(link.getsockname())
+    def __init__(self, link: socket.socket, peer: Any, token: str) -> None:
+        self.link, self.address = link, f"{peer[0]}:{peer[1]}"
+        where = handshake.place(link.getsockname(), peer)
         self._greeting = handshake.Greeting(handshake.AGENT, token.encode(), where)
         self.channel: Channel | None = None
 
@@ -175,7 +175,7 @@ class Ranks:
             self._loop.after(_LOOK_S, self._drop_late)
         if (oldest := self._strangers.add(link)) is not None:
             self._drop(oldest)
-        newcomer = _Newcomer(link, f"{address[0]}:{address[1]}", self._token)
+        newcomer = _Newcomer(link, address, self._token)
         self._loop.reading(link.fileno(), partial(self._on_stranger, newcomer))
 
     def _on_stranger(self, newcomer: _Newcomer) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from samestep._util import jax_variables, launchers
+from samestep._util.network_identity import network_identity
 from samestep._util.text import ranks_text
 from samestep.launch import frames, network, plan, processes
 from samestep.launch.arguments import Options
@@ -85,7 +86,7 @@ class Supervisor:
         leaves = bool(hosts or options.mpi) and network.may_leave_host(hosts)
         server, addresses = network.listen(everywhere=leaves)
         where = {"host": socket.gethostname(), "addresses": addresses, "token": secrets.token_hex(16)}
-        where["port"] = server.getsockname()[1]
+        where |= {"network": network_identity(), "port": server.getsockname()[1]}
         self._programs = programs(options, where)
         self._rank_0_reads_itself = any(program.stdin is None for program in self._programs)
         self._ranks = Ranks(

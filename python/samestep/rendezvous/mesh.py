@@ -129,10 +129,9 @@ def _report_failure(rendezvous: Rendezvous, text: str) -> UnavailableError:
 class _Outgoing:
     """The end that connects, to `rank`."""
 
-    def __init__(self, rank: int, secret: bytes, where: bytes) -> None:
+    def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.connected = False
-        self.greeting = handshake.Client(handshake.LINK, secret, where)
+        self.greeting: handshake.Client | None = None  # once it is connected
 
 
 class _Incoming:
@@ -167,7 +166,7 @@ class _MeshBuilder:
         family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
         link = socket.socket(family, socket.SOCK_STREAM)
         link.setblocking(False)
-        self._ends[link] = _Outgoing(rank, self._secret, handshake.place(place))
+        self._ends[link] = _Outgoing(rank)
         self._selector.register(link, selectors.EVENT_WRITE)
         try:
             number = link.connect_ex(place)
@@ -244,10 +243,11 @@ class _MeshBuilder:
             self._refuse(link, str(error))
 
     def _on_outgoing(self, link: socket.socket, outgoing: _Outgoing) -> None:
-        if not outgoing.connected:
+        if outgoing.greeting is None:
             if number := link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(number, os.strerror(number))
-            outgoing.connected = True
+            where = handshake.place(link.getpeername(), link.getsockname())
+            outgoing.greeting = handshake.Client(handshake.LINK, self._secret, where)
             link.sendall(outgoing.greeting.hello)
             self._selector.modify(link, selectors.EVENT_READ)
             return
@@ -274,7 +274,7 @@ class _MeshBuilder:
             self._drop(oldest)
         link.setblocking(False)
         self._ends[link] = _Incoming(
-            self._secret, handshake.place(link.getsockname()), address_text(*address[:2])
+            self._secret, handshake.place(link.getsockname(), address), address_text(*address[:2])
         )
         self._selector.register(link, selectors.EVENT_READ)
 
