@@ -126,7 +126,6 @@ void DeviceCopies::begin(const ArrayView& view, void* to, const void* from) {
 }
 
 bool DeviceCopies::begin_packed(std::span<const ArrayView> arrays, char* run, bool to_host) {
-  constexpr std::size_t kMaxPacked = 4 << 20;  // a bucket of a tree
   if (arrays.size() < 2) return false;
   std::optional<DeviceStream> used;
   std::size_t nbytes = 0;
@@ -134,7 +133,7 @@ bool DeviceCopies::begin_packed(std::span<const ArrayView> arrays, char* run, bo
     if (array.nbytes() == 0) continue;
     GpuLibrary* const gpu = gpu_of(array);
     nbytes += array.nbytes();
-    if (gpu == nullptr || nbytes > kMaxPacked) return false;
+    if (gpu == nullptr || nbytes > kTreeBucketBytes) return false;
     const DeviceStream here = stream_of(gpu, array);
     if (used && *used != here) return false;
     used = here;

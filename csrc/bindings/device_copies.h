@@ -13,6 +13,8 @@
 
 namespace samestep {
 
+constexpr std::size_t kTreeBucketBytes = 4 << 20;  ///< of small leaves of a tree in one message
+
 /// Registers the runtime of a kind of devices, for the life of the process.
 void register_gpu(std::shared_ptr<GpuLibrary> gpu);
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bindings/array_sources.h"
+#include "bindings/device_copies.h"
 #include "bindings/fast_views.h"
 #include "bindings/free_threading.h"
 #include "communicator/fused_collectives.h"
@@ -194,6 +195,8 @@ void bind_fast_tree(py::module_& m) {
       .def_property_readonly("digest", &FastTree::digest)
       .def_property_readonly("leaves", &FastTree::objects)
       .def("copy", &FastTree::copy);
+  m.attr("MIN_UNPACKED_BYTES") = FusedCollectives::kMinUnpackedBytes;
+  m.attr("TREE_BUCKET_BYTES") = kTreeBucketBytes;
   m.def("fast_tree", &FastTree::of, "tree"_a,
         "A FastTree, or None where a container, key or leaf is not what most trees are made of.");
   py::class_<FusedCollectives>(m, "FusedCollectives",

@@ -18,6 +18,8 @@ namespace samestep {
 /// Thread-safe: calls from several threads run one at a time, since they pack into the same memory.
 class FusedCollectives {
  public:
+  static constexpr std::size_t kMinUnpackedBytes = 512 << 10;  ///< a copy of more bytes costs more than a message
+
   explicit FusedCollectives(std::shared_ptr<Communicator> communicator)
       : communicator_(std::move(communicator)), peer_memory_(communicator_->peer_memory()) {}
 
@@ -49,8 +51,7 @@ class FusedCollectives {
     FusedCollectives& owner_;
   };
 
-  static constexpr std::size_t kMinUnpackedBytes = 512 << 10;  // a copy of more bytes costs more than a message
-  static constexpr std::size_t kPipelineDepth = 6;             // segments of a double-buffered broadcast, each of:
+  static constexpr std::size_t kPipelineDepth = 6;  // segments of a double-buffered broadcast, each of:
   static constexpr std::size_t kMinPipelineBytes = 64 << 10, kMaxPipelineBytes = 512 << 10;
   static constexpr std::size_t kMaxPackedBytes = 1 << 20;  // in one message of small buffers
 

@@ -45,6 +45,9 @@ def fast_allreduce(
     communicator: Communicator, timeout: float, general: Callable[..., Any]
 ) -> Callable[..., Any]: ...
 
+MIN_UNPACKED_BYTES: int
+TREE_BUCKET_BYTES: int
+
 class FastTree:
     @property
     def digest(self) -> int: ...

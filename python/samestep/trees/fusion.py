@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from samestep.arrays import ArrayInfo
     from samestep.group.group import Group
 
-SMALL_NBYTES = 512 << 10  # from here on a copy costs more than a message
-BUCKET_NBYTES = 4 << 20
+SMALL_NBYTES = _core.MIN_UNPACKED_BYTES  # from here on a copy costs more than a message
+BUCKET_NBYTES = _core.TREE_BUCKET_BYTES
 _UNDER_WAY = 4  # messages; bounds the memory held by buckets
 _LEAST_S = 1e-6  # operations refuse a timeout of 0
 _AT_ONCE = 256  # arrays in device memory in one operation of NCCL
