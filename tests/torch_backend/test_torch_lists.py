@@ -162,7 +162,7 @@ def test_an_error_while_results_are_stored_belongs_to_its_operation(world):
         work = world.all_gather(outputs, full(1, 2), async_op=True)
         outputs[0].resize_(5)  # the result does not fit any more
         for _ in range(2 * waits):
-            with pytest.raises(RuntimeError, match="split"):
+            with pytest.raises(RuntimeError, match="unpack"):
                 work.wait()
         for _ in range(3):
             other = world.all_reduce(full(1, 2), async_op=True)

@@ -13,7 +13,7 @@ __all__ = ["LIBRARY", "describe", "environment", "find_library", "for_ranks", "l
 
 _IMPLEMENTATION, LIBRARY = "JAX_CPU_COLLECTIVES_IMPLEMENTATION", "MPITRAMPOLINE_LIB"
 _PATH, _ON_PATH = "PYTHONPATH", Path(__file__).parents[1] / "jax" / "on_path"
-_TESTED = ("0.10.2", "0.12.0")  # versions of jaxlib
+_TESTED = ("0.10.2", "0.12.0", "0.12.0.1")  # versions of jaxlib
 
 
 def find_library() -> str:

@@ -68,12 +68,15 @@ def _where(store: Any) -> str:
 
 
 def _missing(store: Any, paths: Sequence[Path]) -> list[Path]:
+    if store.check([_key(path) for path in paths]):  # mostly: one question for all
+        return []
     return [path for path in paths if not store.check([_key(path)])]
 
 
 def _values(store: Any, paths: Sequence[Path]) -> list[str | None]:
-    found = {tuple(path) for path in paths} - {tuple(path) for path in _missing(store, paths)}
-    return [str(store.get(_key(path)), "latin-1") if tuple(path) in found else None for path in paths]
+    missing = _missing(store, paths)
+    found = iter(store.multi_get([_key(path) for path in paths if path not in missing]))
+    return [None if path in missing else str(next(found), "latin-1") for path in paths]
 
 
 def _set(store: Any, path: Path, value: str) -> None:
