@@ -32,18 +32,6 @@ void require_hip_6(const OpenedLibrary& library) {
                              "; ROCm 6 or newer is required, or SAMESTEP_HIP_LIBRARY for another file"));
 }
 
-// What GpuLibrary::enter says where there is more or less to undo than to set another device.
-constexpr int kNothing = -1, kPushed = -2;
-
-/// `act`, unless its OnDevice throws.
-template <class Act>
-void unless_lost(Act act) noexcept {
-  try {
-    act();
-  } catch (const Error&) {  // the device is lost, and what it held with it
-  }
-}
-
 bool is_of_capture(int code) { return code >= kFirstCaptureError && code <= kLastCaptureError; }
 
 }  // namespace
@@ -61,6 +49,15 @@ class GpuLibrary::Relaxed {
   const GpuLibrary& gpu_;
   int mode_ = kRelaxedCapture;  // of the thread before, in between
 };
+
+void GpuLibrary::give_back(int (*how)(void*), void* what, int device) const noexcept {
+  try {
+    const OnDevice on(*this, device);
+    const Relaxed relaxed(*this);
+    how(what);
+  } catch (const Error&) {  // the device is lost, and what it held with it
+  }
+}
 
 std::shared_ptr<GpuLibrary> GpuLibrary::open(DeviceKind kind, const std::string& path) {
   const OpenedLibrary library(path);
@@ -116,57 +113,6 @@ void GpuLibrary::find_driver(const OpenedLibrary& runtime) {
   find(driver, "cuCtxGetCurrent", context_get_current_);
   find(driver, "cuCtxPushCurrent_v2", context_push_);
   find(driver, "cuCtxPopCurrent_v2", context_pop_);
-}
-
-void* GpuLibrary::context_of(int device) const {
-  std::atomic<void*>& known = contexts_.at(static_cast<std::size_t>(device));
-  if (void* const context = known.load(std::memory_order_acquire); context != nullptr) {  // pairs with the store
-    return context;
-  }
-  int handle = 0;
-  void* context = nullptr;
-  check(initialize_(0), "Init");
-  check(device_get_(&handle, device), "DeviceGet");
-  check(primary_context_retain_(&context, handle), "DevicePrimaryCtxRetain");
-  // Never released: it lives as long as the runtime's use of it.
-  known.store(context, std::memory_order_release);  // pairs with the loads
-  return context;
-}
-
-int GpuLibrary::enter(int device) const {
-  if (context_push_ == nullptr) {
-    const int before = current_device();
-    if (before == device) return kNothing;
-    set_device(device);  // which creates no context in HIP, not either where `leave` sets the one before
-    return before;
-  }
-  void* const context = context_of(device);
-  void* current = nullptr;
-  check(context_get_current_(&current), "CtxGetCurrent");
-  if (current == context) return kNothing;
-  check(context_push_(context), "CtxPushCurrent");
-  return kPushed;
-}
-
-void GpuLibrary::leave(
-    int entered) const noexcept {  // where an error says that the device is lost: the next call throws
-  void* popped = nullptr;
-  if (entered == kPushed) {
-    context_pop_(&popped);
-  } else if (entered != kNothing) {
-    set_device_(entered);
-  }
-}
-
-int GpuLibrary::device_in_use() const {
-  void* current = nullptr;
-  if (context_push_ != nullptr && (context_get_current_(&current) != 0 || current == nullptr)) {
-    for (std::size_t device = 0; device < contexts_.size(); ++device) {
-      // Pairs with the store in context_of.
-      if (contexts_[device].load(std::memory_order_acquire) != nullptr) return static_cast<int>(device);
-    }
-  }
-  return current_device();
 }
 
 void GpuLibrary::check(int code, const char* call) const {
@@ -233,13 +179,7 @@ void* GpuLibrary::allocate(std::size_t nbytes) const {
   return data;
 }
 
-void GpuLibrary::free(void* data, int device) const noexcept {
-  unless_lost([&] {
-    const OnDevice on(*this, device);
-    const Relaxed relaxed(*this);
-    free_(data);
-  });
-}
+void GpuLibrary::free(void* data, int device) const noexcept { give_back(free_, data, device); }
 
 void* GpuLibrary::allocate_pinned(std::size_t nbytes) const {
   void* data = nullptr;
@@ -248,13 +188,7 @@ void* GpuLibrary::allocate_pinned(std::size_t nbytes) const {
   return data;
 }
 
-void GpuLibrary::free_pinned(void* data, int device) const noexcept {
-  unless_lost([&] {
-    const OnDevice on(*this, device);
-    const Relaxed relaxed(*this);
-    free_host_(data);
-  });
-}
+void GpuLibrary::free_pinned(void* data, int device) const noexcept { give_back(free_host_, data, device); }
 
 bool GpuLibrary::pin(void* data, std::size_t nbytes) const noexcept {
   const Relaxed relaxed(*this);
@@ -265,13 +199,7 @@ bool GpuLibrary::pin(void* data, std::size_t nbytes) const noexcept {
   return pinned;
 }
 
-void GpuLibrary::unpin(void* data, int device) const noexcept {
-  unless_lost([&] {
-    const OnDevice on(*this, device);
-    const Relaxed relaxed(*this);
-    host_unregister_(data);
-  });
-}
+void GpuLibrary::unpin(void* data, int device) const noexcept { give_back(host_unregister_, data, device); }
 
 void GpuLibrary::copy(void* to, const void* from, std::size_t nbytes, Stream stream) const {
   check(memcpy_async_(to, from, nbytes, kCopyEitherWay, stream), "MemcpyAsync");
@@ -286,10 +214,7 @@ GpuLibrary::Stream GpuLibrary::make_stream() const {
 }
 
 void GpuLibrary::destroy_stream(Stream stream, int device) const noexcept {
-  unless_lost([&] {
-    const OnDevice on(*this, device);
-    stream_destroy_(stream);
-  });
+  give_back(stream_destroy_, stream, device);
 }
 
 void GpuLibrary::synchronize(Stream stream) const {
@@ -304,12 +229,7 @@ GpuLibrary::Event GpuLibrary::make_event() const {
   return event;
 }
 
-void GpuLibrary::destroy_event(Event event, int device) const noexcept {
-  unless_lost([&] {
-    const OnDevice on(*this, device);
-    event_destroy_(event);
-  });
-}
+void GpuLibrary::destroy_event(Event event, int device) const noexcept { give_back(event_destroy_, event, device); }
 
 void GpuLibrary::record(Event event, Stream stream) const { check(event_record_(event, stream), "EventRecord"); }
 

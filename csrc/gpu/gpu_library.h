@@ -102,6 +102,7 @@ class GpuLibrary {
   GpuLibrary() = default;
   void find_driver(const OpenedLibrary& runtime);
   void check(int code, const char* call) const;
+  void give_back(int (*how)(void*), void* what, int device) const noexcept;
   /// Makes a device current. What `leave` takes to undo it.
   int enter(int device) const;
   void leave(int entered) const noexcept;

@@ -102,7 +102,7 @@ namespace {
 
 /// Whether a copy that is put into `later` is made only when what is in `earlier` has ended.
 bool comes_after(GpuLibrary::Stream later, GpuLibrary::Stream earlier) {
-  const GpuEvent copied(gpu(), 0);
+  const GpuEvent copied(gpu(), gpu()->current_device());
   const UserStream own;
   OnGpu x(own, Floats{1.0F}), y(own, Floats{2.0F});
   gpu()->synchronize(own.get());
