@@ -4,7 +4,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
-#include <nmmintrin.h>
+#include <immintrin.h>
 #define SAMESTEP_CRC __attribute__((target("sse4.2")))
 #elif defined(__aarch64__)
 #include <arm_acle.h>
@@ -29,6 +29,11 @@ constexpr auto kTable = [] {
 
 std::uint32_t by_table(std::uint32_t crc, std::byte byte) {
   return kTable[(crc ^ static_cast<std::uint32_t>(byte)) & 255] ^ crc >> 8;
+}
+
+std::uint32_t by_table(std::uint32_t crc, const std::byte* data, std::size_t nbytes) {
+  for (; nbytes > 0; --nbytes, ++data) crc = by_table(crc, *data);
+  return crc;
 }
 
 #ifdef SAMESTEP_CRC
@@ -93,22 +98,63 @@ SAMESTEP_CRC std::uint32_t by_instruction(std::uint32_t crc, const std::byte* da
   return crc;
 }
 
+#if defined(__x86_64__)
+
+bool has_wide_products() { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"); }
+
+/// x^n modulo the polynomial, as a factor of a carry-less product.
+constexpr long long power(int n) {
+  std::uint32_t bits = 1U << 31;
+  for (; n > 0; --n) bits = bits >> 1 ^ (bits & 1 ? kPolynomial : 0);
+  return static_cast<long long>(bits) << 1;
+}
+
+/// Adds every block to the next one, multiplied by what the distance between them is worth, until one is left, which
+/// has the same CRC. Source: Gopal et al., Fast CRC Computation for Generic Polynomials Using PCLMULQDQ, 2009.
+__attribute__((target("avx512f,vpclmulqdq"))) std::uint32_t by_products(std::uint32_t crc, const std::byte* data,
+                                                                        std::size_t nbytes) {
+  constexpr std::size_t kVector = 64, kVectors = 4, kBlock = kVector * kVectors;
+  constexpr int kDistance = 8 * kBlock;
+  if (nbytes < 2 * kBlock) return by_instruction(crc, data, nbytes);
+  const __m512i factors =
+      _mm512_set4_epi64(power(kDistance - 32), power(kDistance + 32), power(kDistance - 32), power(kDistance + 32));
+  __m512i block[kVectors];
+#pragma GCC unroll 4
+  for (std::size_t i = 0; i < kVectors; ++i) block[i] = _mm512_loadu_si512(data + i * kVector);
+  block[0] = _mm512_xor_si512(block[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(crc))));
+  for (data += kBlock, nbytes -= kBlock; nbytes >= kBlock; data += kBlock, nbytes -= kBlock) {
+#pragma GCC unroll 4
+    for (std::size_t i = 0; i < kVectors; ++i) {
+      const __m512i low = _mm512_clmulepi64_epi128(block[i], factors, 0x00);
+      const __m512i high = _mm512_clmulepi64_epi128(block[i], factors, 0x11);
+      block[i] = _mm512_ternarylogic_epi64(low, high, _mm512_loadu_si512(data + i * kVector), 0x96);
+    }
+  }
+  std::byte last[kBlock];
+#pragma GCC unroll 4
+  for (std::size_t i = 0; i < kVectors; ++i) _mm512_storeu_si512(last + i * kVector, block[i]);
+  return by_instruction(by_instruction(0, last, kBlock), data, nbytes);
+}
+
+#endif
 #endif
 
 }  // namespace
 
-std::uint32_t crc32c_portable(const void* data, std::size_t nbytes, std::uint32_t crc) {
-  crc = ~crc;
-  for (auto at = static_cast<const std::byte*>(data); nbytes > 0; --nbytes, ++at) crc = by_table(crc, *at);
-  return ~crc;
+std::vector<Crc32cWay> crc32c_ways() {
+  std::vector<Crc32cWay> ways{by_table};
+#ifdef SAMESTEP_CRC
+  if (has_instruction()) ways.push_back(by_instruction);
+#endif
+#if defined(__x86_64__)
+  if (has_instruction() && has_wide_products()) ways.push_back(by_products);
+#endif
+  return ways;
 }
 
 std::uint32_t crc32c(const void* data, std::size_t nbytes, std::uint32_t crc) {
-#ifdef SAMESTEP_CRC
-  static const bool fast = has_instruction();
-  if (fast) return ~by_instruction(~crc, static_cast<const std::byte*>(data), nbytes);
-#endif
-  return crc32c_portable(data, nbytes, crc);
+  static const Crc32cWay fastest = crc32c_ways().back();
+  return ~fastest(~crc, static_cast<const std::byte*>(data), nbytes);
 }
 
 }  // namespace samestep::kernels
