@@ -313,7 +313,8 @@ class _MeshBuilder:
         link.close()
 
     def _keep(self, link: socket.socket, rank: int) -> None:
-        end = self._ends.pop(link)
+        greeting = self._ends.pop(link).greeting
+        assert greeting is not None
         self._strangers.remove(link)
         self._selector.unregister(link)
-        self._links[rank] = link, end.greeting.keys
+        self._links[rank] = link, greeting.keys
