@@ -80,6 +80,15 @@ ROWS = (
     _ours("deepspeed", "ZeRO, stage 1", "deepspeed_zero.py", "1"),
     _ours("deepspeed", "ZeRO, stage 2", "deepspeed_zero.py", "2"),
     _ours("deepspeed", "ZeRO, stage 3", "deepspeed_zero.py", "3"),
+    _ours(
+        "torch", "parameters of FSDP2 saved and loaded by its distributed checkpoints", "torch_checkpoint.py"
+    ),
+    _ours("torch", "60 groups in the way of Megatron", "torch_groups.py"),
+    _ours(
+        "torch",
+        "a scheduler's loop: 48 bytes gathered in each of 300 steps, and requests",
+        "torch_scheduler.py",
+    ),
     _ours("torchmetrics", "ten metrics whose states differ in length on the ranks", "torchmetrics_ragged.py"),
     _ours(
         "torchft",
