@@ -150,6 +150,7 @@ def test_ranks_that_do_not_agree_are_told_and_go_on(group, reachable):
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.slow
 @ranks
 def test_a_long_bcast_goes_in_pieces(group, reachable):
     """Each piece as it lies but the last, which is short."""

@@ -65,8 +65,10 @@ TRANSPORTS = {  # the backends of the world and the group, variables, whether ra
 
 @pytest.mark.parametrize(
     "transport",
-    ["tcp", "hierarchical over mpi"]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in ("mpi", "hierarchical over tcp")],
+    [
+        "hierarchical over mpi",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("tcp", "mpi", "hierarchical over tcp")),
+    ],
 )
 def test_messages_of_another_backend(tmp_path, transport):
     """Without shared memory, or only within what are said to be hosts."""

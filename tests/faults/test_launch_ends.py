@@ -123,6 +123,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.slow
 def test_the_end_of_a_rank_is_told_whatever_its_text(begin):
     runs = {}
     for which in TEXTS:
@@ -144,6 +145,7 @@ def test_the_text_of_an_exception_arrives_without_a_folder_for_temporary_files(s
     assert root(run)[2] == "exit code 1: ValueError: on purpose"
 
 
+@pytest.mark.slow
 def test_who_does_not_listen_is_killed_when_its_time_is_over(start):
     """The ranks that outlive another one, those that are told of Ctrl-C, and those that take too long."""
     others = start("abort_on_a_line_of_input", stdin=subprocess.PIPE)
