@@ -89,26 +89,6 @@ TEST_CASE("launches: calls return at the first use of what only complex numbers 
   }
 }
 
-TEST_CASE("launches: two groups begin in different orders") {
-  DeviceWorld world(2, DevicePath::nccl);
-  as_ranks(2, [&](int rank) {
-    const auto group = world.join(rank);
-    const auto other = group->split(0, rank, soon(), "");
-    {
-      const UserStream stream, beside;
-      OnGpu x(stream, contribution(rank, 100)), y(beside, contribution(rank, 50));
-      const auto first = rank == 0 ? start_allreduce(*group, x) : start_allreduce(*other, y);
-      const auto second = rank == 0 ? start_allreduce(*other, y) : start_allreduce(*group, x);
-      first->wait(soon());
-      second->wait(soon());
-      REQUIRE(x.get() == sum(2, 100));
-      REQUIRE(y.get() == sum(2, 50));
-    }
-    other->close(soon());
-    group->close(soon());
-  });
-}
-
 TEST_CASE("launches: in the steady state no thread, no memory, no wait of the host, and events from a pool") {
   DeviceWorld world(2, DevicePath::nccl);
   std::array<long, 4> before{}, after{};

@@ -12,6 +12,7 @@ OTHER = {
     _settings.SEGMENT_BYTES: "4096",
     _settings.MPI_MAX_MESSAGE: "1000",
     _settings.GPU_AWARE_MPI: "1",
+    _settings.ENCRYPT: "1",
 }
 
 

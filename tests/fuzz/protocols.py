@@ -241,12 +241,12 @@ def fuzz_links(draw: Drawer, n: int) -> None:
             return ""
 
     made = _in_threads(lambda rank: mesh.connect_all(Threads(rank), "127.0.0.1", ["a", "b"], _PATIENCE_S), 2)
-    made[0][1][0].sendall(b"x")
-    assert made[1][0][0].recv(9) == b"x"
+    made[0][1].socket.sendall(b"x")
+    assert made[1][0].socket.recv(9) == b"x"
     for row in made:
-        for link, _ in row:
-            if link is not None:
-                link.close()
+        for link in row:
+            if link.socket is not None:
+                link.socket.close()
 
 
 def fuzz_host(draw: Drawer, n: int) -> None:
