@@ -77,10 +77,10 @@ def schedule(world: ss.Backend, fault: Fault, strike_now: Any, last: str) -> Non
     """
     draw = random.Random(fault.seed)
     rank, size = world.rank, world.size
+    schedule.arrays = []  # type: ignore[attr-defined]
     pair = world.split(rank % 2)
     shared = world.zeros(40_000)
     is_last = np.zeros(1)
-    schedule.arrays = [is_last]  # type: ignore[attr-defined]
     found: collections.Counter = collections.Counter()
     schedule.found = found  # type: ignore[attr-defined]  # for the handler of the exception
     for step in itertools.count():
