@@ -83,6 +83,8 @@ class Pool:
 
 
 POOL = Pool()
+# Never freed: streams may still copy from its buffers while the interpreter ends.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(POOL))
 
 
 def counts() -> list[int]:
