@@ -8,6 +8,7 @@ import samestep as ss
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
+from samestep.torch import devices  # noqa: E402
 from torch_versions import since  # noqa: E402
 
 pytestmark = [
@@ -169,6 +170,24 @@ def test_the_group_says_which_devices_it_serves(mixed):
     assert gathered == list(range(mixed.get_world_size()))
     assert not made
     assert isinstance(group._get_backend(torch.device("meta")), Standin)
+
+
+def test_torch_serves_devices_where_the_program_has_named_samestep_alone(over, monkeypatch):
+    if "standin" not in dist.Backend.backend_list:
+        dist.Backend.register_backend("standin", Standin, devices=["meta"])
+    monkeypatch.setattr(devices, "_of_torch", lambda: {"meta": "standin"})
+    made.clear()
+    with over("samestep", timeout=datetime.timedelta(seconds=20)) as world:
+        each_verb(world, "cpu")
+        assert not made
+        each_verb(world, "meta")
+        each_verb(world, "meta", world.new_group(list(range(world.get_world_size()))))
+        assert [device.asked for device in made] == 2 * [COLLECTIVES]
+        gathered = [None] * world.get_world_size()
+        world.all_gather_object(gathered, world.get_rank())  # stays on the host
+        assert gathered == list(range(world.get_world_size()))
+        assert [device.asked for device in made] == 2 * [COLLECTIVES]
+        assert {device.type for device in world.group.WORLD._device_types} == {"cpu", "meta"}
 
 
 def test_a_tensor_that_no_backend_serves_is_refused(over):

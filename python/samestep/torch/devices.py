@@ -1,4 +1,4 @@
-"""The other backends of a group such as "cpu:samestep,cuda:nccl"."""
+"""The backends that serve the tensors of devices in a group of samestep."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ import torch.distributed as dist
 __all__ = ["DeviceHalves"]
 
 
+def _of_torch() -> dict[str, str]:
+    """What serves devices in a group for which the program has named samestep alone, by kinds of device."""
+    return {"cuda": "nccl"} if dist.is_nccl_available() and torch.cuda.is_available() else {}
+
+
 class DeviceHalves:
-    """For each other kind of device, a group of the backend that the program has named for it.
+    """For each other kind of device, a group of the backend that the program has named for it, or of torch's NCCL.
 
     torch lets a group that is written in Python serve all devices. So operations on tensors that are not on the host
     go on to a group of their own, over the same ranks. The first of them makes it, which is collective.
@@ -39,13 +44,17 @@ class DeviceHalves:
                 dist.destroy_process_group(half)
 
     def backends(self) -> dict[str, str] | None:
-        """The names of the other backends, by kinds of device; None if torch does not know the group (any more)."""
+        """The names of the other backends, by kinds of device; None if torch does not know the group (any more).
+
+        They are those that the program has named; in "samestep" alone that is torch's NCCL, where torch sees a GPU.
+        """
         try:
             config = dist.get_backend_config(self._group)
         except Exception:  # of a class that depends on the version
             return None
         pairs = (part.split(":") for part in config.split(",") if ":" in part)
-        return {device: name for device, name in pairs if device != "cpu" and name != "samestep"}
+        named = {device: name for device, name in pairs if device != "cpu" and name != "samestep"}
+        return named or _of_torch()
 
     def half_of(self, arguments: Iterable[Any]) -> Any:
         """The group for the first tensor among arguments and lists of them; None if samestep's own serves that."""

@@ -41,11 +41,11 @@ def _leave_to_verbs(*_: Any) -> Any:
 
 
 class ProcessGroup(verbs.Verbs, dist.ProcessGroup):
-    """A torch.distributed group over the transports of samestep, for tensors in host memory.
+    """A torch.distributed group over the transports of samestep. What is on a GPU it hands to a group of NCCL.
 
     Made by `init_process_group("samestep")` and `new_group`; takes the place of torch's own object, in every version of
-    torch: what a `Backend` written in Python returns has lost `is_completed` and the sender of a message. So the
-    device half of "cpu:samestep,cuda:nccl" is a group of its own, see `DeviceHalves`.
+    torch: what a `Backend` written in Python returns has lost `is_completed` and the sender of a message. So what
+    serves devices is a group of its own, see `DeviceHalves`.
 
     Args:
       options: as `create` gets them.

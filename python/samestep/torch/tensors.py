@@ -133,8 +133,9 @@ def summand(tensor: torch.Tensor) -> torch.Tensor:
         return run
     if not tensor.is_cpu:
         raise NotOnHostError(
-            f"the backend 'samestep' handles host tensors, got one on {tensor.device}; move it by .cpu(), "
-            "or name a backend for that device, too: init_process_group('cpu:samestep,cuda:nccl')"
+            f"the backend 'samestep' handles tensors of the host, and by torch's NCCL those of CUDA devices, got one "
+            f"on {tensor.device}; move it by .cpu(), or name a backend for that device, too, as in "
+            "init_process_group('cpu:samestep,cuda:nccl')"
         )
     if tensor.layout is not torch.strided:
         raise InvalidArgumentError(
