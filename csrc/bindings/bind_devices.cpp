@@ -226,6 +226,17 @@ void bind_device_arrays(py::module_& m) {
       },
       "array"_a, "The stream in which the library of this array, device memory, works on it now; None if unknown.");
   m.def(
+      "is_captured",
+      [](const py::object& array) {
+        Array view = view_of(array.ptr());
+        const GpuLibrary* const gpu = gpu_of(view.view());
+        const StreamHandle stream = find_stream(array.ptr(), view.mutable_view());
+        if (gpu == nullptr || stream == kNoStream) return false;
+        const py::gil_scoped_release no_gil;  // the runtime is asked
+        return gpu->is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream), view->device.index);
+      },
+      "array"_a, "Whether the stream of this array, device memory, is captured into a graph.");
+  m.def(
       "refuse_capture",
       [](const py::object& array, const std::string& verb) {
         Array view = view_of(array.ptr(), verb.c_str());

@@ -122,6 +122,17 @@ struct BoundArrays {
   Array in, out;
   CollectiveArgs call;
   PyObject* written = nullptr;
+  StreamFinder streams;
+
+  /// `borrow_view`, also of device memory.
+  const ArrayView* borrow(PyObject* object, bool is_written, Array& array) {
+    if (!try_view(object, array)) return nullptr;
+    ArrayView& view = array.mutable_view();
+    if (!view.contiguous || (is_written && view.readonly)) return nullptr;
+    if (view.device.kind != DeviceKind::cpu) streams.find(object, view);
+    return &view;
+  }
+  bool on_device() const { return call.in.device.kind != DeviceKind::cpu || call.out.device.kind != DeviceKind::cpu; }
 };
 
 /// False if the method in Python must handle the call.
@@ -138,7 +149,7 @@ bool bind_call_arrays(CollectiveType verb, const Communicator& communicator, con
   // left to the method in Python, which returns to root what the others receive.
   const bool writes = verb == CollectiveType::bcast ? !at_root : verb != CollectiveType::reduce || at_root;
   const bool in_place = given.out == nullptr || given.out == given.x;
-  const ArrayView* const x = borrow_view(given.x, in_place && (writes || verb == CollectiveType::bcast), to.in);
+  const ArrayView* const x = to.borrow(given.x, in_place && (writes || verb == CollectiveType::bcast), to.in);
   if (x == nullptr || (in_place && !keeps_shape)) return false;
   call.in = x->buffer();
   read_shape(*x, call.shape);
@@ -148,7 +159,7 @@ bool bind_call_arrays(CollectiveType verb, const Communicator& communicator, con
     return true;
   }
   if (!writes) return false;
-  const ArrayView* const out = borrow_view(given.out, true, to.out);
+  const ArrayView* const out = to.borrow(given.out, true, to.out);
   if (out == nullptr) return false;
   call.out = out->buffer();
   // The method in Python copies the input first, unless the overlap is a block that no other rank accesses.
@@ -161,13 +172,17 @@ bool bind_call_arrays(CollectiveType verb, const Communicator& communicator, con
   return verb != CollectiveType::alltoall || (x->n_dims > 0 && x->shape[0] % communicator.size() == 0);
 }
 
-/// The fast path, for contiguous host memory. Null without a Python error if it declines the call.
+/// The fast path, for contiguous memory. Null without a Python error if it declines the call.
 PyObject* run_fast(CollectiveType verb, const FastTarget& target, const Arguments& given) {
   BoundArrays viewed;
   // The path may decline until here only. After `run` other ranks may have received the header, and a second attempt
   // would be another operation to them.
   if (!bind_call_arrays(verb, *target.communicator, given, viewed)) return nullptr;
-  if (const Communicator::WorkPtr work = target.communicator->run(viewed.call)) {
+  if (viewed.on_device()) {
+    // The method in Python averages short types in float32.
+    if (given.op == ReduceOp::avg && itemsize(viewed.call.own().dtype) < 4) return nullptr;
+    if (!target.communicator->run_in_stream(viewed.call)) return nullptr;
+  } else if (const Communicator::WorkPtr work = target.communicator->run(viewed.call)) {
     // The operation did not end at once. PendingWork waits with deadline and signals, and keeps the arrays if it fails.
     PendingWork pending;
     pending.start(target.communicator, work);

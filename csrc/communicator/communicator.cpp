@@ -12,6 +12,11 @@ Communicator::WorkPtr Communicator::run(const CollectiveArgs& args) {
   return run_collective(args);
 }
 
+bool Communicator::run_in_stream(const CollectiveArgs& args) {
+  checks::arguments(args, rank(), size(), info_.needs_host_memory);
+  return run_collective_in_stream(args);
+}
+
 Communicator::WorkPtr Communicator::start(const SendArgs& args) {
   checks::arguments(args, size(), info_.needs_host_memory);
   return start_send(args);

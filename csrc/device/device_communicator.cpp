@@ -80,7 +80,7 @@ std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Com
     NcclComm::Options of{made->options_.gpu, made->options_.nccl, made->options_.device, made->options_.timeout};
     comm = start == NcclStart::now ? NcclComm::open(std::move(of), made->host_, made->signature_check_, deadline)
                                    : NcclComm::make(std::move(of), made->host_, made->signature_check_);
-    made->nccl_ = std::make_unique<NcclPath>(comm, made->signature_check_);
+    made->nccl_ = std::make_unique<NcclPath>(comm, made->rank(), made->size());
   }
   return made;
 }
@@ -106,24 +106,29 @@ void DeviceCommunicator::check_device(std::string_view verb, ConstBuffer& buffer
   }
 }
 
-void DeviceCommunicator::check_here(std::string_view verb, ConstBuffer& buffer, RefuseCapture& refuse_capture) const {
+void DeviceCommunicator::check_here(std::string_view verb, ConstBuffer& buffer, CallStreams& streams) const {
   check_device(verb, buffer);
-  // Last, and before the operation starts anywhere: see `samestep::refuse_capture`.
-  refuse_capture(verb, buffer);
+  streams.add(buffer);
 }
 
-void DeviceCommunicator::check_here(std::string_view verb, Buffer& buffer, RefuseCapture& refuse_capture) const {
+void DeviceCommunicator::check_here(std::string_view verb, Buffer& buffer, CallStreams& streams) const {
   ConstBuffer same = buffer;
-  check_here(verb, same, refuse_capture);
+  check_here(verb, same, streams);
   buffer.device = same.device;
 }
 
 void DeviceCommunicator::check_arrays(std::span<const std::string> verbs, std::span<const ConstBuffer> buffers) const {
-  RefuseCapture refuse_capture(*options_.gpu);
+  CallStreams streams(*options_.gpu);
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     ConstBuffer buffer = buffers[i];
-    check_here(verbs[i], buffer, refuse_capture);
+    check_here(verbs[i], buffer, streams);
+    streams.refuse_capture(verbs[i], nccl_ != nullptr);
   }
+}
+
+NcclLaunch::Where DeviceCommunicator::where_of(std::string_view verb, const CallStreams& streams) {
+  streams.refuse_capture(verb, /*joins=*/true);
+  return streams.captured() ? NcclLaunch::Where::captured : NcclLaunch::Where::own_stream;
 }
 
 bool DeviceCommunicator::is_on_host(const CollectiveArgs& args) const {
@@ -132,27 +137,47 @@ bool DeviceCommunicator::is_on_host(const CollectiveArgs& args) const {
 
 // ---- operations
 
-Communicator::WorkPtr DeviceCommunicator::start_collective(const CollectiveArgs& given) {
-  if (is_on_host(given)) return Inner{*host_}.start_collective(given);
-  CollectiveArgs args = given;
+void DeviceCommunicator::check_used(CollectiveArgs& args, CallStreams& streams) const {
   const std::string_view verb = samestep::name(args.type);
   const DType dtype = args.own().dtype;
+  if (args.uses_in(rank())) {
+    check_here(verb, args.in, streams);
+  } else {
+    // What the caller passed is ignored on this rank, but what ranks compare needs the dtype.
+    args.in = {nullptr, 0, dtype};
+  }
+  if (args.uses_out(rank())) {
+    check_here(verb, args.out, streams);
+  } else {
+    args.out = {nullptr, 0, dtype};
+  }
+}
+
+Communicator::WorkPtr DeviceCommunicator::start_collective(const CollectiveArgs& given) {
+  if (is_on_host(given)) return Inner{*host_}.start_collective(given);
   return without_gil([&] {
-    RefuseCapture refuse_capture(*options_.gpu);
-    if (args.uses_in(rank())) {
-      check_here(verb, args.in, refuse_capture);
-    } else {
-      // What the caller passed is ignored on this rank, but what ranks compare needs the dtype.
-      args.in = {nullptr, 0, dtype};
-    }
-    if (args.uses_out(rank())) {
-      check_here(verb, args.out, refuse_capture);
-    } else {
-      args.out = {nullptr, 0, dtype};
-    }
+    CollectiveArgs args = given;
+    CallStreams streams(*options_.gpu);
+    check_used(args, streams);
     // The choice depends on type, dtype and operator alone. Where ranks agree on those, all make the same choice.
-    return nccl_ != nullptr && nccl_->has(args) ? nccl_->start(args) : staged_->start(args);
+    if (nccl_ != nullptr && nccl_->has(args)) return nccl_->start(args, where_of(samestep::name(args.type), streams));
+    streams.refuse_capture(samestep::name(args.type));
+    return staged_->start(args);
   });
+}
+
+bool DeviceCommunicator::run_collective_in_stream(const CollectiveArgs& given) {
+  if (is_on_host(given) || nccl_ == nullptr || !nccl_->has(given)) return false;
+  bool runs = false;
+  wait_hooks().run_without_gil([&] {
+    CollectiveArgs args = given;
+    CallStreams streams(*options_.gpu);
+    check_used(args, streams);
+    streams.refuse_capture(samestep::name(args.type), /*joins=*/true);
+    runs = streams.is_one();
+    if (runs) nccl_->run(args, streams.captured() ? NcclLaunch::Where::captured : NcclLaunch::Where::in_stream);
+  });
+  return runs;
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_collective(const CollectiveArgs& args) {
@@ -167,8 +192,9 @@ Communicator::WorkPtr DeviceCommunicator::start_send(const SendArgs& args) {
   }
   SendArgs here = args;
   return without_gil([&] {
-    RefuseCapture refuse_capture(*options_.gpu);
-    check_here("send", here.in, refuse_capture);
+    CallStreams streams(*options_.gpu);
+    check_here("send", here.in, streams);
+    streams.refuse_capture("send");
     return staged_->start(here);
   });
 }
@@ -186,8 +212,9 @@ Communicator::WorkPtr DeviceCommunicator::start_recv(const RecvArgs& args) {
   if (in_host_memory(args.out)) return Inner{*host_}.start_recv(args);
   RecvArgs here = args;
   return without_gil([&] {
-    RefuseCapture refuse_capture(*options_.gpu);
-    check_here("recv", here.out, refuse_capture);
+    CallStreams streams(*options_.gpu);
+    check_here("recv", here.out, streams);
+    streams.refuse_capture("recv");
     return staged_->start(here);
   });
 }
@@ -208,15 +235,15 @@ Communicator::WorkPtr DeviceCommunicator::allreduce_many(std::span<const InOut> 
     throw InvalidArgumentError("allreduce_many: not for NCCL");
   }
   return without_gil([&] {
-    RefuseCapture refuse_capture(*options_.gpu);
+    CallStreams streams(*options_.gpu);
     for (auto& [in, out] : buffers) {
-      check_here("allreduce", in, refuse_capture);
-      check_here("allreduce", out, refuse_capture);
+      check_here("allreduce", in, streams);
+      check_here("allreduce", out, streams);
       checks::same_dtype("allreduce", in, out);
       checks::same_dtype("allreduce", buffers[0].in, out);
       checks::has_count("allreduce", "out", out, in.count);
     }
-    return nccl_->allreduce_many(std::move(buffers), reduction);
+    return nccl_->allreduce_many(std::move(buffers), reduction, where_of("allreduce", streams));
   });
 }
 
@@ -225,9 +252,9 @@ Communicator::WorkPtr DeviceCommunicator::bcast_many(std::span<const Buffer> giv
   if (nccl_ == nullptr || given.empty()) throw InvalidArgumentError("bcast_many: not for NCCL");
   std::vector<Buffer> buffers(given.begin(), given.end());
   return without_gil([&] {
-    RefuseCapture refuse_capture(*options_.gpu);
-    for (Buffer& buffer : buffers) check_here("bcast", buffer, refuse_capture);
-    return nccl_->bcast_many(std::move(buffers), root);
+    CallStreams streams(*options_.gpu);
+    for (Buffer& buffer : buffers) check_here("bcast", buffer, streams);
+    return nccl_->bcast_many(std::move(buffers), root, where_of("bcast", streams));
   });
 }
 

@@ -69,6 +69,7 @@ class DeviceCommunicator final : public Communicator, private Membership {
  protected:
   WorkPtr start_collective(const CollectiveArgs& args) override;
   WorkPtr run_collective(const CollectiveArgs& args) override;
+  bool run_collective_in_stream(const CollectiveArgs& args) override;
   WorkPtr start_send(const SendArgs& args) override;
   /// Into device memory only messages that fill it: what is staged is copied whole.
   WorkPtr start_recv(const RecvArgs& args) override;
@@ -92,9 +93,13 @@ class DeviceCommunicator final : public Communicator, private Membership {
   bool is_on_host(const CollectiveArgs& args) const;
   /// On the device of this group?
   void check_device(std::string_view verb, ConstBuffer& buffer) const;
-  /// The same, in a stream that is not being captured.
-  void check_here(std::string_view verb, ConstBuffer& buffer, RefuseCapture& refuse_capture) const;
-  void check_here(std::string_view verb, Buffer& buffer, RefuseCapture& refuse_capture) const;
+  /// The same, and notes its stream.
+  void check_here(std::string_view verb, ConstBuffer& buffer, CallStreams& streams) const;
+  void check_here(std::string_view verb, Buffer& buffer, CallStreams& streams) const;
+  /// The same for what this rank uses of a collective.
+  void check_used(CollectiveArgs& args, CallStreams& streams) const;
+  /// Where an operation runs that nobody waits for yet.
+  static NcclLaunch::Where where_of(std::string_view verb, const CallStreams& streams);
   /// Ends the pending operations on device memory, by NCCL or staged.
   void abandon_devices(const std::exception_ptr& error);
   std::shared_ptr<Communicator> wrap(std::shared_ptr<Communicator> child, const Deadline& deadline) const;

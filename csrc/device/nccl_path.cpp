@@ -9,10 +9,9 @@
 #include "nccl/nccl_reduction.h"
 
 namespace samestep {
-namespace {
 
 /// Of a list of buffers, for ranks to compare: how many, and a digest of their lengths.
-struct ManyBuffers {
+struct DeviceCommunicator::NcclPath::ManyBuffers {
   std::size_t n = 0, nbytes = 0;
   std::uint64_t lengths = 0;
   std::vector<StreamHandle> streams;
@@ -32,14 +31,11 @@ struct ManyBuffers {
   }
 };
 
-}  // namespace
-
-DeviceCommunicator::NcclPath::NcclPath(std::shared_ptr<NcclComm> comm, std::shared_ptr<Communicator> signature_check)
+DeviceCommunicator::NcclPath::NcclPath(std::shared_ptr<NcclComm> comm, int rank, int size)
     : comm_(std::move(comm)),
-      signature_check_(std::move(signature_check)),
       copies_(std::make_shared<BufferPool>(comm_->options().gpu, comm_->options().device, BufferPool::Kind::of_device)),
-      rank_(signature_check_->rank()),
-      size_(static_cast<std::size_t>(signature_check_->size())) {}
+      rank_(rank),
+      size_(static_cast<std::size_t>(size)) {}
 
 bool DeviceCommunicator::NcclPath::has(const CollectiveArgs& args) const {
   // What only moves data can always be made of NCCL's sends and receives.
@@ -83,50 +79,62 @@ nccl_calls::Calls DeviceCommunicator::NcclPath::calls_of(const CollectiveArgs& a
   }
 }
 
-Communicator::WorkPtr DeviceCommunicator::NcclPath::launch(const CollectiveArgs& args, NcclLaunch launch,
-                                                           std::size_t nbytes) {
-  comm_->prepare();
-  if (!has_counts(args.type)) {  // which may differ between ranks
-    CollectiveArgs compared = args;
-    // Only the header is exchanged: the elements are on the device.
-    compared.in = {nullptr, 0, args.own().dtype};
-    compared.out = {nullptr, 0, args.own().dtype};
-    launch.signature_check = signature_check_->start(compared);
-  }
-  // No rank waits for the comparisons, so each launch moves the pending ones forward.
-  signature_check_->progress();
-  ++n_launched_;
-  if (size_ > 1) n_launched_bytes_ += nbytes;
-  return comm_->launch(std::move(launch));
-}
-
-Communicator::WorkPtr DeviceCommunicator::NcclPath::start(const CollectiveArgs& given) {
+NcclLaunch DeviceCommunicator::NcclPath::launch_of(const CollectiveArgs& given, NcclLaunch::Where where) {
   CollectiveArgs args = given;
   const ConstBuffer own = args.own();
-  NcclLaunch one;
-  one.what = str(samestep::name(args.type), " of ", own.count, " ", samestep::name(own.dtype), " on the device");
-  one.after = {args.in.stream, args.out.stream};
+  NcclLaunch one{.type = args.type, .dtype = own.dtype, .count = own.count, .where = where};
+  for (const StreamHandle stream : {args.in.stream, args.out.stream}) {
+    if (stream != kNoStream) one.after.push_back(stream);
+  }
+  if (!has_counts(args.type)) one.compared = args.signature();  // counts may differ between ranks
+  count(std::max(args.in.nbytes(), args.out.nbytes()));
   if (!overwrites_input(args, rank_)) {
     one.calls = calls_of(args);
-  } else {
-    const std::shared_ptr<std::byte> copy = copies_->take(args.in.nbytes());
-    // Kept until the operation has ended: the device reads the copy long after this function has returned.
-    one.memory.push_back(copy);
-    args.in.data = copy.get();
-    one.calls = calls_of(args);
-    one.calls.enqueue = [gpu = comm_->options().gpu, to = copy.get(), in = given.in, enqueue = one.calls.enqueue](
-                            NcclLibrary::Comm comm, NcclLibrary::Stream stream) {
-      gpu->copy(to, in.data, in.nbytes(), stream);
-      enqueue(comm, stream);
-    };
+    return one;
   }
-  return launch(args, std::move(one), std::max(args.in.nbytes(), args.out.nbytes()));
+  const std::shared_ptr<std::byte> copy = copies_->take(args.in.nbytes());
+  // Kept until the operation has ended: the device reads the copy long after this function has returned.
+  one.memory.push_back(copy);
+  args.in.data = copy.get();
+  one.calls = calls_of(args);
+  one.calls.enqueue = [gpu = comm_->options().gpu, to = copy.get(), in = given.in, enqueue = one.calls.enqueue](
+                          NcclLibrary::Comm comm, NcclLibrary::Stream stream) {
+    gpu->copy(to, in.data, in.nbytes(), stream);
+    enqueue(comm, stream);
+  };
+  return one;
+}
+
+void DeviceCommunicator::NcclPath::count(std::size_t nbytes) {
+  ++n_launched_;
+  if (size_ > 1) n_launched_bytes_ += nbytes;
+}
+
+Communicator::WorkPtr DeviceCommunicator::NcclPath::start(const CollectiveArgs& args, NcclLaunch::Where where) {
+  return comm_->launch(launch_of(args, where));
+}
+
+void DeviceCommunicator::NcclPath::run(const CollectiveArgs& args, NcclLaunch::Where where) {
+  comm_->run(launch_of(args, where));
+}
+
+Communicator::WorkPtr DeviceCommunicator::NcclPath::launch_many(const CollectiveArgs& args, const ManyBuffers& many,
+                                                                nccl_calls::Calls calls, NcclLaunch::Where where) {
+  count(many.nbytes);
+  return comm_->launch({.type = args.type,
+                        .dtype = args.own().dtype,
+                        .count = many.n,
+                        .is_list = true,
+                        .after = many.streams,
+                        .where = where,
+                        .calls = std::move(calls),
+                        .compared = args.signature()});
 }
 
 Communicator::WorkPtr DeviceCommunicator::NcclPath::allreduce_many(std::vector<InOut> buffers,
-                                                                   const Reduction& reduction) {
+                                                                   const Reduction& reduction,
+                                                                   NcclLaunch::Where where) {
   ManyBuffers many;
-  NcclLaunch all;
   for (const auto& [in, out] : buffers) {
     many.add(out);
     many.streams.push_back(in.stream);
@@ -136,22 +144,16 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::allreduce_many(std::vector<I
                             .out = buffers[0].out,
                             .reduction = reduction,
                             .shape = many.shape()};
-  const DType dtype = args.out.dtype;
-  all.what = str("allreduce of ", many.n, " arrays of ", samestep::name(dtype), " on the device");
-  all.after = std::move(many.streams);
-  all.calls = nccl_calls::all_reduce(comm_->nccl(), form_of(dtype, reduction), reduction, std::move(buffers));
-  return launch(args, std::move(all), many.nbytes);
+  const NcclReduction form = form_of(args.out.dtype, reduction);
+  return launch_many(args, many, nccl_calls::all_reduce(comm_->nccl(), form, reduction, std::move(buffers)), where);
 }
 
-Communicator::WorkPtr DeviceCommunicator::NcclPath::bcast_many(std::vector<Buffer> buffers, int root) {
+Communicator::WorkPtr DeviceCommunicator::NcclPath::bcast_many(std::vector<Buffer> buffers, int root,
+                                                               NcclLaunch::Where where) {
   ManyBuffers many;
   for (const Buffer& buffer : buffers) many.add(buffer);
   const CollectiveArgs args{.type = CollectiveType::bcast, .out = buffers[0], .root = root, .shape = many.shape()};
-  NcclLaunch all;
-  all.what = str("bcast of ", many.n, " arrays on the device");
-  all.after = std::move(many.streams);
-  all.calls = nccl_calls::broadcast(comm_->nccl(), std::move(buffers), root);
-  return launch(args, std::move(all), many.nbytes);
+  return launch_many(args, many, nccl_calls::broadcast(comm_->nccl(), std::move(buffers), root), where);
 }
 
 }  // namespace samestep

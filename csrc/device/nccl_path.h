@@ -15,28 +15,34 @@ namespace samestep {
 /// checked.
 class DeviceCommunicator::NcclPath {
  public:
-  NcclPath(std::shared_ptr<NcclComm> comm, std::shared_ptr<Communicator> signature_check);
+  NcclPath(std::shared_ptr<NcclComm> comm, int rank, int size);
 
   const std::shared_ptr<NcclComm>& comm() const { return comm_; }
   /// Whether NCCL has this operation, or the parts to make it of.
   bool has(const CollectiveArgs& args) const;
-  WorkPtr start(const CollectiveArgs& args);
-  WorkPtr allreduce_many(std::vector<InOut> buffers, const Reduction& reduction);
-  WorkPtr bcast_many(std::vector<Buffer> buffers, int root);
+  WorkPtr start(const CollectiveArgs& args, NcclLaunch::Where where);
+  /// In the stream of the arrays.
+  void run(const CollectiveArgs& args, NcclLaunch::Where where);
+  WorkPtr allreduce_many(std::vector<InOut> buffers, const Reduction& reduction, NcclLaunch::Where where);
+  WorkPtr bcast_many(std::vector<Buffer> buffers, int root, NcclLaunch::Where where);
 
   std::uint64_t n_launched() const { return n_launched_; }
   std::uint64_t n_launched_bytes() const { return n_launched_bytes_; }
 
  private:
-  /// Starts the comparison of `args` between ranks, then the operation.
-  WorkPtr launch(const CollectiveArgs& args, NcclLaunch launch, std::size_t nbytes);
+  struct ManyBuffers;
+
+  NcclLaunch launch_of(const CollectiveArgs& args, NcclLaunch::Where where);
+  /// Many arrays of one dtype. `args`: what ranks compare.
+  WorkPtr launch_many(const CollectiveArgs& args, const ManyBuffers& many, nccl_calls::Calls calls,
+                      NcclLaunch::Where where);
+  void count(std::size_t nbytes);
   NcclReduction form_of(DType dtype, const Reduction& reduction) const;
   nccl_calls::Calls calls_of(const CollectiveArgs& args) const;
   /// What NCCL lacks, made of its sends and receives in one group.
   nccl_calls::Calls messages_of(const CollectiveArgs& args) const;
 
   std::shared_ptr<NcclComm> comm_;
-  std::shared_ptr<Communicator> signature_check_;
   std::shared_ptr<BufferPool> copies_;  // of inputs that overlap their outputs
   int rank_;
   std::size_t size_;

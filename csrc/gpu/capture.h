@@ -1,7 +1,8 @@
 #pragma once
 
-#include <optional>
+#include <algorithm>
 #include <string_view>
+#include <vector>
 
 #include "core/buffer.h"
 #include "core/error.h"
@@ -10,31 +11,45 @@
 
 namespace samestep {
 
-/// Throws UnavailableError if the stream of `buffer` is being captured into a graph. To be called before anything is
-/// enqueued or agreed on with other ranks: a replay of the graph would meet no peers that have agreed to it.
-inline void refuse_capture(std::string_view verb, const GpuLibrary& gpu, const ConstBuffer& buffer) {
-  const StreamHandle stream = buffer.stream == kNoStream ? kLegacyStream : buffer.stream;
-  if (!gpu.is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream), buffer.device.index)) return;
-  throw UnavailableError(
-      str(verb,
-          ": the array's stream is being captured into a graph, which operations of samestep cannot become part "
-          "of. Cure: call it outside of the capture, between two graphs (torch.compile: mode=\"default\", or "
-          "torch.compiler.disable on the function that calls it)"));
-}
-
-/// `refuse_capture` for the buffers of one call, most of which are used in one stream: it is asked about once.
-class RefuseCapture {
+/// The streams of the buffers of one call. Most calls have one, which is asked once whether it is being captured.
+class CallStreams {
  public:
-  explicit RefuseCapture(const GpuLibrary& gpu) : gpu_(gpu) {}
-  void operator()(std::string_view verb, const ConstBuffer& buffer) {
-    if (buffer.stream == last_) return;
-    refuse_capture(verb, gpu_, buffer);
-    last_ = buffer.stream;
+  explicit CallStreams(const GpuLibrary& gpu) : gpu_(gpu) {}
+
+  void add(const ConstBuffer& buffer) {
+    if (std::ranges::find(all_, buffer.stream) != all_.end()) return;
+    all_.push_back(buffer.stream);
+    const StreamHandle asked = buffer.stream == kNoStream ? kLegacyStream : buffer.stream;
+    captured_ = gpu_.is_capturing(reinterpret_cast<GpuLibrary::Stream>(asked), buffer.device.index) || captured_;
+  }
+
+  /// Whether a stream is being captured into a graph.
+  bool captured() const { return captured_; }
+  /// Whether all buffers are used in one stream, which is known.
+  bool is_one() const { return all_.size() == 1 && all_.front() != kNoStream; }
+
+  /// Throws UnavailableError if a stream is being captured, unless the operation `joins` the graph and can: from the
+  /// only stream. (The default stream cannot be captured; it is in the way of others that are.) To be called before
+  /// anything is enqueued or agreed on with other ranks: a replay would meet no peers that have agreed to it.
+  void refuse_capture(std::string_view verb, bool joins = false) const {
+    if (!captured_ || (joins && is_one() && all_.front() != kLegacyStream)) return;
+    throw UnavailableError(str(
+        verb,
+        ": the array's stream is being captured into a graph, of which only what NCCL does in that one stream can "
+        "become part. Cure: call it outside of the capture, between two graphs (torch.compile: mode=\"default\", or "
+        "torch.compiler.disable on the function that calls it)"));
   }
 
  private:
   const GpuLibrary& gpu_;
-  std::optional<StreamHandle> last_;
+  std::vector<StreamHandle> all_;
+  bool captured_ = false;
 };
+
+inline void refuse_capture(std::string_view verb, const GpuLibrary& gpu, const ConstBuffer& buffer) {
+  CallStreams streams(gpu);
+  streams.add(buffer);
+  streams.refuse_capture(verb);
+}
 
 }  // namespace samestep

@@ -12,7 +12,8 @@
 namespace samestep {
 namespace {
 
-constexpr Seconds kPatience{5.0};  // of a group that is dropped, for NCCL to end
+constexpr Seconds kPatience{5.0};   // of a group that is dropped, for NCCL to end
+constexpr Seconds kForGraphs{2.0};  // of one whose operations graphs may hold: NCCL waits for their end
 
 }  // namespace
 
@@ -21,7 +22,12 @@ NcclComm::NcclComm(Options options, std::shared_ptr<Communicator> host, std::sha
       host_(std::move(host)),
       signature_check_(std::move(signature_check)),
       queue_(LaunchQueue::of(*options_.gpu, options_.device)),
-      member_(std::make_shared<NcclMember>(options_.gpu, options_.nccl, options_.device)) {}
+      member_(std::make_shared<NcclMember>(options_.gpu, options_.nccl, options_.device)),
+      log_(signature_check_, host_->name()) {}
+
+std::string NcclLaunch::describe() const {
+  return str(name(type), " of ", count, is_list ? " arrays of " : " ", name(dtype), " on the device");
+}
 
 std::shared_ptr<NcclComm> NcclComm::make(Options options, std::shared_ptr<Communicator> host,
                                          std::shared_ptr<Communicator> signature_check) {
@@ -69,22 +75,29 @@ void NcclComm::prepare() {
   });
 }
 
-std::shared_ptr<Work> NcclComm::launch(NcclLaunch launch) {
-  const std::vector<StreamHandle> after = std::move(launch.after);
+std::shared_ptr<NcclComm::Operation> NcclComm::enqueue(NcclLaunch launch) {
+  prepare();
   // The deadline is the group's, because the caller may never wait for this operation on the host.
-  const auto operation = std::make_shared<Operation>(std::move(launch), Deadline::after(options_.timeout));
+  auto operation = std::make_shared<Operation>(std::move(launch), Deadline::after(options_.timeout));
   watch_from_now(operation);
   wait_hooks().run_without_gil([&] {
-    try {
-      operation->after = member_->events().record(after);  // as the streams are now, whenever NCCL is called
-    } catch (const Error&) {
-      const std::lock_guard lock(mutex_);
-      fail(std::current_exception(), /*tell=*/true);
+    if (operation->launch.where == NcclLaunch::Where::own_stream) {
+      try {
+        // As the streams are now, whenever NCCL is called.
+        operation->after = member_->events().record(operation->launch.after);
+      } catch (const Error&) {
+        const std::lock_guard lock(mutex_);
+        fail(std::current_exception(), /*tell=*/true);
+      }
     }
     queue_.add([self = shared_from_this(), operation] { self->begin(operation); }, waits_for_nobody(*operation));
   });
+  return operation;
+}
+
+std::shared_ptr<Work> NcclComm::launch(NcclLaunch launch) {
   // Also if it has failed already: `wait` throws its error, and the work keeps the arrays that NCCL may be using.
-  return work_on(operation);
+  return work_on(enqueue(std::move(launch)));
 }
 
 void NcclComm::abandon(std::exception_ptr error) {
@@ -136,7 +149,7 @@ void NcclComm::release() {
   } else {
     member->destroy();
   }
-  for (const auto& operation : ended) operation->memory.clear();  // only now does the device use it no more
+  for (const auto& operation : ended) operation->launch.memory.clear();  // only now does the device use it no more
   member.reset();
   released->set_value();
 }
@@ -187,14 +200,21 @@ void NcclComm::close(const Deadline& deadline) {
       abandon(std::current_exception());
     }
   }
-  const bool stopped = stop(deadline);
   const PeerLiveness* liveness = nullptr;
+  bool captured = false;
   {
     const std::lock_guard lock(mutex_);
     liveness = liveness_.get();
+    captured = captured_;
   }
+  const Deadline for_graphs = Deadline::after(kForGraphs);
+  const bool stopped = stop(captured && deadline.is_later_than(for_graphs) ? for_graphs : deadline);
   if (liveness != nullptr) liveness->end();
-  if (!stopped) {
+  if (!stopped && captured && !deadline.passed()) {
+    wait_hooks().warn(str("group '", host_->name(),
+                          "' is closed, but CUDA graphs that hold its operations still exist: NCCL keeps its memory, "
+                          "and they must not be launched any more. Delete them before close()"));
+  } else if (!stopped) {
     throw TimeoutError(str("close: NCCL of group '", host_->name(), "' has not ended after ",
                            deadline.timeout().count(), " s: it waits for the device, or for another rank"));
   }

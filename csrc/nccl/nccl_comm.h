@@ -6,6 +6,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_set>
@@ -14,6 +15,7 @@
 #include "communicator/communicator.h"
 #include "core/owner_process.h"
 #include "gpu/gpu_memory.h"
+#include "nccl/call_log.h"
 #include "nccl/launch_queue.h"
 #include "nccl/nccl_address.h"
 #include "nccl/nccl_calls.h"
@@ -25,18 +27,31 @@ namespace samestep {
 
 /// An operation to launch.
 struct NcclLaunch {
-  std::string what;                 ///< for error texts, e.g. "allreduce of float32[3]"
+  /// In which stream NCCL gets it.
+  enum class Where : std::uint8_t {
+    own_stream,  ///< that of the communicator, after what `after` have now
+    in_stream,   ///< the only one of `after`: what follows there need not wait
+    captured,    ///< the same, which is being captured into a graph
+  };
+
+  CollectiveType type;
+  DType dtype;
+  std::size_t count;                ///< elements, or arrays
+  bool is_list = false;             ///< of arrays
   std::vector<StreamHandle> after;  ///< streams that produce its buffers
+  Where where = Where::own_stream;
   nccl_calls::Calls calls;
-  Communicator::WorkPtr signature_check;      ///< the comparison of signatures on the host; may be null
+  std::optional<Signature> compared;          ///< what ranks compare beside it
   std::vector<std::shared_ptr<void>> memory;  ///< kept until the operation has ended
+
+  std::string describe() const;  ///< for error texts, e.g. "allreduce of 3 float32 on the device"
 };
 
 /// An NCCL communicator, the one stream in which its operations run, and a thread that watches them.
 ///
-/// Nothing here blocks on the device or on other ranks. Where NCCL may wait for other ranks, because it starts or needs
-/// a connection for the first time, the thread of the device's LaunchQueue makes the calls. Without those, and if
-/// nothing is in that queue, the caller makes them, without locks.
+/// Where NCCL may wait for other ranks, because it starts or needs a connection for the first time, the thread of the
+/// device's LaunchQueue makes the calls. Without those, and if nothing is in that queue, the caller makes them, without
+/// locks. Only `run` waits for that thread; nothing else here blocks on the device or on other ranks.
 ///
 /// The watching thread checks outstanding operations every few milliseconds. An error of NCCL, a lost or different
 /// peer, or a deadline that has passed aborts the communicator on this rank, and is reported to the others through
@@ -60,11 +75,10 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
                                         std::shared_ptr<Communicator> signature_check, const Deadline& deadline);
   ~NcclComm();
 
-  /// To be called before the signature check of each operation. Throws what `launch` would throw at once. The first
-  /// time the ranks exchange NCCL's address on the host.
-  void prepare();
-  /// Launches operations in the order of the calls.
+  /// Launches operations in the order of the calls. The first time the ranks exchange NCCL's address on the host.
   std::shared_ptr<Work> launch(NcclLaunch launch);
+  /// The same for what goes into the caller's stream: returns when NCCL has it.
+  void run(NcclLaunch launch);
 
   NcclLibrary& nccl() const { return *options_.nccl; }
   GpuLibrary& gpu() const { return *options_.gpu; }
@@ -87,6 +101,10 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
 
   NcclComm(Options options, std::shared_ptr<Communicator> host, std::shared_ptr<Communicator> signature_check);
   void throw_if_broken() const;
+  /// Before the first operation.
+  void prepare();
+  /// Launches, or lets the thread of the queue do so.
+  std::shared_ptr<Operation> enqueue(NcclLaunch launch);
   std::shared_ptr<Work> work_on(std::shared_ptr<Operation> operation);
 
   // nccl_threads.cpp: how operations begin, in the thread of the queue or in the caller's
@@ -120,6 +138,8 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   std::exception_ptr timeout_error(const Operation& operation, const Deadline& deadline, const std::string& missing);
   /// The cause of a failure as far as the host knows it, or null.
   std::exception_ptr host_cause();
+  /// Compares calls with those of other ranks. Returns an error that this has, or null. Requires the mutex.
+  std::exception_ptr compare_calls();
 
   // nccl_comm.cpp: how it ends
   /// Ends all operations with `error`; the watching thread aborts the communicator. Requires the mutex.
@@ -145,12 +165,15 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::exception_ptr broken_;
+  CallLog log_;
   std::list<std::shared_ptr<Operation>> pending_;
   std::unordered_set<std::uint64_t> connected_;  // `Calls::connections` that exist
   std::uint64_t sequence_ = 0;
-  bool started_ = false;    // NCCL has started
-  bool starting_ = false;   // a thread starts it
-  bool launching_ = false;  // a thread makes calls, without the mutex
+  bool started_ = false;                 // NCCL has started
+  bool starting_ = false;                // a thread starts it
+  bool launching_ = false;               // a thread makes calls, without the mutex
+  bool captured_ = false;                // graphs may hold operations
+  Clock::time_point looked_at_peers_{};  // while graphs may
   bool has_watcher_ = false;
   bool watcher_sleeps_ = false;    // until it is notified of an operation
   bool watcher_has_left_ = false;  // it uses this object no more, unless it keeps it

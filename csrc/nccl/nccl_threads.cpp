@@ -82,14 +82,21 @@ void NcclComm::watch_from_now(const std::shared_ptr<Operation>& operation) {
   const std::lock_guard lock(mutex_);
   throw_if_broken();
   operation->sequence = sequence_++;
+  if (const std::optional<Signature>& compared = operation->launch.compared) {
+    operation->logged = log_.add(*compared, operation->is_captured(), operation->sequence);
+  }
+  captured_ = captured_ || operation->is_captured();
   while (!pending_.empty() && pending_.front()->ended) pending_.pop_front();
   pending_.push_back(operation);
   if (watcher_sleeps_) changed_.notify_all();
+  // Whoever waits for this on the host should not have to wait for the watching threads.
+  if (operation->launch.where != NcclLaunch::Where::own_stream) return;
+  if (const std::exception_ptr error = compare_calls()) fail(error, /*tell=*/!is_mismatch(error));
 }
 
 bool NcclComm::waits_for_nobody(const Operation& operation) const {
   const std::lock_guard lock(mutex_);
-  return started_ && (host_->size() == 1 || connected_.contains(operation.calls.connections));
+  return started_ && (host_->size() == 1 || connected_.contains(operation.launch.calls.connections));
 }
 
 void NcclComm::begin(const std::shared_ptr<Operation>& operation) {
@@ -113,22 +120,25 @@ void NcclComm::end_launch(Operation& operation, std::exception_ptr error) {
   launching_ = false;
   if (error == nullptr) {
     if (connected_.size() >= kMostConnected) connected_.clear();
-    connected_.insert(operation.calls.connections);
+    connected_.insert(operation.launch.calls.connections);
     operation.launched = true;
   } else if (!broken_) {  // other ranks may have started it
     if (const std::exception_ptr cause = host_cause()) error = cause;
     fail(error, /*tell=*/!is_mismatch(error));
   }
-  operation.calls.enqueue = nullptr;
+  operation.launch.calls.enqueue = nullptr;
   if (broken_ || ending_) changed_.notify_all();
 }
 
 void NcclComm::make_calls(Operation& operation) {
   const OnDevice on(gpu(), options_.device);
-  const GpuLibrary::Stream stream = member_->stream();
+  const bool in_own = operation.launch.where == NcclLaunch::Where::own_stream;
+  const GpuLibrary::Stream stream =
+      in_own ? member_->stream() : reinterpret_cast<GpuLibrary::Stream>(operation.launch.after.front());
   for (const std::shared_ptr<GpuEvent>& produced : operation.after) produced->make_wait(stream);
   operation.after.clear();  // the events can be used again
-  operation.calls.enqueue(member_->comm(), stream);
+  operation.launch.calls.enqueue(member_->comm(), stream);
+  if (operation.is_captured()) return;  // its event would be part of the graph, and nobody may ask about it
   operation.end = member_->events().take();
   operation.end->record(stream);
 }
@@ -140,25 +150,30 @@ Deadline NcclComm::deadline_of(const Operation& operation) const {
 
 // A mismatch first: a rank that has raised because of it may have left already.
 std::exception_ptr NcclComm::host_cause() {
-  for (const auto& operation : pending_) {
-    const bool differs =
-        operation->signature_check && operation->signature_check->done() && operation->signature_check->error();
-    if (differs) return operation->signature_check->error();
+  const std::exception_ptr differs = compare_calls();
+  return differs ? differs : liveness_->lost();
+}
+
+std::exception_ptr NcclComm::compare_calls() {
+  if (broken_) return nullptr;
+  try {
+    log_.progress();
+  } catch (const Error&) {
+    return std::current_exception();
   }
-  return liveness_->lost();
+  return nullptr;
 }
 
 std::exception_ptr NcclComm::timeout_error(const Operation& operation, const Deadline& deadline,
                                            const std::string& missing) {
-  const std::string text = str(operation.what, " (device operation ", operation.sequence, " of group '", host_->name(),
-                               "') has not ended after ", deadline.timeout().count(), " s: ");
+  const std::string text = str(operation.launch.describe(), " (device operation ", operation.sequence, " of group '",
+                               host_->name(), "') has not ended after ", deadline.timeout().count(), " s: ");
   // Without a comparison nobody knows whether the other ranks have arrived.
-  if (operation.signature_check == nullptr) {
+  if (!operation.logged) {
     return std::make_exception_ptr(
         TimeoutError(text + "the device has not finished it, or not all ranks have reached it"));
   }
-  if (operation.signature_check->done() &&
-      !operation.signature_check->error()) {  // the thread that waits for it may have given it up
+  if (log_.agrees(*operation.logged)) {
     return std::make_exception_ptr(TimeoutError(
         text + (operation.launched ? "all ranks have started it, but the device has not finished it"
                                    : "all ranks have called it, but NCCL has not connected them for it, or for an "
@@ -171,9 +186,7 @@ std::exception_ptr NcclComm::timeout_error(const Operation& operation, const Dea
 std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_point now) {
   if (operation.ended) return operation.error;
   // Both: an operation has not succeeded before it is known that all ranks have called the same one.
-  const bool agreed = operation.signature_check == nullptr || operation.signature_check->done();
-  if (agreed && operation.signature_check != nullptr && operation.signature_check->error())
-    return operation.signature_check->error();
+  const bool agreed = !operation.logged || log_.agrees(*operation.logged);
   if (agreed && operation.completed) {
     if (const int state = member_->state().state; state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) {
       operation.finish(nullptr);
@@ -181,7 +194,7 @@ std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_p
     return nullptr;
   }
   if (operation.deadline.passed()) {
-    const std::string missing = agreed ? "" : operation.signature_check->timeout_message(operation.deadline.timeout());
+    const std::string missing = agreed ? "" : log_.late_ranks(operation.deadline.timeout());
     return timeout_error(operation, operation.deadline, missing.empty() ? "" : ": " + missing);
   }
   if (now - operation.started < kLookAtPeersAfter) return nullptr;
@@ -194,6 +207,10 @@ std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_p
 
 void NcclComm::ask_device(Operation& operation) {
   if (!operation.launched || operation.completed) return;
+  if (operation.is_captured()) {  // it runs whenever its graph does
+    operation.completed = true;
+    return;
+  }
   const std::unique_lock alone(asking_, std::try_to_lock);
   if (alone && operation.end->is_complete()) operation.completed = true;
 }
@@ -214,6 +231,12 @@ void NcclComm::check_all(std::unique_lock<std::mutex>& lock) {
       if (broken_) return;
     }
     return fail(cause ? cause : std::make_exception_ptr(Error(text)), /*tell=*/!cause || !is_mismatch(cause));
+  }
+  if (const std::exception_ptr error = compare_calls()) return fail(error, /*tell=*/!is_mismatch(error));
+  // Nobody sees the operations of graphs run, so a rank that has gone counts although nothing is pending.
+  if (captured_ && !closing_ && now - looked_at_peers_ > kLookAtPeersAfter) {
+    looked_at_peers_ = now;
+    if (const std::exception_ptr lost = liveness_->lost()) return fail(lost, /*tell=*/true);
   }
   for (const auto& operation : pending_) {
     if (const std::exception_ptr error = check_operation(*operation, now)) {
@@ -258,7 +281,7 @@ void NcclComm::watch() {
     {
       std::unique_lock lock(mutex_);
       // Sleeps where nothing has been outstanding for a while, so that idle groups cost nothing.
-      idle_looks = pending_.empty() ? idle_looks + 1 : 0;
+      idle_looks = pending_.empty() && !captured_ ? idle_looks + 1 : 0;
       if (idle_looks > kLooksBeforeSleep) {
         watcher_sleeps_ = true;
         changed_.wait(lock, [this] { return ending_ || broken_ || !pending_.empty(); });
@@ -266,7 +289,7 @@ void NcclComm::watch() {
         idle_looks = 0;
       }
       if (ending_ || broken_) break;
-      if (!pending_.empty()) {
+      if (!pending_.empty() || captured_) {
         // Holds a reference while polling, because a CUDA call may block; dropping the group must not wait for it.
         self = weak_from_this().lock();
         if (self == nullptr) {  // another thread is in the destructor, which sets `ending_`

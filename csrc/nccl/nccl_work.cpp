@@ -25,9 +25,11 @@ class NcclComm::NcclWork final : public Work {
     if (!lock) return operation_->ended;  // others look; the caller may hold the GIL, which they may need
     try {
       if (lost) std::rethrow_exception(lost);
+      if (const std::exception_ptr differs = channel_->compare_calls()) std::rethrow_exception(differs);
       channel_->check_operation(*operation_, Clock::now());
     } catch (const Error&) {
-      channel_->fail(std::current_exception(), /*tell=*/true);
+      const std::exception_ptr error = std::current_exception();
+      channel_->fail(error, /*tell=*/!is_mismatch(error));
     }
     return operation_->ended;
   }
@@ -39,13 +41,19 @@ class NcclComm::NcclWork final : public Work {
 
   /// Waits on the host until NCCL has the operation: only then is there an end to wait for.
   bool make_stream_wait(StreamHandle stream, const Deadline& deadline) override {
-    wait_until(deadline, [this] { return operation_->launched || done(); });
-    if (operation_->ended && operation_->error) std::rethrow_exception(operation_->error);
+    wait_for_launch(deadline);
+    if (operation_->is_captured()) return true;  // it is in its stream
     // A wait for what is no part of the capture would end it. The graph is launched after the host's wait.
     const int device = channel_->options_.device;
     if (channel_->gpu().is_capturing(reinterpret_cast<GpuLibrary::Stream>(stream), device)) return false;
     operation_->end->make_wait(reinterpret_cast<GpuLibrary::Stream>(stream));
     return true;
+  }
+
+  /// Waits on the host until NCCL has the operation. Throws its error, if it has failed.
+  void wait_for_launch(const Deadline& deadline) {
+    wait_until(deadline, [this] { return operation_->launched || done(); });
+    if (operation_->ended && operation_->error) std::rethrow_exception(operation_->error);
   }
 
   bool asks_device() const override { return true; }
@@ -65,7 +73,7 @@ class NcclComm::NcclWork final : public Work {
       ProgressEngine::progress_everywhere();
       if (!warned && pause.waited().count() > wait_hooks().warn_after_s) {
         warned = true;
-        wait_hooks().warn(operation_->what + " is still waited for");
+        wait_hooks().warn(operation_->launch.describe() + " is still waited for");
       }
       if (deadline.passed() && !ready()) throw_late(deadline);
     }
@@ -78,21 +86,20 @@ class NcclComm::NcclWork final : public Work {
   }
 
   [[noreturn]] void throw_late(const Deadline& deadline) const {
-    std::string missing;
-    if (operation_->signature_check != nullptr && !operation_->signature_check->done()) {
-      try {
-        operation_->signature_check->wait(deadline);  // which has passed: it names the missing ranks
-      } catch (const TimeoutError& error) {
-        missing = str(": ", error.what());
-      }
-    }
     // The wait is over, not the operation: it keeps the group's own deadline.
-    std::rethrow_exception(channel_->timeout_error(*operation_, deadline, missing));
+    const std::lock_guard lock(channel_->mutex_);
+    const std::string late = channel_->log_.late_ranks(deadline.timeout());
+    std::rethrow_exception(channel_->timeout_error(*operation_, deadline, late.empty() ? "" : ": " + late));
   }
 
   std::shared_ptr<NcclComm> channel_;
   std::shared_ptr<Operation> operation_;
 };
+
+void NcclComm::run(NcclLaunch launch) {
+  const std::shared_ptr<Operation> operation = enqueue(std::move(launch));
+  if (!operation->launched) NcclWork(shared_from_this(), operation).wait_for_launch(deadline_of(*operation));
+}
 
 std::shared_ptr<Work> NcclComm::work_on(std::shared_ptr<Operation> operation) {
   return std::make_shared<NcclWork>(shared_from_this(), std::move(operation));

@@ -119,7 +119,8 @@ def test_leaves_that_cannot_be_used_are_refused_before_ranks_compare_trees(tmp_p
 def test_arrays_that_cannot_be_used_are_refused_before_ranks_exchange_lengths(tmp_path, backend):
     first, second = run(tmp_path, "exchange_lengths_with_unusable_arrays", backend)
     *refused, result = first.reports
-    expected = ["InvalidArgumentError"] * 11 + ["UnavailableError"] * 2 + ["InvalidArgumentError"]
+    captures = ["UnavailableError"] * 2 if backend == "native" else []
+    expected = ["InvalidArgumentError"] * 11 + captures + ["InvalidArgumentError"]
     assert [one["kind"] for one in refused] == expected, first
     assert all(ELSEWHERE in one["text"] for one in (*refused[:5], refused[-1])), first
     assert all(FREED in one["text"] for one in refused[5:10]), first

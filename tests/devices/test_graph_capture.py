@@ -20,9 +20,8 @@ def test_operations_in_progress_leave_a_capture_alone(tmp_path, backend, mode):
         assert rank.reports == [{"result": [7.0] * 5, "reduced": 12.0}], rank
 
 
-@BACKENDS
-def test_a_call_inside_of_a_capture_is_refused_and_changes_nothing(tmp_path, backend):
-    first, second = run(tmp_path, "call_inside_of_a_capture", backend)
+def test_what_goes_through_the_host_is_refused_inside_of_a_capture_and_changes_nothing(tmp_path):
+    first, second = run(tmp_path, "call_inside_of_a_capture", "native")
     *refused, result = first.reports
     assert [one["kind"] for one in refused] == ["UnavailableError"] * 6, first
     for one in refused:
@@ -46,13 +45,47 @@ def test_the_default_stream_is_not_used_while_one_that_waits_for_it_is_captured(
     assert [result] == second.reports == [{"result": [3.0] * 3}], (first, second)
 
 
-def test_an_average_inside_of_a_capture_is_refused_before_anything_is_converted(tmp_path):
-    first, second = run(tmp_path, "average_inside_of_a_capture")
-    *refused, recorded, result = first.reports
-    assert [one["kind"] for one in refused] == ["UnavailableError"] * 4, first
-    assert all(REFUSED in one["text"] for one in refused), first
-    assert recorded == {"recorded": 0}
-    assert [result] == second.reports == [{"result": [1.5] * 3}], (first, second)
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_operations_of_nccl_are_part_of_the_graph_in_which_they_were_captured(tmp_path, n):
+    ranks = device_jobs.run(tmp_path, program("devices/device_capture", "replay"), n)
+    expected = []
+    for turn in range(3):
+        given = [10.0 * turn + rank for rank in range(n)]
+        average = sum(turn + rank for rank in range(n)) / n
+        expected += [
+            {
+                "x": [sum(given)] * 3,
+                "y": [sum(given)] * 3 * n,
+                "leaf": [max(given)] * 3,
+                "half": [average] * 3,
+            },
+            {"between": float(n)},
+        ]
+    for rank in ranks:
+        assert rank.reports == expected, rank
+
+
+@pytest.mark.parametrize("deletes", [True, False])
+def test_close_says_that_graphs_hold_operations(tmp_path, deletes):
+    for rank in run(tmp_path, "close_while_a_graph_exists", deletes):
+        assert rank.reports == [{"result": [3.0] * 3}, {"closed": True}], rank
+        assert ("CUDA graphs that hold its operations still exist" in rank.text) != deletes, rank
+
+
+def test_all_ranks_capture_an_operation_or_none_does(tmp_path):
+    for rank in run(tmp_path, "capture_on_one_rank"):
+        (error,) = rank.reports
+        assert error["kind"] == "MismatchError", rank
+        assert "rank 0: allreduce of float64[3] with op sum captured into a graph" in error["text"]
+        assert "rank 1: allreduce of float64[3] with op sum. " in error["text"]
+
+
+def test_a_rank_that_has_gone_ends_the_group_while_graphs_hold_its_operations(tmp_path):
+    first, second = run(tmp_path, "lose_a_peer_while_a_graph_exists")
+    assert second.code == 9
+    (error,) = first.reports
+    assert error["kind"] == "PeerLostError", first
+    assert "rank 1" in error["text"]
 
 
 def test_an_average_is_not_rounded_inside_of_a_capture(tmp_path):

@@ -120,6 +120,7 @@ struct Comm {
   long n_operations = 0;
   int n_splits = 0;
   Connections connections;
+  std::shared_ptr<int> in_streams = std::make_shared<int>();  // held by operations of streams, and of graphs
 
   ~Comm() {
     if (shared != nullptr) ::munmap(shared, sizeof *shared);

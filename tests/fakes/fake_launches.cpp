@@ -78,12 +78,13 @@ int start(const CommPtr& comm, void* stream, std::vector<Task> tasks) {
   bool is_of_device = false;
   if (text_of("FAKE_NCCL_ONE_AT_A_TIME", "0") == "1" && comm->size > 1) {
     const long ticket = launches.kernels.take_ticket();
-    is_of_device = enqueue(stream, comm->device, [comm, tasks, first, &launches, ticket] {
+    is_of_device = enqueue(stream, comm->device, [comm, tasks, first, &launches, ticket, held = comm->in_streams] {
       run_in_turn(comm, tasks, first, launches.kernels, ticket);
     });
     if (!is_of_device) launches.kernels.give_up(ticket);
   } else {
-    is_of_device = enqueue(stream, comm->device, [comm, tasks, first] { comm->run(tasks, first); });
+    is_of_device =
+        enqueue(stream, comm->device, [comm, tasks, first, held = comm->in_streams] { comm->run(tasks, first); });
   }
   return is_of_device ? kSuccess : refuse(kInvalidArgument, "fake: the stream is not one of the communicator's device");
 }

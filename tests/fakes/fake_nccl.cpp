@@ -84,7 +84,8 @@ int end_group(const std::vector<CommPtr>& ends) {
       ++n_looks_for_ends();
       return false;
     });
-    drain(comm->device);  // to free memory waits for all that the device has
+    drain(comm->device);                                            // to free memory waits for all that the device has
+    comm->wait([&] { return comm->in_streams.use_count() == 1; });  // also for graphs, as NCCL does
     forget(comm.get());
   }
   return kSuccess;

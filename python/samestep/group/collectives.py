@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from samestep import _core, arrays
-from samestep.errors import InvalidArgumentError
+from samestep.errors import InvalidArgumentError, UnavailableError
 from samestep.group.compiled import one_buffer, traceable
 from samestep.group.method_support import MethodSupport
 from samestep.group.work import CallTimeout, Enqueued, Work
@@ -22,9 +22,15 @@ _A = TypeVar("_A")  # an array, or a number
 def _rounded(inner: _core.Work, wide: Any, target: Any) -> Enqueued:
     """An operation whose result `wide` is rounded into `target` when it has ended."""
 
+    in_graph = _core.is_captured(target)
+
     def require_stream() -> None:
-        # Rounded inside of a capture, the result would be there only after the graph had been launched.
-        _core.refuse_capture(target, "wait")
+        # Rounded in a capture that lacks the operation, the result would be there only after a launch of the graph; in
+        # none, where one has the operation, it would be there before.
+        if not in_graph:
+            _core.refuse_capture(target, "wait")
+        elif not _core.is_captured(target):
+            raise UnavailableError("wait: the operation is part of a graph; wait inside of the capture")
 
     return Enqueued(inner, lambda: arrays.store_rounded(wide, target), require_stream)
 

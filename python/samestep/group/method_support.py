@@ -59,10 +59,8 @@ class MethodSupport(_core.FastGroup):
             return None
         if not (arrays.converts(x) and arrays.converts(target)):
             return None
-        # Before the conversion, which a capture that continues after the error would contain.
-        _core.refuse_capture(x, verb)
-        if target is not x:
-            _core.refuse_capture(target, verb)
+        # Before the conversion, which a capture that continues after an error would contain.
+        self._require_usable(verb, x, target)
         return arrays.to_float32(x)
 
     def _block_shape(self, x: Any, verb: str) -> tuple[int, ...]:

@@ -1,13 +1,16 @@
 """Programs of test_graph_capture.py: operations outside, around and inside of captures of streams into graphs."""
 
+import contextlib
 import ctypes
 import json
+import os
 import sys
+import time
 
 import fake_arrays
 import numpy as np
 import samestep as ss
-from device_rank import attempt, rank, report, start
+from device_rank import attempt, rank, report, size, start
 from fake_arrays import DEFAULT, Array, ConvertingArray, Graph, Stream
 from samestep.distributed import lists
 from samestep.gpu import runtime as gpus
@@ -53,22 +56,74 @@ def call_inside_of_a_capture(backend):
     world.close()
 
 
-def average_inside_of_a_capture():
-    """The library of the arrays converts them, with kernels that would become part of the graph."""
+def replay():
+    """A graph with operations of each form is launched with other elements each time."""
     world = start("nccl")
     stream = Stream()
-    x, rows = (ConvertingArray.of(np.full(shape, rank + 1.0, "float16"), stream) for shape in (3, (2, 3)))
-    y = ConvertingArray.of(np.zeros(3, "float16"), stream)
+    given = Array.of(np.zeros(3), stream)
+    x, y, leaf = (Array.of(np.zeros(n), stream) for n in (3, 3 * size, 3))
+    half = ConvertingArray.of(np.zeros(3, "float16"), stream)
+    world.allreduce(x)
     stream.synchronize()
-    if rank == 0:
-        with Graph(stream, fake_arrays.RELAXED) as graph:  # in which the library could allocate, too
-            attempt(lambda: world.allreduce(x, "avg") and None)
-            attempt(lambda: world.reduce(x, "avg") and None)
-            attempt(lambda: world.reduce_scatter(rows, "avg", out=y) and None)
-            attempt(lambda: world.allreduce_tree({"a": x}, "avg") and None)
-        report(recorded=graph.length)
-    report(result=world.allreduce(x, "avg").get().tolist())
+    with Graph(stream, fake_arrays.RELAXED) as graph:  # in which a library of arrays allocates, too
+        x._copy(x.address, given.address)
+        world.allreduce(x)
+        world.iallgather(x, out=y).wait()
+        leaf._copy(leaf.address, given.address)
+        world.allreduce_tree({"a": leaf}, "max")
+        world.allreduce(half, "avg")
+        world.allreduce_tree([half], "avg")
+    for turn in range(3):
+        given.set(np.full(3, 10.0 * turn + rank))
+        half.set(np.full(3, turn + rank, "float16"))
+        graph.launch(stream)
+        report(x=x.get().tolist(), y=y.get().tolist(), leaf=leaf.get().tolist(), half=half.get().tolist())
+        report(between=float(world.allreduce(Array.of(np.ones(1), stream)).get()[0]))
     world.close()
+
+
+def close_while_a_graph_exists(deletes):
+    world = start("nccl")
+    stream = Stream()
+    x = Array.of(np.full(3, rank + 1.0), stream)
+    with Graph(stream) as graph:
+        world.allreduce(x)
+    graph.launch(stream)
+    report(result=x.get().tolist())
+    if deletes:
+        fake_arrays.call("GraphExecDestroy", graph.handle)
+    world.close()
+    report(closed=True)
+
+
+def capture_on_one_rank():
+    world = start("nccl")
+    stream = Stream()
+    x = Array.of(np.full(3, rank + 1.0), stream)
+    world.allreduce(x)
+    stream.synchronize()
+    with Graph(stream) if rank == 0 else contextlib.nullcontext():
+        world.allreduce(x)
+    attempt(lambda: world.iallreduce(x).wait(host=True) and None)
+
+
+def lose_a_peer_while_a_graph_exists():
+    """Nothing is pending when rank 1 ends, and nothing but graphs would ever find out."""
+    world = start("nccl")
+    stream = Stream()
+    x = Array.of(np.full(3, rank + 1.0), stream)
+    world.allreduce(x)
+    stream.synchronize()
+    with Graph(stream) as graph:
+        world.allreduce(x)
+    graph.launch(stream)
+    stream.synchronize()
+    world.barrier()
+    if rank == 1:
+        os._exit(9)
+    while world._comm.usable:
+        time.sleep(0.01)
+    attempt(lambda: world.allreduce(x) and None)
 
 
 def wait_for_an_average_inside_of_a_capture():

@@ -29,7 +29,7 @@ def make_groups(backend):
     for group in groups:
         group.allreduce(np.ones(3))
     report(for_the_host=[now - then for now, then in zip(counts(), before, strict=True)])
-    groups[0].allreduce(Array.of(np.ones(3, "float32")))
+    groups[0].iallreduce(Array.of(np.ones(3, "float32"))).wait()
     report(streams=counts()[2] - before[2])
     world.close()
 
