@@ -38,11 +38,11 @@ struct NcclLaunch {
   DType dtype;
   std::size_t count;                ///< elements, or arrays
   bool is_list = false;             ///< of arrays
-  std::vector<StreamHandle> after;  ///< streams that produce its buffers
+  std::vector<StreamHandle> after = {};  ///< streams that produce its buffers
   Where where = Where::own_stream;
-  nccl_calls::Calls calls;
-  std::optional<Signature> compared;          ///< what ranks compare beside it
-  std::vector<std::shared_ptr<void>> memory;  ///< kept until the operation has ended
+  nccl_calls::Calls calls = {};
+  std::optional<Signature> compared = {};          ///< what ranks compare beside it
+  std::vector<std::shared_ptr<void>> memory = {};  ///< kept until the operation has ended
 
   std::string describe() const;  ///< for error texts, e.g. "allreduce of 3 float32 on the device"
 };
