@@ -32,8 +32,11 @@ def rounds(
     each: int,
     *,
     within: tuple[Any, float] | None = None,
+    warm: int = 0,
 ) -> Any:
     """Times of one call: until it returned, and until its work had ended.
+
+    "cold_us" is the first of a turn, which follows a wait for the device: what it needs is not in the caches.
 
     Args:
       contenders: calls that begin some work, by name.
@@ -41,7 +44,9 @@ def rounds(
       n: rounds; in each, every contender has a turn, in rotating order.
       each: calls of a turn.
       within: a backend and the seconds that all rounds may take: its ranks then agree on fewer where calls are slow.
+      warm: calls at the begin of a turn that count only in what the whole took.
     """
+    cold: dict[str, list[float]] = {name: [] for name in contenders}
     returned: dict[str, list[float]] = {name: [] for name in contenders}
     complete: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
@@ -55,25 +60,34 @@ def rounds(
             contenders[name]()
             ended()
         slowest = backend.allreduce(np.array([time.perf_counter() - begin]), "max")
-        n, each = fewer(n, each, float(slowest[0]), seconds)
+        n, each = fewer(n, each, float(slowest[0]), seconds, warm)
     for turn in range(n):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             call = contenders[name]
             ended()
+            first = time.perf_counter()
+            for _ in range(warm):
+                call()
+                if len(cold[name]) <= turn:
+                    cold[name].append(1e6 * (time.perf_counter() - first))
             begin = time.perf_counter()
             for _ in range(each):
                 call()
             back = time.perf_counter()
             ended()
             returned[name].append(1e6 * (back - begin) / each)
-            complete[name].append(1e6 * (time.perf_counter() - begin) / each)
+            complete[name].append(1e6 * (time.perf_counter() - first) / (warm + each))
     return {
-        name: {"call_us": statistics.median(returned[name]), "whole_us": statistics.median(complete[name])}
+        name: {
+            "call_us": statistics.median(returned[name]),
+            "whole_us": statistics.median(complete[name]),
+            **({"cold_us": statistics.median(cold[name])} if warm else {}),
+        }
         for name in names
     }
 
 
-def fewer(n: int, each: int, once: float, seconds: float) -> tuple[int, int]:
+def fewer(n: int, each: int, once: float, seconds: float, warm: int = 0) -> tuple[int, int]:
     """Rounds and calls of a turn for the time there is, if one call of every contender takes `once` seconds. Pure.
 
     Example:
@@ -86,7 +100,7 @@ def fewer(n: int, each: int, once: float, seconds: float) -> tuple[int, int]:
     """
     most = max(int(seconds / max(once, 1e-9)), 1)
     n = min(n, most)
-    return n, max(min(each, most // n), 1)
+    return n, max(min(each, most // n - warm), 1)
 
 
 def torch_nccl() -> Any:
@@ -125,6 +139,7 @@ def overhead() -> int:
                 "raw non-blocking": lambda a=a, b=b, c=count, s=stream: raw_late.all_reduce(b, a, c, s),
                 "raw in place": lambda a=a, c=count, s=stream: raw.all_reduce(a, a, c, s),
                 "samestep in place": lambda x=x: backend.iallreduce(x).wait(),
+                "samestep blocking in place": lambda x=x: backend.allreduce(x),
             }
             if not isinstance(dist, str) and arrays.name == "torch":
                 if SIZE == 1:  # torch's sums are in place; of one rank a gather is a copy, too
@@ -132,12 +147,14 @@ def overhead() -> int:
                         y, x, async_op=True
                     ).wait()
                 contenders["torch in place"] = lambda x=x: dist.all_reduce(x, async_op=True).wait()
+                contenders["torch blocking in place"] = lambda x=x: dist.all_reduce(x)
             measured = rounds(
                 contenders,
                 arrays.synchronize,
                 turns(15, 3),
                 50 if nbytes < MIB else 20,
                 within=(backend, SECONDS_EACH),
+                warm=2,
             )
             tell(what="overhead", nbytes=nbytes, ranks=SIZE, times=measured)
         for one in (raw, raw_late):
