@@ -6,9 +6,11 @@
 #include "communicator/checks.h"
 #include "core/error.h"
 #include "core/format.h"
+#include "core/user_call.h"
 #include "core/wait_hooks.h"
 #include "device/host_path.h"
 #include "device/nccl_path.h"
+#include "device/refusal.h"
 #include "gpu/capture.h"
 #include "gpu/known_memory.h"
 #include "nccl/nccl_reduction.h"
@@ -132,27 +134,59 @@ bool DeviceCommunicator::is_on_host(const CollectiveArgs& args) const {
 
 // ---- operations
 
+// The choice depends on type, dtype and operator alone. Where ranks agree on those, all make the same choice.
+bool DeviceCommunicator::takes_nccl(const CollectiveArgs& args) const { return nccl_ != nullptr && nccl_->has(args); }
+
 Communicator::WorkPtr DeviceCommunicator::start_collective(const CollectiveArgs& given) {
   if (is_on_host(given)) return Inner{*host_}.start_collective(given);
   CollectiveArgs args = given;
-  const std::string_view verb = samestep::name(args.type);
-  const DType dtype = args.own().dtype;
   return without_gil([&] {
-    RefuseCapture refuse_capture(*options_.gpu);
-    if (args.uses_in(rank())) {
-      check_here(verb, args.in, refuse_capture);
-    } else {
-      // What the caller passed is ignored on this rank, but what ranks compare needs the dtype.
-      args.in = {nullptr, 0, dtype};
-    }
-    if (args.uses_out(rank())) {
-      check_here(verb, args.out, refuse_capture);
-    } else {
-      args.out = {nullptr, 0, dtype};
-    }
-    // The choice depends on type, dtype and operator alone. Where ranks agree on those, all make the same choice.
-    return nccl_ != nullptr && nccl_->has(args) ? nccl_->start(args) : staged_->start(args);
+    check_or_tell(given, [&] {
+      RefuseCapture refuse_capture(*options_.gpu);
+      const std::string_view verb = samestep::name(args.type);
+      const DType dtype = args.own().dtype;
+      if (args.uses_in(rank())) {
+        check_here(verb, args.in, refuse_capture);
+      } else {
+        // What the caller passed is ignored on this rank, but what ranks compare needs the dtype.
+        args.in = {nullptr, 0, dtype};
+      }
+      if (args.uses_out(rank())) {
+        check_here(verb, args.out, refuse_capture);
+      } else {
+        args.out = {nullptr, 0, dtype};
+      }
+    });
+    return takes_nccl(args) ? nccl_->start(args) : staged_->start(args);
   });
+}
+
+template <class Check>
+void DeviceCommunicator::check_or_tell(const CollectiveArgs& args, Check check) {
+  try {
+    check();
+  } catch (const InvalidArgumentError& error) {
+    tell_refusal(args, samestep::name(args.type), error.what());
+    throw;
+  } catch (const UnavailableError& error) {
+    tell_refusal(args, samestep::name(args.type), error.what());
+    throw;
+  }
+}
+
+void DeviceCommunicator::tell_refusal(const CollectiveArgs& args, std::string_view verb, std::string_view why) {
+  if (size() == 1 || !owner_.is_this()) return;
+  const UserCall quoted(refusal::text(verb, why), UserCall::Inside::instead);
+  WorkPtr work;
+  try {
+    if (!takes_nccl(args)) {
+      work = staged_->start_refusal(refusal::args());
+    } else if (NcclPath::compares(args)) {
+      return nccl_->start_refusal(refusal::args());  // which the watching thread sees to
+    }
+  } catch (const Error&) {  // the group has ended, as the others know
+  }
+  if (work != nullptr) refusal::wait_for_others(*work);
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_collective(const CollectiveArgs& args) {
@@ -207,15 +241,19 @@ Communicator::WorkPtr DeviceCommunicator::allreduce_many(std::span<const InOut> 
   if (nccl_ == nullptr || buffers.empty() || !has_nccl_reduction(buffers[0].in.dtype, reduction)) {
     throw InvalidArgumentError("allreduce_many: not for NCCL");
   }
+  const CollectiveArgs first{
+      .type = CollectiveType::allreduce, .in = buffers[0].in, .out = buffers[0].out, .reduction = reduction};
   return without_gil([&] {
-    RefuseCapture refuse_capture(*options_.gpu);
-    for (auto& [in, out] : buffers) {
-      check_here("allreduce", in, refuse_capture);
-      check_here("allreduce", out, refuse_capture);
-      checks::same_dtype("allreduce", in, out);
-      checks::same_dtype("allreduce", buffers[0].in, out);
-      checks::has_count("allreduce", "out", out, in.count);
-    }
+    check_or_tell(first, [&] {
+      RefuseCapture refuse_capture(*options_.gpu);
+      for (auto& [in, out] : buffers) {
+        check_here("allreduce", in, refuse_capture);
+        check_here("allreduce", out, refuse_capture);
+        checks::same_dtype("allreduce", in, out);
+        checks::same_dtype("allreduce", buffers[0].in, out);
+        checks::has_count("allreduce", "out", out, in.count);
+      }
+    });
     return nccl_->allreduce_many(std::move(buffers), reduction);
   });
 }
@@ -225,8 +263,10 @@ Communicator::WorkPtr DeviceCommunicator::bcast_many(std::span<const Buffer> giv
   if (nccl_ == nullptr || given.empty()) throw InvalidArgumentError("bcast_many: not for NCCL");
   std::vector<Buffer> buffers(given.begin(), given.end());
   return without_gil([&] {
-    RefuseCapture refuse_capture(*options_.gpu);
-    for (Buffer& buffer : buffers) check_here("bcast", buffer, refuse_capture);
+    check_or_tell({.type = CollectiveType::bcast, .out = buffers[0], .root = root}, [&] {
+      RefuseCapture refuse_capture(*options_.gpu);
+      for (Buffer& buffer : buffers) check_here("bcast", buffer, refuse_capture);
+    });
     return nccl_->bcast_many(std::move(buffers), root);
   });
 }

@@ -86,7 +86,7 @@ nccl_calls::Calls DeviceCommunicator::NcclPath::calls_of(const CollectiveArgs& a
 Communicator::WorkPtr DeviceCommunicator::NcclPath::launch(const CollectiveArgs& args, NcclLaunch launch,
                                                            std::size_t nbytes) {
   comm_->prepare();
-  if (!has_counts(args.type)) {  // which may differ between ranks
+  if (compares(args)) {
     CollectiveArgs compared = args;
     // Only the header is exchanged: the elements are on the device.
     compared.in = {nullptr, 0, args.own().dtype};
@@ -121,6 +121,12 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::start(const CollectiveArgs& 
     };
   }
   return launch(args, std::move(one), std::max(args.in.nbytes(), args.out.nbytes()));
+}
+
+void DeviceCommunicator::NcclPath::start_refusal(const CollectiveArgs& args) {
+  comm_->prepare();
+  comm_->watch_comparison("what this rank cannot take", signature_check_->start(args));
+  signature_check_->progress();
 }
 
 Communicator::WorkPtr DeviceCommunicator::NcclPath::allreduce_many(std::vector<InOut> buffers,

@@ -65,6 +65,8 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   void prepare();
   /// Launches operations in the order of the calls.
   std::shared_ptr<Work> launch(NcclLaunch launch);
+  /// A comparison without an operation. A difference ends the communicator, as that of an operation does.
+  void watch_comparison(std::string what, Communicator::WorkPtr signature_check);
 
   NcclLibrary& nccl() const { return *options_.nccl; }
   GpuLibrary& gpu() const { return *options_.gpu; }
