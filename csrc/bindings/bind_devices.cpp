@@ -16,6 +16,7 @@
 #include "core/format.h"
 #include "device/device_communicator.h"
 #include "device/overlap.h"
+#include "device/refusal.h"
 #include "gpu/capture.h"
 #include "gpu/gpu_memory.h"
 #include "gpu/known_memory.h"
@@ -166,6 +167,13 @@ void check_arrays(const Communicator& comm, const std::string& verb, const py::l
   for (const ConstBuffer& buffer : buffers) checks::in_host_memory(verb, buffer);
 }
 
+/// `as`: the dtype of a reduction on device memory. Empty: the others meet in the group of host memory first.
+void tell_refusal(Communicator& comm, const std::string& verb, const std::string& why, const std::string& as) {
+  auto* const group = dynamic_cast<DeviceCommunicator*>(&comm);
+  if (group == nullptr || as.empty()) return refusal::tell(group == nullptr ? comm : *group->host(), verb, why);
+  group->tell_refusal({.type = CollectiveType::allreduce, .in = {nullptr, 0, dtype_of(as)}}, verb, why);
+}
+
 /// Without the GIL: to load a library, or to create a device's context, takes up to seconds.
 void bind_libraries(py::module_& m) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
@@ -267,6 +275,9 @@ void bind_device_arrays(py::module_& m) {
   m.def(
       "check_arrays", &check_arrays, "comm"_a, "verb"_a, "arrays"_a,
       "Raises what an operation of the group on these arrays would raise before it begins, because of where they are.");
+  m.def("tell_refusal", &tell_refusal, "comm"_a, "verb"_a, "why"_a, "reduced"_a = "",
+        "Lets the others, who have begun or will begin a collective, learn that this rank cannot. `reduced`: the dtype "
+        "that a reduction on devices would have; without, the collective begins with an exchange on the host.");
   m.def("itemsize", [](const std::string& dtype) { return itemsize(dtype_of(dtype)); }, "dtype"_a);
   m.def(
       "to_dlpack",

@@ -6,9 +6,11 @@
 #include "communicator/checks.h"
 #include "core/error.h"
 #include "core/format.h"
+#include "core/user_call.h"
 #include "core/wait_hooks.h"
 #include "device/host_path.h"
 #include "device/nccl_path.h"
+#include "device/refusal.h"
 #include "gpu/capture.h"
 #include "gpu/known_memory.h"
 #include "nccl/nccl_reduction.h"
@@ -126,8 +128,7 @@ void DeviceCommunicator::check_arrays(std::span<const std::string> verbs, std::s
   }
 }
 
-NcclLaunch::Where DeviceCommunicator::where_of(std::string_view verb, const CallStreams& streams) {
-  streams.refuse_capture(verb, /*joins=*/true);
+NcclLaunch::Where DeviceCommunicator::where_of(const CallStreams& streams) {
   return streams.captured() ? NcclLaunch::Where::captured : NcclLaunch::Where::own_stream;
 }
 
@@ -136,6 +137,9 @@ bool DeviceCommunicator::is_on_host(const CollectiveArgs& args) const {
 }
 
 // ---- operations
+
+// The choice depends on type, dtype and operator alone. Where ranks agree on those, all make the same choice.
+bool DeviceCommunicator::takes_nccl(const CollectiveArgs& args) const { return nccl_ != nullptr && nccl_->has(args); }
 
 void DeviceCommunicator::check_used(CollectiveArgs& args, CallStreams& streams) const {
   const std::string_view verb = samestep::name(args.type);
@@ -157,27 +161,58 @@ Communicator::WorkPtr DeviceCommunicator::start_collective(const CollectiveArgs&
   if (is_on_host(given)) return Inner{*host_}.start_collective(given);
   return without_gil([&] {
     CollectiveArgs args = given;
+    const bool by_nccl = takes_nccl(args);
     CallStreams streams(*options_.gpu);
-    check_used(args, streams);
-    // The choice depends on type, dtype and operator alone. Where ranks agree on those, all make the same choice.
-    if (nccl_ != nullptr && nccl_->has(args)) return nccl_->start(args, where_of(samestep::name(args.type), streams));
-    streams.refuse_capture(samestep::name(args.type));
-    return staged_->start(args);
+    check_or_tell(given, [&] {
+      check_used(args, streams);
+      streams.refuse_capture(samestep::name(args.type), /*joins=*/by_nccl);
+    });
+    return by_nccl ? nccl_->start(args, where_of(streams)) : staged_->start(args);
   });
 }
 
 bool DeviceCommunicator::run_collective_in_stream(const CollectiveArgs& given) {
-  if (is_on_host(given) || nccl_ == nullptr || !nccl_->has(given)) return false;
+  if (is_on_host(given) || !takes_nccl(given)) return false;
   bool runs = false;
   wait_hooks().run_without_gil([&] {
     CollectiveArgs args = given;
     CallStreams streams(*options_.gpu);
-    check_used(args, streams);
-    streams.refuse_capture(samestep::name(args.type), /*joins=*/true);
+    check_or_tell(given, [&] {
+      check_used(args, streams);
+      streams.refuse_capture(samestep::name(args.type), /*joins=*/true);
+    });
     runs = streams.is_one();
     if (runs) nccl_->run(args, streams.captured() ? NcclLaunch::Where::captured : NcclLaunch::Where::in_stream);
   });
   return runs;
+}
+
+template <class Check>
+void DeviceCommunicator::check_or_tell(const CollectiveArgs& args, Check check) {
+  try {
+    check();
+  } catch (const InvalidArgumentError& error) {
+    tell_refusal(args, samestep::name(args.type), error.what());
+    throw;
+  } catch (const UnavailableError& error) {
+    tell_refusal(args, samestep::name(args.type), error.what());
+    throw;
+  }
+}
+
+void DeviceCommunicator::tell_refusal(const CollectiveArgs& args, std::string_view verb, std::string_view why) {
+  if (size() == 1 || !owner_.is_this()) return;
+  const UserCall quoted(refusal::text(verb, why), UserCall::Inside::instead);
+  WorkPtr work;
+  try {
+    if (!takes_nccl(args)) {
+      work = staged_->start_refusal(refusal::args());
+    } else if (NcclPath::compares(args)) {
+      return nccl_->start_refusal(refusal::args());  // which the watching thread sees to
+    }
+  } catch (const Error&) {  // the group has ended, as the others know
+  }
+  if (work != nullptr) refusal::wait_for_others(*work);
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_collective(const CollectiveArgs& args) {
@@ -234,16 +269,21 @@ Communicator::WorkPtr DeviceCommunicator::allreduce_many(std::span<const InOut> 
   if (nccl_ == nullptr || buffers.empty() || !has_nccl_reduction(buffers[0].in.dtype, reduction)) {
     throw InvalidArgumentError("allreduce_many: not for NCCL");
   }
+  const CollectiveArgs first{
+      .type = CollectiveType::allreduce, .in = buffers[0].in, .out = buffers[0].out, .reduction = reduction};
   return without_gil([&] {
     CallStreams streams(*options_.gpu);
-    for (auto& [in, out] : buffers) {
-      check_here("allreduce", in, streams);
-      check_here("allreduce", out, streams);
-      checks::same_dtype("allreduce", in, out);
-      checks::same_dtype("allreduce", buffers[0].in, out);
-      checks::has_count("allreduce", "out", out, in.count);
-    }
-    return nccl_->allreduce_many(std::move(buffers), reduction, where_of("allreduce", streams));
+    check_or_tell(first, [&] {
+      for (auto& [in, out] : buffers) {
+        check_here("allreduce", in, streams);
+        check_here("allreduce", out, streams);
+        checks::same_dtype("allreduce", in, out);
+        checks::same_dtype("allreduce", buffers[0].in, out);
+        checks::has_count("allreduce", "out", out, in.count);
+      }
+      streams.refuse_capture("allreduce", /*joins=*/true);
+    });
+    return nccl_->allreduce_many(std::move(buffers), reduction, where_of(streams));
   });
 }
 
@@ -253,8 +293,11 @@ Communicator::WorkPtr DeviceCommunicator::bcast_many(std::span<const Buffer> giv
   std::vector<Buffer> buffers(given.begin(), given.end());
   return without_gil([&] {
     CallStreams streams(*options_.gpu);
-    for (Buffer& buffer : buffers) check_here("bcast", buffer, streams);
-    return nccl_->bcast_many(std::move(buffers), root, where_of("bcast", streams));
+    check_or_tell({.type = CollectiveType::bcast, .out = buffers[0], .root = root}, [&] {
+      for (Buffer& buffer : buffers) check_here("bcast", buffer, streams);
+      streams.refuse_capture("bcast", /*joins=*/true);
+    });
+    return nccl_->bcast_many(std::move(buffers), root, where_of(streams));
   });
 }
 

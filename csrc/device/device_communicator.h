@@ -3,6 +3,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "communicator/communicator.h"
 #include "core/owner_process.h"
@@ -54,6 +55,9 @@ class DeviceCommunicator final : public Communicator, private Membership {
   /// ranks exchange something first: a rank that is refused only then leaves the others behind in the operation.
   /// `verbs`: at the beginning of the texts, one for each array.
   void check_arrays(std::span<const std::string> verbs, std::span<const ConstBuffer> buffers) const;
+  /// Lets the others, who have begun or will begin this collective on device memory, learn that this rank does not: see
+  /// `refusal`. Throws only what ends its wait.
+  void tell_refusal(const CollectiveArgs& args, std::string_view verb, std::string_view why);
 
   std::shared_ptr<Communicator> split(int color, int key, const Deadline& deadline, const std::string& called) override;
   std::shared_ptr<Communicator> group(std::span<const int> ranks, const Deadline& deadline,
@@ -99,7 +103,11 @@ class DeviceCommunicator final : public Communicator, private Membership {
   /// The same for what this rank uses of a collective.
   void check_used(CollectiveArgs& args, CallStreams& streams) const;
   /// Where an operation runs that nobody waits for yet.
-  static NcclLaunch::Where where_of(std::string_view verb, const CallStreams& streams);
+  static NcclLaunch::Where where_of(const CallStreams& streams);
+  /// Tells the others where `check` refuses the memory of this rank. Mistakes in other arguments begin nothing.
+  template <class Check>
+  void check_or_tell(const CollectiveArgs& args, Check check);
+  bool takes_nccl(const CollectiveArgs& args) const;
   /// Ends the pending operations on device memory, by NCCL or staged.
   void abandon_devices(const std::exception_ptr& error);
   std::shared_ptr<Communicator> wrap(std::shared_ptr<Communicator> child, const Deadline& deadline) const;

@@ -186,6 +186,14 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& 
   }
 }
 
+Communicator::WorkPtr DeviceCommunicator::HostPath::start_refusal(const CollectiveArgs& args) {
+  StagedOperation refusal;
+  refusal.parts.emplace_back().start = [group = collectives_, args](std::byte*, std::byte*) {
+    return group->start(args);
+  };
+  return staging_->start(std::move(refusal));
+}
+
 Communicator::WorkPtr DeviceCommunicator::HostPath::start(const SendArgs& args) {
   const ConstBuffer in = args.in;
   const auto start = [host = messages_, dest = args.dest, tag = args.tag](const ConstBuffer& from) {

@@ -20,6 +20,8 @@ class DeviceCommunicator::HostPath {
            const DeviceOptions& options);
 
   WorkPtr start(const CollectiveArgs& args);
+  /// In its turn among the collectives.
+  WorkPtr start_refusal(const CollectiveArgs& args);
   WorkPtr start(const SendArgs& args);
   WorkPtr start(const RecvArgs& args);
   /// A send of host memory, or of an object, that must start after such sends of device memory as have not started.

@@ -86,7 +86,7 @@ NcclLaunch DeviceCommunicator::NcclPath::launch_of(const CollectiveArgs& given, 
   for (const StreamHandle stream : {args.in.stream, args.out.stream}) {
     if (stream != kNoStream) one.after.push_back(stream);
   }
-  if (!has_counts(args.type)) one.compared = args.signature();  // counts may differ between ranks
+  if (compares(args)) one.compared = args.signature();
   count(std::max(args.in.nbytes(), args.out.nbytes()));
   if (!overwrites_input(args, rank_)) {
     one.calls = calls_of(args);
@@ -130,6 +130,8 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::launch_many(const Collective
                         .calls = std::move(calls),
                         .compared = args.signature()});
 }
+
+void DeviceCommunicator::NcclPath::start_refusal(const CollectiveArgs& args) { comm_->compare(args.signature()); }
 
 Communicator::WorkPtr DeviceCommunicator::NcclPath::allreduce_many(std::vector<InOut> buffers,
                                                                    const Reduction& reduction,

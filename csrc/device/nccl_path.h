@@ -20,7 +20,11 @@ class DeviceCommunicator::NcclPath {
   const std::shared_ptr<NcclComm>& comm() const { return comm_; }
   /// Whether NCCL has this operation, or the parts to make it of.
   bool has(const CollectiveArgs& args) const;
+  /// Whether the ranks compare it beside NCCL. The lengths of the `v` forms may differ.
+  static bool compares(const CollectiveArgs& args) { return !has_counts(args.type); }
   WorkPtr start(const CollectiveArgs& args, NcclLaunch::Where where);
+  /// Compares `args` alone, without a call of NCCL.
+  void start_refusal(const CollectiveArgs& args);
   /// In the stream of the arrays.
   void run(const CollectiveArgs& args, NcclLaunch::Where where);
   WorkPtr allreduce_many(std::vector<InOut> buffers, const Reduction& reduction, NcclLaunch::Where where);

@@ -36,8 +36,8 @@ struct NcclLaunch {
 
   CollectiveType type;
   DType dtype;
-  std::size_t count;                ///< elements, or arrays
-  bool is_list = false;             ///< of arrays
+  std::size_t count;                     ///< elements, or arrays
+  bool is_list = false;                  ///< of arrays
   std::vector<StreamHandle> after = {};  ///< streams that produce its buffers
   Where where = Where::own_stream;
   nccl_calls::Calls calls = {};
@@ -79,6 +79,8 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   std::shared_ptr<Work> launch(NcclLaunch launch);
   /// The same for what goes into the caller's stream: returns when NCCL has it.
   void run(NcclLaunch launch);
+  /// A comparison without an operation. A difference ends the communicator, as that of an operation does.
+  void compare(const Signature& signature);
 
   NcclLibrary& nccl() const { return *options_.nccl; }
   GpuLibrary& gpu() const { return *options_.gpu; }

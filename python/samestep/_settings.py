@@ -158,8 +158,8 @@ SETTINGS = {
         "text",
         "the one that leads to rank 0",
         "the network interfaces to use, separated by commas; each must exist, and the first with an "
-        "address is used. If it is unset, `GLOO_SOCKET_IFNAME` is read. NCCL gets them, too, unless "
-        "`NCCL_SOCKET_IFNAME` is set",
+        "address is used. NCCL gets them, too, unless `NCCL_SOCKET_IFNAME` is set. If it is unset, samestep "
+        "itself uses those in `GLOO_SOCKET_IFNAME`",
     ),
     CUDART_LIBRARY: Setting("file", "searched", "the CUDA runtime"),
     HIP_LIBRARY: Setting("file", "searched", "the HIP runtime"),

@@ -83,54 +83,58 @@ def test_no_error_is_left_for_the_next_check_of_the_user(tmp_path, backend):
 
 @BACKENDS
 def test_arrays_that_cannot_be_used_are_refused_before_anything_begins(tmp_path, backend):
-    first, second = run(tmp_path, "give_unusable_arrays", backend)
+    ended = run(tmp_path, "give_unusable_arrays", backend)
     expected = [
-        "the array is on device 3, but rank 0 of group 'world' uses device 0",
+        "the array is on device 3, but rank {0} of group 'world' uses device {0}",
         "does not know its address",
         "one array is in host memory and the other in device memory",
         "one array is in host memory and the other in device memory",
         "elements of type '<V8' in __cuda_array_interface__ cannot be sent",
-        "the array is on device 3, but rank 0 of group 'world' uses device 0",
+        "the array is on device 3, but rank {0} of group 'world' uses device {0}",
     ]
-    *refused, result = first.reports
-    assert [one["kind"] for one in refused] == ["InvalidArgumentError"] * 6, first
-    for one, text in zip(refused, expected, strict=True):
-        assert text in one["text"]
-    assert [result] == second.reports == [{"result": [3.0] * 7}], (first, second)
+    for number, rank in enumerate(ended):
+        *refused, result = rank.reports
+        assert [one["kind"] for one in refused] == ["InvalidArgumentError"] * 6, rank
+        for one, text in zip(refused, expected, strict=True):
+            assert text.format(number) in one["text"]
+        assert result == {"result": [3.0] * 7}, ended
 
 
-ELSEWHERE = "the array is on device 3, but rank 0 of group 'world' uses device 0"
+ELSEWHERE = "the array is on device 3, but rank "
 FREED = "does not know its address"
 
 
 @BACKENDS
 def test_leaves_that_cannot_be_used_are_refused_before_ranks_compare_trees(tmp_path, backend):
-    first, second = run(tmp_path, "give_unusable_leaves", backend)
-    *refused, result = first.reports
-    assert [one["kind"] for one in refused] == ["InvalidArgumentError"] * 5, first
-    for one, text in zip(refused, [ELSEWHERE, ELSEWHERE, FREED, FREED, FREED], strict=True):
-        assert f"leaf ['b']: {'the array is' if text is ELSEWHERE else 'the array says'}" in one["text"]
-        assert text in one["text"]
-    expected = {"result": [6.0] * 7, "tree": [True, [20.0] * 7]}
-    assert [result] == second.reports == [expected], (first, second)
+    ended = run(tmp_path, "give_unusable_leaves", backend)
+    for rank in ended:
+        *refused, result = rank.reports
+        assert [one["kind"] for one in refused] == ["InvalidArgumentError"] * 5, rank
+        for one, text in zip(refused, [ELSEWHERE, ELSEWHERE, FREED, FREED, FREED], strict=True):
+            assert f"leaf ['b']: {'the array is' if text is ELSEWHERE else 'the array says'}" in one["text"]
+            assert text in one["text"]
+        assert result == {"result": [6.0] * 7, "tree": [True, [20.0] * 7]}, ended
 
 
 @BACKENDS
 def test_arrays_that_cannot_be_used_are_refused_before_ranks_exchange_lengths(tmp_path, backend):
     first, second = run(tmp_path, "exchange_lengths_with_unusable_arrays", backend)
-    *refused, result = first.reports
-    captures = ["UnavailableError"] * 2 if backend == "native" else []
-    expected = ["InvalidArgumentError"] * 11 + captures + ["InvalidArgumentError"]
-    assert [one["kind"] for one in refused] == expected, first
-    assert all(ELSEWHERE in one["text"] for one in (*refused[:5], refused[-1])), first
-    assert all(FREED in one["text"] for one in refused[5:10]), first
-    assert "one array is in host memory and the other in device memory" in refused[10]["text"]
-    heard, same = second.reports
-    assert heard["kind"] == "InvalidArgumentError", second
-    assert "root rank 0 cannot send: the array is on device 3" in heard["text"]
-    numbers = [1.0] * 7 + [2.0] * 7
-    assert result == {"result": numbers, "row": [float(i) for i in range(7)]}, first
-    assert same == {"result": numbers, "row": [float(i) for i in range(7, 14)]}, second
+    for number, rank in enumerate((first, second)):
+        *refused, last, result = rank.reports
+        captures = [refused.pop(7) for _ in range(2)] if backend == "native" else []
+        assert [one["kind"] for one in refused] == ["InvalidArgumentError"] * 7, rank
+        assert all(ELSEWHERE in one["text"] for one in refused[:3]), rank
+        assert all(FREED in one["text"] for one in refused[3:6]), rank
+        assert "one array is in host memory and the other in device memory" in refused[6]["text"]
+        numbers = [1.0] * 7 + [2.0] * 7
+        assert result == {"result": numbers, "row": [float(i + 7 * number) for i in range(7)]}, rank
+        heard = "" if number == 0 else "root rank 0 cannot send: "
+        assert f"{heard}the array is on device 3" in last["text"], rank
+        if captures:
+            captured, of_root = captures
+            assert captured["kind"] == "UnavailableError", rank
+            assert f"{heard}the array's stream is being captured" in of_root["text"], rank
+            assert of_root["kind"] == ("InvalidArgumentError" if number else "UnavailableError"), rank
 
 
 def test_pinned_memory_that_other_processes_cannot_read_is_copied(tmp_path):

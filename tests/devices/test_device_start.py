@@ -97,6 +97,16 @@ def test_one_rank_without_a_device(tmp_path):
     assert "driver is older" in got[1]["text"]
 
 
+@pytest.mark.parametrize(
+    ("ours", "of_nccl", "named"), [("lo", "", "=lo"), ("lo", "l", "l"), ("", "", ""), ("", "^eth", "^eth")]
+)
+def test_nccl_uses_the_network_interface_of_the_package(tmp_path, ours, of_nccl, named):
+    """Its variable takes prefixes of names, unless an equals sign stands before them."""
+    variables = {"SAMESTEP_SOCKET_IFNAME": ours, "NCCL_SOCKET_IFNAME": of_nccl}
+    for rank in device_jobs.run(tmp_path, program("devices/device_start", "name_interfaces"), 2, **variables):
+        assert rank.reports == [{"named": named}], rank
+
+
 def test_ranks_that_share_a_device(tmp_path):
     fails_alike(
         outcome(tmp_path, 2, FAKE_GPU_DEVICES="1"), "ranks 0 and 1 use the same device (0000:00:00.0)", "2.30"

@@ -141,22 +141,27 @@ def slow_calls() -> SlowCalls:
     return SlowCalls(*found)
 
 
-def _of_nccl(name: str) -> int:
+def _of_nccl(name: str, kind: Any = ctypes.c_long) -> Any:
     if real_libraries.wanted():
         real_libraries.skip()
     function = getattr(ctypes.CDLL(str(fake_libraries.build()[1])), name)
-    function.restype = ctypes.c_long
-    return int(function())
+    function.restype = kind
+    return function()
 
 
 def nccl_calls() -> int:
     """Collectives and messages of this process that went to NCCL."""
-    return _of_nccl("fakeNcclCalls")
+    return int(_of_nccl("fakeNcclCalls"))
 
 
 def nccl_comms() -> int:
     """Communicators of NCCL that this process has."""
-    return _of_nccl("fakeNcclComms")
+    return int(_of_nccl("fakeNcclComms"))
+
+
+def nccl_interfaces() -> str:
+    """The value of NCCL_SOCKET_IFNAME when NCCL started in this process."""
+    return str(_of_nccl("fakeNcclInterfaces", ctypes.c_char_p).decode())
 
 
 class Stream:

@@ -1,6 +1,7 @@
 """Groups of several backends, with a stand-in for the one of a GPU; and what torch asks a group."""
 
 import datetime
+import os
 
 import pytest
 import samestep as ss
@@ -176,6 +177,8 @@ def test_torch_serves_devices_where_the_program_has_named_samestep_alone(over, m
     if "standin" not in dist.Backend.backend_list:
         dist.Backend.register_backend("standin", Standin, devices=["meta"])
     monkeypatch.setattr(devices, "_of_torch", lambda: {"meta": "standin"})
+    monkeypatch.setenv("SAMESTEP_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")  # as if it were not set; removed again at the end
     made.clear()
     with over("samestep", timeout=datetime.timedelta(seconds=20)) as world:
         each_verb(world, "cpu")
@@ -183,6 +186,7 @@ def test_torch_serves_devices_where_the_program_has_named_samestep_alone(over, m
         each_verb(world, "meta")
         each_verb(world, "meta", world.new_group(list(range(world.get_world_size()))))
         assert [device.asked for device in made] == 2 * [COLLECTIVES]
+        assert os.environ["NCCL_SOCKET_IFNAME"] == "=lo"
         gathered = [None] * world.get_world_size()
         world.all_gather_object(gathered, world.get_rank())  # stays on the host
         assert gathered == list(range(world.get_world_size()))

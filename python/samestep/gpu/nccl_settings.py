@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from samestep import _settings
 
-__all__ = ["defaults", "of_files", "problem"]
+__all__ = ["defaults", "interfaces", "of_files", "problem"]
 
 
 def defaults(env: Mapping[str, str], files: Mapping[str, tuple[str, str]]) -> dict[str, str]:
@@ -22,10 +22,17 @@ def defaults(env: Mapping[str, str], files: Mapping[str, tuple[str, str]]) -> di
       {'NCCL_SOCKET_IFNAME': '=eth1,eth2'}
     """
     wanted = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"}
-    if names := _settings.get(_settings.SOCKET_IFNAME, env):
-        # These interfaces, not all whose names begin so.
-        wanted["NCCL_SOCKET_IFNAME"] = "=" + ",".join(name.strip() for name in names.split(","))
-    return {name: value for name, value in wanted.items() if not env.get(name) and name not in files}
+    wanted = {name: value for name, value in wanted.items() if not env.get(name) and name not in files}
+    return wanted | interfaces(env, files)
+
+
+def interfaces(env: Mapping[str, str], files: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    """What to set, where the user has not, for NCCL to use the network interfaces that the package uses. Pure."""
+    names, variable = _settings.get(_settings.SOCKET_IFNAME, env), "NCCL_SOCKET_IFNAME"
+    if not names or env.get(variable) or variable in files:
+        return {}
+    # These interfaces, not all whose names begin so.
+    return {variable: "=" + ",".join(name.strip() for name in names.split(","))}
 
 
 def of_files(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 from samestep import _core, arrays
 from samestep._util.deadline import seconds
 from samestep._util.json_layout import Many
-from samestep.errors import InvalidArgumentError
+from samestep.errors import InvalidArgumentError, UnavailableError
 from samestep.group import json_exchange
 from samestep.group.work import CallTimeout
 from samestep.reduce_ops import ReduceOp
@@ -60,7 +60,7 @@ class MethodSupport(_core.FastGroup):
         if not (arrays.converts(x) and arrays.converts(target)):
             return None
         # Before the conversion, which a capture that continues after an error would contain.
-        self._require_usable(verb, x, target)
+        self._require_usable(verb, x, target, reduced="float32")
         return arrays.to_float32(x)
 
     def _block_shape(self, x: Any, verb: str) -> tuple[int, ...]:
@@ -82,11 +82,19 @@ class MethodSupport(_core.FastGroup):
                 f"{verb}: out is {writable}{given.dtype}{list(given.shape)}, but the result is {dtype}{list(shape)}"
             )
 
-    def _require_usable(self, verb: str, *given: Any) -> None:
+    def _require_usable(self, verb: str, *given: Any, reduced: str = "") -> None:
         """Raise what the operation would raise because of the memory of these arrays (None: not given).
 
-        Called before ranks exchange anything: a rank refused later would leave the others waiting in the operation.
+        Called before ranks exchange anything, in whose place the others learn why this rank is refused. `reduced`: see
+        `_core.tell_refusal`.
         """
+        try:
+            self._check_usable(verb, *given)
+        except (InvalidArgumentError, UnavailableError) as error:
+            _core.tell_refusal(self._comm, verb, str(error), reduced=reduced)
+            raise
+
+    def _check_usable(self, verb: str, *given: Any) -> None:
         _core.check_arrays(self._comm, verb, [x for x in given if x is not None])
 
     @staticmethod
@@ -158,8 +166,8 @@ class MethodSupport(_core.FastGroup):
             try:
                 dtype = arrays.info(x, verb).dtype
                 metadata = (arrays.library_of(x), dtype, shape())
-                self._require_usable(verb, x, out)
-            except (TypeError, ValueError) as error:
+                self._check_usable(verb, x, out)
+            except (TypeError, ValueError, UnavailableError) as error:
                 failed, metadata = error, str(error)
         with _core.UserCall(f"{verb}(root={root})"):
             metadata = self._bcast_facts(metadata, ([str, str, Many(int)], str), root, limit.seconds)

@@ -35,7 +35,7 @@ def same(
         flat = trees.flatten(tree)
         if compiled.is_traced(flat.leaves):
             raise InvalidArgumentError(f"{act}: call it outside of compiled functions")
-        looks = signature.describe_leaves(flat.names, flat.leaves, act)
+        looks = signature.describe_leaves(flat.names, flat.leaves, act, waiting=backend)
         described = list(zip(flat.leaves, looks.infos, strict=True))
         on_device = [leaf for leaf, info in described if info is not None and info.device != "cpu"]
         backend._await_streams(on_device, left())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from samestep.gpu import nccl_settings
 
 __all__ = ["DeviceHalves"]
 
@@ -75,6 +78,7 @@ class DeviceHalves:
             name = (self.backends() or {}).get(kind)
             if name is None:
                 return None
+            os.environ.update(nccl_settings.interfaces(os.environ, nccl_settings.of_files(os.environ)))
             self.made[kind] = dist.new_group(
                 self._members or None,
                 timeout=timedelta(seconds=self._group._timeout),

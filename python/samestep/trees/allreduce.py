@@ -71,7 +71,7 @@ def _reduce(
     left: Timer,
     compared: bool = False,
 ) -> list[Any]:
-    values, numbers, looks = reducible.describe_leaves(names, leaves, act, backend)
+    values, numbers, looks = reducible.describe_leaves(names, leaves, act, backend, waiting=backend)
     clash = views.join_views(names, looks, reads=True)
     kinds, infos, aliases = looks.kinds, looks.infos, looks.aliases
     if too_large := _overflows(leaves, numbers, op, backend.size):

@@ -95,7 +95,7 @@ def _synchronize(backend: Group, tree: Any, act: str, *, root: int, objects: str
         return compiled_trees.call(backend, flat, is_number, "bcast", act, root=root, timeout=left())
     if is_torch_module(tree):  # DistributedOptimizer looks there for parameters that no optimizer has
         backend._cache.setdefault("modules", weakref.WeakSet()).add(tree)
-    looks = signature.describe_leaves(flat.names, flat.leaves, act, backend)
+    looks = signature.describe_leaves(flat.names, flat.leaves, act, backend, waiting=backend)
     clash = views.join_views(flat.names, looks, reads=False)
     kinds, infos, aliases = looks.kinds, looks.infos, looks.aliases
     if objects == "keep" and (refusals := looks.problems | _closed_containers(flat.leaves, kinds)):

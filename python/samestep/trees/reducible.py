@@ -31,7 +31,12 @@ def is_reduced_number(leaf: Any) -> bool:
 
 
 def describe_leaves(
-    names: Sequence[str], leaves: Sequence[Any], act: str, backend: Group | None = None
+    names: Sequence[str],
+    leaves: Sequence[Any],
+    act: str,
+    backend: Group | None = None,
+    *,
+    waiting: Group | None = None,
 ) -> tuple[list[Any], list[int], signature.LeafTable]:
     """Look at all leaves once, for a reduction; arguments and errors as for `signature.describe_leaves`.
 
@@ -43,7 +48,7 @@ def describe_leaves(
     numbers = [i for i, leaf in enumerate(leaves) if type(leaf) is not np.ndarray and is_reduced_number(leaf)]
     for i in numbers:
         values[i] = np.asarray(leaves[i])
-    looks = signature.describe_leaves(names, values, act, backend)
+    looks = signature.describe_leaves(names, values, act, backend, waiting=waiting)
     refusals = {}
     for i, info in enumerate(looks.infos):
         if info is None and leaves[i] is not None:

@@ -14,7 +14,7 @@ from samestep._util.json_layout import Many
 from samestep._util.text import by_rank
 from samestep.arrays import ArrayInfo, overlaps
 from samestep.arrays.overlaps import Place
-from samestep.errors import InvalidArgumentError, MismatchError
+from samestep.errors import InvalidArgumentError, MismatchError, UnavailableError
 from samestep.trees.identity import attributes_text, is_array, is_number
 
 if TYPE_CHECKING:
@@ -55,7 +55,12 @@ class LeafTable(NamedTuple):
 
 
 def describe_leaves(  # noqa: PLR0912 (a call for each leaf would be felt)
-    names: Sequence[str], leaves: Sequence[Any], act: str, backend: Group | None = None
+    names: Sequence[str],
+    leaves: Sequence[Any],
+    act: str,
+    backend: Group | None = None,
+    *,
+    waiting: Group | None = None,
 ) -> LeafTable:
     """Look at all leaves once.
 
@@ -63,6 +68,7 @@ def describe_leaves(  # noqa: PLR0912 (a call for each leaf would be felt)
       names, leaves: of the tree.
       act: what the user called, at the beginning of errors.
       backend: the group whose operations will work on the arrays; None if they are only read.
+      waiting: the group whose ranks begin to compare trees next, and learn of what is raised here.
 
     Raises:
       InvalidArgumentError: an array is on another device than the group's; says which leaf.
@@ -115,7 +121,7 @@ def describe_leaves(  # noqa: PLR0912 (a call for each leaf would be felt)
         kinds.append(kind or _kind_of_other(leaf))
         infos.append(info)
     if on_device:  # before ranks compare anything: one that is refused afterwards leaves the others behind
-        _core.check_leaves(None if backend is None else backend._comm, on_device)
+        _check_leaves(on_device, act, backend, waiting)
     aliases = list(range(len(leaves)))
     if not any_folded and (len(ranges) < 2 or _core.find_conflict(ranges) is None):
         return LeafTable(kinds, infos, aliases, [], problems)
@@ -124,6 +130,17 @@ def describe_leaves(  # noqa: PLR0912 (a call for each leaf would be felt)
     for one in places:
         aliases[one.leaf] = first.setdefault((one.address, one.strides, kinds[one.leaf]), one.leaf)
     return LeafTable(kinds, infos, aliases, list(overlaps.neighbours(places)), problems)
+
+
+def _check_leaves(
+    on_device: list[tuple[Any, str, int, int, str]], act: str, backend: Group | None, waiting: Group | None
+) -> None:
+    try:
+        _core.check_leaves(None if backend is None else backend._comm, on_device)
+    except (InvalidArgumentError, UnavailableError) as error:
+        if waiting is not None:
+            _core.tell_refusal(waiting._comm, act, str(error))
+        raise
 
 
 def _order_text(leaf: Any, readonly: bool) -> str:

@@ -38,20 +38,19 @@ def capture_while_an_operation_is_in_progress(backend, mode):
 
 
 def call_inside_of_a_capture(backend):
-    """Only rank 0 does it, so that a call that tells other ranks anything is found out."""
+    """On all ranks alike, after which the group continues."""
     world = start(backend)
     stream = Stream()
     x = Array.of(np.full(3, rank + 1.0), stream)
     y = Array.of(np.zeros(6), stream)
     stream.synchronize()
-    if rank == 0:
-        with Graph(stream):
-            attempt(lambda: world.allreduce(x) and None)
-            attempt(lambda: world.iallgather(x, out=y) and None)
-            attempt(lambda: world.isend(x, 1) and None)
-            attempt(lambda: world.allreduce_tree({"a": x}) and None)
-            attempt(lambda: ss.synchronize(world, {"a": x}) and None)
-            attempt(lambda: lists.checked([x], "all_reduce_multigpu", "tensor_list", written=True) and None)
+    with Graph(stream):
+        attempt(lambda: world.allreduce(x) and None)
+        attempt(lambda: world.iallgather(x, out=y) and None)
+        attempt(lambda: world.isend(x, 1) and None)
+        attempt(lambda: world.allreduce_tree({"a": x}) and None)
+        attempt(lambda: ss.synchronize(world, {"a": x}) and None)
+        attempt(lambda: lists.checked([x], "all_reduce_multigpu", "tensor_list", written=True) and None)
     report(result=world.allreduce(x).get().tolist())
     world.close()
 
@@ -148,9 +147,8 @@ def capture_the_stream_of_a_leaf():
     tree = [Array.of(np.full(3, rank + 1.0), stream) for stream in streams]
     for stream in streams:
         stream.synchronize()
-    if rank == 0:
-        with Graph(streams[1]):
-            attempt(lambda: world.allreduce_tree(tree) and None)
+    with Graph(streams[1]):
+        attempt(lambda: world.allreduce_tree(tree) and None)
     report(result=[x.get().tolist() for x in world.allreduce_tree(tree)])
     world.close()
 
@@ -172,9 +170,8 @@ def use_the_default_stream_while_another_is_captured(backend):
     world = start(backend)
     x = Array.of(np.full(3, rank + 1.0), DEFAULT)
     DEFAULT.synchronize()
-    if rank == 0:
-        with Graph(Stream(), fake_arrays.THREAD_LOCAL):
-            attempt(lambda: world.allreduce(x) and None)
+    with Graph(Stream(), fake_arrays.THREAD_LOCAL):
+        attempt(lambda: world.allreduce(x) and None)
     report(result=world.allreduce(x).get().tolist())
     world.close()
 

@@ -139,18 +139,17 @@ class Typed:
 
 
 def give_unusable_arrays(backend):
-    """Only rank 0, so that a call that tells other ranks anything is found out."""
+    """On all ranks alike, after which the group continues."""
     world = start(backend)
     x = Array.of(np.full(7, rank + 1.0), Stream())
-    if rank == 0:
-        elsewhere, freed = unusable_arrays(world, x.stream)
-        attempt(lambda: world.allreduce(elsewhere) and None)
-        attempt(lambda: world.allreduce(freed) and None)
-        attempt(lambda: world.allreduce(x, out=np.ones(7)) and None)
-        attempt(lambda: world.allreduce(np.ones(7), out=x) and None)
-        attempt(lambda: world.allreduce(Typed(x, "<V8")) and None)
-        attempt(lambda: world.isend(elsewhere, 1) and None)
-        freed.address = 0
+    elsewhere, freed = unusable_arrays(world, x.stream)
+    attempt(lambda: world.allreduce(elsewhere) and None)
+    attempt(lambda: world.allreduce(freed) and None)
+    attempt(lambda: world.allreduce(x, out=np.ones(7)) and None)
+    attempt(lambda: world.allreduce(np.ones(7), out=x) and None)
+    attempt(lambda: world.allreduce(Typed(x, "<V8")) and None)
+    attempt(lambda: world.isend(elsewhere, 1) and None)
+    freed.address = 0
     report(result=world.allreduce(x).get().tolist())
     world.close()
 
@@ -168,16 +167,15 @@ def unusable_arrays(world, stream):
 
 
 def give_unusable_leaves(backend):
-    """Only rank 0, among leaves that can be used, so that ranks would agree on the tree."""
+    """On all ranks alike, among leaves that can be used."""
     world = start(backend)
     x = Array.of(np.full(7, rank + 1.0), Stream())
-    if rank == 0:
-        elsewhere, freed = unusable_arrays(world, x.stream)
-        for bad in (elsewhere, freed):
-            attempt(lambda bad=bad: world.allreduce_tree({"a": x, "b": bad}) and None)
-            attempt(lambda bad=bad: ss.synchronize(world, {"a": x, "b": bad}) and None)
-        attempt(lambda: world.same({"a": x, "b": freed}) and None)
-        freed.address = 0
+    elsewhere, freed = unusable_arrays(world, x.stream)
+    for bad in (elsewhere, freed):
+        attempt(lambda bad=bad: world.allreduce_tree({"a": x, "b": bad}) and None)
+        attempt(lambda bad=bad: ss.synchronize(world, {"a": x, "b": bad}) and None)
+    attempt(lambda: world.same({"a": x, "b": freed}) and None)
+    freed.address = 0
     y = Array.of(np.full(7, 10.0), x.stream)
     tree = world.allreduce_tree({"a": x, "b": y})
     report(result=world.allreduce(x).get().tolist(), tree=[tree["a"] is x, tree["b"].get().tolist()])
@@ -185,27 +183,23 @@ def give_unusable_leaves(backend):
 
 
 def exchange_lengths_with_unusable_arrays(backend):
-    """Only rank 0; what root is refused in a scatter, the others hear of."""
+    """On all ranks alike; what root is refused in a scatter, the others hear of."""
     world = start(backend)
     x, out = Array.of(np.full(7, rank + 1.0), Stream()), Array.of(np.zeros(7), Stream())
     rows = Array.of(np.arange(14.0).reshape(2, 7), x.stream)
-    if rank == 0:
-        elsewhere, freed = unusable_arrays(world, x.stream)
-        for bad in (elsewhere, freed):
-            attempt(lambda bad=bad: world.allgatherv(bad) and None)
-            attempt(lambda bad=bad: world.gatherv(bad, root=1) and None)
-            attempt(lambda bad=bad: world.alltoallv(bad, [3, 4]) and None)
-            attempt(lambda bad=bad: world.scatter(root=1, out=bad) and None)
-            attempt(lambda bad=bad: world.scatterv(root=1, out=bad) and None)
-        attempt(lambda: world.allgatherv(x, out=np.ones(14)) and None)
-        if backend == "native":  # what is of NCCL becomes part of the graph
-            with Graph(x.stream):
-                attempt(lambda: world.allgatherv(x) and None)
-                attempt(lambda: world.scatter(rows) and None)
-        attempt(lambda: world.scatterv(elsewhere, [3, 4]) and None)
-        freed.address = 0
-    else:
-        attempt(lambda: world.scatterv() and None)
+    elsewhere, freed = unusable_arrays(world, x.stream)
+    for bad in (elsewhere, freed):
+        attempt(lambda bad=bad: world.allgatherv(bad) and None)
+        attempt(lambda bad=bad: world.gatherv(bad, root=1) and None)
+        attempt(lambda bad=bad: world.alltoallv(bad, [3, 4]) and None)
+    attempt(lambda: world.allgatherv(x, out=np.ones(14)) and None)
+    x.stream.synchronize()
+    if backend == "native":  # what is of NCCL becomes part of the graph
+        with Graph(x.stream):
+            attempt(lambda: world.allgatherv(x) and None)
+            attempt(lambda: world.scatter(rows if rank == 0 else None) and None)
+    attempt(lambda: world.scatterv(*([elsewhere, [3, 4]] if rank == 0 else [])) and None)
+    freed.address = 0
     report(result=world.allgatherv(x).numpy().tolist(), row=world.scatter(rows, out=out).get().tolist())
     world.close()
 

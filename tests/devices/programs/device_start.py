@@ -8,7 +8,7 @@ import numpy as np
 import samestep as ss
 import samestep.distributed as dist
 from device_rank import attempt, rank, report, size, start, store
-from fake_arrays import Array, counts, runtime
+from fake_arrays import Array, counts, nccl_interfaces, runtime
 from samestep.gpu.device_array import DeviceArray
 from samestep.gpu.runtime import current_gpu
 
@@ -19,6 +19,12 @@ def reduce_once(backend="nccl", devices=None):
         return [world.kind, world.device, world.allreduce(Array.of(np.ones(3, "float32"))).get().tolist()]
 
     attempt(reduce)
+
+
+def name_interfaces():
+    world = start()
+    report(named=nccl_interfaces())
+    world.close()
 
 
 def make_groups(backend):

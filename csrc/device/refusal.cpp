@@ -1,0 +1,48 @@
+#include "device/refusal.h"
+
+#include "core/deadline.h"
+#include "core/error.h"
+#include "core/format.h"
+#include "core/user_call.h"
+#include "core/wait_hooks.h"
+#include "waiting/backoff.h"
+
+namespace samestep::refusal {
+
+CollectiveArgs args() {
+  return {.type = CollectiveType::barrier,
+          .compared_as = Signature{.type = CollectiveType::barrier, .root = 0}};  // a barrier itself has no root
+}
+
+std::string text(std::string_view verb, std::string_view why) {
+  const std::string again = str(verb, ": ");
+  if (why.starts_with(again)) why.remove_prefix(again.size());
+  std::string whole = str(verb, " of what this rank cannot take: ", why);
+  constexpr std::size_t kMost = 188;  // of a description; see Collective
+  return whole.size() <= kMost ? whole : whole.substr(0, kMost - 3) + "...";
+}
+
+void wait_for_others(Work& work) {
+  constexpr Seconds kForOthers{5.0};
+  wait_hooks().run_without_gil([&work] {
+    const Deadline deadline = Deadline::after(kForOthers);
+    Backoff pause(/*oversubscribed=*/true);
+    while (!work.done() && !deadline.passed()) {
+      if (pause.step()) wait_hooks().interrupt();
+    }
+  });
+}
+
+void tell(Communicator& group, std::string_view verb, std::string_view why) {
+  if (group.size() == 1) return;
+  const UserCall quoted(text(verb, why), UserCall::Inside::instead);
+  Communicator::WorkPtr work;
+  try {
+    work = group.start(args());
+  } catch (const Error&) {  // the group has ended, as the others know
+    return;
+  }
+  wait_for_others(*work);
+}
+
+}  // namespace samestep::refusal
