@@ -1,11 +1,10 @@
-// A CUDA runtime and an NCCL in one library whose calls return at once: what is left of a call's time is the caller's own.
-// "Device" memory is that of the host, and what is enqueued has ended.
+// A CUDA runtime and an NCCL in one library whose calls return at once: what is left of a call's time is the caller's
+// own. "Device" memory is that of the host, and what is enqueued has ended.
 
 #include <stdlib.h>
 #include <string.h>
 
-#define CALL(name, ...) \
-  __attribute__((visibility("default"))) int name(__VA_ARGS__)
+#define CALL(name, ...) __attribute__((visibility("default"))) int name(__VA_ARGS__)
 #define NOTHING(name, ...) \
   CALL(name, __VA_ARGS__) { return 0; }
 
