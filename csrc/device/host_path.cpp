@@ -15,12 +15,14 @@ using Counts = std::vector<std::uint64_t>;
 // Half of it is longer than what any transport sends before it is received; see ProgressEngine::segment_nbytes.
 constexpr std::size_t kShortestMessageSegment = 2 << 20, kLongestMessageSegment = 1 << 30;
 
-/// Bytes of a segment of a collective that moves `nbytes`: a few of them, so that the copies of one overlap with the
+/// Bytes of a segment of a collective that moves `nbytes`: equal parts, four so that the copies of one overlap with the
 /// host's work on another, but none so short that its start takes longer. All ranks know `nbytes`, and divide alike.
 std::size_t segment_of(std::size_t nbytes, std::size_t longest) {
   constexpr std::size_t kSegments = 4, kShortest = 256 << 10, kPage = 4096;
-  const std::size_t part = (nbytes / kSegments + kPage - 1) / kPage * kPage;
-  return std::min(std::max(part, kShortest), longest);
+  const std::size_t n =
+      std::max({std::min(nbytes / kShortest, kSegments), (nbytes + longest - 1) / longest, std::size_t{1}});
+  const std::size_t part = (nbytes + n - 1) / n;
+  return std::min((part + kPage - 1) / kPage * kPage, longest);
 }
 
 /// The lengths of the blocks of a buffer. `counts`: those of a `v` form.

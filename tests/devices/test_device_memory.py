@@ -52,10 +52,20 @@ def test_no_memory_is_given_back_while_nccl_waits_for_a_rank(tmp_path):
 
 
 def test_the_length_of_a_segment_depends_on_that_of_the_array(tmp_path):
-    """A quarter, but 256 KiB at least and 4 MiB at most, so that copies overlap with the work of the host."""
+    """Four equal parts, but of 256 KiB to 4 MiB, so that copies overlap with the work of the host."""
     kib = 1 << 10
-    segments = {100 * kib: 100, 256 * kib: 256, 1024 * kib: 256, 3072 * kib: 768, 20480 * kib: 4096}
-    copy = program("devices/device_memory", "copy_in_segments", list(segments))
+    segments = {
+        100: 100,
+        256: 256,
+        508: 508,
+        512: 256,
+        1024: 256,
+        1026: 260,
+        3072: 768,
+        16388: 3280,
+        20480: 4096,
+    }
+    copy = program("devices/device_memory", "copy_in_segments", [n * kib for n in segments])
     for rank in device_jobs.run(tmp_path, copy, 2):
         assert [found["reduced"] // kib for found in rank.reports] == list(segments.values()), rank
         assert all(

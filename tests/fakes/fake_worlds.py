@@ -57,10 +57,13 @@ def _opener(backend: type[Backend], **settings: str) -> Any:
 FUNCTIONS = (ss.synchronize, ss.allreduce_gradients, ss.DistributedOptimizer)
 
 
-def _native(timeout: float, folder: Path) -> Backend:
-    _set_defaults()
-    with variables(**fake_libraries.environment(), SAMESTEP_STAGING_BYTES="65536"):
-        return testing_world._native(timeout, folder)
+def _native_opener(**settings: str) -> Any:
+    def open_world(timeout: float, folder: Path) -> Backend:
+        _set_defaults()
+        with variables(**fake_libraries.environment(), **settings):
+            return testing_world._native(timeout, folder)
+
+    return open_world
 
 
 def _for_numpy(name: str, open_world: Any) -> Any:
@@ -77,7 +80,8 @@ def _for_numpy(name: str, open_world: Any) -> Any:
 WORLDS = {
     "fakes": _opener(NCCLBackend),
     "staged": _opener(MPIBackend, SAMESTEP_STAGING_BYTES="65536"),
-    "staged-native": _native,
+    "staged-native": _native_opener(SAMESTEP_STAGING_BYTES="65536"),
+    "staged-default": _native_opener(),
     "aware": _opener(MPIBackend, SAMESTEP_STAGING_BYTES="65536", SAMESTEP_GPU_AWARE_MPI="1"),
     "staged-direct": _opener(MPIBackend, SAMESTEP_STAGING_BYTES="65536", SAMESTEP_MPI_TRANSPORT="mpi"),
 }
@@ -190,7 +194,8 @@ def register_all() -> None:
 
     `fakes`: NCCL. `late`: NCCL before 2.18, whose calls return before they have started.
     `aware`: MPI that is given device memory, which with FAKE_GPU_HOST_ACCESS=1 it survives; `device-aware` sets that.
-    `staged`: MPI with shared memory, through pinned memory in small pieces; `staged-direct`: all through MPI.
+    `staged`: MPI with shared memory, through pinned memory in small pieces; `staged-direct`: all through MPI;
+    `staged-default`: in pieces of the usual length.
 
     `device-fakes` and so on are the same for tests that know NumPy only: what they pass is in device memory to the
     backend.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 
@@ -37,6 +37,8 @@ class Slot:
         self._given: torch.Tensor | None = None  # the `.grad` that has the memory of `reduced`
         self.dirty = parameter.grad is not None  # has a gradient that other ranks have not seen
         self.kept: torch.Tensor | None = None  # a gradient that was complete before this pass
+        self.task = -1  # the backward pass in which autograd has named it last
+        self.bucket = -1  # index of its bucket; -1: an empty parameter has none
         self.step = -1  # whose gradient has been averaged last
         self.describe()
 
@@ -49,7 +51,7 @@ class Slot:
         # The layout that autograd gives gradients: the parameter's own if it is dense.
         self.layout = torch.empty_like(parameter, device="meta", dtype=gradient_dtype(parameter))
         same = self.layout.dtype == parameter.dtype
-        self._expected = self.layout.dtype, self.layout.shape
+        self._dtype, self._shape = self.layout.dtype, self.layout.shape
         self.info = arrays.info(parameter if same else torch.empty_like(self.layout, device=self.device))
         # Into a bucket; None for a gradient reduced where it lies. Users never get this very tensor, since a
         # tensor can be given other memory.
@@ -83,8 +85,8 @@ class Slot:
             and given.is_set_to(reduced)
         )
 
-    def gather(self, buffers: Container[int]) -> None:
-        """Bring this rank's contribution, zeros if there is none, to where it is reduced.
+    def take(self, buffers: Container[int]) -> torch.Tensor | None:
+        """Decide where this rank's contribution is reduced. Returns the gradient, if it has to be copied there.
 
         Args:
           buffers: addresses of the memory of all buckets.
@@ -95,14 +97,15 @@ class Slot:
             self.kept = self._given = None
             self.reduced = torch.empty_like(self.layout, device=self.device) if view is None else view
             self.reduced.zero_()
-            return
-        self._check(grad)
+            return None
+        if grad.layout is not torch.strided or grad.dtype is not self._dtype or grad.shape != self._shape:
+            self._refuse(grad)
         self.kept = None if self.dirty else grad.clone()
         self._given = grad
         if view is None:
             if grad.stride() == self.layout.stride() and not grad.is_conj() and not grad.is_neg():
                 self.reduced = grad.detach()
-                return
+                return None
             view = torch.empty_like(self.layout, device=self.device)
         elif grad.untyped_storage().data_ptr() in buffers:
             if not grad.is_set_to(view):
@@ -111,21 +114,27 @@ class Slot:
                     "reduced; assign a copy, p.grad = g.clone()"
                 )
             self.reduced = view
-            return
-        self.reduced = view.copy_(grad)
+            return None
+        self.reduced = view
         self._given = parameter.grad = view.detach()
+        return grad
 
-    def _check(self, grad: torch.Tensor) -> None:
+    def gather(self, buffers: Container[int]) -> None:
+        """Bring this rank's contribution, zeros if there is none, to where it is reduced."""
+        grad = self.take(buffers)
+        if grad is not None:
+            cast(torch.Tensor, self.reduced).copy_(grad)
+
+    def _refuse(self, grad: torch.Tensor) -> NoReturn:
         if grad.layout is not torch.strided:
             raise InvalidArgumentError(
                 f"DistributedOptimizer: the gradient of {self.name} is sparse ({grad.layout}); only "
                 "dense ones can be averaged, e.g. Embedding(..., sparse=False)"
             )
-        if (grad.dtype, grad.shape) != self._expected:
-            raise InvalidArgumentError(
-                f"DistributedOptimizer: the gradient of {self.name} is {_text(grad)}, where ranks have agreed on "
-                f"{_text(self.layout)}; give p.grad the dtype and shape of p, or set p.grad_dtype"
-            )
+        raise InvalidArgumentError(
+            f"DistributedOptimizer: the gradient of {self.name} is {_text(grad)}, where ranks have agreed on "
+            f"{_text(self.layout)}; give p.grad the dtype and shape of p, or set p.grad_dtype"
+        )
 
     def write_back(self, used: bool, step: int, *, is_there: bool) -> None:
         """Take the reduced gradient of a step, unless no rank had one; `is_there`: nobody has replaced it since."""
@@ -156,6 +165,7 @@ class Bucket:
         self.slots = slots
         self.missing = len(slots)  # gradients that this pass has not yet completed
         self._flat = flat
+        self.is_on_host = bool(slots) and slots[0].device.type == "cpu"
         self._works: list[Work[Any]] = []
         what = f"gradients of {leaves_text([slot.name for slot in slots])}" if slots else "flags"
         self._act = f"DistributedOptimizer: {what}"
@@ -177,10 +187,13 @@ class Bucket:
         return 0 if self._flat is None else self._flat.untyped_storage().data_ptr()
 
     def start(self, backend: Group, op: Any, buffers: Container[int]) -> None:
-        """Start the reduction of what the slots hold now; arguments as for `Slot.gather`."""
-        for slot in self.slots:
-            if not slot.is_gathered():  # unused, or a hook of the user's has replaced it
-                slot.gather(buffers)
+        """Start the reduction of what the slots hold now; arguments as for `Slot.take`."""
+        if self.is_on_host:
+            for slot in self.slots:
+                if not slot.is_gathered():  # unused, or a hook of the user's has replaced it
+                    slot.gather(buffers)
+        else:
+            self._gather_at_once(buffers)
         with _core.UserCall(self._act):
             grads = [self._flat] if self._flat is not None else list(map(_as_row, self.slots))
             if len(grads) > 1:
@@ -189,11 +202,33 @@ class Bucket:
             else:
                 self._works = [backend.iallreduce(grad, op) for grad in grads]
 
+    def _gather_at_once(self, buffers: Container[int]) -> None:
+        to: list[torch.Tensor] = []
+        grads: list[torch.Tensor] = []
+        try:
+            for slot in self.slots:
+                grad = slot.take(buffers)
+                if grad is not None:
+                    to.append(cast(torch.Tensor, slot.reduced))
+                    grads.append(grad)
+        finally:  # also if one is refused: `.grad` of those before it is where they are copied
+            if grads:
+                _copy_all(to, grads)
+
     def finish(self) -> None:
         """Wait for the reduction."""
         works, self._works = self._works, []
         for work in works:
             work.wait()
+
+
+def _copy_each(to: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    for target, value in zip(to, values, strict=True):
+        target.copy_(value)
+
+
+# On a device one kernel for many; under a private name that torch's own FSDP uses, too.
+_copy_all = getattr(torch, "_foreach_copy_", _copy_each)
 
 
 def _kind(parameter: torch.Tensor) -> tuple[Any, ...]:

@@ -1,10 +1,10 @@
 """torch optimizers: gradients are averaged at the end of `backward()`; the optimizer object stays the same.
 
-Each parameter has a hook that runs when its gradient is complete. It moves the gradient into a flat buffer,
-of which `.grad` becomes a view, so that nothing needs to be copied out after the reduction; large gradients
-are reduced where they lie. Buckets are started in one fixed order (that of the last parameters first, as
-backward produces them), and a callback of the autograd engine at the end of the pass starts the others and
-waits for all.
+Each parameter has a hook that runs when its gradient is complete. Gradients move into a flat buffer, of which
+`.grad` becomes a view, so that nothing needs to be copied out after the reduction: on the host within the hook,
+on a device by one kernel for a bucket once all of it is complete. Large gradients are reduced where they lie.
+Buckets are started in one fixed order (that of the last parameters first, as backward produces them), and a
+callback of the autograd engine at the end of the pass starts the others and waits for all.
 """
 
 from __future__ import annotations
@@ -112,7 +112,6 @@ class Averager:
         self._slots: dict[int, Slot] = {}  # by id of the parameter
         self._frozen: list[weakref.ref[torch.Tensor]] = []
         self._buckets: list[Bucket] = []
-        self._bucket_of: dict[Slot, Bucket] = {}
         self._buffers: set[int] = set()  # addresses of their memory
         self._n_started = 0
         self._newest: tuple[Bucket, bool] | None = None  # whether its newest gradient is complete
@@ -160,6 +159,8 @@ class Averager:
     def _plan(self) -> None:
         """Cut the parameters, last first, into buckets. The last has a tail of flags, one per parameter."""
         slots = list(reversed(self._slots.values()))
+        for slot in slots:
+            slot.bucket = -1
         infos = [slot.info for slot in slots]
         messages = plan_messages(infos, mix_dtypes=False)
         flat = [message for message in messages if len(message) > 1]
@@ -170,11 +171,11 @@ class Averager:
             members = [slots[i] for i in message]
             last = message is tail[0]
             for slot in members:
-                slot.view = None
+                slot.view = slot.reduced = None
+                slot.bucket = len(self._buckets)
             n_flags = sum(map(len, [*messages, *tail])) if last else 0
             memory = flat_memory(self._backend, members, n_flags) if last or message in flat else None
             self._buckets.append(Bucket(members, memory))
-        self._bucket_of = {slot: bucket for bucket in self._buckets for slot in bucket.slots}
 
     def ready(self, parameter: torch.Tensor) -> None:
         """Autograd has added this pass's gradient to `parameter.grad`."""
@@ -189,13 +190,13 @@ class Averager:
                 "differentiated through p.grad; take gradients for a penalty from torch.autograd.grad(loss, "
                 "parameters, create_graph=True), add it to the loss, and call backward() without create_graph"
             )
-        task = self._task()
+        task = ((self._pass and self._pass()) or self._begin()).task
         if self._newest is not None:
             self._settle(*self._newest)
         slot = self._slots[id(parameter)]
-        bucket = self._bucket_of.get(slot)
-        if bucket is None:  # an empty parameter
+        if slot.bucket < 0:
             return
+        bucket = self._buckets[slot.bucket]
         if bucket.started:
             raise InvalidArgumentError(
                 f"DistributedOptimizer: {slot.name} got a second gradient in one backward pass, when "
@@ -203,20 +204,21 @@ class Averager:
                 "use_reentrant=True); pass use_reentrant=False"
             )
         # Within a reentrant checkpoint, a pass inside the pass, more may follow: then wait for the end.
-        self._newest = bucket, task == _graph_task() and slot.reduced is None
-        slot.dirty = True
-        slot.gather(self._buffers)  # now, while it is in the cache
-
-    def _task(self) -> int:
-        """Number of the outermost pass, begun here. No frame of a later error may keep the `_Pass`."""
-        return ((self._pass and self._pass()) or self._begin()).task
+        self._newest = bucket, task == _graph_task() and slot.task != task
+        slot.task, slot.dirty = task, True
+        if bucket.is_on_host:  # now, while it is in the cache; of a device all of a bucket at once
+            slot.gather(self._buffers)
 
     def _settle(self, bucket: Bucket, is_complete: bool) -> None:
         """Start what is complete, now that the other hooks of the newest gradient's parameter have run."""
         self._newest = None
-        bucket.missing -= is_complete
-        while self._n_started < len(self._buckets) - 1 and self._buckets[self._n_started].missing == 0:
-            self._start_next()
+        if not is_complete:
+            return
+        bucket.missing -= 1
+        while bucket.missing == 0 and self._n_started < len(self._buckets) - 1:
+            bucket = self._buckets[self._n_started]
+            if bucket.missing == 0:
+                self._start_next()
 
     def require_mean(self) -> None:
         """Refuse a step with this rank's own gradients: of a pass whose end never came, or set by hand."""
@@ -272,8 +274,6 @@ class Averager:
             self._plan()
         for bucket in self._buckets:
             bucket.missing = len(bucket.slots)
-            for slot in bucket.slots:
-                slot.reduced = None
         # Anew in each pass: `p.grad.share_memory_()` moves a whole buffer.
         self._buffers = {bucket.address for bucket in self._buckets}
         self._n_started, self._newest = 0, None
@@ -348,9 +348,7 @@ def _claim(parameter: torch.Tensor, averager: Averager) -> None:
 
 
 # The two things that torch offers only under private names; DistributedDataParallel and FSDP use the same.
-def _graph_task() -> int:
-    """Number of the backward pass that runs in this thread."""
-    return int(torch._C._current_graph_task_id())
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id  # number of this thread's backward pass
 
 
 def _at_end_of_backward(callback: Callable[[], None]) -> None:

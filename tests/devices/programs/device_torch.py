@@ -1,0 +1,114 @@
+"""Programs of test_device_torch.py: torch's optimizers over parameters in device memory."""
+
+import json
+import sys
+
+import torch_on_fakes
+
+torch = torch_on_fakes.load()
+
+import samestep as ss  # noqa: E402
+from device_rank import attempt, rank, report, size, start  # noqa: E402
+from samestep.optimizer import no_sync  # noqa: E402
+
+nn = torch.nn
+LARGE = 140_000  # of which no copy is made
+
+
+class Model(nn.Module):
+    """Sums of products with whole numbers, so that every order of additions gives the same bits."""
+
+    def __init__(self):
+        super().__init__()
+        self.small = nn.ParameterList(nn.Parameter(torch.ones(n)) for n in (1, 3, 7, 500) * 10)
+        self.large = nn.ParameterList(nn.Parameter(torch.ones(LARGE)) for _ in range(2))
+        self.turned = nn.Parameter(torch.ones(6, 5).t())  # its rows do not lie one after another
+        self.wide = nn.ParameterList(nn.Parameter(torch.ones(n, dtype=torch.float64)) for n in (2, 9))
+        self.turning = nn.ParameterList(nn.Parameter(torch.ones(n, dtype=torch.complex64)) for n in (4, 5))
+        self.of_one_rank = nn.Parameter(torch.ones(11))
+        self.never = nn.Parameter(torch.ones(12))
+        self.replaced = nn.Parameter(torch.ones(13))
+
+    def forward(self, factor):
+        used = [p for name, p in self.named_parameters() if name not in ("of_one_rank", "never")]
+        if rank == size - 1:
+            used.append(self.of_one_rank)
+        terms = [(p * (factor + i)).sum() for i, p in enumerate(used)]
+        return sum(term.real.double() for term in terms)
+
+
+def gradients(net):
+    return [
+        None if p.grad is None else p.grad.detach().clone().cpu().resolve_conj() for p in net.parameters()
+    ]
+
+
+def steps(group, net, **options):
+    """The gradients after each of some passes, in which everything happens that users do."""
+    opt = torch.optim.SGD(net.parameters(), 0.0, foreach=False)
+    opt = ss.DistributedOptimizer(group, opt, op="sum")
+    net.replaced.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad.clone() * 2))
+    net.turning[0].register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", (p.grad * 1j).conj()))
+    seen = []
+    for turn in range(5):
+        opt.zero_grad(set_to_none=turn != 2)
+        if turn == 3:
+            net.double()
+        if turn == 4:
+            with no_sync(opt):
+                net(rank + 10).backward()
+        net(rank + turn).backward()
+        seen.append(gradients(net))
+        opt.step()
+    return seen
+
+
+def train(backend):
+    """The same on the device as on the host, bit by bit."""
+    group = start(backend, only=False)
+    device = f"cuda:{group.device}"
+    got, expected = (steps(group, net) for net in (Model().to(device), Model()))
+    assert all(p.is_cuda for p in Model().to(device).parameters())
+    report(
+        same=[
+            all((a is None and b is None) or torch.equal(a, b) for a, b in zip(g, e, strict=True))
+            for g, e in zip(got, expected, strict=True)
+        ],
+        none=[sum(grad is None for grad in grads) for grads in expected],
+        largest=[max(grad.abs().max().item() for grad in grads if grad is not None) for grads in expected],
+    )
+    group.close()
+
+
+def count_copies(n):
+    """The kernels that copy gradients in a pass over `n` small parameters, and in one that finds them there."""
+    group = start("native", only=False)
+    parameters = [nn.Parameter(torch.ones(1 + i % 5).to(f"cuda:{group.device}")) for i in range(n)]
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(parameters, 0.0, foreach=False))
+    copies = []
+    for set_to_none in (True, True, False):
+        opt.zero_grad(set_to_none=set_to_none)
+        loss = sum((p * 2).sum() for p in parameters)  # whose gradients autograd need not copy
+        before = torch.cuda_copies()
+        loss.backward()
+        copies.append(torch.cuda_copies() - before)
+    report(copies=copies)
+    group.close()
+
+
+def refuse_one():
+    """A gradient that cannot be averaged: that of the parameter before it is what autograd has computed."""
+    group = start("native", only=False)
+    first, second = (nn.Parameter(torch.ones(4).to(f"cuda:{group.device}")) for _ in range(2))
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD([first, second], 0.0, foreach=False))
+    (first + 2 * second).sum().backward()
+    lent = second.grad
+    first.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", lent))
+    opt.zero_grad()
+    attempt(lambda: (first + 3 * second).sum().backward())
+    report(grad=second.grad.cpu().tolist())
+    group.close()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))

@@ -1,0 +1,42 @@
+"""torch's optimizers over parameters in device memory, with a torch whose CUDA is a stand-in."""
+
+import importlib.util
+
+import device_jobs
+import fake_libraries
+import pytest
+import real_libraries
+from running import program
+
+pytestmark = pytest.mark.slow  # compiles against torch's headers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stand_in():
+    if real_libraries.wanted() or importlib.util.find_spec("torch") is None:
+        pytest.skip("needs a torch to pretend CUDA to")
+    import torch
+
+    if torch.backends.cuda.is_built():
+        pytest.skip("this torch has CUDA of its own")
+    fake_libraries.build_torch()
+
+
+@pytest.mark.parametrize("backend", ["nccl", "native"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_gradients_on_devices_are_those_on_the_host(tmp_path, backend, n):
+    for rank in device_jobs.run(tmp_path, program("devices/device_torch", "train", backend), n):
+        assert [found["same"] for found in rank.reports] == [[True] * 5], rank
+        assert rank.reports[0]["none"] == [1] * 5, rank
+        assert min(rank.reports[0]["largest"]) > 1, rank
+
+
+def test_a_bucket_is_copied_by_one_kernel(tmp_path):
+    for rank in device_jobs.run(tmp_path, program("devices/device_torch", "count_copies", 200), 2):
+        assert rank.reports == [{"copies": [1, 1, 0]}], rank
+
+
+def test_a_refused_gradient_leaves_the_others_as_they_were(tmp_path):
+    [rank] = device_jobs.run(tmp_path, program("devices/device_torch", "refuse_one"), 1)
+    assert "is a view of memory in which gradients are reduced" in rank.reports[0]["text"], rank
+    assert rank.reports[1] == {"grad": [3.0] * 4}, rank
