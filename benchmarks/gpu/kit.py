@@ -83,6 +83,7 @@ def parts(*, short: bool, sharing: Sharing) -> list[Part]:
         Part("one rank: training step", 60, ("kit_step.py",)),
         Part("two ranks: training step", 60, ("kit_step.py",), 2, **through),
         Part("two ranks: training step in a graph", 60, ("kit_graph.py",), 2, **through),
+        Part("two ranks: torch's own training", 60, ("kit_torch.py",), 2, **through),
         Part("two ranks: JAX", 60, ("kit_jax.py",), 2, {**sharing.variables, **leave}, sharing.of_rank),
         Part("four ranks: verbs through NCCL", 75, (checks, "verbs", "nccl"), 4, few, sharing.of_rank),
         Part("four ranks: verbs through the host", 60, (checks, "verbs", "native"), 4),

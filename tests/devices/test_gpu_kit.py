@@ -42,7 +42,7 @@ def sanitizer(folder, text):
 def test_every_part_runs_and_finds_nothing_wrong(tmp_path):
     tool = sanitizer(tmp_path / "bin", '[ "$2" = memcheck ] && shift 6 && exec "$@"')
     code, found, page = run(tmp_path, "--ahead", **tool)
-    assert len(found["parts"]) == 25
+    assert len(found["parts"]) == 26
     for name, part in found["parts"].items():
         if "users" in name and not importlib.util.find_spec("torch"):
             assert (part["status"], part["results"]) == ("skipped", [])
