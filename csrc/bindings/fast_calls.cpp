@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "bindings/array_sources.h"
 #include "bindings/fast_method.h"
 #include "bindings/fast_views.h"
 #include "bindings/free_threading.h"
@@ -129,7 +130,11 @@ struct BoundArrays {
     if (!try_view(object, array)) return nullptr;
     ArrayView& view = array.mutable_view();
     if (!view.contiguous || (is_written && view.readonly)) return nullptr;
-    if (view.device.kind != DeviceKind::cpu) streams.find(object, view);
+    if (view.device.kind == DeviceKind::cpu) return &view;
+    // XLA may give the memory of an input away as soon as it is released: the host waits for what reads it.
+    const sources::TypeFacts facts = sources::facts_of(Py_TYPE(object));
+    if (facts.jax || facts.becomes_jax) return nullptr;
+    streams.find(object, view);
     return &view;
   }
   bool on_device() const { return call.in.device.kind != DeviceKind::cpu || call.out.device.kind != DeviceKind::cpu; }

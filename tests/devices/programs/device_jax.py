@@ -92,6 +92,10 @@ def donate_inputs(backend):
             fake_jax.late(np.full(1000, -2.0, "float32"), 0)  # in memory that is free
             wrong += not np.array_equal(work.wait().get(), sum(values(r, 1000) for r in range(size)))
             wrong += not (y.get() == -1.0).all()
+            x = fake_jax.late(values(rank, 1000), 2000)
+            got = world.reduce(x, root=0)  # which other ranks only read
+            fake_jax.donate(x, np.full(1000, -3.0, "float32"))
+            wrong += rank == 0 and not np.array_equal(got.get(), sum(values(r, 1000) for r in range(size)))
         report(wrong=wrong)
 
 
