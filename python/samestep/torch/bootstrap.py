@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import torch.distributed as dist
-
 from samestep import _core, _settings
 from samestep._util import handshake, launchers
 from samestep.backend import Backend, MPIBackend, NativeBackend
@@ -29,7 +27,14 @@ _mpi: _core.Communicator | None = None  # of MPI_COMM_WORLD; opened once, by all
 
 
 def open_group(
-    store: Any, rank: int, size: int, timeout: float, *, name: str, global_ranks: list[int]
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: float,
+    *,
+    name: str,
+    global_ranks: list[int],
+    meetings: meeting.Meetings | None = None,
 ) -> Backend:
     """The group of ranks that meet at a store of torch. Collective over them.
 
@@ -41,6 +46,7 @@ def open_group(
       timeout: seconds to wait for all members, and for each operation of the group.
       name: of the group, for messages.
       global_ranks: the members; empty for all.
+      meetings: as in `meeting.gather`.
 
     Raises:
       TimeoutError: names the ranks that did not join.
@@ -48,20 +54,25 @@ def open_group(
       MismatchError: the ranks do not agree on how they were started.
     """
     with _core.UserCall("init_process_group" if not global_ranks else "new_group"):
-        return _open_group(store, rank, size, timeout, name=name, global_ranks=global_ranks)
+        return _open_group(
+            store, rank, size, timeout, name=name, global_ranks=global_ranks, meetings=meetings
+        )
 
 
 def _open_group(
-    store: Any, rank: int, size: int, timeout: float, *, name: str, global_ranks: list[int]
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: float,
+    *,
+    name: str,
+    global_ranks: list[int],
+    meetings: meeting.Meetings | None = None,
 ) -> Backend:
     if size > 1 and children.is_import_for_child():
         raise InvalidArgumentError(children.refusal("init_process_group"))
     lifecycle.prepare_core()
     interfaces.check_names(os.environ)
-    world = dist.group.WORLD
-    if global_ranks and hasattr(world, "get_group_store"):
-        # torch's own keys have the number of groups that a rank has made, in which ranks may differ.
-        store = dist.PrefixStore(f"group of ranks {global_ranks}", world.get_group_store())
     by_mpi = _started_by_mpi(rank, size, global_ranks)
     with local_links.Listener() as listener:  # before the ranks meet, so that they say at once where it is
         mine = [*opening.own_facts(bool(handshake.job_secret())), by_mpi, listener.introduction.hex()]
@@ -74,7 +85,8 @@ def _open_group(
             name=name,
             fact=mine,
             layout=layout,
-            knows_ranks=bool(global_ranks),
+            members=global_ranks,
+            meetings=meetings,
         )
         table = [opening.RankFacts(*row[:-2]) for row in rows]
         introduced = bootstrap_native.Introduced(
