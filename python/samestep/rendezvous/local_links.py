@@ -20,7 +20,7 @@ from samestep.errors import Error, PeerLostError, TimeoutError, UnavailableError
 from samestep.rendezvous import descriptors
 from samestep.rendezvous.same_user import user_of
 
-__all__ = ["connect_all"]
+__all__ = ["Listener", "connect_all"]
 
 _INTRODUCTION = struct.Struct("16s16s")  # what the ranks gather: name of the socket, token
 _HELLO = struct.Struct("=16si")  # the first packet on a connection: token, rank
@@ -30,8 +30,43 @@ _POLL_MS = 20
 _PAUSE_S = 0.002
 
 
+class Listener:
+    """Where this rank lets the others of its host in, from before it knows them.
+
+    Attributes:
+      introduction: what the others need to connect, for `connect_all` to exchange.
+
+    Raises:
+      UnavailableError: the system refuses a socket.
+    """
+
+    def __init__(self) -> None:
+        self.socket = _new_socket()
+        with contextlib.ExitStack() as at_failure:
+            at_failure.callback(self.socket.close)
+            with _what_failed("cannot listen"):
+                self.socket.bind("")  # the kernel picks a name in the abstract namespace, which needs no file
+                self.socket.listen(socket.SOMAXCONN)
+            self.socket.setblocking(False)
+            name, self.token = self.socket.getsockname()[1:], os.urandom(16)
+            if len(name) > len(self.token):
+                raise Error("the kernel's name of a socket is too long")
+            self.introduction = _INTRODUCTION.pack(name, self.token)
+            at_failure.pop_all()
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+
 def connect_all(
-    rank: int, size: int, exchange: Callable[[bytes], list[bytes]], timeout: float
+    rank: int,
+    size: int,
+    exchange: Callable[[bytes], list[bytes]],
+    timeout: float,
+    listener: Listener | None = None,
 ) -> list[socket.socket | None]:
     """Connects all pairs of ranks of a host. Collective.
 
@@ -39,6 +74,7 @@ def connect_all(
       rank, size: among the ranks of this host.
       exchange: an allgather of bytes over these ranks, by the means of their launcher; called once.
       timeout: seconds.
+      listener: of this rank; None for a new one.
 
     Returns:
       For each rank a socket, None for this one.
@@ -52,15 +88,8 @@ def connect_all(
         raise UnavailableError(f"the ranks of this host cannot prove whose they are ({users.text(own)})")
     deadline = time.monotonic() + timeout
     links: list[socket.socket | None] = [None] * size
-    with contextlib.ExitStack() as at_failure, _new_socket() as listener:
-        with _what_failed("cannot listen"):
-            listener.bind("")  # the kernel picks a name in the abstract namespace, which needs no file
-            listener.listen(socket.SOMAXCONN)
-        listener.setblocking(False)
-        name, token = listener.getsockname()[1:], os.urandom(16)
-        if len(name) > len(token):
-            raise Error("the kernel's name of a socket is too long")
-        everybody = _introduce(_INTRODUCTION.pack(name, token), size, exchange)
+    with contextlib.ExitStack() as at_failure, listener or Listener() as own_listener:
+        everybody = _introduce(own_listener.introduction, size, exchange)
         at_failure.callback(_close, links)
         # Each rank connects to those below it and accepts those above. Rank 0 only accepts, so that full queues, in
         # which others wait for room, are emptied from there upwards.
@@ -68,7 +97,7 @@ def connect_all(
             links[peer] = link = _connect(name.rstrip(b"\0"), deadline, timeout)
             with _what_failed("cannot send to a process of this host"):
                 link.send(_HELLO.pack(token_of_peer, rank))
-        _Doorkeeper(listener, token, rank, links).let_all_in(deadline, timeout)
+        _Doorkeeper(own_listener.socket, own_listener.token, rank, links).let_all_in(deadline, timeout)
         at_failure.pop_all()
     return links
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from samestep._util.json_layout import loads
@@ -25,7 +26,7 @@ from samestep.rendezvous.tcp_address import address_text
 from samestep.rendezvous.tcp_store import TCPStore
 from samestep.rendezvous.torchrun import store_of_torch
 
-__all__ = ["Rendezvous", "join", "open_rendezvous"]
+__all__ = ["Deadline", "Rendezvous", "facts_of", "join", "open_rendezvous", "wait_for_ranks"]
 
 _LOG_INTERVAL_S = 10.0
 _WARN_AFTER_S = 30.0
@@ -98,16 +99,7 @@ class Rendezvous:
         Raises:
           MismatchError: a rank sent a value of another layout.
         """
-        received = []
-        for rank, entry in enumerate(self.allgather_bytes(json.dumps(fact).encode())):
-            try:
-                received.append(loads(entry, layout))
-            except ValueError as error:
-                raise MismatchError(
-                    f"the message of rank {rank} at {self._store.where} is malformed ({error}); does it run this "
-                    "version of samestep?"
-                ) from error
-        return received
+        return facts_of(self.allgather_bytes(json.dumps(fact).encode()), layout, self._store.where)
 
     @property
     def master(self) -> str:
@@ -147,7 +139,20 @@ class Rendezvous:
             self._keys.delete_key(f"exchange {number}")
 
 
-class _Deadline:
+def facts_of(entries: Sequence[bytes], layout: Any, where: str) -> list[Any]:
+    """The value of each rank, from its text; `where` they have been gathered. Raises as `Rendezvous.allgather_json`."""
+    received = []
+    for rank, entry in enumerate(entries):
+        try:
+            received.append(loads(entry, layout))
+        except ValueError as error:
+            raise MismatchError(
+                f"the message of rank {rank} at {where} is malformed ({error}); does it run this version of samestep?"
+            ) from error
+    return received
+
+
+class Deadline:
     """The time left to join, and the messages logged meanwhile."""
 
     def __init__(self, timeout: float) -> None:
@@ -156,10 +161,12 @@ class _Deadline:
 
     @property
     def left(self) -> float:
+        """Seconds."""
         return self._begin + self.timeout - time.monotonic()
 
     @property
     def spent(self) -> float:
+        """Seconds since it was made."""
         return time.monotonic() - self._begin
 
     @property
@@ -168,6 +175,7 @@ class _Deadline:
         return max(0.001, min(_LOG_INTERVAL_S, self.left))
 
     def log_progress(self, text: str) -> None:
+        """Logs what is waited for; a warning after half a minute."""
         waited = time.monotonic() - self._begin
         import logging  # costs as much to import as half the package
 
@@ -198,7 +206,7 @@ def open_rendezvous(
       (0, 1)
       >>> rendezvous.close()
     """
-    deadline = _Deadline(timeout)
+    deadline = Deadline(timeout)
     handled = handlers.open_store(method, rank, world_size)
     if handled is not None:
         store, rank, world_size = handled
@@ -224,13 +232,13 @@ def open_rendezvous(
             return rendezvous
 
 
-def _may_be_previous_server(how: url.Method, deadline: _Deadline) -> bool:
+def _may_be_previous_server(how: url.Method, deadline: Deadline) -> bool:
     """Whether rank 0 may still be closing the store of this process's previous rendezvous."""
     seen = not how.path and how.rank != 0 and (how.host, how.port) in _joined_at
     return seen and deadline.spent < _SHUTDOWN_S and deadline.left > 0
 
 
-def _reach(how: url.Method, deadline: _Deadline) -> TCPStore:
+def _reach(how: url.Method, deadline: Deadline) -> TCPStore:
     waits = f"rank {how.rank} of {how.world_size} waits for rank 0 at {address_text(how.host, how.port)}"
     while True:
         try:
@@ -267,7 +275,7 @@ def join(store: Store, rank: int, world_size: int, timeout: float, *, owned: boo
     """
     if not 0 <= rank < world_size:
         raise InvalidArgumentError(f"rank {rank} is outside a world_size of {world_size}")
-    deadline = _Deadline(timeout)
+    deadline = Deadline(timeout)
     keys = PrefixStore(RESERVED, store)
     token = os.urandom(8).hex().encode()
     if keys.compare_set(f"rank {rank}", b"", token) != token:
@@ -283,21 +291,29 @@ def join(store: Store, rank: int, world_size: int, timeout: float, *, owned: boo
         raise MismatchError(text)
     if keys.add("joined", 1) == world_size:
         keys.compare_set("outcome", b"", _COMPLETE)
-    while keys._await(keys._paths(["outcome"]), deadline.interval):
-        missing = _missing(keys, world_size)
-        text = f"{ranks_text(missing)} of {world_size} did not join at {store.where}"
-        if deadline.left <= 0:
-            _decide(
-                keys, "TimeoutError", f"{text} within {round(timeout, 1):g} s; rank {rank} waits no longer"
-            )
-        else:
-            here = [r for r in range(world_size) if r not in missing]
-            deadline.log_progress(f"rank {rank} waits: {text} yet, {ranks_text(here)} did")
+    while text := wait_for_ranks(keys, ["outcome"], rank, world_size, deadline):
+        _decide(keys, "TimeoutError", text)
     outcome = keys.get("outcome").decode(errors="replace")
     if outcome != _COMPLETE:
         kind, text = _loads(outcome.encode(), [str, str], store.where)
         raise _OUTCOMES.get(kind, UnavailableError)(text)
     return Rendezvous(store, rank, world_size, timeout, owned=owned)
+
+
+def wait_for_ranks(keys: Store, awaited: list[str], rank: int, size: int, deadline: Deadline) -> str:
+    """Waits for the keys `awaited`, and logs meanwhile which ranks have not joined.
+
+    Returns:
+      Which ones those are when the time is over; "" once the keys are there.
+    """
+    while keys._await(keys._paths(awaited), deadline.interval):
+        missing = _missing(keys, size)
+        text = f"{ranks_text(missing)} of {size} did not join at {keys.where}"
+        if deadline.left <= 0:
+            return f"{text} within {round(deadline.timeout, 1):g} s; rank {rank} waits no longer"
+        here = [r for r in range(size) if r not in missing]
+        deadline.log_progress(f"rank {rank} waits: {text} yet, {ranks_text(here)} did")
+    return ""
 
 
 def _loads(received: bytes, layout: list[type], where: str) -> Any:

@@ -94,5 +94,6 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "compare_set": _compare_set,
     "delete": lambda store, path: store.delete_key(_key(path)),
     "values": _values,
+    "present": lambda store, paths: store.multi_get([_key(path) for path in paths]),
     "missing": _missing,
 }

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import torch.distributed as dist
-
 from samestep import _core, _settings
 from samestep._util import handshake, launchers
 from samestep.backend import Backend, MPIBackend, NativeBackend
 from samestep.errors import InvalidArgumentError, MismatchError
-from samestep.rendezvous import interfaces
-from samestep.rendezvous.rendezvous import Rendezvous, join
-from samestep.rendezvous.torch_store import TorchStore
+from samestep.rendezvous import interfaces, local_links
+from samestep.torch import meeting
 from samestep.world import (
     bootstrap_mpi,
     bootstrap_native,
@@ -30,7 +27,14 @@ _mpi: _core.Communicator | None = None  # of MPI_COMM_WORLD; opened once, by all
 
 
 def open_group(
-    store: Any, rank: int, size: int, timeout: float, *, name: str, global_ranks: list[int]
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: float,
+    *,
+    name: str,
+    global_ranks: list[int],
+    meetings: meeting.Meetings | None = None,
 ) -> Backend:
     """The group of ranks that meet at a store of torch. Collective over them.
 
@@ -42,6 +46,7 @@ def open_group(
       timeout: seconds to wait for all members, and for each operation of the group.
       name: of the group, for messages.
       global_ranks: the members; empty for all.
+      meetings: as in `meeting.gather`.
 
     Raises:
       TimeoutError: names the ranks that did not join.
@@ -49,29 +54,53 @@ def open_group(
       MismatchError: the ranks do not agree on how they were started.
     """
     with _core.UserCall("init_process_group" if not global_ranks else "new_group"):
-        return _open_group(store, rank, size, timeout, name=name, global_ranks=global_ranks)
+        return _open_group(
+            store, rank, size, timeout, name=name, global_ranks=global_ranks, meetings=meetings
+        )
 
 
 def _open_group(
-    store: Any, rank: int, size: int, timeout: float, *, name: str, global_ranks: list[int]
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: float,
+    *,
+    name: str,
+    global_ranks: list[int],
+    meetings: meeting.Meetings | None = None,
 ) -> Backend:
     if size > 1 and children.is_import_for_child():
         raise InvalidArgumentError(children.refusal("init_process_group"))
     lifecycle.prepare_core()
     interfaces.check_names(os.environ)
-    world = dist.group.WORLD
-    if global_ranks and hasattr(world, "get_group_store"):
-        # torch's own keys have the number of groups that a rank has made, in which ranks may differ.
-        store = dist.PrefixStore(f"group of ranks {global_ranks}", world.get_group_store())
-    rendezvous = _meet(store, rank, size, timeout, name)
-    mine = [*opening.own_facts(bool(handshake.job_secret())), _started_by_mpi(rank, size, global_ranks)]
-    rows: list[Any] = [mine] if size == 1 else rendezvous.allgather_json(mine, [*opening.FACTS, bool])
-    table = [opening.RankFacts(*row[:-1]) for row in rows]
-    kind: type[Backend]
-    if _carried_by_mpi([row[-1] for row in rows], table):
-        kind, comm, proved = MPIBackend, _mpi_communicator(global_ranks, size, timeout, name), True
-    else:
-        kind, (comm, proved) = NativeBackend, bootstrap_native.communicator_over(rendezvous, timeout, name)
+    by_mpi = _started_by_mpi(rank, size, global_ranks)
+    with local_links.Listener() as listener:  # before the ranks meet, so that they say at once where it is
+        mine = [*opening.own_facts(bool(handshake.job_secret())), by_mpi, listener.introduction.hex()]
+        layout = [*opening.FACTS, bool, str]
+        rendezvous, rows = meeting.gather(
+            store,
+            rank,
+            size,
+            timeout,
+            name=name,
+            fact=mine,
+            layout=layout,
+            members=global_ranks,
+            meetings=meetings,
+        )
+        table = [opening.RankFacts(*row[:-2]) for row in rows]
+        introduced = bootstrap_native.Introduced(
+            [facts.host for facts in table],
+            [facts.asked for facts in table],
+            listener,
+            [bytes.fromhex(row[-1]) for row in rows],
+        )
+        kind: type[Backend]
+        if _carried_by_mpi([row[-2] for row in rows], table):
+            kind, comm, proved = MPIBackend, _mpi_communicator(global_ranks, size, timeout, name), True
+        else:
+            kind = NativeBackend
+            comm, proved = bootstrap_native.communicator_over(rendezvous, timeout, name, introduced)
     opened = opening.open_over(comm, kind.kind, table, timeout, proved=proved)
     opened.comm.configure(torch_names=True)
     crash_report.install()
@@ -85,26 +114,6 @@ def _open_group(
     if name == "world":
         lifecycle.note_world_of_torch(group)
     return group
-
-
-def _meet(store: Any, rank: int, size: int, timeout: float, name: str) -> Rendezvous:
-    """Wait for the other ranks at keys of this meeting alone: there may have been others at this store.
-
-    torch gives a group the keys of an earlier one after `destroy_process_group`, or if it has the same members. So the
-    store has the number of the meeting to come: a rank that joins reads it, and one that has met, or has given up,
-    raises it. A group cannot be left before all have joined, so all of its ranks have read the same number.
-    """
-    keys = TorchStore(store, timeout)
-    keys.where += f", for group '{name}'"
-    if size == 1:
-        return Rendezvous(keys, rank, size, timeout, owned=False)
-    number = keys.compare_set("meeting", b"", b"0")
-    meeting = TorchStore(dist.PrefixStore(f"meeting {number.decode()}", store), timeout)
-    meeting.where = keys.where
-    try:
-        return join(meeting, rank, size, timeout)
-    finally:
-        keys.compare_set("meeting", number, str(int(number) + 1).encode())
 
 
 def _started_by_mpi(rank: int, size: int, global_ranks: list[int]) -> bool:

@@ -15,6 +15,7 @@ from samestep.torch import verbs, verify
 from samestep.torch.bootstrap import open_group
 from samestep.torch.devices import DeviceHalves
 from samestep.torch.errors import for_torch
+from samestep.torch.meeting import Meetings
 from samestep.torch.shutdown import GroupShutdown
 
 __all__ = ["ProcessGroup", "create"]
@@ -69,6 +70,7 @@ class ProcessGroup(verbs.Verbs, dist.ProcessGroup):
         self._store = options.store
         self._timeout = float(options.timeout.total_seconds())
         self._n_collectives = 0
+        self._meetings = Meetings()  # if this is the world
         try:
             self._backend = open_group(
                 options.store,
@@ -77,6 +79,7 @@ class ProcessGroup(verbs.Verbs, dist.ProcessGroup):
                 self._timeout,
                 name=name,
                 global_ranks=members,
+                meetings=getattr(dist.group.WORLD, "_meetings", None) if members else self._meetings,
             )
         except Exception as error:
             raise for_torch(error) from None

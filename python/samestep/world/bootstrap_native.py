@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import NamedTuple
 
 from samestep import _core, _settings
 from samestep._util import handshake, launchers
 from samestep._util.json_layout import Map
 from samestep.errors import Error, InvalidArgumentError, UnavailableError
 from samestep.group import hosts
-from samestep.rendezvous import descriptors, interfaces, mesh, pmi
+from samestep.rendezvous import descriptors, interfaces, local_links, mesh, pmi
 from samestep.rendezvous.file_store import FileStore
 from samestep.rendezvous.rendezvous import Rendezvous, join, open_rendezvous
 from samestep.world import equal_settings, opening, transports
@@ -90,8 +92,19 @@ def _over(rendezvous: Rendezvous, timeout: float) -> tuple[_core.Communicator, b
     return found
 
 
+class Introduced(NamedTuple):
+    """What the ranks have told each other before they open a group, by rank."""
+
+    hosts: list[str]
+    asked: list[dict[str, str]]
+    """Their `local_settings`."""
+    listener: local_links.Listener
+    introductions: list[bytes]
+    """Of the listeners of all."""
+
+
 def communicator_over(
-    rendezvous: Rendezvous, timeout: float, name: str = "world"
+    rendezvous: Rendezvous, timeout: float, name: str = "world", introduced: Introduced | None = None
 ) -> tuple[_core.Communicator, bool]:
     """The communicator of all ranks of a rendezvous: shared memory on one host, TCP between several. Collective.
 
@@ -101,6 +114,7 @@ def communicator_over(
       rendezvous: of the ranks; used until this returns.
       timeout: seconds for all to reach each other.
       name: of the group, for messages.
+      introduced: None for the ranks to tell each other.
 
     Returns:
       The communicator, and whether the ranks have proved to each other that they belong to one job or, by the
@@ -112,13 +126,19 @@ def communicator_over(
     if rendezvous.size == 1:
         _core.discard_abandoned_groups()
         return _core.make_self_communicator(name), True
-    table = rendezvous.allgather_json([hosts.host_identity(), equal_settings.local_settings()], _LAYOUT)
+    exchange: Callable[[bytes], list[bytes]] = rendezvous.allgather_bytes
+    listener = None
+    if introduced is None:
+        table = rendezvous.allgather_json([hosts.host_identity(), equal_settings.local_settings()], _LAYOUT)
+        everywhere, given = [host for host, _ in table], [asked for _, asked in table]
+    else:
+        everywhere, given, listener, introductions = introduced
+        exchange = lambda _: introductions  # noqa: E731
     _core.discard_abandoned_groups()  # those before this one, which the ranks have left before they came here
-    everywhere = [host for host, _ in table]
-    agreed = equal_settings.require_equal([asked for _, asked in table], _settings.must_agree("native"))
+    agreed = equal_settings.require_equal(given, _settings.must_agree("native"))
     if transports.choose("native", transports.requested_transport("native", agreed), everywhere) == "shm":
         return transports.open_node_world(
-            name, rendezvous.rank, rendezvous.size, rendezvous.allgather_bytes, timeout
+            name, rendezvous.rank, rendezvous.size, exchange, timeout, listener=listener
         ), True
     names = [host.partition("/")[0] for host in everywhere]
     address = interfaces.own_address(rendezvous.master, os.environ, several_hosts=len(set(everywhere)) > 1)

@@ -14,6 +14,8 @@ from samestep.world import equal_settings
 if TYPE_CHECKING:
     import socket
 
+    from samestep.rendezvous.local_links import Listener
+
 __all__ = [
     "choose",
     "describe",
@@ -198,13 +200,22 @@ def _open_node(flat: _core.Communicator, timeout: float) -> _core.Communicator:
 
 
 def open_node_world(
-    name: str, rank: int, size: int, exchange: Callable[[bytes], list[bytes]], timeout: float
+    name: str,
+    rank: int,
+    size: int,
+    exchange: Callable[[bytes], list[bytes]],
+    timeout: float,
+    *,
+    listener: Listener | None = None,
 ) -> _core.Communicator:
-    """The group of all ranks, which run on one host. `exchange` gathers bytes from all. Collective."""
+    """The group of all ranks, which run on one host. `exchange` and `listener`: as in `local_links.connect_all`.
+
+    Collective.
+    """
     from samestep.rendezvous import local_links
 
     deadline = Deadline(timeout)
-    links = local_links.connect_all(rank, size, exchange, timeout)
+    links = local_links.connect_all(rank, size, exchange, timeout, listener)
     return _core.open_node_world(name, rank, _detached(links), deadline.left(), timeout)
 
 

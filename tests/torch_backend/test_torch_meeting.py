@@ -1,0 +1,116 @@
+"""What the ranks of a group of torch ask its store, before they are connected. Threads stand for the ranks."""
+
+import collections
+import threading
+
+import pytest
+import samestep as ss
+
+dist = pytest.importorskip("torch.distributed")
+
+from samestep.rendezvous import torch_store  # noqa: E402
+from samestep.rendezvous.table import RESERVED  # noqa: E402
+from samestep.torch import meeting  # noqa: E402
+
+PATIENCE_S = 60.0
+LAYOUT = [int, str]
+KINDS = pytest.mark.parametrize("kind", ["world", "in a world of samestep", "in another world"])
+
+
+class Ranks:
+    """As many ranks of one group as have ever come."""
+
+    def __init__(self, size, kind):
+        self.store, self.size, self.kind = dist.HashStore(), size, kind
+        self.worlds = [meeting.Meetings() for _ in range(size)]
+        for world in self.worlds:
+            world.store = dist.PrefixStore("world", self.store)
+
+    def come(self, ranks, timeout=PATIENCE_S):
+        """What each of `ranks` hears, or the error that it raises."""
+        threads = {rank: Rank(self, rank, timeout) for rank in ranks}
+        for thread in threads.values():
+            thread.start()
+        for thread in threads.values():
+            thread.join(PATIENCE_S + 10)
+        return [threads[rank].heard for rank in ranks]
+
+
+class Rank(threading.Thread):
+    def __init__(self, of, rank, timeout):
+        super().__init__()
+        self.of, self.rank, self.timeout = of, rank, timeout
+
+    def run(self):
+        of, rank = self.of, self.rank
+        try:
+            _, self.heard = meeting.gather(
+                *(of.store, rank, of.size, self.timeout),
+                name="g",
+                fact=[rank, "é"],
+                layout=LAYOUT,
+                members=[] if of.kind == "world" else [3 * r for r in range(of.size)],
+                meetings=of.worlds[rank] if of.kind == "in a world of samestep" else None,
+            )
+        except ss.Error as error:
+            self.heard = error
+
+
+def all_of(size):
+    return [[[rank, "é"] for rank in range(size)]] * size
+
+
+@KINDS
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_all_hear_what_all_say_each_time(size, kind):
+    ranks = Ranks(size, kind)
+    for _ in range(3):
+        assert ranks.come(range(size)) == all_of(size)
+
+
+@pytest.mark.parametrize(("kind", "n"), [("in a world of samestep", 2), ("in another world", 3)])
+def test_a_group_within_a_world_asks_little(monkeypatch, kind, n):
+    """Each question waits for the answer of a store that may be on another host; a `set` does not."""
+    asked = collections.Counter()
+    for name in ("_apply", "_await"):
+        before = getattr(torch_store.TorchStore, name)
+
+        def counting(self, *arguments, before=before):
+            asked[threading.get_ident()] += arguments[0] != "set"
+            return before(self, *arguments)
+
+        monkeypatch.setattr(torch_store.TorchStore, name, counting)
+    ranks = Ranks(4, kind)
+    assert ranks.come(range(4)) == all_of(4)
+    assert sum(asked.values()) == 4 * n
+
+
+@KINDS
+def test_ranks_that_have_given_up_meet_the_next_time(kind):
+    ranks = Ranks(3, kind)
+    for _ in range(2):
+        for error in ranks.come([0, 2], timeout=0.1):
+            assert isinstance(error, ss.TimeoutError)
+            assert "rank 1 of 3 did not join" in str(error)
+            assert "for group 'g' within 0.1 s" in str(error)
+    (error,) = ranks.come([2], timeout=0.1)
+    assert "ranks 0-1 of 3 did not join" in str(error)
+    assert ranks.come([1, 0, 2]) == all_of(3)
+    assert ranks.come([1, 0, 2]) == all_of(3)
+
+
+def test_who_has_read_an_old_number_comes_to_the_next_meeting():
+    ranks = Ranks(2, "in another world")
+    ranks.come([0], timeout=0.1)
+    dist.PrefixStore("group of ranks [0, 3]", ranks.store).set("meeting", b"0")
+    assert ranks.come([0, 1]) == all_of(2)
+
+
+@pytest.mark.parametrize(("kind", "place"), [("in a world of samestep", "world/"), ("in another world", "")])
+def test_what_is_no_fact_is_refused(kind, place):
+    ranks = Ranks(2, kind)
+    where = dist.PrefixStore(f"{place}group of ranks [0, 3], meeting 0", ranks.store)
+    where.set(f"{RESERVED}/rank 1", b"[1]")
+    (error,) = ranks.come([0])
+    assert isinstance(error, ss.MismatchError)
+    assert "the message of rank 1" in str(error)
