@@ -100,6 +100,8 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   HostStaging(std::shared_ptr<GpuLibrary> gpu, int device, std::shared_ptr<Communicator> messages,
               std::shared_ptr<Communicator> collectives);
   void record_ends();
+  /// The mutex, unless a call of the runtime that another thread is in blocks for so long.
+  std::unique_lock<std::mutex> lock_within(Seconds patience);
   /// Leaves both groups: the others would wait for an operation that has failed on this rank alone.
   void tell_others(const std::exception_ptr& error);
   std::exception_ptr take_abandonment();
@@ -121,7 +123,7 @@ class HostStaging final : public ProgressSource, public std::enable_shared_from_
   std::deque<std::shared_ptr<StagedWork>> pending_;
   std::atomic<bool> sends_are_pending_ = false;  // read without the mutex by the thread that has called them
   std::size_t n_copying_back_ = 0;               // segments
-  std::unique_ptr<GpuEvent> out_end_, in_end_;   // of both streams, once the groups have been discarded
+  std::unique_ptr<GpuEvent> end_;                // of both streams, once the groups have been discarded
   std::mutex abandonment_mutex_;
   std::exception_ptr abandonment_;               // that no thread has ended the operations with yet
   std::vector<std::shared_ptr<void>> retained_;  // segments of abandoned operations, which a transport may still use
