@@ -345,8 +345,9 @@ void DeviceCommunicator::close(const Deadline& deadline) {
   }
   // NCCL communicators first: they meet the other ranks in `signature_check_` before they are destroyed.
   if (nccl_ != nullptr) nccl_->comm()->close(deadline);
-  signature_check_->close(deadline);
+  // Before the others: a rank that was refused alone, in a staged operation, learns there that nobody makes its call.
   through_host_->close(deadline);
+  signature_check_->close(deadline);
   host_->close(deadline);
 }
 

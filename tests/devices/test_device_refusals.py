@@ -62,6 +62,16 @@ def test_the_others_learn_of_every_reason(tmp_path, backend, n):
             assert rank.reports[2 * i + 1] == {"sum": n}, rank
 
 
+@BACKENDS
+def test_a_world_closes_after_one_rank_alone_was_refused(tmp_path, backend, n):
+    *others, last = run(tmp_path, n, "nobody_else_calls", backend)
+    refused, closed = last.reports
+    assert refused["kind"] == "InvalidArgumentError", last
+    for end in (closed, *(rank.reports[0] for rank in others)):
+        assert end == {"result": None} or end["seconds"] < WELL_BEFORE_THE_DEADLINE_S, (others, last)
+        assert end == {"result": None} or end["kind"] == "MismatchError", (others, last)
+
+
 @pytest.mark.parametrize("n", [2, 3])
 def test_what_was_begun_before_ends_well(tmp_path, n):
     *others, last = run(tmp_path, n, "behind_others", "native")

@@ -99,7 +99,12 @@ class Rendezvous:
         Raises:
           MismatchError: a rank sent a value of another layout.
         """
-        return facts_of(self.allgather_bytes(json.dumps(fact).encode()), layout, self._store.where)
+        return facts_of(self.allgather_bytes(json.dumps(fact).encode()), layout, self)
+
+    @property
+    def where(self) -> str:
+        """Where the ranks have met, for messages."""
+        return self._store.where
 
     @property
     def master(self) -> str:
@@ -139,15 +144,16 @@ class Rendezvous:
             self._keys.delete_key(f"exchange {number}")
 
 
-def facts_of(entries: Sequence[bytes], layout: Any, where: str) -> list[Any]:
-    """The value of each rank, from its text; `where` they have been gathered. Raises as `Rendezvous.allgather_json`."""
+def facts_of(entries: Sequence[bytes], layout: Any, at: Rendezvous | Store) -> list[Any]:
+    """The value of each rank, from its text, which was gathered `at` a place. Raises as `Rendezvous.allgather_json`."""
     received = []
     for rank, entry in enumerate(entries):
         try:
             received.append(loads(entry, layout))
         except ValueError as error:
             raise MismatchError(
-                f"the message of rank {rank} at {where} is malformed ({error}); does it run this version of samestep?"
+                f"the message of rank {rank} at {at.where} is malformed ({error}); does it run this version of "
+                "samestep?"
             ) from error
     return received
 

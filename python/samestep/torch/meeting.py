@@ -132,7 +132,7 @@ def _say_and_hear(store: TorchStore, own: _Place, fact: Any, layout: Any) -> lis
     try:
         if text := wait_for_ranks(keys, names, own.rank, own.size, own.deadline):
             raise TimeoutError(text)
-        facts = facts_of(keys._apply("present", keys._paths(names)), (layout, None), store.where)
+        facts = facts_of(keys._apply("present", keys._paths(names)), (layout, None), store)
     except BaseException:
         with contextlib.suppress(Exception):
             keys.set(names[own.rank], json.dumps(None))
