@@ -31,9 +31,10 @@ def test_gradients_on_devices_are_those_on_the_host(tmp_path, backend, n):
         assert min(rank.reports[0]["largest"]) > 1, rank
 
 
-def test_a_bucket_is_copied_by_one_kernel(tmp_path):
-    for rank in device_jobs.run(tmp_path, program("devices/device_torch", "count_copies", 200), 2):
-        assert rank.reports == [{"copies": [1, 1, 0]}], rank
+@pytest.mark.parametrize(("at_once", "copies"), [(True, 1), (False, 200)])
+def test_a_bucket_is_copied_by_one_kernel_where_torch_has_it(tmp_path, at_once, copies):
+    for rank in device_jobs.run(tmp_path, program("devices/device_torch", "count_copies", 200, at_once), 2):
+        assert rank.reports == [{"copies": [copies, copies, 0], "mean": [[2.0], [2.0, 2.0]]}], rank
 
 
 def test_a_refused_gradient_leaves_the_others_as_they_were(tmp_path):

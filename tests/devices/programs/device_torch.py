@@ -1,5 +1,6 @@
 """Programs of test_device_torch.py: torch's optimizers over parameters in device memory."""
 
+import functools
 import json
 import sys
 
@@ -10,6 +11,7 @@ torch = torch_on_fakes.load()
 import samestep as ss  # noqa: E402
 from device_rank import attempt, rank, report, size, start  # noqa: E402
 from samestep.optimizer import no_sync  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 nn = torch.nn
 LARGE = 140_000  # of which no copy is made
@@ -28,12 +30,15 @@ class Model(nn.Module):
         self.of_one_rank = nn.Parameter(torch.ones(11))
         self.never = nn.Parameter(torch.ones(12))
         self.replaced = nn.Parameter(torch.ones(13))
+        self.twice = nn.Parameter(torch.ones(14))  # with a pass inside the pass
 
     def forward(self, factor):
         used = [p for name, p in self.named_parameters() if name not in ("of_one_rank", "never")]
         if rank == size - 1:
             used.append(self.of_one_rank)
         terms = [(p * (factor + i)).sum() for i, p in enumerate(used)]
+        again = functools.partial(checkpoint, lambda x: (x * self.twice).sum(), preserve_rng_state=False)
+        terms += [again(self.twice.detach().requires_grad_(), use_reentrant=True) for _ in range(2)]
         return sum(term.real.double() for term in terms)
 
 
@@ -80,8 +85,10 @@ def train(backend):
     group.close()
 
 
-def count_copies(n):
-    """The kernels that copy gradients in a pass over `n` small parameters, and in one that finds them there."""
+def count_copies(n, at_once):
+    """The kernels that copy gradients in passes over `n` small parameters, and in one that finds them there."""
+    if not at_once:
+        del torch._foreach_copy_  # before anything has looked for it
     group = start("native", only=False)
     parameters = [nn.Parameter(torch.ones(1 + i % 5).to(f"cuda:{group.device}")) for i in range(n)]
     opt = ss.DistributedOptimizer(group, torch.optim.SGD(parameters, 0.0, foreach=False))
@@ -92,7 +99,7 @@ def count_copies(n):
         before = torch.cuda_copies()
         loss.backward()
         copies.append(torch.cuda_copies() - before)
-    report(copies=copies)
+    report(copies=copies, mean=[p.grad.cpu().tolist() for p in parameters[:2]])
     group.close()
 
 
