@@ -17,7 +17,7 @@ def reduce_alone(backend):
 
 
 def send_without_waiting():
-    assert "samestep" not in sys.modules  # the entry point costs nothing
+    assert "samestep._core" not in sys.modules  # the entry point costs nothing
     dist.init_process_group("samestep")
     received = torch.empty(100_000)
     if dist.get_rank() == 0:
