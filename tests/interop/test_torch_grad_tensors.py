@@ -453,3 +453,22 @@ def test_a_parameter_that_gets_another_shape_of_its_memory(group):
         (parameter.sum() * (group.rank + 1)).backward()
         assert torch.equal(parameter.grad, torch.full(shape, (group.size + 1) / 2))
         opt.step()
+
+
+@pytest.mark.ranks(1, backends=BACKENDS)  # of more, the next pass waits for what that pass had started
+def test_what_a_pass_that_raised_has_left_is_not_taken_for_a_gradient(group):
+    """An unused parameter keeps the gradient that it has now, not the one that it had in that pass."""
+    unused, used = nn.Parameter(torch.ones(200_000)), nn.Parameter(torch.ones(3))
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD([used, unused], 0.1))
+    (unused.sum() + used.sum()).backward()
+    handle = used.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad.to_sparse()))
+    opt.zero_grad(set_to_none=False)
+    unused.grad += 5
+    with pytest.raises(ss.InvalidArgumentError, match="sparse"):
+        used.sum().backward()
+    handle.remove()
+    used.grad = None
+    opt.zero_grad(set_to_none=False)
+    used.sum().backward()
+    assert unused.grad.eq(0).all()
+    assert used.grad.tolist() == [1.0] * 3

@@ -274,6 +274,9 @@ class Averager:
             self._plan()
         for bucket in self._buckets:
             bucket.missing = len(bucket.slots)
+        if self._is_amid:  # else `write_back` has done so
+            for slot in self._slots.values():
+                slot.reduced = None
         # Anew in each pass: `p.grad.share_memory_()` moves a whole buffer.
         self._buffers = {bucket.address for bucket in self._buckets}
         self._n_started, self._newest = 0, None
