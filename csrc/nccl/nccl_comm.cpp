@@ -59,6 +59,7 @@ void NcclComm::throw_if_broken() const {
 }
 
 void NcclComm::prepare() {
+  owner_.require(host_->rank(), host_->name());
   {
     const std::lock_guard lock(mutex_);
     throw_if_broken();
@@ -139,6 +140,7 @@ void NcclComm::release() {
   const bool aborts = broken_ != nullptr;
   if (aborts) end_operations();
   const std::list<std::shared_ptr<Operation>> ended = std::exchange(pending_, {});
+  std::vector<std::shared_ptr<void>> for_graphs = std::exchange(for_graphs_, {});
   std::shared_ptr<NcclMember> member = member_;
   const std::shared_ptr<std::promise<void>> released = released_;
   watcher_has_left_ = true;
@@ -159,6 +161,7 @@ void NcclComm::release() {
     member->destroy();
   }
   for (const auto& operation : ended) operation->launch.memory.clear();  // only now does the device use it no more
+  for_graphs.clear();
   member.reset();
   released->set_value();
 }

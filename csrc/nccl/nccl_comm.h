@@ -51,7 +51,7 @@ struct NcclLaunch {
 ///
 /// Where NCCL may wait for other ranks, because it starts or needs a connection for the first time, the thread of the
 /// device's LaunchQueue makes the calls. Without those, and if nothing is in that queue, the caller makes them, without
-/// locks. Only `run` waits for that thread; nothing else here blocks on the device or on other ranks.
+/// locks. Nothing here blocks on the device or on other ranks but what waits for a Work, and the end.
 ///
 /// The watching thread checks outstanding operations every few milliseconds. An error of NCCL, a lost or different
 /// peer, or a deadline that has passed aborts the communicator on this rank, and is reported to the others through
@@ -77,8 +77,9 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
 
   /// Launches operations in the order of the calls. The first time the ranks exchange NCCL's address on the host.
   std::shared_ptr<Work> launch(NcclLaunch launch);
-  /// The same for what goes into the caller's stream: returns when NCCL has it.
-  void run(NcclLaunch launch);
+  /// The same for what goes into the caller's stream. Null if NCCL has it, else the Work whose `make_stream_wait` waits
+  /// for that.
+  std::shared_ptr<Work> run(NcclLaunch launch);
   /// A comparison without an operation. A difference ends the communicator, as that of an operation does.
   void compare(const Signature& signature);
 
@@ -169,7 +170,8 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   std::exception_ptr broken_;
   CallLog log_;
   std::list<std::shared_ptr<Operation>> pending_;
-  std::unordered_set<std::uint64_t> connected_;  // `Calls::connections` that exist
+  std::vector<std::shared_ptr<void>> for_graphs_;  // memory of captured operations, which run whenever graphs do
+  std::unordered_set<std::uint64_t> connected_;    // `Calls::connections` that exist
   std::uint64_t sequence_ = 0;
   bool started_ = false;                 // NCCL has started
   bool starting_ = false;                // a thread starts it

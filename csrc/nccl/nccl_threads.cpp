@@ -85,7 +85,11 @@ void NcclComm::watch_from_now(const std::shared_ptr<Operation>& operation) {
   if (const std::optional<Signature>& compared = operation->launch.compared) {
     operation->logged = log_.add(*compared, operation->is_captured(), operation->sequence);
   }
-  captured_ = captured_ || operation->is_captured();
+  if (operation->is_captured()) {
+    captured_ = true;
+    const std::vector<std::shared_ptr<void>>& memory = operation->launch.memory;
+    for_graphs_.insert(for_graphs_.end(), memory.begin(), memory.end());
+  }
   while (!pending_.empty() && pending_.front()->ended) pending_.pop_front();
   pending_.push_back(operation);
   if (watcher_sleeps_) changed_.notify_all();

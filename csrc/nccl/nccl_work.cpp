@@ -96,9 +96,9 @@ class NcclComm::NcclWork final : public Work {
   std::shared_ptr<Operation> operation_;
 };
 
-void NcclComm::run(NcclLaunch launch) {
-  const std::shared_ptr<Operation> operation = enqueue(std::move(launch));
-  if (!operation->launched) NcclWork(shared_from_this(), operation).wait_for_launch(deadline_of(*operation));
+std::shared_ptr<Work> NcclComm::run(NcclLaunch launch) {
+  std::shared_ptr<Operation> operation = enqueue(std::move(launch));
+  return operation->launched ? nullptr : work_on(std::move(operation));
 }
 
 std::shared_ptr<Work> NcclComm::work_on(std::shared_ptr<Operation> operation) {
