@@ -349,6 +349,8 @@ void DeviceCommunicator::close(const Deadline& deadline) {
   signature_check_->close(deadline);
   through_host_->close(deadline);
   host_->close(deadline);
+  if (nccl_ == nullptr) return;
+  if (const std::exception_ptr error = nccl_->comm()->unheard()) std::rethrow_exception(error);
 }
 
 void DeviceCommunicator::abandon_devices(const std::exception_ptr& error) {

@@ -51,7 +51,10 @@ std::shared_ptr<NcclComm> NcclComm::open(Options options, std::shared_ptr<Commun
 }
 
 void NcclComm::throw_if_broken() const {
-  if (broken_) std::rethrow_exception(broken_);
+  if (broken_) {
+    unheard_ = false;
+    std::rethrow_exception(broken_);
+  }
   if (ending_ || closing_) {
     throw NotInitializedError(
         str("group '", host_->name(), "' is closed: call samestep.initialize() again to start anew"));
@@ -112,7 +115,9 @@ void NcclComm::compare(const Signature& signature) {
 
 void NcclComm::abandon(std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
+  if (broken_) return;
   fail(std::move(error), /*tell=*/false);
+  unheard_ = false;  // who abandons knows why
 }
 
 void NcclComm::fail(std::exception_ptr error, bool tell) {
@@ -130,7 +135,13 @@ void NcclComm::fail(std::exception_ptr error, bool tell) {
 }
 
 void NcclComm::end_operations() {
-  for (const auto& operation : pending_) operation->finish(broken_);
+  // Of a rank that has gone the others learn as they close, and it is no error there.
+  const bool is_heard = is_a<PeerLostError>(broken_);
+  for (const auto& operation : pending_) {
+    const bool had_returned = operation->launched && operation->launch.where == NcclLaunch::Where::in_stream;
+    unheard_ = unheard_ || (!is_heard && had_returned && !operation->ended);
+    operation->finish(broken_);
+  }
 }
 
 void NcclComm::release() {
@@ -230,6 +241,11 @@ void NcclComm::close(const Deadline& deadline) {
     throw TimeoutError(str("close: NCCL of group '", host_->name(), "' has not ended after ",
                            deadline.timeout().count(), " s: it waits for the device, or for another rank"));
   }
+}
+
+std::exception_ptr NcclComm::unheard() const {
+  const std::lock_guard lock(mutex_);
+  return unheard_ ? broken_ : nullptr;
 }
 
 bool NcclComm::device_has_ended() const {

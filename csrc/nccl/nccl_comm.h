@@ -92,6 +92,8 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   /// Waits for outstanding operations until `deadline`, and destroys the communicator. Throws TimeoutError if NCCL does
   /// not end by then.
   void close(const Deadline& deadline);
+  /// The error that has ended blocking calls after they had returned, unless a call has thrown it since. Or null.
+  std::exception_ptr unheard() const;
 
   /// After a failure: whether the device uses no memory of operations any more. Takes no lock.
   bool device_has_ended() const;
@@ -104,6 +106,8 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
 
   NcclComm(Options options, std::shared_ptr<Communicator> host, std::shared_ptr<Communicator> signature_check);
   void throw_if_broken() const;
+  /// The same for what has ended an operation.
+  [[noreturn]] void throw_error(const Operation& operation) const;
   /// Before the first operation.
   void prepare();
   /// Launches, or lets the thread of the queue do so.
@@ -141,6 +145,9 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   std::exception_ptr timeout_error(const Operation& operation, const Deadline& deadline, const std::string& missing);
   /// The cause of a failure as far as the host knows it, or null.
   std::exception_ptr host_cause();
+  /// The same after an error of NCCL, which only knows that something is wrong: the host soon knows what. Requires the
+  /// mutex, which it releases meanwhile.
+  std::exception_ptr await_host_cause(std::unique_lock<std::mutex>& lock);
   /// Compares calls with those of other ranks. Returns an error that this has, or null. Requires the mutex.
   std::exception_ptr compare_calls();
 
@@ -168,6 +175,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::exception_ptr broken_;
+  mutable bool unheard_ = false;  // blocking calls had returned when `broken_` ended them, and no call has thrown it
   CallLog log_;
   std::list<std::shared_ptr<Operation>> pending_;
   std::vector<std::shared_ptr<void>> for_graphs_;  // memory of captured operations, which run whenever graphs do

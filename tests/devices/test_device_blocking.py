@@ -1,6 +1,7 @@
 """Blocking calls return once NCCL has them: what they use lives as long as NCCL needs it."""
 
 import device_jobs
+import pytest
 from running import program
 
 
@@ -23,6 +24,18 @@ def test_a_forked_process_is_told_that_the_group_is_not_its_own(tmp_path):
         assert [one["kind"] for one in refused] == ["NotInitializedError"] * 2, rank
         assert all(f"this process was forked from rank {number}" in one["text"] for one in refused), rank
         assert result == {"result": [4.0] * 3}, rank
+
+
+@pytest.mark.parametrize("heard", [False, True])
+@pytest.mark.parametrize("where", ["world", "group"])
+def test_close_raises_what_no_call_has_raised(tmp_path, where, heard):
+    for rank in run(tmp_path, "close_after_a_mismatch", where, heard):
+        errors = [one for one in rank.reports if "kind" in one]
+        assert {one["kind"] for one in errors} == {"MismatchError"}, rank
+        assert all("the ranks do not agree" in one["text"] for one in errors), rank
+        *_, group, world = rank.reports
+        assert world == {"result": None}, rank
+        assert "result" in group if heard else len(errors) == 1, rank
 
 
 def test_the_memory_of_a_captured_operation_serves_no_other(tmp_path):

@@ -324,7 +324,8 @@ class Group(MessageMethods, VariableLengthMethods):
         """End the group and its subgroups. Collective, idempotent.
 
         Collectives that all ranks have started complete first. Pending sends and receives fail with
-        `NotInitializedError`. After an error that ended the group, `close` does not wait for other ranks.
+        `NotInitializedError`. After an error that ended the group, `close` does not wait for other ranks. It raises
+        that error if it has ended blocking calls on device memory that had returned, and no call has raised it.
 
         Args:
           timeout: seconds; None for the group's timeout.

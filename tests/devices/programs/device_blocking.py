@@ -81,5 +81,18 @@ def overlap_inside_of_captures(n):
     world.close()
 
 
+def close_after_a_mismatch(where, heard):
+    """Of calls that have returned on both ranks, in the world or in a group of it."""
+    world = start("nccl")
+    group = world if where == "world" else world.split(0)
+    for length in (3, 4, 3 + rank):
+        x = Array.of(np.ones(length), Stream())
+        attempt(lambda x=x: group.allreduce(x) and None)
+    if heard:
+        attempt(lambda: group.iallreduce(x).wait(host=True) and None)
+    attempt(group.close)
+    attempt(world.close)
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))
