@@ -38,6 +38,13 @@ def test_close_raises_what_no_call_has_raised(tmp_path, where, heard):
         assert "result" in group if heard else len(errors) == 1, rank
 
 
+def test_a_group_that_raises_as_it_is_closed_leaves_its_parent_closed(tmp_path):
+    for rank in run(tmp_path, "close_the_parent_of_a_failed_group"):
+        *found, left = rank.reports
+        assert [one["kind"] for one in found if "kind" in one] == ["MismatchError"], rank
+        assert left == {"left": 0}, rank
+
+
 def test_the_memory_of_a_captured_operation_serves_no_other(tmp_path):
     n = 3
     for number, rank in enumerate(run(tmp_path, "overlap_inside_of_captures", n)):

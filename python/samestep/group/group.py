@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -332,16 +333,18 @@ class Group(MessageMethods, VariableLengthMethods):
         """
         if not self._begin_end():
             return
-        for child in self._children[::-1]:
-            if self._comm.usable:
-                child.close(timeout=timeout)
-            else:  # the failed rank may be a member of the subgroup
-                child._abandon(f"{self._comm.name} had ended with an error")
-        try:
-            self._end(self._seconds(timeout))
-        finally:
-            self._leave_parent()
-            self._at_end()
+        with contextlib.ExitStack() as acts:  # in reverse; each, whatever the others raise
+            acts.callback(self._at_end)
+            acts.callback(self._leave_parent)
+            acts.callback(lambda: self._end(self._seconds(timeout)))
+            for child in self._children:
+                acts.callback(self._close_child, child, timeout)
+
+    def _close_child(self, child: Group, timeout: float | None) -> None:
+        if self._comm.usable:
+            child.close(timeout=timeout)
+        else:  # the failed rank may be a member of the subgroup
+            child._abandon(f"{self._comm.name} had ended with an error")
 
     def _begin_end(self) -> bool:
         """Whether this call closes the group; true only for the first caller."""

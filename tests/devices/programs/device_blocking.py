@@ -94,5 +94,16 @@ def close_after_a_mismatch(where, heard):
     attempt(world.close)
 
 
+def close_the_parent_of_a_failed_group():
+    world = start("nccl")
+    group = world.split(0)
+    for length in (3, 4, 3 + rank):
+        x = Array.of(np.ones(length), Stream())
+        attempt(lambda x=x: group.allreduce(x) and None)
+    world.allreduce(Array.of(np.ones(3), Stream())).get()
+    attempt(world.close)
+    report(left=fake_arrays.nccl_comms())
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))
