@@ -186,7 +186,15 @@ PyObject* run_fast(CollectiveType verb, const FastTarget& target, const Argument
   if (viewed.on_device()) {
     // The method in Python averages short types in float32.
     if (given.op == ReduceOp::avg && itemsize(viewed.call.own().dtype) < 4) return nullptr;
-    if (!target.communicator->run_in_stream(viewed.call)) return nullptr;
+    Communicator::WorkPtr launching;
+    if (!target.communicator->run_in_stream(viewed.call, launching)) return nullptr;
+    if (launching != nullptr) {  // NCCL may use the arrays although an exception ends the wait
+      PendingWork pending;
+      pending.start(target.communicator, std::move(launching));
+      pending.keep_on_device(std::move(viewed.in), given.x);
+      if (given.out != nullptr && given.out != given.x) pending.keep_on_device(std::move(viewed.out), given.out);
+      pending.wait(target.timeout, PendingWork::AtDeadline::abandon);
+    }
   } else if (const Communicator::WorkPtr work = target.communicator->run(viewed.call)) {
     // The operation did not end at once. PendingWork waits with deadline and signals, and keeps the arrays if it fails.
     PendingWork pending;

@@ -61,6 +61,11 @@ class PendingWork {
 
   /// Keeps an array alive that the operation uses in place.
   void keep(Array array) { arrays_.push_back(std::move(array)); }
+  /// The same for `object`, an array on a device, whose stream `wait` orders.
+  void keep_on_device(Array array, const pybind11::handle& object) {
+    on_device_.push_back({pybind11::reinterpret_borrow<pybind11::object>(object), array->device});
+    keep(std::move(array));
+  }
 
   /// What happens to an operation whose deadline passes.
   enum class AtDeadline : std::uint8_t {

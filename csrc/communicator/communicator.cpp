@@ -12,9 +12,9 @@ Communicator::WorkPtr Communicator::run(const CollectiveArgs& args) {
   return run_collective(args);
 }
 
-bool Communicator::run_in_stream(const CollectiveArgs& args) {
+bool Communicator::run_in_stream(const CollectiveArgs& args, WorkPtr& launching) {
   checks::arguments(args, rank(), size(), info_.needs_host_memory);
-  return run_collective_in_stream(args);
+  return run_collective_in_stream(args, launching);
 }
 
 Communicator::WorkPtr Communicator::start(const SendArgs& args) {

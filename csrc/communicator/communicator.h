@@ -93,8 +93,9 @@ class Communicator {
   /// The same for blocking callers: null if the collective has already succeeded, else the Work to wait for.
   WorkPtr run(const CollectiveArgs& args);
   /// The same for device memory that is used in one stream: the collective is enqueued there, before what follows.
-  /// False where that is not possible: nothing has begun.
-  bool run_in_stream(const CollectiveArgs& args);
+  /// False where that is not possible: nothing has begun. `launching`: null, or the Work to wait for until it has been
+  /// enqueued.
+  bool run_in_stream(const CollectiveArgs& args, WorkPtr& launching);
 
   WorkPtr start(const SendArgs& args);
   /// With `Fit::object`, `Work::object` has the bytes at the end. With `Fit::probe` the receive completes once there is
@@ -177,8 +178,8 @@ class Communicator {
   // `start` and `run` after the arguments have been checked.
   virtual WorkPtr start_collective(const CollectiveArgs& args) = 0;
   virtual WorkPtr run_collective(const CollectiveArgs& args) { return start_collective(args); }
-  virtual bool run_collective_in_stream(const CollectiveArgs& args) {
-    (void)args;
+  virtual bool run_collective_in_stream(const CollectiveArgs& args, WorkPtr& launching) {
+    (void)args, (void)launching;
     return false;
   }
   virtual WorkPtr start_send(const SendArgs& args) = 0;

@@ -171,7 +171,7 @@ Communicator::WorkPtr DeviceCommunicator::start_collective(const CollectiveArgs&
   });
 }
 
-bool DeviceCommunicator::run_collective_in_stream(const CollectiveArgs& given) {
+bool DeviceCommunicator::run_collective_in_stream(const CollectiveArgs& given, WorkPtr& launching) {
   if (is_on_host(given) || !takes_nccl(given)) return false;
   bool runs = false;
   wait_hooks().run_without_gil([&] {
@@ -182,7 +182,8 @@ bool DeviceCommunicator::run_collective_in_stream(const CollectiveArgs& given) {
       streams.refuse_capture(samestep::name(args.type), /*joins=*/true);
     });
     runs = streams.is_one();
-    if (runs) nccl_->run(args, streams.captured() ? NcclLaunch::Where::captured : NcclLaunch::Where::in_stream);
+    if (!runs) return;
+    launching = nccl_->run(args, streams.captured() ? NcclLaunch::Where::captured : NcclLaunch::Where::in_stream);
   });
   return runs;
 }
@@ -349,6 +350,8 @@ void DeviceCommunicator::close(const Deadline& deadline) {
   through_host_->close(deadline);
   signature_check_->close(deadline);
   host_->close(deadline);
+  if (nccl_ == nullptr) return;
+  if (const std::exception_ptr error = nccl_->comm()->unheard()) std::rethrow_exception(error);
 }
 
 void DeviceCommunicator::abandon_devices(const std::exception_ptr& error) {

@@ -73,7 +73,7 @@ class DeviceCommunicator final : public Communicator, private Membership {
  protected:
   WorkPtr start_collective(const CollectiveArgs& args) override;
   WorkPtr run_collective(const CollectiveArgs& args) override;
-  bool run_collective_in_stream(const CollectiveArgs& args) override;
+  bool run_collective_in_stream(const CollectiveArgs& args, WorkPtr& launching) override;
   WorkPtr start_send(const SendArgs& args) override;
   /// Into device memory only messages that fill it: what is staged is copied whole.
   WorkPtr start_recv(const RecvArgs& args) override;

@@ -114,8 +114,8 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::start(const CollectiveArgs& 
   return comm_->launch(launch_of(args, where));
 }
 
-void DeviceCommunicator::NcclPath::run(const CollectiveArgs& args, NcclLaunch::Where where) {
-  comm_->run(launch_of(args, where));
+Communicator::WorkPtr DeviceCommunicator::NcclPath::run(const CollectiveArgs& args, NcclLaunch::Where where) {
+  return comm_->run(launch_of(args, where));
 }
 
 Communicator::WorkPtr DeviceCommunicator::NcclPath::launch_many(const CollectiveArgs& args, const ManyBuffers& many,

@@ -25,8 +25,8 @@ class DeviceCommunicator::NcclPath {
   WorkPtr start(const CollectiveArgs& args, NcclLaunch::Where where);
   /// Compares `args` alone, without a call of NCCL.
   void start_refusal(const CollectiveArgs& args);
-  /// In the stream of the arrays.
-  void run(const CollectiveArgs& args, NcclLaunch::Where where);
+  /// In the stream of the arrays. See NcclComm.
+  WorkPtr run(const CollectiveArgs& args, NcclLaunch::Where where);
   WorkPtr allreduce_many(std::vector<InOut> buffers, const Reduction& reduction, NcclLaunch::Where where);
   WorkPtr bcast_many(std::vector<Buffer> buffers, int root, NcclLaunch::Where where);
 

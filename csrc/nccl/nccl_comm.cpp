@@ -51,7 +51,10 @@ std::shared_ptr<NcclComm> NcclComm::open(Options options, std::shared_ptr<Commun
 }
 
 void NcclComm::throw_if_broken() const {
-  if (broken_) std::rethrow_exception(broken_);
+  if (broken_) {
+    unheard_ = false;
+    std::rethrow_exception(broken_);
+  }
   if (ending_ || closing_) {
     throw NotInitializedError(
         str("group '", host_->name(), "' is closed: call samestep.initialize() again to start anew"));
@@ -59,6 +62,7 @@ void NcclComm::throw_if_broken() const {
 }
 
 void NcclComm::prepare() {
+  owner_.require(host_->rank(), host_->name());
   {
     const std::lock_guard lock(mutex_);
     throw_if_broken();
@@ -111,7 +115,9 @@ void NcclComm::compare(const Signature& signature) {
 
 void NcclComm::abandon(std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
+  if (broken_) return;
   fail(std::move(error), /*tell=*/false);
+  unheard_ = false;  // who abandons knows why
 }
 
 void NcclComm::fail(std::exception_ptr error, bool tell) {
@@ -129,7 +135,13 @@ void NcclComm::fail(std::exception_ptr error, bool tell) {
 }
 
 void NcclComm::end_operations() {
-  for (const auto& operation : pending_) operation->finish(broken_);
+  // Of a rank that has gone the others learn as they close, and it is no error there.
+  const bool is_heard = is_a<PeerLostError>(broken_);
+  for (const auto& operation : pending_) {
+    const bool had_returned = operation->launched && operation->launch.where == NcclLaunch::Where::in_stream;
+    unheard_ = unheard_ || (!is_heard && had_returned && !operation->ended);
+    operation->finish(broken_);
+  }
 }
 
 void NcclComm::release() {
@@ -139,6 +151,7 @@ void NcclComm::release() {
   const bool aborts = broken_ != nullptr;
   if (aborts) end_operations();
   const std::list<std::shared_ptr<Operation>> ended = std::exchange(pending_, {});
+  std::vector<std::shared_ptr<void>> for_graphs = std::exchange(for_graphs_, {});
   std::shared_ptr<NcclMember> member = member_;
   const std::shared_ptr<std::promise<void>> released = released_;
   watcher_has_left_ = true;
@@ -159,6 +172,7 @@ void NcclComm::release() {
     member->destroy();
   }
   for (const auto& operation : ended) operation->launch.memory.clear();  // only now does the device use it no more
+  for_graphs.clear();
   member.reset();
   released->set_value();
 }
@@ -227,6 +241,11 @@ void NcclComm::close(const Deadline& deadline) {
     throw TimeoutError(str("close: NCCL of group '", host_->name(), "' has not ended after ",
                            deadline.timeout().count(), " s: it waits for the device, or for another rank"));
   }
+}
+
+std::exception_ptr NcclComm::unheard() const {
+  const std::lock_guard lock(mutex_);
+  return unheard_ ? broken_ : nullptr;
 }
 
 bool NcclComm::device_has_ended() const {

@@ -51,7 +51,7 @@ struct NcclLaunch {
 ///
 /// Where NCCL may wait for other ranks, because it starts or needs a connection for the first time, the thread of the
 /// device's LaunchQueue makes the calls. Without those, and if nothing is in that queue, the caller makes them, without
-/// locks. Only `run` waits for that thread; nothing else here blocks on the device or on other ranks.
+/// locks. Nothing here blocks on the device or on other ranks but what waits for a Work, and the end.
 ///
 /// The watching thread checks outstanding operations every few milliseconds. An error of NCCL, a lost or different
 /// peer, or a deadline that has passed aborts the communicator on this rank, and is reported to the others through
@@ -77,8 +77,9 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
 
   /// Launches operations in the order of the calls. The first time the ranks exchange NCCL's address on the host.
   std::shared_ptr<Work> launch(NcclLaunch launch);
-  /// The same for what goes into the caller's stream: returns when NCCL has it.
-  void run(NcclLaunch launch);
+  /// The same for what goes into the caller's stream. Null if NCCL has it, else the Work whose `make_stream_wait` waits
+  /// for that.
+  std::shared_ptr<Work> run(NcclLaunch launch);
   /// A comparison without an operation. A difference ends the communicator, as that of an operation does.
   void compare(const Signature& signature);
 
@@ -91,6 +92,8 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   /// Waits for outstanding operations until `deadline`, and destroys the communicator. Throws TimeoutError if NCCL does
   /// not end by then.
   void close(const Deadline& deadline);
+  /// The error that has ended blocking calls after they had returned, unless a call has thrown it since. Or null.
+  std::exception_ptr unheard() const;
 
   /// After a failure: whether the device uses no memory of operations any more. Takes no lock.
   bool device_has_ended() const;
@@ -103,6 +106,8 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
 
   NcclComm(Options options, std::shared_ptr<Communicator> host, std::shared_ptr<Communicator> signature_check);
   void throw_if_broken() const;
+  /// The same for what has ended an operation.
+  [[noreturn]] void throw_error(const Operation& operation) const;
   /// Before the first operation.
   void prepare();
   /// Launches, or lets the thread of the queue do so.
@@ -140,6 +145,9 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   std::exception_ptr timeout_error(const Operation& operation, const Deadline& deadline, const std::string& missing);
   /// The cause of a failure as far as the host knows it, or null.
   std::exception_ptr host_cause();
+  /// The same after an error of NCCL, which only knows that something is wrong: the host soon knows what. Requires the
+  /// mutex, which it releases meanwhile.
+  std::exception_ptr await_host_cause(std::unique_lock<std::mutex>& lock);
   /// Compares calls with those of other ranks. Returns an error that this has, or null. Requires the mutex.
   std::exception_ptr compare_calls();
 
@@ -167,9 +175,11 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::exception_ptr broken_;
+  mutable bool unheard_ = false;  // blocking calls had returned when `broken_` ended them, and no call has thrown it
   CallLog log_;
   std::list<std::shared_ptr<Operation>> pending_;
-  std::unordered_set<std::uint64_t> connected_;  // `Calls::connections` that exist
+  std::vector<std::shared_ptr<void>> for_graphs_;  // memory of captured operations, which run whenever graphs do
+  std::unordered_set<std::uint64_t> connected_;    // `Calls::connections` that exist
   std::uint64_t sequence_ = 0;
   bool started_ = false;                 // NCCL has started
   bool starting_ = false;                // a thread starts it

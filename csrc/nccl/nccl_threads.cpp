@@ -85,7 +85,11 @@ void NcclComm::watch_from_now(const std::shared_ptr<Operation>& operation) {
   if (const std::optional<Signature>& compared = operation->launch.compared) {
     operation->logged = log_.add(*compared, operation->is_captured(), operation->sequence);
   }
-  captured_ = captured_ || operation->is_captured();
+  if (operation->is_captured()) {
+    captured_ = true;
+    const std::vector<std::shared_ptr<void>>& memory = operation->launch.memory;
+    for_graphs_.insert(for_graphs_.end(), memory.begin(), memory.end());
+  }
   while (!pending_.empty() && pending_.front()->ended) pending_.pop_front();
   pending_.push_back(operation);
   if (watcher_sleeps_) changed_.notify_all();
@@ -116,14 +120,14 @@ void NcclComm::begin(const std::shared_ptr<Operation>& operation) {
 }
 
 void NcclComm::end_launch(Operation& operation, std::exception_ptr error) {
-  const std::lock_guard lock(mutex_);
-  launching_ = false;
+  std::unique_lock lock(mutex_);
+  const bool of_calls = std::exchange(launching_, false);
   if (error == nullptr) {
     if (connected_.size() >= kMostConnected) connected_.clear();
     connected_.insert(operation.launch.calls.connections);
     operation.launched = true;
   } else if (!broken_) {  // other ranks may have started it
-    if (const std::exception_ptr cause = host_cause()) error = cause;
+    if (const std::exception_ptr cause = of_calls ? await_host_cause(lock) : host_cause()) error = cause;
     fail(error, /*tell=*/!is_mismatch(error));
   }
   operation.launch.calls.enqueue = nullptr;
@@ -152,6 +156,16 @@ Deadline NcclComm::deadline_of(const Operation& operation) const {
 std::exception_ptr NcclComm::host_cause() {
   const std::exception_ptr differs = compare_calls();
   return differs ? differs : liveness_->lost();
+}
+
+std::exception_ptr NcclComm::await_host_cause(std::unique_lock<std::mutex>& lock) {
+  std::exception_ptr cause = host_cause();
+  for (const Deadline grace = Deadline::after(kGrace); !cause && !broken_ && !grace.passed(); cause = host_cause()) {
+    lock.unlock();
+    std::this_thread::sleep_for(kLookEvery);
+    lock.lock();
+  }
+  return cause;
 }
 
 std::exception_ptr NcclComm::compare_calls() {
@@ -222,14 +236,8 @@ void NcclComm::check_all(std::unique_lock<std::mutex>& lock) {
   const auto [state, comm] = started_ ? member_->state() : NcclMember::CommState{nccl_abi::kSuccess, nullptr};
   if (state != nccl_abi::kSuccess && state != nccl_abi::kInProgress) {
     const std::string text = str("NCCL in group '", host_->name(), "': ", nccl().explain(state, comm));
-    // NCCL only knows that something is wrong; the host soon knows what.
-    std::exception_ptr cause = host_cause();
-    for (const Deadline grace = Deadline::after(kGrace); !cause && !grace.passed(); cause = host_cause()) {
-      lock.unlock();
-      std::this_thread::sleep_for(kLookEvery);
-      lock.lock();
-      if (broken_) return;
-    }
+    const std::exception_ptr cause = await_host_cause(lock);
+    if (broken_) return;
     return fail(cause ? cause : std::make_exception_ptr(Error(text)), /*tell=*/!cause || !is_mismatch(cause));
   }
   if (const std::exception_ptr error = compare_calls()) return fail(error, /*tell=*/!is_mismatch(error));

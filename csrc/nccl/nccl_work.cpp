@@ -36,7 +36,7 @@ class NcclComm::NcclWork final : public Work {
 
   void wait(const Deadline& deadline) override {
     wait_until(deadline, [this] { return done(); });
-    if (operation_->error) std::rethrow_exception(operation_->error);
+    if (operation_->error) channel_->throw_error(*operation_);
   }
 
   /// Waits on the host until NCCL has the operation: only then is there an end to wait for.
@@ -53,7 +53,7 @@ class NcclComm::NcclWork final : public Work {
   /// Waits on the host until NCCL has the operation. Throws its error, if it has failed.
   void wait_for_launch(const Deadline& deadline) {
     wait_until(deadline, [this] { return operation_->launched || done(); });
-    if (operation_->ended && operation_->error) std::rethrow_exception(operation_->error);
+    if (operation_->ended && operation_->error) channel_->throw_error(*operation_);
   }
 
   bool asks_device() const override { return true; }
@@ -96,9 +96,17 @@ class NcclComm::NcclWork final : public Work {
   std::shared_ptr<Operation> operation_;
 };
 
-void NcclComm::run(NcclLaunch launch) {
-  const std::shared_ptr<Operation> operation = enqueue(std::move(launch));
-  if (!operation->launched) NcclWork(shared_from_this(), operation).wait_for_launch(deadline_of(*operation));
+void NcclComm::throw_error(const Operation& operation) const {
+  {
+    const std::lock_guard lock(mutex_);
+    unheard_ = false;
+  }
+  std::rethrow_exception(operation.error);
+}
+
+std::shared_ptr<Work> NcclComm::run(NcclLaunch launch) {
+  std::shared_ptr<Operation> operation = enqueue(std::move(launch));
+  return operation->launched ? nullptr : work_on(std::move(operation));
 }
 
 std::shared_ptr<Work> NcclComm::work_on(std::shared_ptr<Operation> operation) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -324,23 +325,26 @@ class Group(MessageMethods, VariableLengthMethods):
         """End the group and its subgroups. Collective, idempotent.
 
         Collectives that all ranks have started complete first. Pending sends and receives fail with
-        `NotInitializedError`. After an error that ended the group, `close` does not wait for other ranks.
+        `NotInitializedError`. After an error that ended the group, `close` does not wait for other ranks. It raises
+        that error if it has ended blocking calls on device memory that had returned, and no call has raised it.
 
         Args:
           timeout: seconds; None for the group's timeout.
         """
         if not self._begin_end():
             return
-        for child in self._children[::-1]:
-            if self._comm.usable:
-                child.close(timeout=timeout)
-            else:  # the failed rank may be a member of the subgroup
-                child._abandon(f"{self._comm.name} had ended with an error")
-        try:
-            self._end(self._seconds(timeout))
-        finally:
-            self._leave_parent()
-            self._at_end()
+        with contextlib.ExitStack() as acts:  # in reverse; each, whatever the others raise
+            acts.callback(self._at_end)
+            acts.callback(self._leave_parent)
+            acts.callback(lambda: self._end(self._seconds(timeout)))
+            for child in self._children:
+                acts.callback(self._close_child, child, timeout)
+
+    def _close_child(self, child: Group, timeout: float | None) -> None:
+        if self._comm.usable:
+            child.close(timeout=timeout)
+        else:  # the failed rank may be a member of the subgroup
+            child._abandon(f"{self._comm.name} had ended with an error")
 
     def _begin_end(self) -> bool:
         """Whether this call closes the group; true only for the first caller."""
