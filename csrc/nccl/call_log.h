@@ -32,6 +32,8 @@ class CallLog {
   /// Makes progress. Throws a MismatchError on all ranks if calls differ, and the errors of the group. Never blocks.
   void progress();
   bool agrees(std::uint64_t call) const { return call < n_agreed_; }
+  /// Whether all calls agree.
+  bool is_idle() const { return calls_.empty(); }
   /// For the text of a TimeoutError: which ranks have not made the calls of this one. Empty if that is not known.
   std::string late_ranks(Seconds waited) const;
 

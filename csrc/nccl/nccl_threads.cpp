@@ -18,6 +18,7 @@ constexpr Seconds kLookAtPeersAfter{0.05};  // an operation that takes longer ma
 // For the host to learn which rank has gone, when NCCL only knows that one has; and for the device to finish an
 // operation that the ranks which have gone may have finished.
 constexpr Seconds kGrace{1.0};
+constexpr Seconds kForComparison{5.0};  // and for ranks that are being compared to find out that they differ
 
 }  // namespace
 
@@ -159,11 +160,13 @@ std::exception_ptr NcclComm::host_cause() {
 }
 
 std::exception_ptr NcclComm::await_host_cause(std::unique_lock<std::mutex>& lock) {
+  const Deadline grace = Deadline::after(kGrace), comparison = Deadline::after(kForComparison);
   std::exception_ptr cause = host_cause();
-  for (const Deadline grace = Deadline::after(kGrace); !cause && !broken_ && !grace.passed(); cause = host_cause()) {
+  while (!cause && !broken_ && !(log_.is_idle() ? grace : comparison).passed()) {
     lock.unlock();
-    std::this_thread::sleep_for(kLookEvery);
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
     lock.lock();
+    cause = host_cause();
   }
   return cause;
 }

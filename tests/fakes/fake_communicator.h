@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -105,6 +106,31 @@ inline long thread_number() {
   return mine;
 }
 
+/// Kernels that run one after the other, in the order of their launches.
+class Kernels {
+ public:
+  long take_ticket() {
+    const std::lock_guard lock(mutex_);
+    return last_++;
+  }
+  /// Whether it is the turn of `ticket`.
+  bool serves(long ticket) {
+    const std::lock_guard lock(mutex_);
+    while (given_up_.erase(serving_) != 0) ++serving_;
+    return serving_ == ticket;
+  }
+  /// The kernel has ended, or will not run.
+  void give_up(long ticket) {
+    const std::lock_guard lock(mutex_);
+    given_up_.insert(ticket);
+  }
+
+ private:
+  std::mutex mutex_;
+  long last_ = 0, serving_ = 0;
+  std::set<long> given_up_;
+};
+
 struct Comm {
   Shared* shared = nullptr;
   int rank = 0, size = 1, device = 0;
@@ -120,6 +146,7 @@ struct Comm {
   long n_operations = 0;
   int n_splits = 0;
   Connections connections;
+  Kernels kernels;
   std::shared_ptr<int> in_streams = std::make_shared<int>();  // held by operations of streams, and of graphs
 
   ~Comm() {

@@ -90,6 +90,12 @@ std::byte* reach(const void* data, std::size_t nbytes, int device) {
   return reinterpret_cast<std::byte*>(block->bytes + (static_cast<const char*>(data) - block->seen));
 }
 
+bool is_captured(void* stream) {
+  const auto found = stream_of(stream);
+  const std::lock_guard lock(captures().mutex);
+  return found && found->capture != nullptr;
+}
+
 bool enqueue(void* stream, int device, std::function<void()> work) {
   const auto found = stream_of(stream);
   if (!found || found->device != device) return false;

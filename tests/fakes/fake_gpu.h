@@ -15,6 +15,9 @@ std::byte* reach(const void* data, std::size_t nbytes, int device);
 /// Puts `work` at the end of a stream. False if there is no such stream on `device`.
 bool enqueue(void* stream, int device, std::function<void()> work);
 
+/// Whether a stream is being captured into a graph.
+bool is_captured(void* stream);
+
 /// Says, for as long as it lives, that the stream whose work runs in this thread is stuck while `can_go` is false.
 /// `can_go` is called by other threads too.
 class Stuck {

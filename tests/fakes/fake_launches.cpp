@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <functional>
 #include <mutex>
-#include <set>
 
 #include "fake_nccl.h"
 
@@ -22,34 +21,10 @@ std::atomic<long>& n_calls() {
   return n;
 }
 
-/// The kernels of a device, where they run one after the other in the order of their launches: as with one hardware
-/// queue (CUDA_DEVICE_MAX_CONNECTIONS=1), or where there is no room for a second one.
-class Kernels {
- public:
-  long take_ticket() {
-    const std::lock_guard lock(mutex_);
-    return last_++;
-  }
-  /// Whether it is the turn of `ticket`.
-  bool serves(long ticket) {
-    const std::lock_guard lock(mutex_);
-    while (given_up_.erase(serving_) != 0) ++serving_;
-    return serving_ == ticket;
-  }
-  /// The kernel has ended, or will not run.
-  void give_up(long ticket) {
-    const std::lock_guard lock(mutex_);
-    given_up_.insert(ticket);
-  }
-
- private:
-  std::mutex mutex_;
-  long last_ = 0, serving_ = 0;
-  std::set<long> given_up_;
-};
-
 struct Launches {
   std::mutex mutex;  // of the thread that launches
+  /// Of the device, where all run one after the other: as with one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1), or
+  /// where there is no room for a second one.
   Kernels kernels;
 };
 Launches& launches_of(int device) {
@@ -76,12 +51,14 @@ int start(const CommPtr& comm, void* stream, std::vector<Task> tasks) {
   const long first = comm->n_operations;
   comm->n_operations += static_cast<long>(tasks.size());
   bool is_of_device = false;
-  if (text_of("FAKE_NCCL_ONE_AT_A_TIME", "0") == "1" && comm->size > 1) {
-    const long ticket = launches.kernels.take_ticket();
-    is_of_device = enqueue(stream, comm->device, [comm, tasks, first, &launches, ticket, held = comm->in_streams] {
-      run_in_turn(comm, tasks, first, launches.kernels, ticket);
+  // Those of a communicator run in the order of their launches, whatever their streams; those of a graph when it does.
+  if (comm->size > 1 && !is_captured(stream)) {
+    Kernels& kernels = text_of("FAKE_NCCL_ONE_AT_A_TIME", "0") == "1" ? launches.kernels : comm->kernels;
+    const long ticket = kernels.take_ticket();
+    is_of_device = enqueue(stream, comm->device, [comm, tasks, first, &kernels, ticket, held = comm->in_streams] {
+      run_in_turn(comm, tasks, first, kernels, ticket);
     });
-    if (!is_of_device) launches.kernels.give_up(ticket);
+    if (!is_of_device) kernels.give_up(ticket);
   } else {
     is_of_device =
         enqueue(stream, comm->device, [comm, tasks, first, held = comm->in_streams] { comm->run(tasks, first); });

@@ -200,10 +200,13 @@ EXPORT int ncclGetUniqueId(UniqueId* id) {
   return kSuccess;
 }
 
-std::string interfaces;  // what NCCL has been told of them when it started
+std::string interfaces;  // what NCCL has been told of them when it started; guarded by `comms_mutex`
 
 EXPORT int ncclCommInitRankConfig(void** out, int size, UniqueId id, int rank, const Config* config) {
-  interfaces = text_of("NCCL_SOCKET_IFNAME", "");
+  {
+    const std::lock_guard lock(comms_mutex);
+    interfaces = text_of("NCCL_SOCKET_IFNAME", "");
+  }
   if (size > kMaxRanks || rank < 0 || rank >= size) return refuse(kInvalidArgument, "fake: bad rank or size");
   const CommPtr comm = make_comm(config, rank, size, id.text);
   if (!comm) return refuse(kInvalidArgument, "fake: the config is wrong");
@@ -279,9 +282,11 @@ EXPORT int ncclGroupEnd() {
 }
 /// How often calls of this process that end a communicator have found that other ranks had not ended theirs.
 EXPORT long fakeNcclLooksForEnds() { return n_looks_for_ends(); }
+EXPORT const char* fakeNcclInterfaces() {
+  const std::lock_guard lock(comms_mutex);
+  return interfaces.c_str();
+}
 /// Communicators of this process that exist.
-EXPORT const char* fakeNcclInterfaces() { return interfaces.c_str(); }
-
 EXPORT long fakeNcclComms() {
   const std::lock_guard lock(comms_mutex);
   return static_cast<long>(comms().size());
