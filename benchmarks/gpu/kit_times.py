@@ -44,7 +44,7 @@ def rounds(
       n: rounds; in each, every contender has a turn, in rotating order.
       each: calls of a turn.
       within: a backend and the seconds that all rounds may take: its ranks then agree on fewer where calls are slow.
-      warm: calls at the begin of a turn that count only in what the whole took.
+      warm: calls at the beginning of a turn that count only in what the whole took.
     """
     cold: dict[str, list[float]] = {name: [] for name in contenders}
     returned: dict[str, list[float]] = {name: [] for name in contenders}

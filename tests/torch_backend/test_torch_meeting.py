@@ -8,9 +8,9 @@ import samestep as ss
 
 dist = pytest.importorskip("torch.distributed")
 
-from samestep.rendezvous import torch_store  # noqa: E402
+from samestep.rendezvous import local_links, torch_store  # noqa: E402
 from samestep.rendezvous.table import RESERVED  # noqa: E402
-from samestep.torch import meeting  # noqa: E402
+from samestep.torch import bootstrap, meeting  # noqa: E402
 
 PATIENCE_S = 60.0
 LAYOUT = [int, str]
@@ -114,3 +114,13 @@ def test_what_is_no_fact_is_refused(kind, place):
     (error,) = ranks.come([0])
     assert isinstance(error, ss.MismatchError)
     assert "the message of rank 1" in str(error)
+
+
+def test_a_rank_alone_opens_no_socket(monkeypatch):
+    def refuse():
+        raise ss.UnavailableError("no sockets here")
+
+    monkeypatch.setattr(local_links, "_new_socket", refuse)
+    group = bootstrap.open_group(dist.HashStore(), 0, 1, PATIENCE_S, name="alone", global_ranks=[])
+    assert group.size == 1
+    group.close()

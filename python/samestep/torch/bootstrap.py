@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -54,66 +55,54 @@ def open_group(
       MismatchError: the ranks do not agree on how they were started.
     """
     with _core.UserCall("init_process_group" if not global_ranks else "new_group"):
-        return _open_group(
-            store, rank, size, timeout, name=name, global_ranks=global_ranks, meetings=meetings
+        if size > 1 and children.is_import_for_child():
+            raise InvalidArgumentError(children.refusal("init_process_group"))
+        lifecycle.prepare_core()
+        interfaces.check_names(os.environ)
+        by_mpi = _started_by_mpi(rank, size, global_ranks)
+        alone = contextlib.nullcontext()
+        # Before the ranks meet, so that they say at once where it is.
+        with alone if size == 1 else local_links.Listener() as listener:
+            introduction = b"" if listener is None else listener.introduction
+            mine = [*opening.own_facts(bool(handshake.job_secret())), by_mpi, introduction.hex()]
+            layout = [*opening.FACTS, bool, str]
+            rendezvous, rows = meeting.gather(
+                store,
+                rank,
+                size,
+                timeout,
+                name=name,
+                fact=mine,
+                layout=layout,
+                members=global_ranks,
+                meetings=meetings,
+            )
+            table = [opening.RankFacts(*row[:-2]) for row in rows]
+            introduced = bootstrap_native.Introduced(
+                [facts.host for facts in table],
+                [facts.asked for facts in table],
+                listener,
+                [bytes.fromhex(row[-1]) for row in rows],
+            )
+            kind: type[Backend]
+            if _carried_by_mpi([row[-2] for row in rows], table):
+                kind, comm, proved = MPIBackend, _mpi_communicator(global_ranks, size, timeout, name), True
+            else:
+                kind = NativeBackend
+                comm, proved = bootstrap_native.communicator_over(rendezvous, timeout, name, introduced)
+        opened = opening.open_over(comm, kind.kind, table, timeout, proved=proved)
+        opened.comm.configure(torch_names=True)
+        crash_report.install()
+        group = kind(
+            opened.comm,
+            timeout=timeout,
+            world_hosts=opened.hosts,
+            bootstrap_comm=opened.bootstrap_comm,
+            trusted=opened.trusted,
         )
-
-
-def _open_group(
-    store: Any,
-    rank: int,
-    size: int,
-    timeout: float,
-    *,
-    name: str,
-    global_ranks: list[int],
-    meetings: meeting.Meetings | None = None,
-) -> Backend:
-    if size > 1 and children.is_import_for_child():
-        raise InvalidArgumentError(children.refusal("init_process_group"))
-    lifecycle.prepare_core()
-    interfaces.check_names(os.environ)
-    by_mpi = _started_by_mpi(rank, size, global_ranks)
-    with local_links.Listener() as listener:  # before the ranks meet, so that they say at once where it is
-        mine = [*opening.own_facts(bool(handshake.job_secret())), by_mpi, listener.introduction.hex()]
-        layout = [*opening.FACTS, bool, str]
-        rendezvous, rows = meeting.gather(
-            store,
-            rank,
-            size,
-            timeout,
-            name=name,
-            fact=mine,
-            layout=layout,
-            members=global_ranks,
-            meetings=meetings,
-        )
-        table = [opening.RankFacts(*row[:-2]) for row in rows]
-        introduced = bootstrap_native.Introduced(
-            [facts.host for facts in table],
-            [facts.asked for facts in table],
-            listener,
-            [bytes.fromhex(row[-1]) for row in rows],
-        )
-        kind: type[Backend]
-        if _carried_by_mpi([row[-2] for row in rows], table):
-            kind, comm, proved = MPIBackend, _mpi_communicator(global_ranks, size, timeout, name), True
-        else:
-            kind = NativeBackend
-            comm, proved = bootstrap_native.communicator_over(rendezvous, timeout, name, introduced)
-    opened = opening.open_over(comm, kind.kind, table, timeout, proved=proved)
-    opened.comm.configure(torch_names=True)
-    crash_report.install()
-    group = kind(
-        opened.comm,
-        timeout=timeout,
-        world_hosts=opened.hosts,
-        bootstrap_comm=opened.bootstrap_comm,
-        trusted=opened.trusted,
-    )
-    if name == "world":
-        lifecycle.note_world_of_torch(group)
-    return group
+        if name == "world":
+            lifecycle.note_world_of_torch(group)
+        return group
 
 
 def _started_by_mpi(rank: int, size: int, global_ranks: list[int]) -> bool:

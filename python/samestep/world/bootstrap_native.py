@@ -98,7 +98,7 @@ class Introduced(NamedTuple):
     hosts: list[str]
     asked: list[dict[str, str]]
     """Their `local_settings`."""
-    listener: local_links.Listener
+    listener: local_links.Listener | None
     introductions: list[bytes]
     """Of the listeners of all."""
 
