@@ -103,11 +103,13 @@ def _meet_within(
     else:
         base, meetings = getattr(dist.group.WORLD, "get_group_store", lambda: keys._store)(), None
         keys = _at(dist.PrefixStore(who, base), keys)
-        # One that a late rank sets back below does no harm: what a rank has said is replaced when it comes again.
         number = int(keys.compare_set("meeting", b"", b"0"))
     while True:
         meeting = _at(dist.PrefixStore(f"{who}, meeting {number}", base), keys)
         number += 1
+        # A late rank may have set the number back below, to a meeting that this rank has given up, and others left.
+        if meetings is None and meeting.add(f"comings of rank {own.rank}", 1) > 1:
+            continue
         try:
             facts = _say_and_hear(meeting, own, fact, layout)
         finally:
