@@ -141,7 +141,7 @@ void ProgressEngine::progress_everywhere() {
 
 void ProgressEngine::require_usable() const {
   if (closed_) {
-    throw NotInitializedError(str("group '", name(), "' is closed: call samestep.initialize() again to start anew"));
+    throw NotInitializedError(str("group '", name(), "' is closed: make it again, or call samestep.initialize() to start anew"));
   }
   if (broken_) std::rethrow_exception(broken_);
 }

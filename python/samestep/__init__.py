@@ -34,6 +34,7 @@ _NAMES = {
     "reduce_ops": "AVG BAND BOR BXOR LAND LOR MAX MIN PROD SUM ReduceOp avg premul",
     "step": "Accumulator gather_metrics metric_mean steps",
     "step.gradients": "allreduce_gradients",
+    "train_state": "TrainState",
     "trees.broadcast": "synchronize",
     "world.lifecycle": "finalize get_distributed_backend initialize initialized missing",
 }

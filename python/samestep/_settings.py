@@ -25,6 +25,7 @@ HOST_ID = "SAMESTEP_HOST_ID"
 ISA = "SAMESTEP_ISA"
 LAUNCH = "SAMESTEP_LAUNCH"
 LAUNCHER = "SAMESTEP_LAUNCHER"
+MEMBERSHIP = "SAMESTEP_MEMBERSHIP"
 MPI_MAX_MESSAGE = "SAMESTEP_MPI_MAX_MESSAGE"
 MPI_TRANSPORT = "SAMESTEP_MPI_TRANSPORT"
 NATIVE_TRANSPORT = "SAMESTEP_NATIVE_TRANSPORT"
@@ -41,6 +42,7 @@ SOCKET_IFNAME = "SAMESTEP_SOCKET_IFNAME"
 STAGING_BYTES = "SAMESTEP_STAGING_BYTES"
 TIMEOUT = "SAMESTEP_TIMEOUT"
 TRUST_NETWORK = "SAMESTEP_TRUST_NETWORK"
+UID = "SAMESTEP_UID"
 VERIFY = "SAMESTEP_VERIFY"
 WARN_AFTER = "SAMESTEP_WARN_AFTER"
 
@@ -176,6 +178,12 @@ SETTINGS = {
         "number", "", "set by `samestep run`: how often it has restarted the ranks, see `--max-restarts`"
     ),
     LAUNCH: Setting("text", "", "set by `samestep run`: where the launcher listens"),
+    MEMBERSHIP: Setting(
+        "text",
+        "",
+        "set by `samestep run --min-ranks`: where the store is that says which ranks make the group",
+    ),
+    UID: Setting("text", "", "set by `samestep run --min-ranks`: rank and life of this process, as 2.0"),
     LAUNCHER: Setting(
         "text",
         "",

@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import Any, Literal, TypeVar
 
 from samestep import arrays
+from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
 from samestep.reduce_ops import AVG, Op
 
@@ -143,6 +144,38 @@ class Backend(Group):
         from samestep.step.together import Together
 
         return Together(self, timeout)
+
+    def shrink(self) -> None:
+        """Go on without lost ranks, in this object, after a `PeerLostError` or `TimeoutError`. Collective.
+
+        All ranks that are left call it, each after it has got such an error; a rank that has not called it within the
+        timeout of the group is killed by the launcher. `rank`, `size` and the hosts change in place: the ranks keep
+        their order. Groups made from this one are closed; make them again. `Accumulator`, `DistributedSampler` and
+        `DistributedOptimizer(shards=)` follow. If more ranks are lost meanwhile, the others go on without them, too.
+        `TrainState` does this, and more: it repeats the step, and takes in ranks that were started again.
+
+        Raises:
+          InvalidArgumentError: the job was not started by `samestep run --min-ranks`, which knows who is left; or the
+            group is not the world.
+          PeerLostError: the others have gone on without this rank.
+          UnavailableError: the launcher has ended.
+
+        Source: ULFM (MPI_Comm_shrink).
+
+        Example:
+          >>> import samestep as ss
+          >>> backend = ss.initialize()
+          >>> try:
+          ...     total = backend.allreduce(1.0)
+          ... except ss.PeerLostError:
+          ...     backend.shrink()
+        """
+        if self._regroup is None:
+            raise InvalidArgumentError(
+                f"shrink: group {self.name} cannot go on after a loss: start with `samestep run -n N --min-ranks K "
+                "script.py`, and call it on what initialize() has returned"
+            )
+        self._regroup()
 
     def any(self, flag: bool, *, timeout: float | None = None) -> bool:
         """Whether `flag` is true on any rank; the same answer on all ranks. Collective, 8 bytes.

@@ -6,16 +6,14 @@ import dataclasses
 import operator
 import warnings
 from collections.abc import Iterator, Sized
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from samestep.data import rows
 from samestep.data.steps import Shard, shards_of_step
 from samestep.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
+from samestep.group.group import Group
 
 Mode = Literal["exact", "pad", "drop"]
 
@@ -120,6 +118,9 @@ class DistributedSampler:
         self.epoch = 0
         self._pass = _Pass(0)
         self._warned = self._followed = False
+        self._known_order: tuple[list[Any], np.ndarray[Any, np.dtype[np.int64]]] | None = None
+        if isinstance(backend, Group):  # and nothing else that has a rank and a size
+            backend._follow(self._take_place)
 
     def __len__(self) -> int:
         """Number of indices of this rank in the next pass, or of steps with `batch_size`; after loading, those left."""
@@ -165,17 +166,41 @@ class DistributedSampler:
         """
         if self.batch_size is None or self.shards is None:
             raise InvalidArgumentError("DistributedSampler.steps: give batch_size and shards to the sampler")
-        return self._steps(self.batch_size, self.shards)
+        return self._steps(self.batch_size)
 
-    def _steps(self, batch_size: int, n_shards: int) -> Iterator[list[Shard]]:
-        n_steps, current, order = len(self), self._begin(), self.order()
+    def _steps(self, batch_size: int) -> Iterator[list[Shard]]:
+        n_steps, current = len(self), self._begin()
         for start in range(current.start, current.start + n_steps * batch_size, batch_size):
-            items = order[start : start + batch_size]
-            if self.mode == "pad":
-                items = np.concatenate([items, np.resize(order, batch_size - len(items))])
             current.taken += 1
-            yield shards_of_step(items, n_shards, self.rank, self.size, [self.seed, self.epoch, start])
+            yield self._step_from(start)
         current.finished = True
+
+    def _has_step_from(self, start: int) -> bool:
+        """Whether the epoch has a step that begins at the position `start`."""
+        assert self.batch_size is not None
+        return self.n_items - start >= (self.batch_size if self.mode == "drop" else 1)
+
+    def _after_step(self, start: int) -> int:
+        """The position after the step that begins at `start`."""
+        assert self.batch_size is not None
+        return min(start + self.batch_size, self.n_items)
+
+    def _step_from(self, start: int) -> list[Shard]:
+        """This rank's shards of the step that begins at the position `start` of the epoch."""
+        assert self.batch_size is not None
+        assert self.shards is not None
+        key = [self.seed, self.epoch, self.n_items, self.shuffle]
+        if self._known_order is None or self._known_order[0] != key:
+            self._known_order = key, self.order()
+        order = self._known_order[1]
+        items = order[start : start + self.batch_size]
+        if self.mode == "pad":
+            items = np.concatenate([items, np.resize(order, self.batch_size - len(items))])
+        return shards_of_step(items, self.shards, self.rank, self.size, [self.seed, self.epoch, start])
+
+    def _take_place(self, group: Group) -> None:
+        """The ranks of the group have changed."""
+        self.rank, self.size = group.rank, group.size
 
     def order(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The order in which all ranks together visit the items in this epoch."""

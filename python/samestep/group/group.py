@@ -81,7 +81,9 @@ class Group(MessageMethods, VariableLengthMethods):
         self._members: list[int] | None = None  # as ranks of the parent; None: not made by split or group
         self._n_blocks = 0  # entered so far
         self._ending_depth: int | None = None  # of the nested block that all ranks have agreed to end
-        self._replaced = 0  # blocks that an exception has ended
+        self._replaced = 0  # blocks that an exception has ended, and losses that the group has survived
+        self._regroup: Callable[..., None] | None = None  # of the world of a job that goes on after a loss
+        self._changed: list[weakref.WeakMethod[Callable[[Group], None]]] = []  # called after a loss
         self._cache: dict[str, Any] = {}  # used by higher layers; lives as long as this group
 
     # ---- members and hosts
@@ -245,6 +247,24 @@ class Group(MessageMethods, VariableLengthMethods):
         self._comm = comm
         self._replaced += 1
         self._cache.pop("fused", None)
+
+    def _become(self: _Self, new: _Self) -> None:
+        """Take the place of `new`, a group of the ranks that are left after a loss; this one has been abandoned."""
+        kept = {"_changed": self._changed, "_replaced": self._replaced + 1, "_regroup": self._regroup}
+        modules = self._cache.get("modules")
+        self.__dict__ = new.__dict__ | kept
+        self._comm = new._comm  # not in there, but where the core finds it
+        if modules is not None:
+            self._cache["modules"] = modules
+        for method in list(self._changed):
+            if (call := method()) is not None:
+                call(self)
+            else:
+                self._changed.remove(method)
+
+    def _follow(self, changed: Callable[[Group], None]) -> None:
+        """Call the method `changed` with this group after its ranks have changed, as long as its object lives."""
+        self._changed.append(weakref.WeakMethod(changed))
 
     def _adopt(self, child: Group) -> None:
         """Close `child` when this group closes, before it."""

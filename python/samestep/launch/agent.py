@@ -133,7 +133,7 @@ class Agent:
         self._end_rank()
 
     def _obey(self, kind: bytes, payload: bytes) -> None:
-        if kind == frames.START and not self._all_gone:
+        if kind == frames.START:
             self._start(**json.loads(payload))
         elif kind == frames.INPUT and self._feeder is not None:
             self._feeder.feed(payload)
@@ -146,6 +146,8 @@ class Agent:
 
     def _start(self, argv: list[str], env: dict[str, str], cwd: str, stdin: str, live: list[int]) -> None:
         self._live = set(live)
+        self._rank_ended = self._all_gone = False  # of the rank that ran here before, if any
+        self._signals, self._signalled_at = [], None
         folders = (os.environ.get("TMPDIR", ""), "/tmp", "/dev/shm")
         folder = next((one for one in folders if os.access(one, os.W_OK | os.X_OK)), "/tmp")
         self._error_file = os.path.join(folder, f"samestep-{os.urandom(8).hex()}.json")
@@ -175,14 +177,14 @@ class Agent:
     def _end_rank(self) -> None:
         """End the rank because the launcher or `mpirun` has ended."""
         self._signal(signal.SIGTERM)
-        self._loop.after(_GRACE_S, self._kill)
+        self._loop.after(_GRACE_S, partial(self._kill, self._rank_pid))
         if not self._rank_pid:
             self._rank_ended = True
 
-    def _kill(self) -> None:
-        if not self._all_gone:
+    def _kill(self, pid: int) -> None:
+        if not self._all_gone and pid == self._rank_pid:
             self._signal(signal.SIGKILL)
-            self._loop.after(0.1, self._kill)  # again, for processes started just before
+            self._loop.after(0.1, partial(self._kill, pid))  # again, for processes started just before
 
     def _gather(self, pipe: int) -> None:
         """Read `pipe` after a short delay, because more is likely to arrive."""
@@ -260,7 +262,7 @@ class Agent:
                     frames.EXITED, {"status": status, "time": ended, "error": self._take_error(), **how}
                 )
                 processes.send_signal(processes.descendants(os.getpid()), signal.SIGTERM)
-                self._loop.after(_GRACE_S, self._kill)
+                self._loop.after(_GRACE_S, partial(self._kill, pid))
 
 
 def next_moment(seconds: float, nbytes: int, room: int) -> float:

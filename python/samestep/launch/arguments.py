@@ -57,6 +57,8 @@ class Options:
       secret_file: holds the secret of the job; None = decide by the others.
       max_restarts: how often to start all ranks anew after one has failed.
       n_restarts: how often that has happened.
+      min_ranks: the job goes on after a loss with so many ranks, and lost ranks are started again; None: it ends.
+      chaos_s: kill a random rank so often, in seconds, on average; None: never.
       jax: let JAX programs on CPU use samestep between ranks, unless they select another implementation; None: if this
         version of JAX has been tested.
       rank_argument: first argument of each rank, with `{local_rank}`; "" = none.
@@ -83,6 +85,8 @@ class Options:
     secret_file: str | None = None
     max_restarts: int = 0
     n_restarts: int = 0
+    min_ranks: int | None = None
+    chaos_s: float | None = None
     jax: bool | None = None
     rank_argument: str = ""
 
@@ -145,6 +149,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
     if flags.mpi and flags.native:
         ours.error("--mpi and --native exclude each other")
     _check_nodes(ours, flags)
+    _check_losses(ours, flags, n_ranks)
     return Options(
         n_ranks=n_ranks,
         program=command[0],
@@ -155,7 +160,8 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
         rsh=tuple(flags.rsh),
         raw=flags.raw,
         logs=flags.logs,
-        env=dict(flags.env or ()) | ({RESTART_COUNT: str(flags.restarted)} if flags.max_restarts else {}),
+        env=dict(flags.env or ())
+        | ({RESTART_COUNT: str(flags.restarted)} if flags.max_restarts and not flags.min_ranks else {}),
         timeout_s=flags.timeout,
         master_addr=flags.master_addr,
         master_port=flags.master_port or (_PORT if flags.nnodes > 1 else None),
@@ -165,6 +171,8 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
         secret_file=flags.secret_file,
         max_restarts=flags.max_restarts,
         n_restarts=flags.restarted,
+        min_ranks=flags.min_ranks,
+        chaos_s=flags.chaos,
         jax=flags.jax,
     )
 
@@ -206,6 +214,19 @@ def _check_nodes(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> 
         parser.error("--max-restarts is for one run that starts all ranks; the other nodes would not know")
     if flags.nnodes > 1 and not flags.master_addr:
         parser.error("--nnodes needs --master-addr, the address of node 0")
+
+
+def _check_losses(parser: argparse.ArgumentParser, flags: argparse.Namespace, n_ranks: int) -> None:
+    if flags.min_ranks is None:
+        if flags.chaos is not None:
+            parser.error("--chaos kills ranks, and needs --min-ranks K: with how many the job goes on")
+        return
+    if flags.min_ranks > n_ranks:
+        parser.error(f"--min-ranks {flags.min_ranks}, but there are {n_ranks} ranks")
+    if flags.mpi:
+        parser.error("--min-ranks and --mpi exclude each other: MPI ends the job when a rank is lost")
+    if flags.nnodes > 1:
+        parser.error("--min-ranks is for one run that starts all ranks, as with --hosts; leave --nnodes out")
 
 
 def parser() -> CommandLine:
@@ -256,6 +277,12 @@ def parser() -> CommandLine:
     add("--timeout", type=_seconds, metavar="S", help="end the run after S seconds, exit code 124")
     restarts = "start all ranks anew, up to N times, after one has failed"
     add("--max-restarts", type=count, default=0, metavar="N", help=restarts)
+    goes_on = (
+        "go on with at least K ranks after a loss (see TrainState); --max-restarts then counts single ranks"
+    )
+    add("--min-ranks", type=whole_number, metavar="K", help=goes_on)
+    chaos = "with --min-ranks: kill a random rank about every S seconds, to try the program"
+    add("--chaos", type=_seconds, metavar="S", help=chaos)
     add(RESTARTED, type=count, default=0, help=argparse.SUPPRESS)
     add("--master-addr", metavar="HOST", help="MASTER_ADDR of the ranks (default: the first host)")
     add("--master-port", type=port, metavar="P", help="MASTER_PORT of the ranks (default: a free port)")

@@ -140,6 +140,11 @@ def environment(
     return variables
 
 
+def membership(address: str, uid: str) -> dict[str, str]:
+    """The variables of a rank of a job that goes on after a loss: where the store is, and who this process is."""
+    return {_settings.MEMBERSHIP: address, _settings.UID: uid}
+
+
 def for_other_hosts(env: Mapping[str, str]) -> dict[str, str]:
     """The variables of `env` that ranks on other hosts need to find the same programs and settings."""
     return {

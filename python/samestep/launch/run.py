@@ -50,7 +50,7 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
     except OSError as error:
         return _refuse(command, f"{error.strerror}: {error.filename}" if error.filename else str(error))
     code = supervisor.run()
-    if supervisor.a_rank_failed and options.n_restarts < options.max_restarts:
+    if supervisor.a_rank_failed and options.min_ranks is None and options.n_restarts < options.max_restarts:
         _run_again(options, argv)
     return code
 

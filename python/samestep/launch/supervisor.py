@@ -22,13 +22,14 @@ from samestep._util.text import ranks_text
 from samestep.launch import frames, network, plan, processes
 from samestep.launch.arguments import Options
 from samestep.launch.causes import others, root_cause
+from samestep.launch.elastic import Elastic
 from samestep.launch.exit_status import ProcessExit
 from samestep.launch.job import LaunchedJob, Program
 from samestep.launch.job_secret import job_secret
 from samestep.launch.loop import Loop
 from samestep.launch.output import Output, open_logs
 from samestep.launch.programs import programs
-from samestep.launch.ranks import Ranks
+from samestep.launch.ranks import Rank, Ranks
 
 _MAX_WAITING = 8 << 20  # bytes not yet written, above which the ranks have to wait
 _GIVE_UP_S = 3.0  # after SIGKILL, on an agent that does not answer
@@ -52,6 +53,9 @@ _AFTER_SIGNAL = {
     signal.SIGTERM: _End("SIGTERM", ((0.0, signal.SIGTERM), (2.0, signal.SIGKILL)), 143),
     signal.SIGHUP: _End("SIGHUP", ((0.0, signal.SIGTERM), (2.0, signal.SIGKILL)), 129),
 }
+_PATIENT = _End(
+    "SIGTERM", ((0.0, signal.SIGTERM), (25.0, signal.SIGKILL)), 143
+)  # for ranks that end their step first
 _WITHOUT_JOB = _End("", ((0.3, signal.SIGTERM), (1.3, signal.SIGKILL)))  # 0.3 s for ranks that mpirun ends
 
 
@@ -73,6 +77,7 @@ class Supervisor:
         )
         self._waits_for_cause = False
         self._end: _End | None = None
+        self._elastic: Elastic | None = None  # where the job goes on after a loss
         self._running_at_end: list[int] = []
 
         logs = {}
@@ -117,6 +122,8 @@ class Supervisor:
             self._choose_what_to_watch()
             self._loop.turn()
             self._advance()
+        if self._elastic is not None:
+            self._elastic.close()
         left = self._sweep()
         code = self._report(left)
         self._output.flush(None if self._end is None or self._end.exit_code is None else 1.0)
@@ -126,7 +133,11 @@ class Supervisor:
     def a_rank_failed(self) -> bool:
         """Whether the run has ended because of a failure, not on request."""
         by_wish = self._end is not None and self._end.exit_code is not None
-        return not by_wish and any(rank.ending and rank.ending.failed for rank in self._ranks)
+        return (
+            not by_wish
+            and not self._has_finished
+            and any(rank.ending and rank.ending.failed for rank in self._ranks)
+        )
 
     # --- what happens next
 
@@ -134,6 +145,9 @@ class Supervisor:
         if not self._started and self._ranks.complete and self._end is None:
             self._start_ranks()
         failed = [rank.ending for rank in self._ranks if rank.ending and rank.ending.failed]
+        if self._elastic is not None and self._end is None:
+            self._elastic.advance()
+            failed = failed if self._elastic.failed else []
         if failed and not all(ending.is_consequence for ending in failed):
             self._begin_end(_AFTER_FAILURE)
         elif failed and not self._waits_for_cause:
@@ -149,6 +163,11 @@ class Supervisor:
         settled = self._started or self._end is not None
         return settled and all(rank.all_gone for rank in self._ranks)
 
+    @property
+    def _has_finished(self) -> bool:
+        """Members have ended as they should, so what became of others is no failure."""
+        return self._elastic is not None and self._elastic.over and not self._elastic.failed
+
     def _start_ranks(self) -> None:
         self._started = True
         options = self._options
@@ -157,8 +176,8 @@ class Supervisor:
         address = options.master_addr or self._address_of_first_host()
         port = options.master_port or self._reserved_port()
         launcher = "" if options.mpi else "samestep run"
-        start = {"cwd": os.getcwd(), "live": self._output.live}
-        for rank, place in zip(self._ranks, places, strict=True):
+
+        def start(rank: Rank, place: plan.Place, extra: dict[str, str]) -> None:
             env = plan.for_other_hosts(launchers.outside_any_job(os.environ)) if rank.host else {}
             env |= plan.environment(
                 place,
@@ -169,8 +188,33 @@ class Supervisor:
             )
             env |= jax_variables.for_ranks({**os.environ, **options.env}, options.jax)
             stdin = ("inherited" if self._rank_0_reads_itself else "pipe") if rank.number == 0 else ""
-            start["argv"] = options.rank_argv(sys.executable, place.local_rank)
-            rank.send(frames.START, {**start, "env": env | options.env, "stdin": stdin})
+            argv = options.rank_argv(sys.executable, place.local_rank)
+            how = {"argv": argv, "cwd": os.getcwd(), "live": self._output.live, "stdin": stdin}
+            rank.send(frames.START, {**how, "env": env | options.env | extra})
+
+        if options.min_ranks is None:
+            for rank, place in zip(self._ranks, places, strict=True):
+                start(rank, place, {})
+            return
+
+        def start_life(rank: Rank, uid: str) -> None:
+            assert self._elastic is not None
+            rank.pid, rank.ending, rank.all_gone = 0, None, False
+            start(rank, places[rank.number], plan.membership(self._elastic.address, uid))
+
+        self._elastic = Elastic(
+            self._loop,
+            self._ranks,
+            min_ranks=options.min_ranks,
+            max_restarts=options.max_restarts,
+            chaos_s=options.chaos_s,
+            where=socket.gethostname() if any(rank.host for rank in self._ranks) else "127.0.0.1",
+            secret=self._secret,
+            start=start_life,
+            kill=lambda rank: rank.send(frames.SIGNAL, int(signal.SIGKILL)),
+            say=self._say,
+        )
+        self._elastic.begin()
 
     def _reserved_port(self) -> int:
         self._port_holder = network.reserve_port()  # until the run ends
@@ -251,12 +295,14 @@ class Supervisor:
             if self._end.why:
                 self._say(f"{self._end.why}: {ranks_text(self._running_at_end)} still running, ended")
             return self._end.exit_code
+        if self._elastic is not None and self._has_finished and self._end is None:
+            return self._elastic.exit_code or 0
         endings = [rank.ending for rank in self._ranks if rank.ending is not None]
         if self._left_first is not None:
             endings.append(self._left_first)
         root = root_cause(endings)
         if root is None and self._end is None:
-            return 0
+            return 1 if self._elastic is not None and self._elastic.failed else 0
         if root is None or self._ranks.problem:
             self._say(self._ranks.problem or f"{self._programs[0].name} ended before its ranks did")
             return 1
@@ -281,7 +327,9 @@ class Supervisor:
 
     def _on_signals(self, signums: bytes) -> None:
         for signum in signums:
-            if signum in _AFTER_SIGNAL:
+            if signum == signal.SIGTERM and self._elastic is not None:
+                self._begin_end(_PATIENT)
+            elif signum in _AFTER_SIGNAL:
                 self._begin_end(_AFTER_SIGNAL[signal.Signals(signum)])
         for pid, status in processes.reap():
             ended = self._job.on_ended(pid, status)

@@ -54,6 +54,12 @@ def sharded_of(opt: Any) -> ShardedTransformation:
     return found
 
 
+def is_sharded(opt: Any) -> bool:
+    """Whether `ShardedOptimizer` has made it."""
+    of = getattr(getattr(opt, "update", None), "__self__", opt)
+    return isinstance(of, ShardedTransformation) or hasattr(opt, "_samestep_parts")
+
+
 class _Plan(NamedTuple):
     """Parameters of one structure, and the part of them that this rank updates."""
 

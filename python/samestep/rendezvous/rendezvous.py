@@ -102,6 +102,11 @@ class Rendezvous:
         return facts_of(self.allgather_bytes(json.dumps(fact).encode()), layout, self)
 
     @property
+    def seconds(self) -> float:
+        """How long an exchange may take."""
+        return self._timeout
+
+    @property
     def where(self) -> str:
         """Where the ranks have met, for messages."""
         return self._store.where

@@ -23,7 +23,7 @@ from samestep.step.leaves import Flat, Layout, LeafSpec, describe, present_in, t
 from samestep.step.partial import Memory, Partial, Term
 from samestep.step.record import Recorder
 from samestep.step.shards import Node, PairwiseTree, final_nodes, shards_of
-from samestep.step.together import note_begun
+from samestep.step.together import note_begun, note_reduced
 from samestep.trees.fusion import Timer, timer
 
 if TYPE_CHECKING:
@@ -65,21 +65,14 @@ class Accumulator:
         require_backend(Accumulator, backend)
         self._backend = backend
         self._fixed = shards is not None
-        self._n_shards = backend.size if shards is None else operator.index(shards)
+        self._n_shards = 1 if shards is None else operator.index(shards)
         if self._n_shards < 1:
             raise InvalidArgumentError(f"Accumulator: shards must be >= 1, got {shards}")
-        size = backend.size
-        runs = [shards_of(self._n_shards, rank, size) for rank in range(size)]
-        self._nodes = [final_nodes(self._n_shards, run) for run in runs]
-        self.indices = runs[backend.rank] if self._fixed else range(sys.maxsize)
-        """The shards that this rank adds."""
         self.weight = 0.0
         """The sum of all weights of the step that `mean` ended last."""
         self.all_finite = True
         """Whether all elements of the mean that `mean` returned last are finite. The same on all ranks, without a
         collective, because sums propagate the infinities and NaNs of every rank."""
-        self._headers = StepHeaders(backend, max(map(len, self._nodes)))
-        self._is_compared = False
         self._tree: agree.Tree | None = None
         # The digest of the tree that was described last, its leaves, and those present as a bit mask: a step adds equal
         # trees again and again.
@@ -87,10 +80,25 @@ class Accumulator:
         self._memory = Memory(lambda count, dtype: backend.empty((count,), dtype))
         self._recorder = Recorder.wanted(backend)
         self._act = f"Accumulator(shards={shards}).mean()"
-        self.reset()
+        self._divide(backend)
+        backend._follow(self._divide)
         if like is not None:
             like = added.gradients_of(like)
             self._look_at(like, trees.flatten(like))
+
+    def _divide(self, backend: Group) -> None:
+        """Divide the shards among the ranks; a new step begins."""
+        size = backend.size
+        if not self._fixed:
+            self._n_shards = size
+        runs = [shards_of(self._n_shards, rank, size) for rank in range(size)]
+        self._nodes = [final_nodes(self._n_shards, run) for run in runs]
+        self.indices = runs[backend.rank] if self._fixed else range(sys.maxsize)
+        """The shards that this rank adds."""
+        self._headers = StepHeaders(backend, max(map(len, self._nodes)))
+        self._is_compared = False
+        self._memory.forget()
+        self.reset()
 
     def reset(self) -> None:
         """Discard the gradients added since the last `mean`."""
@@ -234,9 +242,11 @@ class Accumulator:
         """
         try:
             with _core.UserCall(self._act):
-                return self._mean(timer(timeout))
+                mean = self._mean(timer(timeout))
         finally:
             self.reset()
+        note_reduced()
+        return mean
 
     def _mean(self, left: Timer) -> Any:
         backend = self._backend

@@ -53,6 +53,12 @@ def note_begun(total: Any) -> None:
         _blocks.open[-1]._begun.add(total)
 
 
+def note_reduced() -> None:
+    """Gradients have been reduced: what follows in the blocks of this thread may change parameters."""
+    for block in _blocks.open:
+        block.has_reduced = True
+
+
 class _Report(NamedTuple):
     """How one rank leaves the block, as reported to the others."""
 
@@ -86,8 +92,13 @@ class Together(Generic[_Group]):
         self._interrupted: BaseException | None = None
         self._begun: weakref.WeakSet[Any] = weakref.WeakSet()
         """Accumulators whose step began in the block."""
+        self.has_reduced = False
+        """Whether gradients have been reduced in the block."""
+        self.says = self.hears = 0
+        """What this rank tells the others at the end of the block, >= 0; the greatest that a rank has told."""
 
-    def __enter__(self) -> _Group:
+    def prepare(self) -> None:
+        """Make what the first block of a group needs. Collective; then entering is not."""
         backend = self._backend
         if backend._control is None and backend.size > 1:
             with _core.UserCall("the first together()"):
@@ -95,6 +106,10 @@ class Together(Generic[_Group]):
                 # Until all ranks have it, none may revoke the communicator that makes it.
                 control.barrier().wait(self._timeout, True)
                 backend._control = control
+
+    def __enter__(self) -> _Group:
+        self.prepare()
+        backend = self._backend
         backend._n_blocks += 1
         self._number = backend._n_blocks
         self._begun.clear()
@@ -118,6 +133,12 @@ class Together(Generic[_Group]):
             _blocks.open[-1]._begun |= self._begun
         self._begun.clear()
 
+    def drop(self) -> None:
+        """Leave the block without the others: the group has lost a rank."""
+        _blocks.open.remove(self)
+        self._reset_begun()
+        self._backend._comm.close_block(self._key())
+
     def _reset_begun(self) -> None:
         for total in list(self._begun):
             total.reset()
@@ -126,6 +147,7 @@ class Together(Generic[_Group]):
     def _end(self, error: BaseException | None) -> None:
         backend = self._backend
         if backend.size == 1 or backend._closed:
+            self.hears = self.says
             if isinstance(error, Exception) and not isinstance(error, StepError):
                 raise self._step_error(backend.rank, self._report(error), []) from error
             return
@@ -186,7 +208,9 @@ class Together(Generic[_Group]):
         backend = self._backend
         assert backend._control is not None
         code, factor = resolve("max")
-        words = np.array([-self._depth, self._depth, raised, self._number, -self._number], np.int64)
+        words = np.array(
+            [-self._depth, self._depth, raised, self._number, -self._number, self.says], np.int64
+        )
         work = backend._control.allreduce(words, None, code, factor)
         pause, is_announced = _FIRST_LOOK_S, False
         while True:
@@ -208,6 +232,7 @@ class Together(Generic[_Group]):
                 is_announced = True
                 _announce_end(backend, self._key())
             pause = min(2 * pause, _LONGEST_LOOK_S)
+        self.hears = int(words[5])
         same_block = words[3] == -words[4] or words[0] != -words[1]
         return -int(words[0]), int(words[1]), bool(words[2]) or not same_block
 

@@ -22,7 +22,13 @@ _LAYOUT = [str, Map(str)]
 
 
 def open_world(
-    method: str | None, rank: int | None, world_size: int | None, timeout: float
+    method: str | None,
+    rank: int | None,
+    world_size: int | None,
+    timeout: float,
+    *,
+    met: Rendezvous | None = None,
+    alone: bool = False,
 ) -> tuple[_core.Communicator, bool]:
     """Brings the ranks of the job together. Collective.
 
@@ -33,6 +39,8 @@ def open_world(
       rank, world_size: of this rank; None = as the launcher says. They win over its variables where `method`
         is given, and have to agree with it where it is not.
       timeout: seconds for all to come.
+      met: the ranks, where their launcher has said who they are.
+      alone: the others go on without this rank for now.
 
     Returns:
       As `communicator_over`.
@@ -42,7 +50,7 @@ def open_world(
       UnavailableError: ranks cannot reach each other, the launcher names no address, or no descriptor is left.
     """
     try:
-        return _open_world(method, rank, world_size, timeout)
+        return _open_world(method, rank, world_size, timeout, met, alone=alone)
     except OSError as error:
         if isinstance(error, Error) or not descriptors.are_used_up(error):
             raise
@@ -50,13 +58,21 @@ def open_world(
 
 
 def _open_world(
-    method: str | None, rank: int | None, world_size: int | None, timeout: float
+    method: str | None,
+    rank: int | None,
+    world_size: int | None,
+    timeout: float,
+    met: Rendezvous | None,
+    *,
+    alone: bool,
 ) -> tuple[_core.Communicator, bool]:
     interfaces.check_names(os.environ)
     started_by, env = launchers.launcher(), launchers.own_variables()
     if method is None:
         _check_claims(started_by, rank, world_size)
-        if (world_size or started_by.size) == 1:
+        if met is not None:
+            return communicator_over(met, met.seconds)
+        if alone or (world_size or started_by.size) == 1:
             return _core.make_self_communicator("world"), True
         tells_place = "MASTER_PORT" in env or launchers.slurm_meeting(env) is not None
         if started_by.name in launchers.MPI_LAUNCHERS and not tells_place:

@@ -10,21 +10,30 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from samestep import _core, _settings
 from samestep._util import launchers, standard_descriptors, unknown_settings
 from samestep._util.deadline import seconds
 from samestep._util.text import error_line
 from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend
-from samestep.errors import InvalidArgumentError, NotInitializedError, UnavailableError
+from samestep.errors import (
+    InvalidArgumentError,
+    NotInitializedError,
+    PeerLostError,
+    TimeoutError,
+    UnavailableError,
+)
 from samestep.gpu import discovery
 from samestep.group import hosts, json_exchange
 from samestep.group.group import warn
+from samestep.rendezvous.rendezvous import Rendezvous
 from samestep.world import children, crash_report, environment, equal_settings, opening, transports
 from samestep.world.choice import Facts, check_launch, choose
 from samestep.world.device_assignment import assign_device
+from samestep.world.member import Member, member
 
 __all__ = [
     "Missing",
@@ -58,6 +67,7 @@ missing = Missing.missing
 """For `cuda_devices=` and `amdgpu_devices=`: do not touch that kind of device."""
 
 _Devices = Sequence[int] | Missing | None
+_T = TypeVar("_T")
 
 _world: Backend | None = None
 _world_of_torch: weakref.ref[Backend] | None = None  # that of `torch.distributed`, which ends it
@@ -65,6 +75,7 @@ _opening = threading.RLock()  # held by the thread that opens the world; the oth
 _arguments: dict[str, Any] = {}
 _at_exit_registered = False
 _LOOK_S = 2.0  # longer than the death of a process takes to be found
+_MOST_ATTEMPTS = 8  # to connect the ranks of a job that goes on after a loss
 _LOST_S = 4.0  # for MPI to end after a rank has died, so that survivors have ended within 5 s
 
 
@@ -212,17 +223,44 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
     choice = choose(known, "" if requested == "nccl" else requested)
     if probe_mpi and requested != "native" and choice.host == "native" and launchers.launcher().rank == 0:
         _tell_what_mpi_adds(known)
-    if choice.host == "mpi":
-        comm, proved = _open_mpi(known, arguments, timeout), True
-    else:
-        from samestep.world import bootstrap_native
-
-        how = {name: arguments[name] for name in ("rank", "world_size")}
-        comm, proved = bootstrap_native.open_world(arguments["init_method"], **how, timeout=timeout)
     devices = found[0] if found else None
-    world = _world_over(comm, requested, choice.host, devices, known, arguments, timeout, proved)
+
+    def open_once(met: Rendezvous | None = None) -> Backend:
+        if choice.host == "mpi":
+            comm, proved = _open_mpi(known, arguments, timeout), True
+        else:
+            from samestep.world import bootstrap_native
+
+            how = {name: arguments[name] for name in ("rank", "world_size")}
+            comm, proved = bootstrap_native.open_world(
+                arguments["init_method"], **how, timeout=timeout, met=met, alone=alone
+            )
+        return _world_over(comm, requested, choice.host, devices, known, arguments, timeout, proved)
+
+    goes_on = member() if choice.host == "native" and arguments["init_method"] is None else None
+    alone = goes_on is not None and goes_on.is_newcomer
+    if goes_on is not None and not alone:
+        world = _until_met(goes_on, partial(goes_on.meet, timeout), open_once)
+    else:
+        world = open_once()
+    if goes_on is not None:
+        world._regroup = partial(_regroup, world, goes_on)
     _register_at_exit()
     return world
+
+
+def _until_met(goes_on: Member, meet: Callable[[], Rendezvous], opened: Callable[[Rendezvous], _T]) -> _T:
+    """What `opened` returns with the ranks that have met; again with those that are left, if one is lost meanwhile."""
+    while True:
+        met = meet()
+        try:
+            made = opened(met)
+        except (PeerLostError, TimeoutError, UnavailableError):
+            if goes_on.n_attempts >= _MOST_ATTEMPTS:
+                raise
+        else:
+            goes_on.n_attempts = 0
+            return made
 
 
 def _tell_what_mpi_adds(known: Facts) -> None:
@@ -433,6 +471,43 @@ def _poll_peer_failures() -> None:
 def _mpi_is_running() -> bool:
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+
+
+def _regroup(
+    world: Backend, goes_on: Member, *, step: int = 0, clean: bool = True, admits: bool = False
+) -> None:
+    """Make the group of `world` anew of the ranks that are left, and of newcomers, in the same object. Collective.
+
+    Args:
+      world: what `initialize` has returned; its groups are closed.
+      goes_on: this process.
+      step, clean, admits: as in `samestep.rendezvous.membership.Post`.
+
+    Raises:
+      PeerLostError: this rank has been given up.
+      UnavailableError: the launcher has ended.
+    """
+    from samestep.world import bootstrap_native
+
+    reason = f"epoch {goes_on.record.epoch} of the group has ended"
+    closed = list(world._children)
+    world._abandon(reason)
+    for group in closed:  # so that using one says that it is closed
+        group._comm.close(world.timeout)
+    found = environment.visible_devices(
+        cuda=_arguments["cuda_devices"] != "missing", hip=_arguments["amdgpu_devices"] != "missing"
+    )
+    known = environment.gather(probe_mpi=False, found=found)
+
+    def opened(met: Rendezvous) -> Backend:
+        comm, proved = bootstrap_native.communicator_over(met, met.seconds)
+        devices = found[0] if found else None
+        return _world_over(comm, "native", "native", devices, known, _arguments, world.timeout, proved)
+
+    def meet() -> Rendezvous:
+        return goes_on.meet(world.timeout, step=step, clean=clean, admits=admits)
+
+    world._become(_until_met(goes_on, meet, opened))
 
 
 def initialized(backend: type[Backend] | BackendName | None = None) -> bool:

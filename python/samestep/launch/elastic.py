@@ -1,0 +1,188 @@
+"""The launcher's part in a job that goes on after a loss: it starts lost ranks again, and writes who the members are.
+
+See `samestep.rendezvous.membership` for what stands in the store.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+
+from samestep.launch.loop import Loop
+from samestep.launch.ranks import Rank, Ranks
+from samestep.rendezvous.membership import JOIN, PLACE, Post, Record, absent, next_record
+from samestep.rendezvous.store import PrefixStore
+from samestep.rendezvous.tcp_store import TCPStore
+
+_ENDS = (0, 128 + signal.SIGTERM)  # exit codes: the program is done, or was asked to stop and did
+_LOOK_S, _LOOK_SOON_S = 0.1, 0.005  # between looks into the store; while members leave an epoch
+
+
+class Elastic:
+    """The members of a running job.
+
+    Args:
+      ranks: of the run.
+      min_ranks: with fewer members the job has failed.
+      max_restarts: how many lost ranks are started again.
+      chaos_s: a random rank is killed so often, in seconds, on average; None: never.
+      where: host name or address at which the store listens.
+      secret: of the job; "" for none.
+      start: starts a rank (again), whose process gets this uid.
+      kill: ends a rank at once.
+      say: tells the user.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        ranks: Ranks,
+        *,
+        min_ranks: int,
+        max_restarts: int,
+        chaos_s: float | None,
+        where: str,
+        secret: str,
+        start: Callable[[Rank, str], None],
+        kill: Callable[[Rank], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._loop, self._ranks, self._start, self._kill, self._say = loop, ranks, start, kill, say
+        self._min_ranks, self._restarts_left, self._chaos_s = min_ranks, max_restarts, chaos_s
+        self._store = TCPStore(where, 0, is_master=True, secret=secret.encode())
+        self._keys = PrefixStore(PLACE, self._store)
+        self._lives: dict[int, int] = {}
+        self._lost: set[int] = set()  # ranks whose process has ended, and that have not been started again
+        self._now = Record(0, [], 0, 0, True)
+        self._left_at: float | None = None  # when the first member left this epoch
+        self._struck: set[str] = set()  # uids of those that chaos has killed
+        self._called = 0  # the last epoch whose members know of newcomers
+        self.exit_code: int | None = None
+        """Of the members that have ended as they should: then nobody is started again."""
+        self.failed = False
+        """There are too few members to go on."""
+
+    @property
+    def address(self) -> str:
+        """Of the store, as host:port."""
+        return f"{self._store.host}:{self._store.port}"
+
+    @property
+    def over(self) -> bool:
+        """Whether a member has ended as it should."""
+        return self.exit_code is not None
+
+    def begin(self) -> None:
+        """Start all ranks."""
+        for rank in self._ranks:
+            self._start_life(rank)
+        self._now = self._now._replace(members=[self._uid(rank) for rank in self._ranks])
+        self._loop.after(_LOOK_S, self._look)
+        if self._chaos_s is not None:
+            self._plan_chaos()
+
+    def close(self) -> None:
+        """End the store."""
+        self._store.close(0.0)
+
+    def advance(self) -> None:
+        """Note which ranks have ended since the last call."""
+        for rank in self._ranks:
+            if rank.ending is None or rank.number in self._lost:
+                continue
+            if rank.ending.status in _ENDS and self._uid(rank) in self._now.members:
+                self.exit_code = max(self.exit_code or 0, rank.ending.status)
+            self._lost.add(rank.number)
+            if not self.over:
+                n_left = len(self._members_alive())
+                self.failed = n_left < self._min_ranks
+                then = f"fewer than --min-ranks {self._min_ranks}" if self.failed else "the others go on"
+                self._say(f"{rank.ending}: {n_left} of {len(self._now.members)} ranks are left, {then}")
+            self._look_now()
+        if self.over and not self._members_alive():
+            for rank in self._ranks:  # newcomers, for which it is too late
+                if rank.ending is None:
+                    self._kill(rank)
+
+    # --- the epochs
+
+    def _uid(self, rank: Rank) -> str:
+        return f"{rank.in_job}.{self._lives[rank.number]}"
+
+    def _alive(self) -> list[str]:
+        return [self._uid(rank) for rank in self._ranks if rank.ending is None]
+
+    def _members_alive(self) -> list[str]:
+        alive = self._alive()
+        return [uid for uid in self._now.members if uid in alive]
+
+    def _look(self) -> None:
+        self._look_now()
+        soon = self._left_at is not None
+        self._loop.after(_LOOK_SOON_S if soon else _LOOK_S, self._look)
+
+    def _look_now(self) -> None:
+        if self.failed:
+            return
+        alive = self._alive()
+        paths = self._keys._paths([f"post {uid}" for uid in alive])
+        values = self._keys._apply("values", paths) if paths else []
+        posts = {uid: Post.read(value.encode()) for uid, value in zip(alive, values, strict=True) if value}
+        made = next_record(self._now, alive, posts)
+        if made is not None:
+            self._write(made)
+        else:
+            self._wait_for_members(alive, posts)
+        if any(uid not in self._now.members for uid in posts) and self._called < self._now.epoch:
+            self._called = self._now.epoch
+            self._keys.set(f"call {self._now.epoch}", JOIN)
+        self._start_again()
+
+    def _write(self, made: Record) -> None:
+        self._keys.set(f"record {made.epoch}", made.text())
+        for uid in made.members:
+            if uid not in self._now.members:
+                self._keys.set(f"admitted {uid}", str(made.epoch))
+        self._now, self._left_at = made, None
+
+    def _wait_for_members(self, alive: list[str], posts: dict[str, Post]) -> None:
+        """Ends those members that do not leave the epoch in time, because they are stopped, say."""
+        late = absent(self._now, alive, posts)
+        came = [posts[uid] for uid in self._members_alive() if uid not in late]
+        if not came:
+            return
+        self._left_at = self._left_at or time.monotonic()
+        if self._now.epoch and time.monotonic() - self._left_at > max(post.seconds for post in came):
+            for rank in self._ranks:
+                if rank.ending is None and self._uid(rank) in late:
+                    self._kill(rank)
+
+    # --- lost ranks
+
+    def _start_again(self) -> None:
+        waiting = [rank for rank in self._ranks if rank.number in self._lost and rank.all_gone]
+        if not waiting or self.over or self._restarts_left == 0 or not self._keys.check(["trains"]):
+            return
+        for rank in waiting[: self._restarts_left]:
+            if rank.link is not None:
+                self._restarts_left -= 1
+                self._start_life(rank)
+
+    def _start_life(self, rank: Rank) -> None:
+        self._lives[rank.number] = self._lives.get(rank.number, -1) + 1
+        self._lost.discard(rank.number)
+        self._start(rank, self._uid(rank))
+
+    def _plan_chaos(self) -> None:
+        assert self._chaos_s is not None
+        self._loop.after(random.expovariate(1 / self._chaos_s), self._strike)
+
+    def _strike(self) -> None:
+        members = [uid for uid in self._members_alive() if uid not in self._struck]
+        if len(members) > self._min_ranks and self._keys.check(["trains"]) and not self.over:
+            uid = random.choice(members)
+            self._struck.add(uid)
+            self._kill(next(rank for rank in self._ranks if self._uid(rank) == uid))
+        self._plan_chaos()

@@ -1,0 +1,426 @@
+"""A training state that outlives the loss of ranks: the survivors repeat the step, and the result keeps its bits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from samestep import state_file, trees
+from samestep._util.text import error_line
+from samestep.backend import Backend
+from samestep.data.sampler import DistributedSampler
+from samestep.data.steps import Shard
+from samestep.errors import Error, InvalidArgumentError, MismatchError, UnavailableError
+from samestep.group.backend_argument import require_backend
+from samestep.optimizer import sharded
+from samestep.step.together import Together
+from samestep.world.member import is_loss, member
+
+__all__ = ["Step", "TrainState"]
+
+_JOIN, _STOP = 1, 2  # what a rank says at the end of a step; the greatest holds
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_STOPPED = 128 + signal.SIGTERM  # exit code: launchers and clusters start what ends so again
+_MOST_IN_VAIN = 5  # times that the same ranks meet again without having finished a step
+
+
+class TrainState:
+    """What training changes, kept by all ranks, and the loop over its steps.
+
+    A step is divided into shards, and its result does not depend on who computes them (see `Accumulator`). So if ranks
+    die, the others divide the same step anew, and the parameters at the end have the bits of a run without a loss. It
+    needs `samestep run --min-ranks K`; started otherwise, the loop is the same, and a loss ends the job as always.
+
+    A rank that was started again runs the script from its top, as a group of one, until it comes here; it is taken in
+    at the end of a step, and gets the state of a member. All ranks begin with the state of rank 0.
+
+    Args:
+      backend: of `initialize`, the native one.
+      parts: what to keep: trees of arrays and numbers (NumPy, torch, JAX), or objects with `state_dict` and
+        `load_state_dict`, as torch modules and optimizers have them. They become attributes, which may be set.
+      sampler: gives each step its shards; made with `batch_size` and `shards`.
+      undo: keep a copy of what is changed in place, so that any step can be repeated. Takes memory and time for one
+        copy of the state in each step. Needed only where a collective follows the update within the step.
+      save: a file. If it exists, training goes on from it. Rank 0 writes it if the job is asked to stop, by SIGTERM or
+        SIGUSR1 to any rank: then all ranks end after the same step, with exit code 143. None: signals do what they did.
+
+    Raises:
+      InvalidArgumentError: the sampler has no `batch_size`, a part cannot be kept (`ShardedOptimizer`: what a dead rank
+        held of its state is gone), or a part is called like an attribute of this class.
+
+    Example:
+      >>> import numpy as np, samestep as ss
+      >>> backend = ss.initialize()
+      >>> x = np.arange(6.0)
+      >>> sampler = ss.DistributedSampler(backend, x, batch_size=2, shards=2)
+      >>> total = ss.Accumulator(backend, shards=2)
+      >>> state = ss.TrainState(backend, mean=np.zeros(()), sampler=sampler)
+      >>> for step in state.steps(epochs=2):
+      ...     with step:
+      ...         for shard in step:
+      ...             total.add(x[shard.items].mean() - state.mean, shard=shard.index, weight=len(shard))
+      ...         state.mean = state.mean + 0.5 * total.mean()
+      >>> state.step
+      6
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        sampler: DistributedSampler | None = None,
+        undo: bool = False,
+        save: str | os.PathLike[str] | None = None,
+        **parts: Any,
+    ) -> None:
+        require_backend(TrainState, backend)
+        if sampler is not None and sampler.batch_size is None:
+            raise InvalidArgumentError(
+                "TrainState: give the sampler batch_size and shards, which make its steps"
+            )
+        for name, part in parts.items():
+            if hasattr(TrainState, name) or name.startswith("_"):
+                raise InvalidArgumentError(
+                    f"TrainState: no part can be called {name!r}, which is a name of the class"
+                )
+            _require_whole(name, part)
+        if backend.kind == "mpi" and member() is not None:
+            raise InvalidArgumentError(
+                "TrainState: over MPI a loss ends the job; initialize with NativeBackend"
+            )
+        self._backend, self._sampler, self._parts, self._undo = backend, sampler, parts, undo
+        self._on_change: list[Callable[[Backend], object]] = []
+        self._path = None if save is None else os.fspath(save)
+        self._finished = 0
+        self._epoch = 0 if sampler is None else sampler.epoch
+        self._visited = 0 if sampler is None else sampler.state_dict()["visited"]
+        """Items of the epoch that finished steps have seen."""
+        self._in_vain = 0
+        self._asked_to_stop = self._stops = False
+        self._begin()
+
+    # ---- the parts
+
+    def __getattr__(self, name: str) -> Any:
+        parts = self.__dict__.get("_parts", {})
+        if name in parts:
+            return parts[name]
+        raise AttributeError(
+            f"TrainState has no part {name!r}; it has {', '.join(map(repr, parts)) or 'none'}"
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        elif name in self._parts:
+            self._parts[name] = value
+        else:
+            raise AttributeError(f"TrainState has no part {name!r}: name it when the state is made")
+
+    @property
+    def step(self) -> int:
+        """How many steps have been finished."""
+        return self._finished
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next step."""
+        return self._epoch
+
+    def on_change(self, function: Callable[[Backend], object]) -> None:
+        """Call `function` with the backend whenever its ranks have changed, to make groups or buffers anew, say."""
+        self._on_change.append(function)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state for a checkpoint, for any number of ranks. To be called between steps."""
+        return {"step": self.step, "epoch": self.epoch, "visited": self._visited, "parts": self._values()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state, on all ranks alike.
+
+        Raises:
+          MismatchError: it has other parts.
+        """
+        if state["parts"].keys() != self._parts.keys():
+            raise MismatchError(
+                f"TrainState: the state has the parts {list(state['parts'])}, not {list(self._parts)}"
+            )
+        self._finished, self._epoch, self._visited = state["step"], state["epoch"], state["visited"]
+        for name, value in state["parts"].items():
+            part = self._parts[name]
+            if _has_state_dict(part):
+                part.load_state_dict(value)
+            else:
+                self._parts[name] = _assigned(part, value)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to a file, on rank 0: another state or the old one is there, whatever happens. Collective.
+
+        Arrays and numbers are written as NumPy does (`numpy.savez`), parts of torch as `torch.save` does.
+
+        Raises:
+          UnavailableError: on all ranks, if the file cannot be written.
+        """
+        problem = ""
+        if self._backend.rank == 0:
+            try:
+                state_file.write(os.fspath(path), self.state_dict())
+            except (OSError, ValueError) as error:
+                problem = error_line(error)
+        problem = self._backend._bcast_facts(problem, str, 0)
+        if problem:
+            raise UnavailableError(f"TrainState.save: {problem}")
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a file that `save` has written, on any number of ranks; rank 0 reads it. Collective.
+
+        Raises:
+          UnavailableError: on all ranks, if the file cannot be read, or is of another program.
+        """
+        problem = self._read(os.fspath(path)) if self._backend.rank == 0 else ""
+        problem = self._backend._bcast_facts(problem, str, 0)
+        if problem:
+            raise UnavailableError(f"TrainState.restore: {problem}")
+        self._take(root=0)
+
+    def _read(self, path: str) -> str:
+        """Load a file here; what went wrong, "" if nothing did."""
+        try:
+            self.load_state_dict(state_file.read(path, self._values()))
+        except (OSError, ValueError, KeyError, Error) as error:
+            return f"{path}: {error_line(error)}"
+        return ""
+
+    def _values(self) -> dict[str, Any]:
+        return {
+            name: part.state_dict() if _has_state_dict(part) else part for name, part in self._parts.items()
+        }
+
+    # ---- steps
+
+    def steps(self, epochs: int | None = None, *, steps: int | None = None) -> Iterator[Step]:
+        """The steps that are left, each to be entered: `with step:`.
+
+        Args:
+          epochs: until so many epochs of the sampler are finished, counted from the beginning of training.
+          steps: until so many steps are finished, likewise.
+
+        Raises:
+          InvalidArgumentError: neither is given, or `epochs` without a sampler; or a step was not entered.
+        """
+        if epochs is None and steps is None:
+            raise InvalidArgumentError("TrainState.steps: give epochs= or steps=")
+        if epochs is not None and self._sampler is None:
+            raise InvalidArgumentError("TrainState.steps: epochs are those of a sampler, and there is none")
+        return self._steps(epochs, steps)
+
+    def _steps(self, epochs: int | None, steps: int | None) -> Iterator[Step]:
+        with self._signals():
+            while not self._stops:
+                step = self._next(epochs, steps)
+                if step is None:
+                    return
+                yield step
+                if not step._entered:
+                    raise InvalidArgumentError("TrainState.steps: enter each step: `with step:`")
+        assert self._path is not None
+        self.save(self._path)
+        raise SystemExit(_STOPPED)
+
+    def _next(self, epochs: int | None, steps: int | None) -> Step | None:
+        """The next step; None: there is none."""
+        sampler = self._sampler
+        if sampler is not None and not sampler._has_step_from(self._visited):
+            self._epoch, self._visited = self._epoch + 1, 0
+        if (steps is not None and self.step >= steps) or (epochs is not None and self._epoch >= epochs):
+            return None
+        if sampler is None:
+            return Step(self, [])
+        sampler.set_epoch(self._epoch)
+        return Step(self, sampler._step_from(self._visited))
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Within it, signals that ask for an end are noted, and told to the others at the end of the step."""
+        here = threading.current_thread() is threading.main_thread()
+        before = {}
+        for signum in _SIGNALS if here and self._path is not None else ():
+            before[signum] = signal.signal(signum, lambda *_: setattr(self, "_asked_to_stop", True))
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+    def _finish_step(self) -> None:
+        self._finished, self._in_vain = self._finished + 1, 0
+        if self._sampler is not None:
+            self._visited = self._sampler._after_step(self._visited)
+
+    # ---- losses and newcomers
+
+    def _begin(self) -> None:
+        """Begin with the state of rank 0, or of the ranks that have begun before."""
+        here = member()
+        if here is not None:
+            here.let_others_in()
+            if here.is_newcomer:
+                self._regroup(clean=False)
+                return
+        try:
+            if self._path is not None and self._backend.any(
+                self._backend.rank == 0 and os.path.exists(self._path)
+            ):
+                self.restore(self._path)
+            else:
+                self._take(root=0)
+            Together(self._backend, None).prepare()
+        except Exception as error:
+            if here is None or not is_loss(error):
+                raise
+            self._regroup(clean=True)
+
+    def _regroup(self, *, clean: bool) -> None:
+        """Go on with the ranks that there are, from the state of the one that has finished most steps."""
+        here = member()
+        assert here is not None
+        while True:
+            before = here.record.members
+            try:
+                assert self._backend._regroup is not None
+                self._backend._regroup(step=self.step, clean=clean, admits=True)
+                if here.record.root < 0:
+                    raise UnavailableError(
+                        f"TrainState: step {self.step + 1} cannot be repeated: all ranks that are left may have "
+                        "changed parameters in place already; call what follows the update outside of the step, or "
+                        "use TrainState(undo=True)"
+                    )
+                self._in_vain = self._in_vain + 1 if here.record.members == before else 0
+                if self._in_vain > _MOST_IN_VAIN:
+                    raise UnavailableError(
+                        f"TrainState: step {self.step + 1} has failed {self._in_vain} times although no rank was lost"
+                    )
+                Together(self._backend, None).prepare()
+                if not here.record.equal:
+                    self._take(here.record.root)
+                    clean = True
+                for function in self._on_change:
+                    function(self._backend)
+            except Exception as error:
+                if not is_loss(error):
+                    raise
+            else:
+                return
+
+    def _take(self, root: int) -> None:
+        """Take the state of rank `root`. Collective."""
+        here = self._backend.rank == root
+        state = self._backend.bcast_object(self.state_dict() if here else None, root)
+        if not here:
+            self.load_state_dict(state)
+
+
+class Step:
+    """One step of `TrainState.steps`: iterate over it for the shards of this rank.
+
+    It is a block of `Backend.together`, so an exception on one rank ends it on all. If a rank is lost, the block is
+    left without an exception, and the loop yields the step again.
+    """
+
+    def __init__(self, state: TrainState, shards: list[Shard]) -> None:
+        self._state, self._shards = state, shards
+        self._entered = False
+
+    def __iter__(self) -> Iterator[Shard]:
+        return iter(self._shards)
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __enter__(self) -> Step:
+        state = self._state
+        self._entered = True
+        self._before = dict(state._parts)
+        self._copy = pickle.dumps(state._values(), protocol=5) if state._undo else b""
+        self._block = Together(state._backend, None)
+        self._block.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        state, here = self._state, member()
+        if here is not None and state._backend.rank == 0 and here.are_called():
+            self._block.says = _JOIN
+        if state._asked_to_stop:
+            self._block.says = _STOP
+        if error is not None and here is not None and is_loss(error):
+            self._block.drop()
+            state._regroup(clean=self._set_back())
+            return True
+        try:
+            self._block.__exit__(kind, error, trace)
+        except Exception as raised:
+            if error is not None or here is None or not is_loss(raised):
+                raise
+            # The body has ended, with the sums of all shards: this rank has finished the step.
+            state._finish_step()
+            state._regroup(clean=True)
+            return False
+        if error is None:
+            state._finish_step()
+            if self._block.hears == _STOP:
+                state._stops = True
+            elif self._block.hears == _JOIN:
+                state._regroup(clean=True)
+        return False
+
+    def _set_back(self) -> bool:
+        """Set the parts back; whether they are what they were before the step."""
+        state = self._state
+        state._parts.update(self._before)
+        if state._undo:
+            values = pickle.loads(self._copy)
+            state.load_state_dict({**state.state_dict(), "parts": values})
+            return True
+        return not self._block.has_reduced
+
+
+def _require_whole(name: str, part: Any) -> None:
+    if sharded.is_sharded(part):
+        raise InvalidArgumentError(
+            f"TrainState: {name} is a ShardedOptimizer: the part of its state that a dead rank held is gone; use "
+            "DistributedOptimizer"
+        )
+
+
+def _has_state_dict(part: Any) -> bool:
+    return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
+
+
+def _assigned(part: Any, value: Any) -> Any:
+    """`value`, in the arrays of `part` where they can take it, because the program may know them by other names."""
+    old, new = trees.flatten(part), trees.flatten(value)
+    if old.names != new.names:
+        return value
+    return new.rebuild([_copied(*pair) for pair in zip(old.leaves, new.leaves, strict=True)])
+
+
+def _copied(old: Any, new: Any) -> Any:
+    if (
+        isinstance(old, np.ndarray)
+        and isinstance(new, np.ndarray)
+        and old.flags.writeable
+        and (old.dtype, old.shape) == (new.dtype, new.shape)
+    ):
+        old[...] = new
+        return old
+    return new

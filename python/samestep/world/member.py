@@ -1,0 +1,130 @@
+"""This process among the ranks of a job that goes on after a loss; see `samestep.rendezvous.membership`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import time
+
+from samestep import _settings
+from samestep.errors import Error, PeerLostError, TimeoutError, UnavailableError
+from samestep.rendezvous.membership import PLACE, Post, Record
+from samestep.rendezvous.rendezvous import Rendezvous
+from samestep.rendezvous.store import PrefixStore
+from samestep.rendezvous.tcp_store import TCPStore
+
+__all__ = ["Member", "member"]
+
+_LOOK_S = 0.25  # between questions whether newcomers wait
+_FIRST_ATTEMPT_S = 10.0  # to connect: if a rank dies meanwhile, the others only see that it does not come
+_GRACE_S = 30.0  # for the launcher to write a record after the members that are late have been killed
+_ANSWER_S = 60.0
+
+
+class Member:
+    """What this process knows of the group, and how it says what it does.
+
+    Args:
+      address: of the store, as host:port.
+      uid: of this process.
+    """
+
+    def __init__(self, address: str, uid: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.uid = uid
+        self.record = Record(0, [], 0, 0, True)
+        """Of the epoch that this process is in; number 0 has no group yet, -1 is a newcomer."""
+        if int(uid.rpartition(".")[2]) > 0:
+            self.record = self.record._replace(epoch=-1)
+        self._store = TCPStore(host, int(port), timeout=_ANSWER_S)
+        self._keys = PrefixStore(PLACE, self._store)
+        self.n_attempts = 0
+        """To connect, since that has succeeded last."""
+        self._looked_at = 0.0
+
+    @property
+    def is_newcomer(self) -> bool:
+        """Whether the group runs without this process, which is alone so far."""
+        return self.record.epoch < 0
+
+    def let_others_in(self) -> None:
+        """Tell the launcher that this program gives its state to newcomers."""
+        self._keys.set("trains", "1")
+
+    def are_called(self) -> bool:
+        """Whether newcomers wait, as far as this process has looked: it asks the launcher four times a second."""
+        if time.monotonic() - self._looked_at < _LOOK_S:
+            return False
+        self._looked_at = time.monotonic()
+        return self._keys.check([f"call {self.record.epoch}"])
+
+    def meet(self, timeout: float, *, step: int = 0, clean: bool = True, admits: bool = False) -> Rendezvous:
+        """Leave the epoch, and wait for the next one with this process in it. Collective.
+
+        Args:
+          timeout: seconds for the others to come; those that have not are ended by their launcher.
+          step, clean, admits: as in `Post`.
+
+        Returns:
+          The members, at a place of their own. `record` says more of them.
+
+        Raises:
+          PeerLostError: this process has been given up.
+          UnavailableError: the launcher has ended.
+        """
+        now = self.record.epoch
+        post = Post(now if now < 0 else now + 1, step, clean, admits, float(timeout))
+        try:
+            self._keys.set(f"post {self.uid}", json.dumps(post))
+            key = f"record {now + 1}"
+            if now < 0:
+                self._await(f"admitted {self.uid}", math.inf)
+                key = f"record {self._keys.get(f'admitted {self.uid}').decode()}"
+            self._await(key, timeout + _GRACE_S)
+            self.record = Record.read(self._keys.get(key))
+        except PeerLostError as error:
+            raise UnavailableError(f"the launcher has ended, which says who goes on: {error}") from error
+        if self.uid not in self.record.members:
+            raise _GivenUp(
+                f"the others go on without this rank (epoch {self.record.epoch}): it had ended, or did not come in time"
+            )
+        self.n_attempts += 1
+        place = PrefixStore(f"{PLACE}/epoch {self.record.epoch}", self._store)
+        members = self.record.members
+        seconds = min(timeout, _FIRST_ATTEMPT_S * self.n_attempts)
+        return Rendezvous(place, members.index(self.uid), len(members), seconds, owned=False)
+
+    def _await(self, key: str, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while missing := self._keys._await(
+            self._keys._paths([key]), min(_ANSWER_S, until - time.monotonic())
+        ):
+            if time.monotonic() > until:
+                raise UnavailableError(
+                    f"the launcher has not said who goes on: no {missing[0][-1]} in {seconds:g} s"
+                )
+
+
+class _GivenUp(PeerLostError):
+    """The end of a rank that is not a member any more."""
+
+    __module__ = "samestep"
+
+
+@functools.cache
+def member() -> Member | None:
+    """Of this process; None where the job ends after a loss."""
+    address, uid = _settings.get(_settings.MEMBERSHIP), _settings.get(_settings.UID)
+    return Member(address, uid) if address and uid else None
+
+
+def is_loss(error: BaseException | None) -> bool:
+    """Whether it was raised because the group has lost a rank, or waits for one in vain: the others may go on."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, Error):
+            return isinstance(error, (PeerLostError, TimeoutError)) and not isinstance(error, _GivenUp)
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False

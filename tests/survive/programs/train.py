@@ -1,0 +1,205 @@
+"""Small trainings whose ranks are lost where the test says so. Rank 0 prints the hash of the result."""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import samestep as ss
+
+N_ITEMS, N_FEATURES, EPOCHS = 200, 6, 2
+UID = os.environ.get("SAMESTEP_UID", "")
+if "SURVIVE_HOSTS" in os.environ:  # as many as that, on one machine
+    os.environ["SAMESTEP_HOST_ID"] = str(int(UID.partition(".")[0]) % int(os.environ["SURVIVE_HOSTS"]))
+
+
+def data():
+    draw = np.random.RandomState(3)
+    x = draw.standard_normal((N_ITEMS, N_FEATURES))
+    return x, x @ draw.standard_normal(N_FEATURES)
+
+
+class Deaths:
+    """Ends this process at the places that the test names, as "1.0@4:mean": life 0 of rank 1, in step 4, at "mean"."""
+
+    def __init__(self, planned):
+        self.mine = {at for uid, _, at in (place.partition("@") for place in planned) if uid == UID}
+
+    def at(self, step, where):
+        if f"{step}:{where}" in self.mine:
+            os.kill(os.getpid(), signal.SIGSTOP if where.endswith("stop") else signal.SIGKILL)
+
+
+def report(state, *arrays):
+    digest = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()
+    backend = ss.get_distributed_backend()
+    if backend.rank == 0:
+        print("result", digest, state.step, backend.size, flush=True)
+
+
+def sampler_and_total(backend, shards, batch_size=24):
+    sampler = ss.DistributedSampler(backend, N_ITEMS, batch_size=batch_size, shards=shards, seed=1)
+    return sampler, ss.Accumulator(backend, shards=shards)
+
+
+def numpy(planned=(), shards=8, timeout=20.0, pause=0.0):
+    """New arrays in each step."""
+    deaths, (x, y) = Deaths(planned), data()
+    deaths.at(0, "import")
+    backend = ss.initialize(timeout=timeout)
+    deaths.at(0, "initialize")
+    sampler, total = sampler_and_total(backend, shards)
+    state = ss.TrainState(backend, params={"w": np.zeros(N_FEATURES), "b": 0.0}, sampler=sampler)
+    state.on_change(lambda _: deaths.at(state.step + 1, "change"))
+    for step in state.steps(epochs=EPOCHS):
+        with step:
+            deaths.at(state.step + 1, "begin")
+            deaths.at(state.step + 1, "stop")
+            for shard in step:
+                error = x[shard.items] @ state.params["w"] + state.params["b"] - y[shard.items]
+                n = max(1, len(shard))
+                grads = {"w": x[shard.items].T @ error / n, "b": float(error.sum() / n)}
+                total.add(grads, shard=shard.index, weight=len(shard))
+                time.sleep(pause)
+            deaths.at(state.step + 1, "added")
+            mean = total.mean()
+            deaths.at(state.step + 1, "mean")
+            state.params = {name: state.params[name] - 0.1 * mean[name] for name in mean}
+            deaths.at(state.step + 1, "updated")
+    report(state, state.params["w"], np.array(state.params["b"]))
+
+
+def in_place(planned=(), undo=False, metric_after=False):
+    """The parameters are changed in place; a metric may follow, which can find a rank lost."""
+    deaths, (x, y) = Deaths(planned), data()
+    backend = ss.initialize(timeout=20.0)
+    sampler, total = sampler_and_total(backend, 5)
+    w = np.zeros(N_FEATURES)
+    state = ss.TrainState(backend, w=w, sampler=sampler, undo=undo)
+    for step in state.steps(epochs=EPOCHS):
+        with step:
+            for shard in step:
+                error = x[shard.items] @ w - y[shard.items]
+                total.add(x[shard.items].T @ error / max(1, len(shard)), shard=shard.index, weight=len(shard))
+            w -= 0.1 * total.mean()
+            deaths.at(state.step + 1, "updated")
+            if metric_after:
+                backend.allreduce(1.0)
+    assert state.w is w
+    report(state, w)
+
+
+def torch(planned=(), shards=8):
+    """AdamW, whose state a newcomer does not have at first."""
+    import torch
+
+    deaths, (x, y) = Deaths(planned), data()
+    x, y = torch.from_numpy(x).float(), torch.from_numpy(y).float()
+    torch.manual_seed(int(UID.partition(".")[0] or 0))  # different everywhere: rank 0's holds
+    torch.set_num_threads(1)
+    backend = ss.initialize(timeout=20.0)
+    sampler, total = sampler_and_total(backend, shards)
+    model = torch.nn.Sequential(torch.nn.Linear(N_FEATURES, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    with torch.no_grad():
+        for i, p in enumerate(model.parameters()):
+            p.fill_(0.1 * (i + 1) + 0.01 * int(UID.partition(".")[0] or 0))
+    opt = torch.optim.AdamW(model.parameters(), lr=0.05)
+    state = ss.TrainState(backend, model=model, opt=opt, sampler=sampler)
+    for step in state.steps(epochs=EPOCHS):
+        with step:
+            for shard in step:
+                model.zero_grad()
+                if len(shard):
+                    torch.nn.functional.mse_loss(model(x[shard.items])[:, 0], y[shard.items]).backward()
+                grads = [p.grad for p in model.parameters()]
+                total.add(grads, shard=shard.index, weight=len(shard))
+            deaths.at(state.step + 1, "added")
+            for p, grad in zip(model.parameters(), total.mean(), strict=True):
+                p.grad = grad
+            opt.step()
+            deaths.at(state.step + 1, "updated")
+    report(state, *(p.detach().numpy() for p in model.parameters()))
+
+
+def jax(planned=(), shards=8):
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    deaths, (x, y) = Deaths(planned), data()
+    backend = ss.initialize(timeout=20.0)
+    sampler, total = sampler_and_total(backend, shards)
+    opt = optax.adam(0.05)
+    params = {"w": jnp.zeros(N_FEATURES), "b": jnp.zeros(())}
+    gradients = jax.jit(jax.grad(lambda p, x, y: jnp.mean((x @ p["w"] + p["b"] - y) ** 2)))
+    state = ss.TrainState(backend, params=params, opt_state=opt.init(params), sampler=sampler)
+    for step in state.steps(epochs=EPOCHS):
+        with step:
+            for shard in step:
+                items = shard.items
+                grads = gradients(state.params, x[items], y[items]) if len(shard) else None
+                total.add(grads, shard=shard.index, weight=len(shard))
+            deaths.at(state.step + 1, "added")
+            updates, state.opt_state = opt.update(total.mean(), state.opt_state, state.params)
+            state.params = optax.apply_updates(state.params, updates)
+            deaths.at(state.step + 1, "updated")
+    report(state, *map(np.asarray, (state.params["w"], state.params["b"])))
+
+
+def shrink(planned=()):
+    """A loop of the program's own."""
+    deaths = Deaths(planned)
+    backend = ss.initialize(timeout=20.0)
+    seen, step = [], 0
+    pair = backend.split(backend.rank % 2)
+    while step < 6:
+        deaths.at(step, "begin")
+        try:
+            total = backend.allreduce(float(int(UID.partition(".")[0]) + 1))
+        except ss.PeerLostError:
+            backend.shrink()
+            continue
+        seen.append(total)
+        step += 1
+    try:
+        pair.allreduce(1.0)
+    except ss.NotInitializedError:
+        seen.append("closed")
+    if backend.rank == 0:
+        print("result", json.dumps(seen), backend.size, flush=True)
+
+
+def raises(planned=()):
+    """An exception of the program is none of a lost rank."""
+    backend = ss.initialize(timeout=20.0)
+    state = ss.TrainState(backend, w=np.zeros(2))
+    for step in state.steps(steps=4):
+        with step:
+            if state.step == 2 and backend.rank == backend.size - 1:
+                raise ValueError("on purpose")
+            backend.barrier()
+
+
+def stops(path, at=None, planned=()):
+    """Asked to stop in the middle, by a signal to one rank."""
+    (x, y), deaths = data(), Deaths(planned)
+    backend = ss.initialize(timeout=20.0)
+    sampler, total = sampler_and_total(backend, 8)
+    state = ss.TrainState(backend, w=np.zeros(N_FEATURES), sampler=sampler, save=path)
+    for step in state.steps(epochs=EPOCHS):
+        with step:
+            deaths.at(state.step + 1, "begin")
+            if at == state.step + 1 and backend.rank == backend.size - 1:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            for shard in step:
+                error = x[shard.items] @ state.w - y[shard.items]
+                total.add(x[shard.items].T @ error / max(1, len(shard)), shard=shard.index, weight=len(shard))
+            state.w = state.w - 0.1 * total.mean()
+    report(state, state.w)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))

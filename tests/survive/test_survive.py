@@ -1,0 +1,169 @@
+"""Ranks die anywhere, and the result has the bits of a run without a loss."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from running import RUN_COMMAND, program
+
+PATIENCE_S = 120
+FILE = "survive/train"
+
+
+def run(function, *values, n=4, words=()):
+    """Runs a function of the program: exit code, what it printed, what the launcher said."""
+    command = [*RUN_COMMAND, "-n", str(n), "--raw", *words, *program(FILE, function, *values)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def elastic(least=1, restarts=0):
+    return ["--min-ranks", str(least), "--max-restarts", str(restarts)]
+
+
+def result(done):
+    code, out, err = done
+    (line,) = [line for line in out.splitlines() if line.startswith("result ")]
+    assert code == 0, err
+    return line.split()[1:]
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """Hash and steps of a run of one rank, by function and further arguments."""
+    known = {}
+
+    def of(function, *values):
+        key = json.dumps([function, *values])
+        if key not in known:
+            command = [sys.executable, *program(FILE, function, [], *values)]
+            env = {name: value for name, value in os.environ.items() if not name.startswith("SAMESTEP_")}
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=PATIENCE_S, check=True, env=env
+            )
+            known[key] = result((0, done.stdout, done.stderr))[:2]
+        return known[key]
+
+    return of
+
+
+PLACES = ["begin", "added", "mean", "updated"]
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_is_killed_in_a_step(undisturbed, rank, where):
+    done = run("numpy", [f"{rank}.0@5:{where}"], n=3, words=elastic())
+    assert result(done) == [*undisturbed("numpy"), "2"]
+    assert f"rank {rank} (pid " in done[2]
+    assert "2 of 3 ranks are left, the others go on" in done[2]
+
+
+@pytest.mark.parametrize(
+    "planned",
+    [
+        ["0.0@3:mean", "1.0@3:mean"],
+        ["0.0@3:begin", "1.0@3:change"],  # as the others go on
+        ["0.0@3:begin", "3.0@3:change", "1.0@3:change"],
+        ["0.0@1:begin", "1.0@2:begin", "2.0@3:added"],
+        ["0.0@0:initialize"],
+        ["2.0@0:import", "1.0@0:initialize"],
+    ],
+)
+def test_several_are_killed(undisturbed, planned):
+    done = run("numpy", planned, words=elastic())
+    assert result(done) == [*undisturbed("numpy"), str(4 - len(planned))]
+
+
+def test_a_rank_is_stopped(undisturbed):
+    done = run("numpy", ["1.0@4:stop"], 8, 2.0, n=3, words=elastic())
+    assert result(done) == [*undisturbed("numpy"), "2"]
+
+
+@pytest.mark.parametrize("shards", [1, 3, 7])
+def test_shards_that_do_not_divide_evenly(undisturbed, shards):
+    done = run("numpy", ["1.0@2:mean", "0.0@9:added"], shards, words=elastic())
+    assert result(done) == [*undisturbed("numpy", shards), "2"]
+
+
+@pytest.mark.parametrize(
+    "planned",
+    [
+        ["1.0@2:begin"],
+        ["0.0@2:mean", "1.0@2:mean", "0.1@9:begin"],
+        ["0.0@2:updated", "0.1@0:import", "0.2@0:initialize"],
+        ["0.0@2:updated", "1.0@4:change"],
+    ],
+)
+def test_lost_ranks_are_started_again(undisturbed, planned):
+    """How many there are at the end depends on time: a newcomer may come too late."""
+    done = run("numpy", planned, 8, 20.0, 0.01, n=3, words=elastic(1, 10))
+    assert result(done)[:2] == undisturbed("numpy")
+
+
+def test_a_newcomer_takes_part(undisturbed):
+    code, out, err = run("numpy", ["0.0@2:begin"], 8, 20.0, 0.03, n=2, words=elastic(1, 1))
+    assert result((code, out, err)) == [*undisturbed("numpy"), "2"]
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+@pytest.mark.parametrize("planned", [["0.0@3:added"], ["0.0@3:updated", "1.0@7:added"]])
+def test_libraries(undisturbed, library, planned):
+    pytest.importorskip(library)
+    pytest.importorskip("optax" if library == "jax" else "torch")
+    done = run(library, planned, n=3, words=elastic(1, 5))
+    assert result(done)[:2] == undisturbed(library)
+
+
+def test_arrays_changed_in_place(undisturbed):
+    done = run("in_place", ["0.0@3:updated"], n=3, words=elastic())
+    assert result(done) == [*undisturbed("in_place"), "2"]
+
+
+def test_a_step_that_cannot_be_repeated_is_refused_or_undone(undisturbed):
+    """All ranks have changed their parameters when one of them does not come to the metric."""
+    code, out, err = run("in_place", ["0.0@3:updated"], False, True, n=3, words=elastic())
+    assert code != 0
+    assert "result" not in out
+    assert "TrainState: step 3 cannot be repeated" in err
+    done = run("in_place", ["0.0@3:updated"], True, True, n=3, words=elastic())
+    assert result(done) == [*undisturbed("in_place"), "2"]
+
+
+def test_too_few_ranks_end_the_job():
+    code, out, err = run("numpy", ["0.0@3:begin", "1.0@4:begin"], n=3, words=elastic(2))
+    assert code != 0
+    assert "result" not in out
+    assert "1 of 2 ranks are left, fewer than --min-ranks 2" in err
+
+
+def test_without_min_ranks_a_loss_ends_the_job():
+    code, out, _ = run("numpy", ["0.0@3:begin"], n=3)
+    assert result((code, out, "")) == [
+        *result(run("numpy", n=1))[:2],
+        "3",
+    ]  # nobody has a uid, so nobody dies
+
+
+def test_an_exception_is_no_loss():
+    code, _, err = run("raises", n=3, words=elastic())
+    assert code == 1
+    assert "StepError: together() in group world: rank 2 raised ValueError: on purpose" in err
+
+
+def test_shrink():
+    done = run("shrink", ["1.0@2:begin"], n=3, words=elastic())
+    assert result(done) == ["[6.0,", "6.0,", "4.0,", "4.0,", "4.0,", "4.0,", '"closed"]', "2"]
+
+
+def test_stop_together_and_go_on(tmp_path):
+    whole = result(run("stops", str(tmp_path / "whole.npz"), n=1))
+    path = str(tmp_path / "state.npz")
+    for at, n, planned in ((3, 3, []), (7, 2, ["0.0@5:begin"])):
+        code, out, err = run("stops", path, at, planned, n=n, words=elastic())
+        assert code == 143, err
+        assert "result" not in out
+        assert os.listdir(tmp_path) == ["state.npz"]
+    assert result(run("stops", path, n=4)) == [*whole[:2], "4"]
