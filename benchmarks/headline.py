@@ -22,6 +22,14 @@ OUTPUT = HERE.parent / "docs" / "assets" / "headline.svg"
 OURS, GLOO, MPI = "#0072B2", "#D55E00", "#767676"
 INK = "#767676"  # readable on white and on black: README is shown on both
 
+STYLE = {
+    "svg.hashsalt": "samestep",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 9,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+}
+
 
 def calls(axes: Any, run: results.Result) -> None:
     """Draws microseconds of an all-reduce by size: back to back up to 4 KiB, single calls above."""
@@ -77,12 +85,7 @@ def main() -> None:
     import matplotlib as mpl
 
     mpl.use("agg")
-    mpl.rcParams.update(
-        {"svg.hashsalt": "samestep", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
-        | dict.fromkeys(
-            ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK
-        )
-    )
+    mpl.rcParams.update(STYLE)
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.1), layout="constrained")

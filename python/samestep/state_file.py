@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -55,11 +56,14 @@ def read(path: str, parts: dict[str, Any]) -> dict[str, Any]:
       OSError, ValueError, KeyError: it cannot be read, or is no such file.
       MismatchError: the file has other parts, or other arrays in them.
     """
-    with np.load(path, allow_pickle=False) as members:
-        about = json.loads(members[_ABOUT].tobytes())
-        if about["parts"].keys() != parts.keys():
-            raise MismatchError(f"the file has the parts {list(about['parts'])}, not {list(parts)}")
-        made = {name: _found(members, name, about["parts"][name], parts[name]) for name in parts}
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as members:
+            about = json.loads(members[_ABOUT].tobytes())
+            if about["parts"].keys() != parts.keys():
+                raise MismatchError(f"the file has the parts {list(about['parts'])}, not {list(parts)}")
+            made = {name: _found(members, name, about["parts"][name], parts[name]) for name in parts}
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise ValueError(str(error) or "it is empty") from error
     return {**about, "parts": made}
 
 

@@ -20,7 +20,9 @@ from samestep.data.sampler import DistributedSampler
 from samestep.data.steps import Shard
 from samestep.errors import Error, InvalidArgumentError, MismatchError, UnavailableError
 from samestep.group.backend_argument import require_backend
+from samestep.group.group import warn
 from samestep.optimizer import sharded
+from samestep.step.audit import Audited, Differs, choose, with_another
 from samestep.step.together import Together
 from samestep.world.member import is_loss, member
 
@@ -47,6 +49,11 @@ class TrainState:
       parts: what to keep: trees of arrays and numbers (NumPy, torch, JAX), or objects with `state_dict` and
         `load_state_dict`, as torch modules and optimizers have them. They become attributes, which may be set.
       sampler: gives each step its shards; made with `batch_size` and `shards`.
+      audit: what part of all shards a second rank computes again, 0 to 1, at most one in a step; 0.01 costs one
+        hundredth of the time. That rank gets the shard as one more of the step, and `Accumulator.add` compares a hash
+        of the gradients instead of adding them. If they differ, the step is repeated with a third rank, and all ranks
+        raise a MismatchError that names the rank and the host that computed something else. Bits of a shard are equal
+        everywhere, so there is no false alarm, if the program's are: all ranks need equal processors and libraries.
       undo: keep a copy of what is changed in place, so that any step can be repeated. Takes memory and time for one
         copy of the state in each step. Needed only where a collective follows the update within the step.
       save: a file. If it exists, training goes on from it. Rank 0 writes it if the job is asked to stop, by SIGTERM or
@@ -77,6 +84,7 @@ class TrainState:
         backend: Backend,
         *,
         sampler: DistributedSampler | None = None,
+        audit: float = 0.0,
         undo: bool = False,
         save: str | os.PathLike[str] | None = None,
         **parts: Any,
@@ -97,6 +105,10 @@ class TrainState:
                 "TrainState: over MPI a loss ends the job; initialize with NativeBackend"
             )
         self._backend, self._sampler, self._parts, self._undo = backend, sampler, parts, undo
+        if not 0 <= audit <= 1 or (audit and sampler is None):
+            raise InvalidArgumentError(f"TrainState: audit must be 0 to 1, and needs a sampler; got {audit}")
+        self._audit = audit
+        self._audited_again: Audited | None = None  # with a third rank, because two have differed
         self._on_change: list[Callable[[Backend], object]] = []
         self._path = None if save is None else os.fspath(save)
         self._finished = 0
@@ -243,9 +255,17 @@ class TrainState:
         if (steps is not None and self.step >= steps) or (epochs is not None and self._epoch >= epochs):
             return None
         if sampler is None:
-            return Step(self, [])
+            return Step(self, [], None)
+        assert sampler.shards is not None
         sampler.set_epoch(self._epoch)
-        return Step(self, sampler._step_from(self._visited))
+        shards, backend = sampler._step_from(self._visited), self._backend
+        audited = self._audited_again
+        if audited is None and self._audit:
+            audited = choose(self._audit, sampler.seed, self.step + 1, sampler.shards, backend.size)
+        if audited is not None and backend.rank in audited.ranks[1:]:
+            of_owner = sampler._step_from(self._visited, audited.ranks[0])
+            shards.append(next(shard for shard in of_owner if shard.index == audited.shard))
+        return Step(self, shards, audited)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -262,6 +282,12 @@ class TrainState:
 
     def _finish_step(self) -> None:
         self._finished, self._in_vain = self._finished + 1, 0
+        if self._audited_again is not None:
+            warn(
+                f"audit of shard {self._audited_again.shard} of step {self.step}: the gradients of ranks "
+                f"{list(self._audited_again.ranks[:2])} differed, and are equal now: one of them has computed wrongly"
+            )
+            self._audited_again = None
         if self._sampler is not None:
             self._visited = self._sampler._after_step(self._visited)
 
@@ -335,8 +361,8 @@ class Step:
     left without an exception, and the loop yields the step again.
     """
 
-    def __init__(self, state: TrainState, shards: list[Shard]) -> None:
-        self._state, self._shards = state, shards
+    def __init__(self, state: TrainState, shards: list[Shard], audited: Audited | None) -> None:
+        self._state, self._shards, self._audited = state, shards, audited
         self._entered = False
 
     def __iter__(self) -> Iterator[Shard]:
@@ -351,6 +377,7 @@ class Step:
         self._before = dict(state._parts)
         self._copy = pickle.dumps(state._values(), protocol=5) if state._undo else b""
         self._block = Together(state._backend, None)
+        self._block.audited = self._audited
         self._block.__enter__()
         return self
 
@@ -362,7 +389,14 @@ class Step:
             self._block.says = _JOIN
         if state._asked_to_stop:
             self._block.says = _STOP
+        if isinstance(error, Differs) and self._audited is not None:
+            state._audited_again = with_another(self._audited, state._backend.size)
+            if state._audited_again is not None and self._set_back():
+                self._block.drop()  # as all ranks do
+                return True
+            kind, error = MismatchError, MismatchError(str(error))
         if error is not None and here is not None and is_loss(error):
+            state._audited_again = None
             self._block.drop()
             state._regroup(clean=self._set_back())
             return True

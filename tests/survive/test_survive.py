@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -38,7 +39,8 @@ def undisturbed():
     def of(function, *values):
         key = json.dumps([function, *values])
         if key not in known:
-            command = [sys.executable, *program(FILE, function, [], *values)]
+            first = [] if function == "audited" else [[]]
+            command = [sys.executable, *program(FILE, function, *first, *values)]
             env = {name: value for name, value in os.environ.items() if not name.startswith("SAMESTEP_")}
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=PATIENCE_S, check=True, env=env
@@ -49,11 +51,27 @@ def undisturbed():
     return of
 
 
-PLACES = ["begin", "added", "mean", "updated"]
+slow = pytest.mark.slow  # each starts several jobs of some seconds; some of each kind always run
 
 
-@pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize(
+    ("rank", "where"),
+    [
+        (0, "mean"),
+        (2, "updated"),
+        *(
+            pytest.param(rank, where, marks=slow)
+            for rank, where in [
+                (0, "begin"),
+                (0, "added"),
+                (0, "updated"),
+                (2, "begin"),
+                (2, "added"),
+                (2, "mean"),
+            ]
+        ),
+    ],
+)
 def test_a_rank_is_killed_in_a_step(undisturbed, rank, where):
     done = run("numpy", [f"{rank}.0@5:{where}"], n=3, words=elastic())
     assert result(done) == [*undisturbed("numpy"), "2"]
@@ -64,12 +82,12 @@ def test_a_rank_is_killed_in_a_step(undisturbed, rank, where):
 @pytest.mark.parametrize(
     "planned",
     [
-        ["0.0@3:mean", "1.0@3:mean"],
         ["0.0@3:begin", "1.0@3:change"],  # as the others go on
-        ["0.0@3:begin", "3.0@3:change", "1.0@3:change"],
-        ["0.0@1:begin", "1.0@2:begin", "2.0@3:added"],
-        ["0.0@0:initialize"],
         ["2.0@0:import", "1.0@0:initialize"],
+        pytest.param(["0.0@3:mean", "1.0@3:mean"], marks=slow),
+        pytest.param(["0.0@3:begin", "3.0@3:change", "1.0@3:change"], marks=slow),
+        pytest.param(["0.0@1:begin", "1.0@2:begin", "2.0@3:added"], marks=slow),
+        pytest.param(["0.0@0:initialize"], marks=slow),
     ],
 )
 def test_several_are_killed(undisturbed, planned):
@@ -77,11 +95,13 @@ def test_several_are_killed(undisturbed, planned):
     assert result(done) == [*undisturbed("numpy"), str(4 - len(planned))]
 
 
+@slow
 def test_a_rank_is_stopped(undisturbed):
     done = run("numpy", ["1.0@4:stop"], 8, 2.0, n=3, words=elastic())
     assert result(done) == [*undisturbed("numpy"), "2"]
 
 
+@slow
 @pytest.mark.parametrize("shards", [1, 3, 7])
 def test_shards_that_do_not_divide_evenly(undisturbed, shards):
     done = run("numpy", ["1.0@2:mean", "0.0@9:added"], shards, words=elastic())
@@ -91,10 +111,10 @@ def test_shards_that_do_not_divide_evenly(undisturbed, shards):
 @pytest.mark.parametrize(
     "planned",
     [
-        ["1.0@2:begin"],
-        ["0.0@2:mean", "1.0@2:mean", "0.1@9:begin"],
         ["0.0@2:updated", "0.1@0:import", "0.2@0:initialize"],
-        ["0.0@2:updated", "1.0@4:change"],
+        pytest.param(["1.0@2:begin"], marks=slow),
+        pytest.param(["0.0@2:mean", "1.0@2:mean", "0.1@9:begin"], marks=slow),
+        pytest.param(["0.0@2:updated", "1.0@4:change"], marks=slow),
     ],
 )
 def test_lost_ranks_are_started_again(undisturbed, planned):
@@ -108,6 +128,7 @@ def test_a_newcomer_takes_part(undisturbed):
     assert result((code, out, err)) == [*undisturbed("numpy"), "2"]
 
 
+@slow
 @pytest.mark.parametrize("library", ["torch", "jax"])
 @pytest.mark.parametrize("planned", [["0.0@3:added"], ["0.0@3:updated", "1.0@7:added"]])
 def test_libraries(undisturbed, library, planned):
@@ -139,6 +160,7 @@ def test_too_few_ranks_end_the_job():
     assert "1 of 2 ranks are left, fewer than --min-ranks 2" in err
 
 
+@slow
 def test_without_min_ranks_a_loss_ends_the_job():
     code, out, _ = run("numpy", ["0.0@3:begin"], n=3)
     assert result((code, out, "")) == [
@@ -167,3 +189,30 @@ def test_stop_together_and_go_on(tmp_path):
         assert "result" not in out
         assert os.listdir(tmp_path) == ["state.npz"]
     assert result(run("stops", path, n=4)) == [*whole[:2], "4"]
+
+
+def test_audits_find_nothing_where_all_is_right(undisturbed):
+    done = run("audited", 1.0, n=3)
+    assert result(done)[:2] == undisturbed("audited", 0.0)
+    assert f"audits {undisturbed('audited', 0.0)[1]}\n" in done[1]  # one in each step
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_rank_that_computes_wrongly_is_named(n):
+    code, out, err = run("audited", 1.0, [f"1@{step}" for step in range(5, 30)], n=n)
+    assert code == 1
+    assert "result" not in out
+    (named,) = set(
+        re.findall(r"MismatchError: audit of shard \d of step \d+ in group world: (.*?) ha[sv]e? comp", err)
+    )
+    assert "rank 1 (" in named
+    assert ("rank 0 (" in named) == (n == 2)  # without a third rank nobody can tell which
+
+
+def test_a_bit_that_flips_once_changes_nothing(undisturbed):
+    flips = [f"1@{step}:once" for step in range(1, 40, 3)]
+    code, out, err = run("audited", 1.0, flips, n=3)
+    hashes = re.findall("^result .*", out, re.M)
+    assert code == 0, err
+    assert "differed, and are equal now" in err
+    assert len(hashes) == 1

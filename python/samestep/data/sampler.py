@@ -185,8 +185,8 @@ class DistributedSampler:
         assert self.batch_size is not None
         return min(start + self.batch_size, self.n_items)
 
-    def _step_from(self, start: int) -> list[Shard]:
-        """This rank's shards of the step that begins at the position `start` of the epoch."""
+    def _step_from(self, start: int, rank: int | None = None) -> list[Shard]:
+        """The shards of the step that begins at the position `start` of the epoch, of this rank or another one."""
         assert self.batch_size is not None
         assert self.shards is not None
         key = [self.seed, self.epoch, self.n_items, self.shuffle]
@@ -196,7 +196,8 @@ class DistributedSampler:
         items = order[start : start + self.batch_size]
         if self.mode == "pad":
             items = np.concatenate([items, np.resize(order, self.batch_size - len(items))])
-        return shards_of_step(items, self.shards, self.rank, self.size, [self.seed, self.epoch, start])
+        rank = self.rank if rank is None else rank
+        return shards_of_step(items, self.shards, rank, self.size, [self.seed, self.epoch, start])
 
     def _take_place(self, group: Group) -> None:
         """The ranks of the group have changed."""

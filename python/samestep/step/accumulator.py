@@ -16,14 +16,14 @@ from samestep._util.text import error_line
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.backend_argument import require_backend
-from samestep.step import added, agree
+from samestep.step import added, agree, audit
 from samestep.step.combine import combine, combine_weights
 from samestep.step.headers import Header, StepHeaders
 from samestep.step.leaves import Flat, Layout, LeafSpec, describe, present_in, to_leaf
 from samestep.step.partial import Memory, Partial, Term
 from samestep.step.record import Recorder
 from samestep.step.shards import Node, PairwiseTree, final_nodes, shards_of
-from samestep.step.together import note_begun, note_reduced
+from samestep.step.together import audited_now, note_begun, note_reduced
 from samestep.trees.fusion import Timer, timer
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class Accumulator:
     def reset(self) -> None:
         """Discard the gradients added since the last `mean`."""
         self._added: set[int] = set()
+        self._audit: Any = None  # digest of the shard that other ranks compute as well, if there is one
         self._failure = ""
         """Why gradients of this step could not be added; "" if all could."""
         n_leaves = self._n_shards if self._fixed else sys.maxsize
@@ -136,8 +137,15 @@ class Accumulator:
             was kept (`copy=False`) cannot be read any more: then `mean` will raise on all ranks, unless `reset` is
             called.
         """
-        index = self._index(shard)
         weight = added.weight_of(weight, "Accumulator.add")
+        audited = audited_now()
+        if audited is not None and shard == audited.shard and self._backend.rank in audited.ranks:
+            self._audit = audit.digest(
+                added.gradients_of(grads, "Accumulator.add") if weight else None, weight
+            )
+            if self._backend.rank != audited.ranks[0]:
+                return
+        index = self._index(shard)
         if weight > 0:
             leaves, specs, present = self._leaves_of(grads)
             assert self._tree is not None
@@ -253,6 +261,8 @@ class Accumulator:
         if not self._is_compared:
             agree.agree_on_count(backend, self._n_shards if self._fixed else 0, left)
             self._is_compared = True
+        if (audited := audited_now()) is not None:
+            audit.compare(backend, audited, self._audit, left)
         mine = self._finished()
         present = functools.reduce(operator.or_, (partial.present for partial in mine), 0)
         missing = self._missing()

@@ -21,7 +21,7 @@ from samestep.trees.identity import identity_of
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
-__all__ = ["Verifier", "first_difference", "same", "verify_interval"]
+__all__ = ["Verifier", "first_difference", "leaf_hash", "same", "verify_interval"]
 
 _MAX_NAMED = 3  # number of leaves in an error text
 
@@ -39,7 +39,7 @@ def same(
         described = list(zip(flat.leaves, looks.infos, strict=True))
         on_device = [leaf for leaf, info in described if info is not None and info.device != "cpu"]
         backend._await_streams(on_device, left())
-        hashes = [_leaf_hash(leaf, info) for leaf, info in described]
+        hashes = [leaf_hash(leaf, info) for leaf, info in described]
         kinds = looks.kinds
         if not all(hashes):
             unknown = {i: _unknown_text(flat.leaves[i]) for i, text in enumerate(hashes) if not text}
@@ -55,8 +55,8 @@ def same(
     return digest.hex()
 
 
-def _leaf_hash(leaf: Any, info: arrays.ArrayInfo | None) -> bytes:
-    """Empty for an object that cannot be compared."""
+def leaf_hash(leaf: Any, info: arrays.ArrayInfo | None) -> bytes:
+    """128 bits of an array, the value of a number or text; empty for an object that cannot be compared."""
     if info is None:
         return (identity_of(leaf) or "").encode(errors="surrogatepass")
     if not info.contiguous or info.device != "cpu":

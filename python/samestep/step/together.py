@@ -29,10 +29,12 @@ from samestep.reduce_ops import resolve
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
+    from samestep.step.audit import Audited
 
 __all__ = ["Together", "note_begun"]
 
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.02, 0.5
+_RAISED = 256  # above all that ranks tell each other
 _MOST_TEXT = 400  # characters of the text of an exception
 _PACKAGE = str(Path(__file__).parent.parent)
 
@@ -51,6 +53,11 @@ def note_begun(total: Any) -> None:
     """A step of `total`, an `Accumulator`, begins: an exception that ends the block of this thread resets it."""
     if _blocks.open:
         _blocks.open[-1]._begun.add(total)
+
+
+def audited_now() -> Audited | None:
+    """What is audited in the innermost block of this thread."""
+    return _blocks.open[-1].audited if _blocks.open else None
 
 
 def note_reduced() -> None:
@@ -94,8 +101,10 @@ class Together(Generic[_Group]):
         """Accumulators whose step began in the block."""
         self.has_reduced = False
         """Whether gradients have been reduced in the block."""
+        self.audited: Audited | None = None
+        """A shard of the step that is this block."""
         self.says = self.hears = 0
-        """What this rank tells the others at the end of the block, >= 0; the greatest that a rank has told."""
+        """What this rank tells the others at the end of the block, 0 to 255; the greatest that a rank has told."""
 
     def prepare(self) -> None:
         """Make what the first block of a group needs. Collective; then entering is not."""
@@ -208,9 +217,8 @@ class Together(Generic[_Group]):
         backend = self._backend
         assert backend._control is not None
         code, factor = resolve("max")
-        words = np.array(
-            [-self._depth, self._depth, raised, self._number, -self._number, self.says], np.int64
-        )
+        asked = raised * _RAISED + self.says
+        words = np.array([-self._depth, self._depth, asked, self._number, -self._number], np.int64)
         work = backend._control.allreduce(words, None, code, factor)
         pause, is_announced = _FIRST_LOOK_S, False
         while True:
@@ -232,9 +240,9 @@ class Together(Generic[_Group]):
                 is_announced = True
                 _announce_end(backend, self._key())
             pause = min(2 * pause, _LONGEST_LOOK_S)
-        self.hears = int(words[5])
+        self.hears = int(words[2]) % _RAISED
         same_block = words[3] == -words[4] or words[0] != -words[1]
-        return -int(words[0]), int(words[1]), bool(words[2]) or not same_block
+        return -int(words[0]), int(words[1]), words[2] >= _RAISED or not same_block
 
     def _look_around(self) -> None:
         """While this rank waits for others at the end: forward revocations to the groups that they may wait in."""

@@ -183,6 +183,30 @@ def raises(planned=()):
             backend.barrier()
 
 
+def audited(rate, flips=(), shards=8):
+    """`flips`: "2@7:once" or "2@7", a bit of what rank 2 computes in step 7, the first time or each time."""
+    (x, y), n_audits, done = data(), 0, set()
+    backend = ss.initialize(timeout=20.0)
+    sampler, total = sampler_and_total(backend, shards)
+    state = ss.TrainState(backend, w=np.zeros(N_FEATURES), sampler=sampler, audit=rate)
+    for step in state.steps(epochs=EPOCHS):
+        with step:
+            for shard in step:
+                error = x[shard.items] @ state.w - y[shard.items]
+                grads = x[shard.items].T @ error / max(1, len(shard))
+                place = f"{backend.rank}@{state.step + 1}"
+                n_audits += shard.index not in total.indices
+                if place in flips or (f"{place}:once" in flips and place not in done):
+                    grads.view(np.uint64)[2] ^= np.uint64(1) << np.uint64(17)
+                done.add(place) if shard is list(step)[-1] else None
+                total.add(grads, shard=shard.index, weight=len(shard))
+            state.w = state.w - 0.1 * total.mean()
+    n_audits = backend.allreduce(n_audits, "sum")
+    if backend.rank == 0:
+        print("audits", n_audits)
+    report(state, state.w)
+
+
 def stops(path, at=None, planned=()):
     """Asked to stop in the middle, by a signal to one rank."""
     (x, y), deaths = data(), Deaths(planned)
