@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
-from samestep import state_file, trees
+from samestep import state_file
 from samestep._util.text import error_line
 from samestep.backend import Backend
 from samestep.data.sampler import DistributedSampler
@@ -24,6 +22,7 @@ from samestep.group.group import warn
 from samestep.optimizer import sharded
 from samestep.step.audit import Audited, Differs, choose, with_another
 from samestep.step.together import Together
+from samestep.trees.fill import fill
 from samestep.world.member import is_loss, member
 
 __all__ = ["Step", "TrainState"]
@@ -100,9 +99,10 @@ class TrainState:
                     f"TrainState: no part can be called {name!r}, which is a name of the class"
                 )
             _require_whole(name, part)
-        if backend.kind == "mpi" and member() is not None:
+        if member() is not None and backend._regroup is None:
             raise InvalidArgumentError(
-                "TrainState: over MPI a loss ends the job; initialize with NativeBackend"
+                f"TrainState: group {backend.name} cannot go on after a loss; give it what initialize() returns, "
+                "without init_method and not over MPI"
             )
         self._backend, self._sampler, self._parts, self._undo = backend, sampler, parts, undo
         if not 0 <= audit <= 1 or (audit and sampler is None):
@@ -166,12 +166,11 @@ class TrainState:
                 f"TrainState: the state has the parts {list(state['parts'])}, not {list(self._parts)}"
             )
         self._finished, self._epoch, self._visited = state["step"], state["epoch"], state["visited"]
-        for name, value in state["parts"].items():
-            part = self._parts[name]
-            if _has_state_dict(part):
-                part.load_state_dict(value)
-            else:
-                self._parts[name] = _assigned(part, value)
+        kept = {name: part for name, part in self._parts.items() if not _has_state_dict(part)}
+        for name, part in self._parts.items():
+            if name not in kept:
+                part.load_state_dict(state["parts"][name])
+        self._parts.update(fill(kept, {name: state["parts"][name] for name in kept}))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file, on rank 0: another state or the old one is there, whatever happens. Collective.
@@ -438,23 +437,3 @@ def _require_whole(name: str, part: Any) -> None:
 
 def _has_state_dict(part: Any) -> bool:
     return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
-
-
-def _assigned(part: Any, value: Any) -> Any:
-    """`value`, in the arrays of `part` where they can take it, because the program may know them by other names."""
-    old, new = trees.flatten(part), trees.flatten(value)
-    if old.names != new.names:
-        return value
-    return new.rebuild([_copied(*pair) for pair in zip(old.leaves, new.leaves, strict=True)])
-
-
-def _copied(old: Any, new: Any) -> Any:
-    if (
-        isinstance(old, np.ndarray)
-        and isinstance(new, np.ndarray)
-        and old.flags.writeable
-        and (old.dtype, old.shape) == (new.dtype, new.shape)
-    ):
-        old[...] = new
-        return old
-    return new

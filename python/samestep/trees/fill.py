@@ -1,0 +1,66 @@
+"""Puts the values of one state into the arrays of another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from samestep import arrays
+from samestep.trees.structure import flatten
+
+__all__ = ["fill"]
+
+
+def fill(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The trees `new`, in the arrays of `old` that can take them, as the program may know those by other names.
+
+    Leaves that are one array in `new` are one in the result, and others are not, whatever they are in `old`.
+
+    Example:
+      >>> import numpy as np
+      >>> w = np.zeros(2)
+      >>> filled = fill({"w": w, "before": w}, {"w": np.ones(2), "before": np.zeros(2)})
+      >>> filled["w"] is w, w, filled["before"]
+      (True, array([1., 1.]), array([0., 0.]))
+    """
+    made: dict[
+        int, tuple[Any, Any]
+    ] = {}  # by the leaf of `new`: that of the result, and itself to keep its id
+    taken: set[int] = set()
+    flats = {name: (flatten(old[name]), flatten(value)) for name, value in new.items()}
+    for before, after in flats.values():
+        olds = before.leaves if before.names == after.names else after.leaves
+        for have, value in zip(olds, after.leaves, strict=True):
+            if id(value) not in made:
+                made[id(value)] = (have if id(have) not in taken and _put(have, value) else value), value
+                taken.add(id(have))
+    for key, (have, value) in made.items():
+        if have is not value and not _equal(
+            have, value
+        ):  # it shares elements with one that was written later
+            made[key] = value, value
+    return {
+        name: after.rebuild([made[id(value)][0] for value in after.leaves])
+        for name, (_, after) in flats.items()
+    }
+
+
+def _put(have: Any, value: Any) -> bool:
+    """Write `value` into the array `have`; whether that can be done."""
+    if have is value or type(have) is not type(value) or not arrays.is_array(have):
+        return False
+    if (have.dtype, have.shape) != (value.dtype, value.shape):
+        return False
+    if isinstance(have, np.ndarray):
+        if have.flags.writeable:
+            have[...] = value
+        return have.flags.writeable
+    if not arrays.info(have).writable:
+        return False
+    arrays.copy(value, have, "TrainState")
+    return True
+
+
+def _equal(have: Any, value: Any) -> bool:
+    return bool(((have == value) | (have != have)).all())  # noqa: PLR0124 (NaN is no other than NaN)
