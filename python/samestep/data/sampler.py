@@ -120,7 +120,7 @@ class DistributedSampler:
         self._warned = self._followed = False
         self._known_order: tuple[list[Any], np.ndarray[Any, np.dtype[np.int64]]] | None = None
         if isinstance(backend, Group):  # and nothing else that has a rank and a size
-            backend._follow(self._take_place)
+            backend._follow(self, DistributedSampler._take_place)
 
     def __len__(self) -> int:
         """Number of indices of this rank in the next pass, or of steps with `batch_size`; after loading, those left."""

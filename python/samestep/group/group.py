@@ -83,7 +83,8 @@ class Group(MessageMethods, VariableLengthMethods):
         self._ending_depth: int | None = None  # of the nested block that all ranks have agreed to end
         self._replaced = 0  # blocks that an exception has ended, and losses that the group has survived
         self._regroup: Callable[..., None] | None = None  # of the world of a job that goes on after a loss
-        self._changed: list[weakref.WeakMethod[Callable[[Group], None]]] = []  # called after a loss
+        # Methods that are called after a loss, by their objects.
+        self._changed: weakref.WeakKeyDictionary[Any, Callable[..., None]] = weakref.WeakKeyDictionary()
         self._cache: dict[str, Any] = {}  # used by higher layers; lives as long as this group
 
     # ---- members and hosts
@@ -256,15 +257,12 @@ class Group(MessageMethods, VariableLengthMethods):
         self._comm = new._comm  # not in there, but where the core finds it
         if modules is not None:
             self._cache["modules"] = modules
-        for method in list(self._changed):
-            if (call := method()) is not None:
-                call(self)
-            else:
-                self._changed.remove(method)
+        for follower, changed in list(self._changed.items()):
+            changed(follower, self)
 
-    def _follow(self, changed: Callable[[Group], None]) -> None:
-        """Call the method `changed` with this group after its ranks have changed, as long as its object lives."""
-        self._changed.append(weakref.WeakMethod(changed))
+    def _follow(self, follower: Any, changed: Callable[[Any, Group], None]) -> None:
+        """Call the method `changed` of `follower` with this group after its ranks have changed, as long as it lives."""
+        self._changed[follower] = changed
 
     def _adopt(self, child: Group) -> None:
         """Close `child` when this group closes, before it."""

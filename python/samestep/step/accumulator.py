@@ -81,7 +81,7 @@ class Accumulator:
         self._recorder = Recorder.wanted(backend)
         self._act = f"Accumulator(shards={shards}).mean()"
         self._divide(backend)
-        backend._follow(self._divide)
+        backend._follow(self, Accumulator._divide)
         if like is not None:
             like = added.gradients_of(like)
             self._look_at(like, trees.flatten(like))
