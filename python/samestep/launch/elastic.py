@@ -50,7 +50,7 @@ class Elastic:
         say: Callable[[str], None],
     ) -> None:
         self._loop, self._ranks, self._start, self._kill, self._say = loop, ranks, start, kill, say
-        self._min_ranks, self._restarts_left, self._chaos_s = min_ranks, max_restarts, chaos_s
+        self._min_ranks, self.restarts_left, self._chaos_s = min_ranks, max_restarts, chaos_s
         self._store = TCPStore(where, 0, is_master=True, secret=secret.encode())
         self._keys = PrefixStore(PLACE, self._store)
         self._lives: dict[int, int] = {}
@@ -92,8 +92,13 @@ class Elastic:
         for rank in self._ranks:
             if rank.ending is None or rank.number in self._lost:
                 continue
-            if rank.ending.status in _ENDS and self._uid(rank) in self._now.members:
-                self.exit_code = max(self.exit_code or 0, rank.ending.status)
+            uid, status = self._uid(rank), rank.ending.status
+            if status in _ENDS and uid in self._now.members:
+                self.exit_code = max(self.exit_code or 0, status)
+            elif self.over and uid in self._now.members:
+                # If it is lost in the last step, the others go on; but what raises may have its result to write.
+                is_last = uid == self._now.members[0] and not self._members_alive()
+                self.failed |= is_last or (status or 0) > 0
             self._lost.add(rank.number)
             if not self.over:
                 n_left = len(self._members_alive())
@@ -163,11 +168,11 @@ class Elastic:
 
     def _start_again(self) -> None:
         waiting = [rank for rank in self._ranks if rank.number in self._lost and rank.all_gone]
-        if not waiting or self.over or self._restarts_left == 0 or not self._keys.check(["trains"]):
+        if not waiting or self.over or self.restarts_left == 0 or not self._keys.check(["trains"]):
             return
-        for rank in waiting[: self._restarts_left]:
+        for rank in waiting[: self.restarts_left]:
             if rank.link is not None:
-                self._restarts_left -= 1
+                self.restarts_left -= 1
                 self._start_life(rank)
 
     def _start_life(self, rank: Rank) -> None:

@@ -233,6 +233,8 @@ class Supervisor:
                 self._signal_ranks(signal.SIGKILL)
             return
         self._end = end
+        if self._elastic is not None:
+            self._elastic.restarts_left = 0
         self._running_at_end = [rank.in_job for rank in self._ranks if rank.ending is None]
         for delay, signum in end.signals:
             self._loop.after(delay, partial(self._signal_ranks, signum))
