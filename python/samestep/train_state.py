@@ -16,7 +16,7 @@ from samestep._util.text import error_line
 from samestep.backend import Backend
 from samestep.data.sampler import DistributedSampler
 from samestep.data.steps import Shard
-from samestep.errors import Error, InvalidArgumentError, MismatchError, UnavailableError
+from samestep.errors import InvalidArgumentError, MismatchError, UnavailableError
 from samestep.group.backend_argument import require_backend
 from samestep.group.group import warn
 from samestep.optimizer import sharded
@@ -184,7 +184,7 @@ class TrainState:
         if self._backend.rank == 0:
             try:
                 state_file.write(os.fspath(path), self.state_dict())
-            except (OSError, ValueError) as error:
+            except Exception as error:  # of whatever the parts are made of
                 problem = error_line(error)
         problem = self._backend._bcast_facts(problem, str, 0)
         if problem:
@@ -206,7 +206,7 @@ class TrainState:
         """Load a file here; what went wrong, "" if nothing did."""
         try:
             self.load_state_dict(state_file.read(path, self._values()))
-        except (OSError, ValueError, KeyError, Error) as error:
+        except Exception as error:  # half a file has many
             return f"{path}: {error_line(error)}"
         return ""
 
@@ -225,12 +225,18 @@ class TrainState:
           steps: until so many steps are finished, likewise.
 
         Raises:
-          InvalidArgumentError: neither is given, or `epochs` without a sampler; or a step was not entered.
+          InvalidArgumentError: neither is given, or `epochs` without a sampler; the sampler has no step; or a step was
+            not entered.
         """
         if epochs is None and steps is None:
             raise InvalidArgumentError("TrainState.steps: give epochs= or steps=")
         if epochs is not None and self._sampler is None:
             raise InvalidArgumentError("TrainState.steps: epochs are those of a sampler, and there is none")
+        if self._sampler is not None and not self._sampler._has_step_from(0):
+            raise InvalidArgumentError(
+                f"TrainState.steps: {self._sampler.n_items} items make no step of batch_size="
+                f"{self._sampler.batch_size} in mode {self._sampler.mode!r}"
+            )
         return self._steps(epochs, steps)
 
     def _steps(self, epochs: int | None, steps: int | None) -> Iterator[Step]:
@@ -242,8 +248,8 @@ class TrainState:
                 yield step
                 if not step._entered:
                     raise InvalidArgumentError("TrainState.steps: enter each step: `with step:`")
-        assert self._path is not None
-        self.save(self._path)
+            assert self._path is not None
+            self.save(self._path)  # while a second signal is still noted only
         raise SystemExit(_STOPPED)
 
     def _next(self, epochs: int | None, steps: int | None) -> Step | None:
@@ -403,6 +409,7 @@ class Step:
             self._block.__exit__(kind, error, trace)
         except Exception as raised:
             if error is not None or here is None or not is_loss(raised):
+                self._set_back()
                 raise
             # The body has ended, with the sums of all shards: this rank has finished the step.
             state._finish_step()
@@ -414,6 +421,8 @@ class Step:
                 state._stops = True
             elif self._block.hears == _JOIN:
                 state._regroup(clean=True)
+        else:
+            self._set_back()
         return False
 
     def _set_back(self) -> bool:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import time
 
 import numpy as np
 import samestep as ss
@@ -33,6 +34,37 @@ def torch_under_other_names():
 def subgroup():
     backend = ss.initialize(timeout=20.0)
     ss.TrainState(backend.group([0, 1]), w=np.zeros(2))
+
+
+def raises_after_the_loop():
+    backend = ss.initialize(timeout=20.0)
+    state = ss.TrainState(backend, w=np.zeros(2))
+    for step in state.steps(steps=2):
+        with step:
+            backend.barrier()
+    pids = backend.allgather_object(os.getpid())
+    if backend.rank == 0:
+        while any(os.path.exists(f"/proc/{pid}") for pid in pids[1:]):  # until the others have ended
+            time.sleep(0.01)
+        raise ValueError("cannot write the model")
+
+
+def goes_on_after_step_error():
+    """Some ranks have assigned the parts when another raises."""
+    backend = ss.initialize(timeout=20.0)
+    state, raised = ss.TrainState(backend, w=np.zeros(2)), []
+    for step in state.steps(steps=4):
+        try:
+            with step:
+                backend.barrier()
+                if backend.rank == 0 and len(raised) == 0:
+                    raise ValueError("before the assignment")
+                state.w = state.w + 1
+                if backend.rank == 1 and len(raised) == 1:
+                    raise ValueError("after the assignment")
+        except ss.StepError:
+            raised.append(state.w.tolist())
+    result(*backend.allgather_object([raised, state.w.tolist()]))
 
 
 if __name__ == "__main__":
