@@ -46,3 +46,5 @@ def test_ranks_of_mpi_are_not_marked():
 def test_what_other_hosts_need():
     env = {"PATH": "p", "HOME": "h", "NCCL_DEBUG": "INFO", "OMP_X": "1", "SAMESTEP_TIMEOUT": "5", "LANG": "C"}
     assert set(plan.for_other_hosts(env)) == {"PATH", "NCCL_DEBUG", "OMP_X", "SAMESTEP_TIMEOUT"}
+    chooses_code = {"OPENBLAS_CORETYPE": "Haswell"}  # without it the ranks there get other bits
+    assert plan.for_other_hosts(chooses_code) == chooses_code

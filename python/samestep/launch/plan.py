@@ -9,7 +9,22 @@ from dataclasses import dataclass, replace
 from samestep import _settings
 
 _FOR_OTHER_HOSTS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-_PREFIXES_FOR_OTHER_HOSTS = ("SAMESTEP_", "NCCL_", "OMP_")
+_PREFIXES_FOR_OTHER_HOSTS = (
+    "SAMESTEP_",
+    "NCCL_",
+    "OMP_",
+    *(
+        "OPENBLAS_",
+        "MKL_",
+        "BLIS_",
+        "NPY_",
+        "ATEN_",
+        "DNNL_",
+        "ONEDNN_",
+        "CUBLAS_",
+        "XLA_",
+    ),  # choose code: other bits
+)
 
 
 @dataclass(frozen=True)
