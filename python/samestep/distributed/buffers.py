@@ -22,7 +22,6 @@ __all__ = [
     "contiguous_or_none",
     "count",
     "described",
-    "fill",
     "in_place",
     "joined",
     "listed",
@@ -191,13 +190,3 @@ def spread(run: Any, tensors: Any, infos: list[arrays.ArrayInfo]) -> None:
             _core.bump_version(target)
         else:
             tensors[i] = arrays.to_library_of(tensors[i], target)
-
-
-def fill(run: Any, tensors: Any, infos: list[arrays.ArrayInfo], *, only: int | None = None) -> None:
-    """Copy the same buffer into each array, or into one; entries that cannot be written are replaced."""
-    for i, known in enumerate(infos):
-        if only in (None, i):
-            one = [tensors[i]]
-            spread(run, one, [known])
-            if not known.writable:
-                tensors[i] = one[0]
