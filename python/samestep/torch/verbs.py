@@ -457,7 +457,7 @@ class Verbs:
         counts = [block.numel() for block in blocks]
         with _core.UserCall(f"{verb} of blocks of several lengths"):
             facts = json_exchange.allgather(self._comm, counts, Many(int), self._seconds(opts))
-        lists.require_equal_facts(verb, "the lengths of the blocks", facts)
+        json_exchange.require_equal(verb, "the lengths of the blocks", facts)
 
 
 def _op(opts: Any) -> Any:
