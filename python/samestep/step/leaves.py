@@ -21,9 +21,7 @@ __all__ = [
     "describe",
     "identity_of",
     "present_in",
-    "read",
     "to_leaf",
-    "widened",
 ]
 
 Flat = np.ndarray[Any, Any]
@@ -159,42 +157,8 @@ def describe(names: Sequence[str], leaves: Sequence[Any], act: str) -> list[Leaf
     return specs
 
 
-def read(leaf: Any, spec: LeafSpec) -> Flat:
-    """The elements of a leaf as one flat array; half types as their bits. A view if possible."""
-    if spec.is_number:
-        leaf = np.asarray(leaf)
-    if spec.dtype == "bfloat16" or not isinstance(leaf, np.ndarray):
-        info = arrays.info(leaf)
-        memory = np.empty(info.nbytes, np.uint8)
-        viewed = _viewed(leaf, spec)
-        if viewed is not None:
-            memory = viewed
-        else:
-            _core.pack([leaf], memory)
-        leaf = memory.view(np.uint16 if spec.dtype == "bfloat16" else np.dtype(spec.dtype))
-    flat: Flat = np.ascontiguousarray(leaf).reshape(-1)
-    return flat.view(flat.real.dtype) if spec.dtype in _COMPLEX else flat
-
-
-def _viewed(leaf: Any, spec: LeafSpec) -> Flat | None:
-    """The bytes of a contiguous tensor of torch on the host, without a copy."""
-    if spec.library != "torch" or not leaf.is_contiguous() or not spec.n_elements:
-        return None
-    viewed: Flat = leaf.detach().reshape(-1).view(_torch().uint8).numpy()
-    return viewed
-
-
 def _torch() -> Any:
     return sys.modules["torch"]
-
-
-def widened(block: Flat, spec: LeafSpec) -> Flat:
-    """A block of the result of `read`, in the dtype in which it is added."""
-    if spec.dtype == "bfloat16":
-        bits: Flat = block.astype(np.uint32) << np.uint32(16)
-        return bits.view(np.float32)
-    result: Flat = block.astype(spec.group, copy=False)
-    return result
 
 
 def _narrowed(flat: Flat, spec: LeafSpec) -> Flat:
