@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samestep import _core, arrays
-from samestep._util.dtypes import numpy_dtype
 from samestep.arrays import ArrayInfo
 from samestep.errors import InvalidArgumentError
 from samestep.optimizer.partition import Buffer, Partition
@@ -20,7 +19,7 @@ from samestep.trees.fusion import as_dtype, timer
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
-__all__ = ["FlatExchange", "from_bytes", "itemsize"]
+__all__ = ["FlatExchange", "from_bytes"]
 
 
 class FlatExchange:
@@ -148,7 +147,9 @@ class FlatExchange:
           root: the rank that gets it, None elsewhere; None for all ranks.
         """
         backend = self._backend
-        lengths = [len(self.partition.part(leaf, rank)) * itemsize(dtype) for rank in range(backend.size)]
+        lengths = [
+            len(self.partition.part(leaf, rank)) * _core.itemsize(dtype) for rank in range(backend.size)
+        ]
         mine: Flat = np.empty(lengths[backend.rank], np.uint8)
         if part is not None and len(mine):
             _core.pack([part], mine)
@@ -175,16 +176,11 @@ class FlatExchange:
 
     def _flat(self, use: str, dtype: str, count: int) -> tuple[Flat, int]:
         """Memory for `count` elements that is kept for this use, as bytes, and the bytes of one element."""
-        nbytes = itemsize(dtype)
+        nbytes = _core.itemsize(dtype)
         key = use, dtype
         if key not in self._memory or len(self._memory[key]) != count * nbytes:
             self._memory[key] = self._backend.zeros(count * nbytes, "uint8")  # gaps between leaves stay zero
         return self._memory[key], nbytes
-
-
-def itemsize(dtype: str) -> int:
-    """Bytes of one element."""
-    return 2 if dtype == "bfloat16" else numpy_dtype(dtype).itemsize
 
 
 def from_bytes(

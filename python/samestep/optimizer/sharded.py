@@ -14,7 +14,7 @@ from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.optimizer import probe
 from samestep.optimizer.extra_arguments import reduce_all
-from samestep.optimizer.flat_exchange import FlatExchange, from_bytes, itemsize
+from samestep.optimizer.flat_exchange import FlatExchange, from_bytes
 from samestep.optimizer.partition import Partition
 from samestep.optimizer.probe import part_shape
 from samestep.step.leaves import ADDED_AS, Flat, LeafSpec, to_leaf
@@ -202,7 +202,7 @@ class ShardedTransformation:
                     parts.append(None)
                     continue
                 if not plan.exchange.part(i):
-                    data = np.zeros(len(plan.held(i)) * itemsize(dtype), np.uint8)
+                    data = np.zeros(len(plan.held(i)) * _core.itemsize(dtype), np.uint8)
                 parts.append(
                     from_bytes(data, library, dtype, plan.part_shape(i), self._backend.device, like=whole[i])
                 )
@@ -329,7 +329,8 @@ class ShardedTransformation:
         """By leaf of the state, the leaf of the parameters whose shape it has, as arrays of unlike lengths show."""
 
         def unlike(i: int, spec: LeafSpec) -> Any:
-            return _zeros(spec, part_shape(spec.shape, _UNLIKE + i))
+            shape = part_shape(spec.shape, _UNLIKE + i)
+            return _from_elements(np.zeros(math.prod(shape)), spec, shape)
 
         flat = trees.flatten(self.inner.init(plan.with_leaves(unlike)))
         if flat.names != names:
@@ -412,11 +413,6 @@ def _whole(data: Flat | None, spec: LeafSpec, of: LeafSpec, device: int | None, 
         return data.view(numpy_dtype(spec.dtype)).reshape(of.shape)
     leaf = from_bytes(data, _library(spec, of), spec.dtype, of.shape, device, like=like)
     return leaf.item() if of.is_number else leaf
-
-
-def _zeros(spec: LeafSpec, shape: tuple[int, ...]) -> Any:
-    count = math.prod(shape)
-    return _from_elements(np.zeros(count), spec, shape)
 
 
 def _from_elements(elements: Flat, spec: LeafSpec, shape: tuple[int, ...]) -> Any:

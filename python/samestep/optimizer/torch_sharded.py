@@ -21,7 +21,7 @@ from samestep.optimizer.flat_exchange import FlatExchange
 from samestep.optimizer.partition import Partition
 from samestep.optimizer.probe import part_shape
 from samestep.optimizer.torch_probe import require_elementwise
-from samestep.optimizer.torch_sharded_state import gather, part_of, slice_state
+from samestep.optimizer.torch_sharded_state import gather, slice_state
 from samestep.optimizer.torch_shards import ShardedGradients
 from samestep.optimizer.torch_state import named_parameters, require_plain
 from samestep.reduce_ops import Premul
@@ -206,7 +206,8 @@ class _ShardedStep:
                 self._exchange.agreed_dtypes(
                     f"{_ACT}.step()", split, ["None"] * len(split), self._layouts(split)
                 )
-            own = {i: None if g is None else part_of(g, self._exchange.part(i)) for i, g in grads.items()}
+            parts = {i: self._exchange.part(i) for i in grads}
+            own = {i: None if g is None else g[parts[i].start : parts[i].stop] for i, g in grads.items()}
         else:
             own = self._reduced(split, grads)
         self._is_averaged = False
