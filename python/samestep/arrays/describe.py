@@ -146,10 +146,6 @@ def _listed(shape: Any) -> Any:
         return [shape]
 
 
-def _library(x: Any) -> str:
-    return type(x).__module__.partition(".")[0]
-
-
 def is_jax(x: Any) -> bool:
     """Whether `x` is a JAX array (a tracer counts too)."""
     jax = sys.modules.get("jax")
@@ -174,7 +170,7 @@ def library_of(x: Any) -> str:
         return "torch gpu" if x.is_cuda else "torch"
     if isinstance(x, np.ndarray):
         return "numpy"
-    if _library(x) == "cupy":
+    if type(x).__module__.partition(".")[0] == "cupy":
         return "cupy"
     on_device = hasattr(x, "__cuda_array_interface__") or info(x).device != "cpu"
     return "gpu" if on_device else host_library(x)
