@@ -1,5 +1,6 @@
 """Arrays of any library: which objects are arrays, which are writable, and new arrays of the same library."""
 
+from samestep._core import ArrayInfo
 from samestep.arrays.allocate import (
     copy,
     copy_if_overlapping,
@@ -14,7 +15,6 @@ from samestep.arrays.allocate import (
 )
 from samestep.arrays.convert import converts, store_rounded, to_float32
 from samestep.arrays.describe import (
-    ArrayInfo,
     as_received,
     device_of,
     extents,

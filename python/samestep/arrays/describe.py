@@ -16,20 +16,6 @@ from samestep._util.text import short_repr
 from samestep.arrays.libraries import host_library
 from samestep.errors import InvalidArgumentError
 
-__all__ = [
-    "ArrayInfo",
-    "as_received",
-    "device_of",
-    "extents",
-    "info",
-    "is_array",
-    "is_float0",
-    "is_jax",
-    "library_of",
-    "order_of",
-    "readable",
-]
-
 _FLOAT0 = np.dtype([("float0", np.void, 0)])
 _MAX_NBYTES = 1 << 57  # no machine gives a process more addresses
 

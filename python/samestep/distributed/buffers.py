@@ -17,19 +17,6 @@ from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
 from samestep.gpu.device_array import DeviceArray, FlatView
 
-__all__ = [
-    "Place",
-    "contiguous_or_none",
-    "count",
-    "described",
-    "in_place",
-    "joined",
-    "listed",
-    "new_run",
-    "read",
-    "spread",
-]
-
 
 class Place(NamedTuple):
     """The buffer that the core receives into, and the function to call afterwards, which gives the return value."""

@@ -18,8 +18,6 @@ from samestep.rendezvous.rendezvous import join
 from samestep.rendezvous.tcp_store import TCPStore
 from samestep.world import bootstrap_mpi, bootstrap_native, opening
 
-__all__ = ["open_group", "reason_unavailable"]
-
 _CARRIED = {("mpi", "native"), ("native", "mpi")}  # world's backend, group's
 _LEAVING_S = 1.0
 

@@ -11,8 +11,6 @@ import numpy as np
 from samestep import _core
 from samestep._util.dtypes import numpy_dtype
 
-__all__ = ["DeviceArray", "FlatView"]
-
 _DLPACK_DEVICES = {"cuda": 2, "rocm": 10}
 _DEFAULT = 0  # the runtime's handle of the (legacy) default stream
 

@@ -11,8 +11,6 @@ from samestep.gpu import mpi_support, nccl_settings
 from samestep.gpu.runtime import gpu
 from samestep.gpu.runtime import nccl as nccl_of
 
-__all__ = ["DeviceInfo", "open_device", "open_group", "require_all"]
-
 
 class DeviceInfo(NamedTuple):
     """What one rank tells the others before device arrays can be used."""

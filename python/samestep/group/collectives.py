@@ -14,8 +14,6 @@ from samestep.reduce_ops import Op, resolve
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["CollectiveMethods"]
-
 _A = TypeVar("_A")  # an array, or a number
 
 

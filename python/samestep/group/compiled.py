@@ -14,8 +14,6 @@ from samestep.errors import InvalidArgumentError
 from samestep.group.compiled_collective import Collective
 from samestep.reduce_ops import Op, resolve
 
-__all__ = ["Collective", "call", "call_function", "group_of", "is_traced", "traceable"]
-
 Group = Any  # samestep.group.group.Group, which cannot be imported here: its bases use this module
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 

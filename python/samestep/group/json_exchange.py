@@ -16,8 +16,6 @@ from samestep._util.deadline import Deadline
 from samestep._util.json_layout import loads
 from samestep.errors import MismatchError
 
-__all__ = ["MOST_NBYTES", "allgather", "allgather_bytes", "broadcast", "gather", "require_equal"]
-
 MOST_NBYTES = 1 << 28
 """Of one rank's facts."""
 

@@ -14,8 +14,6 @@ from samestep.errors import InvalidArgumentError, UnavailableError
 from samestep.group import json_exchange
 from samestep.reduce_ops import ReduceOp
 
-__all__ = ["MethodSupport"]
-
 
 class MethodSupport(_core.FastGroup):
     """The base of the classes whose methods are the operations of a group."""

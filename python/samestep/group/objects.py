@@ -16,8 +16,6 @@ from samestep.group.collectives import CollectiveMethods
 from samestep.group.unawaited import NOTHING
 from samestep.group.work import Status, Work
 
-__all__ = ["ANY", "MessageMethods"]
-
 ANY = -1
 """Any source, or any tag."""
 

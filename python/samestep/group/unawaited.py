@@ -8,8 +8,6 @@ from typing import Any
 
 from samestep.errors import TimeoutError
 
-__all__ = ["GIVEN_BACK", "LOOK_S", "NOTHING", "go_on", "running_loop"]
-
 LOOK_S = 5e-3  # between two looks at an operation
 _going_on: set[Any] = set()
 """Held until they end: a Work that is dropped would block the event loop until then."""

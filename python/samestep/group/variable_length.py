@@ -15,8 +15,6 @@ from samestep.group import json_exchange
 from samestep.group.collectives import CollectiveMethods
 from samestep.group.work import Work
 
-__all__ = ["VariableLengthMethods"]
-
 _A = TypeVar("_A")
 
 

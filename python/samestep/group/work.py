@@ -13,8 +13,6 @@ from samestep._util.deadline import Deadline, seconds
 from samestep.errors import Error, NotInitializedError, UnavailableError
 from samestep.group.unawaited import GIVEN_BACK, LOOK_S, go_on, running_loop
 
-__all__ = ["Enqueued", "Status", "Work", "Works"]
-
 _T = TypeVar("_T")
 
 

@@ -17,8 +17,6 @@ from jax._src.lax import convolution, lax, parallel
 from jax._src.lib.mlir.dialects import hlo
 from jax.interpreters import mlir
 
-__all__ = ["install"]
-
 _REDUCTIONS = ("psum_p", "psum_invariant_p", "pmax_p", "pmin_p", "reduce_scatter_p")
 _GATHERS = ("all_gather_p", "all_gather_invariant_p")
 _PARTITIONED = ("dot_general_p", "reduce_sum_p", "reduce_max_p", "reduce_min_p", "reduce_prod_p")

@@ -21,8 +21,6 @@ from samestep.launch import processes
 from samestep.world import crash_report
 from samestep.world.lifecycle import finalize, get_distributed_backend, initialized
 
-__all__ = ["main"]
-
 
 def main(fd: int, parent: int) -> None:
     """Executes the commands that arrive at the socket `fd` until it is closed; dies with the process `parent`."""

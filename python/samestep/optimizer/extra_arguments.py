@@ -20,8 +20,6 @@ from samestep.trees.identity import identity_of
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
-__all__ = ["KEPT", "averaged", "reduce_all"]
-
 _REDUCED = ("value", "grad")  # as optax names the loss and its gradient
 _FUNCTION = "value_fn"  # and the function that computes the loss
 KEPT = ("state", "params")

@@ -19,8 +19,6 @@ from samestep.trees.fusion import as_dtype, timer
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
-__all__ = ["FlatExchange", "from_bytes"]
-
 
 class FlatExchange:
     """Moves leaves through flat buffers, one for each dtype of the partition.

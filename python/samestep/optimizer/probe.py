@@ -13,8 +13,6 @@ from samestep.step.leaves import Flat, Layout, LeafSpec, describe
 from samestep.step.partial import Memory, Partial, Term
 from samestep.trees.signature import leaf_text
 
-__all__ = ["HOW_TO_VOUCH", "require_elementwise", "small_shape"]
-
 _MOST_EXTENT = 130  # above the 128 from which Adafactor and its kin factor a matrix
 _MOST_ELEMENTS = 160_000
 _HALVES = ("float16", "bfloat16")

@@ -24,8 +24,6 @@ from samestep.trees import reducible, signature
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
-__all__ = ["ShardedTransformation", "distribute", "sharded_of"]
-
 _ACT = "ShardedOptimizer"
 _UPDATE = f"{_ACT}.update"
 _ONLY_PARTS = (

@@ -13,8 +13,6 @@ from samestep.optimizer.torch_sharded_state import is_like
 from samestep.optimizer.torch_state import named_parameters
 from samestep.step.leaves import Flat, LeafSpec
 
-__all__ = ["require_elementwise"]
-
 
 def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
     """Check that an optimizer works element by element; see `probe.require_elementwise`."""

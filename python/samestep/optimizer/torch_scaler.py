@@ -19,8 +19,6 @@ from samestep.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
-__all__ = ["take_part", "unscale"]
-
 _HOW = "call opt.average() before scaler.unscale_(opt) and scaler.step(opt), so that all ranks see the same gradients"
 
 

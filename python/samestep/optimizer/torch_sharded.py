@@ -32,8 +32,6 @@ from samestep.trees.fusion import bump_versions
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
-__all__ = ["distribute"]
-
 _ACT = "ShardedOptimizer"
 
 

@@ -18,8 +18,6 @@ from samestep.optimizer.probe import part_shape
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
-__all__ = ["gather", "is_like", "slice_state"]
-
 _PART, _TENSOR, _VALUE = "part", "tensor", "value"
 
 

@@ -16,8 +16,6 @@ from samestep.step.state_hash import Verifier
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
-__all__ = ["ShardedGradients", "distribute"]
-
 
 def distribute(backend: Group, optimizer: torch.optim.Optimizer, shards: int | None) -> Any:
     """Give `optimizer` the methods `shard` and `average`, and let its `step` average first. Returns `optimizer`.

@@ -14,8 +14,6 @@ from samestep.trees.fusion import timer
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
-__all__ = ["gradient_dtype", "named_parameters", "require_plain", "require_same", "state_of"]
-
 
 def named_parameters(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """All parameters of an optimizer, by their place in it."""

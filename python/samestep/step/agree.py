@@ -17,15 +17,6 @@ if TYPE_CHECKING:
     from samestep.group.group import Group
     from samestep.trees.fusion import Timer
 
-__all__ = [
-    "Tree",
-    "agree_on_count",
-    "agree_on_tree",
-    "header_of_present",
-    "require_like",
-    "union_of_present",
-]
-
 
 class Tree(NamedTuple):
     """The containers and leaves of the trees that are added."""

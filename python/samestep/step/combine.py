@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from samestep.group.group import Group
     from samestep.trees.fusion import Timer
 
-__all__ = ["combine", "combine_weights"]
-
 _SEGMENT = 1 << 20  # elements of each node in one exchange: bounds the memory
 
 

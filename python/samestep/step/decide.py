@@ -19,8 +19,6 @@ from samestep.trees.identity import is_array, is_number, passes
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
-__all__ = ["all_finite", "any_rank"]
-
 _WHOLE = ("int", "uint", "bool")
 
 

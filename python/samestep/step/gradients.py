@@ -21,8 +21,6 @@ from samestep.trees.fusion import bump_versions, timer
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
-__all__ = ["allreduce_gradients", "allreduce_tree"]
-
 _Tree = TypeVar("_Tree")
 
 

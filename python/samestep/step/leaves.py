@@ -14,16 +14,6 @@ from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
 from samestep.trees import reducible, signature
 
-__all__ = [
-    "Flat",
-    "Layout",
-    "LeafSpec",
-    "describe",
-    "identity_of",
-    "present_in",
-    "to_leaf",
-]
-
 Flat = np.ndarray[Any, Any]
 
 _FLOATS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}

@@ -20,8 +20,6 @@ from samestep.trees.identity import attributes_text, is_array, is_number
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
-__all__ = ["gather_metrics", "metric_mean"]
-
 _Tree = TypeVar("_Tree")
 
 

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from samestep import _core
 from samestep.step.leaves import Flat, Layout, identity_of
 
-__all__ = ["Memory", "Partial", "Term"]
-
 
 class Memory:
     """A pool of flat arrays.

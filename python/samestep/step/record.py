@@ -15,8 +15,6 @@ from samestep import _core, _settings, arrays
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
-__all__ = ["NAME", "Recorder"]
-
 NAME = "means"
 """The file in the folder that the environment names."""
 

@@ -21,8 +21,6 @@ from samestep.trees.identity import identity_of
 if TYPE_CHECKING:
     from samestep.group.group import Group
 
-__all__ = ["Verifier", "first_difference", "same", "verify_interval"]
-
 _MAX_NAMED = 3  # number of leaves in an error text
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from samestep.group.group import Group
     from samestep.group.work import Work
 
-__all__ = ["steps"]
-
 _B = TypeVar("_B")
 
 _KEY_BITS = 20  # in the upper half of a flag: the loop and the step

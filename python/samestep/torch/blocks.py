@@ -11,14 +11,6 @@ from samestep import _core
 from samestep.errors import InvalidArgumentError
 from samestep.torch import tensors
 
-__all__ = [
-    "require_alike",
-    "require_blocks",
-    "require_equal_shapes",
-    "require_one_each",
-    "require_whole",
-]
-
 
 def require_one_each(verb: str, what: str, blocks: Sequence[Any], size: int) -> None:
     """Raise InvalidArgumentError unless there is one tensor for each rank."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from samestep.backend import Backend
     from samestep.torch.work import Work
 
-__all__ = ["GroupShutdown"]
-
 _PARTING_S = 5.0  # torch's destroy_process_group is not collective: a rank may never call it
 _LEAVING_S = 1.0
 

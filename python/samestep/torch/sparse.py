@@ -14,8 +14,6 @@ from samestep.errors import InvalidArgumentError
 from samestep.group import json_exchange
 from samestep.torch import tensors
 
-__all__ = ["all_reduce"]
-
 
 def all_reduce(
     comm: _core.Communicator, listed: list[torch.Tensor], op: Any, timeout: float

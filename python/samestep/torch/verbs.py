@@ -31,8 +31,6 @@ from samestep.torch.no_autograd import has_modes, without_autograd
 from samestep.torch.shutdown import GroupShutdown
 from samestep.torch.work import Finished, Pending, Received, Work
 
-__all__ = ["Verbs"]
-
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _Tensors = list[torch.Tensor]
 _UNSET = timedelta(0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from samestep import arrays
 from samestep.group import compiled
+from samestep.group.compiled_collective import Collective
 from samestep.trees import Flat, signature
 from samestep.trees.fusion import timer
 from samestep.trees.identity import passes
@@ -34,7 +35,7 @@ def call(
       verb: one that keeps shapes.
       act: what the user called, for errors.
       timeout: seconds that the call may take when the program runs.
-      details: more fields of `compiled.Collective`.
+      details: more fields of `Collective`.
 
     Returns:
       The tree with tracers of the results.
@@ -47,7 +48,7 @@ def call(
         and (arrays.is_jax(leaf) or is_number(leaf) or (arrays.is_array(leaf) and not passes(leaf)))
     ]
     if moved:
-        collective = compiled.Collective(
+        collective = Collective(
             compiled.group_of(backend),
             verb,
             act,

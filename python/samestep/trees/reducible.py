@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 _INT_BITS = 64
 
-__all__ = ["describe_leaves", "is_reduced_number", "refuse_others", "why_refused"]
-
 
 def is_reduced_number(leaf: Any) -> bool:
     """A number with a dtype. Flags and members of enumerations are returned as they are."""
