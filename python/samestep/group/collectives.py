@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
+
+import numpy as np
 
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError, UnavailableError
@@ -10,9 +12,6 @@ from samestep.group.compiled import one_buffer, traceable
 from samestep.group.method_support import MethodSupport
 from samestep.group.work import Enqueued, Work
 from samestep.reduce_ops import Op, resolve
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _A = TypeVar("_A")  # an array, or a number
 

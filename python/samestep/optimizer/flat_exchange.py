@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from samestep import _core, arrays
 from samestep.arrays import ArrayInfo
 from samestep.errors import InvalidArgumentError
+from samestep.group.group import Group
 from samestep.optimizer.partition import Buffer, Partition
 from samestep.reduce_ops import Op
 from samestep.step.leaves import Flat
 from samestep.trees import signature
 from samestep.trees.fusion import as_dtype, timer
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
 
 
 class FlatExchange:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from samestep import _core, arrays, trees
 from samestep._util.dtypes import numpy_dtype
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
+from samestep.group.group import Group
 from samestep.optimizer import probe
 from samestep.optimizer.extra_arguments import reduce_all
 from samestep.optimizer.flat_exchange import FlatExchange, from_bytes
@@ -20,9 +21,6 @@ from samestep.optimizer.probe import part_shape
 from samestep.step.leaves import ADDED_AS, Flat, LeafSpec, to_leaf
 from samestep.step.state_hash import Verifier
 from samestep.trees import reducible, signature
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
 
 _ACT = "ShardedOptimizer"
 _UPDATE = f"{_ACT}.update"

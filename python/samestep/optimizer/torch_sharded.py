@@ -10,12 +10,13 @@ import contextlib
 import types
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
+from samestep.group.group import Group
 from samestep.optimizer import torch_scaler
 from samestep.optimizer.flat_exchange import FlatExchange
 from samestep.optimizer.partition import Partition
@@ -28,9 +29,6 @@ from samestep.reduce_ops import Premul
 from samestep.step.gradients import allreduce_tree
 from samestep.step.state_hash import Verifier
 from samestep.trees.fusion import bump_versions
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
 
 _ACT = "ShardedOptimizer"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,11 +12,9 @@ import torch
 from samestep import _core
 from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError
+from samestep.group.group import Group
 from samestep.optimizer.flat_exchange import FlatExchange
 from samestep.optimizer.probe import part_shape
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
 
 _PART, _TENSOR, _VALUE = "part", "tensor", "value"
 

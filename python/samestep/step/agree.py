@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from samestep import trees
 from samestep._util.json_layout import Many
 from samestep._util.text import by_rank, error_line
 from samestep.errors import InvalidArgumentError, MismatchError
+from samestep.group.group import Group
 from samestep.step.headers import ALL_PRESENT, NO_OPINION, Header
 from samestep.step.leaves import Layout, LeafSpec
 from samestep.trees import signature
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-    from samestep.trees.fusion import Timer
+from samestep.trees.fusion import Timer
 
 
 class Tree(NamedTuple):

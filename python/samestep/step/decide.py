@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 import numbers
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from samestep import _core, arrays, trees
 from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError
+from samestep.group.group import Group
 from samestep.trees import signature
 from samestep.trees.fusion import timer
 from samestep.trees.identity import is_array, is_number, passes
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
 
 _WHOLE = ("int", "uint", "bool")
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from samestep import _core, arrays, trees
 from samestep._util.json_layout import Many
+from samestep.arrays import ArrayInfo
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
+from samestep.group.group import Group
 from samestep.reduce_ops import Op, Premul, ReduceOp, resolve
 from samestep.trees import compiled_trees, reducible, signature, views
 from samestep.trees.fusion import Timer, allreduce_leaves, fused, timer
-
-if TYPE_CHECKING:
-    from samestep.arrays import ArrayInfo
-    from samestep.group.group import Group
 
 
 def reduce_tree(backend: Group, tree: Any, op: Op, act: str, timeout: float | None) -> Any:

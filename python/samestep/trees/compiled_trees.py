@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from samestep import arrays
 from samestep.group import compiled
 from samestep.group.compiled_collective import Collective
+from samestep.group.group import Group
 from samestep.trees import Flat, signature
 from samestep.trees.fusion import timer
 from samestep.trees.identity import passes
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
 
 
 def call(

@@ -8,18 +8,16 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from samestep import _core, arrays
 from samestep._util.deadline import seconds
+from samestep.arrays import ArrayInfo
+from samestep.group.group import Group
 from samestep.group.work import Enqueued, Work
 from samestep.reduce_ops import Op, ReduceOp, resolve
-
-if TYPE_CHECKING:
-    from samestep.arrays import ArrayInfo
-    from samestep.group.group import Group
 
 SMALL_NBYTES = _core.MIN_UNPACKED_BYTES  # from here on a copy costs more than a message
 BUCKET_NBYTES = _core.TREE_BUCKET_BYTES
