@@ -190,7 +190,8 @@ def main(argv: Sequence[str]) -> int:
     if flags.run:
         return _run(as_json=flags.json)
     found = examine()
-    print(json.dumps(found, indent=2) if flags.json else render(rows(found), colour=_wants_colour()))
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    print(json.dumps(found, indent=2) if flags.json else render(rows(found), colour=colour))
     return 0
 
 
@@ -281,7 +282,3 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def _wants_colour() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"

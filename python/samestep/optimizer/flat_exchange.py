@@ -142,21 +142,10 @@ class FlatExchange:
           dtype: of the array.
           root: the rank that gets it, None elsewhere; None for all ranks.
         """
-        backend = self._backend
-        lengths = [
-            len(self.partition.part(leaf, rank)) * _core.itemsize(dtype) for rank in range(backend.size)
-        ]
-        mine: Flat = np.empty(lengths[backend.rank], np.uint8)
+        mine: Flat = np.empty(len(self.part(leaf)) * _core.itemsize(dtype), np.uint8)
         if part is not None and len(mine):
             _core.pack([part], mine)
-        is_here = root is None or backend.rank == root
-        whole: Flat | None = np.empty(sum(lengths), np.uint8) if is_here else None
-        if root is None:
-            work = backend._comm.allgatherv(mine, whole, lengths)
-        else:
-            work = backend._comm.gatherv(mine, whole, lengths if is_here else [], root)
-        work.wait(backend._seconds(None), True)
-        return whole
+        return self._backend.allgatherv(mine) if root is None else self._backend.gatherv(mine, root)
 
     def _common_dtype(self, buffer: Buffer, dtypes: Sequence[str | None]) -> str | None:
         found = {dtypes[i]: i for i in reversed(buffer.leaves) if dtypes[i] is not None}

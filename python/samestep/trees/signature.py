@@ -127,7 +127,7 @@ def describe_leaves(  # noqa: PLR0912 (a call for each leaf would be felt)
     first: dict[Any, int] = {}
     for one in places:
         aliases[one.leaf] = first.setdefault((one.address, one.strides, kinds[one.leaf]), one.leaf)
-    return LeafTable(kinds, infos, aliases, list(overlaps.neighbours(places)), problems)
+    return LeafTable(kinds, infos, aliases, overlaps.neighbours(places), problems)
 
 
 def _check_leaves(
