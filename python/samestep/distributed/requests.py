@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -38,16 +38,6 @@ class Request(Works):
 
     __slots__ = ("_given_up",)
 
-    def __init__(
-        self,
-        inner: Sequence[_core.Work],
-        timeout: float,
-        finish: Callable[[], Any] | None = None,
-        require_ready: Callable[[], None] | None = None,
-    ) -> None:
-        super().__init__(inner, timeout, finish, require_ready)
-        self._given_up = False
-
     def is_completed(self) -> bool:
         """Make progress. True once the operation has ended, with its result in the buffers or with an error."""
         return self.done()
@@ -75,7 +65,7 @@ class Request(Works):
             work.cancel()
 
     def __del__(self) -> None:
-        if not getattr(self, "_given_up", True):  # __init__ may have failed
+        if not getattr(self, "_given_up", False):
             super().__del__()
 
 

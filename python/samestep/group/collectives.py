@@ -7,7 +7,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from samestep import _core, arrays
-from samestep.errors import InvalidArgumentError, UnavailableError
+from samestep.errors import UnavailableError
 from samestep.group.compiled import one_buffer, traceable
 from samestep.group.method_support import MethodSupport
 from samestep.group.work import Enqueued, Work
@@ -176,7 +176,7 @@ class CollectiveMethods(MethodSupport):
     def ireduce_scatter(self, x: _A, op: Op = "sum", *, out: _A | None = None) -> Work[_A]:
         """Non-blocking `reduce_scatter`."""
         code, factor = resolve(op, "reduce_scatter")
-        shape = self._block_shape(x, "reduce_scatter")
+        shape = self._block_shape(arrays.info(x, "reduce_scatter").shape, "reduce_scatter")
         into, finish = self._output_of_shape(x, shape, out)
         wide = self._to_average(x, into, code, "reduce_scatter")
         if wide is not None:
@@ -297,8 +297,9 @@ class CollectiveMethods(MethodSupport):
 
     def _start_scatter(self, x: Any, root: int, out: Any, limit: float | None) -> Work[Any]:
         def checked() -> tuple[int, ...]:
-            shape = self._block_shape(x, "scatter")
-            self._require_fitting(out, arrays.info(x, "scatter").dtype, shape, "scatter")
+            known = arrays.info(x, "scatter")
+            shape = self._block_shape(known.shape, "scatter")
+            self._require_fitting(out, known.dtype, shape, "scatter")
             return shape
 
         library, dtype, shape = self._broadcast_metadata(x, root, "scatter", checked, limit, out=out)
@@ -367,10 +368,7 @@ class CollectiveMethods(MethodSupport):
     def ialltoall(self, x: _A, out: _A | None = None) -> Work[_A]:
         """Non-blocking `alltoall`."""
         shape = arrays.info(x, "alltoall").shape
-        if not shape or shape[0] % self.size:
-            raise InvalidArgumentError(
-                f"alltoall: the first extent of shape {shape} is not a multiple of the {self.size} ranks"
-            )
+        self._require_blocks(shape, "alltoall")
         into, finish = self._output_of_shape(x, shape, out)
         return Work(self._comm.alltoall(x, into), self._timeout, finish)
 

@@ -64,13 +64,18 @@ class MethodSupport(_core.FastGroup):
         self._require_usable(verb, x, target, reduced="float32")
         return arrays.to_float32(x)
 
-    def _block_shape(self, x: Any, verb: str) -> tuple[int, ...]:
-        shape = arrays.info(x, verb).shape
+    def _block_shape(self, shape: tuple[int, ...], verb: str) -> tuple[int, ...]:
         if not shape or shape[0] != self._comm.size:
             raise InvalidArgumentError(
                 f"{verb}: the array must have shape (size, ...) = ({self._comm.size}, ...), got {shape}"
             )
         return shape[1:]
+
+    def _require_blocks(self, shape: tuple[int, ...], verb: str) -> None:
+        if not shape or shape[0] % self._comm.size:
+            raise InvalidArgumentError(
+                f"{verb}: the first extent of shape {shape} is not a multiple of the {self._comm.size} ranks"
+            )
 
     def _require_fitting(self, out: Any, dtype: str, shape: tuple[int, ...], verb: str) -> None:
         """Raise InvalidArgumentError unless `out` fits; for calls in which the core does not see the input."""
