@@ -18,9 +18,9 @@ from samestep.optimizer.extra_arguments import reduce_all
 from samestep.optimizer.flat_exchange import FlatExchange, from_bytes
 from samestep.optimizer.partition import Partition
 from samestep.optimizer.probe import part_shape
-from samestep.step.leaves import ADDED_AS, Flat, LeafSpec, to_leaf
+from samestep.step.leaves import Flat, LeafSpec, specs_of, to_leaf
 from samestep.step.state_hash import Verifier
-from samestep.trees import reducible, signature
+from samestep.trees import signature
 
 _ACT = "ShardedOptimizer"
 _UPDATE = f"{_ACT}.update"
@@ -360,18 +360,10 @@ def _specs(flat: trees.Flat) -> list[LeafSpec]:
     leaves = (
         [None if i in tracers else leaf for i, leaf in enumerate(flat.leaves)] if tracers else flat.leaves
     )
-    values, numbers, looks = reducible.describe_leaves(flat.names, leaves, _ACT)
-    are_numbers = set(numbers)
-    specs = []
-    for i, (what, info) in enumerate(zip(looks.kinds, looks.infos, strict=True)):
-        if i in tracers:
-            dtype, shape = str(tracers[i].dtype), tuple(tracers[i].shape)
-            specs.append(LeafSpec(f"{dtype} {shape}", "jax", dtype, shape))
-        elif info is None or info.dtype not in ADDED_AS:
-            specs.append(LeafSpec(what))
-        else:
-            library = "number" if i in are_numbers else arrays.library_of(values[i])
-            specs.append(LeafSpec(what, library, info.dtype, info.shape, i in are_numbers))
+    specs = specs_of(flat.names, leaves, _ACT)
+    for i, leaf in tracers.items():
+        dtype, shape = str(leaf.dtype), tuple(leaf.shape)
+        specs[i] = LeafSpec(f"{dtype} {shape}", "jax", dtype, shape)
     return specs
 
 
@@ -419,7 +411,8 @@ def _from_elements(elements: Flat, spec: LeafSpec, shape: tuple[int, ...]) -> An
     if kind.kind != "f":
         elements = np.abs(np.clip(elements, -100, 100))
     library = "numpy" if spec.is_number else spec.library
-    return to_leaf(elements.astype(kind), spec._replace(shape=shape, library=library, is_number=False))
+    made = spec._replace(shape=shape, library=library, is_number=False, order=())
+    return to_leaf(elements.astype(kind), made)
 
 
 def _require_elementwise(inner: Any, plan: _Plan) -> None:

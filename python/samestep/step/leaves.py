@@ -128,21 +128,28 @@ def describe(names: Sequence[str], leaves: Sequence[Any], act: str) -> list[Leaf
     Raises:
       InvalidArgumentError: a leaf cannot be averaged, and nothing shows that it need not be; names it.
     """
-    values, numbers, looks = reducible.describe_leaves(names, leaves, act)
-    if (refused := signature.first_refused(names, looks.kinds)) is not None:
+    specs = specs_of(names, leaves, act)
+    if (refused := signature.first_refused(names, [spec.what for spec in specs])) is not None:
         raise InvalidArgumentError(f"{act}: {signature.leaf_text(refused[0])}: {refused[1]}")
+    for name, spec in zip(names, specs, strict=True):
+        if spec.dtype and not spec.group:
+            raise InvalidArgumentError(
+                f"{act}: {signature.leaf_text(name)} has dtype {spec.dtype}, which has no mean"
+            )
+    return specs
+
+
+def specs_of(names: Sequence[str], leaves: Sequence[Any], act: str) -> list[LeafSpec]:
+    """What each leaf is, whether or not it has a mean."""
+    values, numbers, looks = reducible.describe_leaves(names, leaves, act)
     is_number = set(numbers)
     specs = []
     for i, (what, info) in enumerate(zip(looks.kinds, looks.infos, strict=True)):
-        if info is None:
-            specs.append(LeafSpec(what))
+        if info is None or info.dtype not in ADDED_AS:
+            specs.append(LeafSpec(what, dtype=info.dtype if info is not None else ""))
             continue
-        if info.dtype not in ADDED_AS:
-            raise InvalidArgumentError(
-                f"{act}: {signature.leaf_text(names[i])} has dtype {info.dtype}, which has no mean"
-            )
         library = "number" if i in is_number else arrays.library_of(values[i])
-        order = arrays.order_of(values[i])
+        order = arrays.order_of(values[i]) if info.device != "cpu" else ()
         specs.append(LeafSpec(what, library, info.dtype, info.shape, i in is_number, order))
     return specs
 
