@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
@@ -47,12 +48,7 @@ def examine() -> dict[str, Any]:
             "all": os.cpu_count(),
             "isa": _core.isa_name(),
         },
-        "launcher": {
-            "name": started_by.name,
-            "size": started_by.size,
-            "rank": started_by.rank,
-            "variable": started_by.variable,
-        },
+        "launcher": dataclasses.asdict(started_by),
         "mpi": {"usable": known.mpi_loadable, "family": library.family, "detail": library.detail},
         "mpirun": _mpirun(),
         "devices": {found.kind: {"count": found.count, "detail": found.detail} for found in devices},

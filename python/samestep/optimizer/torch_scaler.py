@@ -20,11 +20,6 @@ from samestep.group.group import Group
 _HOW = "call opt.average() before scaler.unscale_(opt) and scaler.step(opt), so that all ranks see the same gradients"
 
 
-def take_part(optimizer: Any) -> None:
-    """Let scalers call `step` of this optimizer on all ranks or on none."""
-    optimizer._step_supports_amp_scaling = True
-
-
 def unscale(
     backend: Group, optimizer: Any, parameters: Iterable[torch.Tensor], *, is_averaged: bool, act: str
 ) -> bool:

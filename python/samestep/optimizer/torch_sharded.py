@@ -47,7 +47,7 @@ def distribute(
     for name in ("step", "state_dict", "load_state_dict", "add_param_group"):
         setattr(known, name, types.MethodType(_through(name), weakref.proxy(optimizer)))
     known.__getstate__ = _refuse_copy
-    torch_scaler.take_part(optimizer)
+    known._step_supports_amp_scaling = True  # see `torch_scaler`
     if shards is not None:
         known.shard = parts.gradients.shard
     return optimizer
