@@ -47,8 +47,7 @@ class WorldHolder:
     def close(self) -> None:
         """Finalise the current world, also one that a test has made."""
         self._name = self._backend = None
-        if lifecycle.initialized():
-            lifecycle.finalize()
+        lifecycle.finalize()
         while _places:
             with contextlib.suppress(OSError):
                 _places.pop().rmdir()
