@@ -14,8 +14,7 @@ import numpy as np
 
 from samestep._util.cpus import usable_cpus
 from samestep.backend import Backend
-from samestep.bench.progress import DEFAULT_TERMINAL, Progress
-from samestep.bench.sizes import KIB, MIB, size
+from samestep.bench.progress import DEFAULT_TERMINAL, KIB, MIB, Progress, size
 from samestep.world.lifecycle import finalize, initialize
 
 _SIZES = (8, KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
