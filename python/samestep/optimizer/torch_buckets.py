@@ -210,14 +210,22 @@ class Bucket:
                     grads.append(grad)
         finally:  # also if one is refused: `.grad` of those before it is where they are copied
             if grads:
-                # One kernel for many; under a private name that torch's own FSDP uses, too.
-                torch._foreach_copy_(to, grads)
+                _copy_all(to, grads)
 
     def finish(self) -> None:
         """Wait for the reduction."""
         works, self._works = self._works, []
         for work in works:
             work.wait()
+
+
+def _copy_each(to: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    for target, value in zip(to, values, strict=True):
+        target.copy_(value)
+
+
+# On a device one kernel for many; under a private name that torch's own FSDP uses, too.
+_copy_all = getattr(torch, "_foreach_copy_", _copy_each)
 
 
 def _kind(parameter: torch.Tensor) -> tuple[Any, ...]:
