@@ -12,7 +12,7 @@ from typing import Any
 
 from samestep.errors import Error
 from samestep.launch import plan
-from samestep.world.lifecycle import finalize, initialized
+from samestep.world.lifecycle import finalize
 
 __all__ = ["run"]
 
@@ -125,12 +125,12 @@ def _rank(
     os.environ.update(variables)
     try:
         found = function(*arguments, **keywords)
-        _finalize()
+        finalize()
         return found
     except BaseException:
         # The others are not at their end, and the first error is the one to show.
         with contextlib.suppress(Error):
-            _finalize()
+            finalize()
         raise
     finally:
         for name, value in before.items():
@@ -138,8 +138,3 @@ def _rank(
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _finalize() -> None:
-    if initialized():
-        finalize()

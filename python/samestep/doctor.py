@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
@@ -47,12 +48,7 @@ def examine() -> dict[str, Any]:
             "all": os.cpu_count(),
             "isa": _core.isa_name(),
         },
-        "launcher": {
-            "name": started_by.name,
-            "size": started_by.size,
-            "rank": started_by.rank,
-            "variable": started_by.variable,
-        },
+        "launcher": dataclasses.asdict(started_by),
         "mpi": {"usable": known.mpi_loadable, "family": library.family, "detail": library.detail},
         "mpirun": _mpirun(),
         "devices": {found.kind: {"count": found.count, "detail": found.detail} for found in devices},
@@ -190,7 +186,8 @@ def main(argv: Sequence[str]) -> int:
     if flags.run:
         return _run(as_json=flags.json)
     found = examine()
-    print(json.dumps(found, indent=2) if flags.json else render(rows(found), colour=_wants_colour()))
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    print(json.dumps(found, indent=2) if flags.json else render(rows(found), colour=colour))
     return 0
 
 
@@ -281,7 +278,3 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def _wants_colour() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"

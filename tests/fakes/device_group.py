@@ -84,7 +84,7 @@ class Moved:
         for mine, theirs in self._pairs:
             if mine is value:
                 return theirs
-        stream = self._stream if value.dtype.name in fake_arrays._TYPES else fake_arrays.DEFAULT
+        stream = self._stream if fake_arrays.in_interface(value.dtype) else fake_arrays.DEFAULT
         theirs = fake_arrays.array_of(value, stream)
         theirs.readonly = not value.flags.writeable
         self._pairs.append((value, theirs))
@@ -132,7 +132,7 @@ def _can_be_there(value: Any) -> bool:
     if 0 in value.strides and value.size > 1 and value.flags.writeable:
         return False  # elements in one place: refused as they are
     # DLPack, which alone has some types, cannot say that an array is not to be written.
-    return bool(value.flags.writeable) or value.dtype.name in fake_arrays._TYPES
+    return bool(value.flags.writeable) or fake_arrays.in_interface(value.dtype)
 
 
 def _container(like: Any, parts: Any) -> Any:

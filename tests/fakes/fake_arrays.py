@@ -15,7 +15,6 @@ import fake_libraries
 import numpy as np
 import real_libraries
 from samestep import _core
-from samestep.gpu.device_array import _TYPES
 
 
 @functools.cache
@@ -311,7 +310,7 @@ class Array:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {
             "shape": self.shape,
-            "typestr": _TYPES[self.dtype.name],
+            "typestr": self.dtype.str,
             "data": (self.address, self.readonly),
             "version": 3,
             "strides": self.strides,
@@ -410,4 +409,9 @@ class DLPackArray(Array):
 
 def array_of(values: np.ndarray[Any, Any], stream: Stream = DEFAULT) -> Array:
     """Values in device memory."""
-    return (Array if values.dtype.name in _TYPES else DLPackArray).of(values, stream)
+    return (Array if in_interface(values.dtype) else DLPackArray).of(values, stream)
+
+
+def in_interface(dtype: np.dtype[Any]) -> bool:
+    """Whether `__cuda_array_interface__` has a name for it."""
+    return dtype.isbuiltin == 1 and dtype.kind in "biufc"

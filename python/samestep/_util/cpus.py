@@ -7,8 +7,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["THREADS", "control_group_files", "cpu_quota", "threads_of_ranks", "usable_cpus"]
-
 THREADS = "OMP_NUM_THREADS"
 
 

@@ -6,8 +6,6 @@ import json
 import struct
 from collections.abc import Iterator
 
-__all__ = ["OVERHEAD_NBYTES", "Channel"]
-
 _HEADER = struct.Struct("!cI")
 _NUMBER = struct.Struct("!Q")
 _KEY_NBYTES = 32

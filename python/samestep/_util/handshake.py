@@ -22,19 +22,6 @@ from samestep import _settings
 from samestep._util.frames import Channel
 from samestep._util.network_identity import network_identity
 
-__all__ = [
-    "AGENT",
-    "ANSWER_NBYTES",
-    "CLIENT_NBYTES",
-    "LINK",
-    "STORE",
-    "Client",
-    "Greeting",
-    "greet",
-    "job_secret",
-    "place",
-]
-
 STORE, LINK, AGENT = b"samestep store 3", b"samestep link  3", b"samestep agent 3"
 """The protocols, whose names have one length."""
 

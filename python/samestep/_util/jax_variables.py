@@ -9,8 +9,6 @@ from pathlib import Path
 
 from samestep.errors import UnavailableError
 
-__all__ = ["LIBRARY", "describe", "environment", "find_library", "for_ranks", "library", "name_library"]
-
 _IMPLEMENTATION, LIBRARY = "JAX_CPU_COLLECTIVES_IMPLEMENTATION", "MPITRAMPOLINE_LIB"
 _PATH, _ON_PATH = "PYTHONPATH", Path(__file__).parents[1] / "jax" / "on_path"
 _TESTED = ("0.10.2", "0.12.0", "0.12.0.1")  # versions of jaxlib

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, NoReturn
 
-__all__ = ["Many", "Map", "fits", "loads"]
-
 _INTS = range(-(1 << 63), 1 << 63)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["network_identity"]
-
 
 def network_identity() -> str:
     """A text that is the same in all processes that share the addresses of this one.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["open_closed"]
-
 
 def open_closed() -> None:
     """Open those that are closed on /dev/null, so that no connection of ours gets the number that prints go to."""

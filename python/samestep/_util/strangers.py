@@ -7,8 +7,6 @@ import socket
 import time
 from collections.abc import Callable
 
-__all__ = ["Strangers", "warn"]
-
 _PROOF_S = 10.0  # for a connection to prove itself
 _STOPPED_S = 3.0  # more than the owner's loop sleeps: nothing could arrive in this time
 _MAX_CONNECTIONS = 512

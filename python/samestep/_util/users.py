@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["is_own", "text"]
-
 _N_USERS = 0xFFFFFFFF
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from samestep.arrays.describe import info, library_of
 
-__all__ = ["converts", "store_rounded", "to_float32"]
-
 _CONVERTING = ("torch gpu", "cupy")
 
 

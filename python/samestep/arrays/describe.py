@@ -16,20 +16,6 @@ from samestep._util.text import short_repr
 from samestep.arrays.libraries import host_library
 from samestep.errors import InvalidArgumentError
 
-__all__ = [
-    "ArrayInfo",
-    "as_received",
-    "device_of",
-    "extents",
-    "info",
-    "is_array",
-    "is_float0",
-    "is_jax",
-    "library_of",
-    "order_of",
-    "readable",
-]
-
 _FLOAT0 = np.dtype([("float0", np.void, 0)])
 _MAX_NBYTES = 1 << 57  # no machine gives a process more addresses
 
@@ -146,10 +132,6 @@ def _listed(shape: Any) -> Any:
         return [shape]
 
 
-def _library(x: Any) -> str:
-    return type(x).__module__.partition(".")[0]
-
-
 def is_jax(x: Any) -> bool:
     """Whether `x` is a JAX array (a tracer counts too)."""
     jax = sys.modules.get("jax")
@@ -174,7 +156,7 @@ def library_of(x: Any) -> str:
         return "torch gpu" if x.is_cuda else "torch"
     if isinstance(x, np.ndarray):
         return "numpy"
-    if _library(x) == "cupy":
+    if type(x).__module__.partition(".")[0] == "cupy":
         return "cupy"
     on_device = hasattr(x, "__cuda_array_interface__") or info(x).device != "cpu"
     return "gpu" if on_device else host_library(x)

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["from_host", "host_library", "written_in_place"]
-
 _MUTABLE = frozenset({"array_api_strict", "cupy", "dpctl", "dpnp", "paddle", "samestep", "torch"})
 _AS_RECEIVED = frozenset({"numpy", "cupy", "gpu"})
 

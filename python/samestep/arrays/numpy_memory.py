@@ -9,8 +9,6 @@ from pathlib import Path
 from samestep import _core, _settings
 from samestep.errors import InvalidArgumentError
 
-__all__ = ["available_memory", "begin", "default_limit", "usable_memory"]
-
 _FREE = ("MemAvailable:", "SwapFree:")  # of /proc/meminfo
 _KEPT = 4  # one in so many bytes of the limit may wait unused
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,19 +66,16 @@ def place(leaf: int, array: Any) -> Place:
     )
 
 
-def neighbours(places: Sequence[Place]) -> Iterator[list[Place]]:
+def neighbours(places: Sequence[Place]) -> list[list[Place]]:
     """Places in groups, each reaching into another; in order of their numbers. Alone are those that are folded."""
-    group: list[Place] = []
+    groups: list[list[Place]] = []
     end = 0
     for one in sorted(places, key=lambda p: p.begin):
         if one.begin >= end:
-            if len(group) > 1 or (group and group[0].folded):
-                yield sorted(group)
-            group = []
-        group.append(one)
+            groups.append([])
+        groups[-1].append(one)
         end = max(end, one.begin + one.nbytes)
-    if len(group) > 1 or (group and group[0].folded):
-        yield sorted(group)
+    return [sorted(group) for group in groups if len(group) > 1 or group[0].folded]
 
 
 def find_clash(places: Sequence[Place]) -> tuple[int, int] | None:

@@ -7,8 +7,6 @@ from typing import Any
 
 from samestep.gpu.device_array import DeviceArray
 
-__all__ = ["jax_stream", "stream_of"]
-
 _DEFAULT = 0
 
 _for_jax: dict[int, int] = {}  # by device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
@@ -13,8 +14,7 @@ import numpy as np
 
 from samestep._util.cpus import usable_cpus
 from samestep.backend import Backend
-from samestep.bench.progress import DEFAULT_TERMINAL, Progress
-from samestep.bench.sizes import KIB, MIB, size
+from samestep.bench.progress import DEFAULT_TERMINAL, KIB, MIB, Progress, size
 from samestep.world.lifecycle import finalize, initialize
 
 _SIZES = (8, KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
@@ -117,15 +117,8 @@ def faster_where(times: Times, ours: str, theirs: str) -> str:
       >>> faster_where(t, "a", "b"), faster_where(t, "b", "a")
       ('from 8 B to 16 B, at 64 B', 'at 32 B')
     """
-    runs: list[list[int]] = []
-    before = False
-    for nbytes in sorted(times):
-        now = times[nbytes][ours] < times[nbytes][theirs]
-        if now and before:
-            runs[-1].append(nbytes)
-        elif now:
-            runs.append([nbytes])
-        before = now
+    by_speed = itertools.groupby(sorted(times), lambda nbytes: times[nbytes][ours] < times[nbytes][theirs])
+    runs = [list(sizes) for is_faster, sizes in by_speed if is_faster]
     if not runs:
         return "nowhere"
     if len(runs[0]) == len(times):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from samestep.data import rows
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
+from samestep.group.group import Group
 
 
 def part_of(length: int, rank: int, size: int) -> range:

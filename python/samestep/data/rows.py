@@ -12,8 +12,6 @@ import numpy as np
 from samestep.errors import InvalidArgumentError
 from samestep.group.backend_argument import not_a_backend
 
-__all__ = ["count", "require_backend_and_data", "take"]
-
 _Positions = range | np.ndarray[Any, np.dtype[np.int64]]
 
 

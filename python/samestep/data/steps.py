@@ -9,8 +9,6 @@ import numpy as np
 
 from samestep.step.shards import shards_of
 
-__all__ = ["Shard", "shards_of_step"]
-
 _Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 

@@ -10,17 +10,6 @@ from samestep import reduce_ops
 from samestep.errors import InvalidArgumentError
 from samestep.world import environment
 
-__all__ = [
-    "Backend",
-    "ReduceOp",
-    "is_available",
-    "is_backend_available",
-    "is_gloo_available",
-    "is_mpi_available",
-    "is_nccl_available",
-    "reduce_op",
-]
-
 BackendName = Literal["gloo", "mpi", "nccl", "native"]
 
 KINDS = {"gloo": "native", "mpi": "mpi", "nccl": "nccl"}

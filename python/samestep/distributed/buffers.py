@@ -17,20 +17,6 @@ from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
 from samestep.gpu.device_array import DeviceArray, FlatView
 
-__all__ = [
-    "Place",
-    "contiguous_or_none",
-    "count",
-    "described",
-    "fill",
-    "in_place",
-    "joined",
-    "listed",
-    "new_run",
-    "read",
-    "spread",
-]
-
 
 class Place(NamedTuple):
     """The buffer that the core receives into, and the function to call afterwards, which gives the return value."""
@@ -191,13 +177,3 @@ def spread(run: Any, tensors: Any, infos: list[arrays.ArrayInfo]) -> None:
             _core.bump_version(target)
         else:
             tensors[i] = arrays.to_library_of(tensors[i], target)
-
-
-def fill(run: Any, tensors: Any, infos: list[arrays.ArrayInfo], *, only: int | None = None) -> None:
-    """Copy the same buffer into each array, or into one; entries that cannot be written are replaced."""
-    for i, known in enumerate(infos):
-        if only in (None, i):
-            one = [tensors[i]]
-            spread(run, one, [known])
-            if not known.writable:
-                tensors[i] = one[0]

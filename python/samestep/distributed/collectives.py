@@ -19,8 +19,6 @@ from samestep.distributed.requests import started
 from samestep.errors import InvalidArgumentError
 from samestep.reduce_ops import Op, resolve
 
-__all__ = ["all_gather", "all_reduce", "barrier", "broadcast", "gather", "reduce", "scatter"]
-
 
 def broadcast(
     tensor: Any,

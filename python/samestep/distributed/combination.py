@@ -93,7 +93,8 @@ def started(
       root: the rank that gets or sends, -1 for a verb without one.
       root_array: which of its arrays.
     """
-    length, op = len(listed.arrays), _op_of_runs(code)
+    # The runs are summed for AVG and PREMUL: `Combination` applies divisors and factors.
+    op = SUM.value if code in (AVG.value, PREMUL) else code
     return _core.start_list_on_host(
         internal.communicator(group),
         verb,
@@ -103,15 +104,10 @@ def started(
         root,
         listed.dtype,
         code,
-        length,
+        len(listed.arrays),
         listed.n_elements,
         root_array,
     )
-
-
-def _op_of_runs(code: int) -> int:
-    """The runs are summed for AVG and PREMUL: `Combination` applies divisors and factors."""
-    return SUM.value if code in (AVG.value, PREMUL) else code
 
 
 @functools.cache

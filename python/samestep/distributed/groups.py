@@ -18,16 +18,6 @@ from samestep.errors import InvalidArgumentError, MismatchError, NotInitializedE
 from samestep.rendezvous.store import seconds_of
 from samestep.world import lifecycle
 
-__all__ = [
-    "GroupMember",
-    "get_backend",
-    "get_rank",
-    "get_world_size",
-    "group",
-    "is_initialized",
-    "new_group",
-]
-
 
 class _Handle:
     """A handle that is no `samestep.Backend`: the current world, or a group without this rank."""

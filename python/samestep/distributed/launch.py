@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from samestep.launch import run
 from samestep.launch.arguments import CommandLine, Options, count, port, whole_number
 
-__all__ = ["main", "parse"]
-
 _COMMAND = "python -m samestep.distributed.launch"
 _ADDRESS, _PORT = "127.0.0.1", 29500
 _STYLES = {"underscore": "--local_rank={local_rank}", "dash": "--local-rank={local_rank}"}

@@ -15,8 +15,6 @@ from samestep.distributed.requests import Request, started
 from samestep.errors import InvalidArgumentError, TimeoutError
 from samestep.group.objects import ANY
 
-__all__ = ["irecv", "isend", "recv", "send"]
-
 _MAX_TAG = 2**31 - 1
 _NON_MEMBER = -1
 

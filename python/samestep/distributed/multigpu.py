@@ -16,8 +16,6 @@ from samestep.distributed.requests import started
 from samestep.errors import InvalidArgumentError
 from samestep.reduce_ops import Op
 
-__all__ = ["all_gather_multigpu", "all_reduce_multigpu", "broadcast_multigpu", "reduce_multigpu"]
-
 
 def broadcast_multigpu(
     tensor_list: Sequence[Any],

@@ -18,8 +18,6 @@ from samestep.rendezvous.rendezvous import join
 from samestep.rendezvous.tcp_store import TCPStore
 from samestep.world import bootstrap_mpi, bootstrap_native, opening
 
-__all__ = ["open_group", "reason_unavailable"]
-
 _CARRIED = {("mpi", "native"), ("native", "mpi")}  # world's backend, group's
 _LEAVING_S = 1.0
 
@@ -56,7 +54,11 @@ def open_group(world: Backend, kind: str, members: list[int], timeout: float) ->
     where = [internal.opened(world).hosts[rank] for rank in members]
     between = internal.communicator(world).group(members, timeout)
     try:
-        flat = _over_mpi(world, members, timeout) if kind == "mpi" else _without_mpi(between, where, timeout)
+        if kind == "mpi":
+            there = _mpi_worlds[world]
+            flat = there.comm.group([there.ranks[rank] for rank in members], timeout)
+        else:
+            flat = _without_mpi(between, where, timeout)
         proved = internal.opened(world).trusted or kind == "mpi"
         rows = json_exchange.allgather(between, opening.own_facts(proved), opening.FACTS, timeout)
         opened = opening.open_over(flat, kind, [opening.RankFacts(*row) for row in rows], timeout)
@@ -151,11 +153,6 @@ def _why_not_mpi(world: Backend) -> str:
     _mpi_worlds[world] = _MpiWorld(comm, ranks)
     internal.at_end(world, functools.partial(_leave, comm))
     return ""
-
-
-def _over_mpi(world: Backend, members: list[int], timeout: float) -> _core.Communicator:
-    there = _mpi_worlds[world]
-    return there.comm.group([there.ranks[rank] for rank in members], timeout)
 
 
 def _leave(comm: _core.Communicator) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -16,8 +16,6 @@ from samestep.group.group import Group
 from samestep.group.work import Enqueued, Works
 from samestep.rendezvous.store import seconds_of
 from samestep.world import crash_report
-
-__all__ = ["Request"]
 
 _DRAIN_S = 1.0  # to complete dropped requests when all ranks finish
 _MIN_TO_SWEEP = 32  # this many requests are kept without a search for completed ones
@@ -40,16 +38,6 @@ class Request(Works):
 
     __slots__ = ("_given_up",)
 
-    def __init__(
-        self,
-        inner: Sequence[_core.Work],
-        timeout: float,
-        finish: Callable[[], Any] | None = None,
-        require_ready: Callable[[], None] | None = None,
-    ) -> None:
-        super().__init__(inner, timeout, finish, require_ready)
-        self._given_up = False
-
     def is_completed(self) -> bool:
         """Make progress. True once the operation has ended, with its result in the buffers or with an error."""
         return self.done()
@@ -67,8 +55,8 @@ class Request(Works):
         """
         return self._wait_all(None if timeout is None else seconds_of(timeout), timeout is None, host)
 
-    def _wait_blocking(self, timeout: float | None = None, *, wait_on_host: bool = False) -> Any:
-        return self.wait(timeout, host=wait_on_host)
+    def _wait_blocking(self, timeout: float | None = None) -> Any:
+        return self.wait(timeout)
 
     def _give_up(self) -> None:
         """The group ends now, and this request is no longer waited for."""
@@ -77,7 +65,7 @@ class Request(Works):
             work.cancel()
 
     def __del__(self) -> None:
-        if not getattr(self, "_given_up", True):  # __init__ may have failed
+        if not getattr(self, "_given_up", False):
             super().__del__()
 
 

@@ -11,24 +11,6 @@ import numpy as np
 from samestep import _core
 from samestep._util.dtypes import numpy_dtype
 
-__all__ = ["DeviceArray", "FlatView"]
-
-_TYPES = {
-    "bool": "|b1",
-    "int8": "|i1",
-    "uint8": "|u1",
-    "int16": "<i2",
-    "int32": "<i4",
-    "int64": "<i8",
-    "uint16": "<u2",
-    "uint32": "<u4",
-    "uint64": "<u8",
-    "float16": "<f2",
-    "float32": "<f4",
-    "float64": "<f8",
-    "complex64": "<c8",
-    "complex128": "<c16",
-}
 _DLPACK_DEVICES = {"cuda": 2, "rocm": 10}
 _DEFAULT = 0  # the runtime's handle of the (legacy) default stream
 
@@ -73,11 +55,11 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        if self.dtype not in _TYPES:
+        if self.dtype.startswith(("bfloat", "float8")):
             raise AttributeError(f"__cuda_array_interface__ has no {self.dtype}")
         return {
             "shape": self.shape,
-            "typestr": _TYPES[self.dtype],
+            "typestr": np.dtype(self.dtype).str,
             "data": (self._memory.address, False),
             "version": 3,
             "strides": None,

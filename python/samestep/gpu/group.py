@@ -11,8 +11,6 @@ from samestep.gpu import mpi_support, nccl_settings
 from samestep.gpu.runtime import gpu
 from samestep.gpu.runtime import nccl as nccl_of
 
-__all__ = ["DeviceInfo", "open_device", "open_group", "require_all"]
-
 
 class DeviceInfo(NamedTuple):
     """What one rank tells the others before device arrays can be used."""
@@ -67,16 +65,13 @@ def require_all(table: list[DeviceInfo]) -> None:
     _require_own_devices(table)
 
 
-def _may_share(nccl: str) -> bool:
-    return _knows_instances(nccl) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-
-
 def _require_own_devices(table: list[DeviceInfo]) -> None:
     sharing: dict[str, list[int]] = {}
     for rank, info in enumerate(table):
         sharing.setdefault(info.identity, []).append(rank)
     ranks = next((ranks for ranks in sharing.values() if len(ranks) > 1), None)
-    if ranks is None or _may_share(table[0].nccl):
+    may_share = _knows_instances(table[0].nccl) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if ranks is None or may_share:
         return
     device = table[ranks[0]].identity.split()[-1]
     raise UnavailableError(

@@ -10,8 +10,6 @@ from samestep.errors import InvalidArgumentError
 from samestep.gpu import runtime
 from samestep.gpu.device_array import DeviceArray
 
-__all__ = ["UnsharedJaxArray"]
-
 
 class _Memory:
     """The memory of a JAX array, which it keeps alive."""

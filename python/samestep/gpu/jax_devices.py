@@ -13,8 +13,6 @@ from typing import Any
 from samestep._util import jax_variables
 from samestep.gpu import discovery
 
-__all__ = ["initialize", "use"]
-
 _chosen: list[tuple[str, int]] = []
 _has_devices = False
 _VARIABLES = {"cuda": "jax_cuda_visible_devices", "hip": "jax_rocm_visible_devices"}

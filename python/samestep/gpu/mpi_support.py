@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from samestep import _settings
 from samestep.errors import InvalidArgumentError
 
-__all__ = ["decide", "describe", "query", "wanted"]
-
 VARIABLE = _settings.GPU_AWARE_MPI
 _TRIAL_TIMEOUT_S = 60.0
 _COUNT = 1 << 16  # bytes: longer than any eager message

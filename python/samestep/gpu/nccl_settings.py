@@ -9,8 +9,6 @@ from collections.abc import Mapping
 
 from samestep import _settings
 
-__all__ = ["defaults", "interfaces", "of_files", "problem"]
-
 
 def defaults(env: Mapping[str, str], files: Mapping[str, tuple[str, str]]) -> dict[str, str]:
     """What to set before NCCL starts, where the user has not. Pure.

@@ -10,8 +10,6 @@ from samestep import _core
 from samestep.errors import UnavailableError
 from samestep.gpu import discovery, jax_devices
 
-__all__ = ["current_gpu", "gpu", "nccl", "set_current"]
-
 _CURE = "`samestep doctor` shows what was found, and why others were passed over."
 
 

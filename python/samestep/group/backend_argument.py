@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from samestep.group.collectives import CollectiveMethods
 
-__all__ = ["not_a_backend", "require_backend", "takes_backend"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 

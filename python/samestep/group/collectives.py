@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
+
+import numpy as np
 
 from samestep import _core, arrays
-from samestep.errors import InvalidArgumentError, UnavailableError
+from samestep.errors import UnavailableError
 from samestep.group.compiled import one_buffer, traceable
 from samestep.group.method_support import MethodSupport
-from samestep.group.work import CallTimeout, Enqueued, Work
+from samestep.group.work import Enqueued, Work
 from samestep.reduce_ops import Op, resolve
-
-if TYPE_CHECKING:
-    import numpy as np
-
-__all__ = ["CollectiveMethods"]
 
 _A = TypeVar("_A")  # an array, or a number
 
@@ -89,18 +86,15 @@ class CollectiveMethods(MethodSupport):
           >>> backend.allreduce(np.array([1.0, 2.0]), "sum") / backend.size
           array([1., 2.])
         """
-        limit = self._call_timeout(timeout)
-        return self._start_allreduce(x, op, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        limit = self._checked(timeout)
+        return self.iallreduce(x, op, out=out)._wait_blocking(limit)
 
     def iallreduce(self, x: _A, op: Op = "sum", *, out: _A | None = None) -> Work[_A]:
         """Non-blocking `allreduce`; the result of the Work is what `allreduce` returns."""
-        return self._start_allreduce(x, op, out, self._call_timeout(None))
-
-    def _start_allreduce(self, x: _A, op: Op, out: _A | None, limit: CallTimeout) -> Work[_A]:
         code, factor = resolve(op, "allreduce")
         x, is_number = arrays.readable(x, "allreduce")
         into, finish = self._output_like(x, out, is_number, "allreduce")
-        return self._enqueue_allreduce(x, into, code, factor).as_work(limit.seconds, finish)
+        return self._enqueue_allreduce(x, into, code, factor).as_work(self._timeout, finish)
 
     def _enqueue_allreduce(self, x: Any, into: Any, code: int, factor: float) -> Enqueued:
         """`into`: receives the result; None: `x` does."""
@@ -135,14 +129,11 @@ class CollectiveMethods(MethodSupport):
 
         Source: MPI 5.0, section 6.9.1 (MPI_Reduce).
         """
-        limit = self._call_timeout(timeout)
-        return self._start_reduce(x, op, root, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        limit = self._checked(timeout)
+        return self.ireduce(x, op, root, out=out)._wait_blocking(limit)
 
     def ireduce(self, x: _A, op: Op = "sum", root: int = 0, *, out: _A | None = None) -> Work[_A]:
         """Non-blocking `reduce`."""
-        return self._start_reduce(x, op, root, out, self._call_timeout(None))
-
-    def _start_reduce(self, x: _A, op: Op, root: int, out: _A | None, limit: CallTimeout) -> Work[_A]:
         code, factor = resolve(op, "reduce")
         array, is_number = arrays.readable(x, "reduce")
         root = self._rank_number(root, "reduce", "root")
@@ -150,7 +141,7 @@ class CollectiveMethods(MethodSupport):
             into, finish = self._output_like(array, out, is_number, "reduce")
         else:
             into, finish = None, (lambda: array.item() if is_number else array)
-        return self._enqueue_reduce(array, into, code, factor, root).as_work(limit.seconds, finish)
+        return self._enqueue_reduce(array, into, code, factor, root).as_work(self._timeout, finish)
 
     def _enqueue_reduce(self, x: Any, into: Any, code: int, factor: float, root: int) -> Enqueued:
         """`into`: at root, receives the result; None: `x` does."""
@@ -179,23 +170,20 @@ class CollectiveMethods(MethodSupport):
 
         Source: MPI 5.0, section 6.10.1 (MPI_Reduce_scatter_block).
         """
-        limit = self._call_timeout(timeout)
-        return self._start_reduce_scatter(x, op, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        limit = self._checked(timeout)
+        return self.ireduce_scatter(x, op, out=out)._wait_blocking(limit)
 
     def ireduce_scatter(self, x: _A, op: Op = "sum", *, out: _A | None = None) -> Work[_A]:
         """Non-blocking `reduce_scatter`."""
-        return self._start_reduce_scatter(x, op, out, self._call_timeout(None))
-
-    def _start_reduce_scatter(self, x: _A, op: Op, out: _A | None, limit: CallTimeout) -> Work[_A]:
         code, factor = resolve(op, "reduce_scatter")
-        shape = self._block_shape(x, "reduce_scatter")
+        shape = self._block_shape(arrays.info(x, "reduce_scatter").shape, "reduce_scatter")
         into, finish = self._output_of_shape(x, shape, out)
         wide = self._to_average(x, into, code, "reduce_scatter")
         if wide is not None:
             result = arrays.to_float32(into)  # as many elements of its library
             inner = self._comm.reduce_scatter(wide, result, code, factor, x)
-            return _rounded(inner, result, into).as_work(limit.seconds, finish)
-        return Work(self._comm.reduce_scatter(x, into, code, factor), limit.seconds, finish)
+            return _rounded(inner, result, into).as_work(self._timeout, finish)
+        return Work(self._comm.reduce_scatter(x, into, code, factor), self._timeout, finish)
 
     # ---- one to all, all to one
 
@@ -215,30 +203,27 @@ class CollectiveMethods(MethodSupport):
 
         Source: MPI 5.0, section 6.4 (MPI_Bcast).
         """
-        limit = self._call_timeout(timeout)
-        return self._start_bcast(x, root, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        limit = self._checked(timeout)
+        return self.ibcast(x, root, out=out)._wait_blocking(limit)
 
     def ibcast(self, x: _A, root: int = 0, *, out: _A | None = None) -> Work[_A]:
         """Non-blocking `bcast`."""
-        return self._start_bcast(x, root, out, self._call_timeout(None))
-
-    def _start_bcast(self, x: _A, root: int, out: _A | None, limit: CallTimeout) -> Work[_A]:
         array, is_number = arrays.readable(x, "bcast")
         root = self._rank_number(root, "bcast", "root")
         if self.rank == root:
             if out is None:
                 return Work(
                     self._comm.bcast(array, root),
-                    limit.seconds,
+                    self._timeout,
                     lambda: array.item() if is_number else arrays.as_received(array),
                 )
             arrays.copy(array, out, "bcast")
-            return Work(self._comm.bcast(out, root), limit.seconds, lambda: out)
+            return Work(self._comm.bcast(out, root), self._timeout, lambda: out)
         if out is not None and array is not None:
             known = arrays.info(array, "bcast")
             self._require_fitting(out, known.dtype, known.shape, "bcast")
         into, finish = self._output_like(array, out, is_number, "bcast")
-        return Work(self._comm.bcast(array if into is None else into, root), limit.seconds, finish)
+        return Work(self._comm.bcast(array if into is None else into, root), self._timeout, finish)
 
     @overload
     def gather(
@@ -263,8 +248,8 @@ class CollectiveMethods(MethodSupport):
 
         Source: MPI 5.0, section 6.5 (MPI_Gather).
         """
-        limit = self._call_timeout(timeout)
-        return self._start_gather(x, root, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        limit = self._checked(timeout)
+        return self.igather(x, root, out=out)._wait_blocking(limit)
 
     @overload
     def igather(self, x: complex, root: int = 0, *, out: Any = None) -> Work[np.ndarray[Any, Any] | None]: ...
@@ -272,15 +257,12 @@ class CollectiveMethods(MethodSupport):
     def igather(self, x: _A, root: int = 0, *, out: _A | None = None) -> Work[_A | None]: ...
     def igather(self, x: Any, root: int = 0, *, out: Any = None) -> Work[Any]:
         """Non-blocking `gather`."""
-        return self._start_gather(x, root, out, self._call_timeout(None))
-
-    def _start_gather(self, x: Any, root: int, out: Any, limit: CallTimeout) -> Work[Any]:
         x, _ = arrays.readable(x, "gather")
         root = self._rank_number(root, "gather", "root")
         if self.rank != root:
-            return Work(self._comm.gather(x, None, root), limit.seconds)
+            return Work(self._comm.gather(x, None, root), self._timeout)
         into, finish = self._output_of_shape(x, (self.size, *arrays.info(x, "gather").shape), out)
-        return Work(self._comm.gather(x, into, root), limit.seconds, finish)
+        return Work(self._comm.gather(x, into, root), self._timeout, finish)
 
     @overload
     def scatter(
@@ -302,8 +284,8 @@ class CollectiveMethods(MethodSupport):
 
         Source: MPI 5.0, section 6.6 (MPI_Scatter).
         """
-        limit = self._call_timeout(timeout)
-        return self._start_scatter(x, root, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        limit = self._checked(timeout)
+        return self._start_scatter(x, root, out, limit)._wait_blocking(limit)
 
     @overload
     def iscatter(self, x: None = None, root: int = 0, *, out: None = None) -> Work[Any]: ...
@@ -311,12 +293,13 @@ class CollectiveMethods(MethodSupport):
     def iscatter(self, x: _A | None = None, root: int = 0, *, out: _A | None = None) -> Work[_A]: ...
     def iscatter(self, x: Any = None, root: int = 0, *, out: Any = None) -> Work[Any]:
         """Non-blocking `scatter`; the call itself waits once, for the shape and dtype from root."""
-        return self._start_scatter(x, root, out, self._call_timeout(None))
+        return self._start_scatter(x, root, out, None)
 
-    def _start_scatter(self, x: Any, root: int, out: Any, limit: CallTimeout) -> Work[Any]:
+    def _start_scatter(self, x: Any, root: int, out: Any, limit: float | None) -> Work[Any]:
         def checked() -> tuple[int, ...]:
-            shape = self._block_shape(x, "scatter")
-            self._require_fitting(out, arrays.info(x, "scatter").dtype, shape, "scatter")
+            known = arrays.info(x, "scatter")
+            shape = self._block_shape(known.shape, "scatter")
+            self._require_fitting(out, known.dtype, shape, "scatter")
             return shape
 
         library, dtype, shape = self._broadcast_metadata(x, root, "scatter", checked, limit, out=out)
@@ -324,7 +307,7 @@ class CollectiveMethods(MethodSupport):
         finish = (
             (lambda: arrays.to_library(library, into, arrays.place_of(x))) if out is None else (lambda: out)
         )
-        return Work(self._comm.scatter(x if self.rank == root else None, into, root), limit.seconds, finish)
+        return Work(self._comm.scatter(x if self.rank == root else None, into, root), self._timeout, finish)
 
     # ---- all to all
 
@@ -354,8 +337,8 @@ class CollectiveMethods(MethodSupport):
           >>> ss.initialize().allgather(np.array([7, 8])).shape
           (1, 2)
         """
-        limit = self._call_timeout(timeout)
-        return self._start_allgather(x, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        limit = self._checked(timeout)
+        return self.iallgather(x, out)._wait_blocking(limit)
 
     @overload
     def iallgather(self, x: complex, out: Any = None) -> Work[np.ndarray[Any, Any]]: ...
@@ -363,12 +346,9 @@ class CollectiveMethods(MethodSupport):
     def iallgather(self, x: _A, out: _A | None = None) -> Work[_A]: ...
     def iallgather(self, x: Any, out: Any = None) -> Work[Any]:
         """Non-blocking `allgather`."""
-        return self._start_allgather(x, out, self._call_timeout(None))
-
-    def _start_allgather(self, x: Any, out: Any, limit: CallTimeout) -> Work[Any]:
         x, _ = arrays.readable(x, "allgather")
         into, finish = self._output_of_shape(x, (self.size, *arrays.info(x, "allgather").shape), out)
-        return Work(self._comm.allgather(x, into), limit.seconds, finish)
+        return Work(self._comm.allgather(x, into), self._timeout, finish)
 
     @_core.fast_method
     @traceable
@@ -382,21 +362,15 @@ class CollectiveMethods(MethodSupport):
 
         Source: MPI 5.0, section 6.8 (MPI_Alltoall).
         """
-        limit = self._call_timeout(timeout)
-        return self._start_alltoall(x, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        limit = self._checked(timeout)
+        return self.ialltoall(x, out)._wait_blocking(limit)
 
     def ialltoall(self, x: _A, out: _A | None = None) -> Work[_A]:
         """Non-blocking `alltoall`."""
-        return self._start_alltoall(x, out, self._call_timeout(None))
-
-    def _start_alltoall(self, x: _A, out: _A | None, limit: CallTimeout) -> Work[_A]:
         shape = arrays.info(x, "alltoall").shape
-        if not shape or shape[0] % self.size:
-            raise InvalidArgumentError(
-                f"alltoall: the first extent of shape {shape} is not a multiple of the {self.size} ranks"
-            )
+        self._require_blocks(shape, "alltoall")
         into, finish = self._output_of_shape(x, shape, out)
-        return Work(self._comm.alltoall(x, into), limit.seconds, finish)
+        return Work(self._comm.alltoall(x, into), self._timeout, finish)
 
     @_core.fast_method
     def barrier(self, *, timeout: float | None = None) -> None:
@@ -407,12 +381,9 @@ class CollectiveMethods(MethodSupport):
 
         Source: MPI 5.0, section 6.3 (MPI_Barrier).
         """
-        limit = self._call_timeout(timeout)
-        self._start_barrier(limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        limit = self._checked(timeout)
+        self.ibarrier()._wait_blocking(limit)
 
     def ibarrier(self) -> Work[None]:
         """Non-blocking `barrier`; the Work is done when every rank has called it."""
-        return self._start_barrier(self._call_timeout(None))
-
-    def _start_barrier(self, limit: CallTimeout) -> Work[None]:
-        return Work(self._comm.barrier(), limit.seconds)
+        return Work(self._comm.barrier(), self._timeout)

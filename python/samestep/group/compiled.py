@@ -14,8 +14,6 @@ from samestep.errors import InvalidArgumentError
 from samestep.group.compiled_collective import Collective
 from samestep.reduce_ops import Op, resolve
 
-__all__ = ["Collective", "call", "call_function", "group_of", "is_traced", "traceable"]
-
 Group = Any  # samestep.group.group.Group, which cannot be imported here: its bases use this module
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -136,15 +134,10 @@ def _call_verb(backend: Group, verb: str, x: Any, given: dict[str, Any]) -> Any:
     code, factor = resolve(op)
     root = backend._rank_number(given.get("root", 0), verb, "root")
     backend._require_root(root, verb)
-    extents = x.shape
-    if verb == "reduce_scatter" and (not extents or extents[0] != backend.size):
-        raise InvalidArgumentError(
-            f"{verb}: the array must have shape (size, ...) = ({backend.size}, ...), got {extents}"
-        )
-    if verb == "alltoall" and (not extents or extents[0] % backend.size):
-        raise InvalidArgumentError(
-            f"{verb}: the first extent of shape {extents} is not a multiple of the {backend.size} ranks"
-        )
+    if verb == "reduce_scatter":
+        backend._block_shape(x.shape, verb)
+    if verb == "alltoall":
+        backend._require_blocks(x.shape, verb)
     timeout = given["timeout"]
     limit = backend.timeout if timeout is None else seconds(timeout)
     return call(Collective(group_of(backend), verb, verb, code, factor, root, limit), [x])[0]

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from samestep.reduce_ops import ReduceOp
 
-__all__ = ["Collective"]
-
 
 class Collective(NamedTuple):
     """A collective at one place in a program, without its arrays."""

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from samestep import _settings
 from samestep._util.network_identity import network_identity
 
-__all__ = ["RankLocation", "host_identity", "locate", "oversubscribed"]
-
 
 def host_identity() -> str:
     """A text that is the same in all processes of one host, and in no others.

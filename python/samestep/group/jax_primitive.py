@@ -29,8 +29,6 @@ from samestep.group import jax_errors
 from samestep.group.compiled_collective import Collective
 from samestep.reduce_ops import PREMUL, ReduceOp
 
-__all__ = ["bind", "bind_function"]
-
 _TARGET = "samestep_collective"
 _SUM, _AVG = ReduceOp.SUM.value, ReduceOp.AVG.value
 _ALLOWED_IN = ("ordered", "lowerable", "control_flow_allowed", "custom_derivatives_allowed", "remat_allowed")

@@ -6,6 +6,7 @@ So a rank that is none can send wrong facts at worst, which are refused, and no 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,6 @@ from samestep import _core
 from samestep._util.deadline import Deadline
 from samestep._util.json_layout import loads
 from samestep.errors import MismatchError
-
-__all__ = ["MOST_NBYTES", "allgather", "allgather_bytes", "broadcast", "gather"]
 
 MOST_NBYTES = 1 << 28
 """Of one rank's facts."""
@@ -74,6 +73,13 @@ def allgather_bytes(comm: _core.Communicator, mine: bytes, timeout: float) -> li
     into = np.empty(sum(counts), np.uint8)
     comm.allgatherv(np.frombuffer(mine, np.uint8), into, counts).wait(deadline.left(), True)
     return _cut(into, counts)
+
+
+def require_equal(verb: str, what: str, facts: Sequence[Any]) -> None:
+    """Raise MismatchError unless the facts of all ranks are equal: on all ranks, as all have gathered them."""
+    if any(fact != facts[0] for fact in facts):
+        listed = "; ".join(f"rank {rank}: {fact}" for rank, fact in enumerate(facts))
+        raise MismatchError(f"{verb}: the ranks do not agree on {what}. {listed}")
 
 
 def _sizes(comm: _core.Communicator, mine: int, timeout: float) -> list[int]:

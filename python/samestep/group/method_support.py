@@ -12,10 +12,7 @@ from samestep._util.deadline import seconds
 from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError, UnavailableError
 from samestep.group import json_exchange
-from samestep.group.work import CallTimeout
 from samestep.reduce_ops import ReduceOp
-
-__all__ = ["MethodSupport"]
 
 
 class MethodSupport(_core.FastGroup):
@@ -26,9 +23,13 @@ class MethodSupport(_core.FastGroup):
 
     # ---- timeouts
 
-    def _call_timeout(self, timeout: float | None) -> CallTimeout:
-        """The timeout of a call, and whether it waits for devices on the host."""
-        return CallTimeout(self._timeout, False) if timeout is None else CallTimeout(seconds(timeout), True)
+    @staticmethod
+    def _checked(timeout: float | None) -> float | None:
+        """The timeout of a blocking call, None for the group's; to be called before anything is started."""
+        return None if timeout is None else seconds(timeout)
+
+    def _within(self, limit: float | None) -> float:
+        return self._timeout if limit is None else limit
 
     # ---- outputs
 
@@ -63,13 +64,18 @@ class MethodSupport(_core.FastGroup):
         self._require_usable(verb, x, target, reduced="float32")
         return arrays.to_float32(x)
 
-    def _block_shape(self, x: Any, verb: str) -> tuple[int, ...]:
-        shape = arrays.info(x, verb).shape
+    def _block_shape(self, shape: tuple[int, ...], verb: str) -> tuple[int, ...]:
         if not shape or shape[0] != self._comm.size:
             raise InvalidArgumentError(
                 f"{verb}: the array must have shape (size, ...) = ({self._comm.size}, ...), got {shape}"
             )
         return shape[1:]
+
+    def _require_blocks(self, shape: tuple[int, ...], verb: str) -> None:
+        if not shape or shape[0] % self._comm.size:
+            raise InvalidArgumentError(
+                f"{verb}: the first extent of shape {shape} is not a multiple of the {self._comm.size} ranks"
+            )
 
     def _require_fitting(self, out: Any, dtype: str, shape: tuple[int, ...], verb: str) -> None:
         """Raise InvalidArgumentError unless `out` fits; for calls in which the core does not see the input."""
@@ -136,15 +142,11 @@ class MethodSupport(_core.FastGroup):
 
     def _allgather_facts(self, fact: Any, layout: Any, timeout: float | None = None) -> list[Any]:
         """Allgather one JSON value per rank; see `json_exchange.allgather`."""
-        return json_exchange.allgather(
-            self._comm, fact, layout, self._timeout if timeout is None else timeout
-        )
+        return json_exchange.allgather(self._comm, fact, layout, self._within(timeout))
 
     def _bcast_facts(self, fact: Any, layout: Any, root: int, timeout: float | None = None) -> Any:
         """Broadcast a JSON value from root; see `json_exchange.broadcast`."""
-        return json_exchange.broadcast(
-            self._comm, fact, layout, root, self._timeout if timeout is None else timeout
-        )
+        return json_exchange.broadcast(self._comm, fact, layout, root, self._within(timeout))
 
     def _broadcast_metadata(
         self,
@@ -152,7 +154,7 @@ class MethodSupport(_core.FastGroup):
         root: int,
         verb: str,
         shape: Callable[[], tuple[int, ...]],
-        limit: CallTimeout,
+        limit: float | None,
         *,
         out: Any,
     ) -> tuple[str, str, tuple[int, ...]]:
@@ -170,7 +172,7 @@ class MethodSupport(_core.FastGroup):
             except (TypeError, ValueError, UnavailableError) as error:
                 failed, metadata = error, str(error)
         with _core.UserCall(f"{verb}(root={root})"):
-            metadata = self._bcast_facts(metadata, ([str, str, Many(int)], str), root, limit.seconds)
+            metadata = self._bcast_facts(metadata, ([str, str, Many(int)], str), root, limit)
         if failed is not None:
             raise failed
         if isinstance(metadata, str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -13,9 +13,8 @@ from samestep._util.text import error_line, ranks_text
 from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group import trust
 from samestep.group.collectives import CollectiveMethods
-from samestep.group.work import CallTimeout, Status, Work
-
-__all__ = ["ANY", "MessageMethods"]
+from samestep.group.unawaited import NOTHING
+from samestep.group.work import Status, Work
 
 ANY = -1
 """Any source, or any tag."""
@@ -24,25 +23,6 @@ _NO_STATUS = Status(-1, -1, 0)
 _T = TypeVar("_T")
 _NO_BYTES = np.empty(0, np.uint8)
 _core.set_status_type(Status)
-
-
-class _CompletedWork:
-    """Stands for the core's operation if source or dest is None: it is complete."""
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self, timeout: float, ends_group: bool, wait_on_host: bool = False) -> None:
-        pass
-
-    def exception(self) -> None:
-        return None
-
-    def cancel(self) -> bool:
-        return True
-
-    def give_back(self) -> bool:
-        return False
 
 
 class _SendRecvWork(Work[Status]):
@@ -71,14 +51,14 @@ class _SendRecvWork(Work[Status]):
         self._received._detach()
         self._sent._leave()
 
-    def _wait_blocking(self, timeout: float | None = None, *, wait_on_host: bool = False) -> Status:
+    def _wait_blocking(self, timeout: float | None = None) -> Status:
         try:
             try:
-                result = super()._wait_blocking(timeout, wait_on_host=wait_on_host)
+                result = super()._wait_blocking(timeout)
             except MismatchError:  # of the received message: the group stays usable, and the send completes
-                self._sent._wait_blocking(timeout, wait_on_host=wait_on_host)
+                self._sent._wait_blocking(timeout)
                 raise
-            self._sent._wait_blocking(timeout, wait_on_host=wait_on_host)
+            self._sent._wait_blocking(timeout)
         except BaseException:
             self._sent._detach()
             self._received._detach()
@@ -86,7 +66,9 @@ class _SendRecvWork(Work[Status]):
         return result
 
 
-def _wait_or_cancel(receive: Work[_T]) -> _T:
+def _wait_or_cancel(receive: Work[_T], limit: float | None) -> _T:
+    if limit is not None:
+        receive._timeout = limit  # also of `__del__`, for a message that had begun to arrive
     try:
         return receive.wait(receive._timeout)
     except BaseException:
@@ -150,19 +132,16 @@ class MessageMethods(CollectiveMethods):
 
         Source: MPI 5.0, section 3.2 (MPI_Send).
         """
-        limit = self._call_timeout(timeout)
-        self._start_send(x, dest, tag, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        limit = self._checked(timeout)
+        self.isend(x, dest, tag)._wait_blocking(limit)
 
     def isend(self, x: Any, dest: int | None, tag: int = 0) -> Work[None]:
         """Non-blocking `send`; do not change `x` until the Work is done."""
-        return self._start_send(x, dest, tag, self._call_timeout(None))
-
-    def _start_send(self, x: Any, dest: int | None, tag: int, limit: CallTimeout) -> Work[None]:
         x, _ = arrays.readable(x, "send")
         tag = self._tag_number(tag, "send")
         if dest is None:
-            return self._completed(None, limit)
-        return Work(self._comm.send(x, self._rank_number(dest, "send", "dest"), tag), limit.seconds)
+            return self._completed(None)
+        return Work(self._comm.send(x, self._rank_number(dest, "send", "dest"), tag), self._timeout)
 
     @_core.fast_method
     def recv(
@@ -183,18 +162,16 @@ class MessageMethods(CollectiveMethods):
 
         Source: MPI 5.0, section 3.2 (MPI_Recv).
         """
-        return _wait_or_cancel(self._start_recv(out, source, tag, self._call_timeout(timeout)))
+        limit = self._checked(timeout)
+        return _wait_or_cancel(self.irecv(out, source, tag), limit)
 
     def irecv(self, out: Any, source: int | None = ANY, tag: int = ANY) -> Work[Status]:
         """Non-blocking `recv`; the result of the Work is the Status."""
-        return self._start_recv(out, source, tag, self._call_timeout(None))
-
-    def _start_recv(self, out: Any, source: int | None, tag: int, limit: CallTimeout) -> Work[Status]:
         tag = self._tag_number(tag, "recv", or_any=True)
         if source is None:
-            return self._completed(_NO_STATUS, limit)
+            return self._completed(_NO_STATUS)
         inner = self._comm.recv(out, self._rank_number(source, "recv", "source"), tag, exactly=False)
-        return Work(inner, limit.seconds, lambda: _status(inner))
+        return Work(inner, self._timeout, lambda: _status(inner))
 
     def probe(self, source: int | None = ANY, tag: int = ANY, *, timeout: float | None = None) -> Status:
         """Wait until a matching message has arrived, without receiving it.
@@ -217,25 +194,27 @@ class MessageMethods(CollectiveMethods):
           >>> backend.recv(out).count, out
           (3, array([0, 1, 2]))
         """
-        return _wait_or_cancel(self._probe(source, tag, self._call_timeout(timeout)))
+        limit = self._checked(timeout)
+        return _wait_or_cancel(self._probe(source, tag), limit)
 
     def iprobe(self, source: int | None = ANY, tag: int = ANY) -> Status | None:
         """The status of a matching message; None if none has arrived. Never blocks."""
-        work = self._probe(source, tag, self._call_timeout(None))
+        work = self._probe(source, tag)
         if work.done():
             return work.wait()
         work._inner.cancel()
         return None
 
-    def _probe(self, source: int | None, tag: int, limit: CallTimeout) -> Work[Status]:
+    def _probe(self, source: int | None, tag: int) -> Work[Status]:
         tag = self._tag_number(tag, "probe", or_any=True)
         if source is None:
-            return self._completed(_NO_STATUS, limit)
+            return self._completed(_NO_STATUS)
         inner = self._comm.probe(self._rank_number(source, "probe", "source"), tag)
-        return Work(inner, limit.seconds, lambda: _status(inner))
+        return Work(inner, self._timeout, lambda: _status(inner))
 
-    def _completed(self, result: _T, limit: CallTimeout) -> Work[_T]:
-        return Work(cast("_core.Work", _CompletedWork()), limit.seconds, lambda: result)
+    def _completed(self, result: _T) -> Work[_T]:
+        """What stands for an operation if source or dest is None."""
+        return Work(NOTHING, self._timeout, lambda: result)
 
     @_core.fast_method
     def sendrecv(
@@ -264,9 +243,9 @@ class MessageMethods(CollectiveMethods):
           >>> backend.sendrecv(cells[-1:], right, cells[:1], left).count
           0
         """
-        limit = self._call_timeout(timeout)
-        both = self._start_sendrecv(x, dest, out, source, sendtag, recvtag, limit)
-        return both._wait_blocking(wait_on_host=limit.wait_on_host)
+        limit = self._checked(timeout)
+        both = self.isendrecv(x, dest, out, source, sendtag=sendtag, recvtag=recvtag)
+        return both._wait_blocking(limit)
 
     def isendrecv(
         self,
@@ -279,23 +258,11 @@ class MessageMethods(CollectiveMethods):
         recvtag: int = ANY,
     ) -> Work[Status]:
         """Non-blocking `sendrecv`; the result of the Work is the Status of the received message."""
-        return self._start_sendrecv(x, dest, out, source, sendtag, recvtag, self._call_timeout(None))
-
-    def _start_sendrecv(  # noqa: PLR0917
-        self,
-        x: Any,
-        dest: int | None,
-        out: Any,
-        source: int | None,
-        sendtag: int,
-        recvtag: int,
-        limit: CallTimeout,
-    ) -> Work[Status]:
         x, _ = arrays.readable(x, "sendrecv")
         x = arrays.copy_if_overlapping(x, out, "sendrecv")
-        received = self._start_recv(out, source, recvtag, limit)
+        received = self.irecv(out, source, recvtag)
         try:
-            return _SendRecvWork(self._start_send(x, dest, sendtag, limit), received)
+            return _SendRecvWork(self.isend(x, dest, sendtag), received)
         except Exception:
             received._inner.cancel()
             raise
@@ -308,83 +275,81 @@ class MessageMethods(CollectiveMethods):
 
     def bcast_object(self, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
         """Broadcast a picklable object from root. At root the object itself is returned."""
-        limit = self._call_timeout(timeout)
-        return self._start_bcast_object(obj, root, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        limit = self._checked(timeout)
+        return self._start_bcast_object(obj, root, limit)._wait_blocking(limit)
 
     def ibcast_object(self, obj: Any = None, root: int = 0) -> Work[Any]:
         """Non-blocking `bcast_object`; the call itself waits once, for the size."""
-        return self._start_bcast_object(obj, root, self._call_timeout(None))
+        return self._start_bcast_object(obj, root, None)
 
-    def _start_bcast_object(self, obj: Any, root: int, limit: CallTimeout) -> Work[Any]:
+    def _start_bcast_object(self, obj: Any, root: int, limit: float | None) -> Work[Any]:
         self._require_trust("bcast_object")
         self._require_root(root, "bcast_object")
         data, failed = _pickled_or_why(obj) if self.rank == root else (_NO_BYTES, [])
         # Negative: the size of an error text.
         size = np.array([-data.size if failed else data.size], np.int64)
         with _core.UserCall(f"bcast_object(root={root})"):
-            self._comm.bcast(size, root).wait(limit.seconds, True)
+            self._comm.bcast(size, root).wait(self._within(limit), True)
             if self.rank != root:
                 data = np.empty(abs(int(size[0])), np.uint8)
             inner = self._comm.bcast(data, root)
             if size[0] < 0:
-                inner.wait(limit.seconds, True)
+                inner.wait(self._within(limit), True)
                 if failed:
                     _raise_not_pickled("bcast_object", failed)
                 raise _refused("bcast_object", root, data.tobytes().decode())
-        return Work(inner, limit.seconds, lambda: obj if self.rank == root else pickle.loads(data.data))
+        return Work(inner, self._timeout, lambda: obj if self.rank == root else pickle.loads(data.data))
 
     def allgather_object(self, obj: _T, *, timeout: float | None = None) -> list[_T]:
         """Gather picklable objects; every rank gets the list of all ranks' objects, in rank order."""
-        limit = self._call_timeout(timeout)
-        return self._start_allgather_object(obj, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        limit = self._checked(timeout)
+        return self._start_allgather_object(obj, limit)._wait_blocking(limit)
 
     def iallgather_object(self, obj: _T) -> Work[list[_T]]:
         """Non-blocking `allgather_object`; the call itself waits once, for the sizes."""
-        return self._start_allgather_object(obj, self._call_timeout(None))
+        return self._start_allgather_object(obj, None)
 
-    def _start_allgather_object(self, obj: _T, limit: CallTimeout) -> Work[list[_T]]:
+    def _start_allgather_object(self, obj: _T, limit: float | None) -> Work[list[_T]]:
         self._require_trust("allgather_object")
         with _core.UserCall("allgather_object"):
             data, counts = self._exchange_sizes(obj, "allgather_object", limit)
             into = np.empty(sum(counts), np.uint8)
             inner = self._comm.allgatherv(data, into, counts)
-        return Work(inner, limit.seconds, lambda: _unpickle_each(into, counts))
+        return Work(inner, self._timeout, lambda: _unpickle_each(into, counts))
 
     def gather_object(self, obj: _T, root: int = 0, *, timeout: float | None = None) -> list[_T] | None:
         """Gather picklable objects; root gets the list in rank order, the others get None."""
-        limit = self._call_timeout(timeout)
-        return self._start_gather_object(obj, root, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        limit = self._checked(timeout)
+        return self._start_gather_object(obj, root, limit)._wait_blocking(limit)
 
     def igather_object(self, obj: _T, root: int = 0) -> Work[list[_T] | None]:
         """Non-blocking `gather_object`; the call itself waits once, for the sizes."""
-        return self._start_gather_object(obj, root, self._call_timeout(None))
+        return self._start_gather_object(obj, root, None)
 
-    def _start_gather_object(self, obj: _T, root: int, limit: CallTimeout) -> Work[list[_T] | None]:
+    def _start_gather_object(self, obj: _T, root: int, limit: float | None) -> Work[list[_T] | None]:
         self._require_trust("gather_object")
         self._require_root(root, "gather_object")
         with _core.UserCall(f"gather_object(root={root})"):
             data, counts = self._exchange_sizes(obj, "gather_object", limit)
             if self.rank != root:
-                return Work(self._comm.gatherv(data, None, [], root), limit.seconds)
+                return Work(self._comm.gatherv(data, None, [], root), self._timeout)
             into = np.empty(sum(counts), np.uint8)
             inner = self._comm.gatherv(data, into, counts, root)
-        return Work(inner, limit.seconds, lambda: _unpickle_each(into, counts))
+        return Work(inner, self._timeout, lambda: _unpickle_each(into, counts))
 
     def scatter_object(
         self, objects: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None
     ) -> Any:
         """Scatter picklable objects: rank r gets `objects[r]` of root's list. Other ranks pass None."""
-        limit = self._call_timeout(timeout)
-        return self._start_scatter_object(objects, root, limit)._wait_blocking(
-            wait_on_host=limit.wait_on_host
-        )
+        limit = self._checked(timeout)
+        return self._start_scatter_object(objects, root, limit)._wait_blocking(limit)
 
     def iscatter_object(self, objects: Sequence[Any] | None = None, root: int = 0) -> Work[Any]:
         """Non-blocking `scatter_object`; the call itself waits once, for the sizes."""
-        return self._start_scatter_object(objects, root, self._call_timeout(None))
+        return self._start_scatter_object(objects, root, None)
 
     def _start_scatter_object(
-        self, objects: Sequence[Any] | None, root: int, limit: CallTimeout
+        self, objects: Sequence[Any] | None, root: int, limit: float | None
     ) -> Work[Any]:
         self._require_trust("scatter_object")
         self._require_root(root, "scatter_object")
@@ -401,9 +366,7 @@ class MessageMethods(CollectiveMethods):
                 except Exception as error:
                     failed, metadata = [error], str(_refused("scatter_object", root, error_line(error)))
         with _core.UserCall(f"scatter_object(root={root})"):
-            counts = self._start_bcast_object(metadata, root, limit)._wait_blocking(
-                wait_on_host=limit.wait_on_host
-            )
+            counts = self._start_bcast_object(metadata, root, limit)._wait_blocking(limit)
             if isinstance(counts, str):
                 if failed:
                     _raise_not_pickled("scatter_object", failed)
@@ -411,15 +374,17 @@ class MessageMethods(CollectiveMethods):
             into = np.empty(counts[self.rank], np.uint8)
             data = np.concatenate(parts) if parts else None
             inner = self._comm.scatterv(data, into, counts, root)
-        return Work(inner, limit.seconds, lambda: pickle.loads(into.data))
+        return Work(inner, self._timeout, lambda: pickle.loads(into.data))
 
     def _exchange_sizes(
-        self, obj: Any, verb: str, limit: CallTimeout
+        self, obj: Any, verb: str, limit: float | None
     ) -> tuple[np.ndarray[Any, Any], list[int]]:
         """The pickled object, and the sizes of all ranks' pickled objects. Collective."""
         data, failed = _pickled_or_why(obj)
         sizes = np.empty(self.size, np.int64)
-        self._comm.allgather(np.array(-1 if failed else data.size, np.int64), sizes).wait(limit.seconds, True)
+        self._comm.allgather(np.array(-1 if failed else data.size, np.int64), sizes).wait(
+            self._within(limit), True
+        )
         if failed:
             _raise_not_pickled(verb, failed)
         unable = np.flatnonzero(sizes < 0)
@@ -431,39 +396,34 @@ class MessageMethods(CollectiveMethods):
 
     def send_object(self, obj: Any, dest: int | None, tag: int = 0, *, timeout: float | None = None) -> None:
         """Send an object of any size to one rank, which receives it with `recv_object`; to None: to nobody."""
-        limit = self._call_timeout(timeout)
-        self._start_send_object(obj, dest, tag, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        limit = self._checked(timeout)
+        self.isend_object(obj, dest, tag)._wait_blocking(limit)
 
     def isend_object(self, obj: Any, dest: int | None, tag: int = 0) -> Work[None]:
         """Non-blocking `send_object`; the object is pickled during the call."""
-        return self._start_send_object(obj, dest, tag, self._call_timeout(None))
-
-    def _start_send_object(self, obj: Any, dest: int | None, tag: int, limit: CallTimeout) -> Work[None]:
         self._require_trust("send_object")
         data, failed = _pickled_or_why(obj)
         if failed:
             _raise_not_pickled("send_object", failed)
         tag = self._tag_number(tag, "send_object")
         if dest is None:
-            return self._completed(None, limit)
+            return self._completed(None)
         dest = self._rank_number(dest, "send_object", "dest")
-        return Work(self._comm.send_object(data, dest, tag), limit.seconds)
+        return Work(self._comm.send_object(data, dest, tag), self._timeout)
 
     def recv_object(self, source: int | None = ANY, tag: int = ANY, *, timeout: float | None = None) -> Any:
         """Receive the next object that was sent with `send_object`. If `source` is None, returns None."""
-        return _wait_or_cancel(self._start_recv_object(source, tag, self._call_timeout(timeout)))
+        limit = self._checked(timeout)
+        return _wait_or_cancel(self.irecv_object(source, tag), limit)
 
     def irecv_object(self, source: int | None = ANY, tag: int = ANY) -> Work[Any]:
         """Non-blocking `recv_object`; the result of the Work is the object."""
-        return self._start_recv_object(source, tag, self._call_timeout(None))
-
-    def _start_recv_object(self, source: int | None, tag: int, limit: CallTimeout) -> Work[Any]:
         self._require_trust("recv_object")
         tag = self._tag_number(tag, "recv_object", or_any=True)
         if source is None:
-            return self._completed(None, limit)
+            return self._completed(None)
         inner = self._comm.recv_object(self._rank_number(source, "recv_object", "source"), tag)
-        return Work(inner, limit.seconds, lambda: pickle.loads(inner.object()))
+        return Work(inner, self._timeout, lambda: pickle.loads(inner.object()))
 
 
 def _status(inner: _core.Work) -> Status:

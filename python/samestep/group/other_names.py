@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import NoReturn
 
-__all__ = ["refuse"]
-
 _BACKEND = {
     "Get_rank": "rank",
     "Get_size": "size",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from samestep import _core
 from samestep.group import json_exchange
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
+from samestep.group.group import Group
 
 
 def println(backend: Group, *args: Any, timeout: float | None = None) -> None:

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from samestep import _settings
 from samestep.errors import InvalidArgumentError, UnavailableError
 
-__all__ = ["VARIABLE", "refuse_objects", "trusts", "warning"]
-
 VARIABLE = _settings.TRUST_NETWORK
 _CURE = (
     "give all ranks one secret, as by `export SAMESTEP_SECRET=$(openssl rand -hex 16)` before the launcher, or start "

@@ -8,31 +8,38 @@ from typing import Any
 
 from samestep.errors import TimeoutError
 
-__all__ = ["GIVEN_BACK", "LOOK_S", "go_on", "running_loop"]
-
 LOOK_S = 5e-3  # between two looks at an operation
 _going_on: set[Any] = set()
 """Held until they end: a Work that is dropped would block the event loop until then."""
 
 
-class _GivenBack:
+class _Ended:
+    """Stands for an operation of the core that has ended."""
+
+    def __init__(self, error: str = "") -> None:
+        self._error = error
+
     def done(self) -> bool:
         return True
 
     def wait(self, timeout: float, ends_group: bool, wait_on_host: bool = False) -> None:
-        raise self.exception()
+        if self._error:
+            raise TimeoutError(self._error)
 
-    def exception(self) -> TimeoutError:
-        return TimeoutError("the await of this receive was cancelled; the next receive gets its message")
+    def exception(self) -> TimeoutError | None:
+        return TimeoutError(self._error) if self._error else None
 
     def cancel(self) -> bool:
         return True
 
-    give_back = cancel
+    def give_back(self) -> bool:
+        return False
 
 
-GIVEN_BACK: Any = _GivenBack()
-"""Stands for the core's operation once an await of its receive has been cancelled."""
+NOTHING: Any = _Ended()
+"""A message to or from nobody."""
+GIVEN_BACK: Any = _Ended("the await of this receive was cancelled; the next receive gets its message")
+"""A receive whose await has been cancelled."""
 
 
 def running_loop() -> Any:

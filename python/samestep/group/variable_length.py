@@ -11,10 +11,9 @@ import numpy as np
 from samestep import _core, arrays
 from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError, MismatchError
+from samestep.group import json_exchange
 from samestep.group.collectives import CollectiveMethods
-from samestep.group.work import CallTimeout, Work
-
-__all__ = ["VariableLengthMethods"]
+from samestep.group.work import Work
 
 _A = TypeVar("_A")
 
@@ -48,17 +47,17 @@ class VariableLengthMethods(CollectiveMethods):
 
         Source: MPI 5.0, section 6.7 (MPI_Allgatherv).
         """
-        limit = self._call_timeout(timeout)
-        return self._start_allgatherv(x, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        limit = self._checked(timeout)
+        return self._start_allgatherv(x, out, limit)._wait_blocking(limit)
 
     def iallgatherv(self, x: _A, *, out: _A | None = None) -> Work[_A]:
         """Non-blocking `allgatherv`; the call itself waits once, for the lengths."""
-        return self._start_allgatherv(x, out, self._call_timeout(None))
+        return self._start_allgatherv(x, out, None)
 
-    def _start_allgatherv(self, x: _A, out: _A | None, limit: CallTimeout) -> Work[_A]:
+    def _start_allgatherv(self, x: _A, out: _A | None, limit: float | None) -> Work[_A]:
         counts, shape = self._gather_counts(x, out, "allgatherv", limit)
         into, finish = self._output_of_shape(x, shape, out)
-        return Work(self._comm.allgatherv(x, into, counts, _lengths([counts])), limit.seconds, finish)
+        return Work(self._comm.allgatherv(x, into, counts, _lengths([counts])), self._timeout, finish)
 
     def gatherv(
         self, x: _A, root: int = 0, *, out: _A | None = None, timeout: float | None = None
@@ -69,20 +68,20 @@ class VariableLengthMethods(CollectiveMethods):
 
         Source: MPI 5.0, section 6.5 (MPI_Gatherv).
         """
-        limit = self._call_timeout(timeout)
-        return self._start_gatherv(x, root, out, limit)._wait_blocking(wait_on_host=limit.wait_on_host)
+        limit = self._checked(timeout)
+        return self._start_gatherv(x, root, out, limit)._wait_blocking(limit)
 
     def igatherv(self, x: _A, root: int = 0, *, out: _A | None = None) -> Work[_A | None]:
         """Non-blocking `gatherv`; the call itself waits once, for the lengths."""
-        return self._start_gatherv(x, root, out, self._call_timeout(None))
+        return self._start_gatherv(x, root, out, None)
 
-    def _start_gatherv(self, x: _A, root: int, out: _A | None, limit: CallTimeout) -> Work[_A | None]:
+    def _start_gatherv(self, x: _A, root: int, out: _A | None, limit: float | None) -> Work[_A | None]:
         self._require_root(root, "gatherv")
         counts, shape = self._gather_counts(x, out if self.rank == root else None, "gatherv", limit)
         if self.rank != root:
-            return Work(self._comm.gatherv(x, None, [], root, _lengths([counts])), limit.seconds)
+            return Work(self._comm.gatherv(x, None, [], root, _lengths([counts])), self._timeout)
         into, finish = self._output_of_shape(x, shape, out)
-        return Work(self._comm.gatherv(x, into, counts, root, _lengths([counts])), limit.seconds, finish)
+        return Work(self._comm.gatherv(x, into, counts, root, _lengths([counts])), self._timeout, finish)
 
     def scatterv(
         self,
@@ -104,10 +103,8 @@ class VariableLengthMethods(CollectiveMethods):
 
         Source: MPI 5.0, section 6.6 (MPI_Scatterv).
         """
-        limit = self._call_timeout(timeout)
-        return self._start_scatterv(x, counts, root, out, limit)._wait_blocking(
-            wait_on_host=limit.wait_on_host
-        )
+        limit = self._checked(timeout)
+        return self._start_scatterv(x, counts, root, out, limit)._wait_blocking(limit)
 
     def iscatterv(
         self,
@@ -118,10 +115,10 @@ class VariableLengthMethods(CollectiveMethods):
         out: _A | None = None,
     ) -> Work[_A]:
         """Non-blocking `scatterv`; the call itself waits once, for the counts from root."""
-        return self._start_scatterv(x, counts, root, out, self._call_timeout(None))
+        return self._start_scatterv(x, counts, root, out, None)
 
     def _start_scatterv(
-        self, x: _A | None, counts: Sequence[int] | None, root: int, out: _A | None, limit: CallTimeout
+        self, x: _A | None, counts: Sequence[int] | None, root: int, out: _A | None, limit: float | None
     ) -> Work[_A]:
         def checked() -> tuple[int, ...]:
             shape = arrays.info(x, "scatterv").shape
@@ -139,7 +136,7 @@ class VariableLengthMethods(CollectiveMethods):
         row = int(np.prod(extents, dtype=np.int64))
         counts = [r * row for r in rows]
         inner = self._comm.scatterv(x if self.rank == root else None, into, counts, root, _lengths([counts]))
-        return Work(inner, limit.seconds, finish)
+        return Work(inner, self._timeout, finish)
 
     def alltoallv(
         self, x: _A, send_counts: Sequence[int], *, out: _A | None = None, timeout: float | None = None
@@ -157,31 +154,29 @@ class VariableLengthMethods(CollectiveMethods):
 
         Source: MPI 5.0, section 6.8 (MPI_Alltoallv).
         """
-        limit = self._call_timeout(timeout)
-        return self._start_alltoallv(x, send_counts, out, limit)._wait_blocking(
-            wait_on_host=limit.wait_on_host
-        )
+        limit = self._checked(timeout)
+        return self._start_alltoallv(x, send_counts, out, limit)._wait_blocking(limit)
 
     def ialltoallv(
         self, x: _A, send_counts: Sequence[int], *, out: _A | None = None
     ) -> Work[tuple[_A, list[int]]]:
         """Non-blocking `alltoallv`; the call itself waits once, for the lengths."""
-        return self._start_alltoallv(x, send_counts, out, self._call_timeout(None))
+        return self._start_alltoallv(x, send_counts, out, None)
 
     def _start_alltoallv(
-        self, x: _A, send_counts: Sequence[int], out: _A | None, limit: CallTimeout
+        self, x: _A, send_counts: Sequence[int], out: _A | None, limit: float | None
     ) -> Work[tuple[_A, list[int]]]:
         known = arrays.info(x, "alltoallv")
         sent = self._row_counts(send_counts, known.shape, "alltoallv")
         self._require_usable("alltoallv", x, out)
         with _core.UserCall(f"alltoallv of {known.dtype}{list(known.shape)}"):
             gathered = self._allgather_facts(
-                (known.dtype, known.shape[1:], sent), [str, Many(int), Many(int)], limit.seconds
+                (known.dtype, known.shape[1:], sent), [str, Many(int), Many(int)], limit
             )
         table = [(dtype, tuple(extents), counts) for dtype, extents, counts in gathered]
         if any(len(counts) != self.size for *_, counts in table):
             raise MismatchError("alltoallv: a rank gave counts for another number of ranks")
-        self._require_same([entry[:2] for entry in table], "alltoallv", "rows of (dtype, shape)")
+        json_exchange.require_equal("alltoallv", "rows of (dtype, shape)", [entry[:2] for entry in table])
         received = [entry[2][self.rank] for entry in table]
         into, finish = self._output_of_shape(x, (sum(received), *known.shape[1:]), out)
         row = int(np.prod(known.shape[1:], dtype=np.int64))
@@ -189,7 +184,7 @@ class VariableLengthMethods(CollectiveMethods):
         inner = self._comm.alltoallv(
             x, counts[self.rank], into, [n * row for n in received], _lengths(counts)
         )
-        return Work(inner, limit.seconds, lambda: (finish(), received))
+        return Work(inner, self._timeout, lambda: (finish(), received))
 
     # ---- helpers
 
@@ -207,7 +202,7 @@ class VariableLengthMethods(CollectiveMethods):
         return rows
 
     def _gather_counts(
-        self, x: Any, out: Any, verb: str, limit: CallTimeout
+        self, x: Any, out: Any, verb: str, limit: float | None
     ) -> tuple[list[int], tuple[int, ...]]:
         """Elements of each rank, and the joined shape, of arrays that differ along axis 0."""
         known = arrays.info(x, verb)
@@ -215,16 +210,11 @@ class VariableLengthMethods(CollectiveMethods):
             raise InvalidArgumentError(f"{verb}: an array without dimensions has no axis 0 to join along")
         self._require_usable(verb, x, out)
         with _core.UserCall(f"{verb} of {known.dtype}{list(known.shape)}"):
-            gathered = self._allgather_facts((known.dtype, known.shape), [str, Many(int)], limit.seconds)
+            gathered = self._allgather_facts((known.dtype, known.shape), [str, Many(int)], limit)
         table = [(dtype, tuple(shape)) for dtype, shape in gathered]
-        self._require_same(
-            [(dtype, shape[1:]) for dtype, shape in table], verb, "(dtype, shape without axis 0)"
+        json_exchange.require_equal(
+            verb, "(dtype, shape without axis 0)", [(dtype, shape[1:]) for dtype, shape in table]
         )
         row = int(np.prod(known.shape[1:], dtype=np.int64))
         rows = [shape[0] for _, shape in table]
         return [n * row for n in rows], (sum(rows), *known.shape[1:])
-
-    def _require_same(self, values: list[Any], verb: str, what: str) -> None:
-        if any(value != values[0] for value in values):
-            listed = "; ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
-            raise MismatchError(f"{verb}: the ranks do not agree on {what}. {listed}")

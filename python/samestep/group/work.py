@@ -13,8 +13,6 @@ from samestep._util.deadline import Deadline, seconds
 from samestep.errors import Error, NotInitializedError, UnavailableError
 from samestep.group.unawaited import GIVEN_BACK, LOOK_S, go_on, running_loop
 
-__all__ = ["CallTimeout", "Enqueued", "Status", "Work", "Works"]
-
 _T = TypeVar("_T")
 
 
@@ -27,14 +25,6 @@ class Status(NamedTuple):
     """The tag it was sent with."""
     count: int  # type: ignore[assignment]  # hides the method of tuples
     """Elements received."""
-
-
-class CallTimeout(NamedTuple):
-    """The timeout of a call, for all of its steps."""
-
-    seconds: float
-    wait_on_host: bool
-    """Whether the host also waits for the device; so if the caller passed a timeout."""
 
 
 class Work(Generic[_T]):
@@ -105,10 +95,10 @@ class Work(Generic[_T]):
         result: _T = self._result
         return result
 
-    def _wait_blocking(self, timeout: float | None = None, *, wait_on_host: bool = False) -> _T:
+    def _wait_blocking(self, timeout: float | None = None) -> _T:
         limit = self._timeout if timeout is None else float(timeout)
         try:
-            self._inner.wait(limit, True, wait_on_host or timeout is not None)
+            self._inner.wait(limit, True, timeout is not None)
         except BaseException:
             self._detach()
             raise
@@ -218,9 +208,9 @@ class Works(Work[Any]):
             raise self._failure
         return self._result
 
-    def _wait_blocking(self, timeout: float | None = None, *, wait_on_host: bool = False) -> Any:
+    def _wait_blocking(self, timeout: float | None = None) -> Any:
         try:
-            return self._wait_all(timeout, True, wait_on_host or timeout is not None)
+            return self._wait_all(timeout, True, timeout is not None)
         except BaseException:
             self._detach()
             raise

@@ -24,8 +24,6 @@ from samestep.rendezvous.rendezvous import join
 from samestep.rendezvous.tcp_store import TCPStore
 from samestep.world import bootstrap_native, lifecycle
 
-__all__ = ["open_ranks"]
-
 _PREFIX = "samestep"
 _READABLE = (
     "the ranks know each other by a key in JAX's own store, which every process that reaches JAX's coordinator at %s "

@@ -12,8 +12,6 @@ import numpy as np
 
 from samestep._util.jax_variables import environment
 
-__all__ = ["main", "run_processes"]
-
 _TIMEOUT_S = 300.0
 _DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64")
 _WIDTH = 5  # elements of each block: no multiple of anything

@@ -9,8 +9,6 @@ from jax._src import clusters
 from samestep._util import launchers
 from samestep.rendezvous.rendezvous import open_rendezvous
 
-__all__ = ["SamestepCluster"]
-
 
 class SamestepCluster(clusters.ClusterEnv):
     """What JAX asks about the job: the launcher's variables, and a port that rank 0 chooses."""

@@ -17,12 +17,11 @@ from jax._src.lax import convolution, lax, parallel
 from jax._src.lib.mlir.dialects import hlo
 from jax.interpreters import mlir
 
-__all__ = ["install"]
-
 _REDUCTIONS = ("psum_p", "psum_invariant_p", "pmax_p", "pmin_p", "reduce_scatter_p")
 _GATHERS = ("all_gather_p", "all_gather_invariant_p")
 _PARTITIONED = ("dot_general_p", "reduce_sum_p", "reduce_max_p", "reduce_min_p", "reduce_prod_p")
 
+_FLOAT32 = (np.float32, hlo.convert)
 _Rule = Callable[..., Iterable[Any]]
 
 
@@ -30,8 +29,8 @@ _Rule = Callable[..., Iterable[Any]]
 def install() -> None:
     """Replaces the rules by which JAX compiles these operations for CPU, once; other types are compiled as before."""
     for module, names, wrap in (
-        (parallel, _REDUCTIONS, _reduce_in_float32),
-        (parallel, _GATHERS, _gather_as_uint16),
+        (parallel, _REDUCTIONS, functools.partial(_with_other_type, _FLOAT32)),
+        (parallel, _GATHERS, functools.partial(_with_other_type, (np.uint16, hlo.bitcast_convert))),
         (lax, _PARTITIONED, _compute_in_float32),
         (convolution, ("conv_general_dilated_p",), _compute_in_float32),
     ):
@@ -46,23 +45,15 @@ def _rule_of(primitive: Any) -> Any:
     return getattr(entry, "rule", entry)
 
 
-def _reduce_in_float32(rule: _Rule, ctx: Any, *args: Any, **params: Any) -> Iterable[Any]:
-    return _with_other_type((np.float32, hlo.convert), rule, ctx, args, params)
-
-
-def _gather_as_uint16(rule: _Rule, ctx: Any, *args: Any, **params: Any) -> Iterable[Any]:
-    return _with_other_type((np.uint16, hlo.bitcast_convert), rule, ctx, args, params)
-
-
 def _compute_in_float32(rule: _Rule, ctx: Any, *args: Any, **params: Any) -> Iterable[Any]:
     """Where a partitioner may divide it: not on one device, nor within shard_map."""
     if getattr(ctx.module_context.axis_context, "num_devices", 1) in (None, 1):
         return rule(ctx, *args, **params)
-    return _reduce_in_float32(rule, ctx, *args, **params)
+    return _with_other_type(_FLOAT32, rule, ctx, *args, **params)
 
 
 def _with_other_type(
-    other_type: tuple[Any, Callable[[Any, Any], Any]], rule: _Rule, ctx: Any, args: Any, params: Any
+    other_type: tuple[Any, Callable[[Any, Any], Any]], rule: _Rule, ctx: Any, *args: Any, **params: Any
 ) -> Iterable[Any]:
     """The rule with another dtype in place of float16, between two casts."""
     dtype, cast = other_type

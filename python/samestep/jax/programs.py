@@ -7,8 +7,6 @@ import re
 
 import jax
 
-__all__ = ["problem"]
-
 _COLLECTIVE = re.compile(r" (all-gather|all-reduce|all-to-all|collective-\w+|reduce-scatter)(-start)?\(")
 _DEVICES = re.compile(r"(?:replica_count|num_partitions)=(\d+)")
 

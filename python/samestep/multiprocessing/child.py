@@ -15,8 +15,6 @@ from samestep._util import launchers
 from samestep.launch import processes
 from samestep.world import crash_report
 
-__all__ = ["run"]
-
 
 def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], report: Connection, parent: int) -> None:
     """Calls `fn(index, *args)`; what it raises is sent to the parent, with the time. Dies with the parent."""

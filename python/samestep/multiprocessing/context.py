@@ -20,8 +20,6 @@ from samestep.multiprocessing.failures import (
     ProcessRaisedException,
 )
 
-__all__ = ["ProcessContext"]
-
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL
 _CAUSE_S = 4.0  # for the process whose failure another one has noticed to fail visibly
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from samestep.errors import Error
 
-__all__ = ["ProcessException", "ProcessExitedException", "ProcessRaisedException"]
-
 
 class ProcessException(Error, RuntimeError):
     """A process that `spawn` started has failed: the first one, in time."""

@@ -17,8 +17,6 @@ from samestep.errors import InvalidArgumentError
 from samestep.multiprocessing import child
 from samestep.multiprocessing.context import ProcessContext
 
-__all__ = ["spawn"]
-
 
 def spawn(  # noqa: PLR0917 - positions that scripts rely on
     fn: Callable[..., Any],

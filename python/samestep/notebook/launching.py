@@ -10,8 +10,6 @@ from samestep.errors import InvalidArgumentError
 from samestep.notebook.rank import dumps
 from samestep.notebook.ranks import Ranks
 
-__all__ = ["launch_ranks"]
-
 _GRACE_S = 1.0  # for the other ranks to report, after one has failed
 
 

@@ -8,8 +8,6 @@ from samestep.errors import Error
 from samestep.multiprocessing.failures import ProcessException
 from samestep.notebook.ranks import Ranks
 
-__all__ = ["load", "unload"]
-
 _GRACE_S = 10.0  # for the other ranks to finish a cell that failed on one
 _USAGE = "write %%ranks N above the cell, with N at least 1, or %ranks end"
 

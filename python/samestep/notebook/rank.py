@@ -21,8 +21,6 @@ from samestep.launch import processes
 from samestep.world import crash_report
 from samestep.world.lifecycle import finalize, get_distributed_backend, initialized
 
-__all__ = ["main"]
-
 
 def main(fd: int, parent: int) -> None:
     """Executes the commands that arrive at the socket `fd` until it is closed; dies with the process `parent`."""
@@ -41,7 +39,7 @@ def main(fd: int, parent: int) -> None:
             notebook.send_bytes(answer)
             if kind == "call":
                 return
-    _finalize()
+    finalize()
 
 
 def _answer(act: Callable[[], bytes]) -> tuple[bytes, BaseException | None]:
@@ -70,7 +68,7 @@ def _call(order: bytes) -> bytes:
     """Calls the function of a `launch`; returns its pickled result."""
     function, arguments, keywords = pickle.loads(order)
     result = function(*arguments, **keywords)
-    _finalize()
+    finalize()
     return dumps(result)
 
 
@@ -100,8 +98,3 @@ def dumps(value: Any) -> bytes:
     except ImportError:
         return pickle.dumps(value)
     return bytes(cloudpickle.dumps(value))
-
-
-def _finalize() -> None:
-    if initialized():
-        finalize()

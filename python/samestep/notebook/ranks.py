@@ -27,8 +27,6 @@ from samestep.multiprocessing.failures import (
     ProcessRaisedException,
 )
 
-__all__ = ["Ranks"]
-
 _TERM_S = 3.0  # between SIGTERM and SIGKILL
 _QUIT_S = 10.0  # for ranks to finalize after their pipe is closed
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar, cast
 
 from samestep.errors import InvalidArgumentError
 from samestep.group.backend_argument import takes_backend
+from samestep.group.group import Group
 from samestep.optimizer import gradient_transformation
 from samestep.optimizer.extra_arguments import averaged
 from samestep.reduce_ops import Op, Premul, ReduceOp, resolve
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from samestep.group.group import Group
 
 __all__ = ["DistributedOptimizer", "ShardedOptimizer", "averaged", "gather_state", "no_sync", "shard_state"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,16 +11,12 @@ from samestep import arrays, trees
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.backend_argument import takes_backend
+from samestep.group.group import Group
 from samestep.reduce_ops import Op, ReduceOp, resolve
 from samestep.step import state_hash
 from samestep.step.gradients import allreduce_gradients, allreduce_tree
 from samestep.trees.adapters import expand_jax
 from samestep.trees.identity import identity_of
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-
-__all__ = ["KEPT", "averaged", "reduce_all"]
 
 _REDUCED = ("value", "grad")  # as optax names the loss and its gradient
 _FUNCTION = "value_fn"  # and the function that computes the loss

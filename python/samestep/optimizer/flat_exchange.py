@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from samestep import _core, arrays
-from samestep._util.dtypes import numpy_dtype
 from samestep.arrays import ArrayInfo
 from samestep.errors import InvalidArgumentError
+from samestep.group.group import Group
 from samestep.optimizer.partition import Buffer, Partition
 from samestep.reduce_ops import Op
 from samestep.step.leaves import Flat
 from samestep.trees import signature
 from samestep.trees.fusion import as_dtype, timer
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-
-__all__ = ["FlatExchange", "from_bytes", "itemsize"]
 
 
 class FlatExchange:
@@ -147,19 +142,10 @@ class FlatExchange:
           dtype: of the array.
           root: the rank that gets it, None elsewhere; None for all ranks.
         """
-        backend = self._backend
-        lengths = [len(self.partition.part(leaf, rank)) * itemsize(dtype) for rank in range(backend.size)]
-        mine: Flat = np.empty(lengths[backend.rank], np.uint8)
+        mine: Flat = np.empty(len(self.part(leaf)) * _core.itemsize(dtype), np.uint8)
         if part is not None and len(mine):
             _core.pack([part], mine)
-        is_here = root is None or backend.rank == root
-        whole: Flat | None = np.empty(sum(lengths), np.uint8) if is_here else None
-        if root is None:
-            work = backend._comm.allgatherv(mine, whole, lengths)
-        else:
-            work = backend._comm.gatherv(mine, whole, lengths if is_here else [], root)
-        work.wait(backend._seconds(None), True)
-        return whole
+        return self._backend.allgatherv(mine) if root is None else self._backend.gatherv(mine, root)
 
     def _common_dtype(self, buffer: Buffer, dtypes: Sequence[str | None]) -> str | None:
         found = {dtypes[i]: i for i in reversed(buffer.leaves) if dtypes[i] is not None}
@@ -175,16 +161,11 @@ class FlatExchange:
 
     def _flat(self, use: str, dtype: str, count: int) -> tuple[Flat, int]:
         """Memory for `count` elements that is kept for this use, as bytes, and the bytes of one element."""
-        nbytes = itemsize(dtype)
+        nbytes = _core.itemsize(dtype)
         key = use, dtype
         if key not in self._memory or len(self._memory[key]) != count * nbytes:
             self._memory[key] = self._backend.zeros(count * nbytes, "uint8")  # gaps between leaves stay zero
         return self._memory[key], nbytes
-
-
-def itemsize(dtype: str) -> int:
-    """Bytes of one element."""
-    return 2 if dtype == "bfloat16" else numpy_dtype(dtype).itemsize
 
 
 def from_bytes(

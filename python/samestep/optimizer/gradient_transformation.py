@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from samestep.group.group import Group
 from samestep.optimizer.extra_arguments import KEPT, reduce_all
 from samestep.step.state_hash import Verifier
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
 
 
 def distribute(backend: Group, opt: Any, op: Any) -> Any:

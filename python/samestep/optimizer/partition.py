@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["GRANULE", "Buffer", "Partition"]
-
 GRANULE = 64
 """Elements: leaves start, and ranks meet, at multiples of it. Vectorised updates then see the ends of leaves where they
 see them without a partition, and no part is smaller than a cache line."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from samestep import _core
 from samestep.errors import InvalidArgumentError
-from samestep.step.leaves import Flat, LeafSpec
+from samestep.step.leaves import Flat, Layout, LeafSpec, describe
+from samestep.step.partial import Memory, Partial, Term
 from samestep.trees.signature import leaf_text
-
-__all__ = ["HOW_TO_VOUCH", "require_elementwise", "small_shape"]
 
 _MOST_EXTENT = 130  # above the 128 from which Adafactor and its kin factor a matrix
 _MOST_ELEMENTS = 160_000
@@ -112,8 +112,9 @@ def _is_close(a: Flat, b: Flat, tolerance: float) -> bool:
 
 def as_elements(leaf: Any) -> Flat:
     """What an array or a number of any library holds, flat, as float64."""
-    from samestep.step.leaves import describe, read, widened
-
-    (spec,) = describe([""], [leaf], "ShardedOptimizer")
-    elements: Flat = widened(read(leaf, spec), spec).astype(np.float64)
-    return elements
+    layout = Layout([""], describe([""], [leaf], "ShardedOptimizer"))
+    sums = Partial(Term([np.asarray(leaf) if layout.specs[0].is_number else leaf], 1.0))
+    flats = sums.settled(layout, Memory(np.empty))
+    for flat in flats.values():
+        _core.divide_in_place(flat, 1.0)
+    return layout.mean(flats, 0).astype(np.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,19 +12,15 @@ from samestep import _core, arrays, trees
 from samestep._util.dtypes import numpy_dtype
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
+from samestep.group.group import Group
 from samestep.optimizer import probe
 from samestep.optimizer.extra_arguments import reduce_all
-from samestep.optimizer.flat_exchange import FlatExchange, from_bytes, itemsize
+from samestep.optimizer.flat_exchange import FlatExchange, from_bytes
 from samestep.optimizer.partition import Partition
 from samestep.optimizer.probe import part_shape
-from samestep.step.leaves import ADDED_AS, Flat, LeafSpec, to_leaf
+from samestep.step.leaves import Flat, LeafSpec, specs_of, to_leaf
 from samestep.step.state_hash import Verifier
-from samestep.trees import reducible, signature
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-
-__all__ = ["ShardedTransformation", "distribute", "sharded_of"]
+from samestep.trees import signature
 
 _ACT = "ShardedOptimizer"
 _UPDATE = f"{_ACT}.update"
@@ -208,7 +204,7 @@ class ShardedTransformation:
                     parts.append(None)
                     continue
                 if not plan.exchange.part(i):
-                    data = np.zeros(len(plan.held(i)) * itemsize(dtype), np.uint8)
+                    data = np.zeros(len(plan.held(i)) * _core.itemsize(dtype), np.uint8)
                 parts.append(
                     from_bytes(data, library, dtype, plan.part_shape(i), self._backend.device, like=whole[i])
                 )
@@ -335,7 +331,8 @@ class ShardedTransformation:
         """By leaf of the state, the leaf of the parameters whose shape it has, as arrays of unlike lengths show."""
 
         def unlike(i: int, spec: LeafSpec) -> Any:
-            return _zeros(spec, part_shape(spec.shape, _UNLIKE + i))
+            shape = part_shape(spec.shape, _UNLIKE + i)
+            return _from_elements(np.zeros(math.prod(shape)), spec, shape)
 
         flat = trees.flatten(self.inner.init(plan.with_leaves(unlike)))
         if flat.names != names:
@@ -369,18 +366,10 @@ def _specs(flat: trees.Flat) -> list[LeafSpec]:
     leaves = (
         [None if i in tracers else leaf for i, leaf in enumerate(flat.leaves)] if tracers else flat.leaves
     )
-    values, numbers, looks = reducible.describe_leaves(flat.names, leaves, _ACT)
-    are_numbers = set(numbers)
-    specs = []
-    for i, (what, info) in enumerate(zip(looks.kinds, looks.infos, strict=True)):
-        if i in tracers:
-            dtype, shape = str(tracers[i].dtype), tuple(tracers[i].shape)
-            specs.append(LeafSpec(f"{dtype} {shape}", "jax", dtype, shape))
-        elif info is None or info.dtype not in ADDED_AS:
-            specs.append(LeafSpec(what))
-        else:
-            library = "number" if i in are_numbers else arrays.library_of(values[i])
-            specs.append(LeafSpec(what, library, info.dtype, info.shape, i in are_numbers))
+    specs = specs_of(flat.names, leaves, _ACT)
+    for i, leaf in tracers.items():
+        dtype, shape = str(leaf.dtype), tuple(leaf.shape)
+        specs[i] = LeafSpec(f"{dtype} {shape}", "jax", dtype, shape)
     return specs
 
 
@@ -420,11 +409,6 @@ def _whole(data: Flat | None, spec: LeafSpec, of: LeafSpec, device: int | None, 
     return leaf.item() if of.is_number else leaf
 
 
-def _zeros(spec: LeafSpec, shape: tuple[int, ...]) -> Any:
-    count = math.prod(shape)
-    return _from_elements(np.zeros(count), spec, shape)
-
-
 def _from_elements(elements: Flat, spec: LeafSpec, shape: tuple[int, ...]) -> Any:
     """A leaf of the library and dtype of `spec` from numbers in float64."""
     kind = np.dtype(spec.group)
@@ -433,7 +417,8 @@ def _from_elements(elements: Flat, spec: LeafSpec, shape: tuple[int, ...]) -> An
     if kind.kind != "f":
         elements = np.abs(np.clip(elements, -100, 100))
     library = "numpy" if spec.is_number else spec.library
-    return to_leaf(elements.astype(kind), spec._replace(shape=shape, library=library, is_number=False))
+    made = spec._replace(shape=shape, library=library, is_number=False, order=())
+    return to_leaf(elements.astype(kind), made)
 
 
 def _require_elementwise(inner: Any, plan: _Plan) -> None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from collections.abc import Callable, Container, Sequence
+from typing import Any, NoReturn, cast
 
 import torch
 
 from samestep import _core, arrays
+from samestep.arrays import ArrayInfo
 from samestep.errors import InvalidArgumentError
+from samestep.group.group import Group
 from samestep.group.work import Work
 from samestep.optimizer.torch_state import gradient_dtype
 from samestep.reduce_ops import resolve
 from samestep.trees.fusion import leaves_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
-
-    from samestep.arrays import ArrayInfo
-    from samestep.group.group import Group
 
 NCCL_NBYTES = 25 << 20  # as in torch's DistributedDataParallel
 

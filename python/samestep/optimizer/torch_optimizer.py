@@ -14,20 +14,18 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
 from samestep.errors import InvalidArgumentError, MismatchError, StepError, UnavailableError
+from samestep.group.group import Group
 from samestep.optimizer.torch_buckets import Bucket, Slot, flat_memory, join_for_nccl, reduced_by_nccl
 from samestep.optimizer.torch_state import named_parameters, require_plain, require_same, state_of
 from samestep.reduce_ops import Premul, ReduceOp, resolve
 from samestep.step.state_hash import Verifier, same
 from samestep.trees.allreduce import op_name
 from samestep.trees.fusion import plan_messages
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
 
 _BY_HAND = (
     "; no backward() has averaged this gradient for this step: it was set by hand, computed within no_sync, or its "

@@ -13,8 +13,6 @@ from samestep.optimizer.torch_sharded_state import is_like
 from samestep.optimizer.torch_state import named_parameters
 from samestep.step.leaves import Flat, LeafSpec
 
-__all__ = ["require_elementwise"]
-
 
 def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
     """Check that an optimizer works element by element; see `probe.require_elementwise`."""
@@ -22,21 +20,19 @@ def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
     specs = [LeafSpec("", "torch", str(p.dtype)[6:], tuple(p.shape)) for p in named.values()]
 
     def trial(params: list[Flat], steps: list[list[Flat]], shapes: list[tuple[int, ...]]) -> list[list[Flat]]:
-        small = [
-            torch.nn.Parameter(torch.from_numpy(value.copy()).to(p.dtype).to(p.device).reshape(shape))
-            for value, p, shape in zip(params, named.values(), shapes, strict=True)
-        ]
+        def tensors(values: list[Flat]) -> list[torch.Tensor]:
+            return [
+                torch.from_numpy(value.copy()).to(p.dtype).to(p.device).reshape(shape)
+                for value, p, shape in zip(values, named.values(), shapes, strict=True)
+            ]
+
+        small = list(map(torch.nn.Parameter, tensors(params)))
         other = _on(optimizer, dict(zip(named.values(), small, strict=True)))
         results = []
         for grads in steps:
             before = [p.detach().clone() for p in small]
-            for parameter, grad in zip(small, grads, strict=True):
-                parameter.grad = (
-                    torch.from_numpy(grad.copy())
-                    .to(parameter.dtype)
-                    .to(parameter.device)
-                    .reshape_as(parameter)
-                )
+            for parameter, grad in zip(small, tensors(grads), strict=True):
+                parameter.grad = grad
             other.step()
             results.append(
                 [

@@ -8,25 +8,16 @@ ranks would pair their step with this rank's next one. Of an optimizer with `_st
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from samestep import _core
 from samestep.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-
-__all__ = ["take_part", "unscale"]
+from samestep.group.group import Group
 
 _HOW = "call opt.average() before scaler.unscale_(opt) and scaler.step(opt), so that all ranks see the same gradients"
-
-
-def take_part(optimizer: Any) -> None:
-    """Let scalers call `step` of this optimizer on all ranks or on none."""
-    optimizer._step_supports_amp_scaling = True
 
 
 def unscale(

@@ -10,29 +10,25 @@ import contextlib
 import types
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
+from samestep.group.group import Group
 from samestep.optimizer import torch_scaler
 from samestep.optimizer.flat_exchange import FlatExchange
 from samestep.optimizer.partition import Partition
 from samestep.optimizer.probe import part_shape
 from samestep.optimizer.torch_probe import require_elementwise
-from samestep.optimizer.torch_sharded_state import gather, part_of, slice_state
+from samestep.optimizer.torch_sharded_state import gather, slice_state
 from samestep.optimizer.torch_shards import ShardedGradients
 from samestep.optimizer.torch_state import named_parameters, require_plain
 from samestep.reduce_ops import Premul
 from samestep.step.gradients import allreduce_tree
 from samestep.step.state_hash import Verifier
 from samestep.trees.fusion import bump_versions
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-
-__all__ = ["distribute"]
 
 _ACT = "ShardedOptimizer"
 
@@ -51,7 +47,7 @@ def distribute(
     for name in ("step", "state_dict", "load_state_dict", "add_param_group"):
         setattr(known, name, types.MethodType(_through(name), weakref.proxy(optimizer)))
     known.__getstate__ = _refuse_copy
-    torch_scaler.take_part(optimizer)
+    known._step_supports_amp_scaling = True  # see `torch_scaler`
     if shards is not None:
         known.shard = parts.gradients.shard
     return optimizer
@@ -206,7 +202,8 @@ class _ShardedStep:
                 self._exchange.agreed_dtypes(
                     f"{_ACT}.step()", split, ["None"] * len(split), self._layouts(split)
                 )
-            own = {i: None if g is None else part_of(g, self._exchange.part(i)) for i, g in grads.items()}
+            parts = {i: self._exchange.part(i) for i in grads}
+            own = {i: None if g is None else g[parts[i].start : parts[i].stop] for i, g in grads.items()}
         else:
             own = self._reduced(split, grads)
         self._is_averaged = False

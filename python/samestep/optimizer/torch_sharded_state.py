@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,19 +12,11 @@ import torch
 from samestep import _core
 from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError
+from samestep.group.group import Group
 from samestep.optimizer.flat_exchange import FlatExchange
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-
-__all__ = ["gather", "is_like", "part_of", "slice_state"]
+from samestep.optimizer.probe import part_shape
 
 _PART, _TENSOR, _VALUE = "part", "tensor", "value"
-
-
-def part_of(flat: torch.Tensor, part: range) -> torch.Tensor:
-    """Some elements of a tensor of one axis; a view."""
-    return flat[part.start : part.stop]
 
 
 def is_like(key: str, value: Any, parameter: torch.Tensor) -> bool:
@@ -42,8 +34,7 @@ def _sliced(key: str, value: Any, parameter: torch.Tensor, part: range) -> Any:
         return value.clone() if isinstance(value, torch.Tensor) else value
     aligned = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
     flat = aligned.as_strided((aligned.numel(),), (1,))
-    shape = (1,) * (parameter.dim() - 1) + (len(part),)
-    return part_of(flat, part).reshape(shape).clone()
+    return flat[part.start : part.stop].reshape(part_shape(parameter.shape, len(part))).clone()
 
 
 def gather(

@@ -5,18 +5,14 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from samestep.group.group import Group
 from samestep.optimizer.torch_state import named_parameters, require_plain, state_of
 from samestep.step.accumulator import Accumulator
 from samestep.step.state_hash import Verifier
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-
-__all__ = ["ShardedGradients", "distribute"]
 
 
 def distribute(backend: Group, optimizer: torch.optim.Optimizer, shards: int | None) -> Any:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
+from samestep.group.group import Group
 from samestep.trees import signature
 from samestep.trees.fusion import timer
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-
-__all__ = ["gradient_dtype", "named_parameters", "require_plain", "require_same", "state_of"]
 
 
 def named_parameters(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from ray.train.backend import Backend, BackendConfig
 
 from samestep.errors import Error
 from samestep.launch import plan
-from samestep.world.lifecycle import finalize, initialized
+from samestep.world.lifecycle import finalize
 
 __all__ = ["SamestepConfig"]
 
@@ -87,5 +87,4 @@ def _set(variables: Mapping[str, str]) -> None:
 
 def _end() -> None:
     with contextlib.suppress(Error):  # the others may be at no common end, and Ray shows the first error
-        if initialized():
-            finalize()
+        finalize()

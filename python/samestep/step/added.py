@@ -16,16 +16,6 @@ from samestep.step.leaves import LeafSpec
 from samestep.trees import signature
 from samestep.trees.structure import DEEPEST
 
-__all__ = [
-    "examples",
-    "gradients_of",
-    "rebuild_of",
-    "require_sum",
-    "require_weight",
-    "run_text",
-    "weight_of",
-]
-
 _USUAL = (dict, list, tuple, collections.OrderedDict)
 _MOST = {"float32": 1e30, "float64": 1e150}
 

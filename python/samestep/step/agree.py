@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from samestep import trees
 from samestep._util.json_layout import Many
 from samestep._util.text import by_rank, error_line
 from samestep.errors import InvalidArgumentError, MismatchError
+from samestep.group.group import Group
 from samestep.step.headers import ALL_PRESENT, NO_OPINION, Header
 from samestep.step.leaves import Layout, LeafSpec
 from samestep.trees import signature
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-    from samestep.trees.fusion import Timer
-
-__all__ = [
-    "Tree",
-    "agree_on_count",
-    "agree_on_tree",
-    "header_of_present",
-    "require_like",
-    "union_of_present",
-]
+from samestep.trees.fusion import Timer
 
 
 class Tree(NamedTuple):
@@ -89,25 +78,19 @@ def agree_on_tree(backend: Group, mine: Tree | None, act: str, left: Timer) -> T
     """
     fact = None
     if mine is not None:
-        fact = [
-            mine.layout.names,
-            [
-                [s.what, s.library, s.dtype, list(s.shape), s.is_number, list(s.order)]
-                for s in mine.layout.specs
-            ],
-        ]
+        fact = [mine.layout.names, mine.layout.specs]
     row = [str, str, str, Many(int), bool, Many(int)]
     everyone = backend._allgather_facts(fact, ([Many(str), Many(row)], None), left())
     holders = [rank for rank, entry in enumerate(everyone) if entry is not None]
     described = [
         (
-            entry[0],
+            names,
             [
-                LeafSpec(w, lib, dtype, tuple(shape), n, tuple(order))
-                for w, lib, dtype, shape, n, order in entry[1]
+                LeafSpec(what, library, dtype, tuple(shape), is_number, tuple(order))
+                for what, library, dtype, shape, is_number, order in rows
             ],
         )
-        for entry in (everyone[rank] for rank in holders)
+        for names, rows in (everyone[rank] for rank in holders)
     ]
     if len(holders) > 1:
         _check(backend, everyone, act)
@@ -148,8 +131,7 @@ def _share_containers(backend: Group, mine: Tree | None, root: int, act: str, ti
             ]
             sent = pickle.dumps((mine.rebuild(values), unplaced))
         except Exception as error:
-            sent = error_line(error).encode()
-            sent = b"!" + sent
+            sent = b"!" + error_line(error).encode()
     received = backend.bcast_object(sent, root=root, timeout=timeout)
     if received[:1] == b"!":
         raise InvalidArgumentError(

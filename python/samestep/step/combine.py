@@ -5,18 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from samestep.group.group import Group
 from samestep.step.leaves import Flat
 from samestep.step.shards import Node, PairwiseTree, is_one_node_each
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-    from samestep.trees.fusion import Timer
-
-__all__ = ["combine", "combine_weights"]
+from samestep.trees.fusion import Timer
 
 _SEGMENT = 1 << 20  # elements of each node in one exchange: bounds the memory
 

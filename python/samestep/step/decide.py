@@ -5,21 +5,17 @@ from __future__ import annotations
 import math
 import numbers
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from samestep import _core, arrays, trees
 from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError
+from samestep.group.group import Group
 from samestep.trees import signature
 from samestep.trees.fusion import timer
 from samestep.trees.identity import is_array, is_number, passes
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-
-__all__ = ["all_finite", "any_rank"]
 
 _WHOLE = ("int", "uint", "bool")
 
@@ -78,16 +74,13 @@ def _is_finite(leaf: Any) -> bool | None:
 
 def _array_is_finite(leaf: Any) -> bool:
     torch = sys.modules.get("torch")
-    if arrays.info(leaf).dtype.startswith(_WHOLE):
+    info = arrays.info(leaf)
+    if info.dtype.startswith(_WHOLE):
         return True
     if torch is not None and isinstance(leaf, torch.Tensor):
         return bool(torch.isfinite(leaf).all())
-    in_host_memory = np.asarray(leaf) if arrays.info(leaf).device == "cpu" else _copied_to_host(leaf)
-    return bool(np.isfinite(in_host_memory).all())
-
-
-def _copied_to_host(leaf: Any) -> np.ndarray[Any, Any]:
-    info = arrays.info(leaf)
-    copy = np.empty(info.shape, info.dtype)
-    _core.pack([leaf], copy)
-    return copy
+    if info.device != "cpu":
+        copy = np.empty(info.shape, info.dtype)
+        _core.pack([leaf], copy)
+        leaf = copy
+    return bool(np.isfinite(np.asarray(leaf)).all())

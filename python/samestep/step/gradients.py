@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -12,16 +12,12 @@ from samestep._util.text import error_text
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.backend_argument import takes_backend
+from samestep.group.group import Group
 from samestep.reduce_ops import Op, ReduceOp, resolve
 from samestep.step import added
 from samestep.step.accumulator import Accumulator
 from samestep.trees import allreduce, signature, views
 from samestep.trees.fusion import bump_versions, timer
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-
-__all__ = ["allreduce_gradients", "allreduce_tree"]
 
 _Tree = TypeVar("_Tree")
 

@@ -14,18 +14,6 @@ from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
 from samestep.trees import reducible, signature
 
-__all__ = [
-    "Flat",
-    "Layout",
-    "LeafSpec",
-    "describe",
-    "identity_of",
-    "present_in",
-    "read",
-    "to_leaf",
-    "widened",
-]
-
 Flat = np.ndarray[Any, Any]
 
 _FLOATS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
@@ -140,61 +128,34 @@ def describe(names: Sequence[str], leaves: Sequence[Any], act: str) -> list[Leaf
     Raises:
       InvalidArgumentError: a leaf cannot be averaged, and nothing shows that it need not be; names it.
     """
-    values, numbers, looks = reducible.describe_leaves(names, leaves, act)
-    if (refused := signature.first_refused(names, looks.kinds)) is not None:
+    specs = specs_of(names, leaves, act)
+    if (refused := signature.first_refused(names, [spec.what for spec in specs])) is not None:
         raise InvalidArgumentError(f"{act}: {signature.leaf_text(refused[0])}: {refused[1]}")
+    for name, spec in zip(names, specs, strict=True):
+        if spec.dtype and not spec.group:
+            raise InvalidArgumentError(
+                f"{act}: {signature.leaf_text(name)} has dtype {spec.dtype}, which has no mean"
+            )
+    return specs
+
+
+def specs_of(names: Sequence[str], leaves: Sequence[Any], act: str) -> list[LeafSpec]:
+    """What each leaf is, whether or not it has a mean."""
+    values, numbers, looks = reducible.describe_leaves(names, leaves, act)
     is_number = set(numbers)
     specs = []
     for i, (what, info) in enumerate(zip(looks.kinds, looks.infos, strict=True)):
-        if info is None:
-            specs.append(LeafSpec(what))
+        if info is None or info.dtype not in ADDED_AS:
+            specs.append(LeafSpec(what, dtype=info.dtype if info is not None else ""))
             continue
-        if info.dtype not in ADDED_AS:
-            raise InvalidArgumentError(
-                f"{act}: {signature.leaf_text(names[i])} has dtype {info.dtype}, which has no mean"
-            )
         library = "number" if i in is_number else arrays.library_of(values[i])
-        order = arrays.order_of(values[i])
+        order = arrays.order_of(values[i]) if info.device != "cpu" else ()
         specs.append(LeafSpec(what, library, info.dtype, info.shape, i in is_number, order))
     return specs
 
 
-def read(leaf: Any, spec: LeafSpec) -> Flat:
-    """The elements of a leaf as one flat array; half types as their bits. A view if possible."""
-    if spec.is_number:
-        leaf = np.asarray(leaf)
-    if spec.dtype == "bfloat16" or not isinstance(leaf, np.ndarray):
-        info = arrays.info(leaf)
-        memory = np.empty(info.nbytes, np.uint8)
-        viewed = _viewed(leaf, spec)
-        if viewed is not None:
-            memory = viewed
-        else:
-            _core.pack([leaf], memory)
-        leaf = memory.view(np.uint16 if spec.dtype == "bfloat16" else np.dtype(spec.dtype))
-    flat: Flat = np.ascontiguousarray(leaf).reshape(-1)
-    return flat.view(flat.real.dtype) if spec.dtype in _COMPLEX else flat
-
-
-def _viewed(leaf: Any, spec: LeafSpec) -> Flat | None:
-    """The bytes of a contiguous tensor of torch on the host, without a copy."""
-    if spec.library != "torch" or not leaf.is_contiguous() or not spec.n_elements:
-        return None
-    viewed: Flat = leaf.detach().reshape(-1).view(_torch().uint8).numpy()
-    return viewed
-
-
 def _torch() -> Any:
     return sys.modules["torch"]
-
-
-def widened(block: Flat, spec: LeafSpec) -> Flat:
-    """A block of the result of `read`, in the dtype in which it is added."""
-    if spec.dtype == "bfloat16":
-        bits: Flat = block.astype(np.uint32) << np.uint32(16)
-        return bits.view(np.float32)
-    result: Flat = block.astype(spec.group, copy=False)
-    return result
 
 
 def _narrowed(flat: Flat, spec: LeafSpec) -> Flat:

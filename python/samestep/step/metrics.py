@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,13 +14,9 @@ from samestep._util.json_layout import Many, Map
 from samestep._util.text import short_repr
 from samestep.errors import InvalidArgumentError
 from samestep.group.backend_argument import takes_backend
+from samestep.group.group import Group
 from samestep.trees import scalars, signature
 from samestep.trees.identity import attributes_text, is_array, is_number
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-
-__all__ = ["gather_metrics", "metric_mean"]
 
 _Tree = TypeVar("_Tree")
 

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from samestep import _core
 from samestep.step.leaves import Flat, Layout, identity_of
 
-__all__ = ["Memory", "Partial", "Term"]
-
 
 class Memory:
     """A pool of flat arrays.
@@ -24,11 +22,11 @@ class Memory:
 
     def take(self, layout: Layout) -> dict[str, Flat]:
         """An array for each dtype of `layout`, its elements not set."""
-        return {group: self._take(slices.starts[-1], group) for group, slices in layout.groups.items()}
-
-    def _take(self, count: int, group: str) -> Flat:
-        free = self._free.get((count, group))
-        return free.pop() if free else self._new(count, group)
+        found = {}
+        for group, slices in layout.groups.items():
+            key = slices.starts[-1], group
+            found[group] = self._free[key].pop() if self._free.get(key) else self._new(*key)
+        return found
 
     def release(self, flats: dict[str, Flat]) -> None:
         """Return arrays to the pool."""

@@ -6,16 +6,12 @@ import itertools
 import os
 import threading
 from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 
 from samestep import _core, _settings, arrays
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-
-__all__ = ["NAME", "Recorder"]
+from samestep.group.group import Group
 
 NAME = "means"
 """The file in the folder that the environment names."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["Node", "PairwiseTree", "final_nodes", "is_one_node_each", "shards_of"]
-
 _T = TypeVar("_T")
 
 

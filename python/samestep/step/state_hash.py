@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,14 +14,10 @@ from samestep._util.json_layout import Many
 from samestep._util.text import ranks_text
 from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group import compiled
+from samestep.group.group import Group
 from samestep.trees import signature
 from samestep.trees.fusion import timer
 from samestep.trees.identity import identity_of
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-
-__all__ = ["Verifier", "first_difference", "leaf_hash", "same", "verify_interval"]
 
 _MAX_NAMED = 3  # number of leaves in an error text
 

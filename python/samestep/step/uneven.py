@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 
@@ -14,12 +14,8 @@ from samestep._util.json_layout import Many
 from samestep._util.text import by_rank
 from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group.backend_argument import takes_backend
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-    from samestep.group.work import Work
-
-__all__ = ["steps"]
+from samestep.group.group import Group
+from samestep.group.work import Work
 
 _B = TypeVar("_B")
 

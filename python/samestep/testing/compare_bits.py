@@ -17,8 +17,6 @@ from typing import NamedTuple
 from samestep import _settings
 from samestep.step.record import NAME
 
-__all__ = ["Run", "compare", "main", "parser", "same_bits"]
-
 _MAX_OUTPUT = 4000  # characters of the output of a failed run in the error
 
 _ARRAY = re.compile(r"(\w+) [0-9a-f]{32}")  # dtype and hash, as `Recorder` writes them

@@ -11,15 +11,12 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NoReturn
+from typing import IO, NoReturn
 
 import pytest
 
 from samestep.testing import protocol
 from samestep.testing.options import HOLDER, default_timeout
-
-if TYPE_CHECKING:
-    from samestep.testing.world import WorldHolder
 
 SELF_DESTRUCT_S = (
     20.0  # after a test's own deadline: the parent has died or hangs, so the rank ends by itself
@@ -108,17 +105,13 @@ def main(socket_path: str, folder: str, given_rank: str = "") -> int:
     config = pytest.Config.fromdictargs(options, setup.paths)
     plugin = RankPlugin(parent, log, config)
     config.pluginmanager.register(plugin, "samestep-rank")
-    config.stash[HOLDER] = _holder(config, Path(folder))
+    from samestep.testing.world import WorldHolder
+
+    config.stash[HOLDER] = WorldHolder(default_timeout(config) / 2, Path(folder))
     try:
         return int(config.hook.pytest_cmdline_main(config=config))
     finally:
         config._ensure_unconfigure()
-
-
-def _holder(config: pytest.Config, folder: Path) -> WorldHolder:
-    from samestep.testing.world import WorldHolder
-
-    return WorldHolder(default_timeout(config) / 2, folder)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from samestep import _settings, internal
@@ -31,7 +32,9 @@ class WorldHolder:
         """The world on backend `name`; collective if the last one was another backend or has been closed."""
         if self._backend is None or self._name != name or self._backend.closed:
             self.close()
-            self._backend = _opener(name)(self._timeout, self._folder)
+            if name not in _OPENERS:
+                raise ValueError(f"samestep_backends: unknown backend {name!r}; known: {', '.join(_OPENERS)}")
+            self._backend = _OPENERS[name](self._timeout, self._folder)
             self._name = name
             self.place = _where(self._backend)
         return self._backend
@@ -44,8 +47,7 @@ class WorldHolder:
     def close(self) -> None:
         """Finalise the current world, also one that a test has made."""
         self._name = self._backend = None
-        if lifecycle.initialized():
-            lifecycle.finalize()
+        lifecycle.finalize()
         while _places:
             with contextlib.suppress(OSError):
                 _places.pop().rmdir()
@@ -61,18 +63,6 @@ def register_world(name: str, opener: Callable[[float, Path], Backend]) -> None:
     _OPENERS[name] = opener
 
 
-def _alone(timeout: float, _: Path) -> Backend:
-    return lifecycle.initialize(NativeBackend, timeout=timeout)
-
-
-def _mpi(timeout: float, _: Path) -> Backend:
-    return lifecycle.initialize(MPIBackend, timeout=timeout)
-
-
-def _nccl(timeout: float, _: Path) -> Backend:
-    return lifecycle.initialize(NCCLBackend, timeout=timeout)
-
-
 @contextlib.contextmanager
 def _variable(name: str, value: str) -> Iterator[None]:
     before = os.environ.get(name)
@@ -85,10 +75,25 @@ def _variable(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def _mpi_only(timeout: float, folder: Path) -> Backend:
-    """Over MPI alone, without shared memory."""
-    with _variable(_settings.MPI_TRANSPORT, "mpi"):
-        return _mpi(timeout, folder)
+def _opener(
+    kind: type[Backend], variables: Mapping[str, str] = MappingProxyType({}), *, on_hosts: bool = False
+) -> Callable[[float, Path], Backend]:
+    """What opens a world of a backend with these variables; `on_hosts`: and simulated hosts."""
+
+    def opener(timeout: float, folder: Path) -> Backend:
+        with contextlib.ExitStack() as settings:
+            for name, value in variables.items():
+                settings.enter_context(_variable(name, value))
+            if on_hosts:
+                started_by = launchers.launcher()
+                settings.enter_context(
+                    _variable(_settings.HOST_ID, _pretended_host(started_by.rank, started_by.size))
+                )
+            if kind is NativeBackend:
+                return _native(timeout, folder)
+            return lifecycle.initialize(kind, timeout=timeout)
+
+    return opener
 
 
 def _native(timeout: float, folder: Path) -> Backend:
@@ -99,7 +104,7 @@ def _native(timeout: float, folder: Path) -> Backend:
 
     ranks = MPI.COMM_WORLD
     if ranks.Get_size() == 1:
-        return _alone(timeout, folder)
+        return lifecycle.initialize(NativeBackend, timeout=timeout)
     place = ranks.bcast(tempfile.mkdtemp(prefix="samestep-", dir=folder) if ranks.Get_rank() == 0 else None)
     method = f"file://{place}/meeting"
     try:
@@ -115,59 +120,26 @@ def _native(timeout: float, folder: Path) -> Backend:
             _places.append(Path(place))
 
 
-def _tcp(timeout: float, folder: Path) -> Backend:
-    """Without MPI, as between hosts."""
-    with _variable(_settings.NATIVE_TRANSPORT, "tcp"):
-        return _native(timeout, folder)
-
-
-def _halving(timeout: float, folder: Path) -> Backend:
-    """Recursive halving, as between many hosts."""
-    with _variable(_settings.ALGORITHM, "recursive_halving"), _variable(_settings.SEGMENT_BYTES, "4096"):
-        return _tcp(timeout, folder)
-
-
 def _pretended_host(rank: int, size: int) -> str:
     """The simulated host of a rank: two ranks on each if that fills all hosts, else one, so that sums keep order."""
     return str(rank // 2 if size > 2 and size % 2 == 0 else rank)
 
 
-def _hosts(timeout: float, folder: Path) -> Backend:
-    """Shared memory within simulated hosts, TCP between them."""
-    with _variable(_settings.NATIVE_TRANSPORT, "hierarchical"):
-        return _over_hosts(_native, timeout, folder)
-
-
-def _hosts_mpi(timeout: float, folder: Path) -> Backend:
-    """Shared memory within simulated hosts, MPI between them."""
-    with _variable(_settings.MPI_TRANSPORT, "hierarchical"):
-        return _over_hosts(_mpi, timeout, folder)
-
-
-def _over_hosts(opener: Callable[[float, Path], Backend], timeout: float, folder: Path) -> Backend:
-    started_by = launchers.launcher()
-    with _variable(_settings.HOST_ID, _pretended_host(started_by.rank, started_by.size)):
-        return opener(timeout, folder)
-
-
 _places: list[Path] = []  # folders of rendezvous files, removed with the job
+_TCP = {_settings.NATIVE_TRANSPORT: "tcp"}
 _OPENERS: dict[str, Callable[[float, Path], Backend]] = {
-    "self": _alone,
-    "mpi": _mpi,
-    "mpi-only": _mpi_only,
-    "native": _native,
-    "tcp": _tcp,
-    "halving": _halving,
-    "hosts": _hosts,
-    "hosts-mpi": _hosts_mpi,
-    "nccl": _nccl,
+    "self": _opener(NativeBackend),
+    "mpi": _opener(MPIBackend),
+    "mpi-only": _opener(MPIBackend, {_settings.MPI_TRANSPORT: "mpi"}),  # without shared memory
+    "native": _opener(NativeBackend),
+    "tcp": _opener(NativeBackend, _TCP),  # as between hosts
+    "halving": _opener(  # as between many hosts
+        NativeBackend, {**_TCP, _settings.ALGORITHM: "recursive_halving", _settings.SEGMENT_BYTES: "4096"}
+    ),
+    "hosts": _opener(NativeBackend, {_settings.NATIVE_TRANSPORT: "hierarchical"}, on_hosts=True),
+    "hosts-mpi": _opener(MPIBackend, {_settings.MPI_TRANSPORT: "hierarchical"}, on_hosts=True),
+    "nccl": _opener(NCCLBackend),
 }
-
-
-def _opener(name: str) -> Callable[[float, Path], Backend]:
-    if name not in _OPENERS:
-        raise ValueError(f"samestep_backends: unknown backend {name!r}; known: {', '.join(_OPENERS)}")
-    return _OPENERS[name]
 
 
 def _where(backend: Backend) -> str:

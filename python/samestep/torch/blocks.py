@@ -8,17 +8,8 @@ from typing import Any
 import torch
 
 from samestep import _core
-from samestep.errors import InvalidArgumentError, MismatchError
+from samestep.errors import InvalidArgumentError
 from samestep.torch import tensors
-
-__all__ = [
-    "require_alike",
-    "require_blocks",
-    "require_equal_facts",
-    "require_equal_shapes",
-    "require_one_each",
-    "require_whole",
-]
 
 
 def require_one_each(verb: str, what: str, blocks: Sequence[Any], size: int) -> None:
@@ -82,13 +73,6 @@ def require_whole(verb: str, whole: torch.Tensor, part: torch.Tensor, size: int)
         raise InvalidArgumentError(
             f"{verb}: {_text(whole)} is not {size} times {_text(part)}; the sizes must be, and the dtypes equal"
         )
-
-
-def require_equal_facts(verb: str, what: str, facts: Sequence[Any]) -> None:
-    """Raise MismatchError unless the facts of all ranks are equal: on all ranks, as all have gathered them."""
-    if any(fact != facts[0] for fact in facts):
-        listed = "; ".join(f"rank {rank}: {fact}" for rank, fact in enumerate(facts))
-        raise MismatchError(f"{verb}: the ranks do not agree on {what}. {listed}")
 
 
 def _differs(verb: str, what: str, i: int, tensor: torch.Tensor, like: torch.Tensor) -> InvalidArgumentError:

@@ -22,8 +22,6 @@ from samestep.world import (
     opening,
 )
 
-__all__ = ["open_group"]
-
 _mpi: _core.Communicator | None = None  # of MPI_COMM_WORLD; opened once, by all ranks
 
 

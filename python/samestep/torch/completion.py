@@ -13,8 +13,6 @@ from typing import Any
 
 from samestep.errors import TimeoutError
 
-__all__ = ["guard", "watch"]
-
 _SLICE_S = 0.02  # for one of several operations: the next may end first
 _GUARD_S = 1.0
 

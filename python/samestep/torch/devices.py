@@ -13,8 +13,6 @@ import torch.distributed as dist
 
 from samestep.gpu import nccl_settings
 
-__all__ = ["DeviceHalves"]
-
 
 def _of_torch() -> dict[str, str]:
     """What serves devices in a group for which the program has named samestep alone, by kinds of device."""

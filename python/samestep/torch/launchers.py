@@ -16,8 +16,6 @@ from samestep.errors import InvalidArgumentError, UnavailableError
 from samestep.world import bootstrap_mpi, environment
 from samestep.world.choice import check_launch
 
-__all__ = ["rendezvous_handler"]
-
 
 def rendezvous_handler(
     url: str, timeout: timedelta = timedelta(minutes=30), **_: Any

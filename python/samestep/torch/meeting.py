@@ -14,8 +14,6 @@ from samestep.rendezvous.store import PrefixStore
 from samestep.rendezvous.table import RESERVED
 from samestep.rendezvous.torch_store import TorchStore
 
-__all__ = ["Meetings", "gather"]
-
 
 class Meetings:
     """Those of the groups within one world of samestep.

@@ -6,9 +6,6 @@ import contextlib
 
 import torch
 
-__all__ = ["has_modes", "without_autograd"]
-
-
 _n_dispatch_modes, _n_function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 
 

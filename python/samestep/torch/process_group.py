@@ -18,8 +18,6 @@ from samestep.torch.errors import for_torch
 from samestep.torch.meeting import Meetings
 from samestep.torch.shutdown import GroupShutdown
 
-__all__ = ["ProcessGroup", "create"]
-
 
 def create(options: Any, backend_options: Any = None) -> Any:
     """Called by torch for `init_process_group("samestep")` and `new_group`. Collective over the members.

@@ -10,18 +10,13 @@ import time
 import weakref
 from collections import deque
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from samestep import _core, internal
 from samestep._util.text import error_line
+from samestep.backend import Backend
 from samestep.errors import Error
+from samestep.torch.work import Work
 from samestep.world import crash_report
-
-if TYPE_CHECKING:
-    from samestep.backend import Backend
-    from samestep.torch.work import Work
-
-__all__ = ["GroupShutdown"]
 
 _PARTING_S = 5.0  # torch's destroy_process_group is not collective: a rank may never call it
 _LEAVING_S = 1.0

@@ -12,9 +12,7 @@ from samestep import _core
 from samestep._util.json_layout import Many
 from samestep.errors import InvalidArgumentError
 from samestep.group import json_exchange
-from samestep.torch import blocks, tensors
-
-__all__ = ["all_reduce"]
+from samestep.torch import tensors
 
 
 def all_reduce(
@@ -55,7 +53,7 @@ def all_reduce(
             comm, [len(entries), dtype, shape, mine.sparse_dim()], [int, str, Many(int), int], timeout
         )
     known = [f"{dtype}{shape} with {n_sparse} sparse dimensions" for _, dtype, shape, n_sparse in facts]
-    blocks.require_equal_facts("all_reduce", "a sparse tensor", known)
+    json_exchange.require_equal("all_reduce", "a sparse tensor", known)
     n_entries = [found[0] for found in facts]
     n = sum(n_entries)
     all_entries = torch.empty((n, *entries.shape[1:]), dtype=entries.dtype)

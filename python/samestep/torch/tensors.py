@@ -12,24 +12,6 @@ from samestep import _core
 from samestep.errors import InvalidArgumentError
 from samestep.reduce_ops import AVG, BAND, BOR, BXOR, MAX, MIN, PROD, SUM, ReduceOp, premul, resolve
 
-__all__ = [
-    "NotOnHostError",
-    "copy_back",
-    "flat",
-    "in_one_dimension",
-    "in_place",
-    "joined",
-    "memory",
-    "operator_of",
-    "reduction",
-    "require_writable",
-    "run_of",
-    "same_count",
-    "sent",
-    "summand",
-    "written_unless",
-]
-
 _Tensor, _STRIDED = torch.Tensor, torch.strided
 _Op = dist.ReduceOp.RedOpType
 _OPS = (

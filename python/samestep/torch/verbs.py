@@ -31,8 +31,6 @@ from samestep.torch.no_autograd import has_modes, without_autograd
 from samestep.torch.shutdown import GroupShutdown
 from samestep.torch.work import Finished, Pending, Received, Work
 
-__all__ = ["Verbs"]
-
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _Tensors = list[torch.Tensor]
 _UNSET = timedelta(0)
@@ -312,14 +310,17 @@ class Verbs:
 
     @_verb
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
-        lists.require_whole("all_gather_into_tensor", output, input, self._comm.size)
-        part = self._comm.allgather(tensors.sent(input), tensors.memory(output))
-        return self._started([part], [output], opts)
+        return self._all_gather_singles([output], [input], opts)
 
     _allgather_base = all_gather_single
 
     @_verb_on_lists
     def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Work:
+        return self._all_gather_singles(outputs, inputs, opts)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def _all_gather_singles(self, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Work:
         for output, input in zip(outputs, inputs, strict=True):
             lists.require_whole("all_gather_into_tensor", output, input, self._comm.size)
         parts = [
@@ -327,8 +328,6 @@ class Verbs:
             for output, input in zip(outputs, inputs, strict=True)
         ]
         return self._started(parts, outputs, opts)
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     @_verb
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Work:
@@ -457,7 +456,7 @@ class Verbs:
         counts = [block.numel() for block in blocks]
         with _core.UserCall(f"{verb} of blocks of several lengths"):
             facts = json_exchange.allgather(self._comm, counts, Many(int), self._seconds(opts))
-        lists.require_equal_facts(verb, "the lengths of the blocks", facts)
+        json_exchange.require_equal(verb, "the lengths of the blocks", facts)
 
 
 def _op(opts: Any) -> Any:

@@ -10,8 +10,6 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from samestep.step.state_hash import Verifier, verify_interval
 
-__all__ = ["install"]
-
 _installed: list[Any] = []
 _verifiers: weakref.WeakKeyDictionary[Any, Verifier] = weakref.WeakKeyDictionary()
 

@@ -26,8 +26,6 @@ from samestep.torch import completion
 from samestep.torch.errors import for_torch
 from samestep.torch.no_autograd import without_autograd
 
-__all__ = ["Finished", "Future", "Pending", "Received", "Work"]
-
 _NO_TIME = timedelta(0)
 _init_work = dist.Work.__init__
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from samestep import _core, arrays, trees
 from samestep._util.json_layout import Many
+from samestep.arrays import ArrayInfo
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
+from samestep.group.group import Group
 from samestep.reduce_ops import Op, Premul, ReduceOp, resolve
 from samestep.trees import compiled_trees, reducible, signature, views
 from samestep.trees.fusion import Timer, allreduce_leaves, fused, timer
-
-if TYPE_CHECKING:
-    from samestep.arrays import ArrayInfo
-    from samestep.group.group import Group
 
 
 def reduce_tree(backend: Group, tree: Any, op: Op, act: str, timeout: float | None) -> Any:
@@ -32,23 +30,21 @@ def reduce_tree(backend: Group, tree: Any, op: Op, act: str, timeout: float | No
       The reduced tree, see `samestep.allreduce_tree`.
     """
     with _core.UserCall(act):
-        return _reduce_whole(backend, tree, op, act, timer(timeout))
-
-
-def _reduce_whole(backend: Group, tree: Any, op: Op, act: str, left: Timer) -> Any:
-    fast, compared = signature.try_fast_tree(backend, tree, act, left())
-    if fast is not None:
-        fused(backend).allreduce(fast, *resolve(op), backend._seconds(left()))
-        return fast.copy()
-    flat = trees.flatten(tree)
-    if compiled.is_traced(flat.leaves):
-        code, factor = resolve(op)
-        reducible.refuse_others(flat.names, flat.leaves, act)
-        taken = reducible.is_reduced_number
-        return compiled_trees.call(
-            backend, flat, taken, "allreduce", act, op=code, factor=factor, timeout=left()
-        )
-    return flat.rebuild(_reduce(backend, flat.names, flat.leaves, op, act=act, left=left, compared=compared))
+        left = timer(timeout)
+        fast, compared = signature.try_fast_tree(backend, tree, act, left())
+        if fast is not None:
+            fused(backend).allreduce(fast, *resolve(op), backend._seconds(left()))
+            return fast.copy()
+        flat = trees.flatten(tree)
+        if compiled.is_traced(flat.leaves):
+            code, factor = resolve(op)
+            reducible.refuse_others(flat.names, flat.leaves, act)
+            taken = reducible.is_reduced_number
+            return compiled_trees.call(
+                backend, flat, taken, "allreduce", act, op=code, factor=factor, timeout=left()
+            )
+        reduced = _reduce(backend, flat.names, flat.leaves, op, act=act, left=left, compared=compared)
+        return flat.rebuild(reduced)
 
 
 def op_name(op: Op, verb: str) -> str:

@@ -6,21 +6,19 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from samestep import _core, trees
 from samestep._util.json_layout import Many
+from samestep.arrays import ArrayInfo
 from samestep.errors import InvalidArgumentError
 from samestep.group import compiled
 from samestep.group.backend_argument import takes_backend
+from samestep.group.group import Group
 from samestep.trees import compiled_trees, reducible, scalars, signature, views
 from samestep.trees.adapters import is_torch_module
 from samestep.trees.fusion import Timer, bcast_leaves, fused, timer
 from samestep.trees.identity import identity_of, is_array, is_number, parts_of
-
-if TYPE_CHECKING:
-    from samestep.arrays import ArrayInfo
-    from samestep.group.group import Group
 
 _Tree = TypeVar("_Tree")
 

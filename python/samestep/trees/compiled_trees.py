@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from samestep import arrays
 from samestep.group import compiled
+from samestep.group.compiled_collective import Collective
+from samestep.group.group import Group
 from samestep.trees import Flat, signature
 from samestep.trees.fusion import timer
 from samestep.trees.identity import passes
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
 
 
 def call(
@@ -34,7 +33,7 @@ def call(
       verb: one that keeps shapes.
       act: what the user called, for errors.
       timeout: seconds that the call may take when the program runs.
-      details: more fields of `compiled.Collective`.
+      details: more fields of `Collective`.
 
     Returns:
       The tree with tracers of the results.
@@ -47,7 +46,7 @@ def call(
         and (arrays.is_jax(leaf) or is_number(leaf) or (arrays.is_array(leaf) and not passes(leaf)))
     ]
     if moved:
-        collective = compiled.Collective(
+        collective = Collective(
             compiled.group_of(backend),
             verb,
             act,

@@ -8,18 +8,16 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from samestep import _core, arrays
 from samestep._util.deadline import seconds
-from samestep.group.work import Work
+from samestep.arrays import ArrayInfo
+from samestep.group.group import Group
+from samestep.group.work import Enqueued, Work
 from samestep.reduce_ops import Op, ReduceOp, resolve
-
-if TYPE_CHECKING:
-    from samestep.arrays import ArrayInfo
-    from samestep.group.group import Group
 
 SMALL_NBYTES = _core.MIN_UNPACKED_BYTES  # from here on a copy costs more than a message
 BUCKET_NBYTES = _core.TREE_BUCKET_BYTES
@@ -132,56 +130,135 @@ def allreduce_leaves(
     Returns:
       The same arrays, now holding the results; new ones of the same library for those that cannot be written.
     """
-    left = timer(timeout)
-    results = list(leaves)
     code, factor = resolve(op)
     nccl_reduces = functools.cache(lambda dtype: _core.nccl_reduces(dtype, code))
 
-    def await_message(message: list[int]) -> None:
-        backend._await_streams([leaves[i] for i in message if infos[i].device != "cpu"], left())
+    def on_device(message: list[int], targets: list[Any]) -> Enqueued:
+        inputs = [leaves[i] for i in message]
+        if nccl_reduces(infos[message[0]].dtype):
+            return Enqueued(_core.allreduce_many(backend._comm, inputs, targets, code, factor))
+        wide = list(map(arrays.to_float32, inputs))
 
-    def alone(i: int) -> _Message:
-        with _of_leaves(names, [i]):
-            work = backend.iallreduce(leaves[i], op)
-        yield
-        results[i] = work._wait_blocking(left())
+        def store() -> None:
+            for x, target in zip(wide, targets, strict=True):
+                arrays.store_rounded(x, target)
 
-    def together(message: list[int]) -> _Message:
-        with_memory = _memory(backend)
-        packed = with_memory[: sum(infos[i].nbytes for i in message)]
-        await_message(message)
-        _core.pack([leaves[i] for i in message], packed, as_they_lie=True)
-        with _of_leaves(names, message):
-            work = backend.iallreduce(as_dtype(packed, infos[message[0]].dtype), op)
-        yield
-        work._wait_blocking(left())
-        await_message(message)
-        _unpack(packed, message, leaves, infos, results)
-        _pool(backend).append(with_memory)
-
-    def on_device(message: list[int]) -> _Message:
-        targets = _targets(message, leaves, infos)
-        converted = not nccl_reduces(infos[message[0]].dtype)
-        inputs = [arrays.to_float32(leaves[i]) if converted else leaves[i] for i in message]
-        outputs = inputs if converted else targets
-        with _of_leaves(names, message):
-            inner = _core.allreduce_many(backend._comm, inputs, outputs, code, factor)
-        work: Work[None] = Work(inner, backend.timeout)
-        yield
-        work._wait_blocking(left())
-        for wide, target in zip(outputs, targets, strict=True):
-            if converted:
-                arrays.store_rounded(wide, target)
-        _finish(message, targets, leaves, infos, results)
+        return Enqueued(_core.allreduce_many(backend._comm, wide, wide, code, factor), store)
 
     def takes(i: int) -> bool:
         return nccl_reduces(infos[i].dtype) or (code == ReduceOp.AVG.value and arrays.converts(leaves[i]))
 
-    many = _for_nccl(backend, infos, takes)
-    messages = _plan_without(many, infos, mix_dtypes=False)
-    _run(
-        itertools.chain(map(on_device, many), (alone(m[0]) if len(m) == 1 else together(m) for m in messages))
-    )
+    how = _How(lambda x: backend.iallreduce(x, op), on_device, takes, mix_dtypes=False)
+    return _communicate(backend, leaves, infos, how, names=names, timeout=timeout)
+
+
+def bcast_leaves(
+    backend: Group,
+    leaves: Sequence[Any],
+    infos: Sequence[ArrayInfo],
+    root: int,
+    *,
+    names: Sequence[str],
+    timeout: float | None = None,
+) -> list[Any]:
+    """Give each array the value it has on rank `root`. Arguments and result as for `allreduce_leaves`."""
+    if backend.size == 1:
+        return list(leaves)
+
+    def on_device(_: list[int], targets: list[Any]) -> Enqueued:
+        return Enqueued(_core.bcast_many(backend._comm, targets, root))
+
+    is_root = backend.rank == root
+    start = functools.partial(backend.ibcast, root=root)
+    how = _How(start, on_device, lambda _: True, mix_dtypes=True, reads=is_root, writes=not is_root)
+    results = _communicate(backend, leaves, infos, how, names=names, timeout=timeout)
+    return list(map(arrays.as_received, results)) if is_root else results
+
+
+class _How(NamedTuple):
+    """What a collective does with each message."""
+
+    start: Callable[[Any], Work[Any]]
+    """Starts the operation on one array."""
+    start_on_device: Callable[[list[int], list[Any]], Enqueued]
+    """Starts that of NCCL on the leaves of a message; with the arrays that get the results."""
+    takes: Callable[[int], bool]
+    """Whether NCCL works on a leaf where it lies."""
+    mix_dtypes: bool
+    reads: bool = True
+    writes: bool = True
+
+
+def _communicate(
+    backend: Group,
+    leaves: Sequence[Any],
+    infos: Sequence[ArrayInfo],
+    how: _How,
+    *,
+    names: Sequence[str],
+    timeout: float | None,
+) -> list[Any]:
+    left = timer(timeout)
+    results = list(leaves)
+
+    def await_streams(message: list[int]) -> None:
+        backend._await_streams([leaves[i] for i in message if infos[i].device != "cpu"], left())
+
+    def call_on(message: list[int]) -> _core.UserCall:
+        """Names the leaves of a message in texts of errors, behind what the user called."""
+        return _core.UserCall(leaves_text([names[i] for i in message]), is_part=True)
+
+    def targets_of(message: list[int]) -> list[Any]:
+        """Where the results go: the leaves, or new arrays for those that cannot be written."""
+        return [leaves[i] if infos[i].writable else arrays.new_like(leaves[i]) for i in message]
+
+    def store(message: list[int], targets: list[Any]) -> None:
+        for i, target in zip(message, targets, strict=True):
+            results[i] = target if infos[i].writable else arrays.to_library_of(leaves[i], target)
+
+    def alone(message: list[int]) -> _Message:
+        (i,) = message
+        with call_on(message):
+            work = how.start(leaves[i])
+        yield
+        received = work._wait_blocking(left())
+        if how.writes:
+            results[i] = received
+
+    def together(message: list[int]) -> _Message:
+        with_memory = _memory(backend)
+        packed = with_memory[: sum(infos[i].nbytes for i in message)]
+        if how.reads:
+            await_streams(message)
+            _core.pack([leaves[i] for i in message], packed, as_they_lie=True)
+        with call_on(message):
+            work = how.start(packed if how.mix_dtypes else as_dtype(packed, infos[message[0]].dtype))
+        yield
+        work._wait_blocking(left())
+        if how.writes:
+            await_streams(message)
+            targets = targets_of(message)
+            _core.unpack(packed, targets, as_they_lie=True)
+            bump_versions(targets)
+            store(message, targets)
+        _pool(backend).append(with_memory)
+
+    def on_device(message: list[int]) -> _Message:
+        targets = targets_of(message) if how.writes else [leaves[i] for i in message]
+        with call_on(message):
+            started = how.start_on_device(message, targets)
+        work: Work[None] = Work(started.inner, backend.timeout)
+        yield
+        work._wait_blocking(left())
+        if started.complete is not None:
+            started.complete()
+        if how.writes:
+            store(message, targets)
+
+    many = _for_nccl(backend, infos, how.takes)
+    messages = _plan_without(many, infos, mix_dtypes=how.mix_dtypes)
+    of_host = (alone(message) if len(message) == 1 else together(message) for message in messages)
+    _run(itertools.chain(map(on_device, many), of_host))
     return results
 
 
@@ -209,69 +286,6 @@ def _plan_without(taken: list[list[int]], infos: Sequence[ArrayInfo], *, mix_dty
         return plan_messages(infos, mix_dtypes=mix_dtypes)
     left = sorted(set(range(len(infos))) - {i for message in taken for i in message})
     return [[left[j] for j in m] for m in plan_messages([infos[i] for i in left], mix_dtypes=mix_dtypes)]
-
-
-def bcast_leaves(
-    backend: Group,
-    leaves: Sequence[Any],
-    infos: Sequence[ArrayInfo],
-    root: int,
-    *,
-    names: Sequence[str],
-    timeout: float | None = None,
-) -> list[Any]:
-    """Give each array the value it has on rank `root`. Arguments and result as for `allreduce_leaves`."""
-    if backend.size == 1:
-        return list(leaves)
-    left = timer(timeout)
-    results = list(leaves)
-
-    def await_message(message: list[int]) -> None:
-        backend._await_streams([leaves[i] for i in message if infos[i].device != "cpu"], left())
-
-    def alone(i: int) -> _Message:
-        with _of_leaves(names, [i]):
-            work = backend.ibcast(leaves[i], root=root)
-        yield
-        received = work._wait_blocking(left())
-        results[i] = leaves[i] if backend.rank == root else received
-
-    def together(message: list[int]) -> _Message:
-        with_memory = _memory(backend)
-        packed = with_memory[: sum(infos[i].nbytes for i in message)]
-        if backend.rank == root:
-            await_message(message)
-            _core.pack([leaves[i] for i in message], packed, as_they_lie=True)
-        with _of_leaves(names, message):
-            work = backend.ibcast(packed, root=root)
-        yield
-        work._wait_blocking(left())
-        if backend.rank != root:
-            await_message(message)
-            _unpack(packed, message, leaves, infos, results)
-        _pool(backend).append(with_memory)
-
-    def on_device(message: list[int]) -> _Message:
-        at_root = backend.rank == root
-        targets = [leaves[i] for i in message] if at_root else _targets(message, leaves, infos)
-        with _of_leaves(names, message):
-            work: Work[None] = Work(_core.bcast_many(backend._comm, targets, root), backend.timeout)
-        yield
-        work._wait_blocking(left())
-        if not at_root:
-            _finish(message, targets, leaves, infos, results)
-
-    many = _for_nccl(backend, infos, lambda _: True)
-    messages = _plan_without(many, infos, mix_dtypes=True)
-    _run(
-        itertools.chain(map(on_device, many), (alone(m[0]) if len(m) == 1 else together(m) for m in messages))
-    )
-    return list(map(arrays.as_received, results)) if backend.rank == root else results
-
-
-def _of_leaves(names: Sequence[str], message: Sequence[int]) -> _core.UserCall:
-    """Names the leaves of a message in texts of errors, behind what the user called."""
-    return _core.UserCall(leaves_text([names[i] for i in message]), is_part=True)
 
 
 def leaves_text(names: Sequence[str]) -> str:
@@ -315,35 +329,6 @@ def as_dtype(memory: np.ndarray, dtype: str) -> Any:
     except TypeError:  # NumPy has no bfloat16 of its own; then the leaves come from torch
         torch = sys.modules["torch"]
         return torch.from_numpy(memory).view(getattr(torch, dtype))
-
-
-def _unpack(
-    packed: np.ndarray,
-    message: list[int],
-    leaves: Sequence[Any],
-    infos: Sequence[ArrayInfo],
-    results: list[Any],
-) -> None:
-    targets = _targets(message, leaves, infos)
-    _core.unpack(packed, targets, as_they_lie=True)
-    bump_versions(targets)
-    _finish(message, targets, leaves, infos, results)
-
-
-def _targets(message: list[int], leaves: Sequence[Any], infos: Sequence[ArrayInfo]) -> list[Any]:
-    """Where the results of a message go: the leaves, or new arrays for those that cannot be written."""
-    return [leaves[i] if infos[i].writable else arrays.new_like(leaves[i]) for i in message]
-
-
-def _finish(
-    message: list[int],
-    targets: Sequence[Any],
-    leaves: Sequence[Any],
-    infos: Sequence[ArrayInfo],
-    results: list[Any],
-) -> None:
-    for i, target in zip(message, targets, strict=True):
-        results[i] = target if infos[i].writable else arrays.to_library_of(leaves[i], target)
 
 
 def bump_versions(written: Iterable[Any]) -> None:

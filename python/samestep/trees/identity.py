@@ -16,17 +16,6 @@ import numpy as np
 from samestep import arrays
 from samestep.errors import InvalidArgumentError
 
-__all__ = [
-    "attributes_text",
-    "identity_of",
-    "is_array",
-    "is_flag",
-    "is_number",
-    "key_text",
-    "parts_of",
-    "passes",
-]
-
 _NO_NUMBERS = (str, bytes, enum.Enum, type, types.ModuleType, np.dtype, os.PathLike, range, slice)
 _OF_TORCH = ("dtype", "device", "layout", "memory_format")
 _TEXT_ARRAYS = "SUT"

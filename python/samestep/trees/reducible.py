@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
+from samestep.group.group import Group
 from samestep.trees import signature
 from samestep.trees.identity import is_array, is_flag, is_number, passes
 from samestep.trees.structure import DEEPEST, fields_of
 
-if TYPE_CHECKING:
-    from samestep.group.group import Group
-
 _INT_BITS = 64
-
-__all__ = ["describe_leaves", "is_reduced_number", "refuse_others", "why_refused"]
 
 
 def is_reduced_number(leaf: Any) -> bool:

@@ -10,8 +10,6 @@ import numpy as np
 from samestep._util.json_layout import Many
 from samestep.errors import MismatchError
 
-__all__ = ["LAYOUT", "decode", "encode"]
-
 LAYOUT = (None, Many(str))
 _DTYPE = re.compile(r"[<>|=][biufc][0-9]{1,2}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,10 +15,8 @@ from samestep._util.text import by_rank
 from samestep.arrays import ArrayInfo, overlaps
 from samestep.arrays.overlaps import Place
 from samestep.errors import InvalidArgumentError, MismatchError, UnavailableError
+from samestep.group.group import Group
 from samestep.trees.identity import attributes_text, is_array, is_number
-
-if TYPE_CHECKING:
-    from samestep.group.group import Group
 
 ABSENT = "None"
 VIEW = "a view of "
@@ -129,7 +127,7 @@ def describe_leaves(  # noqa: PLR0912 (a call for each leaf would be felt)
     first: dict[Any, int] = {}
     for one in places:
         aliases[one.leaf] = first.setdefault((one.address, one.strides, kinds[one.leaf]), one.leaf)
-    return LeafTable(kinds, infos, aliases, list(overlaps.neighbours(places)), problems)
+    return LeafTable(kinds, infos, aliases, overlaps.neighbours(places), problems)
 
 
 def _check_leaves(

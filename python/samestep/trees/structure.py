@@ -34,7 +34,6 @@ DEEPEST = 200
 """Containers in containers. Deeper ones are leaves, as is one that holds itself."""
 
 _missing = object()
-_Rebuild = Callable[[list[Any]], Any]
 _built_before: weakref.WeakSet[type] = weakref.WeakSet()
 """Classes with fields of which one instance has been built again."""
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from samestep.arrays import overlaps
+from samestep.arrays.overlaps import Place
 from samestep.errors import InvalidArgumentError
 from samestep.trees.signature import ABSENT, VIEW, Description, LeafTable, leaf_text
-
-if TYPE_CHECKING:
-    from samestep.arrays.overlaps import Place
 
 _PART = "in the memory of "
 _FOLDED = "overlapping itself "

@@ -1,26 +1,13 @@
 """The support matrix of `samestep.distributed`: operation by backend and device, for the page and for the tests.
 
-    python -m samestep.distributed.support > docs/support.md
+    python tests/distributed/support.py > docs/support.md
 
-`tests/distributed/test_dist_support.py` runs each cell, and counts the operations of the core.
+`test_dist_support.py` runs each cell, and counts the operations of the core.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
-
-__all__ = [
-    "BEYOND",
-    "COLUMNS",
-    "COMPOSED",
-    "IN_2019",
-    "MEANING",
-    "NATIVE",
-    "STAGED",
-    "VERBS",
-    "Column",
-    "page",
-]
 
 NATIVE: Final = "native"
 COMPOSED: Final = "composed"
@@ -108,7 +95,7 @@ IN_2019: Final = {
 _HEAD = """\
 # Support matrix
 
-<!-- Made by `python -m samestep.distributed.support > docs/support.md`. -->
+<!-- Made by `python tests/distributed/support.py > docs/support.md`. -->
 
 The functions of [`samestep.distributed`](torch-distributed.md) by backend and device of the arrays. A test runs every
 cell on one, two and three ranks and counts the operations: `tests/distributed/test_dist_support.py`. The columns to the
