@@ -37,7 +37,9 @@ class Operator {
  public:
   Operator(const NcclLibrary& nccl, const NcclReduction& form, double factor, Comm comm)
       : nccl_(nccl), comm_(comm), made_(form.scaled), op_(form.op) {
-    if (made_) op_ = nccl.make_scaled_sum(element(factor, form.type).data(), form.type, comm);
+    if (made_) {
+      nccl.make_scaled_sum(&op_, element(factor, form.type).data(), form.type, nccl_abi::kScalarOnHost, comm);
+    }
   }
   Operator(const Operator&) = delete;
   Operator& operator=(const Operator&) = delete;
@@ -104,7 +106,7 @@ Calls all_reduce(const NcclLibrary& nccl, const NcclReduction& form, const Reduc
       };
       in_pieces(form, in.data, out.data, in.count * form.per_element, one);
     }
-    group.end(comm);
+    group.end();
   };
   return {std::move(enqueue), connections_of(Kind::all_reduce, form, counts)};
 }
@@ -139,7 +141,7 @@ Calls broadcast(const NcclLibrary& nccl, std::vector<Buffer> buffers, int root) 
       // Elements that are only moved are bytes to NCCL, which lacks some of our dtypes.
       nccl.broadcast(buffer.data, buffer.data, buffer.nbytes(), kBytes, root, comm, stream);
     }
-    group.end(comm);
+    group.end();
   };
   return {std::move(enqueue), connections_of_broadcasts()};
 }
@@ -161,7 +163,7 @@ Calls all_gather_v(const NcclLibrary& nccl, int rank, ConstBuffer in, Buffer out
       if (nbytes != 0) nccl.broadcast(root == rank ? in.data : to, to, nbytes, kBytes, root, comm, stream);
       to += nbytes;
     }
-    group.end(comm);
+    group.end();
   };
   return {std::move(enqueue), connections_of_broadcasts()};
 }
@@ -187,7 +189,7 @@ Calls messages(const NcclLibrary& nccl, int rank, ConstBuffer in, std::vector<st
       from += out_nbytes;
       to += in_nbytes;
     }
-    group.end(comm);
+    group.end();
   };
   return {std::move(enqueue), peers.value()};
 }

@@ -12,14 +12,14 @@ class NcclGroup {
   explicit NcclGroup(const NcclLibrary& nccl) : nccl_(nccl) { nccl_.group_start(); }
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
-  void end(NcclLibrary::Comm comm) {
+  void end() {
     ended_ = true;
-    nccl_.group_end(comm);
+    nccl_.group_end();
   }
   ~NcclGroup() {
     if (ended_) return;
     try {
-      nccl_.group_end(nullptr);
+      nccl_.group_end();
     } catch (const Error&) {  // another exception is being thrown
     }
   }
