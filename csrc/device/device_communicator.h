@@ -95,11 +95,8 @@ class DeviceCommunicator final : public Communicator, private Membership {
 
   /// Are all arrays of this rank in host memory?
   bool is_on_host(const CollectiveArgs& args) const;
-  /// On the device of this group?
-  void check_device(std::string_view verb, ConstBuffer& buffer) const;
-  /// The same, and notes its stream.
-  void check_here(std::string_view verb, ConstBuffer& buffer, CallStreams& streams) const;
-  void check_here(std::string_view verb, Buffer& buffer, CallStreams& streams) const;
+  /// The device of an array, which must be that of this group. Notes its stream.
+  Device check_here(std::string_view verb, ConstBuffer buffer, CallStreams& streams) const;
   /// The same for what this rank uses of a collective.
   void check_used(CollectiveArgs& args, CallStreams& streams) const;
   /// Where an operation runs that nobody waits for yet.
@@ -112,6 +109,9 @@ class DeviceCommunicator final : public Communicator, private Membership {
   void abandon_devices(const std::exception_ptr& error);
   std::shared_ptr<Communicator> wrap(std::shared_ptr<Communicator> child, const Deadline& deadline) const;
 
+  /// A message of device memory.
+  template <class Message, class Elements>
+  WorkPtr start_staged(std::string_view verb, Message args, Elements Message::* elements);
   /// Null where nothing keeps a send of host memory from starting now.
   WorkPtr start_behind(const SendArgs& args);
 

@@ -131,8 +131,6 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::launch_many(const Collective
                         .compared = args.signature()});
 }
 
-void DeviceCommunicator::NcclPath::start_refusal(const CollectiveArgs& args) { comm_->compare(args.signature()); }
-
 Communicator::WorkPtr DeviceCommunicator::NcclPath::allreduce_many(std::vector<InOut> buffers,
                                                                    const Reduction& reduction,
                                                                    NcclLaunch::Where where) {

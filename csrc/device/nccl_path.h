@@ -23,8 +23,6 @@ class DeviceCommunicator::NcclPath {
   /// Whether the ranks compare it beside NCCL. The lengths of the `v` forms may differ.
   static bool compares(const CollectiveArgs& args) { return !has_counts(args.type); }
   WorkPtr start(const CollectiveArgs& args, NcclLaunch::Where where);
-  /// Compares `args` alone, without a call of NCCL.
-  void start_refusal(const CollectiveArgs& args);
   /// In the stream of the arrays. See NcclComm.
   WorkPtr run(const CollectiveArgs& args, NcclLaunch::Where where);
   WorkPtr allreduce_many(std::vector<InOut> buffers, const Reduction& reduction, NcclLaunch::Where where);
