@@ -54,13 +54,7 @@ void bind_arrays(PendingWork& work, int rank, const py::object& x, const py::obj
   const std::string verb(name(args.type));
   const char* const what = verb.c_str();
   if (args.type == CollectiveType::bcast) {
-    if (rank != args.root) {
-      args.out = work.output(x, what, /*copy_in=*/false, PendingWork::Order::any);
-      return;
-    }
-    // It is only read there: root's array may be read-only.
-    const ConstBuffer in = work.input(x, what, PendingWork::Order::any);
-    args.out = {const_cast<void*>(in.data), in.count, in.dtype, in.device, in.stream};
+    args.out = work.bcast(x, rank == args.root);
     return;
   }
   const bool has_in = args.uses_in(rank), has_out = args.uses_out(rank);

@@ -19,7 +19,6 @@
 #include "device/refusal.h"
 #include "gpu/capture.h"
 #include "gpu/gpu_memory.h"
-#include "gpu/known_memory.h"
 
 namespace samestep {
 
@@ -87,23 +86,20 @@ std::unique_ptr<PendingWork> allreduce_many(const DeviceComm& comm, const py::li
     // Elements are reduced one by one, so dense arrays are taken as they lie, whatever the order of their axes.
     buffers.push_back(work->in_out(array, out, "allreduce", PendingWork::Order::any));
   }
-  work->start_pinned(comm, comm->allreduce_many(buffers, {static_cast<ReduceOp>(op), factor}));
+  const Reduction reduction{static_cast<ReduceOp>(op), factor};
+  work->start_pinned(comm,
+                     comm->start_many({.type = CollectiveType::allreduce, .reduction = reduction}, std::move(buffers)));
   return work;
 }
 
 std::unique_ptr<PendingWork> bcast_many(const DeviceComm& comm, const py::list& arrays, int root) {
   auto work = std::make_unique<PendingWork>();
-  std::vector<Buffer> buffers;
+  std::vector<InOut> buffers;
   for (const py::handle array : arrays) {
-    if (comm->rank() != root) {
-      buffers.push_back(work->output(array, "bcast", /*copy_in=*/false, PendingWork::Order::any));
-      continue;
-    }
-    // It is only read there, and may be read-only.
-    const ConstBuffer in = work->input(array, "bcast", PendingWork::Order::any);
-    buffers.push_back({const_cast<void*>(in.data), in.count, in.dtype, in.device, in.stream});
+    const Buffer buffer = work->bcast(array, comm->rank() == root);
+    buffers.push_back({buffer, buffer});
   }
-  work->start_pinned(comm, comm->bcast_many(buffers, root));
+  work->start_pinned(comm, comm->start_many({.type = CollectiveType::bcast, .root = root}, std::move(buffers)));
   return work;
 }
 

@@ -13,7 +13,6 @@
 #include "core/user_call.h"
 #include "gpu/capture.h"
 #include "gpu/gpu_memory.h"
-#include "gpu/known_memory.h"
 #include "kernels/stream.h"
 #include "kernels/strided.h"
 #include "nccl/nccl_reduction.h"

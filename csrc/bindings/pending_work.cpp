@@ -101,6 +101,12 @@ Buffer PendingWork::output(const py::handle& array, const char* what, bool copy_
   return use(array, std::move(view), what, order, copy_in, /*written=*/true);
 }
 
+Buffer PendingWork::bcast(const py::handle& array, bool at_root) {
+  if (!at_root) return output(array, "bcast", /*copy_in=*/false, Order::any);
+  const ConstBuffer in = input(array, "bcast", Order::any);
+  return {const_cast<void*>(in.data), in.count, in.dtype, in.device, in.stream};
+}
+
 InOut PendingWork::in_out(const py::handle& x, const py::handle& out, const char* what, Order order) {
   if (out.is_none() || out.is(x)) {
     const Buffer both = output(x, what, /*copy_in=*/true, order);

@@ -43,6 +43,8 @@ class PendingWork {
   /// for the error if it cannot be written.
   Buffer output(const pybind11::handle& array, const char* what, bool copy_in, Order order = Order::row_major,
                 const char* argument = "");
+  /// The elements of a bcast, which are only read at root: its array may be read-only.
+  Buffer bcast(const pybind11::handle& array, bool at_root);
   /// The arrays of a collective that works in place if `out` is None or `x`.
   InOut in_out(const pybind11::handle& x, const pybind11::handle& out, const char* what,
                Order order = Order::row_major);

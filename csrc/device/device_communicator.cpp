@@ -1,6 +1,7 @@
 #include "device/device_communicator.h"
 
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "communicator/checks.h"
@@ -11,7 +12,6 @@
 #include "device/nccl_path.h"
 #include "device/refusal.h"
 #include "gpu/capture.h"
-#include "gpu/known_memory.h"
 #include "nccl/nccl_reduction.h"
 #include "waiting/await.h"
 
@@ -252,40 +252,25 @@ Communicator::WorkPtr DeviceCommunicator::run_recv(const RecvArgs& args, Status&
   return in_host_memory(args.out) ? Inner{*host_}.run_recv(args, status) : start_recv(args);
 }
 
-Communicator::WorkPtr DeviceCommunicator::allreduce_many(std::span<const InOut> given, const Reduction& reduction) {
-  std::vector<InOut> buffers(given.begin(), given.end());
-  if (nccl_ == nullptr || buffers.empty() || !has_nccl_reduction(buffers[0].in.dtype, reduction)) {
-    throw InvalidArgumentError("allreduce_many: not for NCCL");
-  }
-  const CollectiveArgs first{
-      .type = CollectiveType::allreduce, .in = buffers[0].in, .out = buffers[0].out, .reduction = reduction};
+Communicator::WorkPtr DeviceCommunicator::start_many(CollectiveArgs args, std::vector<InOut> buffers) {
+  const std::string_view verb = samestep::name(args.type);
+  if (args.type == CollectiveType::bcast) checks::root_in_group(verb, args.root, size());
+  if (!buffers.empty()) std::tie(args.in, args.out) = std::tie(buffers[0].in, buffers[0].out);
+  if (buffers.empty() || !takes_nccl(args)) throw InvalidArgumentError(str(verb, "_many: not for NCCL"));
   return without_gil([&] {
     CallStreams streams(*options_.gpu);
-    check_or_tell(first, [&] {
+    check_or_tell(args, [&] {
       for (auto& [in, out] : buffers) {
-        in.device = check_here("allreduce", in, streams);
-        out.device = check_here("allreduce", out, streams);
-        checks::same_dtype("allreduce", in, out);
-        checks::same_dtype("allreduce", buffers[0].in, out);
-        checks::has_count("allreduce", "out", out, in.count);
+        out.device = check_here(verb, out, streams);
+        if (!reduces(args.type)) continue;
+        in.device = check_here(verb, in, streams);
+        checks::same_dtype(verb, in, out);
+        checks::same_dtype(verb, args.in, out);
+        checks::has_count(verb, "out", out, in.count);
       }
-      streams.refuse_capture("allreduce", /*joins=*/true);
+      streams.refuse_capture(verb, /*joins=*/true);
     });
-    return nccl_->allreduce_many(std::move(buffers), reduction, where_of(streams));
-  });
-}
-
-Communicator::WorkPtr DeviceCommunicator::bcast_many(std::span<const Buffer> given, int root) {
-  checks::root_in_group("bcast", root, size());
-  if (nccl_ == nullptr || given.empty()) throw InvalidArgumentError("bcast_many: not for NCCL");
-  std::vector<Buffer> buffers(given.begin(), given.end());
-  return without_gil([&] {
-    CallStreams streams(*options_.gpu);
-    check_or_tell({.type = CollectiveType::bcast, .out = buffers[0], .root = root}, [&] {
-      for (Buffer& buffer : buffers) buffer.device = check_here("bcast", buffer, streams);
-      streams.refuse_capture("bcast", /*joins=*/true);
-    });
-    return nccl_->bcast_many(std::move(buffers), root, where_of(streams));
+    return nccl_->start_many(args, std::move(buffers), where_of(streams));
   });
 }
 

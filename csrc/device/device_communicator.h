@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "communicator/communicator.h"
 #include "core/owner_process.h"
@@ -46,10 +47,9 @@ class DeviceCommunicator final : public Communicator, private Membership {
   const std::shared_ptr<Communicator>& host() const { return host_; }
   const DeviceOptions& options() const { return options_; }
 
-  /// Each output = the reduction of its input over all ranks, as one operation. All of one dtype.
-  WorkPtr allreduce_many(std::span<const InOut> buffers, const Reduction& reduction);
-  /// Each buffer = root's, as one operation.
-  WorkPtr bcast_many(std::span<const Buffer> buffers, int root);
+  /// An allreduce or bcast of each of `buffers`, as one operation. Those of an allreduce are of one dtype; those of a
+  /// bcast are `out`.
+  WorkPtr start_many(CollectiveArgs args, std::vector<InOut> buffers);
 
   /// Throws what an operation on each of these arrays of this rank would throw before it begins. For callers that let
   /// ranks exchange something first: a rank that is refused only then leaves the others behind in the operation.

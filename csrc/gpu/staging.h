@@ -12,7 +12,6 @@
 #include "core/owner_process.h"
 #include "core/progress_source.h"
 #include "core/user_call.h"
-#include "gpu/event_pool.h"
 #include "gpu/gpu_memory.h"
 
 namespace samestep {
