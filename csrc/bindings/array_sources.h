@@ -52,6 +52,9 @@ void require_dims(std::int64_t n_dims);
 /// The strides of a row-major array without gaps, from `dtype` and `shape`, which need not be valid yet.
 void set_compact_strides(ArrayView& view);
 
+/// DLPack's code of a type.
+dlpack::DataType dlpack_type(DType dtype);
+
 /// Why `read_buffer` cannot use the buffer of `object`; empty if it has no buffer protocol.
 std::string buffer_refusal(PyObject* object);
 

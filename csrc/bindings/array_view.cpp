@@ -223,4 +223,11 @@ std::string take_error() {
 
 }  // namespace sources
 
+DType dtype_named(const std::string& text) {
+  for (int i = 0; i < kDTypeCount; ++i) {
+    if (name(static_cast<DType>(i)) == text) return static_cast<DType>(i);
+  }
+  throw InvalidArgumentError("no dtype: " + text);
+}
+
 }  // namespace samestep

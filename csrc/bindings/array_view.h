@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -32,6 +33,8 @@ struct ArrayView {
   Device device = {};               ///< index -1: the library does not say which
   StreamHandle stream = kNoStream;  ///< device memory: set by `find_stream`
 
+  std::span<const std::int64_t> extents() const { return {shape, static_cast<std::size_t>(n_dims)}; }
+  std::span<const std::int64_t> steps() const { return {strides, static_cast<std::size_t>(n_dims)}; }
   std::size_t nbytes() const { return static_cast<std::size_t>(count) * itemsize(dtype); }
   /// From the first byte of any element to the last one of any.
   struct Extent {
@@ -146,5 +149,8 @@ void require_writable(const ArrayView& view, const char* what, PyObject* object 
 std::string shape_text(const ArrayView& view);
 /// The strides in bytes, likewise.
 std::string strides_text(const ArrayView& view);
+
+/// The dtype of this name. Throws InvalidArgumentError.
+DType dtype_named(const std::string& text);
 
 }  // namespace samestep

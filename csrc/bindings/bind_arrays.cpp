@@ -31,13 +31,6 @@ py::tuple to_tuple(std::span<const std::int64_t> values) {
   return result;
 }
 
-std::span<const std::int64_t> shape(const ArrayView& view) {
-  return {view.shape, static_cast<std::size_t>(view.n_dims)};
-}
-std::span<const std::int64_t> strides(const ArrayView& view) {
-  return {view.strides, static_cast<std::size_t>(view.n_dims)};
-}
-
 PyTypeObject* info_type = nullptr;
 
 /// A tuple of nine whose items have names, and so has a tenth, which is not one of them.
@@ -60,10 +53,10 @@ py::object view_info(const py::object& object) {
   if (!result) throw py::error_already_set();
   Py_ssize_t at = 0;
   for (py::object item : std::initializer_list<py::object>{
-           py::str(dtype.data(), dtype.size()), to_tuple(shape(view)), to_tuple(strides(view)), py::int_(view.nbytes()),
-           py::bool_(view.readonly), py::bool_(view.contiguous), py::str(device_name(view.device.kind)),
-           py::int_(view.device.index), py::int_(reinterpret_cast<std::uintptr_t>(view.data)),
-           py::bool_(!view.readonly)}) {
+           py::str(dtype.data(), dtype.size()), to_tuple(view.extents()), to_tuple(view.steps()),
+           py::int_(view.nbytes()), py::bool_(view.readonly), py::bool_(view.contiguous),
+           py::str(device_name(view.device.kind)), py::int_(view.device.index),
+           py::int_(reinterpret_cast<std::uintptr_t>(view.data)), py::bool_(!view.readonly)}) {
     PyStructSequence_SetItem(result.ptr(), at++, item.release().ptr());
   }
   return result;
@@ -212,7 +205,7 @@ void unpack(const py::object& buffer, const py::object& arrays, bool as_they_lie
     } else if (to.contiguous) {
       kernels::copy(to.data, from, to.nbytes());
     } else {
-      kernels::unpack(from, to.data, shape(to), strides(to), itemsize(to.dtype));
+      kernels::unpack(from, to.data, to.extents(), to.steps(), itemsize(to.dtype));
     }
   });
 }

@@ -54,13 +54,7 @@ void bind_arrays(PendingWork& work, int rank, const py::object& x, const py::obj
   const std::string verb(name(args.type));
   const char* const what = verb.c_str();
   if (args.type == CollectiveType::bcast) {
-    if (rank != args.root) {
-      args.out = work.output(x, what, /*copy_in=*/false, PendingWork::Order::any);
-      return;
-    }
-    // It is only read there: root's array may be read-only.
-    const ConstBuffer in = work.input(x, what, PendingWork::Order::any);
-    args.out = {const_cast<void*>(in.data), in.count, in.dtype, in.device, in.stream};
+    args.out = work.bcast(x, rank == args.root);
     return;
   }
   const bool has_in = args.uses_in(rank), has_out = args.uses_out(rank);
@@ -144,6 +138,21 @@ Work_ alltoallv(const Comm& comm, const py::object& x, const Counts& sent, const
       x, out);
 }
 Work_ barrier(const Comm& comm) { return start(comm, {.type = CollectiveType::barrier}, py::none(), py::none()); }
+
+/// The arrays of the ranks, which each has combined to one in host memory. `list`: what ranks compare.
+Work_ start_list_on_host(const Comm& comm, const std::string& verb, const py::object& x, const py::object& out, int op,
+                         int root, const std::string& dtype, int compared_op, std::size_t length, std::size_t count,
+                         std::size_t root_array) {
+  auto work = std::make_unique<PendingWork>();
+  CollectiveArgs args{.type = collective_named(verb), .root = root};
+  args.reduction.op = static_cast<ReduceOp>(op);
+  args.compared_as = Signature{args.type, dtype_named(dtype), static_cast<ReduceOp>(compared_op), root,
+                               ListShape{length, count, root_array}.shape()};
+  args.out = work->output(out, "a list of arrays", /*copy_in=*/true);
+  args.in = x.is(out) ? ConstBuffer(args.out) : work->input(x, "a list of arrays");
+  work->start(comm, comm->start(args));
+  return work;
+}
 
 void configure(Communicator& comm, std::optional<bool> torch_names, std::optional<std::vector<std::string>> hosts,
                std::optional<bool> oversubscribed, std::optional<std::string> algorithm,
@@ -403,6 +412,9 @@ void bind_communicator(py::module_& m) {
             RanksCapsule::kName, [](void* held) { delete static_cast<RanksCapsule*>(held); });
       },
       "ranks"_a, "Groups of this process, for the library that jaxlib loads.");
+  m.def("start_list_on_host", &start_list_on_host, "comm"_a, "verb"_a, "x"_a, "out"_a, "op"_a, "root"_a, "dtype"_a,
+        "compared_op"_a, "length"_a, "count"_a, "root_array"_a,
+        "A collective of one array of each rank, where ranks compare the lists that these were made of.");
   m.def("make_self_communicator", &make_self_communicator, "name"_a);
   bind_process(m);
 }

@@ -19,7 +19,6 @@
 #include "device/refusal.h"
 #include "gpu/capture.h"
 #include "gpu/gpu_memory.h"
-#include "gpu/known_memory.h"
 
 namespace samestep {
 
@@ -31,13 +30,6 @@ namespace {
 DeviceKind kind_of(const std::string& name) {
   if (name != "cuda" && name != "rocm") throw InvalidArgumentError(str("no kind of device: ", name));
   return name == "cuda" ? DeviceKind::cuda : DeviceKind::rocm;
-}
-
-DType dtype_of(const std::string& text) {
-  for (int i = 0; i < kDTypeCount; ++i) {
-    if (name(static_cast<DType>(i)) == text) return static_cast<DType>(i);
-  }
-  throw InvalidArgumentError("no dtype: " + text);
 }
 
 /// Device memory of our own, for arrays of libraries that we cannot ask for some.
@@ -94,23 +86,20 @@ std::unique_ptr<PendingWork> allreduce_many(const DeviceComm& comm, const py::li
     // Elements are reduced one by one, so dense arrays are taken as they lie, whatever the order of their axes.
     buffers.push_back(work->in_out(array, out, "allreduce", PendingWork::Order::any));
   }
-  work->start_pinned(comm, comm->allreduce_many(buffers, {static_cast<ReduceOp>(op), factor}));
+  const Reduction reduction{static_cast<ReduceOp>(op), factor};
+  work->start_pinned(comm,
+                     comm->start_many({.type = CollectiveType::allreduce, .reduction = reduction}, std::move(buffers)));
   return work;
 }
 
 std::unique_ptr<PendingWork> bcast_many(const DeviceComm& comm, const py::list& arrays, int root) {
   auto work = std::make_unique<PendingWork>();
-  std::vector<Buffer> buffers;
+  std::vector<InOut> buffers;
   for (const py::handle array : arrays) {
-    if (comm->rank() != root) {
-      buffers.push_back(work->output(array, "bcast", /*copy_in=*/false, PendingWork::Order::any));
-      continue;
-    }
-    // It is only read there, and may be read-only.
-    const ConstBuffer in = work->input(array, "bcast", PendingWork::Order::any);
-    buffers.push_back({const_cast<void*>(in.data), in.count, in.dtype, in.device, in.stream});
+    const Buffer buffer = work->bcast(array, comm->rank() == root);
+    buffers.push_back({buffer, buffer});
   }
-  work->start_pinned(comm, comm->bcast_many(buffers, root));
+  work->start_pinned(comm, comm->start_many({.type = CollectiveType::bcast, .root = root}, std::move(buffers)));
   return work;
 }
 
@@ -171,7 +160,7 @@ void check_arrays(const Communicator& comm, const std::string& verb, const py::l
 void tell_refusal(Communicator& comm, const std::string& verb, const std::string& why, const std::string& as) {
   auto* const group = dynamic_cast<DeviceCommunicator*>(&comm);
   if (group == nullptr || as.empty()) return refusal::tell(group == nullptr ? comm : *group->host(), verb, why);
-  group->tell_refusal({.type = CollectiveType::allreduce, .in = {nullptr, 0, dtype_of(as)}}, verb, why);
+  group->tell_refusal({.type = CollectiveType::allreduce, .in = {nullptr, 0, dtype_named(as)}}, verb, why);
 }
 
 /// Without the GIL: to load a library, or to create a device's context, takes up to seconds.
@@ -191,7 +180,8 @@ void bind_libraries(py::module_& m) {
                              [](const GpuLibrary& self) { return self.kind() == DeviceKind::rocm ? "rocm" : "cuda"; })
       .def("device_count", &GpuLibrary::device_count, NoGil())
       .def("current_device", &GpuLibrary::current_device, NoGil())
-      .def("set_device", &GpuLibrary::set_device, "device"_a, NoGil())
+      .def(
+          "set_device", [](const GpuLibrary& self, int device) { self.set_device(device); }, "device"_a, NoGil())
       .def("bus_id", &GpuLibrary::bus_id, "device"_a, NoGil())
       .def("uuid", &GpuLibrary::uuid, "device"_a, NoGil())
       .def(
@@ -278,13 +268,13 @@ void bind_device_arrays(py::module_& m) {
   m.def("tell_refusal", &tell_refusal, "comm"_a, "verb"_a, "why"_a, "reduced"_a = "",
         "Lets the others, who have begun or will begin a collective, learn that this rank cannot. `reduced`: the dtype "
         "that a reduction on devices would have; without, the collective begins with an exchange on the host.");
-  m.def("itemsize", [](const std::string& dtype) { return itemsize(dtype_of(dtype)); }, "dtype"_a);
+  m.def("itemsize", [](const std::string& dtype) { return itemsize(dtype_named(dtype)); }, "dtype"_a);
   m.def(
       "to_dlpack",
       [](const py::object& owner, std::uintptr_t address, const std::string& dtype, std::vector<std::int64_t> shape,
          const std::string& kind, int device, bool versioned) {
         return to_dlpack(
-            {owner, reinterpret_cast<void*>(address), dtype_of(dtype), std::move(shape), kind_of(kind), device},
+            {owner, reinterpret_cast<void*>(address), dtype_named(dtype), std::move(shape), kind_of(kind), device},
             versioned);
       },
       "owner"_a, "address"_a, "dtype"_a, "shape"_a, "kind"_a, "device"_a, "versioned"_a,
@@ -308,7 +298,7 @@ void bind_devices(py::module_& m) {
   m.def("has_nccl", [](const Communicator&) { return false; }, "comm"_a);
   m.def(
       "nccl_reduces",
-      [](const std::string& dtype, int op) { return reduces_on_device(dtype_of(dtype), static_cast<ReduceOp>(op)); },
+      [](const std::string& dtype, int op) { return reduces_on_device(dtype_named(dtype), static_cast<ReduceOp>(op)); },
       "dtype"_a, "op"_a, "Whether NCCL itself has this reduction.");
 }
 

@@ -11,15 +11,12 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "core/user_call.h"
-#include "core/wait_hooks.h"
-#include "engine/progress_engine.h"
 #include "gpu/capture.h"
 #include "gpu/gpu_memory.h"
-#include "gpu/known_memory.h"
 #include "kernels/stream.h"
 #include "kernels/strided.h"
 #include "nccl/nccl_reduction.h"
-#include "waiting/backoff.h"
+#include "waiting/await.h"
 
 namespace samestep {
 namespace {
@@ -88,14 +85,10 @@ class StreamEnd {
 }
 
 void await_end(const StreamEnd& end, const WaitLimit* limit) {
-  Backoff pause(/*oversubscribed=*/true);
-  while (!end.is_reached()) {
-    // About every millisecond. Peers may wait for this rank in other operations while it waits here.
-    if (!pause.step()) continue;
-    wait_hooks().interrupt();
-    ProgressEngine::progress_everywhere();
-    if (limit != nullptr && limit->deadline.passed() && !end.is_reached()) throw_late(*limit);
-  }
+  const auto is_reached = [&end] { return end.is_reached(); };
+  await(is_reached, [&](Seconds) {
+    if (limit != nullptr && limit->deadline.passed() && !is_reached()) throw_late(*limit);
+  });
 }
 
 }  // namespace
@@ -235,8 +228,7 @@ void pack_elements(const ArrayView& from, void* to, DeviceCopies& copies) {
   } else if (from.contiguous) {
     kernels::copy(to, from.data, from.nbytes());
   } else {
-    const auto n_dims = static_cast<std::size_t>(from.n_dims);
-    kernels::pack(from.data, {from.shape, n_dims}, {from.strides, n_dims}, itemsize(from.dtype), to);
+    kernels::pack(from.data, from.extents(), from.steps(), itemsize(from.dtype), to);
   }
 }
 

@@ -3,26 +3,13 @@
 #include <memory>
 #include <vector>
 
-#include "bindings/dlpack.h"
+#include "bindings/array_sources.h"
 
 namespace samestep {
 
 namespace py = pybind11;
 
 namespace {
-
-dlpack::DataType type_of(DType dtype) {
-  const auto bits = static_cast<std::uint8_t>(8 * itemsize(dtype));
-  using Code = dlpack::TypeCode;
-  Code code = Code::floating;
-  if (dtype == DType::bool_) code = Code::boolean;
-  if (is_integer(dtype)) code = dtype < DType::uint8 ? Code::integer : Code::unsigned_integer;
-  if (dtype == DType::bfloat16) code = Code::bfloat;
-  if (is_complex(dtype)) code = Code::complex;
-  if (dtype == DType::float8_e4m3fn) code = Code::float8_e4m3fn;
-  if (dtype == DType::float8_e5m2) code = Code::float8_e5m2;
-  return {code, bits, 1};
-}
 
 /// What a capsule points at, with all that it needs.
 template <class Managed>
@@ -58,7 +45,7 @@ py::object capsule(const DLPackExport& of, const char* name) {
   managed.tensor = {of.data,
                     {of.kind == DeviceKind::rocm ? dlpack::DeviceType::rocm : dlpack::DeviceType::cuda, of.device},
                     static_cast<std::int32_t>(of.shape.size()),
-                    type_of(of.dtype),
+                    sources::dlpack_type(of.dtype),
                     exported->shape.data(),
                     exported->strides.data(),
                     0};

@@ -264,6 +264,11 @@ py::object export_capsule(PyObject* object, const TypeFacts& facts) {
 
 }  // namespace
 
+dlpack::DataType dlpack_type(DType dtype) {
+  const Type& known = *std::ranges::find(kTypes, dtype, &Type::dtype);
+  return {known.code, static_cast<std::uint8_t>(known.bits), 1};
+}
+
 std::optional<StreamHandle> current_stream(const TypeFacts& facts, const Device& device) {
   if (facts.exchange == nullptr || facts.torch || facts.exchange->current_stream == nullptr) return {};
   const auto type = device.kind == DeviceKind::rocm ? dlpack::DeviceType::rocm : dlpack::DeviceType::cuda;

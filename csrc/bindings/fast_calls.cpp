@@ -157,7 +157,7 @@ bool bind_call_arrays(CollectiveType verb, const Communicator& communicator, con
   const ArrayView* const x = to.borrow(given.x, in_place && (writes || verb == CollectiveType::bcast), to.in);
   if (x == nullptr || (in_place && !keeps_shape)) return false;
   call.in = x->buffer();
-  read_shape(*x, call.shape);
+  read_shape(x->extents(), call.shape);
   if (in_place) {
     call.out = x->buffer();
     if (writes) to.written = given.x;
@@ -171,7 +171,7 @@ bool bind_call_arrays(CollectiveType verb, const Communicator& communicator, con
   if (share_memory(call.in, call.out)) return false;
   to.written = given.out;
   if (verb == CollectiveType::reduce_scatter) {
-    read_shape(*out, call.shape);
+    read_shape(out->extents(), call.shape);
     return x->n_dims > 0 && x->shape[0] == communicator.size();
   }
   return verb != CollectiveType::alltoall || (x->n_dims > 0 && x->shape[0] % communicator.size() == 0);

@@ -13,7 +13,6 @@ void bind_compiled_calls(pybind11::module_& m);
 void bind_node(pybind11::module_& m);
 void bind_worlds(pybind11::module_& m);
 void bind_devices(pybind11::module_& m);
-void bind_lists(pybind11::module_& m);
 }  // namespace samestep
 
 // Without the declaration an import turns the GIL of a free-threaded interpreter on again: see free_threading.h.
@@ -32,5 +31,4 @@ PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
   samestep::bind_node(m);
   samestep::bind_worlds(m);
   samestep::bind_devices(m);
-  samestep::bind_lists(m);
 }

@@ -17,13 +17,6 @@ namespace py = pybind11;
 
 namespace {
 
-std::span<const std::int64_t> extents(const ArrayView& view) {
-  return {view.shape, static_cast<std::size_t>(view.n_dims)};
-}
-std::span<const std::int64_t> strides(const ArrayView& view) {
-  return {view.strides, static_cast<std::size_t>(view.n_dims)};
-}
-
 /// Whether an operation has ended because ranks differ.
 bool differs(const Work& work) {
   const std::exception_ptr error = work.error();
@@ -37,14 +30,13 @@ bool device_has_ended(const Work& work) {
 
 }  // namespace
 
-void read_shape(const ArrayView& view, Shape& shape) {
+void read_shape(std::span<const std::int64_t> extents, Shape& shape) {
   shape.n_dims = 0;
   shape.memory_order = 0;
-  for (int i = 0; i < view.n_dims; ++i) {
-    const auto extent = static_cast<std::uint64_t>(view.shape[i]);
-    if (i < Shape::kMaxDims) {
-      shape.extents[static_cast<std::size_t>(i)] = extent;
-      ++shape.n_dims;
+  for (const std::int64_t given : extents) {
+    const auto extent = static_cast<std::uint64_t>(given);
+    if (shape.n_dims < Shape::kMaxDims) {
+      shape.extents[shape.n_dims++] = extent;
     } else {
       // A signature has room for six extents. The number of elements stays exact.
       shape.extents[Shape::kMaxDims - 1] *= extent;
@@ -54,8 +46,15 @@ void read_shape(const ArrayView& view, Shape& shape) {
 
 Shape shape_of(const ArrayView& view) {
   Shape shape;
-  read_shape(view, shape);
+  read_shape(view.extents(), shape);
   return shape;
+}
+
+CollectiveType collective_named(const std::string& text) {
+  for (auto i = std::uint8_t{0}; i <= static_cast<std::uint8_t>(CollectiveType::barrier); ++i) {
+    if (name(static_cast<CollectiveType>(i)) == text) return static_cast<CollectiveType>(i);
+  }
+  throw InvalidArgumentError("no collective: " + text);
 }
 
 Buffer PendingWork::borrow(const py::handle& array, Array view, const char* what, Order order) {
@@ -77,30 +76,35 @@ Buffer PendingWork::borrow(const py::handle& array, Array view, const char* what
   return arrays_.back()->buffer();
 }
 
-ConstBuffer PendingWork::input(const py::handle& array, const char* what, Order order) {
-  Array view = view_of(array.ptr(), what);
+Buffer PendingWork::use(const py::handle& array, Array view, const char* what, Order order, bool copy_in,
+                        bool written) {
   shape_ = shape_of(view.view());
   if (view->contiguous || view->device.kind != DeviceKind::cpu) return borrow(array, std::move(view), what, order);
-  auto staged = std::make_unique<Staged>(Staged{std::move(view), {}, false});
-  const ArrayView& from = staged->array.view();
-  staged->elements.resize(from.nbytes());
-  kernels::pack(from.data, extents(from), strides(from), itemsize(from.dtype), staged->elements.data());
+  auto staged = std::make_unique<Staged>(Staged{std::move(view), {}, written});
+  const ArrayView& lies = staged->array.view();
+  staged->elements.resize(lies.nbytes());
+  if (copy_in) {
+    kernels::pack(lies.data, lies.extents(), lies.steps(), itemsize(lies.dtype), staged->elements.data());
+  }
   staged_.push_back(std::move(staged));
-  return {staged_.back()->elements.data(), static_cast<std::size_t>(from.count), from.dtype, from.device};
+  return {staged_.back()->elements.data(), static_cast<std::size_t>(lies.count), lies.dtype, lies.device};
+}
+
+ConstBuffer PendingWork::input(const py::handle& array, const char* what, Order order) {
+  return use(array, view_of(array.ptr(), what), what, order, /*copy_in=*/true, /*written=*/false);
 }
 
 Buffer PendingWork::output(const py::handle& array, const char* what, bool copy_in, Order order, const char* argument) {
   Array view = view_of(array.ptr(), what, argument);
   if (!writable(view.view())) require_writable(view.view(), str(what, argument).c_str(), array.ptr());
-  shape_ = shape_of(view.view());
   written_.push_back(py::reinterpret_borrow<py::object>(array));
-  if (view->contiguous || view->device.kind != DeviceKind::cpu) return borrow(array, std::move(view), what, order);
-  auto staged = std::make_unique<Staged>(Staged{std::move(view), {}, true});
-  const ArrayView& to = staged->array.view();
-  staged->elements.resize(to.nbytes());
-  if (copy_in) kernels::pack(to.data, extents(to), strides(to), itemsize(to.dtype), staged->elements.data());
-  staged_.push_back(std::move(staged));
-  return {staged_.back()->elements.data(), static_cast<std::size_t>(to.count), to.dtype, to.device};
+  return use(array, std::move(view), what, order, copy_in, /*written=*/true);
+}
+
+Buffer PendingWork::bcast(const py::handle& array, bool at_root) {
+  if (!at_root) return output(array, "bcast", /*copy_in=*/false, Order::any);
+  const ConstBuffer in = input(array, "bcast", Order::any);
+  return {const_cast<void*>(in.data), in.count, in.dtype, in.device, in.stream};
 }
 
 InOut PendingWork::in_out(const py::handle& x, const py::handle& out, const char* what, Order order) {
@@ -160,7 +164,7 @@ void PendingWork::unstage() {
     for (const auto& staged : staged_) {
       const ArrayView& to = staged->array.view();
       if (!staged->written) continue;
-      kernels::unpack(staged->elements.data(), to.data, extents(to), strides(to), itemsize(to.dtype));
+      kernels::unpack(staged->elements.data(), to.data, to.extents(), to.steps(), itemsize(to.dtype));
     }
   }
   for (const py::object& array : written_) bump_version(array.ptr());

@@ -43,6 +43,8 @@ class PendingWork {
   /// for the error if it cannot be written.
   Buffer output(const pybind11::handle& array, const char* what, bool copy_in, Order order = Order::row_major,
                 const char* argument = "");
+  /// The elements of a bcast, which are only read at root: its array may be read-only.
+  Buffer bcast(const pybind11::handle& array, bool at_root);
   /// The arrays of a collective that works in place if `out` is None or `x`.
   InOut in_out(const pybind11::handle& x, const pybind11::handle& out, const char* what,
                Order order = Order::row_major);
@@ -119,6 +121,8 @@ class PendingWork {
   void unstage();
   void pin_arrays();
   bool is_over() const noexcept;
+  /// The elements of the array, in place or staged.
+  Buffer use(const pybind11::handle& array, Array view, const char* what, Order order, bool copy_in, bool written);
   /// The array in place. Device memory cannot be staged here.
   Buffer borrow(const pybind11::handle& array, Array view, const char* what, Order order);
   bool order_streams(double timeout, AtDeadline at_deadline);
@@ -146,9 +150,12 @@ class PendingWork {
   std::atomic<bool> ordered_ = false;  // streams wait for the end, so later work in them may use the memory
 };
 
+/// The collective of this name. Throws InvalidArgumentError.
+CollectiveType collective_named(const std::string& text);
+
 /// The shape of a view, for signatures.
 Shape shape_of(const ArrayView& view);
-/// The same to `shape`, which is new: a copy of what has just been written in parts is slow.
-void read_shape(const ArrayView& view, Shape& shape);
+/// The same to `shape`, whose extents are zero: a copy of what has just been written in parts is slow.
+void read_shape(std::span<const std::int64_t> extents, Shape& shape);
 
 }  // namespace samestep

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "bindings/array_view.h"
+#include "bindings/pending_work.h"
 #include "bindings/python_errors.h"
 #include "communicator/fused_collectives.h"
 #include "core/error.h"
@@ -157,15 +157,8 @@ DType to_dtype(xla::DataType dtype) {
 
 ProgramArray to_array(void* data, DType dtype, std::span<const std::int64_t> extents) {
   ProgramArray array{{data, 1, dtype}, {}};
-  for (const std::int64_t given : extents) {
-    const auto extent = static_cast<std::uint64_t>(given);
-    array.buffer.count *= extent;
-    if (array.shape.n_dims < Shape::kMaxDims) {
-      array.shape.extents[array.shape.n_dims++] = extent;
-    } else {
-      array.shape.extents[Shape::kMaxDims - 1] *= extent;
-    }
-  }
+  for (const std::int64_t extent : extents) array.buffer.count *= static_cast<std::uint64_t>(extent);
+  read_shape(extents, array.shape);
   return array;
 }
 
@@ -229,7 +222,7 @@ xla::Error* handle_call(xla::CallFrame* call) {
 ProgramArrays to_arrays(const std::vector<Array>& given) {
   ProgramArrays arrays;
   for (const Array& array : given) {
-    arrays.push_back(to_array(array->data, array->dtype, {array->shape, static_cast<std::size_t>(array->n_dims)}));
+    arrays.push_back(to_array(array->data, array->dtype, array->extents()));
   }
   return arrays;
 }
@@ -238,15 +231,6 @@ std::vector<Array> views_of(const std::vector<py::object>& given) {
   std::vector<Array> views;
   for (const py::object& array : given) views.push_back(view_of(array.ptr()));
   return views;
-}
-
-CollectiveType type_named(const std::string& verb) {
-  for (const CollectiveType type :
-       {CollectiveType::allreduce, CollectiveType::reduce, CollectiveType::bcast, CollectiveType::allgather,
-        CollectiveType::reduce_scatter, CollectiveType::alltoall}) {
-    if (name(type) == verb) return type;
-  }
-  throw InvalidArgumentError("programs have no collective " + verb);
 }
 
 /// A call with the number by which programs know it.
@@ -265,7 +249,7 @@ void bind_compiled_calls(py::module_& m) {
   py::class_<NumberedCall>(m, "CompiledCall", "One place in a program compiled by JAX where ranks communicate.")
       .def(py::init([](std::shared_ptr<Communicator> group, const std::string& verb, int op, double factor, int root,
                        double timeout, std::string act, std::uint64_t names, py::object explain) {
-             return NumberedCall(std::move(group), {type_named(verb),
+             return NumberedCall(std::move(group), {collective_named(verb),
                                                     {static_cast<ReduceOp>(op), factor},
                                                     root,
                                                     timeout,

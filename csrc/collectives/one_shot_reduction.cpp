@@ -37,22 +37,20 @@ void OneShotReduction::post(std::uint64_t digest) {
   // Ranks may pass different factors, so each sends its own.
   const auto* factor = reinterpret_cast<const std::byte*>(&reduction_.factor);
   const HeaderExchange::Bytes prefix(factor, reduction_.op == ReduceOp::premul ? kFactor : 0);
-  HeaderExchange& header_exchange = progress_engine().header_exchange();
-  if (goes_to_all(header_exchange, signature().type)) {
-    header_exchange.post(sequence_, digest, part_for(signature().root), prefix);
+  if (goes_to_all(headers(), signature().type)) {
+    headers().post(sequence_, digest, part_for(signature().root), prefix);
     return;
   }
   std::vector<HeaderExchange::Bytes> parts;
-  for (int peer = 0; peer < progress_engine().size(); ++peer) parts.push_back(part_for(peer));
-  header_exchange.post_per_peer(sequence_, digest, parts, prefix);
+  for (int peer = 0; peer < size(); ++peer) parts.push_back(part_for(peer));
+  headers().post_per_peer(sequence_, digest, parts, prefix);
 }
 
 void OneShotReduction::start_work() {
   // All of it here and not in `work`: the elements of peers are valid only until the headers are released.
-  const int rank = progress_engine().rank();
-  if ((signature().type == CollectiveType::reduce && signature().root != rank) || out_.count == 0) return;
-  const ConstBuffer mine{part_for(rank).data(), out_.count, out_.dtype};
-  reduce_all(progress_engine().header_exchange(), sequence_, rank, progress_engine().size(), mine, out_, reduction_);
+  if ((signature().type == CollectiveType::reduce && signature().root != rank()) || out_.count == 0) return;
+  const ConstBuffer mine{part_for(rank()).data(), out_.count, out_.dtype};
+  reduce_all(headers(), sequence_, rank(), size(), mine, out_, reduction_);
 }
 
 void OneShotReduction::reduce_all(const HeaderExchange& header_exchange, std::uint64_t sequence, int rank, int n_ranks,

@@ -26,7 +26,7 @@ class PairwiseExchange : public Collective {
   std::vector<int> pending_peers() override;
   void abort() override;
 
-  bool is_inline(std::size_t nbytes) { return nbytes <= max_inline_bytes(progress_engine(), signature().type); }
+  bool is_inline(std::size_t nbytes) { return nbytes <= max_inline_bytes(engine(), signature().type); }
   [[noreturn]] void throw_wrong_size(int peer, std::size_t sent, std::size_t expected) const;
 
   static constexpr std::size_t kDescriptorSpace = 64;  // bytes behind a header that ShmExchange uses for addresses

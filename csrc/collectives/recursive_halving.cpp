@@ -28,7 +28,7 @@ RecursiveHalvingAllreduce::RecursiveHalvingAllreduce(std::shared_ptr<ProgressEng
       reduction_(args.reduction),
       scatter_first_(scatter_first),
       length_(args.out.count) {
-  const std::size_t nbytes = segment_nbytes(progress_engine().size(), progress_engine().options().segment_bytes);
+  const std::size_t nbytes = segment_nbytes(size(), engine().options().segment_bytes);
   const std::size_t most = std::max<std::size_t>(1, nbytes / itemsize(out_.dtype));
   // Segments of nearly equal length, so that the last one is not much shorter than the others. With doubling the whole
   // buffer is one segment, as in the formulas of `select_algorithm`.
@@ -38,9 +38,7 @@ RecursiveHalvingAllreduce::RecursiveHalvingAllreduce(std::shared_ptr<ProgressEng
   }
 }
 
-void RecursiveHalvingAllreduce::post(std::uint64_t digest) {
-  progress_engine().header_exchange().post(sequence_, digest, {});
-}
+void RecursiveHalvingAllreduce::post(std::uint64_t digest) { headers().post(sequence_, digest, {}); }
 
 void RecursiveHalvingAllreduce::start_work() {
   if (reduction_.op != ReduceOp::premul) return;
@@ -52,42 +50,41 @@ void RecursiveHalvingAllreduce::start_work() {
 }
 
 void RecursiveHalvingAllreduce::open_next_segment() {
-  const std::size_t first = next_, size = itemsize(out_.dtype);
+  const std::size_t first = next_, item = itemsize(out_.dtype);
   next_ = std::min(out_.count, first + length_);
-  RecursivePlan plan(progress_engine().size(), progress_engine().rank(), {0, next_ - first}, scatter_first_);
+  RecursivePlan plan(size(), rank(), {0, next_ - first}, scatter_first_);
   RecursiveRun::Params params;
   params.dtype = out_.dtype;
   params.op = reduction_.op;
-  params.n_ranks = static_cast<std::size_t>(progress_engine().size());
+  params.n_ranks = static_cast<std::size_t>(size());
   params.first_tag = tags::of_operation(sequence_, 0);
-  params.piece = progress_engine().options().segment_bytes;
+  params.piece = engine().options().segment_bytes;
   Scratch::Block room;
-  if (plan.room() != 0) room = progress_engine().scratch().take(plan.room() * size);
+  if (plan.room() != 0) room = engine().scratch().take(plan.room() * item);
   std::byte* const at = room.data.get();
-  const auto* const in = static_cast<const std::byte*>(in_.data) + first * size;
-  auto* const out = static_cast<std::byte*>(out_.data) + first * size;
-  open_segments_.push_back({std::move(room), RecursiveRun(progress_engine(), std::move(plan), params, in, out, at)});
+  const auto* const in = static_cast<const std::byte*>(in_.data) + first * item;
+  auto* const out = static_cast<std::byte*>(out_.data) + first * item;
+  open_segments_.push_back({std::move(room), RecursiveRun(engine(), std::move(plan), params, in, out, at)});
 }
 
 bool RecursiveHalvingAllreduce::work() {
   while (true) {
     while (next_ < out_.count && open_segments_.size() < kHalvingsInFlight) open_next_segment();
     if (open_segments_.empty()) return true;
-    if (!advance_first(progress_engine(), open_segments_)) return false;
+    if (!advance_first(engine(), open_segments_)) return false;
     // Blocks for the segments in flight serve a buffer of any length.
-    if (open_segments_.front().room.data != nullptr)
-      progress_engine().scratch().release(std::move(open_segments_.front().room));
+    if (open_segments_.front().room.data != nullptr) engine().scratch().release(std::move(open_segments_.front().room));
     open_segments_.pop_front();
   }
 }
 
 std::vector<int> RecursiveHalvingAllreduce::pending_peers() {
-  return open_segments_.empty() ? std::vector<int>{} : open_segments_.front().run.pending_peers(progress_engine());
+  return open_segments_.empty() ? std::vector<int>{} : open_segments_.front().run.pending_peers(engine());
 }
 
 void RecursiveHalvingAllreduce::abort() {
   Collective::abort();
-  for (Segment& segment : open_segments_) segment.run.abort(progress_engine());
+  for (Segment& segment : open_segments_) segment.run.abort(engine());
 }
 
 }  // namespace samestep

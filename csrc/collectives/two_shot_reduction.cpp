@@ -27,8 +27,8 @@ TwoShotReduction::TwoShotReduction(std::shared_ptr<ProgressEngine> shared_engine
       itemsize_(itemsize(args.out.dtype)),
       in_bytes_(static_cast<const std::byte*>(args.in.data)),
       out_bytes_(static_cast<std::byte*>(args.out.data)) {
-  const int n_ranks = progress_engine().size();
-  const std::size_t wanted = progress_engine().options().segment_bytes;
+  const int n_ranks = size();
+  const std::size_t wanted = engine().options().segment_bytes;
   const std::size_t piece =
       std::max<std::size_t>(1, (wanted != 0 ? wanted : default_segment_bytes(n_ranks)) / itemsize_);
   plan_ = args.type == CollectiveType::reduce_scatter ? SegmentPlan::of_blocks(n_ranks, args.out.count, piece)
@@ -54,15 +54,14 @@ void TwoShotReduction::post(std::uint64_t digest) {
   // Also without premul, so that all headers of this operation have one form. Ranks may pass different factors, and the
   // owner of a chunk needs those of all of them.
   const auto* factor = reinterpret_cast<const std::byte*>(&reduction_.factor);
-  progress_engine().header_exchange().post(sequence_, digest, {factor, sizeof reduction_.factor});
+  headers().post(sequence_, digest, {factor, sizeof reduction_.factor});
 }
 
 void TwoShotReduction::start_work() {
-  factors_.resize(static_cast<std::size_t>(progress_engine().size()), reduction_.factor);
-  for (int peer = 0; peer < progress_engine().size(); ++peer) {
-    if (peer == progress_engine().rank()) continue;
-    std::memcpy(&factors_[static_cast<std::size_t>(peer)],
-                progress_engine().header_exchange().data(sequence_, peer).data(), sizeof(double));
+  factors_.resize(static_cast<std::size_t>(size()), reduction_.factor);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    std::memcpy(&factors_[static_cast<std::size_t>(peer)], headers().data(sequence_, peer).data(), sizeof(double));
   }
 }
 
@@ -74,15 +73,14 @@ bool TwoShotReduction::work() {
     post_results(segment);
   }
   while (!open_segments_.empty() && is_complete(open_segments_.front())) {
-    progress_engine().scratch().release(std::move(open_segments_.front().block));
+    engine().scratch().release(std::move(open_segments_.front().block));
     open_segments_.pop_front();
   }
   return open_segments_.empty() && next_segment_ == plan_.segments();
 }
 
 void TwoShotReduction::open_segment(std::size_t index) {
-  const int rank = progress_engine().rank();
-  const auto n_ranks = static_cast<std::size_t>(progress_engine().size());
+  const auto n_ranks = static_cast<std::size_t>(size());
   Segment& segment = open_segments_.emplace_back();
   segment.index = index;
   segment.contributions_in.resize(n_ranks);
@@ -91,23 +89,22 @@ void TwoShotReduction::open_segment(std::size_t index) {
   segment.result_posted.resize(n_ranks);
   // Peers in rotated order, so that not all ranks send to the same one at once.
   const int tag = tags::of_operation(sequence_, 0);
-  const Chunk mine = plan_.chunk(index, rank);
+  const Chunk mine = plan_.chunk(index, rank());
   const bool reduces = signature().type != CollectiveType::bcast;
-  if (reduces) segment.block = progress_engine().scratch().take(n_ranks * plan_.longest() * itemsize_);
-  for (int step = 1; step < progress_engine().size(); ++step) {
-    const int peer = (rank + step) % progress_engine().size();
+  if (reduces) segment.block = engine().scratch().take(n_ranks * plan_.longest() * itemsize_);
+  for (int step = 1; step < size(); ++step) {
+    const int peer = (rank() + step) % size();
     const auto i = static_cast<std::size_t>(peer);
     if (contributes(peer) && mine.count != 0) {
       // A chunk of a broadcast is received directly into the output. Contributions to a sum need memory until all have
       // arrived.
       std::byte* place = reduces ? segment.block.data.get() + i * plan_.longest() * itemsize_ : out_at(mine);
-      segment.contributions_in[i].receive(progress_engine().transport(), place, mine.count * itemsize_, peer, tag);
+      segment.contributions_in[i].receive(transport(), place, mine.count * itemsize_, peer, tag);
     }
     const Chunk theirs = plan_.chunk(index, peer);
-    if (contributes(rank) && theirs.count != 0) {
-      segment.contributions_out[i].send(progress_engine().transport(), in_at(theirs), theirs.count * itemsize_, peer,
-                                        tag);
-      progress_engine().count_message(theirs.count * itemsize_);
+    if (contributes(rank()) && theirs.count != 0) {
+      segment.contributions_out[i].send(transport(), in_at(theirs), theirs.count * itemsize_, peer, tag);
+      engine().count_message(theirs.count * itemsize_);
     }
   }
 }
@@ -115,57 +112,54 @@ void TwoShotReduction::open_segment(std::size_t index) {
 bool TwoShotReduction::finish_own_chunk(Segment& segment) {
   if (segment.own_chunk_is_finished) return true;
   for (RequestSet& contribution : segment.contributions_in) {
-    if (!contribution.test(progress_engine().transport())) return false;
+    if (!contribution.test(transport())) return false;
   }
   segment.own_chunk_is_finished = true;
-  const int rank = progress_engine().rank();
-  const Chunk chunk = plan_.chunk(segment.index, rank);
+  const Chunk chunk = plan_.chunk(segment.index, rank());
   if (chunk.count == 0) return true;
   // No peer gets this rank's elements of its own chunk, so in place the result may be stored over them.
   std::byte* result = out_at(chunk);
   if (signature().type != CollectiveType::bcast) {
-    const bool own_place = signature().type != CollectiveType::reduce || rank == signature().root;
+    const bool own_place = signature().type != CollectiveType::reduce || rank() == signature().root;
     // A rank that gets no result has no `out`; its own slot of the scratch block is unused.
-    if (!own_place) result = segment.block.data.get() + static_cast<std::size_t>(rank) * plan_.longest() * itemsize_;
+    if (!own_place) result = segment.block.data.get() + static_cast<std::size_t>(rank()) * plan_.longest() * itemsize_;
     reduce_own_chunk(segment, chunk, result);
   }
-  for (int step = 1; step < progress_engine().size(); ++step) {
-    const int peer = (rank + step) % progress_engine().size();
+  for (int step = 1; step < size(); ++step) {
+    const int peer = (rank() + step) % size();
     if (!receives_result(peer)) continue;
-    segment.results_out.send(progress_engine().transport(), result, chunk.count * itemsize_, peer,
-                             tags::of_operation(sequence_, 1));
-    progress_engine().count_message(chunk.count * itemsize_);
+    segment.results_out.send(transport(), result, chunk.count * itemsize_, peer, tags::of_operation(sequence_, 1));
+    engine().count_message(chunk.count * itemsize_);
   }
   return true;
 }
 
 void TwoShotReduction::reduce_own_chunk(Segment& segment, const Chunk& chunk, std::byte* result) {
-  std::vector<kernels::Input> inputs(static_cast<std::size_t>(progress_engine().size()));
+  std::vector<kernels::Input> inputs(static_cast<std::size_t>(size()));
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const bool mine = static_cast<int>(i) == progress_engine().rank();
+    const bool mine = static_cast<int>(i) == rank();
     inputs[i] = {mine ? in_at(chunk) : segment.block.data.get() + i * plan_.longest() * itemsize_, factors_[i]};
   }
   kernels::reduce(dtype_, reduction_.op, inputs, result, chunk.count);
 }
 
 bool TwoShotReduction::post_results(Segment& segment) {
-  const int rank = progress_engine().rank();
-  if (!receives_result(rank)) return true;
+  if (!receives_result(rank())) return true;
   bool all_posted = true;
-  for (int step = 1; step < progress_engine().size(); ++step) {
-    const int owner = (rank + step) % progress_engine().size();
+  for (int step = 1; step < size(); ++step) {
+    const int owner = (rank() + step) % size();
     const auto i = static_cast<std::size_t>(owner);
     // Results of an owner arrive in the order of segments with one tag, so their receives have to be posted in that
     // order.
     if (segment.result_posted[i]) continue;
     // In place, the result overwrites elements that this rank may still be sending.
-    if (next_result_[i] != segment.index || !segment.contributions_out[i].test(progress_engine().transport())) {
+    if (next_result_[i] != segment.index || !segment.contributions_out[i].test(transport())) {
       all_posted = false;
       continue;
     }
     const Chunk chunk = plan_.chunk(segment.index, owner);
     if (chunk.count != 0) {
-      segment.results_in[i].receive(progress_engine().transport(), out_at(chunk), chunk.count * itemsize_, owner,
+      segment.results_in[i].receive(transport(), out_at(chunk), chunk.count * itemsize_, owner,
                                     tags::of_operation(sequence_, 1));
     }
     segment.result_posted[i] = true;
@@ -176,11 +170,10 @@ bool TwoShotReduction::post_results(Segment& segment) {
 
 bool TwoShotReduction::is_complete(Segment& segment) {
   if (!segment.own_chunk_is_finished || !post_results(segment)) return false;
-  Transport& transport = progress_engine().transport();
-  if (!segment.results_out.test(transport)) return false;
+  if (!segment.results_out.test(transport())) return false;
   for (std::size_t i = 0; i < segment.results_in.size(); ++i) {
     // Contributions as well: the caller may change its input once the operation is done.
-    if (!segment.results_in[i].test(transport) || !segment.contributions_out[i].test(transport)) return false;
+    if (!segment.results_in[i].test(transport()) || !segment.contributions_out[i].test(transport())) return false;
   }
   return true;
 }
@@ -190,11 +183,9 @@ std::vector<int> TwoShotReduction::pending_peers() {
   if (open_segments_.empty()) return peers;
   Segment& segment = open_segments_.front();
   for (std::size_t i = 0; i < segment.results_in.size(); ++i) {
-    Transport& transport = progress_engine().transport();
-    const bool contributed = segment.contributions_in[i].test(transport);
-    const bool has_result = !receives_result(progress_engine().rank()) ||
-                            static_cast<int>(i) == progress_engine().rank() ||
-                            (segment.result_posted[i] && segment.results_in[i].test(transport));
+    const bool contributed = segment.contributions_in[i].test(transport());
+    const bool has_result = !receives_result(rank()) || static_cast<int>(i) == rank() ||
+                            (segment.result_posted[i] && segment.results_in[i].test(transport()));
     if (!contributed || !has_result) peers.push_back(static_cast<int>(i));
   }
   return peers;
@@ -203,8 +194,8 @@ std::vector<int> TwoShotReduction::pending_peers() {
 void TwoShotReduction::abort() {
   Collective::abort();
   for (Segment& segment : open_segments_) {
-    for (RequestSet& requests : segment.contributions_in) requests.abandon(progress_engine().transport());
-    for (RequestSet& requests : segment.results_in) requests.abandon(progress_engine().transport());
+    for (RequestSet& requests : segment.contributions_in) requests.abandon(transport());
+    for (RequestSet& requests : segment.results_in) requests.abandon(transport());
   }
 }
 

@@ -13,8 +13,8 @@ class ForkListener {
   ForkListener& operator=(const ForkListener&) = delete;
   virtual ~ForkListener() = default;
 
-  virtual void before_fork() noexcept = 0;
-  virtual void after_fork_in_parent() noexcept = 0;
+  virtual void before_fork() noexcept {}
+  virtual void after_fork_in_parent() noexcept {}
   virtual void after_fork_in_child() noexcept = 0;
 
  protected:

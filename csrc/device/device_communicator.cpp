@@ -1,20 +1,19 @@
 #include "device/device_communicator.h"
 
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "communicator/checks.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "core/user_call.h"
-#include "core/wait_hooks.h"
 #include "device/host_path.h"
 #include "device/nccl_path.h"
 #include "device/refusal.h"
 #include "gpu/capture.h"
-#include "gpu/known_memory.h"
 #include "nccl/nccl_reduction.h"
-#include "waiting/backoff.h"
+#include "waiting/await.h"
 
 namespace samestep {
 
@@ -89,7 +88,7 @@ std::shared_ptr<DeviceCommunicator> DeviceCommunicator::open(std::shared_ptr<Com
 
 // ---- which memory
 
-void DeviceCommunicator::check_device(std::string_view verb, ConstBuffer& buffer) const {
+Device DeviceCommunicator::check_here(std::string_view verb, ConstBuffer buffer, CallStreams& streams) const {
   if (buffer.device.kind != options_.gpu->kind()) {
     if (in_host_memory(buffer)) {
       throw InvalidArgumentError(
@@ -106,24 +105,14 @@ void DeviceCommunicator::check_device(std::string_view verb, ConstBuffer& buffer
                                    " of group '", name(), "' uses device ", options_.device,
                                    "; make it there, or choose devices in initialize()"));
   }
-}
-
-void DeviceCommunicator::check_here(std::string_view verb, ConstBuffer& buffer, CallStreams& streams) const {
-  check_device(verb, buffer);
   streams.add(buffer);
-}
-
-void DeviceCommunicator::check_here(std::string_view verb, Buffer& buffer, CallStreams& streams) const {
-  ConstBuffer same = buffer;
-  check_here(verb, same, streams);
-  buffer.device = same.device;
+  return buffer.device;
 }
 
 void DeviceCommunicator::check_arrays(std::span<const std::string> verbs, std::span<const ConstBuffer> buffers) const {
   CallStreams streams(*options_.gpu);
   for (std::size_t i = 0; i < buffers.size(); ++i) {
-    ConstBuffer buffer = buffers[i];
-    check_here(verbs[i], buffer, streams);
+    check_here(verbs[i], buffers[i], streams);
     streams.refuse_capture(verbs[i], nccl_ != nullptr);
   }
 }
@@ -145,13 +134,13 @@ void DeviceCommunicator::check_used(CollectiveArgs& args, CallStreams& streams) 
   const std::string_view verb = samestep::name(args.type);
   const DType dtype = args.own().dtype;
   if (args.uses_in(rank())) {
-    check_here(verb, args.in, streams);
+    args.in.device = check_here(verb, args.in, streams);
   } else {
     // What the caller passed is ignored on this rank, but what ranks compare needs the dtype.
     args.in = {nullptr, 0, dtype};
   }
   if (args.uses_out(rank())) {
-    check_here(verb, args.out, streams);
+    args.out.device = check_here(verb, args.out, streams);
   } else {
     args.out = {nullptr, 0, dtype};
   }
@@ -209,7 +198,7 @@ void DeviceCommunicator::tell_refusal(const CollectiveArgs& args, std::string_vi
     if (!takes_nccl(args)) {
       work = staged_->start_refusal(refusal::args());
     } else if (NcclPath::compares(args)) {
-      return nccl_->start_refusal(refusal::args());  // which the watching thread sees to
+      return nccl_->comm()->compare(refusal::args().signature());  // which the watching thread sees to
     }
   } catch (const Error&) {  // the group has ended, as the others know
   }
@@ -226,12 +215,17 @@ Communicator::WorkPtr DeviceCommunicator::start_send(const SendArgs& args) {
     WorkPtr behind = start_behind(args);
     return behind != nullptr ? behind : Inner{*host_}.start_send(args);
   }
-  SendArgs here = args;
+  return start_staged("send", args, &SendArgs::in);
+}
+
+template <class Message, class Elements>
+Communicator::WorkPtr DeviceCommunicator::start_staged(std::string_view verb, Message args,
+                                                       Elements Message::* elements) {
   return without_gil([&] {
     CallStreams streams(*options_.gpu);
-    check_here("send", here.in, streams);
-    streams.refuse_capture("send");
-    return staged_->start(here);
+    (args.*elements).device = check_here(verb, args.*elements, streams);
+    streams.refuse_capture(verb);
+    return staged_->start(args);
   });
 }
 
@@ -245,14 +239,7 @@ Communicator::WorkPtr DeviceCommunicator::start_behind(const SendArgs& args) {
 }
 
 Communicator::WorkPtr DeviceCommunicator::start_recv(const RecvArgs& args) {
-  if (in_host_memory(args.out)) return Inner{*host_}.start_recv(args);
-  RecvArgs here = args;
-  return without_gil([&] {
-    CallStreams streams(*options_.gpu);
-    check_here("recv", here.out, streams);
-    streams.refuse_capture("recv");
-    return staged_->start(here);
-  });
+  return in_host_memory(args.out) ? Inner{*host_}.start_recv(args) : start_staged("recv", args, &RecvArgs::out);
 }
 
 Communicator::WorkPtr DeviceCommunicator::run_send(const SendArgs& args) {
@@ -265,40 +252,25 @@ Communicator::WorkPtr DeviceCommunicator::run_recv(const RecvArgs& args, Status&
   return in_host_memory(args.out) ? Inner{*host_}.run_recv(args, status) : start_recv(args);
 }
 
-Communicator::WorkPtr DeviceCommunicator::allreduce_many(std::span<const InOut> given, const Reduction& reduction) {
-  std::vector<InOut> buffers(given.begin(), given.end());
-  if (nccl_ == nullptr || buffers.empty() || !has_nccl_reduction(buffers[0].in.dtype, reduction)) {
-    throw InvalidArgumentError("allreduce_many: not for NCCL");
-  }
-  const CollectiveArgs first{
-      .type = CollectiveType::allreduce, .in = buffers[0].in, .out = buffers[0].out, .reduction = reduction};
+Communicator::WorkPtr DeviceCommunicator::start_many(CollectiveArgs args, std::vector<InOut> buffers) {
+  const std::string_view verb = samestep::name(args.type);
+  if (args.type == CollectiveType::bcast) checks::root_in_group(verb, args.root, size());
+  if (!buffers.empty()) std::tie(args.in, args.out) = std::tie(buffers[0].in, buffers[0].out);
+  if (buffers.empty() || !takes_nccl(args)) throw InvalidArgumentError(str(verb, "_many: not for NCCL"));
   return without_gil([&] {
     CallStreams streams(*options_.gpu);
-    check_or_tell(first, [&] {
+    check_or_tell(args, [&] {
       for (auto& [in, out] : buffers) {
-        check_here("allreduce", in, streams);
-        check_here("allreduce", out, streams);
-        checks::same_dtype("allreduce", in, out);
-        checks::same_dtype("allreduce", buffers[0].in, out);
-        checks::has_count("allreduce", "out", out, in.count);
+        out.device = check_here(verb, out, streams);
+        if (!reduces(args.type)) continue;
+        in.device = check_here(verb, in, streams);
+        checks::same_dtype(verb, in, out);
+        checks::same_dtype(verb, args.in, out);
+        checks::has_count(verb, "out", out, in.count);
       }
-      streams.refuse_capture("allreduce", /*joins=*/true);
+      streams.refuse_capture(verb, /*joins=*/true);
     });
-    return nccl_->allreduce_many(std::move(buffers), reduction, where_of(streams));
-  });
-}
-
-Communicator::WorkPtr DeviceCommunicator::bcast_many(std::span<const Buffer> given, int root) {
-  checks::root_in_group("bcast", root, size());
-  if (nccl_ == nullptr || given.empty()) throw InvalidArgumentError("bcast_many: not for NCCL");
-  std::vector<Buffer> buffers(given.begin(), given.end());
-  return without_gil([&] {
-    CallStreams streams(*options_.gpu);
-    check_or_tell({.type = CollectiveType::bcast, .out = buffers[0], .root = root}, [&] {
-      for (Buffer& buffer : buffers) check_here("bcast", buffer, streams);
-      streams.refuse_capture("bcast", /*joins=*/true);
-    });
-    return nccl_->bcast_many(std::move(buffers), root, where_of(streams));
+    return nccl_->start_many(args, std::move(buffers), where_of(streams));
   });
 }
 
@@ -339,11 +311,10 @@ void DeviceCommunicator::progress() {
 
 void DeviceCommunicator::close(const Deadline& deadline) {
   // Staged operations have no thread: they end only because this loop advances them.
-  Backoff pause(/*oversubscribed=*/true);
-  while (!staged_->idle()) {
-    if (deadline.passed()) throw TimeoutError(str("close: operations of group '", name(), "' are pending"));
-    if (pause.step()) wait_hooks().interrupt();
-  }
+  await([this] { return staged_->idle(); },
+        [&](Seconds) {
+          if (deadline.passed()) throw TimeoutError(str("close: operations of group '", name(), "' are pending"));
+        });
   // NCCL communicators first: they meet the other ranks in `signature_check_` before they are destroyed.
   if (nccl_ != nullptr) nccl_->comm()->close(deadline);
   // Before the others: a rank that was refused alone, in a staged operation, learns there that nobody makes its call.

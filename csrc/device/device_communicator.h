@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "communicator/communicator.h"
 #include "core/owner_process.h"
@@ -46,10 +47,9 @@ class DeviceCommunicator final : public Communicator, private Membership {
   const std::shared_ptr<Communicator>& host() const { return host_; }
   const DeviceOptions& options() const { return options_; }
 
-  /// Each output = the reduction of its input over all ranks, as one operation. All of one dtype.
-  WorkPtr allreduce_many(std::span<const InOut> buffers, const Reduction& reduction);
-  /// Each buffer = root's, as one operation.
-  WorkPtr bcast_many(std::span<const Buffer> buffers, int root);
+  /// An allreduce or bcast of each of `buffers`, as one operation. Those of an allreduce are of one dtype; those of a
+  /// bcast are `out`.
+  WorkPtr start_many(CollectiveArgs args, std::vector<InOut> buffers);
 
   /// Throws what an operation on each of these arrays of this rank would throw before it begins. For callers that let
   /// ranks exchange something first: a rank that is refused only then leaves the others behind in the operation.
@@ -95,11 +95,8 @@ class DeviceCommunicator final : public Communicator, private Membership {
 
   /// Are all arrays of this rank in host memory?
   bool is_on_host(const CollectiveArgs& args) const;
-  /// On the device of this group?
-  void check_device(std::string_view verb, ConstBuffer& buffer) const;
-  /// The same, and notes its stream.
-  void check_here(std::string_view verb, ConstBuffer& buffer, CallStreams& streams) const;
-  void check_here(std::string_view verb, Buffer& buffer, CallStreams& streams) const;
+  /// The device of an array, which must be that of this group. Notes its stream.
+  Device check_here(std::string_view verb, ConstBuffer buffer, CallStreams& streams) const;
   /// The same for what this rank uses of a collective.
   void check_used(CollectiveArgs& args, CallStreams& streams) const;
   /// Where an operation runs that nobody waits for yet.
@@ -112,6 +109,9 @@ class DeviceCommunicator final : public Communicator, private Membership {
   void abandon_devices(const std::exception_ptr& error);
   std::shared_ptr<Communicator> wrap(std::shared_ptr<Communicator> child, const Deadline& deadline) const;
 
+  /// A message of device memory.
+  template <class Message, class Elements>
+  WorkPtr start_staged(std::string_view verb, Message args, Elements Message::* elements);
   /// Null where nothing keeps a send of host memory from starting now.
   WorkPtr start_behind(const SendArgs& args);
 

@@ -62,16 +62,12 @@ StagedRuns runs_of(const Counts& blocks, std::uint64_t at, std::uint64_t n, std:
 }
 
 StagedOperation send_to(const SendArgs& args) {
-  StagedOperation call;
-  call.type = StagedOperation::Type::send;
-  call.dest = args.dest;
-  call.tag = args.tag;
-  return call;
+  return {.type = StagedOperation::Type::send, .dest = args.dest, .tag = args.tag};
 }
-StagedOperation receive() {
-  StagedOperation call;
-  call.type = StagedOperation::Type::receive;
-  return call;
+StagedOperation receive() { return {.type = StagedOperation::Type::receive}; }
+
+bool has_blocks(CollectiveType type) {
+  return type != CollectiveType::allreduce && type != CollectiveType::reduce && type != CollectiveType::bcast;
 }
 
 /// Nothing if not all ranks know them.
@@ -79,6 +75,7 @@ std::optional<BlockLengths> lengths_of(const CollectiveArgs& args, int size) {
   if (has_counts(args.type)) return args.lengths;
   const auto n_blocks = static_cast<std::uint64_t>(size);
   const std::uint64_t own = args.own().count, block = args.type == CollectiveType::alltoall ? own / n_blocks : own;
+  if (!has_blocks(args.type)) return BlockLengths{own, own};
   return BlockLengths{block, block * n_blocks};
 }
 
@@ -97,8 +94,8 @@ class DeviceCommunicator::HostPath::HostCall {
     args_.recv_counts = recv_counts_;
   }
 
-  WorkPtr start(const ConstBuffer& in, const Buffer& out, const Shape& shape) const {
-    return start(in, out, shape, counts_, recv_counts_);
+  WorkPtr start_whole(const ConstBuffer& in, const Buffer& out) const {
+    return start(in, out, args_.shape, counts_, recv_counts_);
   }
   /// The `n` elements from `at` of each block.
   WorkPtr start_window(const ConstBuffer& in, const Buffer& out, std::uint64_t at, std::uint64_t n) const {
@@ -120,7 +117,9 @@ class DeviceCommunicator::HostPath::HostCall {
     CollectiveArgs args = args_;
     args.in = in;
     args.out = out;
-    if (args.type == CollectiveType::bcast) args.out = {const_cast<void*>(in.data), in.count, in.dtype};
+    if (args.type == CollectiveType::bcast && in.data != nullptr) {
+      args.out = {const_cast<void*>(in.data), in.count, in.dtype};
+    }
     args.shape = shape;
     args.counts = counts;
     args.recv_counts = recv_counts;
@@ -142,7 +141,6 @@ DeviceCommunicator::HostPath::HostPath(std::shared_ptr<Communicator> messages,
       collectives_(std::move(collectives)),
       gpu_(options.gpu),
       longest_segment_(options.staging_bytes),
-      gpu_aware_(options.gpu_aware && messages_->transport() == "mpi"),
       some_are_gpu_aware_(options.some_are_gpu_aware),
       staging_(HostStaging::make(gpu_, options.device, messages_, collectives_)) {
   GroupSettings settings;
@@ -150,42 +148,33 @@ DeviceCommunicator::HostPath::HostPath(std::shared_ptr<Communicator> messages,
   // they are received, copied once more, and kept in memory.
   settings.message_segment = std::clamp(longest_segment_, kShortestMessageSegment, kLongestMessageSegment);
   messages_->configure(settings);
-  if (gpu_aware_) copy_local_on_device();
+  if (!options.gpu_aware || messages_->transport() != "mpi") return;
+  // Shorter ones travel with their header, which the host writes and reads. Collectives read and write up to
+  // `max_inline` bytes by the CPU, which cannot access device memory.
+  direct_from_ = 4 << 10;
+  segment_direct_from_ = std::max(direct_from_, collectives_->max_inline() + 1);
+  copy_local_on_device();
 }
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::start(const CollectiveArgs& args) {
-  const auto call = std::make_shared<const HostCall>(collectives_, args);
-  const auto start = [call](const ConstBuffer& in, const Buffer& out, const Shape& shape) {
-    return call->start(in, out, shape);
-  };
-  const auto start_whole = [call](const ConstBuffer& in, const Buffer& out) {
-    return call->start(in, out, call->args().shape);
-  };
-  ConstBuffer in = args.in;
-  Buffer out = args.out;
-  const int rank = collectives_->rank();
-  const bool overlaps = overwrites_input(args, rank);
-  switch (args.type) {
-    case CollectiveType::allreduce:
-    case CollectiveType::reduce:
-      return in_segments(in, out, args.shape, start, /*only_moves=*/false, overlaps);
-    case CollectiveType::bcast:
-      // Root only reads its array and the others only write theirs: half of the copies are left out.
-      in = args.out;
-      if (rank == args.root) {
-        out.data = nullptr;
-      } else {
-        in.data = nullptr;
-      }
-      return in_segments(in, out, args.shape, start, /*only_moves=*/true, /*copies_in_first=*/false);
-    case CollectiveType::reduce_scatter:
-      return in_windows(call, overlaps);
-    default:
-      // All ranks must divide into the same windows. A rank that hands the whole array to MPI does not divide at all.
-      if (!some_are_gpu_aware_) return in_windows(call, overlaps);
-      // The whole input is on the host before the first element is copied back.
-      return overlaps ? whole(in, out, start_whole) : exchange(in, out, call->transfers(), start_whole);
+  CollectiveArgs own = args;
+  if (args.type == CollectiveType::bcast) {
+    // Root only reads its array and the others only write theirs: half of the copies are left out.
+    own.in = args.out;
+    if (collectives_->rank() == args.root) {
+      own.out.data = nullptr;
+    } else {
+      own.in.data = nullptr;
+    }
   }
+  const auto call = std::make_shared<const HostCall>(collectives_, own);
+  const bool overlaps = overwrites_input(args, collectives_->rank());
+  // All ranks must divide into the same windows. A rank that hands the whole array to MPI does not divide at all. What
+  // the CPU reduces is always divided, and MPI gets the windows of a bcast.
+  if (!some_are_gpu_aware_ || reduces(args.type) || !has_blocks(args.type)) return in_windows(call, overlaps);
+  const auto start_whole = [call](const ConstBuffer& in, const Buffer& out) { return call->start_whole(in, out); };
+  // The whole input is on the host before the first element is copied back.
+  return overlaps ? whole(args.in, args.out, start_whole) : exchange(args.in, args.out, call->transfers(), start_whole);
 }
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::start_refusal(const CollectiveArgs& args) {
@@ -201,7 +190,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const SendArgs& args) 
   const auto start = [host = messages_, dest = args.dest, tag = args.tag](const ConstBuffer& from) {
     return host->send({from.data, from.count, from.dtype}, dest, tag);
   };
-  if (is_gpu_direct(in.nbytes())) return start_gpu_direct(in, send_to(args), [start, in] { return start(in); });
+  if (in.nbytes() >= direct_from_) return start_gpu_direct(in, send_to(args), [start, in] { return start(in); });
   if (is_segmented(in)) return in_segments(args);
   return whole(
       in, Buffer{nullptr, 0, in.dtype}, [start](const ConstBuffer& from, const Buffer&) { return start(from); },
@@ -218,7 +207,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start_behind(const SendArgs&
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::start(const RecvArgs& args) {
   const Buffer out = args.out;
-  const bool direct = is_gpu_direct(out.nbytes());
+  const bool direct = out.nbytes() >= direct_from_;
   const auto start = [host = messages_, args, direct](const Buffer& to) {
     RecvArgs here = args;
     // The group of messages must know that MPI gets a device pointer, which its own code may not read.
@@ -233,35 +222,6 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start(const RecvArgs& args) 
 }
 
 // ---- staged
-
-Communicator::WorkPtr DeviceCommunicator::HostPath::in_segments(
-    ConstBuffer in, Buffer out, const Shape& shape, std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start,
-    bool only_moves, bool copies_in_first) {
-  const std::size_t item = itemsize(in.dtype), count = std::max(in.count, out.count);
-  const std::size_t longest = std::max(segment_of(count * item, longest_segment_) / item, std::size_t{1});
-  StagedOperation call;
-  call.after = {in.stream, out.stream};
-  call.copies_in_first = copies_in_first;
-  for (std::size_t at = 0; at < count || at == 0; at += longest) {
-    const std::size_t n = std::min(longest, count - at);
-    StagedSegment part;
-    if (in.data != nullptr) part.in = static_cast<const std::byte*>(in.data) + at * item;
-    if (out.data != nullptr) part.out = static_cast<std::byte*>(out.data) + at * item;
-    // The CPU reduces, so only what is merely moved can stay on the device.
-    part.gpu_direct = only_moves && segment_is_gpu_direct(n * item);
-    if (!part.gpu_direct) part.in_runs = part.out_runs = {{0, n * item}};
-    part.in_place = true;
-    const Shape described = at == 0 ? shape : Shape::flat(n);  // ranks are compared at the first segment
-    const bool writes = out.data != nullptr;
-    auto* const lies = part.gpu_direct ? const_cast<std::byte*>(part.in != nullptr ? part.in : part.out) : nullptr;
-    part.start = [start, described, n, dtype = in.dtype, writes, lies](std::byte* memory, std::byte*) {
-      if (lies != nullptr) memory = lies;
-      return start({memory, n, dtype}, writes ? Buffer{memory, n, dtype} : Buffer{nullptr, 0, dtype}, described);
-    };
-    call.parts.push_back(std::move(part));
-  }
-  return staging_->start(std::move(call));
-}
 
 bool DeviceCommunicator::HostPath::is_segmented(const ConstBuffer& buffer) const {
   const SegmentedMessages* const segmented = messages_->segmented_messages();
@@ -335,7 +295,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(const std::shared
   staged.after = {args.in.stream, args.out.stream};
   staged.copies_in_first = copies_in_first;
   if (const std::optional<BlockLengths> known = lengths_of(args, collectives_->size())) {
-    staged.parts = windows(call, *known, longest_segment_);
+    staged.parts = windows(call, *known, longest_segment_, segment_direct_from_);
     return staging_->start(std::move(staged));
   }
   const auto table = std::make_shared<BlockTable>(call->transfers());
@@ -346,37 +306,49 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::in_windows(const std::shared
   staged.parts.push_back(std::move(exchange));
   const std::string verb = staged.called.empty() ? std::string(samestep::name(args.type)) : staged.called;
   staged.then = [table, call, verb, group = collectives_->name(), longest = longest_segment_] {
-    return windows(call, table->lengths(verb, group, itemsize(call->args().own().dtype)), longest);
+    return windows(call, table->lengths(verb, group, itemsize(call->args().own().dtype)), longest, SIZE_MAX);
   };
   return staging_->start(std::move(staged));
 }
 
 std::vector<StagedSegment> DeviceCommunicator::HostPath::windows(const std::shared_ptr<const HostCall>& call,
                                                                  const BlockLengths& lengths,
-                                                                 std::size_t longest_segment) {
+                                                                 std::size_t longest_segment, std::size_t direct_from) {
   const CollectiveArgs& args = call->args();
+  const bool divides = has_blocks(args.type);
   // In large groups a segment that is split among all ranks would become many tiny copies.
-  constexpr std::size_t kShortestRun = 4 << 10;
+  const std::size_t shortest_run = divides ? 4 << 10 : 1;
   const auto size = static_cast<std::size_t>(call->n_ranks());
   const DType dtype = args.own().dtype;
   const std::size_t item = itemsize(dtype);
   // The busiest rank has about one segment in each window.
   const std::uint64_t segment = segment_of(lengths.busiest * item, longest_segment);
   const std::uint64_t nbytes = segment * lengths.longest / std::max<std::uint64_t>(lengths.busiest, 1);
-  const std::uint64_t window = std::max(std::max<std::uint64_t>(nbytes, kShortestRun) / item, std::uint64_t{1});
+  const std::uint64_t window = std::max(std::max<std::uint64_t>(nbytes, shortest_run) / item, std::uint64_t{1});
   const Counts in_blocks = blocks_of_input(args, size), out_blocks = blocks_of_output(args, size);
   std::vector<StagedSegment> parts;
   for (std::uint64_t at = 0; at < lengths.longest || at == 0; at += window) {
+    const std::uint64_t n = std::min(window, lengths.longest - at);
     StagedSegment part;
-    if (args.in.data != nullptr) part.in_runs = runs_of(in_blocks, at, window, item);
-    if (args.out.data != nullptr) part.out_runs = runs_of(out_blocks, at, window, item);
     part.in = static_cast<const std::byte*>(args.in.data);
     part.out = static_cast<std::byte*>(args.out.data);
-    part.start = [call, at, n = std::min(window, lengths.longest - at), dtype, n_in = total_nbytes(part.in_runs) / item,
-                  n_out = total_nbytes(part.out_runs) / item](std::byte* from, std::byte* to) {
-      return call->start_window({n_in != 0 ? from : nullptr, n_in, dtype}, {n_out != 0 ? to : nullptr, n_out, dtype},
-                                at, n);
-    };
+    part.in_place = !divides;
+    // The CPU reduces, so only what is merely moved can stay on the device.
+    part.gpu_direct = args.type == CollectiveType::bcast && n * item >= direct_from;
+    if (part.gpu_direct) {
+      const std::byte* const lies = (part.in != nullptr ? part.in : part.out) + at * item;
+      part.start = [call, at, n, dtype, lies](std::byte*, std::byte*) {
+        return call->start_window({lies, n, dtype}, {nullptr, 0, dtype}, at, n);
+      };
+    } else {
+      if (part.in != nullptr) part.in_runs = runs_of(in_blocks, at, window, item);
+      if (part.out != nullptr) part.out_runs = runs_of(out_blocks, at, window, item);
+      part.start = [call, at, n, dtype, n_in = total_nbytes(part.in_runs) / item,
+                    n_out = total_nbytes(part.out_runs) / item](std::byte* from, std::byte* to) {
+        return call->start_window({n_in != 0 ? from : nullptr, n_in, dtype}, {n_out != 0 ? to : nullptr, n_out, dtype},
+                                  at, n);
+      };
+    }
     parts.push_back(std::move(part));
   }
   return parts;
@@ -403,17 +375,6 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::whole(ConstBuffer in, Buffer
 }
 
 // ---- GPU-direct: MPI gets device pointers
-
-bool DeviceCommunicator::HostPath::is_gpu_direct(std::size_t nbytes) const {
-  // Shorter ones travel with their header, which the host writes and reads.
-  constexpr std::size_t kShortest = 4 << 10;
-  return gpu_aware_ && nbytes >= kShortest;
-}
-
-// Collectives read and write up to `max_inline` bytes by the CPU, which cannot access device memory.
-bool DeviceCommunicator::HostPath::segment_is_gpu_direct(std::size_t nbytes) const {
-  return is_gpu_direct(nbytes) && nbytes > collectives_->max_inline();
-}
 
 void DeviceCommunicator::HostPath::copy_local_on_device() {
   GroupSettings settings;
@@ -448,7 +409,7 @@ Communicator::WorkPtr DeviceCommunicator::HostPath::start_gpu_direct(const Const
 
 Communicator::WorkPtr DeviceCommunicator::HostPath::exchange(ConstBuffer in, Buffer out,
                                                              std::span<const PeerTransfer> transfers, Start start) {
-  const auto is_direct = [this](std::size_t nbytes) { return nbytes == 0 || segment_is_gpu_direct(nbytes); };
+  const auto is_direct = [this](std::size_t nbytes) { return nbytes == 0 || nbytes >= segment_direct_from_; };
   bool any = false, all_long = true;
   for (const PeerTransfer& transfer : transfers) {
     any = any || transfer.out_nbytes != 0 || transfer.in_nbytes != 0;

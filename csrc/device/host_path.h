@@ -39,15 +39,12 @@ class DeviceCommunicator::HostPath {
   class HostCall;
   using Start = std::function<WorkPtr(ConstBuffer, Buffer)>;
 
-  /// In segments, each of which `start` starts with the shape that ranks compare.
-  WorkPtr in_segments(ConstBuffer in, Buffer out, const Shape& shape,
-                      std::function<WorkPtr(ConstBuffer, Buffer, const Shape&)> start, bool only_moves,
-                      bool copies_in_first);
-  /// A collective on blocks, in windows of each block. Ranks that do not know the lengths of all blocks exchange them
-  /// first.
+  /// A collective, in windows of each block, or of the array where it has none. Ranks that do not know the lengths of
+  /// all blocks exchange them first. `direct_from`: MPI gets the device pointers of windows of so many bytes, if they
+  /// are merely moved.
   WorkPtr in_windows(const std::shared_ptr<const HostCall>& call, bool copies_in_first);
   static std::vector<StagedSegment> windows(const std::shared_ptr<const HostCall>& call, const BlockLengths& lengths,
-                                            std::size_t longest_segment);
+                                            std::size_t longest_segment, std::size_t direct_from);
   /// Messages of more than a segment.
   bool is_segmented(const ConstBuffer& buffer) const;
   WorkPtr in_segments(const SendArgs& args);
@@ -57,19 +54,16 @@ class DeviceCommunicator::HostPath {
   /// Each rank decides for itself, as the messages are the same.
   WorkPtr exchange(ConstBuffer in, Buffer out, std::span<const PeerTransfer> transfers, Start start);
   WorkPtr start_gpu_direct(const ConstBuffer& buffer, StagedOperation call, std::function<WorkPtr()> start);
-  /// Whether MPI gets the device pointer of a message of so many bytes.
-  bool is_gpu_direct(std::size_t nbytes) const;
-  /// The same for a segment of a collective.
-  bool segment_is_gpu_direct(std::size_t nbytes) const;
   /// Lets a rank copy its own part of a collective on the device.
   void copy_local_on_device();
 
   std::shared_ptr<Communicator> messages_, collectives_;
   std::shared_ptr<GpuLibrary> gpu_;
   std::size_t longest_segment_;
-  bool gpu_aware_;
   bool some_are_gpu_aware_;  // the same on all ranks, which begin as many operations on the host
   std::shared_ptr<HostStaging> staging_;
+  // MPI gets the device pointers of messages, and of what collectives move, from so many bytes on.
+  std::size_t direct_from_ = SIZE_MAX, segment_direct_from_ = SIZE_MAX;
 };
 
 }  // namespace samestep

@@ -10,27 +10,6 @@
 
 namespace samestep {
 
-/// Of a list of buffers, for ranks to compare: how many, and a digest of their lengths.
-struct DeviceCommunicator::NcclPath::ManyBuffers {
-  std::size_t n = 0, nbytes = 0;
-  std::uint64_t lengths = 0;
-  std::vector<StreamHandle> streams;
-
-  void add(const ConstBuffer& buffer) {
-    ++n;
-    nbytes += buffer.nbytes();
-    // The 1 lets empty buffers count, too.
-    lengths = lengths * 31 + buffer.count + 1;
-    streams.push_back(buffer.stream);
-  }
-  Shape shape() const {
-    Shape shape = Shape::flat(n);
-    shape.n_dims = 2;
-    shape.extents[1] = lengths;
-    return shape;
-  }
-};
-
 DeviceCommunicator::NcclPath::NcclPath(std::shared_ptr<NcclComm> comm, int rank, int size)
     : comm_(std::move(comm)),
       copies_(std::make_shared<BufferPool>(comm_->options().gpu, comm_->options().device, BufferPool::Kind::of_device)),
@@ -69,7 +48,7 @@ nccl_calls::Calls DeviceCommunicator::NcclPath::calls_of(const CollectiveArgs& a
     case CollectiveType::reduce_scatter:
       return nccl_calls::reduce_scatter(nccl, form(), args.reduction, args.in, args.out);
     case CollectiveType::bcast:
-      return nccl_calls::broadcast(nccl, {args.out}, args.root);
+      return nccl_calls::broadcast(nccl, {{args.out, args.out}}, args.root);
     case CollectiveType::allgather:
       return nccl_calls::all_gather(nccl, args.in, args.out);
     case CollectiveType::allgatherv:
@@ -118,44 +97,28 @@ Communicator::WorkPtr DeviceCommunicator::NcclPath::run(const CollectiveArgs& ar
   return comm_->run(launch_of(args, where));
 }
 
-Communicator::WorkPtr DeviceCommunicator::NcclPath::launch_many(const CollectiveArgs& args, const ManyBuffers& many,
-                                                                nccl_calls::Calls calls, NcclLaunch::Where where) {
-  count(many.nbytes);
-  return comm_->launch({.type = args.type,
-                        .dtype = args.own().dtype,
-                        .count = many.n,
-                        .is_list = true,
-                        .after = many.streams,
-                        .where = where,
-                        .calls = std::move(calls),
-                        .compared = args.signature()});
-}
-
-void DeviceCommunicator::NcclPath::start_refusal(const CollectiveArgs& args) { comm_->compare(args.signature()); }
-
-Communicator::WorkPtr DeviceCommunicator::NcclPath::allreduce_many(std::vector<InOut> buffers,
-                                                                   const Reduction& reduction,
-                                                                   NcclLaunch::Where where) {
-  ManyBuffers many;
-  for (const auto& [in, out] : buffers) {
-    many.add(out);
-    many.streams.push_back(in.stream);
-  }
-  const CollectiveArgs args{.type = CollectiveType::allreduce,
-                            .in = buffers[0].in,
-                            .out = buffers[0].out,
-                            .reduction = reduction,
-                            .shape = many.shape()};
-  const NcclReduction form = form_of(args.out.dtype, reduction);
-  return launch_many(args, many, nccl_calls::all_reduce(comm_->nccl(), form, reduction, std::move(buffers)), where);
-}
-
-Communicator::WorkPtr DeviceCommunicator::NcclPath::bcast_many(std::vector<Buffer> buffers, int root,
+Communicator::WorkPtr DeviceCommunicator::NcclPath::start_many(CollectiveArgs args, std::vector<InOut> buffers,
                                                                NcclLaunch::Where where) {
-  ManyBuffers many;
-  for (const Buffer& buffer : buffers) many.add(buffer);
-  const CollectiveArgs args{.type = CollectiveType::bcast, .out = buffers[0], .root = root, .shape = many.shape()};
-  return launch_many(args, many, nccl_calls::broadcast(comm_->nccl(), std::move(buffers), root), where);
+  NcclLaunch many{
+      .type = args.type, .dtype = args.own().dtype, .count = buffers.size(), .is_list = true, .where = where};
+  std::size_t nbytes = 0;
+  std::uint64_t lengths = 0;
+  for (const auto& [in, out] : buffers) {
+    nbytes += out.nbytes();
+    lengths = lengths * 31 + out.count + 1;  // the 1 lets empty buffers count, too
+    many.after.insert(many.after.end(), {out.stream, in.stream});
+  }
+  count(nbytes);
+  // Ranks compare how many there are, and a digest of their lengths.
+  args.shape = Shape::flat(buffers.size());
+  args.shape.extents[args.shape.n_dims++] = lengths;
+  many.compared = args.signature();
+  const NcclLibrary& nccl = comm_->nccl();
+  many.calls =
+      args.type == CollectiveType::bcast
+          ? nccl_calls::broadcast(nccl, std::move(buffers), args.root)
+          : nccl_calls::all_reduce(nccl, form_of(args.out.dtype, args.reduction), args.reduction, std::move(buffers));
+  return comm_->launch(std::move(many));
 }
 
 }  // namespace samestep

@@ -23,23 +23,16 @@ class DeviceCommunicator::NcclPath {
   /// Whether the ranks compare it beside NCCL. The lengths of the `v` forms may differ.
   static bool compares(const CollectiveArgs& args) { return !has_counts(args.type); }
   WorkPtr start(const CollectiveArgs& args, NcclLaunch::Where where);
-  /// Compares `args` alone, without a call of NCCL.
-  void start_refusal(const CollectiveArgs& args);
   /// In the stream of the arrays. See NcclComm.
   WorkPtr run(const CollectiveArgs& args, NcclLaunch::Where where);
-  WorkPtr allreduce_many(std::vector<InOut> buffers, const Reduction& reduction, NcclLaunch::Where where);
-  WorkPtr bcast_many(std::vector<Buffer> buffers, int root, NcclLaunch::Where where);
+  /// An allreduce or bcast of many arrays as one operation.
+  WorkPtr start_many(CollectiveArgs args, std::vector<InOut> buffers, NcclLaunch::Where where);
 
   std::uint64_t n_launched() const { return n_launched_; }
   std::uint64_t n_launched_bytes() const { return n_launched_bytes_; }
 
  private:
-  struct ManyBuffers;
-
   NcclLaunch launch_of(const CollectiveArgs& args, NcclLaunch::Where where);
-  /// Many arrays of one dtype. `args`: what ranks compare.
-  WorkPtr launch_many(const CollectiveArgs& args, const ManyBuffers& many, nccl_calls::Calls calls,
-                      NcclLaunch::Where where);
   void count(std::size_t nbytes);
   NcclReduction form_of(DType dtype, const Reduction& reduction) const;
   nccl_calls::Calls calls_of(const CollectiveArgs& args) const;

@@ -4,8 +4,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "core/user_call.h"
-#include "core/wait_hooks.h"
-#include "waiting/backoff.h"
+#include "waiting/await.h"
 
 namespace samestep::refusal {
 
@@ -26,10 +25,7 @@ void wait_for_others(Work& work) {
   constexpr Seconds kForOthers{5.0};
   wait_hooks().run_without_gil([&work] {
     const Deadline deadline = Deadline::after(kForOthers);
-    Backoff pause(/*oversubscribed=*/true);
-    while (!work.done() && !deadline.passed()) {
-      if (pause.step()) wait_hooks().interrupt();
-    }
+    await([&] { return work.done() || deadline.passed(); }, [](Seconds) {});
   });
 }
 

@@ -151,12 +151,8 @@ void BruckHeaderExchange::on_slow_wait(std::uint64_t sequence) {
 
 void BruckHeaderExchange::poll_notices() {
   Transport::Envelope from;
-  while (transport_.probe(tags::kArrivedNotice, from)) {
-    std::uint64_t n_posted = 0;
-    Transport::Request request = transport_.receive(&n_posted, sizeof n_posted, from.source, tags::kArrivedNotice);
-    // `probe` has found the message, so this ends soon.
-    while (!transport_.test(request)) {
-    }
+  std::uint64_t n_posted = 0;
+  while (transport_.take_arrived(tags::kArrivedNotice, &n_posted, sizeof n_posted, from)) {
     std::uint64_t& known = known_arrived_[static_cast<std::size_t>(from.source)];
     known = std::max(known, n_posted);
   }

@@ -26,21 +26,20 @@ GroupCreation::GroupCreation(std::shared_ptr<ProgressEngine> shared_engine, std:
 void GroupCreation::begin(std::uint64_t) {
   // Each member offers a number, and all use the highest one. They agree on it without the ranks outside of the new
   // group, which do not make this call.
-  own_.number = progress_engine().transport().reserve_group_id();
+  own_.number = transport().reserve_group_id();
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     received_[i] = own_;
-    if (ranks_[i] == progress_engine().rank()) continue;
-    sends_.send(progress_engine().transport(), &own_, sizeof own_, ranks_[i], tags::kMakeGroup);
-    receives_[i].receive(progress_engine().transport(), &received_[i], sizeof received_[i], ranks_[i],
-                         tags::kMakeGroup);
+    if (ranks_[i] == rank()) continue;
+    sends_.send(transport(), &own_, sizeof own_, ranks_[i], tags::kMakeGroup);
+    receives_[i].receive(transport(), &received_[i], sizeof received_[i], ranks_[i], tags::kMakeGroup);
   }
 }
 
 bool GroupCreation::advance() {
   // All messages have to be complete before a mismatch is thrown: until then the transport may still write to
   // `received_`.
-  bool finished = sends_.test(progress_engine().transport());
-  for (RequestSet& receive : receives_) finished = receive.test(progress_engine().transport()) && finished;
+  bool finished = sends_.test(transport());
+  for (RequestSet& receive : receives_) finished = receive.test(transport()) && finished;
   if (!finished) return false;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     if (received_[i].digest != own_.digest) {
@@ -59,7 +58,7 @@ std::uint32_t GroupCreation::group_id() const {
 std::string GroupCreation::failure() const {
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     const std::string text = received_[i].failure.data();
-    if (!text.empty()) return str(progress_engine().departures().name(ranks_[i]), ": ", text);
+    if (!text.empty()) return str(engine().departures().name(ranks_[i]), ": ", text);
   }
   return "";
 }
@@ -67,8 +66,7 @@ std::string GroupCreation::failure() const {
 bool GroupCreation::needs(int peer, std::uint64_t) {
   // A member whose announcement has arrived may leave: it has done what this operation needs.
   const auto found = std::find(ranks_.begin(), ranks_.end(), peer);
-  return found != ranks_.end() &&
-         !receives_[static_cast<std::size_t>(found - ranks_.begin())].test(progress_engine().transport());
+  return found != ranks_.end() && !receives_[static_cast<std::size_t>(found - ranks_.begin())].test(transport());
 }
 
 std::string GroupCreation::what() const {
@@ -80,13 +78,13 @@ std::string GroupCreation::what() const {
 std::vector<int> GroupCreation::pending_peers_of_operation() {
   std::vector<int> late;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    if (!receives_[i].test(progress_engine().transport())) late.push_back(ranks_[i]);
+    if (!receives_[i].test(transport())) late.push_back(ranks_[i]);
   }
   return late;
 }
 
 void GroupCreation::abort() {
-  for (RequestSet& receive : receives_) receive.abandon(progress_engine().transport());
+  for (RequestSet& receive : receives_) receive.abandon(transport());
 }
 
 }  // namespace samestep

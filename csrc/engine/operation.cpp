@@ -32,7 +32,7 @@ void Collective::begin(std::uint64_t sequence) {
 }
 
 bool Collective::post_if_possible() {
-  if (!progress_engine().header_exchange().can_post(sequence_)) return false;
+  if (!headers().can_post(sequence_)) return false;
   post(digest_);
   stage_ = Stage::exchange_headers;
   return true;
@@ -41,16 +41,15 @@ bool Collective::post_if_possible() {
 bool Collective::advance() {
   if (stage_ == Stage::post && !post_if_possible()) return false;
   if (stage_ == Stage::exchange_headers) {
-    HeaderExchange& header_exchange = progress_engine().header_exchange();
-    if (!header_exchange.complete(sequence_)) return false;
+    if (!headers().complete(sequence_)) return false;
     // Every rank compares its digest with those of all others, so either all find a mismatch or none does, and the
     // exchange of descriptions has all ranks.
-    if (headers_agree(progress_engine(), sequence_, digest_)) {
+    if (headers_agree(engine(), sequence_, digest_)) {
       stage_ = Stage::work;
       try {
         start_work();
       } catch (...) {  // the data of one rank do not fit: only this operation fails
-        header_exchange.release(sequence_);
+        headers().release(sequence_);
         throw;
       }
     } else {
@@ -60,19 +59,19 @@ bool Collective::advance() {
     }
     // As early as possible: peers that are ahead can post more operations only once this rank has released its
     // slots.
-    if (!(stage_ == Stage::work && holds_headers())) header_exchange.release(sequence_);
+    if (!(stage_ == Stage::work && holds_headers())) headers().release(sequence_);
   }
   if (stage_ == Stage::mismatch) {
-    if (!pending_descriptions_.test(progress_engine().transport())) return false;
+    if (!pending_descriptions_.test(transport())) return false;
     throw_mismatch();
   }
   try {
     if (!work()) return false;
   } catch (const MismatchError&) {  // the data of one rank do not fit: only this operation fails
-    if (holds_headers()) progress_engine().header_exchange().release(sequence_);
+    if (holds_headers()) headers().release(sequence_);
     throw;
   }
-  if (holds_headers()) progress_engine().header_exchange().release(sequence_);
+  if (holds_headers()) headers().release(sequence_);
   return true;
 }
 
@@ -86,9 +85,9 @@ bool Collective::headers_agree(ProgressEngine& engine, std::uint64_t sequence, s
 }
 
 void Collective::require_sequence() {
-  for (int peer = 0; peer < progress_engine().size(); ++peer) {
-    if (peer == progress_engine().rank()) continue;
-    const HeaderExchange::Header header = progress_engine().header_exchange().header(sequence_, peer);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    const HeaderExchange::Header header = headers().header(sequence_, peer);
     // Every rank numbers its operations 0, 1, 2, ..., so another number means that headers were lost. An Error that is
     // no MismatchError ends the group, see ProgressEngine::advance.
     if (header.sequence != static_cast<std::uint32_t>(sequence_)) {
@@ -99,25 +98,25 @@ void Collective::require_sequence() {
 }
 
 void Collective::exchange_descriptions() {
-  descriptions_.resize(static_cast<std::size_t>(progress_engine().size()));
-  const auto rank = static_cast<std::size_t>(progress_engine().rank());
+  descriptions_.resize(static_cast<std::size_t>(size()));
+  const auto me = static_cast<std::size_t>(rank());
   const std::string mine = called().empty() ? what() : called() + "\n" + what();
   // All descriptions have one length, so that receives can be posted before the texts of the others are known. The
   // array was zeroed, so a text that is cut still ends in a zero.
-  std::strncpy(descriptions_[rank].data(), mine.c_str(), kDescriptionBytes - 1);
+  std::strncpy(descriptions_[me].data(), mine.c_str(), kDescriptionBytes - 1);
   const int tag = tags::of_operation(sequence_, tags::kPhaseDescribe);
-  for (int peer = 0; peer < progress_engine().size(); ++peer) {
-    if (peer == progress_engine().rank()) continue;
-    pending_descriptions_.send(progress_engine().transport(), descriptions_[rank].data(), kDescriptionBytes, peer, tag);
-    pending_descriptions_.receive(progress_engine().transport(), descriptions_[static_cast<std::size_t>(peer)].data(),
-                                  kDescriptionBytes, peer, tag);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    pending_descriptions_.send(transport(), descriptions_[me].data(), kDescriptionBytes, peer, tag);
+    pending_descriptions_.receive(transport(), descriptions_[static_cast<std::size_t>(peer)].data(), kDescriptionBytes,
+                                  peer, tag);
   }
 }
 
 void Collective::throw_mismatch() {
   std::vector<std::string> texts;
   for (const auto& description : descriptions_) texts.emplace_back(description.data());
-  throw MismatchError(mismatch_text(progress_engine().name(), sequence_, texts));
+  throw MismatchError(mismatch_text(engine().name(), sequence_, texts));
 }
 
 bool Collective::needs(int peer, std::uint64_t first_absent) {
@@ -129,7 +128,7 @@ bool Collective::needs(int peer, std::uint64_t first_absent) {
 std::string Collective::which() const { return str("operation ", sequence_, " of "); }
 
 std::vector<int> Collective::pending_peers_of_operation() {
-  return stage_ == Stage::work ? pending_peers() : progress_engine().header_exchange().missing(sequence_);
+  return stage_ == Stage::work ? pending_peers() : headers().missing(sequence_);
 }
 
 }  // namespace samestep

@@ -58,8 +58,12 @@ class Operation : public Work {
   /// The user's call, if that is not the operation itself; see UserCall.
   const std::string& called() const { return called_; }
 
-  ProgressEngine& progress_engine() { return *engine_; }
-  const ProgressEngine& progress_engine() const { return *engine_; }
+  ProgressEngine& engine() { return *engine_; }
+  const ProgressEngine& engine() const { return *engine_; }
+  Transport& transport() const { return engine_->transport(); }
+  HeaderExchange& headers() const { return engine_->header_exchange(); }
+  int rank() const { return engine_->rank(); }
+  int size() const { return engine_->size(); }
   std::uint64_t sequence_ = 0;
 
  private:
@@ -89,7 +93,7 @@ class Collective : public Operation {
   static bool headers_agree(ProgressEngine& engine, std::uint64_t sequence, std::uint64_t digest);
 
  protected:
-  std::string what() const override { return signature_.describe(progress_engine().options().naming); }
+  std::string what() const override { return signature_.describe(engine().options().naming); }
   std::string which() const override;
   /// Posts this rank's header, with inline data if there are any.
   virtual void post(std::uint64_t digest) = 0;
@@ -102,7 +106,7 @@ class Collective : public Operation {
   virtual bool holds_headers() const { return false; }
   /// Ranks for whose data `work` waits.
   virtual std::vector<int> pending_peers() { return {}; }
-  void abort() override { pending_descriptions_.abandon(progress_engine().transport()); }
+  void abort() override { pending_descriptions_.abandon(transport()); }
 
   const Signature& signature() const { return signature_; }
   /// Signatures differ between ranks, so no rank works on it.

@@ -25,41 +25,38 @@ void for_each_segment(std::size_t nbytes, std::size_t most, Act act) {
 }  // namespace
 
 void Send::begin(std::uint64_t) {
-  Transport& transport = progress_engine().transport();
   const std::size_t nbytes = args_.in.nbytes();
-  const bool is_eager = segments_ == nullptr && transport.is_eager(args_.in.data, sizeof(MessageHeader) + nbytes);
+  const bool is_eager = segments_ == nullptr && transport().is_eager(args_.in.data, sizeof(MessageHeader) + nbytes);
   // The elements of a long message follow in a body with a tag of its own. The receive learns that tag from the header,
   // and then receives the body directly into the user's buffer.
   const MessageHeader header{args_.in.count, MessageHeader::kind_of(args_.in.dtype, args_.is_object),
-                             is_eager ? kInlineBody : progress_engine().next_body_id(), args_.tag};
+                             is_eager ? kInlineBody : engine().next_body_id(), args_.tag};
   head_.resize(sizeof header + (is_eager ? nbytes : 0));
   std::memcpy(head_.data(), &header, sizeof header);
   if (is_eager) kernels::copy(head_.data() + sizeof header, args_.in.data, nbytes);
-  head_request_ = transport.send(head_.data(), head_.size(), args_.dest, tags::kUserMessage);
+  head_request_ = transport().send(head_.data(), head_.size(), args_.dest, tags::kUserMessage);
   if (!is_eager) {
-    const std::size_t segment = progress_engine().segment_nbytes(nbytes);
+    const std::size_t segment = engine().segment_nbytes(nbytes);
     const auto* const data = static_cast<const std::byte*>(args_.in.data);
     for_each_segment(segments_ != nullptr ? segment : nbytes, segment, [&](std::size_t at, std::size_t n) {
-      body_.send(transport, data + at, n, args_.dest, tags::of_body(header.body));
+      body_.send(transport(), data + at, n, args_.dest, tags::of_body(header.body));
     });
     if (segments_ != nullptr) {
-      progress_engine().open_body(header.body);
+      engine().open_body(header.body);
       *segments_ = {args_.dest, header.body, nbytes, segment, what()};
     }
   }
-  progress_engine().count_message(nbytes);
+  engine().count_message(nbytes);
 }
 
-bool Send::advance() {
-  return progress_engine().transport().test(head_request_) && body_.test(progress_engine().transport());
-}
+bool Send::advance() { return transport().test(head_request_) && body_.test(transport()); }
 
 std::string Send::what() const {
   const std::string what = args_.is_object ? "send_object" : str("send of ", args_.in.count, " ", name(args_.in.dtype));
   return str(what, " to rank ", args_.dest, " with ", tag_text(args_.tag));
 }
 
-void Receive::begin(std::uint64_t) { progress_engine().inbox().post_receive(*this, args_.source, args_.tag); }
+void Receive::begin(std::uint64_t) { engine().inbox().post_receive(*this, args_.source, args_.tag); }
 
 void Receive::take(int source, const MessageHeader& sent, std::span<const std::byte> elements) {
   has_head_ = true;
@@ -81,7 +78,7 @@ void Receive::take(int source, const MessageHeader& sent, std::span<const std::b
     return;
   }
   if (fits_ && segments_ != nullptr) {
-    *segments_ = {source, sent.body, nbytes, progress_engine().segment_nbytes(nbytes), what()};
+    *segments_ = {source, sent.body, nbytes, engine().segment_nbytes(nbytes), what()};
     has_body_ = true;
     return;
   }
@@ -94,8 +91,8 @@ void Receive::receive_body() {
   has_body_ = true;
   auto* const data = fits_ ? static_cast<std::byte*>(args_.out.data) : unwanted_.data();
   const std::size_t nbytes = sent_.nbytes();
-  for_each_segment(nbytes, progress_engine().segment_nbytes(nbytes), [&](std::size_t at, std::size_t n) {
-    body_.receive(progress_engine().transport(), data + at, n, status_.source, tags::of_body(sent_.body));
+  for_each_segment(nbytes, engine().segment_nbytes(nbytes), [&](std::size_t at, std::size_t n) {
+    body_.receive(transport(), data + at, n, status_.source, tags::of_body(sent_.body));
   });
 }
 
@@ -106,7 +103,7 @@ bool Receive::advance() {
     receive_body();
   }
   // The error comes after the body: until then the transport writes to `unwanted_`.
-  if (!body_.test(progress_engine().transport())) return false;
+  if (!body_.test(transport())) return false;
   if (!fits_) throw_mismatch();
   if (is_given_back_) hand_over();
   return true;
@@ -119,7 +116,7 @@ void Receive::throw_mismatch() const {
 bool Receive::needs(int peer, std::uint64_t) {
   if (has_head_) return peer == status_.source;
   // The receive accepts any rank: the lost one may have been about to send.
-  return args_.source == kAnySource ? !progress_engine().departures().is_harmless(peer) : peer == args_.source;
+  return args_.source == kAnySource ? !engine().departures().is_harmless(peer) : peer == args_.source;
 }
 
 std::string Receive::what() const {
@@ -132,15 +129,15 @@ std::vector<int> Receive::pending_peers_of_operation() {
   if (has_head_) return {status_.source};
   if (args_.source != kAnySource) return {args_.source};
   std::vector<int> others;
-  for (int rank = 0; rank < progress_engine().size(); ++rank) {
-    if (rank != progress_engine().rank() && !progress_engine().departures().has_left(rank)) others.push_back(rank);
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank != this->rank() && !engine().departures().has_left(rank)) others.push_back(rank);
   }
   return others;
 }
 
 bool Receive::cancel() {
   // Unlike most functions of operations this one is called by the user's thread, without the mutex.
-  const std::lock_guard lock(progress_engine().mutex());
+  const std::lock_guard lock(engine().mutex());
   if (finished()) return false;
   if (!withdraw()) return false;
   fail(std::make_exception_ptr(TimeoutError(describe() + ": given up, no message had come")));
@@ -148,25 +145,25 @@ bool Receive::cancel() {
 }
 
 bool Receive::give_back() {
-  const std::lock_guard lock(progress_engine().mutex());
+  const std::lock_guard lock(engine().mutex());
   if (cancel()) return true;
   // The error of a message that does not fit has consumed it. What lies on a device cannot be read here.
   const bool can = has_head_ && fits_ && segments_ == nullptr && args_.out.device.kind == DeviceKind::cpu;
   if (!can || is_given_back_ || (finished() && error())) return is_given_back_;
   is_given_back_ = true;
-  progress_engine().inbox().give_back(*this, status_.source, sent_);
+  engine().inbox().give_back(*this, status_.source, sent_);
   if (finished()) hand_over();
   return true;
 }
 
 void Receive::hand_over() {
-  progress_engine().inbox().complete(*this, {static_cast<const std::byte*>(args_.out.data), sent_.nbytes()});
+  engine().inbox().complete(*this, {static_cast<const std::byte*>(args_.out.data), sent_.nbytes()});
 }
 
 bool Probe::advance() {
   Status status;
   // The message stays in the inbox, where the next receive that matches finds it first.
-  if (!progress_engine().inbox().probe(source(), tag(), status)) return false;
+  if (!engine().inbox().probe(source(), tag(), status)) return false;
   set_status(status);
   return true;
 }
@@ -176,35 +173,34 @@ std::string Probe::what() const {
 }
 
 void Receive::abort() {
-  progress_engine().inbox().withdraw(*this);
-  body_.abandon(progress_engine().transport());
+  engine().inbox().withdraw(*this);
+  body_.abandon(transport());
 }
 
 void BodySegment::begin(std::uint64_t) {
-  Transport& transport = progress_engine().transport();
   const int tag = tags::of_body(body_.number);
   const std::size_t nbytes = std::min(body_.segment_nbytes, body_.nbytes - offset_);
   if (sent_ != nullptr) {
-    request_.send(transport, sent_, nbytes, body_.peer, tag);
+    request_.send(transport(), sent_, nbytes, body_.peer, tag);
   } else {
-    request_.receive(transport, received_, nbytes, body_.peer, tag);
+    request_.receive(transport(), received_, nbytes, body_.peer, tag);
   }
 }
 
 bool BodySegment::advance() {
-  if (!request_.test(progress_engine().transport())) return false;
+  if (!request_.test(transport())) return false;
   end_body();
   return true;
 }
 
 void BodySegment::abort() {
-  request_.abandon(progress_engine().transport());
+  request_.abandon(transport());
   end_body();
 }
 
 void BodySegment::end_body() {
   // The receiver has posted its receive, and so those before it.
-  if (sent_ != nullptr && offset_ + body_.segment_nbytes >= body_.nbytes) progress_engine().close_body(body_.number);
+  if (sent_ != nullptr && offset_ + body_.segment_nbytes >= body_.nbytes) engine().close_body(body_.number);
 }
 
 }  // namespace samestep

@@ -28,7 +28,7 @@ class Send : public Operation {
  protected:
   void abort() override {
     const bool has_tag = segments_ != nullptr && segments_->peer >= 0;  // else it has failed before it had one
-    if (has_tag) progress_engine().close_body(segments_->number);
+    if (has_tag) engine().close_body(segments_->number);
   }
   std::string what() const override;
 
@@ -70,7 +70,7 @@ class Receive : public Operation, private MessageInbox::PostedReceive {
   int tag() const { return args_.tag; }
   void set_status(const Status& status) { status_ = status; }
   /// Cancels the receive. False if a message has matched it.
-  virtual bool withdraw() { return progress_engine().inbox().withdraw(*this); }
+  virtual bool withdraw() { return engine().inbox().withdraw(*this); }
 
  private:
   [[noreturn]] void throw_mismatch() const;

@@ -9,7 +9,6 @@
 
 #include "core/error.h"
 #include "core/format.h"
-#include "core/progress_source.h"
 #include "core/wait_hooks.h"
 #include "engine/bruck_header_exchange.h"
 #include "engine/linear_header_exchange.h"
@@ -20,27 +19,10 @@
 namespace samestep {
 namespace {
 
-/// Sent to all peers by a rank that leaves, because they may wait for it.
-struct LeaveNotice {
-  std::uint64_t first_absent;
-  Departure why;
-};
-
 constexpr Seconds kPingAfter{1};  // of waiting: most late peers are merely late
 constexpr Seconds kPingAgainAfter{0.25};
 constexpr int kPingAllUpTo = 64;    // ranks; in a larger group the ranks that are waited for,
 constexpr int kPingRoundRobin = 8;  // and so many others each time
-
-/// The engines of this process that have started an operation.
-std::vector<std::weak_ptr<ProgressEngine>>& progress_engines() {
-  // Never destroyed: threads may wait while the process ends.
-  static auto& all = *new std::vector<std::weak_ptr<ProgressEngine>>;
-  return all;
-}
-std::mutex& progress_engines_mutex() {
-  static auto& mutex = *new std::mutex;
-  return mutex;
-}
 
 // Set once, and never cleared. Nothing else is read by way of them, so their order does not matter.
 std::atomic<bool> ranks_are_lost = false, ranks_have_left = false;
@@ -51,8 +33,6 @@ std::unique_ptr<HeaderExchange> make_message_header_exchange(Transport& transpor
   }
   return std::make_unique<LinearHeaderExchange>(transport, options.inline_limit);
 }
-
-double in_hundredths(Seconds time) { return std::round(time.count() * 100) / 100; }
 
 }  // namespace
 
@@ -116,27 +96,9 @@ void ProgressEngine::after_fork_in_child() noexcept {
   broken_.swap(refusal_);
 }
 
-void ProgressEngine::register_once() {
-  if (registered_) return;
-  registered_ = true;
-  const std::lock_guard lock(progress_engines_mutex());
-  std::erase_if(progress_engines(), [](const auto& engine) { return engine.expired(); });
-  progress_engines().push_back(weak_from_this());
-}
-
-void ProgressEngine::progress_everywhere() {
-  std::vector<std::shared_ptr<ProgressEngine>> all;
-  {
-    const std::lock_guard lock(progress_engines_mutex());
-    for (const auto& engine : progress_engines()) all.push_back(engine.lock());
-  }
-  for (const auto& engine : all) {
-    if (engine == nullptr) continue;
-    // If another thread holds the mutex, that thread makes the progress.
-    const std::unique_lock alone(engine->mutex_, std::try_to_lock);
-    if (alone.owns_lock() && engine->usable()) engine->progress();
-  }
-  progress_all();
+void ProgressEngine::advance() {
+  const std::unique_lock alone(mutex_, std::try_to_lock);
+  if (alone.owns_lock() && usable()) progress();
 }
 
 void ProgressEngine::require_usable() const {
@@ -149,7 +111,7 @@ void ProgressEngine::require_usable() const {
 void ProgressEngine::start(const std::shared_ptr<Operation>& operation) {
   const std::lock_guard lock(mutex_);
   require_usable();
-  register_once();
+  if (!std::exchange(registered_, true)) register_progress_source(weak_from_this());
   std::uint64_t sequence = 0;
   if (operation->is_collective()) {
     sequence = next_sequence_++;
@@ -226,8 +188,7 @@ void ProgressEngine::progress() {
   } catch (const std::exception& error) {
     failed_alone_ = FailedAlone{std::current_exception(), str("it cannot receive messages: ", error.what())};
   }
-  for (const auto& operation : collectives_) advance(*operation);
-  for (const auto& operation : pending_messages_) advance(*operation);
+  for_each_operation([this](Operation& operation) { advance(operation); });
   drop_finished();
   leave_if_failed_alone();
 }
@@ -253,7 +214,7 @@ void ProgressEngine::wait(Operation& operation, const Deadline& deadline) {
     }
     if (!pause.step()) continue;
     wait_hooks().interrupt();
-    progress_everywhere();
+    progress_all();
     if (pause.waited() > ping_at) {
       ping_at = pause.waited() + kPingAgainAfter;
       ping(operation);
@@ -279,17 +240,19 @@ void ProgressEngine::ping(Operation& operation) {
   const std::lock_guard lock(mutex_);
   if (!usable() || operation.finished()) return;
   if (operation.is_collective()) header_exchange_->on_slow_wait(operation.sequence());
-  if (size_ > kPingAllUpTo) {
+  const bool few = size_ <= kPingAllUpTo;
+  if (!few) {
     for (const int peer : operation.pending_peers_of_operation()) transport_->ping(peer);
-    for (int i = 0; i < kPingRoundRobin; ++i) {  // the ranks that are waited for may wait for a dead one
-      next_pinged_ = (next_pinged_ + 1) % size_;
-      if (next_pinged_ != rank_) transport_->ping(next_pinged_);
-    }
-    return;
   }
-  for (int peer = 0; peer < size_; ++peer) {  // the rank that is waited for may itself wait for a dead one
-    if (peer != rank_) transport_->ping(peer);
+  for (int i = 0; i < (few ? size_ : kPingRoundRobin); ++i) {  // the ranks that are waited for may wait for a dead one
+    next_pinged_ = (next_pinged_ + 1) % size_;
+    if (next_pinged_ != rank_) transport_->ping(next_pinged_);
   }
+}
+
+std::string ProgressEngine::wait_text(const std::vector<int>& late, Seconds waited) const {
+  return str(" has waited ", std::round(waited.count() * 100) / 100, " s for ",
+             late.empty() ? "data from ranks that have arrived" : departures_.list(late));
 }
 
 std::string ProgressEngine::timeout_message(Operation& operation, Seconds waited) {
@@ -299,8 +262,7 @@ std::string ProgressEngine::timeout_message(Operation& operation, Seconds waited
   for (int rank = 0; rank < size_; ++rank) {
     if (std::find(late.begin(), late.end(), rank) == late.end()) here.push_back(rank);
   }
-  std::string text = str(departures_.name(rank_), ": ", operation.describe(), " has waited ", in_hundredths(waited),
-                         " s for ", late.empty() ? "data from ranks that have arrived" : departures_.list(late));
+  std::string text = str(departures_.name(rank_), ": ", operation.describe(), wait_text(late, waited));
   if (operation.is_collective() && !late.empty()) text += "; arrived: " + departures_.list(here);
   return text;
 }
@@ -314,10 +276,8 @@ std::exception_ptr ProgressEngine::timeout_error(Operation& operation, Seconds w
 void ProgressEngine::note_late(Operation& operation, Seconds waited) {
   const std::lock_guard lock(mutex_);
   const std::vector<int> late = operation.pending_peers_of_operation();
-  const std::string for_whom = late.empty() ? "data from ranks that have arrived" : departures_.list(late);
-  Departure why =
-      Departure::of(Departure::Why::late, departures_.world_rank(rank_),
-                    str("it has waited ", in_hundredths(waited), " s for ", for_whom, " in ", operation.describe()));
+  Departure why = Departure::of(Departure::Why::late, departures_.world_rank(rank_),
+                                str("it", wait_text(late, waited), " in ", operation.describe()));
   for (const int rank : late) {
     if (why.n_late < Departure::kMaxLate) why.late[why.n_late++] = departures_.world_rank(rank);
   }
@@ -350,34 +310,9 @@ void ProgressEngine::poll_peer_failures() {
   drop_finished();
 }
 
-std::map<int, Departures::Entry> ProgressEngine::new_departures(bool& some_died) {
-  std::map<int, Departures::Entry> news;
-  // Before the notices: a rank that is found dead here may have sent one before it died.
-  const std::vector<Transport::PeerFailure> failures = transport_->failed_peers();
-  Transport::Envelope from;
-  while (transport_->probe(tags::kLeaveNotice, from)) {
-    LeaveNotice notice{};
-    Transport::Request request = transport_->receive(&notice, sizeof notice, from.source, tags::kLeaveNotice);
-    while (!transport_->test(request)) {
-    }
-    notice.why.text.back() = '\0';
-    if (!departures_.contains(from.source))
-      news.emplace(from.source, Departures::Entry{notice.first_absent, notice.why});
-  }
-  for (const Transport::PeerFailure& failure : failures) {
-    const int rank = departures_.world_rank(failure.peer);
-    const Departure why = failure.why.value_or(Departure::of(Departure::Why::died, rank, failure.text));
-    if (!failure.why) some_died = true;
-    if (!departures_.contains(failure.peer)) news.emplace(failure.peer, Departures::Entry{failure.first_absent, why});
-  }
-  const auto tells_of_death = [](const auto& entry) { return entry.second.why.why == Departure::Why::died; };
-  some_died = some_died || std::ranges::any_of(news, tells_of_death);
-  return news;
-}
-
 void ProgressEngine::fail_bereft() {
   if (departures_.empty()) return;
-  const auto fail_if_needed = [this](Operation& operation) {
+  for_each_operation([this](Operation& operation) {
     if (operation.finished()) return;
     int first = -1;  // the first of the ranks it needs that has left: the cause
     for (const auto& [peer, entry] : departures_.entries()) {
@@ -385,22 +320,23 @@ void ProgressEngine::fail_bereft() {
       if (first < 0 || entry.why.time_ns < departures_.entries().at(first).why.time_ns) first = peer;
     }
     if (first >= 0) fail_dependents(operation, first);
-  };
-  for (const auto& operation : collectives_) fail_if_needed(*operation);
-  for (const auto& operation : pending_messages_) fail_if_needed(*operation);
+  });
 }
 
 void ProgressEngine::fail_dependents(Operation& operation, int peer) {
   const Departure& why = departures_.entries().at(peer).why;
   const std::string what = operation.describe();
+  const auto lose = [&](std::exception_ptr error, bool ends_family) {
+    lost_ = Lost{error, why, ends_family};
+    operation.fail(std::move(error));
+  };
   if (operation.is_collective()) first_lost_ = std::min(first_lost_, operation.sequence());
   const std::vector<int> late = departures_.late_behind(peer);
   if (operation.is_collective() && !late.empty()) {  // this rank waits for the same late ranks
     const std::string text = str(departures_.name(rank_), ": ", what, " waits for ", departures_.list(late), "; ",
                                  departures_.name(peer), " has given up: ", why.text.data());
     const TimeoutError timed_out(text + ": the deadline has passed", departures_.named(late));
-    lost_ = Lost{std::make_exception_ptr(timed_out), why, false};
-    return operation.fail(lost_->error);
+    return lose(std::make_exception_ptr(timed_out), false);
   }
   std::string text = str(what, ": ", departures_.text(peer));
   const std::vector<int> others = operation.pending_peers_of_operation();
@@ -408,13 +344,10 @@ void ProgressEngine::fail_dependents(Operation& operation, int peer) {
     text += "; the message could still have arrived from " + departures_.list(others);
   }
   if (why.why == Departure::Why::revoked) {
-    lost_ = Lost{std::make_exception_ptr(StepError(text)), why, false};
-    return operation.fail(lost_->error);
+    return lose(std::make_exception_ptr(StepError(text)), false);
   }
   // If a rank has left this group only, its other groups continue.
-  const PeerLostError peer_lost(text, departures_.lost(peer));
-  lost_ = Lost{std::make_exception_ptr(peer_lost), why, why.why != Departure::Why::late};
-  operation.fail(lost_->error);
+  lose(std::make_exception_ptr(PeerLostError(text, departures_.lost(peer))), why.why != Departure::Why::late);
 }
 
 void ProgressEngine::follow_the_lost() {
@@ -472,8 +405,7 @@ void ProgressEngine::leave(const std::exception_ptr& error, const Departure& why
     transport_->send(bytes->data(), bytes->size(), peer, tags::kLeaveNotice);
   }
   leave_notices_.push_back(std::move(bytes));
-  for (const auto& operation : collectives_) operation->fail(error);
-  for (const auto& operation : pending_messages_) operation->fail(error);
+  for_each_operation([&](Operation& operation) { operation.fail(error); });
   header_exchange_->abandon();
   inbox_.abandon();
   retain_forever();  // sends cannot be cancelled: the memory that they read must outlive them
@@ -498,15 +430,13 @@ void ProgressEngine::finish_collectives(const Deadline& deadline) {
 void ProgressEngine::fail_pending() {
   progress();
   if (!usable()) return;
-  const auto fail = [](Operation& operation) {
+  for_each_operation([](Operation& operation) {
     if (operation.finished()) return;
     operation.fail(std::make_exception_ptr(
         NotInitializedError(str(operation.describe(),
                                 ": the group was closed before the operation ended; wait for it "
                                 "before close() or finalize()"))));
-  };
-  for (const auto& operation : collectives_) fail(*operation);
-  for (const auto& operation : pending_messages_) fail(*operation);
+  });
   collectives_.clear();
   pending_messages_.clear();
 }

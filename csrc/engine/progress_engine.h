@@ -18,6 +18,7 @@
 #include "communicator/signature.h"
 #include "core/deadline.h"
 #include "core/fork_listener.h"
+#include "core/progress_source.h"
 #include "engine/algorithm.h"
 #include "engine/departures.h"
 #include "engine/family.h"
@@ -53,7 +54,10 @@ struct ExchangeOptions {
 /// releases it while it pauses. The exception is the fast path, which holds it for at most a millisecond.
 ///
 /// A process made by fork is not a rank: there every use throws.
-class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, public Membership, private ForkListener {
+class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>,
+                       public Membership,
+                       public ProgressSource,
+                       private ForkListener {
  public:
   /// Headers travel in messages of the transport if `header_exchange` is null.
   ProgressEngine(std::unique_ptr<Transport> transport, ExchangeOptions options,
@@ -117,9 +121,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, publ
 
   /// Advances every operation by one step. Throws in a process made by fork.
   void progress();
-  /// The same for all groups of this process, skipping those whose mutex is taken: while a rank waits in one group,
-  /// peers may wait for it in another.
-  static void progress_everywhere();
+  /// The same, unless another thread holds the mutex: then that thread makes the progress.
+  void advance() override;
 
   /// Waits for an operation until `deadline`; see Work::wait.
   void wait(Operation& operation, const Deadline& deadline);
@@ -208,9 +211,21 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, publ
     Departure why;
     bool ends_family;
   };
+  template <class Act>
+  void for_each_operation(Act act) {
+    for (const auto& operation : collectives_) act(*operation);
+    for (const auto& operation : pending_messages_) act(*operation);
+  }
+  /// For texts: how long somebody has waited for these ranks.
+  std::string wait_text(const std::vector<int>& late, Seconds waited) const;
   void ping(Operation& operation);
   /// Revokes the group if the operation waits for a rank that is at the end of a block this rank is in.
   void revoke_if_left_behind(Operation& operation);
+  /// Sent to all peers by a rank that leaves, because they may wait for it.
+  struct LeaveNotice {
+    std::uint64_t first_absent;
+    Departure why;
+  };
   /// The ranks that have left since the last call. `some_died`: set if a process has ended.
   std::map<int, Departures::Entry> new_departures(bool& some_died);
   /// Whether all other ranks have left the group or ended.
@@ -234,9 +249,6 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine>, publ
   void poll_operation(Operation& operation, unsigned polls);
   void drop_finished();
   void fail_pending();
-  void register_once();
-  void before_fork() noexcept override {}
-  void after_fork_in_parent() noexcept override {}
   void after_fork_in_child() noexcept override;
 
   std::unique_ptr<Transport> transport_;

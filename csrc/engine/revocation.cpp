@@ -68,13 +68,8 @@ void ProgressEngine::revoke_if_left_behind(Operation& operation) {
   if (!options_.family->has_open_blocks()) return;
   if (!usable() || !operation.is_collective() || operation.finished()) return;
   Transport::Envelope from;
-  while (transport_->probe(tags::kBlockEndNotice, from)) {
-    BlockEnd& end = block_ends_[from.source];
-    Transport::Request request = transport_->receive(&end, sizeof end, from.source, tags::kBlockEndNotice);
-    // `probe` has found the message, so this ends soon.
-    while (!transport_->test(request)) {
-    }
-  }
+  BlockEnd end{};
+  while (transport_->take_arrived(tags::kBlockEndNotice, &end, sizeof end, from)) block_ends_[from.source] = end;
   if (block_ends_.empty()) return;
   for (const int peer : operation.pending_peers_of_operation()) {
     const auto found = block_ends_.find(peer);
@@ -117,6 +112,28 @@ void ProgressEngine::free_operations() {
   block_end_notices_.clear();
   release_retained();
   discarded_.store(true, std::memory_order_release);  // pairs with is_discarded: the memory is free after it
+}
+
+std::map<int, Departures::Entry> ProgressEngine::new_departures(bool& some_died) {
+  std::map<int, Departures::Entry> news;
+  // Before the notices: a rank that is found dead here may have sent one before it died.
+  const std::vector<Transport::PeerFailure> failures = transport_->failed_peers();
+  Transport::Envelope from;
+  LeaveNotice notice{};
+  while (transport_->take_arrived(tags::kLeaveNotice, &notice, sizeof notice, from)) {
+    notice.why.text.back() = '\0';
+    if (!departures_.contains(from.source))
+      news.emplace(from.source, Departures::Entry{notice.first_absent, notice.why});
+  }
+  for (const Transport::PeerFailure& failure : failures) {
+    const int rank = departures_.world_rank(failure.peer);
+    const Departure why = failure.why.value_or(Departure::of(Departure::Why::died, rank, failure.text));
+    if (!failure.why) some_died = true;
+    if (!departures_.contains(failure.peer)) news.emplace(failure.peer, Departures::Entry{failure.first_absent, why});
+  }
+  const auto tells_of_death = [](const auto& entry) { return entry.second.why.why == Departure::Why::died; };
+  some_died = some_died || std::ranges::any_of(news, tells_of_death);
+  return news;
 }
 
 bool ProgressEngine::is_last() {

@@ -45,7 +45,7 @@ void GpuLibrary::leave(int entered) const noexcept {  // an error says that the 
   if (entered == kPushed) {
     context_pop_(&popped);
   } else if (entered != kNothing) {
-    set_device_(entered);
+    set_device.code(entered);
   }
 }
 

@@ -5,7 +5,6 @@
 
 #include "core/error.h"
 #include "core/format.h"
-#include "os/dynamic_library.h"
 
 namespace samestep {
 
@@ -13,17 +12,15 @@ using namespace gpu_abi;
 
 namespace {
 
-template <class Function>
-void find(const OpenedLibrary& library, const std::string& symbol, Function& function) {
-  if (library.find(symbol.c_str(), function)) return;
-  throw UnavailableError(str("the GPU runtime ", library.path(), " has no ", symbol,
+Symbol find_in(const OpenedLibrary& library, const std::string& name) {
+  if (void* const address = library.find(name.c_str())) return {address};
+  throw UnavailableError(str("the GPU runtime ", library.path(), " has no ", name,
                              ": it is too old, or no CUDA or HIP runtime; `samestep doctor` shows what was found"));
 }
 
 /// Throws where a HIP runtime has numbers other than those of gpu_abi: before version 6 its kinds of memory.
 void require_hip_6(const OpenedLibrary& library) {
-  int (*get_version)(int*) = nullptr;
-  find(library, "hipRuntimeGetVersion", get_version);
+  int (*const get_version)(int*) = find_in(library, "hipRuntimeGetVersion");
   int version = 0;  // 6.3.42134 is 60342134
   const bool known = get_version(&version) == 0;
   if (known && version >= 60000000) return;
@@ -40,107 +37,80 @@ bool is_of_capture(int code) { return code >= kFirstCaptureError && code <= kLas
 /// capture.
 class GpuLibrary::Relaxed {
  public:
-  explicit Relaxed(const GpuLibrary& gpu) : gpu_(gpu) { gpu_.exchange_capture_mode_(&mode_); }
+  explicit Relaxed(const GpuLibrary& gpu) : gpu_(gpu) { gpu_.exchange_capture_mode_.code(&mode_); }
   Relaxed(const Relaxed&) = delete;
   Relaxed& operator=(const Relaxed&) = delete;
-  ~Relaxed() { gpu_.exchange_capture_mode_(&mode_); }
+  ~Relaxed() { gpu_.exchange_capture_mode_.code(&mode_); }
 
  private:
   const GpuLibrary& gpu_;
   int mode_ = kRelaxedCapture;  // of the thread before, in between
 };
 
-void GpuLibrary::give_back(int (*how)(void*), void* what, int device) const noexcept {
+void GpuLibrary::give_back(const Function<void*>& how, void* what, int device) const noexcept {
   try {
     const OnDevice on(*this, device);
     const Relaxed relaxed(*this);
-    how(what);
+    how.code(what);
   } catch (const Error&) {  // the device is lost, and what it held with it
   }
 }
 
-std::shared_ptr<GpuLibrary> GpuLibrary::open(DeviceKind kind, const std::string& path) {
-  const OpenedLibrary library(path);
-  std::shared_ptr<GpuLibrary> gpu(new GpuLibrary);
-  gpu->kind_ = kind;
-  gpu->path_ = path;
-  const bool hip = kind == DeviceKind::rocm;
-  const std::string prefix = gpu->prefix();
-  if (hip) require_hip_6(library);
-  find(library, prefix + "GetDeviceCount", gpu->get_device_count_);
-  find(library, prefix + "GetDevice", gpu->get_device_);
-  find(library, prefix + "SetDevice", gpu->set_device_);
-  find(library, prefix + "DeviceGetPCIBusId", gpu->device_get_pci_bus_id_);
-  find(library, prefix + "PointerGetAttributes", gpu->pointer_get_attributes_);
-  find(library, prefix + "Malloc", gpu->malloc_);
-  find(library, prefix + "Free", gpu->free_);
-  // The two runtimes name these two functions differently.
-  find(library, hip ? "hipHostMalloc" : "cudaHostAlloc", gpu->host_alloc_);
-  find(library, hip ? "hipHostFree" : "cudaFreeHost", gpu->free_host_);
-  find(library, prefix + "HostRegister", gpu->host_register_);
-  find(library, prefix + "HostUnregister", gpu->host_unregister_);
-  find(library, prefix + "MemcpyAsync", gpu->memcpy_async_);
-  find(library, prefix + "StreamCreateWithFlags", gpu->stream_create_);
-  find(library, prefix + "StreamDestroy", gpu->stream_destroy_);
-  find(library, prefix + "StreamSynchronize", gpu->stream_synchronize_);
-  find(library, prefix + "StreamWaitEvent", gpu->stream_wait_event_);
-  find(library, prefix + "EventCreateWithFlags", gpu->event_create_);
-  find(library, prefix + "EventDestroy", gpu->event_destroy_);
-  find(library, prefix + "EventRecord", gpu->event_record_);
-  find(library, prefix + "EventQuery", gpu->event_query_);
-  find(library, prefix + "StreamIsCapturing", gpu->stream_is_capturing_);
-  find(library, prefix + "ThreadExchangeStreamCaptureMode", gpu->exchange_capture_mode_);
-  find(library, prefix + "GetErrorString", gpu->get_error_string_);
-  find(library, prefix + "GetLastError", gpu->get_last_error_);
-  if (!hip) gpu->find_driver(library);
-  return gpu;
+GpuLibrary::GpuLibrary(DeviceKind kind, const OpenedLibrary& library) : kind_(kind), library_(library) {
+  if (!is_hip()) find_driver();
 }
 
-void GpuLibrary::find_driver(const OpenedLibrary& runtime) {
+std::shared_ptr<GpuLibrary> GpuLibrary::open(DeviceKind kind, const std::string& path) {
+  const OpenedLibrary library(path);
+  if (kind == DeviceKind::rocm) require_hip_6(library);
+  return std::shared_ptr<GpuLibrary>(new GpuLibrary(kind, library));
+}
+
+Symbol GpuLibrary::find(const std::string& name) const { return find_in(library_, prefix() + name); }
+
+void GpuLibrary::find_driver() {
   // A real runtime loads it from where the loader finds it. A stand-in is both in one file, or has none: then devices
   // are set, as with HIP.
   std::optional<OpenedLibrary> found;
   try {
-    found = runtime.find("cuCtxPushCurrent_v2") != nullptr ? runtime : OpenedLibrary("libcuda.so.1");
+    found = library_.find("cuCtxPushCurrent_v2") != nullptr ? library_ : OpenedLibrary("libcuda.so.1");
   } catch (const UnavailableError&) {
     return;
   }
   const OpenedLibrary& driver = *found;
-  find(driver, "cuInit", initialize_);
-  find(driver, "cuDeviceGet", device_get_);
+  initialize_ = find_in(driver, "cuInit");
+  device_get_ = find_in(driver, "cuDeviceGet");
   driver.find("cuDeviceGetUuid_v2", device_get_uuid_);
-  find(driver, "cuDevicePrimaryCtxRetain", primary_context_retain_);
-  find(driver, "cuCtxGetCurrent", context_get_current_);
-  find(driver, "cuCtxPushCurrent_v2", context_push_);
-  find(driver, "cuCtxPopCurrent_v2", context_pop_);
+  primary_context_retain_ = find_in(driver, "cuDevicePrimaryCtxRetain");
+  context_get_current_ = find_in(driver, "cuCtxGetCurrent");
+  context_push_ = find_in(driver, "cuCtxPushCurrent_v2");
+  context_pop_ = find_in(driver, "cuCtxPopCurrent_v2");
 }
 
-void GpuLibrary::check(int code, const char* call) const {
+void GpuLibrary::check(int code, const char* name) const {
   if (code == 0) [[likely]]
     return;
   get_last_error_();  // else the next call in this thread would report the error again
-  const std::string text = str(prefix(), call, " failed: ", get_error_string_(code), " (", code, ")");
+  const std::string text = str(prefix(), name, " failed: ", get_error_string_(code), " (", code, ")");
   if (is_of_capture(code)) throw UnavailableError(text);
   throw GpuError(text);
 }
 
 int GpuLibrary::device_count() const {
   int count = 0;
-  check(get_device_count_(&count), "GetDeviceCount");
+  get_device_count_(&count);
   return count;
 }
 
 int GpuLibrary::current_device() const {
   int device = 0;
-  check(get_device_(&device), "GetDevice");
+  get_device_(&device);
   return device;
 }
 
-void GpuLibrary::set_device(int device) const { check(set_device_(device), "SetDevice"); }
-
 std::string GpuLibrary::bus_id(int device) const {
   std::array<char, 64> text{};
-  check(device_get_pci_bus_id_(text.data(), static_cast<int>(text.size()) - 1, device), "DeviceGetPCIBusId");
+  device_get_pci_bus_id_(text.data(), static_cast<int>(text.size()) - 1, device);
   return text.data();
 }
 
@@ -162,12 +132,12 @@ int GpuLibrary::device_of(const void* data) const {
     std::array<char, 240> others;  // more than any version writes
   } attributes{};
   const OnDevice on(*this, device_in_use());
-  const int code = pointer_get_attributes_(&attributes, data);
-  if (code == kInvalidValue && kind_ == DeviceKind::rocm) {  // HIP reports this for host memory; CUDA succeeds
+  const int code = pointer_get_attributes_.code(&attributes, data);
+  if (code == kInvalidValue && is_hip()) {  // HIP reports this for host memory; CUDA succeeds
     get_last_error_();
     return -1;
   }
-  check(code, "PointerGetAttributes");
+  pointer_get_attributes_.check(code);
   // Pinned host memory also has a device, which does not own it.
   return attributes.type == kDeviceMemory || attributes.type == kManagedMemory ? attributes.device : -1;
 }
@@ -175,7 +145,7 @@ int GpuLibrary::device_of(const void* data) const {
 void* GpuLibrary::allocate(std::size_t nbytes) const {
   void* data = nullptr;
   const Relaxed relaxed(*this);
-  check(malloc_(&data, nbytes), "Malloc");
+  malloc_(&data, nbytes);
   return data;
 }
 
@@ -184,7 +154,7 @@ void GpuLibrary::free(void* data, int device) const noexcept { give_back(free_, 
 void* GpuLibrary::allocate_pinned(std::size_t nbytes) const {
   void* data = nullptr;
   const Relaxed relaxed(*this);
-  check(host_alloc_(&data, nbytes, kPortable), kind_ == DeviceKind::rocm ? "HostMalloc" : "HostAlloc");
+  host_alloc_(&data, nbytes, kPortable);
   return data;
 }
 
@@ -194,7 +164,7 @@ bool GpuLibrary::pin(void* data, std::size_t nbytes) const noexcept {
   const Relaxed relaxed(*this);
   // A refusal is no error: the limit of locked memory may be small, and the caller has other memory. So it must not
   // stay behind as the thread's last error either.
-  const bool pinned = host_register_(data, nbytes, kPortable) == 0;
+  const bool pinned = host_register_.code(data, nbytes, kPortable) == 0;
   if (!pinned) get_last_error_();
   return pinned;
 }
@@ -202,14 +172,14 @@ bool GpuLibrary::pin(void* data, std::size_t nbytes) const noexcept {
 void GpuLibrary::unpin(void* data, int device) const noexcept { give_back(host_unregister_, data, device); }
 
 void GpuLibrary::copy(void* to, const void* from, std::size_t nbytes, Stream stream) const {
-  check(memcpy_async_(to, from, nbytes, kCopyEitherWay, stream), "MemcpyAsync");
+  memcpy_async_(to, from, nbytes, kCopyEitherWay, stream);
 }
 
 GpuLibrary::Stream GpuLibrary::make_stream() const {
   Stream stream = nullptr;
   const Relaxed relaxed(*this);
   // An ordinary stream waits for everything in the legacy default stream, and the user's work there for it.
-  check(stream_create_(&stream, kNonBlockingStream), "StreamCreateWithFlags");
+  stream_create_(&stream, kNonBlockingStream);
   return stream;
 }
 
@@ -219,47 +189,43 @@ void GpuLibrary::destroy_stream(Stream stream, int device) const noexcept {
 
 void GpuLibrary::synchronize(Stream stream) const {
   const Relaxed relaxed(*this);
-  check(stream_synchronize_(stream), "StreamSynchronize");
+  stream_synchronize_(stream);
 }
 
 GpuLibrary::Event GpuLibrary::make_event() const {
   Event event = nullptr;
   // Without timing, which only costs time: events here order streams and show that work has ended.
-  check(event_create_(&event, kOrderOnlyEvent), "EventCreateWithFlags");
+  event_create_(&event, kOrderOnlyEvent);
   return event;
 }
 
 void GpuLibrary::destroy_event(Event event, int device) const noexcept { give_back(event_destroy_, event, device); }
 
-void GpuLibrary::record(Event event, Stream stream) const { check(event_record_(event, stream), "EventRecord"); }
-
-void GpuLibrary::wait(Stream stream, Event event) const {
-  check(stream_wait_event_(stream, event, 0), "StreamWaitEvent");
-}
+void GpuLibrary::wait(Stream stream, Event event) const { stream_wait_event_(stream, event, 0); }
 
 bool GpuLibrary::is_complete(Event event) const {
   const Relaxed relaxed(*this);
-  const int code = event_query_(event);
+  const int code = event_query_.code(event);
   // CUDA does not keep this as the thread's last error; HIP does, and the user's next check would find it.
-  if (code == kNotReady && kind_ == DeviceKind::rocm) get_last_error_();
+  if (code == kNotReady && is_hip()) get_last_error_();
   if (code == kNotReady) return false;
   if (is_of_capture(code)) {  // no loss of the device; ROCm has no relaxed mode for queries
     get_last_error_();
     return false;
   }
-  check(code, "EventQuery");
+  event_query_.check(code);
   return true;
 }
 
 bool GpuLibrary::is_capturing(Stream stream, int device) const {
   int status = 0;
   const OnDevice on(*this, device >= 0 ? device : device_in_use());  // whose default stream may be meant
-  const int code = stream_is_capturing_(stream, &status);
+  const int code = stream_is_capturing_.code(stream, &status);
   if (is_of_capture(code)) {  // the legacy default stream, while one that waits for it is captured
     get_last_error_();
     return true;
   }
-  check(code, "StreamIsCapturing");
+  stream_is_capturing_.check(code);
   return status != 0;
 }
 

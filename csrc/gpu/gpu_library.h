@@ -8,10 +8,9 @@
 
 #include "core/buffer.h"
 #include "core/error.h"
+#include "os/dynamic_library.h"
 
 namespace samestep {
-
-class OpenedLibrary;
 
 /// Constants of the CUDA runtime API, which HIP shares from ROCm 6 on. tests/fakes/check_header.cpp compares them with
 /// CUDA's headers.
@@ -45,6 +44,25 @@ class GpuError : public Error {
 /// they leave captures of others alone.
 /// Sources: CUDA Runtime API, CUDA Driver API, HIP Runtime API.
 class GpuLibrary {
+  /// A function of the runtime, whose name here lacks the prefix.
+  template <class... Args>
+  class Function {
+   public:
+    Function(const GpuLibrary& of, const char* name) : of_(of), name_(name), address_(of.find(name)) {}
+    void operator()(Args... args) const { check(code(args...)); }
+    /// For results that are not all errors; `check` throws for one that is.
+    int code(Args... args) const { return address_(args...); }
+    void check(int code) const { of_.check(code, name_); }
+
+   private:
+    const GpuLibrary& of_;
+    const char* name_;
+    int (*address_)(Args...);
+  };
+
+  const DeviceKind kind_;
+  const OpenedLibrary library_;
+
  public:
   using Stream = void*;
   using Event = void*;
@@ -54,13 +72,13 @@ class GpuLibrary {
   static std::shared_ptr<GpuLibrary> open(DeviceKind kind, const std::string& path);
 
   DeviceKind kind() const { return kind_; }
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return library_.path(); }
   /// "cuda" or "hip".
   const char* prefix() const { return kind_ == DeviceKind::rocm ? "hip" : "cuda"; }
 
   int device_count() const;
   int current_device() const;
-  void set_device(int device) const;
+  const Function<int> set_device{*this, "SetDevice"};
   /// The PCI address, which identifies the device in all processes of a host, whatever devices each can see.
   std::string bus_id(int device) const;
   /// The UUID, in hexadecimal digits, of a device or of the MIG instance that is one; "" if the driver tells none.
@@ -86,7 +104,7 @@ class GpuLibrary {
   /// An event without timing.
   Event make_event() const;
   void destroy_event(Event event, int device) const noexcept;
-  void record(Event event, Stream stream) const;
+  const Function<Event, Stream> record{*this, "EventRecord"};
   /// Lets later work in `stream` wait for what `event` has recorded.
   void wait(Stream stream, Event event) const;
   /// False, too, while a capture of a stream does not let the event be queried.
@@ -99,10 +117,11 @@ class GpuLibrary {
   friend class OnDevice;
   class Relaxed;
 
-  GpuLibrary() = default;
-  void find_driver(const OpenedLibrary& runtime);
-  void check(int code, const char* call) const;
-  void give_back(int (*how)(void*), void* what, int device) const noexcept;
+  GpuLibrary(DeviceKind kind, const OpenedLibrary& library);
+  Symbol find(const std::string& name) const;
+  void find_driver();
+  void check(int code, const char* name) const;
+  void give_back(const Function<void*>& how, void* what, int device) const noexcept;
   /// Makes a device current. What `leave` takes to undo it.
   int enter(int device) const;
   void leave(int entered) const noexcept;
@@ -111,32 +130,31 @@ class GpuLibrary {
   /// The current device of a thread that has a context, else one that the process uses.
   int device_in_use() const;
 
-  DeviceKind kind_ = DeviceKind::cuda;
-  std::string path_;
-  int (*get_device_count_)(int*) = nullptr;
-  int (*get_device_)(int*) = nullptr;
-  int (*set_device_)(int) = nullptr;
-  int (*device_get_pci_bus_id_)(char*, int, int) = nullptr;
-  int (*pointer_get_attributes_)(void*, const void*) = nullptr;
-  int (*malloc_)(void**, std::size_t) = nullptr;
-  int (*free_)(void*) = nullptr;
-  int (*host_alloc_)(void**, std::size_t, unsigned) = nullptr;
-  int (*free_host_)(void*) = nullptr;
-  int (*host_register_)(void*, std::size_t, unsigned) = nullptr;
-  int (*host_unregister_)(void*) = nullptr;
-  int (*memcpy_async_)(void*, const void*, std::size_t, int, Stream) = nullptr;
-  int (*stream_create_)(Stream*, unsigned) = nullptr;
-  int (*stream_destroy_)(Stream) = nullptr;
-  int (*stream_synchronize_)(Stream) = nullptr;
-  int (*stream_wait_event_)(Stream, Event, unsigned) = nullptr;
-  int (*event_create_)(Event*, unsigned) = nullptr;
-  int (*event_destroy_)(Event) = nullptr;
-  int (*event_record_)(Event, Stream) = nullptr;
-  int (*event_query_)(Event) = nullptr;
-  int (*stream_is_capturing_)(Stream, int*) = nullptr;
-  int (*exchange_capture_mode_)(int*) = nullptr;
-  const char* (*get_error_string_)(int) = nullptr;
-  int (*get_last_error_)() = nullptr;
+  bool is_hip() const { return kind_ == DeviceKind::rocm; }
+
+  const char* (*get_error_string_)(int) = find("GetErrorString");
+  int (*get_last_error_)() = find("GetLastError");
+  const Function<int*> get_device_count_{*this, "GetDeviceCount"};
+  const Function<int*> get_device_{*this, "GetDevice"};
+  const Function<char*, int, int> device_get_pci_bus_id_{*this, "DeviceGetPCIBusId"};
+  const Function<void*, const void*> pointer_get_attributes_{*this, "PointerGetAttributes"};
+  const Function<void**, std::size_t> malloc_{*this, "Malloc"};
+  const Function<void*> free_{*this, "Free"};
+  // The two runtimes name these two functions differently.
+  const Function<void**, std::size_t, unsigned> host_alloc_{*this, is_hip() ? "HostMalloc" : "HostAlloc"};
+  const Function<void*> free_host_{*this, is_hip() ? "HostFree" : "FreeHost"};
+  const Function<void*, std::size_t, unsigned> host_register_{*this, "HostRegister"};
+  const Function<void*> host_unregister_{*this, "HostUnregister"};
+  const Function<void*, const void*, std::size_t, int, Stream> memcpy_async_{*this, "MemcpyAsync"};
+  const Function<Stream*, unsigned> stream_create_{*this, "StreamCreateWithFlags"};
+  const Function<Stream> stream_destroy_{*this, "StreamDestroy"};
+  const Function<Stream> stream_synchronize_{*this, "StreamSynchronize"};
+  const Function<Stream, Event, unsigned> stream_wait_event_{*this, "StreamWaitEvent"};
+  const Function<Event*, unsigned> event_create_{*this, "EventCreateWithFlags"};
+  const Function<Event> event_destroy_{*this, "EventDestroy"};
+  const Function<Event> event_query_{*this, "EventQuery"};
+  const Function<Stream, int*> stream_is_capturing_{*this, "StreamIsCapturing"};
+  const Function<int*> exchange_capture_mode_{*this, "ThreadExchangeStreamCaptureMode"};
   // Of CUDA's driver; null with HIP.
   int (*initialize_)(unsigned) = nullptr;
   int (*device_get_)(int*, int) = nullptr;

@@ -5,9 +5,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
-#include "core/wait_hooks.h"
-#include "engine/progress_engine.h"
-#include "waiting/backoff.h"
+#include "waiting/await.h"
 
 namespace samestep {
 
@@ -204,17 +202,14 @@ void HostStaging::StagedWork::copy_back(RemoteSegment& piece) {
 
 void HostStaging::StagedWork::wait_for(const std::atomic<bool>& reached, const Deadline& deadline) {
   stager_->owner_.require(stager_->messages_->rank(), stager_->messages_->name());
-  Backoff pause(/*oversubscribed=*/true);
-  while (!reached) {
-    stager_->progress();
-    // About every millisecond: signals, other groups, dead peers and the deadline. Peers may wait for this rank in
-    // another group while it waits here.
-    if (reached || !pause.step()) continue;
-    wait_hooks().interrupt();
-    ProgressEngine::progress_everywhere();
+  const auto is_reached = [&] {
+    if (!reached) stager_->progress();
+    return reached.load();
+  };
+  await(is_reached, [&](Seconds) {
     (is_message() ? stager_->messages_ : stager_->collectives_)->membership().check_peers();
     if (deadline.passed()) throw_late(deadline);
-  }
+  });
   if (error_) std::rethrow_exception(error_);
 }
 

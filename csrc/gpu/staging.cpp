@@ -5,9 +5,8 @@
 
 #include "communicator/peer_memory.h"
 #include "core/error.h"
-#include "core/wait_hooks.h"
 #include "gpu/staged_work.h"
-#include "waiting/backoff.h"
+#include "waiting/await.h"
 
 namespace samestep {
 
@@ -156,8 +155,7 @@ void HostStaging::abandon(std::exception_ptr error) {
 
 std::unique_lock<std::mutex> HostStaging::lock_within(Seconds patience) {
   std::unique_lock alone(mutex_, std::defer_lock);
-  Backoff pause(/*oversubscribed=*/true);
-  for (const Deadline deadline = Deadline::after(patience); !alone.try_lock() && !deadline.passed();) pause.step();
+  await_until(Deadline::after(patience), [&alone] { return alone.try_lock(); });
   return alone;
 }
 
@@ -199,9 +197,7 @@ void HostStaging::release_retained() {
   }
   wait_hooks().run_without_gil([this] {
     // The program continues after a bad step, and must not wait for a device that a kernel of its own holds up.
-    const Deadline deadline = Deadline::after(Seconds(1));
-    Backoff pause(/*oversubscribed=*/true);
-    while (!is_idle() && !deadline.passed()) pause.step();
+    await_until(Deadline::after(Seconds(1)), [this] { return is_idle(); });
   });
   if (!is_idle()) return;                       // a stream of the caller holds the copies up
   std::vector<std::shared_ptr<void>> released;  // freed without the mutex: the last reference to a group may be there

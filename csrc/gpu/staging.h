@@ -12,7 +12,6 @@
 #include "core/owner_process.h"
 #include "core/progress_source.h"
 #include "core/user_call.h"
-#include "gpu/event_pool.h"
 #include "gpu/gpu_memory.h"
 
 namespace samestep {
@@ -42,10 +41,10 @@ struct StagedSegment {
 
 struct StagedOperation {
   enum class Type : std::uint8_t { collective, send, receive };
-  std::vector<StagedSegment> parts;
+  std::vector<StagedSegment> parts = {};
   /// The remaining segments, if they depend on the result of `parts`, which must not be empty. Called once.
   std::function<std::vector<StagedSegment>()> then = {};
-  std::vector<StreamHandle> after;  ///< streams in which the buffers are produced and used
+  std::vector<StreamHandle> after = {};  ///< streams in which the buffers are produced and used
   std::string called = user_call();
   /// A receive starts at once. Not derived from the buffers: those without elements may have no address.
   Type type = Type::collective;

@@ -97,19 +97,18 @@ void HierarchicalCollective::stage_if_not_shared() {
 void HierarchicalCollective::post(std::uint64_t digest) {
   posted_ = true;
   const Posted posted{reduction_.factor, LocalBuffers::addresses_of(*group_, in_, out_)};
-  progress_engine().header_exchange().post(sequence_, digest,
-                                           {reinterpret_cast<const std::byte*>(&posted), sizeof posted});
+  headers().post(sequence_, digest, {reinterpret_cast<const std::byte*>(&posted), sizeof posted});
 }
 
 void HierarchicalCollective::start_work() {
-  const int me = progress_engine().rank();
-  std::vector<LocalBuffers::Addresses> addresses(static_cast<std::size_t>(progress_engine().size()));
+  const int me = rank();
+  std::vector<LocalBuffers::Addresses> addresses(static_cast<std::size_t>(size()));
   factors_.assign(addresses.size(), reduction_.factor);
   for (const int rank : group_->local_ranks()) {
     if (rank == me) continue;
     Posted posted;
     // Only the addresses of this host's ranks are of use: memory of other hosts cannot be reached.
-    const HeaderExchange::Bytes data = progress_engine().header_exchange().data(sequence_, rank);
+    const HeaderExchange::Bytes data = headers().data(sequence_, rank);
     if (data.size() != sizeof posted) throw Error("the ranks of this host run different versions of samestep");
     std::memcpy(&posted, data.data(), sizeof posted);
     addresses[static_cast<std::size_t>(rank)] = posted.addresses;
@@ -122,12 +121,12 @@ void HierarchicalCollective::start_work() {
   take_scratch();
   // A rank may return once all leaders of its host have read its input and stored its output: they send one byte.
   done_in_.resize(group_->local_ranks().size());
-  done_bytes_.resize(static_cast<std::size_t>(progress_engine().size()));
+  done_bytes_.resize(static_cast<std::size_t>(size()));
   for (const int rank : group_->local_ranks()) {
     // Contributions are sent between hosts only, so that their tag is free among the ranks of a host.
     if (rank == me || !plan_.has_work(rank)) continue;
     done_in_[static_cast<std::size_t>(group_->topology.local_index(rank))].receive(
-        progress_engine().transport(), &done_bytes_[static_cast<std::size_t>(rank)], 1, rank,
+        transport(), &done_bytes_[static_cast<std::size_t>(rank)], 1, rank,
         tags::of_operation(sequence_, kContribution));
   }
 }
@@ -135,7 +134,7 @@ void HierarchicalCollective::start_work() {
 void HierarchicalCollective::take_scratch() {
   max_open_ = std::min(max_open_, mine_.size());
   const auto n_hosts = static_cast<std::size_t>(group_->topology.n_hosts());
-  if (max_open_ != 0) scratch_ = progress_engine().scratch().take(max_open_ * n_hosts * block_);
+  if (max_open_ != 0) scratch_ = engine().scratch().take(max_open_ * n_hosts * block_);
 }
 
 bool HierarchicalCollective::wants(const HierarchicalChunk& chunk, int rank) const {
@@ -168,7 +167,7 @@ bool HierarchicalCollective::work_on_chunks() {
       if (!earlier_finished && !earlier_stored) break;
     }
     moved = false;
-    while (!open_.empty() && open_.front().done && open_.front().sent.test(progress_engine().transport())) {
+    while (!open_.empty() && open_.front().done && open_.front().sent.test(transport())) {
       open_.pop_front();
       moved = next_ < mine_.size();
     }
@@ -186,14 +185,13 @@ void HierarchicalCollective::open_next() {
   ++next_;
   // A chunk of a broadcast or allgather has one source, on its root host: nothing has to be collected.
   if (!plan_.reduces()) return;
-  Transport& transport = progress_engine().transport();
   const int tag = tags::of_operation(sequence_, kContribution);
   if (finishes_here(open)) {
     open.contributions_in.resize(n_hosts);
     for (int host = 0; host < group_->topology.n_hosts(); ++host) {
       if (host == group_->own_host()) continue;
-      open.contributions_in[static_cast<std::size_t>(host)].receive(transport, block(open, host), bytes_of(open.chunk),
-                                                                    plan_.leader(open.number, host), tag);
+      open.contributions_in[static_cast<std::size_t>(host)].receive(
+          transport(), block(open, host), bytes_of(open.chunk), plan_.leader(open.number, host), tag);
     }
     return;
   }
@@ -202,8 +200,8 @@ void HierarchicalCollective::open_next() {
   const std::vector<const std::byte*> inputs = local_inputs(open.chunk);
   std::byte* const into = block(open, group_->own_host());
   const std::byte* partial = reduce_locally(0, open.chunk.count, inputs, into);
-  open.sent.send(transport, partial, bytes_of(open.chunk), plan_.leader(open.number, open.chunk.root_host), tag);
-  progress_engine().count_message(bytes_of(open.chunk));
+  open.sent.send(transport(), partial, bytes_of(open.chunk), plan_.leader(open.number, open.chunk.root_host), tag);
+  engine().count_message(bytes_of(open.chunk));
 }
 
 std::vector<const std::byte*> HierarchicalCollective::local_inputs(const HierarchicalChunk& chunk) {
@@ -234,9 +232,8 @@ const std::byte* HierarchicalCollective::reduce_locally(std::size_t first, std::
 }
 
 bool HierarchicalCollective::finish(Open& open) {
-  Transport& transport = progress_engine().transport();
   for (RequestSet& contribution : open.contributions_in) {
-    if (!contribution.test(transport)) return false;
+    if (!contribution.test(transport())) return false;
   }
   const std::size_t out_offset = open.chunk.out_offset * itemsize_;
   const bool kept = is_local_output(open.chunk);
@@ -253,9 +250,9 @@ bool HierarchicalCollective::finish(Open& open) {
   combine(open, outs);
   for (int host = 0; plan_.spreads() && host < group_->topology.n_hosts(); ++host) {
     if (host == group_->own_host()) continue;
-    open.sent.send(transport, home, bytes_of(open.chunk), plan_.leader(open.number, host),
+    open.sent.send(transport(), home, bytes_of(open.chunk), plan_.leader(open.number, host),
                    tags::of_operation(sequence_, kResult));
-    progress_engine().count_message(bytes_of(open.chunk));
+    engine().count_message(bytes_of(open.chunk));
   }
   // Outputs in shared memory have been stored by `combine`; the others are written by CMA.
   write_to_local_ranks(open.chunk, outs.empty() ? home : bytes(outs[0]), /*to_shared_too=*/false);
@@ -284,21 +281,19 @@ void HierarchicalCollective::combine(Open& open, std::span<void* const> outs) {
       terms[host].data = here ? reduce_locally(first, count, inputs, group_->partial.data())
                               : block(open, static_cast<int>(host)) + skip;
     }
-    kernels::reduce_into(in_.dtype, between_hosts(reduction_.op), terms, into, count,
-                         static_cast<std::size_t>(progress_engine().size()));
+    kernels::reduce_into(in_.dtype, between_hosts(reduction_.op), terms, into, count, static_cast<std::size_t>(size()));
   }
 }
 
 void HierarchicalCollective::post_results() {
   if (!plan_.spreads()) return;
-  Transport& transport = progress_engine().transport();
   for (Open& open : open_) {
     if (finishes_here(open) || open.result_posted) continue;
     // In place, the result overwrites elements that this rank may still be sending.
-    if (group_->local_ranks().size() == 1 && !open.sent.test(transport)) return;
+    if (group_->local_ranks().size() == 1 && !open.sent.test(transport())) return;
     std::byte* const into = is_local_output(open.chunk) ? bytes(out_.data) + open.chunk.out_offset * itemsize_
                                                         : block(open, group_->own_host());
-    open.result.receive(transport, into, bytes_of(open.chunk), plan_.leader(open.number, open.chunk.root_host),
+    open.result.receive(transport(), into, bytes_of(open.chunk), plan_.leader(open.number, open.chunk.root_host),
                         tags::of_operation(sequence_, kResult));
     open.result_posted = true;
   }
@@ -306,7 +301,7 @@ void HierarchicalCollective::post_results() {
 
 bool HierarchicalCollective::store(Open& open) {
   if (!plan_.spreads()) return true;
-  if (!open.result_posted || !open.result.test(progress_engine().transport())) return false;
+  if (!open.result_posted || !open.result.test(transport())) return false;
   // The result has arrived in this rank's output, and no other rank of this host has it yet.
   write_to_local_ranks(open.chunk, bytes(out_.data) + open.chunk.out_offset * itemsize_, /*to_shared_too=*/true);
   return true;
@@ -327,42 +322,39 @@ void HierarchicalCollective::write_to_local_ranks(const HierarchicalChunk& chunk
 }
 
 bool HierarchicalCollective::notify_local_ranks() {
-  Transport& transport = progress_engine().transport();
   if (!notified_) {
     notified_ = true;
     // Sends from the scratch memory have completed, see `work_on_chunks`.
-    if (scratch_.data != nullptr) progress_engine().scratch().release(std::move(scratch_));
+    if (scratch_.data != nullptr) engine().scratch().release(std::move(scratch_));
     for (const int rank : group_->local_ranks()) {
-      if (mine_.empty() || rank == progress_engine().rank()) continue;
-      done_out_.send(transport, &done_bytes_[static_cast<std::size_t>(progress_engine().rank())], 1, rank,
+      if (mine_.empty() || rank == group_->rank) continue;
+      done_out_.send(transport(), &done_bytes_[static_cast<std::size_t>(group_->rank)], 1, rank,
                      tags::of_operation(sequence_, kContribution));
-      progress_engine().count_message(1);
+      engine().count_message(1);
     }
   }
-  bool ended = done_out_.test(transport);
-  for (RequestSet& end : done_in_) ended = ended && end.test(transport);
+  bool ended = done_out_.test(transport());
+  for (RequestSet& end : done_in_) ended = ended && end.test(transport());
   // Only now: until all leaders have said that they are done, they may write to the copy in shared memory.
   if (ended && staged_out_ != nullptr) kernels::copy(user_out_, out_.data, out_.nbytes());
   return ended;
 }
 
 std::vector<int> HierarchicalCollective::pending_peers() {
-  Transport& transport = progress_engine().transport();
   std::vector<int> late = pending_chunk_peers();
   for (std::size_t i = 0; i < done_in_.size(); ++i) {
-    if (!done_in_[i].test(transport)) late.push_back(group_->local_ranks()[i]);
+    if (!done_in_[i].test(transport())) late.push_back(group_->local_ranks()[i]);
   }
   std::sort(late.begin(), late.end());
   return late;
 }
 
 std::vector<int> HierarchicalCollective::pending_chunk_peers() {
-  Transport& transport = progress_engine().transport();
   std::vector<int> late;
   if (!open_.empty()) {
     Open& open = open_.front();
     for (std::size_t host = 0; host < open.contributions_in.size(); ++host) {
-      if (!open.contributions_in[host].test(transport))
+      if (!open.contributions_in[host].test(transport()))
         late.push_back(plan_.leader(open.number, static_cast<int>(host)));
     }
     if (!finishes_here(open) && !open.done) late.push_back(plan_.leader(open.number, open.chunk.root_host));
@@ -378,10 +370,10 @@ void HierarchicalCollective::abort() {
   }
   Collective::abort();
   for (Open& open : open_) {
-    for (RequestSet& contribution : open.contributions_in) contribution.abandon(progress_engine().transport());
-    open.result.abandon(progress_engine().transport());
+    for (RequestSet& contribution : open.contributions_in) contribution.abandon(transport());
+    open.result.abandon(transport());
   }
-  for (RequestSet& end : done_in_) end.abandon(progress_engine().transport());
+  for (RequestSet& end : done_in_) end.abandon(transport());
 }
 
 }  // namespace samestep

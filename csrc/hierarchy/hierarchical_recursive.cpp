@@ -55,19 +55,19 @@ void HierarchicalRecursiveAllreduce::open_next() {
   for (int host = 0; host < group_->topology.n_hosts(); ++host) leaders.push_back(plan_.leader(number, host));
   RecursivePlan steps(group_->topology.n_hosts(), group_->own_host(), {0, chunk.count}, scatter_first_);
   const std::size_t sum_nbytes = (bytes_of(chunk) + 63) / 64 * 64;
-  Scratch::Block block = progress_engine().scratch().take(sum_nbytes + steps.room() * itemsize_);
+  Scratch::Block block = engine().scratch().take(sum_nbytes + steps.room() * itemsize_);
   std::byte* const room = block.data.get();
   const std::byte* const sum = local_sum(chunk, room);
   RecursiveRun::Params terms;
   terms.dtype = in_.dtype;
   // Leaders have multiplied their host's elements. An average divides by the number of ranks, not of hosts.
   terms.op = reduction_.op == ReduceOp::premul ? ReduceOp::sum : reduction_.op;
-  terms.n_ranks = static_cast<std::size_t>(progress_engine().size());
+  terms.n_ranks = static_cast<std::size_t>(size());
   terms.ranks = leaders;
   terms.first_tag = tags::of_operation(sequence_, 0);
-  terms.piece = progress_engine().options().segment_bytes;
+  terms.piece = engine().options().segment_bytes;
   std::byte* const out = static_cast<std::byte*>(out_.data) + chunk.out_offset * itemsize_;
-  RecursiveRun run(progress_engine(), std::move(steps), terms, sum, out, room + sum_nbytes);
+  RecursiveRun run(engine(), std::move(steps), terms, sum, out, room + sum_nbytes);
   open_.push_back({chunk, std::move(leaders), std::move(block), std::move(run)});
 }
 
@@ -75,23 +75,23 @@ bool HierarchicalRecursiveAllreduce::work_on_chunks() {
   while (true) {
     while (next_ < mine_.size() && open_.size() < kOpenChunks) open_next();
     if (open_.empty()) return true;
-    if (!advance_first(progress_engine(), open_)) return false;
+    if (!advance_first(engine(), open_)) return false;
     Open& first = open_.front();
     // The run has stored the result into this rank's output, from where the other ranks of the host get it.
     const std::byte* const result = static_cast<const std::byte*>(out_.data) + first.chunk.out_offset * itemsize_;
     write_to_local_ranks(first.chunk, result, /*to_shared_too=*/true);
-    progress_engine().scratch().release(std::move(first.block));
+    engine().scratch().release(std::move(first.block));
     open_.pop_front();
   }
 }
 
 std::vector<int> HierarchicalRecursiveAllreduce::pending_chunk_peers() {
-  return open_.empty() ? std::vector<int>{} : open_.front().run.pending_peers(progress_engine());
+  return open_.empty() ? std::vector<int>{} : open_.front().run.pending_peers(engine());
 }
 
 void HierarchicalRecursiveAllreduce::abort() {
   HierarchicalCollective::abort();
-  for (Open& open : open_) open.run.abort(progress_engine());
+  for (Open& open : open_) open.run.abort(engine());
 }
 
 }  // namespace samestep

@@ -60,9 +60,12 @@ SAMESTEP_CONSTANT MPIABI_BYTE = handle(DType::uint8), MPIABI_INT8_T = handle(DTy
 // Each unused constant has a value of its own, above those of datatypes and operators, so that none is mistaken for
 // one.
 #define CONSTANT(name) SAMESTEP_CONSTANT name = samestep::mpi_abi::kFirstUnused + __COUNTER__;
+#define MPI(name) CONSTANT(MPIABI_##name)
 #include "jax/mpi_constants.inc"
 
 // Without parameters: jaxlib finds symbols by name alone, and the function never returns.
+#undef MPI
+#define MPI(name) FUNCTION(MPIABI_##name)
 #define FUNCTION(name) \
   SAMESTEP_EXPORT int name() { samestep::mpi_abi::end_in(#name); }
 #include "jax/mpi_functions.inc"

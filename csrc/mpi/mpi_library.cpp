@@ -137,15 +137,8 @@ class MpiLibraryOf final : public MpiLibrary {
     H group_;
   };
 
-  /// A function that is looked up at once, with the members below: what is missing is reported before a rank
-  /// communicates, not in the middle of a run.
-  struct Symbol {
-    void* address;
-    template <class Function>
-    operator Function*() const {  // NOLINT: it has the type of the member that it initializes
-      return reinterpret_cast<Function*>(address);
-    }
-  };
+  /// At once, with the members below: what is missing is reported before a rank communicates, not in the middle of a
+  /// run.
   Symbol find(const char* name) const {
     void* const address = library_.find(name);
     if (address == nullptr) throw UnavailableError(str("the MPI library that mpi4py loads has no ", name));

@@ -11,10 +11,9 @@
 #include "collectives/exchange_communicator.h"
 #include "core/error.h"
 #include "core/format.h"
-#include "core/wait_hooks.h"
 #include "transport/tags.h"
 #include "transport/transport.h"
-#include "waiting/backoff.h"
+#include "waiting/await.h"
 
 namespace samestep {
 namespace {
@@ -28,18 +27,15 @@ MpiLibrary::Handle duplicate(MpiLibrary& library, MpiLibrary::Handle comm, const
   auto made = std::make_unique<MpiLibrary::Handle>(0);
   MpiLibrary::Handle request = library.duplicate(comm, *made);
   MpiLibrary::Status status;
-  // Other ranks may still start on the same CPUs.
-  Backoff pause(/*oversubscribed=*/true);
-  while (!library.test(request, status)) {
-    if (!pause.step()) continue;
-    if (deadline.passed()) {
-      // The request of a nonblocking collective can be neither cancelled nor freed, so MPI may still complete this one.
-      late.push_back(std::move(made));
-      throw TimeoutError(str("initialize: not all ", library.size(comm),
-                             " ranks of the MPI world have called it after ", deadline.timeout().count(), " s"));
-    }
-    wait_hooks().interrupt();
-  }
+  await([&] { return library.test(request, status); },
+        [&](Seconds) {
+          if (!deadline.passed()) return;
+          // The request of a nonblocking collective can be neither cancelled nor freed: MPI may still complete this
+          // one.
+          late.push_back(std::move(made));
+          throw TimeoutError(str("initialize: not all ", library.size(comm),
+                                 " ranks of the MPI world have called it after ", deadline.timeout().count(), " s"));
+        });
   return *made;
 }
 

@@ -5,9 +5,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
-#include "core/wait_hooks.h"
-#include "engine/progress_engine.h"
-#include "waiting/backoff.h"
+#include "waiting/await.h"
 
 namespace samestep {
 
@@ -34,15 +32,12 @@ NcclAddress::~NcclAddress() {
 }
 
 nccl_abi::UniqueId NcclAddress::wait(const Until& until, const std::function<void()>& look) const {
-  Backoff pause(/*oversubscribed=*/true);
-  while (!exchange_->done()) {
-    if (!pause.step()) continue;
-    // Signals, and progress for peers that wait for this rank in other groups.
-    wait_hooks().interrupt();
-    ProgressEngine::progress_everywhere();
-    look();
-    if (until().passed()) break;
-  }
+  bool late = false;
+  await([&] { return exchange_->done() || late; },
+        [&](Seconds) {
+          look();
+          late = until().passed();
+        });
   exchange_->wait(until());  // throws its error, or names the missing ranks
   if (invitation_->failed[0] != '\0') throw Error(str("NCCL does not start on rank 0: ", invitation_->failed.data()));
   return invitation_->id;

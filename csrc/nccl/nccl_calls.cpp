@@ -3,17 +3,40 @@
 #include <array>
 #include <cstring>
 
+#include "core/error.h"
 #include "kernels/half.h"
-#include "nccl/nccl_group.h"
 
 namespace samestep::nccl_calls {
 namespace {
 
 using Comm = NcclLibrary::Comm;
 using Stream = NcclLibrary::Stream;
-using Group = NcclGroup;
 
 constexpr int kBytes = nccl_abi::kUint8;
+
+/// An NCCL group: the calls between construction and `end` are launched together. May be nested; the outermost group
+/// launches.
+class Group {
+ public:
+  explicit Group(const NcclLibrary& nccl) : nccl_(nccl) { nccl_.group_start(); }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+  void end() {
+    ended_ = true;
+    nccl_.group_end();
+  }
+  ~Group() {
+    if (ended_) return;
+    try {
+      nccl_.group_end();
+    } catch (const Error&) {  // another exception is being thrown
+    }
+  }
+
+ private:
+  const NcclLibrary& nccl_;
+  bool ended_ = false;
+};
 
 /// `factor` as an element of an NCCL type: NCCL reads it as one element of what it reduces.
 std::array<std::byte, 8> element(double factor, int type) {
@@ -37,7 +60,9 @@ class Operator {
  public:
   Operator(const NcclLibrary& nccl, const NcclReduction& form, double factor, Comm comm)
       : nccl_(nccl), comm_(comm), made_(form.scaled), op_(form.op) {
-    if (made_) op_ = nccl.make_scaled_sum(element(factor, form.type).data(), form.type, comm);
+    if (made_) {
+      nccl.make_scaled_sum(&op_, element(factor, form.type).data(), form.type, nccl_abi::kScalarOnHost, comm);
+    }
   }
   Operator(const Operator&) = delete;
   Operator& operator=(const Operator&) = delete;
@@ -104,7 +129,7 @@ Calls all_reduce(const NcclLibrary& nccl, const NcclReduction& form, const Reduc
       };
       in_pieces(form, in.data, out.data, in.count * form.per_element, one);
     }
-    group.end(comm);
+    group.end();
   };
   return {std::move(enqueue), connections_of(Kind::all_reduce, form, counts)};
 }
@@ -132,14 +157,14 @@ Calls reduce_scatter(const NcclLibrary& nccl, const NcclReduction& form, const R
   return {enqueue, connections_of(Kind::reduce_scatter, form, std::array{std::uint64_t{out.count}})};
 }
 
-Calls broadcast(const NcclLibrary& nccl, std::vector<Buffer> buffers, int root) {
+Calls broadcast(const NcclLibrary& nccl, std::vector<InOut> buffers, int root) {
   auto enqueue = [&nccl, buffers = std::move(buffers), root](Comm comm, Stream stream) {
     Group group(nccl);
-    for (const Buffer& buffer : buffers) {
+    for (const auto& [in, buffer] : buffers) {
       // Elements that are only moved are bytes to NCCL, which lacks some of our dtypes.
       nccl.broadcast(buffer.data, buffer.data, buffer.nbytes(), kBytes, root, comm, stream);
     }
-    group.end(comm);
+    group.end();
   };
   return {std::move(enqueue), connections_of_broadcasts()};
 }
@@ -161,7 +186,7 @@ Calls all_gather_v(const NcclLibrary& nccl, int rank, ConstBuffer in, Buffer out
       if (nbytes != 0) nccl.broadcast(root == rank ? in.data : to, to, nbytes, kBytes, root, comm, stream);
       to += nbytes;
     }
-    group.end(comm);
+    group.end();
   };
   return {std::move(enqueue), connections_of_broadcasts()};
 }
@@ -187,7 +212,7 @@ Calls messages(const NcclLibrary& nccl, int rank, ConstBuffer in, std::vector<st
       from += out_nbytes;
       to += in_nbytes;
     }
-    group.end(comm);
+    group.end();
   };
   return {std::move(enqueue), peers.value()};
 }

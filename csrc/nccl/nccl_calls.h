@@ -42,7 +42,7 @@ Calls reduce_scatter(const NcclLibrary& nccl, const NcclReduction& form, const R
 /// `Calls::connections` of broadcasts, for which NCCL has the ring only.
 std::uint64_t connections_of_broadcasts();
 // Data that are only moved are sent as bytes.
-Calls broadcast(const NcclLibrary& nccl, std::vector<Buffer> buffers, int root);
+Calls broadcast(const NcclLibrary& nccl, std::vector<InOut> buffers, int root);  // `out` of each
 Calls all_gather(const NcclLibrary& nccl, ConstBuffer in, Buffer out);
 /// One broadcast from each rank.
 Calls all_gather_v(const NcclLibrary& nccl, int rank, ConstBuffer in, Buffer out, std::vector<std::uint64_t> counts);

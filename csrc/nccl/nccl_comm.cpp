@@ -1,10 +1,13 @@
 #include "nccl/nccl_comm.h"
 
+#include <array>
+#include <cassert>
+
 #include "core/error.h"
 #include "core/format.h"
 #include "core/wait_hooks.h"
 #include "nccl/nccl_operation.h"
-#include "waiting/backoff.h"
+#include "waiting/await.h"
 
 // How a communicator is made, is used and ends. All that may block in its end is done by the watching thread, for which
 // others wait until a deadline.
@@ -13,6 +16,7 @@ namespace samestep {
 namespace {
 
 constexpr Seconds kPatience{5.0};   // of a group that is dropped, for NCCL to end
+constexpr Seconds kToNotice{0.2};   // for the watching thread to notice that, unless it is in a call that blocks
 constexpr Seconds kForGraphs{2.0};  // of one whose operations graphs may hold: NCCL waits for their end
 
 }  // namespace
@@ -22,7 +26,7 @@ NcclComm::NcclComm(Options options, std::shared_ptr<Communicator> host, std::sha
       host_(std::move(host)),
       signature_check_(std::move(signature_check)),
       queue_(LaunchQueue::of(*options_.gpu, options_.device)),
-      member_(std::make_shared<NcclMember>(options_.gpu, options_.nccl, options_.device)),
+      member_(options_.gpu, options_.nccl, options_.device),
       log_(signature_check_, host_->name()) {}
 
 std::string NcclLaunch::describe() const {
@@ -31,7 +35,11 @@ std::string NcclLaunch::describe() const {
 
 std::shared_ptr<NcclComm> NcclComm::make(Options options, std::shared_ptr<Communicator> host,
                                          std::shared_ptr<Communicator> signature_check) {
-  return std::shared_ptr<NcclComm>(new NcclComm(std::move(options), std::move(host), std::move(signature_check)));
+  std::shared_ptr<NcclComm> made(new NcclComm(std::move(options), std::move(host), std::move(signature_check)));
+  // Let go of at the end, because `user_` keeps the deleter for as long as it lives.
+  const std::shared_ptr<NcclComm> user(made.get(), [made](NcclComm*) mutable { std::exchange(made, nullptr)->drop(); });
+  made->user_ = user;
+  return user;
 }
 
 std::shared_ptr<NcclComm> NcclComm::open(Options options, std::shared_ptr<Communicator> host,
@@ -44,7 +52,7 @@ std::shared_ptr<NcclComm> NcclComm::open(Options options, std::shared_ptr<Commun
     made->signature_check_->start({CollectiveType::barrier})->wait(deadline);
   } catch (...) {
     const std::lock_guard lock(made->mutex_);
-    made->fail(std::current_exception(), /*tell=*/true);
+    made->fail(std::current_exception());
     throw;
   }
   return made;
@@ -52,10 +60,10 @@ std::shared_ptr<NcclComm> NcclComm::open(Options options, std::shared_ptr<Commun
 
 void NcclComm::throw_if_broken() const {
   if (broken_) {
-    unheard_ = false;
+    unheard_ = nullptr;
     std::rethrow_exception(broken_);
   }
-  if (ending_ || closing_) {
+  if (state_ == State::closing || is_over()) {
     throw NotInitializedError(
         str("group '", host_->name(), "' is closed: call samestep.initialize() again to start anew"));
   }
@@ -63,19 +71,17 @@ void NcclComm::throw_if_broken() const {
 
 void NcclComm::prepare() {
   owner_.require(host_->rank(), host_->name());
-  {
-    const std::lock_guard lock(mutex_);
-    throw_if_broken();
-  }
   std::call_once(prepared_, [this] {
+    std::unique_lock lock(mutex_);
+    throw_if_broken();
+    lock.unlock();
     const OnDevice on(gpu(), options_.device);
     auto address = std::make_unique<NcclAddress>(nccl(), *signature_check_);
-    const std::lock_guard lock(mutex_);
+    lock.lock();
     throw_if_broken();
     address_ = std::move(address);
     liveness_ = std::make_unique<const PeerLiveness>(signature_check_, host_->name());
-    has_watcher_ = true;
-    watcher_ = std::thread([this] { watch(); });
+    watcher_ = std::thread([self = shared_from_this()] { self->watch(); });
   });
 }
 
@@ -88,13 +94,13 @@ std::shared_ptr<NcclComm::Operation> NcclComm::enqueue(NcclLaunch launch) {
     if (operation->launch.where == NcclLaunch::Where::own_stream) {
       try {
         // As the streams are now, whenever NCCL is called.
-        operation->after = member_->events().record(operation->launch.after);
+        operation->after = member_.events().record(operation->launch.after);
       } catch (const Error&) {
         const std::lock_guard lock(mutex_);
-        fail(std::current_exception(), /*tell=*/true);
+        fail(std::current_exception());
       }
     }
-    queue_.add([self = shared_from_this(), operation] { self->begin(operation); }, waits_for_nobody(*operation));
+    queue_.add([self = user_.lock(), operation] { self->begin(operation); }, waits_for_nobody(*operation));
   });
   return operation;
 }
@@ -117,105 +123,110 @@ void NcclComm::abandon(std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
   if (broken_) return;
   fail(std::move(error), /*tell=*/false);
-  unheard_ = false;  // who abandons knows why
+  unheard_ = nullptr;  // who abandons knows why
 }
+
+// ---- the end
+
+void NcclComm::move(State to) {
+  using enum State;
+  constexpr auto any_of = [](auto... states) { return (0u | ... | (1u << static_cast<unsigned>(states))); };
+  [[maybe_unused]] constexpr std::array kNext = {
+      any_of(starting, closing, failed),     // idle
+      any_of(ready, idle, failed_starting),  // starting
+      any_of(launching, closing, failed),    // ready
+      any_of(ready, failed_launching),       // launching
+      any_of(closed, failed),                // closing
+      any_of(failed),                        // failed_starting
+      any_of(failed),                        // failed_launching
+      any_of(releasing),                     // failed
+      any_of(releasing),                     // closed
+      any_of(ended),                         // releasing
+      any_of(),                              // ended
+  };
+  assert((kNext[static_cast<std::size_t>(state_.load())] & any_of(to)) != 0);
+  state_ = to;
+  changed_.notify_all();
+}
+
+void NcclComm::leave_nccl(State next) { move(is_over() ? State::failed : next); }
 
 void NcclComm::fail(std::exception_ptr error, bool tell) {
   if (broken_) return;  // the first error is the cause; those that follow are consequences
   broken_ = error;
-  changed_.notify_all();
+  if (!is_over()) {  // else it ends already
+    move(state_ == State::starting    ? State::failed_starting
+         : state_ == State::launching ? State::failed_launching
+                                      : State::failed);
+  }
   // First, because a thread that sees the error may end the process. The rank that raised has notified all others of a
-  // block that ends, and this one revokes the group as its consequence.
-  if (tell && !is_a<StepError>(error)) {
+  // block that ends, and this one revokes the group as its consequence. A mismatch is found by all.
+  if (tell && !is_mismatch(error) && !is_a<StepError>(error)) {
     const std::string reason = text_of(error);
     signature_check_->abandon(error, reason);
     host_->abandon(error, reason);
   }
-  end_operations();
-}
-
-void NcclComm::end_operations() {
   // Of a rank that has gone the others learn as they close, and it is no error there.
-  const bool is_heard = is_a<PeerLostError>(broken_);
+  const bool is_heard = is_a<PeerLostError>(error);
   for (const auto& operation : pending_) {
     const bool had_returned = operation->launched && operation->launch.where == NcclLaunch::Where::in_stream;
-    unheard_ = unheard_ || (!is_heard && had_returned && !operation->ended);
-    operation->finish(broken_);
+    if (!is_heard && had_returned && !operation->ended) unheard_ = error;
+    operation->finish(error);
   }
 }
 
-void NcclComm::release() {
-  std::shared_ptr<NcclComm> self = weak_from_this().lock();  // null in the destructor: then nobody makes calls
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return !starting_; });  // which ends soon, because it looks at `broken_`
-  const bool aborts = broken_ != nullptr;
-  if (aborts) end_operations();
+void NcclComm::release(std::unique_lock<std::mutex>& lock) {
+  changed_.wait(lock, [this] { return state_ != State::failed_starting; });
+  if (state_ == State::failed_launching) {
+    // This interrupts the calls. The child may be aborted only when nobody is inside of NCCL with it.
+    lock.unlock();
+    member_.abort_parent();
+    lock.lock();
+    changed_.wait(lock, [this] { return state_ == State::failed; });
+  }
+  const bool aborts = state_ == State::failed;
   const std::list<std::shared_ptr<Operation>> ended = std::exchange(pending_, {});
   std::vector<std::shared_ptr<void>> for_graphs = std::exchange(for_graphs_, {});
-  std::shared_ptr<NcclMember> member = member_;
-  const std::shared_ptr<std::promise<void>> released = released_;
-  watcher_has_left_ = true;
-  changed_.notify_all();
+  move(State::releasing);
   lock.unlock();
-  // From here on NCCL may block for as long as the device does, and only what is shared may be used, or `self`.
-  if (aborts) {
-    // An abort of the parent interrupts calls on the child. The child may be aborted only when nobody is inside of NCCL
-    // with it.
-    member->abort_parent();
-    if (self != nullptr) {
-      lock.lock();
-      changed_.wait(lock, [this] { return !launching_; });
-      lock.unlock();
-    }
-    member->abort();
-  } else {
-    member->destroy();
-  }
+  aborts ? member_.abort() : member_.destroy();
   for (const auto& operation : ended) operation->launch.memory.clear();  // only now does the device use it no more
   for_graphs.clear();
-  member.reset();
-  released->set_value();
+  lock.lock();
+  move(State::ended);
 }
 
-bool NcclComm::stop(const Deadline& deadline) {
+bool NcclComm::await_thread(State reached, const Deadline& deadline) {
+  if (!watcher_.joinable()) return true;
+  const bool in_time = await_until(deadline, [&] { return state_ >= reached; });
+  if (!in_time) watcher_.detach();
+  if (in_time && reached == State::ended) watcher_.join();
+  return in_time;
+}
+
+void NcclComm::drop() {
   {
     const std::lock_guard lock(mutex_);
-    ending_ = true;
-    changed_.notify_all();
+    fail(std::make_exception_ptr(NotInitializedError("the group was dropped")), /*tell=*/false);
   }
-  if (!watcher_.joinable()) return true;
-  // A thread cannot join itself.
-  if (watcher_.get_id() == std::this_thread::get_id()) {  // its own callback dropped the last pointer
-    watcher_.detach();
-    return true;
+  if (await_thread(State::releasing, Deadline::after(kToNotice))) {
+    await_thread(State::ended, Deadline::after(kPatience));
   }
-  Backoff pause(/*oversubscribed=*/true);
-  while (is_released_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
-    if (deadline.passed()) {
-      watcher_.detach();
-      return false;
-    }
-    pause.step();
-  }
-  watcher_.join();
-  return true;
 }
 
 void NcclComm::close(const Deadline& deadline) {
-  Backoff pause(/*oversubscribed=*/true);
   bool whole = false;
-  while (true) {
-    {
-      const std::lock_guard lock(mutex_);
-      whole = !broken_ && !ending_;
-      if (!whole || pending_.empty()) {
-        closing_ = true;  // else another thread might launch what NCCL would wait for at its end
-        break;
-      }
-    }
+  const auto all_have_ended = [&] {
+    const std::lock_guard lock(mutex_);
+    whole = !is_over();
+    if (whole && !pending_.empty()) return false;
+    if (whole && state_ != State::closing)
+      move(State::closing);  // else another thread might launch what NCCL would wait for at its end
+    return true;
+  };
+  await(all_have_ended, [&](Seconds) {
     if (deadline.passed()) throw TimeoutError(str("close: operations of group '", host_->name(), "' are pending"));
-    if (pause.step()) wait_hooks().interrupt();
-  }
+  });
   if (whole) {
     try {
       signature_check_->start({CollectiveType::barrier})->wait(deadline);  // peers may still need this rank
@@ -223,15 +234,14 @@ void NcclComm::close(const Deadline& deadline) {
       abandon(std::current_exception());
     }
   }
-  const PeerLiveness* liveness = nullptr;
-  bool captured = false;
-  {
-    const std::lock_guard lock(mutex_);
-    liveness = liveness_.get();
-    captured = captured_;
-  }
+  std::unique_lock lock(mutex_);
+  if (state_ == State::closing) move(State::closed);
+  const PeerLiveness* const liveness = liveness_.get();
+  const bool captured = looked_at_peers_.has_value();
+  lock.unlock();
   const Deadline for_graphs = Deadline::after(kForGraphs);
-  const bool stopped = stop(captured && deadline.is_later_than(for_graphs) ? for_graphs : deadline);
+  const bool stopped =
+      await_thread(State::ended, captured && deadline.is_later_than(for_graphs) ? for_graphs : deadline);
   if (liveness != nullptr) liveness->end();
   if (!stopped && captured && !deadline.passed()) {
     wait_hooks().warn(str("group '", host_->name(),
@@ -245,37 +255,17 @@ void NcclComm::close(const Deadline& deadline) {
 
 std::exception_ptr NcclComm::unheard() const {
   const std::lock_guard lock(mutex_);
-  return unheard_ ? broken_ : nullptr;
+  return unheard_;
 }
 
-bool NcclComm::device_has_ended() const {
-  return is_released_.wait_for(std::chrono::seconds(0)) == std::future_status::ready && member_->has_ended();
-}
+bool NcclComm::device_has_ended() const { return state_ == State::ended && member_.has_ended(); }
 
 void NcclComm::wait_for_device(const Deadline& deadline) const {
   {
     const std::lock_guard lock(mutex_);
-    if (!has_watcher_) return;  // no operation has started
+    if (address_ == nullptr) return;  // no operation has started
   }
-  Backoff pause(/*oversubscribed=*/true);
-  while (!device_has_ended() && !deadline.passed()) pause.step();
-}
-
-NcclComm::~NcclComm() {
-  std::unique_lock lock(mutex_);
-  if (!ending_) fail(std::make_exception_ptr(NotInitializedError("the group was dropped")), /*tell=*/false);
-  ending_ = true;
-  changed_.notify_all();
-  if (watcher_.get_id() == std::this_thread::get_id() && !watcher_has_left_) {  // it dropped the last pointer
-    lock.unlock();
-    release();
-    lock.lock();
-    *destroyed_by_watcher_ = true;
-  }
-  // Not for long: a watching thread that makes calls which may block keeps this object, or uses it no more.
-  changed_.wait(lock, [this] { return !has_watcher_ || watcher_has_left_; });
-  lock.unlock();
-  stop(Deadline::after(kPatience));
+  await_until(deadline, [this] { return device_has_ended(); });
 }
 
 }  // namespace samestep

@@ -1,8 +1,8 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
-#include <future>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -56,6 +56,9 @@ struct NcclLaunch {
 /// The watching thread checks outstanding operations every few milliseconds. An error of NCCL, a lost or different
 /// peer, or a deadline that has passed aborts the communicator on this rank, and is reported to the others through
 /// `host`. Every later call throws the same error. The contents of the buffers of aborted operations are undefined.
+///
+/// That thread alone ends NCCL, and keeps this object until it has. Others wait for it until a deadline, and then leave
+/// it alone: what `make` and `open` return is a pointer whose last copy, dropped, only lets the thread end.
 class NcclComm : public std::enable_shared_from_this<NcclComm> {
  public:
   struct Options {
@@ -73,7 +76,8 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   /// start.
   static std::shared_ptr<NcclComm> open(Options options, std::shared_ptr<Communicator> host,
                                         std::shared_ptr<Communicator> signature_check, const Deadline& deadline);
-  ~NcclComm();
+  NcclComm(const NcclComm&) = delete;
+  NcclComm& operator=(const NcclComm&) = delete;
 
   /// Launches operations in the order of the calls. The first time the ranks exchange NCCL's address on the host.
   std::shared_ptr<Work> launch(NcclLaunch launch);
@@ -103,6 +107,21 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
  private:
   struct Operation;
   class NcclWork;
+
+  /// What follows what: see `move`.
+  enum class State : std::uint8_t {
+    idle,              ///< no operation has had its turn
+    starting,          ///< a launch starts NCCL
+    ready,             ///< NCCL has started
+    launching,         ///< a launch is in calls of NCCL, without the mutex
+    closing,           ///< `close` has seen the end of all operations: nothing may be launched any more
+    failed_starting,   ///< has failed; the start notices it soon
+    failed_launching,  ///< has failed; the calls return at the latest when the thread aborts the parent
+    failed,            ///< has failed, and nobody is in NCCL
+    closed,            ///< the thread may destroy NCCL
+    releasing,         ///< the thread ends NCCL, for as long as the device, or other ranks, let it wait
+    ended,
+  };
 
   NcclComm(Options options, std::shared_ptr<Communicator> host, std::shared_ptr<Communicator> signature_check);
   void throw_if_broken() const;
@@ -152,19 +171,27 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   std::exception_ptr compare_calls();
 
   // nccl_comm.cpp: how it ends
-  /// Ends all operations with `error`; the watching thread aborts the communicator. Requires the mutex.
-  void fail(std::exception_ptr error, bool tell);
-  /// Ends all operations with `broken_`. Requires the mutex.
-  void end_operations();
-  /// The watching thread's last act: ends NCCL.
-  void release();
-  /// Lets the watching thread end NCCL. False if it has not done so by `deadline`: then the thread is left alone.
-  bool stop(const Deadline& deadline);
+  /// Requires the mutex.
+  void move(State to);
+  /// A launch is no longer in NCCL. Requires the mutex. `next`: unless this has failed meanwhile.
+  void leave_nccl(State next);
+  /// Whether the watching thread is to end.
+  bool is_over() const { return state_ >= State::failed_starting; }
+  /// Ends all operations with `error`; the watching thread aborts the communicator. `tell`: the other ranks, unless
+  /// they know. Requires the mutex.
+  void fail(std::exception_ptr error, bool tell = true);
+  /// Nobody uses this any more.
+  void drop();
+  /// The watching thread's last act: ends NCCL. Requires the mutex, which it releases meanwhile.
+  void release(std::unique_lock<std::mutex>& lock);
+  /// Waits until the watching thread has come so far. False, without it from then on, if it has not by `deadline`.
+  bool await_thread(State reached, const Deadline& deadline);
 
   Options options_;
   std::shared_ptr<Communicator> host_, signature_check_;
-  LaunchQueue& queue_;                  // of the device
-  std::shared_ptr<NcclMember> member_;  // shared with the watching thread, which may survive this
+  LaunchQueue& queue_;  // of the device
+  NcclMember member_;
+  std::weak_ptr<NcclComm> user_;  // of what `make` returned: a Work, and an operation in the queue, has a copy
   std::once_flag prepared_;
   // Set by `prepare`, as the watching thread is.
   OwnerProcess owner_;
@@ -174,27 +201,16 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   std::mutex asking_;  // held by the thread that asks the device; nobody waits for it
   mutable std::mutex mutex_;
   std::condition_variable changed_;
+  std::atomic<State> state_ = State::idle;  // set with the mutex held; pairs with loads without it
   std::exception_ptr broken_;
-  mutable bool unheard_ = false;  // blocking calls had returned when `broken_` ended them, and no call has thrown it
+  mutable std::exception_ptr unheard_;
   CallLog log_;
   std::list<std::shared_ptr<Operation>> pending_;
-  std::vector<std::shared_ptr<void>> for_graphs_;  // memory of captured operations, which run whenever graphs do
-  std::unordered_set<std::uint64_t> connected_;    // `Calls::connections` that exist
+  std::vector<std::shared_ptr<void>> for_graphs_;     // memory of captured operations, which run whenever graphs do
+  std::optional<Clock::time_point> looked_at_peers_;  // has a value while graphs may hold operations
+  std::unordered_set<std::uint64_t> connected_;       // `Calls::connections` that exist
   std::uint64_t sequence_ = 0;
-  bool started_ = false;                 // NCCL has started
-  bool starting_ = false;                // a thread starts it
-  bool launching_ = false;               // a thread makes calls, without the mutex
-  bool captured_ = false;                // graphs may hold operations
-  Clock::time_point looked_at_peers_{};  // while graphs may
-  bool has_watcher_ = false;
-  bool watcher_sleeps_ = false;    // until it is notified of an operation
-  bool watcher_has_left_ = false;  // it uses this object no more, unless it keeps it
-  bool closing_ = false;           // `close` has seen the end of all operations: nothing may be launched any more
-  bool ending_ = false;
-  bool* destroyed_by_watcher_ = nullptr;  // of the watching thread, which then uses this object no more
   std::thread watcher_;
-  std::shared_ptr<std::promise<void>> released_ = std::make_shared<std::promise<void>>();
-  std::shared_future<void> is_released_{released_->get_future()};
 };
 
 }  // namespace samestep

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "gpu/gpu_library.h"
+#include "os/dynamic_library.h"
 
 namespace samestep {
 
@@ -53,6 +54,22 @@ struct UniqueId {
 /// The functions of NCCL or RCCL that the package uses, looked up at run time. A call that is still in progress is not
 /// an error.
 class NcclLibrary {
+  /// A function of the library. Throws Error, with NCCL's text, if a call fails.
+  template <class... Args>
+  class Function {
+   public:
+    Function(const NcclLibrary& of, const char* name) : of_(of), name_(name), address_(of.find(name)) {}
+    void operator()(Args... args) const { of_.check(address_(args...), name_); }
+
+   private:
+    const NcclLibrary& of_;
+    const char* name_;
+    int (*address_)(Args...);
+  };
+
+  const OpenedLibrary library_;
+  const int version_;
+
  public:
   using Comm = void*;
   using Stream = GpuLibrary::Stream;
@@ -61,8 +78,7 @@ class NcclLibrary {
   /// a symbol, or is older than 2.18, whose communicators cannot be split.
   static std::shared_ptr<NcclLibrary> open(const std::string& path);
 
-  const std::string& path() const { return path_; }
-  int version() const { return version_; }
+  const std::string& path() const { return library_.path(); }
   /// "2.28.9"
   std::string version_text() const;
 
@@ -79,50 +95,33 @@ class NcclLibrary {
   std::string explain(int result, Comm comm) const;
   void abort(Comm comm) const noexcept { abort_(comm); }
   void destroy(Comm comm) const noexcept { destroy_(comm); }
+  void destroy_op(int op, Comm comm) const noexcept { destroy_op_(op, comm); }
 
-  void group_start() const;
-  /// Launches the calls since `group_start`.
-  void group_end(Comm comm) const;
-
-  void all_reduce(const void* in, void* out, std::size_t count, int type, int op, Comm comm, Stream stream) const;
-  void reduce(const void* in, void* out, std::size_t count, int type, int op, int root, Comm comm, Stream stream) const;
-  void broadcast(const void* in, void* out, std::size_t count, int type, int root, Comm comm, Stream stream) const;
-  void all_gather(const void* in, void* out, std::size_t count, int type, Comm comm, Stream stream) const;
-  /// `count` elements for each rank.
-  void reduce_scatter(const void* in, void* out, std::size_t count, int type, int op, Comm comm, Stream stream) const;
-  void send(const void* in, std::size_t count, int type, int peer, Comm comm, Stream stream) const;
-  void recv(void* out, std::size_t count, int type, int peer, Comm comm, Stream stream) const;
-
-  /// Makes an operator for the sum of factor * x. `factor`: one element of `type`.
-  int make_scaled_sum(const void* factor, int type, Comm comm) const;
-  void destroy_op(int op, Comm comm) const noexcept { red_op_destroy_(op, comm); }
+  // As nccl.h has them; types and operators are those of nccl_abi.
+  const Function<> group_start{*this, "ncclGroupStart"}, group_end{*this, "ncclGroupEnd"};
+  const Function<const void*, void*, std::size_t, int, int, Comm, Stream> all_reduce{*this, "ncclAllReduce"};
+  const Function<const void*, void*, std::size_t, int, int, int, Comm, Stream> reduce{*this, "ncclReduce"};
+  const Function<const void*, void*, std::size_t, int, int, Comm, Stream> broadcast{*this, "ncclBroadcast"};
+  const Function<const void*, void*, std::size_t, int, Comm, Stream> all_gather{*this, "ncclAllGather"};
+  const Function<const void*, void*, std::size_t, int, int, Comm, Stream> reduce_scatter{*this, "ncclReduceScatter"};
+  const Function<const void*, std::size_t, int, int, Comm, Stream> send{*this, "ncclSend"};
+  const Function<void*, std::size_t, int, int, Comm, Stream> recv{*this, "ncclRecv"};
+  const Function<int*, const void*, int, int, Comm> make_scaled_sum{*this, "ncclRedOpCreatePreMulSum"};
 
  private:
-  NcclLibrary() = default;
-  void check(int result, Comm comm, const char* call) const;
+  explicit NcclLibrary(const OpenedLibrary& library);
+  Symbol find(const char* name) const;
+  void check(int result, const char* name) const;
 
-  std::string path_;
-  int version_ = 0;
-  int (*get_version_)(int*) = nullptr;
-  const char* (*get_error_string_)(int) = nullptr;
-  const char* (*get_last_error_)(Comm) = nullptr;
-  int (*get_unique_id_)(nccl_abi::UniqueId*) = nullptr;
-  int (*init_)(Comm*, int, nccl_abi::UniqueId, int, const nccl_abi::Config*) = nullptr;
-  int (*split_)(Comm, int, int, Comm*, const nccl_abi::Config*) = nullptr;
-  int (*get_async_error_)(Comm, int*) = nullptr;
-  int (*abort_)(Comm) = nullptr;
-  int (*destroy_)(Comm) = nullptr;
-  int (*group_start_)() = nullptr;
-  int (*group_end_)() = nullptr;
-  int (*all_reduce_)(const void*, void*, std::size_t, int, int, Comm, Stream) = nullptr;
-  int (*reduce_)(const void*, void*, std::size_t, int, int, int, Comm, Stream) = nullptr;
-  int (*broadcast_)(const void*, void*, std::size_t, int, int, Comm, Stream) = nullptr;
-  int (*all_gather_)(const void*, void*, std::size_t, int, Comm, Stream) = nullptr;
-  int (*reduce_scatter_)(const void*, void*, std::size_t, int, int, Comm, Stream) = nullptr;
-  int (*send_)(const void*, std::size_t, int, int, Comm, Stream) = nullptr;
-  int (*recv_)(void*, std::size_t, int, int, Comm, Stream) = nullptr;
-  int (*red_op_create_)(int*, const void*, int, int, Comm) = nullptr;
-  int (*red_op_destroy_)(int, Comm) = nullptr;
+  const char* (*get_error_string_)(int) = find("ncclGetErrorString");
+  const char* (*get_last_error_)(Comm) = find("ncclGetLastError");
+  int (*get_async_error_)(Comm, int*) = find("ncclCommGetAsyncError");
+  int (*abort_)(Comm) = find("ncclCommAbort");
+  int (*destroy_)(Comm) = find("ncclCommDestroy");
+  int (*destroy_op_)(int, Comm) = find("ncclRedOpDestroy");
+  const Function<nccl_abi::UniqueId*> get_unique_id_{*this, "ncclGetUniqueId"};
+  const Function<Comm*, int, nccl_abi::UniqueId, int, const nccl_abi::Config*> init_{*this, "ncclCommInitRankConfig"};
+  const Function<Comm, int, int, Comm*, const nccl_abi::Config*> split_{*this, "ncclCommSplit"};
 };
 
 }  // namespace samestep

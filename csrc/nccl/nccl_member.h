@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "gpu/event_pool.h"
+#include "gpu/gpu_memory.h"
 #include "nccl/nccl_library.h"
 
 namespace samestep {

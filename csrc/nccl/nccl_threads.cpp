@@ -26,7 +26,7 @@ void NcclComm::start_nccl(const NcclAddress::Until& until) {
   {
     const std::lock_guard lock(mutex_);
     throw_if_broken();
-    starting_ = true;
+    move(State::starting);
   }
   std::exception_ptr error;
   try {
@@ -35,17 +35,15 @@ void NcclComm::start_nccl(const NcclAddress::Until& until) {
       const std::lock_guard look(mutex_);
       throw_if_broken();
     });
-    member_->init(host_->size(), address, host_->rank());
+    member_.init(host_->size(), address, host_->rank());
     wait_until_ready("start NCCL", until);
-    member_->split(host_->rank());
+    member_.split(host_->rank());
     wait_until_ready("start NCCL", until);
   } catch (...) {
     error = std::current_exception();
   }
   const std::lock_guard lock(mutex_);
-  starting_ = false;
-  started_ = error == nullptr;
-  changed_.notify_all();
+  leave_nccl(error ? State::idle : State::ready);
   if (error) std::rethrow_exception(error);
 }
 
@@ -72,7 +70,7 @@ void NcclComm::wait_until_ready(const std::string& act, const NcclAddress::Until
 }
 
 bool NcclComm::is_ready(const std::string& act) {
-  const auto [state, comm] = member_->state();
+  const auto [state, comm] = member_.state();
   if (state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) return state == nccl_abi::kSuccess;
   // NCCL reports only that something has failed. What the host knows names the rank or the mismatch.
   if (const std::exception_ptr cause = host_cause()) std::rethrow_exception(cause);
@@ -87,31 +85,32 @@ void NcclComm::watch_from_now(const std::shared_ptr<Operation>& operation) {
     operation->logged = log_.add(*compared, operation->is_captured(), operation->sequence);
   }
   if (operation->is_captured()) {
-    captured_ = true;
+    if (!looked_at_peers_) looked_at_peers_.emplace();
     const std::vector<std::shared_ptr<void>>& memory = operation->launch.memory;
     for_graphs_.insert(for_graphs_.end(), memory.begin(), memory.end());
   }
   while (!pending_.empty() && pending_.front()->ended) pending_.pop_front();
   pending_.push_back(operation);
-  if (watcher_sleeps_) changed_.notify_all();
+  changed_.notify_all();  // the thread may sleep
   // Whoever waits for this on the host should not have to wait for the watching threads.
   if (operation->launch.where != NcclLaunch::Where::own_stream) return;
-  if (const std::exception_ptr error = compare_calls()) fail(error, /*tell=*/!is_mismatch(error));
+  if (const std::exception_ptr error = compare_calls()) fail(error);
 }
 
 bool NcclComm::waits_for_nobody(const Operation& operation) const {
   const std::lock_guard lock(mutex_);
-  return started_ && (host_->size() == 1 || connected_.contains(operation.launch.calls.connections));
+  return state_ >= State::ready && (host_->size() == 1 || connected_.contains(operation.launch.calls.connections));
 }
 
 void NcclComm::begin(const std::shared_ptr<Operation>& operation) {
   std::exception_ptr error;
   try {
-    if (!started_) start_nccl([&] { return deadline_of(*operation); });  // which operations alone do, in their turns
+    // Which operations alone do, in their turns.
+    if (state_ == State::idle) start_nccl([&] { return deadline_of(*operation); });
     {
       const std::lock_guard lock(mutex_);
       throw_if_broken();
-      launching_ = true;
+      move(State::launching);
     }
     make_calls(*operation);
   } catch (...) {
@@ -122,29 +121,29 @@ void NcclComm::begin(const std::shared_ptr<Operation>& operation) {
 
 void NcclComm::end_launch(Operation& operation, std::exception_ptr error) {
   std::unique_lock lock(mutex_);
-  const bool of_calls = std::exchange(launching_, false);
+  const bool of_calls = state_ == State::launching || state_ == State::failed_launching;
+  if (of_calls) leave_nccl(State::ready);
   if (error == nullptr) {
     if (connected_.size() >= kMostConnected) connected_.clear();
     connected_.insert(operation.launch.calls.connections);
     operation.launched = true;
   } else if (!broken_) {  // other ranks may have started it
     if (const std::exception_ptr cause = of_calls ? await_host_cause(lock) : host_cause()) error = cause;
-    fail(error, /*tell=*/!is_mismatch(error));
+    fail(error);
   }
   operation.launch.calls.enqueue = nullptr;
-  if (broken_ || ending_) changed_.notify_all();
 }
 
 void NcclComm::make_calls(Operation& operation) {
   const OnDevice on(gpu(), options_.device);
   const bool in_own = operation.launch.where == NcclLaunch::Where::own_stream;
   const GpuLibrary::Stream stream =
-      in_own ? member_->stream() : reinterpret_cast<GpuLibrary::Stream>(operation.launch.after.front());
+      in_own ? member_.stream() : reinterpret_cast<GpuLibrary::Stream>(operation.launch.after.front());
   for (const std::shared_ptr<GpuEvent>& produced : operation.after) produced->make_wait(stream);
   operation.after.clear();  // the events can be used again
-  operation.launch.calls.enqueue(member_->comm(), stream);
+  operation.launch.calls.enqueue(member_.comm(), stream);
   if (operation.is_captured()) return;  // its event would be part of the graph, and nobody may ask about it
-  operation.end = member_->events().take();
+  operation.end = member_.events().take();
   operation.end->record(stream);
 }
 
@@ -205,7 +204,7 @@ std::exception_ptr NcclComm::check_operation(Operation& operation, Clock::time_p
   // Both: an operation has not succeeded before it is known that all ranks have called the same one.
   const bool agreed = !operation.logged || log_.agrees(*operation.logged);
   if (agreed && operation.completed) {
-    if (const int state = member_->state().state; state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) {
+    if (const int state = member_.state().state; state == nccl_abi::kSuccess || state == nccl_abi::kInProgress) {
       operation.finish(nullptr);
     }
     return nullptr;
@@ -236,22 +235,23 @@ void NcclComm::check_all(std::unique_lock<std::mutex>& lock) {
   const Clock::time_point now = Clock::now();
   // While NCCL starts, the thread that starts it polls. Polling reads variables of NCCL; under the mutex no other
   // thread ends the communicator meanwhile.
-  const auto [state, comm] = started_ ? member_->state() : NcclMember::CommState{nccl_abi::kSuccess, nullptr};
+  const auto [state, comm] =
+      state_ >= State::ready ? member_.state() : NcclMember::CommState{nccl_abi::kSuccess, nullptr};
   if (state != nccl_abi::kSuccess && state != nccl_abi::kInProgress) {
     const std::string text = str("NCCL in group '", host_->name(), "': ", nccl().explain(state, comm));
     const std::exception_ptr cause = await_host_cause(lock);
     if (broken_) return;
-    return fail(cause ? cause : std::make_exception_ptr(Error(text)), /*tell=*/!cause || !is_mismatch(cause));
+    return fail(cause ? cause : std::make_exception_ptr(Error(text)));
   }
-  if (const std::exception_ptr error = compare_calls()) return fail(error, /*tell=*/!is_mismatch(error));
+  if (const std::exception_ptr error = compare_calls()) return fail(error);
   // Nobody sees the operations of graphs run, so a rank that has gone counts although nothing is pending.
-  if (captured_ && !closing_ && now - looked_at_peers_ > kLookAtPeersAfter) {
+  if (looked_at_peers_ && state_ != State::closing && now - *looked_at_peers_ > kLookAtPeersAfter) {
     looked_at_peers_ = now;
-    if (const std::exception_ptr lost = liveness_->lost()) return fail(lost, /*tell=*/true);
+    if (const std::exception_ptr lost = liveness_->lost()) return fail(lost);
   }
   for (const auto& operation : pending_) {
     if (const std::exception_ptr error = check_operation(*operation, now)) {
-      return fail(error, /*tell=*/!is_mismatch(error));
+      return fail(error);
     }
   }
 }
@@ -272,11 +272,11 @@ void NcclComm::poll() {
   }
   lock.lock();
   if (broken_) return;
-  if (lost) return fail(lost, /*tell=*/true);
+  if (lost) return fail(lost);
   try {
     check_all(lock);
   } catch (const Error&) {
-    fail(std::current_exception(), /*tell=*/true);
+    fail(std::current_exception());
   }
   if (broken_) return;
   // pairs with Operation::finish: the error is visible
@@ -284,37 +284,22 @@ void NcclComm::poll() {
 }
 
 void NcclComm::watch() {
-  bool destroyed = false;
-  destroyed_by_watcher_ = &destroyed;
   int idle_looks = kLooksBeforeSleep;
-  while (true) {
-    std::shared_ptr<NcclComm> self;
-    {
-      std::unique_lock lock(mutex_);
-      // Sleeps where nothing has been outstanding for a while, so that idle groups cost nothing.
-      idle_looks = pending_.empty() && !captured_ ? idle_looks + 1 : 0;
-      if (idle_looks > kLooksBeforeSleep) {
-        watcher_sleeps_ = true;
-        changed_.wait(lock, [this] { return ending_ || broken_ || !pending_.empty(); });
-        watcher_sleeps_ = false;
-        idle_looks = 0;
-      }
-      if (ending_ || broken_) break;
-      if (!pending_.empty() || captured_) {
-        // Holds a reference while polling, because a CUDA call may block; dropping the group must not wait for it.
-        self = weak_from_this().lock();
-        if (self == nullptr) {  // another thread is in the destructor, which sets `ending_`
-          changed_.wait(lock, [this] { return ending_; });
-          break;
-        }
-      }
+  std::unique_lock lock(mutex_);
+  while (!is_over()) {
+    // Sleeps where nothing has been outstanding for a while, so that idle groups cost nothing.
+    idle_looks = pending_.empty() && !looked_at_peers_ ? idle_looks + 1 : 0;
+    if (idle_looks > kLooksBeforeSleep) {
+      changed_.wait(lock, [this] { return is_over() || !pending_.empty(); });
+      idle_looks = 0;
+      continue;
     }
-    if (self != nullptr) poll();
-    self.reset();  // perhaps the last pointer
-    if (destroyed) return;
+    lock.unlock();
+    poll();
     std::this_thread::sleep_for(kLookEvery);
+    lock.lock();
   }
-  release();
+  release(lock);
 }
 
 }  // namespace samestep

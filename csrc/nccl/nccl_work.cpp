@@ -1,9 +1,7 @@
 #include "core/error.h"
 #include "core/format.h"
-#include "core/wait_hooks.h"
-#include "engine/progress_engine.h"
 #include "nccl/nccl_operation.h"
-#include "waiting/backoff.h"
+#include "waiting/await.h"
 
 namespace samestep {
 
@@ -29,7 +27,7 @@ class NcclComm::NcclWork final : public Work {
       channel_->check_operation(*operation_, Clock::now());
     } catch (const Error&) {
       const std::exception_ptr error = std::current_exception();
-      channel_->fail(error, /*tell=*/!is_mismatch(error));
+      channel_->fail(error);
     }
     return operation_->ended;
   }
@@ -64,19 +62,15 @@ class NcclComm::NcclWork final : public Work {
  private:
   template <class Ready>
   void wait_until(const Deadline& deadline, Ready ready) {
-    Backoff pause(/*oversubscribed=*/true);
     bool is_first = true, warned = false;
-    while (!ready()) {
-      if (!pause.step()) continue;
+    await(ready, [&](Seconds waited) {
       if (std::exchange(is_first, false)) postpone(deadline);
-      wait_hooks().interrupt();
-      ProgressEngine::progress_everywhere();
-      if (!warned && pause.waited().count() > wait_hooks().warn_after_s) {
+      if (!warned && waited.count() > wait_hooks().warn_after_s) {
         warned = true;
         wait_hooks().warn(operation_->launch.describe() + " is still waited for");
       }
       if (deadline.passed() && !ready()) throw_late(deadline);
-    }
+    });
   }
 
   /// The operation fails at the group's deadline, unless somebody waits for longer.
@@ -99,7 +93,7 @@ class NcclComm::NcclWork final : public Work {
 void NcclComm::throw_error(const Operation& operation) const {
   {
     const std::lock_guard lock(mutex_);
-    unheard_ = false;
+    unheard_ = nullptr;
   }
   std::rethrow_exception(operation.error);
 }
@@ -110,7 +104,7 @@ std::shared_ptr<Work> NcclComm::run(NcclLaunch launch) {
 }
 
 std::shared_ptr<Work> NcclComm::work_on(std::shared_ptr<Operation> operation) {
-  return std::make_shared<NcclWork>(shared_from_this(), std::move(operation));
+  return std::make_shared<NcclWork>(user_.lock(), std::move(operation));
 }
 
 }  // namespace samestep

@@ -33,8 +33,8 @@ class InlineCollective final : public Collective {
   static bool finish(ProgressEngine& engine, std::uint64_t sequence, const CollectiveArgs& args);
 
  protected:
-  void post(std::uint64_t digest) override { post(progress_engine(), *group_, sequence_, digest, args_); }
-  void start_work() override { finish(progress_engine(), sequence_, args_); }
+  void post(std::uint64_t digest) override { post(engine(), *group_, sequence_, digest, args_); }
+  void start_work() override { finish(engine(), sequence_, args_); }
   bool work() override { return true; }
 
  private:

@@ -12,7 +12,7 @@ NodeReduction::NodeReduction(std::shared_ptr<ProgressEngine> shared_engine, cons
                              std::shared_ptr<NodeGroup> group)
     : Collective(std::move(shared_engine), args.signature()),
       group_(std::move(group)),
-      context_{&progress_engine(), group_.get(), 0, args.type, args.root, args.in, args.out, args.reduction, {}} {}
+      context_{&engine(), group_.get(), 0, args.type, args.root, args.in, args.out, args.reduction, {}} {}
 
 void NodeReduction::post(std::uint64_t digest) {
   const Buffer* const out = context_.wanted_by(context_.rank()) ? &context_.out : nullptr;
@@ -20,7 +20,7 @@ void NodeReduction::post(std::uint64_t digest) {
   const WrappingTimestamp start_time = WrappingTimestamp::now();
   const bool ahead = prestages();
   if (ahead) staged_.emplace(context_).copy_in(0);
-  ReductionDescriptor::post(progress_engine(), *group_, sequence_, digest, context_.type, context_.in, out,
+  ReductionDescriptor::post(engine(), *group_, sequence_, digest, context_.type, context_.in, out,
                             context_.reduction.factor, start_time, ahead);
 }
 
@@ -52,7 +52,7 @@ bool NodeReduction::reduce_inline(ProgressEngine& engine, std::uint64_t sequence
 
 void NodeReduction::gather() {
   for (int peer = 0; peer < context_.size(); ++peer) {
-    const HeaderExchange::Bytes data = progress_engine().header_exchange().data(sequence_, peer);
+    const HeaderExchange::Bytes data = headers().data(sequence_, peer);
     context_.descriptors.push_back(ReductionDescriptor::parse(data));
     elements_.push_back(data.subspan(sizeof(ReductionDescriptor)));
   }

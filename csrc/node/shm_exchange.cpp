@@ -39,12 +39,12 @@ ShmExchange::ShmExchange(std::shared_ptr<ProgressEngine> shared_engine, const Si
     : PairwiseExchange(std::move(shared_engine), signature, std::move(transfers)),
       group_(std::move(group)),
       is_vector_variant_(has_counts(signature.type)),
-      can_stage_(StagedExchange::supports(signature.type, progress_engine().size())),
+      can_stage_(StagedExchange::supports(signature.type, size())),
       footprint_bytes_(footprint_bytes(transfers_, signature.root)),
       single_copy_(*group_, footprint_bytes_) {
-  for (int peer = 0; peer < progress_engine().size(); ++peer) {
+  for (int peer = 0; peer < size(); ++peer) {
     const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(peer)];
-    if (peer == progress_engine().rank() || !is_long(transfer)) continue;
+    if (peer == rank() || !is_long(transfer)) continue;
     has_long_ = true;
     longest_ = std::max({longest_, transfer.out_nbytes, transfer.in_nbytes});
   }
@@ -70,16 +70,16 @@ std::vector<ShmExchange::Path> ShmExchange::candidate_paths() const {
 void ShmExchange::choose_path() {
   if (!can_stage_) return;
   bool any_private = false;
-  for (int peer = 0; peer < progress_engine().size(); ++peer) {
+  for (int peer = 0; peer < size(); ++peer) {
     const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(peer)];
-    if (peer == progress_engine().rank() || !is_long(transfer)) continue;
+    if (peer == rank() || !is_long(transfer)) continue;
     const bool goes_out = !is_inline(transfer.out_nbytes);
     any_private = any_private || (goes_out ? is_not_shared(transfer.out, transfer.out_nbytes)
                                            : is_not_shared(transfer.in, transfer.in_nbytes));
   }
   // Nothing to choose: blocks in shared memory are copied directly on every path.
   if (!any_private) return;
-  if (progress_engine().rank() == 0) {
+  if (rank() == 0) {
     const std::vector<Path> open = candidate_paths();
     start_.path = open.size() == 1 ? open.front() : group_->path_tuners[signature().type].choose(longest_, open);
   }
@@ -87,15 +87,15 @@ void ShmExchange::choose_path() {
 
 bool ShmExchange::needs_no_cma() {
   if (!can_stage_ || is_vector_variant_) return false;
-  const bool is_expected = progress_engine().rank() != 0 || PathTuner::uses_stages(start_.path);
+  const bool is_expected = rank() != 0 || PathTuner::uses_stages(start_.path);
   return is_expected && group_->path_tuners[signature().type].needs_no_cma(longest_);
 }
 
 bool ShmExchange::hides_any() {
   const PeerTransfer *first = nullptr, *last = nullptr;  // usually the two ends of one array
-  for (int peer = 0; peer < progress_engine().size(); ++peer) {
+  for (int peer = 0; peer < size(); ++peer) {
     const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(peer)];
-    if (peer == progress_engine().rank() || !is_long(transfer)) continue;
+    if (peer == rank() || !is_long(transfer)) continue;
     if (first == nullptr) first = &transfer;
     last = &transfer;
   }
@@ -115,9 +115,9 @@ bool ShmExchange::hides_any() {
 bool ShmExchange::any_hidden() {
   // Every rank posts this to all, so that all come to the same answer.
   bool any = start_.hidden;
-  for (int peer = 0; peer < progress_engine().size(); ++peer) {
-    if (peer == progress_engine().rank()) continue;
-    HeaderExchange::Bytes data = progress_engine().header_exchange().data(sequence_, peer);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    HeaderExchange::Bytes data = headers().data(sequence_, peer);
     const bool hidden = is_vector_variant_ ? take<Sizes>(peer, data).hidden != 0 : take<Start>(peer, data).hidden;
     any = any || hidden;
   }
@@ -130,10 +130,10 @@ void ShmExchange::post(std::uint64_t digest) {
   choose_path();
   start_.hidden = hides_any();
   LocalPeers& host = *group_->peers;
-  const auto size = static_cast<std::size_t>(progress_engine().size());
-  std::vector<std::vector<std::byte>> blocks(size);
-  std::vector<HeaderExchange::Bytes> parts(size);
-  for (std::size_t peer = 0; peer < size; ++peer) {
+  const auto n_ranks = static_cast<std::size_t>(size());
+  std::vector<std::vector<std::byte>> blocks(n_ranks);
+  std::vector<HeaderExchange::Bytes> parts(n_ranks);
+  for (std::size_t peer = 0; peer < n_ranks; ++peer) {
     const PeerTransfer& transfer = transfers_[peer];
     std::vector<std::byte>& block = blocks[peer];
     is_vector_variant_ ? append(block, Sizes{transfer.out_nbytes, transfer.in_nbytes, start_.hidden})
@@ -145,11 +145,10 @@ void ShmExchange::post(std::uint64_t digest) {
     if (is_inline(transfer.out_nbytes)) block.insert(block.end(), transfer.out, transfer.out + transfer.out_nbytes);
     parts[peer] = block;
   }
-  if (size == 2) {  // one peer: no table is needed
-    progress_engine().header_exchange().post(sequence_, digest,
-                                             parts[static_cast<std::size_t>(1 - progress_engine().rank())]);
+  if (n_ranks == 2) {  // one peer: no table is needed
+    headers().post(sequence_, digest, parts[static_cast<std::size_t>(1 - rank())]);
   } else {
-    progress_engine().header_exchange().post_per_peer(sequence_, digest, parts);
+    headers().post_per_peer(sequence_, digest, parts);
   }
 }
 
@@ -163,8 +162,8 @@ T ShmExchange::take(int peer, HeaderExchange::Bytes& data) {
 }
 
 void ShmExchange::start_work() {
-  if (has_long_ && !is_vector_variant_ && progress_engine().rank() != 0) {
-    HeaderExchange::Bytes data = progress_engine().header_exchange().data(sequence_, 0);
+  if (has_long_ && !is_vector_variant_ && rank() != 0) {
+    HeaderExchange::Bytes data = headers().data(sequence_, 0);
     start_.path = take<Start>(0, data).path;
   }
   if (has_long_ || is_vector_variant_) {
@@ -173,15 +172,15 @@ void ShmExchange::start_work() {
     chosen_ = start_.path;
     if (hidden && !PathTuner::uses_stages(start_.path)) start_.path = Path::copy_in_copy_out;
   }
-  for (int step = 0; step < progress_engine().size(); ++step) {
-    const int peer = (progress_engine().rank() + step) % progress_engine().size();
+  for (int step = 0; step < size(); ++step) {
+    const int peer = (rank() + step) % size();
     match_peer(peer, transfers_[static_cast<std::size_t>(peer)]);
   }
 }
 
 void ShmExchange::match_peer(int peer, const PeerTransfer& transfer) {
-  if (peer == progress_engine().rank()) return;  // see copy_local
-  HeaderExchange::Bytes data = progress_engine().header_exchange().data(sequence_, peer);
+  if (peer == rank()) return;  // see copy_local
+  HeaderExchange::Bytes data = headers().data(sequence_, peer);
   Start start{};
   if (is_vector_variant_) {
     const auto sizes = take<Sizes>(peer, data);
@@ -222,7 +221,7 @@ void ShmExchange::begin_transfer(const End& end) {
   const bool shared = ((end.own_address | end.peer_address) & LocalPeers::kSharedAddressBit) != 0;
   if (can_stage_ && !shared) {
     group_->path_tuners[signature().type].record_choice(longest_, chosen_, start_.path);
-    timed_ = progress_engine().rank() == 0;
+    timed_ = rank() == 0;
   }
   if (shared || (via_cma_ && !PathTuner::uses_stages(start_.path))) return copy_single(end);
   if (can_stage_) {
@@ -231,10 +230,9 @@ void ShmExchange::begin_transfer(const End& end) {
   }
   const int tag = tags::of_operation(sequence_, 0);
   if (end.outgoing) {
-    sends_.send(progress_engine().transport(), end.local, end.nbytes, end.peer, tag);
+    sends_.send(transport(), end.local, end.nbytes, end.peer, tag);
   } else {
-    receives_[static_cast<std::size_t>(end.peer)].receive(progress_engine().transport(), end.local, end.nbytes,
-                                                          end.peer, tag);
+    receives_[static_cast<std::size_t>(end.peer)].receive(transport(), end.local, end.nbytes, end.peer, tag);
   }
 }
 
@@ -248,20 +246,20 @@ void ShmExchange::copy_single(const End& end) {
   if (!they_can) return single_copy_.copy(run);
   // The receiver copies. In a rooted collective root would be idle, so with `split` it does a fair share.
   const bool any_shared = ((end.own_address | end.peer_address) & LocalPeers::kSharedAddressBit) != 0;
-  const auto size = static_cast<std::size_t>(progress_engine().size());
+  const auto n_ranks = static_cast<std::size_t>(size());
   const int root = signature().root;
   if (root < 0 || (start_.path != Path::single_copy_split && !any_shared)) {
     if (!end.outgoing) single_copy_.copy(run);
-  } else if (root == progress_engine().rank()) {
+  } else if (root == rank()) {
     // Root copies one part in n of each of its n - 1 transfers, which together is as much as each other rank copies.
-    single_copy_.copy_parts(run, size - 1, 1, size);
+    single_copy_.copy_parts(run, n_ranks - 1, 1, n_ranks);
   } else {
-    single_copy_.copy_parts(run, 0, size - 1, size);
+    single_copy_.copy_parts(run, 0, n_ranks - 1, n_ranks);
   }
 }
 
 bool ShmExchange::peer_is_done(int peer) {
-  if (peer == progress_engine().rank() || !is_long(transfers_[static_cast<std::size_t>(peer)])) return true;
+  if (peer == rank() || !is_long(transfers_[static_cast<std::size_t>(peer)])) return true;
   return group_->region->is_at(sequence_, peer, ShmRegion::kLastStep);
 }
 
@@ -275,15 +273,15 @@ bool ShmExchange::work() {
   if (!own_copies_done_) {
     const std::uint64_t before = steps();
     const bool done = single_copy_.work() && (!staged_ || staged_->work()) && PairwiseExchange::work();
-    if (steps() != before) progress_engine().note_progress();
+    if (steps() != before) engine().note_progress();
     if (!done) return false;
     // The last step tells peers that this rank will not touch their buffers again.
     own_copies_done_ = true;
     // Before the local copy, for which no peer has to wait.
-    group_->region->set_step(sequence_, progress_engine().rank(), ShmRegion::kLastStep);
+    group_->region->set_step(sequence_, rank(), ShmRegion::kLastStep);
     copy_local();
   }
-  for (int peer = 0; peer < progress_engine().size(); ++peer) {
+  for (int peer = 0; peer < size(); ++peer) {
     // Peers may still read and write this rank's buffers, which belong to the caller afterwards.
     if (!peer_is_done(peer)) return false;
   }
@@ -295,7 +293,7 @@ bool ShmExchange::work() {
 }
 
 void ShmExchange::copy_local() {
-  const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(progress_engine().rank())];
+  const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(rank())];
   if (transfer.in != transfer.out) kernels::copy_auto(transfer.in, transfer.out, transfer.in_nbytes, footprint_bytes_);
 }
 
@@ -307,7 +305,7 @@ bool ShmExchange::end() {
 
 std::vector<int> ShmExchange::pending_peers() {
   std::vector<int> late;
-  for (int peer = 0; peer < progress_engine().size(); ++peer) {
+  for (int peer = 0; peer < size(); ++peer) {
     if (!peer_is_done(peer)) late.push_back(peer);
   }
   return late;
@@ -316,10 +314,10 @@ std::vector<int> ShmExchange::pending_peers() {
 void ShmExchange::abort() {
   PairwiseExchange::abort();
   if (is_mismatched() || has_ended_) return;
-  for (int peer = 0; peer < progress_engine().size(); ++peer) {
+  for (int peer = 0; peer < size(); ++peer) {
     const PeerTransfer& transfer = transfers_[static_cast<std::size_t>(peer)];
     // The other end may copy into it until it notices.
-    if (peer != progress_engine().rank() && is_long(transfer)) group_->fence->withdraw(transfer.in, transfer.in_nbytes);
+    if (peer != rank() && is_long(transfer)) group_->fence->withdraw(transfer.in, transfer.in_nbytes);
   }
 }
 

@@ -24,21 +24,20 @@ void require(int outcome) {
 
 /// The functions, whose interface is the same in OpenSSL 1.1 to 4.
 struct AesGcm::Libcrypto {
-  std::string path;
-  void* (*make)();
-  void (*free)(void*);
-  const void* (*aes_256_gcm)();
-  int (*init)(void*, const void* cipher, void* engine, const unsigned char* key, const unsigned char* nonce, int seals);
-  int (*update)(void*, unsigned char* to, int* written, const unsigned char* from, int nbytes);
-  int (*finish)(void*, unsigned char* to, int* written);
-  int (*control)(void*, int what, int nbytes, void* data);
+  OpenedLibrary library;
+  void* (*make)() = find("EVP_CIPHER_CTX_new");
+  void (*free)(void*) = find("EVP_CIPHER_CTX_free");
+  const void* (*aes_256_gcm)() = find("EVP_aes_256_gcm");
+  int (*init)(void*, const void* cipher, void* engine, const unsigned char* key, const unsigned char* nonce,
+              int seals) = find("EVP_CipherInit_ex");
+  int (*update)(void*, unsigned char* to, int* written, const unsigned char* from,
+                int nbytes) = find("EVP_CipherUpdate");
+  int (*finish)(void*, unsigned char* to, int* written) = find("EVP_CipherFinal_ex");
+  int (*control)(void*, int what, int nbytes, void* data) = find("EVP_CIPHER_CTX_ctrl");
 
-  explicit Libcrypto(const OpenedLibrary& library) : path(library.path()) {
-    const bool complete = library.find("EVP_CIPHER_CTX_new", make) && library.find("EVP_CIPHER_CTX_free", free) &&
-                          library.find("EVP_aes_256_gcm", aes_256_gcm) && library.find("EVP_CipherInit_ex", init) &&
-                          library.find("EVP_CipherUpdate", update) && library.find("EVP_CipherFinal_ex", finish) &&
-                          library.find("EVP_CIPHER_CTX_ctrl", control);
-    if (!complete) throw UnavailableError(path + " has no AES-256-GCM");
+  Symbol find(const char* name) const {
+    if (void* const address = library.find(name)) return {address};
+    throw UnavailableError(library.path() + " has no AES-256-GCM");
   }
 };
 
@@ -47,7 +46,7 @@ const AesGcm::Libcrypto& AesGcm::libcrypto() {
     std::string why;
     for (const char* const name : {"libcrypto.so.3", "libcrypto.so.4", "libcrypto.so.1.1"}) {
       try {
-        return Libcrypto(OpenedLibrary(name));
+        return Libcrypto{OpenedLibrary(name)};
       } catch (const UnavailableError& error) {
         why += str(why.empty() ? "" : "; ", error.what());
       }
@@ -60,7 +59,7 @@ const AesGcm::Libcrypto& AesGcm::libcrypto() {
   return found;
 }
 
-std::string AesGcm::library() { return libcrypto().path; }
+std::string AesGcm::library() { return libcrypto().library.path(); }
 
 AesGcm::AesGcm(std::span<const std::byte> key, Direction direction) : context_(libcrypto().make(), libcrypto().free) {
   if (key.size() != kKeyBytes) throw InvalidArgumentError(str("a key must have ", kKeyBytes, " bytes"));

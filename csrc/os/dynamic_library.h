@@ -4,6 +4,15 @@
 
 namespace samestep {
 
+/// The address of a function, which gets the type of the pointer that it initializes.
+struct Symbol {
+  void* address;
+  template <class Function>
+  operator Function*() const {  // NOLINT
+    return reinterpret_cast<Function*>(address);
+  }
+};
+
 /// A shared library, looked up by its functions.
 class OpenedLibrary {
  public:

@@ -69,6 +69,14 @@ class Transport {
 
   /// Whether a message with this tag has arrived, from any rank, that no receive has matched.
   virtual bool probe(int tag, Envelope& envelope) = 0;
+  /// Receives such a message of `nbytes`. False if none has arrived.
+  bool take_arrived(int tag, void* data, std::size_t nbytes, Envelope& from) {
+    if (!probe(tag, from)) return false;
+    Request request = receive(data, nbytes, from.source, tag);
+    while (!test(request)) {  // which ends soon, because the message is here
+    }
+    return true;
+  }
 
   /// Largest message, in bytes.
   virtual std::size_t max_message() const = 0;

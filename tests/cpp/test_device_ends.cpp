@@ -231,5 +231,5 @@ TEST_CASE("device ends: a communicator that has failed is aborted, and later cal
   constexpr int kSystemError = 2;
   comes_to(kSystemError);
   member.destroy();
-  CHECK_THROWS_AS(nccl->group_end(nullptr), Error);  // this thread is in no group
+  CHECK_THROWS_AS(nccl->group_end(), Error);  // this thread is in no group
 }

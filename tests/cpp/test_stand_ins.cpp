@@ -302,7 +302,7 @@ TEST_CASE("stand-in: a communicator of one rank copies in the call, whatever the
     nccl->group_start();
     nccl->all_reduce(Buffer(x).data, Buffer(y).data, 3, nccl_abi::kFloat32, nccl_abi::kSum, comm, stream.get());
     CHECK(y.get() == Floats{1, 2, 3});
-    nccl->group_end(comm);
+    nccl->group_end();
     CHECK(nccl->state(comm) == nccl_abi::kSuccess);
     CHECK(fake_nccl().threads() == n_threads);
     nccl->abort(comm);
