@@ -102,5 +102,5 @@ def test_another_file_is_refused_by_all_ranks_alike(tmp_path, content):
     path = tmp_path / "state.npz"
     path.write_bytes(content)
     train = ss.TrainState(ss.initialize(), p=np.ones(2))
-    with pytest.raises(ss.UnavailableError, match="TrainState.restore: "):
+    with pytest.raises(ss.UnavailableError, match=r"TrainState\.restore: "):
         train.restore(path)
