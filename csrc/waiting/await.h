@@ -6,9 +6,9 @@
 
 namespace samestep {
 
-/// Waits until `ready()` for something outside of this rank's groups. About every millisecond it looks for signals, lets
-/// the groups make progress, since peers may wait for this rank there, and calls `look` with the time waited so far.
-/// Throws what these throw. To be called without locks.
+/// Waits until `ready()` for something outside of this rank's groups. About every millisecond it looks for signals,
+/// lets the groups make progress, since peers may wait for this rank there, and calls `look` with the time waited so
+/// far. Throws what these throw. To be called without locks.
 template <class Ready, class Look>
 void await(Ready ready, Look look) {
   Backoff pause(/*oversubscribed=*/true);
