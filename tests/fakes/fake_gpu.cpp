@@ -2,7 +2,8 @@
 //
 // Device memory is reserved address space without access: the host dies when it touches it. Streams are threads that
 // do one thing after another, some after a random delay, so that work which nobody ordered comes in the wrong order.
-// As in CUDA 12 a context of a device is made by SetDevice, and by calls in a thread that has none, on device 0.
+// As in CUDA 12 a context of a device is made by SetDevice, and by calls in a thread that has none, on device 0. In HIP
+// only by calls.
 // The legacy default stream and streams made without flags wait for each other. A full stream blocks its callers.
 //
 //   FAKE_GPU_DEVICES       how many devices there are (4); those that a program takes away so, are lost
@@ -146,10 +147,15 @@ EXPORT int GPU(GetDevice)(int* device) {
 EXPORT int GPU(SetDevice)(int device) {
   if (device < 0 || device >= n_devices()) return last_error = kInvalidDevice;
   current.chosen = device;
+#ifdef FAKE_HIP
+  current.n = 0;  // the next call that works makes the context
+  return kSuccess;
+#else
   make_context(device);
   if (current.n == 0) current.n = 1;
   current.stack[current.n - 1] = device;
   return ended(kSuccess);
+#endif
 }
 #ifndef FAKE_HIP
 EXPORT int cuInit(unsigned) { return kSuccess; }
