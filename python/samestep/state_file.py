@@ -19,6 +19,7 @@ from samestep.errors import MismatchError
 __all__ = ["read", "write"]
 
 _ABOUT = "about.json"
+_PLAIN = (type(None), bool, int, float, str)  # as JSON has them; other scalars keep their class as arrays
 
 
 def write(path: str, state: dict[str, Any]) -> None:
@@ -71,18 +72,20 @@ def _add(members: dict[str, np.ndarray[Any, Any]], part: str, value: Any) -> lis
     """Add a part; names of its leaves, with the values of those that are no arrays; None for one of torch."""
     flat = trees.flatten(value)
     torch = sys.modules.get("torch")
-    if torch is not None and any(isinstance(leaf, torch.Tensor) for leaf in flat.leaves):
-        file = io.BytesIO()
-        torch.save(value, file)
-        members[part] = np.frombuffer(file.getvalue(), np.uint8)
-        return None
+    tensors = [torch is not None and isinstance(leaf, torch.Tensor) for leaf in flat.leaves]
+    if any(tensors):
+        file = _by_torch(value)
+        with contextlib.suppress(Exception):  # of a container that torch reads as a pickle only
+            _read_by_torch(file)
+            members[f"{part}/torch"] = file
+            return None
     about: list[Any] = []
-    for i, (name, leaf) in enumerate(zip(flat.names, flat.leaves, strict=True)):
-        if leaf is None or isinstance(leaf, (bool, int, float, str)):
+    for i, (name, leaf, is_tensor) in enumerate(zip(flat.names, flat.leaves, tensors, strict=True)):
+        if type(leaf) in _PLAIN:
             about.append([name, leaf])
             continue
         about.append([name])
-        members[f"{part}/{i}"] = array = np.asarray(leaf)
+        members[f"{part}/{i}"] = array = _by_torch(leaf) if is_tensor else np.asarray(leaf)
         if array.dtype.hasobject:
             raise ValueError(f"{part}{name} is a {type(leaf).__name__}, which is neither array nor number")
     return about
@@ -90,9 +93,7 @@ def _add(members: dict[str, np.ndarray[Any, Any]], part: str, value: Any) -> lis
 
 def _found(members: Any, part: str, about: list[Any] | None, like: Any) -> Any:
     if about is None:
-        import torch
-
-        return torch.load(io.BytesIO(members[part].tobytes()), weights_only=True)
+        return _read_by_torch(members[f"{part}/torch"])
     flat = trees.flatten(like)
     names = [name for name, *_ in about]
     if list(flat.names) != names:
@@ -106,16 +107,40 @@ def _found(members: Any, part: str, about: list[Any] | None, like: Any) -> Any:
 
 
 def _leaf(saved: np.ndarray[Any, Any], like: Any) -> Any:
-    if not arrays.is_array(like):
-        return type(like)(saved[()])
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(like, torch.Tensor):
+        return _read_by_torch(saved)
     dtype = np.asarray(like).dtype
-    if saved.dtype.kind == "V":  # of a library's own, as bfloat16
+    if saved.dtype.kind == "V" == dtype.kind:  # of a library's own, as bfloat16
         saved = saved.view(dtype)
+    if not arrays.is_array(like) and saved.dtype.kind != "V":  # which may have become an array
+        return saved[()] if isinstance(like, (*_PLAIN, np.generic)) else type(like)(saved[()])
     if (saved.dtype, saved.shape) != (dtype, np.shape(like)):
         raise MismatchError(
             f"the file has {saved.dtype}{list(saved.shape)}, not {dtype}{list(np.shape(like))}"
         )
     return saved if isinstance(like, np.ndarray) else arrays.to_library_of(like, saved)
+
+
+def _by_torch(value: Any) -> np.ndarray[Any, Any]:
+    import torch
+
+    file = io.BytesIO()
+    torch.save(value, file)
+    return np.frombuffer(file.getvalue(), np.uint8)
+
+
+def _read_by_torch(file: np.ndarray[Any, Any]) -> Any:
+    """Without a pickle's code: tensors, plain containers, and what NumPy has in them, such as a learning rate."""
+    import _codecs
+
+    import torch
+
+    of_numpy = [value.__reduce__()[0] for value in (np.float64(), np.zeros(0))]
+    kinds = {type(np.dtype(code)) for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]}
+    allow = getattr(torch.serialization, "safe_globals", contextlib.nullcontext)  # torch 2.4 has none
+    with allow([*of_numpy, *kinds, np.ndarray, np.dtype, _codecs.encode]):
+        return torch.load(io.BytesIO(file.tobytes()), weights_only=True)
 
 
 def _sync_folder(folder: str) -> None:

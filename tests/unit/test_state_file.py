@@ -95,12 +95,3 @@ def test_another_program_is_refused(tmp_path, parts):
     state_file.write(path, state(p=np.ones(2)))
     with pytest.raises(ss.MismatchError):
         state_file.read(path, parts)
-
-
-@pytest.mark.parametrize("content", [b"", b"no such file", b"PK\x03\x04"])
-def test_another_file_is_refused_by_all_ranks_alike(tmp_path, content):
-    path = tmp_path / "state.npz"
-    path.write_bytes(content)
-    train = ss.TrainState(ss.initialize(), p=np.ones(2))
-    with pytest.raises(ss.UnavailableError, match=r"TrainState\.restore: "):
-        train.restore(path)
