@@ -116,6 +116,8 @@ class TrainState:
         self._visited = 0 if sampler is None else sampler.state_dict()["visited"]
         """Items of the epoch that finished steps have seen."""
         self._in_vain = 0
+        self._has_begun = False
+        """Whether the ranks have one state, rather than each its own."""
         self._asked_to_stop = self._stops = False
         self._begin()
 
@@ -307,17 +309,21 @@ class TrainState:
                 self._regroup(clean=False)
                 return
         try:
-            if self._path is not None and self._backend.any(
-                self._backend.rank == 0 and os.path.exists(self._path)
-            ):
-                self.restore(self._path)
-            else:
-                self._take(root=0)
+            self._begin_from_rank_0()
             Together(self._backend, None).prepare()
         except Exception as error:
             if here is None or not is_loss(error):
                 raise
             self._regroup(clean=True)
+        self._has_begun = True
+
+    def _begin_from_rank_0(self) -> None:
+        """Take the state of the file, or else that which rank 0 was made with. Collective."""
+        path = self._path
+        if path is not None and self._backend.any(self._backend.rank == 0 and os.path.exists(path)):
+            self.restore(path)
+        else:
+            self._take(root=0)
 
     def _regroup(self, *, clean: bool) -> None:
         """Go on with the ranks that there are, from the state of the one that has finished most steps."""
@@ -327,7 +333,8 @@ class TrainState:
             before = here.record.members
             try:
                 assert self._backend._regroup is not None
-                self._backend._regroup(step=self.step, clean=clean, admits=True)
+                step = self.step if self._has_begun else -1
+                self._backend._regroup(step=step, clean=clean, admits=True)
                 if here.record.root < 0:
                     raise UnavailableError(
                         f"TrainState: step {self.step + 1} cannot be repeated: all ranks that are left may have "
@@ -340,7 +347,9 @@ class TrainState:
                         f"TrainState: step {self.step + 1} has failed {self._in_vain} times although no rank was lost"
                     )
                 Together(self._backend, None).prepare()
-                if not here.record.equal:
+                if here.record.step < 0:
+                    self._begin_from_rank_0()
+                elif not here.record.equal:
                     self._take(here.record.root)
                     clean = True
                 for function in self._on_change:
@@ -349,6 +358,7 @@ class TrainState:
                 if not is_loss(error):
                     raise
             else:
+                self._has_begun = True
                 return
 
     def _take(self, root: int) -> None:

@@ -4,6 +4,7 @@ import gc
 import json
 import subprocess
 
+import numpy as np
 import pytest
 import samestep as ss
 from running import RUN_COMMAND, program
@@ -55,3 +56,12 @@ def test_what_follows_the_group_is_forgotten_with_its_object():
         ss.DistributedSampler(backend, 5)
     gc.collect()
     assert len(backend._changed) == known
+
+
+def test_a_loss_before_the_beginning(tmp_path):
+    assert run("is_lost_before_it_begins", n=3)[:2] == (0, [[[[8.0, 8.0], 6]] * 2])
+    path = tmp_path / "state"
+    state = ss.TrainState(ss.initialize(), w=np.zeros(2))
+    state.load_state_dict({**state.state_dict(), "step": 4})
+    state.save(path)
+    assert run("is_lost_before_it_begins", str(path), n=3)[:2] == (0, [[[[2.0, 2.0], 6]] * 2])

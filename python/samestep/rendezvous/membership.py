@@ -30,7 +30,7 @@ class Post(NamedTuple):
     epoch: int
     """The one that it is ready for; -1: a newcomer is ready for any."""
     step: int
-    """How many it has finished."""
+    """How many it has finished; -1: it has not begun with the state of rank 0 yet."""
     clean: bool
     """Whether its state is that of the end of that step."""
     admits: bool
@@ -53,7 +53,7 @@ class Record(NamedTuple):
     root: int
     """The rank whose state holds; -1: no rank has one."""
     step: int
-    """How many steps that rank has finished."""
+    """How many steps that rank has finished; -1: no rank has begun, so rank 0 says from what."""
     equal: bool
     """Whether all members have that state already."""
 
@@ -90,7 +90,7 @@ def next_record(now: Record, alive: Sequence[str], posts: Mapping[str, Post]) ->
     clean = [rank for rank, post in enumerate(said) if post.clean]
     root = max(clean, key=lambda rank: (said[rank].step, -rank), default=-1)
     step = said[root].step if clean else 0
-    equal = not new and all(post.clean and post.step == step for post in said)
+    equal = not new and step >= 0 and all(post.clean and post.step == step for post in said)
     return Record(now.epoch + 1, [*left, *new], root, step, equal)
 
 

@@ -67,5 +67,17 @@ def goes_on_after_step_error():
     result(*backend.allgather_object([raised, state.w.tolist()]))
 
 
+def is_lost_before_it_begins(path=None):
+    """The ranks are made with states of their own, and rank 0 dies before it has given them its one."""
+    backend = ss.initialize(timeout=20.0)
+    die("0.0")
+    state = ss.TrainState(backend, w=np.full(2, 1.0 + int(UID[0])), save=path)
+    for step in state.steps(steps=6):
+        with step:
+            backend.barrier()
+            state.w = state.w + 1
+    result(*backend.allgather_object([state.w.tolist(), state.step]))
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))
