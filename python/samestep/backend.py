@@ -158,7 +158,7 @@ class Backend(Group):
           InvalidArgumentError: the job was not started by `samestep run --min-ranks`, which knows who is left; or the
             group is not the world.
           PeerLostError: the others have gone on without this rank.
-          UnavailableError: the launcher has ended.
+          UnavailableError: the launcher has ended, or cannot be reached.
 
         Source: ULFM (MPI_Comm_shrink).
 

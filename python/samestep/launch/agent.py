@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from samestep import _settings
-from samestep._util import cpus
+from samestep._util import cpus, silence
 from samestep._util.frames import Channel
 from samestep.launch import frames, processes
 from samestep.launch.bootstrap import BOOTSTRAP, connect, rank_and_size, read_bootstrap
@@ -43,6 +43,7 @@ _MUCH = 512  # bytes in one read: more than a progress bar or a line writes
 # Bytes that a pipe takes before its writer has to wait; the most that an ordinary user may ask for.
 _PIPE = 1 << 20
 _AT_ONCE = 1 << 18  # bytes that are read in one piece
+_LOOK_S = 1.0  # between checks that the launcher's host answers
 _GRACE_S = 1.0  # seconds between SIGTERM and SIGKILL if there is no launcher to decide
 _LAST_WORDS_S = 0.2  # time for a rank that called MPI_Abort to end by itself, with its own exit code
 
@@ -84,6 +85,7 @@ class Agent:
         self._loop.on_signals((signal.SIGCHLD, signal.SIGTERM), self._on_signals)
         self._link.setblocking(False)
         self._loop.reading(self._link.fileno(), self._read_commands)
+        self._look_for_silence()
         while not self._leave and (self._connected or not self._all_gone):
             self._loop.turn()
             self._look_for_the_end()
@@ -131,6 +133,12 @@ class Agent:
         self._connected = False
         self._unsent.clear()
         self._end_rank()
+
+    def _look_for_silence(self) -> None:
+        if self._connected and silence.is_silent(self._link):
+            self._disconnect()
+        elif self._connected:
+            self._loop.after(_LOOK_S, self._look_for_silence)
 
     def _obey(self, kind: bytes, payload: bytes) -> None:
         if kind == frames.START:

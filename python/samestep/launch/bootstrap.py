@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from samestep import _settings
-from samestep._util import handshake
+from samestep._util import handshake, silence
 from samestep._util.frames import Channel
 from samestep._util.network_identity import network_identity
 from samestep.launch import frames, network
@@ -52,7 +52,7 @@ def connect(bootstrap: dict[str, Any]) -> tuple[socket.socket, Channel]:
             continue
         try:
             link = socket.create_connection((address, bootstrap["port"]), timeout=_CONNECT_TIMEOUT_S)
-            network.notice_silence(link)
+            silence.notice_silence(link)
             return link, _greet(link, bootstrap["token"])
         except (OSError, ValueError) as error:
             tried.append(f"{place} ({error})")

@@ -41,15 +41,6 @@ def may_leave_host(hosts: Iterable[str]) -> bool:
     return any(name in os.environ for name in _BATCH_VARIABLES)
 
 
-def notice_silence(link: socket.socket) -> None:
-    """Let the kernel end a connection whose other host is silent for 7 s, before those of ranks time out."""
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, number in (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, option):
-            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), number)
-
-
 def listen(*, everywhere: bool) -> tuple[socket.socket, list[str]]:
     """A listening socket on a free port, of this host alone or of all interfaces, and its addresses."""
     server = socket.create_server(("" if everywhere else "127.0.0.1", 0), backlog=1024)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from samestep._util import handshake
+from samestep._util import handshake, silence
 from samestep._util.frames import Channel
 from samestep._util.json_layout import loads
 from samestep._util.strangers import Strangers
-from samestep.launch import frames, network
+from samestep.launch import frames
 from samestep.launch.exit_status import ProcessExit
 from samestep.launch.lines import LONGEST_LINE
 from samestep.launch.loop import Loop
@@ -145,6 +145,12 @@ class Ranks:
             if rank.link is not None:
                 self._loop.reading(rank.link.fileno(), None if paused else partial(self._on_agent, rank))
 
+    def mark_silent_lost(self) -> None:
+        """Mark those lost whose host does not answer what was sent to it."""
+        for rank in self.by_number.values():
+            if rank.link is not None and silence.is_silent(rank.link):
+                self.mark_lost(rank)
+
     def mark_lost(self, rank: Rank) -> None:
         """Mark `rank` as lost: its connection broke, or its agent does not answer."""
         if rank.link is not None:
@@ -170,7 +176,7 @@ class Ranks:
         except OSError:
             return
         link.settimeout(_SEND_TIMEOUT_S)
-        network.notice_silence(link)
+        silence.notice_silence(link)
         if not self._strangers:
             self._loop.after(_LOOK_S, self._drop_late)
         if (oldest := self._strangers.add(link)) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -10,7 +11,7 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from samestep._util import handshake
+from samestep._util import handshake, silence
 from samestep._util.frames import Channel
 from samestep._util.json_layout import loads
 from samestep.errors import (
@@ -29,6 +30,8 @@ __all__ = ["Client"]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # between attempts to connect
 _RESULTS = {**RESULTS, "await": RESULTS["missing"]}
+_CONNECT_S = 10.0  # for a host to answer at all
+_LOOK_S = 1.0  # between checks that it still does
 _GRACE_S = 5.0  # for an answer, on top of the time that was asked for
 
 
@@ -77,7 +80,7 @@ class Client:
         except TimeoutError:
             raise
         except OSError as error:
-            if isinstance(error, socket.timeout):
+            if isinstance(error, socket.timeout) and error.errno is None:  # else the kernel has ended it
                 raise TimeoutError(
                     f"the store at {self._where} has not answered within {patience:g} s"
                 ) from error
@@ -105,7 +108,7 @@ class Client:
             link.socket.sendall(link.channel.seal(REQUEST, request))
             arrived: list[tuple[bytes, bytes]] = []
             while not arrived:
-                data = link.socket.recv(1 << 16)
+                data = _received(link.socket, patience)
                 if not data:
                     raise ConnectionResetError("it has closed the connection")
                 arrived = list(link.channel.feed(data))
@@ -145,7 +148,7 @@ class Client:
                 raise NotInitializedError(f"the store at {self._where} has been closed")
             while self._idle:
                 link = self._idle.pop()
-                if self.private or not _has_ended(link.socket):
+                if self.private or not _can_be_read(link.socket):
                     return link
                 link.socket.close()  # a store without a secret has made room for others
         return self._connect(patience)
@@ -216,12 +219,12 @@ class Client:
         return _Link(link, Channel(most=LARGEST_FRAME))
 
     def _connect_tcp(self, timeout: float) -> _Link:
-        link = socket.create_connection((self._host, self._port), timeout=timeout)
+        link = socket.create_connection((self._host, self._port), timeout=min(timeout, _CONNECT_S))
         try:
             if link.getsockname() == link.getpeername():  # where nobody listens this can happen by chance
                 raise ConnectionRefusedError("nobody listens")
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            link.settimeout(timeout)
+            silence.notice_silence(link)
             return _Link(link, self._greet(link))
         except BaseException:
             link.close()
@@ -244,11 +247,21 @@ class Client:
         return ours.channel(most=LARGEST_FRAME)
 
 
-def _has_ended(link: socket.socket) -> bool:
-    """Whether the server has closed a connection on which nothing is awaited."""
+def _received(link: socket.socket, patience: float) -> bytes:
+    """What arrives next. Raises OSError: nothing does in time, or the server's host does not answer."""
+    until = time.monotonic() + patience
+    while (left := until - time.monotonic()) > 0 and not _can_be_read(link, min(left, _LOOK_S)):
+        if silence.is_silent(link):
+            raise ConnectionAbortedError("its host has been silent for 7 s")
+    link.settimeout(0.001)  # it is there, or too late
+    return link.recv(1 << 16)
+
+
+def _can_be_read(link: socket.socket, seconds: float = 0.0) -> bool:
+    """Whether the server has sent something, or has closed the connection."""
     poll = select.poll()
     poll.register(link, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(math.ceil(1e3 * seconds)))
 
 
 def _check(result: Any, operation: str, *arguments: Any) -> None:

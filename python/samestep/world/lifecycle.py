@@ -485,7 +485,7 @@ def _regroup(
 
     Raises:
       PeerLostError: this rank has been given up.
-      UnavailableError: the launcher has ended.
+      UnavailableError: the launcher has ended, or cannot be reached.
     """
     from samestep.world import bootstrap_native
 

@@ -53,11 +53,18 @@ class Member:
         self._keys.set("trains", "1")
 
     def are_called(self) -> bool:
-        """Whether newcomers wait, as far as this process has looked: it asks the launcher four times a second."""
+        """Whether newcomers wait, as far as this process has looked: it asks the launcher four times a second.
+
+        Raises:
+          UnavailableError: the launcher has ended, or cannot be reached.
+        """
         if time.monotonic() - self._looked_at < _LOOK_S:
             return False
         self._looked_at = time.monotonic()
-        return self._keys.check([f"call {self.record.epoch}"])
+        try:
+            return self._keys.check([f"call {self.record.epoch}"])
+        except (PeerLostError, TimeoutError) as error:
+            raise _without_launcher(error) from error
 
     def meet(self, timeout: float, *, step: int = 0, clean: bool = True, admits: bool = False) -> Rendezvous:
         """Leave the epoch, and wait for the next one with this process in it. Collective.
@@ -71,7 +78,7 @@ class Member:
 
         Raises:
           PeerLostError: this process has been given up.
-          UnavailableError: the launcher has ended.
+          UnavailableError: the launcher has ended, or cannot be reached.
         """
         now = self.record.epoch
         post = Post(now if now < 0 else now + 1, step, clean, admits, float(timeout))
@@ -83,8 +90,8 @@ class Member:
                 key = f"record {self._keys.get(f'admitted {self.uid}').decode()}"
             self._await(key, timeout + _GRACE_S)
             self.record = Record.read(self._keys.get(key))
-        except PeerLostError as error:
-            raise UnavailableError(f"the launcher has ended, which says who goes on: {error}") from error
+        except (PeerLostError, TimeoutError) as error:
+            raise _without_launcher(error) from error
         if self.uid not in self.record.members:
             raise _GivenUp(
                 f"the others go on without this rank (epoch {self.record.epoch}): it had ended, or did not come in time"
@@ -104,6 +111,13 @@ class Member:
                 raise UnavailableError(
                     f"the launcher has not said who goes on: no {missing[0][-1]} in {seconds:g} s"
                 )
+
+
+def _without_launcher(error: Exception) -> UnavailableError:
+    return UnavailableError(
+        "this rank ends, because the launcher, which says who goes on, has ended or cannot be reached: "
+        f"{error.__cause__ or error}"
+    )
 
 
 class _GivenUp(PeerLostError):
