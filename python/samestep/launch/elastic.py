@@ -28,7 +28,7 @@ class Elastic:
       min_ranks: with fewer members the job has failed.
       max_restarts: how many lost ranks are started again.
       chaos_s: a random rank is killed so often, in seconds, on average; None: never.
-      where: host name or address at which the store listens.
+      where: address at which the store listens; "" for all interfaces.
       secret: of the job; "" for none.
       start: starts a rank (again), whose process gets this uid.
       kill: ends a rank at once.
@@ -65,9 +65,9 @@ class Elastic:
         """There are too few members to go on."""
 
     @property
-    def address(self) -> str:
-        """Of the store, as host:port."""
-        return f"{self._store.host}:{self._store.port}"
+    def port(self) -> int:
+        """Of the store."""
+        return self._store.port
 
     @property
     def over(self) -> bool:
@@ -167,13 +167,12 @@ class Elastic:
     # --- lost ranks
 
     def _start_again(self) -> None:
-        waiting = [rank for rank in self._ranks if rank.number in self._lost and rank.all_gone]
+        waiting = [rank for rank in self._ranks if rank.number in self._lost and rank.all_gone and rank.link]
         if not waiting or self.over or self.restarts_left == 0 or not self._keys.check(["trains"]):
             return
         for rank in waiting[: self.restarts_left]:
-            if rank.link is not None:
-                self.restarts_left -= 1
-                self._start_life(rank)
+            self.restarts_left -= 1
+            self._start_life(rank)
 
     def _start_life(self, rank: Rank) -> None:
         self._lives[rank.number] = self._lives.get(rank.number, -1) + 1

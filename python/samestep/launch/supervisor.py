@@ -35,6 +35,7 @@ _MAX_WAITING = 8 << 20  # bytes not yet written, above which the ranks have to w
 _GIVE_UP_S = 3.0  # after SIGKILL, on an agent that does not answer
 _JOB_GRACE_S = 2.0  # for `mpirun` or an agent to end by itself after its last rank
 _LATE_S = 30.0
+_LOOK_S = 1.0  # between checks that the hosts answer
 _CAUSE_S = 1.0  # for a rank whose failure another one noticed to end by itself, with its own exit code
 
 
@@ -88,8 +89,8 @@ class Supervisor:
         )
         self._secret = job_secret(options, os.environ, self._say)
         hosts = [host.name for host in options.hosts]
-        leaves = bool(hosts or options.mpi) and network.may_leave_host(hosts)
-        server, addresses = network.listen(everywhere=leaves)
+        self._leaves = bool(hosts or options.mpi) and network.may_leave_host(hosts)
+        server, addresses = network.listen(everywhere=self._leaves)
         where = {"host": socket.gethostname(), "addresses": addresses, "token": secrets.token_hex(16)}
         where |= {"network": network_identity(), "port": server.getsockname()[1]}
         self._programs = programs(options, where)
@@ -114,6 +115,7 @@ class Supervisor:
         self._loop.on_signals([signal.SIGCHLD, signal.SIGCONT, *ends], self._on_signals)
         self._job = LaunchedJob(self._programs, self._loop, self._output)
         self._loop.after(_LATE_S, self._tell_who_is_late)
+        self._look_for_silence()
         if self._options.timeout_s is not None:
             why = f"--timeout {self._options.timeout_s:g} s"
             end = _End(why, _AFTER_SIGNAL[signal.SIGTERM].signals, 124)
@@ -128,6 +130,10 @@ class Supervisor:
         code = self._report(left)
         self._output.flush(None if self._end is None or self._end.exit_code is None else 1.0)
         return code
+
+    def _look_for_silence(self) -> None:
+        self._ranks.mark_silent_lost()
+        self._loop.after(_LOOK_S, self._look_for_silence)
 
     @property
     def a_rank_failed(self) -> bool:
@@ -198,9 +204,10 @@ class Supervisor:
             return
 
         def start_life(rank: Rank, uid: str) -> None:
-            assert self._elastic is not None
+            assert self._elastic is not None and rank.link is not None
+            reached_at = rank.link.getsockname()[0]  # by its agent
             rank.pid, rank.ending, rank.all_gone = 0, None, False
-            start(rank, places[rank.number], plan.membership(self._elastic.address, uid))
+            start(rank, places[rank.number], plan.membership(f"{reached_at}:{self._elastic.port}", uid))
 
         self._elastic = Elastic(
             self._loop,
@@ -208,7 +215,7 @@ class Supervisor:
             min_ranks=options.min_ranks,
             max_restarts=options.max_restarts,
             chaos_s=options.chaos_s,
-            where=socket.gethostname() if any(rank.host for rank in self._ranks) else "127.0.0.1",
+            where="" if self._leaves else "127.0.0.1",
             secret=self._secret,
             start=start_life,
             kill=lambda rank: rank.send(frames.SIGNAL, int(signal.SIGKILL)),
