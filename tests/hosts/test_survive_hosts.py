@@ -1,0 +1,172 @@
+"""Jobs on several hosts go on after the loss of ranks and of hosts, with the same bits."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from lab import PATIENCE_S
+from running import RUN_COMMAND, program
+
+KILLED_WITHIN_S = 5.0  # from a loss to the end of the next step
+SILENT_WITHIN_S = 15.0
+ELASTIC = ["--raw", "--min-ranks=1", "--max-restarts=10"]
+TRAINING = "survive/train", "numpy"
+
+
+@pytest.fixture
+def run(lab, tmp_path):
+    """Starts `samestep run` on node0, which lets ranks go on after a loss."""
+    made = []
+
+    def begin(words, *flags, **options):
+        options = {"cwd": tmp_path, "stderr": subprocess.PIPE, "start_new_session": True, **options}
+        made.append(lab.start("node0", [*RUN_COMMAND, *ELASTIC, *flags, *words], **options))
+        return made[-1]
+
+    yield begin
+    for process in made:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=PATIENCE_S)
+
+
+def result(process):
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    (line,) = [line for line in out.splitlines() if line.startswith("result ")]
+    return line.split()[1], err
+
+
+def undisturbed(tmp_path, *words):
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SAMESTEP_")}
+    done = subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+        env=env,
+        cwd=tmp_path,
+    )
+    return done.stdout.split()[1]
+
+
+@pytest.mark.parametrize(
+    "planned",
+    [
+        ["2.0@4:mean"],
+        pytest.param(["0.0@3:begin", "0.1@9:added"], marks=pytest.mark.slow),
+        pytest.param(["0.0@4:mean", "1.0@4:mean", "2.0@9:begin"], marks=pytest.mark.slow),
+        pytest.param(["2.0@3:begin", "3.0@3:change", "0.0@9:updated"], marks=pytest.mark.slow),
+    ],
+    ids=["one there", "rank 0 twice", "all here", "all there"],
+)
+def test_ranks_are_killed_on_both_hosts(run, tmp_path, planned):
+    """They are started again where they were."""
+    job = run(program(*TRAINING, planned, 8, 20.0, 0.03), "--hosts=node0:2,node1:2")
+    found, err = result(job)
+    assert found == undisturbed(tmp_path, *program(*TRAINING, []))
+    assert all(f"rank {uid[0]} (pid " in err for uid in planned)
+
+
+class Steps:
+    """What the ranks of `train` note."""
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    def of(self, uid):
+        path = self._folder / uid
+        lines = path.read_text().splitlines(True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def await_step(self, job, uid, number):
+        until = time.monotonic() + PATIENCE_S
+        while not any(found.get("step", 0) >= number for found in self.of(uid)):
+            assert job.poll() is None, job.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+    def first_with(self, uid, size):
+        """When the first step of so many ranks ended."""
+        return min(found["at"] for found in self.of(uid) if found.get("size") == size)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "kill",
+        pytest.param("drop", marks=pytest.mark.slow),
+        pytest.param("power_off", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_go_on_soon_without_a_host(lab, run, tmp_path, how):
+    steps = Steps(tmp_path)
+    words = program("hosts/survive_hosts", "train", str(tmp_path))
+    job = run(words, "--hosts=node0:2,node1:1", "--max-restarts=0")
+    steps.await_step(job, "2.0", 5)
+    struck_at = time.time()
+    if how == "kill":
+        os.kill(steps.of("2.0")[0]["pid"], signal.SIGKILL)
+    else:
+        getattr(lab, how)(1)
+    found, err = result(job)
+    taken = steps.first_with("0.0", 2) - struck_at
+    print(f"{how}: the next step ended after {taken:.2f} s")
+    assert found == undisturbed(tmp_path, *words)
+    assert "2 of 3 ranks are left, the others go on" in err
+    assert taken < (KILLED_WITHIN_S if how == "kill" else SILENT_WITHIN_S)
+    if how == "drop":
+        assert_ended(lab, steps, "2.0", struck_at)
+
+
+def assert_ended(lab, steps, uid, struck_at):
+    """A rank behind a cut line, its agent and their shell end by themselves; neither reaches the launcher."""
+    until = time.monotonic() + PATIENCE_S
+    while lab.left():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    print(f"behind the line all had ended after {time.time() - struck_at:.2f} s")
+    assert time.time() - struck_at < SILENT_WITHIN_S + 10.0
+    assert all(found.get("size", 3) == 3 for found in steps.of(uid))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("act", "uid"), [("meet", "1.0"), ("meet", "1.1"), ("ask", "1.0")])
+def test_a_rank_behind_a_cut_line_says_that_it_ends(lab, act, uid):
+    """It has left its epoch, or is a newcomer, or asks whether there is one."""
+    env = {"SAMESTEP_SECRET": "of this laboratory"}
+    pipes = {"stdin": subprocess.PIPE, "env": env}
+    file = "hosts/survive_hosts"
+    store = lab.start("node0", [sys.executable, *program(file, "keep_store")], **pipes)
+    port = json.loads(store.stdout.readline())["port"]
+    words = program(file, "wait_for_members", f"10.78.0.1:{port}", uid, act)
+    rank = lab.start("node1", [sys.executable, *words], **pipes)
+    assert json.loads(rank.stdout.readline()) == {"ready": True}
+    cut_at = time.time()
+    lab.drop(1)
+    rank.stdin.write("\n")
+    rank.stdin.flush()
+    found = json.loads(rank.stdout.readline())
+    assert "the launcher, which says who goes on, has ended or cannot be reached" in found["error"]
+    assert found["at"] - cut_at < SILENT_WITHIN_S
+    for process in (rank, store):
+        process.communicate("", timeout=PATIENCE_S)
+
+
+def test_a_launcher_whose_name_nobody_knows(lab, run, tmp_path):
+    lab.run("node0", "hostname nameless")
+    job = run(program(*TRAINING, ["1.0@4:mean"]), "--hosts=10.78.0.1:1,node1:1")
+    found, _ = result(job)
+    assert found == undisturbed(tmp_path, *program(*TRAINING, []))
+
+
+def test_a_job_of_one_host_listens_to_no_other(run):
+    listening = program("hosts/survive_hosts", "listeners")
+    for flags in (["-n2"], ["--hosts=node0:2"]):
+        out, err = run(listening, *flags).communicate(timeout=PATIENCE_S)
+        assert out.splitlines() == ["listeners"], out + err
