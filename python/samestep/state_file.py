@@ -6,8 +6,8 @@ import contextlib
 import io
 import json
 import os
+import secrets
 import sys
-import tempfile
 import zipfile
 from typing import Any
 
@@ -29,13 +29,13 @@ def write(path: str, state: dict[str, Any]) -> None:
       OSError: the file cannot be written.
     """
     members: dict[str, np.ndarray[Any, Any]] = {}
-    about = {name: state[name] for name in ("step", "epoch", "visited")}
+    about = {name: state[name] for name in ("step", "sampler")}
     about["parts"] = {name: _add(members, name, value) for name, value in state["parts"].items()}
     members[_ABOUT] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     folder, name = os.path.split(os.path.abspath(path))
-    number, unfinished = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+    unfinished = os.path.join(folder, f".{name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(number, "wb") as file:
+        with open(unfinished, "xb") as file:
             np.savez(file, **members)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())

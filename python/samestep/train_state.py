@@ -99,10 +99,15 @@ class TrainState:
                     f"TrainState: no part can be called {name!r}, which is a name of the class"
                 )
             _require_whole(name, part)
-        if member() is not None and backend._regroup is None:
+        here = member()
+        if here is not None and backend._regroup is None:
             raise InvalidArgumentError(
                 f"TrainState: group {backend.name} cannot go on after a loss; give it what initialize() returns, "
                 "without init_method and not over MPI"
+            )
+        if here is not None and here.has_state:
+            raise InvalidArgumentError(
+                "TrainState: a job that goes on after a loss has one, where lost ranks come in again; give it all parts"
             )
         self._backend, self._sampler, self._parts, self._undo = backend, sampler, parts, undo
         if not 0 <= audit <= 1 or (audit and sampler is None):
@@ -118,8 +123,10 @@ class TrainState:
         self._in_vain = 0
         self._has_begun = False
         """Whether the ranks have one state, rather than each its own."""
-        self._asked_to_stop = self._stops = False
+        self._asked_to_stop = self._stops = self._changed_in_place = False
         self._begin()
+        if here is not None:
+            here.has_state = True
 
     # ---- the parts
 
@@ -135,6 +142,8 @@ class TrainState:
         if name.startswith("_"):
             super().__setattr__(name, value)
         elif name in self._parts:
+            # `state.w += 1` has changed the array; what cannot be written is another object then.
+            self._changed_in_place |= value is self._parts[name]
             self._parts[name] = value
         else:
             raise AttributeError(f"TrainState has no part {name!r}: name it when the state is made")
@@ -150,24 +159,39 @@ class TrainState:
         return self._epoch
 
     def on_change(self, function: Callable[[Backend], object]) -> None:
-        """Call `function` with the backend whenever its ranks have changed, to make groups or buffers anew, say."""
+        """Call `function` with the backend now, and whenever its ranks have changed: to make groups or buffers, say.
+
+        Call it on all ranks right after the state is made, as a rank that comes later does.
+        """
+        function(self._backend)
         self._on_change.append(function)
 
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint, for any number of ranks. To be called between steps."""
-        return {"step": self.step, "epoch": self.epoch, "visited": self._visited, "parts": self._values()}
+        state = {"step": self.step, "sampler": None, "parts": self._values()}
+        if self._sampler is not None:
+            at = {"epoch": self._epoch, "visited": self._visited}
+            state["sampler"] = {**self._sampler.state_dict(consumed=0), **at}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state, on all ranks alike.
 
         Raises:
-          MismatchError: it has other parts.
+          MismatchError: it has other parts, or one of them has a sampler.
+          InvalidArgumentError: the sampler is of other data, or divides them into other steps.
         """
         if state["parts"].keys() != self._parts.keys():
             raise MismatchError(
                 f"TrainState: the state has the parts {list(state['parts'])}, not {list(self._parts)}"
             )
-        self._finished, self._epoch, self._visited = state["step"], state["epoch"], state["visited"]
+        at = state["sampler"]
+        if (at is None) != (self._sampler is None):
+            raise MismatchError("TrainState: the state has no sampler, or this program has none")
+        if self._sampler is not None:
+            self._sampler.load_state_dict(at)
+            self._epoch, self._visited = at["epoch"], at["visited"]
+        self._finished = state["step"]
         kept = {name: part for name, part in self._parts.items() if not _has_state_dict(part)}
         for name, part in self._parts.items():
             if name not in kept:
@@ -288,7 +312,7 @@ class TrainState:
                 signal.signal(signum, handler)
 
     def _finish_step(self) -> None:
-        self._finished, self._in_vain = self._finished + 1, 0
+        self._finished, self._in_vain, self._changed_in_place = self._finished + 1, 0, False
         if self._audited_again is not None:
             warn(
                 f"audit of shard {self._audited_again.shard} of step {self.step}: the gradients of ranks "
@@ -438,12 +462,13 @@ class Step:
     def _set_back(self) -> bool:
         """Set the parts back; whether they are what they were before the step."""
         state = self._state
+        changed, state._changed_in_place = state._changed_in_place, False
         state._parts.update(self._before)
         if state._undo:
             values = pickle.loads(self._copy)
             state.load_state_dict({**state.state_dict(), "parts": values})
             return True
-        return not self._block.has_reduced
+        return not (self._block.has_reduced or changed)
 
 
 def _require_whole(name: str, part: Any) -> None:

@@ -65,3 +65,41 @@ def test_a_loss_before_the_beginning(tmp_path):
     state.load_state_dict({**state.state_dict(), "step": 4})
     state.save(path)
     assert run("is_lost_before_it_begins", str(path), n=3)[:2] == (0, [[[[2.0, 2.0], 6]] * 2])
+
+
+def test_groups_are_made_anew_by_newcomers_too():
+    words = ["--min-ranks", "1", "--max-restarts", "1"]
+    assert run("makes_groups_anew", n=3, words=words)[:2] == (0, [[60.0, 3, 3]])
+
+
+def test_a_job_has_one_state():
+    code, _, err = run("has_two_states")
+    assert code == 1
+    assert "a job that goes on after a loss has one" in err
+
+
+@pytest.mark.parametrize("how", ["assigns", "in place", "by gradients"])
+def test_what_has_changed_in_place_is_not_repeated(how):
+    code, found, err = run("changes", how, n=3)
+    if how == "assigns":
+        assert (code, found) == (0, [[[4.0, 4.0]]])
+    else:
+        assert code != 0
+        assert "TrainState: step 3 cannot be repeated" in err
+
+
+def test_a_state_of_other_steps_is_refused():
+    backend, states = ss.initialize(), []
+    for how in (
+        {"batch_size": 4, "shards": 2, "seed": 7},
+        {"batch_size": 6, "shards": 2},
+        {"batch_size": 4, "shards": 2},
+    ):
+        states.append(ss.TrainState(backend, w=0.0, sampler=ss.DistributedSampler(backend, 12, **how)))
+    saved = states[0].state_dict()
+    with pytest.raises(ss.InvalidArgumentError, match="batch_size=4, not 6"):
+        states[1].load_state_dict(saved)
+    states[2].load_state_dict(saved)
+    assert states[2]._sampler.seed == 7
+    with pytest.raises(ss.MismatchError, match="sampler"):
+        ss.TrainState(backend, w=0.0).load_state_dict(saved)

@@ -23,7 +23,7 @@ TREE = {
 
 
 def state(**parts):
-    return {"step": 3, "epoch": 1, "visited": 20, "parts": parts}
+    return {"step": 3, "sampler": {"epoch": 1, "visited": 20}, "parts": parts}
 
 
 def test_trees_come_back_with_their_bits(tmp_path):
@@ -35,7 +35,7 @@ def test_trees_come_back_with_their_bits(tmp_path):
     empty["numbers"] = [0, 0.0, False, None, ""]
     empty["own"] = np.float32(0)
     found = state_file.read(path, {"tree": empty, "other": np.zeros(2)})
-    assert [found[name] for name in ("step", "epoch", "visited")] == [3, 1, 20]
+    assert (found["step"], found["sampler"]) == (3, {"epoch": 1, "visited": 20})
     for name, leaf in TREE.items():
         mine = found["parts"]["tree"][name]
         if name == "numbers":

@@ -24,6 +24,7 @@ from samestep.optimizer.torch_buckets import Bucket, Slot, flat_memory, join_for
 from samestep.optimizer.torch_state import named_parameters, require_plain, require_same, state_of
 from samestep.reduce_ops import Premul, ReduceOp, resolve
 from samestep.step.state_hash import Verifier, same
+from samestep.step.together import note_reduced
 from samestep.trees.allreduce import op_name
 from samestep.trees.fusion import plan_messages
 
@@ -313,6 +314,7 @@ class Averager:
             slot.write_back(any_rank, self._n_steps, is_there=i >= n_early)
         self._complete = self._n_steps if all(used) and len(slots) == len(self._slots) else -1
         self._is_amid = False
+        note_reduced()
 
 
 def _text_of_others(names: list[str], module: torch.nn.Module) -> str:

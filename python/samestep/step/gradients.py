@@ -16,6 +16,7 @@ from samestep.group.group import Group
 from samestep.reduce_ops import Op, ReduceOp, resolve
 from samestep.step import added
 from samestep.step.accumulator import Accumulator
+from samestep.step.together import note_reduced
 from samestep.trees import allreduce, signature, views
 from samestep.trees.fusion import bump_versions, timer
 
@@ -107,8 +108,11 @@ def _reduce(
     backend: Group, tree: Any, op: Op, weight: float | None, *, timeout: float | None, act: str
 ) -> Any:
     if weight is None:
-        return allreduce.reduce_tree(backend, tree, op, act, timeout)
-    return _weighted_mean(backend, tree, op, weight, timeout=timeout, act=act)
+        reduced = allreduce.reduce_tree(backend, tree, op, act, timeout)
+    else:
+        reduced = _weighted_mean(backend, tree, op, weight, timeout=timeout, act=act)
+    note_reduced()
+    return reduced
 
 
 def _weighted_mean(

@@ -39,6 +39,8 @@ class Member:
             self.record = self.record._replace(epoch=-1)
         self._store = TCPStore(host, int(port), timeout=_ANSWER_S)
         self._keys = PrefixStore(PLACE, self._store)
+        self.has_state = False
+        """Whether this program has a `TrainState`."""
         self.n_attempts = 0
         """To connect, since that has succeeded last."""
         self._looked_at = 0.0

@@ -79,5 +79,43 @@ def is_lost_before_it_begins(path=None):
     result(*backend.allgather_object([state.w.tolist(), state.step]))
 
 
+def makes_groups_anew():
+    """Collectively, whenever the ranks change; a rank that is started again takes part from its first step."""
+    backend, groups = ss.initialize(timeout=20.0), []
+    state = ss.TrainState(backend, w=0.0)
+    state.on_change(lambda world: groups.append(world.split(0)))
+    for step in state.steps(steps=60):
+        with step:
+            if state.step == 2:
+                die("1.0")
+            state.w = state.w + float(groups[-1].allreduce(1.0)) / groups[-1].size
+            time.sleep(0.02)
+    result(state.w, backend.size, groups[-1].size)
+
+
+def has_two_states():
+    backend = ss.initialize(timeout=20.0)
+    ss.TrainState(backend, w=np.zeros(2))
+    ss.TrainState(backend, w=np.zeros(2))
+
+
+def changes(how):
+    """The parts, before a collective in which rank 0 is lost."""
+    backend = ss.initialize(timeout=20.0)
+    state = ss.TrainState(backend, w=np.zeros(2))
+    for step in state.steps(steps=4):
+        with step:
+            if how == "assigns":
+                state.w = state.w + 1
+            elif how == "in place":
+                state.w += 1
+            elif how == "by gradients":
+                state.w[...] += backend.allreduce_gradients(np.ones(2))
+            if state.step == 2:
+                die("0.0")
+            backend.barrier()
+    result(state.w.tolist())
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))
