@@ -45,6 +45,7 @@ def test_a_group_that_raises_as_it_is_closed_leaves_its_parent_closed(tmp_path):
         assert left == {"left": 0}, rank
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_captured_operation_serves_no_other(tmp_path):
     n = 3
     for number, rank in enumerate(run(tmp_path, "overlap_inside_of_captures", n)):

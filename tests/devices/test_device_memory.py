@@ -51,6 +51,7 @@ def test_no_memory_is_given_back_while_nccl_waits_for_a_rank(tmp_path):
         assert rank.reports == [{"pinned": True}], rank
 
 
+@pytest.mark.slow
 def test_the_length_of_a_segment_depends_on_that_of_the_array(tmp_path):
     """Four equal parts, but of 256 KiB to 4 MiB, so that copies overlap with the work of the host."""
     kib = 1 << 10

@@ -301,7 +301,7 @@ CALLS = {
 
 
 @pytest.mark.ranks(2, backends=["staged-native"])
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", ["same", pytest.param("weight", marks=pytest.mark.slow)])
 def test_the_wait_for_a_stream_is_a_part_of_the_timeout(group, call):
     own = group.group([0, 1])  # which the error ends
     if group.rank == 0:

@@ -62,6 +62,7 @@ def test_other_threads_run_while_gradients_wait_for_their_stream(tmp_path):
         assert rank.reports == [{"mean": [1.5] * 3}], rank
 
 
+@pytest.mark.slow
 def test_copies_that_wait_for_their_stream_end_at_the_deadline(tmp_path):
     verbs = ("allreduce_tree", "synchronize", "same", "allreduce_gradients")
     ended = run_each(tmp_path, "copy_leaves_of_a_held_stream", verbs)

@@ -45,7 +45,7 @@ def test_the_default_stream_is_not_used_while_one_that_waits_for_it_is_captured(
         assert result == {"result": [3.0] * 3}, rank
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
 def test_operations_of_nccl_are_part_of_the_graph_in_which_they_were_captured(tmp_path, n):
     ranks = device_jobs.run(tmp_path, program("devices/device_capture", "replay"), n)
     expected = []
@@ -65,7 +65,7 @@ def test_operations_of_nccl_are_part_of_the_graph_in_which_they_were_captured(tm
         assert rank.reports == expected, rank
 
 
-@pytest.mark.parametrize("deletes", [True, False])
+@pytest.mark.parametrize("deletes", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_close_says_that_graphs_hold_operations(tmp_path, deletes):
     for rank in run(tmp_path, "close_while_a_graph_exists", deletes):
         assert rank.reports == [{"result": [3.0] * 3}, {"closed": True}], rank

@@ -99,7 +99,7 @@ class Steps:
 @pytest.mark.parametrize(
     "how",
     [
-        "kill",
+        pytest.param("kill", marks=pytest.mark.slow),
         pytest.param("drop", marks=pytest.mark.slow),
         pytest.param("power_off", marks=pytest.mark.slow),
     ],

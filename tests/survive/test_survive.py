@@ -111,7 +111,7 @@ def test_shards_that_do_not_divide_evenly(undisturbed, shards):
 @pytest.mark.parametrize(
     "planned",
     [
-        ["0.0@2:updated", "0.1@0:import", "0.2@0:initialize"],
+        pytest.param(["0.0@2:updated", "0.1@0:import", "0.2@0:initialize"], marks=slow),
         pytest.param(["1.0@2:begin"], marks=slow),
         pytest.param(["0.0@2:mean", "1.0@2:mean", "0.1@9:begin"], marks=slow),
         pytest.param(["0.0@2:updated", "1.0@4:change"], marks=slow),

@@ -10,30 +10,26 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal
 
 from samestep import _core, _settings
 from samestep._util import launchers, standard_descriptors, unknown_settings
 from samestep._util.deadline import seconds
 from samestep._util.text import error_line
-from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend
+from samestep.backend import Backend
 from samestep.errors import (
     InvalidArgumentError,
     NotInitializedError,
-    PeerLostError,
-    TimeoutError,
     UnavailableError,
 )
-from samestep.gpu import discovery
-from samestep.group import hosts, json_exchange
 from samestep.group.group import warn
 from samestep.rendezvous.rendezvous import Rendezvous
-from samestep.world import children, crash_report, environment, equal_settings, opening, transports
+from samestep.world import children, crash_report, environment
 from samestep.world.choice import Facts, check_launch, choose
-from samestep.world.device_assignment import assign_device
-from samestep.world.member import Member, member
+from samestep.world.making import CLASSES, regroup, until_met, world_over
+from samestep.world.member import member
 
 __all__ = [
     "Missing",
@@ -51,8 +47,6 @@ DEFAULT_WARN_AFTER = 30.0  # seconds
 
 BackendName = Literal["mpi", "nccl", "native"]
 
-_CLASSES: dict[str, type[Backend]] = {"mpi": MPIBackend, "nccl": NCCLBackend, "native": NativeBackend}
-
 
 class Missing(enum.Enum):
     """The type of `missing`."""
@@ -67,7 +61,6 @@ missing = Missing.missing
 """For `cuda_devices=` and `amdgpu_devices=`: do not touch that kind of device."""
 
 _Devices = Sequence[int] | Missing | None
-_T = TypeVar("_T")
 
 _world: Backend | None = None
 _world_of_torch: weakref.ref[Backend] | None = None  # that of `torch.distributed`, which ends it
@@ -75,7 +68,6 @@ _opening = threading.RLock()  # held by the thread that opens the world; the oth
 _arguments: dict[str, Any] = {}
 _at_exit_registered = False
 _LOOK_S = 2.0  # longer than the death of a process takes to be found
-_MOST_ATTEMPTS = 8  # to connect the ranks of a job that goes on after a loss
 _LOST_S = 4.0  # for MPI to end after a rank has died, so that survivors have ended within 5 s
 
 
@@ -168,10 +160,10 @@ def _name_of(backend: Any) -> str:
     if isinstance(backend, type) and issubclass(backend, Backend) and backend.kind:
         return backend.kind
     if isinstance(backend, str):
-        if backend.lower() in _CLASSES:
+        if backend.lower() in CLASSES:
             return backend.lower()
         raise InvalidArgumentError(
-            f"initialize: there is no backend {backend!r}; there are {', '.join(map(repr, _CLASSES))}"
+            f"initialize: there is no backend {backend!r}; there are {', '.join(map(repr, CLASSES))}"
         )
     raise TypeError(f"initialize: backend must be one of the classes or their names, got {backend!r}")
 
@@ -235,32 +227,18 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
             comm, proved = bootstrap_native.open_world(
                 arguments["init_method"], **how, timeout=timeout, met=met, alone=alone
             )
-        return _world_over(comm, requested, choice.host, devices, known, arguments, timeout, proved)
+        return world_over(comm, requested, choice.host, devices, known, arguments, timeout, proved)
 
     goes_on = member() if choice.host == "native" and arguments["init_method"] is None else None
     alone = goes_on is not None and goes_on.is_newcomer
     if goes_on is not None and not alone:
-        world = _until_met(goes_on, partial(goes_on.meet, timeout), open_once)
+        world = until_met(goes_on, partial(goes_on.meet, timeout), open_once)
     else:
         world = open_once()
     if goes_on is not None:
-        world._regroup = partial(_regroup, world, goes_on)
+        world._regroup = partial(regroup, world, goes_on, arguments)
     _register_at_exit()
     return world
-
-
-def _until_met(goes_on: Member, meet: Callable[[], Rendezvous], opened: Callable[[Rendezvous], _T]) -> _T:
-    """What `opened` returns with the ranks that have met; again with those that are left, if one is lost meanwhile."""
-    while True:
-        met = meet()
-        try:
-            made = opened(met)
-        except (PeerLostError, TimeoutError, UnavailableError):
-            if goes_on.n_attempts >= _MOST_ATTEMPTS:
-                raise
-        else:
-            goes_on.n_attempts = 0
-            return made
 
 
 def _tell_what_mpi_adds(known: Facts) -> None:
@@ -298,88 +276,6 @@ def prepare_core() -> None:
         _core.select_isa(isa)
 
 
-def _world_over(  # noqa: PLR0917 - as they were found, one after the other
-    comm: _core.Communicator,
-    requested: str,
-    host_backend: str,
-    found: discovery.Devices | None,
-    known: Facts,
-    arguments: dict[str, Any],
-    timeout: float,
-    proved: bool,
-) -> Backend:
-    mine = (*opening.own_facts(proved), known.devices, known.nccl_loadable)
-    rows = json_exchange.allgather(comm, mine, [*opening.FACTS, int, bool], timeout)
-    table = [opening.RankFacts(*row[:-2]) for row in rows]
-    devices = [RankDevices(*row[-2:]) for row in rows]
-    placement = hosts.locate([facts.host for facts in table], comm.rank)
-    backend = _backend_for(requested, host_backend, devices, known)
-    device = _assign(found, arguments, placement)
-    transports.refuse_unencrypted(
-        [backend], [facts.asked for facts in table], [facts.host for facts in table]
-    )
-    opened = opening.open_over(comm, host_backend, table, timeout)
-    comm = opened.comm
-    kind = found.kind if found is not None else "cuda"
-    if any(info.devices for info in devices):  # else there is nothing to agree on
-        equal_settings.require_equal([facts.asked for facts in table], _settings.must_agree("devices"))
-        comm = _with_devices(comm, backend, kind, device, opened.hosts[comm.rank], timeout)
-    return _CLASSES[backend](
-        comm,
-        timeout=timeout,
-        device=device,
-        world_hosts=opened.hosts,
-        bootstrap_comm=opened.bootstrap_comm,
-        trusted=opened.trusted,
-    )
-
-
-class RankDevices(NamedTuple):
-    """How many devices one rank sees, and whether it can load NCCL."""
-
-    devices: int
-    nccl: bool
-
-
-def _backend_for(requested: str, host_backend: str, table: list[RankDevices], known: Facts) -> str:
-    """The backend, the same on all ranks."""
-    if requested not in ("", "nccl"):
-        return requested
-    can = all(info.devices > 0 and info.nccl for info in table)
-    if requested == "nccl":
-        if not can:
-            known.every_rank_has_device = all(info.devices > 0 for info in table)
-            choose(known, "nccl")  # raises where this rank is one of those that lack something
-            lacking = [str(rank) for rank, info in enumerate(table) if not info.devices or not info.nccl]
-            raise UnavailableError(
-                f"NCCLBackend cannot be used: no device, or no NCCL, on rank{'s' * (len(lacking) > 1)} "
-                f"{', '.join(lacking)}; use MPIBackend or NativeBackend, or see `samestep doctor` there"
-            )
-        return "nccl"
-    return "nccl" if can and host_backend == "mpi" else host_backend
-
-
-def _with_devices(  # noqa: PLR0917
-    comm: _core.Communicator, backend: str, kind: str, device: int | None, host: str, timeout: float
-) -> _core.Communicator:
-    """The group that takes device arrays as well, where every rank has a device. Collective."""
-    from samestep.gpu import group, runtime
-
-    wants_nccl = backend == "nccl"
-    info = group.open_device(kind, device, host, with_nccl=wants_nccl)
-    if device is not None and not info.problem:
-        runtime.set_current(kind, device)
-    table = [
-        group.DeviceInfo(*entry) for entry in json_exchange.allgather(comm, info, [str, str, str], timeout)
-    ]
-    if wants_nccl:
-        group.require_all(table)
-    elif any(entry.problem for entry in table):
-        return comm
-    assert device is not None
-    return group.open_group(comm, kind, device, timeout, with_nccl=wants_nccl)
-
-
 def _seconds(what: str, given: float | None, variable: str, default: float) -> float:
     text: Any = given if given is not None else _settings.get(variable) or default
     source = what if given is not None else variable
@@ -415,18 +311,6 @@ def _check_claim(what: str, expected: int | None, actual: int) -> None:
         raise InvalidArgumentError(
             f"initialize: {what}={expected} was given but the launcher made it {actual}; leave {what} out"
         )
-
-
-def _assign(found: discovery.Devices | None, arguments: dict[str, Any], at: hosts.RankLocation) -> int | None:
-    assigned = None
-    for kind, name in (("cuda", "cuda"), ("hip", "amdgpu")):
-        count = found.count if found is not None and found.kind == kind else 0
-        detail = found.detail if found is not None else "not looked for"
-        device = assign_device(
-            name, arguments[f"{name}_devices"], at.local_rank, at.local_size, count, detail
-        )
-        assigned = device if assigned is None else assigned
-    return assigned
 
 
 def _register_at_exit() -> None:
@@ -473,43 +357,6 @@ def _mpi_is_running() -> bool:
     return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
 
 
-def _regroup(
-    world: Backend, goes_on: Member, *, step: int = 0, clean: bool = True, admits: bool = False
-) -> None:
-    """Make the group of `world` anew of the ranks that are left, and of newcomers, in the same object. Collective.
-
-    Args:
-      world: what `initialize` has returned; its groups are closed.
-      goes_on: this process.
-      step, clean, admits: as in `samestep.rendezvous.membership.Post`.
-
-    Raises:
-      PeerLostError: this rank has been given up.
-      UnavailableError: the launcher has ended, or cannot be reached.
-    """
-    from samestep.world import bootstrap_native
-
-    reason = f"epoch {goes_on.record.epoch} of the group has ended"
-    closed = list(world._children)
-    world._abandon(reason)
-    for group in closed:  # so that using one says that it is closed
-        group._comm.close(world.timeout)
-    found = environment.visible_devices(
-        cuda=_arguments["cuda_devices"] != "missing", hip=_arguments["amdgpu_devices"] != "missing"
-    )
-    known = environment.gather(probe_mpi=False, found=found)
-
-    def opened(met: Rendezvous) -> Backend:
-        comm, proved = bootstrap_native.communicator_over(met, met.seconds)
-        devices = found[0] if found else None
-        return _world_over(comm, "native", "native", devices, known, _arguments, world.timeout, proved)
-
-    def meet() -> Rendezvous:
-        return goes_on.meet(world.timeout, step=step, clean=clean, admits=admits)
-
-    world._become(_until_met(goes_on, meet, opened))
-
-
 def initialized(backend: type[Backend] | BackendName | None = None) -> bool:
     """Whether there is a world, of this backend if one is named.
 
@@ -553,7 +400,7 @@ def get_distributed_backend(backend: type[Backend] | BackendName | None = None) 
     world = _any_world()
     if world is not None and requested in ("", world.kind):
         return world
-    argument = f"samestep.{_CLASSES[requested].__name__}" if requested else ""
+    argument = f"samestep.{CLASSES[requested].__name__}" if requested else ""
     call = f"samestep.initialize({argument})"
     if world is not None:
         raise NotInitializedError(f"the world's backend is {world.kind!r}; {call} has not been called")

@@ -1,0 +1,190 @@
+"""Makes the backend of a world of ranks that have met, and makes it anew after a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from samestep import _core, _settings
+from samestep.backend import Backend, MPIBackend, NativeBackend, NCCLBackend
+from samestep.errors import PeerLostError, TimeoutError, UnavailableError
+from samestep.gpu import discovery
+from samestep.group import hosts, json_exchange
+from samestep.rendezvous.rendezvous import Rendezvous
+from samestep.world import environment, equal_settings, opening, transports
+from samestep.world.choice import Facts, choose
+from samestep.world.device_assignment import assign_device
+from samestep.world.member import Member
+
+__all__ = ["CLASSES", "regroup", "until_met", "world_over"]
+
+CLASSES: dict[str, type[Backend]] = {"mpi": MPIBackend, "nccl": NCCLBackend, "native": NativeBackend}
+_T = TypeVar("_T")
+_MOST_ATTEMPTS = 8  # to connect the ranks of a job that goes on after a loss
+
+
+def world_over(  # noqa: PLR0917 - as they were found, one after the other
+    comm: _core.Communicator,
+    requested: str,
+    host_backend: str,
+    found: discovery.Devices | None,
+    known: Facts,
+    arguments: dict[str, Any],
+    timeout: float,
+    proved: bool,
+) -> Backend:
+    """The backend of the ranks of `comm`, which have met: with the devices of all, and the fastest transport. Collective.
+
+    Args:
+      comm: of all ranks, before its first long message.
+      requested: the backend that was asked for; "" for none.
+      host_backend: "mpi" or "native", of host arrays.
+      found: devices of this process.
+      known: of this process.
+      arguments: of `initialize`.
+      timeout: seconds until all ranks have joined.
+      proved: the ranks have proved to each other that they belong to one job.
+
+    Raises:
+      InvalidArgumentError, MismatchError, UnavailableError: as `initialize`.
+    """
+    mine = (*opening.own_facts(proved), known.devices, known.nccl_loadable)
+    rows = json_exchange.allgather(comm, mine, [*opening.FACTS, int, bool], timeout)
+    table = [opening.RankFacts(*row[:-2]) for row in rows]
+    devices = [RankDevices(*row[-2:]) for row in rows]
+    placement = hosts.locate([facts.host for facts in table], comm.rank)
+    backend = _backend_for(requested, host_backend, devices, known)
+    device = _assign(found, arguments, placement)
+    transports.refuse_unencrypted(
+        [backend], [facts.asked for facts in table], [facts.host for facts in table]
+    )
+    opened = opening.open_over(comm, host_backend, table, timeout)
+    comm = opened.comm
+    kind = found.kind if found is not None else "cuda"
+    if any(info.devices for info in devices):  # else there is nothing to agree on
+        equal_settings.require_equal([facts.asked for facts in table], _settings.must_agree("devices"))
+        comm = _with_devices(comm, backend, kind, device, opened.hosts[comm.rank], timeout)
+    return CLASSES[backend](
+        comm,
+        timeout=timeout,
+        device=device,
+        world_hosts=opened.hosts,
+        bootstrap_comm=opened.bootstrap_comm,
+        trusted=opened.trusted,
+    )
+
+
+class RankDevices(NamedTuple):
+    """How many devices one rank sees, and whether it can load NCCL."""
+
+    devices: int
+    nccl: bool
+
+
+def _backend_for(requested: str, host_backend: str, table: list[RankDevices], known: Facts) -> str:
+    """The backend, the same on all ranks."""
+    if requested not in ("", "nccl"):
+        return requested
+    can = all(info.devices > 0 and info.nccl for info in table)
+    if requested == "nccl":
+        if not can:
+            known.every_rank_has_device = all(info.devices > 0 for info in table)
+            choose(known, "nccl")  # raises where this rank is one of those that lack something
+            lacking = [str(rank) for rank, info in enumerate(table) if not info.devices or not info.nccl]
+            raise UnavailableError(
+                f"NCCLBackend cannot be used: no device, or no NCCL, on rank{'s' * (len(lacking) > 1)} "
+                f"{', '.join(lacking)}; use MPIBackend or NativeBackend, or see `samestep doctor` there"
+            )
+        return "nccl"
+    return "nccl" if can and host_backend == "mpi" else host_backend
+
+
+def _with_devices(  # noqa: PLR0917
+    comm: _core.Communicator, backend: str, kind: str, device: int | None, host: str, timeout: float
+) -> _core.Communicator:
+    """The group that takes device arrays as well, where every rank has a device. Collective."""
+    from samestep.gpu import group, runtime
+
+    wants_nccl = backend == "nccl"
+    info = group.open_device(kind, device, host, with_nccl=wants_nccl)
+    if device is not None and not info.problem:
+        runtime.set_current(kind, device)
+    table = [
+        group.DeviceInfo(*entry) for entry in json_exchange.allgather(comm, info, [str, str, str], timeout)
+    ]
+    if wants_nccl:
+        group.require_all(table)
+    elif any(entry.problem for entry in table):
+        return comm
+    assert device is not None
+    return group.open_group(comm, kind, device, timeout, with_nccl=wants_nccl)
+
+
+def _assign(found: discovery.Devices | None, arguments: dict[str, Any], at: hosts.RankLocation) -> int | None:
+    assigned = None
+    for kind, name in (("cuda", "cuda"), ("hip", "amdgpu")):
+        count = found.count if found is not None and found.kind == kind else 0
+        detail = found.detail if found is not None else "not looked for"
+        device = assign_device(
+            name, arguments[f"{name}_devices"], at.local_rank, at.local_size, count, detail
+        )
+        assigned = device if assigned is None else assigned
+    return assigned
+
+
+def until_met(goes_on: Member, meet: Callable[[], Rendezvous], opened: Callable[[Rendezvous], _T]) -> _T:
+    """What `opened` returns with the ranks that have met; again with those that are left, if one is lost meanwhile."""
+    while True:
+        met = meet()
+        try:
+            made = opened(met)
+        except (PeerLostError, TimeoutError, UnavailableError):
+            if goes_on.n_attempts >= _MOST_ATTEMPTS:
+                raise
+        else:
+            goes_on.n_attempts = 0
+            return made
+
+
+def regroup(
+    world: Backend,
+    goes_on: Member,
+    arguments: dict[str, Any],
+    *,
+    step: int = 0,
+    clean: bool = True,
+    admits: bool = False,
+) -> None:
+    """Make the group of `world` anew of the ranks that are left, and of newcomers, in the same object. Collective.
+
+    Args:
+      world: what `initialize` has returned; its groups are closed.
+      goes_on: this process.
+      arguments: of `initialize`.
+      step, clean, admits: as in `samestep.rendezvous.membership.Post`.
+
+    Raises:
+      PeerLostError: this rank has been given up.
+      UnavailableError: the launcher has ended, or cannot be reached.
+    """
+    from samestep.world import bootstrap_native
+
+    reason = f"epoch {goes_on.record.epoch} of the group has ended"
+    closed = list(world._children)
+    world._abandon(reason)
+    for group in closed:  # so that using one says that it is closed
+        group._comm.close(world.timeout)
+    found = environment.visible_devices(
+        cuda=arguments["cuda_devices"] != "missing", hip=arguments["amdgpu_devices"] != "missing"
+    )
+    known = environment.gather(probe_mpi=False, found=found)
+
+    def opened(met: Rendezvous) -> Backend:
+        comm, proved = bootstrap_native.communicator_over(met, met.seconds)
+        devices = found[0] if found else None
+        return world_over(comm, "native", "native", devices, known, arguments, world.timeout, proved)
+
+    def meet() -> Rendezvous:
+        return goes_on.meet(world.timeout, step=step, clean=clean, admits=admits)
+
+    world._become(until_met(goes_on, meet, opened))
