@@ -33,7 +33,7 @@ def world_over(  # noqa: PLR0917 - as they were found, one after the other
     timeout: float,
     proved: bool,
 ) -> Backend:
-    """The backend of the ranks of `comm`, which have met: with the devices of all, and the fastest transport. Collective.
+    """The backend of ranks that have met, with their devices, over the fastest transport. Collective.
 
     Args:
       comm: of all ranks, before its first long message.
