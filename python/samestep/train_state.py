@@ -330,7 +330,7 @@ class TrainState:
         if here is not None:
             here.let_others_in()
             if here.is_newcomer:
-                self._regroup(clean=False)
+                self._regroup(clean=True)
                 return
         try:
             self._begin_from_rank_0()
@@ -372,6 +372,8 @@ class TrainState:
                     )
                 Together(self._backend, None).prepare()
                 if here.record.step < 0:
+                    if self._backend.rank == 0 and here.is_restarted:
+                        warn("no rank that had the state is left: training begins anew")
                     self._begin_from_rank_0()
                 elif not here.record.equal:
                     self._take(here.record.root)

@@ -72,6 +72,13 @@ def test_groups_are_made_anew_by_newcomers_too():
     assert run("makes_groups_anew", n=3, words=words)[:2] == (0, [[60.0, 3, 3]])
 
 
+def test_training_begins_anew_where_no_rank_is_left_that_had_the_state():
+    words = ["--min-ranks", "1", "--max-restarts", "1"]
+    code, found, err = run("loses_all_that_had_the_state", words=words)
+    assert (code, found) == (0, [[1.5**40, 40]])
+    assert "no rank that had the state is left: training begins anew" in err
+
+
 def test_a_job_has_one_state():
     code, _, err = run("has_two_states")
     assert code == 1

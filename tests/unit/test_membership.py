@@ -34,11 +34,19 @@ def test_a_state_that_may_have_changed_does_not_count():
     assert next_record(STARTED, alive, posts) == Record(1, alive, 1, 5, False)
     posts = {uid: post(1, 5, clean=False) for uid in alive}
     assert next_record(STARTED, alive, posts).root == -1
+    posts["2.0"] = post(1, -1)  # which has been admitted, and has got no state
+    assert next_record(STARTED, alive, posts).root == -1
+
+
+def test_a_state_counts_more_than_none():
+    alive = STARTED.members
+    posts = {"0.0": post(1, -1), "1.0": post(1, 0), "2.0": post(1, -1)}
+    assert next_record(STARTED, alive, posts) == Record(1, alive, 1, 0, False)
 
 
 def test_newcomers_come_last_if_all_admit_them():
     alive = ["0.1", "1.0", "2.0"]
-    posts = {"0.1": post(-1), "1.0": post(1, 2), "2.0": post(1, 2)}
+    posts = {"0.1": post(-1, -1), "1.0": post(1, 2), "2.0": post(1, 2)}
     assert next_record(STARTED, alive, posts) == Record(1, ["1.0", "2.0", "0.1"], 0, 2, False)
     posts["2.0"] = post(1, 2, admits=False)
     assert next_record(STARTED, alive, posts) == Record(1, ["1.0", "2.0"], 0, 2, True)
@@ -89,7 +97,7 @@ def events(job):
         others = {one: ranks[one] for one in ranks if one != uid}
         if has_left:
             if record.epoch > epoch and uid in record.members:
-                known = step if epoch >= 0 and record.equal else record.step
+                known = step if epoch >= 0 and record.equal else max(0, record.step)
                 yield (
                     "joins",
                     freeze(
@@ -143,7 +151,7 @@ def test_all_orders_of_events(newcomer):
     ranks = dict.fromkeys(members, (1, 0, False, False))
     posts = {}
     if newcomer:
-        ranks["2.1"], posts["2.1"] = (-1, 0, True, False), post(-1)
+        ranks["2.1"], posts["2.1"] = (-1, -1, True, False), post(-1, -1)
     first = freeze(Record(1, members, 0, 0, True), list(ranks), posts, ranks, 0)
     seen, left = {first}, [first]
     while left:

@@ -30,7 +30,7 @@ class Post(NamedTuple):
     epoch: int
     """The one that it is ready for; -1: a newcomer is ready for any."""
     step: int
-    """How many it has finished; -1: it has not begun with the state of rank 0 yet."""
+    """How many it has finished; -1: it does not have the state of the job yet."""
     clean: bool
     """Whether its state is that of the end of that step."""
     admits: bool
@@ -77,7 +77,7 @@ def next_record(now: Record, alive: Sequence[str], posts: Mapping[str, Post]) ->
 
     Example:
       >>> came = {"0.0": Post(3, 7, True, True, 9.0), "1.0": Post(3, 8, True, True, 9.0)}
-      >>> came["2.1"] = Post(-1, 0, True, True, 9.0)  # a newcomer
+      >>> came["2.1"] = Post(-1, -1, True, True, 9.0)  # a newcomer
       >>> next_record(Record(2, ["0.0", "1.0", "2.0"], 0, 5, True), ["0.0", "1.0", "2.1"], came)
       Record(epoch=3, members=['0.0', '1.0', '2.1'], root=1, step=8, equal=False)
     """
@@ -87,7 +87,8 @@ def next_record(now: Record, alive: Sequence[str], posts: Mapping[str, Post]) ->
     said = [posts[uid] for uid in left]
     new = [uid for uid in alive if uid not in now.members and uid in posts]
     new = new if all(post.admits for post in said) else []
-    clean = [rank for rank, post in enumerate(said) if post.clean]
+    has_state = any(post.step >= 0 for post in said)  # else all begin, perhaps anew
+    clean = [rank for rank, post in enumerate(said) if post.clean and (post.step >= 0 or not has_state)]
     root = max(clean, key=lambda rank: (said[rank].step, -rank), default=-1)
     step = said[root].step if clean else 0
     equal = not new and step >= 0 and all(post.clean and post.step == step for post in said)

@@ -35,7 +35,8 @@ class Member:
         self.uid = uid
         self.record = Record(0, [], 0, 0, True)
         """Of the epoch that this process is in; number 0 has no group yet, -1 is a newcomer."""
-        if int(uid.rpartition(".")[2]) > 0:
+        self.is_restarted = int(uid.rpartition(".")[2]) > 0
+        if self.is_restarted:
             self.record = self.record._replace(epoch=-1)
         self._store = TCPStore(host, int(port), timeout=_ANSWER_S)
         self._keys = PrefixStore(PLACE, self._store)

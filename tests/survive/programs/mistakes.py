@@ -93,6 +93,35 @@ def makes_groups_anew():
     result(state.w, backend.size, groups[-1].size)
 
 
+class Dying:
+    """A part whose rank dies as it gives the state to a newcomer."""
+
+    def __init__(self):
+        self.values = 0
+
+    def state_dict(self):
+        if self.values:
+            die("1.0")
+        return {"values": self.values}
+
+    def load_state_dict(self, state):
+        self.values = state["values"]
+
+
+def loses_all_that_had_the_state():
+    """Rank 0 dies, is started again and taken in; then rank 1 dies before it has given it the state."""
+    backend = ss.initialize(timeout=20.0)
+    state = ss.TrainState(backend, w=1.0, part=Dying())
+    for step in state.steps(steps=40):
+        with step:
+            if state.step == 2:
+                die("0.0")
+            backend.barrier()
+            state.w, state.part.values = state.w * 1.5, 1
+            time.sleep(0.02)
+    result(state.w, state.step)
+
+
 def has_two_states():
     backend = ss.initialize(timeout=20.0)
     ss.TrainState(backend, w=np.zeros(2))
