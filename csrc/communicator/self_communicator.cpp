@@ -223,7 +223,8 @@ class SelfCommunicator final : public Communicator {
  private:
   WorkPtr finished() {
     if (closed_) {
-      throw NotInitializedError(str("group '", name(), "' is closed: make it again, or call samestep.initialize() to start anew"));
+      throw NotInitializedError(
+          str("group '", name(), "' is closed: make it again, or call samestep.initialize() to start anew"));
     }
     if (is_broken_) std::rethrow_exception(broken_);
     ++operations_;

@@ -103,7 +103,8 @@ void ProgressEngine::advance() {
 
 void ProgressEngine::require_usable() const {
   if (closed_) {
-    throw NotInitializedError(str("group '", name(), "' is closed: make it again, or call samestep.initialize() to start anew"));
+    throw NotInitializedError(
+        str("group '", name(), "' is closed: make it again, or call samestep.initialize() to start anew"));
   }
   if (broken_) std::rethrow_exception(broken_);
 }
