@@ -91,7 +91,7 @@ MUTANTS = [
         [
             (
                 "    if (headers_agree(",
-                "    header_exchange.release(sequence_);\n    if (headers_agree(",
+                "    headers().release(sequence_);\n    if (headers_agree(",
             )
         ],
         "queue-slots-2-bounded",
