@@ -91,6 +91,7 @@ def command(job: Job) -> list[str]:
 def strike(job: Job, expected: str) -> Outcome:
     """Run one job."""
     env = {**os.environ, "SAMESTEP_NATIVE_TRANSPORT": "auto" if job.world == "hierarchical" else job.world}
+    env["SURVIVE_ALL"] = "1"  # to print the result: any rank may be killed as it is about to
     if job.world == "hierarchical":
         env["SURVIVE_HOSTS"] = "2"
     begin = time.monotonic()
@@ -102,7 +103,8 @@ def strike(job: Job, expected: str) -> Outcome:
         return Outcome(job, "hung", 0, PATIENCE_S, str(late.stderr))
     kills = len(re.findall(r"signal SIGKILL: \d+ of", done.stderr))
     found = re.findall(r"^result (\w+) \d+ \d+$", done.stdout, re.MULTILINE)
-    what = "failed" if done.returncode or len(found) != 1 else "right" if found == [expected] else "wrong"
+    # A job whose rank 0 is killed behind the loop ends with an error, although the result is there.
+    what = "failed" if not found else "right" if set(found) == {expected} else "wrong"
     return Outcome(job, what, kills, time.monotonic() - begin, done.stderr)
 
 

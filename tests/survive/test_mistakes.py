@@ -34,6 +34,12 @@ def test_a_failure_after_others_have_ended_is_one():
     assert "root cause: rank 0" in err
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_result_that_rank_0_did_not_live_to_write_is_missed(rank):
+    code, _, _ = run("is_killed_after_the_loop", rank, n=3)
+    assert (code != 0) == (rank == 0)
+
+
 def test_parts_are_set_back_after_a_step_error():
     one = [[[0.0, 0.0], [0.0, 0.0]], [4.0, 4.0]]
     assert run("goes_on_after_step_error", n=3)[:2] == (0, [[one] * 3])

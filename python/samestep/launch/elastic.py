@@ -58,6 +58,7 @@ class Elastic:
         self._now = Record(0, [], 0, 0, True)
         self._left_at: float | None = None  # when the first member left this epoch
         self._struck: set[str] = set()  # uids of those that chaos has killed
+        self._well: set[str] = set()  # uids of those that have ended as they should
         self._called = 0  # the last epoch whose members know of newcomers
         self.exit_code: int | None = None
         """Of the members that have ended as they should: then nobody is started again."""
@@ -95,10 +96,9 @@ class Elastic:
             uid, status = self._uid(rank), rank.ending.status
             if status in _ENDS and uid in self._now.members:
                 self.exit_code = max(self.exit_code or 0, status)
+                self._well.add(uid)
             elif self.over and uid in self._now.members:
-                # If it is lost in the last step, the others go on; but what raises may have its result to write.
-                is_last = uid == self._now.members[0] and not self._members_alive()
-                self.failed |= is_last or (status or 0) > 0
+                self.failed |= (status or 0) > 0  # what raises may have its result to write
             self._lost.add(rank.number)
             if not self.over:
                 n_left = len(self._members_alive())
@@ -107,6 +107,8 @@ class Elastic:
                 self._say(f"{rank.ending}: {n_left} of {len(self._now.members)} ranks are left, {then}")
             self._look_now()
         if self.over and not self._members_alive():
+            # Had rank 0 been lost in the last step, another would be rank 0. Behind the loop its result is missing.
+            self.failed |= self._now.members[0] not in self._well
             for rank in self._ranks:  # newcomers, for which it is too late
                 if rank.ending is None:
                     self._kill(rank)

@@ -49,6 +49,23 @@ def raises_after_the_loop():
         raise ValueError("cannot write the model")
 
 
+def is_killed_after_the_loop(rank):
+    """Others have ended, or are about to."""
+    backend = ss.initialize(timeout=20.0)
+    state = ss.TrainState(backend, w=np.zeros(2))
+    for step in state.steps(steps=2):
+        with step:
+            backend.barrier()
+    pids = backend.allgather_object(os.getpid())
+    if backend.rank == rank:
+        while os.path.exists(f"/proc/{pids[1 - rank]}"):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if backend.rank == 2:
+        while os.path.exists(f"/proc/{pids[rank]}"):  # it ends last, and knows nothing
+            time.sleep(0.01)
+
+
 def goes_on_after_step_error():
     """Some ranks have assigned the parts when another raises."""
     backend = ss.initialize(timeout=20.0)

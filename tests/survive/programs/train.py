@@ -36,7 +36,7 @@ class Deaths:
 def report(state, *arrays):
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()
     backend = ss.get_distributed_backend()
-    if backend.rank == 0:
+    if backend.rank == 0 or "SURVIVE_ALL" in os.environ:
         print("result", digest, state.step, backend.size, flush=True)
 
 
