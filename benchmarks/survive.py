@@ -193,7 +193,7 @@ def main() -> None:
         return
     print("| ranks | plain loop, us a step | TrainState, us more |\n|---|---|---|")
     for n in (1, 2, 4):
-        plainly, more = json.loads(run(n, "--min-ranks", "1", function="cost"))
+        plainly, more = json.loads(run(n, function="cost"))
         print(f"| {n} | {plainly:.0f} | {more:.0f} |")
     seconds = []
     for _ in range(KILLS):
