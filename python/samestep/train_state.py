@@ -44,7 +44,7 @@ class TrainState:
     at the end of a step, and gets the state of a member. All ranks begin with the state of rank 0.
 
     Args:
-      backend: of `initialize`, the native one.
+      backend: of `initialize`; to go on after a loss, the native one.
       parts: what to keep: trees of arrays and numbers (NumPy, torch, JAX), or objects with `state_dict` and
         `load_state_dict`, as torch modules and optimizers have them. They become attributes, which may be set.
       sampler: gives each step its shards; made with `batch_size` and `shards`.
@@ -431,8 +431,9 @@ class Step:
         if state._asked_to_stop:
             self._block.says = _STOP
         if isinstance(error, Differs) and self._audited is not None:
-            state._audited_again = with_another(self._audited, state._backend.size)
-            if state._audited_again is not None and self._set_back():
+            again, is_whole = with_another(self._audited, state._backend.size), self._set_back()
+            state._audited_again = again if is_whole else None
+            if state._audited_again is not None:
                 self._block.drop()  # as all ranks do
                 return True
             kind, error = MismatchError, MismatchError(str(error))

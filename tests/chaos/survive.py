@@ -103,8 +103,9 @@ def strike(job: Job, expected: str) -> Outcome:
         return Outcome(job, "hung", 0, PATIENCE_S, str(late.stderr))
     kills = len(re.findall(r"signal SIGKILL: \d+ of", done.stderr))
     found = re.findall(r"^result (\w+) \d+ \d+$", done.stdout, re.MULTILINE)
-    # A job whose rank 0 is killed behind the loop ends with an error, although the result is there.
-    what = "failed" if not found else "right" if set(found) == {expected} else "wrong"
+    # A job whose rank 0 is killed behind the loop ends with an error, although the result is there: by chance only.
+    has_failed = not found or (done.returncode and not job.chaos_s)
+    what = "failed" if has_failed else "right" if set(found) == {expected} else "wrong"
     return Outcome(job, what, kills, time.monotonic() - begin, done.stderr)
 
 

@@ -62,6 +62,7 @@ def test_the_launcher_needs_neither_numpy_nor_the_core():
     for module in ("launch.run", "launch.agent", "torch.autoload", "_util.jax_variables"):
         found = modules_after(f"import samestep.{module}")
         assert not found & {"numpy", "samestep._core", "importlib.metadata"}, module
+        assert "samestep.rendezvous" not in found, module  # but where ranks that are lost are started again
 
 
 def test_listings_hold_public_names_only():

@@ -63,7 +63,7 @@ class Elastic:
         self.exit_code: int | None = None
         """Of the members that have ended as they should: then nobody is started again."""
         self.failed = False
-        """There are too few members to go on."""
+        """There are too few members to go on, or what rank 0 was to write is missing."""
 
     @property
     def port(self) -> int:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from samestep._util import jax_variables, launchers
 from samestep._util.network_identity import network_identity
@@ -22,7 +23,6 @@ from samestep._util.text import ranks_text
 from samestep.launch import frames, network, plan, processes
 from samestep.launch.arguments import Options
 from samestep.launch.causes import others, root_cause
-from samestep.launch.elastic import Elastic
 from samestep.launch.exit_status import ProcessExit
 from samestep.launch.job import LaunchedJob, Program
 from samestep.launch.job_secret import job_secret
@@ -30,6 +30,9 @@ from samestep.launch.loop import Loop
 from samestep.launch.output import Output, open_logs
 from samestep.launch.programs import programs
 from samestep.launch.ranks import Rank, Ranks
+
+if TYPE_CHECKING:
+    from samestep.launch.elastic import Elastic
 
 _MAX_WAITING = 8 << 20  # bytes not yet written, above which the ranks have to wait
 _GIVE_UP_S = 3.0  # after SIGKILL, on an agent that does not answer
@@ -208,6 +211,8 @@ class Supervisor:
             reached_at = rank.link.getsockname()[0]  # by its agent
             rank.pid, rank.ending, rank.all_gone = 0, None, False
             start(rank, places[rank.number], plan.membership(f"{reached_at}:{self._elastic.port}", uid))
+
+        from samestep.launch.elastic import Elastic  # and with it the store
 
         self._elastic = Elastic(
             self._loop,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from samestep._util.json_layout import Many, loads
 
-__all__ = ["JOIN", "PLACE", "Post", "Record", "next_record"]
+__all__ = ["JOIN", "PLACE", "Post", "Record", "absent", "next_record"]
 
 PLACE = "samestep/membership"
 """Prefix of all keys."""

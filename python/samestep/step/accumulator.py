@@ -261,7 +261,7 @@ class Accumulator:
         if not self._is_compared:
             agree.agree_on_count(backend, self._n_shards if self._fixed else 0, left)
             self._is_compared = True
-        if (audited := audited_now()) is not None:
+        if self._fixed and (audited := audited_now()) is not None:
             audit.compare(backend, audited, self._audit, left)
         mine = self._finished()
         present = functools.reduce(operator.or_, (partial.present for partial in mine), 0)

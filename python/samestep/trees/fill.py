@@ -24,9 +24,8 @@ def fill(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
       >>> filled["w"] is w, w, filled["before"]
       (True, array([1., 1.]), array([0., 0.]))
     """
-    made: dict[
-        int, tuple[Any, Any]
-    ] = {}  # by the leaf of `new`: that of the result, and itself to keep its id
+    # By the id of the leaf of `new`: that of the result, and itself, so that the id stays its own.
+    made: dict[int, tuple[Any, Any]] = {}
     taken: set[int] = set()
     flats = {name: (flatten(old[name]), flatten(value)) for name, value in new.items()}
     for before, after in flats.values():

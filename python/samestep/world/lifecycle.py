@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from samestep import _core, _settings
 from samestep._util import launchers, standard_descriptors, unknown_settings
@@ -25,11 +25,12 @@ from samestep.errors import (
     UnavailableError,
 )
 from samestep.group.group import warn
-from samestep.rendezvous.rendezvous import Rendezvous
 from samestep.world import children, crash_report, environment
 from samestep.world.choice import Facts, check_launch, choose
 from samestep.world.making import CLASSES, regroup, until_met, world_over
-from samestep.world.member import member
+
+if TYPE_CHECKING:
+    from samestep.rendezvous.rendezvous import Rendezvous
 
 __all__ = [
     "Missing",
@@ -229,7 +230,11 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
             )
         return world_over(comm, requested, choice.host, devices, known, arguments, timeout, proved)
 
-    goes_on = member() if choice.host == "native" and arguments["init_method"] is None else None
+    goes_on = None
+    if choice.host == "native" and arguments["init_method"] is None and _settings.get(_settings.MEMBERSHIP):
+        from samestep.world.member import member
+
+        goes_on = member()
     alone = goes_on is not None and goes_on.is_newcomer
     if goes_on is not None and not alone:
         world = until_met(goes_on, partial(goes_on.meet, timeout), open_once)

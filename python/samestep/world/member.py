@@ -14,7 +14,7 @@ from samestep.rendezvous.rendezvous import Rendezvous
 from samestep.rendezvous.store import PrefixStore
 from samestep.rendezvous.tcp_store import TCPStore
 
-__all__ = ["Member", "member"]
+__all__ = ["Member", "is_loss", "member"]
 
 _LOOK_S = 0.25  # between questions whether newcomers wait
 _FIRST_ATTEMPT_S = 10.0  # to connect: if a rank dies meanwhile, the others only see that it does not come

@@ -36,13 +36,18 @@ def subgroup():
     ss.TrainState(backend.group([0, 1]), w=np.zeros(2))
 
 
-def raises_after_the_loop():
+def after_the_loop():
+    """The backend, and the process of each rank."""
     backend = ss.initialize(timeout=20.0)
     state = ss.TrainState(backend, w=np.zeros(2))
     for step in state.steps(steps=2):
         with step:
             backend.barrier()
-    pids = backend.allgather_object(os.getpid())
+    return backend, backend.allgather_object(os.getpid())
+
+
+def raises_after_the_loop():
+    backend, pids = after_the_loop()
     if backend.rank == 0:
         while any(os.path.exists(f"/proc/{pid}") for pid in pids[1:]):  # until the others have ended
             time.sleep(0.01)
@@ -51,12 +56,7 @@ def raises_after_the_loop():
 
 def is_killed_after_the_loop(rank):
     """Others have ended, or are about to."""
-    backend = ss.initialize(timeout=20.0)
-    state = ss.TrainState(backend, w=np.zeros(2))
-    for step in state.steps(steps=2):
-        with step:
-            backend.barrier()
-    pids = backend.allgather_object(os.getpid())
+    backend, pids = after_the_loop()
     if backend.rank == rank:
         while os.path.exists(f"/proc/{pids[1 - rank]}"):
             time.sleep(0.01)

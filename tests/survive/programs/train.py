@@ -188,6 +188,7 @@ def audited(rate, flips=(), shards=8):
     (x, y), n_audits, done = data(), 0, set()
     backend = ss.initialize(timeout=20.0)
     sampler, total = sampler_and_total(backend, shards)
+    metrics = ss.Accumulator(backend)  # of which nothing is audited
     state = ss.TrainState(backend, w=np.zeros(N_FEATURES), sampler=sampler, audit=rate)
     for step in state.steps(epochs=EPOCHS):
         with step:
@@ -201,6 +202,8 @@ def audited(rate, flips=(), shards=8):
                 done.add(place) if shard is list(step)[-1] else None
                 total.add(grads, shard=shard.index, weight=len(shard))
             state.w = state.w - 0.1 * total.mean()
+            metrics.add(np.ones(1))
+            metrics.mean()
     n_audits = backend.allreduce(n_audits, "sum")
     if backend.rank == 0:
         print("audits", n_audits)
