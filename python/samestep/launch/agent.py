@@ -58,6 +58,7 @@ class Agent:
     def __init__(self, link: socket.socket, channel: Channel) -> None:
         self._link = link
         self._channel = channel
+        self._parent = os.getppid()
         self._unsent = bytearray()
         self._connected = True
         self._leave = False
@@ -80,7 +81,7 @@ class Agent:
 
     def run(self) -> None:
         """Serve until the launcher sends LEAVE, or until both the launcher and the rank have ended."""
-        for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGUSR1):
             signal.signal(signum, signal.SIG_IGN)
         self._loop.on_signals((signal.SIGCHLD, signal.SIGTERM), self._on_signals)
         self._link.setblocking(False)
@@ -175,8 +176,9 @@ class Agent:
 
     def _signal(self, signum: int) -> None:
         """Signal the process group of the rank; SIGKILL is sent to all its descendants."""
-        self._signals.append(signum)
-        self._signalled_at = self._signalled_at or time.time()
+        if signum != signal.SIGUSR1:  # which does not end everyone
+            self._signals.append(signum)
+            self._signalled_at = self._signalled_at or time.time()
         if signum == signal.SIGKILL:
             processes.send_signal(processes.descendants(os.getpid()), signum)
         elif self._rank_pid:
@@ -256,7 +258,11 @@ class Agent:
             self._send(frames.DONE)
 
     def _on_signals(self, signums: bytes) -> None:
-        if signal.SIGTERM in signums:  # from PR_SET_PDEATHSIG: the parent has ended
+        if (
+            signal.SIGTERM in signums and os.getppid() == self._parent
+        ):  # all processes of the host are asked to end
+            self._signal(signal.SIGTERM)
+        elif signal.SIGTERM in signums:  # from PR_SET_PDEATHSIG
             self._send(frames.CUT_OFF)
             self._loop.after(_LAST_WORDS_S, self._end_rank)
         ended = time.time()
@@ -303,6 +309,11 @@ def _one_of(ranks: list[int]) -> int:
         if os.fork() == 0:
             processes.die_with_parent(parent, signal.SIGTERM)
             return rank
+    for signum in (
+        signal.SIGTERM,
+        signal.SIGUSR1,
+    ):  # if all processes of the host get one, ranks end their step first
+        signal.signal(signum, signal.SIG_IGN)
     codes = [os.waitstatus_to_exitcode(os.wait()[1]) & 0xFF for _ in ranks]
     os._exit(max(codes))
 

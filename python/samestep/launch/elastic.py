@@ -104,11 +104,13 @@ class Elastic:
                 n_left = len(self._members_alive())
                 self.failed = n_left < self._min_ranks
                 then = f"fewer than --min-ranks {self._min_ranks}" if self.failed else "the others go on"
-                self._say(f"{rank.ending}: {n_left} of {len(self._now.members)} ranks are left, {then}")
+                n_ranks = len({*self._now.members, uid})  # the others may have met already
+                self._say(f"{rank.ending}: {n_left} of {n_ranks} ranks are left, {then}")
             self._look_now()
         if self.over and not self._members_alive():
-            # Had rank 0 been lost in the last step, another would be rank 0. Behind the loop its result is missing.
-            self.failed |= self._now.members[0] not in self._well
+            # Had rank 0 been lost in the last step, another would be rank 0. Behind the loop its result is missing, but
+            # if the job was asked to stop, its file is there.
+            self.failed |= self.exit_code == 0 and self._now.members[0] not in self._well
             for rank in self._ranks:  # newcomers, for which it is too late
                 if rank.ending is None:
                     self._kill(rank)

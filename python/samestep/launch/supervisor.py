@@ -56,6 +56,7 @@ _AFTER_SIGNAL = {
     signal.SIGINT: _End("SIGINT", ((0.0, signal.SIGINT), (2.0, signal.SIGTERM), (4.0, signal.SIGKILL)), 130),
     signal.SIGTERM: _End("SIGTERM", ((0.0, signal.SIGTERM), (2.0, signal.SIGKILL)), 143),
     signal.SIGHUP: _End("SIGHUP", ((0.0, signal.SIGTERM), (2.0, signal.SIGKILL)), 129),
+    signal.SIGUSR1: _End("SIGUSR1", ((0.0, signal.SIGTERM), (2.0, signal.SIGKILL)), 138),
 }
 _PATIENT = _End(
     "SIGTERM", ((0.0, signal.SIGTERM), (25.0, signal.SIGKILL)), 143
@@ -341,8 +342,11 @@ class Supervisor:
 
     def _on_signals(self, signums: bytes) -> None:
         for signum in signums:
-            if signum == signal.SIGTERM and self._elastic is not None:
-                self._begin_end(_PATIENT)
+            if signum == signal.SIGUSR1 and self._started:  # what it means is the program's affair
+                self._signal_ranks(signum)
+            elif signum == signal.SIGTERM and self._elastic is not None:
+                if self._end is not _PATIENT:  # who repeats it is no less patient
+                    self._begin_end(_PATIENT)
             elif signum in _AFTER_SIGNAL:
                 self._begin_end(_AFTER_SIGNAL[signal.Signals(signum)])
         for pid, status in processes.reap():
