@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from samestep import state_file
@@ -48,15 +48,16 @@ class TrainState:
       parts: what to keep: trees of arrays and numbers (NumPy, torch, JAX), or objects with `state_dict` and
         `load_state_dict`, as torch modules and optimizers have them. They become attributes, which may be set.
       sampler: gives each step its shards; made with `batch_size` and `shards`.
-      audit: what part of all shards a second rank computes again, 0 to 1, at most one in a step; 0.01 costs one
-        hundredth of the time. That rank gets the shard as one more of the step, and `Accumulator.add` compares a hash
+      audit: what part of all shards a second rank computes again, 0 to 1; 0.01 costs one hundredth of the time. In some
+        steps each rank gets a shard of another one as one more of the step, and `Accumulator.add` compares a hash
         of the gradients instead of adding them. If they differ, the step is repeated with a third rank, and all ranks
         raise a MismatchError that names the rank and the host that computed something else. Bits of a shard are equal
         everywhere, so there is no false alarm, if the program's are: all ranks need equal processors and libraries.
       undo: keep a copy of what is changed in place, so that any step can be repeated. Takes memory and time for one
         copy of the state in each step. Needed only where a collective follows the update within the step.
       save: a file. If it exists, training goes on from it. Rank 0 writes it if the job is asked to stop, by SIGTERM or
-        SIGUSR1 to any rank: then all ranks end after the same step, with exit code 143. None: signals do what they did.
+        SIGUSR1 to any rank: then all ranks end after the same step, with exit code 143. A signal between steps or loops
+        is heard at the end of the next step, as long as the state exists. None: signals do what they did.
 
     Raises:
       InvalidArgumentError: the sampler has no `batch_size`, a part cannot be kept (`ShardedOptimizer`: what a dead rank
@@ -125,6 +126,7 @@ class TrainState:
         """Whether the ranks have one state, rather than each its own."""
         self._asked_to_stop = self._stops = self._changed_in_place = False
         self._begin()
+        self._hear_signals()
         if here is not None:
             here.has_state = True
 
@@ -206,15 +208,7 @@ class TrainState:
         Raises:
           UnavailableError: on all ranks, if the file cannot be written.
         """
-        problem = ""
-        if self._backend.rank == 0:
-            try:
-                state_file.write(os.fspath(path), self.state_dict())
-            except Exception as error:  # of whatever the parts are made of
-                problem = error_line(error)
-        problem = self._backend._bcast_facts(problem, str, 0)
-        if problem:
-            raise UnavailableError(f"TrainState.save: {problem}")
+        self._save(path, last=False)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Go on from a file that `save` has written, on any number of ranks; rank 0 reads it. Collective.
@@ -227,6 +221,34 @@ class TrainState:
         if problem:
             raise UnavailableError(f"TrainState.restore: {problem}")
         self._take(root=0)
+
+    def _save(self, path: str | os.PathLike[str], *, last: bool) -> None:
+        """See `save`. `last`: all ranks stop here, and end only when all know it."""
+        while True:
+            try:
+                problem = self._backend._bcast_facts(self._write(path), str, 0)
+                if last:
+                    self._backend.barrier()
+                break
+            except Exception as error:
+                if not self._outlives(error):
+                    raise
+                self._regroup(clean=True)
+                if not last:  # ranks that had the answer have gone on
+                    problem = self._write(path)
+                    break
+        if problem:
+            raise UnavailableError(f"TrainState.save: {problem}")
+
+    def _write(self, path: str | os.PathLike[str]) -> str:
+        """Write a file, if this is rank 0; what went wrong, "" if nothing did."""
+        if self._backend.rank != 0:
+            return ""
+        try:
+            state_file.write(os.fspath(path), self.state_dict())
+        except Exception as error:  # of whatever the parts are made of
+            return error_line(error)
+        return ""
 
     def _read(self, path: str) -> str:
         """Load a file here; what went wrong, "" if nothing did."""
@@ -266,16 +288,19 @@ class TrainState:
         return self._steps(epochs, steps)
 
     def _steps(self, epochs: int | None, steps: int | None) -> Iterator[Step]:
-        with self._signals():
-            while not self._stops:
-                step = self._next(epochs, steps)
-                if step is None:
-                    return
-                yield step
-                if not step._entered:
-                    raise InvalidArgumentError("TrainState.steps: enter each step: `with step:`")
-            assert self._path is not None
-            self.save(self._path)  # while a second signal is still noted only
+        self._hear_signals()  # other code may have taken them since
+        while not self._stops:
+            step = self._next(epochs, steps)
+            if step is None:
+                return
+            yield step
+            if not step._entered:
+                raise InvalidArgumentError("TrainState.steps: enter each step: `with step:`")
+        assert self._path is not None
+        self._save(self._path, last=True)
+        if self._listens:
+            for signum in _SIGNALS:  # another one would end the process with another code
+                signal.signal(signum, signal.SIG_IGN)
         raise SystemExit(_STOPPED)
 
     def _next(self, epochs: int | None, steps: int | None) -> Step | None:
@@ -293,31 +318,31 @@ class TrainState:
         audited = self._audited_again
         if audited is None and self._audit:
             audited = choose(self._audit, sampler.seed, self.step + 1, sampler.shards, backend.size)
-        if audited is not None and backend.rank in audited.ranks[1:]:
-            of_owner = sampler._step_from(self._visited, audited.ranks[0])
-            shards.append(next(shard for shard in of_owner if shard.index == audited.shard))
+        for number, ranks in audited.ranks.items() if audited is not None else ():
+            if backend.rank in ranks[1:]:
+                of_owner = sampler._step_from(self._visited, ranks[0])
+                shards.append(next(shard for shard in of_owner if shard.index == number))
         return Step(self, shards, audited)
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Within it, signals that ask for an end are noted, and told to the others at the end of the step."""
-        here = threading.current_thread() is threading.main_thread()
-        before = {}
-        for signum in _SIGNALS if here and self._path is not None else ():
-            before[signum] = signal.signal(signum, lambda *_: setattr(self, "_asked_to_stop", True))
-        try:
-            yield
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
+    @property
+    def _listens(self) -> bool:
+        return self._path is not None and threading.current_thread() is threading.main_thread()
+
+    def _hear_signals(self) -> None:
+        """Note signals that ask for an end from now on; the others are told at the end of the next step."""
+        for signum in _SIGNALS if self._listens else ():
+            before = signal.getsignal(signum)
+            if not (isinstance(before, _Listener) and before.state() is self):
+                signal.signal(signum, _Listener(self, before))
 
     def _finish_step(self) -> None:
         self._finished, self._in_vain, self._changed_in_place = self._finished + 1, 0, False
         if self._audited_again is not None:
-            warn(
-                f"audit of shard {self._audited_again.shard} of step {self.step}: the gradients of ranks "
-                f"{list(self._audited_again.ranks[:2])} differed, and are equal now: one of them has computed wrongly"
-            )
+            for shard, ranks in self._audited_again.ranks.items():
+                warn(
+                    f"audit of shard {shard} of step {self.step}: the gradients of ranks {list(ranks[:2])} differed, "
+                    "and are equal now: one of them has computed wrongly"
+                )
             self._audited_again = None
         if self._sampler is not None:
             self._visited = self._sampler._after_step(self._visited)
@@ -336,7 +361,7 @@ class TrainState:
             self._begin_from_rank_0()
             Together(self._backend, None).prepare()
         except Exception as error:
-            if here is None or not is_loss(error):
+            if not self._outlives(error):
                 raise
             self._regroup(clean=True)
         self._has_begun = True
@@ -378,6 +403,8 @@ class TrainState:
                 elif not here.record.equal:
                     self._take(here.record.root)
                     clean = True
+                # If a rank is lost at the end of a step, only some of the others may have heard that they stop.
+                self._stops = self._backend.any(self._stops or self._asked_to_stop)
                 for function in self._on_change:
                     function(self._backend)
             except Exception as error:
@@ -387,12 +414,32 @@ class TrainState:
                 self._has_begun = True
                 return
 
+    def _outlives(self, error: BaseException) -> bool:
+        """Whether the ranks that are left go on after `error`."""
+        return member() is not None and is_loss(error)
+
     def _take(self, root: int) -> None:
         """Take the state of rank `root`. Collective."""
         here = self._backend.rank == root
         state = self._backend.bcast_object(self.state_dict() if here else None, root)
         if not here:
             self.load_state_dict(state)
+
+
+class _Listener:
+    """Notes a signal for a state; when that is gone, the signal does what it did before."""
+
+    def __init__(self, state: TrainState, before: Any) -> None:
+        self.state = weakref.ref(state)
+        self._before = signal.SIG_DFL if before is None else before  # None: not made by Python
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        state = self.state()
+        if state is not None:
+            state._asked_to_stop = True
+        else:
+            signal.signal(signum, self._before)
+            signal.raise_signal(signum)
 
 
 class Step:
@@ -431,7 +478,7 @@ class Step:
         if state._asked_to_stop:
             self._block.says = _STOP
         if isinstance(error, Differs) and self._audited is not None:
-            again, is_whole = with_another(self._audited, state._backend.size), self._set_back()
+            again, is_whole = with_another(self._audited, error.shards, state._backend.size), self._set_back()
             state._audited_again = again if is_whole else None
             if state._audited_again is not None:
                 self._block.drop()  # as all ranks do
@@ -445,7 +492,7 @@ class Step:
         try:
             self._block.__exit__(kind, error, trace)
         except Exception as raised:
-            if error is not None or here is None or not is_loss(raised):
+            if error is not None or not state._outlives(raised):
                 self._set_back()
                 raise
             # The body has ended, with the sums of all shards: this rank has finished the step.

@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from running import RUN_COMMAND, program
+from running import RUN_COMMAND, program, script
+from samestep.step.audit import choose
 
 PATIENCE_S = 120
 FILE = "survive/train"
@@ -191,10 +192,32 @@ def test_stop_together_and_go_on(tmp_path):
     assert result(run("stops", path, n=4)) == [*whole[:2], "4"]
 
 
+@pytest.mark.parametrize(("leave_at", "code"), [(5, 143), (30, 0)])
+def test_a_loop_that_is_left_as_all_are_to_stop(tmp_path, leave_at, code):
+    """The program has ended this loop: it goes on behind it, and stops where it asks for another step."""
+    path = str(tmp_path / "state.npz")
+    file = script("survive/interrupted")
+
+    def stopped(n, path, planned, words=()):
+        command = [*RUN_COMMAND, "-n", str(n), "--raw", *words, file]
+        values = map(json.dumps, [path, planned, 8, leave_at, 0.0])
+        done = subprocess.run(
+            [*command, *values], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        return done.returncode, {line.split()[1] for line in done.stdout.splitlines() if line[:6] == "result"}
+
+    whole = stopped(1, "", [])
+    found = stopped(3, path, [f"1@{leave_at}:mean:SIGTERM"], elastic())
+    assert found == ((0, whole[1]) if code == 0 else (code, set()))
+    assert os.listdir(tmp_path) == ([] if code == 0 else ["state.npz"])
+    assert stopped(2, path, []) == whole
+
+
 def test_audits_find_nothing_where_all_is_right(undisturbed):
     done = run("audited", 1.0, n=3)
     assert result(done)[:2] == undisturbed("audited", 0.0)
-    assert f"audits {undisturbed('audited', 0.0)[1]}\n" in done[1]  # one in each step
+    n_audits = sum(len(choose(1.0, 1, step, 8, 3).ranks) for step in range(1, int(result(done)[1]) + 1))
+    assert f"audits {n_audits}\n" in done[1]
 
 
 @pytest.mark.parametrize("n", [2, 3])

@@ -103,7 +103,7 @@ class Accumulator:
     def reset(self) -> None:
         """Discard the gradients added since the last `mean`."""
         self._added: set[int] = set()
-        self._audit: Any = None  # digest of the shard that other ranks compute as well, if there is one
+        self._audit: dict[int, Any] = {}  # digests of the shards that other ranks compute as well
         self._failure = ""
         """Why gradients of this step could not be added; "" if all could."""
         n_leaves = self._n_shards if self._fixed else sys.maxsize
@@ -139,11 +139,11 @@ class Accumulator:
         """
         weight = added.weight_of(weight, "Accumulator.add")
         audited = audited_now()
-        if audited is not None and shard == audited.shard and self._backend.rank in audited.ranks:
-            self._audit = audit.digest(
+        if audited is not None and shard is not None and self._backend.rank in audited.ranks.get(shard, ()):
+            self._audit[shard] = audit.digest(
                 added.gradients_of(grads, "Accumulator.add") if weight else None, weight
             )
-            if self._backend.rank != audited.ranks[0]:
+            if self._backend.rank != audited.ranks[shard][0]:
                 return
         index = self._index(shard)
         if weight > 0:

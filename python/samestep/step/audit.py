@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,45 +22,57 @@ __all__ = ["Audited", "Differs", "choose", "compare", "digest", "with_another"]
 
 
 class Audited(NamedTuple):
-    """A shard that is computed by several ranks."""
+    """Shards of a step that are computed by several ranks."""
 
     step: int
-    shard: int
-    ranks: tuple[int, ...]
-    """The first one adds it, the others compare."""
+    ranks: dict[int, tuple[int, ...]]
+    """Of each of these shards: the first one adds it, the others compare."""
 
 
 class Differs(MismatchError):
-    """Ranks have computed different gradients of one shard. The same on all ranks."""
+    """Ranks have computed different gradients of a shard. The same on all ranks."""
 
     __module__ = "samestep"
+    shards: tuple[int, ...] = ()
 
 
 def choose(rate: float, seed: int, step: int, n_shards: int, size: int) -> Audited | None:
     """What is audited in a step, if anything. Pure: the same on all ranks, and on any of the same number.
 
+    One shard of each rank by the rank at some distance: all take longer by the same, and no one waits for others.
+
     Args:
-      rate: of all shards, 0 to 1; at most one in a step.
+      rate: of all shards, 0 to 1; at most one of each rank in a step.
       seed: >= 0.
 
     Example:
       >>> choose(1.0, 1, 7, 8, 3)
-      Audited(step=7, shard=0, ranks=(0, 2))
+      Audited(step=7, ranks={0: (0, 2), 3: (1, 0), 6: (2, 1)})
       >>> choose(0.0, 1, 7, 8, 3), choose(1.0, 1, 7, 8, 1)
       (None, None)
     """
-    draw = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, step, 2])))
-    if size == 1 or draw.random_sample() >= rate * n_shards:
+    runs = [shards_of(n_shards, rank, size) for rank in range(size)]
+    words = np.random.SeedSequence([seed, step, 2]).generate_state(3, np.uint64)
+    draw, at, distance = (int(word) for word in words)
+    longest = len(runs[0])
+    if size == 1 or draw >= rate * longest * 2**64:
         return None
-    shard = int(draw.randint(n_shards))
-    owner = next(rank for rank in range(size) if shard in shards_of(n_shards, rank, size))
-    return Audited(step, shard, (owner, int(owner + draw.randint(1, size)) % size))
+    at, distance = at % longest, 1 + distance % (size - 1)
+    chosen = [(run[at], rank) for rank, run in enumerate(runs) if at < len(run)]
+    return (
+        Audited(step, {shard: (rank, (rank + distance) % size) for shard, rank in chosen}) if chosen else None
+    )
 
 
-def with_another(audited: Audited, size: int) -> Audited | None:
-    """The same with a rank that decides; None: there is no other."""
-    others = [rank for rank in range(size) if rank not in audited.ranks]
-    return audited._replace(ranks=(*audited.ranks, others[0])) if others and len(audited.ranks) == 2 else None
+def with_another(audited: Audited, shards: Sequence[int], size: int) -> Audited | None:
+    """Those of its shards that differed, with a rank that decides; None: there is no other."""
+    ranks = {}
+    for shard in shards:
+        others = [rank for rank in range(size) if rank not in audited.ranks[shard]]
+        if not others or len(audited.ranks[shard]) > 2:
+            return None
+        ranks[shard] = (*audited.ranks[shard], others[0])
+    return Audited(audited.step, ranks)
 
 
 def digest(grads: Any, weight: float) -> np.ndarray[Any, np.dtype[np.uint64]]:
@@ -73,29 +86,51 @@ def digest(grads: Any, weight: float) -> np.ndarray[Any, np.dtype[np.uint64]]:
 
 
 def compare(
-    backend: Group, audited: Audited, mine: np.ndarray[Any, np.dtype[np.uint64]] | None, left: Timer
+    backend: Group, audited: Audited, mine: dict[int, np.ndarray[Any, np.dtype[np.uint64]]], left: Timer
 ) -> None:
     """Compare what the ranks of `audited` have computed. Collective.
 
+    Args:
+      mine: digests of this rank, by shard.
+
     Raises:
       Differs: on all ranks, with the ranks and their hosts.
-      InvalidArgumentError: on all ranks, if one has not added the shard.
+      InvalidArgumentError: on all ranks, if one has not added a shard.
     """
-    table = backend.allgather(np.zeros(2, np.uint64) if mine is None else mine, timeout=left())
-    found = {rank: bytes(table[rank]) for rank in audited.ranks}
-    what = f"shard {audited.shard} of step {audited.step} in group {backend.name}"
-    if missing := [rank for rank in audited.ranks if not table[rank].any()]:
-        raise InvalidArgumentError(
-            f"audit of {what}: {ranks_text(missing)} did not add it; each shard that a step yields is added"
-        )
-    values = Counter(found.values())
-    if len(values) == 1:
-        return
+    places = [
+        [shard for shard, ranks in audited.ranks.items() if rank in ranks] for rank in range(backend.size)
+    ]
+    words = np.zeros((max(map(len, places)), 2), np.uint64)
+    for i, shard in enumerate(places[backend.rank]):
+        words[i] = mine.get(shard, 0)
+    table = backend.allgather(words, timeout=left())
+    differing, texts = [], []
+    for shard, ranks in audited.ranks.items():
+        found = {rank: bytes(table[rank, places[rank].index(shard)]) for rank in ranks}
+        if missing := [rank for rank in ranks if not any(found[rank])]:
+            raise InvalidArgumentError(
+                f"audit of {_name(backend, audited, shard)}: {ranks_text(sorted(missing))} did not add it; each shard "
+                "that a step yields is added"
+            )
+        if len(set(found.values())) > 1:
+            differing.append(shard)
+            texts.append(f"audit of {_name(backend, audited, shard)}: {_difference(backend, found)}")
+    if differing:
+        error = Differs(f"{'; '.join(texts)}; the parameters have not been changed")
+        error.shards = tuple(differing)
+        raise error
+
+
+def _name(backend: Group, audited: Audited, shard: int) -> str:
+    return f"shard {shard} of step {audited.step} in group {backend.name}"
+
+
+def _difference(backend: Group, found: dict[int, bytes]) -> str:
+    """Who has computed something else. Pure."""
     names = {rank: f"rank {rank} ({backend._hosts[rank].partition('/')[0]})" for rank in found}
-    most = values.most_common(1)[0]
-    if most[1] > 1:
-        odd = [rank for rank, value in found.items() if value != most[0]]
-        text = f"{names[odd[0]]} has computed other gradients than {ranks_text([r for r in found if r not in odd])}"
-    else:
-        text = f"{' and '.join(names.values())} have computed different gradients"
-    raise Differs(f"audit of {what}: {text}; the parameters have not been changed")
+    value, count = Counter(found.values()).most_common(1)[0]
+    if count == 1:
+        return f"{' and '.join(names.values())} have computed different gradients"
+    odd = next(rank for rank in found if found[rank] != value)
+    others = ranks_text(sorted(rank for rank in found if rank != odd))
+    return f"{names[odd]} has computed other gradients than {others}"
