@@ -1,10 +1,14 @@
 """What going on after a loss costs before there is one, and how long it takes then.
 
-    python benchmarks/survive.py [--picture docs/assets/survive.svg]
+    python benchmarks/survive.py [--picture docs/assets/survive.svg] [--compare 5]
 
 1. Steps of a small model in `TrainState` and in a plain loop over `DistributedSampler.steps`, in turns: microseconds
    that a step takes longer, median of the slowest rank.
 2. Seconds from the SIGKILL of one of four ranks to the end of the next step on the others, median and longest of ten.
+
+3. How much longer a step takes on two ranks with audits than without, from medians of steps that take turns.
+
+`--compare` does what `losses/compare.py` says, with torchrun and torchft, as far as they are installed.
 
 The picture shows the loss of a small training on one rank, and on four ranks that are killed and started again.
 """
@@ -26,6 +30,7 @@ import numpy as np
 import samestep as ss
 
 N_PARAMETERS, STEPS, TURNS, KILLS = 1000, 400, 15, 10
+AUDIT_STEPS, AUDIT_SHARDS, AUDIT_RATES = 40, 4, (0.01, 0.05, 0.25)
 
 
 def cost() -> None:
@@ -66,6 +71,51 @@ def cost() -> None:
     plainly, more = np.median([p for p, _ in found]), np.median([k - p for p, k in found])
     if backend.rank == 0:
         print(json.dumps([plainly * 1e6, more * 1e6]))
+
+
+def audits() -> None:
+    """Seconds of a step without audits, of one that is not audited, and of one that is; rank 0 prints the medians."""
+    backend = ss.initialize()
+    x = np.random.RandomState(0).standard_normal((500, 300))
+    n_shards = AUDIT_SHARDS * backend.size
+    total = ss.Accumulator(backend, shards=n_shards)
+    found: dict[str, list[float]] = {"without": [], "spared": [], "audited": []}
+
+    def measure(rate: float) -> None:
+        n_items = AUDIT_STEPS * n_shards
+        sampler = ss.DistributedSampler(backend, n_items, batch_size=n_shards, shards=n_shards)
+        state = ss.TrainState(backend, w=np.ones((300, 300)), sampler=sampler, audit=rate)
+        backend.barrier()
+        for step in state.steps(epochs=1):
+            begin, n_computed = time.perf_counter(), 0
+            with step:
+                for shard in step:
+                    total.add(x.T @ (x @ state.w), shard=shard.index, weight=len(shard))
+                    n_computed += 1
+                total.mean()
+            kind = "audited" if n_computed > AUDIT_SHARDS else "spared" if rate else "without"
+            found[kind].append(time.perf_counter() - begin)
+
+    for _ in range(TURNS):
+        measure(0.0)
+        measure(0.5 / AUDIT_SHARDS)  # every other step
+    if backend.rank == 0:
+        print(json.dumps([statistics.median(seconds) for seconds in found.values()]))
+
+
+def audit_cost(rate: float, without: float, spared: float, audited: float) -> float:
+    """What audits add to a step, as a part of it. Pure.
+
+    Args:
+      rate: of the shards.
+      without, spared, audited: seconds of a step, as `audits` prints them.
+
+    Example:
+      >>> round(audit_cost(0.1, 1.0, 1.0, 1.25), 6)
+      0.1
+    """
+    part = rate * AUDIT_SHARDS  # of the steps
+    return (part * audited + (1 - part) * spared) / without - 1
 
 
 def recovery(path: str) -> None:
@@ -187,14 +237,27 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--picture", type=Path, help="only write this file")
+    parser.add_argument(
+        "--compare", type=int, metavar="N", help="only compare with other systems, N runs of each"
+    )
     given = parser.parse_args()
     if given.picture is not None:
         picture(given.picture)
+        return
+    if given.compare is not None:
+        sys.path.append(str(Path(__file__).parent / "losses"))
+        import compare
+
+        compare.main(given.compare)
         return
     print("| ranks | plain loop, us a step | TrainState, us more |\n|---|---|---|")
     for n in (1, 2, 4):
         plainly, more = json.loads(run(n, function="cost"))
         print(f"| {n} | {plainly:.0f} | {more:.0f} |")
+    print("| audits at a rate of | cost |\n|---|---|")
+    medians = json.loads(run(2, function="audits"))
+    for rate in AUDIT_RATES:
+        print(f"| {rate:.0%} | {audit_cost(rate, *medians):.1%} |")
     seconds = []
     for _ in range(KILLS):
         with tempfile.TemporaryDirectory() as path:
@@ -207,7 +270,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and sys.argv[1] in ("cost", "recovery", "losses"):
+    if len(sys.argv) > 1 and sys.argv[1] in ("cost", "recovery", "losses", "audits"):
         globals()[sys.argv[1]](*sys.argv[2:])
     else:
         main()

@@ -51,17 +51,15 @@ def choose(rate: float, seed: int, step: int, n_shards: int, size: int) -> Audit
       >>> choose(0.0, 1, 7, 8, 3), choose(1.0, 1, 7, 8, 1)
       (None, None)
     """
-    runs = [shards_of(n_shards, rank, size) for rank in range(size)]
+    longest = -(-n_shards // size)  # of the runs of shards that ranks have
     words = np.random.SeedSequence([seed, step, 2]).generate_state(3, np.uint64)
     draw, at, distance = (int(word) for word in words)
-    longest = len(runs[0])
     if size == 1 or draw >= rate * longest * 2**64:
         return None
     at, distance = at % longest, 1 + distance % (size - 1)
+    runs = [shards_of(n_shards, rank, size) for rank in range(size)]
     chosen = [(run[at], rank) for rank, run in enumerate(runs) if at < len(run)]
-    return (
-        Audited(step, {shard: (rank, (rank + distance) % size) for shard, rank in chosen}) if chosen else None
-    )
+    return Audited(step, {shard: (rank, (rank + distance) % size) for shard, rank in chosen})
 
 
 def with_another(audited: Audited, shards: Sequence[int], size: int) -> Audited | None:
