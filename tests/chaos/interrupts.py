@@ -116,7 +116,11 @@ def plan(draw: random.Random, seed: int, worlds: list[str], done: int) -> Leg:
 
 def command(leg: Leg, path: str, shards: int) -> list[str]:
     run = [sys.executable, "-m", "samestep", "run", "-n", str(leg.n), "--raw"]
-    run += ["--min-ranks", "1", "--max-restarts", "2"] if leg.elastic else []
+    run += [
+        "--max-restarts",
+        "2",
+        *(["--min-ranks", "1"] if leg.elastic else []),
+    ]  # what has stopped is not restarted
     return [*run, str(PROGRAM), *map(json.dumps, (path, leg.planned, shards))]
 
 

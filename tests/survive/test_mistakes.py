@@ -2,6 +2,7 @@
 
 import gc
 import json
+import signal
 import subprocess
 
 import numpy as np
@@ -83,6 +84,39 @@ def test_training_begins_anew_where_no_rank_is_left_that_had_the_state():
     code, found, err = run("loses_all_that_had_the_state", words=words)
     assert (code, found) == (0, [[1.5**40, 40]])
     assert "no rank that had the state is left: training begins anew" in err
+
+
+def test_a_rank_is_lost_in_save(tmp_path):
+    path = str(tmp_path / "state.npz")
+    assert run("loses_the_writer", path, n=3)[:2] == (0, [[[6.0, 6.0], 6, 2]])
+    state = ss.TrainState(ss.initialize(), w=np.zeros(2), save=path)
+    assert (state.step, state.w.tolist()) == (6, [6.0, 6.0])
+
+
+def test_signals_do_what_they_did_when_the_state_is_gone(tmp_path):
+    heard = []
+    kept = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        signal.signal(signal.SIGUSR1, lambda *_: heard.append("before"))
+        state = ss.TrainState(ss.initialize(), w=0.0, save=tmp_path / "state.npz")
+        signal.raise_signal(signal.SIGUSR1)  # between steps
+        with pytest.raises(SystemExit, match="143"):
+            for step in state.steps(steps=3):
+                with step:
+                    state.w += 1.0
+        assert (state.step, heard) == (1, [])
+        signal.raise_signal(signal.SIGUSR1)  # while the process ends
+        assert heard == []
+        signal.signal(signal.SIGUSR1, lambda *_: heard.append("before"))
+        state = ss.TrainState(ss.initialize(), w=0.0, save=tmp_path / "state.npz")
+        del state
+        gc.collect()
+        for _ in "12":
+            signal.raise_signal(signal.SIGUSR1)
+        assert heard == ["before"] * 2
+    finally:
+        for signum, handler in kept.items():
+            signal.signal(signum, handler)
 
 
 def test_a_job_has_one_state():

@@ -39,6 +39,7 @@ _GIVE_UP_S = 3.0  # after SIGKILL, on an agent that does not answer
 _JOB_GRACE_S = 2.0  # for `mpirun` or an agent to end by itself after its last rank
 _LATE_S = 30.0
 _LOOK_S = 1.0  # between checks that the hosts answer
+_STOPPED = 128 + signal.SIGTERM  # exit code of a rank that was asked to end, and did
 _CAUSE_S = 1.0  # for a rank whose failure another one noticed to end by itself, with its own exit code
 
 
@@ -143,6 +144,7 @@ class Supervisor:
     def a_rank_failed(self) -> bool:
         """Whether the run has ended because of a failure, not on request."""
         by_wish = self._end is not None and self._end.exit_code is not None
+        by_wish |= any(rank.ending and rank.ending.status == _STOPPED for rank in self._ranks)
         return (
             not by_wish
             and not self._has_finished

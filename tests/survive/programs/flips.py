@@ -11,7 +11,7 @@ import samestep as ss
 from samestep.step.audit import choose
 from samestep.step.shards import shards_of
 
-SHARDS, SEED = 9, 5
+SHARDS, SEED, OF_OWNERS = 9, 5, 0.8
 NAMED = re.compile(
     r"audit of shard (\d+) of step (\d+) in group world: rank (\d+) \(.*?\) has computed other"
 )
@@ -55,11 +55,13 @@ def audit(n_steps, rate, flips=True):
         ranks = audited.ranks if audited is not None else {}
         draw = random.Random(1_000_003 * SEED + number)
         guilty = draw.randrange(backend.size)
-        owned = list(shards_of(SHARDS, guilty, backend.size))
-        shard = draw.choice(owned + [one for one in ranks if guilty in ranks[one][1:]])
+        shard = draw.choice(shards_of(SHARDS, guilty, backend.size))
+        is_owners = draw.random() < OF_OWNERS  # else in the shard that it audits, if there is one
+        if not is_owners:
+            shard = next((one for one in ranks if guilty in ranks[one][1:]), shard)
         flips_here = flips and number not in raised
         if flips_here:
-            planned[number] = guilty, shard, shard in owned, guilty in ranks.get(shard, ())
+            planned[number] = guilty, shard, is_owners, guilty in ranks.get(shard, ())
         try:
             with step:
                 for part in step:
@@ -75,15 +77,15 @@ def audit(n_steps, rate, flips=True):
     found = {number: NAMED.findall(text) for number, text in raised.items()}
     right = [n for n, (g, s, _, _) in planned.items() if found.get(n) == [(str(s), str(n), str(g))]]
     audited = [n for n, (*_, is_audited) in planned.items() if is_audited]
-    owned = [n for n, (*_, is_owned, _) in planned.items() if is_owned]
+    of_owners = [n for n, (*_, is_owners, _) in planned.items() if is_owners]
     told = {
         "audits": n_audits,
         "alarms": len(raised) + len(warnings),
         "flips": len(planned),
         "audited": len(audited),
         "named": len(right),
-        "of_owners": len(owned),
-        "of_owners_found": len(set(owned) & set(right)),
+        "of_owners": len(of_owners),
+        "of_owners_found": len(set(of_owners) & set(right)),
         "missed": sorted(set(audited) - set(right)),
         "wrong": sorted(set(raised) - set(right)),
     }

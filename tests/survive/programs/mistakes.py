@@ -139,6 +139,23 @@ def loses_all_that_had_the_state():
     result(state.w, state.step)
 
 
+def loses_the_writer(path):
+    """Rank 0 dies as it writes the file between two steps; it is asked for after each."""
+
+    def opened(event, args):
+        if event == "open" and str(args[0]).startswith(os.path.dirname(path) + "/.") and state.step == 3:
+            die("0.0")
+
+    backend = ss.initialize(timeout=20.0)
+    state = ss.TrainState(backend, w=np.zeros(2))
+    sys.addaudithook(opened)
+    for step in state.steps(steps=6):
+        with step:
+            state.w = state.w + backend.allreduce(1.0, "max")
+        state.save(path)
+    result(state.w.tolist(), state.step, backend.size)
+
+
 def has_two_states():
     backend = ss.initialize(timeout=20.0)
     ss.TrainState(backend, w=np.zeros(2))
