@@ -52,6 +52,12 @@ class Notes:
         self._folder, self._rank, self._dies = folder, rank, dies and rank == DIES and life == 0
         self._path = Path(folder, f"rank {rank} life {life}")
 
+    def meet(self) -> None:
+        """Waits until all processes of the beginning are here."""
+        Path(self._folder, f"ready {self._rank}").touch()
+        while len(list(Path(self._folder).glob("ready *"))) < RANKS:
+            time.sleep(0.01)
+
     def finished(self, step: int, *, discarded: bool = False) -> None:
         with self._path.open("a") as file:
             file.write(json.dumps([time.time(), step, discarded]) + "\n")

@@ -39,6 +39,7 @@ manager = Manager(
     timeout=timedelta(seconds=20),
 )
 optimizer = Optimizer(manager, inner)
+notes.meet()  # the lighthouse waits for replicas that it knows
 while manager.current_step() < task.STEPS:
     step = manager.current_step()
     optimizer.zero_grad()

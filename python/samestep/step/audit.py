@@ -47,7 +47,7 @@ def choose(rate: float, seed: int, step: int, n_shards: int, size: int) -> Audit
 
     Example:
       >>> choose(1.0, 1, 7, 8, 3)
-      Audited(step=7, ranks={0: (0, 2), 3: (1, 0), 6: (2, 1)})
+      Audited(step=7, ranks={1: (0, 1), 4: (1, 2), 7: (2, 0)})
       >>> choose(0.0, 1, 7, 8, 3), choose(1.0, 1, 7, 8, 1)
       (None, None)
     """
