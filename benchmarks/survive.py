@@ -6,7 +6,7 @@
    that a step takes longer, median of the slowest rank.
 2. Seconds from the SIGKILL of one of four ranks to the end of the next step on the others, median and longest of ten.
 
-3. How much longer a step takes on two ranks with audits than without, from medians of steps that take turns.
+3. How much more processor time a step takes each of two ranks with audits than without, from medians in turns.
 
 `--compare` does what `losses/compare.py` says, with torchrun and torchft, as far as they are installed.
 
@@ -51,7 +51,7 @@ def cost() -> None:
         for shards in sampler.steps():
             add_all(shards)
             w = w - 1e-9 * total.mean()
-        return (time.perf_counter() - begin) / STEPS
+        return (time.process_time() - begin) / STEPS
 
     def kept() -> float:
         sampler = ss.DistributedSampler(backend, len(x), batch_size=8, shards=4)
@@ -62,7 +62,7 @@ def cost() -> None:
             with step:
                 add_all(step)
                 state.w = state.w - 1e-9 * total.mean()
-        return (time.perf_counter() - begin) / STEPS
+        return (time.process_time() - begin) / STEPS
 
     found = []
     for _ in range(TURNS):
@@ -74,7 +74,7 @@ def cost() -> None:
 
 
 def audits() -> None:
-    """Seconds of a step without audits, of one that is not audited, and of one that is; rank 0 prints the medians."""
+    """Processor time of a step without audits, of one that is spared, and of one that is audited: prints medians."""
     backend = ss.initialize()
     x = np.random.RandomState(0).standard_normal((500, 300))
     n_shards = AUDIT_SHARDS * backend.size
@@ -87,14 +87,14 @@ def audits() -> None:
         state = ss.TrainState(backend, w=np.ones((300, 300)), sampler=sampler, audit=rate)
         backend.barrier()
         for step in state.steps(epochs=1):
-            begin, n_computed = time.perf_counter(), 0
+            begin, n_computed = time.process_time(), 0
             with step:
                 for shard in step:
                     total.add(x.T @ (x @ state.w), shard=shard.index, weight=len(shard))
                     n_computed += 1
                 total.mean()
             kind = "audited" if n_computed > AUDIT_SHARDS else "spared" if rate else "without"
-            found[kind].append(time.perf_counter() - begin)
+            found[kind].append(time.process_time() - begin)
 
     for _ in range(TURNS):
         measure(0.0)
@@ -108,7 +108,7 @@ def audit_cost(rate: float, without: float, spared: float, audited: float) -> fl
 
     Args:
       rate: of the shards.
-      without, spared, audited: seconds of a step, as `audits` prints them.
+      without, spared, audited: processor time of a step, as `audits` prints them.
 
     Example:
       >>> round(audit_cost(0.1, 1.0, 1.0, 1.25), 6)

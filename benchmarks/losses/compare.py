@@ -145,23 +145,25 @@ def table(found: dict[str, Any]) -> str:
 
 
 def main(runs: int) -> None:
-    """Measures, writes the results, and prints the table."""
-    notes: dict[str, list[list[dict[str, Any]]]] = {}
-    for _ in range(runs):
-        for name, (_, distribution, run) in SYSTEMS.items():
-            if importlib.util.find_spec(distribution) is None:
-                print(f"{name}: {distribution} is not installed", file=sys.stderr)
-                continue
-            if name not in notes:
-                notes[name] = [[one(run, "lives")], []]
-            notes[name][1].append(one(run, "dies"))
-            print(name, notes[name][1][-1], file=sys.stderr, flush=True)
-    systems = {}
-    for name, of_system in notes.items():
-        title, distribution, _ = SYSTEMS[name]
-        about = {"title": title, "version": importlib.metadata.version(distribution)}
-        systems[name] = about | summary(*of_system)
-    about = {"command": f"python benchmarks/survive.py --compare {runs}", "machine": machine.facts(mpi=False)}
-    found = {**about, "systems": systems}
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    """Measures, writes the results after each turn, and prints the table."""
+    known = {
+        name: system for name, system in SYSTEMS.items() if importlib.util.find_spec(system[1]) is not None
+    }
+    for name in SYSTEMS.keys() - known.keys():
+        print(f"{name} is not installed", file=sys.stderr)
+    whole = {name: one(run, "lives") for name, (_, _, run) in known.items()}
+    struck: dict[str, list[dict[str, Any]]] = {name: [] for name in known}
+    command = f"python benchmarks/survive.py --compare {runs}"
+    about = {"command": command, "machine": machine.facts(mpi=False), "load": os.getloadavg()}
+    for turn in range(runs):
+        for name, (_, _, run) in known.items():
+            struck[name].append(one(run, "dies"))
+            print(turn + 1, name, struck[name][-1], file=sys.stderr, flush=True)
+        systems = {
+            name: {"title": title, "version": importlib.metadata.version(distribution)}
+            | summary([whole[name]], struck[name])
+            for name, (title, distribution, _) in known.items()
+        }
+        found = {**about, "systems": systems}
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     print(table(found))

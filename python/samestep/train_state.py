@@ -51,8 +51,9 @@ class TrainState:
       audit: what part of all shards a second rank computes again, 0 to 1; 0.01 costs one hundredth of the time. In some
         steps each rank gets a shard of another one as one more of the step, and `Accumulator.add` compares a hash
         of the gradients instead of adding them. If they differ, the step is repeated with a third rank, and all ranks
-        raise a MismatchError that names the rank and the host that computed something else. Bits of a shard are equal
-        everywhere, so there is no false alarm, if the program's are: all ranks need equal processors and libraries.
+        raise a StepError of a MismatchError that names the rank and host that computed something else. Bits of a shard
+        are equal everywhere, so there is no false alarm, if the program's are: all ranks need equal processors and
+        libraries.
       undo: keep a copy of what is changed in place, so that any step can be repeated. Takes memory and time for one
         copy of the state in each step. Needed only where a collective follows the update within the step.
       save: a file. If it exists, training goes on from it. Rank 0 writes it if the job is asked to stop, by SIGTERM or
