@@ -37,6 +37,16 @@ def test_a_bucket_is_copied_by_one_kernel_where_torch_has_it(tmp_path, at_once, 
         assert rank.reports == [{"copies": [copies, copies, 0], "mean": [[2.0], [2.0, 2.0]]}], rank
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_trees_of_tensors_are_those_on_the_host(tmp_path, n):
+    """And each dtype with several tensors is copied by one kernel there, and by one back."""
+    ranks = device_jobs.run(tmp_path, program("devices/device_torch", "trees"), n)
+    for number, rank in enumerate(ranks):
+        copies = {"sum": 6, "avg": 4, "max": 6, "bcast": 0 if n == 1 else 3 if number == n - 1 else 6}
+        same = dict.fromkeys(copies, True)
+        assert rank.reports == [{"same": same, "copies": copies}], rank
+
+
 def test_a_refused_gradient_leaves_the_others_as_they_were(tmp_path):
     [rank] = device_jobs.run(tmp_path, program("devices/device_torch", "refuse_one"), 1)
     assert "is a view of memory in which gradients are reduced" in rank.reports[0]["text"], rank

@@ -103,6 +103,51 @@ def count_copies(n, at_once):
     group.close()
 
 
+def leaves_of(backend, seed):
+    """Tensors of several dtypes, sizes and orders of axes, of which some lie alone."""
+    whole = [
+        torch.arange(n, dtype=dtype) % 31 + seed
+        for n, dtype in [
+            (1, torch.float32),
+            (0, torch.float32),
+            (140_000, torch.float32),
+            (6, torch.bfloat16),
+            (7, torch.bfloat16),
+            (30, torch.float64),
+            (5, torch.int32),
+            (3, torch.int32),
+        ]
+    ]
+    whole.append((torch.arange(30.0) + seed).reshape(5, 6).t())
+    whole[0] = whole[0].reshape(())
+    return whole if backend is None else [x.to(f"cuda:{backend.device}") for x in whole]
+
+
+def trees():
+    """Reductions and broadcasts of many tensors: as on the host, and with one kernel for a bucket and a direction."""
+    group = start("nccl", only=False)
+    same, copies = {}, {}
+    for op in ("sum", "avg", "max"):
+        on_device, on_host = leaves_of(group, rank), leaves_of(None, rank)
+        parameter = on_device[0].requires_grad_(True)
+        version = parameter._version
+        before = torch.cuda_copies()
+        reduced = group.allreduce_tree(on_device, op)
+        copies[op] = torch.cuda_copies() - before
+        group.allreduce_tree(on_host, op)
+        # Averages of whole numbers go through the host.
+        same[op] = [torch.equal(x.detach().cpu(), y) for x, y in zip(reduced, on_host, strict=True)]
+        assert all(x is y for x, y in zip(reduced, on_device, strict=True))
+        assert size == 1 or parameter._version > version
+    on_device, root = leaves_of(group, rank), size - 1
+    before = torch.cuda_copies()
+    ss.synchronize(group, on_device, root=root)
+    copies["bcast"] = torch.cuda_copies() - before
+    same["bcast"] = [torch.equal(x.cpu(), y) for x, y in zip(on_device, leaves_of(None, root), strict=True)]
+    report(same={key: all(found) for key, found in same.items()}, copies=copies)
+    group.close()
+
+
 def refuse_one():
     """A gradient that cannot be averaged: that of the parameter before it is what autograd has computed."""
     group = start("native", only=False)
