@@ -10,6 +10,7 @@ import numpy as np
 
 from samestep import _core, arrays
 from samestep._util.text import error_line, ranks_text
+from samestep.arrays.pickling import dumps
 from samestep.errors import InvalidArgumentError, MismatchError
 from samestep.group import trust
 from samestep.group.collectives import CollectiveMethods
@@ -77,7 +78,7 @@ def _wait_or_cancel(receive: Work[_T], limit: float | None) -> _T:
 
 
 def _pickled(obj: Any) -> np.ndarray[Any, Any]:
-    return np.frombuffer(pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), np.uint8)
+    return np.frombuffer(dumps(obj), np.uint8)
 
 
 def _pickled_or_why(obj: Any) -> tuple[np.ndarray[Any, Any], list[Exception]]:

@@ -228,6 +228,7 @@ def _communicate(
         return [leaves[i] if infos[i].writable else arrays.new_like(leaves[i]) for i in message]
 
     def store(message: list[int], targets: list[Any]) -> None:
+        bump_versions(targets)
         for i, target in zip(message, targets, strict=True):
             results[i] = target if infos[i].writable else arrays.to_library_of(leaves[i], target)
 
@@ -254,7 +255,6 @@ def _communicate(
             await_streams(message)
             targets = targets_of(message)
             _core.unpack(packed, targets, as_they_lie=True)
-            bump_versions(targets)
             store(message, targets)
         _pool(backend).append(with_memory)
 
@@ -268,7 +268,6 @@ def _communicate(
         if started.complete is not None:
             started.complete()
         if how.writes:
-            bump_versions(targets)
             store(message, targets)
 
     many = _for_nccl(backend, infos, how.takes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import time
 
 from samestep import _settings
@@ -35,6 +36,8 @@ class Member:
         self.uid = uid
         self.record = Record(0, [], 0, 0, True)
         """Of the epoch that this process is in; number 0 has no group yet, -1 is a newcomer."""
+        self.launched_as = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        """Among the ranks of this host that the launcher has started at first, and how many those are."""
         self.is_restarted = int(uid.rpartition(".")[2]) > 0
         if self.is_restarted:
             self.record = self.record._replace(epoch=-1)

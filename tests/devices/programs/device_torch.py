@@ -2,7 +2,10 @@
 
 import functools
 import json
+import os
+import signal
 import sys
+import time
 
 import torch_on_fakes
 
@@ -145,6 +148,35 @@ def trees():
     copies["bcast"] = torch.cuda_copies() - before
     same["bcast"] = [torch.equal(x.cpu(), y) for x, y in zip(on_device, leaves_of(None, root), strict=True)]
     report(same={key: all(found) for key, found in same.items()}, copies=copies)
+    group.close()
+
+
+def survive(died_at=()):
+    """A training whose sums and state are in device memory, of which ranks are lost or started again."""
+    torch.cuda.is_initialized = lambda: True  # as after the first tensor
+    uid = os.environ["SAMESTEP_UID"]
+    x = torch.arange(60.0).reshape(20, 3) % 7
+    y = x @ torch.tensor([1.0, -2.0, 3.0])
+    group = ss.initialize(ss.NCCLBackend, timeout=20.0)
+    device = f"cuda:{group.device}"
+    sampler = ss.DistributedSampler(group, 20, batch_size=8, shards=4, seed=1)
+    total = ss.Accumulator(group, shards=4)
+    state = ss.TrainState(group, w=torch.zeros(3).to(device), sampler=sampler)
+    for step in state.steps(epochs=6):
+        with step:
+            w = state.w.cpu()
+            for shard in step:
+                error = x[shard.items] @ w - y[shard.items]
+                grad = x[shard.items].T @ error / max(1, len(shard))
+                total.add(grad.to(device), shard=shard.index, weight=len(shard))
+            mean = total.mean()
+            ranks = group.allreduce(torch.ones(4).to(device), "sum")  # by NCCL
+            if f"{uid}@{state.step + 1}" in died_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            state.w = (w - 0.01 * mean.cpu()).to(device)
+        time.sleep(0.02 if died_at else 0.0)
+    bits = state.w.cpu().numpy().tobytes().hex()
+    print("result", uid, bits, state.step, ranks[0].item(), state.w.device, group.device, flush=True)
     group.close()
 
 
