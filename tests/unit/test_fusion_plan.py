@@ -70,7 +70,9 @@ def test_what_travels_together_is_small_in_one_kind_of_memory_and_of_one_dtype(i
             by_nccl = with_nccl and members[0].device == "cuda"
             most = DEVICE_BUCKET_NBYTES if by_nccl else SMALL_NBYTES
             assert all(info.nbytes < most and info.device == members[0].device for info in members)
-            assert sum(info.nbytes for info in members) <= (DEVICE_BUCKET_NBYTES if by_nccl else BUCKET_NBYTES)
+            assert sum(info.nbytes for info in members) <= (
+                DEVICE_BUCKET_NBYTES if by_nccl else BUCKET_NBYTES
+            )
             assert mix_dtypes or len({info.dtype for info in members}) == 1
 
 
