@@ -109,7 +109,7 @@ def count_copies(n, at_once):
 def leaves_of(backend, seed):
     """Tensors of several dtypes, sizes and orders of axes, of which some lie alone."""
     whole = [
-        torch.arange(n, dtype=dtype) % 31 + seed
+        (torch.arange(n) % 31 + seed).to(dtype)
         for n, dtype in [
             (1, torch.float32),
             (0, torch.float32),
@@ -119,6 +119,8 @@ def leaves_of(backend, seed):
             (30, torch.float64),
             (5, torch.int32),
             (3, torch.int32),
+            (3, torch.uint32),
+            (2, torch.uint32),
         ]
     ]
     whole.append((torch.arange(30.0) + seed).reshape(5, 6).t())
