@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import sys
@@ -100,9 +101,11 @@ def _why_not(options: Options) -> str:
             return f"there is no {options.rsh[0]} in PATH, to start ranks on other hosts; --rsh names another"
         if options.hosts or options.mpi:
             return ""
-    if options.kind == "script" and not os.path.exists(program):
-        if os.path.basename(program).startswith("python") and shutil.which(program):
+    if options.kind == "script":
+        is_python = re.fullmatch(r"python[0-9.]*", os.path.basename(program)) and shutil.which(program)
+        if is_python and not os.path.exists(os.path.join(program, "__main__.py")):
             return f"leave {program} out: give the script, or -m module, and the ranks run it with Python"
+    if options.kind == "script" and not os.path.exists(program):
         return f"there is no file {program} in {os.getcwd()}; a module needs -m, a program --no-python"
     if options.kind == "program" and shutil.which(program) is None:
         return f"there is no program {program} in PATH, or it may not be executed"
