@@ -184,6 +184,10 @@ py::list FastTree::objects() const {
   return objects;
 }
 
+bool FastTree::has_integers() const {
+  return std::ranges::any_of(buffers_, [](const Buffer& buffer) { return is_integer(buffer.dtype); });
+}
+
 py::object FastTree::copy() const { return copy_of(tree_.ptr()); }
 
 void FastTree::bump_versions() const {
@@ -194,6 +198,7 @@ void bind_fast_tree(py::module_& m) {
   py::class_<FastTree>(m, "FastTree", "A tree of arrays that can be read and written as they lie.")
       .def_property_readonly("digest", &FastTree::digest)
       .def_property_readonly("leaves", &FastTree::objects)
+      .def_property_readonly("has_integers", &FastTree::has_integers)
       .def("copy", &FastTree::copy);
   m.attr("MIN_UNPACKED_BYTES") = FusedCollectives::kMinUnpackedBytes;
   m.attr("TREE_BUCKET_BYTES") = kTreeBucketBytes;
@@ -210,11 +215,11 @@ void bind_fast_tree(py::module_& m) {
           "tree"_a, "root"_a, "timeout"_a)
       .def(
           "allreduce",
-          [](FusedCollectives& self, const py::object& tree, int op, double factor, double timeout) {
-            const Reduction reduction{static_cast<ReduceOp>(op), factor};
+          [](FusedCollectives& self, const py::object& tree, int op, double factor, double timeout, double divisor) {
+            const Reduction reduction{static_cast<ReduceOp>(op), factor, divisor};
             run_on(tree, [&](auto& leaves) { self.allreduce(leaves, reduction, Deadline::after(Seconds(timeout))); });
           },
-          "tree"_a, "op"_a, "factor"_a, "timeout"_a);
+          "tree"_a, "op"_a, "factor"_a, "timeout"_a, "divisor"_a = 1.0);
 }
 
 }  // namespace samestep

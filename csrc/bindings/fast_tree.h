@@ -24,6 +24,7 @@ class FastTree {
   pybind11::list objects() const;
   /// 64 bits of names, dtypes and shapes: the same on ranks that hold the same tree.
   std::uint64_t digest() const { return digest_; }
+  bool has_integers() const;
 
   /// New containers around the same leaves.
   pybind11::object copy() const;
