@@ -65,6 +65,7 @@ class FusedCollectives:
     def allreduce(
         self, tree: FastTree, op: int, factor: float, timeout: float, divisor: float = 1.0
     ) -> None: ...
+    def allreduce_list(self, tree: FastTree, op: int, factor: float, timeout: float) -> bool: ...
 
 class CompiledCall:
     def __init__(
