@@ -41,14 +41,14 @@ def reduce_tree(
     """
     with _core.UserCall(act):
         left = timer(timeout)
-        suits = None if weights is None else weights.suit
-        same: signature.Same = signature.same_everywhere if weights is None else weights.same_everywhere
         if weights is not None:
             tree = weights.of_tree(tree, left())
-        fast, compared = signature.try_fast_tree(backend, tree, act, left(), suits=suits, same=same)
+        fast, compared = signature.try_fast_tree(backend, tree, act, left(), weights or signature.BY_DIGEST)
         if fast is not None:
-            code, factor, divisor = (*resolve(op), 1.0) if weights is None else weights.reduction
-            fused(backend).allreduce(fast, code, factor, backend._seconds(left()), divisor)
+            if weights is None:
+                fused(backend).allreduce(fast, *resolve(op), backend._seconds(left()))
+            else:
+                weights.reduce(fast, left)
             return fast.copy()
         flat = trees.flatten(tree)
         if compiled.is_traced(flat.leaves):
@@ -90,12 +90,12 @@ def _reduce(
     values, numbers, looks = reducible.describe_leaves(names, leaves, act, backend, waiting=backend)
     clash = views.join_views(names, looks, reads=weights is None)
     kinds, infos, aliases = looks.kinds, looks.infos, looks.aliases
-    same: signature.Same = signature.same_everywhere if weights is None else weights.same_everywhere
     refused = _overflows(leaves, numbers, op, backend.size) if weights is None else weights.refusals(infos)
     if refused:
         kinds = signature.with_refusals(kinds, refused)
     mine = signature.Description(act, names, kinds, aliases)
-    everyone = signature.gather_if_different(backend, mine, left, compared=compared, same=same)
+    by = weights or signature.BY_DIGEST
+    everyone = signature.gather_if_different(backend, mine, left, compared=compared, by=by)
     if everyone is not None:
         signature.check_same(backend.name, everyone, absent_is_fine=True, aliases=weights is None)
     views.refuse_clash(backend.name, mine, everyone, clash)

@@ -13,6 +13,7 @@ from samestep.arrays import ArrayInfo
 from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
 from samestep.reduce_ops import MEAN
+from samestep.trees import signature
 from samestep.trees.fusion import Timer, as_dtype, bump_versions, fused
 from samestep.trees.structure import flatten
 
@@ -82,7 +83,7 @@ def require_sum(groups: Iterable[str], weight: float, act: str) -> None:
         raise InvalidArgumentError(f"{act}: the weights sum up to {weight}; where leaves are {why}")
 
 
-class Weights:
+class Weights(signature.Comparison):
     """This rank's weight in a mean, and the sum over all ranks once they have compared their trees.
 
     Args:
@@ -99,7 +100,7 @@ class Weights:
         self.mine = self.total = 0.0
 
     def same_everywhere(self, backend: Group, digest: int, timeout: float | None) -> bool:
-        """As `signature.same_everywhere`, with the weights in the same message."""
+        """With the weights in the same message."""
         while True:
             row = np.array([digest, _REFUSES if self._problem else self._lacks_tree, 0], np.uint64)
             row.view(np.float64)[2] = self.mine
@@ -145,17 +146,17 @@ class Weights:
             self._tree = received
         return lacked
 
-    def suit(self, tree: _core.FastTree) -> bool:
+    def suits(self, tree: _core.FastTree) -> bool:
         """Whether this weight and any others that suit pass `why_not` and `require_sum`; False if it takes a look."""
         most, upper = _MOST["float32"], self.mine * self._backend.size
         return (is_whole(self.mine) and upper < _WHOLE) or (
             1 / most <= self.mine and upper <= most and not tree.has_integers
         )
 
-    @property
-    def reduction(self) -> tuple[int, float, float]:
-        """The operator, the factor and the divisor of the mean."""
-        return MEAN, self.mine, self.total
+    def reduce(self, tree: _core.FastTree, left: Timer) -> None:
+        """Store the mean over all ranks into the arrays of a tree."""
+        seconds = self._backend._seconds(left())
+        fused(self._backend).allreduce(tree, MEAN, self.mine, seconds, self.total)
 
     def refusals(self, infos: Sequence[ArrayInfo | None]) -> dict[int, str]:
         """Why leaves cannot be averaged, by index."""
@@ -165,23 +166,19 @@ class Weights:
     def mean(self, leaves: Sequence[Any], infos: Sequence[ArrayInfo], left: Timer) -> list[Any]:
         """The mean of each array over all ranks, as `fusion.allreduce_leaves` returns reductions."""
         backend = self._backend
-        require_sum(
-            {ADDED_AS[info.dtype] for info in infos}, self.total, f"{self._act} in group {backend.name}"
-        )
+        groups = {ADDED_AS[info.dtype] for info in infos}
+        require_sum(groups, self.total, f"{self._act} in group {backend.name}")
         on_device = [x for x, info in zip(leaves, infos, strict=True) if info.device != "cpu"]
         backend._await_streams(on_device, left())
-        copies: dict[int, Any] = {}
+        plain, copies = list(leaves), {}
         for i, (x, info) in enumerate(zip(leaves, infos, strict=True)):
             if info.device != "cpu" or _core.fast_tree([x]) is None:
                 copies[i] = np.empty(info.nbytes, np.uint8)
                 _core.pack([x], copies[i], as_they_lie=True)
-        plain = [
-            as_dtype(copies[i], info.dtype) if i in copies else x
-            for i, (x, info) in enumerate(zip(leaves, infos, strict=True))
-        ]
+                plain[i] = as_dtype(copies[i], info.dtype)
         tree = _core.fast_tree(plain)
         assert tree is not None
-        fused(backend).allreduce(tree, MEAN, self.mine, backend._seconds(left()), self.total)
+        self.reduce(tree, left)
         backend._await_streams(on_device, left())
         results = list(leaves)
         for i, memory in copies.items():
