@@ -13,6 +13,7 @@ from samestep.distributed.combination import ArrayList
 from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
 from samestep.reduce_ops import resolve
+from samestep.trees.fusion import fused
 
 
 class PendingResult(NamedTuple):
@@ -74,6 +75,15 @@ def reduce(group: Group, listed: ArrayList, op: Any, root: int = -1, root_array:
         _store(group, listed, lambda into: how.store(rows, into), written, deadline)
 
     return PendingResult(work, finish, deadline)
+
+
+def reduced_at_once(group: Group, given: Any, op: Any, act: str) -> bool:
+    """Reduces over all arrays into all of them, if the core takes them as they lie. Whether it has."""
+    fast = _core.fast_tree(given) if isinstance(given, (list, tuple)) and given else None
+    if fast is None or not arrays.is_array(given[0]):
+        return False
+    with called(ArrayList(act, given, [arrays.info(given[0])])):
+        return fused(group).allreduce_list(fast, *resolve(op, act), group.timeout)
 
 
 def bcast(group: Group, listed: ArrayList, root: int, root_array: int) -> PendingResult:

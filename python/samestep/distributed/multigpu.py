@@ -57,6 +57,8 @@ def all_reduce_multigpu(
     of = groups.resolve(group)
     if of is None:
         return None
+    if not async_op and lists.reduced_at_once(of, tensor_list, op, "all_reduce_multigpu"):
+        return None
     listed = lists.checked(tensor_list, "all_reduce_multigpu", "tensor_list", written=True)
     with lists.called(listed):
         pending = lists.reduce(of, listed, op)
