@@ -8,9 +8,10 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from samestep._settings import REPORTED
-from samestep._util import launchers, standard_descriptors
+from samestep import _settings
+from samestep._util import launchers, silence, standard_descriptors
 from samestep._util.unknown_settings import warn_unknown
+from samestep.errors import InvalidArgumentError
 from samestep.launch.arguments import RESTARTED, Options, parse
 from samestep.launch.mpirun import LaunchError
 from samestep.launch.network import loopback_is_up, may_leave_host
@@ -32,9 +33,11 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
     """
     standard_descriptors.open_closed()
     options = parsed()
-    if why := _what_is_missing() or _why_not(options):
+    env = {**os.environ, **options.env}
+    if why := _what_is_missing() or _why_not(options) or _why_no_patience(env):
         return _refuse(command, why)
     _warn_of_variables(command, options)
+    _settings.set_here(_settings.HEARTBEAT, _settings.get(_settings.HEARTBEAT, env))
     if options.cluster:
         where = f"node {options.node_rank} of {options.n_nodes}, and node 0 is {options.master_addr}"
         print(
@@ -59,7 +62,7 @@ def _warn_of_variables(command: str, options: Options) -> None:
     """Warn of unknown variables once; the ranks, and a restarted launcher, do not repeat it."""
     env = {**os.environ, **options.env}
     if unknown := warn_unknown(lambda text: print(f"{command}: {text}", file=sys.stderr), env):
-        os.environ[REPORTED] = ",".join(unknown)
+        _settings.set_here(_settings.REPORTED, ",".join(unknown))
 
 
 def _note_of_outer_launcher(options: Options, env: Mapping[str, str]) -> str:
@@ -89,6 +92,15 @@ def _what_is_missing() -> str:
         return f"there is no working folder ({error.strerror}): it has been deleted; cd to one that exists"
     if not loopback_is_up():
         return "the loopback interface is down, so no rank can reach another; as root: ip link set lo up"
+    return ""
+
+
+def _why_no_patience(env: Mapping[str, str]) -> str:
+    """What is wrong with the setting that this process needs itself; else ""."""
+    try:
+        silence.patience(env)
+    except InvalidArgumentError as error:
+        return str(error)
     return ""
 
 
