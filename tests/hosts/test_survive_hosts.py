@@ -91,23 +91,33 @@ class Steps:
             assert time.monotonic() < until
             time.sleep(0.02)
 
+    def await_size(self, job, uid, size):
+        until = time.monotonic() + PATIENCE_S
+        while not any(found.get("size") == size for found in self.of(uid)):
+            assert job.poll() is None, job.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
     def first_with(self, uid, size):
         """When the first step of so many ranks ended."""
         return min(found["at"] for found in self.of(uid) if found.get("size") == size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "how",
+    ("how", "within"),
     [
-        pytest.param("kill", marks=pytest.mark.slow),
-        pytest.param("drop", marks=pytest.mark.slow),
-        pytest.param("power_off", marks=pytest.mark.slow),
+        ("kill", KILLED_WITHIN_S),
+        ("drop", SILENT_WITHIN_S),
+        ("power_off", SILENT_WITHIN_S),
+        ("power_off", 6.5),  # sooner than with the default, which takes 7 s at least
     ],
 )
-def test_ranks_go_on_soon_without_a_host(lab, run, tmp_path, how):
+def test_ranks_go_on_soon_without_a_host(lab, run, tmp_path, how, within):
     steps = Steps(tmp_path)
     words = program("hosts/survive_hosts", "train", str(tmp_path))
-    job = run(words, "--hosts=node0:2,node1:1", "--max-restarts=0")
+    heartbeat = ["--env=SAMESTEP_HEARTBEAT=2"] if within < 7.0 else []
+    job = run(words, "--hosts=node0:2,node1:1", "--max-restarts=0", *heartbeat)
     steps.await_step(job, "2.0", 5)
     struck_at = time.time()
     if how == "kill":
@@ -119,9 +129,56 @@ def test_ranks_go_on_soon_without_a_host(lab, run, tmp_path, how):
     print(f"{how}: the next step ended after {taken:.2f} s")
     assert found == undisturbed(tmp_path, *words)
     assert "2 of 3 ranks are left, the others go on" in err
-    assert taken < (KILLED_WITHIN_S if how == "kill" else SILENT_WITHIN_S)
+    assert taken < within
     if how == "drop":
         assert_ended(lab, steps, "2.0", struck_at)
+
+
+def behind(steps, uid, size):
+    """The error of a rank that was given up; it has ended no step of another size."""
+    assert {found["size"] for found in steps.of(uid) if "step" in found} == {size}
+    (error,) = [found["error"] for found in steps.of(uid) if "error" in found]
+    return error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lab", [3], indirect=True)
+@pytest.mark.parametrize("is_mended", [False, True])
+def test_the_line_between_two_hosts_is_cut(lab, run, tmp_path, is_mended):
+    """Both reach the launcher: the later one is given up, for good."""
+    steps, n_steps = Steps(tmp_path), 400 if is_mended else 60
+    words = program("hosts/survive_hosts", "train", str(tmp_path), n_steps)
+    job = run(words, "--hosts=node0:1,node1:1,node2:1")
+    steps.await_step(job, "2.0", 5)
+    cut_at = time.time()
+    lab.cut(1, 2)
+    if is_mended:
+        steps.await_size(job, "0.0", 2)
+        lab.mend(1, 2)
+    found, err = result(job)
+    taken = steps.first_with("0.0", 2) - cut_at
+    print(f"the next step ended after {taken:.2f} s")
+    assert found == undisturbed(tmp_path, *words)
+    assert "rank 2 does not reach all others, which go on without it" in err
+    assert "does not reach all of them" in behind(steps, "2.0", 3)
+    assert not steps.of("2.1")  # nobody is started behind the line
+    assert taken < SILENT_WITHIN_S + 15.0
+
+
+@pytest.mark.slow
+def test_a_line_is_mended_after_its_ranks_were_given_up(lab, run, tmp_path):
+    """They never touch the others again, and the job ends as it does without them."""
+    steps = Steps(tmp_path)
+    words = program("hosts/survive_hosts", "train", str(tmp_path), 600)
+    job = run(words, "--hosts=node0:2,node1:1")
+    steps.await_step(job, "2.0", 5)
+    lab.drop(1)
+    steps.await_size(job, "0.0", 2)
+    lab.restore(1)
+    found, err = result(job)
+    assert "rank 2 (pid " in err
+    assert {found["size"] for found in steps.of("2.0") if "step" in found} == {3}
+    assert found == undisturbed(tmp_path, *words)
 
 
 def assert_ended(lab, steps, uid, struck_at):

@@ -78,6 +78,18 @@ def test_groups_are_made_anew_by_newcomers_too():
     assert run("makes_groups_anew", n=3, words=words)[:2] == (0, [[60.0, 3, 3]])
 
 
+def test_a_newcomer_does_not_wait_for_ever(tmp_path):
+    """The others are none the worse."""
+    words = ["--min-ranks", "1", "--max-restarts", "1"]
+    code, found, err = run("waits_in_vain", str(tmp_path), n=3, words=words)
+    assert (code, found) == (0, [[[4.0, 4.0]] * 2]), err
+    assert (
+        "UnavailableError: TrainState: this rank was started later, and waits for the others to end a step"
+        in err
+    )
+    assert "they have not within 1 s, the timeout of initialize" in err
+
+
 def test_training_begins_anew_where_no_rank_is_left_that_had_the_state():
     words = ["--min-ranks", "1", "--max-restarts", "1"]
     code, found, err = run("loses_all_that_had_the_state", words=words)

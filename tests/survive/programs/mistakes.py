@@ -1,5 +1,6 @@
 """Programs as users write them by mistake, whose ranks are lost at times. See `train`."""
 
+import contextlib
 import json
 import os
 import signal
@@ -137,6 +138,29 @@ def loses_all_that_had_the_state():
             state.w, state.part.values = state.w * 1.5, 1
             time.sleep(0.02)
     result(state.w, state.step)
+
+
+def waits_in_vain(folder):
+    """Rank 1 is started again, while the others are in a step that is longer than it may wait."""
+    backend = ss.initialize(timeout=1.0 if UID == "1.1" else 20.0)
+    died = os.path.join(folder, "died")
+    if UID == "1.1":
+        with open(os.path.join(folder, "begun"), "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(os.path.join(folder, "begun"), os.path.join(folder, "pid"))
+    state = ss.TrainState(backend, w=np.zeros(2))
+    for step in state.steps(steps=4):
+        with step:
+            if state.step == 2:
+                die("1.0")
+                while not os.path.exists(died):
+                    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, "pid")) as file:
+                        if not os.path.exists(f"/proc/{file.read()}"):
+                            open(died, "w").close()
+                    time.sleep(0.01)
+            backend.barrier()
+            state.w = state.w + 1
+    result(*backend.allgather_object(state.w.tolist()))
 
 
 def has_two_states():
