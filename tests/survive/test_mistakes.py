@@ -90,9 +90,9 @@ def test_a_newcomer_does_not_wait_for_ever(tmp_path):
     assert "they have not within 1 s, the timeout of initialize" in err
 
 
-def test_training_begins_anew_where_no_rank_is_left_that_had_the_state():
+def test_training_begins_anew_where_no_rank_is_left_that_had_the_state(tmp_path):
     words = ["--min-ranks", "1", "--max-restarts", "1"]
-    code, found, err = run("loses_all_that_had_the_state", words=words)
+    code, found, err = run("loses_all_that_had_the_state", str(tmp_path), words=words)
     assert (code, found) == (0, [[1.5**40, 40]])
     assert "no rank that had the state is left: training begins anew" in err
 

@@ -1,4 +1,5 @@
-"""The launcher's part in a job that goes on after a loss: it starts lost ranks again, and writes who the members are.
+"""The launcher's part in a job that goes on after a loss: it starts lost ranks again, and those that join the job, and
+writes who the members are.
 
 See `samestep.rendezvous.membership` for what stands in the store.
 """
@@ -12,7 +13,7 @@ from collections.abc import Callable
 
 from samestep.launch.loop import Loop
 from samestep.launch.ranks import Rank, Ranks
-from samestep.rendezvous.membership import JOIN, PLACE, Post, Record, absent, next_record
+from samestep.rendezvous.membership import JOIN, PLACE, Post, Record, absent, newcomers, next_record
 from samestep.rendezvous.store import PrefixStore
 from samestep.rendezvous.tcp_store import TCPStore
 
@@ -24,7 +25,7 @@ class Elastic:
     """The members of a running job.
 
     Args:
-      ranks: of the run.
+      ranks: of the run; more may join.
       min_ranks: with fewer members the job has failed.
       max_restarts: how many lost ranks are started again.
       chaos_s: a random rank is killed so often, in seconds, on average; None: never.
@@ -54,7 +55,11 @@ class Elastic:
         self._store = TCPStore(where, 0, is_master=True, secret=secret.encode())
         self._keys = PrefixStore(PLACE, self._store)
         self._lives: dict[int, int] = {}
-        self._lost: set[int] = set()  # ranks whose process has ended, and that have not been started again
+        # Ranks whose process has ended, or that have joined, and that have not been started since.
+        self._lost: set[int] = set()
+        self._cut_off: set[str] = (
+            set()
+        )  # uids of those that were given up because they do not reach the others
         self._now = Record(0, [], 0, 0, True)
         self._left_at: float | None = None  # when the first member left this epoch
         self._struck: set[str] = set()  # uids of those that chaos has killed
@@ -77,9 +82,10 @@ class Elastic:
 
     def begin(self) -> None:
         """Start all ranks."""
-        for rank in self._ranks:
+        first = [rank for rank in self._ranks if not rank.joined]
+        for rank in first:
             self._start_life(rank)
-        self._now = self._now._replace(members=[self._uid(rank) for rank in self._ranks])
+        self._now = self._now._replace(members=[self._uid(rank) for rank in first])
         self._loop.after(_LOOK_S, self._look)
         if self._chaos_s is not None:
             self._plan_chaos()
@@ -91,6 +97,10 @@ class Elastic:
     def advance(self) -> None:
         """Note which ranks have ended since the last call."""
         for rank in self._ranks:
+            if rank.joined and rank.number not in self._lives:
+                self._lives[rank.number] = 0  # so that its first process is a newcomer, too
+                self._lost.add(rank.number)
+                self._say(f"{rank.name}{f' on {rank.host}' * bool(rank.host)} joins the job")
             if rank.ending is None or rank.number in self._lost:
                 continue
             uid, status = self._uid(rank), rank.ending.status
@@ -110,7 +120,7 @@ class Elastic:
             # Had rank 0 been lost in the last step, another would be rank 0. Behind the loop its result is missing.
             self.failed |= self._now.members[0] not in self._well
             for rank in self._ranks:  # newcomers, for which it is too late
-                if rank.ending is None:
+                if rank.ending is None and rank.number not in self._lost:
                     self._kill(rank)
 
     # --- the epochs
@@ -119,7 +129,8 @@ class Elastic:
         return f"{rank.in_job}.{self._lives[rank.number]}"
 
     def _alive(self) -> list[str]:
-        return [self._uid(rank) for rank in self._ranks if rank.ending is None]
+        running = [rank for rank in self._ranks if rank.ending is None and rank.number not in self._lost]
+        return [self._uid(rank) for rank in running if rank.number in self._lives]
 
     def _members_alive(self) -> list[str]:
         alive = self._alive()
@@ -139,10 +150,15 @@ class Elastic:
         posts = {uid: Post.read(value.encode()) for uid, value in zip(alive, values, strict=True) if value}
         made = next_record(self._now, alive, posts)
         if made is not None:
+            for uid in alive:
+                if uid in self._now.members and uid not in made.members:
+                    self._cut_off.add(uid)
+                    rank = uid.partition(".")[0]
+                    self._say(f"rank {rank} does not reach all others, which go on without it")
             self._write(made)
         else:
             self._wait_for_members(alive, posts)
-        if any(uid not in self._now.members for uid in posts) and self._called < self._now.epoch:
+        if newcomers(self._now, alive, posts) and self._called < self._now.epoch:
             self._called = self._now.epoch
             self._keys.set(f"call {self._now.epoch}", JOIN)
         self._start_again()
@@ -169,12 +185,19 @@ class Elastic:
     # --- lost ranks
 
     def _start_again(self) -> None:
-        waiting = [rank for rank in self._ranks if rank.number in self._lost and rank.all_gone and rank.link]
-        if not waiting or self.over or self.restarts_left == 0 or not self._keys.check(["trains"]):
+        waiting = [rank for rank in self._ranks if self._waits(rank)]
+        new = [rank for rank in waiting if rank.joined and self._lives[rank.number] == 0]
+        again = [rank for rank in waiting if rank not in new][: self.restarts_left]
+        if not (new or again) or self.over or not self._keys.check(["trains"]):
             return
-        for rank in waiting[: self.restarts_left]:
-            self.restarts_left -= 1
+        self.restarts_left -= len(again)
+        for rank in new + again:
             self._start_life(rank)
+
+    def _waits(self, rank: Rank) -> bool:
+        """For a process; behind a cut line there is no use in one."""
+        can_start = rank.all_gone and rank.link is not None and not (rank.joined and rank.cut_off)
+        return rank.number in self._lost and can_start and self._uid(rank) not in self._cut_off
 
     def _start_life(self, rank: Rank) -> None:
         self._lives[rank.number] = self._lives.get(rank.number, -1) + 1

@@ -13,6 +13,8 @@ from samestep._util import launchers, silence, standard_descriptors
 from samestep._util.unknown_settings import warn_unknown
 from samestep.errors import InvalidArgumentError
 from samestep.launch.arguments import RESTARTED, Options, parse
+from samestep.launch.job_secret import job_secret
+from samestep.launch.join import join
 from samestep.launch.mpirun import LaunchError
 from samestep.launch.network import loopback_is_up, may_leave_host
 from samestep.launch.supervisor import Supervisor
@@ -47,6 +49,8 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
         print(f"{command}: {outer}", file=sys.stderr)
     _allow_descriptors(3 * options.n_ranks + 100)
     try:
+        if options.join is not None:
+            return join(options, job_secret(options, os.environ, print))
         supervisor = Supervisor(options)
     except LaunchError as error:
         return _refuse(command, str(error))
