@@ -15,6 +15,8 @@ KILLED_WITHIN_S = 5.0  # from a loss to the end of the next step
 SILENT_WITHIN_S = 15.0
 ELASTIC = ["--raw", "--min-ranks=1", "--max-restarts=10"]
 TRAINING = "survive/train", "numpy"
+LISTENING = ["--listen=29400"]
+SECRET = {"SAMESTEP_SECRET": "of this laboratory"}
 
 
 @pytest.fixture
@@ -134,6 +136,11 @@ def test_ranks_go_on_soon_without_a_host(lab, run, tmp_path, how, within):
         assert_ended(lab, steps, "2.0", struck_at)
 
 
+def training(folder, n_steps):
+    """A program that takes its time, and one with the same result."""
+    return [program("hosts/survive_hosts", "train", str(folder), n_steps, pause) for pause in (0.005, 0.0)]
+
+
 def behind(steps, uid, size):
     """The error of a rank that was given up; it has ended no step of another size."""
     assert {found["size"] for found in steps.of(uid) if "step" in found} == {size}
@@ -147,7 +154,7 @@ def behind(steps, uid, size):
 def test_the_line_between_two_hosts_is_cut(lab, run, tmp_path, is_mended):
     """Both reach the launcher: the later one is given up, for good."""
     steps, n_steps = Steps(tmp_path), 400 if is_mended else 60
-    words = program("hosts/survive_hosts", "train", str(tmp_path), n_steps)
+    words, quick = training(tmp_path, n_steps)
     job = run(words, "--hosts=node0:1,node1:1,node2:1")
     steps.await_step(job, "2.0", 5)
     cut_at = time.time()
@@ -158,18 +165,74 @@ def test_the_line_between_two_hosts_is_cut(lab, run, tmp_path, is_mended):
     found, err = result(job)
     taken = steps.first_with("0.0", 2) - cut_at
     print(f"the next step ended after {taken:.2f} s")
-    assert found == undisturbed(tmp_path, *words)
+    assert found == undisturbed(tmp_path, *quick)
     assert "rank 2 does not reach all others, which go on without it" in err
     assert "does not reach all of them" in behind(steps, "2.0", 3)
     assert not steps.of("2.1")  # nobody is started behind the line
     assert taken < SILENT_WITHIN_S + 15.0
 
 
+@pytest.fixture
+def join(lab, tmp_path):
+    """Starts `samestep run --join` on a host."""
+    made = []
+
+    def begin(host, words):
+        command = [*RUN_COMMAND, "--join=10.78.0.1:29400", "-n1", *words]
+        made.append(lab.start(host, command, cwd=tmp_path, env=SECRET))
+        return made[-1]
+
+    yield begin
+    for process in made:
+        process.kill()
+        process.communicate(timeout=PATIENCE_S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["drop", "power_off"])
+def test_a_rank_joins_from_another_host_which_is_lost(lab, run, join, tmp_path, how):
+    steps = Steps(tmp_path)
+    words, quick = training(tmp_path, 600)
+    job = run(words, "-n2", *LISTENING, env=SECRET)
+    steps.await_step(job, "1.0", 5)
+    joined = join("node1", words)
+    steps.await_step(job, "2.1", 5)
+    struck_at = time.time()
+    getattr(lab, how)(1)
+    found, err = result(job)
+    noted = [note["at"] for note in steps.of("0.0") if note.get("size") == 2 and note["at"] > struck_at]
+    assert "rank 2 on node1 joins the job" in err and "2 of 3 ranks are left" in err
+    assert min(noted) - struck_at < SILENT_WITHIN_S
+    if how == "drop":
+        said, _ = joined.communicate(timeout=PATIENCE_S)
+        assert joined.returncode == 1
+        assert "has ended, or its launcher cannot be reached, so the ranks here have ended, too" in said
+    assert found == undisturbed(tmp_path, *quick)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lab", [3], indirect=True)
+def test_a_newcomer_that_does_not_reach_all_is_not_taken_in(lab, run, join, tmp_path):
+    steps = Steps(tmp_path)
+    words, quick = training(tmp_path, 600)
+    lab.cut(1, 2)
+    job = run(words, "--hosts=node0:1,node1:1", *LISTENING, env=SECRET)
+    steps.await_step(job, "1.0", 5)
+    joined = join("node2", words)
+    found, err = result(job)
+    joined.communicate(timeout=PATIENCE_S)
+    assert joined.returncode == 0  # as that of the job
+    assert "rank 2 does not reach all others, which go on without it" in err
+    assert "does not reach all of them" in next(note["error"] for note in steps.of("2.1") if "error" in note)
+    assert {note["size"] for note in steps.of("1.0") if "step" in note} == {2}
+    assert found == undisturbed(tmp_path, *quick)
+
+
 @pytest.mark.slow
 def test_a_line_is_mended_after_its_ranks_were_given_up(lab, run, tmp_path):
     """They never touch the others again, and the job ends as it does without them."""
     steps = Steps(tmp_path)
-    words = program("hosts/survive_hosts", "train", str(tmp_path), 600)
+    words, quick = training(tmp_path, 600)
     job = run(words, "--hosts=node0:2,node1:1")
     steps.await_step(job, "2.0", 5)
     lab.drop(1)
@@ -178,7 +241,7 @@ def test_a_line_is_mended_after_its_ranks_were_given_up(lab, run, tmp_path):
     found, err = result(job)
     assert "rank 2 (pid " in err
     assert {found["size"] for found in steps.of("2.0") if "step" in found} == {3}
-    assert found == undisturbed(tmp_path, *words)
+    assert found == undisturbed(tmp_path, *quick)
 
 
 def assert_ended(lab, steps, uid, struck_at):
@@ -196,8 +259,7 @@ def assert_ended(lab, steps, uid, struck_at):
 @pytest.mark.parametrize(("act", "uid"), [("meet", "1.0"), ("meet", "1.1"), ("ask", "1.0")])
 def test_a_rank_behind_a_cut_line_says_that_it_ends(lab, act, uid):
     """It has left its epoch, or is a newcomer, or asks whether there is one."""
-    env = {"SAMESTEP_SECRET": "of this laboratory"}
-    pipes = {"stdin": subprocess.PIPE, "env": env}
+    pipes = {"stdin": subprocess.PIPE, "env": SECRET}
     file = "hosts/survive_hosts"
     store = lab.start("node0", [sys.executable, *program(file, "keep_store")], **pipes)
     port = json.loads(store.stdout.readline())["port"]

@@ -16,7 +16,7 @@ N_ITEMS = 200
 UID = os.environ.get("SAMESTEP_UID", "0.0")
 
 
-def train(folder, n_steps=60):
+def train(folder, n_steps=60, pause=0.005):
     """Each rank notes its steps and its error in a file of its own, for nothing that it prints passes a cut line."""
     x = np.random.RandomState(3).standard_normal(N_ITEMS)
     with (Path(folder) / UID).open("w", buffering=1) as log:
@@ -31,7 +31,7 @@ def train(folder, n_steps=60):
                     for shard in step:
                         grads = np.full(3, x[shard.items].sum()) - state.mean
                         total.add(grads, shard=shard.index, weight=len(shard))
-                        time.sleep(0.005)
+                        time.sleep(pause)
                     state.mean = state.mean + 0.1 * total.mean()
                 log.write(json.dumps({"at": time.time(), "step": state.step, "size": backend.size}) + "\n")
         except ss.Error as error:
