@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -89,9 +90,10 @@ def await_file(path, launcher):
 def test_ranks_join_and_get_the_state(launch, tmp_path):
     """Whatever their own host says of transports: all ranks need the same."""
     words = program("survive/train", "grows", str(tmp_path), 4)
-    job = launch(words)
+    job = launch(words, "--logs", str(tmp_path / "logs"))
     joined = launch(words, joins=job, env={**SECRET, "SAMESTEP_NATIVE_TRANSPORT": "tcp"})
     assert job.result() == [*undisturbed(tmp_path), "4"]
+    assert "rank 3 has gone on from step" in (tmp_path / "logs" / "rank_3.out").read_text()
     assert joined.code() == 0
     assert "rank 2 joins the job" in job.err and "rank 3 joins the job" in job.err
     assert joined.out == ""
@@ -166,6 +168,16 @@ def test_a_stranger_is_refused_and_told_why_at_both_ends(launch, tmp_path):
     assert not (tmp_path / "rank 1.1").exists()
     launch(words, joins=job, n=1)
     assert job.result() == [*undisturbed(tmp_path), "2"]
+
+
+def test_a_port_that_is_taken(tmp_path):
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = [*RUN_COMMAND, "-n1", "--min-ranks=1", f"--listen={port}", "--no-python", "true"]
+        env = {**os.environ, **SECRET}
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=env)
+    assert done.returncode == 2
+    assert f"cannot listen at port {port}: Address already in use" in done.stderr
 
 
 def test_nobody_listens(launch, tmp_path):

@@ -109,11 +109,13 @@ class Options:
 
     def log_files(self) -> dict[tuple[int, int], str]:
         """Name of the file in `logs` for each (rank of the whole job, 1 or 2) that this run starts."""
-        return {
-            (rank, fd): name.format(rank=rank, node=self.node_rank, local_rank=rank - self.first_rank)
-            for rank in range(self.first_rank, self.first_rank + self.n_ranks)
-            for fd, name in zip((1, 2), self.log_names, strict=True)
-        }
+        ranks = range(self.first_rank, self.first_rank + self.n_ranks)
+        return {(rank, fd): self.log_file(rank, fd) for rank in ranks for fd in (1, 2)}
+
+    def log_file(self, rank: int, fd: int) -> str:
+        """The same for any rank, such as one that joins."""
+        local_rank = rank - self.first_rank
+        return self.log_names[fd - 1].format(rank=rank, node=self.node_rank, local_rank=local_rank)
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:

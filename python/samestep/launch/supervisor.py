@@ -27,6 +27,7 @@ from samestep.launch.exit_status import ProcessExit
 from samestep.launch.job import LaunchedJob, Program
 from samestep.launch.job_secret import job_secret
 from samestep.launch.loop import Loop
+from samestep.launch.mpirun import LaunchError
 from samestep.launch.output import Output, open_logs
 from samestep.launch.programs import programs
 from samestep.launch.ranks import Rank, Ranks
@@ -86,7 +87,8 @@ class Supervisor:
 
         logs = {}
         if options.logs:
-            logs = open_logs(options.logs, options.log_files(), append=options.n_restarts > 0)
+            names, again = options.log_files(), options.n_restarts > 0
+            logs = open_logs(options.logs, names, append=again, later=options.log_file)
         self._output = Output(
             self._loop, raw=options.raw, logs=logs, on_lost=self._on_output_lost, shown=options.shown
         )
@@ -94,7 +96,10 @@ class Supervisor:
         hosts = [host.name for host in options.hosts]
         self._leaves = bool(hosts or options.mpi) and network.may_leave_host(hosts)
         self._leaves |= options.listen is not None
-        server, addresses = network.listen(everywhere=self._leaves, port=options.listen or 0)
+        try:
+            server, addresses = network.listen(everywhere=self._leaves, port=options.listen or 0)
+        except OSError as error:
+            raise LaunchError(f"cannot listen at port {options.listen or 0}: {error.strerror}") from error
         where = {"host": socket.gethostname(), "addresses": addresses, "token": secrets.token_hex(16)}
         where |= {"network": network_identity(), "port": server.getsockname()[1]}
         if options.listen is not None:

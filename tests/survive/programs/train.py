@@ -80,6 +80,8 @@ def grows(folder, n_at_end=1, waits=False, fails=False):
     sampler, total = sampler_and_total(backend, 8)
     (folder / f"rank {UID}").write_text(str(os.getpid()))
     state = ss.TrainState(backend, w=np.zeros(N_FEATURES), sampler=sampler, save=folder / "state.npz")
+    if state.step:
+        print(f"rank {UID[0]} has gone on from step {state.step}", flush=True)
     for step in state.steps(epochs=EPOCHS):
         with step:
             if backend.rank == 0 and state.step == 3:
