@@ -90,6 +90,14 @@ def test_a_newcomer_does_not_wait_for_ever(tmp_path):
     assert "they have not within 1 s, the timeout of initialize" in err
 
 
+def test_a_newcomer_that_cannot_be_connected_does_not_end_the_others(monkeypatch, tmp_path):
+    monkeypatch.setenv("SAMESTEP_NATIVE_TRANSPORT", "tcp")
+    words = ["--min-ranks", "1", "--max-restarts", "1"]
+    code, found, err = run("cannot_be_connected", str(tmp_path), n=3, words=words)
+    assert (code, found) == (0, [[[200.0, 200.0], [2, 3]]]), err
+    assert "UnavailableError: no port is free" in err
+
+
 def test_training_begins_anew_where_no_rank_is_left_that_had_the_state(tmp_path):
     words = ["--min-ranks", "1", "--max-restarts", "1"]
     code, found, err = run("loses_all_that_had_the_state", str(tmp_path), words=words)

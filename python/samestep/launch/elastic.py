@@ -51,7 +51,7 @@ class Elastic:
         say: Callable[[str], None],
     ) -> None:
         self._loop, self._ranks, self._start, self._kill, self._say = loop, ranks, start, kill, say
-        self._min_ranks, self.restarts_left, self._chaos_s = min_ranks, max_restarts, chaos_s
+        self._min_ranks, self._restarts_left, self._chaos_s = min_ranks, max_restarts, chaos_s
         self._store = TCPStore(where, 0, is_master=True, secret=secret.encode())
         self._keys = PrefixStore(PLACE, self._store)
         self._lives: dict[int, int] = {}
@@ -67,6 +67,8 @@ class Elastic:
         self._called = 0  # the last epoch whose members know of newcomers
         self.exit_code: int | None = None
         """Of the members that have ended as they should: then nobody is started again."""
+        self.starts = True
+        """Whether more ranks are started."""
         self.failed = False
         """There are too few members to go on, or what rank 0 was to write is missing."""
 
@@ -126,7 +128,7 @@ class Elastic:
     # --- the epochs
 
     def _uid(self, rank: Rank) -> str:
-        return f"{rank.in_job}.{self._lives[rank.number]}"
+        return f"{rank.in_job}.{self._lives.get(rank.number, 0)}"
 
     def _alive(self) -> list[str]:
         running = [rank for rank in self._ranks if rank.ending is None and rank.number not in self._lost]
@@ -187,10 +189,10 @@ class Elastic:
     def _start_again(self) -> None:
         waiting = [rank for rank in self._ranks if self._waits(rank)]
         new = [rank for rank in waiting if rank.joined and self._lives[rank.number] == 0]
-        again = [rank for rank in waiting if rank not in new][: self.restarts_left]
-        if not (new or again) or self.over or not self._keys.check(["trains"]):
+        again = [rank for rank in waiting if rank not in new][: self._restarts_left]
+        if not (new or again) or self.over or not self.starts or not self._keys.check(["trains"]):
             return
-        self.restarts_left -= len(again)
+        self._restarts_left -= len(again)
         for rank in new + again:
             self._start_life(rank)
 

@@ -267,7 +267,7 @@ class Supervisor:
             return
         self._end = end
         if self._elastic is not None:
-            self._elastic.restarts_left = 0
+            self._elastic.starts = False
         running = [
             rank for rank in self._ranks if rank.ending is None and not (rank.joined and rank.all_gone)
         ]

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import samestep as ss
+from samestep.rendezvous import mesh
 
 UID = os.environ.get("SAMESTEP_UID", "")
 
@@ -165,6 +166,27 @@ def waits_in_vain(folder):
             backend.barrier()
             state.w = state.w + 1
     result(*backend.allgather_object(state.w.tolist()))
+
+
+def cannot_be_connected(folder):
+    """Rank 1 is started again where no port is free, so that the ranks cannot be connected while it is one of them."""
+    backend, back = ss.initialize(timeout=20.0), os.path.join(folder, "back")
+    if UID == "1.1":
+        mesh._listen = lambda *_: (None, "no port is free")
+        open(back, "w").close()
+    state = ss.TrainState(backend, w=np.zeros(2))
+    known = {backend.size}
+    for step in state.steps(steps=200):
+        with step:
+            if state.step == 2:
+                die("1.0")
+            while state.step == 5 and not os.path.exists(back):
+                time.sleep(0.01)
+            known.add(backend.size)
+            backend.barrier()
+            state.w = state.w + 1
+            time.sleep(0.01)
+    result(state.w.tolist(), sorted(known))
 
 
 def has_two_states():
