@@ -36,8 +36,10 @@ def test_a_failure_after_others_have_ended_is_one():
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_result_that_rank_0_did_not_live_to_write_is_missed(rank):
-    code, _, _ = run("is_killed_after_the_loop", rank, n=3)
+    code, _, err = run("is_killed_after_the_loop", rank, n=3)
     assert (code != 0) == (rank == 0)
+    said = "rank 0, the first of those that were left, was lost behind the loop with its result"
+    assert (said in err) == (rank == 0)
 
 
 def test_parts_are_set_back_after_a_step_error():

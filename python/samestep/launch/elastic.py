@@ -120,7 +120,13 @@ class Elastic:
             self._look_now()
         if self.over and not self._members_alive():
             # Had rank 0 been lost in the last step, another would be rank 0. Behind the loop its result is missing.
-            self.failed |= self._now.members[0] not in self._well
+            first = self._now.members[0]
+            if first not in self._well and not self.failed:
+                self.failed = True
+                number = first.partition(".")[0]
+                self._say(
+                    f"rank {number}, the first of those that were left, was lost behind the loop with its result"
+                )
             for rank in self._ranks:  # newcomers, for which it is too late
                 if rank.ending is None and rank.number not in self._lost:
                     self._kill(rank)
