@@ -38,7 +38,7 @@ def test_a_failure_after_others_have_ended_is_one():
 def test_a_result_that_rank_0_did_not_live_to_write_is_missed(rank):
     code, _, err = run("is_killed_after_the_loop", rank, n=3)
     assert (code != 0) == (rank == 0)
-    said = "rank 0, the first of those that were left, was lost behind the loop with its result"
+    said = "rank 0, the first of those that were left, was lost behind the loop"
     assert (said in err) == (rank == 0)
 
 

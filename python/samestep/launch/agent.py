@@ -325,6 +325,11 @@ def _split_off() -> None:
     processes.die_with_parent(stub, signal.SIGTERM)
 
 
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        os.write(2, f"samestep: {text}\n".encode())
+
+
 def main() -> NoReturn:
     """Under `mpirun` splits into stub and agent, in a remote shell into an agent for each rank; serves."""
     bootstrap = read_bootstrap()
@@ -336,16 +341,13 @@ def main() -> NoReturn:
     hello = {"host": socket.gethostname(), **rank_and_size(bootstrap)}
     link, channel = connect(bootstrap)
     link.sendall(channel.seal(frames.HELLO, hello))
-    own = bootstrap.get("own")
+    if (own := bootstrap.get("own")) is None:
+        Agent(link, channel).run()
+        sys.exit(0)
     job = f"the job at {bootstrap['host']}:{bootstrap['port']}"
-    if own:
-        print(
-            f"samestep: joined {job}, whose launcher shows what the ranks print", file=sys.stderr, flush=True
-        )
+    _say(f"joined {job}, whose launcher shows what the ranks print")
     code = Agent(link, channel, own).run()
-    if own:
-        lost = f"{job} has ended, or its launcher cannot be reached, so the ranks here have ended, too"
-        print(
-            "samestep:", lost if code is None else f"{job} has ended with exit code {code}", file=sys.stderr
-        )
-    sys.exit(code if code is not None else 1 if own else 0)
+    lost = "has ended, or its launcher cannot be reached, so the ranks here have ended, too"
+    how = lost if code is None else f"has ended with exit code {code}"
+    _say(f"{job} {how}")
+    sys.exit(1 if code is None else code)

@@ -57,9 +57,7 @@ class Elastic:
         self._lives: dict[int, int] = {}
         # Ranks whose process has ended, or that have joined, and that have not been started since.
         self._lost: set[int] = set()
-        self._cut_off: set[str] = (
-            set()
-        )  # uids of those that were given up because they do not reach the others
+        self._cut_off: set[str] = set()  # uids of members that were given up though they live
         self._now = Record(0, [], 0, 0, True)
         self._left_at: float | None = None  # when the first member left this epoch
         self._struck: set[str] = set()  # uids of those that chaos has killed
@@ -123,12 +121,9 @@ class Elastic:
             first = self._now.members[0]
             if first not in self._well and not self.failed:
                 self.failed = True
-                number = first.partition(".")[0]
-                self._say(
-                    f"rank {number}, the first of those that were left, was lost behind the loop with its result"
-                )
+                self._say(f"{_rank_of(first)}, the first of those that were left, was lost behind the loop")
             for rank in self._ranks:  # newcomers, for which it is too late
-                if rank.ending is None and rank.number not in self._lost:
+                if rank.runs:
                     self._kill(rank)
 
     # --- the epochs
@@ -137,8 +132,7 @@ class Elastic:
         return f"{rank.in_job}.{self._lives.get(rank.number, 0)}"
 
     def _alive(self) -> list[str]:
-        running = [rank for rank in self._ranks if rank.ending is None and rank.number not in self._lost]
-        return [self._uid(rank) for rank in running if rank.number in self._lives]
+        return [self._uid(rank) for rank in self._ranks if rank.runs]
 
     def _members_alive(self) -> list[str]:
         alive = self._alive()
@@ -161,8 +155,7 @@ class Elastic:
             for uid in alive:
                 if uid in self._now.members and uid not in made.members:
                     self._cut_off.add(uid)
-                    rank = uid.partition(".")[0]
-                    self._say(f"rank {rank} does not reach all others, which go on without it")
+                    self._say(f"{_rank_of(uid)} does not reach all others, which go on without it")
             self._write(made)
         else:
             self._wait_for_members(alive, posts)
@@ -187,7 +180,7 @@ class Elastic:
         self._left_at = self._left_at or time.monotonic()
         if self._now.epoch and time.monotonic() - self._left_at > max(post.seconds for post in came):
             for rank in self._ranks:
-                if rank.ending is None and self._uid(rank) in late:
+                if rank.runs and self._uid(rank) in late:
                     self._kill(rank)
 
     # --- lost ranks
@@ -223,3 +216,7 @@ class Elastic:
             self._struck.add(uid)
             self._kill(next(rank for rank in self._ranks if self._uid(rank) == uid))
         self._plan_chaos()
+
+
+def _rank_of(uid: str) -> str:
+    return f"rank {uid.partition('.')[0]}"

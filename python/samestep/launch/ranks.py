@@ -54,6 +54,11 @@ class Rank:
     joined: bool = False
 
     @property
+    def runs(self) -> bool:
+        """Its process has not ended, as far as is known; that of a rank that has joined has been started."""
+        return self.ending is None and not self.all_gone
+
+    @property
     def name(self) -> str:
         """The name in messages."""
         return f"rank {self.in_job}"

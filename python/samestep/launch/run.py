@@ -35,11 +35,10 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
     """
     standard_descriptors.open_closed()
     options = parsed()
-    env = {**os.environ, **options.env}
-    if why := _what_is_missing() or _why_not(options) or _why_no_patience(env):
+    if why := _what_is_missing() or _why_not(options):
         return _refuse(command, why)
     _warn_of_variables(command, options)
-    _settings.set_here(_settings.HEARTBEAT, _settings.get(_settings.HEARTBEAT, env))
+    _settings.set_here(_settings.HEARTBEAT, _settings.get(_settings.HEARTBEAT, {**os.environ, **options.env}))
     if options.cluster:
         where = f"node {options.node_rank} of {options.n_nodes}, and node 0 is {options.master_addr}"
         print(
@@ -49,10 +48,11 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
         print(f"{command}: {outer}", file=sys.stderr)
     _allow_descriptors(3 * options.n_ranks + 100)
     try:
+        silence.patience()  # which this process needs, too
         if options.join is not None:
             return join(options, job_secret(options, os.environ, print))
         supervisor = Supervisor(options)
-    except LaunchError as error:
+    except (LaunchError, InvalidArgumentError) as error:
         return _refuse(command, str(error))
     except OSError as error:
         return _refuse(command, f"{error.strerror}: {error.filename}" if error.filename else str(error))
@@ -96,15 +96,6 @@ def _what_is_missing() -> str:
         return f"there is no working folder ({error.strerror}): it has been deleted; cd to one that exists"
     if not loopback_is_up():
         return "the loopback interface is down, so no rank can reach another; as root: ip link set lo up"
-    return ""
-
-
-def _why_no_patience(env: Mapping[str, str]) -> str:
-    """What is wrong with the setting that this process needs itself; else ""."""
-    try:
-        silence.patience(env)
-    except InvalidArgumentError as error:
-        return str(error)
     return ""
 
 

@@ -226,11 +226,8 @@ class Supervisor:
             assert self._elastic is not None and rank.link is not None
             reached_at = rank.link.getsockname()[0]  # by its agent
             rank.pid, rank.ending, rank.all_gone = 0, None, False
-            at = (
-                plan.places([one.host for one in self._ranks])[rank.number]
-                if rank.joined
-                else places[rank.number]
-            )
+            joined = plan.places([one.host for one in self._ranks])[len(places) :]
+            at = [*places, *joined][rank.number]
             start(rank, at, plan.membership(f"{reached_at}:{self._elastic.port}", uid))
 
         from samestep.launch.elastic import Elastic  # and with it the store
@@ -268,10 +265,7 @@ class Supervisor:
         self._end = end
         if self._elastic is not None:
             self._elastic.starts = False
-        running = [
-            rank for rank in self._ranks if rank.ending is None and not (rank.joined and rank.all_gone)
-        ]
-        self._running_at_end = [rank.in_job for rank in running]
+        self._running_at_end = [rank.in_job for rank in self._ranks if rank.runs]
         for delay, signum in end.signals:
             self._loop.after(delay, partial(self._signal_ranks, signum))
         self._loop.after(end.signals[-1][0] + _GIVE_UP_S, self._give_up)
