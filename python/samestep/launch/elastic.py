@@ -114,7 +114,8 @@ class Elastic:
                 n_left = len(self._members_alive())
                 self.failed = n_left < self._min_ranks
                 then = f"fewer than --min-ranks {self._min_ranks}" if self.failed else "the others go on"
-                self._say(f"{rank.ending}: {n_left} of {len(self._now.members)} ranks are left, {then}")
+                n_before = len({*self._now.members, uid})  # the record without it may be written already
+                self._say(f"{rank.ending}: {n_left} of {n_before} ranks are left, {then}")
             self._look_now()
         if self.over and not self._members_alive():
             # Had rank 0 been lost in the last step, another would be rank 0. Behind the loop its result is missing.
