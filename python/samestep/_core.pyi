@@ -4,6 +4,7 @@ from typing import Any, TypeVar
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def set_warning_callback(callback: Callable[..., Any], warn_after: float) -> None: ...
+def set_patience(seconds: float) -> None: ...
 
 class ArrayInfo(tuple[Any, ...]):
     dtype: str

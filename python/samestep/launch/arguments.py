@@ -28,6 +28,8 @@ examples:
   samestep run --hosts a:2,b:2 train.py          two ranks on each of two hosts, by ssh
   samestep run -n 2 --nnodes 2 --node-rank 0 --master-addr a train.py
                                                  the same, started on each host; 1 on the other
+  samestep run -n 2 --min-ranks 1 --listen 29400 train.py
+  samestep run -n 2 --join a:29400 train.py      two more ranks, from another host, while it runs
 
 exit code: that of the first rank that failed, 128 + the signal that killed it, or 0;
 130 after Ctrl-C, 143 after SIGTERM, 124 after --timeout, 2 for a wrong command line.
@@ -58,6 +60,8 @@ class Options:
       max_restarts: how often to start all ranks anew after one has failed.
       n_restarts: how often that has happened.
       min_ranks: the job goes on after a loss with so many ranks, and lost ranks are started again; None: it ends.
+      listen: the port at which more ranks may join; 0: a free one; None: none may.
+      join: host and port of the launcher whose job these ranks join; None: this is a job of its own.
       chaos_s: kill a random rank so often, in seconds, on average; None: never.
       jax: let JAX programs on CPU use samestep between ranks, unless they select another implementation; None: if this
         version of JAX has been tested.
@@ -87,6 +91,8 @@ class Options:
     n_restarts: int = 0
     min_ranks: int | None = None
     chaos_s: float | None = None
+    listen: int | None = None
+    join: tuple[str, int] | None = None
     jax: bool | None = None
     rank_argument: str = ""
 
@@ -103,11 +109,13 @@ class Options:
 
     def log_files(self) -> dict[tuple[int, int], str]:
         """Name of the file in `logs` for each (rank of the whole job, 1 or 2) that this run starts."""
-        return {
-            (rank, fd): name.format(rank=rank, node=self.node_rank, local_rank=rank - self.first_rank)
-            for rank in range(self.first_rank, self.first_rank + self.n_ranks)
-            for fd, name in zip((1, 2), self.log_names, strict=True)
-        }
+        ranks = range(self.first_rank, self.first_rank + self.n_ranks)
+        return {(rank, fd): self.log_file(rank, fd) for rank in ranks for fd in (1, 2)}
+
+    def log_file(self, rank: int, fd: int) -> str:
+        """The same for any rank, such as one that joins."""
+        local_rank = rank - self.first_rank
+        return self.log_names[fd - 1].format(rank=rank, node=self.node_rank, local_rank=local_rank)
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
@@ -135,6 +143,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
         if flags.hosts:
             ours.error("--hosts and --hostfile exclude each other")
         flags.hosts = flags.hostfile
+    _check_join(ours, flags)
     cluster = _ask_cluster(ours, flags, env)
     hosts = flags.hosts or ()
     n_from_hosts = sum(host.n_ranks for host in hosts)
@@ -173,6 +182,8 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
         n_restarts=flags.restarted,
         min_ranks=flags.min_ranks,
         chaos_s=flags.chaos,
+        listen=flags.listen,
+        join=flags.join,
         jax=flags.jax,
     )
 
@@ -186,7 +197,7 @@ _PORT = 29500  # of a job of several runs, which could not tell each other of a 
 def _ask_cluster(parser: argparse.ArgumentParser, flags: argparse.Namespace, env: Mapping[str, str]) -> str:
     """Completes the flags by what the cluster system says; returns its name, "" for none."""
     found = None
-    if not (flags.hosts or flags.mpi or flags.node_rank is not None or flags.nnodes == 1):
+    if not (flags.hosts or flags.mpi or flags.join or flags.node_rank is not None or flags.nnodes == 1):
         try:
             found = clusters.nodes(env, socket.getfqdn(), flags.nnodes)
         except ValueError as error:
@@ -220,6 +231,10 @@ def _check_losses(parser: argparse.ArgumentParser, flags: argparse.Namespace, n_
     if flags.min_ranks is None:
         if flags.chaos is not None:
             parser.error("--chaos kills ranks, and needs --min-ranks K: with how many the job goes on")
+        if flags.listen is not None:
+            parser.error(
+                "--listen lets ranks join, and needs --min-ranks K: the job goes on when they are lost"
+            )
         return
     if flags.min_ranks > n_ranks:
         parser.error(f"--min-ranks {flags.min_ranks}, but there are {n_ranks} ranks")
@@ -227,6 +242,16 @@ def _check_losses(parser: argparse.ArgumentParser, flags: argparse.Namespace, n_
         parser.error("--min-ranks and --mpi exclude each other: MPI ends the job when a rank is lost")
     if flags.nnodes > 1:
         parser.error("--min-ranks is for one run that starts all ranks, as with --hosts; leave --nnodes out")
+
+
+def _check_join(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> None:
+    of_ranks = ("join", "n", "module", "no_python", "native", "env", "secret_file")
+    given = [name for name, value in vars(flags).items() if value != parser.get_default(name)]
+    others = [name for name in given if name not in of_ranks]
+    if flags.join is not None and others:
+        parser.error(
+            f"--{others[0].replace('_', '-')} is for the launcher of the job, which --join does not start"
+        )
 
 
 def parser() -> CommandLine:
@@ -283,6 +308,9 @@ def parser() -> CommandLine:
     add("--min-ranks", type=whole_number, metavar="K", help=goes_on)
     chaos = "with --min-ranks: kill a random rank about every S seconds, to try the program"
     add("--chaos", type=_seconds, metavar="S", help=chaos)
+    listen = "with --min-ranks: port at which more ranks may join while the job runs; 0: a free one"
+    add("--listen", type=port_or_0, metavar="P", help=listen)
+    add("--join", type=_address, metavar="HOST:P", help="the ranks join the job whose launcher listens there")
     add(RESTARTED, type=count, default=0, help=argparse.SUPPRESS)
     add("--master-addr", metavar="HOST", help="MASTER_ADDR of the ranks (default: the first host)")
     add("--master-port", type=port, metavar="P", help="MASTER_PORT of the ranks (default: a free port)")
@@ -358,6 +386,18 @@ def port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
         raise argparse.ArgumentTypeError(f"{text!r} is not a port, 1 to 65535")
     return int(text)
+
+
+def port_or_0(text: str) -> int:
+    """For argparse: a port number, or 0 for a free one."""
+    return 0 if text == "0" else port(text)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, number = text.rpartition(":")
+    if not (host and colon):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address as HOST:PORT")
+    return host.strip("[]"), port(number)
 
 
 def _hosts(text: str) -> tuple[HostSlots, ...]:

@@ -12,7 +12,7 @@ From an agent:
 * `DONE`: everything that the rank started is gone, too.
 
 From the launcher: `START` (JSON: argv, env, cwd, stdin, live), `INPUT` (bytes for rank 0, none at the end),
-`SIGNAL` (JSON: a number), `LEAVE`.
+`SIGNAL` (JSON: a number), `LEAVE` (JSON: the exit code of the job, for agents of `samestep run --join`).
 """
 
 from __future__ import annotations

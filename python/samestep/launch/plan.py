@@ -160,10 +160,10 @@ def membership(address: str, uid: str) -> dict[str, str]:
     return {_settings.MEMBERSHIP: address, _settings.UID: uid}
 
 
-def for_other_hosts(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `env` that ranks on other hosts need to find the same programs and settings."""
+def for_other_hosts(env: Mapping[str, str], *, paths: bool = True) -> dict[str, str]:
+    """The variables of `env` that ranks on other hosts need to find the same settings and, by `paths`, programs."""
     return {
         name: value
         for name, value in env.items()
-        if name in _FOR_OTHER_HOSTS or name.startswith(_PREFIXES_FOR_OTHER_HOSTS)
+        if (paths and name in _FOR_OTHER_HOSTS) or name.startswith(_PREFIXES_FOR_OTHER_HOSTS)
     }

@@ -44,6 +44,7 @@ class Rendezvous:
     Attributes:
       rank, size: of this rank.
       private: only ranks of this job, or processes of this user, can read the store.
+      unanswered: ranks whose hosts have not answered this one when it wanted to connect, if that has failed.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float, *, owned: bool) -> None:
@@ -51,6 +52,7 @@ class Rendezvous:
         self.private = store.private
         self._store = store
         self._owned = owned
+        self.unanswered: list[int] = []
         self._keys = PrefixStore(RESERVED, store)
         self._timeout = timeout
         self._n_exchanges = 0

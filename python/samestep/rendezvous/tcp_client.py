@@ -252,7 +252,7 @@ def _received(link: socket.socket, patience: float) -> bytes:
     until = time.monotonic() + patience
     while (left := until - time.monotonic()) > 0 and not _can_be_read(link, min(left, _LOOK_S)):
         if silence.is_silent(link):
-            raise ConnectionAbortedError("its host has been silent for 7 s")
+            raise ConnectionAbortedError(f"its host has been silent for {silence.of_launcher():g} s")
     link.settimeout(0.001)  # it is there, or too late
     return link.recv(1 << 16)
 

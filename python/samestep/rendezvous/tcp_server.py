@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from samestep._util import users
+from samestep._util import silence, users
 from samestep._util.json_layout import Many, fits, loads
 from samestep._util.strangers import Strangers, warn
 from samestep.errors import InvalidArgumentError
@@ -130,8 +130,7 @@ class Server:
         accept(link, address)
 
     def _accept(self, link: socket.socket, address: Any) -> None:
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        silence.notice_silence(link)
         self._add(Connection(link, address_text(*address[:2]), self._secret, is_proof=self.private))
         if (oldest := self._strangers.add(link)) is not None:
             self._drop(self._connections[oldest])

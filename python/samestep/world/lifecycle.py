@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from samestep import _core, _settings
-from samestep._util import launchers, standard_descriptors, unknown_settings
+from samestep._util import launchers, silence, standard_descriptors, unknown_settings
 from samestep._util.deadline import seconds
 from samestep._util.text import error_line
 from samestep.backend import Backend
@@ -270,11 +270,12 @@ def prepare_core() -> None:
     """Prepare the process, and apply the variables that concern the whole core, before the first group is opened.
 
     Raises:
-      InvalidArgumentError: `SAMESTEP_WARN_AFTER` or `SAMESTEP_ISA` has an impossible value.
+      InvalidArgumentError: `SAMESTEP_WARN_AFTER`, `SAMESTEP_HEARTBEAT` or `SAMESTEP_ISA` has an impossible value.
     """
     standard_descriptors.open_closed()
     warn_after = _seconds("warning", None, _settings.WARN_AFTER, DEFAULT_WARN_AFTER)
     _core.set_warning_callback(warn, warn_after)
+    _core.set_patience(silence.patience())
     if launchers.launcher().rank == 0:  # once is enough for a job
         unknown_settings.warn_unknown(warn)
     if isa := _settings.get(_settings.ISA):

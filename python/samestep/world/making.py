@@ -23,6 +23,7 @@ __all__ = ["CLASSES", "regroup", "until_met", "world_over"]
 CLASSES: dict[str, type[Backend]] = {"mpi": MPIBackend, "nccl": NCCLBackend, "native": NativeBackend}
 _T = TypeVar("_T")
 _MOST_ATTEMPTS = 8  # to connect the ranks of a job that goes on after a loss
+_MOST_OF_NEWCOMERS = 2  # then they end, and the others go on without them
 
 
 def world_over(  # noqa: PLR0917 - as they were found, one after the other
@@ -144,10 +145,11 @@ def until_met(goes_on: Member, meet: Callable[[], Rendezvous], opened: Callable[
         try:
             made = opened(met)
         except (PeerLostError, TimeoutError, UnavailableError):
-            if goes_on.n_attempts >= _MOST_ATTEMPTS:
+            is_new = goes_on.is_restarted and not goes_on.has_met
+            if goes_on.n_attempts >= (_MOST_OF_NEWCOMERS if is_new else _MOST_ATTEMPTS):
                 raise
         else:
-            goes_on.n_attempts = 0
+            goes_on.n_attempts, goes_on.has_met = 0, True
             return made
 
 
