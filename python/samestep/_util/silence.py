@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 import struct
 
-__all__ = ["is_silent", "notice_silence"]
-
 _PATIENCE_MS = 7000
 _TCP_INFO = struct.Struct("=8B13I")
 

@@ -32,8 +32,6 @@ from samestep.rendezvous.rendezvous import join
 from samestep.rendezvous.tcp_store import TCPStore
 from samestep.world import bootstrap_native, lifecycle
 
-__all__ = ["NAME", "register_collective_backend"]
-
 NAME = "SAMESTEP"
 _POLL_S = 0.05
 _OPERATORS: dict[Any, Any] = {

@@ -17,8 +17,6 @@ from samestep.errors import Error
 from samestep.launch import plan
 from samestep.world.lifecycle import finalize
 
-__all__ = ["SamestepConfig"]
-
 
 @dataclass
 class SamestepConfig(BackendConfig):

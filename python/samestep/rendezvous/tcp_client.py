@@ -26,8 +26,6 @@ from samestep.rendezvous.table import RESULTS
 from samestep.rendezvous.tcp_address import address_text
 from samestep.rendezvous.tcp_connection import CLOSED, LARGEST_FRAME, LEAVE, OPEN, REFUSAL, REQUEST, RESULT
 
-__all__ = ["Client"]
-
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # between attempts to connect
 _RESULTS = {**RESULTS, "await": RESULTS["missing"]}
 _CONNECT_S = 10.0  # for a host to answer at all

@@ -32,17 +32,6 @@ from samestep.world.making import CLASSES, regroup, until_met, world_over
 if TYPE_CHECKING:
     from samestep.rendezvous.rendezvous import Rendezvous
 
-__all__ = [
-    "Missing",
-    "finalize",
-    "get_distributed_backend",
-    "initialize",
-    "initialized",
-    "missing",
-    "note_world_of_torch",
-    "own_world",
-]
-
 DEFAULT_TIMEOUT = 600.0  # seconds
 DEFAULT_WARN_AFTER = 30.0  # seconds
 

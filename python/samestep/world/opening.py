@@ -14,8 +14,6 @@ from samestep.group import hosts, trust
 from samestep.group.group import warn
 from samestep.world import equal_settings, transports
 
-__all__ = ["FACTS", "Opened", "RankFacts", "open_over", "own_facts"]
-
 
 class RankFacts(NamedTuple):
     """What one rank says of itself, for all to know."""
