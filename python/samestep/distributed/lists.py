@@ -70,10 +70,10 @@ def reduce(group: Group, listed: ArrayList, op: Any, root: int = -1, root_array:
         verb, written = "reduce", range(root_array, root_array + (group.rank == root))
     work = host.started(group, listed, verb, rows, rows, code=code, root=root, root_array=root_array)
 
-    def finish() -> None:
-        _store(group, listed, lambda into: how.store(rows, into), written, deadline)
+    def store(into: list[Any]) -> None:
+        _give_to_each(how.result(rows), into)
 
-    return PendingResult(work, finish, deadline)
+    return PendingResult(work, lambda: _store(group, listed, store, written, deadline), deadline)
 
 
 def bcast(group: Group, listed: ArrayList, root: int, root_array: int) -> PendingResult:
@@ -88,8 +88,7 @@ def bcast(group: Group, listed: ArrayList, root: int, root_array: int) -> Pendin
     work = host.started(group, listed, "bcast", run, run, root=root, root_array=root_array)
 
     def store(into: list[Any]) -> None:
-        for x in into:
-            _core.unpack(run, [x])
+        _give_to_each(run, into)
 
     return PendingResult(work, lambda: _store(group, listed, store, written, deadline), deadline)
 
@@ -110,6 +109,11 @@ def allgather(group: Group, listed: ArrayList, receives: Sequence[ArrayList]) ->
             _store(group, listed, lambda pieces: _core.unpack(run, pieces), None, deadline, receives=into)
 
     return PendingResult(work, finish, deadline)
+
+
+def _give_to_each(run: Any, into: list[Any]) -> None:
+    for x in into:
+        _core.unpack(run, [x])
 
 
 def _await_streams(group: Group, listed: ArrayList, given: Sequence[Any], left: float | None) -> None:
