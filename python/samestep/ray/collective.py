@@ -158,13 +158,7 @@ def _open(size: int, rank: int, name: str) -> Backend:
         if rank == 0:
             internal_kv._internal_kv_del(key)
         store.close()
-    return NativeBackend(
-        opened.comm,
-        timeout=timeout,
-        world_hosts=opened.hosts,
-        bootstrap_comm=opened.bootstrap_comm,
-        trusted=True,
-    )
+    return opened._replace(trusted=True).as_backend(NativeBackend, timeout)
 
 
 def _wait_for(key: bytes, name: str, timeout: float) -> bytes:
