@@ -75,19 +75,15 @@ def prepare() -> None:
         has_rank = "RANK" in os.environ
         if (has_rank and not launched) or "rank=" in url or not (launched or alone):
             return usual(url, **how)
-        if has_rank and _rank_is_own():
-            return usual(url, **how)
+        if has_rank:
+            from samestep._util import launchers
+
+            if "RANK" in launchers.own_variables():  # of the launcher of this process, not of one around that
+                return usual(url, **how)
         return _meet(url, **how)
 
     handlers["env"] = env
     handlers.setdefault("mpi", _meet)
-
-
-def _rank_is_own() -> bool:
-    """Whether `RANK` is of the launcher that has started this process, not of one around that."""
-    from samestep._util import launchers
-
-    return "RANK" in launchers.own_variables()
 
 
 def _meet(url: str, **how: Any) -> Any:
