@@ -16,8 +16,6 @@ import numpy as np
 from samestep import arrays, trees
 from samestep.errors import MismatchError
 
-__all__ = ["read", "write"]
-
 _ABOUT = "about.json"
 _PLAIN = (type(None), bool, int, float, str)  # as JSON has them; other scalars keep their class as arrays
 

@@ -11,8 +11,6 @@ from samestep import _settings
 from samestep._util.deadline import seconds
 from samestep.errors import InvalidArgumentError
 
-__all__ = ["is_silent", "notice_silence", "of_launcher", "patience"]
-
 _LEAST_S, _MOST_S = 2, 3600
 _TCP_INFO = struct.Struct("=8B13I")
 

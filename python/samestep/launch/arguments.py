@@ -7,16 +7,13 @@ import math
 import os
 import shlex
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from samestep import _settings
 from samestep.launch import clusters
 from samestep.launch.plan import HostSlots, parse_hostfile, parse_hosts
-
-MPI_IS_THE_DEFAULT = False
-"""Which of `--mpi` and `--native` holds where neither is given."""
 
 _USAGE = "samestep run -n N [flags] script.py [its arguments]"
 _DESCRIPTION = "Starts N ranks of a program, shows what they print, and ends all of them when one fails."
@@ -159,36 +156,20 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
         ours.error("--mpi and --native exclude each other")
     _check_nodes(ours, flags)
     _check_losses(ours, flags, n_ranks)
-    return Options(
-        n_ranks=n_ranks,
-        program=command[0],
-        kind="module" if flags.module else "program" if flags.no_python else "script",
-        arguments=tuple(command[1:]),
-        hosts=tuple(hosts),
-        mpi=flags.mpi or (MPI_IS_THE_DEFAULT and not flags.native),
-        rsh=tuple(flags.rsh),
-        raw=flags.raw,
-        logs=flags.logs,
-        env=dict(flags.env or ())
-        | ({RESTART_COUNT: str(flags.restarted)} if flags.max_restarts and not flags.min_ranks else {}),
-        timeout_s=flags.timeout,
-        master_addr=flags.master_addr,
-        master_port=flags.master_port or (_PORT if flags.nnodes > 1 else None),
-        n_nodes=flags.nnodes,
-        node_rank=flags.node_rank,
-        cluster=cluster,
-        secret_file=flags.secret_file,
-        max_restarts=flags.max_restarts,
-        n_restarts=flags.restarted,
-        min_ranks=flags.min_ranks,
-        chaos_s=flags.chaos,
-        listen=flags.listen,
-        join=flags.join,
-        jax=flags.jax,
-    )
+    env_of_ranks = dict(flags.env or ())
+    if flags.max_restarts and not flags.min_ranks:
+        env_of_ranks[_settings.RESTART_COUNT] = str(flags.restarted)
+    given = {_FIELDS.get(name, name): value for name, value in vars(flags).items()}
+    given |= {"n_ranks": n_ranks, "hosts": hosts, "env": env_of_ranks, "cluster": cluster}
+    given["kind"] = "module" if flags.module else "program" if flags.no_python else "script"
+    if flags.nnodes > 1:
+        given["master_port"] = flags.master_port or _PORT
+    known = {one.name: given[one.name] for one in fields(Options) if one.name in given}
+    return Options(program=command[0], arguments=tuple(command[1:]), **known)
 
 
-RESTART_COUNT = _settings.RESTART_COUNT
+_FIELDS = {"nnodes": "n_nodes", "timeout": "timeout_s", "chaos": "chaos_s", "restarted": "n_restarts"}
+"""Of flags that `Options` calls otherwise."""
 _OF_OTHERS = ("-np", "--np", "--nproc", "--nproc-per-node", "--ntasks")  # what other launchers call -n
 RESTARTED = "--restarted"  # what the launcher tells itself
 _PORT = 29500  # of a job of several runs, which could not tell each other of a free one
@@ -268,11 +249,8 @@ def parser() -> CommandLine:
     add("-n", type=whole_number, metavar="N", help="number of ranks")
     add("-m", "--module", action="store_true", help="the program is a module, run as python -m")
     add("--no-python", action="store_true", help="run the program itself, not python with it")
-    default = {True: " (the default)", False: ""}
-    mpi = "use the mpirun of the MPI library that mpi4py loads" + default[MPI_IS_THE_DEFAULT]
-    native = "start the ranks without MPI" + default[not MPI_IS_THE_DEFAULT]
-    add("--mpi", action="store_true", help=mpi)
-    add("--native", action="store_true", help=native)
+    add("--mpi", action="store_true", help="use the mpirun of the MPI library that mpi4py loads")
+    add("--native", action="store_true", help="start the ranks without MPI (the default)")
     add("--hosts", type=_hosts, metavar="A:2,B:2", help="hosts and ranks on each, in rank order")
     add(
         "--hostfile",
@@ -347,18 +325,20 @@ class CommandLine(argparse.ArgumentParser):
         return argv, []
 
 
-def whole_number(text: str) -> int:
-    """For argparse: a number above 0."""
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
+def _whole(what: str, least: int, most: float = math.inf) -> Callable[[str], int]:
+    """For argparse: a number in a range."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        return int(text)
+
+    return read
 
 
-def count(text: str) -> int:
-    """For argparse: a number of at least 0."""
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
+whole_number = _whole("a whole number above 0", 1)
+count = _whole("a whole number of at least 0", 0)
+port = _whole("a port, 1 to 65535", 1, 65535)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -379,13 +359,6 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
-
-
-def port(text: str) -> int:
-    """For argparse: a port number."""
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 1 to 65535")
-    return int(text)
 
 
 def port_or_0(text: str) -> int:

@@ -17,22 +17,6 @@ From the launcher: `START` (JSON: argv, env, cwd, stdin, live), `INPUT` (bytes f
 
 from __future__ import annotations
 
-__all__ = [
-    "CUT_OFF",
-    "DONE",
-    "EXITED",
-    "HELLO",
-    "INPUT",
-    "LEAVE",
-    "LINES",
-    "PARTIAL",
-    "READABLE",
-    "SIGNAL",
-    "START",
-    "STARTED",
-    "TAKEN",
-]
-
 HELLO, STARTED, TAKEN, CUT_OFF, EXITED, DONE = b"H", b"P", b"T", b"M", b"X", b"D"
 START, INPUT, SIGNAL, LEAVE = b"S", b"I", b"K", b"L"
 LINES, PARTIAL = {1: b"o", 2: b"e"}, {1: b"O", 2: b"E"}  # by the rank's descriptor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -153,6 +154,17 @@ def environment(
     if secret:
         variables[_settings.SECRET] = secret
     return variables
+
+
+def of_new_job(
+    host_of_rank: Sequence[str], *, launcher: str, master_addr: str, master_port: int
+) -> list[dict[str, str]]:
+    """The `environment` of each rank of a job on these hosts, which has a secret of its own."""
+    secret = secrets.token_hex(16)
+    return [
+        environment(place, launcher=launcher, master_addr=master_addr, master_port=master_port, secret=secret)
+        for place in places(host_of_rank)
+    ]
 
 
 def membership(address: str, uid: str) -> dict[str, str]:

@@ -24,8 +24,6 @@ from samestep.rendezvous import descriptors
 from samestep.rendezvous.rendezvous import Rendezvous
 from samestep.rendezvous.tcp_address import address_text
 
-__all__ = ["Link", "connect_all"]
-
 _BACKLOG = 4096
 _HELLO, _RANK_NBYTES = b"H", 4
 _INCOMING_NBYTES = handshake.CLIENT_NBYTES + frames.OVERHEAD_NBYTES + _RANK_NBYTES

@@ -26,8 +26,6 @@ from samestep.rendezvous.tcp_address import address_text
 from samestep.rendezvous.tcp_store import TCPStore
 from samestep.rendezvous.torchrun import store_of_torch
 
-__all__ = ["Deadline", "Rendezvous", "facts_of", "join", "open_rendezvous", "wait_for_ranks"]
-
 _LOG_INTERVAL_S = 10.0
 _WARN_AFTER_S = 30.0
 _SHUTDOWN_S = 5.0  # a store may take so long to end

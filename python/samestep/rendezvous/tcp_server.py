@@ -23,8 +23,6 @@ from samestep.rendezvous.table import WRITES, Table
 from samestep.rendezvous.tcp_address import address_text
 from samestep.rendezvous.tcp_connection import CLOSED, LEAVE, OPEN, REFUSAL, REQUEST, RESULT, Connection
 
-__all__ = ["Server"]
-
 # Bytes that clients without a secret may store or have in progress.
 _MAX_UNPROVED_NBYTES = 64 << 20
 _LONGEST_WAIT_S = 1e7
