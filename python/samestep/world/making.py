@@ -70,14 +70,7 @@ def world_over(  # noqa: PLR0917 - as they were found, one after the other
     if any(info.devices for info in devices):  # else there is nothing to agree on
         equal_settings.require_equal([facts.asked for facts in table], _settings.must_agree("devices"))
         comm = _with_devices(comm, backend, kind, device, opened.hosts[comm.rank], timeout)
-    return CLASSES[backend](
-        comm,
-        timeout=timeout,
-        device=device,
-        world_hosts=opened.hosts,
-        bootstrap_comm=opened.bootstrap_comm,
-        trusted=opened.trusted,
-    )
+    return opened._replace(comm=comm).as_backend(CLASSES[backend], timeout, device)
 
 
 class RankDevices(NamedTuple):
