@@ -167,7 +167,8 @@ def test_the_line_between_two_hosts_is_cut(lab, run, tmp_path, n_each, is_mended
     taken = steps.first_with("0.0", n_left) - cut_at
     print(f"the next step ended after {taken:.2f} s")
     for rank in given_up:
-        assert f"rank {rank} does not reach all others, which go on without it" in err
+        others = "rank 1" if n_each == 1 else "ranks 1-2"
+        assert f"rank {rank} does not reach {others}: the others go on without it" in err
         assert "does not reach all of them" in behind(steps, f"{rank}.0", n_left + n_each)
         assert not steps.of(f"{rank}.1")  # nobody is started behind the line
     assert found == undisturbed(tmp_path, *quick)
@@ -224,7 +225,7 @@ def test_a_newcomer_that_does_not_reach_all_is_not_taken_in(lab, run, join, tmp_
     found, err = result(job)
     joined.communicate(timeout=PATIENCE_S)
     assert joined.returncode == 0  # as that of the job
-    assert "rank 2 does not reach all others, which go on without it" in err
+    assert "rank 2 does not reach rank 1: the others go on without it" in err
     assert "does not reach all of them" in next(note["error"] for note in steps.of("2.1") if "error" in note)
     assert {note["size"] for note in steps.of("1.0") if "step" in note} == {2}
     assert found == undisturbed(tmp_path, *quick)

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 
+from samestep._util.text import ranks_text
 from samestep.launch.loop import Loop
 from samestep.launch.ranks import Rank, Ranks
 from samestep.rendezvous.membership import JOIN, PLACE, Post, Record, absent, newcomers, next_record
@@ -122,7 +123,9 @@ class Elastic:
             first = self._now.members[0]
             if first not in self._well and not self.failed:
                 self.failed = True
-                self._say(f"{_rank_of(first)}, the first of those that were left, was lost behind the loop")
+                self._say(
+                    f"rank {_number_of(first)}, the first of those that were left, was lost behind the loop"
+                )
             for rank in self._ranks:  # newcomers, for which it is too late
                 if rank.runs:
                     self._kill(rank)
@@ -153,10 +156,9 @@ class Elastic:
         posts = {uid: Post.read(value.encode()) for uid, value in zip(alive, values, strict=True) if value}
         made = next_record(self._now, alive, posts)
         if made is not None:
-            for uid in alive:
-                if uid in self._now.members and uid not in made.members:
-                    self._cut_off.add(uid)
-                    self._say(f"{_rank_of(uid)} does not reach all others, which go on without it")
+            for uid in self._now.members:
+                if uid in alive and uid not in made.members:
+                    self._give_up(uid, posts)
             self._write(made)
         else:
             self._wait_for_members(alive, posts)
@@ -171,6 +173,15 @@ class Elastic:
             if uid not in self._now.members:
                 self._keys.set(f"admitted {uid}", str(made.epoch))
         self._now, self._left_at = made, None
+
+    def _give_up(self, uid: str, posts: dict[str, Post]) -> None:
+        """A member that lives, and does not reach all others."""
+        self._cut_off.add(uid)
+        members = [one for one in self._now.members if one in posts]
+        away = [_number_of(one) for one in members if one in posts[uid].cut or uid in posts[one].cut]
+        self._say(
+            f"rank {_number_of(uid)} does not reach {ranks_text(sorted(away))}: the others go on without it"
+        )
 
     def _wait_for_members(self, alive: list[str], posts: dict[str, Post]) -> None:
         """Ends those members that do not leave the epoch in time, because they are stopped, say."""
@@ -219,5 +230,5 @@ class Elastic:
         self._plan_chaos()
 
 
-def _rank_of(uid: str) -> str:
-    return f"rank {uid.partition('.')[0]}"
+def _number_of(uid: str) -> int:
+    return int(uid.partition(".")[0])
