@@ -34,9 +34,9 @@ from harness import Settings
 from mpi4py import MPI
 from problems import DTYPES, VERBS
 from processes import Ranks
+from progress import DEFAULT_TERMINAL, Progress
 from results import Point, Result, sizes_of
 from samestep._util import launchers
-from samestep.bench.progress import DEFAULT_TERMINAL, Progress
 from samestep.launch import run
 
 IMPORT = "import"

@@ -1,7 +1,7 @@
 """How ranks that share CPUs take turns: calls of allreduce in a row, in batches.
 
     samestep run -n 4 benchmarks/turns.py [--sizes 64,4KiB] [--seconds 2] [--busy 2]
-    mpirun -n 4 python benchmarks/turns.py --beside mpi4py,gloo
+    mpirun -n 4 python benchmarks/turns.py --beside mpi4py,gloo --turns 5
 
 How long a call lasted, how often each rank lost its CPU for it, and how many ranks each CPU had. Each rank has to run
 once in each call, and the last one of a CPU may go on with the next call. So with as many ranks on each CPU the least
@@ -55,8 +55,8 @@ def measure(backend: ss.Backend, call: Callable[[], object], seconds: float) -> 
     """The batches of all ranks, by rank. Collective."""
     n_calls = 1
     while True:
-        seconds = backend.allreduce(_batch(call, n_calls).us * n_calls * 1e-6, "max")
-        if seconds > BATCH_S / 2 or n_calls >= MOST_CALLS:
+        lasted_s = backend.allreduce(_batch(call, n_calls).us * n_calls * 1e-6, "max")
+        if lasted_s > BATCH_S / 2 or n_calls >= MOST_CALLS:
             break
         n_calls *= 2
     batches = []
@@ -91,16 +91,21 @@ def placement(batches: tuple[Batch, ...]) -> str:
     return "+".join(str(n) for _, n in Counter(batch.cpus[0] for batch in batches).most_common())
 
 
-def table(name: str, nbytes: int, by_rank: list[list[Batch]]) -> str:
-    """A line: the median and the mean of the slowest rank's batches, the median of each rank's preemptions. Pure."""
-    batches = list(zip(*by_rank, strict=True))
-    us = [max(batch.us for batch in of_all) for of_all in batches]
+def table(name: str, nbytes: int, turns: list[list[list[Batch]]]) -> str:
+    """A line: of the slowest rank's batches the median and the mean, the median of each rank's preemptions. Pure.
+
+    Of several turns the median of the medians, and the mean of the means: slow turns have fewer batches.
+    """
+    by_turn = [list(zip(*by_rank, strict=True)) for by_rank in turns]
+    us = [[max(batch.us for batch in of_all) for of_all in batches] for batches in by_turn]
+    by_rank = [[batch for rank in ranks for batch in rank] for ranks in zip(*turns, strict=True)]
     preemptions = " ".join(
         f"{statistics.median(batch.preemptions for batch in rank):.2f}" for rank in by_rank
     )
-    places = Counter(map(placement, batches)).most_common()
-    where = ", ".join(f"{place} {n / len(batches):.0%}" for place, n in places)
-    median, mean = microseconds(statistics.median(us)), microseconds(statistics.fmean(us))
+    places = Counter(placement(of_all) for batches in by_turn for of_all in batches)
+    where = ", ".join(f"{place} {n / places.total():.0%}" for place, n in places.most_common())
+    median = microseconds(statistics.median(map(statistics.median, us)))
+    mean = microseconds(statistics.fmean(map(statistics.fmean, us)))
     return f"{name:<8} {size(nbytes):>8} {median:>10} {mean:>10}  {preemptions:<24}  {where}"
 
 
@@ -166,6 +171,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=sizes_of, default=[8, 64, KIB, 4 * KIB], help="like 64,4KiB")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each line")
     parser.add_argument("--busy", type=int, default=0, help="processes that compute all the time")
+    parser.add_argument("--turns", type=int, default=1, help="of all contenders")
     parser.add_argument("--beside", type=_rivals, default=[], metavar="mpi4py,gloo", help="measured as well")
     arguments = parser.parse_args()
     with ss.initialize() as backend, busy(arguments.busy if backend.rank == 0 else 0):
@@ -173,10 +179,14 @@ def main() -> None:
             head = f"{'size':>8} {'median us':>10} {'mean us':>10}  {'preempted, by rank':<24}  ranks on each CPU"
             print(f"{'':<8} {head}", flush=True)
         for nbytes in arguments.sizes:
-            for name, call in contenders(backend, nbytes, arguments.beside).items():
-                by_rank = measure(backend, call, arguments.seconds)
-                if backend.rank == 0:
-                    print(table(name, nbytes, by_rank), flush=True)
+            calls = contenders(backend, nbytes, arguments.beside)
+            turns: dict[str, list[list[list[Batch]]]] = {name: [] for name in calls}
+            for _ in range(arguments.turns):
+                for name, call in calls.items():
+                    turns[name].append(measure(backend, call, arguments.seconds))
+            if backend.rank == 0:
+                for name, measured in turns.items():
+                    print(table(name, nbytes, measured), flush=True)
 
 
 if __name__ == "__main__":

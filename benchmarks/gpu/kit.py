@@ -87,6 +87,7 @@ def parts(*, short: bool, sharing: Sharing) -> list[Part]:
         Part("two ranks: JAX", 60, ("kit_jax.py",), 2, {**sharing.variables, **leave}, sharing.of_rank),
         Part("four ranks: verbs through NCCL", 75, (checks, "verbs", "nccl"), 4, few, sharing.of_rank),
         Part("four ranks: verbs through the host", 60, (checks, "verbs", "native"), 4),
+        Part("three ranks: one is lost", 75, ("kit_survive.py",), **through),
         Part("lifetimes", 60, ("kit_lifetimes.py", "3" if short else "40")),
         Part("sanitizer", 120, ("kit_sanitizer.py",)),
     ]

@@ -106,24 +106,10 @@ std::vector<Array> view_all(const py::handle& arrays, const char* list, bool to_
   return views;
 }
 
-/// The first element and the number of elements.
-using Window = std::pair<std::int64_t, std::int64_t>;
-
-/// What is copied of the arrays: all of each, or a window of each.
-std::vector<ArrayView> parts_of(std::span<const Array> arrays, const std::optional<Window>& window) {
-  std::vector<ArrayView> parts;
-  for (const Array& array : arrays) {
-    ArrayView& part = parts.emplace_back(array.view());
-    if (!window) continue;
-    const auto [at, n] = *window;
-    if (!array->contiguous || at < 0 || n < 0 || at > array->count || n > array->count - at) {
-      throw InvalidArgumentError(str("a window of ", n, " elements from element ", at, " of an array of ", array->count,
-                                     array->contiguous ? "" : " with gaps"));
-    }
-    part.data = static_cast<char*>(array->data) + at * static_cast<std::int64_t>(itemsize(array->dtype));
-    part.count = n;
-  }
-  return parts;
+std::vector<ArrayView> as_views(std::span<const Array> arrays) {
+  std::vector<ArrayView> views;
+  for (const Array& array : arrays) views.push_back(array.view());
+  return views;
 }
 
 // The packed side: one run of exactly as many bytes as the arrays hold.
@@ -159,9 +145,9 @@ void copy_each(std::span<ArrayView> arrays, const Array& run, bool packs, Copy c
   copies.finish();
 }
 
-void pack(const py::object& arrays, const py::object& out, bool as_they_lie, const std::optional<Window>& window) {
+void pack(const py::object& arrays, const py::object& out, bool as_they_lie) {
   const std::vector<Array> views = view_all(arrays, "pack: arrays", /*to_write=*/false, as_they_lie);
-  std::vector<ArrayView> parts = parts_of(views, window);
+  std::vector<ArrayView> parts = as_views(views);
   const Array run = view_run(out, "pack: out", parts);
   require_writable(run.view(), "pack: out");
   copy_each(parts, run, /*packs=*/true,
@@ -195,9 +181,9 @@ void await_arrays(const py::list& arrays, const std::shared_ptr<Communicator>& c
   await_streams(on_device, &limit);
 }
 
-void unpack(const py::object& buffer, const py::object& arrays, bool as_they_lie, const std::optional<Window>& window) {
+void unpack(const py::object& buffer, const py::object& arrays, bool as_they_lie) {
   const std::vector<Array> views = view_all(arrays, "unpack: arrays", /*to_write=*/true, as_they_lie);
-  std::vector<ArrayView> parts = parts_of(views, window);
+  std::vector<ArrayView> parts = as_views(views);
   const Array run = view_run(buffer, "unpack: buffer", parts);
   copy_each(parts, run, /*packs=*/false, [](const ArrayView& to, const char* from, DeviceCopies& copies) {
     if (to.device.kind != DeviceKind::cpu) {
@@ -230,13 +216,10 @@ void bind_arrays(py::module_& m) {
   m.def("share_memory", &do_share_memory, py::arg("x"), py::arg("out"),
         "Whether two arrays may have bytes in common: their first to last ones have.");
   m.def("pack", &pack, py::arg("arrays"), py::arg("out"), py::arg("as_they_lie") = false,
-        py::arg("window") = py::none(),
         "Copy the elements of each array, in row-major order, one array after another into `out`: contiguous host "
         "memory of exactly as many bytes, which shares none with the arrays. `as_they_lie`: those of device memory in "
-        "the order in which they lie. `window` (at, n): only the elements from `at` to `at + n` of each array, "
-        "which must be contiguous.");
+        "the order in which they lie.");
   m.def("unpack", &unpack, py::arg("buffer"), py::arg("arrays"), py::arg("as_they_lie") = false,
-        py::arg("window") = py::none(),
         "The reverse of pack: copy the bytes of `buffer` into the arrays. Nothing is written if any argument is bad.");
   m.def("await_streams", &await_arrays, py::arg("arrays"), py::arg("comm"), py::arg("timeout"),
         "Waits for the work that is now queued in the streams of a list's device arrays, because copying them cannot "

@@ -11,6 +11,7 @@
 #include "mpi/mpi_library.h"
 #include "mpi/mpi_transport.h"
 #include "os/aes_gcm.h"
+#include "os/tcp_socket.h"
 #include "tcp/tcp_transport.h"
 
 namespace samestep {
@@ -58,7 +59,9 @@ void bind_mpi(py::module_& m) {
           all.push_back({address, port, reserved_port, where});
         }
         // The sockets are owned from here on, also where PeerWatch throws because an address is invalid.
-        watch_ranks(world, std::make_shared<PeerWatch>(Fd(listener), Fd(reserved), all));
+        PeerWatch::Times times;
+        times.silence = TcpSocket::patience() * 7 / 8;
+        watch_ranks(world, std::make_shared<PeerWatch>(Fd(listener), Fd(reserved), all, times));
       },
       "world"_a, "listener"_a, "reserved"_a, "places"_a,
       "Lets a group over MPI detect dead ranks. `listener`, `reserved`: a listening socket and one that is only bound, "
@@ -70,6 +73,9 @@ void bind_mpi(py::module_& m) {
 /// The worlds whose ranks exchange messages; see bind_node.cpp for one host.
 void bind_worlds(py::module_& m) {
   bind_mpi(m);
+  m.def(
+      "set_patience", [](double seconds) { TcpSocket::set_patience(Seconds(seconds)); }, "seconds"_a,
+      "How long another host may be silent until its ranks are lost.");
   m.def(
       "open_tcp_world",
       [](const std::string& name, int rank, const std::vector<std::pair<int, std::string>>& peers,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "bindings/device_copies.h"
 #include "bindings/fast_views.h"
 #include "bindings/free_threading.h"
+#include "collectives/recursive_run.h"
 #include "communicator/fused_collectives.h"
 #include "core/error.h"
 
@@ -184,6 +186,22 @@ py::list FastTree::objects() const {
   return objects;
 }
 
+bool FastTree::has_integers() const {
+  return std::ranges::any_of(buffers_, [](const Buffer& buffer) { return is_integer(buffer.dtype); });
+}
+
+bool FastTree::is_list_of_alike() const {
+  if (PyDict_CheckExact(tree_.ptr()) || buffers_.empty()) return false;
+  const auto entries = py::reinterpret_steal<py::object>(PySequence_Fast(tree_.ptr(), "no list"));
+  const std::span items(PySequence_Fast_ITEMS(entries.ptr()),
+                        static_cast<std::size_t>(PySequence_Fast_GET_SIZE(entries.ptr())));
+  const Buffer& first = buffers_[0];
+  return items.size() == buffers_.size() && std::ranges::none_of(items, is_container) &&
+         std::ranges::all_of(buffers_, [&](const Buffer& buffer) {
+           return buffer.dtype == first.dtype && buffer.count == first.count;
+         });
+}
+
 py::object FastTree::copy() const { return copy_of(tree_.ptr()); }
 
 void FastTree::bump_versions() const {
@@ -194,6 +212,7 @@ void bind_fast_tree(py::module_& m) {
   py::class_<FastTree>(m, "FastTree", "A tree of arrays that can be read and written as they lie.")
       .def_property_readonly("digest", &FastTree::digest)
       .def_property_readonly("leaves", &FastTree::objects)
+      .def_property_readonly("has_integers", &FastTree::has_integers)
       .def("copy", &FastTree::copy);
   m.attr("MIN_UNPACKED_BYTES") = FusedCollectives::kMinUnpackedBytes;
   m.attr("TREE_BUCKET_BYTES") = kTreeBucketBytes;
@@ -210,11 +229,24 @@ void bind_fast_tree(py::module_& m) {
           "tree"_a, "root"_a, "timeout"_a)
       .def(
           "allreduce",
-          [](FusedCollectives& self, const py::object& tree, int op, double factor, double timeout) {
-            const Reduction reduction{static_cast<ReduceOp>(op), factor};
+          [](FusedCollectives& self, const py::object& tree, int op, double factor, double timeout, double divisor) {
+            const Reduction reduction{static_cast<ReduceOp>(op), factor, divisor};
             run_on(tree, [&](auto& leaves) { self.allreduce(leaves, reduction, Deadline::after(Seconds(timeout))); });
           },
-          "tree"_a, "op"_a, "factor"_a, "timeout"_a);
+          "tree"_a, "op"_a, "factor"_a, "timeout"_a, "divisor"_a = 1.0)
+      .def(
+          "allreduce_list",
+          [](FusedCollectives& self, const py::object& tree, int op, double factor, double timeout) {
+            const auto& given = tree.cast<const FastTree&>();
+            const Reduction reduction{static_cast<ReduceOp>(op), factor};
+            if (!given.is_list_of_alike()) return false;
+            require_reducible(given.leaves()[0].dtype, reduction);
+            if (!RecursiveRun::supports(given.leaves()[0].dtype, reduction.op)) return false;
+            run_on(tree,
+                   [&](auto& leaves) { self.allreduce_list(leaves, reduction, Deadline::after(Seconds(timeout))); });
+            return true;
+          },
+          "tree"_a, "op"_a, "factor"_a, "timeout"_a, "False, without effect, for other trees, dtypes and operators.");
 }
 
 }  // namespace samestep

@@ -24,6 +24,9 @@ class FastTree {
   pybind11::list objects() const;
   /// 64 bits of names, dtypes and shapes: the same on ranks that hold the same tree.
   std::uint64_t digest() const { return digest_; }
+  bool has_integers() const;
+  /// Whether the tree is a list or tuple of arrays of one dtype and length.
+  bool is_list_of_alike() const;
 
   /// New containers around the same leaves.
   pybind11::object copy() const;

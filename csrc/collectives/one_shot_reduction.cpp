@@ -8,7 +8,7 @@
 namespace samestep {
 namespace {
 
-constexpr std::size_t kFactor = sizeof(double);  // precedes the elements if the operator is premul
+constexpr std::size_t kFactor = sizeof(double);  // precedes the elements if ranks multiply
 
 /// Whether all peers get the same data. That of a reduce does too if the header exchange has no data for single peers.
 bool goes_to_all(const HeaderExchange& header_exchange, CollectiveType verb) {
@@ -36,7 +36,7 @@ HeaderExchange::Bytes OneShotReduction::part_for(int peer) const {
 void OneShotReduction::post(std::uint64_t digest) {
   // Ranks may pass different factors, so each sends its own.
   const auto* factor = reinterpret_cast<const std::byte*>(&reduction_.factor);
-  const HeaderExchange::Bytes prefix(factor, reduction_.op == ReduceOp::premul ? kFactor : 0);
+  const HeaderExchange::Bytes prefix(factor, multiplies(reduction_.op) ? kFactor : 0);
   if (goes_to_all(headers(), signature().type)) {
     headers().post(sequence_, digest, part_for(signature().root), prefix);
     return;
@@ -62,7 +62,7 @@ void OneShotReduction::reduce_all(const HeaderExchange& header_exchange, std::ui
   const auto size = static_cast<std::size_t>(n_ranks);
   if (size > kMaxOnStack) on_heap.resize(size);
   const std::span<kernels::Input> inputs(size > kMaxOnStack ? on_heap.data() : on_stack.data(), size);
-  const std::size_t skip = reduction.op == ReduceOp::premul ? kFactor : 0;
+  const std::size_t skip = multiplies(reduction.op) ? kFactor : 0;
   for (std::size_t peer = 0; peer < size; ++peer) {
     kernels::Input& input = inputs[peer];
     if (static_cast<int>(peer) == rank) {
@@ -74,7 +74,7 @@ void OneShotReduction::reduce_all(const HeaderExchange& header_exchange, std::ui
     input.data = data + skip;
     if (skip != 0) std::memcpy(&input.factor, data, sizeof input.factor);
   }
-  kernels::reduce(out.dtype, reduction.op, inputs, out.data, out.count);
+  kernels::reduce(out.dtype, reduction.op, inputs, out.data, out.count, reduction.divisor_of(n_ranks));
 }
 
 }  // namespace samestep

@@ -41,12 +41,11 @@ RecursiveHalvingAllreduce::RecursiveHalvingAllreduce(std::shared_ptr<ProgressEng
 void RecursiveHalvingAllreduce::post(std::uint64_t digest) { headers().post(sequence_, digest, {}); }
 
 void RecursiveHalvingAllreduce::start_work() {
-  if (reduction_.op != ReduceOp::premul) return;
-  // Each rank multiplies its own elements once; from then on it is a sum.
+  if (!multiplies(reduction_.op)) return;
+  // Each rank multiplies its own elements once; from then on it is a sum, which `mean` divides.
   const kernels::Input mine{in_.data, reduction_.factor};
-  kernels::reduce(out_.dtype, reduction_.op, {&mine, 1}, out_.data, out_.count);
+  kernels::reduce(out_.dtype, reduction_.op, {&mine, 1}, out_.data, out_.count, 1);
   in_ = out_;
-  reduction_.op = ReduceOp::sum;
 }
 
 void RecursiveHalvingAllreduce::open_next_segment() {
@@ -55,8 +54,8 @@ void RecursiveHalvingAllreduce::open_next_segment() {
   RecursivePlan plan(size(), rank(), {0, next_ - first}, scatter_first_);
   RecursiveRun::Params params;
   params.dtype = out_.dtype;
-  params.op = reduction_.op;
-  params.n_ranks = static_cast<std::size_t>(size());
+  params.op = after_factors(reduction_.op);
+  params.divisor = reduction_.divisor_of(size());
   params.first_tag = tags::of_operation(sequence_, 0);
   params.piece = engine().options().segment_bytes;
   Scratch::Block room;

@@ -9,9 +9,9 @@ namespace samestep {
 
 bool RecursiveRun::supports(DType dtype, ReduceOp op) {
   // Half types are summed in float32 and rounded once, which partial sums in the half type would not be.
-  const bool adds = op == ReduceOp::sum || op == ReduceOp::prod || op == ReduceOp::avg || op == ReduceOp::premul;
+  const bool adds = op == ReduceOp::sum || op == ReduceOp::prod || divides(op) || multiplies(op);
   if (dtype == DType::float16 || dtype == DType::bfloat16) return !adds;
-  return op != ReduceOp::avg || !is_integer(dtype);
+  return !divides(op) || !is_integer(dtype);
 }
 
 RecursiveRun::RecursiveRun(ProgressEngine& engine, RecursivePlan plan, const Params& params, const std::byte* in,
@@ -75,11 +75,10 @@ void RecursiveRun::combine() {
   const kernels::Input mine{held(range)}, theirs{arrivals_[at_]};
   const bool before = step().use == RecursiveStep::Use::left;
   const std::array<kernels::Input, 2> inputs = {before ? theirs : mine, before ? mine : theirs};
-  // An average is a sum until the last step, whose kernel divides.
-  const bool divides = params_.op == ReduceOp::avg && step().finishes;
-  const ReduceOp op = params_.op == ReduceOp::avg && !divides ? ReduceOp::sum : params_.op;
+  // A mean is a sum until the last step, whose kernel divides.
+  const ReduceOp op = divides(params_.op) && !step().finishes ? ReduceOp::sum : params_.op;
   void* const out = result(range);
-  kernels::reduce_into(params_.dtype, op, inputs, {&out, 1}, range.count(), params_.n_ranks);
+  kernels::reduce_into(params_.dtype, op, inputs, {&out, 1}, range.count(), params_.divisor);
   has_combined_ = true;
 }
 

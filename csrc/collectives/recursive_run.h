@@ -19,7 +19,7 @@ class RecursiveRun {
   struct Params {
     DType dtype = DType::uint8;
     ReduceOp op = ReduceOp::sum;  ///< not `premul`: the elements are multiplied before
-    std::size_t n_ranks = 0;      ///< the divisor of avg
+    double divisor = 1;           ///< of avg and mean
     std::span<const int> ranks;   ///< of the group, by rank of the plan; empty if they are the same
     int first_tag = 0;            ///< the run uses two tags
     std::size_t piece = 0;        ///< limit of a message in bytes; 0: none

@@ -51,8 +51,8 @@ bool TwoShotReduction::receives_result(int rank) const {
 }
 
 void TwoShotReduction::post(std::uint64_t digest) {
-  // Also without premul, so that all headers of this operation have one form. Ranks may pass different factors, and the
-  // owner of a chunk needs those of all of them.
+  // Also where nobody multiplies, so that all headers of this operation have one form. Ranks may pass different
+  // factors, and the owner of a chunk needs those of all of them.
   const auto* factor = reinterpret_cast<const std::byte*>(&reduction_.factor);
   headers().post(sequence_, digest, {factor, sizeof reduction_.factor});
 }
@@ -140,7 +140,7 @@ void TwoShotReduction::reduce_own_chunk(Segment& segment, const Chunk& chunk, st
     const bool mine = static_cast<int>(i) == rank();
     inputs[i] = {mine ? in_at(chunk) : segment.block.data.get() + i * plan_.longest() * itemsize_, factors_[i]};
   }
-  kernels::reduce(dtype_, reduction_.op, inputs, result, chunk.count);
+  kernels::reduce(dtype_, reduction_.op, inputs, result, chunk.count, reduction_.divisor_of(size()));
 }
 
 bool TwoShotReduction::post_results(Segment& segment) {

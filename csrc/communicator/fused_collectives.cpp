@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/format.h"
 #include "core/wait_hooks.h"
+#include "kernels/reduce.h"
 #include "kernels/stream.h"
 
 namespace samestep {
@@ -104,10 +105,15 @@ FusedCollectives::Turn::~Turn() {
 }
 
 std::byte* FusedCollectives::memory() {
-  // In shared memory if possible: operations of the group then need no copy of their own.
-  if (memory_ == nullptr && peer_memory_ != nullptr) memory_ = peer_memory_->allocate(kMaxPackedBytes);
-  if (memory_ == nullptr) memory_ = {new std::byte[kMaxPackedBytes], [](std::byte* block) { delete[] block; }};
+  if (memory_ == nullptr) memory_ = allocate(kMaxPackedBytes);
   return memory_.get();
+}
+
+std::shared_ptr<std::byte> FusedCollectives::allocate(std::size_t nbytes) {
+  // In shared memory if possible: operations of the group then need no copy of their own.
+  std::shared_ptr<std::byte> block = peer_memory_ == nullptr ? nullptr : peer_memory_->allocate(nbytes);
+  if (block == nullptr) block = {new std::byte[nbytes], [](std::byte* bytes) { delete[] bytes; }};
+  return block;
 }
 
 void FusedCollectives::run(const CollectiveArgs& call, const Deadline& deadline) {
@@ -263,6 +269,30 @@ void FusedCollectives::allreduce(std::span<const ConstBuffer> in, std::span<cons
     }
     allreduce_packed(from, to, reduction, deadline);
   }
+}
+
+void FusedCollectives::allreduce_list(std::span<const Buffer> buffers, const Reduction& reduction,
+                                      const Deadline& deadline) {
+  const Turn turn(*this, deadline);
+  const std::size_t length = buffers.size(), count = buffers[0].count;
+  const std::shared_ptr<std::byte> own =
+      buffers[0].nbytes() > kMaxPackedBytes ? allocate(buffers[0].nbytes()) : nullptr;
+  const Buffer sum{own ? own.get() : memory(), count, buffers[0].dtype};
+  std::vector<kernels::Input> terms;
+  std::vector<void*> results;
+  for (const Buffer& buffer : buffers) {
+    terms.push_back({buffer.data, reduction.factor});
+    results.push_back(buffer.data);
+  }
+  const ReduceOp op = divides(reduction.op) ? ReduceOp::sum : reduction.op;
+  kernels::reduce(sum.dtype, op, terms, sum.data, count);
+  CollectiveArgs args{CollectiveType::allreduce, sum, sum, {after_factors(op)}, -1, Shape::flat(count)};
+  args.compared_as = Signature{args.type, sum.dtype, reduction.op, -1, ListShape{length, count}.shape()};
+  run(args, deadline);
+  const kernels::Input result{sum.data};
+  const double divisor = op == reduction.op ? 1 : static_cast<double>(length) * communicator_->size();
+  kernels::reduce_into(sum.dtype, op == reduction.op ? ReduceOp::max : reduction.op, {&result, 1}, results, count,
+                       divisor);
 }
 
 void FusedCollectives::allreduce_packed(std::span<const ConstBuffer> in, std::span<const Buffer> out,

@@ -35,6 +35,10 @@ class FusedCollectives {
     allreduce(std::vector<ConstBuffer>(buffers.begin(), buffers.end()), buffers, reduction, deadline);
   }
 
+  /// Stores the reduction over all buffers of all ranks into each of them. They are alike, and of a type that holds
+  /// partial results without loss. Ranks compare what those compare that combine their buffers otherwise.
+  void allreduce_list(std::span<const Buffer> buffers, const Reduction& reduction, const Deadline& deadline);
+
   /// A blocking collective. A timeout ends the group, because the caller may free its buffers afterwards.
   void run(const CollectiveArgs& call, const Deadline& deadline);
 
@@ -65,6 +69,8 @@ class FusedCollectives {
                         const Deadline& deadline);
   [[noreturn]] void throw_peer_lost(int peer, const Deadline& deadline);
   std::byte* memory();
+  /// Memory of this call, shared if possible.
+  std::shared_ptr<std::byte> allocate(std::size_t nbytes);
 
   std::shared_ptr<Communicator> communicator_;
   PeerMemory* peer_memory_;            // of the communicator; may be null

@@ -181,7 +181,8 @@ class SelfCommunicator final : public Communicator {
     WorkPtr work = finished();
     if (reduces(args.type)) {
       const kernels::Input input{args.in.data, args.reduction.factor};
-      kernels::reduce(args.in.dtype, args.reduction.op, {&input, 1}, args.out.data, args.in.count);
+      kernels::reduce(args.in.dtype, args.reduction.op, {&input, 1}, args.out.data, args.in.count,
+                      args.reduction.divisor);
     } else if (args.uses_in(0) && args.out.data != args.in.data && args.in.count != 0) {
       // Not for empty arrays, whose pointers may be null.
       std::memmove(args.out.data, args.in.data, args.in.nbytes());

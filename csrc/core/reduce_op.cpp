@@ -12,7 +12,7 @@ namespace {
 const char* misfit(DType dtype, ReduceOp op) {
   const bool bitwise = op >= ReduceOp::band && op <= ReduceOp::lor;
   if (is_float8(dtype)) return "float8 arrays can be moved but not reduced: convert them to float16 or float32 first";
-  if (dtype == DType::bool_ && (op == ReduceOp::avg || op == ReduceOp::premul)) {
+  if (dtype == DType::bool_ && (divides(op) || multiplies(op))) {
     return "bool arrays have sum (= lor), prod (= land), min, max, band, bor, bxor, land and lor";
   }
   if (is_floating(dtype) && bitwise) return "floating-point arrays have sum, prod, min, max, avg and premul";
@@ -31,7 +31,7 @@ void require_reducible(DType dtype, const Reduction& reduction) {
   if (const char* const cure = misfit(dtype, reduction.op)) {
     throw InvalidArgumentError(str("op ", name(reduction.op), " does not fit ", name(dtype), ": ", cure));
   }
-  if (reduction.op == ReduceOp::premul && is_integer(dtype) && !is_int64(reduction.factor)) {
+  if (multiplies(reduction.op) && is_integer(dtype) && !is_int64(reduction.factor)) {
     throw InvalidArgumentError(str("op premul(", reduction.factor, ") does not fit ", name(dtype),
                                    ": integer arrays need a whole factor in [-2^63, 2^63)"));
   }

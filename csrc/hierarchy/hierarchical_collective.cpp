@@ -32,9 +32,8 @@ HierarchicalPlan plan_for(const ProgressEngine& engine, const HierarchicalGroup&
   return HierarchicalPlan(group.topology, args.type, args.root, args.own().count, piece);
 }
 
-// avg divides once, between hosts; premul multiplies once, within a host.
+// avg divides once, between hosts, and so does mean: within a host its divisor is 1.
 ReduceOp within_host(ReduceOp op) { return op == ReduceOp::avg ? ReduceOp::sum : op; }
-ReduceOp between_hosts(ReduceOp op) { return op == ReduceOp::premul ? ReduceOp::sum : op; }
 
 }  // namespace
 
@@ -220,14 +219,14 @@ std::vector<const std::byte*> HierarchicalCollective::local_inputs(const Hierarc
 const std::byte* HierarchicalCollective::reduce_locally(std::size_t first, std::size_t count,
                                                         std::span<const std::byte* const> inputs,
                                                         std::byte* into) const {
-  // The elements of a single rank are their own sum; premul still has to multiply them.
-  if (inputs.size() == 1 && reduction_.op != ReduceOp::premul) return inputs[0] + first * itemsize_;
+  // The elements of a single rank are their own sum, unless they still have to be multiplied.
+  if (inputs.size() == 1 && !multiplies(reduction_.op)) return inputs[0] + first * itemsize_;
   std::vector<kernels::Input> terms(inputs.size());
   const auto ranks = group_->local_ranks();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     terms[i] = {inputs[i] + first * itemsize_, factors_[static_cast<std::size_t>(ranks[i])]};
   }
-  kernels::reduce(in_.dtype, within_host(reduction_.op), terms, into, count);
+  kernels::reduce(in_.dtype, within_host(reduction_.op), terms, into, count, 1);
   return into;
 }
 
@@ -281,7 +280,7 @@ void HierarchicalCollective::combine(Open& open, std::span<void* const> outs) {
       terms[host].data = here ? reduce_locally(first, count, inputs, group_->partial.data())
                               : block(open, static_cast<int>(host)) + skip;
     }
-    kernels::reduce_into(in_.dtype, between_hosts(reduction_.op), terms, into, count, static_cast<std::size_t>(size()));
+    kernels::reduce_into(in_.dtype, after_factors(reduction_.op), terms, into, count, reduction_.divisor_of(size()));
   }
 }
 

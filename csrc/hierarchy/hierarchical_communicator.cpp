@@ -16,7 +16,7 @@ namespace {
 
 /// Whether the bits of this reduction depend on the order of the terms.
 bool order_matters(DType dtype, ReduceOp op) {
-  const bool adds = op == ReduceOp::sum || op == ReduceOp::prod || op == ReduceOp::avg || op == ReduceOp::premul;
+  const bool adds = op == ReduceOp::sum || op == ReduceOp::prod || divides(op) || multiplies(op);
   return adds && (is_floating(dtype) || is_complex(dtype));
 }
 

@@ -33,7 +33,7 @@ HierarchicalRecursiveAllreduce::HierarchicalRecursiveAllreduce(std::shared_ptr<P
       scatter_first_(scatter_first) {}
 
 const std::byte* HierarchicalRecursiveAllreduce::local_sum(const HierarchicalChunk& chunk, std::byte* into) {
-  if (group_->local_ranks().size() == 1 && reduction_.op != ReduceOp::premul) {
+  if (group_->local_ranks().size() == 1 && !multiplies(reduction_.op)) {
     return static_cast<const std::byte*>(in_.data) + chunk.in_offset * itemsize_;
   }
   // In steps, because `local_inputs` copies what it cannot map: the copies of a step stay in the cache until they are
@@ -61,8 +61,8 @@ void HierarchicalRecursiveAllreduce::open_next() {
   RecursiveRun::Params terms;
   terms.dtype = in_.dtype;
   // Leaders have multiplied their host's elements. An average divides by the number of ranks, not of hosts.
-  terms.op = reduction_.op == ReduceOp::premul ? ReduceOp::sum : reduction_.op;
-  terms.n_ranks = static_cast<std::size_t>(size());
+  terms.op = after_factors(reduction_.op);
+  terms.divisor = reduction_.divisor_of(size());
   terms.ranks = leaders;
   terms.first_tag = tags::of_operation(sequence_, 0);
   terms.piece = engine().options().segment_bytes;

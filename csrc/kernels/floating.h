@@ -13,11 +13,11 @@ void reduce_real(const ReduceArgs& job) {
     case ReduceOp::sum:
       return run(Rule<Format, Plus>{}, job);
     case ReduceOp::avg:
-      return run(Rule<Format, Plus, Multiply<Value>>{Multiply<Value>{
-                     static_cast<Value>(1.0 / static_cast<double>(job.n_ranks))}},
-                 job);
+      return run(Rule<Format, Plus, Multiply<Value>>{Multiply<Value>{static_cast<Value>(1.0 / job.divisor)}}, job);
     case ReduceOp::premul:
       return run(PremulRule<Format>{}, job);
+    case ReduceOp::mean:
+      return run(MeanRule<Format, Divide<Value>>{{{static_cast<Value>(job.divisor)}}}, job);
     case ReduceOp::prod:
       return run(Rule<Format, Times>{}, job);
     case ReduceOp::min:

@@ -68,15 +68,19 @@ using Plain = Registers<T, Vector<T>>;
 template <class T>
 using Single = Registers<T, T>;
 
-/// Integers, summed in a type so wide that no sum of 2^31 ranks overflows.
+__extension__ using Int128 = __int128;
+__extension__ using Uint128 = unsigned __int128;
+
+/// So wide that no sum of 2^31 ranks overflows.
 template <class T>
+using WideSum = std::conditional_t<std::is_signed_v<T>, std::conditional_t<sizeof(T) == 8, Int128, std::int64_t>,
+                                   std::conditional_t<sizeof(T) == 8, Uint128, std::uint64_t>>;
+
+/// Integers, summed in a wider type.
+template <class T, class Sum = WideSum<T>>
 struct Wide {
-  __extension__ using Signed128 = __int128;
-  __extension__ using Unsigned128 = unsigned __int128;
-  using Wide64 = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
-  using Wide128 = std::conditional_t<std::is_signed_v<T>, Signed128, Unsigned128>;
   using Element = T;
-  using Value = std::conditional_t<sizeof(T) == 8, Wide128, Wide64>;
+  using Value = Sum;
   using Values = Parts<Value, 1>;
   using Packed = T;
   static constexpr std::size_t kCount = 1;

@@ -33,7 +33,7 @@ template <class Integer>
 void reduce_ordered(const ReduceArgs& job) {
   // An average is the exact sum with one division at the end, so the sum needs a wider type.
   using Sum = typename Wide<Integer>::Value;
-  const auto n_ranks = static_cast<std::int32_t>(job.n_ranks);
+  const auto n_ranks = static_cast<std::int32_t>(job.divisor);
   switch (job.op) {
     case ReduceOp::min:
       return run(Rule<Plain<Integer>, Least>{}, job);
@@ -41,6 +41,11 @@ void reduce_ordered(const ReduceArgs& job) {
       return run(Rule<Plain<Integer>, Greatest>{}, job);
     case ReduceOp::avg:
       return run(Rule<Wide<Integer>, Plus, FloorDivide<Sum>>{{n_ranks}}, job);
+    case ReduceOp::mean:
+      return run(
+          MeanRule<Wide<Integer, Int128>, FloorDivide<Int128, std::int64_t>>{
+              {{static_cast<std::int64_t>(job.divisor)}}},
+          job);
     default:
       return;
   }
@@ -66,6 +71,7 @@ void reduce_integer(ReduceArgs job) {
     case ReduceOp::min:
     case ReduceOp::max:
     case ReduceOp::avg:
+    case ReduceOp::mean:
       return reduce_ordered<Integer>(job);
     case ReduceOp::band:
     case ReduceOp::bor:

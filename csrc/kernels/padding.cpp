@@ -21,7 +21,7 @@ void run_in(std::byte* padded, Input* inputs, const ReduceArgs& whole, const Tai
   // Over the first input, since the loop reads a step before it stores any of it. What the zeros give is not copied
   // out.
   void* const out = padded;
-  run(rule, {whole.op, inputs, whole.n_inputs, &out, 1, tail.step_count, whole.n_ranks});
+  run(rule, {whole.op, inputs, whole.n_inputs, &out, 1, tail.step_count, whole.divisor});
   for (std::size_t k = 0; k < whole.n_outs; ++k) {
     std::memcpy(static_cast<std::byte*>(whole.outs[k]) + tail.skipped_nbytes, out, tail.nbytes);
   }

@@ -9,10 +9,10 @@
 namespace samestep::kernels {
 namespace {
 
-// Whether a single input is its own result. Not so for land, lor and bools, which give 0 or 1, and premul, which
-// scales.
+// Whether a single input is its own result. Not so for land, lor and bools, which give 0 or 1, and where elements are
+// multiplied.
 bool keeps_one(DType dtype, ReduceOp op) {
-  return dtype != DType::bool_ && op != ReduceOp::land && op != ReduceOp::lor && op != ReduceOp::premul;
+  return dtype != DType::bool_ && op != ReduceOp::land && op != ReduceOp::lor && !multiplies(op);
 }
 
 void copy_into(const std::byte* data, std::span<void* const> outs, std::size_t nbytes) {
@@ -77,14 +77,14 @@ bool reduced_tiny(DType dtype, ReduceOp op, std::span<const Input> in, std::span
 }  // namespace
 
 void reduce_into(DType dtype, ReduceOp op, std::span<const Input> inputs, std::span<void* const> outs,
-                 std::size_t count, std::size_t n_ranks) {
+                 std::size_t count, double divisor) {
   // An average of one input that is a sum over several ranks still needs its division.
-  if (inputs.size() == 1 && n_ranks <= 1 && keeps_one(dtype, op)) {
+  if (inputs.size() == 1 && divisor <= 1 && keeps_one(dtype, op)) {
     return copy_into(static_cast<const std::byte*>(inputs[0].data), outs, count * itemsize(dtype));
   }
   if (reduced_tiny(dtype, op, inputs, outs, count)) return;
   reduce_with_isa(dtype, {op, inputs.data(), inputs.size(), outs.data(), outs.size(), count,
-                          n_ranks != 0 ? n_ranks : inputs.size()});
+                          divisor != 0 ? divisor : static_cast<double>(inputs.size())});
 }
 
 }  // namespace samestep::kernels

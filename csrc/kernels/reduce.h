@@ -8,7 +8,7 @@
 
 namespace samestep::kernels {
 
-/// One rank's elements, and its factor where the operator is `premul`.
+/// One rank's elements, and its factor where the operator is `premul` or `mean`.
 struct Input {
   const void* data = nullptr;
   double factor = 1.0;
@@ -26,6 +26,8 @@ struct Input {
 /// Min and max return NaN if any input is NaN. Avg multiplies the finished sum by 1/n once for floats
 /// and complex, and floor-divides the exact sum for integers, which no number of ranks overflows.
 /// Premul multiplies each term in float32 or float64. Integer sum, prod and premul wrap modulo 2^bits.
+/// Mean does so and divides the finished sum once; integers are exact if the sum of factors is below 2^53, and
+/// rounded down. An input of the factor 0 changes no bit of the sum, whatever it holds.
 /// Land and lor give 0 or 1; bools count as 0 or 1 whatever their byte. Complex prod is (a+bi)(c+di) by
 /// the four-multiplication formula.
 ///
@@ -33,13 +35,14 @@ struct Input {
 /// instruction set of `kernels/isa.h` (a NaN is NaN everywhere; which of them is left open).
 /// `require_reducible` has been called: other combinations write nothing.
 ///
-/// `n_ranks`: what avg divides by, where inputs are sums over several ranks already; 0 = inputs.size().
+/// `divisor`: of avg and mean; 0 = inputs.size(). Whole for integers.
 void reduce_into(DType dtype, ReduceOp op, std::span<const Input> inputs, std::span<void* const> outs,
-                 std::size_t count, std::size_t n_ranks = 0);
+                 std::size_t count, double divisor = 0);
 
 /// `reduce_into` for one result.
-inline void reduce(DType dtype, ReduceOp op, std::span<const Input> inputs, void* out, std::size_t count) {
-  reduce_into(dtype, op, inputs, {&out, 1}, count);
+inline void reduce(DType dtype, ReduceOp op, std::span<const Input> inputs, void* out, std::size_t count,
+                   double divisor = 0) {
+  reduce_into(dtype, op, inputs, {&out, 1}, count, divisor);
 }
 
 }  // namespace samestep::kernels

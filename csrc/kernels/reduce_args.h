@@ -18,7 +18,7 @@ struct ReduceArgs {
   void* const* outs;
   std::size_t n_outs;
   std::size_t count;
-  std::size_t n_ranks;  // what avg divides by
+  double divisor;  // of avg and mean
 };
 
 inline constexpr std::size_t kMaxStepBytes = 256;

@@ -94,15 +94,24 @@ struct Multiply {
   }
 };
 
-template <class V>
+template <class Divisor>
+struct Divide {
+  Divisor divisor;
+  template <class V>
+  SAMESTEP_INLINE V operator()(V value) const {
+    return value / divisor;
+  }
+};
+
+template <class V, class Divisor = std::int32_t>
 struct FloorDivide {
-  std::int32_t divisor;  // > 0
+  Divisor divisor;  // > 0
 
   SAMESTEP_INLINE V operator()(V value) const {
     // Most sums fit half the width, and that division is several times cheaper.
     if constexpr (sizeof(V) > sizeof divisor) {
       const auto half = static_cast<Half>(value);
-      if (half == value) return static_cast<V>(FloorDivide<Half>{divisor}(half));
+      if (half == value) return static_cast<V>(FloorDivide<Half, Divisor>{divisor}(half));
     }
     const V d = static_cast<V>(divisor);
     if constexpr (kSigned) {
@@ -149,8 +158,8 @@ struct Rule {
 };
 
 /// The sum of each rank's elements times its factor.
-template <class Format>
-struct PremulRule : Rule<Format, Plus> {
+template <class Format, class Finish = Keep>
+struct PremulRule : Rule<Format, Plus, Finish> {
   using Value = typename Format::Value;
 
   struct ScaledTerm {
@@ -166,7 +175,7 @@ struct PremulRule : Rule<Format, Plus> {
     return ScaledTerm{Rule<Format, Plus>::term(input, first), factor_of(input)};
   }
 
- private:
+ protected:
   SAMESTEP_INLINE static Value factor_of(const Input& input) {
     if constexpr (std::is_floating_point_v<Value>) {
       // A NaN without low bits, which bfloat16 relies on.
@@ -174,6 +183,30 @@ struct PremulRule : Rule<Format, Plus> {
     } else {
       return static_cast<Value>(static_cast<std::int64_t>(input.factor));  // negative ones wrap, as they should
     }
+  }
+};
+
+/// The same over a divisor. A rank of the factor 0 adds -0.0, or 0, whatever its elements are.
+template <class Format, class Finish>
+struct MeanRule : PremulRule<Format, Finish> {
+  using Value = typename Format::Value;
+
+  struct WeightedTerm {
+    Term<Format> term;
+    Value factor;
+    bool is_read;
+    SAMESTEP_INLINE typename Format::Values operator()(std::size_t i) const {
+      typename Format::Values values = {};
+      if (is_read) values = term(i);
+      for (auto& part : values.part) part = part * factor;
+      return values;
+    }
+  };
+  SAMESTEP_INLINE static auto term(const Input& input, std::size_t first) {
+    // The product of zeros and a negative factor is -0.0.
+    const bool is_read = input.factor != 0;
+    const Value factor = is_read ? PremulRule<Format, Finish>::factor_of(input) : static_cast<Value>(-1);
+    return WeightedTerm{Rule<Format, Plus>::term(input, first), factor, is_read};
   }
 };
 

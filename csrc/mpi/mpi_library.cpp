@@ -1,6 +1,7 @@
 #include "mpi/mpi_library.h"
 
 #include <array>
+#include <memory>
 #include <type_traits>
 
 #include "core/error.h"
@@ -100,9 +101,9 @@ class MpiLibraryOf final : public MpiLibrary {
   Handle create_group(Handle comm, const std::vector<int>& ranks, int tag) override {
     H all, some, made;
     check(comm_group_(to(comm), &all), "MPI_Comm_group");
-    const GroupOwner owner_of_all(group_free_, all);
+    const GroupOwner owner_of_all(&all, group_free_);
     check(group_incl_(all, static_cast<int>(ranks.size()), ranks.data(), &some), "MPI_Group_incl");
-    const GroupOwner owner_of_some(group_free_, some);
+    const GroupOwner owner_of_some(&some, group_free_);
     // Unlike MPI_Comm_create, this is called by the members of the new group alone (MPI 3.0).
     check(comm_create_group_(to(comm), some, tag, &made), "MPI_Comm_create_group");
     return from(made);
@@ -125,17 +126,7 @@ class MpiLibraryOf final : public MpiLibrary {
 
  private:
   /// Frees a group of MPI, also where a later call fails.
-  class GroupOwner {
-   public:
-    GroupOwner(int (*free)(H*), H group) : free_(free), group_(group) {}
-    GroupOwner(const GroupOwner&) = delete;
-    GroupOwner& operator=(const GroupOwner&) = delete;
-    ~GroupOwner() { free_(&group_); }
-
-   private:
-    int (*free_)(H*);
-    H group_;
-  };
+  using GroupOwner = std::unique_ptr<H, int (*)(H*)>;
 
   /// At once, with the members below: what is missing is reported before a rank communicates, not in the middle of a
   /// run.

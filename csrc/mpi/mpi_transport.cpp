@@ -86,44 +86,24 @@ struct Channel {
 
 class MpiTransport final : public Transport {
  public:
-  explicit MpiTransport(std::shared_ptr<Channel> channel)
+  /// The group with this number of the communicator: of `members`, ranks there; empty: of all.
+  explicit MpiTransport(std::shared_ptr<Channel> channel, std::uint32_t number = 0, std::vector<int> members = {})
       : channel_(std::move(channel)),
         library_(channel_->library),
         comm_(channel_->comm),
-        rank_(channel_->rank),
-        size_(channel_->size) {
-    members_.resize(static_cast<std::size_t>(size_));
-    std::iota(members_.begin(), members_.end(), 0);
-    rank_of_ = members_;
-  }
-  /// A group of its own communicator, of `ranks` of the parent.
-  MpiTransport(const MpiTransport& parent, std::shared_ptr<Channel> channel, std::span<const int> ranks)
-      : MpiTransport(std::move(channel)) {
-    max_message_ = parent.max_message_;
-    share_watch(parent, ranks);
-  }
-  /// A group on the parent's communicator.
-  MpiTransport(const MpiTransport& parent, std::span<const int> ranks, std::uint32_t number)
-      : channel_(parent.channel_),
-        library_(channel_->library),
-        comm_(channel_->comm),
-        rank_(-1),
-        size_(static_cast<int>(ranks.size())),
-        max_message_(parent.max_message_),
         number_(number),
+        members_(std::move(members)),
         rank_of_(static_cast<std::size_t>(channel_->size), -1) {
-    channel_->enter(number);
-    for (const int rank : ranks) {
-      const int member = parent.member(rank);
-      rank_of_[static_cast<std::size_t>(member)] = static_cast<int>(members_.size());
-      members_.push_back(member);
+    if (members_.empty()) {
+      members_.resize(rank_of_.size());
+      std::iota(members_.begin(), members_.end(), 0);
     }
+    for (int rank = 0; rank < size(); ++rank) rank_of_[static_cast<std::size_t>(member(rank))] = rank;
     rank_ = rank_of_[static_cast<std::size_t>(channel_->rank)];
-    share_watch(parent, ranks);
   }
 
   int rank() const override { return rank_; }
-  int size() const override { return size_; }
+  int size() const override { return static_cast<int>(members_.size()); }
   std::string_view name() const override { return "mpi"; }
   std::size_t max_message() const override { return max_message_; }
   void set_max_message(std::size_t nbytes) override { max_message_ = std::min(nbytes, kMaxMessage); }
@@ -177,20 +157,27 @@ class MpiTransport final : public Transport {
 
   std::uint32_t reserve_group_id() override { return channel_->reserve(); }
   std::unique_ptr<Transport> subset(std::span<const int> ranks, std::uint32_t number) override {
-    if (number < channel_->most_groups()) return std::make_unique<MpiTransport>(*this, ranks, number);
-    // No tags are left for another group. All members have the same number, so all of them make a communicator instead.
     std::vector<int> list;
     for (const int rank : ranks) list.push_back(member(rank));
-    // Open MPI agrees on the new communicator by messages with this tag on the old one, which no other message may use.
-    const int tag = own(tags::kTransportMakesGroup);
-    const MpiLibrary::Handle comm = library_->create_group(comm_, list, tag);
-    return std::make_unique<MpiTransport>(*this, std::make_shared<Channel>(library_, comm), ranks);
+    std::unique_ptr<MpiTransport> made;
+    if (number < channel_->most_groups()) {
+      channel_->enter(number);
+      made = std::make_unique<MpiTransport>(channel_, number, std::move(list));
+    } else {
+      // No tags are left for another group. All members have the same number, so all of them make a communicator
+      // instead. Open MPI agrees on it by messages with this tag on the old one, which no other message may use.
+      const MpiLibrary::Handle comm = library_->create_group(comm_, list, own(tags::kTransportMakesGroup));
+      made = std::make_unique<MpiTransport>(std::make_shared<Channel>(library_, comm));
+    }
+    made->max_message_ = max_message_;
+    made->share_watch(*this, ranks);
+    return made;
   }
 
   void set_watch(std::shared_ptr<PeerWatch> watch) override {
     watch_ = std::move(watch);
     failure_ = std::make_shared<Failure>();
-    reported_.resize(static_cast<std::size_t>(size_));
+    reported_.resize(members_.size());
     watched_as_.resize(reported_.size());
     std::iota(watched_as_.begin(), watched_as_.end(), std::size_t{0});
   }
@@ -204,8 +191,8 @@ class MpiTransport final : public Transport {
   std::vector<PeerFailure> failed_peers() override {
     std::vector<PeerFailure> found;
     // An error of MPI does not say which rank has died, so all of them are checked.
-    for (int peer = 0; has_failed() && peer < size_; ++peer) ping(peer);
-    for (int peer = 0; asks_ && peer < size_; ++peer) {
+    for (int peer = 0; has_failed() && peer < size(); ++peer) ping(peer);
+    for (int peer = 0; asks_ && peer < size(); ++peer) {
       const auto i = static_cast<std::size_t>(peer);
       if (reported_[i] || peer == rank_) continue;
       const std::string why = watch_->death(watched_as_[i]);
@@ -281,12 +268,11 @@ class MpiTransport final : public Transport {
   std::shared_ptr<Channel> channel_;
   std::shared_ptr<MpiLibrary> library_;
   MpiLibrary::Handle comm_;
-  int rank_;
-  int size_;
+  std::uint32_t number_;      // among the groups of this communicator
+  std::vector<int> members_;  // by rank of the group, ranks of the communicator
+  std::vector<int> rank_of_;  // the inverse
+  int rank_ = -1;
   std::size_t max_message_ = kMaxMessage;
-  std::uint32_t number_ = 0;       // among the groups of this communicator
-  std::vector<int> members_ = {};  // by rank of the group, ranks of the communicator
-  std::vector<int> rank_of_ = {};  // the inverse
   std::shared_ptr<PeerWatch> watch_ = nullptr;
   std::vector<std::size_t> watched_as_ = {};  // by rank
   std::vector<bool> reported_ = {};

@@ -73,9 +73,9 @@ void reduce(ProgressEngine& engine, std::uint64_t sequence, const CollectiveArgs
 bool InlineCollective::fits(ProgressEngine& engine, const CollectiveArgs& args) {
   if (static_cast<std::size_t>(engine.size()) > kMaxInlineRanks) return false;
   const std::size_t nbytes = args.in.nbytes();
-  // Headers here have no space for the factors of premul, which takes the general path, as do reductions of no
+  // Headers without a descriptor have no space for factors: such reductions take the general path, as do those of no
   // elements.
-  const bool reducible = args.reduction.op != ReduceOp::premul && args.in.count != 0;
+  const bool reducible = args.in.count != 0 && (posts_descriptor(args) || !multiplies(args.reduction.op));
   switch (args.type) {
     case CollectiveType::barrier:
       return true;
@@ -126,7 +126,7 @@ bool InlineCollective::finish(ProgressEngine& engine, std::uint64_t sequence, co
   switch (args.type) {
     case CollectiveType::allreduce:
       if (posts_descriptor(args)) {
-        if (!NodeReduction::reduce_inline(engine, sequence, args.in, args.out, args.reduction.op)) return false;
+        if (!NodeReduction::reduce_inline(engine, sequence, args)) return false;
         constexpr std::size_t kLine = 64;  // with the ReductionDescriptor
         own_read_lines(engine, sequence, kLine);
         break;

@@ -23,8 +23,10 @@ class InlineCollective final : public Collective {
   /// Whether the collective runs on this path. The same on all ranks whose arguments agree.
   static bool fits(ProgressEngine& engine, const CollectiveArgs& args);
   /// Whether ranks post a ReductionDescriptor, too: then some may post no elements, and NodeReduction is the operation.
+  /// It has the factors.
   static bool posts_descriptor(const CollectiveArgs& args) {
-    return args.type == CollectiveType::allreduce && args.in.nbytes() >= Thresholds::kDescriptorMin;
+    return args.type == CollectiveType::allreduce &&
+           (args.in.nbytes() >= Thresholds::kDescriptorMin || multiplies(args.reduction.op));
   }
   static void post(ProgressEngine& engine, NodeGroup& group, std::uint64_t sequence, std::uint64_t digest,
                    const CollectiveArgs& args);

@@ -88,7 +88,7 @@ Communicator::WorkPtr NodeCommunicator::start_collective(const CollectiveArgs& a
 }
 
 Communicator::WorkPtr NodeCommunicator::start_reduction(const CollectiveArgs& args) {
-  if (args.in.nbytes() < Thresholds::kDescriptorMin &&
+  if (args.in.nbytes() < Thresholds::kDescriptorMin && !InlineCollective::posts_descriptor(args) &&
       OneShotReduction::fits(shared_engine(), args.type, nbytes_to_peer(args))) {
     return start_operation<OneShotReduction>(args);
   }

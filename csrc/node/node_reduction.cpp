@@ -34,8 +34,7 @@ bool NodeReduction::prestages() {
          (group_->peers->to_remote_address(context_.in.data, nbytes) & LocalPeers::kSharedAddressBit) == 0;
 }
 
-bool NodeReduction::reduce_inline(ProgressEngine& engine, std::uint64_t sequence, ConstBuffer in, Buffer out,
-                                  ReduceOp op) {
+bool NodeReduction::reduce_inline(ProgressEngine& engine, std::uint64_t sequence, const CollectiveArgs& args) {
   constexpr std::size_t kMaxInlineRanks = 16;
   std::array<kernels::Input, kMaxInlineRanks> inputs;
   const auto size = static_cast<std::size_t>(engine.size());
@@ -44,9 +43,11 @@ bool NodeReduction::reduce_inline(ProgressEngine& engine, std::uint64_t sequence
     const HeaderExchange::Bytes data = engine.header_exchange().data(sequence, static_cast<int>(peer));
     const ReductionDescriptor posted = ReductionDescriptor::parse(data);
     if (!posted.has_inline_elements) return false;
-    inputs[peer] = {static_cast<int>(peer) == engine.rank() ? in.data : data.data() + sizeof posted, posted.factor};
+    inputs[peer] = {static_cast<int>(peer) == engine.rank() ? args.in.data : data.data() + sizeof posted,
+                    posted.factor};
   }
-  kernels::reduce(in.dtype, op, std::span(inputs).first(size), out.data, in.count);
+  kernels::reduce(args.in.dtype, args.reduction.op, std::span(inputs).first(size), args.out.data, args.in.count,
+                  args.reduction.divisor_of(engine.size()));
   return true;
 }
 
@@ -131,7 +132,7 @@ void NodeReduction::reduce_one_shot() {
     result_.resize(count * context_.itemsize());
     into = result_.data();
   }
-  kernels::reduce(context_.in.dtype, context_.reduction.op, inputs, into, count);
+  context_.reduce(inputs, {&into, 1}, count);
 }
 
 bool NodeReduction::finish_one_shot() {

@@ -27,7 +27,7 @@ class NodeReduction final : public Collective {
 
   /// To be called when all ranks have posted an allreduce and agree: reduces at once if every rank has posted its
   /// elements.
-  static bool reduce_inline(ProgressEngine& engine, std::uint64_t sequence, ConstBuffer in, Buffer out, ReduceOp op);
+  static bool reduce_inline(ProgressEngine& engine, std::uint64_t sequence, const CollectiveArgs& args);
 
  protected:
   void post(std::uint64_t digest) override;

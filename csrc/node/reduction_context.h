@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "communicator/signature.h"
@@ -49,6 +50,10 @@ struct ReductionContext {
   bool wanted_by(int rank) const { return type != CollectiveType::reduce || rank == root; }
   /// Whether all buffers are in shared memory.
   bool all_shared() const;
+  /// `inputs` by rank.
+  void reduce(std::span<const kernels::Input> inputs, std::span<void* const> outs, std::size_t count) const {
+    kernels::reduce_into(in.dtype, reduction.op, inputs, outs, count, reduction.divisor_of(size()));
+  }
 
   /// Publishes this rank's progress.
   void set_step(std::uint64_t step) const {

@@ -155,7 +155,7 @@ void SingleCopyReduction::reduce(std::uint64_t chunk) {
     }
   }
   if (here.empty()) here.push_back(bounce.data() + size * nbytes);
-  kernels::reduce_into(context_.in.dtype, context_.reduction.op, from, here, count);
+  context_.reduce(from, here, count);
   for (const int rank : by_cma) {
     const std::uint64_t to = context_.descriptor_of(rank).out + out_offset;
     if (!context_.group->fence->write(static_cast<std::size_t>(rank), to, here[0], nbytes)) throw PeerMemoryLost();

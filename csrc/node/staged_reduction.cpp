@@ -73,7 +73,7 @@ void StagedReduction::reduce_own(std::size_t segment) const {
     outs.push_back(rank == me ? static_cast<std::byte*>(context_.out.data) + chunk.out_offset * context_.itemsize()
                               : lines);
   }
-  kernels::reduce_into(context_.in.dtype, context_.reduction.op, inputs, outs, chunk.count);
+  context_.reduce(inputs, outs, chunk.count);
 }
 
 void StagedReduction::copy_out(std::size_t segment) const {

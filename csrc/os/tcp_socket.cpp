@@ -5,6 +5,8 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 
@@ -27,7 +29,13 @@ TcpSocket::Outcome outcome(ssize_t got, bool reads) {
   return {Kind::ended, 0, std::strerror(errno)};
 }
 
+std::atomic<double> patience_s = 8.0;
+
 }  // namespace
+
+// relaxed: publishes no other data
+void TcpSocket::set_patience(Seconds patience) { patience_s.store(patience.count(), std::memory_order_relaxed); }
+Seconds TcpSocket::patience() { return Seconds(patience_s.load(std::memory_order_relaxed)); }  // relaxed: as above
 
 TcpSocket::TcpSocket(Fd fd) : fd_(std::move(fd)) {
   const int flags = ::fcntl(fd_.get(), F_GETFL);
@@ -36,9 +44,11 @@ TcpSocket::TcpSocket(Fd fd) : fd_(std::move(fd)) {
   // Nagle's algorithm would hold a short frame back until the one before has been acknowledged.
   set(fd_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
   set(fd_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(fd_.get(), IPPROTO_TCP, TCP_KEEPIDLE, 2);
-  set(fd_.get(), IPPROTO_TCP, TCP_KEEPINTVL, 1);
-  set(fd_.get(), IPPROTO_TCP, TCP_KEEPCNT, 6);  // 8 s in all; many, because packets may be lost
+  const int seconds = static_cast<int>(patience().count());
+  const int idle = std::max(1, seconds / 4), interval = std::max(1, seconds / 8);
+  set(fd_.get(), IPPROTO_TCP, TCP_KEEPIDLE, idle);
+  set(fd_.get(), IPPROTO_TCP, TCP_KEEPINTVL, interval);
+  set(fd_.get(), IPPROTO_TCP, TCP_KEEPCNT, (seconds - idle) / interval);  // many, because packets may be lost
   close_in_forks(fd_.get());
 }
 
@@ -54,11 +64,11 @@ TcpSocket::Outcome TcpSocket::write(std::span<const iovec> parts) {
   return outcome(::sendmsg(fd_.get(), &message, MSG_NOSIGNAL), /*reads=*/false);
 }
 
-bool TcpSocket::silent(Seconds patience) const {
+bool TcpSocket::silent() const {
   tcp_info info{};
   socklen_t size = sizeof info;
   if (::getsockopt(fd_.get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
-  if (Seconds(info.tcpi_last_ack_recv * 1e-3) < patience) return false;
+  if (Seconds(info.tcpi_last_ack_recv * 1e-3) < patience()) return false;
   // Not TCP_USER_TIMEOUT: it also ends connections to a process that is merely busy, once its buffers are full, for it
   // does not count the answers of its host. Such a host is asked ever more rarely: one probe may be in flight.
   return (info.tcpi_unacked > 0 && info.tcpi_retransmits > 1) || info.tcpi_probes > 1;

@@ -14,7 +14,6 @@ namespace {
 constexpr std::size_t kStage = 32 << 10;
 constexpr std::size_t kMaxParts = 24;
 constexpr int kMaxReads = 8;  // before other connections are served
-constexpr Seconds kReadPolls{8};
 
 iovec part(const std::byte* data, std::size_t nbytes) { return {const_cast<std::byte*>(data), nbytes}; }
 
@@ -72,7 +71,8 @@ void Connection::end_damaged(bool sent) {
 }
 
 void Connection::check_heartbeat() {
-  if (!lost_ && socket_.silent(kReadPolls)) end(str("its host has been silent for ", kReadPolls.count(), " s"));
+  if (lost_ || !socket_.silent()) return;
+  end(str("its host has been silent for ", TcpSocket::patience().count(), " s"));
 }
 
 // ---- sending

@@ -20,6 +20,7 @@ CUDART_LIBRARY = "SAMESTEP_CUDART_LIBRARY"
 ENCRYPT = "SAMESTEP_ENCRYPT"
 ERROR_FILE = "SAMESTEP_ERROR_FILE"
 GPU_AWARE_MPI = "SAMESTEP_GPU_AWARE_MPI"
+HEARTBEAT = "SAMESTEP_HEARTBEAT"
 HIP_LIBRARY = "SAMESTEP_HIP_LIBRARY"
 HOST_ID = "SAMESTEP_HOST_ID"
 ISA = "SAMESTEP_ISA"
@@ -75,6 +76,12 @@ SETTINGS = {
     TIMEOUT: Setting("seconds", "600", "after which a wait ends with an error"),
     WARN_AFTER: Setting(
         "seconds", "30", "after which a wait warns, once, and names the ranks that are missing"
+    ),
+    HEARTBEAT: Setting(
+        "seconds",
+        "8",
+        "2 to 3600: how long another host may be silent until its ranks are given up; on a network whose packets get "
+        "lost at times, choose no less than the default",
     ),
     HOST_ID: Setting(
         "text",

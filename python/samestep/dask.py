@@ -52,24 +52,21 @@ def run(
     """
     distributed: Any = importlib.import_module("distributed")  # without types
 
-    places = _places(client, workers)
-    addresses = [address for address, _ in places]
-    where = client.run(_free_address, workers=addresses[:1])[addresses[0]]
-    job, secret = secrets.token_hex(4), secrets.token_hex(16)
-    futures = []
-    for address, place in places:
-        variables = plan.environment(
-            place, launcher="samestep.dask", master_addr=where[0], master_port=where[1], secret=secret
-        )
-        future = client.submit(
+    addresses, hosts = _places(client, workers)
+    host, port = client.run(_free_address, workers=addresses[:1])[addresses[0]]
+    of_ranks = plan.of_new_job(hosts, launcher="samestep.dask", master_addr=host, master_port=port)
+    job = secrets.token_hex(4)
+    futures = [
+        client.submit(
             *(_rank, function, arguments, keywords, variables),
-            key=f"samestep-{job}-rank-{place.rank}",
+            key=f"samestep-{job}-rank-{rank}",
             workers=[address],
             allow_other_workers=False,
             pure=False,
             retries=0,
         )
-        futures.append(future)
+        for rank, (address, variables) in enumerate(zip(addresses, of_ranks, strict=True))
+    ]
     try:
         if all(
             future.status == "finished" for future in distributed.as_completed(futures, raise_errors=False)
@@ -83,8 +80,8 @@ def run(
         client.cancel(list(futures), force=True)
 
 
-def _places(client: Any, workers: Sequence[str] | None) -> list[tuple[str, plan.Place]]:
-    """Address and place of each rank, host by host."""
+def _places(client: Any, workers: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Address and host of each rank, host by host."""
     known = client.scheduler_info(n_workers=-1)["workers"]
     chosen = sorted(known if workers is None else workers)
     if not chosen or (unknown := [address for address in chosen if address not in known]):
@@ -100,7 +97,7 @@ def _places(client: Any, workers: Sequence[str] | None) -> list[tuple[str, plan.
         )
     hosts = [known[address]["host"] for address in chosen]
     in_order = sorted(range(len(chosen)), key=lambda i: hosts.index(hosts[i]))
-    return list(zip([chosen[i] for i in in_order], plan.places([hosts[i] for i in in_order]), strict=True))
+    return [chosen[i] for i in in_order], [hosts[i] for i in in_order]
 
 
 def _process() -> tuple[str, int]:

@@ -61,6 +61,8 @@ avg = AVG
 
 PREMUL = 10
 """The code of `Premul` in the core."""
+MEAN = 11
+"""That of the weighted mean, which `weight=` of trees stands for."""
 
 
 @dataclass(frozen=True)

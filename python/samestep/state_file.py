@@ -16,8 +16,6 @@ import numpy as np
 from samestep import arrays, trees
 from samestep.errors import MismatchError
 
-__all__ = ["read", "write"]
-
 _ABOUT = "about.json"
 _PLAIN = (type(None), bool, int, float, str)  # as JSON has them; other scalars keep their class as arrays
 
@@ -140,7 +138,8 @@ def _read_by_torch(file: np.ndarray[Any, Any]) -> Any:
     kinds = {type(np.dtype(code)) for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]}
     allow = getattr(torch.serialization, "safe_globals", contextlib.nullcontext)  # torch 2.4 has none
     with allow([*of_numpy, *kinds, np.ndarray, np.dtype, _codecs.encode]):
-        return torch.load(io.BytesIO(file.tobytes()), weights_only=True)
+        # Whose device that was may be another rank's now; what takes the values has a device.
+        return torch.load(io.BytesIO(file.tobytes()), map_location="cpu", weights_only=True)
 
 
 def _sync_folder(folder: str) -> None:

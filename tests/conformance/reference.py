@@ -87,7 +87,7 @@ def in_order(terms: Sequence[Any], combine: Callable[[Any, Any], Any]) -> Any:
 
 
 def reduced(arrays: Sequence[Array], op: str, factors: Sequence[float] = ()) -> Array:
-    """The reduction of one array per rank. `factors` (for op "premul"): one per rank."""
+    """The reduction of one array per rank. `factors` (for "premul", and "mean" by `weight=`): one per rank."""
     with np.errstate(all="ignore"):
         return np.asarray(_reduced(arrays, op, factors))
 
@@ -109,9 +109,12 @@ def _reduced_real(
     arrays: Sequence[Array], op: str, factors: Sequence[float], order: Callable[..., Any] = in_order
 ) -> Array:
     kind = arrays[0].dtype
-    if op == "premul":
+    if op in ("premul", "mean"):
         scale = [kind.type(int(f) if kind.kind in "iu" else f) for f in factors]
-        return order([a * f for a, f in zip(arrays, scale, strict=True)], np.add)
+        nothing = np.full_like(arrays[0], -0.0 if kind.kind == "f" else 0)
+        terms = [a * f if f or op == "premul" else nothing for a, f in zip(arrays, scale, strict=True)]
+        total = order(terms, np.add)
+        return total if op == "premul" else total / kind.type(sum(factors))
     if op == "avg":
         return order(arrays, np.add) * kind.type(1.0 / len(arrays))
     if op in ("land", "lor"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import samestep as ss
 import samestep.distributed as dist
-from reference import COMPLEX, FLOATS, INTEGERS, assert_same, dtype
+from reference import COMPLEX, FLOATS, INTEGERS, assert_same, assert_same_everywhere, dtype
 
 pytestmark = pytest.mark.ranks(1, 2, 3)
 
@@ -69,6 +69,22 @@ def test_allreduce_sums_over_all_arrays(group, length, shape):
 def test_operators(group, op, dtype, expected):
     for x in allreduce([np.full(4, 248 + j, dtype) for j in range(3)], op):
         assert_same(x, np.full(4, expected, dtype))
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "prod", "max", ss.premul(3)])
+@pytest.mark.parametrize("name", ["int32", "float16", "float64", "complex64"])
+@pytest.mark.parametrize("n", [0, 1, 1009, 300_000])
+def test_arrays_may_lie_differently_on_each_rank(group, op, name, n):
+    """Some ranks combine their arrays where they lie, others copies; ranks still agree in every bit."""
+    if op == "max" and name in COMPLEX:
+        return
+    rows = [part(group.rank, j, (n,), name) for j in range(3)]
+    with_gaps = [np.stack([row, row], 1)[:, 0] for row in rows]
+    plain = allreduce([row.copy() for row in rows], op)
+    mixed = allreduce(with_gaps if group.rank else rows, op)
+    for x in [*plain, *mixed]:
+        assert_same(np.array(x), np.array(plain[0]))
+    assert_same_everywhere(group, np.array(plain[0]))
 
 
 def test_factors_are_those_of_each_rank(group):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import samestep as ss
+from reference import COMPLEX, FLOATS, assert_same, reduced, values
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
@@ -72,6 +73,30 @@ def test_a_tree_of_no_weight_is_not_looked_at(group):
     last = group.rank == group.size - 1
     got = group.allreduce_tree([np.full(3, 2.0 if last else np.nan)], "avg", weight=int(last))
     np.testing.assert_array_equal(got[0], np.full(3, 2.0))
+
+
+@pytest.mark.parametrize("name", [*FLOATS, *COMPLEX])
+@pytest.mark.parametrize("n_elements", [0, 1, 37, 5000, 200_003])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_bits_are_those_of_products_their_sum_and_one_division(group, name, n_elements, order):
+    """Without the elements of a rank of no weight, whatever they are."""
+    weights = [0, 7, 0.25, 3] if group.size > 1 else [7]
+    rows = [values(rank, (n_elements, 2), name) for rank in range(group.size)]
+    if group.size > 1:
+        rows[0][...] = np.nan
+    mine = np.array(rows[group.rank], order=order)
+    got = group.allreduce_gradients({"b": np.ones(3, "f4"), "w": mine}, weight=weights[group.rank])
+    assert_same(got["w"], reduced(rows, "mean", weights[: group.size]))
+    assert got["w"] is mine
+    np.testing.assert_array_equal(got["b"], np.ones(3))
+
+
+@pytest.mark.parametrize("leaf", [1.5, np.full(3, 1.5, "f4"), [np.arange(4)[::2], "relu", None]])
+def test_a_rank_without_a_tree_gets_the_mean_of_the_others(group, leaf):
+    last = group.rank == group.size - 1
+    tree = None if last and group.size > 1 else {"x": leaf}
+    got = group.allreduce_gradients(tree, weight=0 if tree is None else 2)
+    np.testing.assert_equal(got, {"x": leaf})
 
 
 def test_all_weights_zero_is_an_error_on_all_ranks(group):

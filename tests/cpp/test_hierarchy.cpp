@@ -75,7 +75,7 @@ Floats reduced(const std::vector<const Floats*>& terms, ReduceOp op, std::size_t
   for (const Floats* term : terms) given.push_back({term->data()});
   Floats result(terms[0]->size());
   void* const out = result.data();
-  kernels::reduce_into(DType::float32, op, given, {&out, 1}, result.size(), n_ranks);
+  kernels::reduce_into(DType::float32, op, given, {&out, 1}, result.size(), static_cast<double>(n_ranks));
   return result;
 }
 

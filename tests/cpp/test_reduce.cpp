@@ -5,10 +5,12 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "kernels/isa.h"
 #include "kernels/reduce.h"
 #include "reference_half.h"
 #include "reference_reduce.h"
@@ -230,6 +232,45 @@ TEST_CASE("reduce: the mean of integers is exact and rounds down") {
   constexpr auto kSmallest = std::numeric_limits<std::int64_t>::min();
   CHECK(reduced<std::int64_t>(DType::int64, ReduceOp::avg, {{kSmallest}, {kSmallest}, {kSmallest + 1}})[0] ==
         kSmallest);
+}
+
+TEST_CASE("reduce: a weighted mean is products, their sum and one division, without what has no weight") {
+  const std::string_view before = kernels::isa_name();
+  for (const std::string_view isa : kernels::supported_isas()) {
+    kernels::select_isa(isa);
+    for (std::size_t count = 1; count <= 70; ++count) {
+      std::vector<float> a(count), none(count, std::numeric_limits<float>::quiet_NaN()), b(count), got(count);
+      for (std::size_t i = 0; i < count; ++i) {
+        a[i] = 0.1F + static_cast<float>(i);
+        b[i] = -1.0F / static_cast<float>(i + 3);
+      }
+      const kernels::Input inputs[] = {{a.data(), 0.3}, {none.data(), 0.0}, {b.data(), 7.0}};
+      kernels::reduce(DType::float32, ReduceOp::mean, inputs, got.data(), count, 7.3);
+      for (std::size_t i = 0; i < count; ++i) CHECK(got[i] == (0.3F * a[i] + 7.0F * b[i]) / 7.3F);
+    }
+    const float zero = -0.0F;
+    float sum = 1.0F;
+    const kernels::Input inputs[] = {{&sum, 0.0}, {&zero, 1.0}};
+    kernels::reduce(DType::float32, ReduceOp::mean, inputs, &sum, 1, 1.0);
+    CHECK(std::signbit(sum));
+  }
+  kernels::select_isa(before);
+}
+
+TEST_CASE("reduce: the weighted mean of integers is exact and rounds down") {
+  constexpr std::int64_t kSmallest = std::numeric_limits<std::int64_t>::min();
+  const std::int64_t first[] = {kSmallest, -1, 5}, second[] = {kSmallest, 0, 6};
+  std::int64_t got[3];
+  const kernels::Input inputs[] = {{first, 0x1p52}, {second, 3.0}};
+  kernels::reduce(DType::int64, ReduceOp::mean, inputs, got, 3, 0x1p52 + 3);
+  CHECK(got[0] == kSmallest);
+  CHECK(got[1] == -1);
+  CHECK(got[2] == 5);
+  const std::uint8_t most = 255;
+  std::uint8_t byte = 0;
+  const kernels::Input bytes[] = {{&most, 0x1p40}, {&most, 1.0}};
+  kernels::reduce(DType::uint8, ReduceOp::mean, bytes, &byte, 1, 0x1p40 + 1);
+  CHECK(byte == 255);
 }
 
 TEST_CASE("reduce: bools count as 0 or 1 whatever their byte, and a sum is lor") {

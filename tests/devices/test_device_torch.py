@@ -1,12 +1,14 @@
 """torch's optimizers over parameters in device memory, with a torch whose CUDA is a stand-in."""
 
 import importlib.util
+import os
+import subprocess
 
 import device_jobs
 import fake_libraries
 import pytest
 import real_libraries
-from running import program
+from running import RUN_COMMAND, program
 
 pytestmark = pytest.mark.slow  # compiles against torch's headers
 
@@ -35,6 +37,48 @@ def test_gradients_on_devices_are_those_on_the_host(tmp_path, backend, n):
 def test_a_bucket_is_copied_by_one_kernel_where_torch_has_it(tmp_path, at_once, copies):
     for rank in device_jobs.run(tmp_path, program("devices/device_torch", "count_copies", 200, at_once), 2):
         assert rank.reports == [{"copies": [copies, copies, 0], "mean": [[2.0], [2.0, 2.0]]}], rank
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_trees_of_tensors_are_those_on_the_host(tmp_path, n):
+    """And each dtype with several tensors is copied back by one kernel, averages of 16-bit floats by three in all."""
+    ranks = device_jobs.run(tmp_path, program("devices/device_torch", "trees"), n)
+    for number, rank in enumerate(ranks):
+        copies = {"sum": 3, "avg": 4, "max": 3, "bcast": 0 if number == n - 1 else 3}
+        same = dict.fromkeys(copies, True)
+        assert rank.reports == [{"same": same, "copies": copies}], rank
+
+
+def survivors(planned, words, n):
+    """What each rank that was there at the end has printed, by who it is."""
+    command = [
+        *RUN_COMMAND,
+        "-n",
+        str(n),
+        "--raw",
+        *words,
+        *program("devices/device_torch", "survive", planned),
+    ]
+    env = os.environ | fake_libraries.environment(False) | {"PYTHONPATH": device_jobs.with_fakes()}
+    env |= {"TEST_RANK": "0", "TEST_SIZE": "1", "TEST_FOLDER": ""}  # which this program does not use
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("result ")]
+    return {uid: rest for uid, *rest in lines}
+
+
+def test_ranks_that_go_on_after_a_loss_keep_their_devices():
+    """And NCCL, and the result; a rank that is started again has the device of the one before."""
+    least = ["--min-ranks", "1"]
+    [(bits, steps, *_)] = survivors([], least, 1).values()
+    left = survivors(["0.0@5", "1.0@9"], least, 4)
+    assert left == {f"{i}.0": [bits, steps, "2.0", f"cuda:{i}", str(i)] for i in (2, 3)}
+    again = survivors(["1.0@3"], [*least, "--max-restarts", "1"], 3)
+    assert {uid: found for uid, found in again.items() if uid != "1.1"} == {
+        f"{i}.0": [bits, steps, again["0.0"][2], f"cuda:{i}", str(i)] for i in (0, 2)
+    }
+    if "1.1" in again:  # else it came too late
+        assert again["1.1"] == [bits, steps, "3.0", "cuda:1", "1"]
 
 
 def test_a_refused_gradient_leaves_the_others_as_they_were(tmp_path):

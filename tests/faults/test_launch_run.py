@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import termios
 from collections import Counter
 
@@ -165,6 +166,7 @@ def test_modules_and_programs(words, shown, launcher):
     [
         (["no_such_script.py"], "samestep run: there is no file no_such_script.py in "),
         (["python3", "train.py"], "samestep run: leave python3 out"),
+        ([sys.executable, "train.py"], f"samestep run: leave {sys.executable} out"),
         (["--no-python", "no-such-program"], "samestep run: there is no program no-such-program in PATH"),
         (["--logs", "/dev/null/x", "--no-python", "true"], "/dev/null"),
         ([], "usage: samestep run"),

@@ -5,10 +5,11 @@ import pytest
 
 
 @pytest.fixture
-def lab():
+def lab(request):
+    """Two hosts, or as many as an indirect parameter says."""
     if reason := labs.missing():
         pytest.skip(reason)
-    made = labs.Lab(2)
+    made = labs.Lab(getattr(request, "param", 2))
     yield made
     made.close()
 

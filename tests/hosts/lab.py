@@ -102,6 +102,22 @@ class Lab:
         """The host's packets vanish in both directions, without a word."""
         self.run("switch", f"bridge link set dev card{number} state disabled")
 
+    def restore(self, number):
+        """The end of `drop`."""
+        self.run("switch", f"bridge link set dev card{number} state forwarding")
+
+    def cut(self, one, two):
+        """Packets between two hosts vanish; both reach the others."""
+        for here, other in ((one, two), (two, one)):
+            source = 0x0A4E0001 + other  # 10.78.0.1 is node0
+            self.run("switch", f"tc qdisc replace dev card{here} clsact")
+            words = f"tc filter add dev card{here} egress prio 1 handle 1 bpf da bytecode".split()
+            self.call("switch", [*words, f"4,32 0 0 26,21 0 1 {source},6 0 0 2,6 0 0 4294967295"])
+
+    def mend(self, one, two):
+        """The end of `cut`."""
+        self.run("switch", *(f"tc qdisc del dev card{number} clsact" for number in (one, two)))
+
     def unplug(self, number):
         """Shuts down the host's card."""
         self.run(f"node{number}", "ip link set eth0 down")

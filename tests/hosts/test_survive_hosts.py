@@ -15,6 +15,8 @@ KILLED_WITHIN_S = 5.0  # from a loss to the end of the next step
 SILENT_WITHIN_S = 15.0
 ELASTIC = ["--raw", "--min-ranks=1", "--max-restarts=10"]
 TRAINING = "survive/train", "numpy"
+LISTENING = ["--listen=29400"]
+SECRET = {"SAMESTEP_SECRET": "of this laboratory"}
 
 
 @pytest.fixture
@@ -91,23 +93,33 @@ class Steps:
             assert time.monotonic() < until
             time.sleep(0.02)
 
+    def await_size(self, job, uid, size):
+        until = time.monotonic() + PATIENCE_S
+        while not any(found.get("size") == size for found in self.of(uid)):
+            assert job.poll() is None, job.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
     def first_with(self, uid, size):
         """When the first step of so many ranks ended."""
         return min(found["at"] for found in self.of(uid) if found.get("size") == size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "how",
+    ("how", "within"),
     [
-        pytest.param("kill", marks=pytest.mark.slow),
-        pytest.param("drop", marks=pytest.mark.slow),
-        pytest.param("power_off", marks=pytest.mark.slow),
+        ("kill", KILLED_WITHIN_S),
+        ("drop", SILENT_WITHIN_S),
+        ("power_off", SILENT_WITHIN_S),
+        ("power_off", 6.5),  # sooner than with the default, which takes 7 s at least
     ],
 )
-def test_ranks_go_on_soon_without_a_host(lab, run, tmp_path, how):
+def test_ranks_go_on_soon_without_a_host(lab, run, tmp_path, how, within):
     steps = Steps(tmp_path)
     words = program("hosts/survive_hosts", "train", str(tmp_path))
-    job = run(words, "--hosts=node0:2,node1:1", "--max-restarts=0")
+    heartbeat = ["--env=SAMESTEP_HEARTBEAT=2"] if within < 7.0 else []
+    job = run(words, "--hosts=node0:2,node1:1", "--max-restarts=0", *heartbeat)
     steps.await_step(job, "2.0", 5)
     struck_at = time.time()
     if how == "kill":
@@ -119,9 +131,120 @@ def test_ranks_go_on_soon_without_a_host(lab, run, tmp_path, how):
     print(f"{how}: the next step ended after {taken:.2f} s")
     assert found == undisturbed(tmp_path, *words)
     assert "2 of 3 ranks are left, the others go on" in err
-    assert taken < (KILLED_WITHIN_S if how == "kill" else SILENT_WITHIN_S)
+    assert taken < within
     if how == "drop":
         assert_ended(lab, steps, "2.0", struck_at)
+
+
+def training(folder, n_steps):
+    """A program that takes its time, and one with the same result."""
+    return [program("hosts/survive_hosts", "train", str(folder), n_steps, pause) for pause in (0.005, 0.0)]
+
+
+def behind(steps, uid, size):
+    """The error of a rank that was given up; it has ended no step of another size."""
+    assert {found["size"] for found in steps.of(uid) if "step" in found} == {size}
+    (error,) = [found["error"] for found in steps.of(uid) if "error" in found]
+    return error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lab", [3], indirect=True)
+@pytest.mark.parametrize(("n_each", "is_mended"), [(1, False), (2, True)])
+def test_the_line_between_two_hosts_is_cut(lab, run, tmp_path, n_each, is_mended):
+    """Both reach the launcher: the later one is given up, for good."""
+    steps, n_left = Steps(tmp_path), 1 + n_each
+    words, quick = training(tmp_path, 400 if is_mended else 60)
+    job = run(words, f"--hosts=node0:1,node1:{n_each},node2:{n_each}")
+    given_up = range(n_left, n_left + n_each)
+    steps.await_step(job, f"{n_left}.0", 5)
+    cut_at = time.time()
+    lab.cut(1, 2)
+    if is_mended:
+        steps.await_size(job, "0.0", n_left)
+        lab.mend(1, 2)
+    found, err = result(job)
+    taken = steps.first_with("0.0", n_left) - cut_at
+    print(f"the next step ended after {taken:.2f} s")
+    for rank in given_up:
+        others = "rank 1" if n_each == 1 else "ranks 1-2"
+        assert f"rank {rank} does not reach {others}: the others go on without it" in err
+        assert "does not reach all of them" in behind(steps, f"{rank}.0", n_left + n_each)
+        assert not steps.of(f"{rank}.1")  # nobody is started behind the line
+    assert found == undisturbed(tmp_path, *quick)
+    assert taken < SILENT_WITHIN_S + 15.0
+
+
+@pytest.fixture
+def join(lab, tmp_path):
+    """Starts `samestep run --join` on a host."""
+    made = []
+
+    def begin(host, words):
+        command = [*RUN_COMMAND, "--join=10.78.0.1:29400", "-n1", *words]
+        made.append(lab.start(host, command, cwd=tmp_path, env=SECRET))
+        return made[-1]
+
+    yield begin
+    for process in made:
+        process.kill()
+        process.communicate(timeout=PATIENCE_S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["drop", "power_off"])
+def test_a_rank_joins_from_another_host_which_is_lost(lab, run, join, tmp_path, how):
+    steps = Steps(tmp_path)
+    words, quick = training(tmp_path, 600)
+    job = run(words, "-n2", *LISTENING, env=SECRET)
+    steps.await_step(job, "1.0", 5)
+    joined = join("node1", words)
+    steps.await_step(job, "2.1", 5)
+    struck_at = time.time()
+    getattr(lab, how)(1)
+    found, err = result(job)
+    noted = [note["at"] for note in steps.of("0.0") if note.get("size") == 2 and note["at"] > struck_at]
+    assert "rank 2 on node1 joins the job" in err and "2 of 3 ranks are left" in err
+    assert min(noted) - struck_at < SILENT_WITHIN_S
+    if how == "drop":
+        said, _ = joined.communicate(timeout=PATIENCE_S)
+        assert joined.returncode == 1
+        assert "has ended, or its launcher cannot be reached, so the ranks here have ended, too" in said
+    assert found == undisturbed(tmp_path, *quick)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lab", [3], indirect=True)
+def test_a_newcomer_that_does_not_reach_all_is_not_taken_in(lab, run, join, tmp_path):
+    steps = Steps(tmp_path)
+    words, quick = training(tmp_path, 600)
+    lab.cut(1, 2)
+    job = run(words, "--hosts=node0:1,node1:1", *LISTENING, env=SECRET)
+    steps.await_step(job, "1.0", 5)
+    joined = join("node2", words)
+    found, err = result(job)
+    joined.communicate(timeout=PATIENCE_S)
+    assert joined.returncode == 0  # as that of the job
+    assert "rank 2 does not reach rank 1: the others go on without it" in err
+    assert "does not reach all of them" in next(note["error"] for note in steps.of("2.1") if "error" in note)
+    assert {note["size"] for note in steps.of("1.0") if "step" in note} == {2}
+    assert found == undisturbed(tmp_path, *quick)
+
+
+@pytest.mark.slow
+def test_a_line_is_mended_after_its_ranks_were_given_up(lab, run, tmp_path):
+    """They never touch the others again, and the job ends as it does without them."""
+    steps = Steps(tmp_path)
+    words, quick = training(tmp_path, 600)
+    job = run(words, "--hosts=node0:2,node1:1")
+    steps.await_step(job, "2.0", 5)
+    lab.drop(1)
+    steps.await_size(job, "0.0", 2)
+    lab.restore(1)
+    found, err = result(job)
+    assert "rank 2 (pid " in err
+    assert {found["size"] for found in steps.of("2.0") if "step" in found} == {3}
+    assert found == undisturbed(tmp_path, *quick)
 
 
 def assert_ended(lab, steps, uid, struck_at):
@@ -139,8 +262,7 @@ def assert_ended(lab, steps, uid, struck_at):
 @pytest.mark.parametrize(("act", "uid"), [("meet", "1.0"), ("meet", "1.1"), ("ask", "1.0")])
 def test_a_rank_behind_a_cut_line_says_that_it_ends(lab, act, uid):
     """It has left its epoch, or is a newcomer, or asks whether there is one."""
-    env = {"SAMESTEP_SECRET": "of this laboratory"}
-    pipes = {"stdin": subprocess.PIPE, "env": env}
+    pipes = {"stdin": subprocess.PIPE, "env": SECRET}
     file = "hosts/survive_hosts"
     store = lab.start("node0", [sys.executable, *program(file, "keep_store")], **pipes)
     port = json.loads(store.stdout.readline())["port"]

@@ -63,39 +63,6 @@ def test_pack_joins_and_unpack_parts():
     np.testing.assert_array_equal(run_of(arrays), run)
 
 
-@pytest.mark.parametrize(("at", "n"), [(0, 0), (0, 3), (2, 1), (1, 2), (3, 0)])
-def test_windows(at, n):
-    """Of two arrays, each as long as it is."""
-    flat, square = np.arange(3, dtype="i2"), np.arange(4, dtype="i2").reshape(2, 2) + 10
-    wholes = [flat.copy(), square.ravel().copy()]
-    out = np.empty(2 * n, "i2")
-    _core.pack([flat, square], out, window=(at, n))
-    np.testing.assert_array_equal(out, np.concatenate([whole[at : at + n] for whole in wholes]))
-
-    for whole in wholes:
-        whole[at : at + n] = -1
-    _core.unpack(np.full(2 * n, -1, "i2"), [flat, square], window=(at, n))
-    np.testing.assert_array_equal(flat, wholes[0])
-    np.testing.assert_array_equal(square.ravel(), wholes[1])
-
-
-@pytest.mark.parametrize(
-    ("x", "window"),
-    [
-        (np.zeros(6), (3, 4)),
-        (np.zeros(6), (7, 0)),
-        (np.zeros(6), (-1, 2)),
-        (np.zeros(6), (0, -1)),
-        (np.zeros(6), (1, 2**63 - 1)),
-        (np.zeros(12)[::2], (0, 1)),
-    ],
-    ids=["too long", "behind it", "before it", "negative", "overflow", "gaps"],
-)
-def test_windows_that_are_none(x, window):
-    with pytest.raises(ss.InvalidArgumentError, match="a window of"):
-        _core.pack([x], np.empty(64, "u1"), window=window)
-
-
 def test_unpack_leaves_the_gaps_alone():
     whole = np.full((4, 6), 9.0)
     _core.unpack(np.zeros(2 * 3 * 8, np.uint8), [whole[::2, ::2]])

@@ -37,8 +37,10 @@ def test_a_failure_after_others_have_ended_is_one():
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_result_that_rank_0_did_not_live_to_write_is_missed(rank):
-    code, _, _ = run("is_killed_after_the_loop", rank, n=3)
+    code, _, err = run("is_killed_after_the_loop", rank, n=3)
     assert (code != 0) == (rank == 0)
+    said = "rank 0, the first of those that were left, was lost behind the loop"
+    assert (said in err) == (rank == 0)
 
 
 def test_parts_are_set_back_after_a_step_error():
@@ -79,9 +81,29 @@ def test_groups_are_made_anew_by_newcomers_too():
     assert run("makes_groups_anew", n=3, words=words)[:2] == (0, [[60.0, 3, 3]])
 
 
-def test_training_begins_anew_where_no_rank_is_left_that_had_the_state():
+def test_a_newcomer_does_not_wait_for_ever(tmp_path):
+    """The others are none the worse."""
     words = ["--min-ranks", "1", "--max-restarts", "1"]
-    code, found, err = run("loses_all_that_had_the_state", words=words)
+    code, found, err = run("waits_in_vain", str(tmp_path), n=3, words=words)
+    assert (code, found) == (0, [[[4.0, 4.0]] * 2]), err
+    assert (
+        "UnavailableError: TrainState: this rank was started later, and waits for the others to end a step"
+        in err
+    )
+    assert "they have not within 1 s, the timeout of initialize" in err
+
+
+def test_a_newcomer_that_cannot_be_connected_does_not_end_the_others(monkeypatch, tmp_path):
+    monkeypatch.setenv("SAMESTEP_NATIVE_TRANSPORT", "tcp")
+    words = ["--min-ranks", "1", "--max-restarts", "1"]
+    code, found, err = run("cannot_be_connected", str(tmp_path), n=3, words=words)
+    assert (code, found) == (0, [[[200.0, 200.0], [2, 3]]]), err
+    assert "UnavailableError: no port is free" in err
+
+
+def test_training_begins_anew_where_no_rank_is_left_that_had_the_state(tmp_path):
+    words = ["--min-ranks", "1", "--max-restarts", "1"]
+    code, found, err = run("loses_all_that_had_the_state", str(tmp_path), words=words)
     assert (code, found) == (0, [[1.5**40, 40]])
     assert "no rank that had the state is left: training begins anew" in err
 

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from samestep.arrays import ArrayInfo
-from samestep.trees.fusion import BUCKET_NBYTES, SMALL_NBYTES, plan_buckets, plan_messages
+from samestep.trees.fusion import (
+    BUCKET_NBYTES,
+    DEVICE_BUCKET_NBYTES,
+    SMALL_NBYTES,
+    plan_buckets,
+    plan_messages,
+)
 
 sizes = st.lists(st.integers(0, 50), max_size=40)
 
@@ -41,37 +47,48 @@ def info(dtype, shape, nbytes, device):
 leaves = st.lists(
     st.tuples(
         st.sampled_from(["float32", "float64", "int8"]),
-        st.sampled_from([0, 1, 100, SMALL_NBYTES - 1, SMALL_NBYTES, 3 * BUCKET_NBYTES]),
+        st.sampled_from([0, 1, 100, SMALL_NBYTES - 1, SMALL_NBYTES, 3 * BUCKET_NBYTES, DEVICE_BUCKET_NBYTES]),
         st.sampled_from(["cpu", "cpu", "cpu", "cuda"]),
     ).map(lambda leaf: info(leaf[0], (leaf[1],), leaf[1], leaf[2])),
     max_size=60,
 )
 
 
-@given(leaves, st.booleans())
-def test_each_leaf_with_elements_is_in_one_message(infos, mix_dtypes):
-    messages = plan_messages(infos, mix_dtypes=mix_dtypes)
+@given(leaves, st.booleans(), st.booleans())
+def test_each_leaf_with_elements_is_in_one_message(infos, mix_dtypes, with_nccl):
+    messages = plan_messages(infos, mix_dtypes=mix_dtypes, with_nccl=with_nccl)
     assert sorted(i for message in messages for i in message) == [
         i for i, info in enumerate(infos) if info.nbytes
     ]
 
 
-@given(leaves, st.booleans())
-def test_what_travels_together_is_small_in_one_kind_of_memory_and_of_one_dtype(infos, mix_dtypes):
-    for message in plan_messages(infos, mix_dtypes=mix_dtypes):
+@given(leaves, st.booleans(), st.booleans())
+def test_what_travels_together_is_small_in_one_kind_of_memory_and_of_one_dtype(infos, mix_dtypes, with_nccl):
+    for message in plan_messages(infos, mix_dtypes=mix_dtypes, with_nccl=with_nccl):
         if len(message) > 1:
             members = [infos[i] for i in message]
-            assert all(info.nbytes < SMALL_NBYTES and info.device == members[0].device for info in members)
-            assert sum(info.nbytes for info in members) <= BUCKET_NBYTES
+            by_nccl = with_nccl and members[0].device == "cuda"
+            most = DEVICE_BUCKET_NBYTES if by_nccl else SMALL_NBYTES
+            assert all(info.nbytes < most and info.device == members[0].device for info in members)
+            assert sum(info.nbytes for info in members) <= (
+                DEVICE_BUCKET_NBYTES if by_nccl else BUCKET_NBYTES
+            )
             assert mix_dtypes or len({info.dtype for info in members}) == 1
 
 
-@given(leaves, st.booleans())
-def test_messages_are_ordered_by_when_they_are_complete(infos, mix_dtypes):
-    last = [message[-1] for message in plan_messages(infos, mix_dtypes=mix_dtypes)]
+@given(leaves, st.booleans(), st.booleans())
+def test_messages_are_ordered_by_when_they_are_complete(infos, mix_dtypes, with_nccl):
+    messages = plan_messages(infos, mix_dtypes=mix_dtypes, with_nccl=with_nccl)
+    last = [message[-1] for message in messages]
     assert last == sorted(last)
 
 
 def test_a_tree_of_200_leaves_of_10_kB_is_one_message():
     infos = [info("float32", (2500,), 10_000, "cpu")] * 200
     assert len(plan_messages(infos, mix_dtypes=False)) == 1
+
+
+def test_nccl_moves_large_leaves_together():
+    infos = [info("float32", (1 << 20,), 4 << 20, "cuda")] * 13
+    assert list(map(len, plan_messages(infos, mix_dtypes=False, with_nccl=True))) == [6, 6, 1]
+    assert len(plan_messages(infos, mix_dtypes=False)) == 13

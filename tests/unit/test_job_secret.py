@@ -32,6 +32,18 @@ def test_one_launcher_makes_a_new_one_each_time(env, said):
     assert not os.path.exists(env["HOME"])
 
 
+@pytest.mark.parametrize("how", [{"listen": 0}, {"join": ("a", 29400)}])
+def test_launchers_of_one_job_share_the_file_as_nodes_do(how, env, said, tmp_path):
+    options = Options(1, "x", **how)
+    assert job_secret(options, env, said.append) == job_secret(NODE, env, said.append)
+    assert job_secret(options, {NAME: "given", **env}, said.append) == "given"
+    for without in ({NAME: "", **env}, {"HOME": "/dev/null"}):
+        with pytest.raises(
+            LaunchError, match="--listen and --join need a secret that both launchers know; set the"
+        ):
+            job_secret(options, without, said.append)
+
+
 def test_what_is_given_comes_first(env, said, tmp_path):
     file = tmp_path / "file"
     file.touch(0o600)

@@ -131,3 +131,37 @@ def test_help_names_every_exit_code(capsys):
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert all(code in text for code in ("130", "143", "124", "128"))
+
+
+def test_a_launcher_that_lets_others_join_and_one_that_does():
+    assert parse(["-n", "2", "--min-ranks", "1", "--listen", "0", "x"]).listen == 0
+    options = parse(
+        ["-n", "2", "--join", "a:29400", "--env", "A=B", "-m", "x"], {"KUBERNETES_SERVICE_HOST": "h"}
+    )
+    assert (options.join, options.listen, options.env, options.kind) == (
+        ("a", 29400),
+        None,
+        {"A": "B"},
+        "module",
+    )
+    assert parse(["-n1", "--join=[fd78::1]:29400", "x"]).join == ("fd78::1", 29400)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--listen", "29400"], "--listen lets ranks join, and needs --min-ranks K"),
+        (["--min-ranks", "1", "--listen", "65536"], "is not a port"),
+        (["--join", "29400"], "'29400' is not an address as HOST:PORT"),
+        (["--join", "a:"], "is not a port"),
+        (["--join", "a:1", "--min-ranks", "1"], "--min-ranks is for the launcher of the job"),
+        (["--join", "a:1", "--nnodes", "1"], "--nnodes is for the launcher of the job"),
+        (["--join", "a:1", "--logs", "x"], "--logs is for the launcher of the job"),
+        (["--join", "a:1", "--hosts", "a,b"], "--hosts is for the launcher of the job"),
+    ],
+)
+def test_flags_that_do_not_join(words, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        parse(["-n", "2", *words, "x"])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err

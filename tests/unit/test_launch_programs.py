@@ -22,12 +22,10 @@ def test_one_agent_per_rank_without_mpi(monkeypatch):
         assert rank_and_size({**bootstrap, "rank": rank}) == {"rank": rank, "size": 2}
 
 
-def test_the_way_to_start(monkeypatch, capsys):
-    for default in (True, False):
-        monkeypatch.setattr(arguments, "MPI_IS_THE_DEFAULT", default)
-        assert arguments.parse(["-n", "1", "x"]).mpi is default
-        assert arguments.parse(["--mpi", "-n", "1", "x"]).mpi
-        assert not arguments.parse(["--native", "-n", "1", "x"]).mpi
+def test_the_way_to_start(capsys):
+    assert not arguments.parse(["-n", "1", "x"]).mpi
+    assert arguments.parse(["--mpi", "-n", "1", "x"]).mpi
+    assert not arguments.parse(["--native", "-n", "1", "x"]).mpi
     with pytest.raises(SystemExit):
         arguments.parse(["--native", "--mpi", "-n", "1", "x"])
     assert "--mpi and --native exclude each other" in capsys.readouterr().err

@@ -59,7 +59,8 @@ def test_a_call_has_the_time_of_the_group(watch, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(of, "_comm", Watched(watch, of._comm))
         patched.setattr(of, "_timeout", GIVEN)
-        xs, slots = [np.ones(3)], [[np.ones(3)]]
+        # Of half types, whose sums are combined in Python.
+        xs, slots = [np.ones(3, "f2")], [[np.ones(3, "f2")]]
         for call in (
             lambda: dist.all_reduce_multigpu(xs),
             lambda: dist.reduce_multigpu(xs, 0),

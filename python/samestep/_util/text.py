@@ -91,3 +91,18 @@ def short_repr(value: Any) -> str:
         return reprlib.repr(value)
     except ValueError:  # Python prints no int of more than 4300 digits
         return "a very large int"
+
+
+def size(nbytes: int | None) -> str:
+    """Bytes for people; None for no limit.
+
+    Example:
+      >>> size(64 << 20), size(3 << 29), size(None), size(8192), size(8)
+      ('64 MiB', '1.5 GiB', 'unlimited', '8 KiB', '8 B')
+    """
+    if nbytes is None:
+        return "unlimited"
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.4g} {name}"
+    return f"{nbytes} B"

@@ -12,6 +12,9 @@ from samestep.arrays.allocate import place_of as place_of
 from samestep.arrays.allocate import to_library as to_library
 from samestep.arrays.allocate import to_library_of as to_library_of
 from samestep.arrays.convert import converts as converts
+from samestep.arrays.convert import gather as gather
+from samestep.arrays.convert import gathers as gathers
+from samestep.arrays.convert import scatter as scatter
 from samestep.arrays.convert import store_rounded as store_rounded
 from samestep.arrays.convert import to_float32 as to_float32
 from samestep.arrays.describe import as_received as as_received

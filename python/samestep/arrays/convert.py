@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from samestep.arrays.describe import info, library_of
@@ -29,3 +31,35 @@ def store_rounded(wide: Any, out: Any) -> None:
         out.detach().copy_(wide)
     else:
         out[...] = wide
+
+
+def gathers(x: Any) -> bool:
+    """Whether `gather` takes `x`: torch copies many tensors in device memory by one kernel, of most dtypes."""
+    return library_of(x) == "torch gpu" and info(x).dtype not in ("uint16", "uint32", "uint64")
+
+
+def gather(xs: Sequence[Any], dtype: str) -> Any:
+    """The elements of two or more dense arrays of one dtype, as they lie, in one new array of `dtype`.
+
+    The library copies them in the stream in which it works.
+    """
+    torch = sys.modules["torch"]
+    with torch.no_grad():
+        return _flatten(_in_rows(xs)).to(getattr(torch, dtype))
+
+
+def scatter(flat: Any, xs: Sequence[Any]) -> None:
+    """The reverse of `gather`; rounds each element to the nearest of the dtype of `xs`."""
+    torch = sys.modules["torch"]
+    with torch.no_grad():
+        rows = _in_rows(xs)
+        torch._foreach_copy_(rows, torch._utils._unflatten_dense_tensors(flat.to(rows[0].dtype), rows))
+
+
+def _in_rows(xs: Sequence[Any]) -> list[Any]:
+    return [x if x.is_contiguous() else x.as_strided((x.numel(),), (1,)) for x in xs]
+
+
+def _flatten(xs: list[Any]) -> Any:
+    # Private names, which torch's DistributedDataParallel and FSDP use: public ones take 0.01 ms for each array.
+    return sys.modules["torch"]._utils._flatten_dense_tensors(xs)

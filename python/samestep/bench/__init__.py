@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     if launchers.launcher().name:
         from samestep.bench import ranks
 
-        return ranks.main(flags.verb, flags.plot, flags.terminal)
+        return ranks.main(flags.verb, flags.plot)
     from samestep.launch import mpirun, run
 
     try:
@@ -37,10 +35,7 @@ def main(argv: Sequence[str]) -> int:
         launcher = "--mpi"  # mpi4py's times beside ours
     except mpirun.LaunchError:
         launcher = "--native"
-    words = [launcher, "-n", str(flags.n), "--raw", "-m", "samestep", "bench", *argv]
-    if sys.stderr.isatty():
-        words += ["--terminal", os.ttyname(sys.stderr.fileno())]
-    return run.main(words)
+    return run.main([launcher, "-n", str(flags.n), "--raw", "-m", "samestep", "bench", *argv])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,8 +46,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the times over size; needs matplotlib"
     )
-    # Where to draw the progress bar; set by the process that starts the ranks, which have no terminal.
-    parser.add_argument("--terminal", help=argparse.SUPPRESS)
     return parser
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from samestep.bench.progress import size
+from samestep._util.text import size
 
 # Okabe and Ito's colours, distinct with any colour vision; the markers tell the same in grey.
 _STYLES = {"samestep": ("#0072B2", "o"), "shared": ("#009E73", "s"), "mpi4py": ("#D55E00", "^")}

@@ -13,36 +13,32 @@ from pathlib import Path
 import numpy as np
 
 from samestep._util.cpus import usable_cpus
+from samestep._util.text import size
 from samestep.backend import Backend
-from samestep.bench.progress import DEFAULT_TERMINAL, KIB, MIB, Progress, size
 from samestep.world.lifecycle import finalize, initialize
 
-_SIZES = (8, KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
+_KIB, _MIB = 1 << 10, 1 << 20
+_SIZES = (8, _KIB, 16 * _KIB, 64 * _KIB, 256 * _KIB, _MIB, 4 * _MIB, 16 * _MIB, 64 * _MIB)
 _BURST = 0.02  # seconds of calls in a row
 _ROUNDS = 7
-_USUAL = 30.0  # seconds, of all of it on a quiet machine
 _BUSY = 0.5  # load before the start from which the machine is called busy
 
 Burst = Callable[[], object]
 Times = Mapping[int, Mapping[str, float]]
 
 
-def main(verb: str, plot: Path | None, terminal: str | None) -> int:
+def main(verb: str, plot: Path | None) -> int:
     """Measures on all ranks; rank 0 prints. Returns the exit code."""
     busy = os.getloadavg()[0]
     backend = initialize()
     first, several = backend.rank == 0, backend.size > 1
-    progress = Progress(terminal or DEFAULT_TERMINAL, shown=first)
-    begin, times = time.monotonic(), {}
+    times = {}
     if first:
         print(title(backend, verb), legend(backend), sep="\n")
         if busy > _BUSY:
             print(f"other programs are running (load {busy:.1f}): times are longer than they need be")
     for done, nbytes in enumerate(_SIZES):
-        left = (time.monotonic() - begin) / done * (len(_SIZES) - done) if done else _USUAL
-        progress.update(done, len(_SIZES), left, size(nbytes))
         times[nbytes] = measure(backend, calls(backend, verb, nbytes))
-        progress.clear()
         if first:
             lines = [row(nbytes, times[nbytes], speed=several)]
             print(*([] if done else [head(times[nbytes], speed=several)]), *lines, sep="\n", flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +27,7 @@ from samestep.reduce_ops import (
 
 _Run = np.ndarray[Any, Any]
 
-_CHUNK_NBYTES = 128 << 10  # of each array
-_DEVICE_CHUNK_NBYTES = 4 << 20  # each copy waits for the device
+_LITTLE_NBYTES = 128 << 10  # for which memory that a host's ranks share does not pay
 
 _HALVES = ("float16", "bfloat16")
 _UFUNCS: dict[int, np.ufunc] = {
@@ -67,7 +65,7 @@ class ArrayList(NamedTuple):
 def shared_memory(group: Group, shape: tuple[int, ...], dtype: Any = np.uint8) -> _Run:
     """An array that the ranks of a host share, if they can and it pays."""
     kind = np.dtype(dtype)
-    return (group.empty if math.prod(shape) * kind.itemsize > _CHUNK_NBYTES else np.empty)(shape, kind)
+    return (group.empty if math.prod(shape) * kind.itemsize > _LITTLE_NBYTES else np.empty)(shape, kind)
 
 
 def started(
@@ -116,10 +114,7 @@ def _alone() -> _core.Communicator:
 
 
 class Combination:
-    """Combines the arrays of a rank into one run of elements, and makes the result of the runs that ranks have reduced.
-
-    Both in chunks that stay in the caches: passes over whole arrays take up to six times as long.
-    """
+    """Combines the arrays of a rank into one run of elements, and makes the result of the runs of all ranks."""
 
     def __init__(self, listed: ArrayList, code: int, factor: float, n_ranks: int) -> None:
         """Raises InvalidArgumentError, in the words of allreduce, if the dtype does not have the operator."""
@@ -135,82 +130,46 @@ class Combination:
             self._wide = np.dtype(np.uint64 if kind == "u" else np.int64)
         elif listed.dtype in _HALVES and code not in (MIN.value, MAX.value):
             self._wide = np.dtype(np.float32)
-        all_in_host_memory = all(known.device == "cpu" for known in listed.infos)
-        self._chunk = (_CHUNK_NBYTES if all_in_host_memory else _DEVICE_CHUNK_NBYTES) // self._dtype.itemsize
-        self._is_one_chunk = listed.n_elements <= self._chunk
 
     def combined(self, group: Group) -> _Run:
         """A row of this rank's elements, factors applied; two rows, of which ranks sum each, for exact averages.
 
         It lies in memory that the ranks of a host share, if there is some.
         """
-        listed = self._listed
+        listed, combine = self._listed, _UFUNCS.get(self._code, np.add)
         rows = shared_memory(group, (1 + self._is_exact, listed.n_elements), self._wide)
-        inputs = listed.arrays
-        if not self._is_one_chunk:
-            inputs = [
-                x if _has_chunks(known) else _without_gaps(x)
-                for x, known in zip(inputs, listed.infos, strict=True)
-            ]
+        is_row = self._wide == self._dtype and not self._is_exact
+        term = np.empty(listed.n_elements, self._dtype)
         with np.errstate(all="ignore"):
-            for window in self._chunks():
-                at, n = window
-                stacked = np.empty((len(inputs), n), self._dtype)
-                _core.pack(inputs, stacked, window=None if self._is_one_chunk else window)
-                self._combine(stacked.astype(self._wide, copy=False), rows[:, at : at + n])
+            for i, x in enumerate(listed.arrays):
+                elements = rows[0] if i == 0 and is_row else term
+                _core.pack([x], elements)
+                for row, part in zip(rows, self._parts(elements), strict=True):
+                    if i > 0:
+                        combine(row, part, out=row)
+                    elif not is_row:
+                        row[...] = part
         return rows
 
-    def _combine(self, terms: _Run, rows: _Run) -> None:
+    def _parts(self, elements: _Run) -> tuple[_Run, ...]:
+        """What is added to each row, or combined with it, for the elements of an array, which it may overwrite."""
         if self._is_exact:
-            (terms // self._wide.type(self._n)).sum(0, out=rows[0])
-            (terms % self._wide.type(self._n)).sum(0, out=rows[1])
-            return
+            return np.divmod(elements.astype(self._wide, copy=False), self._wide.type(self._n))
+        wide = elements.astype(self._wide, copy=False)
         if self._code == PREMUL:
-            _scale(terms, self._factor)
-        rows[0] = terms[0]
-        for term in terms[1:]:
-            _UFUNCS.get(self._code, np.add)(rows[0], term, out=rows[0])
+            _scale(wide, self._factor)
+        return (wide,)
 
-    def store(self, rows: _Run, targets: list[Any]) -> None:
-        """Copy the reduced elements of `combined` back into the arrays of the list."""
-        into = targets
-        if not self._is_one_chunk:
-            into = [x if _has_chunks(arrays.info(x)) else arrays.new_like(x) for x in targets]
+    def result(self, rows: _Run) -> _Run:
+        """The elements of the result, from the rows of `combined` that ranks have reduced."""
         with np.errstate(all="ignore"):
-            for window in self._chunks():
-                at, n = window
-                result = self._result(rows[:, at : at + n])
-                for x in into:
-                    _core.unpack(result, [x], window=None if self._is_one_chunk else window)
-        for x, y in zip(targets, into, strict=True):
-            if x is not y:
-                arrays.copy(y, x, self._listed.act)
-
-    def _result(self, rows: _Run) -> _Run:
-        if self._is_exact:
-            exact: _Run = (rows[0] + rows[1] // self._wide.type(self._n)).astype(self._dtype)
-            return exact
-        if self._code == AVG.value:
-            _scale(rows[0], 1 / self._n)
-        result: _Run = rows[0].astype(self._dtype, copy=False)
-        return result
-
-    def _chunks(self) -> Iterator[tuple[int, int]]:
-        """Windows of `_core.pack`."""
-        n = self._listed.n_elements
-        for at in range(0, max(n, 1), self._chunk):
-            yield at, min(self._chunk, n - at)
-
-
-def _has_chunks(known: ArrayInfo) -> bool:
-    """Whether elements of an array can be copied by position; always on a device, where gaps are refused."""
-    return known.contiguous or known.device != "cpu"
-
-
-def _without_gaps(x: Any) -> Any:
-    own = arrays.new_like(x)
-    arrays.copy(x, own, "a list of arrays")
-    return own
+            if self._is_exact:
+                exact: _Run = (rows[0] + rows[1] // self._wide.type(self._n)).astype(self._dtype)
+                return exact
+            if self._code == AVG.value:
+                _scale(rows[0], 1 / self._n)
+            result: _Run = rows[0].astype(self._dtype, copy=False)
+            return result
 
 
 def _scale(run: _Run, factor: float) -> None:

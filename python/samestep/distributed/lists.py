@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from samestep import _core, arrays, internal
 from samestep._util.deadline import Deadline
 from samestep.distributed import buffers
 from samestep.distributed import combination as host
 from samestep.distributed.combination import ArrayList
+from samestep.distributed.requests import started
 from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
 from samestep.reduce_ops import resolve
-
-
-class PendingResult(NamedTuple):
-    """A pending operation, and the function that stores its result when it has ended."""
-
-    work: _core.Work
-    finish: Callable[[], None]
-    deadline: Deadline
-    """The timeout of a blocking call."""
+from samestep.trees.fusion import fused
 
 
 def checked(given: Any, act: str, name: str, *, written: bool) -> ArrayList:
@@ -58,8 +51,10 @@ def require_index(value: int, listed: ArrayList, name: str) -> None:
         )
 
 
-def reduce(group: Group, listed: ArrayList, op: Any, root: int = -1, root_array: int = 0) -> PendingResult:
-    """Reduces over all arrays into all of them, or into one of `root`."""
+def reduce(
+    group: Group, listed: ArrayList, op: Any, root: int = -1, root_array: int = 0, *, async_op: bool
+) -> Any:
+    """Reduces over all arrays into all of them, or into one of `root`. Returns what `started` does, as all below."""
     code, factor = resolve(op, listed.act)
     deadline = Deadline(group.timeout)
     _await_streams(group, listed, listed.arrays, deadline.left())
@@ -70,13 +65,22 @@ def reduce(group: Group, listed: ArrayList, op: Any, root: int = -1, root_array:
         verb, written = "reduce", range(root_array, root_array + (group.rank == root))
     work = host.started(group, listed, verb, rows, rows, code=code, root=root, root_array=root_array)
 
-    def finish() -> None:
-        _store(group, listed, lambda into: how.store(rows, into), written, deadline)
+    def store(into: list[Any]) -> None:
+        _give_to_each(how.result(rows), into)
 
-    return PendingResult(work, finish, deadline)
+    return started(group, work, lambda: _store(group, listed, store, written, deadline), async_op, deadline)
 
 
-def bcast(group: Group, listed: ArrayList, root: int, root_array: int) -> PendingResult:
+def reduced_at_once(group: Group, given: Any, op: Any, act: str) -> bool:
+    """Reduces over all arrays into all of them, if the core takes them as they lie. Whether it has."""
+    fast = _core.fast_tree(given) if isinstance(given, (list, tuple)) and given else None
+    if fast is None or not arrays.is_array(given[0]):
+        return False
+    with called(ArrayList(act, given, [arrays.info(given[0])])):
+        return fused(group).allreduce_list(fast, *resolve(op, act), group.timeout)
+
+
+def bcast(group: Group, listed: ArrayList, root: int, root_array: int, *, async_op: bool) -> Any:
     """Gives all arrays the elements of one of root's."""
     deadline = Deadline(group.timeout)
     written = set(range(len(listed.arrays)))
@@ -88,13 +92,12 @@ def bcast(group: Group, listed: ArrayList, root: int, root_array: int) -> Pendin
     work = host.started(group, listed, "bcast", run, run, root=root, root_array=root_array)
 
     def store(into: list[Any]) -> None:
-        for x in into:
-            _core.unpack(run, [x])
+        _give_to_each(run, into)
 
-    return PendingResult(work, lambda: _store(group, listed, store, written, deadline), deadline)
+    return started(group, work, lambda: _store(group, listed, store, written, deadline), async_op, deadline)
 
 
-def allgather(group: Group, listed: ArrayList, receives: Sequence[ArrayList]) -> PendingResult:
+def allgather(group: Group, listed: ArrayList, receives: Sequence[ArrayList], *, async_op: bool) -> Any:
     """Gathers all arrays in each list of `receives`."""
     n = len(listed.arrays)
     deadline = Deadline(group.timeout)
@@ -109,7 +112,12 @@ def allgather(group: Group, listed: ArrayList, receives: Sequence[ArrayList]) ->
         for into in receives:
             _store(group, listed, lambda pieces: _core.unpack(run, pieces), None, deadline, receives=into)
 
-    return PendingResult(work, finish, deadline)
+    return started(group, work, finish, async_op, deadline)
+
+
+def _give_to_each(run: Any, into: list[Any]) -> None:
+    for x in into:
+        _core.unpack(run, [x])
 
 
 def _await_streams(group: Group, listed: ArrayList, given: Sequence[Any], left: float | None) -> None:

@@ -12,7 +12,6 @@ from samestep.distributed import buffers, groups, lists
 from samestep.distributed.backends import ReduceOp
 from samestep.distributed.combination import ArrayList
 from samestep.distributed.groups import WORLD
-from samestep.distributed.requests import started
 from samestep.errors import InvalidArgumentError
 from samestep.reduce_ops import Op
 
@@ -36,8 +35,7 @@ def broadcast_multigpu(
     index = groups.whole_number(src_tensor, verb, "src_tensor")
     lists.require_index(index, listed, "src_tensor")
     with lists.called(listed):
-        pending = lists.bcast(of, listed, root, index)
-    return started(of, pending.work, pending.finish, async_op, pending.deadline)
+        return lists.bcast(of, listed, root, index, async_op=async_op)
 
 
 def all_reduce_multigpu(
@@ -57,10 +55,11 @@ def all_reduce_multigpu(
     of = groups.resolve(group)
     if of is None:
         return None
+    if not async_op and lists.reduced_at_once(of, tensor_list, op, "all_reduce_multigpu"):
+        return None
     listed = lists.checked(tensor_list, "all_reduce_multigpu", "tensor_list", written=True)
     with lists.called(listed):
-        pending = lists.reduce(of, listed, op)
-    return started(of, pending.work, pending.finish, async_op, pending.deadline)
+        return lists.reduce(of, listed, op, async_op=async_op)
 
 
 def reduce_multigpu(  # noqa: PLR0917 - positions that scripts rely on
@@ -83,8 +82,7 @@ def reduce_multigpu(  # noqa: PLR0917 - positions that scripts rely on
     index = groups.whole_number(dst_tensor, verb, "dst_tensor")
     lists.require_index(index, listed, "dst_tensor")
     with lists.called(listed):
-        pending = lists.reduce(of, listed, op, root, index)
-    return started(of, pending.work, pending.finish, async_op, pending.deadline)
+        return lists.reduce(of, listed, op, root, index, async_op=async_op)
 
 
 def all_gather_multigpu(
@@ -121,5 +119,4 @@ def all_gather_multigpu(
         infos = buffers.listed(tensors, of.size * n, listed.infos[0], verb, name, written=True)
         receives.append(ArrayList(verb, tensors, infos))
     with lists.called(listed):
-        pending = lists.allgather(of, listed, receives)
-    return started(of, pending.work, pending.finish, async_op, pending.deadline)
+        return lists.allgather(of, listed, receives, async_op=async_op)

@@ -10,13 +10,14 @@ from typing import NamedTuple
 from samestep import _core, internal
 from samestep._util import launchers
 from samestep._util.text import error_line
-from samestep.backend import Backend, MPIBackend, NativeBackend
+from samestep.backend import Backend
 from samestep.errors import Error, UnavailableError
 from samestep.group import json_exchange
 from samestep.rendezvous import interfaces
 from samestep.rendezvous.rendezvous import join
 from samestep.rendezvous.tcp_store import TCPStore
 from samestep.world import bootstrap_mpi, bootstrap_native, opening
+from samestep.world.making import CLASSES
 
 _CARRIED = {("mpi", "native"), ("native", "mpi")}  # world's backend, group's
 _LEAVING_S = 1.0
@@ -66,15 +67,7 @@ def open_group(world: Backend, kind: str, members: list[int], timeout: float) ->
     except BaseException as error:
         between.abandon(f"it failed with {error_line(error)}")
         raise
-    made: type[Backend] = MPIBackend if kind == "mpi" else NativeBackend
-    group = made(
-        opened.comm,
-        timeout=timeout,
-        device=world.device,
-        world_hosts=opened.hosts,
-        bootstrap_comm=opened.bootstrap_comm,
-        trusted=opened.trusted,
-    )
+    group = opened.as_backend(CLASSES[kind], timeout, world.device)
     internal.adopt(world, group)
     return group
 

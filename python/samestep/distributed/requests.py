@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -70,7 +71,6 @@ class Request(Works):
 
 
 _outstanding: weakref.WeakKeyDictionary[Group, list[Request]] = weakref.WeakKeyDictionary()
-_at_exit_registered = False
 
 
 def started(
@@ -91,11 +91,13 @@ def started(
     return request._wait_all(None if deadline is None else deadline.left(), abandon=True, wait_on_host=False)
 
 
+@functools.cache
+def _register_at_exit() -> None:
+    atexit.register(_at_exit)  # registered after the world's own hook, so it runs before
+
+
 def _kept(of: Group, request: Request) -> Request:
-    global _at_exit_registered  # noqa: PLW0603
-    if not _at_exit_registered:
-        _at_exit_registered = True
-        atexit.register(_at_exit)  # registered after the world's own hook, so it runs before
+    _register_at_exit()
     kept = _outstanding.setdefault(of, [])
     kept.append(request)
     if len(kept) >= _MIN_TO_SWEEP and len(kept) & (len(kept) - 1) == 0:  # less often the more there are

@@ -23,8 +23,6 @@ from samestep.group.objects import MessageMethods
 from samestep.group.variable_length import VariableLengthMethods
 from samestep.group.work import Work
 
-__all__ = ["Group", "warn"]
-
 _Self = TypeVar("_Self", bound="Group")
 _LARGE = 64 << 20  # bytes of an array: of a smaller one memory is not asked whether it fits
 

@@ -19,8 +19,6 @@ from samestep._util.text import error_line
 if TYPE_CHECKING:
     import logging
 
-__all__ = ["install", "text_of", "transport"]
-
 _TEXT = "<samestep.{}>{}</samestep>"
 _PATTERN = re.compile(r"<samestep\.(\w+)>(.*?)</samestep>", re.DOTALL)
 

@@ -10,11 +10,12 @@ import numpy as np
 
 from samestep import _core, arrays
 from samestep._util.text import error_line, ranks_text
-from samestep.errors import InvalidArgumentError, MismatchError
+from samestep.arrays.pickling import dumps
+from samestep.errors import InvalidArgumentError
 from samestep.group import trust
 from samestep.group.collectives import CollectiveMethods
-from samestep.group.unawaited import NOTHING
-from samestep.group.work import Status, Work
+from samestep.group.unawaited import GIVEN_BACK, NOTHING, go_on
+from samestep.group.work import Status, Work, Works
 
 ANY = -1
 """Any source, or any tag."""
@@ -25,45 +26,17 @@ _NO_BYTES = np.empty(0, np.uint8)
 _core.set_status_type(Status)
 
 
-class _SendRecvWork(Work[Status]):
-    """A send and a receive as one Work, whose result is that of the receive."""
+class _SendRecvWork(Works):
+    """A send and a receive, in this order: the send completes also if the message does not fit its receive."""
 
-    __slots__ = ("_received", "_sent")
-
-    def __init__(self, sent: Work[None], received: Work[Status]) -> None:
-        super().__init__(received._inner, received._timeout, received._finish)
-        self._sent = sent
-        self._received = received  # to keep it alive: a dropped Work waits
-
-    def done(self) -> bool:
-        return self._sent.done() and super().done()
-
-    def wait(self, timeout: float | None = None, *, host: bool = False) -> Status:
-        result = super().wait(timeout, host=host)
-        self._sent.wait(timeout, host=host)
-        return result
-
-    def exception(self) -> BaseException | None:
-        return self._sent.exception() or super().exception()
+    __slots__ = ()
 
     def _leave(self) -> None:
-        super()._leave()
-        self._received._detach()
-        self._sent._leave()
-
-    def _wait_blocking(self, timeout: float | None = None) -> Status:
-        try:
-            try:
-                result = super()._wait_blocking(timeout)
-            except MismatchError:  # of the received message: the group stays usable, and the send completes
-                self._sent._wait_blocking(timeout)
-                raise
-            self._sent._wait_blocking(timeout)
-        except BaseException:
-            self._sent._detach()
-            self._received._detach()
-            raise
-        return result
+        sent, received = self._all
+        if received.give_back():
+            self._all = (sent, GIVEN_BACK)
+            go_on(received)
+        go_on(self)
 
 
 def _wait_or_cancel(receive: Work[_T], limit: float | None) -> _T:
@@ -77,7 +50,7 @@ def _wait_or_cancel(receive: Work[_T], limit: float | None) -> _T:
 
 
 def _pickled(obj: Any) -> np.ndarray[Any, Any]:
-    return np.frombuffer(pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), np.uint8)
+    return np.frombuffer(dumps(obj), np.uint8)
 
 
 def _pickled_or_why(obj: Any) -> tuple[np.ndarray[Any, Any], list[Exception]]:
@@ -262,10 +235,14 @@ class MessageMethods(CollectiveMethods):
         x = arrays.copy_if_overlapping(x, out, "sendrecv")
         received = self.irecv(out, source, recvtag)
         try:
-            return _SendRecvWork(self.isend(x, dest, sendtag), received)
+            sent = self.isend(x, dest, sendtag)
         except Exception:
             received._inner.cancel()
             raise
+        both = _SendRecvWork((sent._inner, received._inner), self._timeout, received._finish)
+        sent._detach()
+        received._detach()
+        return both
 
     # ---- objects
 

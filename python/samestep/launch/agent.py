@@ -53,15 +53,16 @@ class Agent:
 
     Args:
       link, channel: to the launcher.
+      own: arguments of `_start` that hold instead of the launcher's, for a rank that has joined the job; else None.
     """
 
-    def __init__(self, link: socket.socket, channel: Channel) -> None:
-        self._link = link
+    def __init__(self, link: socket.socket, channel: Channel, own: dict[str, Any] | None = None) -> None:
+        self._link, self._own = link, own
         self._channel = channel
         self._parent = os.getppid()
         self._unsent = bytearray()
         self._connected = True
-        self._leave = False
+        self._leave: int | None = None
 
         self._rank_pid = 0
         self._rank_ended = False
@@ -79,15 +80,19 @@ class Agent:
         self._feeder: Feeder | None = None
         self._loop = Loop()
 
-    def run(self) -> None:
-        """Serve until the launcher sends LEAVE, or until both the launcher and the rank have ended."""
+    def run(self) -> int | None:
+        """Serve until the launcher sends LEAVE, or until both the launcher and the rank have ended.
+
+        Returns:
+          The exit code that LEAVE brings; None without LEAVE.
+        """
         for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGUSR1):
             signal.signal(signum, signal.SIG_IGN)
         self._loop.on_signals((signal.SIGCHLD, signal.SIGTERM), self._on_signals)
         self._link.setblocking(False)
         self._loop.reading(self._link.fileno(), self._read_commands)
         self._look_for_silence()
-        while not self._leave and (self._connected or not self._all_gone):
+        while self._leave is None and (self._connected or not self._all_gone):
             self._loop.turn()
             self._look_for_the_end()
             if self._connected:
@@ -95,6 +100,7 @@ class Agent:
             for pipe in self._pipes:
                 wanted = len(self._unsent) <= _MAX_UNSENT and pipe not in self._gathering
                 self._loop.reading(pipe, partial(self._gather, pipe) if wanted else None)
+        return self._leave
 
     # --- the launcher
 
@@ -143,13 +149,13 @@ class Agent:
 
     def _obey(self, kind: bytes, payload: bytes) -> None:
         if kind == frames.START:
-            self._start(**json.loads(payload))
+            self._start(**json.loads(payload) | (self._own or {}))
         elif kind == frames.INPUT and self._feeder is not None:
             self._feeder.feed(payload)
         elif kind == frames.SIGNAL:
             self._signal(json.loads(payload))
         elif kind == frames.LEAVE:
-            self._leave = True
+            self._leave = json.loads(payload or b"0")
 
     # --- the rank
 
@@ -184,9 +190,9 @@ class Agent:
         elif self._rank_pid:
             processes.send_signal([-self._rank_pid], signum)
 
-    def _end_rank(self) -> None:
+    def _end_rank(self, signum: int = signal.SIGTERM) -> None:
         """End the rank because the launcher or `mpirun` has ended."""
-        self._signal(signal.SIGTERM)
+        self._signal(signum)
         self._loop.after(_GRACE_S, partial(self._kill, self._rank_pid))
         if not self._rank_pid:
             self._rank_ended = True
@@ -258,13 +264,14 @@ class Agent:
             self._send(frames.DONE)
 
     def _on_signals(self, signums: bytes) -> None:
-        if (
-            signal.SIGTERM in signums and os.getppid() == self._parent
-        ):  # all processes of the host are asked to end
+        is_called = signal.SIGTERM in signums and os.getppid() == self._parent
+        if is_called and self._own is None:  # all processes of the host are asked to end
             self._signal(signal.SIGTERM)
-        elif signal.SIGTERM in signums:  # from PR_SET_PDEATHSIG
+        elif signal.SIGTERM in signums:  # from PR_SET_PDEATHSIG: the parent has ended; or from `join`
             self._send(frames.CUT_OFF)
-            self._loop.after(_LAST_WORDS_S, self._end_rank)
+            # SIGTERM would ask a `TrainState` to stop the job, which goes on without a rank that has joined it.
+            signum = signal.SIGKILL if self._own else signal.SIGTERM
+            self._loop.after(_LAST_WORDS_S, partial(self._end_rank, signum))
         ended = time.time()
         for pid, status in processes.reap():
             if pid == self._rank_pid:
@@ -328,6 +335,11 @@ def _split_off() -> None:
     processes.die_with_parent(stub, signal.SIGTERM)
 
 
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        os.write(2, f"samestep: {text}\n".encode())
+
+
 def main() -> NoReturn:
     """Under `mpirun` splits into stub and agent, in a remote shell into an agent for each rank; serves."""
     bootstrap = read_bootstrap()
@@ -339,5 +351,13 @@ def main() -> NoReturn:
     hello = {"host": socket.gethostname(), **rank_and_size(bootstrap)}
     link, channel = connect(bootstrap)
     link.sendall(channel.seal(frames.HELLO, hello))
-    Agent(link, channel).run()
-    sys.exit(0)
+    if (own := bootstrap.get("own")) is None:
+        Agent(link, channel).run()
+        sys.exit(0)
+    job = f"the job at {bootstrap['host']}:{bootstrap['port']}"
+    _say(f"joined {job}, whose launcher shows what the ranks print")
+    code = Agent(link, channel, own).run()
+    lost = "has ended, or its launcher cannot be reached, so the ranks here have ended, too"
+    how = lost if code is None else f"has ended with exit code {code}"
+    _say(f"{job} {how}")
+    sys.exit(1 if code is None else code)

@@ -7,16 +7,13 @@ import math
 import os
 import shlex
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from samestep import _settings
 from samestep.launch import clusters
 from samestep.launch.plan import HostSlots, parse_hostfile, parse_hosts
-
-MPI_IS_THE_DEFAULT = False
-"""Which of `--mpi` and `--native` holds where neither is given."""
 
 _USAGE = "samestep run -n N [flags] script.py [its arguments]"
 _DESCRIPTION = "Starts N ranks of a program, shows what they print, and ends all of them when one fails."
@@ -28,6 +25,8 @@ examples:
   samestep run --hosts a:2,b:2 train.py          two ranks on each of two hosts, by ssh
   samestep run -n 2 --nnodes 2 --node-rank 0 --master-addr a train.py
                                                  the same, started on each host; 1 on the other
+  samestep run -n 2 --min-ranks 1 --listen 29400 train.py
+  samestep run -n 2 --join a:29400 train.py      two more ranks, from another host, while it runs
 
 exit code: that of the first rank that failed, 128 + the signal that killed it, or 0;
 130 after Ctrl-C, 143 after SIGTERM, 124 after --timeout, 2 for a wrong command line.
@@ -58,6 +57,8 @@ class Options:
       max_restarts: how often to start all ranks anew after one has failed.
       n_restarts: how often that has happened.
       min_ranks: the job goes on after a loss with so many ranks, and lost ranks are started again; None: it ends.
+      listen: the port at which more ranks may join; 0: a free one; None: none may.
+      join: host and port of the launcher whose job these ranks join; None: this is a job of its own.
       chaos_s: kill a random rank so often, in seconds, on average; None: never.
       jax: let JAX programs on CPU use samestep between ranks, unless they select another implementation; None: if this
         version of JAX has been tested.
@@ -87,6 +88,8 @@ class Options:
     n_restarts: int = 0
     min_ranks: int | None = None
     chaos_s: float | None = None
+    listen: int | None = None
+    join: tuple[str, int] | None = None
     jax: bool | None = None
     rank_argument: str = ""
 
@@ -103,11 +106,13 @@ class Options:
 
     def log_files(self) -> dict[tuple[int, int], str]:
         """Name of the file in `logs` for each (rank of the whole job, 1 or 2) that this run starts."""
-        return {
-            (rank, fd): name.format(rank=rank, node=self.node_rank, local_rank=rank - self.first_rank)
-            for rank in range(self.first_rank, self.first_rank + self.n_ranks)
-            for fd, name in zip((1, 2), self.log_names, strict=True)
-        }
+        ranks = range(self.first_rank, self.first_rank + self.n_ranks)
+        return {(rank, fd): self.log_file(rank, fd) for rank in ranks for fd in (1, 2)}
+
+    def log_file(self, rank: int, fd: int) -> str:
+        """The same for any rank, such as one that joins."""
+        local_rank = rank - self.first_rank
+        return self.log_names[fd - 1].format(rank=rank, node=self.node_rank, local_rank=local_rank)
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
@@ -135,6 +140,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
         if flags.hosts:
             ours.error("--hosts and --hostfile exclude each other")
         flags.hosts = flags.hostfile
+    _check_join(ours, flags)
     cluster = _ask_cluster(ours, flags, env)
     hosts = flags.hosts or ()
     n_from_hosts = sum(host.n_ranks for host in hosts)
@@ -150,34 +156,20 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Options:
         ours.error("--mpi and --native exclude each other")
     _check_nodes(ours, flags)
     _check_losses(ours, flags, n_ranks)
-    return Options(
-        n_ranks=n_ranks,
-        program=command[0],
-        kind="module" if flags.module else "program" if flags.no_python else "script",
-        arguments=tuple(command[1:]),
-        hosts=tuple(hosts),
-        mpi=flags.mpi or (MPI_IS_THE_DEFAULT and not flags.native),
-        rsh=tuple(flags.rsh),
-        raw=flags.raw,
-        logs=flags.logs,
-        env=dict(flags.env or ())
-        | ({RESTART_COUNT: str(flags.restarted)} if flags.max_restarts and not flags.min_ranks else {}),
-        timeout_s=flags.timeout,
-        master_addr=flags.master_addr,
-        master_port=flags.master_port or (_PORT if flags.nnodes > 1 else None),
-        n_nodes=flags.nnodes,
-        node_rank=flags.node_rank,
-        cluster=cluster,
-        secret_file=flags.secret_file,
-        max_restarts=flags.max_restarts,
-        n_restarts=flags.restarted,
-        min_ranks=flags.min_ranks,
-        chaos_s=flags.chaos,
-        jax=flags.jax,
-    )
+    env_of_ranks = dict(flags.env or ())
+    if flags.max_restarts and not flags.min_ranks:
+        env_of_ranks[_settings.RESTART_COUNT] = str(flags.restarted)
+    given = {_FIELDS.get(name, name): value for name, value in vars(flags).items()}
+    given |= {"n_ranks": n_ranks, "hosts": hosts, "env": env_of_ranks, "cluster": cluster}
+    given["kind"] = "module" if flags.module else "program" if flags.no_python else "script"
+    if flags.nnodes > 1:
+        given["master_port"] = flags.master_port or _PORT
+    known = {one.name: given[one.name] for one in fields(Options) if one.name in given}
+    return Options(program=command[0], arguments=tuple(command[1:]), **known)
 
 
-RESTART_COUNT = _settings.RESTART_COUNT
+_FIELDS = {"nnodes": "n_nodes", "timeout": "timeout_s", "chaos": "chaos_s", "restarted": "n_restarts"}
+"""Of flags that `Options` calls otherwise."""
 _OF_OTHERS = ("-np", "--np", "--nproc", "--nproc-per-node", "--ntasks")  # what other launchers call -n
 RESTARTED = "--restarted"  # what the launcher tells itself
 _PORT = 29500  # of a job of several runs, which could not tell each other of a free one
@@ -186,7 +178,7 @@ _PORT = 29500  # of a job of several runs, which could not tell each other of a 
 def _ask_cluster(parser: argparse.ArgumentParser, flags: argparse.Namespace, env: Mapping[str, str]) -> str:
     """Completes the flags by what the cluster system says; returns its name, "" for none."""
     found = None
-    if not (flags.hosts or flags.mpi or flags.node_rank is not None or flags.nnodes == 1):
+    if not (flags.hosts or flags.mpi or flags.join or flags.node_rank is not None or flags.nnodes == 1):
         try:
             found = clusters.nodes(env, socket.getfqdn(), flags.nnodes)
         except ValueError as error:
@@ -220,6 +212,10 @@ def _check_losses(parser: argparse.ArgumentParser, flags: argparse.Namespace, n_
     if flags.min_ranks is None:
         if flags.chaos is not None:
             parser.error("--chaos kills ranks, and needs --min-ranks K: with how many the job goes on")
+        if flags.listen is not None:
+            parser.error(
+                "--listen lets ranks join, and needs --min-ranks K: the job goes on when they are lost"
+            )
         return
     if flags.min_ranks > n_ranks:
         parser.error(f"--min-ranks {flags.min_ranks}, but there are {n_ranks} ranks")
@@ -227,6 +223,16 @@ def _check_losses(parser: argparse.ArgumentParser, flags: argparse.Namespace, n_
         parser.error("--min-ranks and --mpi exclude each other: MPI ends the job when a rank is lost")
     if flags.nnodes > 1:
         parser.error("--min-ranks is for one run that starts all ranks, as with --hosts; leave --nnodes out")
+
+
+def _check_join(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> None:
+    of_ranks = ("join", "n", "module", "no_python", "native", "env", "secret_file")
+    given = [name for name, value in vars(flags).items() if value != parser.get_default(name)]
+    others = [name for name in given if name not in of_ranks]
+    if flags.join is not None and others:
+        parser.error(
+            f"--{others[0].replace('_', '-')} is for the launcher of the job, which --join does not start"
+        )
 
 
 def parser() -> CommandLine:
@@ -243,11 +249,8 @@ def parser() -> CommandLine:
     add("-n", type=whole_number, metavar="N", help="number of ranks")
     add("-m", "--module", action="store_true", help="the program is a module, run as python -m")
     add("--no-python", action="store_true", help="run the program itself, not python with it")
-    default = {True: " (the default)", False: ""}
-    mpi = "use the mpirun of the MPI library that mpi4py loads" + default[MPI_IS_THE_DEFAULT]
-    native = "start the ranks without MPI" + default[not MPI_IS_THE_DEFAULT]
-    add("--mpi", action="store_true", help=mpi)
-    add("--native", action="store_true", help=native)
+    add("--mpi", action="store_true", help="use the mpirun of the MPI library that mpi4py loads")
+    add("--native", action="store_true", help="start the ranks without MPI (the default)")
     add("--hosts", type=_hosts, metavar="A:2,B:2", help="hosts and ranks on each, in rank order")
     add(
         "--hostfile",
@@ -283,6 +286,9 @@ def parser() -> CommandLine:
     add("--min-ranks", type=whole_number, metavar="K", help=goes_on)
     chaos = "with --min-ranks: kill a random rank about every S seconds, to try the program"
     add("--chaos", type=_seconds, metavar="S", help=chaos)
+    listen = "with --min-ranks: port at which more ranks may join while the job runs; 0: a free one"
+    add("--listen", type=port_or_0, metavar="P", help=listen)
+    add("--join", type=_address, metavar="HOST:P", help="the ranks join the job whose launcher listens there")
     add(RESTARTED, type=count, default=0, help=argparse.SUPPRESS)
     add("--master-addr", metavar="HOST", help="MASTER_ADDR of the ranks (default: the first host)")
     add("--master-port", type=port, metavar="P", help="MASTER_PORT of the ranks (default: a free port)")
@@ -319,18 +325,20 @@ class CommandLine(argparse.ArgumentParser):
         return argv, []
 
 
-def whole_number(text: str) -> int:
-    """For argparse: a number above 0."""
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
+def _whole(what: str, least: int, most: float = math.inf) -> Callable[[str], int]:
+    """For argparse: a number in a range."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        return int(text)
+
+    return read
 
 
-def count(text: str) -> int:
-    """For argparse: a number of at least 0."""
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
+whole_number = _whole("a whole number above 0", 1)
+count = _whole("a whole number of at least 0", 0)
+port = _whole("a port, 1 to 65535", 1, 65535)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -353,11 +361,16 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def port(text: str) -> int:
-    """For argparse: a port number."""
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 1 to 65535")
-    return int(text)
+def port_or_0(text: str) -> int:
+    """For argparse: a port number, or 0 for a free one."""
+    return 0 if text == "0" else port(text)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, number = text.rpartition(":")
+    if not (host and colon):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address as HOST:PORT")
+    return host.strip("[]"), port(number)
 
 
 def _hosts(text: str) -> tuple[HostSlots, ...]:

@@ -17,7 +17,8 @@ from samestep.launch import frames, network
 BOOTSTRAP = _settings.LAUNCH
 """Variable that tells agents where their launcher listens: JSON with `host`, `network`, `addresses`, `port`, `token`.
 
-Where no `mpirun` starts the agents, also with `ranks`, for each of which there is to be one, and `size`.
+Where no `mpirun` starts the agents, also with `ranks`, for each of which there is to be one, and `size`; -1 and `own`
+for ranks that join a job, see `join`.
 """
 
 FROM_STDIN = "-"
@@ -26,6 +27,10 @@ FROM_STDIN = "-"
 _CONNECT_TIMEOUT_S = 10.0
 _GREETING_TIMEOUT_S = 600.0  # a launcher that was stopped (Ctrl-Z) answers when it goes on
 _LARGEST_FRAME = 1 << 24
+_CURE = (
+    "its launcher says at its start by which address others join; both need the same SAMESTEP_SECRET, --secret-file or "
+    "~/.config/samestep/secret"
+)
 _RANK_VARIABLES = (  # of Open MPI, of MPICH and its family, of PALS
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
@@ -43,7 +48,8 @@ def connect(bootstrap: dict[str, Any]) -> tuple[socket.socket, Channel]:
     """
     host = socket.gethostname()
     is_here = bootstrap["network"] == network_identity()
-    own = [] if is_here else network.addresses()
+    joins = "own" in bootstrap
+    own = [] if is_here or joins else network.addresses()
     tried = []
     for address in ["127.0.0.1"] if is_here else bootstrap["addresses"]:
         place = f"{address}:{bootstrap['port']}"
@@ -53,8 +59,12 @@ def connect(bootstrap: dict[str, Any]) -> tuple[socket.socket, Channel]:
         try:
             link = socket.create_connection((address, bootstrap["port"]), timeout=_CONNECT_TIMEOUT_S)
             silence.notice_silence(link)
-            return link, _greet(link, bootstrap["token"])
+            return link, _greet(
+                link, bootstrap["token"], _CONNECT_TIMEOUT_S if joins else _GREETING_TIMEOUT_S
+            )
         except (OSError, ValueError) as error:
+            if joins:
+                raise SystemExit(f"samestep: cannot join the job at {place}: {error}; {_CURE}") from None
             tried.append(f"{place} ({error})")
     raise SystemExit(
         f"samestep: a rank on {host} cannot reach its launcher on {bootstrap['host']} at "
@@ -63,9 +73,9 @@ def connect(bootstrap: dict[str, Any]) -> tuple[socket.socket, Channel]:
     )
 
 
-def _greet(link: socket.socket, token: str) -> Channel:
+def _greet(link: socket.socket, token: str, seconds: float = _GREETING_TIMEOUT_S) -> Channel:
     """Proves to the launcher that this is one of its agents, after it has proved to be the launcher."""
-    link.settimeout(_GREETING_TIMEOUT_S)
+    link.settimeout(seconds)
     try:
         ours = handshake.Client(
             handshake.AGENT, token.encode(), handshake.place(link.getpeername(), link.getsockname())
@@ -76,7 +86,7 @@ def _greet(link: socket.socket, token: str) -> Channel:
         link.close()
         if isinstance(error, TimeoutError):
             raise SystemExit(
-                f"samestep: the launcher has not answered for {_GREETING_TIMEOUT_S:g} s; was it stopped?"
+                f"samestep: the launcher has not answered for {seconds:g} s; was it stopped?"
             ) from None
         raise
 

@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Nodes", "nodes"]
-
 
 @dataclass(frozen=True)
 class Nodes:

@@ -1,4 +1,5 @@
-"""The launcher's part in a job that goes on after a loss: it starts lost ranks again, and writes who the members are.
+"""The launcher's part in a job that goes on after a loss: it starts lost ranks again, and those that join the job, and
+writes who the members are.
 
 See `samestep.rendezvous.membership` for what stands in the store.
 """
@@ -10,9 +11,10 @@ import signal
 import time
 from collections.abc import Callable
 
+from samestep._util.text import ranks_text
 from samestep.launch.loop import Loop
 from samestep.launch.ranks import Rank, Ranks
-from samestep.rendezvous.membership import JOIN, PLACE, Post, Record, absent, next_record
+from samestep.rendezvous.membership import JOIN, PLACE, Post, Record, absent, newcomers, next_record
 from samestep.rendezvous.store import PrefixStore
 from samestep.rendezvous.tcp_store import TCPStore
 
@@ -24,7 +26,7 @@ class Elastic:
     """The members of a running job.
 
     Args:
-      ranks: of the run.
+      ranks: of the run; more may join.
       min_ranks: with fewer members the job has failed.
       max_restarts: how many lost ranks are started again.
       chaos_s: a random rank is killed so often, in seconds, on average; None: never.
@@ -50,11 +52,13 @@ class Elastic:
         say: Callable[[str], None],
     ) -> None:
         self._loop, self._ranks, self._start, self._kill, self._say = loop, ranks, start, kill, say
-        self._min_ranks, self.restarts_left, self._chaos_s = min_ranks, max_restarts, chaos_s
+        self._min_ranks, self._restarts_left, self._chaos_s = min_ranks, max_restarts, chaos_s
         self._store = TCPStore(where, 0, is_master=True, secret=secret.encode())
         self._keys = PrefixStore(PLACE, self._store)
         self._lives: dict[int, int] = {}
-        self._lost: set[int] = set()  # ranks whose process has ended, and that have not been started again
+        # Ranks whose process has ended, or that have joined, and that have not been started since.
+        self._lost: set[int] = set()
+        self._cut_off: set[str] = set()  # uids of members that were given up though they live
         self._now = Record(0, [], 0, 0, True)
         self._left_at: float | None = None  # when the first member left this epoch
         self._struck: set[str] = set()  # uids of those that chaos has killed
@@ -62,6 +66,8 @@ class Elastic:
         self._called = 0  # the last epoch whose members know of newcomers
         self.exit_code: int | None = None
         """Of the members that have ended as they should: then nobody is started again."""
+        self.starts = True
+        """Whether more ranks are started."""
         self.failed = False
         """There are too few members to go on, or what rank 0 was to write is missing."""
 
@@ -77,9 +83,10 @@ class Elastic:
 
     def begin(self) -> None:
         """Start all ranks."""
-        for rank in self._ranks:
+        first = [rank for rank in self._ranks if not rank.joined]
+        for rank in first:
             self._start_life(rank)
-        self._now = self._now._replace(members=[self._uid(rank) for rank in self._ranks])
+        self._now = self._now._replace(members=[self._uid(rank) for rank in first])
         self._loop.after(_LOOK_S, self._look)
         if self._chaos_s is not None:
             self._plan_chaos()
@@ -91,6 +98,10 @@ class Elastic:
     def advance(self) -> None:
         """Note which ranks have ended since the last call."""
         for rank in self._ranks:
+            if rank.joined and rank.number not in self._lives:
+                self._lives[rank.number] = 0  # so that its first process is a newcomer, too
+                self._lost.add(rank.number)
+                self._say(f"{rank.name}{f' on {rank.host}' * bool(rank.host)} joins the job")
             if rank.ending is None or rank.number in self._lost:
                 continue
             uid, status = self._uid(rank), rank.ending.status
@@ -104,24 +115,29 @@ class Elastic:
                 n_left = len(self._members_alive())
                 self.failed = n_left < self._min_ranks
                 then = f"fewer than --min-ranks {self._min_ranks}" if self.failed else "the others go on"
-                n_ranks = len({*self._now.members, uid})  # the others may have met already
-                self._say(f"{rank.ending}: {n_left} of {n_ranks} ranks are left, {then}")
+                n_before = len({*self._now.members, uid})  # the record without it may be written already
+                self._say(f"{rank.ending}: {n_left} of {n_before} ranks are left, {then}")
             self._look_now()
         if self.over and not self._members_alive():
             # Had rank 0 been lost in the last step, another would be rank 0. Behind the loop its result is missing, but
             # if the job was asked to stop, its file is there.
-            self.failed |= self.exit_code == 0 and self._now.members[0] not in self._well
+            first = self._now.members[0]
+            if first not in self._well and not self.failed and self.exit_code == 0:
+                self.failed = True
+                self._say(
+                    f"rank {_number_of(first)}, the first of those that were left, was lost behind the loop"
+                )
             for rank in self._ranks:  # newcomers, for which it is too late
-                if rank.ending is None:
+                if rank.runs:
                     self._kill(rank)
 
     # --- the epochs
 
     def _uid(self, rank: Rank) -> str:
-        return f"{rank.in_job}.{self._lives[rank.number]}"
+        return f"{rank.in_job}.{self._lives.get(rank.number, 0)}"
 
     def _alive(self) -> list[str]:
-        return [self._uid(rank) for rank in self._ranks if rank.ending is None]
+        return [self._uid(rank) for rank in self._ranks if rank.runs]
 
     def _members_alive(self) -> list[str]:
         alive = self._alive()
@@ -141,10 +157,13 @@ class Elastic:
         posts = {uid: Post.read(value.encode()) for uid, value in zip(alive, values, strict=True) if value}
         made = next_record(self._now, alive, posts)
         if made is not None:
+            for uid in self._now.members:
+                if uid in alive and uid not in made.members:
+                    self._give_up(uid, posts)
             self._write(made)
         else:
             self._wait_for_members(alive, posts)
-        if any(uid not in self._now.members for uid in posts) and self._called < self._now.epoch:
+        if newcomers(self._now, alive, posts) and self._called < self._now.epoch:
             self._called = self._now.epoch
             self._keys.set(f"call {self._now.epoch}", JOIN)
         self._start_again()
@@ -156,6 +175,15 @@ class Elastic:
                 self._keys.set(f"admitted {uid}", str(made.epoch))
         self._now, self._left_at = made, None
 
+    def _give_up(self, uid: str, posts: dict[str, Post]) -> None:
+        """A member that lives, and does not reach all others."""
+        self._cut_off.add(uid)
+        members = [one for one in self._now.members if one in posts]
+        away = [_number_of(one) for one in members if one in posts[uid].cut or uid in posts[one].cut]
+        self._say(
+            f"rank {_number_of(uid)} does not reach {ranks_text(sorted(away))}: the others go on without it"
+        )
+
     def _wait_for_members(self, alive: list[str], posts: dict[str, Post]) -> None:
         """Ends those members that do not leave the epoch in time, because they are stopped, say."""
         late = absent(self._now, alive, posts)
@@ -165,18 +193,25 @@ class Elastic:
         self._left_at = self._left_at or time.monotonic()
         if self._now.epoch and time.monotonic() - self._left_at > max(post.seconds for post in came):
             for rank in self._ranks:
-                if rank.ending is None and self._uid(rank) in late:
+                if rank.runs and self._uid(rank) in late:
                     self._kill(rank)
 
     # --- lost ranks
 
     def _start_again(self) -> None:
-        waiting = [rank for rank in self._ranks if rank.number in self._lost and rank.all_gone and rank.link]
-        if not waiting or self.over or self.restarts_left == 0 or not self._keys.check(["trains"]):
+        waiting = [rank for rank in self._ranks if self._waits(rank)]
+        new = [rank for rank in waiting if rank.joined and self._lives[rank.number] == 0]
+        again = [rank for rank in waiting if rank not in new][: self._restarts_left]
+        if not (new or again) or self.over or not self.starts or not self._keys.check(["trains"]):
             return
-        for rank in waiting[: self.restarts_left]:
-            self.restarts_left -= 1
+        self._restarts_left -= len(again)
+        for rank in new + again:
             self._start_life(rank)
+
+    def _waits(self, rank: Rank) -> bool:
+        """For a process; behind a cut line there is no use in one."""
+        can_start = rank.all_gone and rank.link is not None and not (rank.joined and rank.cut_off)
+        return rank.number in self._lost and can_start and self._uid(rank) not in self._cut_off
 
     def _start_life(self, rank: Rank) -> None:
         self._lives[rank.number] = self._lives.get(rank.number, -1) + 1
@@ -194,3 +229,7 @@ class Elastic:
             self._struck.add(uid)
             self._kill(next(rank for rank in self._ranks if self._uid(rank) == uid))
         self._plan_chaos()
+
+
+def _number_of(uid: str) -> int:
+    return int(uid.partition(".")[0])

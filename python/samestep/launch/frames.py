@@ -12,26 +12,10 @@ From an agent:
 * `DONE`: everything that the rank started is gone, too.
 
 From the launcher: `START` (JSON: argv, env, cwd, stdin, live), `INPUT` (bytes for rank 0, none at the end),
-`SIGNAL` (JSON: a number), `LEAVE`.
+`SIGNAL` (JSON: a number), `LEAVE` (JSON: the exit code of the job, for agents of `samestep run --join`).
 """
 
 from __future__ import annotations
-
-__all__ = [
-    "CUT_OFF",
-    "DONE",
-    "EXITED",
-    "HELLO",
-    "INPUT",
-    "LEAVE",
-    "LINES",
-    "PARTIAL",
-    "READABLE",
-    "SIGNAL",
-    "START",
-    "STARTED",
-    "TAKEN",
-]
 
 HELLO, STARTED, TAKEN, CUT_OFF, EXITED, DONE = b"H", b"P", b"T", b"M", b"X", b"D"
 START, INPUT, SIGNAL, LEAVE = b"S", b"I", b"K", b"L"

@@ -7,6 +7,7 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from samestep import _settings
 from samestep._util import users
@@ -24,6 +25,7 @@ def job_secret(options: Options, env: Mapping[str, str], tell: Callable[[str], N
     A job of one launcher gets a new one. Several launchers, one on each node, read it from a file: `--secret-file`, or
     one in the home folder of the user, which the first of them makes. "" = none: the user has asked for none, or the
     home folder cannot hold it, or the containers of a cluster system have no common home and no copy of the file.
+    Launchers that let others join, and those that do, have one.
 
     Args:
       options: of the run.
@@ -31,8 +33,17 @@ def job_secret(options: Options, env: Mapping[str, str], tell: Callable[[str], N
       tell: what the user should know.
 
     Raises:
-      LaunchError: the file cannot be used; says why.
+      LaunchError: the file cannot be used; says why. Or there is none, with `listen` or `join`.
     """
+    if options.listen is None and options.join is None:
+        return _given_or_made(options, env, tell)
+    found = _given_or_made(replace(options, n_nodes=2), env, tell)
+    if not found:
+        raise LaunchError(f"--listen and --join need a secret that both launchers know; {_CURE}")
+    return found
+
+
+def _given_or_made(options: Options, env: Mapping[str, str], tell: Callable[[str], None]) -> str:
     if _settings.SECRET in options.env:
         return options.env[_settings.SECRET]
     if options.secret_file is not None:

@@ -41,9 +41,9 @@ def may_leave_host(hosts: Iterable[str]) -> bool:
     return any(name in os.environ for name in _BATCH_VARIABLES)
 
 
-def listen(*, everywhere: bool) -> tuple[socket.socket, list[str]]:
-    """A listening socket on a free port, of this host alone or of all interfaces, and its addresses."""
-    server = socket.create_server(("" if everywhere else "127.0.0.1", 0), backlog=1024)
+def listen(*, everywhere: bool, port: int = 0) -> tuple[socket.socket, list[str]]:
+    """A listening socket on a port (0: a free one), of this host alone or of all interfaces, and its addresses."""
+    server = socket.create_server(("" if everywhere else "127.0.0.1", port), backlog=1024)
     outside = [address for address in addresses() if not address.startswith("127.")]
     return server, outside if everywhere else []
 

@@ -212,16 +212,37 @@ def _is_ready(fd: int) -> bool:
     return bool(poll.poll(0))
 
 
+class _Logs(dict[tuple[int, int], int]):
+    """Files by rank and descriptor, open; those that are not there yet are opened when they are asked for."""
+
+    def __init__(self, open_one: Callable[[tuple[int, int]], int]) -> None:
+        self._open = open_one
+
+    def __missing__(self, key: tuple[int, int]) -> int:
+        self[key] = self._open(key)
+        return self[key]
+
+
 def open_logs(
-    directory: str, names: Mapping[tuple[int, int], str], *, append: bool = False
+    directory: str,
+    names: Mapping[tuple[int, int], str],
+    *,
+    append: bool = False,
+    later: Callable[[int, int], str] | None = None,
 ) -> dict[tuple[int, int], int]:
     """Creates `directory` and in it, empty, the named files; returns them by the same keys (rank, 1 or 2).
 
-    With `append` the files keep their contents.
+    With `append` the files keep their contents. `later` names those of other keys, made when they are used.
     """
     os.makedirs(directory, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if append else os.O_TRUNC)
-    return {key: os.open(os.path.join(directory, name), flags, 0o666) for key, name in names.items()}
+
+    def open_one(name: str) -> int:
+        return os.open(os.path.join(directory, name), flags, 0o666)
+
+    logs = _Logs(lambda key: open_one(later(*key))) if later else {}
+    logs |= {key: open_one(name) for key, name in names.items()}
+    return logs
 
 
 def _last_states(data: bytes) -> bytes:

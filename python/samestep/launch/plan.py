@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -155,15 +156,26 @@ def environment(
     return variables
 
 
+def of_new_job(
+    host_of_rank: Sequence[str], *, launcher: str, master_addr: str, master_port: int
+) -> list[dict[str, str]]:
+    """The `environment` of each rank of a job on these hosts, which has a secret of its own."""
+    secret = secrets.token_hex(16)
+    return [
+        environment(place, launcher=launcher, master_addr=master_addr, master_port=master_port, secret=secret)
+        for place in places(host_of_rank)
+    ]
+
+
 def membership(address: str, uid: str) -> dict[str, str]:
     """The variables of a rank of a job that goes on after a loss: where the store is, and who this process is."""
     return {_settings.MEMBERSHIP: address, _settings.UID: uid}
 
 
-def for_other_hosts(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `env` that ranks on other hosts need to find the same programs and settings."""
+def for_other_hosts(env: Mapping[str, str], *, paths: bool = True) -> dict[str, str]:
+    """The variables of `env` that ranks on other hosts need to find the same settings and, by `paths`, programs."""
     return {
         name: value
         for name, value in env.items()
-        if name in _FOR_OTHER_HOSTS or name.startswith(_PREFIXES_FOR_OTHER_HOSTS)
+        if (paths and name in _FOR_OTHER_HOSTS) or name.startswith(_PREFIXES_FOR_OTHER_HOSTS)
     }

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from samestep import _settings
 from samestep._util import launchers, start
 from samestep.launch import mpirun, network
 from samestep.launch.arguments import Options
@@ -26,11 +27,13 @@ def programs(options: Options, where: Mapping[str, Any]) -> list[Program]:
     Raises:
       LaunchError: there is no `mpirun`, where one is needed.
     """
-    agent = [sys.executable, "-I", "-S", start.__file__, "launch.agent"]
+    agent = agent_command()
     env = launchers.outside_any_job(os.environ)
     if options.mpi:
         hosts = ",".join(f"{host.name}:{host.n_ranks}" for host in options.hosts) or None
-        argv, extra = mpirun.command(options.n_ranks, agent, hosts=hosts, export=[BOOTSTRAP])
+        argv, extra = mpirun.command(
+            options.n_ranks, agent, hosts=hosts, export=[BOOTSTRAP, *_for_agents(env)]
+        )
         return [Program("mpirun", argv, env | extra | {BOOTSTRAP: json.dumps(where)})]
     where = {**where, "size": options.n_ranks}
     found = []
@@ -63,6 +66,16 @@ def _ranks_by_host(options: Options) -> list[tuple[str, range]]:
     return found
 
 
+def agent_command() -> list[str]:
+    """Of an agent on this host."""
+    return [sys.executable, "-I", "-S", start.__file__, "launch.agent"]
+
+
+def _for_agents(env: Mapping[str, str]) -> dict[str, str]:
+    """The settings that an agent needs before its launcher has sent it any."""
+    return {name: value for name, value in env.items() if name == _settings.HEARTBEAT}
+
+
 def _for_shell(agent: list[str], env: Mapping[str, str]) -> str:
     """The command that starts all agents of a host: an sshd lets in only so many connections at a time.
 
@@ -71,5 +84,6 @@ def _for_shell(agent: list[str], env: Mapping[str, str]) -> str:
     variables = {
         name: env[name] for name in ("LD_LIBRARY_PATH",) if name in env
     }  # that Python may need to start
-    words = [f"{name}={value}" for name, value in (variables | {BOOTSTRAP: FROM_STDIN}).items()]
+    variables |= _for_agents(env) | {BOOTSTRAP: FROM_STDIN}
+    words = [f"{name}={value}" for name, value in variables.items()]
     return "exec env " + shlex.join([*words, *agent])

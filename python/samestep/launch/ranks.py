@@ -39,6 +39,7 @@ class Rank:
       cut_off: `mpirun` ended its agent's stub.
       ending: how its process ended; None while it runs.
       all_gone: it and all its descendants have ended, or can no longer be reached.
+      joined: it is one of `samestep run --join`; `all_gone` until it is started.
     """
 
     number: int
@@ -50,6 +51,12 @@ class Rank:
     cut_off: bool = False
     ending: ProcessExit | None = None
     all_gone: bool = False
+    joined: bool = False
+
+    @property
+    def runs(self) -> bool:
+        """Its process has not ended, as far as is known; that of a rank that has joined has been started."""
+        return self.ending is None and not self.all_gone
 
     @property
     def name(self) -> str:
@@ -79,7 +86,8 @@ class _Newcomer:
         """The HELLO of the agent, once it is complete. Raises OSError or ValueError for any other client."""
         data = self.link.recv(1 << 12)
         if not data:
-            raise ConnectionResetError("it has closed the connection")
+            saw_proof = self._greeting.answered and not self._greeting.done
+            raise ConnectionResetError(_OTHER_SECRET if saw_proof else "it has closed the connection")
         if not self._greeting.done:
             if answer := self._greeting.feed(data):
                 self.link.sendall(answer)
@@ -106,6 +114,7 @@ class Ranks:
       n_ranks: how many are expected.
       output: gets what ranks print.
       first_rank: number of the first in the whole job.
+      may_join: agents of more ranks than were asked for may come.
     """
 
     def __init__(
@@ -117,6 +126,7 @@ class Ranks:
         output: Output,
         *,
         first_rank: int = 0,
+        may_join: bool = False,
     ) -> None:
         self.by_number: dict[int, Rank] = {}
         self.problem = ""
@@ -127,7 +137,7 @@ class Ranks:
         self._token = token
         self._n_ranks = n_ranks
         self._output = output
-        self._first_rank = first_rank
+        self._first_rank, self._may_join = first_rank, may_join
         server.setblocking(False)
         loop.reading(server.fileno(), self._accept)
 
@@ -137,7 +147,7 @@ class Ranks:
     @property
     def complete(self) -> bool:
         """Every rank has an agent that reported."""
-        return len(self.by_number) == self._n_ranks
+        return all(number in self.by_number for number in range(self._n_ranks))
 
     def pause(self, paused: bool) -> None:
         """Stop or resume reading from the agents, so that the output of ranks does not pile up here."""
@@ -213,12 +223,16 @@ class Ranks:
         self._output.status(2, f"samestep: {text}\n".encode())
 
     def _welcome(self, link: socket.socket, channel: Channel, host: str, rank: int, size: int) -> None:
-        if size != self._n_ranks or rank in self.by_number or not 0 <= rank < size:
+        joined = rank < 0 and self._may_join
+        if joined:
+            size, rank = self._n_ranks, self._n_ranks + sum(one.joined for one in self)
+        elif size != self._n_ranks or rank in self.by_number or not 0 <= rank < size:
             self.problem = f"mpirun started rank {rank} of {size} on {host}; {self._n_ranks} were asked for"
             link.close()
             return
+        host = "" if host == socket.gethostname() else host
         self.by_number[rank] = Rank(
-            rank, self._first_rank + rank, "" if host == socket.gethostname() else host, link, channel
+            rank, self._first_rank + rank, host, link, channel, all_gone=joined, joined=joined
         )
 
     def _on_agent(self, rank: Rank) -> None:
@@ -246,11 +260,18 @@ class Ranks:
         elif kind == frames.EXITED:
             how = json.loads(payload)
             how["signals"] = tuple(how["signals"])
-            how["ended_by"] = "mpirun" if rank.cut_off else "the launcher"
+            above = "its own launcher" if rank.joined else "mpirun"
+            how["ended_by"] = above if rank.cut_off else "the launcher"
             rank.ending = ProcessExit(rank.name, rank.pid, host=rank.host, rank=rank.in_job, **how)
         elif kind == frames.DONE:
             rank.all_gone = True
+            if rank.joined and rank.cut_off:  # its own launcher ends
+                rank.send(frames.LEAVE)
 
 
+_OTHER_SECRET = (
+    "it left when it saw another secret than its own; if it is a rank that joins this job, give both launchers the "
+    "same SAMESTEP_SECRET, --secret-file or ~/.config/samestep/secret"
+)
 _DESCRIPTOR_OF_LINES = {kind: fd for fd, kind in frames.LINES.items()}
 _DESCRIPTOR_OF_PARTIAL = {kind: fd for fd, kind in frames.PARTIAL.items()}

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from samestep._settings import REPORTED
-from samestep._util import launchers, standard_descriptors
+from samestep import _settings
+from samestep._util import launchers, silence, standard_descriptors
 from samestep._util.unknown_settings import warn_unknown
+from samestep.errors import InvalidArgumentError
 from samestep.launch.arguments import RESTARTED, Options, parse
+from samestep.launch.job_secret import job_secret
+from samestep.launch.join import join
 from samestep.launch.mpirun import LaunchError
 from samestep.launch.network import loopback_is_up, may_leave_host
 from samestep.launch.supervisor import Supervisor
@@ -35,6 +39,7 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
     if why := _what_is_missing() or _why_not(options):
         return _refuse(command, why)
     _warn_of_variables(command, options)
+    _settings.set_here(_settings.HEARTBEAT, _settings.get(_settings.HEARTBEAT, {**os.environ, **options.env}))
     if options.cluster:
         where = f"node {options.node_rank} of {options.n_nodes}, and node 0 is {options.master_addr}"
         print(
@@ -44,8 +49,11 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
         print(f"{command}: {outer}", file=sys.stderr)
     _allow_descriptors(3 * options.n_ranks + 100)
     try:
+        silence.patience()  # which this process needs, too
+        if options.join is not None:
+            return join(options, job_secret(options, os.environ, print))
         supervisor = Supervisor(options)
-    except LaunchError as error:
+    except (LaunchError, InvalidArgumentError) as error:
         return _refuse(command, str(error))
     except OSError as error:
         return _refuse(command, f"{error.strerror}: {error.filename}" if error.filename else str(error))
@@ -59,7 +67,7 @@ def _warn_of_variables(command: str, options: Options) -> None:
     """Warn of unknown variables once; the ranks, and a restarted launcher, do not repeat it."""
     env = {**os.environ, **options.env}
     if unknown := warn_unknown(lambda text: print(f"{command}: {text}", file=sys.stderr), env):
-        os.environ[REPORTED] = ",".join(unknown)
+        _settings.set_here(_settings.REPORTED, ",".join(unknown))
 
 
 def _note_of_outer_launcher(options: Options, env: Mapping[str, str]) -> str:
@@ -100,9 +108,11 @@ def _why_not(options: Options) -> str:
             return f"there is no {options.rsh[0]} in PATH, to start ranks on other hosts; --rsh names another"
         if options.hosts or options.mpi:
             return ""
-    if options.kind == "script" and not os.path.exists(program):
-        if os.path.basename(program).startswith("python") and shutil.which(program):
+    if options.kind == "script":
+        is_python = re.fullmatch(r"python[0-9.]*", os.path.basename(program)) and shutil.which(program)
+        if is_python and not os.path.exists(os.path.join(program, "__main__.py")):
             return f"leave {program} out: give the script, or -m module, and the ranks run it with Python"
+    if options.kind == "script" and not os.path.exists(program):
         return f"there is no file {program} in {os.getcwd()}; a module needs -m, a program --no-python"
     if options.kind == "program" and shutil.which(program) is None:
         return f"there is no program {program} in PATH, or it may not be executed"

@@ -27,6 +27,7 @@ from samestep.launch.exit_status import ProcessExit
 from samestep.launch.job import LaunchedJob, Program
 from samestep.launch.job_secret import job_secret
 from samestep.launch.loop import Loop
+from samestep.launch.mpirun import LaunchError
 from samestep.launch.output import Output, open_logs
 from samestep.launch.programs import programs
 from samestep.launch.ranks import Rank, Ranks
@@ -88,16 +89,25 @@ class Supervisor:
 
         logs = {}
         if options.logs:
-            logs = open_logs(options.logs, options.log_files(), append=options.n_restarts > 0)
+            names, again = options.log_files(), options.n_restarts > 0
+            logs = open_logs(options.logs, names, append=again, later=options.log_file)
         self._output = Output(
             self._loop, raw=options.raw, logs=logs, on_lost=self._on_output_lost, shown=options.shown
         )
         self._secret = job_secret(options, os.environ, self._say)
         hosts = [host.name for host in options.hosts]
         self._leaves = bool(hosts or options.mpi) and network.may_leave_host(hosts)
-        server, addresses = network.listen(everywhere=self._leaves)
+        self._leaves |= options.listen is not None
+        try:
+            server, addresses = network.listen(everywhere=self._leaves, port=options.listen or 0)
+        except OSError as error:
+            raise LaunchError(f"cannot listen at port {options.listen or 0}: {error.strerror}") from error
         where = {"host": socket.gethostname(), "addresses": addresses, "token": secrets.token_hex(16)}
         where |= {"network": network_identity(), "port": server.getsockname()[1]}
+        if options.listen is not None:
+            where["token"] = self._secret
+            place = f"{where['host']}:{where['port']}"
+            self._say(f"to add K ranks from any host: samestep run --join {place} -n K {options.program} ...")
         self._programs = programs(options, where)
         self._rank_0_reads_itself = any(program.stdin is None for program in self._programs)
         self._ranks = Ranks(
@@ -107,6 +117,7 @@ class Supervisor:
             options.n_ranks,
             self._output,
             first_rank=options.first_rank,
+            may_join=options.listen is not None,
         )
 
     def run(self) -> int:
@@ -133,6 +144,9 @@ class Supervisor:
             self._elastic.close()
         left = self._sweep()
         code = self._report(left)
+        for rank in self._ranks:
+            if rank.joined:
+                rank.send(frames.LEAVE, code)
         self._output.flush(None if self._end is None or self._end.exit_code is None else 1.0)
         return code
 
@@ -183,14 +197,16 @@ class Supervisor:
     def _start_ranks(self) -> None:
         self._started = True
         options = self._options
-        here = plan.places([rank.host for rank in self._ranks])
+        here = plan.places([rank.host for rank in self._ranks if not rank.joined])
         places = plan.on_node(here, options.node_rank, options.n_nodes) if options.n_nodes > 1 else here
         address = options.master_addr or self._address_of_first_host()
         port = options.master_port or self._reserved_port()
         launcher = "" if options.mpi else "samestep run"
 
         def start(rank: Rank, place: plan.Place, extra: dict[str, str]) -> None:
-            env = plan.for_other_hosts(launchers.outside_any_job(os.environ)) if rank.host else {}
+            env = {}
+            if rank.host or rank.joined:
+                env = plan.for_other_hosts(launchers.outside_any_job(os.environ), paths=not rank.joined)
             env |= plan.environment(
                 place,
                 launcher=launcher,
@@ -213,7 +229,9 @@ class Supervisor:
             assert self._elastic is not None and rank.link is not None
             reached_at = rank.link.getsockname()[0]  # by its agent
             rank.pid, rank.ending, rank.all_gone = 0, None, False
-            start(rank, places[rank.number], plan.membership(f"{reached_at}:{self._elastic.port}", uid))
+            joined = plan.places([one.host for one in self._ranks])[len(places) :]
+            at = [*places, *joined][rank.number]
+            start(rank, at, plan.membership(f"{reached_at}:{self._elastic.port}", uid))
 
         from samestep.launch.elastic import Elastic  # and with it the store
 
@@ -249,8 +267,8 @@ class Supervisor:
             return
         self._end = end
         if self._elastic is not None:
-            self._elastic.restarts_left = 0
-        self._running_at_end = [rank.in_job for rank in self._ranks if rank.ending is None]
+            self._elastic.starts = False
+        self._running_at_end = [rank.in_job for rank in self._ranks if rank.runs]
         for delay, signum in end.signals:
             self._loop.after(delay, partial(self._signal_ranks, signum))
         self._loop.after(end.signals[-1][0] + _GIVE_UP_S, self._give_up)
@@ -273,7 +291,8 @@ class Supervisor:
         self._ranks.close()
         self._job.quiet = self._started or self._end is not _WITHOUT_JOB
         for rank in self._ranks:
-            rank.send(frames.LEAVE)
+            if not rank.joined:  # they learn the exit code, too
+                rank.send(frames.LEAVE)
             rank.all_gone = True
         self._loop.after(_JOB_GRACE_S, lambda: self._job.signal(signal.SIGTERM))
         self._loop.after(2 * _JOB_GRACE_S, lambda: self._job.signal(signal.SIGKILL))

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import pickle
-import secrets
 import selectors
 import signal
 import socket
@@ -51,21 +50,19 @@ class Ranks:
     def __init__(self, n: int) -> None:
         self._port = network.reserve_port()
         self._ranks: list[_Rank] = []
-        secret = secrets.token_hex(16)
+        port = self._port.getsockname()[1]
         try:
-            for place in plan.places([""] * n):
-                self._ranks.append(self._start(place, secret))
+            for variables in plan.of_new_job(
+                [""] * n, launcher="samestep.launch", master_addr="127.0.0.1", master_port=port
+            ):
+                self._ranks.append(self._start(len(self._ranks), variables))
             for rank in self._ranks:
                 rank.link.send_bytes(pickle.dumps(sys.path))
         except BaseException:
             self.end(now=True)
             raise
 
-    def _start(self, place: plan.Place, secret: str) -> _Rank:
-        port = self._port.getsockname()[1]
-        variables = plan.environment(
-            place, launcher="samestep.launch", master_addr="127.0.0.1", master_port=port, secret=secret
-        )
+    def _start(self, number: int, variables: dict[str, str]) -> _Rank:
         ours, theirs = socket.socketpair()
         code = f"from samestep.notebook import rank; rank.main({theirs.fileno()}, {os.getpid()})"
         with ours, theirs:
@@ -74,7 +71,7 @@ class Ranks:
                 env={
                     **launchers.outside_any_job(os.environ),
                     **variables,
-                    **cpus.threads_of_ranks(place.local_size, os.environ),
+                    **cpus.threads_of_ranks(int(variables["LOCAL_WORLD_SIZE"]), os.environ),
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -84,7 +81,7 @@ class Ranks:
                 start_new_session=True,  # an interrupt reaches the notebook alone
             )
             link = Connection(ours.detach())
-        rank = _Rank(place.rank, process, link)
+        rank = _Rank(number, process, link)
         for fd in (1, 2):
             os.set_blocking(rank.pipe(fd).fileno(), False)
         return rank

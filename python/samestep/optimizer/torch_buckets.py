@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container
 from typing import Any, NoReturn, cast
 
 import torch
 
 from samestep import _core, arrays
-from samestep.arrays import ArrayInfo
 from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
 from samestep.group.work import Work
 from samestep.optimizer.torch_state import gradient_dtype
-from samestep.reduce_ops import resolve
 from samestep.trees.fusion import leaves_text
-
-NCCL_NBYTES = 25 << 20  # as in torch's DistributedDataParallel
 
 
 class Slot:
@@ -153,17 +149,14 @@ class Slot:
 
 
 class Bucket:
-    """Gradients reduced in one operation: views of one flat buffer, or without one where they lie.
-
-    Several without a buffer are in device memory, and NCCL takes them in one group.
-    """
+    """Gradients reduced in one operation: views of one flat buffer, or one gradient where it lies."""
 
     def __init__(self, slots: list[Slot], flat: torch.Tensor | None = None) -> None:
         self.slots = slots
         self.missing = len(slots)  # gradients that this pass has not yet completed
         self._flat = flat
         self.is_on_host = bool(slots) and slots[0].device.type == "cpu"
-        self._works: list[Work[Any]] = []
+        self._work: Work[Any] | None = None
         what = f"gradients of {leaves_text([slot.name for slot in slots])}" if slots else "flags"
         self._act = f"DistributedOptimizer: {what}"
         start = 0
@@ -176,7 +169,7 @@ class Bucket:
     @property
     def started(self) -> bool:
         """Whether the reduction is in progress."""
-        return bool(self._works)
+        return self._work is not None
 
     @property
     def address(self) -> int:
@@ -192,12 +185,8 @@ class Bucket:
         else:
             self._gather_at_once(buffers)
         with _core.UserCall(self._act):
-            grads = [self._flat] if self._flat is not None else list(map(_as_row, self.slots))
-            if len(grads) > 1:
-                inner = _core.allreduce_many(backend._comm, grads, grads, *resolve(op))
-                self._works = [Work(inner, backend.timeout)]
-            else:
-                self._works = [backend.iallreduce(grad, op) for grad in grads]
+            grad = _as_row(self.slots[0]) if self._flat is None else self._flat
+            self._work = backend.iallreduce(grad, op)
 
     def _gather_at_once(self, buffers: Container[int]) -> None:
         to: list[torch.Tensor] = []
@@ -214,8 +203,8 @@ class Bucket:
 
     def finish(self) -> None:
         """Wait for the reduction."""
-        works, self._works = self._works, []
-        for work in works:
+        work, self._work = self._work, None
+        if work is not None:
             work.wait()
 
 
@@ -240,43 +229,6 @@ def _as_row(slot: Slot) -> torch.Tensor:
     reduced = slot.reduced
     assert reduced is not None
     return reduced.as_strided((reduced.numel(),), (1,))  # dense, in whatever order the axes lie
-
-
-def reduced_by_nccl(backend: Group, infos: Sequence[ArrayInfo], op: Any) -> Callable[[int], bool]:
-    """Tells for each gradient whether NCCL reduces it where it lies; the same on all ranks."""
-    if all(info.device == "cpu" for info in infos) or not _core.has_nccl(backend._comm):
-        return lambda _: False
-    code, _ = resolve(op)
-    return lambda i: infos[i].device != "cpu" and _core.nccl_reduces(infos[i].dtype, code)
-
-
-def join_for_nccl(
-    messages: list[list[int]], infos: Sequence[ArrayInfo], takes: Callable[[int], bool]
-) -> list[list[int]]:
-    """Lets gradients that would be alone in their messages share operations of NCCL. Pure.
-
-    Args:
-      messages: indices of gradients, in the order in which the messages are complete.
-      infos: the gradients.
-      takes: whether NCCL reduces a gradient where it lies.
-
-    Returns:
-      The messages, in order; up to `NCCL_NBYTES` together.
-    """
-    joined: list[list[int]] = []
-    shared: dict[str, list[int]] = {}  # the message of each dtype that still takes more
-    for message in messages:
-        first = infos[message[0]]
-        if len(message) > 1 or not takes(message[0]):
-            joined.append(message)
-            continue
-        others = shared.get(first.dtype, [])
-        if others and sum(infos[i].nbytes for i in others) + first.nbytes <= NCCL_NBYTES:
-            others += message
-        else:
-            shared[first.dtype] = list(message)
-            joined.append(shared[first.dtype])
-    return sorted(joined, key=lambda message: message[-1])
 
 
 def flat_memory(backend: Group, slots: list[Slot], n_extra: int) -> torch.Tensor:

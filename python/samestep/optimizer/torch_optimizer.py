@@ -18,9 +18,10 @@ from typing import Any, cast
 
 import torch
 
+from samestep import _core
 from samestep.errors import InvalidArgumentError, MismatchError, StepError, UnavailableError
 from samestep.group.group import Group
-from samestep.optimizer.torch_buckets import Bucket, Slot, flat_memory, join_for_nccl, reduced_by_nccl
+from samestep.optimizer.torch_buckets import Bucket, Slot, flat_memory
 from samestep.optimizer.torch_state import named_parameters, require_plain, require_same, state_of
 from samestep.reduce_ops import Premul, ReduceOp, resolve
 from samestep.step.state_hash import Verifier, same
@@ -161,12 +162,11 @@ class Averager:
         for slot in slots:
             slot.bucket = -1
         infos = [slot.info for slot in slots]
-        messages = plan_messages(infos, mix_dtypes=False)
+        messages = plan_messages(infos, mix_dtypes=False, with_nccl=_core.has_nccl(self._backend._comm))
         flat = [message for message in messages if len(message) > 1]
         tail = flat[-1:] or [[]]
         messages = [message for message in messages if message not in tail]
-        together = join_for_nccl(messages, infos, reduced_by_nccl(self._backend, infos, self._op))
-        for message in [*together, *tail]:
+        for message in [*messages, *tail]:
             members = [slots[i] for i in message]
             last = message is tail[0]
             for slot in members:

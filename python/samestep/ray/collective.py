@@ -32,8 +32,6 @@ from samestep.rendezvous.rendezvous import join
 from samestep.rendezvous.tcp_store import TCPStore
 from samestep.world import bootstrap_native, lifecycle
 
-__all__ = ["NAME", "register_collective_backend"]
-
 NAME = "SAMESTEP"
 _POLL_S = 0.05
 _OPERATORS: dict[Any, Any] = {
@@ -160,13 +158,7 @@ def _open(size: int, rank: int, name: str) -> Backend:
         if rank == 0:
             internal_kv._internal_kv_del(key)
         store.close()
-    return NativeBackend(
-        opened.comm,
-        timeout=timeout,
-        world_hosts=opened.hosts,
-        bootstrap_comm=opened.bootstrap_comm,
-        trusted=True,
-    )
+    return opened._replace(trusted=True).as_backend(NativeBackend, timeout)
 
 
 def _wait_for(key: bytes, name: str, timeout: float) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ from ray.train.backend import Backend, BackendConfig
 from samestep.errors import Error
 from samestep.launch import plan
 from samestep.world.lifecycle import finalize
-
-__all__ = ["SamestepConfig"]
 
 
 @dataclass
@@ -49,19 +46,14 @@ class SamestepConfig(BackendConfig):
 
 class _SamestepBackend(Backend):
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        places = plan.places(worker_group.execute(_host))
         address, port = worker_group.execute_single(0, _free_address)
-        secret = secrets.token_hex(16)
-        variables = [
-            plan.environment(
-                place, launcher="samestep.ray", master_addr=address, master_port=port, secret=secret
-            )
-            for place in places
-        ]
+        of_ranks = plan.of_new_job(
+            worker_group.execute(_host), launcher="samestep.ray", master_addr=address, master_port=port
+        )
         ray.get(
             [
-                worker_group.execute_single_async(rank, _set, variables[rank])
-                for rank in range(len(worker_group))
+                worker_group.execute_single_async(rank, _set, variables)
+                for rank, variables in enumerate(of_ranks)
             ]
         )
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import resource
 
-__all__ = ["are_used_up", "reason"]
-
 
 def are_used_up(error: OSError) -> bool:
     """Whether a call failed because the process or the machine has no descriptor left."""

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 
 from samestep.errors import TimeoutError
 
-__all__ = ["ALIVE", "TURN", "exclusive", "is_free", "share"]
-
 TURN = 1 << 40
 """Held exclusively for the time of one operation."""
 ALIVE = TURN + 1

@@ -20,8 +20,6 @@ from samestep.rendezvous import file_locks
 from samestep.rendezvous.store import DEFAULT_TIMEOUT, Store
 from samestep.rendezvous.table import WRITES, Path, Table
 
-__all__ = ["FileStore"]
-
 _MAGIC = "samestep store 1 "
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02  # between looks at the file
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW

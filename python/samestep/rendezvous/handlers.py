@@ -12,8 +12,6 @@ from samestep.errors import InvalidArgumentError
 from samestep.rendezvous.store import Store
 from samestep.rendezvous.url import SCHEMES, with_query
 
-__all__ = ["open_store", "register_rendezvous_handler", "url_of_store"]
-
 Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 
 _handlers: dict[str, Handler] = {}

@@ -13,8 +13,6 @@ from pathlib import Path
 from samestep import _settings
 from samestep.errors import InvalidArgumentError, UnavailableError
 
-__all__ = ["addresses", "check_names", "of_address", "own_address"]
-
 _OF_GLOO = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # of documentation: nothing is sent there, only the route is asked

@@ -20,8 +20,6 @@ from samestep.errors import Error, PeerLostError, TimeoutError, UnavailableError
 from samestep.rendezvous import descriptors
 from samestep.rendezvous.same_user import user_of
 
-__all__ = ["Listener", "connect_all"]
-
 _INTRODUCTION = struct.Struct("16s16s")  # what the ranks gather: name of the socket, token
 _HELLO = struct.Struct("=16si")  # the first packet on a connection: token, rank
 _ACCEPTS_PER_CHECK = 64  # connections between two checks of the deadline

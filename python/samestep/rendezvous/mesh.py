@@ -24,13 +24,13 @@ from samestep.rendezvous import descriptors
 from samestep.rendezvous.rendezvous import Rendezvous
 from samestep.rendezvous.tcp_address import address_text
 
-__all__ = ["Link", "connect_all"]
-
 _BACKLOG = 4096
 _HELLO, _RANK_NBYTES = b"H", 4
 _INCOMING_NBYTES = handshake.CLIENT_NBYTES + frames.OVERHEAD_NBYTES + _RANK_NBYTES
 _SECRET_NBYTES = 32
 _TICK_S = 0.5
+# Errors of a connection to a host of which no packet has come.
+_SILENCE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT)
 _SAME_SECRET = "; is SAMESTEP_SECRET the same on all ranks?"
 
 
@@ -208,7 +208,13 @@ class _MeshBuilder:
         for link, _ in self._links.values():
             link.close()
 
+    def _note_silence(self) -> None:
+        """Of the hosts that have not answered: those of slow or stopped ranks have, without their help."""
+        ends = [end for end in self._ends.values() if isinstance(end, _Outgoing) and end.greeting is None]
+        self._rendezvous.unanswered = [end.rank for end in ends]
+
     def _late(self) -> TimeoutError:
+        self._note_silence()
         missing = [
             rank
             for rank in range(self._rendezvous.size)
@@ -238,6 +244,8 @@ class _MeshBuilder:
             return
         except (OSError, ValueError) as error:
             if isinstance(end, _Outgoing):
+                if isinstance(error, OSError) and error.errno in _SILENCE:
+                    self._note_silence()
                 self._drop(link)
                 raise self._unreachable(end.rank, str(error)) from error
             self._refuse(link, str(error))

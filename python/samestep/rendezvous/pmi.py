@@ -24,8 +24,6 @@ from samestep._util.json_layout import loads
 from samestep.errors import TimeoutError, UnavailableError
 from samestep.rendezvous.tcp_store import TCPStore
 
-__all__ = ["FD", "Client", "open_store"]
-
 FD, _RANK, _SIZE = launchers.PMI_FD, "PMI_RANK", "PMI_SIZE"
 _LINE_NBYTES = 4096  # values have 1,024 at most
 

@@ -26,8 +26,6 @@ from samestep.rendezvous.tcp_address import address_text
 from samestep.rendezvous.tcp_store import TCPStore
 from samestep.rendezvous.torchrun import store_of_torch
 
-__all__ = ["Deadline", "Rendezvous", "facts_of", "join", "open_rendezvous", "wait_for_ranks"]
-
 _LOG_INTERVAL_S = 10.0
 _WARN_AFTER_S = 30.0
 _SHUTDOWN_S = 5.0  # a store may take so long to end
@@ -44,6 +42,7 @@ class Rendezvous:
     Attributes:
       rank, size: of this rank.
       private: only ranks of this job, or processes of this user, can read the store.
+      unanswered: ranks whose hosts have not answered this one when it wanted to connect, if that has failed.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float, *, owned: bool) -> None:
@@ -51,6 +50,7 @@ class Rendezvous:
         self.private = store.private
         self._store = store
         self._owned = owned
+        self.unanswered: list[int] = []
         self._keys = PrefixStore(RESERVED, store)
         self._timeout = timeout
         self._n_exchanges = 0

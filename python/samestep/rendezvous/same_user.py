@@ -18,8 +18,6 @@ import time
 from samestep._util import users
 from samestep.errors import UnavailableError
 
-__all__ = ["connect", "is_loopback", "listen", "user_of"]
-
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 _BACKLOG = 1024
 _PAUSE_S = 0.005

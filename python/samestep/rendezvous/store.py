@@ -13,8 +13,6 @@ from samestep._util.deadline import seconds
 from samestep.errors import TimeoutError
 from samestep.rendezvous.table import WRITES, Path, Table
 
-__all__ = ["DEFAULT_TIMEOUT", "HashStore", "PrefixStore", "Store", "seconds_of"]
-
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 

@@ -14,8 +14,6 @@ from typing import Any
 from samestep._util.json_layout import Many, fits
 from samestep.errors import InvalidArgumentError
 
-__all__ = ["RESERVED", "RESULTS", "WRITES", "Path", "Table"]
-
 Path = Sequence[str]  # the prefixes, outermost first, and the key
 
 RESERVED = "\0samestep"

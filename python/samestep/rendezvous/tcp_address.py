@@ -9,8 +9,6 @@ import socket
 
 from samestep.errors import InvalidArgumentError, UnavailableError
 
-__all__ = ["address_text", "check_address", "listen"]
-
 _BACKLOG = 1024
 _ALL_INTERFACES = ""
 

@@ -26,8 +26,6 @@ from samestep.rendezvous.table import RESULTS
 from samestep.rendezvous.tcp_address import address_text
 from samestep.rendezvous.tcp_connection import CLOSED, LARGEST_FRAME, LEAVE, OPEN, REFUSAL, REQUEST, RESULT
 
-__all__ = ["Client"]
-
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # between attempts to connect
 _RESULTS = {**RESULTS, "await": RESULTS["missing"]}
 _CONNECT_S = 10.0  # for a host to answer at all
@@ -77,17 +75,6 @@ class Client:
         patience = seconds + _GRACE_S
         try:
             kind, payload = self._ask(self._take(patience), list(words), patience)
-        except TimeoutError:
-            raise
-        except OSError as error:
-            if isinstance(error, socket.timeout) and error.errno is None:  # else the kernel has ended it
-                raise TimeoutError(
-                    f"the store at {self._where} has not answered within {patience:g} s"
-                ) from error
-            raise PeerLostError(
-                f"rank 0, which keeps the store at {self._where}, has ended: {error}"
-            ) from error
-        try:
             if kind == REFUSAL:
                 raise InvalidArgumentError(loads(payload, str))
             if kind != RESULT:
@@ -95,11 +82,19 @@ class Client:
             (result,) = loads(payload, [_RESULTS[words[0]]], most=LARGEST_FRAME)
             _check(result, *words)
             return result
+        except (InvalidArgumentError, TimeoutError):
+            raise
         except ValueError as error:
-            if isinstance(error, InvalidArgumentError):
-                raise
             raise UnavailableError(
                 f"what answers at {self._where} is not a store of samestep: {error}"
+            ) from error
+        except OSError as error:
+            if isinstance(error, socket.timeout) and error.errno is None:  # else the kernel has ended it
+                raise TimeoutError(
+                    f"the store at {self._where} has not answered within {patience:g} s"
+                ) from error
+            raise PeerLostError(
+                f"rank 0, which keeps the store at {self._where}, has ended: {error}"
             ) from error
 
     def _ask(self, link: _Link, request: list[Any], patience: float) -> tuple[bytes, bytes]:
@@ -114,11 +109,6 @@ class Client:
                 arrived = list(link.channel.feed(data))
             if len(arrived) > 1 or link.channel.n_waiting:
                 raise ValueError("it sends more than an answer")
-        except ValueError as error:
-            link.socket.close()
-            raise UnavailableError(
-                f"what answers at {self._where} is not a store of samestep: {error}"
-            ) from error
         except BaseException:
             link.socket.close()
             raise
@@ -252,7 +242,7 @@ def _received(link: socket.socket, patience: float) -> bytes:
     until = time.monotonic() + patience
     while (left := until - time.monotonic()) > 0 and not _can_be_read(link, min(left, _LOOK_S)):
         if silence.is_silent(link):
-            raise ConnectionAbortedError("its host has been silent for 7 s")
+            raise ConnectionAbortedError(f"its host has been silent for {silence.of_launcher():g} s")
     link.settimeout(0.001)  # it is there, or too late
     return link.recv(1 << 16)
 

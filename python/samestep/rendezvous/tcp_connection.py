@@ -7,8 +7,6 @@ import socket
 from samestep._util import handshake
 from samestep._util.frames import Channel
 
-__all__ = ["CLOSED", "LARGEST_FRAME", "LEAVE", "OPEN", "REFUSAL", "REQUEST", "RESULT", "Connection"]
-
 REQUEST = b"Q"  # JSON: an operation of Table and its arguments, or "await", paths, seconds
 LEAVE = b"L"  # the last word of a process, without an answer
 RESULT, REFUSAL = b"R", b"E"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from samestep._util import users
+from samestep._util import silence, users
 from samestep._util.json_layout import Many, fits, loads
 from samestep._util.strangers import Strangers, warn
 from samestep.errors import InvalidArgumentError
@@ -22,8 +22,6 @@ from samestep.rendezvous import same_user
 from samestep.rendezvous.table import WRITES, Table
 from samestep.rendezvous.tcp_address import address_text
 from samestep.rendezvous.tcp_connection import CLOSED, LEAVE, OPEN, REFUSAL, REQUEST, RESULT, Connection
-
-__all__ = ["Server"]
 
 # Bytes that clients without a secret may store or have in progress.
 _MAX_UNPROVED_NBYTES = 64 << 20
@@ -130,8 +128,7 @@ class Server:
         accept(link, address)
 
     def _accept(self, link: socket.socket, address: Any) -> None:
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        silence.notice_silence(link)
         self._add(Connection(link, address_text(*address[:2]), self._secret, is_proof=self.private))
         if (oldest := self._strangers.add(link)) is not None:
             self._drop(self._connections[oldest])

@@ -16,8 +16,6 @@ from samestep.rendezvous.table import RESERVED, Path
 from samestep.rendezvous.tcp_client import Client
 from samestep.rendezvous.tcp_server import Server
 
-__all__ = ["TCPStore"]
-
 _LINGER_S = 1.0  # for clients to leave before the process that keeps the store
 _WORKERS, _ALL_HERE = [RESERVED, "workers"], [RESERVED, "workers are here"]
 

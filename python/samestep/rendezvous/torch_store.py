@@ -12,8 +12,6 @@ from samestep.errors import PeerLostError
 from samestep.rendezvous.store import Store
 from samestep.rendezvous.table import Path
 
-__all__ = ["TorchStore"]
-
 _SEPARATOR = "/"
 
 

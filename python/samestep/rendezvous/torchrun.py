@@ -13,8 +13,6 @@ from samestep.rendezvous.store import Store
 from samestep.rendezvous.tcp_address import address_text
 from samestep.rendezvous.url import Method
 
-__all__ = ["store_of_torch"]
-
 _FRESH = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 _numbers = itertools.count()  # of meetings of this process, which all ranks have in one order
 # Stores beside a group, by host and port. On rank 0 they listen as long as they are here.

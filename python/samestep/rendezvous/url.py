@@ -22,8 +22,6 @@ from samestep._util import launchers
 from samestep.errors import InvalidArgumentError
 from samestep.rendezvous.tcp_address import check_address
 
-__all__ = ["SCHEMES", "Method", "parse", "with_query"]
-
 SCHEMES = ("env", "file", "mpi", "tcp")
 
 

@@ -25,6 +25,7 @@ from samestep.step.record import Recorder
 from samestep.step.shards import Node, PairwiseTree, final_nodes, shards_of
 from samestep.step.together import audited_now, note_begun, note_reduced
 from samestep.trees.fusion import Timer, timer
+from samestep.trees.weights import require_sum, weight_of
 
 if TYPE_CHECKING:
     from samestep.group.group import Group
@@ -137,7 +138,7 @@ class Accumulator:
             was kept (`copy=False`) cannot be read any more: then `mean` will raise on all ranks, unless `reset` is
             called.
         """
-        weight = added.weight_of(weight, "Accumulator.add")
+        weight = weight_of(weight, "Accumulator.add")
         audited = audited_now()
         if audited is not None and shard is not None and self._backend.rank in audited.ranks.get(shard, ()):
             self._audit[shard] = audit.digest(
@@ -276,15 +277,15 @@ class Accumulator:
         if any(entry.problem for entry in headers):
             self._tell_problems(missing, left)
         self.weight = combine_weights(self._n_shards, self._nodes, [entry.weights for entry in headers])
-        if self.weight == 0:
-            raise InvalidArgumentError(f"{self._act} in group {backend.name}: all weights are zero")
+        where = f"{self._act} in group {backend.name}"
+        require_sum((), self.weight, where)
         if len({entry.digest for entry in headers}) > 1:
             agreed = agree.agree_on_tree(backend, self._tree, self._act, left)
             self._tree = agreed._replace(layout=self._tree.layout) if self._tree is not None else agreed
             self._set_layout(agreed.layout, mine)
         assert self._tree is not None
         layout = self._tree.layout
-        added.require_sum(layout.groups, self.weight, f"{self._act} in group {backend.name}")
+        require_sum(layout.groups, self.weight, where)
         union = agree.union_of_present(backend, headers, present, self._tree, left)
         flats = [partial.settled(layout, self._memory) for partial in mine or [Partial()]]
         total = combine(backend, self._n_shards, self._nodes, flats, left)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,9 +14,9 @@ from samestep.errors import InvalidArgumentError
 from samestep.step.leaves import LeafSpec
 from samestep.trees import signature
 from samestep.trees.structure import DEEPEST
+from samestep.trees.weights import is_whole, why_not
 
 _USUAL = (dict, list, tuple, collections.OrderedDict)
-_MOST = {"float32": 1e30, "float64": 1e150}
 
 
 def gradients_of(grads: Any, act: str = "") -> Any:
@@ -63,58 +62,17 @@ def examples(leaves: Sequence[Any], specs: Sequence[LeafSpec]) -> list[Any]:
     ]
 
 
-def weight_of(weight: Any, act: str) -> float:
-    """A weight as a float.
-
-    Raises:
-      InvalidArgumentError: it is negative, infinite or NaN.
-    """
-    try:
-        value = float(weight)
-    except OverflowError:
-        value = math.inf
-    if not (math.isfinite(value) and value >= 0):
-        raise InvalidArgumentError(f"{act}: weight must be finite and >= 0, got {weight}")
-    return value
-
-
 def require_weight(specs: Sequence[LeafSpec], names: Sequence[str], weight: float) -> None:
     """Check that leaves can be multiplied by a weight that is not zero.
 
     Raises:
-      InvalidArgumentError: leaves are whole numbers and it is not, or products would leave the range of the dtype in
-        which leaves are added although their mean does not; names the first such leaf.
+      InvalidArgumentError: they cannot; names the first such leaf.
     """
-    if weight < 2**53 and weight == int(weight):
+    if is_whole(weight):
         return
     for spec, name in zip(specs, names, strict=True):
-        most, which = _MOST.get(spec.group, math.inf), ""
-        if "int" in spec.group and (weight != int(weight) or weight >= 2**63):
-            which = "whole numbers below 2**63"
-        elif not 1 / most <= weight <= most:
-            which = f"from {1 / most:g} to {most:g}"
-        if which:
-            raise InvalidArgumentError(
-                f"Accumulator.add: {signature.leaf_text(name)} has dtype {spec.dtype}, for which weights are {which}, "
-                f"got {weight}"
-            )
-
-
-def require_sum(groups: Iterable[str], weight: float, act: str) -> None:
-    """Check that sums in these dtypes can be divided by the sum of the weights.
-
-    Raises:
-      InvalidArgumentError: it is too large, or not whole where leaves are. On all ranks, which know the sum.
-    """
-    for group in groups:
-        most = _MOST.get(group, math.inf)
-        if "int" in group and (weight >= 2**53 or weight != int(weight)):
-            why = "whole numbers, the sum must be one, too, and below 2**53"
-        elif weight > most:
-            why = f"added in {group}, the sum must be at most {most:g}"
-        else:
-            continue
-        raise InvalidArgumentError(f"{act}: the weights sum up to {weight}; where leaves are {why}")
+        if spec.group and (why := why_not(spec.dtype, weight)):
+            raise InvalidArgumentError(f"Accumulator.add: {signature.leaf_text(name)} {why}")
 
 
 def run_text(indices: range) -> str:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, TypeVar, cast
 
-import numpy as np
-
-from samestep import _core, arrays, trees
+from samestep import _core
 from samestep._util.text import error_text
 from samestep.errors import InvalidArgumentError
-from samestep.group import compiled
 from samestep.group.backend_argument import takes_backend
 from samestep.group.group import Group
 from samestep.reduce_ops import Op, ReduceOp, resolve
 from samestep.step import added
-from samestep.step.accumulator import Accumulator
 from samestep.step.together import note_reduced
-from samestep.trees import allreduce, signature, views
-from samestep.trees.fusion import bump_versions, timer
+from samestep.trees import allreduce
+from samestep.trees.weights import Weights, weight_of
 
 _Tree = TypeVar("_Tree")
 
@@ -107,88 +102,15 @@ def allreduce_tree(
 def _reduce(
     backend: Group, tree: Any, op: Op, weight: float | None, *, timeout: float | None, act: str
 ) -> Any:
-    if weight is None:
-        reduced = allreduce.reduce_tree(backend, tree, op, act, timeout)
-    else:
-        reduced = _weighted_mean(backend, tree, op, weight, timeout=timeout, act=act)
+    weights = None if weight is None else Weights(backend, act)
+    if weights is not None:
+        try:
+            if resolve(op) != resolve(ReduceOp.AVG):
+                raise InvalidArgumentError(f"{act}: weight is for op AVG, the weighted mean")
+            weights.mine = weights.total = weight_of(weight, act)
+        except (InvalidArgumentError, TypeError, ValueError) as error:
+            with _core.UserCall(act):
+                weights.refuse(error_text(error), timeout)
+    reduced = allreduce.reduce_tree(backend, tree, op, act, timeout, weights=weights)
     note_reduced()
     return reduced
-
-
-def _weighted_mean(
-    backend: Group, tree: Any, op: Op, weight: float, *, timeout: float | None, act: str
-) -> Any:
-    """The weighted mean over all ranks: into the arrays of `tree` that can be written, else new ones."""
-    flat = trees.flatten(tree)
-    with _core.UserCall(act):
-        left = timer(timeout)
-        total = Accumulator(backend)
-        total._is_compared = True  # there is no number of shards to compare
-        total._act = act  # for errors
-        total._recorder = None  # of weighted ranks nobody expects the bits of another number of ranks
-        try:
-            weight = _checked_weight(op, weight, flat.leaves, act)
-            backend._await_streams(flat.leaves, left())
-            total._look_at(tree, flat)  # also with a weight of 0
-            aliases = _aliases(backend, flat, act)
-            total.add(tree, weight=weight)
-        except InvalidArgumentError as error:  # the other ranks wait in `mean`, which raises the same on all
-            total._failure = error_text(error)
-        except Exception as error:
-            total._failure = error_text(error)
-            with contextlib.suppress(Exception):
-                total.mean(timeout=left())
-            raise
-        mean = total.mean(timeout=left())
-    if tree is None:
-        return mean
-    new = trees.flatten(mean).leaves
-    written = zip(flat.leaves, new, aliases, strict=True)
-    return flat.rebuild(
-        [_into(old, value, again=i != alias) for i, (old, value, alias) in enumerate(written)]
-    )
-
-
-def _aliases(backend: Group, flat: trees.Flat, act: str) -> list[int]:
-    """By leaf, the first leaf of the same elements.
-
-    Raises:
-      InvalidArgumentError: leaves share memory in part, and can be written.
-    """
-    looks = signature.describe_leaves(flat.names, flat.leaves, act, backend)
-    clash = views.join_views(flat.names, looks, reads=False)
-    mine = signature.Description(act, flat.names, looks.kinds, looks.aliases)
-    views.refuse_clash(backend.name, mine, None, clash)
-    return looks.aliases
-
-
-def _checked_weight(op: Op, weight: float, leaves: list[Any], act: str) -> float:
-    if resolve(op) != resolve(ReduceOp.AVG):
-        raise InvalidArgumentError(f"{act}: weight is for op AVG, the weighted mean")
-    if compiled.is_traced(leaves):
-        raise InvalidArgumentError(f"{act}: weight is not available in functions compiled by JAX")
-    return added.weight_of(weight, act)
-
-
-def _into(old: Any, new: Any, *, again: bool) -> Any:
-    """The mean, in the array of the tree if that can be written.
-
-    An array that stands in the tree `again` has a mean already. On ranks where it stands there once, the mean in the
-    other place is another one.
-    """
-    if (
-        old is new
-        or not arrays.is_array(old)
-        or not arrays.info(old).writable
-        or (again and _bits(old) != _bits(new))
-    ):
-        return new
-    arrays.copy(new, old, "allreduce_tree")
-    bump_versions([old])
-    return old
-
-
-def _bits(array: Any) -> bytes:
-    memory = np.empty(arrays.info(array).nbytes, np.uint8)
-    _core.pack([array], memory)
-    return memory.tobytes()

@@ -13,14 +13,10 @@ import numpy as np
 from samestep import _core, arrays
 from samestep.errors import InvalidArgumentError
 from samestep.trees import reducible, signature
+from samestep.trees.weights import ADDED_AS
 
 Flat = np.ndarray[Any, Any]
 
-_FLOATS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
-_COMPLEX = {"complex64": "float32", "complex128": "float64"}  # pairs: weights are real
-_INTEGERS = dict.fromkeys((f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "int64")
-ADDED_AS = {**_FLOATS, **_COMPLEX, **_INTEGERS}
-"""By dtype of a leaf: the dtype in which it is added. Half types are so rounded once, at the end."""
 _INTEGER_WORDS = 4  # of a sum of integers, so that none overflows: see csrc/kernels/weighted_sum.h
 
 
@@ -42,20 +38,25 @@ class LeafSpec(NamedTuple):
         return ADDED_AS.get(self.dtype, "")
 
     @property
+    def is_complex(self) -> bool:
+        """Whether its elements are pairs of those in which it is added."""
+        return self.dtype.startswith("complex")
+
+    @property
     def is_viewed(self) -> bool:
         """Whether `to_leaf` returns a view of the sums."""
-        is_plain = self.dtype == self.group or self.dtype in _COMPLEX
+        is_plain = self.dtype == self.group or self.is_complex
         return bool(self.group) and is_plain and self.library in ("numpy", "torch")
 
     @property
     def n_elements(self) -> int:
         """Elements in the dtype in which it is added; a complex number is two."""
-        return math.prod(self.shape) * (2 if self.dtype in _COMPLEX else 1)
+        return math.prod(self.shape) * (1 + self.is_complex)
 
     @property
     def n_words(self) -> int:
         """How many words the sum of such an element has."""
-        return _INTEGER_WORDS if self.dtype in _INTEGERS else 1
+        return _INTEGER_WORDS if self.group == "int64" else 1
 
 
 def present_in(specs: Sequence[LeafSpec]) -> int:
@@ -162,7 +163,7 @@ def _narrowed(flat: Flat, spec: LeafSpec) -> Flat:
     """The sums in the dtype of the leaf, rounded to the nearest, ties to even."""
     if spec.dtype == spec.group:
         return flat
-    if spec.dtype in _COMPLEX:
+    if spec.is_complex:
         return flat.view(np.dtype(spec.dtype))
     with np.errstate(over="ignore", invalid="ignore"):
         return _rounded_to_bfloat16(flat) if spec.dtype == "bfloat16" else flat.astype(np.dtype(spec.dtype))

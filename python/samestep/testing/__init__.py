@@ -30,7 +30,7 @@ has: tests for other numbers of ranks are deselected and counted, rank 0 prints,
 **Fixtures**
 
 - `group`: the world as an `ss.Backend`, on each backend in turn: `self` (one rank only), `native` (shared memory),
-  `tcp`, `mpi`, `direct` (MPI without shared memory), `nccl`. One rank is the same on all: it runs on `self` alone
+  `tcp`, `mpi`, `mpi-only` (MPI without shared memory), `nccl`. One rank is the same on all: it runs on `self` alone
   where the ini option names that. It is kept from
   test to test; a test that breaks a group on purpose breaks a `group.split(0)`.
 - `ranks`: the number of ranks, for tests that initialise by themselves.

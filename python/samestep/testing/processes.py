@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import subprocess
 import sys
 import time
@@ -41,8 +40,15 @@ class Processes:
             commands = [(worker, env)]
         else:
             port = self._port.getsockname()[1]
+            variables_of_ranks = plan.of_new_job(
+                [""] * start.size, launcher="samestep run", master_addr="127.0.0.1", master_port=port
+            )
             commands = [
-                ([*worker, str(rank)], env | added) for rank, added in _ranks(start.size, folder, port)
+                (
+                    [*worker, str(rank)],
+                    {**env, **variables, _settings.ERROR_FILE: str(folder / f"error_{rank}.json")},
+                )
+                for rank, variables in enumerate(variables_of_ranks)
             ]
         self._all: list[subprocess.Popen[bytes]] = []
         with (folder / "launcher.log").open("ab") as log:
@@ -92,20 +98,6 @@ class Processes:
         """Give the port back."""
         if self._port is not None:
             self._port.close()
-
-
-def _ranks(n: int, folder: Path, port: int) -> list[tuple[int, dict[str, str]]]:
-    """Each rank with the variables by which it is one of `n` of this host."""
-    secret = secrets.token_hex(16)
-    places = plan.places([""] * n)
-    found = []
-    for place in places:
-        variables = plan.environment(
-            place, launcher="samestep run", master_addr="127.0.0.1", master_port=port, secret=secret
-        )
-        variables[_settings.ERROR_FILE] = str(folder / f"error_{place.rank}.json")
-        found.append((place.rank, variables))
-    return found
 
 
 def _under_mpirun(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import pytest
 
 from samestep import _settings, internal
 from samestep._util import launchers
@@ -63,32 +64,18 @@ def register_world(name: str, opener: Callable[[float, Path], Backend]) -> None:
     _OPENERS[name] = opener
 
 
-@contextlib.contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
-
-
 def _opener(
     kind: type[Backend], variables: Mapping[str, str] = MappingProxyType({}), *, on_hosts: bool = False
 ) -> Callable[[float, Path], Backend]:
     """What opens a world of a backend with these variables; `on_hosts`: and simulated hosts."""
 
     def opener(timeout: float, folder: Path) -> Backend:
-        with contextlib.ExitStack() as settings:
+        with pytest.MonkeyPatch.context() as environment:
             for name, value in variables.items():
-                settings.enter_context(_variable(name, value))
+                environment.setenv(name, value)
             if on_hosts:
                 started_by = launchers.launcher()
-                settings.enter_context(
-                    _variable(_settings.HOST_ID, _pretended_host(started_by.rank, started_by.size))
-                )
+                environment.setenv(_settings.HOST_ID, _pretended_host(started_by.rank, started_by.size))
             if kind is NativeBackend:
                 return _native(timeout, folder)
             return lifecycle.initialize(kind, timeout=timeout)

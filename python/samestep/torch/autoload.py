@@ -4,13 +4,13 @@ It must cost nothing and never fail: it imports neither NumPy nor the extension 
 `torch.distributed` is no error. It changes nothing else until a program asks for the backend.
 """
 
+import functools
 import os
 from typing import Any
 
 from samestep import _settings
 
 _NAME = "samestep"
-_ready = False
 
 
 def autoload() -> None:
@@ -44,24 +44,18 @@ class _Name:
         return _NAME
 
 
-def prepare() -> None:
-    """For a program that asks for the backend: lets `env://` work under mpirun and srun. Idempotent."""
-    global _ready  # noqa: PLW0603
-    if not _ready:
-        _ready = True
-        _serve_launchers()
-
-
 def _create(options: Any, backend_options: Any = None) -> Any:
     from samestep.torch.process_group import create
 
     return create(options, backend_options)
 
 
-def _serve_launchers() -> None:
-    """Of MPI and of Slurm, which tell ranks who they are, but set no `RANK`: `env://` meets there, too.
+@functools.cache
+def prepare() -> None:
+    """For a program that asks for the backend: lets `env://` work under mpirun and srun. Idempotent.
 
-    So does a script that nothing has launched: it is a world of one.
+    Launchers of MPI and Slurm tell ranks who they are, but set no `RANK`. A script that nothing has launched meets
+    there, too: it is a world of one.
     """
     import importlib
 
@@ -81,19 +75,15 @@ def _serve_launchers() -> None:
         has_rank = "RANK" in os.environ
         if (has_rank and not launched) or "rank=" in url or not (launched or alone):
             return usual(url, **how)
-        if has_rank and _rank_is_own():
-            return usual(url, **how)
+        if has_rank:
+            from samestep._util import launchers
+
+            if "RANK" in launchers.own_variables():  # of the launcher of this process, not of one around that
+                return usual(url, **how)
         return _meet(url, **how)
 
     handlers["env"] = env
     handlers.setdefault("mpi", _meet)
-
-
-def _rank_is_own() -> bool:
-    """Whether `RANK` is of the launcher that has started this process, not of one around that."""
-    from samestep._util import launchers
-
-    return "RANK" in launchers.own_variables()
 
 
 def _meet(url: str, **how: Any) -> Any:

@@ -9,7 +9,6 @@ import torch
 
 from samestep import _core
 from samestep.errors import InvalidArgumentError
-from samestep.torch import tensors
 
 
 def require_one_each(verb: str, what: str, blocks: Sequence[Any], size: int) -> None:
@@ -44,7 +43,7 @@ def require_blocks(
     """
     require_one_each(verb, what, blocks, comm.size)
     require_alike(verb, what, blocks, like)
-    equal = tensors.same_count(blocks)
+    equal = len({block.numel() for block in blocks}) == 1
     for i, block in enumerate(blocks):
         if (equal or i == comm.rank or not of_any_length) and block.shape != like.shape:
             raise _differs(verb, what, i, block, like)

@@ -91,13 +91,7 @@ def open_group(
         opened = opening.open_over(comm, kind.kind, table, timeout, proved=proved)
         opened.comm.configure(torch_names=True)
         crash_report.install()
-        group = kind(
-            opened.comm,
-            timeout=timeout,
-            world_hosts=opened.hosts,
-            bootstrap_comm=opened.bootstrap_comm,
-            trusted=opened.trusted,
-        )
+        group = opened.as_backend(kind, timeout)
         if name == "world":
             lifecycle.note_world_of_torch(group)
         return group

@@ -6,8 +6,6 @@ import torch.distributed as dist
 
 from samestep import errors
 
-__all__ = ["InvalidArgumentError", "MismatchError", "PeerLostError", "TimeoutError", "for_torch"]
-
 
 class TimeoutError(errors.TimeoutError, dist.DistBackendError):
     """A deadline has passed; `samestep.TimeoutError` and `torch.distributed.DistBackendError`."""

@@ -35,10 +35,6 @@ def create(options: Any, backend_options: Any = None) -> Any:
     return ProcessGroup(options)
 
 
-def _leave_to_verbs(*_: Any) -> Any:
-    return NotImplemented
-
-
 class ProcessGroup(verbs.Verbs, dist.ProcessGroup):
     """A torch.distributed group over the transports of samestep. What is on a GPU it hands to a group of NCCL.
 
@@ -88,7 +84,8 @@ class ProcessGroup(verbs.Verbs, dist.ProcessGroup):
         verify.install()
 
     def _prepare_calls(self) -> None:
-        self._all_reduce_now = _core.fast_allreduce(self._comm, self._timeout, _leave_to_verbs)
+        # What does not fit the fast path is left to the verbs.
+        self._all_reduce_now = _core.fast_allreduce(self._comm, self._timeout, lambda *_: NotImplemented)
 
     def getBackendName(self) -> str:
         return "samestep"

@@ -177,11 +177,6 @@ def require_writable(listed: Sequence[torch.Tensor]) -> None:
             _core.unpack(in_one_dimension(tensor), [summand(tensor)])
 
 
-def same_count(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether all have the same number of elements."""
-    return all(tensor.numel() == tensors[0].numel() for tensor in tensors)
-
-
 def flat(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """A new tensor with room for all of these."""
     return torch.empty(sum(tensor.numel() for tensor in tensors), dtype=dtype)

@@ -127,7 +127,8 @@ class Verbs:
         if _compiling():  # this frame: the compiler traces what runs between the parts that it has compiled
             return torch.compiler.disable(Verbs.allreduce)(self, tensors_, opts)  # type: ignore[no-any-return]
         if type(opts) in _OPERATOR_TYPES:  # torch takes an operator in place of options, too
-            opts = _options_with(opts)
+            operator, opts = opts, dist.AllreduceOptions()
+            opts.reduceOp = operator
         short = self._all_reduce_one(tensors_, opts) if len(tensors_) == 1 and opts is not None else None
         return self._all_reduce(tensors_, opts) if short is None else short
 
@@ -461,12 +462,6 @@ class Verbs:
 
 def _op(opts: Any) -> Any:
     return getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-
-
-def _options_with(op: Any) -> dist.AllreduceOptions:
-    options = dist.AllreduceOptions()
-    options.reduceOp = op
-    return options
 
 
 def _root(opts: Any) -> int:

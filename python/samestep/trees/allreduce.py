@@ -14,9 +14,18 @@ from samestep.group.group import Group
 from samestep.reduce_ops import Op, Premul, ReduceOp, resolve
 from samestep.trees import compiled_trees, reducible, signature, views
 from samestep.trees.fusion import Timer, allreduce_leaves, fused, timer
+from samestep.trees.weights import Weights
 
 
-def reduce_tree(backend: Group, tree: Any, op: Op, act: str, timeout: float | None) -> Any:
+def reduce_tree(
+    backend: Group,
+    tree: Any,
+    op: Op,
+    act: str,
+    timeout: float | None,
+    *,
+    weights: Weights | None = None,
+) -> Any:
     """Reduce every array and number of `tree` over all ranks, fused into few messages. Collective.
 
     Args:
@@ -25,25 +34,35 @@ def reduce_tree(backend: Group, tree: Any, op: Op, act: str, timeout: float | No
       op: as for `Backend.allreduce`.
       act: the call, for the texts of errors.
       timeout: seconds for all of it; None for the group's timeout.
+      weights: of ranks; then `op` is AVG.
 
     Returns:
       The reduced tree, see `samestep.allreduce_tree`.
     """
     with _core.UserCall(act):
         left = timer(timeout)
-        fast, compared = signature.try_fast_tree(backend, tree, act, left())
+        if weights is not None:
+            tree = weights.of_tree(tree, left())
+        fast, compared = signature.try_fast_tree(backend, tree, act, left(), weights or signature.BY_DIGEST)
         if fast is not None:
-            fused(backend).allreduce(fast, *resolve(op), backend._seconds(left()))
+            if weights is None:
+                fused(backend).allreduce(fast, *resolve(op), backend._seconds(left()))
+            else:
+                weights.reduce(fast, left)
             return fast.copy()
         flat = trees.flatten(tree)
         if compiled.is_traced(flat.leaves):
+            if weights is not None:
+                weights.refuse(f"{act}: weight is not available in functions compiled by JAX", left())
             code, factor = resolve(op)
             reducible.refuse_others(flat.names, flat.leaves, act)
             taken = reducible.is_reduced_number
             return compiled_trees.call(
                 backend, flat, taken, "allreduce", act, op=code, factor=factor, timeout=left()
             )
-        reduced = _reduce(backend, flat.names, flat.leaves, op, act=act, left=left, compared=compared)
+        reduced = _reduce(
+            backend, flat.names, flat.leaves, op, act=act, left=left, compared=compared, weights=weights
+        )
         return flat.rebuild(reduced)
 
 
@@ -66,37 +85,48 @@ def _reduce(
     act: str,
     left: Timer,
     compared: bool = False,
+    weights: Weights | None = None,
 ) -> list[Any]:
     values, numbers, looks = reducible.describe_leaves(names, leaves, act, backend, waiting=backend)
-    clash = views.join_views(names, looks, reads=True)
+    clash = views.join_views(names, looks, reads=weights is None)
     kinds, infos, aliases = looks.kinds, looks.infos, looks.aliases
-    if too_large := _overflows(leaves, numbers, op, backend.size):
-        kinds = signature.with_refusals(kinds, too_large)
+    refused = _overflows(leaves, numbers, op, backend.size) if weights is None else weights.refusals(infos)
+    if refused:
+        kinds = signature.with_refusals(kinds, refused)
     mine = signature.Description(act, names, kinds, aliases)
-    everyone = signature.gather_if_different(backend, mine, left, compared=compared)
+    by = weights or signature.BY_DIGEST
+    everyone = signature.gather_if_different(backend, mine, left, compared=compared, by=by)
     if everyone is not None:
-        signature.check_same(backend.name, everyone, absent_is_fine=True)
+        signature.check_same(backend.name, everyone, absent_is_fine=True, aliases=weights is None)
     views.refuse_clash(backend.name, mine, everyone, clash)
     if everyone is not None:
-        for i, what in enumerate(kinds):
-            if what == signature.ABSENT:  # the same array as elsewhere
-                aliases[i] = next((d.aliases[i] for d in everyone if d.kinds[i] != signature.ABSENT), i)
+        _agree_on_aliases(everyone, values, aliases, act)
         infos = _fill_in_zeros(backend, names, values, infos, act=act, left=left)
 
     moved = [(i, info) for i, info in enumerate(infos) if info and aliases[i] == i]
-    reduced = allreduce_leaves(
-        backend,
-        [values[i] for i, _ in moved],
-        [info for _, info in moved],
-        op,
-        names=[names[i] for i, _ in moved],
-        timeout=left(),
-    )
+    arrays_, known = [values[i] for i, _ in moved], [info for _, info in moved]
+    if weights is None:
+        of = [names[i] for i, _ in moved]
+        reduced = allreduce_leaves(backend, arrays_, known, op, names=of, timeout=left())
+    else:
+        reduced = weights.mean(arrays_, known, left)
     for (i, _), value in zip(moved, reduced, strict=True):
         values[i] = value
     for i in numbers:
         values[i] = type(leaves[i])(values[i][()])
     return [values[i if kinds[i].startswith(signature.VIEW) else alias] for i, alias in enumerate(aliases)]
+
+
+def _agree_on_aliases(
+    everyone: Sequence[signature.Description], values: list[Any], aliases: list[int], act: str
+) -> None:
+    """Make one array of what is one on all ranks: of None here, too, but not of what is two arrays elsewhere."""
+    for i, mine in enumerate(aliases):
+        found = {d.aliases[i] for d in everyone if d.kinds[i] != signature.ABSENT} or {i}
+        aliases[i] = found.pop() if len(found) == 1 else i
+        if aliases[i] == i != mine:
+            values[i] = arrays.new_like(values[mine])
+            arrays.copy(values[mine], values[i], act)
 
 
 def _overflows(leaves: Sequence[Any], numbers: Sequence[int], op: Op, size: int) -> dict[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -32,13 +33,13 @@ def fill(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
         olds = before.leaves if before.names == after.names else after.leaves
         for have, value in zip(olds, after.leaves, strict=True):
             if id(value) not in made:
-                made[id(value)] = (have if id(have) not in taken and _put(have, value) else value), value
+                fits = id(have) not in taken and _put(have, value)
+                made[id(value)] = (have if fits else _beside(have, value)), value
                 taken.add(id(have))
     for key, (have, value) in made.items():
-        if have is not value and not _equal(
-            have, value
-        ):  # it shares elements with one that was written later
-            made[key] = value, value
+        # It may share elements with one that was written later.
+        if have is not value and not _equal(have, placed := _beside(have, value)):
+            made[key] = placed, value
     return {
         name: after.rebuild([made[id(value)][0] for value in after.leaves])
         for name, (_, after) in flats.items()
@@ -59,6 +60,13 @@ def _put(have: Any, value: Any) -> bool:
         return False
     arrays.copy(value, have, "TrainState")
     return True
+
+
+def _beside(have: Any, value: Any) -> Any:
+    """`value`, on the device of `have`."""
+    torch = sys.modules.get("torch")
+    both = torch is not None and isinstance(have, torch.Tensor) and isinstance(value, torch.Tensor)
+    return value.to(have.device) if both else value
 
 
 def _equal(have: Any, value: Any) -> bool:

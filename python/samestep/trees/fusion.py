@@ -23,7 +23,7 @@ SMALL_NBYTES = _core.MIN_UNPACKED_BYTES  # from here on a copy costs more than a
 BUCKET_NBYTES = _core.TREE_BUCKET_BYTES
 _UNDER_WAY = 4  # messages; bounds the memory held by buckets
 _LEAST_S = 1e-6  # operations refuse a timeout of 0
-_AT_ONCE = 256  # arrays in device memory in one operation of NCCL
+DEVICE_BUCKET_NBYTES = 25 << 20  # of one operation of NCCL, as in torch's DistributedDataParallel
 
 Timer = Callable[[], float | None]
 _Message = Generator[None, None, None]  # starts the operation, yields, then waits and stores the results
@@ -62,7 +62,9 @@ def plan_buckets(leaf_nbytes: Sequence[int], bucket_nbytes: int) -> list[range]:
     return buckets
 
 
-def plan_messages(infos: Sequence[ArrayInfo], *, mix_dtypes: bool) -> list[list[int]]:
+def plan_messages(
+    infos: Sequence[ArrayInfo], *, mix_dtypes: bool, with_nccl: bool = False
+) -> list[list[int]]:
     """Decide which leaves travel together: lists of leaf indices, one per message.
 
     Large leaves are sent alone, and those of host and device memory separately. Empty leaves are in no message.
@@ -71,18 +73,22 @@ def plan_messages(infos: Sequence[ArrayInfo], *, mix_dtypes: bool) -> list[list[
     Args:
       infos: the leaves.
       mix_dtypes: whether one message may carry several dtypes (a broadcast moves bytes, a reduction cannot).
+      with_nccl: whether NCCL moves what is in device memory: a copy there costs less than an operation.
     """
     alone: list[list[int]] = []
     small: dict[tuple[str, str], list[int]] = {}
     for i, info in enumerate(infos):
-        if info.nbytes >= SMALL_NBYTES:
+        if info.nbytes >= (DEVICE_BUCKET_NBYTES if with_nccl and info.device != "cpu" else SMALL_NBYTES):
             alone.append([i])
         elif info.nbytes:
             small.setdefault((info.device, "" if mix_dtypes else info.dtype), []).append(i)
     together = [
         [leaves[j] for j in bucket]
-        for leaves in small.values()
-        for bucket in plan_buckets([infos[i].nbytes for i in leaves], BUCKET_NBYTES)
+        for (device, _), leaves in small.items()
+        for bucket in plan_buckets(
+            [infos[i].nbytes for i in leaves],
+            DEVICE_BUCKET_NBYTES if with_nccl and device != "cpu" else BUCKET_NBYTES,
+        )
     ]
     return sorted(alone + together, key=lambda message: message[-1])
 
@@ -134,8 +140,12 @@ def allreduce_leaves(
     nccl_reduces = functools.cache(lambda dtype: _core.nccl_reduces(dtype, code))
 
     def on_device(message: list[int], targets: list[Any]) -> Enqueued:
-        inputs = [leaves[i] for i in message]
-        if nccl_reduces(infos[message[0]].dtype):
+        inputs, dtype = [leaves[i] for i in message], infos[message[0]].dtype
+        if len(message) > 1 and all(map(arrays.gathers, inputs)):
+            flat = arrays.gather(inputs, dtype if nccl_reduces(dtype) else "float32")
+            inner = _core.allreduce_many(backend._comm, [flat], [flat], code, factor)
+            return Enqueued(inner, lambda: arrays.scatter(flat, targets))
+        if nccl_reduces(dtype):
             return Enqueued(_core.allreduce_many(backend._comm, inputs, targets, code, factor))
         wide = list(map(arrays.to_float32, inputs))
 
@@ -165,10 +175,15 @@ def bcast_leaves(
     if backend.size == 1:
         return list(leaves)
 
-    def on_device(_: list[int], targets: list[Any]) -> Enqueued:
+    is_root = backend.rank == root
+
+    def on_device(message: list[int], targets: list[Any]) -> Enqueued:
+        if len(message) > 1 and all(map(arrays.gathers, targets)):
+            flat = arrays.gather(targets, infos[message[0]].dtype)
+            inner = _core.bcast_many(backend._comm, [flat], root)
+            return Enqueued(inner, None if is_root else lambda: arrays.scatter(flat, targets))
         return Enqueued(_core.bcast_many(backend._comm, targets, root))
 
-    is_root = backend.rank == root
     start = functools.partial(backend.ibcast, root=root)
     how = _How(start, on_device, lambda _: True, mix_dtypes=True, reads=is_root, writes=not is_root)
     results = _communicate(backend, leaves, infos, how, names=names, timeout=timeout)
@@ -213,6 +228,7 @@ def _communicate(
         return [leaves[i] if infos[i].writable else arrays.new_like(leaves[i]) for i in message]
 
     def store(message: list[int], targets: list[Any]) -> None:
+        bump_versions(targets)
         for i, target in zip(message, targets, strict=True):
             results[i] = target if infos[i].writable else arrays.to_library_of(leaves[i], target)
 
@@ -239,7 +255,6 @@ def _communicate(
             await_streams(message)
             targets = targets_of(message)
             _core.unpack(packed, targets, as_they_lie=True)
-            bump_versions(targets)
             store(message, targets)
         _pool(backend).append(with_memory)
 
@@ -274,9 +289,9 @@ def _for_nccl(backend: Group, infos: Sequence[ArrayInfo], takes: Callable[[int],
         if info.device != "cpu" and info.nbytes and takes(i):
             by_dtype.setdefault(info.dtype, []).append(i)
     return [
-        leaves[start : start + _AT_ONCE]
+        [leaves[j] for j in bucket]
         for leaves in by_dtype.values()
-        for start in range(0, len(leaves), _AT_ONCE)
+        for bucket in plan_buckets([infos[i].nbytes for i in leaves], DEVICE_BUCKET_NBYTES)
     ]
 
 

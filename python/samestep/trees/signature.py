@@ -197,19 +197,29 @@ def first_refused(names: Sequence[str], kinds: Sequence[str]) -> tuple[str, str]
     return next(refused, None)
 
 
-def same_everywhere(backend: Group, digest: int, timeout: float | None) -> bool:
-    """Whether all ranks give the same 64 bits. Collective."""
-    both = np.array([digest, digest ^ _ALL_BITS], np.uint64)
-    if timeout is None:  # the call without keywords is the fast one
-        backend.allreduce(both, "max")
-    else:
-        backend.allreduce(both, "max", timeout=timeout)
-    largest, complement_of_smallest = both.tolist()
-    return bool(largest ^ complement_of_smallest == _ALL_BITS)
+class Comparison:
+    """How ranks find out whether they hold the same tree."""
+
+    def suits(self, tree: _core.FastTree) -> bool:
+        """Whether the call can take the fast path for a simple tree."""
+        return True
+
+    def same_everywhere(self, backend: Group, digest: int, timeout: float | None) -> bool:
+        """Whether all ranks give the same 64 bits. Collective."""
+        both = np.array([digest, digest ^ _ALL_BITS], np.uint64)
+        if timeout is None:  # the call without keywords is the fast one
+            backend.allreduce(both, "max")
+        else:
+            backend.allreduce(both, "max", timeout=timeout)
+        largest, complement_of_smallest = both.tolist()
+        return bool(largest ^ complement_of_smallest == _ALL_BITS)
+
+
+BY_DIGEST = Comparison()
 
 
 def try_fast_tree(
-    backend: Group, tree: Any, act: str, timeout: float | None
+    backend: Group, tree: Any, act: str, timeout: float | None, by: Comparison = BY_DIGEST
 ) -> tuple[_core.FastTree | None, bool]:
     """The fast path for simple trees that are equal on all ranks. Collective if it is tried.
 
@@ -217,15 +227,20 @@ def try_fast_tree(
       The tree if all ranks can use the fast path; and whether the ranks have compared digests.
     """
     found = _core.fast_tree(tree) if backend.size > 1 else None
-    if found is None:
+    if found is None or not by.suits(found):
         return None, False
-    if same_everywhere(backend, found.digest ^ zlib.crc32(act.encode()), timeout):
+    if by.same_everywhere(backend, found.digest ^ zlib.crc32(act.encode()), timeout):
         return found, True
     return None, True
 
 
 def gather_if_different(
-    backend: Group, mine: Description, timeout: Callable[[], float | None], *, compared: bool = False
+    backend: Group,
+    mine: Description,
+    timeout: Callable[[], float | None],
+    *,
+    compared: bool = False,
+    by: Comparison = BY_DIGEST,
 ) -> list[Description] | None:
     """None if all ranks give the same description; otherwise everybody's, in order of rank. Collective.
 
@@ -248,7 +263,7 @@ def gather_if_different(
     shared = [f"{i} is {alias}" for i, alias in enumerate(mine.aliases) if i != alias]
     text = "\0".join([mine.act, *mine.names, *mine.kinds, *shared])
     digest = int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
-    if same_everywhere(backend, digest, timeout()):
+    if by.same_everywhere(backend, digest, timeout()):
         if _REFUSED in text:
             raise_refused(backend.name, [mine])
         return None

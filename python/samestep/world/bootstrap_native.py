@@ -16,8 +16,6 @@ from samestep.rendezvous.file_store import FileStore
 from samestep.rendezvous.rendezvous import Rendezvous, join, open_rendezvous
 from samestep.world import equal_settings, opening, transports
 
-__all__ = ["communicator_over", "group_over", "hindrance_of_encryption", "open_world"]
-
 _LAYOUT = [str, Map(str)]
 
 

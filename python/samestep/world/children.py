@@ -13,17 +13,6 @@ from samestep.backend import Backend
 from samestep.errors import InvalidArgumentError
 from samestep.group.group import Group
 
-__all__ = [
-    "StandIn",
-    "claim",
-    "is_import_for_child",
-    "refusal",
-    "refuse_child",
-    "release",
-    "stand_in",
-    "stood_in",
-]
-
 _PLACE = ("PMIX_NAMESPACE", "MASTER_ADDR", "MASTER_PORT")
 _CURE = "put the call, and what uses it, under `if __name__ == '__main__':`"
 

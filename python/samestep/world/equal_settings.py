@@ -12,8 +12,6 @@ from samestep._settings import SETTINGS, get, parse
 from samestep._util.text import ranks_text
 from samestep.errors import InvalidArgumentError, MismatchError
 
-__all__ = ["local_settings", "require_equal"]
-
 
 def local_settings(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What this rank was given, for `require_equal`; right or wrong.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import enum
+import functools
 import operator
 import os
 import sys
@@ -11,11 +12,10 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from samestep import _core, _settings
-from samestep._util import launchers, standard_descriptors, unknown_settings
+from samestep._util import launchers, silence, standard_descriptors, unknown_settings
 from samestep._util.deadline import seconds
 from samestep._util.text import error_line
 from samestep.backend import Backend
@@ -31,17 +31,6 @@ from samestep.world.making import CLASSES, regroup, until_met, world_over
 
 if TYPE_CHECKING:
     from samestep.rendezvous.rendezvous import Rendezvous
-
-__all__ = [
-    "Missing",
-    "finalize",
-    "get_distributed_backend",
-    "initialize",
-    "initialized",
-    "missing",
-    "note_world_of_torch",
-    "own_world",
-]
 
 DEFAULT_TIMEOUT = 600.0  # seconds
 DEFAULT_WARN_AFTER = 30.0  # seconds
@@ -67,7 +56,6 @@ _world: Backend | None = None
 _world_of_torch: weakref.ref[Backend] | None = None  # that of `torch.distributed`, which ends it
 _opening = threading.RLock()  # held by the thread that opens the world; the others get the same one
 _arguments: dict[str, Any] = {}
-_at_exit_registered = False
 _LOOK_S = 2.0  # longer than the death of a process takes to be found
 _LOST_S = 4.0  # for MPI to end after a rank has died, so that survivors have ended within 5 s
 
@@ -237,11 +225,11 @@ def _open(requested: str, arguments: dict[str, Any]) -> Backend:
         goes_on = member()
     alone = goes_on is not None and goes_on.is_newcomer
     if goes_on is not None and not alone:
-        world = until_met(goes_on, partial(goes_on.meet, timeout), open_once)
+        world = until_met(goes_on, functools.partial(goes_on.meet, timeout), open_once)
     else:
         world = open_once()
     if goes_on is not None:
-        world._regroup = partial(regroup, world, goes_on, arguments)
+        world._regroup = functools.partial(regroup, world, goes_on, arguments)
     _register_at_exit()
     return world
 
@@ -270,11 +258,12 @@ def prepare_core() -> None:
     """Prepare the process, and apply the variables that concern the whole core, before the first group is opened.
 
     Raises:
-      InvalidArgumentError: `SAMESTEP_WARN_AFTER` or `SAMESTEP_ISA` has an impossible value.
+      InvalidArgumentError: `SAMESTEP_WARN_AFTER`, `SAMESTEP_HEARTBEAT` or `SAMESTEP_ISA` has an impossible value.
     """
     standard_descriptors.open_closed()
     warn_after = _seconds("warning", None, _settings.WARN_AFTER, DEFAULT_WARN_AFTER)
     _core.set_warning_callback(warn, warn_after)
+    _core.set_patience(silence.patience())
     if launchers.launcher().rank == 0:  # once is enough for a job
         unknown_settings.warn_unknown(warn)
     if isa := _settings.get(_settings.ISA):
@@ -318,11 +307,9 @@ def _check_claim(what: str, expected: int | None, actual: int) -> None:
         )
 
 
+@functools.cache
 def _register_at_exit() -> None:
-    global _at_exit_registered  # noqa: PLW0603
-    if not _at_exit_registered:
-        _at_exit_registered = True
-        atexit.register(_at_exit)
+    atexit.register(_at_exit)
 
 
 def _at_exit() -> None:

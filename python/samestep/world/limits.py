@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from samestep._util import cpus, launchers
+from samestep._util.text import size
 from samestep.arrays.numpy_memory import available_memory, usable_memory
 
-_MIB, _GIB = 1 << 20, 1 << 30
-_LITTLE_SHM = 256 * _MIB  # the default of containers is 64 MiB, less than NCCL and data loaders need
+_LITTLE_SHM = 256 << 20  # the default of containers is 64 MiB, less than NCCL and data loaders need
 _MIN_DESCRIPTORS = 1024
 
 
@@ -59,21 +59,6 @@ def _threads(n_cpus: int, env: Mapping[str, str]) -> str:
         return f"{env[cpus.THREADS]} for each rank, by {cpus.THREADS}"
     counts = ", ".join(f"{max(1, n_cpus // n)} with {n}" for n in (2, 4))
     return f"{n_cpus} usable CPUs, split among the ranks of a host under samestep run: {counts}"
-
-
-def size(nbytes: int | None) -> str:
-    """Bytes for people.
-
-    Example:
-      >>> size(64 << 20), size(3 << 29), size(None), size(8192)
-      ('64 MiB', '1.5 GiB', 'unlimited', '8 KiB')
-    """
-    if nbytes is None:
-        return "unlimited"
-    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.3g} {name}"
-    return f"{nbytes / 1024:.3g} KiB"
 
 
 def hosts(env: Mapping[str, str] = os.environ) -> str:

@@ -13,16 +13,17 @@ from samestep.group import hosts, json_exchange
 from samestep.world import environment, equal_settings, opening, transports
 from samestep.world.choice import Facts, choose
 from samestep.world.device_assignment import assign_device
+from samestep.world.member import Member, member
 
 if TYPE_CHECKING:
     from samestep.rendezvous.rendezvous import Rendezvous
-    from samestep.world.member import Member
 
 __all__ = ["CLASSES", "regroup", "until_met", "world_over"]
 
 CLASSES: dict[str, type[Backend]] = {"mpi": MPIBackend, "nccl": NCCLBackend, "native": NativeBackend}
 _T = TypeVar("_T")
 _MOST_ATTEMPTS = 8  # to connect the ranks of a job that goes on after a loss
+_MOST_OF_NEWCOMERS = 2  # then they end, and the others go on without them
 
 
 def world_over(  # noqa: PLR0917 - as they were found, one after the other
@@ -56,7 +57,10 @@ def world_over(  # noqa: PLR0917 - as they were found, one after the other
     devices = [RankDevices(*row[-2:]) for row in rows]
     placement = hosts.locate([facts.host for facts in table], comm.rank)
     backend = _backend_for(requested, host_backend, devices, known)
-    device = _assign(found, arguments, placement)
+    here = member()
+    # Ranks that go on after a loss keep their devices, and one that is started again has that of the lost one.
+    at = (placement.local_rank, placement.local_size) if here is None else here.launched_as
+    device = _assign(found, arguments, *at)
     transports.refuse_unencrypted(
         [backend], [facts.asked for facts in table], [facts.host for facts in table]
     )
@@ -66,14 +70,7 @@ def world_over(  # noqa: PLR0917 - as they were found, one after the other
     if any(info.devices for info in devices):  # else there is nothing to agree on
         equal_settings.require_equal([facts.asked for facts in table], _settings.must_agree("devices"))
         comm = _with_devices(comm, backend, kind, device, opened.hosts[comm.rank], timeout)
-    return CLASSES[backend](
-        comm,
-        timeout=timeout,
-        device=device,
-        world_hosts=opened.hosts,
-        bootstrap_comm=opened.bootstrap_comm,
-        trusted=opened.trusted,
-    )
+    return opened._replace(comm=comm).as_backend(CLASSES[backend], timeout, device)
 
 
 class RankDevices(NamedTuple):
@@ -122,14 +119,14 @@ def _with_devices(  # noqa: PLR0917
     return group.open_group(comm, kind, device, timeout, with_nccl=wants_nccl)
 
 
-def _assign(found: discovery.Devices | None, arguments: dict[str, Any], at: hosts.RankLocation) -> int | None:
+def _assign(
+    found: discovery.Devices | None, arguments: dict[str, Any], local_rank: int, local_size: int
+) -> int | None:
     assigned = None
     for kind, name in (("cuda", "cuda"), ("hip", "amdgpu")):
         count = found.count if found is not None and found.kind == kind else 0
         detail = found.detail if found is not None else "not looked for"
-        device = assign_device(
-            name, arguments[f"{name}_devices"], at.local_rank, at.local_size, count, detail
-        )
+        device = assign_device(name, arguments[f"{name}_devices"], local_rank, local_size, count, detail)
         assigned = device if assigned is None else assigned
     return assigned
 
@@ -141,10 +138,11 @@ def until_met(goes_on: Member, meet: Callable[[], Rendezvous], opened: Callable[
         try:
             made = opened(met)
         except (PeerLostError, TimeoutError, UnavailableError):
-            if goes_on.n_attempts >= _MOST_ATTEMPTS:
+            is_new = goes_on.is_restarted and not goes_on.has_met
+            if goes_on.n_attempts >= (_MOST_OF_NEWCOMERS if is_new else _MOST_ATTEMPTS):
                 raise
         else:
-            goes_on.n_attempts = 0
+            goes_on.n_attempts, goes_on.has_met = 0, True
             return made
 
 
@@ -171,6 +169,7 @@ def regroup(
     """
     from samestep.world import bootstrap_native
 
+    kind = world.kind
     reason = f"epoch {goes_on.record.epoch} of the group has ended"
     closed = list(world._children)
     world._abandon(reason)
@@ -184,7 +183,7 @@ def regroup(
     def opened(met: Rendezvous) -> Backend:
         comm, proved = bootstrap_native.communicator_over(met, met.seconds)
         devices = found[0] if found else None
-        return world_over(comm, "native", "native", devices, known, arguments, world.timeout, proved)
+        return world_over(comm, kind, "native", devices, known, arguments, world.timeout, proved)
 
     def meet() -> Rendezvous:
         return goes_on.meet(world.timeout, step=step, clean=clean, admits=admits)

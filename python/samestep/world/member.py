@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import math
+import os
 import time
 
 from samestep import _settings
@@ -35,6 +35,8 @@ class Member:
         self.uid = uid
         self.record = Record(0, [], 0, 0, True)
         """Of the epoch that this process is in; number 0 has no group yet, -1 is a newcomer."""
+        self.launched_as = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        """Among the ranks of this host that the launcher has started at first, and how many those are."""
         self.is_restarted = int(uid.rpartition(".")[2]) > 0
         if self.is_restarted:
             self.record = self.record._replace(epoch=-1)
@@ -43,7 +45,11 @@ class Member:
         self.has_state = False
         """Whether this program has a `TrainState`."""
         self.n_attempts = 0
-        """To connect, since that has succeeded last."""
+        """To connect to these members, since that has succeeded last."""
+        self.has_met = False
+        """Whether that has succeeded once."""
+        self._met: Rendezvous | None = None
+        """The last attempt."""
         self._looked_at = 0.0
 
     @property
@@ -81,39 +87,45 @@ class Member:
 
         Raises:
           PeerLostError: this process has been given up.
-          UnavailableError: the launcher has ended, or cannot be reached.
+          UnavailableError: the launcher has ended, or cannot be reached; or this is a newcomer, which the others have
+            not taken in within `timeout`.
         """
-        now = self.record.epoch
-        post = Post(now if now < 0 else now + 1, step, clean, admits, float(timeout))
+        now, before = self.record.epoch, self.record.members
+        cut = [before[rank] for rank in self._met.unanswered] if self._met is not None else []
+        post = Post(now if now < 0 else now + 1, step, clean, admits, float(timeout), cut)
         try:
             self._keys.set(f"post {self.uid}", json.dumps(post))
             key = f"record {now + 1}"
             if now < 0:
-                self._await(f"admitted {self.uid}", math.inf)
+                self._await(
+                    f"admitted {self.uid}",
+                    timeout,
+                    "TrainState: this rank was started later, and waits for the others to end a step and to take it "
+                    f"in; they have not within {timeout:g} s, the timeout of initialize",
+                )
                 key = f"record {self._keys.get(f'admitted {self.uid}').decode()}"
-            self._await(key, timeout + _GRACE_S)
+            seconds = timeout + _GRACE_S
+            self._await(key, seconds, f"the launcher has not said who goes on: no {key} in {seconds:g} s")
             self.record = Record.read(self._keys.get(key))
         except (PeerLostError, TimeoutError) as error:
             raise _without_launcher(error) from error
         if self.uid not in self.record.members:
             raise _GivenUp(
-                f"the others go on without this rank (epoch {self.record.epoch}): it had ended, or did not come in time"
+                f"the others go on without this rank (epoch {self.record.epoch}): it had ended, did not come in "
+                "time, or does not reach all of them"
             )
-        self.n_attempts += 1
+        self.n_attempts = self.n_attempts + 1 if self.record.members == before else 1
         place = PrefixStore(f"{PLACE}/epoch {self.record.epoch}", self._store)
         members = self.record.members
         seconds = min(timeout, _FIRST_ATTEMPT_S * self.n_attempts)
-        return Rendezvous(place, members.index(self.uid), len(members), seconds, owned=False)
+        self._met = Rendezvous(place, members.index(self.uid), len(members), seconds, owned=False)
+        return self._met
 
-    def _await(self, key: str, seconds: float) -> None:
+    def _await(self, key: str, seconds: float, otherwise: str) -> None:
         until = time.monotonic() + seconds
-        while missing := self._keys._await(
-            self._keys._paths([key]), min(_ANSWER_S, until - time.monotonic())
-        ):
+        while self._keys._await(self._keys._paths([key]), min(_ANSWER_S, until - time.monotonic())):
             if time.monotonic() > until:
-                raise UnavailableError(
-                    f"the launcher has not said who goes on: no {missing[0][-1]} in {seconds:g} s"
-                )
+                raise UnavailableError(otherwise)
 
 
 def _without_launcher(error: Exception) -> UnavailableError:

@@ -16,8 +16,6 @@ from samestep.rendezvous import interfaces
 from samestep.rendezvous.tcp_address import address_text
 from samestep.world import bootstrap_mpi
 
-__all__ = ["begin"]
-
 _BACKLOG = 4096  # connections that are never accepted; more do no harm
 _REACH_S = 5.0  # for another host to answer
 _PAUSE_S = 0.1

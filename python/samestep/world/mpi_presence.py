@@ -7,8 +7,6 @@ import os
 import threading
 from typing import Any
 
-__all__ = ["PresenceRecord"]
-
 _LATE_S = 1.0
 _ANSWER_S = 5.0
 _calls = itertools.count()

@@ -10,11 +10,10 @@ from typing import NamedTuple
 from samestep import _core
 from samestep._util.cpus import usable_cpus
 from samestep._util.json_layout import Many, Map
+from samestep.backend import Backend
 from samestep.group import hosts, trust
 from samestep.group.group import warn
 from samestep.world import equal_settings, transports
-
-__all__ = ["FACTS", "Opened", "RankFacts", "open_over", "own_facts"]
 
 
 class RankFacts(NamedTuple):
@@ -40,6 +39,17 @@ class Opened(NamedTuple):
     """Of each rank."""
     trusted: bool
     """Whether the ranks take objects from each other."""
+
+    def as_backend(self, made: type[Backend], timeout: float, device: int | None = None) -> Backend:
+        """The group, as users have it."""
+        return made(
+            self.comm,
+            timeout=timeout,
+            device=device,
+            world_hosts=self.hosts,
+            bootstrap_comm=self.bootstrap_comm,
+            trusted=self.trusted,
+        )
 
 
 def own_facts(proved: bool) -> RankFacts:

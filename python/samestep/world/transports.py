@@ -16,16 +16,6 @@ if TYPE_CHECKING:
 
     from samestep.rendezvous.local_links import Listener
 
-__all__ = [
-    "choose",
-    "describe",
-    "describe_algorithm",
-    "open_node_world",
-    "refuse_unencrypted",
-    "requested_transport",
-    "select_transport",
-]
-
 _FLAT = {"mpi": "mpi", "native": "tcp"}
 
 

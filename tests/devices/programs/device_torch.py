@@ -2,7 +2,10 @@
 
 import functools
 import json
+import os
+import signal
 import sys
+import time
 
 import torch_on_fakes
 
@@ -100,6 +103,82 @@ def count_copies(n, at_once):
         loss.backward()
         copies.append(torch.cuda_copies() - before)
     report(copies=copies, mean=[p.grad.cpu().tolist() for p in parameters[:2]])
+    group.close()
+
+
+def leaves_of(backend, seed):
+    """Tensors of several dtypes, sizes and orders of axes, of which some lie alone."""
+    whole = [
+        (torch.arange(n) % 31 + seed).to(dtype)
+        for n, dtype in [
+            (1, torch.float32),
+            (0, torch.float32),
+            (140_000, torch.float32),
+            (6, torch.bfloat16),
+            (7, torch.bfloat16),
+            (30, torch.float64),
+            (5, torch.int32),
+            (3, torch.int32),
+            (3, torch.uint32),
+            (2, torch.uint32),
+        ]
+    ]
+    whole.append((torch.arange(30.0) + seed).reshape(5, 6).t())
+    whole[0] = whole[0].reshape(())
+    return whole if backend is None else [x.to(f"cuda:{backend.device}") for x in whole]
+
+
+def trees():
+    """Reductions and broadcasts of many tensors: as on the host, and with one kernel for a bucket and a direction."""
+    group = start("nccl", only=False)
+    same, copies = {}, {}
+    for op in ("sum", "avg", "max"):
+        on_device, on_host = leaves_of(group, rank), leaves_of(None, rank)
+        parameter = on_device[0].requires_grad_(True)
+        version = parameter._version
+        before = torch.cuda_copies()
+        reduced = group.allreduce_tree(on_device, op)
+        copies[op] = torch.cuda_copies() - before
+        group.allreduce_tree(on_host, op)
+        # Averages of whole numbers go through the host.
+        same[op] = [torch.equal(x.detach().cpu(), y) for x, y in zip(reduced, on_host, strict=True)]
+        assert all(x is y for x, y in zip(reduced, on_device, strict=True))
+        assert size == 1 or parameter._version > version
+    on_device, root = leaves_of(group, rank), size - 1
+    before = torch.cuda_copies()
+    ss.synchronize(group, on_device, root=root)
+    copies["bcast"] = torch.cuda_copies() - before
+    same["bcast"] = [torch.equal(x.cpu(), y) for x, y in zip(on_device, leaves_of(None, root), strict=True)]
+    report(same={key: all(found) for key, found in same.items()}, copies=copies)
+    group.close()
+
+
+def survive(died_at=()):
+    """A training whose sums and state are in device memory, of which ranks are lost or started again."""
+    torch.cuda.is_initialized = lambda: True  # as after the first tensor
+    uid = os.environ["SAMESTEP_UID"]
+    x = torch.arange(60.0).reshape(20, 3) % 7
+    y = x @ torch.tensor([1.0, -2.0, 3.0])
+    group = ss.initialize(ss.NCCLBackend, timeout=20.0)
+    device = f"cuda:{group.device}"
+    sampler = ss.DistributedSampler(group, 20, batch_size=8, shards=4, seed=1)
+    total = ss.Accumulator(group, shards=4)
+    state = ss.TrainState(group, w=torch.zeros(3).to(device), sampler=sampler)
+    for step in state.steps(epochs=6):
+        with step:
+            w = state.w.cpu()
+            for shard in step:
+                error = x[shard.items] @ w - y[shard.items]
+                grad = x[shard.items].T @ error / max(1, len(shard))
+                total.add(grad.to(device), shard=shard.index, weight=len(shard))
+            mean = total.mean()
+            ranks = group.allreduce(torch.ones(4).to(device), "sum")  # by NCCL
+            if f"{uid}@{state.step + 1}" in died_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            state.w = (w - 0.01 * mean.cpu()).to(device)
+        time.sleep(0.02 if died_at else 0.0)
+    bits = state.w.cpu().numpy().tobytes().hex()
+    print("result", uid, bits, state.step, ranks[0].item(), state.w.device, group.device, flush=True)
     group.close()
 
 

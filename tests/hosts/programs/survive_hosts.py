@@ -12,11 +12,11 @@ import samestep as ss
 from samestep.rendezvous.tcp_store import TCPStore
 from samestep.world.member import Member
 
-N_ITEMS, N_STEPS = 200, 60
+N_ITEMS = 200
 UID = os.environ.get("SAMESTEP_UID", "0.0")
 
 
-def train(folder):
+def train(folder, n_steps=60, pause=0.005):
     """Each rank notes its steps and its error in a file of its own, for nothing that it prints passes a cut line."""
     x = np.random.RandomState(3).standard_normal(N_ITEMS)
     with (Path(folder) / UID).open("w", buffering=1) as log:
@@ -26,12 +26,12 @@ def train(folder):
             sampler = ss.DistributedSampler(backend, N_ITEMS, batch_size=24, shards=8, seed=1)
             total = ss.Accumulator(backend, shards=8)
             state = ss.TrainState(backend, mean=np.zeros(3), sampler=sampler)
-            for step in state.steps(steps=N_STEPS):
+            for step in state.steps(steps=n_steps):
                 with step:
                     for shard in step:
                         grads = np.full(3, x[shard.items].sum()) - state.mean
                         total.add(grads, shard=shard.index, weight=len(shard))
-                        time.sleep(0.005)
+                        time.sleep(pause)
                     state.mean = state.mean + 0.1 * total.mean()
                 log.write(json.dumps({"at": time.time(), "step": state.step, "size": backend.size}) + "\n")
         except ss.Error as error:

@@ -1,5 +1,6 @@
 """Programs as users write them by mistake, whose ranks are lost at times. See `train`."""
 
+import contextlib
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import time
 
 import numpy as np
 import samestep as ss
+from samestep.rendezvous import mesh
 
 UID = os.environ.get("SAMESTEP_UID", "")
 
@@ -125,14 +127,18 @@ class Dying:
         self.values = state["values"]
 
 
-def loses_all_that_had_the_state():
+def loses_all_that_had_the_state(folder):
     """Rank 0 dies, is started again and taken in; then rank 1 dies before it has given it the state."""
-    backend = ss.initialize(timeout=20.0)
+    backend, back = ss.initialize(timeout=20.0), os.path.join(folder, "back")
+    if UID == "0.1":
+        open(back, "w").close()
     state = ss.TrainState(backend, w=1.0, part=Dying())
     for step in state.steps(steps=40):
         with step:
             if state.step == 2:
                 die("0.0")
+            while state.step == 5 and not os.path.exists(back):
+                time.sleep(0.01)
             backend.barrier()
             state.w, state.part.values = state.w * 1.5, 1
             time.sleep(0.02)
@@ -154,6 +160,50 @@ def loses_the_writer(path):
             state.w = state.w + backend.allreduce(1.0, "max")
         state.save(path)
     result(state.w.tolist(), state.step, backend.size)
+
+
+def waits_in_vain(folder):
+    """Rank 1 is started again, while the others are in a step that is longer than it may wait."""
+    backend = ss.initialize(timeout=1.0 if UID == "1.1" else 20.0)
+    died = os.path.join(folder, "died")
+    if UID == "1.1":
+        with open(os.path.join(folder, "begun"), "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(os.path.join(folder, "begun"), os.path.join(folder, "pid"))
+    state = ss.TrainState(backend, w=np.zeros(2))
+    for step in state.steps(steps=4):
+        with step:
+            if state.step == 2:
+                die("1.0")
+                while not os.path.exists(died):
+                    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, "pid")) as file:
+                        if not os.path.exists(f"/proc/{file.read()}"):
+                            open(died, "w").close()
+                    time.sleep(0.01)
+            backend.barrier()
+            state.w = state.w + 1
+    result(*backend.allgather_object(state.w.tolist()))
+
+
+def cannot_be_connected(folder):
+    """Rank 1 is started again where no port is free, so that the ranks cannot be connected while it is one of them."""
+    backend, back = ss.initialize(timeout=20.0), os.path.join(folder, "back")
+    if UID == "1.1":
+        mesh._listen = lambda *_: (None, "no port is free")
+        open(back, "w").close()
+    state = ss.TrainState(backend, w=np.zeros(2))
+    known = {backend.size}
+    for step in state.steps(steps=200):
+        with step:
+            if state.step == 2:
+                die("1.0")
+            while state.step == 5 and not os.path.exists(back):
+                time.sleep(0.01)
+            known.add(backend.size)
+            backend.barrier()
+            state.w = state.w + 1
+            time.sleep(0.01)
+    result(state.w.tolist(), sorted(known))
 
 
 def has_two_states():

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import samestep as ss
@@ -70,6 +71,49 @@ def numpy(planned=(), shards=8, timeout=20.0, pause=0.0):
             state.params = {name: state.params[name] - 0.1 * mean[name] for name in mean}
             deaths.at(state.step + 1, "updated")
     report(state, state.params["w"], np.array(state.params["b"]))
+
+
+def grows(folder, n_at_end=1, waits=False, fails=False):
+    """Rank 0 waits in step 4 for those that are to join, and in step 11 for the test; they know by files."""
+    (x, y), folder = data(), Path(folder)
+    backend = ss.initialize(timeout=60.0)
+    sampler, total = sampler_and_total(backend, 8)
+    (folder / f"rank {UID}").write_text(str(os.getpid()))
+    state = ss.TrainState(backend, w=np.zeros(N_FEATURES), sampler=sampler, save=folder / "state.npz")
+    if state.step:
+        print(f"rank {UID[0]} has gone on from step {state.step}", flush=True)
+    for step in state.steps(epochs=EPOCHS):
+        with step:
+            if backend.rank == 0 and state.step == 3:
+                await_that(lambda: len(list(folder.glob("rank *"))) >= n_at_end)
+            if waits and backend.rank == 0 and state.step == 10:
+                (folder / f"grown to {backend.size}").touch()
+                await_that((folder / "go").exists)
+            if fails and state.step == 10:
+                raise ValueError("on purpose")
+            for shard in step:
+                error = x[shard.items] @ state.w - y[shard.items]
+                total.add(x[shard.items].T @ error / max(1, len(shard)), shard=shard.index, weight=len(shard))
+            time.sleep(0.3 if 3 < state.step < 10 and backend.size < n_at_end else 0.0)
+            state.w = state.w - 0.1 * total.mean()
+    report(state, state.w)
+
+
+def await_that(condition):
+    while not condition():
+        time.sleep(0.01)
+
+
+def without_state(folder):
+    """Nobody can be given the state of such a program."""
+    backend = ss.initialize(timeout=60.0)
+    (Path(folder) / f"rank {UID}").touch()
+    if backend.rank == 0:
+        await_that((Path(folder) / "go").exists)
+    backend.barrier()
+    report_of_none = backend.allgather_object(UID)
+    if backend.rank == 0:
+        print("result", *report_of_none, flush=True)
 
 
 def in_place(planned=(), undo=False, metric_after=False):

@@ -1,4 +1,4 @@
-"""Shows the user how far a run is, and numbers of bytes and seconds."""
+"""Shows the user how far a run is."""
 
 from __future__ import annotations
 
@@ -7,25 +7,11 @@ import os
 import sys
 import time
 
-KIB, MIB = 1 << 10, 1 << 20
 DEFAULT_TERMINAL = "/dev/tty"
 
 _WIDTH = 24
 _FORWARDED = 0.05  # seconds in which the launcher brings a line of output to the terminal
 _EVERY = 15.0  # seconds between lines where there is no terminal
-
-
-def size(nbytes: int) -> str:
-    """Bytes for people.
-
-    Example:
-      >>> size(8), size(65536)
-      ('8 B', '64 KiB')
-    """
-    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
-        if nbytes % unit == 0:
-            return f"{nbytes // unit} {name}"
-    return f"{nbytes} B"
 
 
 def clock(seconds: float) -> str:
