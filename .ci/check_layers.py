@@ -33,7 +33,7 @@ PYTHON = [  # from the bottom; what stands in one row does not know the others i
     {"backend", "optimizer"},
     {"data"},
     {"world"},
-    {"internal", "state_file"},
+    {"internal", "state_file", "train_step"},
     {
         "functions",
         "fluxmpi",

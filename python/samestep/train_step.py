@@ -1,0 +1,100 @@
+"""One step of `TrainState.steps`: a block that ranks leave together, or begin anew after a loss."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from samestep.data.steps import Shard
+from samestep.errors import MismatchError
+from samestep.step.audit import Audited, Differs, with_another
+from samestep.step.together import Together
+from samestep.world.member import is_loss, member
+
+_JOIN, _STOP = 1, 2  # what a rank says at the end of a step; the greatest holds
+
+
+class Step:
+    """One step of `TrainState.steps`: iterate over it for the shards of this rank.
+
+    It is a block of `Backend.together`, so an exception on one rank ends it on all. If a rank is lost, the block is
+    left without an exception, and the loop yields the step again.
+
+    Args:
+      state: the `TrainState`.
+      shards: of this rank.
+      audited: what is audited in this step.
+    """
+
+    def __init__(self, state: Any, shards: list[Shard], audited: Audited | None) -> None:
+        self._state, self._shards, self._audited = state, shards, audited
+        self._entered = False
+
+    def __iter__(self) -> Iterator[Shard]:
+        return iter(self._shards)
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __enter__(self) -> Step:
+        state = self._state
+        self._entered = True
+        self._before = dict(state._parts)
+        self._copy = pickle.dumps(state._values(), protocol=5) if state._undo else b""
+        self._block = Together(state._backend, None)
+        self._block.audited = self._audited
+        self._block.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        state, here = self._state, member()
+        if here is not None and state._backend.rank == 0 and here.are_called():
+            self._block.says = _JOIN
+        if state._asked_to_stop:
+            self._block.says = _STOP
+        if isinstance(error, Differs) and self._audited is not None:
+            again, is_whole = with_another(self._audited, error.shards, state._backend.size), self._set_back()
+            state._audited_again = again if is_whole else None
+            if state._audited_again is not None:
+                self._block.drop()  # as all ranks do
+                return True
+            kind, error = MismatchError, MismatchError(str(error))
+        if error is not None and here is not None and is_loss(error):
+            state._audited_again = None
+            self._block.drop()
+            state._regroup(clean=self._set_back())
+            return True
+        try:
+            self._block.__exit__(kind, error, trace)
+        except Exception as raised:
+            if error is not None or not state._outlives(raised):
+                self._set_back()
+                raise
+            # The body has ended, with the sums of all shards: this rank has finished the step.
+            state._finish_step()
+            state._regroup(clean=True)
+            return False
+        if error is None:
+            state._finish_step()
+            if self._block.hears == _STOP:
+                state._stops = True
+            elif self._block.hears == _JOIN:
+                state._regroup(clean=True)
+        else:
+            self._set_back()
+        return False
+
+    def _set_back(self) -> bool:
+        """Set the parts back; whether they are what they were before the step."""
+        state = self._state
+        changed, state._changed_in_place = state._changed_in_place, False
+        state._parts.update(self._before)
+        if state._undo:
+            values = pickle.loads(self._copy)
+            state.load_state_dict({**state.state_dict(), "parts": values})
+            return True
+        return not (self._block.has_reduced or changed)
