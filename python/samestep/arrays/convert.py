@@ -33,9 +33,11 @@ def store_rounded(wide: Any, out: Any) -> None:
         out[...] = wide
 
 
-def gathers(x: Any) -> bool:
-    """Whether `gather` takes `x`: torch copies many tensors in device memory by one kernel, of most dtypes."""
-    return library_of(x) == "torch gpu" and info(x).dtype not in ("uint16", "uint32", "uint64")
+def gathers(xs: Sequence[Any], dtype: str) -> bool:
+    """Whether `gather` takes arrays of `dtype`: torch copies tensors in device memory by one kernel, of most dtypes."""
+    if len(xs) < 2 or dtype in ("uint16", "uint32", "uint64"):
+        return False
+    return all(library_of(x) == "torch gpu" for x in xs)
 
 
 def gather(xs: Sequence[Any], dtype: str) -> Any:

@@ -141,7 +141,7 @@ def allreduce_leaves(
 
     def on_device(message: list[int], targets: list[Any]) -> Enqueued:
         inputs, dtype = [leaves[i] for i in message], infos[message[0]].dtype
-        if len(message) > 1 and all(map(arrays.gathers, inputs)):
+        if arrays.gathers(inputs, dtype):
             flat = arrays.gather(inputs, dtype if nccl_reduces(dtype) else "float32")
             inner = _core.allreduce_many(backend._comm, [flat], [flat], code, factor)
             return Enqueued(inner, lambda: arrays.scatter(flat, targets))
@@ -178,8 +178,9 @@ def bcast_leaves(
     is_root = backend.rank == root
 
     def on_device(message: list[int], targets: list[Any]) -> Enqueued:
-        if len(message) > 1 and all(map(arrays.gathers, targets)):
-            flat = arrays.gather(targets, infos[message[0]].dtype)
+        dtype = infos[message[0]].dtype
+        if arrays.gathers(targets, dtype):
+            flat = arrays.gather(targets, dtype)
             inner = _core.bcast_many(backend._comm, [flat], root)
             return Enqueued(inner, None if is_root else lambda: arrays.scatter(flat, targets))
         return Enqueued(_core.bcast_many(backend._comm, targets, root))
