@@ -75,7 +75,7 @@ bool InlineCollective::fits(ProgressEngine& engine, const CollectiveArgs& args) 
   const std::size_t nbytes = args.in.nbytes();
   // Headers without a descriptor have no space for factors: such reductions take the general path, as do those of no
   // elements.
-  const bool reducible = args.in.count != 0 && (posts_descriptor(args) || !multiplies(args.reduction.op));
+  const bool reducible = args.in.count != 0 && (!multiplies(args.reduction.op) || posts_descriptor(args));
   switch (args.type) {
     case CollectiveType::barrier:
       return true;
