@@ -12,7 +12,7 @@
 namespace samestep::kernels {
 
 void reduce_into(DType, ReduceOp, std::span<const Input> inputs, std::span<void* const> outs, std::size_t count,
-                 std::size_t) {
+                 double) {
   const auto access = [count](const void* data, bool writes) {
     if (model::explorer().memory().holds(data)) model::explorer().plain(data, count * sizeof(float), writes);
   };
