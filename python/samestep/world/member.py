@@ -35,7 +35,8 @@ class Member:
         self.uid = uid
         self.record = Record(0, [], 0, 0, True)
         """Of the epoch that this process is in; number 0 has no group yet, -1 is a newcomer."""
-        self.launched_as = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        env = os.environ
+        self.launched_as = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
         """Among the ranks of this host that the launcher has started at first, and how many those are."""
         self.is_restarted = int(uid.rpartition(".")[2]) > 0
         if self.is_restarted:
