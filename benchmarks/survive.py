@@ -51,7 +51,7 @@ def cost() -> None:
         for shards in sampler.steps():
             add_all(shards)
             w = w - 1e-9 * total.mean()
-        return (time.process_time() - begin) / STEPS
+        return (time.perf_counter() - begin) / STEPS
 
     def kept() -> float:
         sampler = ss.DistributedSampler(backend, len(x), batch_size=8, shards=4)
@@ -62,7 +62,7 @@ def cost() -> None:
             with step:
                 add_all(step)
                 state.w = state.w - 1e-9 * total.mean()
-        return (time.process_time() - begin) / STEPS
+        return (time.perf_counter() - begin) / STEPS
 
     found = []
     for _ in range(TURNS):
