@@ -35,9 +35,17 @@ def store_rounded(wide: Any, out: Any) -> None:
 
 def gathers(xs: Sequence[Any], dtype: str) -> bool:
     """Whether `gather` takes arrays of `dtype`: torch copies tensors in device memory by one kernel, of most dtypes."""
-    if len(xs) < 2 or dtype in ("uint16", "uint32", "uint64"):
+    if (
+        len(xs) < 2
+        or dtype in ("uint16", "uint32", "uint64")
+        or any(library_of(x) != "torch gpu" for x in xs)
+    ):
         return False
-    return all(library_of(x) == "torch gpu" for x in xs)
+    torch = sys.modules["torch"]
+    # Private names, see docs/design/0015-nccl.md. Without them the arrays are a group of operations.
+    return hasattr(torch, "_foreach_copy_") and hasattr(
+        getattr(torch, "_utils", None), "_unflatten_dense_tensors"
+    )
 
 
 def gather(xs: Sequence[Any], dtype: str) -> Any:
@@ -47,7 +55,7 @@ def gather(xs: Sequence[Any], dtype: str) -> Any:
     """
     torch = sys.modules["torch"]
     with torch.no_grad():
-        return _flatten(_in_rows(xs)).to(getattr(torch, dtype))
+        return torch._utils._flatten_dense_tensors(_in_rows(xs)).to(getattr(torch, dtype))
 
 
 def scatter(flat: Any, xs: Sequence[Any]) -> None:
@@ -60,8 +68,3 @@ def scatter(flat: Any, xs: Sequence[Any]) -> None:
 
 def _in_rows(xs: Sequence[Any]) -> list[Any]:
     return [x if x.is_contiguous() else x.as_strided((x.numel(),), (1,)) for x in xs]
-
-
-def _flatten(xs: list[Any]) -> Any:
-    # Private names, which torch's DistributedDataParallel and FSDP use: public ones take 0.01 ms for each array.
-    return sys.modules["torch"]._utils._flatten_dense_tensors(xs)

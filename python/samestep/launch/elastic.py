@@ -1,5 +1,4 @@
-"""The launcher's part in a job that goes on after a loss: it starts lost ranks again, and those that join the job, and
-writes who the members are.
+"""The launcher's part in a job that goes on after a loss: it starts ranks again, and writes who the members are.
 
 See `samestep.rendezvous.membership` for what stands in the store.
 """

@@ -8,6 +8,7 @@ import resource
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from samestep import _settings
 from samestep._util import launchers, silence, standard_descriptors
@@ -51,7 +52,8 @@ def start(parsed: Callable[[], Options], command: str, argv: Sequence[str] = ())
     try:
         silence.patience()  # which this process needs, too
         if options.join is not None:
-            return join(options, job_secret(options, os.environ, print))
+            say = partial(print, f"{command}:", file=sys.stderr)
+            return join(options, job_secret(options, os.environ, say))
         supervisor = Supervisor(options)
     except (LaunchError, InvalidArgumentError) as error:
         return _refuse(command, str(error))
