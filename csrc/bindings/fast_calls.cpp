@@ -53,11 +53,11 @@ void register_op(py::object object, int op) {
   n_known_ops.store(n + 1, std::memory_order_release);  // pairs with find_op
 }
 
-/// An allreduce bound to a communicator, for callers that are not a FastGroup.
+/// A collective bound to a communicator, for callers that are not a FastGroup.
 struct FastCall {
+  FastAttempt attempt;
   std::shared_ptr<Communicator> communicator;
   double timeout;
-  py::object general;  // handles the calls that the fast path declines
 };
 
 /// The arguments of a call, as far as the fast path supports them.
@@ -232,21 +232,21 @@ constexpr std::array kDefinitions = {
 PyObject* call_bound(PyObject* self, PyObject* const* args, Py_ssize_t n_args, PyObject* keywords) {
   const auto& bound = *static_cast<const FastCall*>(PyCapsule_GetPointer(self, nullptr));
   try {
-    const FastTarget target{bound.communicator, bound.timeout};
-    if (PyObject* const result = attempt_collective<CollectiveType::allreduce>(target, args, n_args, keywords))
-      return result;
+    PyObject* const result = bound.attempt({bound.communicator, bound.timeout}, args, n_args, keywords);
+    return result != nullptr ? result : Py_NewRef(Py_NotImplemented);
   } catch (...) {
     set_python_error(std::current_exception());
     return nullptr;
   }
-  return PyObject_Vectorcall(bound.general.ptr(), args, static_cast<std::size_t>(n_args), keywords);
 }
 
-PyMethodDef bound_definition = {"allreduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call_bound)),
+PyMethodDef bound_definition = {"fast_call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call_bound)),
                                 METH_FASTCALL | METH_KEYWORDS, nullptr};
 
-py::object make_fast_allreduce(std::shared_ptr<Communicator> communicator, double timeout, py::object general) {
-  auto bound = std::make_unique<FastCall>(FastCall{std::move(communicator), timeout, std::move(general)});
+py::object make_fast_call(const char* verb, std::shared_ptr<Communicator> communicator, double timeout) {
+  const FastAttempt attempt = find_fast_collective(verb);
+  if (attempt == nullptr) throw py::value_error(std::string("fast_call: no verb ") + verb);
+  auto bound = std::make_unique<FastCall>(FastCall{attempt, std::move(communicator), timeout});
   const py::capsule self(bound.release(), [](void* pointer) { delete static_cast<FastCall*>(pointer); });
   return py::reinterpret_steal<py::object>(PyCFunction_NewEx(&bound_definition, self.ptr(), nullptr));
 }
@@ -264,8 +264,8 @@ void bind_fast_calls(py::module_& m) {
   names();  // while one thread imports this: a static variable holds a lock while it is initialised
   m.def("register_op", &register_op, py::arg("object"), py::arg("op"),
         "Let this very object stand for an operator in fast calls.");
-  m.def("fast_allreduce", &make_fast_allreduce, py::arg("communicator"), py::arg("timeout"), py::arg("general"),
-        "allreduce of a communicator; `general` takes what is not the common case.");
+  m.def("fast_call", &make_fast_call, py::arg("verb"), py::arg("communicator"), py::arg("timeout"),
+        "The verb of a communicator; a call returns NotImplemented, before it begins, if it is not the common case.");
 }
 
 }  // namespace samestep

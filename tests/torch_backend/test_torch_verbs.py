@@ -210,6 +210,30 @@ def test_gathering(world, count):
     assert got is None or all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.int64, torch.bfloat16, torch.bool, torch.float8_e4m3fn]
+)
+def test_all_gather_into_one_tensor_is_the_same_operation_however_each_rank_calls_it(world, dtype):
+    """With another layout, with gradients, in place, or with a Work."""
+    rank, n = world.get_rank(), world.get_world_size()
+    want = torch.stack([of_rank(r, 6) for r in range(n)]).to(dtype)
+    strided = torch.stack([want[rank], want[rank]], 1)[:, 0]
+    into = torch.empty(n, 6, dtype=dtype)
+    world.all_gather_into_tensor(into, strided if rank == 0 else want[rank])
+    equal(into.float(), want.float())
+    if dtype.is_floating_point:
+        into = torch.zeros(n, 6, dtype=dtype)
+        world.all_gather_into_tensor(into, want[rank].clone().requires_grad_(rank == n - 1))
+        equal(into.float(), want.float())
+        assert not into.requires_grad
+    into = torch.zeros(n, 6, dtype=dtype)
+    into[rank] = want[rank]
+    work = world.all_gather_into_tensor(into, into[rank], async_op=rank == 0)
+    if work is not None:
+        work.wait()
+    equal(into.float(), want.float())
+
+
 def test_all_gather_of_parts_that_differ_in_length(world):
     got = [torch.empty(r + 1) for r in everyone(world)]
     world.all_gather(got, of_rank(world.get_rank(), world.get_rank() + 1))

@@ -85,7 +85,8 @@ class ProcessGroup(verbs.Verbs, dist.ProcessGroup):
 
     def _prepare_calls(self) -> None:
         # What does not fit the fast path is left to the verbs.
-        self._all_reduce_now = _core.fast_allreduce(self._comm, self._timeout, lambda *_: NotImplemented)
+        self._all_reduce_now = _core.fast_call("allreduce", self._comm, self._timeout)
+        self._all_gather_now = _core.fast_call("allgather", self._comm, self._timeout)
 
     def getBackendName(self) -> str:
         return "samestep"

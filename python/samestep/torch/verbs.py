@@ -41,9 +41,9 @@ _compiling = torch.compiler.is_dynamo_compiling
 _ALL_KNOW = (MismatchError, NotInitializedError, PeerLostError, TimeoutError)
 """Errors that come from the group: the others get one as well."""
 _NAMES_OF_GROUPS = {
+    "_all_gather_single": "_allgather_base",
     "_all_reduce": "allreduce",
     "_barrier": "barrier",
-    "all_gather_single": "_allgather_base",
     "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
     "all_to_all_single": "alltoall_base",
     "reduce_scatter_single": "_reduce_scatter_base",
@@ -115,7 +115,8 @@ class Verbs:
 
     _comm: _core.Communicator
     _all_reduce_now: Callable[..., Any]
-    """`_core.fast_allreduce`, or NotImplemented from it if the array does not fit the fast path."""
+    _all_gather_now: Callable[..., Any]
+    """`_core.fast_call` of both verbs: NotImplemented if the array does not fit the fast path."""
     _timeout: float
     _devices: DeviceHalves
     _lifetime: GroupShutdown
@@ -309,8 +310,31 @@ class Verbs:
             finishes.append(functools.partial(tensors.copy_back, everything, blocks))
         return self._started(parts, [t for blocks in outputs for t in blocks], opts, _all_of(finishes))
 
-    @_verb
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        if _compiling():  # this frame, as in `allreduce`
+            return torch.compiler.disable(Verbs.all_gather_single)(self, output, input, opts)  # type: ignore[no-any-return]
+        short = None if getattr(opts, "asyncOp", True) else self._all_gather_one(output, input, opts)
+        return self._all_gather_single(output, input, opts) if short is None else short
+
+    def _all_gather_one(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
+        """The frequent case, as in `_all_reduce_one`, of a caller that waits."""
+        mine, into = tensors.run_of(input), tensors.run_of(output)
+        if mine is None or into is None or opts.timeout > _UNSET or _profiler_enabled() or has_modes():
+            return None
+        if input.dtype != output.dtype or output.numel() != input.numel() * self._comm.size:
+            return None
+        try:
+            result = self._all_gather_now(mine, out=into)
+        except Error as error:
+            self._tell_refusal("all_gather_single", 1, error)
+            raise for_torch(error) from None
+        if result is NotImplemented:
+            return None
+        self._n_collectives += 1
+        return Finished([output])
+
+    @_verb
+    def _all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work:
         return self._all_gather_singles([output], [input], opts)
 
     _allgather_base = all_gather_single
