@@ -1,33 +1,14 @@
 """Receives that a signal or a deadline ends: they take no message and keep no array."""
 
-import contextlib
 import gc
-import signal
 import time
 import weakref
 
 import numpy as np
 import pytest
+from signals import Stopped, raised_inside
 
 pytestmark = pytest.mark.ranks(2, 3)
-
-
-class Stopped(Exception):
-    """What the handler of a signal raises."""
-
-
-@contextlib.contextmanager
-def signal_after(seconds):
-    def stop(*_):
-        raise Stopped
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +26,7 @@ def test_a_receive_that_a_signal_ends_takes_no_message(group, verb):
     }
     if group.rank == 0:
         start = time.monotonic()
-        with pytest.raises(Stopped), signal_after(0.2):
+        with pytest.raises(Stopped), raised_inside():
             calls[verb]()
         assert time.monotonic() - start < 10
     group.barrier()

@@ -36,7 +36,7 @@ def test_ctrl_c_while_a_dropped_work_waits_is_raised(ranks):
 @pytest.mark.parametrize("verb", ["objects", "tree", "lengths"])
 def test_an_exception_of_a_handler_in_a_call_of_several_operations_ends_the_group(ranks, verb):
     job = ranks(program("faults/asyncio_waits", "raise_in_a_call", verb), 2)
-    assert job.report(0) == {"error": "Given"}
+    assert job.report(0) == {"error": "Stopped"}
     assert job.report(1)["error"] in ("", "PeerLostError")
     for rank in range(2):
         assert job.report(rank)["then"] != ""

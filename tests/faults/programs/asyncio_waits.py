@@ -1,16 +1,21 @@
 """Programs of test_asyncio_waits.py: coroutines that stop waiting, and works that a signal interrupts."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import samestep as ss
-from native_rank import rank, report, size, start
+from native_rank import folder, rank, report, size, start
+
+sys.path.append(str(Path(__file__).parents[2]))
+import signals
 
 WAIT_S = 0.3
 
@@ -75,10 +80,6 @@ def interrupt_a_dropped_work():
         world.recv(np.empty(1), 0)
 
 
-class Given(Exception):
-    pass
-
-
 def raise_in_a_call(verb):
     """The handler of a signal raises in a call of several operations, which rank 1 makes later."""
     world = start()
@@ -88,15 +89,15 @@ def raise_in_a_call(verb):
         "tree": lambda: world.allreduce_tree({"a": np.ones(3), "b": [np.ones(20_000)]}),
         "lengths": lambda: world.allgatherv(np.ones(3 + rank)),
     }
-    if rank == 0:
-        signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(Given))
-        signal.setitimer(signal.ITIMER_REAL, WAIT_S)
-    else:
-        time.sleep(2 * WAIT_S)  # so that the handler of rank 0 runs while it waits
+    raised = Path(folder, "raised")
+    while rank == 1 and not raised.exists():
+        time.sleep(0.01)
     try:
-        calls[verb]()
+        with signals.raised_inside() if rank == 0 else contextlib.nullcontext():
+            calls[verb]()
         report(error="")
     except Exception as error:
+        raised.touch()
         report(error=type(error).__name__)
     try:
         world.allreduce(np.ones(1))
