@@ -12,6 +12,7 @@ DataLoader do.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import ctypes
 import resource
@@ -31,6 +32,8 @@ from results import KIB, microseconds, size, sizes_of
 
 BATCH_S = 2e-3  # about; of calls that end at once
 MOST_CALLS = 10_000
+MOST_BUSY = 32
+"""Calls in a batch beside busy processes: a call lasts 1 us at one time, and a round of the scheduler at another."""
 MOVED = "moved"
 
 _cpu_of_this_thread = ctypes.CDLL(None).sched_getcpu
@@ -51,12 +54,14 @@ class Batch:
     cpus: tuple[int, int]
 
 
-def measure(backend: ss.Backend, call: Callable[[], object], seconds: float) -> list[list[Batch]]:
+def measure(
+    backend: ss.Backend, call: Callable[[], object], seconds: float, most_calls: int
+) -> list[list[Batch]]:
     """The batches of all ranks, by rank. Collective."""
     n_calls = 1
     while True:
         lasted_s = backend.allreduce(_batch(call, n_calls).us * n_calls * 1e-6, "max")
-        if lasted_s > BATCH_S / 2 or n_calls >= MOST_CALLS:
+        if lasted_s > BATCH_S / 2 or n_calls >= most_calls:
             break
         n_calls *= 2
     batches = []
@@ -127,15 +132,25 @@ def gloo(backend: ss.Backend, nbytes: int) -> Callable[[], object]:
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        path = backend.bcast_object(tempfile.mkdtemp() if backend.rank == 0 else None)
+        path = tempfile.mkdtemp() if backend.rank == 0 else None
+        if path:
+            atexit.register(shutil.rmtree, path, ignore_errors=True)  # gloo removes its file, too
+        path = backend.bcast_object(path)
         dist.init_process_group(
             "gloo", init_method=f"file://{path}/store", rank=backend.rank, world_size=backend.size
         )
-        backend.barrier()
-        if backend.rank == 0:
-            shutil.rmtree(path, ignore_errors=True)  # gloo removes its file, too
     x = torch.zeros(nbytes // 4)
     return lambda: dist.all_reduce(x)
+
+
+def samestep_in_torch(backend: ss.Backend, nbytes: int) -> Callable[[], object]:
+    """The same over samestep."""
+    import torch
+    import torch.distributed as dist
+
+    gloo(backend, nbytes)
+    group, x = dist.new_group(backend="samestep"), torch.zeros(nbytes // 4)
+    return lambda: dist.all_reduce(x, group=group)
 
 
 def mpi4py(_: ss.Backend, nbytes: int) -> Callable[[], object]:
@@ -146,7 +161,7 @@ def mpi4py(_: ss.Backend, nbytes: int) -> Callable[[], object]:
     return lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x)
 
 
-RIVALS = {"mpi4py": mpi4py, "gloo": gloo}
+RIVALS = {"mpi4py": mpi4py, "gloo": gloo, "torch": samestep_in_torch}
 
 
 def contenders(backend: ss.Backend, nbytes: int, rivals: Sequence[str]) -> dict[str, Callable[[], object]]:
@@ -172,8 +187,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="for each line")
     parser.add_argument("--busy", type=int, default=0, help="processes that compute all the time")
     parser.add_argument("--turns", type=int, default=1, help="of all contenders")
-    parser.add_argument("--beside", type=_rivals, default=[], metavar="mpi4py,gloo", help="measured as well")
+    parser.add_argument("--beside", type=_rivals, default=[], metavar="mpi4py,gloo,torch", help="as well")
     arguments = parser.parse_args()
+    most_calls = MOST_BUSY if arguments.busy else MOST_CALLS
     with ss.initialize() as backend, busy(arguments.busy if backend.rank == 0 else 0):
         if backend.rank == 0:
             head = f"{'size':>8} {'median us':>10} {'mean us':>10}  {'preempted, by rank':<24}  ranks on each CPU"
@@ -183,7 +199,7 @@ def main() -> None:
             turns: dict[str, list[list[list[Batch]]]] = {name: [] for name in calls}
             for _ in range(arguments.turns):
                 for name, call in calls.items():
-                    turns[name].append(measure(backend, call, arguments.seconds))
+                    turns[name].append(measure(backend, call, arguments.seconds, most_calls))
             if backend.rank == 0:
                 for name, measured in turns.items():
                     print(table(name, nbytes, measured), flush=True)
