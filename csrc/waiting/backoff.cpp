@@ -54,8 +54,8 @@ bool Backoff::step() {
     if (sleeps && is_fast_path_) return true;
     if (sleeps) {
       sleep();
-    } else if (oversubscribed_ && is_fast_path_) {
-      fast_path_yield_monitor().timed_yield();
+    } else if (is_fast_path_ || !oversubscribed_) {
+      yield_monitor(oversubscribed_).timed_yield();
     } else {
       ::sched_yield();
     }
@@ -70,11 +70,12 @@ bool Backoff::step() {
 }
 
 bool Backoff::may_sleep() const {
-  return waited_ - progressed_at_ > kSleepAfterPolls || (oversubscribed_ && fast_path_yield_monitor().is_slow());
+  return waited_ - progressed_at_ > kSleepAfterPolls || yield_monitor(oversubscribed_).is_slow();
 }
 
 void Backoff::sleep() {
-  if (oversubscribed_ && make_waiter_ && !waiter_) {
+  // With a CPU of its own a rank is not woken unless others compute there: it would be moved to that of the waker.
+  if (make_waiter_ && !waiter_ && (oversubscribed_ || yield_monitor(oversubscribed_).is_slow())) {
     waiter_ = make_waiter_();
     if (waiter_) return;  // the caller polls once more before it sleeps; see Waiter
     // Nothing could end the sleep. That does not change, so it is asked once.

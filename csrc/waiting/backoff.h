@@ -20,9 +20,8 @@ class Waiter {
   virtual void sleep() = 0;
 };
 
-/// Paces a polling loop: spins first, then yields the CPU, then sleeps for short times. With more ranks than CPUs it
-/// sleeps at once if yields are slow (see YieldMonitor), until another rank wakes it. A rank with a CPU of its own does
-/// not sleep early, because the scheduler would move it to the CPU of the rank that wakes it.
+/// Paces a polling loop: spins first, then yields the CPU, then sleeps for short times. If yields are slow (see
+/// YieldMonitor) it sleeps at once, until another rank wakes it.
 class Backoff {
  public:
   /// Sleeps until something may have arrived, at most about a millisecond. False if it cannot.

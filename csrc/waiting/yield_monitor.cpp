@@ -9,7 +9,7 @@ namespace samestep {
 namespace {
 
 constexpr std::uint32_t kTimedEvery = 4;  // yields; reading the clock costs a hundredth of one
-constexpr std::chrono::microseconds kLong{500};
+constexpr std::chrono::milliseconds kSlowWithOwnCpu{10};
 constexpr Clock::duration kTryAgainAfter = std::chrono::milliseconds{100}, kTryAgainAtMost = std::chrono::seconds{2};
 
 }  // namespace
@@ -31,7 +31,7 @@ void YieldMonitor::timed_yield() {
 
 void YieldMonitor::record(Clock::duration time, Clock::time_point now) {
   const int n = n_slow_.get();
-  if (time < kLong) {
+  if (time < slow_) {
     // Yields are quick again. The next slow phase begins with the short pause, and not with the last one doubled.
     if (n == 1) try_again_after_.set(0);
     if (n != 0) n_slow_.set(std::min(n, kSlow) - 1);
@@ -51,9 +51,9 @@ bool YieldMonitor::is_slow(Clock::time_point now) const {
   return n_slow_.get() >= kSlow && now.time_since_epoch().count() < at;
 }
 
-YieldMonitor& fast_path_yield_monitor() {
-  static YieldMonitor all;
-  return all;
+YieldMonitor& yield_monitor(bool oversubscribed) {
+  static constinit YieldMonitor sharing_cpus, with_own_cpu(kSlowWithOwnCpu);
+  return oversubscribed ? sharing_cpus : with_own_cpu;
 }
 
 }  // namespace samestep

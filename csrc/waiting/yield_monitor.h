@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 
 #include "core/deadline.h"
@@ -14,6 +15,9 @@ namespace samestep {
 /// Thread-safe.
 class YieldMonitor {
  public:
+  /// `slow`: from this duration on a yield is slow.
+  explicit constexpr YieldMonitor(Clock::duration slow = std::chrono::microseconds{500}) : slow_(slow) {}
+
   /// Yields, and measures some of the yields.
   void timed_yield();
   /// Whether to sleep instead of yielding.
@@ -39,14 +43,17 @@ class YieldMonitor {
     void set(T to) { value.store(to, std::memory_order_relaxed); }
   };
 
+  Clock::duration slow_;
   Statistic<int> n_slow_;
   Statistic<std::uint32_t> n_yields_;
   Statistic<Clock::rep> try_again_at_, try_again_after_;
   bool is_timing_ = true;
 };
 
-/// The monitor of this process for yields in the fast path. Elsewhere a slow yield proves nothing: the rank that runs
-/// meanwhile may work on the same operation.
-YieldMonitor& fast_path_yield_monitor();
+/// The monitors of this process: of yields in the fast path for ranks that share CPUs, where elsewhere a slow yield
+/// proves nothing, since the rank that runs meanwhile may work on the same operation; and of all yields for ranks with
+/// a CPU each. There a yield is slow that lasts as long as the time slices of three other processes: ranks that sleep
+/// are moved to one CPU, and beside fewer processes that costs more than it gains.
+YieldMonitor& yield_monitor(bool oversubscribed);
 
 }  // namespace samestep

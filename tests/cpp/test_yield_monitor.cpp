@@ -72,13 +72,28 @@ TEST_CASE("yield monitor: after several quick yields the history is forgotten") 
   CHECK(first_retry(yields, kStart) - kStart == 100ms);
 }
 
+TEST_CASE("yield monitor: with a CPU of its own a rank bears the time slices of two processes") {
+  YieldMonitor& yields = yield_monitor(/*oversubscribed=*/false);
+  for (int i = 0; i < 9; ++i) yields.record(8ms, kStart);
+  CHECK_FALSE(yields.is_slow(kStart));
+  for (int i = 0; i < 2; ++i) yields.record(12ms, kStart);
+  CHECK(yields.is_slow(kStart));
+  CHECK_FALSE(yield_monitor(/*oversubscribed=*/true).is_slow(kStart));
+  for (int i = 0; i < 9; ++i) yields.record(8ms, kStart);
+}
+
+namespace {
+
+struct Counted final : Waiter {
+  explicit Counted(int& n) : n_slept(n) {}
+  void sleep() override { ++n_slept; }
+  int& n_slept;
+};
+
+}  // namespace
+
 TEST_CASE("backoff: a long wait makes a waiter, and polls once more before it sleeps") {
   int n_made = 0, n_slept = 0;
-  struct Counted final : Waiter {
-    explicit Counted(int& n) : n_slept(n) {}
-    void sleep() override { ++n_slept; }
-    int& n_slept;
-  };
   Backoff backoff(/*oversubscribed=*/true, {}, [&] {
     ++n_made;
     return std::make_unique<Counted>(n_slept);
@@ -88,4 +103,14 @@ TEST_CASE("backoff: a long wait makes a waiter, and polls once more before it sl
   while (n_slept == 0) backoff.step();  // it yields where yields are quick again, and no 20 ms have passed
   CHECK(n_slept == 1);
   CHECK(n_made == 1);
+}
+
+TEST_CASE("backoff: with a CPU of its own a rank sleeps early, and is woken, where yields are slow") {
+  YieldMonitor& yields = yield_monitor(/*oversubscribed=*/false);
+  for (int i = 0; i < 2; ++i) yields.record(12ms, Clock::now());
+  int n_slept = 0;
+  Backoff backoff(/*oversubscribed=*/false, {}, [&] { return std::make_unique<Counted>(n_slept); });
+  for (int i = 0; i < 10'000 && n_slept < 2; ++i) backoff.step();
+  CHECK(n_slept == 2);
+  for (int i = 0; i < 9; ++i) yields.record(2us, Clock::now());
 }

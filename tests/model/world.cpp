@@ -79,7 +79,7 @@ void World::set_up() {
   ++execution_;
   used_ = ShmRegion::nbytes_for(size_);
   explorer().leave_out(ShmRegion::nbytes_of_event_counts(size_));
-  fast_path_yield_monitor().disable_timing();
+  yield_monitor(/*oversubscribed=*/true).disable_timing();
   members_.clear();
   for (int rank = 0; rank < size_; ++rank) {
     auto group = std::make_shared<NodeGroup>();
