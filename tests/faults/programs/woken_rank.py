@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -76,6 +77,10 @@ INSIDE = ("allreduce", "allreduce in shared memory")  # long enough to be stoppe
 
 def pass_on(world, array):
     world.sendrecv(np.ones(MANY), (world.rank + 1) % world.size, array, (world.rank - 1) % world.size)
+
+
+class NotStartedError(Exception):
+    """mpirun has ended before a rank came; with what it said."""
 
 
 class Trial(NamedTuple):
@@ -195,7 +200,8 @@ def start_ranks(folder, trial):
         ]
         environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         environment |= {**os.environ, "SAMESTEP_MPI_TRANSPORT": "mpi"}
-        return [subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL).pid]
+        with open(f"{folder}/stderr", "wb") as stderr:
+            return [subprocess.Popen(command, env=environment, stderr=stderr).pid]
     pids = []
     for rank in range(trial.size):
         pid = os.fork()
@@ -220,12 +226,12 @@ def run(trial):
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/control")
         listener.listen()
-        listener.settimeout(PATIENCE_S)
+        listener.settimeout(0.5)
         started = start_ranks(folder, trial)
         pids, files = {}, {}
         try:
             for _ in range(trial.size):
-                connection = listener.accept()[0]
+                connection = accept(listener, folder, started)
                 connection.settimeout(PATIENCE_S)
                 file = connection.makefile("rwb", buffering=0)
                 hello = json.loads(file.readline())
@@ -245,7 +251,19 @@ def run(trial):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             for pid in started:
-                os.waitpid(pid, 0)
+                with contextlib.suppress(ChildProcessError):  # see `accept`
+                    os.waitpid(pid, 0)
+
+
+def accept(listener, folder, started):
+    """The connection of the next rank. On a busy machine mpirun sometimes ends at once, with an error of its own."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(TimeoutError):
+            return listener.accept()[0]
+        if len(started) == 1 and os.waitpid(started[0], os.WNOHANG) != (0, 0):
+            raise NotStartedError(Path(folder, "stderr").read_text())
+    raise TimeoutError("no rank came")
 
 
 def trials(args):
@@ -273,6 +291,10 @@ def main():
     for trial in trials(args):
         try:
             errors, wrong = run(trial)
+        except NotStartedError as error:
+            found["not started"] += 1
+            print(f"{trial}: {error}", flush=True)
+            continue
         except (OSError, ValueError) as error:
             errors, wrong = [], []
             print(f"{trial}: {error!r}", flush=True)
@@ -283,7 +305,7 @@ def main():
         if any(wrong):
             print(f"{trial}: {wrong} elements", flush=True)
     print(json.dumps({"world": args.world, **found}))
-    sys.exit(bool(found["changed"] or found["broken"]))
+    sys.exit(bool(found["changed"] or found["broken"] or found["not started"] > found["trials"] // 20))
 
 
 if __name__ == "__main__":
