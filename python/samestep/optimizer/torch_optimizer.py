@@ -180,7 +180,7 @@ class Averager:
             self._buckets.append(Bucket(members, memory))
 
     def about_to_add(self, parameter: weakref.ref[torch.Tensor], _: torch.Tensor) -> None:
-        """Autograd has a gradient of this pass, which `backward` adds to `parameter.grad`, and `autograd.grad` does not."""
+        """Autograd has a gradient of this pass, which `backward` then adds to `parameter.grad`."""
         slot = self._slots.get(id(parameter()))
         if slot is not None:
             slot.look_at_result()
