@@ -208,7 +208,7 @@ def test_a_sum_of_weights_that_is_too_large_is_an_error_on_all_ranks(group, dtyp
 
 
 def test_weights_whose_sum_overflows_are_an_error_on_all_ranks(group):
-    with pytest.raises(ss.InvalidArgumentError, match="weights? "):
+    with pytest.raises(ss.InvalidArgumentError, match=r"weights? "):
         group.allreduce_gradients({"x": np.ones(2)}, weight=1.5e308)
     assert group.allreduce(np.ones(1))[0] == group.size
 

@@ -404,7 +404,7 @@ class MessageMethods(CollectiveMethods):
 
 
 def _has_order(objects: Any) -> bool:
-    """Whether these are objects one after another: a set, a dict or a text of the right length is not one for each rank."""
+    """Whether these are objects one after another, as those in a set, a dict or a text are not meant to be."""
     return hasattr(objects, "__getitem__") and not isinstance(objects, (str, bytes, Mapping))
 
 
