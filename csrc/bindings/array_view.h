@@ -126,7 +126,8 @@ class StreamFinder {
   StreamHandle of_torch_ = kNoStream;
 };
 
-/// While the result lives `ndarray.resize` of the array, or of what it is a view of, raises also with refcheck=False.
+/// While the result lives `ndarray.resize` of the array, or of what it is a view of, raises also with refcheck=False,
+/// and a torch tensor that is given other memory does not free this one; only a resized storage moves it.
 /// None where the memory cannot be pinned, and where it need not be: a Py_buffer pins what it views.
 pybind11::object pin_memory(const Array& array);
 

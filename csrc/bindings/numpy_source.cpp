@@ -143,12 +143,26 @@ bool read_numpy_scalar(PyObject* object, Array& out) {
 
 namespace samestep {
 
+namespace {
+
+// A second tensor on the storage: `x.data = ...` and `x.set_(...)` give the first one another, and would free it.
+pybind11::object second_tensor(PyObject* tensor) {
+  PyObject* const alias = PyObject_CallMethod(tensor, "detach", nullptr);
+  if (alias == nullptr) PyErr_Clear();
+  return pybind11::reinterpret_steal<pybind11::object>(alias);
+}
+
+}  // namespace
+
 // NumPy does not look at buffers that it has exported, but moves no memory of an array with a weak reference.
 pybind11::object pin_memory(const Array& array) {
   namespace py = pybind11;
   const auto& numpy = py::detail::npy_api::get();
   PyObject* owner = array.referenced();
-  if (owner == nullptr || !numpy.PyArray_Check_(owner)) return {};
+  if (owner == nullptr) return {};
+  if (!numpy.PyArray_Check_(owner)) {
+    return sources::facts_of(Py_TYPE(owner)).torch ? second_tensor(owner) : py::object();
+  }
   // Only the array at the end of the chain owns the memory, and only its `resize` can move it.
   for (PyObject* base = owner; base != nullptr && numpy.PyArray_Check_(base);) {
     owner = base;

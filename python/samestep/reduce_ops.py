@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import enum
+import math
+import numbers
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,7 +81,7 @@ def premul(factor: float) -> Premul:
       factor: a real number; an integer for integer arrays.
 
     Raises:
-      InvalidArgumentError: `factor` is not a real number.
+      InvalidArgumentError: `factor` is not a real number, or an integer that is none in float64.
 
     Example:
       >>> import numpy as np, samestep as ss
@@ -88,9 +90,17 @@ def premul(factor: float) -> Premul:
       array([0.5, 1. ])
     """
     try:
-        return Premul(float(factor))
+        value = float(factor)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(f"premul: factor must be a real number, got {factor!r}") from error
+    except OverflowError:
+        value = math.inf
+    if isinstance(factor, numbers.Integral) and value != int(factor):
+        raise InvalidArgumentError(
+            f"premul: an integer must be equal to a float64, as all up to 2**53 are, got {factor}; multiply the array "
+            "and use SUM"
+        )
+    return Premul(value)
 
 
 OpName = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor"]

@@ -32,6 +32,15 @@ def factored():
     return Pair(lambda params: (), update)
 
 
+def centred():
+    """As optax.centralize: the mean of each row is subtracted."""
+
+    def update(grads, state, params=None):
+        return each(lambda g: g - g.mean(axis=tuple(range(1, g.ndim)), keepdims=True), grads), state
+
+    return Pair(lambda params: (), update)
+
+
 def shampoo():
     """A preconditioner for each axis, from all gradients so far; diagonal for vectors, as in Gupta et al., 2018."""
 
@@ -73,3 +82,11 @@ def test_a_norm_over_leaves_of_one_element_is_seen(group):
         ss.ShardedOptimizer(group, clipped(1.0)).init(
             {"a": np.ones(1), "b": np.array(2.0), "c": np.ones((1, 1))}
         )
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 1), (2, 3, 4), (4, 1), (1, 5), (2, 512), (6, 5)])
+@pytest.mark.parametrize("make", [centred, factored])
+def test_what_works_row_by_row_is_refused_wherever_its_rows_end(group, make, shape):
+    for params in ({"w": np.ones(shape)}, {"v": np.ones(7), "w": np.ones(shape)}):
+        with pytest.raises(ss.InvalidArgumentError, match=r"Pair .*elementwise=True"):
+            ss.ShardedOptimizer(group, make()).init(params)

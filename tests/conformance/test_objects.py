@@ -150,8 +150,17 @@ def test_an_object_that_cannot_be_pickled_is_not_kept(group):
     assert gone() is None
 
 
-def test_a_list_of_the_wrong_length_raises_on_every_rank(group):
-    given = list(range(group.size + 1)) if group.rank == 0 else None
-    with pytest.raises(ss.InvalidArgumentError, match=f"{group.size}"):
-        group.scatter_object(given)
+def test_what_is_no_object_for_each_rank_raises_on_every_rank(group):
+    n = group.size
+    for given in (
+        list(range(n + 1)),
+        5,
+        set(range(n)),
+        dict.fromkeys(range(n)),
+        "abcd"[:n],
+        iter(range(n)),
+        None,
+    ):
+        with pytest.raises(ss.InvalidArgumentError, match=f"root must give a list of {n} objects"):
+            group.scatter_object(given if group.rank == 0 else None)
     assert group.allgather_object(1) == [1] * group.size

@@ -139,6 +139,17 @@ def test_premul_of_integers_by_whole_numbers(group, name):
     assert_same(x, reduced(inputs, "premul", factors))
 
 
+def test_premul_of_integers_is_exact_or_refused(group):
+    for exact in (2**53, -(2**53), 2**60, np.int64(2**62), np.uint64(2**53 - 1)):
+        got = group.allreduce(np.ones(1, np.int64), ss.premul(exact if group.rank == 0 else 0))
+        assert got[0] == int(exact)
+    for inexact in (2**53 + 1, np.int64(2**60 + 1), -(2**53) - 1, 10**400):
+        with pytest.raises(
+            ss.InvalidArgumentError, match=r"premul: an integer must be equal to a float64.*SUM"
+        ):
+            ss.premul(inexact)
+
+
 @pytest.mark.parametrize("name", INTEGERS)
 def test_the_average_of_equal_integers_is_that_integer(group, name):
     limits = np.iinfo(name)

@@ -207,6 +207,12 @@ def test_a_sum_of_weights_that_is_too_large_is_an_error_on_all_ranks(group, dtyp
     np.testing.assert_array_equal(total.mean()[0], np.ones(2))
 
 
+def test_weights_whose_sum_overflows_are_an_error_on_all_ranks(group):
+    with pytest.raises(ss.InvalidArgumentError, match=r"weights? "):
+        group.allreduce_gradients({"x": np.ones(2)}, weight=1.5e308)
+    assert group.allreduce(np.ones(1))[0] == group.size
+
+
 @pytest.mark.parametrize("weight", [Fraction(3, 2), np.float32(0.25), np.int8(3), True, 1e-20, 1e20])
 def test_weights_may_be_any_real_number(group, weight):
     got = group.allreduce_gradients([np.full(3, 1.5)], weight=weight)

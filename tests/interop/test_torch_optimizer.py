@@ -1,5 +1,6 @@
 """torch: when gradients are averaged, in how many messages, and what becomes of parameters and gradients."""
 
+import contextlib
 import gc
 import weakref
 
@@ -330,3 +331,41 @@ def test_large_gradients_of_another_dtype_than_their_parameters(group):
     for p in params:
         assert p.grad.dtype == torch.bfloat16
         assert_close([p.grad], [torch.full((400, 400), float(group.size))])
+
+
+@pytest.mark.parametrize("op", [ss.SUM, ss.premul(0.5)])
+@pytest.mark.parametrize("width", [4, 400])  # in a bucket, and reduced where it lies
+def test_a_sum_is_not_summed_again(group, op, width):
+    net = nn.Linear(width, width)
+    opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.0), op=op)
+    factor = (0.5 if op is not ss.SUM else 1.0) * group.size
+
+    def run(times=1.0):
+        (net(torch.ones(1, width)).sum() * times).backward()
+
+    for to_none in (True, False):  # emptied gradients are no sums
+        run()
+        opt.step()
+        opt.zero_grad(set_to_none=to_none)
+        run(2.0)
+        assert_close(gradients(net), [torch.full_like(p, 2 * factor) for p in net.parameters()])
+        torch.autograd.grad(net(torch.ones(1, width)).sum(), list(net.parameters()))  # adds to nothing
+        opt.zero_grad(set_to_none=to_none)
+        with no_sync(opt):
+            run(3.0)
+        run()
+        assert_close(gradients(net), [torch.full_like(p, 4 * factor) for p in net.parameters()])
+        for within in (lambda: no_sync(opt), contextlib.nullcontext):
+            with within(), pytest.raises(ss.InvalidArgumentError, match=r"weight|params.*no_sync"):
+                run()
+            opt.zero_grad()
+            run()
+        opt.zero_grad()
+
+
+def test_means_add_up_over_passes(group):
+    net = nn.Linear(4, 4)
+    _opt = ss.DistributedOptimizer(group, torch.optim.SGD(net.parameters(), 0.0))
+    for _ in range(3):
+        (net(torch.ones(1, 4)).sum() * (group.rank + 1)).backward()
+    assert_close(gradients(net), [torch.full_like(p, 3 * (group.size + 1) / 2) for p in net.parameters()])

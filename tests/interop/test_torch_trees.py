@@ -1,6 +1,7 @@
 """Trees of torch: modules, optimizers, state dicts."""
 
 import pytest
+import samestep as ss
 from samestep import trees
 from samestep.trees.signature import describe_leaves
 
@@ -52,3 +53,12 @@ def test_the_state_of_adamw_can_be_loaded_after_a_round_trip():
     optimizer.step()
     flat = trees.flatten(optimizer.state_dict())
     optimizer.load_state_dict(flat.rebuild(flat.leaves))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16"])
+def test_numbers_of_few_bits_may_be_infinite_or_no_number(dtype):
+    backend = ss.initialize()
+    for value, is_finite in ((1.0, True), (float("nan"), False)):
+        x = torch.tensor([0.5, value]).to(getattr(torch, dtype))
+        assert backend.all_finite({"x": x}) is is_finite
+    ss.finalize()

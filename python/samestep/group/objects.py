@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -334,7 +334,7 @@ class MessageMethods(CollectiveMethods):
         parts: list[np.ndarray[Any, Any]] = []
         failed: list[Exception] = []
         if self.rank == root:
-            if objects is None or len(objects) != self.size:
+            if objects is None or not _has_order(objects) or len(objects) != self.size:
                 metadata = f"scatter_object: root must give a list of {self.size} objects, one for each rank"
             else:
                 try:
@@ -401,6 +401,11 @@ class MessageMethods(CollectiveMethods):
             return self._completed(None)
         inner = self._comm.recv_object(self._rank_number(source, "recv_object", "source"), tag)
         return Work(inner, self._timeout, lambda: pickle.loads(inner.object()))
+
+
+def _has_order(objects: Any) -> bool:
+    """Whether these are objects one after another, as those in a set, a dict or a text are not meant to be."""
+    return hasattr(objects, "__getitem__") and not isinstance(objects, (str, bytes, Mapping))
 
 
 def _status(inner: _core.Work) -> Status:

@@ -53,7 +53,7 @@ def require_elementwise(what: str, names: Sequence[str], specs: Sequence[LeafSpe
     rng = np.random.default_rng(1)
     shapes = [small_shape(spec.shape) for spec in specs]
     counts = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
-    cuts = [(count + 1 - i % 2) // 2 for i, count in enumerate(counts)]  # single elements are in either half
+    cuts = [_cut_of(shape, i % 2) for i, shape in enumerate(shapes)]  # single elements are in either half
     rough = any(spec.dtype in _HALVES for spec in specs)
     params = [_elements(rng, count, cut, 1.0) for count, cut in zip(counts, cuts, strict=True)]
     grads = [
@@ -95,6 +95,19 @@ def part_shape(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
       ((1, 64), (1,))
     """
     return (1,) * (len(shape) - 1) + (count,)
+
+
+def _cut_of(shape: tuple[int, ...], which: int) -> int:
+    """Where the trial cuts a leaf: near its middle, within a row, as parts of whole rows hide what works row by row.
+
+    Example:
+      >>> _cut_of((7,), 0), _cut_of((2, 3), 0), _cut_of((2, 1), 0), _cut_of((), 1)
+      (4, 4, 2, 0)
+    """
+    count = int(np.prod(shape, dtype=np.int64))
+    cut = (count + 1 - which) // 2
+    is_between_rows = len(shape) > 1 and count > 1 and cut % shape[-1] == 0
+    return cut + is_between_rows
 
 
 def _elements(rng: np.random.Generator, count: int, cut: int, scale: float) -> Flat:

@@ -33,6 +33,10 @@ class Slot:
         self.task = -1  # the backward pass in which autograd has named it last
         self.bucket = -1  # index of its bucket; -1: an empty parameter has none
         self.step = -1  # whose gradient has been averaged last
+        self.holds_result = (
+            False  # when autograd was about to add this pass's gradient to the one that is there
+        )
+        self._left = 0  # the address of the result that the last pass has left in `.grad`
         self.describe()
 
     def describe(self) -> None:
@@ -65,6 +69,14 @@ class Slot:
             return False
         self._address = address
         return _kind(parameter) != self._kind
+
+    def look_at_result(self) -> None:
+        """Find out whether `.grad` still holds what an earlier pass has reduced, and no zeros."""
+        parameter = self._parameter()
+        grad = parameter.grad if parameter is not None else None
+        self.holds_result = (
+            grad is not None and not self.dirty and grad.data_ptr() == self._left and bool(grad.any())
+        )
 
     def is_gathered(self) -> bool:
         """Whether the parameter's gradient still is what `gather` has left."""
@@ -141,6 +153,7 @@ class Slot:
             ):
                 assert self.reduced is not None
                 parameter.grad = self.reduced.detach()
+            self._left = self.reduced.data_ptr() if self.reduced is not None else 0
         elif self.kept is not None:
             assert self.reduced is not None
             self.reduced.copy_(self.kept)

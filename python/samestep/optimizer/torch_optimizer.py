@@ -10,6 +10,7 @@ callback of the autograd engine at the end of the pass starts the others and wai
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import warnings
 import weakref
@@ -35,7 +36,7 @@ _BY_HAND = (
 )
 
 # Who averages a parameter: the newest optimizer made distributed, e.g. when a notebook cell has run again.
-_owners: dict[int, tuple[weakref.ref[torch.Tensor], Any, weakref.ref[Averager]]] = {}
+_owners: dict[int, tuple[weakref.ref[torch.Tensor], list[Any], weakref.ref[Averager]]] = {}
 
 
 def distribute(backend: Group, optimizer: torch.optim.Optimizer, op: Any) -> torch.optim.Optimizer:
@@ -47,7 +48,8 @@ def distribute(backend: Group, optimizer: torch.optim.Optimizer, op: Any) -> tor
     optimizers again, with parameters of their own.
 
     A gradient kept from one step is overwritten by the next backward: clone it. All ranks may convert parameters
-    (`model.double()`) between passes. Adding up gradients over several passes needs `no_sync` if `op` is not AVG.
+    (`model.double()`) between passes. Adding up gradients over several passes needs `no_sync` if `op` is not AVG;
+    without it `backward` raises InvalidArgumentError.
     """
     if not isinstance(op, Premul) and resolve(op, "DistributedOptimizer") not in (
         resolve(ReduceOp.AVG),
@@ -109,6 +111,7 @@ class Averager:
         self._backend = backend
         self._optimizer = weakref.ref(optimizer)
         self._op = op
+        self.is_mean = not isinstance(op, Premul) and resolve(op) == resolve(ReduceOp.AVG)
         self._slots: dict[int, Slot] = {}  # by id of the parameter
         self._frozen: list[weakref.ref[torch.Tensor]] = []
         self._buckets: list[Bucket] = []
@@ -176,8 +179,21 @@ class Averager:
             memory = flat_memory(self._backend, members, n_flags) if last or message in flat else None
             self._buckets.append(Bucket(members, memory))
 
+    def about_to_add(self, parameter: weakref.ref[torch.Tensor], _: torch.Tensor) -> None:
+        """Autograd has a gradient of this pass, which `backward` then adds to `parameter.grad`."""
+        slot = self._slots.get(id(parameter()))
+        if slot is not None:
+            slot.look_at_result()
+
     def ready(self, parameter: torch.Tensor) -> None:
         """Autograd has added this pass's gradient to `parameter.grad`."""
+        slot = self._slots.get(id(parameter))
+        if slot is not None and slot.holds_result:
+            raise InvalidArgumentError(
+                f"DistributedOptimizer(op={op_name(self._op, 'DistributedOptimizer')}): {slot.name} has the sum over "
+                "ranks of an earlier backward(), which this one would sum up once more; call zero_grad() between "
+                "steps, and within a step all backward() but the last in no_sync(opt)"
+            )
         if self.paused:
             if id(parameter) in self._slots:  # else just unfrozen: taken in by the next pass that averages
                 self._slots[id(parameter)].dirty = True
@@ -334,20 +350,24 @@ def _claim(parameter: torch.Tensor, averager: Averager) -> None:
     """Let `averager` know of each gradient of `parameter`, and nobody else any more."""
     key = id(parameter)
     if _is_claimed(parameter):
-        _, handle, owner = _owners[key]
+        _, handles, owner = _owners[key]
         before = owner()
         if before is averager:
             return
         if before is not None:
             before.forget(parameter)
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
     trained = parameter.requires_grad
     parameter.requires_grad_(True)  # torch takes hooks for such only; a frozen one may be unfrozen later
-    handle = parameter.register_post_accumulate_grad_hook(averager.ready)
+    handles = [parameter.register_post_accumulate_grad_hook(averager.ready)]
+    if not averager.is_mean:  # the mean of a mean and of what is added to it is that of all
+        look = functools.partial(averager.about_to_add, weakref.ref(parameter))
+        handles.append(parameter.register_hook(look))
     parameter.requires_grad_(trained)
     forget = weakref.ref(parameter, lambda _: _owners.pop(key, None))
-    _owners[key] = (forget, handle, weakref.ref(averager))
+    _owners[key] = (forget, handles, weakref.ref(averager))
 
 
 # The two things that torch offers only under private names; DistributedDataParallel and FSDP use the same.

@@ -78,7 +78,8 @@ def _array_is_finite(leaf: Any) -> bool:
     if info.dtype.startswith(_WHOLE):
         return True
     if torch is not None and isinstance(leaf, torch.Tensor):
-        return bool(torch.isfinite(leaf).all())
+        wide = leaf.float() if info.dtype.startswith("float8") else leaf  # of which torch does not know it
+        return bool(torch.isfinite(wide).all())
     if info.device != "cpu":
         copy = np.empty(info.shape, info.dtype)
         _core.pack([leaf], copy)

@@ -42,6 +42,13 @@ def weight_of(weight: Any, act: str) -> float:
     return value
 
 
+def _sum(weights: Sequence[float]) -> float:
+    try:
+        return math.fsum(weights)
+    except OverflowError:
+        return math.inf  # which `require_sum` refuses
+
+
 def is_whole(weight: float) -> bool:
     """Whether arrays of every dtype can be multiplied by `weight`, or divided by it."""
     return weight < _WHOLE and weight == int(weight)
@@ -109,7 +116,7 @@ class Weights(signature.Comparison):
             digests, states, _bits = zip(*table.tolist(), strict=True)
             if _REFUSES in states:
                 self._raise(backend._allgather_facts(self._problem, str, timeout))
-            self.total = math.fsum(table.view(np.float64)[:, 2].tolist())
+            self.total = _sum(table.view(np.float64)[:, 2].tolist())
             if not self.total:
                 require_sum((), self.total, f"{self._act} in group {backend.name}")
             if len(set(states)) == 1:
