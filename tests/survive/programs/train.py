@@ -193,6 +193,38 @@ def jax(planned=(), shards=8):
     report(state, *map(np.asarray, (state.params["w"], state.params["b"])))
 
 
+def compiled(planned=(), verb="allreduce", folder=None):
+    """A program of JAX with a collective inside; with `folder` rank 0 waits for a rank that is started again."""
+    import jax
+    import jax.numpy as jnp
+
+    deaths, x = Deaths(planned), np.arange(N_ITEMS * 3.0, dtype=np.float32).reshape(-1, 3) % 7
+    backend = ss.initialize(timeout=60.0 if folder else 20.0)
+    sampler, _ = sampler_and_total(backend, 8)
+    totals = {
+        "allreduce": backend.allreduce,
+        "allgather": lambda mine: backend.allgather(mine).sum(0),
+        "tree": lambda mine: backend.allreduce_tree({"mine": mine})["mine"],
+        "gradient": lambda all_: jax.grad(lambda x: backend.allreduce(x * all_, "avg").sum())(jnp.ones(3)),
+    }
+    update = jax.jit(lambda w, mine: 0.5 * w + totals[verb](mine))
+    update(jnp.zeros(3), jnp.ones(3))  # with the ranks of that time: a newcomer has none but itself
+    if folder and UID[-1] != "0":
+        (Path(folder) / "back").touch()
+    state = ss.TrainState(backend, w=jnp.zeros(3), sampler=sampler)
+    state.on_change(lambda world: print("ranks", world.size, flush=True))
+    for step in state.steps(epochs=EPOCHS):
+        with step:
+            deaths.at(state.step + 1, "begin")
+            if folder and backend.rank == 0 and state.step == 7:
+                await_that((Path(folder) / "back").exists)
+            time.sleep(0.3 if folder and state.step > 7 and backend.size < 3 else 0.0)
+            mine = sum((x[shard.items].sum(0) for shard in step), start=np.zeros(3, np.float32))
+            state.w = update(state.w, backend.allreduce(mine) if verb == "gradient" else mine)
+            deaths.at(state.step + 1, "updated")
+    report(state, np.asarray(state.w))
+
+
 def shrink(planned=()):
     """A loop of the program's own."""
     deaths = Deaths(planned)
