@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import signal
 import subprocess
 
@@ -91,6 +92,24 @@ def test_a_newcomer_does_not_wait_for_ever(tmp_path):
         in err
     )
     assert "they have not within 1 s, the timeout of initialize" in err
+
+
+def test_a_newcomer_of_another_version_is_refused_before_the_others_meet_it(tmp_path):
+    words = ["--min-ranks", "1", "--max-restarts", "1"]
+    code, found, err = run("has_another_version", "1.1", str(tmp_path), n=3, words=words)
+    assert (code, found) == (0, [[[4.0, 4.0]] * 2]), err
+    assert (
+        "MismatchError: initialize: this rank was started later and runs samestep 9.9, but the others run "
+        f"{ss.__version__}: install that version"
+    ) in err
+
+
+@pytest.mark.parametrize("words", [(), ("--min-ranks", "1")])
+def test_ranks_of_several_versions_are_refused_at_the_start(words, tmp_path):
+    code, found, err = run("has_another_version", "2.0", str(tmp_path), n=3, words=words)
+    assert (code, found) == (1, [])
+    text = f"MismatchError: all ranks need the same version of samestep, but have {ss.__version__} on ranks 0-1, 9.9"
+    assert len(re.findall(f"^samestep.{re.escape(text)} on rank 2$", err, re.M)) == 3
 
 
 def test_a_newcomer_that_cannot_be_connected_does_not_end_the_others(monkeypatch, tmp_path):

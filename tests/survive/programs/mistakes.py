@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import samestep as ss
+from samestep._util import version
 from samestep.rendezvous import mesh
 
 UID = os.environ.get("SAMESTEP_UID", "")
@@ -162,26 +163,51 @@ def loses_the_writer(path):
     result(state.w.tolist(), state.step, backend.size)
 
 
+def tell_pid(folder):
+    """For `await_its_end`, before a rank that was started again can end."""
+    with open(os.path.join(folder, "begun"), "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(os.path.join(folder, "begun"), os.path.join(folder, "pid"))
+
+
+def await_its_end(folder):
+    died = os.path.join(folder, "died")
+    while not os.path.exists(died):
+        with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, "pid")) as file:
+            if not os.path.exists(f"/proc/{file.read()}"):
+                open(died, "w").close()
+        time.sleep(0.01)
+
+
 def waits_in_vain(folder):
     """Rank 1 is started again, while the others are in a step that is longer than it may wait."""
     backend = ss.initialize(timeout=1.0 if UID == "1.1" else 20.0)
-    died = os.path.join(folder, "died")
     if UID == "1.1":
-        with open(os.path.join(folder, "begun"), "w") as file:
-            file.write(str(os.getpid()))
-        os.rename(os.path.join(folder, "begun"), os.path.join(folder, "pid"))
+        tell_pid(folder)
     state = ss.TrainState(backend, w=np.zeros(2))
     for step in state.steps(steps=4):
         with step:
             if state.step == 2:
                 die("1.0")
-                while not os.path.exists(died):
-                    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, "pid")) as file:
-                        if not os.path.exists(f"/proc/{file.read()}"):
-                            open(died, "w").close()
-                    time.sleep(0.01)
+                await_its_end(folder)
             backend.barrier()
             state.w = state.w + 1
+    result(*backend.allgather_object(state.w.tolist()))
+
+
+def has_another_version(uid, folder):
+    if uid == (UID or f"{os.environ['RANK']}.0"):
+        version.VERSION = "9.9"
+    if UID == "1.1":
+        tell_pid(folder)
+    backend = ss.initialize(timeout=20.0)
+    state = ss.TrainState(backend, w=np.zeros(2))
+    for step in state.steps(steps=4):
+        with step:
+            if state.step == 2:
+                die("1.0")
+                await_its_end(folder)
+            state.w = state.w + backend.allreduce(1.0, "max")
     result(*backend.allgather_object(state.w.tolist()))
 
 
