@@ -94,7 +94,7 @@ class Step:
             if self._block.hears == _STOP:
                 state._stops = True
             elif self._block.hears == _JOIN:
-                state._regroup(clean=True)
+                state._is_joined = True
         else:
             self._set_back()
         return False

@@ -134,6 +134,35 @@ def test_a_rank_is_lost_in_save(tmp_path):
     assert (state.step, state.w.tolist()) == (6, [6.0, 6.0])
 
 
+@pytest.mark.parametrize("call", ["save", "restore"])
+@pytest.mark.parametrize(
+    "how", ["passed", *(pytest.param(h, marks=pytest.mark.slow) for h in ("file", "before"))]
+)
+def test_a_rank_is_lost_in_a_call_between_steps(tmp_path, call, how):
+    path = str(tmp_path / "state.npz")
+    if call == "restore":
+        state = ss.TrainState(ss.initialize(), w=np.full(2, 10.0))
+        state.load_state_dict({**state.state_dict(), "step": 2})
+        state.save(path)
+    w = 6.0 if call == "save" else 14.0
+    code, found, err = run("is_lost_between_steps", call, how, path, n=3)
+    assert (code, found) == (0, [[[[w, w], 6]] * 2]), err
+    state = ss.TrainState(ss.initialize(), w=np.zeros(2), save=path)
+    assert (state.step, state.w[0]) == ((4, 4.0) if call == "save" else (2, 10.0))
+
+
+@pytest.mark.parametrize(
+    "call", ["restore", *(pytest.param(c, marks=pytest.mark.slow) for c in ("save", "allreduce"))]
+)
+def test_a_newcomer_makes_the_calls_that_the_others_make(tmp_path, call):
+    path = str(tmp_path / "state.npz")
+    state = ss.TrainState(ss.initialize(), w=np.full(2, 10.0))
+    state.load_state_dict({**state.state_dict(), "step": 10})
+    state.save(path)
+    code, found, err = run("comes_back", path, call, n=3, words=["--min-ranks", "1", "--max-restarts", "1"])
+    assert (code, found) == (0, [[[40.0, 40.0], 40, [2, 3]]]), err
+
+
 def test_signals_do_what_they_did_when_the_state_is_gone(tmp_path):
     heard = []
     kept = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGUSR1)}

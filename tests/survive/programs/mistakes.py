@@ -163,6 +163,66 @@ def loses_the_writer(path):
     result(state.w.tolist(), state.step, backend.size)
 
 
+def is_lost_between_steps(call, how, path):
+    """Rank 0 or 1 dies in `save` or `restore`; "passed": as rank 1 is in the next step, and rank 2 is not."""
+    backend, made = ss.initialize(timeout=20.0), []
+    pids, bcast = backend.allgather_object(os.getpid()), type(backend)._bcast_facts
+
+    def passed_by_rank_1(group, *args):
+        found = bcast(group, *args)
+        if made == [call] and how == "passed":
+            made.append("once")
+            die("0.0")
+            if UID == "2.0":
+                while os.path.exists(f"/proc/{pids[0]}"):
+                    time.sleep(0.01)
+                raise ss.PeerLostError("as if nothing had come")
+        return found
+
+    def opened(event, args):
+        if event == "open" and made and os.path.basename(path) in str(args[0]) and how == "file":
+            die("0.0")
+
+    type(backend)._bcast_facts = passed_by_rank_1
+    sys.addaudithook(opened)
+    state = ss.TrainState(backend, w=np.zeros(2))
+    for step in state.steps(steps=6):
+        with step:
+            state.w = state.w + backend.allreduce(1.0, "max")
+        if state.step == 4 and not made:
+            made.append(call)
+            if how == "before":
+                die("1.0")
+            getattr(state, call)(path)
+    result(*backend.allgather_object([state.w.tolist(), state.step]))
+
+
+def comes_back(path, call):
+    """Rank 1 is started again, in a program with collective calls before its loop and behind each step."""
+    backend, back = ss.initialize(timeout=20.0), f"{path}.back"
+    if UID == "1.1":
+        open(back, "w").close()
+    state = ss.TrainState(backend, w=np.zeros(2))
+    if call == "restore":
+        state.restore(path)
+    sizes = []
+    for step in state.steps(steps=40):
+        with step:
+            if state.step == 12:
+                die("1.0")
+            while backend.rank == 0 and state.step == 15 and not os.path.exists(back):
+                time.sleep(0.01)
+            time.sleep(0.02)
+            state.w = state.w + backend.allreduce(1.0, "max")
+        if call == "save":
+            state.save(path)
+        elif call == "allreduce":
+            with contextlib.suppress(ss.PeerLostError):
+                backend.allreduce(1.0)
+        sizes.append(backend.size)
+    result(state.w.tolist(), state.step, sorted(set(sizes)))
+
+
 def tell_pid(folder):
     """For `await_its_end`, before a rank that was started again can end."""
     with open(os.path.join(folder, "begun"), "w") as file:
